@@ -1,0 +1,3 @@
+from tacita.cli import main
+
+main()

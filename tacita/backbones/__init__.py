@@ -1,0 +1,7 @@
+"""The models that can stand behind a federated round."""
+
+from tacita.backbones import factor as _factor  # noqa: F401  (each module registers its models)
+from tacita.backbones import linear as _linear  # noqa: F401
+from tacita.backbones.base import Backbone, BackboneConfig, backbone_class, backbone_names, register
+
+__all__ = ["Backbone", "BackboneConfig", "backbone_class", "backbone_names", "register"]

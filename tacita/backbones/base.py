@@ -1,0 +1,164 @@
+"""Backbone: which parameters are item rows, shared or private, how they start, how they score.
+
+Private parameters of a user are one flat vector with named slices, so stores, snapshots and files need to know
+nothing else about a model. `score` is written with operators that numpy arrays and torch tensors share.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from tacita.errors import TacitaError, unknown_name
+from tacita.rng import Draws
+from tacita.types import Arrays, CohortView, Floats, Keys, Longs, ServerState, Total
+
+
+class BackboneConfig(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class TrainedConfig(BackboneConfig):
+    """Settings of models that learn by local steps on item rows."""
+
+    dim: int = Field(32, ge=1, le=4096, description="width of an item row")
+    lr: float = Field(1.0, gt=0, description="base learning rate")
+    item_lr_scale: Literal["items"] | float = Field(
+        "items", description="item-table rate = lr * this: 'items' (number of items, F3CRec) or a number"
+    )
+
+
+class Backbone(ABC):
+    """What a model tells the federation about itself. Subclasses override the methods below."""
+
+    name: ClassVar[str]
+    Config: ClassVar[type[BackboneConfig]] = BackboneConfig
+    trains: ClassVar[bool] = True
+    """Learns by local steps over many rounds; otherwise each block is one round in which clients send a statistic."""
+
+    phases: ClassVar[tuple[tuple[str, ...], ...]] = (("private", "rows"),)
+    """What moves in each pass of a step: every phase has its own forward pass."""
+
+    affine_kind: ClassVar[int | None] = None
+    """Which fused kernel trains it (see kernels.steps); None: autograd only."""
+
+    def __init__(self, config: BackboneConfig) -> None:
+        self.config = config
+
+    # what exists
+
+    @property
+    @abstractmethod
+    def item_width(self) -> int:
+        """Numbers in an item's row of the shared table."""
+
+    @property
+    @abstractmethod
+    def layout(self) -> dict[str, int]:
+        """Private parameters of one user: name -> width."""
+
+    def shared(self) -> dict[str, tuple[int, ...]]:
+        """Shared parameters that are not item rows: name -> shape."""
+        return {}
+
+    @property
+    def private_width(self) -> int:
+        return sum(self.layout.values())
+
+    def named(self, private: Any) -> dict[str, Any]:
+        """The flat private vectors (users, width) as named slices."""
+        out, at = {}, 0
+        for name, width in self.layout.items():
+            out[name] = private[:, at : at + width]
+            at += width
+        return out
+
+    # how it starts
+
+    @abstractmethod
+    def init_items(self, draws: Draws, item_keys: Keys) -> Floats:
+        """The initial item rows, a function of the item's key alone."""
+
+    @abstractmethod
+    def init_private(self, draws: Draws, user_keys: Keys) -> Floats:
+        """The initial private vectors, a function of the user's key alone."""
+
+    def init_heads(self, draws: Draws) -> Arrays:
+        return {}
+
+    # how it learns
+
+    def rates(self, n_items: int) -> dict[str, float]:
+        """Learning rate per private or shared parameter name, plus 'rows' for the item table."""
+        return {}
+
+    def statistic(self, view: CohortView) -> Total:
+        """Where there is no training: the sum of what the cohort's clients have to tell."""
+        raise TacitaError(f"backbone '{self.name}' learns by training, not from a statistic.")
+
+    def survey(self, server: ServerState, counts: Longs) -> ServerState:
+        """Before the statistic is asked for: how many clients have each item."""
+        return server
+
+    def learn(self, server: ServerState, total: Total) -> ServerState:
+        """Where there is no training: what the server makes of a block's total."""
+        raise TacitaError(f"backbone '{self.name}' learns by training, not from a statistic.")
+
+    @property
+    def trials(self) -> int:
+        """Where there is no training: ways of scoring among which a block's validation chooses, a round each."""
+        return 1
+
+    def try_next(self, server: ServerState) -> ServerState:
+        """The same statistic with another way of scoring."""
+        return server
+
+    def statistic_bytes(self, n_items: int) -> float:
+        """Bytes one client sends with its statistic."""
+        return 0.0
+
+    # how it scores
+
+    def score(self, private: dict[str, Any], heads: dict[str, Any], rows: Any) -> Any:
+        """Logits of aligned (private, head, row) triples: leading dimension samples."""
+        raise TacitaError(f"backbone '{self.name}' scores whole histories, not single pairs.")
+
+    def score_history(self, view: CohortView) -> Floats | None:
+        """Scores (users, items) of a model that reads the user's own history; None: it reads private vectors."""
+        return None
+
+    def reading(self, private: Floats, heads: Arrays) -> tuple[Floats, Floats] | None:
+        """(a, c) with logit a . q + c for every item, where the model is affine in the item row."""
+        return None
+
+
+_REGISTRY: dict[str, type[Backbone]] = {}
+
+
+def register(cls: type[Backbone]) -> type[Backbone]:
+    _REGISTRY[cls.name] = cls
+    return cls
+
+
+def backbone_names() -> list[str]:
+    return sorted(_REGISTRY)
+
+
+def backbone_class(name: str) -> type[Backbone]:
+    if name not in _REGISTRY:
+        raise unknown_name("backbone", name, _REGISTRY)
+    return _REGISTRY[name]
+
+
+def spread(value: Floats, count: int) -> Floats:
+    """The same start for everybody."""
+    return np.repeat(value.reshape(1, -1), count, axis=0)
+
+
+def linear_bound(fan_in: int) -> float:
+    """Half-width of the usual uniform start of a linear layer."""
+    return 1.0 / math.sqrt(fan_in)

@@ -1,0 +1,363 @@
+"""tally: a linear model whose training statistic is a sum over users, so it learns in one round and forgets exactly.
+
+A user's term is w_u x_u x_u^T with x_u the items of the block. The server keeps the sums of every block
+(`tally_sums`), adds them up to G with decay, solves the ridge problem with zero diagonal (EASE: B = I - P / diag(P),
+P = (G + ridge)^-1) and sends B back; the device scores its own history with it. A catalogue that is larger than
+`most_inputs` in the first block is read through its most popular items (inputs) only, while all items can be
+recommended: columns of other items are plain ridge solutions P G. With all items as inputs both are the same.
+
+What it gives away: G is rebuilt from B, and an item with one consumer makes a row of G that user's history. So
+increments wait until enough people contributed to an item and to a pair, and B goes out with few entries a column.
+These are mitigations against readers of B, not guarantees; `tacita audit tally` counts who can still be read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import scipy.linalg
+import scipy.sparse
+from pydantic import Field
+
+from tacita.backbones.base import Backbone, BackboneConfig, register
+from tacita.backbones.tally_sums import Shape, Sums, sum_terms, told_again
+from tacita.rng import Draws
+from tacita.types import (
+    AnyArray,
+    Arrays,
+    Bools,
+    CohortView,
+    Doubles,
+    Floats,
+    Ints,
+    Keys,
+    Longs,
+    Ragged,
+    ServerState,
+    Total,
+)
+
+STATE = "tally"  # the name of its server-side arrays
+COME_BACK, AVOID = 0.05, -1.0  # what repeat = "learn" adds to items of earlier blocks
+RECENCIES = 0.0, 10.0, 20.0, 80.0, 40.0  # what recency = "learn" tries; the last one stays where nobody validates
+TILE = 4096  # columns worked on at once, so that nothing as large as the result is made twice
+
+
+class TallyConfig(BackboneConfig):
+    ridge: float = Field(500.0, gt=0, description="ridge of the linear problem")
+    ridge_popularity: float = Field(0.0, ge=0, le=2, description="an item's ridge grows with its count to this power")
+    decay: float = Field(1.0, gt=0, le=1, description="what earlier blocks keep of their weight in each new block")
+    length_power: float = Field(0.0, ge=0, le=2, description="a user with n items weighs n to minus this power")
+    most_items: int = Field(0, ge=0, description="only a user's latest items of the block count; 0: all")
+    recency: Annotated[float, Field(ge=0)] | Literal["learn"] = Field(
+        "learn",
+        description="e-fold, in items, of the weight of older items in scoring; 0: alike; learn: each block's "
+        "validation chooses",
+    )
+    repeat: float | Literal["learn"] = Field(
+        "learn",
+        description="added to the score of items of the user's earlier blocks; negative: avoid; learn: whether people "
+        "come back to items more often than chance decides",
+    )
+    min_item: int = Field(5, ge=0, description="an item's increments wait for this many contributors; 0: no wait")
+    min_pair: int = Field(0, ge=0, description="a pair's increments wait for this many contributors; 0: no wait")
+    keep: int = Field(200, ge=0, description="entries of B kept per column on the way down; 0: all")
+    hold_retractions: int = Field(0, ge=0, description="a retraction waits until this many users asked; 0: no wait")
+    most_inputs: int = Field(10_000, ge=2, description="larger catalogues are read through this many popular items")
+
+
+@register
+class Tally(Backbone):
+    """Linear item-item model from a sum of users' statistics."""
+
+    name = "tally"
+    Config: ClassVar[type[BackboneConfig]] = TallyConfig
+    trains = False
+    config: TallyConfig
+
+    # it has no rows and no private parameters: all is in the shared matrix
+
+    @property
+    def item_width(self) -> int:
+        return 0
+
+    @property
+    def layout(self) -> dict[str, int]:
+        return {}
+
+    def init_items(self, draws: Draws, item_keys: Keys) -> Floats:
+        return np.zeros((len(item_keys), 0), np.float32)
+
+    def init_private(self, draws: Draws, user_keys: Keys) -> Floats:
+        return np.zeros((len(user_keys), 0), np.float32)
+
+    def init_heads(self, draws: Draws) -> Arrays:
+        return {
+            "weights": np.zeros((0, 0), np.float32),
+            "inputs": np.zeros(0, np.int32),  # empty: all
+            "recency": np.zeros(1, np.float32),
+            "repeat": np.zeros(1, np.float32),
+        }
+
+    # on the device
+
+    @property
+    def weighted(self) -> bool:
+        """Whether a term differs from the mere fact that somebody contributed."""
+        return self.config.length_power > 0
+
+    def user_terms(self, train: Ragged, n_items: int) -> tuple[scipy.sparse.csr_array, Doubles]:
+        """What users put into the sum: binary rows of their counted items, and a weight each."""
+        counts = train.counts()
+        if self.config.most_items:
+            place = np.arange(len(train.ids)) - np.repeat(train.ptr[:-1], counts)
+            kept = place >= np.repeat(counts, counts) - self.config.most_items
+            train = Ragged.from_pairs(train.rows()[kept], train.ids[kept], len(train))
+            counts = train.counts()
+        ones = np.ones(len(train.ids))
+        chosen = scipy.sparse.csr_array((ones, train.ids, train.ptr), shape=(len(train), n_items))
+        return chosen, np.maximum(counts, 1.0) ** -self.config.length_power
+
+    def statistic(self, view: CohortView) -> Total:
+        """The cohort's sum, already added up: nobody's own term is in it to be read."""
+        return self.total_of(view.train, view.history, view.n_clients, Shape.of(view.n_items, view.heads["inputs"]))
+
+    def total_of(self, train: Ragged, history: Ragged | None, n_clients: int, shape: Shape) -> Total:
+        terms = self.user_terms(train, shape.n_items)
+        total, count = sum_terms(terms, shape, self.weighted)
+        extras: Arrays = {"repeats": told_again(train, history, shape.n_items)}
+        if count is not None:
+            extras["count"] = count.toarray()
+        return Total(total.toarray(), np.asarray(terms[0].sum(axis=0)), {}, extras, float(n_clients), n_clients)
+
+    def statistic_bytes(self, n_items: int) -> float:
+        """A maskable upload is dense: the lower triangle, or inputs times items, in single precision."""
+        pairs = n_items * (n_items + 1) / 2 if n_items <= self.config.most_inputs else self.config.most_inputs * n_items
+        return 4.0 * pairs * (2 if self.weighted else 1)
+
+    def score_history(self, view: CohortView) -> Floats:
+        """x_u B with older items counting less, and a word on items of earlier blocks.
+
+        x_u is what the user did in this block, or earlier if that is nothing.
+        """
+        weights, inputs = view.heads["weights"], view.heads["inputs"]
+        latest = view.train
+        if view.history is not None:
+            absent = np.flatnonzero(latest.counts() == 0)
+            earlier = view.history.take(absent)
+            latest = latest.joined(Ragged.from_pairs(absent[earlier.rows()], earlier.ids, len(latest)))
+        chosen = weighted_rows(latest, float(view.heads["recency"][0]), view.n_items)
+        known = weights.shape[1]  # items that came in a block in which nobody contributed have no column yet
+        chosen = chosen[:, inputs] if len(inputs) else chosen[:, :known]
+        scores = np.zeros((len(view.user), view.n_items), np.float32)
+        scores[:, :known] = chosen @ weights
+        repeat = view.heads["repeat"][0]
+        if repeat and view.history is not None:
+            scores[view.history.rows(), view.history.ids] += repeat
+        return scores
+
+    # on the server
+
+    def survey(self, server: ServerState, counts: Longs) -> ServerState:
+        """Choose the items that a large catalogue reads, once, from how many clients have each."""
+        if len(server.items) <= self.config.most_inputs or STATE in server.parts:
+            return server
+        return replace(server, heads={**server.heads, "inputs": popular_inputs(counts, self.config.most_inputs)})
+
+    def learn(self, server: ServerState, total: Total) -> ServerState:
+        """Add the block to the sums and solve."""
+        shape = Shape.of(len(server.items), server.heads["inputs"])
+        sums = Sums.read(server.parts.get(STATE)).with_block(server.block, total, shape)
+        return self.with_recency(self.solved(server, sums), 0)
+
+    @property
+    def trials(self) -> int:
+        return len(RECENCIES) if self.config.recency == "learn" else 1
+
+    def try_next(self, server: ServerState) -> ServerState:
+        return self.with_recency(server, server.round)
+
+    def with_recency(self, server: ServerState, trial: int) -> ServerState:
+        recency = RECENCIES[trial] if self.config.recency == "learn" else self.config.recency
+        return replace(server, heads={**server.heads, "recency": np.array([recency], np.float32)})
+
+    def solved(self, server: ServerState, sums: Sums, inverse: Doubles | None = None) -> ServerState:
+        """The matrix that belongs to the sums, and to the inverse where that is known already."""
+        shape = Shape.of(len(server.items), server.heads["inputs"])
+        where = None if shape.inputs is None else sums.places()
+        gram = self.released(sums, shape, where) if inverse is None else np.zeros(0)
+        doublings = 0
+        while inverse is None:
+            inverse = inverted(self.regular(gram, where, shape, 2.0**doublings))
+            doublings += inverse is None
+        weights = to_weights(inverse, gram, where, shape, self.config.keep)
+        repeat = self.config.repeat
+        if repeat == "learn":
+            repeat = (0.0, COME_BACK, AVOID)[sums.habit(shape.n_items)]
+        heads = {**server.heads, "weights": weights, "repeat": np.array([repeat], np.float32)}
+        return replace(server, heads=heads).with_part(
+            STATE, {**sums.arrays(), "inverse": packed(inverse), "doublings": np.array([doublings])}
+        )
+
+    def released(self, sums: Sums, shape: Shape, where: Longs | None) -> Doubles:
+        """The entries of G that are out, after everything that waits; where: None means the whole triangle."""
+        return sums.released(shape, self.config.decay, self.config.min_item, self.config.min_pair, where)
+
+    def regular(self, gram: Doubles, where: Longs | None, shape: Shape, more: float) -> Doubles:
+        """The lower triangle of G + ridge over the inputs.
+
+        G without the pairs that wait need not be positive; where the ridge does not make up for that, it doubles.
+        """
+        lower = lower_triangle(gram) if where is None else shape.square(where, gram)
+        counts = np.diag(lower)
+        mean = max(float(counts.mean()), 1e-12)
+        ridge = more * self.config.ridge * ((counts + 1) / (mean + 1)) ** self.config.ridge_popularity
+        lower[np.diag_indices(len(lower))] += ridge
+        return lower
+
+    @property
+    def waits(self) -> bool:
+        return max(self.config.min_item, self.config.min_pair) > 1
+
+    # taking back
+
+    def retracted(self, server: ServerState, before: list[Ragged], after: list[Ragged]) -> tuple[ServerState, int]:
+        """What the server makes of terms taken back: some users' lists per block, as told and as they are now.
+
+        Also the rank of the update of the inverse; 0: it was solved anew.
+        """
+        shape = Shape.of(len(server.items), server.heads["inputs"])
+        sums = changed = Sums.read(server.parts[STATE])
+        past = Ragged.empty(0), Ragged.empty(0)
+        for index, lists in enumerate(zip(before, after, strict=True)):
+            if index in sums.index:
+                gone, come = (self.user_terms(one, shape.n_items) for one in lists)
+                was, now = (told_again(one, p, shape.n_items) for one, p in zip(lists, past, strict=True))
+                changed = changed.exchanged(index, gone, come, now - was, shape, self.weighted)
+            past = past[0].joined(lists[0]), past[1].joined(lists[1])
+        inverse = mirrored(lower_triangle(server.parts[STATE]["inverse"]))
+        items = np.unique(np.concatenate([one.ids for one in (*before, *after)]))
+        rank = 0 if server.parts[STATE]["doublings"][0] else self.update(inverse, items, sums, changed, shape)
+        return self.solved(server, changed, inverse if rank else None), rank
+
+    def update(self, inverse: Doubles, items: AnyArray, old: Sums, new: Sums, shape: Shape) -> int:
+        """Bring an inverse from old to new sums in place by a low-rank update (Woodbury); 0: a solve is cheaper.
+
+        A withdrawal changes G between the user's own items only, unless one of them falls below its minimum.
+        """
+        n = len(inverse)
+        if shape.inputs is not None or self.config.ridge_popularity or len(items) > n // 4:
+            return 0
+        where = shape.around(items, np.arange(n) if self.waits else items)
+        change = self.released(new, shape, where) - self.released(old, shape, where)
+        row, col = shape.pairs(where[change != 0])
+        items = np.union1d(row, col)
+        if not 0 < len(items) <= n // 4:
+            return 0
+        small = np.zeros((len(items), len(items)))
+        small[np.searchsorted(items, row), np.searchsorted(items, col)] = change[change != 0]
+        values, vectors = np.linalg.eigh(small)  # it reads the lower triangle
+        strong = np.abs(values) > 1e-13 * np.abs(values).max()
+        values, vectors = values[strong], vectors[:, strong]
+        if len(values) > n // 8:
+            return 0
+        moved = inverse[:, items] @ vectors  # (n, rank)
+        core = np.diag(1 / values) + vectors.T @ moved[items]
+        if (np.linalg.eigvalsh(core) > 0).sum() != (values > 0).sum():
+            return 0  # no longer positive definite
+        inverse -= moved @ np.linalg.solve(core, moved.T)
+        return len(values)
+
+    def retrained(self, server: ServerState, told: list[Ragged]) -> ServerState:
+        """What the server would hold had it been told these lists alone, with the same catalogue and inputs."""
+        shape = Shape.of(len(server.items), server.heads["inputs"])
+        sums, past = Sums.read(None), Ragged.empty(0)
+        for index, train in enumerate(told):
+            if index in server.parts[STATE]["index"]:
+                sums = sums.with_block(index, self.total_of(train, past, len(train), shape), shape)
+            past = past.joined(train)
+        return self.solved(server, sums)
+
+
+def weighted_rows(train: Ragged, recency: float, n_items: int) -> scipy.sparse.csr_array:
+    """Histories as rows; the newest item counts 1, one that is `recency` items older 1/e."""
+    counts = train.counts()
+    age = np.repeat(train.ptr[1:], counts) - 1 - np.arange(len(train.ids))
+    weight = np.exp(-age / recency) if recency else np.ones(len(train.ids))
+    return scipy.sparse.csr_array((weight.astype(np.float32), train.ids, train.ptr), shape=(len(train), n_items))
+
+
+def popular_inputs(counts: Longs, most: int) -> Ints:
+    """The items that a large catalogue is read through, ascending."""
+    return np.sort(np.argsort(-counts, kind="stable")[:most]).astype(np.int32)
+
+
+# the solution; symmetric matrices are C-ordered with their lower triangle, which LAPACK reads as an upper one
+
+
+def inverted(lower: Doubles) -> Doubles | None:
+    """The whole inverse of a positive definite matrix, in place of its lower triangle; None: it is not."""
+    factor, info = scipy.linalg.lapack.dpotrf(lower.T, lower=0, clean=0, overwrite_a=1)
+    if info != 0:
+        return None
+    inverse, _ = scipy.linalg.lapack.dpotri(factor, lower=0, overwrite_c=1)
+    return mirrored(inverse.T)
+
+
+def mirrored(lower: Doubles) -> Doubles:
+    """Copy the lower triangle to the upper one, in place, in tiles that fit into a cache."""
+    n, step = len(lower), 128
+    for lo in range(0, n, step):
+        own = slice(lo, lo + step)
+        corner = np.tril(lower[own, own])
+        lower[own, own] = corner + np.tril(corner, -1).T
+        for at in range(lo + step, n, step):
+            lower[own, at : at + step] = lower[at : at + step, own].T
+    return lower
+
+
+def packed(square: Doubles) -> Doubles:
+    """The lower triangle of a symmetric matrix, row by row."""
+    triangle, _ = scipy.linalg.lapack.dtrttp(square.T, uplo="U")
+    return np.asarray(triangle)
+
+
+def lower_triangle(packed: Doubles) -> Doubles:
+    """A matrix with the given lower triangle; what is above it means nothing."""
+    square, _ = scipy.linalg.lapack.dtpttr(int(np.sqrt(2.0 * len(packed))), packed, uplo="U")
+    return np.asarray(square.T)
+
+
+def zero_diagonal(inverse: Doubles, columns: slice = slice(None)) -> Doubles:
+    """Columns of B = I - P / diag(P)."""
+    weights = inverse[:, columns] / -np.diag(inverse)[None, columns]
+    at = np.arange(len(inverse))[columns]
+    weights[at, at - at[0]] = 0.0
+    return weights
+
+
+def to_weights(inverse: Doubles, gram: Doubles, where: Longs | None, shape: Shape, keep: int) -> Floats:
+    """B: zero-diagonal columns for the inputs, plain ridge columns for everything else; few entries a column."""
+    weights = np.empty((shape.n_inputs, shape.n_items), np.float32)
+    if where is not None:
+        for lo in range(0, shape.n_items, TILE):
+            hi = min(lo + TILE, shape.n_items)
+            weights[:, lo:hi] = sparsified(np.dot(inverse, shape.columns(where, gram, lo, hi)), keep)
+    for lo in range(0, shape.n_inputs, TILE):
+        some = slice(lo, min(lo + TILE, shape.n_inputs))
+        into = some if shape.inputs is None else shape.inputs[some]
+        weights[:, into] = sparsified(zero_diagonal(inverse, some), keep)
+    return weights
+
+
+def sparsified(weights: Doubles, keep: int) -> Doubles:
+    """Only the `keep` largest entries of each column; as large up to rounding is as large."""
+    if keep == 0 or keep >= len(weights):
+        return weights
+    size = np.abs(weights).T.copy()
+    cut = np.partition(size, len(weights) - keep, axis=1)[:, len(weights) - keep]
+    small: Bools = size < cut[:, None] * (1 - 1e-6)
+    weights[small.T] = 0.0
+    return weights

@@ -1,0 +1,244 @@
+"""The sums behind `tally`: pairs of items told together, block by block, so that a term can be taken back exactly.
+
+Only pairs that somebody told are stored. A pair's place never changes while the catalogue grows: the lower triangle
+row by row, or, where a large catalogue is read through some inputs, column by column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+from tacita.types import AnyArray, Arrays, Doubles, Ints, Longs, Ragged, Total
+
+Terms = tuple[scipy.sparse.csr_array, Doubles]
+"""Users' counted items as binary rows, and what each user weighs."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Which pairs there are: of all items, or of some inputs with all items."""
+
+    n_items: int
+    inputs: Ints | None = None
+
+    @staticmethod
+    def of(n_items: int, inputs: AnyArray) -> Shape:
+        return Shape(n_items, inputs if len(inputs) else None)
+
+    @property
+    def n_inputs(self) -> int:
+        return self.n_items if self.inputs is None else len(self.inputs)
+
+    def entries(self, matrix: Any) -> tuple[Longs, Doubles]:
+        """Places, ascending, and values of what is not zero in a dense or sparse (inputs, items) matrix."""
+        found = scipy.sparse.coo_array(matrix)
+        row, col, value = found.row.astype(np.int64), found.col.astype(np.int64), found.data
+        if self.inputs is None:
+            lower = row >= col
+            row, col, value = row[lower], col[lower], value[lower]
+            at = row * (row + 1) // 2 + col
+        else:
+            at = col * self.n_inputs + row
+        order = np.argsort(at)
+        return at[order], value[order]
+
+    def pairs(self, at: AnyArray) -> tuple[Longs, Longs]:
+        """Input (its number among the inputs) and item of each place."""
+        at = at.astype(np.int64)
+        if self.inputs is not None:
+            return at % self.n_inputs, at // self.n_inputs
+        row = ((np.sqrt(8.0 * at + 1) - 1) / 2).astype(np.int64)
+        row -= row * (row + 1) // 2 > at  # the root may have been rounded up
+        return row, at - row * (row + 1) // 2
+
+    def around(self, items: AnyArray, others: AnyArray) -> Longs:
+        """Places in the triangle of every pair of one of the items with one of the others, ascending."""
+        one, other = (side.astype(np.int64) for side in np.broadcast_arrays(items[:, None], others[None, :]))
+        row, col = np.maximum(one, other), np.minimum(one, other)
+        return np.unique(row * (row + 1) // 2 + col)
+
+    def square(self, where: Longs, values: Doubles) -> Doubles:
+        """The lower triangle between the inputs of a catalogue that is read through inputs."""
+        assert self.inputs is not None
+        row, col = self.pairs(where)
+        number = np.full(self.n_items, self.n_inputs)  # of an item among the inputs; none: above every row
+        number[self.inputs] = np.arange(self.n_inputs)
+        lower = number[col] <= row
+        out = np.zeros((self.n_inputs, self.n_inputs))
+        out[row[lower], number[col[lower]]] = values[lower]
+        return out
+
+    def columns(self, where: Longs, values: Doubles, lo: int, hi: int) -> Doubles:
+        """All inputs against items lo..hi, of a catalogue that is read through inputs."""
+        among = slice(*np.searchsorted(where, [lo * self.n_inputs, hi * self.n_inputs]))
+        out = np.zeros((hi - lo, self.n_inputs))
+        out.reshape(-1)[where[among] - lo * self.n_inputs] = values[among]
+        return out.T
+
+
+def sum_terms(
+    terms: Terms, shape: Shape, weighted: bool
+) -> tuple[scipy.sparse.csr_array, scipy.sparse.csr_array | None]:
+    """Sum of the users' terms over (inputs, items), and contributors of each pair where that is something else."""
+    chosen, weight = terms
+    left = (chosen if shape.inputs is None else chosen[:, shape.inputs]).T.tocsr()
+    if not weighted:
+        return left @ chosen, None
+    return left @ (scipy.sparse.diags_array(weight) @ chosen).tocsr(), left @ chosen
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What was told in every block. Each number is a sum over users, so it can be masked, merged and taken back."""
+
+    index: Longs  # (blocks,) number of the block in the stream
+    ptr: Longs  # (blocks + 1,) entries of each block
+    at: AnyArray  # (entries,) place of the pair, ascending inside a block
+    total: Doubles  # (entries,) sum of the users' terms
+    count: Doubles  # (entries,) contributors; empty: the same as total
+    touched: Doubles  # (blocks, items) contributors of each item
+    repeats: Doubles  # (blocks, 2) items told again in a later block, and chances of that times items
+
+    @staticmethod
+    def read(arrays: Arrays | None) -> Sums:
+        if arrays is None:
+            none, zeros = np.zeros(0), np.zeros(1, np.int64)
+            return Sums(zeros[:0], zeros, zeros[:0], none, none, np.zeros((0, 0)), np.zeros((0, 2)))
+        return Sums(*(arrays[one.name] for one in fields(Sums)))
+
+    def arrays(self) -> Arrays:
+        return {one.name: getattr(self, one.name) for one in fields(Sums)}
+
+    def block(self, k: int) -> tuple[Longs, Doubles, Doubles]:
+        span = slice(self.ptr[k], self.ptr[k + 1])
+        total = self.total[span]
+        return self.at[span], total, self.count[span] if len(self.count) else total
+
+    def with_block(self, index: int, total: Total, shape: Shape) -> Sums:
+        """These sums and one more block, in which the catalogue may have grown."""
+        at, value = shape.entries(total.rows)
+        _, count = shape.entries(total.extras["count"]) if "count" in total.extras else (at, value[:0])
+        fits = np.int32 if shape.n_inputs * shape.n_items < 2**31 else np.int64
+        touched = np.zeros((len(self.index) + 1, shape.n_items))
+        touched[:-1, : self.touched.shape[1]] = self.touched
+        touched[-1] = total.row_weight
+        return Sums(
+            index=np.append(self.index, index),
+            ptr=np.append(self.ptr, self.ptr[-1] + len(at)),
+            at=np.concatenate([self.at.astype(fits), at.astype(fits)]),
+            total=np.concatenate([self.total, value]),
+            count=np.concatenate([self.count, count]),
+            touched=touched,
+            repeats=np.concatenate([self.repeats, total.extras["repeats"][None]]),
+        )
+
+    def exchanged(self, index: int, gone: Terms, come: Terms, repeats: Doubles, shape: Shape, weighted: bool) -> Sums:
+        """The sums after some users' terms of a block were replaced; pairs that nobody tells any more vanish."""
+        k = int(np.flatnonzero(self.index == index)[0])
+        old, new = _entries_of(gone, shape, weighted), _entries_of(come, shape, weighted)
+        places = np.concatenate([old[0], new[0]])
+        held = self._with_room(k, np.unique(new[0]))
+        span = slice(held.ptr[k], held.ptr[k + 1])
+        moved = held.ptr[k] + np.searchsorted(held.at[span], places)
+        total, count = held.total.copy(), held.count.copy()
+        np.add.at(total, moved, np.concatenate([-old[1], new[1]]))
+        if weighted:
+            np.add.at(count, moved, np.concatenate([-old[2], new[2]]))
+        touched, told_again = self.touched.copy(), self.repeats.copy()
+        touched[k] += come[0].sum(axis=0) - gone[0].sum(axis=0)
+        told_again[k] += repeats
+        held = replace(held, total=total, count=count, touched=touched, repeats=told_again)
+        left = (count if weighted else total)[moved]
+        return held._dropped(k, np.unique(moved[left < 0.5]))
+
+    def _with_room(self, k: int, places: Longs) -> Sums:
+        """The same sums with an entry for each of the places in a block."""
+        lo, hi = self.ptr[k], self.ptr[k + 1]
+        found = np.searchsorted(self.at[lo:hi], places)
+        fresh = np.append(self.at[lo:hi], -1)[found] != places if len(places) else np.zeros(0, bool)
+        if not fresh.any():
+            return self
+        where = lo + found[fresh]
+        return replace(
+            self,
+            ptr=self.ptr + int(fresh.sum()) * (np.arange(len(self.ptr)) > k),
+            at=np.insert(self.at, where, places[fresh].astype(self.at.dtype)),
+            total=np.insert(self.total, where, 0.0),
+            count=np.insert(self.count, where, 0.0) if len(self.count) else self.count,
+        )
+
+    def _dropped(self, k: int, entries: Longs) -> Sums:
+        """The same sums without some entries of a block."""
+        if len(entries) == 0:
+            return self
+        return replace(
+            self,
+            ptr=self.ptr - len(entries) * (np.arange(len(self.ptr)) > k),
+            at=np.delete(self.at, entries),
+            total=np.delete(self.total, entries),
+            count=np.delete(self.count, entries) if len(self.count) else self.count,
+        )
+
+    def released(self, shape: Shape, decay: float, min_item: int, min_pair: int, where: Longs | None = None) -> Doubles:
+        """G, the decayed sum of what is out, at the given places or over the whole triangle.
+
+        An increment is out once its two items and the pair itself have had enough contributors since their last
+        release; until then it waits, and ages like the rest.
+        """
+        size = shape.n_items * (shape.n_items + 1) // 2 if where is None else len(where)
+        least = max(1, min_item, min_pair)  # nobody contributes to a pair without its items
+        gram = np.zeros(size)
+        pending, waiting = (np.zeros(size if least > 1 else 0) for _ in range(2))
+        contributors = np.zeros(shape.n_items)
+        for k, fade in enumerate(decay ** np.diff(self.index, prepend=self.index[:1])):
+            at, total, count = self.block(k)
+            if where is not None:
+                found = np.searchsorted(at, where)
+                here = np.append(at, -1)[found] == where
+                at, total, count = np.flatnonzero(here), total[found[here]], count[found[here]]
+            if fade != 1:
+                gram *= fade
+                pending *= fade
+            if least == 1:
+                gram[at] += total
+                continue
+            pending[at] += total
+            waiting[at] += count
+            contributors += self.touched[k]
+            enough = contributors >= least
+            ready = np.flatnonzero(waiting >= max(1, min_pair))
+            row, col = shape.pairs(ready if where is None else where[ready])
+            out = ready[enough[row if shape.inputs is None else shape.inputs[row]] & enough[col]]
+            gram[out] += pending[out]
+            pending[out] = waiting[out] = 0
+            contributors[enough] = 0
+        return gram
+
+    def places(self) -> Longs:
+        """Where anything was told, ascending."""
+        return np.asarray(np.unique(self.at), np.int64)
+
+    def habit(self, n_items: int) -> int:
+        """1 where people come back to items more often than chance would have it, -1 where not, 0: not known."""
+        came, chances = self.repeats.sum(axis=0)
+        return 0 if chances == 0 else 1 if came * n_items > chances else -1
+
+
+def _entries_of(terms: Terms, shape: Shape, weighted: bool) -> tuple[Longs, Doubles, Doubles]:
+    total, count = sum_terms(terms, shape, weighted)
+    at, value = shape.entries(total)
+    return at, value, value if count is None else shape.entries(count)[1]
+
+
+def told_again(train: Ragged, history: Ragged | None, n_items: int) -> Doubles:
+    """How many items users told again, and what chance would make of that times the number of items."""
+    if history is None or len(history.ids) == 0:
+        return np.zeros(2)
+    told, known = (one.rows().astype(np.int64) * n_items + one.ids for one in (train, history))
+    known = np.unique(known)
+    per_user = np.bincount(known // n_items, minlength=len(train))
+    return np.array([np.isin(told, known).sum(), (per_user * train.counts()).sum()], np.float64)

@@ -1,0 +1,452 @@
+"""The command line: parse, call, print. No logic lives here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+
+from tacita import __version__, cli_experiments, console
+from tacita.errors import TacitaError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="**tacita** recommends without collecting: histories stay on people's devices.",
+    epilog="Start with `tacita demo`, or with your own file: `tacita data describe my.csv`.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="Datasets: list, get, describe, import.")
+bench_app = typer.Typer(no_args_is_help=True, help="Speed and memory, as ratios in one run.")
+app.add_typer(data_app, name="data")
+app.add_typer(bench_app, name="bench")
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", exists=True, file_okay=False, help="Folder that holds named datasets (default: $TACITA_DATA)."
+    ),
+]
+Columns = Annotated[
+    str,
+    typer.Option("--columns", help="Which column is what: user=NAME,item=NAME,rating=NAME,timestamp=NAME,title=NAME."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
+Threads = Annotated[int, typer.Option("--threads", help="Cores to use; 0: all. Never changes a number.")]
+Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A file, folder, dataset name or synthetic:...")]
+Repeats = Annotated[int, typer.Option(min=1, help="How often to measure; the median counts.")]
+
+
+def _columns(text: str) -> dict[str, str]:
+    roles = {}
+    for pair in filter(None, (one.strip() for one in text.split(","))):
+        role, equals, name = (piece.strip() for piece in pair.partition("="))
+        if not (equals and role and name):
+            raise TacitaError(f"--columns '{pair}' is not role=name, for example user=customer,item=sku.")
+        roles[role] = name
+    return roles
+
+
+def _merge(into: dict[str, Any], dotted: str, value: Any) -> None:
+    *path, last = dotted.split(".")
+    for key in path:
+        into = into.setdefault(key, {})
+        if not isinstance(into, dict):
+            raise TacitaError(f"cannot set {dotted}: '{key}' is a single value here, not a table.")
+    into[last] = value
+
+
+def _value(key: str, text: str) -> Any:
+    """A TOML value; a bare word stands for itself."""
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        if text[:1] in ("[", "{", '"', "'"):
+            raise TacitaError(
+                f'--set {key}: {text} is not valid TOML; names in lists need quotes: ["a", "b"].'
+            ) from None
+        return text
+
+
+def _settings(config: Path | None, flags: dict[str, Any], sets: list[str]) -> dict[str, Any]:
+    """The config file, changed by flags, changed by --set."""
+    from tacita.config import read_toml
+
+    if config is not None and config.suffix != ".toml":
+        raise TacitaError(f"'{config}' is not a .toml config file; data is given with --data {config}.")
+    values = read_toml(config) if config is not None else {}
+    for dotted, value in flags.items():
+        if value is not None:
+            _merge(values, dotted, value)
+    for one in sets:
+        key, equals, text = (piece.strip() for piece in one.partition("="))
+        if not equals or not all(key.split(".")):
+            raise TacitaError(f"--set '{one}' is not key=value, for example train.rounds=50.")
+        _merge(values, key, _value(key, text))
+    return values
+
+
+@app.command()
+def train(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Settings; flags override them.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Dataset name, file, or synthetic:users=...")] = None,
+    backbone: Annotated[str | None, typer.Option(help="The model: mf, ncf, pfedrec or tally.")] = None,
+    method: Annotated[str | None, typer.Option(help="fedavg, f3crec, reg, kd, rlp2, spp, ...")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same numbers.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Base learning rate of the backbone.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Most rounds in a block.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder (default: a new one under runs/).")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeat for more.")
+    ] = None,
+    columns: Columns = "",
+    data_dir: DataDir = None,
+    threads: Threads = 0,
+    chunk: Annotated[int, typer.Option(help="Clients trained together. Never changes a number.")] = 256,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train one run and write its folder.
+
+    CONFIG.toml holds settings; flags override them. The run's own config.toml lists every setting there is.
+
+    Examples:
+
+    `tacita train --data ml-100k --method f3crec --seed 1 --out runs/first`
+
+    `tacita train --data my.csv --columns user=customer,item=sku`
+
+    `tacita train study.toml --set train.batch_size=256`
+
+    `tacita train --out runs/first --resume`
+    """
+    from tacita import runs
+    from tacita.config import RunConfig, validated
+
+    flags: dict[str, Any] = {
+        "data": data,
+        "backbone.name": backbone,
+        "backbone.lr": lr,
+        "method": method,
+        "seed": seed,
+        "train.rounds": rounds,
+        "columns": _columns(columns) or None,
+    }
+    if chunk < 1:
+        raise TacitaError(f"--chunk {chunk}: at least one client must be trained at a time.")
+    machine = runs.Machine(threads, chunk, data_dir)
+    if resume:
+        if out is None:
+            raise TacitaError("--resume needs --out FOLDER, the run to go on with.")
+        if config is not None or sets or any(v is not None for v in flags.values()):
+            raise TacitaError(f"--resume goes on with the settings in {out / 'config.toml'}; leave out all others.")
+        with console.watching(quiet or as_json) as watcher:
+            run = runs.resume(out, machine, watcher)
+    else:
+        checked = validated(RunConfig, _settings(config, flags, sets or []), str(config or "the settings"))
+        folder = out if out is not None else runs.free_folder(checked)
+        with console.watching(quiet or as_json) as watcher:
+            run = runs.train(checked, folder, machine, watcher)
+    if as_json:
+        print(json.dumps(run.result))
+    else:
+        console.show_result(run, brief=quiet)
+
+
+@app.command()
+def recommend(
+    run: Annotated[Path, typer.Option("--run", help="Run folder.")],
+    user: Annotated[list[str], typer.Option("--user", help="Raw user id; repeat for more.")],
+    k: Annotated[int, typer.Option("-k", help="How many.")] = 10,
+    seen: Annotated[bool, typer.Option("--seen", help="Also items the user already knows.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Top items for users of a run, with raw ids and titles.
+
+    Example: `tacita recommend --run runs/first --user 196 -k 10`
+    """
+    from tacita import runs
+
+    found = runs.recommend(run, user, k, exclude_seen=not seen)
+    if as_json:
+        print(json.dumps(found))
+        return
+    for one, items in found.items():
+        console.show_recommendations(one, items, k)
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="One or more run folders.")],
+    out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
+) -> None:
+    """An HTML report with pictures from one or many run folders.
+
+    Example: `tacita report runs/a runs/b --out compare.html`
+    """
+    from tacita.report import write_report
+
+    write_report(folders, out)
+    console.say(f"wrote {out}")
+
+
+app.command()(cli_experiments.reproduce)
+app.command()(cli_experiments.tune)
+
+
+@data_app.command("list")
+def data_list(as_json: AsJson = False) -> None:
+    """The datasets known by name.
+
+    Example: `tacita data list`
+    """
+    from tacita.data.named import DATASETS
+
+    if as_json:
+        print(json.dumps({name: vars(info) for name, info in DATASETS.items()}))
+    else:
+        console.show_datasets(DATASETS)
+
+
+@data_app.command("get")
+def data_get(name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: DataDir = None) -> None:
+    """Fetch a dataset, or find it in --data-dir, and check it.
+
+    Example: `tacita data get ml-100k`
+    """
+    from tacita.data.sources import fetch
+
+    with console.working(f"getting {name}"):
+        folder = fetch(name, data_dir=data_dir)
+    console.say(f"{name} is ready in {folder}")
+
+
+@data_app.command("describe")
+def data_describe(source: Source, columns: Columns = "", data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """What is in a file, folder or named dataset, and what was guessed about its columns.
+
+    Examples:
+
+    `tacita data describe my.csv`
+
+    `tacita data describe my.csv --columns user=customer,timestamp=-`
+    """
+    from tacita.data.sources import describe, load
+
+    with console.working(f"reading {source}", quiet=as_json):
+        table = load(source, data_dir=data_dir, columns=_columns(columns) or None)
+    facts = {"name": table.name, "guessed": table.guessed, **describe(table)}
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        console.show_facts(facts)
+
+
+@data_app.command("import")
+def data_import(
+    source: Source,
+    out: Annotated[Path, typer.Option(help="CSV file to write.")],
+    columns: Columns = "",
+    data_dir: DataDir = None,
+) -> None:
+    """Read any supported file and write it as a plain CSV with columns user, item, rating, timestamp, title.
+
+    Example: `tacita data import ratings.dat --out clean.csv`
+    """
+    from tacita.data.sources import load, save_csv
+
+    if out.exists():
+        raise TacitaError(f"{out} exists; choose another --out.")
+    with console.working(f"reading {source}"):
+        table = load(source, data_dir=data_dir, columns=_columns(columns) or None)
+        save_csv(table, out)
+    console.say(f"{table.guessed}\nwrote {len(table.user):,} interactions to {out}")
+
+
+@bench_app.command("rounds")
+def bench_rounds(
+    data: Annotated[str, typer.Option(help="Dataset name, file, or synthetic:...")] = "ml-100k",
+    backbone: Annotated[str, typer.Option(help="mf, ncf or pfedrec.")] = "mf",
+    repeats: Repeats = 5,
+    data_dir: DataDir = None,
+    threads: Threads = 0,
+    as_json: AsJson = False,
+) -> None:
+    """One round of block 0: the naive per-client loop against the fast path. Takes about half a minute.
+
+    Example: `tacita bench rounds --data ml-100k --backbone mf --json`
+    """
+    from tacita import bench, runs
+    from tacita.config import RunConfig
+
+    with console.working("timing the fast round and the naive loop", quiet=as_json):
+        fed = runs.assemble(RunConfig(data=data, backbone={"name": backbone}), runs.Machine(threads, data_dir=data_dir))
+        found = bench.bench_rounds(fed, repeats)
+    console.show_bench(found, as_json)
+
+
+@bench_app.command("scale")
+def bench_scale(
+    users: Annotated[str, typer.Option(help="Numbers of users, comma-separated.")] = "10000,100000,1000000",
+    items: Annotated[int, typer.Option(min=2, help="Size of the catalogue.")] = 100_000,
+    per_user: Annotated[int, typer.Option(min=1, help="Interactions of each user.")] = 20,
+    participants: Annotated[int, typer.Option(min=1, help="Clients in each round.")] = 10_000,
+    repeats: Repeats = 5,
+    threads: Threads = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Training rounds with a fixed number of participants while the users grow: time and peak memory.
+
+    Example: `tacita bench scale --json`
+    """
+    from tacita import bench, runs
+
+    try:
+        sizes = tuple(sorted(int(n) for n in users.split(",")))
+    except ValueError:
+        raise TacitaError(f"--users '{users}' is not a list of numbers such as 10000,100000.") from None
+    if not sizes or sizes[0] < 2:
+        raise TacitaError("--users needs numbers from 2.")
+    runs.use_threads(threads)
+    with console.counting("sizes", quiet=as_json) as tell:
+        tell(0, len(sizes))
+        found = bench.bench_scale(
+            sizes, items, per_user, participants, repeats, lambda n: tell(sizes.index(n) + 1, len(sizes))
+        )
+    console.show_bench(found, as_json)
+
+
+@bench_app.command("evaluate")
+def bench_evaluate(
+    data: Annotated[str, typer.Option(help="Dataset name, file, or synthetic:...")] = "ml-1m",
+    data_dir: DataDir = None,
+    threads: Threads = 0,
+    repeats: Repeats = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Full-ranking evaluation of every user of a dataset (random 8:1:1), three metrics.
+
+    Example: `tacita bench evaluate --data ml-1m --json`
+    """
+    from tacita import bench, runs
+    from tacita.config import RunConfig, SplitConfig
+
+    with console.working("timing evaluation", quiet=as_json):
+        config = RunConfig(data=data, split=SplitConfig(kind="random"))
+        fed = runs.assemble(config, runs.Machine(threads, data_dir=data_dir))
+        found = bench.bench_evaluate(fed, repeats)
+    console.show_bench(found, as_json)
+
+
+@app.command()
+def doctor(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Check the installation and say what is missing.
+
+    Example: `tacita doctor`
+    """
+    from tacita.doctor import examine
+
+    checks = examine(data_dir)
+    if as_json:
+        print(json.dumps(checks))
+    else:
+        console.show_checks(checks)
+    if any(c["state"] == "fails" for c in checks):
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Run folder (default: a new one under runs/).")] = None,
+    user: Annotated[str, typer.Option(help="Whose recommendations to show.")] = "196",
+    data_dir: DataDir = None,
+    threads: Threads = 0,
+    quiet: Quiet = False,
+) -> None:
+    """The whole story on MovieLens-100K: a federated stream of four time blocks, controls, recommendations.
+
+    Example: `tacita demo --out runs/demo`
+    """
+    from tacita import runs
+    from tacita.config import RunConfig
+
+    config = RunConfig(data="ml-100k", backbone={"name": "mf"})
+    folder = out if out is not None else runs.free_folder(config)
+    console.tell(
+        "[bold]tacita demo[/bold]: MovieLens-100K in four blocks of time. Every user is a client; ratings stay with "
+        "it, only changes of item rows travel."
+    )
+    with console.watching(quiet) as watcher:
+        run = runs.train(config, folder, runs.Machine(threads, data_dir=data_dir), watcher)
+    console.show_result(run)
+    console.show_recommendations(user, run.recommend(user, 10))
+    console.say(f"Run folder: {run.folder} (open {run.folder / 'report.html'} in a browser)")
+    console.say(f"Go on with: tacita recommend --run {run.folder} --user {user} -k 20")
+
+
+@app.callback(invoke_without_command=True)
+def version(
+    context: typer.Context,
+    show: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
+) -> None:
+    if show:
+        print(__version__)
+        raise typer.Exit
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: bad input is one sentence on standard error and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a letter shows a question mark
+    try:
+        code = app(arguments, prog_name="tacita", standalone_mode=False)
+        sys.stdout.flush()
+        if code == 130:  # typer's way of passing on Ctrl-C
+            raise KeyboardInterrupt
+    except TacitaError as error:
+        code = _complain(str(error))
+    except click.ClickException as error:
+        code = _usage(error)
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        code = _complain("stopped; a run that had begun goes on with --resume.", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whoever read our output has left
+        code = 0
+    except OSError as error:
+        code = _complain(f"{error.filename or 'the system'}: {error.strerror or error}.")
+    except MemoryError:
+        code = _complain("not enough memory; use a smaller dataset, backbone.dim or --chunk.")
+    except ModuleNotFoundError as error:
+        code = _complain(f"the package {error.name} is not installed; `tacita doctor` shows what is missing.")
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage(error: click.ClickException) -> int:
+    """A wrong command line, as one sentence; a command without arguments shows its help."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return 2
+    said = " ".join(error.format_message().split()).rstrip(".")
+    said, *hints = re.split(r"\.? \(?(?=Did you mean)", said)
+    where = context.command_path if context is not None else "tacita"
+    hint = f"d{hints[0][1:].rstrip(')')}" if hints else f"see `{where} --help`."
+    return _complain(f"{said[:1].lower()}{said[1:]}; {hint}")
+
+
+def _complain(sentence: str, code: int = 2) -> int:
+    print(f"tacita: {sentence}", file=sys.stderr)
+    return code

@@ -1,0 +1,309 @@
+"""What people see in the terminal: progress with time left, tables, one style for all verbs.
+
+Results go to standard output; progress and notes go to standard error, where a bar vanishes when its work ends.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from tacita.data.named import DatasetInfo
+    from tacita.experiments.tables import Entry
+    from tacita.rounds import Federation, RoundReport
+    from tacita.rounds import Progress as Standing
+    from tacita.runs import Run, Watcher
+
+CONTROL_NAMES = {
+    "random": "random",
+    "popular": "most popular",
+    "alone": "no federation",
+    "linear": "centralised linear",
+}
+MOST_BLOCK_COLUMNS = 5  # fit in 80 characters; more blocks become rows
+
+
+def say(text: str) -> None:
+    """A note for people, taken literally."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
+
+
+def tell(text: str) -> None:
+    """A line of the answer; square brackets are markup, so names have to be escaped."""
+    Console(highlight=False, soft_wrap=True).print(text)
+
+
+# While it runs
+
+
+def _bar(quiet: bool, *columns: ProgressColumn) -> Progress:
+    """A bar that vanishes when its work ends, and is never shown to a file or pipe."""
+    screen = Console(stderr=True)
+    return Progress(*columns, console=screen, transient=True, disable=quiet or not screen.is_interactive)
+
+
+@contextmanager
+def working(what: str, quiet: bool = False) -> Iterator[None]:
+    """A clock beside work whose length is not known."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with _bar(quiet, *columns) as bar:
+        bar.add_task(what)
+        yield
+
+
+@contextmanager
+def counting(what: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """A bar over things that are done one by one: call it with how many are done, and of how many."""
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+    )
+    with _bar(quiet, *columns) as bar:
+        task = bar.add_task(what, total=None, note="")
+        pace = Pace()
+
+        def tell(done: int, total: int) -> None:
+            pace.reach(done)
+            bar.update(task, completed=done, total=total, note=pace.left(total - done))
+
+        yield tell
+
+
+class Pace:
+    """How fast something goes, from its last few steps."""
+
+    def __init__(self) -> None:
+        self._reached: deque[tuple[float, int]] = deque(maxlen=50)
+
+    def reach(self, done: int) -> None:
+        self._reached.append((time.monotonic(), done))
+
+    def step(self) -> None:
+        self.reach(self._reached[-1][1] + 1 if self._reached else 0)
+
+    @property
+    def per_second(self) -> float:
+        if not self._reached:
+            return 0.0
+        (began, first), (now, last) = self._reached[0], self._reached[-1]
+        return (last - first) / (now - began) if now > began else 0.0
+
+    def left(self, steps: int) -> str:
+        """The time that many steps will take, in words."""
+        return f"{timedelta(seconds=round(steps / self.per_second))} left" if self.per_second > 0 else ""
+
+
+@contextmanager
+def watching(quiet: bool = False) -> Iterator[Watcher]:
+    """A bar over all rounds a run may take, then one over the controls; a block that ends early moves it ahead."""
+    from tacita.runs import Watcher
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[note]}", markup=False),
+    )
+    with _bar(quiet, *columns) as bar:
+        task = bar.add_task("loading", total=None, note="")
+        per_block, n_blocks, pace, controls = 1, 1, Pace(), list(CONTROL_NAMES)
+        checking = Pace()
+
+        def on_start(fed: Federation, standing: Standing) -> None:
+            nonlocal per_block, n_blocks
+            per_block, n_blocks = fed.config.train.rounds, len(fed.stream.blocks)
+            done = len(standing.results) * per_block + standing.server.round * standing.in_block
+            bar.update(task, total=per_block * n_blocks, completed=done, description="training")
+            pace.step()
+
+        def on_round(report: RoundReport) -> None:
+            pace.step()
+            done = report.block * per_block + report.round
+            score = f"valid {report.valid:.4f}" if report.valid is not None else ""
+            left = pace.left(per_block * n_blocks - done)
+            rate = f"{pace.per_second:.3g} rounds/s" if pace.per_second else ""
+            bar.update(
+                task,
+                completed=done,
+                description=f"block {report.block + 1}/{n_blocks} round {report.round}/{per_block}",
+                note=" · ".join(filter(None, [score, rate, f"≤ {left}" if left else ""])),
+            )
+
+        def on_control(name: str, block: int) -> None:
+            checking.step()
+            done = controls.index(name) * n_blocks + block + 1 if name in controls else 0
+            bar.update(
+                task,
+                total=len(controls) * n_blocks,
+                completed=done,
+                description=f"controls: {CONTROL_NAMES.get(name, name)}",
+                note=checking.left(len(controls) * n_blocks - done),
+            )
+
+        yield Watcher(on_start, on_round, on_control)
+
+
+# Results
+
+
+def show_result(run: Run, brief: bool = False) -> None:
+    """Quality per block beside the controls, one table per metric, and what to think of it."""
+    result, method = run.result, _method(run)
+    backbone = run.config.backbone.get("name", "mf")
+    scored = {method: (result["blocks"], result["mean"])}
+    skipped = []
+    for name, control in result["controls"].items():
+        if "skipped" in control:
+            skipped.append(f"{CONTROL_NAMES.get(name, name)} was skipped: {control['skipped']}.")
+        else:
+            scored[CONTROL_NAMES.get(name, name)] = (control["blocks"], control["mean"])
+    for metric in list(result["mean"])[:2]:
+        title = f"{metric}: {method} on {result['data']['name']}, backbone {backbone}"
+        Console().print(_score_table(title, metric, scored))
+    untested = [str(block["block"]) for block in result["blocks"] if not block["users"]]
+    if untested:
+        skipped.append(f"Nobody could be tested in block {', '.join(untested)}: too few interactions, no score.")
+    for line in skipped:
+        say(line)
+    if not brief:
+        _show_verdict(run)
+
+
+def _method(run: Run) -> str:
+    if run.config.parts is None:
+        return run.config.method
+    return " + ".join(str(part.get("name")) for part in run.config.parts) or "no parts"
+
+
+def _score_table(title: str, metric: str, scored: Mapping[str, tuple[list[dict[str, Any]], dict[str, float]]]) -> Table:
+    """Methods as rows and blocks as columns, or the other way round where there are many blocks."""
+    columns = {name: [*(b[metric] for b in blocks), mean[metric]] for name, (blocks, mean) in scored.items()}
+    n_blocks = len(next(iter(columns.values()))) - 1
+    heads = [f"block {n}" for n in range(n_blocks)]
+    heads.append("mean" if n_blocks < 3 else f"mean 1–{n_blocks - 1}")
+    table = Table(title=escape(title), title_justify="left", title_style="bold")
+    table.add_column("")
+    if n_blocks <= MOST_BLOCK_COLUMNS:
+        for head in heads:
+            table.add_column(head, justify="right", style="bold" if head.startswith("mean") else "")
+        for place, (name, values) in enumerate(columns.items()):
+            table.add_row(escape(name), *(f"{v:.4f}" for v in values), style="" if place else "cyan")
+        return table
+    for place, name in enumerate(columns):
+        table.add_column(escape(name), justify="right", style="" if place else "cyan")
+    for head, row in zip(heads, zip(*columns.values(), strict=True), strict=True):
+        table.add_row(head, *(f"{v:.4f}" for v in row), style="bold" if head.startswith("mean") else "")
+    return table
+
+
+def _show_verdict(run: Run) -> None:
+    from tacita.report_data import human_bytes, read_run, verdicts
+
+    found = read_run(run.folder)
+    for _, sentence in verdicts(found)[: max(1, len(found.better))]:
+        say(sentence)
+    sent = run.result["bytes"]
+    up, down = human_bytes(sent["up_per_client_and_round"]), human_bytes(sent["down_per_client_and_round"])
+    say(f"Sent per client and round: {up} up, {down} down.")
+    say(f"Report: {run.folder / 'report.html'}")
+
+
+def show_entries(title: str, found: Sequence[Entry], labels: Mapping[str, str]) -> None:
+    """Cells of a paper's table: ours with its interval, the published value, and what that means."""
+    colours = {"agrees": "green", "higher": "cyan", "lower": "red"}
+    tell(f"[bold]{escape(title)}[/bold]")
+    for place in dict.fromkeys((one.dataset, one.backbone) for one in found):
+        table = Table(title=escape(", ".join(place)), title_justify="left")
+        for name in ("method", "what", "ours", "paper", ""):
+            table.add_column(name, justify="right" if name in ("ours", "paper") else "left", no_wrap=name == "ours")
+        for one in (one for one in found if (one.dataset, one.backbone) == place):
+            ours = f"{one.mean:.4f}" if math.isnan(one.half) else f"{one.mean:.4f} ± {one.half:.4f}"
+            theirs = "" if one.published is None else f"{one.published:.4f}"
+            cells = (labels.get(one.variant, one.variant), f"{one.metric} {one.column}", ours, theirs)
+            table.add_row(*map(escape, cells), one.verdict, style=colours.get(one.verdict, ""))
+        Console().print(table)
+
+
+def show_recommendations(user: str, found: Sequence[Mapping[str, Any]], wanted: int = 0) -> None:
+    titled = any(one["title"] for one in found)
+    table = Table(title=escape(f"for user {user}"), title_justify="left")
+    for name in ["", "item", *(["title"] if titled else []), "score"]:
+        table.add_column(name, justify="right" if name in ("", "score") else "left", overflow="fold")
+    for place, one in enumerate(found, 1):
+        title = [escape(one["title"])] if titled else []
+        table.add_row(str(place), escape(one["item"]), *title, f"{one['score']:.4g}")
+    Console().print(table)
+    if len(found) < wanted:
+        say(f"Only {len(found)} items are left that user {user} does not know; --seen lists the others too.")
+
+
+def show_datasets(datasets: Mapping[str, DatasetInfo]) -> None:
+    table = Table(show_header=False, box=None, padding=(0, 2, 1, 0))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column()
+    for name, info in datasets.items():
+        table.add_row(name, f"{escape(info.about)}\n[dim]{escape(info.terms)}[/dim]")
+    Console(highlight=False).print(table)
+    say("ml-100k is downloaded when it is first used; the others are read from a folder (--data-dir or TACITA_DATA).")
+
+
+def show_facts(facts: Mapping[str, Any]) -> None:
+    for key, value in facts.items():
+        tell(f"[bold]{escape(key)}[/bold]: {escape(_plain(key, value))}")
+
+
+def _plain(key: str, value: Any) -> str:
+    if value is None:
+        return "none"
+    if key == "time range":
+        dated = min(value) > 10**8 and max(value) < 10**11  # seconds since 1970
+        return " to ".join(f"{datetime.fromtimestamp(t, UTC):%Y-%m-%d %H:%M}" if dated else str(t) for t in value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(_plain("", one) for one in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_plain('', one)}" for name, one in value.items())
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def show_bench(found: Mapping[str, Any], as_json: bool) -> None:
+    """Medians; single timings are in the JSON."""
+    if as_json:
+        print(json.dumps(found))
+        return
+    show_facts({k: v for k, v in found.items() if k != "rows" and not k.endswith("_all")})
+    rows = [{k: v for k, v in row.items() if not k.endswith("_all")} for row in found.get("rows", [])]
+    if rows:
+        table = Table(*rows[0])
+        for row in rows:
+            table.add_row(*(_plain("", value) for value in row.values()))
+        Console().print(table)
+
+
+def show_checks(checks: Sequence[Mapping[str, str]]) -> None:
+    marks = {"ok": "[green]ok   [/green]", "note": "[yellow]note [/yellow]", "fails": "[red]fails[/red]"}
+    for check in checks:
+        tell(f"{marks[check['state']]}  {escape(check['what'])}: {escape(check['detail'])}")

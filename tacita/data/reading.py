@@ -1,0 +1,302 @@
+"""Opens a table file of any supported kind and cuts it into columns, guessing encoding, separator and header.
+
+Rows are handled by polars; Python walks over lines only to find the number of a bad one.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from tacita.data.problems import problem, shown, unreadable
+from tacita.data.roles import has_header, places, roles_by_name, roles_by_place
+from tacita.errors import TacitaError
+
+_WELL_KNOWN = (
+    "interactions.csv.gz",
+    "interactions.csv",
+    "interactions.parquet",
+    "u.data",
+    "ratings.dat",
+    "ratings.csv",
+    "user_ratedmovies-timestamps.dat",
+)
+_TABLE_ENDS = (".csv", ".tsv", ".txt", ".parquet", ".dat", ".csv.gz", ".tsv.gz", ".txt.gz")
+_SEPARATORS = {"::": "'::'", "\t": "tab", ",": "comma", ";": "semicolon", "|": "'|'", " ": "space"}
+_UNIT = "\x1f"  # stands for '::', since the reader takes one character
+_SAMPLE = 65536
+_CONTROL = bytes(range(9)) + bytes(range(14, 31))
+_POLARS_TROUBLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a text file is cut into columns."""
+
+    separator: str
+    quote: str | None
+    header: bool
+    skip: int  # lines before the first row
+    names: tuple[str, ...]  # of all columns; "1", "2", ... without a header
+
+
+@dataclass(frozen=True)
+class Table:
+    """The wanted columns of a file, named by their role, still as they were written."""
+
+    path: Path
+    kind: str  # of file, for people
+    frame: pl.DataFrame
+    names: dict[str, str]  # role -> name of its column in the file
+    layout: Layout | None  # None: not a text file, so rows instead of lines
+
+    def refuse(self, role: str, bad: pl.Series, what: str) -> None:
+        """Raise for the first bad row of a column, if there is one."""
+        if not bad.any():
+            return
+        row = int(bad.arg_max() or 0)
+        value = self.frame[role][row]
+        is_id = role in ("user", "item")
+        if value is None or value == "":
+            what, remedy = f"no {role}{' id' if is_id else ''}", "fill it in or remove the row"
+        else:
+            what, remedy = f"{what}: {shown(value)}", "correct it"
+        if not is_id:
+            remedy += f", or leave the column out with --columns {role}=-"
+        raise problem(self.path, f"{self._place(row)} has {what}", remedy)
+
+    def _place(self, row: int) -> str:
+        if self.layout is not None:
+            with suppress(csv.Error):
+                for index, (line, _) in enumerate(_records(read_text(self.path), self.layout)):
+                    if index == row:
+                        return f"line {line}"
+        return f"row {row + 1}"
+
+
+def main_file(folder: Path) -> Path | None:
+    """The interactions file of a folder: a well-known name, else the only table in it."""
+    try:
+        files = {one.name: one for one in folder.iterdir() if one.is_file()} if folder.is_dir() else {}
+    except OSError as error:
+        raise unreadable(folder, error) from None
+    for name in _WELL_KNOWN:
+        if name in files:
+            return files[name]
+    for ends in ((".inter",), _TABLE_ENDS):
+        found = [one for name, one in files.items() if name.lower().endswith(ends)]
+        if len(found) == 1:
+            return found[0]
+    return None
+
+
+def read_table(path: Path, columns: Mapping[str, str]) -> Table:
+    """The user, item, rating, ... columns of a Parquet or text file; `columns` says which, role -> name."""
+    with path.open("rb") as file:
+        is_parquet = file.read(4) == b"PAR1"
+    table = _parquet(path, columns) if is_parquet else _delimited(path, columns)
+    if not table.frame.height:
+        raise problem(path, "a header but no rows", "give a file that has interactions in it")
+    return table
+
+
+def _parquet(path: Path, columns: Mapping[str, str]) -> Table:
+    try:
+        with path.open("rb") as file:  # a path would be taken for a pattern
+            every = list(pl.read_parquet_schema(file))
+        names = {role: every[at] for role, at in roles_by_name(path, every, columns).items()}
+        frame = pl.read_parquet(path, columns=list(names.values()), glob=False)
+        frame = frame.select(pl.col(name).alias(role) for role, name in names.items())
+        frame = frame.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
+        frame = frame.with_columns(pl.col(pl.String).str.strip_chars())
+    except _POLARS_TROUBLE:
+        raise problem(path, "a damaged Parquet file", "write or copy it again") from None
+    for role, kind in frame.schema.items():
+        if kind.is_nested() or kind in (pl.Binary, pl.Object):
+            raise problem(path, f"column {shown(names[role])} is of type {kind}", "make it text")
+    return Table(path, "Parquet", frame, names, None)
+
+
+def _delimited(path: Path, columns: Mapping[str, str]) -> Table:
+    data = read_text(path)
+    first, layout = sniff(path, data, columns)
+    by_name = layout.header
+    roles = roles_by_name(path, layout.names, columns) if by_name else roles_by_place(path, first, columns)
+    frame = read_rows(path, data, layout).select(pl.nth(at).alias(role) for role, at in roles.items())
+    separator = _SEPARATORS["::" if layout.separator == _UNIT else layout.separator]
+    kind = f"{separator}-separated {'with' if layout.header else 'without'} a header"
+    if is_atomic(layout.names):
+        kind = "RecBole atomic file"
+    return Table(path, kind, frame, {role: layout.names[at] for role, at in roles.items()}, layout)
+
+
+def is_atomic(names: Sequence[str]) -> bool:
+    """Whether the columns are named as in RecBole's files."""
+    return all(name.endswith((":token", ":float", ":token_seq", ":float_seq")) for name in names)
+
+
+# Bytes into text
+
+
+def read_text(path: Path) -> bytes:
+    """The file as UTF-8 with plain line ends, unpacked if it is gzip."""
+    data = path.read_bytes()
+    if data[:2] == b"\x1f\x8b":
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error):
+            raise problem(path, "a damaged gzip file", "write or copy it again") from None
+    data = _utf8(data)
+    if b"\0" in data or len(data[:4096].translate(None, _CONTROL)) < len(data[:4096]):
+        raise problem(path, "a binary file", "save the data as CSV, TSV or Parquet")
+    if b"\r" in data and b"\n" not in data:
+        data = data.replace(b"\r", b"\n")
+    return data
+
+
+def _utf8(data: bytes) -> bytes:
+    """Other encodings turned into UTF-8: UTF-16 by its mark, else Latin-1 as in the old MovieLens files."""
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        try:
+            return data.decode("utf-16").encode()
+        except UnicodeError:
+            return b"\0"  # binary
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    if data.isascii():
+        return data
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return data.decode("latin-1").encode()
+    return data
+
+
+# Separator and header
+
+
+def sniff(path: Path, data: bytes, columns: Mapping[str, str]) -> tuple[list[list[str]], Layout]:
+    """The first rows without the header, and how the file is cut."""
+    sample = data[:_SAMPLE]
+    if len(data) > _SAMPLE and b"\n" in sample:
+        sample = sample[: sample.rindex(b"\n") + 1]
+    text = sample.decode("utf-8", "replace")
+    if not text.strip():
+        raise problem(path, "the file is empty", "give a file that has interactions in it")
+    separator, quote, rows = _cut(path, text)
+    full = [number for number, row in enumerate(rows) if any(row)]
+    first = rows[full[0]]
+    header = has_header([rows[number] for number in full[:50]], columns)
+    data_rows = full[1:] if header else full
+    names = tuple(name.strip() for name in first) if header else places(len(first))
+    skip = data_rows[0] if data_rows else full[0] + 1
+    return [rows[number] for number in data_rows], Layout(separator, quote, header, skip, names)
+
+
+def _cut(path: Path, text: str) -> tuple[str, str | None, list[list[str]]]:
+    """The separator on which most lines agree with the first one; commas and semicolons go with quotes."""
+    best: tuple[float, str, str | None, list[list[str]]] = (0.0, ",", '"', [])
+    for separator in _SEPARATORS:
+        quote = '"' if separator in ",;" or text.startswith('"') else None
+        mark = _UNIT if separator == "::" else separator
+        try:
+            rows = [fields for _, fields in _reader(text, mark, quote)]
+        except csv.Error:
+            continue
+        sizes = [len(row) for row in rows if any(row)]
+        agreement = sizes.count(sizes[0]) / len(sizes) if sizes and sizes[0] > 1 else 0.0
+        if agreement > best[0]:
+            best = (agreement, mark, quote, rows)
+    if not best[0]:
+        remedy = "separate user and item by comma, tab, ';', '|' or '::'"
+        raise problem(path, "only one column found", remedy)
+    return best[1:]
+
+
+def _reader(text: str, separator: str, quote: str | None) -> Iterator[tuple[int, list[str]]]:
+    """The last line and the fields of every record."""
+    if separator == _UNIT:
+        text = text.replace("::", _UNIT)
+    lines, by = io.StringIO(text, newline=""), separator
+    reader = csv.reader(lines, delimiter=by) if quote else csv.reader(lines, delimiter=by, quoting=csv.QUOTE_NONE)
+    for fields in reader:
+        yield reader.line_num, fields
+
+
+# Rows
+
+
+def read_rows(path: Path, data: bytes, layout: Layout) -> pl.DataFrame:
+    """All columns as trimmed text, blank lines dropped; every row has the same number of fields."""
+    if layout.separator == _UNIT:
+        data = data.replace(b"::", _UNIT.encode())
+    names = places(len(layout.names))
+    try:
+        frame = pl.read_csv(
+            data,
+            has_header=False,
+            skip_rows=layout.skip,
+            schema=dict.fromkeys(names, pl.String()),
+            separator=layout.separator,
+            quote_char=layout.quote,
+        )
+    except _POLARS_TROUBLE:
+        raise _uneven(path, data, layout) from None
+    if frame[names[0]].null_count():
+        frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
+    # A short row ends in a missing value, but so does one whose last field is empty: counting tells.
+    doubtful = frame[names[-1]].null_count() and not _is_even(data, layout, frame.height)
+    if doubtful and _first_uneven(data, layout):
+        raise _uneven(path, data, layout)
+    return frame.select(pl.all().str.strip_chars())
+
+
+def _is_even(data: bytes, layout: Layout, rows: int) -> bool:
+    """A quick proof that no row is short, given that none is long; it fails on quotes and blank lines."""
+    rows += layout.header
+    return b'"' not in data and data.count(layout.separator.encode()) == (len(layout.names) - 1) * rows
+
+
+def _records(data: bytes, layout: Layout) -> Iterator[tuple[int, list[str]]]:
+    """Line number and fields of every row that is not blank; slow, for finding the line of a problem."""
+    end, titled = 0, layout.header
+    for last, fields in _reader(data.decode("utf-8", "replace"), layout.separator, layout.quote):
+        line, end = end + 1, last
+        if any(fields) and titled:
+            titled = False
+        elif any(fields):
+            yield line, fields
+
+
+def _first_uneven(data: bytes, layout: Layout) -> tuple[int, int] | None:
+    """Line and number of fields of the first row that differs from the header or the first row."""
+    with suppress(csv.Error):
+        for line, fields in _records(data, layout):
+            if len(fields) != len(layout.names):
+                return line, len(fields)
+    return None
+
+
+def _uneven(path: Path, data: bytes, layout: Layout) -> TacitaError:
+    found = _first_uneven(data, layout)
+    if found is None:
+        return problem(path, _open_quote(data, layout), "check its quotes and line ends")
+    line, size = found
+    fields = "1 field" if size == 1 else f"{size} fields"
+    return problem(path, f"line {line} has {fields} instead of {len(layout.names)}", "correct or remove it")
+
+
+def _open_quote(data: bytes, layout: Layout) -> str:
+    """Where the last row begins, if it swallowed the lines after it."""
+    with suppress(csv.Error):
+        line, fields = max(_records(data, layout), default=(0, []))
+        if any("\n" in field for field in fields):
+            return f"line {line} opens a quote that is not closed"
+    return "cannot be cut into rows"

@@ -1,0 +1,144 @@
+"""Which column of a file is the user, the item, the rating and so on: as asked for, by name, or by its look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+import polars as pl
+
+from tacita.data.problems import listed, problem, shown
+from tacita.data.values import dates, is_number
+from tacita.errors import TacitaError, unknown_name
+
+# Names that a column may go by, best first; compared without case, punctuation, ending "id" and RecBole type.
+_WORDS = {
+    "user": "user u uid users username customer reviewer visitor member account",
+    "item": "item i iid items movie product parentasin asin sku track song artist book isbn game app anime video "
+    "article news business poi location venue place",
+    "rating": "rating ratings r score stars overall preference weight plays listens",
+    "timestamp": "timestamp unixtimestamp unixreviewtime unixtime unix ts t time date datetime eventtime "
+    "reviewtime reviewdate createdat created ratedat position",
+    "title": "title movietitle itemtitle producttitle booktitle itemname artistname",
+    "split": "split",
+}
+_ALIASES = {role: words.split() for role, words in _WORDS.items()}
+
+
+def check_roles(columns: Mapping[str, str]) -> None:
+    for role in columns:
+        if role not in _ALIASES:
+            raise unknown_name("column role", role, _ALIASES)
+
+
+def rank(name: str, role: str) -> int | None:
+    """How well a column name fits a role, 0 best, None not at all."""
+    plain = _plain(name)
+    for one in (plain, plain.removesuffix("id")):
+        if one in _ALIASES[role]:
+            return _ALIASES[role].index(one)
+    return None
+
+
+def is_position(name: str) -> bool:
+    """Whether a time column counts the places in each user's own sequence."""
+    return _plain(name) == "position"
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.split(":")[0].lower() if letter.isalnum())
+
+
+def places(n: int) -> tuple[str, ...]:
+    """The names of columns that have none."""
+    return tuple(str(place) for place in range(1, n + 1))
+
+
+def has_header(rows: Sequence[Sequence[str]], columns: Mapping[str, str]) -> bool:
+    """Whether the first row names columns: by known or wanted names, or by having no number and no date."""
+    first = [name.strip() for name in rows[0]]
+    if any(rank(name, role) is not None for name in first for role in ("user", "item", "title")):
+        return True
+    wanted = set(columns.values())
+    if wanted & set(first):
+        return True
+    if any(_looks_like([field]) for field in first):
+        return False
+    return not wanted & set(places(len(first)))
+
+
+def roles_by_name(path: Path, names: Sequence[str], columns: Mapping[str, str]) -> dict[str, int]:
+    """The place of each role's column: as asked for, else by its name."""
+    roles = _asked(path, names, columns)
+    for role in _ALIASES:
+        ranks = {at: rank(name, role) for at, name in enumerate(names) if at not in roles.values()}
+        fitting = [(fit, at) for at, fit in ranks.items() if fit is not None and role not in columns]
+        if fitting:
+            roles[role] = min(fitting)[1]
+    return _with_both(path, names, roles)
+
+
+def roles_by_place(path: Path, rows: Sequence[Sequence[str]], columns: Mapping[str, str]) -> dict[str, int]:
+    """Roles without a header: user, item, rating, timestamp as in MovieLens, as far as the values allow."""
+    names = places(len(rows[0]))
+    roles = _asked(path, names, columns)
+    for role, at in (("user", 0), ("item", 1)):
+        if role not in columns and at not in roles.values():
+            roles[role] = at
+    for at in range(2, min(4, len(names))):
+        look = _looks_like([row[at].strip() for row in rows if len(row) > at])
+        look = "timestamp" if look == "rating" and at == 3 else look
+        if look and look not in columns and look not in roles and at not in roles.values():
+            roles[look] = at
+    return _with_both(path, names, roles)
+
+
+def _looks_like(values: Sequence[str]) -> str | None:
+    """Rating or timestamp, by the look of the first values."""
+    numbers = [float(value) for value in values if is_number(value)]
+    if len(numbers) * 2 > len(values):
+        return "timestamp" if min(numbers) >= 1e8 else "rating"
+    missing = dates(pl.Series(values, dtype=pl.String)).null_count()
+    return "timestamp" if missing * 2 < len(values) else None
+
+
+def _asked(path: Path, names: Sequence[str], columns: Mapping[str, str]) -> dict[str, int]:
+    """The places of the columns named by the user; '-' means none, a number counts from 1."""
+    roles: dict[str, int] = {}
+    for role, name in columns.items():
+        if name == "-" and role not in ("user", "item"):
+            continue
+        at = _place_of(name, names)
+        if at is None:
+            raise _no_column(path, role, name, names)
+        if at in roles.values():
+            raise problem(path, f"column {shown(name)} is asked for twice", "give each role its own column")
+        roles[role] = at
+    return roles
+
+
+def _place_of(name: str, names: Sequence[str]) -> int | None:
+    """Where a column is: by its name, its name without the RecBole type, or its number."""
+    for known in (list(names), [one.split(":")[0] for one in names], places(len(names))):
+        if name in known:
+            return known.index(name)
+    return None
+
+
+def _no_column(path: Path, role: str, name: str, names: Sequence[str]) -> TacitaError:
+    near = get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"it has {listed(names)}"
+    return problem(path, f"no column {shown(name)} to be the {role}", hint)
+
+
+def _with_both(path: Path, names: Sequence[str], roles: dict[str, int]) -> dict[str, int]:
+    """The roles in their usual order, once there is a user and an item."""
+    lacking = [role for role in ("user", "item") if role not in roles]
+    if lacking:
+        raise problem(
+            path,
+            f"no {' and no '.join(lacking)} column found among {listed(names)}",
+            "say which they are with --columns user=...,item=... (a name, or a number from 1)",
+        )
+    return {role: roles[role] for role in _ALIASES if role in roles}

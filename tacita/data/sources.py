@@ -1,0 +1,141 @@
+"""The door to all data: `load` takes a named dataset, any table file or folder, or synthetic data.
+
+Every way to be wrong ends in one `TacitaError` that names the file and the line or column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from tacita.data.columns import interactions
+from tacita.data.named import DATASETS, DatasetInfo, cache_dir, checked_file, fetch
+from tacita.data.problems import problem, unreadable
+from tacita.data.reading import main_file, read_table
+from tacita.data.roles import check_roles
+from tacita.data.synthetic import synthetic
+from tacita.data.table import Interactions, by_appearance, describe, fingerprint
+from tacita.errors import TacitaError
+from tacita.files import write_bytes
+
+__all__ = ["DATASETS", "DatasetInfo", "Interactions", "cache_dir", "describe", "fetch", "load", "save_csv"]
+
+
+def load(source: str, *, data_dir: Path | None = None, columns: dict[str, str] | None = None) -> Interactions:
+    """Interactions of a named dataset, of `synthetic:users=...`, or of a file or folder."""
+    is_synthetic = source == "synthetic" or source.startswith("synthetic:")
+    if columns and (is_synthetic or source in DATASETS):
+        raise TacitaError(f"--columns is for files; '{source}' has columns that are known.")
+    if is_synthetic:
+        return _synthetic(source)
+    if source in DATASETS:
+        path = checked_file(source, data_dir)
+        table = _from_path(path, source, {})
+        return _by_time(table, path) if source == "ml-100k" else table
+    path = Path(source)
+    if not source or not _exists(path):
+        raise _no_such_source(source)
+    return _from_path(path, _stem(path), columns or {})
+
+
+def save_csv(table: Interactions, out: Path) -> None:
+    """Write a table as plain CSV with raw ids; `load` reads the same interactions back."""
+    items = pl.Series(table.item_ids, dtype=pl.String)[table.item]
+    frame = pl.DataFrame({"user": pl.Series(table.user_ids, dtype=pl.String)[table.user], "item": items})
+    if table.rating is not None:
+        frame = frame.with_columns(rating=table.rating)
+    if table.timestamp is not None:
+        name = "timestamp" if table.time_is_global else "position"
+        frame = frame.with_columns(pl.Series(name, table.timestamp))
+    if table.split is not None:
+        frame = frame.with_columns(split=np.array(["train", "valid", "test"])[table.split])
+    if table.titles:
+        frame = frame.with_columns(title=items.replace_strict(table.titles, default=None))
+    write_bytes(out, frame.write_csv().encode())
+
+
+def _from_path(path: Path, name: str, columns: Mapping[str, str]) -> Interactions:
+    """Interactions of a file, or of the one table in a folder."""
+    check_roles(columns)
+    try:
+        file = main_file(path) if path.is_dir() else path
+        if file is None:
+            raise problem(path, "the folder has no interactions file, or several", "name one file")
+        if not file.is_file():
+            raise problem(path, "not a regular file", "save the data to a file first")
+        return interactions(name, read_table(file, columns))
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def _synthetic(source: str) -> Interactions:
+    """Drawn interactions, with ids such as u17 and i5."""
+    drawn = synthetic(source)
+    user, users = by_appearance(drawn.user)
+    item, items = by_appearance(drawn.item)
+    user_ids = tuple([f"u{one}" for one in users.tolist()])
+    item_ids = tuple([f"i{one}" for one in items.tolist()])
+    return Interactions(
+        name=source,
+        user=user,
+        item=item,
+        rating=None,
+        timestamp=drawn.timestamp,
+        split=None,
+        user_ids=user_ids,
+        item_ids=item_ids,
+        titles={},
+        fingerprint=fingerprint(user, item, None, drawn.timestamp, None, user_ids, item_ids),
+        guessed=f"{source}: drawn from a seed, nothing read.",
+    )
+
+
+def _by_time(table: Interactions, path: Path) -> Interactions:
+    """The rows of ml-100k by (timestamp, user, item), so that every copy gives the same numbering."""
+    try:
+        users, items = np.array(table.user_ids, np.int64), np.array(table.item_ids, np.int64)
+    except (ValueError, OverflowError):
+        raise TacitaError(f"{path}: the ids of ml-100k are whole numbers; copy the file again.") from None
+    if table.timestamp is None or table.rating is None:
+        raise TacitaError(f"{path}: ml-100k has ratings and timestamps; copy the file again.")
+    order = np.lexsort((items[table.item], users[table.user], table.timestamp))
+    user, seen_users = by_appearance(table.user[order])
+    item, seen_items = by_appearance(table.item[order])
+    user_ids = tuple([table.user_ids[one] for one in seen_users])
+    item_ids = tuple([table.item_ids[one] for one in seen_items])
+    rating, time = table.rating[order], table.timestamp[order]
+    return replace(
+        table,
+        user=user,
+        item=item,
+        rating=rating,
+        timestamp=time,
+        user_ids=user_ids,
+        item_ids=item_ids,
+        fingerprint=fingerprint(user, item, rating, time, None, user_ids, item_ids),
+    )
+
+
+def _exists(path: Path) -> bool:
+    """Whether the path is there; a name that no file can have is not."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _no_such_source(source: str) -> TacitaError:
+    near = get_close_matches(source, DATASETS, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else "check the path, or see 'tacita data list'."
+    return TacitaError(f"{source[:200]!r} is neither a file nor a named dataset; {hint}")
+
+
+def _stem(path: Path) -> str:
+    """The file's name without its endings."""
+    name = path.resolve().name
+    return name if path.is_dir() else Path(name.removesuffix(".gz")).stem

@@ -1,0 +1,18 @@
+"""The one exception that is shown to people: a sentence that names what is wrong and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TacitaError(Exception):
+    """Bad input. The command line prints the sentence and exits with code 2."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> TacitaError:
+    """The error for a name that is not in a registry, with the nearest known one."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}."
+    return TacitaError(f"unknown {kind} '{name}'; {hint}")

@@ -1,0 +1,348 @@
+"""From finished cells to a table: mean, interval over seeds, the published value, a verdict for every cell."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from tacita.evaluate import continual_summary
+from tacita.experiments.cells import Line, unpack
+from tacita.experiments.plan import Cell, Experiment
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell of the table."""
+
+    dataset: str
+    backbone: str
+    metric: str
+    variant: str
+    column: str
+    mean: float
+    half: float  # half-width of the 95 % interval over seeds; nan with one seed
+    seeds: int
+    published: float | None
+    verdict: str  # agrees, higher, lower, or "" where nothing was published
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A paired test per user of one variant against the best of the others."""
+
+    dataset: str
+    backbone: str
+    variant: str
+    against: str
+    gain: float  # relative difference of the means
+    p: float
+    pairs: int
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """Mean and half-width of the 95 % t-interval."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return mean, float("nan")
+    spread = float(np.std(values, ddof=1)) / np.sqrt(len(values))
+    return mean, float(stats.t.ppf(0.975, len(values) - 1)) * spread
+
+
+def verdict(mean: float, half: float, published: float | None, tolerance: float) -> str:
+    """Agreement: the published value lies in our interval, or within the tolerance of our mean.
+
+    An interval wider than the tolerance cannot tell agreement from chance: unclear.
+    """
+    if published is None:
+        return ""
+    inside = not np.isnan(half) and abs(mean - published) <= half
+    if not inside and abs(mean - published) > tolerance * published:
+        return "higher" if mean > published else "lower"
+    return "agrees" if half <= tolerance * published else "unclear"
+
+
+def entries(experiment: Experiment, cells: list[Cell], lines: dict[str, Line]) -> list[Entry]:
+    """Every (dataset, backbone, metric, variant, block) with all finished seeds, and the mean over blocks."""
+    groups: dict[tuple[str, str, str], list[Line]] = {}
+    for cell in cells:
+        if cell.key in lines and "failed" not in lines[cell.key]:
+            groups.setdefault((cell.dataset, cell.backbone, cell.variant), []).append(lines[cell.key])
+    out = []
+    for (dataset, backbone, variant), found in groups.items():
+        for metric in experiment.metrics:
+            paper = experiment.published.get(dataset, {}).get(backbone, {}).get(metric, {}).get(variant, [])
+            for name, told, values in _columns(experiment, paper, [line["values"][metric] for line in found]):
+                mean, half = interval(values)
+                mark = verdict(mean, half, told, experiment.tolerance)
+                out.append(Entry(dataset, backbone, metric, variant, name, mean, half, len(values), told, mark))
+    return out
+
+
+def _columns(
+    experiment: Experiment, paper: list[float | None], rows: list[list[float]]
+) -> list[tuple[str, float | None, list[float]]]:
+    """Name, published value and our values over seeds of each column; a stream's last value is its mean."""
+    names = list(experiment.published_columns)
+    told = [*paper, *[None] * len(names)][: len(names)]
+    if experiment.kind == "stream" and names == ["mean"]:
+        return [("mean", told[0], [row[-1] for row in rows])]
+    if experiment.kind == "stream":
+        known = [p for p in told if p is not None]
+        names.append("mean")
+        told.append(round(float(np.mean(known)), 4) if len(known) == len(told) else None)
+    return [(name, told[n], [row[n] for row in rows]) for n, name in enumerate(names)]
+
+
+def comparisons(experiment: Experiment, cells: list[Cell], lines: dict[str, Line]) -> list[Comparison]:
+    """Pairs are (block, user), each averaged over the seeds first: seeds are not new people."""
+    scores: dict[tuple[str, str], dict[str, list[Any]]] = {}
+    for cell in cells:
+        if cell.key in lines and "users" in lines[cell.key]:
+            place = scores.setdefault((cell.dataset, cell.backbone), {})
+            place.setdefault(cell.variant, []).append(unpack(lines[cell.key]["users"]))
+    out = []
+    for (dataset, backbone), by_variant in scores.items():
+        means = {v: np.mean(runs, axis=0) for v, runs in by_variant.items()}
+        for variant in experiment.compare:
+            others = {v: m for v, m in means.items() if v != variant}
+            if variant not in means or not others:
+                continue
+            best = max(others, key=lambda v: float(others[v].mean()))
+            mine, theirs = means[variant], others[best]
+            p = float(stats.ttest_rel(mine, theirs).pvalue) if not np.array_equal(mine, theirs) else 1.0
+            gain = float(mine.mean() / theirs.mean() - 1)
+            out.append(Comparison(dataset, backbone, variant, best, gain, p, len(mine)))
+    return out
+
+
+def _shown(entry: Entry) -> str:
+    half = "" if np.isnan(entry.half) else f" ± {entry.half:.4f}"
+    return f"{entry.mean:.4f}{half}"
+
+
+def beside(experiment: Experiment, cells: list[Cell], lines: dict[str, Line]) -> list[list[str]]:
+    """What a stream's cells also tell, as rows: means over blocks 1.. and seeds, and LA, RA, HM over all blocks."""
+    groups: dict[tuple[str, str, str], list[Line]] = {}
+    for cell in cells:
+        if "blocks" in lines.get(cell.key, {}):
+            groups.setdefault((cell.dataset, cell.backbone, cell.variant), []).append(lines[cell.key])
+    rows = []
+    for (dataset, backbone, variant), found in groups.items():
+        later = [b for line in found for b in line["blocks"][1:]]
+        means = [float(np.mean([b[k] for b in later])) for k in ("mask_history", "new", "returning")]
+        kept = [continual_summary([b["on_blocks"] for b in line["blocks"]]) for line in found]
+        means += [float(np.mean([k[name] for k in kept])) for name in ("la", "ra", "hm")]
+        rows.append([dataset, backbone, experiment.variants[variant].label, *(f"{m:.4f}" for m in means)])
+    return rows
+
+
+def seed_differences(experiment: Experiment, cells: list[Cell], lines: dict[str, Line]) -> list[list[str]]:
+    """Mean ndcg@20 of blocks 1.. minus the baseline's of the same seed, as rows: seeds share split and block 0."""
+    scores: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
+    for cell in cells:
+        if "blocks" in lines.get(cell.key, {}):
+            place = scores.setdefault((cell.dataset, cell.backbone), {})
+            place.setdefault(cell.variant, {})[cell.seed] = lines[cell.key]["values"]["ndcg@20"][-1]
+    rows = []
+    for (dataset, backbone), found in scores.items():
+        for variant in experiment.variants:
+            both = sorted(found.get(variant, {}).keys() & found.get(experiment.baseline, {}).keys())
+            if variant == experiment.baseline or len(both) < 2:
+                continue
+            mean, half = interval([found[variant][s] - found[experiment.baseline][s] for s in both])
+            said = "above" if mean > half else "below" if mean < -half else "no clear difference"
+            rows.append([dataset, backbone, experiment.variants[variant].label, f"{mean:+.4f} ± {half:.4f}", said])
+    return rows
+
+
+def _differences_markdown(experiment: Experiment, rows: list[list[str]]) -> list[str]:
+    if not rows:
+        return []
+    name = experiment.variants[experiment.baseline].label
+    text = [
+        f"**Against {name}, seed by seed** (mean ndcg@20 of blocks 1.., 95 % interval of the paired difference)",
+        "",
+        f"| dataset | backbone | method | minus {name} | |",
+        "|---|---|---|---|---|",
+    ]
+    return [*text, *("| " + " | ".join(row) + " |" for row in rows), ""]
+
+
+def _beside_markdown(rows: list[list[str]]) -> list[str]:
+    if not rows:
+        return []
+    head = ["dataset", "backbone", "method", "history mask", "new users", "returning users", "LA", "RA", "HM"]
+    text = [
+        "**Beside it** (ndcg@20): all known items hidden; users by kind; learning (LA), retention (RA, every block's "
+        "test after the last block, own masks) and their harmonic mean",
+        "",
+        "| " + " | ".join(head) + " |",
+        "|" + "---|" * len(head),
+    ]
+    return [*text, *("| " + " | ".join(row) + " |" for row in rows), ""]
+
+
+def failed_cells(cells: list[Cell], lines: dict[str, Line]) -> list[str]:
+    """One sentence per run that could not be finished."""
+    return [
+        f"{c.dataset}, {c.backbone}, {c.variant}, seed {c.seed}: {lines[c.key]['failed']}"
+        for c in cells
+        if "failed" in lines.get(c.key, {})
+    ]
+
+
+def to_markdown(
+    experiment: Experiment,
+    found: list[Entry],
+    tests: list[Comparison],
+    failures: list[str] | None = None,
+    also: list[list[str]] | None = None,
+    differences: list[list[str]] | None = None,
+) -> str:
+    """Tables per dataset, backbone and metric; ours above, the paper's value and verdict below."""
+    failures = failures or []
+    labels = {name: v.label for name, v in experiment.variants.items()}
+    seeds = max((e.seeds for e in found), default=0)
+    text = [f"### {experiment.title}", ""]
+    text.append(
+        f"Mean ± half-width of the 95 % interval over {seeds} seed(s); in brackets the published value and what we "
+        f"say of it (agrees: inside our interval or within "
+        f"{experiment.tolerance:.0%}; higher or lower: ours is; unclear: our interval is wider than that)."
+    )
+    text += ["", *(f"- {note}" for note in [*experiment.notes, *failures]), ""]
+    for metric in experiment.metrics:
+        for backbone in dict.fromkeys(e.backbone for e in found):
+            rows = [e for e in found if e.metric == metric and e.backbone == backbone]
+            variants = [v for v in experiment.variants if any(e.variant == v for e in rows)]
+            if not variants:
+                continue
+            text += [f"**{metric}, {backbone}**", ""]
+            text.append("| dataset | block | " + " | ".join(labels[v] for v in variants) + " |")
+            text.append("|---|---|" + "---|" * len(variants))
+            for dataset, column in dict.fromkeys((e.dataset, e.column) for e in rows):
+                here = {e.variant: e for e in rows if e.dataset == dataset and e.column == column}
+                cells = []
+                for v in variants:
+                    e = here.get(v)
+                    told = f"<br>({e.published:.4f} {e.verdict})" if e and e.published is not None else ""
+                    cells.append(f"{_shown(e)}{told}" if e else "–")
+                text.append(f"| {dataset} | {column} | " + " | ".join(cells) + " |")
+            text.append("")
+    text += _differences_markdown(experiment, differences or [])
+    text += _tests_markdown(tests, labels) + _beside_markdown(also or [])
+    return "\n".join(text).rstrip() + "\n"
+
+
+def _tests_markdown(tests: list[Comparison], labels: dict[str, str]) -> list[str]:
+    if not tests:
+        return []
+    text = [
+        "**Paired test per user** (ndcg@20; pairs are users of blocks 1.., averaged over seeds; two-sided t)",
+        "",
+        "| dataset | backbone | method | best other | relative difference | p | pairs |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for t in tests:
+        text.append(
+            f"| {t.dataset} | {t.backbone} | {labels[t.variant]} | {labels[t.against]} | {t.gain:+.1%} | "
+            f"{t.p:.3g} | {t.pairs} |"
+        )
+    return [*text, ""]
+
+
+def disagreements(found: list[Entry]) -> dict[str, int]:
+    """How many cells with a published value agree, are higher, are lower."""
+    marks = [e.verdict for e in found if e.verdict]
+    return {m: marks.count(m) for m in ("agrees", "higher", "lower", "unclear")}
+
+
+def to_csv(found: list[Entry]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(
+        ["dataset", "backbone", "metric", "variant", "block", "mean", "half_width_95", "seeds", "published", "verdict"]
+    )
+    for e in found:
+        half = "" if np.isnan(e.half) else f"{e.half:.6f}"
+        told = "" if e.published is None else e.published
+        writer.writerow(
+            [e.dataset, e.backbone, e.metric, e.variant, e.column, f"{e.mean:.6f}", half, e.seeds, told, e.verdict]
+        )
+    return out.getvalue()
+
+
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem}"
+    "table{border-collapse:collapse;margin:1rem 0}td,th{padding:.3rem .6rem;border-bottom:1px solid #8886;"
+    "text-align:right}td:first-child,th:first-child{text-align:left}.agrees{color:#0a7d4b}.higher{color:#0a58b5}"
+    ".lower{color:#b3410e}.dot{fill:#0a58b5}.paper{fill:#b3410e}svg{max-width:100%;height:auto}"
+    "@media(prefers-color-scheme:dark){body{background:#14171a;color:#e6e6e6}}"
+)
+
+
+def to_html(experiment: Experiment, found: list[Entry], tests: list[Comparison]) -> str:
+    """The same as a page, with a picture of means and intervals beside the published values."""
+    labels = {name: v.label for name, v in experiment.variants.items()}
+    body = [f"<h1>{html.escape(experiment.title)}</h1>"]
+    for metric in experiment.metrics:
+        for dataset, backbone in dict.fromkeys((e.dataset, e.backbone) for e in found):
+            for column in dict.fromkeys(e.column for e in found if experiment.kind != "stream" or e.column == "mean"):
+                place = (metric, dataset, backbone, column)
+                rows = [e for e in found if (e.metric, e.dataset, e.backbone, e.column) == place]
+                title = f"{dataset}, {backbone}: {metric}, {column}"
+                body.append(f"<h2>{html.escape(title)}</h2>" + _picture(rows, labels, title))
+    body.append("<h2>All cells</h2>" + _html_table(found, labels))
+    if tests:
+        body.append("<h2>Paired tests</h2><ul>")
+        body += [
+            f"<li>{html.escape(f'{t.dataset}, {t.backbone}')}: {html.escape(labels[t.variant])} against "
+            f"{html.escape(labels[t.against])} {t.gain:+.1%}, p = {t.p:.3g} ({t.pairs} pairs)</li>"
+            for t in tests
+        ]
+        body.append("</ul>")
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<title>{html.escape(experiment.title)}</title><style>{_STYLE}</style>{''.join(body)}</html>\n"
+    )
+
+
+def _picture(rows: list[Entry], labels: dict[str, str], title: str) -> str:
+    """Dots with intervals, diamonds for the published values."""
+    high = max(e.mean + (0 if np.isnan(e.half) else e.half) for e in rows)
+    top = 1.1 * max([high, *(e.published or 0 for e in rows)])
+    width, step, left = 640, 30, 150
+
+    def x(value: float) -> float:
+        return left + (width - left - 60) * value / top
+
+    parts = [f"<svg viewBox='0 0 {width} {step * len(rows) + 30}' role=img aria-label='{html.escape(title)}'>"]
+    for n, e in enumerate(rows):
+        y = 20 + n * step
+        half = 0.0 if np.isnan(e.half) else e.half
+        parts.append(f"<text x=0 y={y + 5} fill=currentColor font-size=14>{html.escape(labels[e.variant])}</text>")
+        parts.append(
+            f"<line x1={x(e.mean - half):.1f} x2={x(e.mean + half):.1f} y1={y} y2={y} stroke=currentColor />"
+            f"<circle class=dot cx={x(e.mean):.1f} cy={y} r=5><title>{e.mean:.4f}</title></circle>"
+        )
+        if e.published is not None:
+            px = x(e.published)
+            parts.append(f"<path class=paper d='M{px:.1f} {y - 6}l6 6l-6 6l-6 -6z'><title>{e.published}</title></path>")
+        parts.append(f"<text x={width - 52} y={y + 5} fill=currentColor font-size=13>{e.mean:.4f}</text>")
+    return "".join(parts) + "</svg><p>Dot and line: ours with its 95 % interval. Diamond: published.</p>"
+
+
+def _html_table(found: list[Entry], labels: dict[str, str]) -> str:
+    head = "<tr><th>cell</th><th>ours</th><th>published</th><th>verdict</th></tr>"
+    rows = [
+        f"<tr><td>{html.escape(f'{e.dataset} {e.backbone} {e.metric} {e.column} {labels[e.variant]}')}</td>"
+        f"<td>{_shown(e)}</td><td>{'' if e.published is None else e.published}</td>"
+        f"<td class='{e.verdict}'>{e.verdict}</td></tr>"
+        for e in found
+    ]
+    return f"<table>{head}{''.join(rows)}</table>"

@@ -1,0 +1,56 @@
+"""Settings of `tally` chosen on validation: the same small grid and the same rule for every dataset.
+
+What depends on the data at hand is learned inside a run (recency on each block's validation, repeat from how often
+people come back); the grid is over what is left. The rule: the highest mean validation of the blocks after the first.
+The defaults are the setting whose validation, relative to each dataset's best, is highest on average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from tacita.config import RunConfig
+from tacita.controls import mean_of
+from tacita.rounds import run_stream, start
+from tacita.runs import Machine, assemble, build
+
+GRID: dict[str, list[float]] = {"ridge": [100.0, 200.0, 500.0, 1000.0], "decay": [1.0, 0.7, 0.5]}
+
+
+@dataclass(frozen=True)
+class Tried:
+    options: dict[str, float]
+    valid: float  # mean of the selecting metric over the blocks after the first
+    test: dict[str, float]
+
+
+def try_all(config: RunConfig, machine: Machine, on_done: Callable[[int, int], None] | None = None) -> list[Tried]:
+    """Every setting of the grid on one dataset; other options as in the config."""
+    fed = assemble(config, machine)
+    grid = [dict(zip(GRID, values, strict=True)) for values in product(*GRID.values())]
+    found = []
+    for done, options in enumerate(grid):
+        if on_done:
+            on_done(done, len(grid))
+        changed: dict[str, Any] = {**config.backbone, **options}
+        tried = config.model_copy(update={"backbone": changed})
+        progress = start(fed)
+        run_stream(replace(fed, config=tried, backbone=build(tried)[0]), progress, lambda report, now: None)
+        blocks = progress.results[1:] or progress.results
+        found.append(Tried(options, float(np.mean([b["valid"] for b in blocks])), mean_of(progress.results)))
+    return found
+
+
+def chosen(found: list[Tried]) -> Tried:
+    return max(found, key=lambda one: one.valid)
+
+
+def chosen_together(found: dict[str, list[Tried]]) -> dict[str, float]:
+    """The setting that serves all datasets."""
+    relative = np.mean([[one.valid / chosen(tried).valid for one in tried] for tried in found.values()], axis=0)
+    return next(iter(found.values()))[int(relative.argmax())].options

@@ -1,0 +1,123 @@
+"""Counter-based random numbers: draw j of a stream is a hash of (stream key, j), so nothing has state.
+
+The mixer is the finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection on 64 bits with full avalanche.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit, prange
+
+from tacita.types import Floats, Keys, Longs
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MUL_A = np.uint64(0xBF58476D1CE4E5B9)
+_MUL_B = np.uint64(0x94D049BB133111EB)
+_S30 = np.uint64(30)
+_S27 = np.uint64(27)
+_S31 = np.uint64(31)
+_S32 = np.uint64(32)
+_S11 = np.uint64(11)
+_UNIT = 1.0 / 9007199254740992.0  # 2^-53
+_LAST = np.float32(1.0 - 2.0**-24)  # the largest single below 1
+
+
+@njit(inline="always")
+def mix(x: np.uint64) -> np.uint64:
+    x = (x ^ (x >> _S30)) * _MUL_A
+    x = (x ^ (x >> _S27)) * _MUL_B
+    return x ^ (x >> _S31)
+
+
+@njit(inline="always")
+def stream_of(key: np.uint64, owner: np.uint64) -> np.uint64:
+    """The stream of one owner (a user, an item) under a purpose key."""
+    return mix(key ^ mix(owner + _GOLDEN))
+
+
+@njit(inline="always")
+def bits(stream: np.uint64, counter: np.uint64) -> np.uint64:
+    return mix(stream + (counter + np.uint64(1)) * _GOLDEN)
+
+
+@njit(inline="always")
+def below(stream: np.uint64, counter: np.uint64, n: np.uint64) -> np.int64:
+    """A whole number in [0, n), n < 2^32; the bias of the multiply-shift is under n / 2^32."""
+    return np.int64(((bits(stream, counter) >> _S32) * n) >> _S32)
+
+
+@njit(inline="always")
+def unit(stream: np.uint64, counter: np.uint64) -> float:
+    """A float in [0, 1)."""
+    return np.float64(bits(stream, counter) >> _S11) * _UNIT
+
+
+@njit(cache=True)
+def hash_owners(key: np.uint64, owners: Keys) -> Keys:
+    out = np.empty(len(owners), np.uint64)
+    for i in range(len(owners)):
+        out[i] = stream_of(key, owners[i])
+    return out
+
+
+@njit(cache=True, parallel=True)
+def normals(key: np.uint64, owners: Keys, width: int) -> Floats:
+    """Standard normals by Box-Muller, `width` per owner."""
+    out = np.empty((len(owners), width), np.float32)
+    for i in prange(len(owners)):
+        stream = stream_of(key, owners[i])
+        for j in range(0, width, 2):
+            radius = math.sqrt(-2.0 * math.log(1.0 - unit(stream, np.uint64(j))))
+            angle = 2.0 * math.pi * unit(stream, np.uint64(j + 1))
+            out[i, j] = radius * math.cos(angle)
+            if j + 1 < width:
+                out[i, j + 1] = radius * math.sin(angle)
+    return out
+
+
+@njit(cache=True, parallel=True)
+def uniforms(key: np.uint64, owners: Keys, width: int) -> Floats:
+    """Uniform numbers in [0, 1), `width` per owner."""
+    out = np.empty((len(owners), width), np.float32)
+    for i in prange(len(owners)):
+        stream = stream_of(key, owners[i])
+        for j in range(width):
+            out[i, j] = min(np.float32(unit(stream, np.uint64(j))), _LAST)
+    return out
+
+
+@njit(cache=True)
+def choose(key: np.uint64, n: int, k: int) -> Longs:
+    """k distinct numbers of [0, n), uniformly, in O(k): a partial shuffle that stores only what it moved."""
+    moved = dict()
+    moved[np.int64(-1)] = np.int64(-1)
+    out = np.empty(k, np.int64)
+    for i in range(k):
+        j = i + below(key, np.uint64(i), np.uint64(n - i))
+        at_i = moved.get(np.int64(i), np.int64(i))
+        out[i] = moved.get(np.int64(j), np.int64(j))
+        moved[np.int64(j)] = at_i
+    return out
+
+
+@njit(cache=True)
+def thin(key: np.uint64, n: int, rate: float) -> Longs:
+    """Each of [0, n) independently with probability `rate`, by geometric gaps: O(rate * n)."""
+    out = []
+    position = np.int64(-1)
+    counter = np.uint64(0)
+    log_miss = math.log1p(-rate)
+    while True:
+        u = unit(key, counter)
+        counter += np.uint64(1)
+        gap = math.log(1.0 - u) / log_miss
+        if gap >= n - position - 1:  # compared as floats: a tiny rate gives gaps beyond 64 bits
+            break
+        position += np.int64(gap) + 1
+        out.append(position)
+    result = np.empty(len(out), np.int64)
+    for i in range(len(out)):
+        result[i] = out[i]
+    return result

@@ -1,0 +1,135 @@
+"""Where the wanted items stand in a full ranking, without sorting anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, prange
+
+from tacita.kernels.hashing import bits, stream_of
+from tacita.types import Floats, Ints, Keys, Longs
+
+
+@njit(inline="always")
+def _before(stream: np.uint64, i: int, t: int) -> Any:
+    """The order of tied items: by a hash of (seed, user, item), never by id or by being wanted."""
+    return bits(stream, np.uint64(i)) < bits(stream, np.uint64(t))
+
+
+@njit(cache=True, parallel=True)
+def full_ranks(
+    scores: Floats,
+    want_ptr: Longs,
+    want: Ints,
+    mask_ptr: Longs,
+    mask: Ints,
+    tie_key: np.uint64,
+    owners: Keys,
+    ranks: Ints,
+    candidates: Ints,
+) -> None:
+    """1-based rank of every wanted item among all unmasked items; 0 where the mask hides it.
+
+    Overwrites masked scores with -inf.
+    """
+    n_items = scores.shape[1]
+    hidden = np.float32(-np.inf)
+    for u in prange(len(owners)):
+        row = scores[u]
+        n_masked = 0
+        for k in range(mask_ptr[u], mask_ptr[u + 1]):
+            if mask[k] < n_items and row[mask[k]] != hidden:
+                row[mask[k]] = hidden
+                n_masked += 1
+        candidates[u] = n_items - n_masked
+        stream = stream_of(tie_key, owners[u])
+        for k in range(want_ptr[u], want_ptr[u + 1]):
+            t = want[k]
+            s = row[t]
+            if s == hidden:
+                ranks[k] = 0
+                continue
+            higher = 0
+            tied = 0
+            for i in range(n_items):
+                higher += row[i] > s
+                tied += row[i] == s
+            if tied > 1:
+                for i in range(n_items):
+                    if row[i] == s and i != t and _before(stream, i, t):
+                        higher += 1
+            ranks[k] = higher + 1
+
+
+@njit(cache=True, parallel=True)
+def sampled_ranks(
+    scores: Floats,
+    want_ptr: Longs,
+    want: Ints,
+    other_ptr: Longs,
+    other: Ints,
+    tie_key: np.uint64,
+    owners: Keys,
+    ranks: Ints,
+    candidates: Ints,
+) -> None:
+    """Rank of every wanted item among the wanted items and the user's sampled others."""
+    for u in prange(len(owners)):
+        row = scores[u]
+        stream = stream_of(tie_key, owners[u])
+        candidates[u] = want_ptr[u + 1] - want_ptr[u] + other_ptr[u + 1] - other_ptr[u]
+        for k in range(want_ptr[u], want_ptr[u + 1]):
+            t = want[k]
+            higher = 0
+            for j in range(want_ptr[u], want_ptr[u + 1]):
+                i = want[j]
+                if row[i] > row[t] or (row[i] == row[t] and i != t and _before(stream, i, t)):
+                    higher += 1
+            for j in range(other_ptr[u], other_ptr[u + 1]):
+                i = other[j]
+                if row[i] > row[t] or (row[i] == row[t] and i != t and _before(stream, i, t)):
+                    higher += 1
+            ranks[k] = higher + 1
+
+
+@njit(cache=True, parallel=True)
+def list_ranks(scores: Floats, ptr: Longs, ids: Ints) -> Ints:
+    """1-based rank of each listed item among all items of its row; ties go to the smaller id."""
+    n_items = scores.shape[1]
+    out = np.empty(len(ids), np.int32)
+    for u in prange(len(ptr) - 1):
+        for k in range(ptr[u], ptr[u + 1]):
+            t = ids[k]
+            s = scores[u, t]
+            higher = 0
+            for i in range(n_items):
+                higher += scores[u, i] > s
+            for i in range(t):
+                higher += scores[u, i] == s
+            out[k] = higher + 1
+    return out
+
+
+@njit(cache=True, parallel=True)
+def best_items(scores: Floats, k: int) -> tuple[Ints, Floats]:
+    """The k best items of every row, best first, ties to the smaller id: one pass with a small sorted list."""
+    n_users, n_items = scores.shape
+    top = np.zeros((n_users, k), np.int32)
+    value = np.full((n_users, k), -np.inf, np.float32)
+    for u in prange(n_users):
+        filled = 0
+        for i in range(n_items):
+            s = scores[u, i]
+            if filled == k and not s > value[u, k - 1]:
+                continue
+            at = filled if filled < k else k - 1
+            while at > 0 and s > value[u, at - 1]:
+                value[u, at] = value[u, at - 1]
+                top[u, at] = top[u, at - 1]
+                at -= 1
+            value[u, at] = s
+            top[u, at] = i
+            if filled < k:
+                filled += 1
+    return top, value

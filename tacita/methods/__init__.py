@@ -1,0 +1,36 @@
+"""Methods as lists of parts."""
+
+from tacita.methods import error_memory as _error_memory  # noqa: F401  (each module registers its parts and presets)
+from tacita.methods import f3crec as _f3crec  # noqa: F401
+from tacita.methods import noise as _noise  # noqa: F401
+from tacita.methods import proxies as _proxies  # noqa: F401
+from tacita.methods import proximal as _proximal  # noqa: F401
+from tacita.methods.base import (
+    Part,
+    PartConfig,
+    World,
+    build_parts,
+    effective_parts,
+    overrides,
+    part_class,
+    part_names,
+    preset,
+    preset_names,
+    preset_parts,
+    register,
+)
+
+__all__ = [
+    "Part",
+    "PartConfig",
+    "World",
+    "build_parts",
+    "effective_parts",
+    "overrides",
+    "part_class",
+    "part_names",
+    "preset",
+    "preset_names",
+    "preset_parts",
+    "register",
+]

@@ -1,0 +1,215 @@
+"""Part: what a method adds to the federated round. A run is a backbone and a list of parts; FedAvg is none.
+
+A part overrides only the hooks it needs. Device hooks see a `CohortView` (what those clients may see) and return
+new device arrays; server hooks see `ServerState`, `Upload` and `Total` only. State is never kept on the part
+object: it lives in `view.parts[name]` (one row per user) and `server.parts[name]`, so it is snapshotted,
+restored with the best round and saved for resume.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from tacita.backbones.base import Backbone
+from tacita.config import TrainConfig, validated
+from tacita.errors import TacitaError, unknown_name
+from tacita.rng import Draws
+from tacita.types import (
+    Arrays,
+    CohortView,
+    Doubles,
+    Extra,
+    Floats,
+    Local,
+    Pull,
+    Ragged,
+    ServerState,
+    Total,
+    Upload,
+)
+
+Purpose = Literal["valid", "test", "serve"]
+
+
+@dataclass(frozen=True)
+class World:
+    """What every part may know of the run."""
+
+    backbone: Backbone
+    draws: Draws
+    train: TrainConfig
+
+
+class PartConfig(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Part:
+    """One composable piece of a method. The defaults do nothing."""
+
+    name: ClassVar[str]
+    Config: ClassVar[type[PartConfig]] = PartConfig
+    broadcast_once: ClassVar[bool] = False
+    """What `broadcast` sends stays the same during a block, so it travels in the first round only."""
+
+    def __init__(self, config: PartConfig, world: World) -> None:
+        self.config = config
+        self.world = world
+
+    def sends_whole_table(self, block: int) -> bool:
+        """Every client sends its whole table in this block, not only the rows it touched."""
+        return False
+
+    def check(self, n_items: int) -> None:
+        """Refuse settings that cannot work on this catalogue, before anything is trained."""
+
+    # on the device
+
+    def device_arrays(self, n_users: int) -> Arrays:
+        """What the part keeps per user, as it is before the user's first block."""
+        return {}
+
+    def begin_block(self, view: CohortView) -> Arrays:
+        """Called for everybody who has data in the new block, with what the first broadcast carried."""
+        return {}
+
+    def begin_round(self, view: CohortView) -> Arrays:
+        """New device arrays before local training; `view` holds the model as it was broadcast."""
+        return {}
+
+    def at_hand(self, view: CohortView) -> Ragged | None:
+        """Items per user whose rows the part will use in `extra_samples`."""
+        return None
+
+    def extra_samples(self, view: CohortView, local: Local, step: int, phase: int) -> Extra | None:
+        """Samples to add to the loss of this step and phase, given the local models as they stand.
+
+        May leave numbers per client in `local.notes` for the lab's log; they never travel.
+        """
+        return None
+
+    def pull(self, view: CohortView) -> Pull | None:
+        return None
+
+    def after_training(self, view: CohortView, local: Local) -> Arrays:
+        return {}
+
+    def extras(self, view: CohortView, local: Local) -> Arrays:
+        """Small named values per client that travel with the upload."""
+        return {}
+
+    def encode(self, view: CohortView, upload: Upload) -> Upload:
+        """What happens to an upload before it leaves the device."""
+        return upload
+
+    def encode_sum(self, server: ServerState, total: Total) -> Total:
+        """The lab's shortcut for noise: what encoding every upload would have done to the sum, in distribution."""
+        return total
+
+    def end_block(self, view: CohortView) -> Arrays:
+        """Called for everybody who trained in the block, with the best round's table and parameters."""
+        return {}
+
+    def predict(self, view: CohortView, scores: Floats, purpose: Purpose) -> Floats:
+        """Correct the (users, items) scores a device is about to rank."""
+        return scores
+
+    # on the server
+
+    def server_begin_block(self, server: ServerState) -> Arrays:
+        return server.parts.get(self.name, {})
+
+    def broadcast(self, server: ServerState) -> Arrays:
+        """What travels down besides the item table and the shared parameters."""
+        return {}
+
+    def weigh(self, upload: Upload) -> Doubles | None:
+        """A factor per client on its upload."""
+        return None
+
+    def decode(self, server: ServerState, total: Total) -> Total:
+        return total
+
+    def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
+        """Change the aggregated state; `before` is what the round started from."""
+        return server
+
+    def server_notes(self, server: ServerState) -> dict[str, float]:
+        """Numbers for the log after a round."""
+        return {}
+
+    def server_end_block(self, server: ServerState) -> Arrays:
+        return server.parts.get(self.name, {})
+
+
+_PARTS: dict[str, type[Part]] = {}
+_PRESETS: dict[str, list[dict[str, Any]]] = {"fedavg": []}
+
+
+def register(cls: type[Part]) -> type[Part]:
+    _PARTS[cls.name] = cls
+    return cls
+
+
+def preset(name: str, *parts: dict[str, Any]) -> None:
+    """Give a list of parts a name for `--method`."""
+    _PRESETS[name] = list(parts)
+
+
+def part_names() -> list[str]:
+    return sorted(_PARTS)
+
+
+def preset_names() -> list[str]:
+    return sorted(_PRESETS)
+
+
+def part_class(name: str) -> type[Part]:
+    if name not in _PARTS:
+        raise unknown_name("part", name, _PARTS)
+    return _PARTS[name]
+
+
+def preset_parts(name: str) -> list[dict[str, Any]]:
+    if name not in _PRESETS:
+        raise unknown_name("method", name, _PRESETS)
+    return [dict(one) for one in _PRESETS[name]]
+
+
+def effective_parts(method: str, changes: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """The preset's parts with options changed by name, then the parts that only `changes` names."""
+    specs = preset_parts(method)
+    for change in changes or []:
+        same = [spec for spec in specs if spec["name"] == change.get("name")]
+        if same and sum(c.get("name") == change.get("name") for c in changes or []) == 1:
+            same[0].update(change)
+        else:
+            specs.append(dict(change))
+    return specs
+
+
+def build_parts(specs: list[dict[str, Any]], world: World) -> tuple[Part, ...]:
+    """Parts from `{"name": ..., options}` tables, checked for clashes."""
+    if specs and not world.backbone.trains:
+        raise TacitaError(
+            f"backbone '{world.backbone.name}' has no local training for parts to change; use method 'fedavg' with it."
+        )
+    parts: list[Part] = []
+    for spec in specs:
+        options = dict(spec)
+        name = options.pop("name", None)
+        if not isinstance(name, str):
+            raise TacitaError("every entry of 'parts' needs a 'name'.")
+        cls = part_class(name)
+        if any(p.name == name for p in parts):
+            raise TacitaError(f"part '{name}' is listed twice; merge its options into one entry.")
+        parts.append(cls(validated(cls.Config, options, f"part '{name}'"), world))
+    return tuple(parts)
+
+
+def overrides(part: Part, hook: str) -> bool:
+    """Whether the part changes a hook, so that costly preparations can be skipped where nobody asks."""
+    return getattr(type(part), hook) is not getattr(Part, hook)

@@ -1,0 +1,303 @@
+"""What a report reads of a run folder, and what can be said about it in words.
+
+A folder is checked once, here: a damaged one is refused with a sentence, never half shown.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tacita.errors import TacitaError
+from tacita.files import read_json
+
+CONTROLS = {
+    "popular": ("most popular", "showing everybody the same popular items"),
+    "alone": ("no federation", "every client training alone"),
+    "linear": ("centralised linear", "a linear model on everybody's data in one place"),
+    "random": ("random", "a random order"),
+}
+
+
+class Scores(dict[str, float]):
+    """Metric -> value; what was not measured is NaN."""
+
+    def __missing__(self, metric: str) -> float:
+        return math.nan
+
+
+Curve = dict[tuple[int, int], float]
+"""(block, round) -> value"""
+
+
+@dataclass(frozen=True)
+class Control:
+    """A scorer beside the method: its name, what it does, and its numbers."""
+
+    key: str
+    blocks: list[Scores]
+    mean: Scores
+
+    @property
+    def name(self) -> str:
+        return control_name(self.key)
+
+    @property
+    def what(self) -> str:
+        return CONTROLS.get(self.key, (self.key, self.key))[1]
+
+
+def control_name(key: str) -> str:
+    return CONTROLS.get(key, (key, key))[0]
+
+
+@dataclass(frozen=True)
+class BlockData:
+    scores: Scores
+    second: Scores  # under the other mask
+    groups: dict[str, tuple[int, Scores]]  # new, returning -> users, scores
+    users: int
+    rounds: int
+    best_round: int
+    valid: float
+    up: float
+    down: float
+    on_blocks: list[float]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """What a report needs of a run folder, checked."""
+
+    folder: str
+    method: str
+    backbone: str
+    seed: int
+    data: str
+    fingerprint: str
+    users: int
+    items: int
+    version: str
+    settings: str  # config.toml as it stands
+    select_by: str
+    mask: str
+    ranking: str
+    protocol: tuple[Any, ...]  # two runs can be compared if these are equal
+    blocks: list[BlockData]
+    mean: Scores
+    continual: Scores  # la, ra, hm
+    controls: list[Control]
+    skipped: dict[str, str]  # control -> why
+    up: float
+    down: float
+    valid: Curve  # validation score
+    notes: dict[str, Curve]  # what the method's parts noted in each round
+
+    @property
+    def main(self) -> str:
+        """The selecting metric, or the first one where that is not reported."""
+        return self.select_by if self.select_by in self.mean else next(iter(self.mean), self.select_by)
+
+    @property
+    def score(self) -> float:
+        return self.mean[self.main]
+
+    @property
+    def metrics(self) -> list[str]:
+        """All of them, the main one first."""
+        return sorted(self.mean, key=lambda m: m != self.main)
+
+    @property
+    def popular(self) -> Control | None:
+        return next((c for c in self.controls if c.key == "popular"), None)
+
+    @property
+    def better(self) -> list[Control]:
+        """Controls that beat the method on the mean."""
+        return [c for c in self.controls if self.score < c.mean[self.main]]
+
+    @property
+    def other_mask(self) -> str:
+        return "history" if self.mask == "block" else "block"
+
+    @property
+    def names(self) -> list[str]:
+        return [str(n) for n in range(len(self.blocks))]
+
+    @property
+    def averaged(self) -> str:
+        """Which blocks the mean is over."""
+        last = len(self.blocks) - 1
+        return ("block 0", "block 1")[last] if last < 2 else f"mean of blocks 1–{last}"
+
+
+def _clean(value: Any) -> Any:
+    """Names without control characters, half letters and changes of direction."""
+    if isinstance(value, dict):
+        return {_clean(k): _clean(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_clean(v) for v in value]
+    return "".join(c if c.isprintable() else "�" for c in value) if isinstance(value, str) else value
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _scores(values: dict[str, Any]) -> Scores:
+    return Scores({str(k): _number(v) for k, v in values.items() if "@" in k or k == "auc"})
+
+
+def _block(raw: dict[str, Any], other: str) -> BlockData:
+    groups = {name: (int(raw[name]["users"]), _scores(raw[name])) for name in ("new", "returning")}
+    return BlockData(
+        scores=_scores(raw),
+        second=_scores(raw.get(f"mask_{other}", {})),
+        groups=groups,
+        users=int(raw["users"]),
+        rounds=int(raw["rounds"]),
+        best_round=int(raw["best_round"]),
+        valid=_number(raw.get("valid")) if raw["best_round"] else math.nan,
+        up=_number(raw["bytes_up"]),
+        down=_number(raw["bytes_down"]),
+        on_blocks=[_number(v) for v in raw["on_blocks"]],
+    )
+
+
+def _method(config: dict[str, Any]) -> str:
+    if config.get("parts") is None:
+        return str(config["method"])
+    return " + ".join(str(p["name"]) for p in config["parts"]) or "no parts"
+
+
+def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str, Curve]) -> RunData:
+    config, data, how = raw["config"], raw["data"], raw["config"]["evaluate"]
+    mask = str(how["mask"])
+    blocks = [_block(b, "history" if mask == "block" else "block") for b in raw["blocks"]]
+    if not blocks or [len(b.on_blocks) for b in blocks] != list(range(1, len(blocks) + 1)):
+        raise ValueError("the blocks are not whole")
+    controls, skipped = [], {}
+    for key in [*CONTROLS, *sorted(set(raw["controls"]) - set(CONTROLS))]:
+        found = raw["controls"].get(key)
+        if found and "skipped" in found:
+            skipped[key] = str(found["skipped"])
+        elif found:
+            controls.append(Control(key, [_scores(b) for b in found["blocks"]], _scores(found["mean"])))
+    if any(len(c.blocks) != len(blocks) for c in controls):
+        raise ValueError("a control has other blocks than the method")
+    protocol = [how.get(k) for k in ("select_by", "mask", "old_block_mask", "sampled_negatives", "item_table")]
+    sampled = int(how.get("sampled_negatives", 0))
+    return RunData(
+        folder=_clean(folder.resolve().name),
+        method=_method(config),
+        backbone=str(config["backbone"].get("name", "mf")),
+        seed=int(config["seed"]),
+        data=str(data["name"]),
+        fingerprint=str(data["fingerprint"]),
+        users=int(data["users"]),
+        items=int(data["items"]),
+        version=str(raw.get("tacita", "")),
+        settings=settings,
+        select_by=str(how["select_by"]),
+        mask=mask,
+        ranking=f"against {sampled} sampled items" if sampled else "of all items",
+        protocol=(str(data["fingerprint"]), *map(str, protocol)),
+        blocks=blocks,
+        mean=_scores(raw["mean"]),
+        continual=Scores({k: _number(raw["continual"][k]) for k in ("la", "ra", "hm")}),
+        controls=controls,
+        skipped=skipped,
+        up=_number(raw["bytes"]["up_per_client_and_round"]),
+        down=_number(raw["bytes"]["down_per_client_and_round"]),
+        valid=events["valid"],
+        notes={name: curve for name, curve in events.items() if name != "valid"},
+    )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        raise TacitaError(f"{path} is missing or unreadable; is {path.parent} a finished run folder?") from None
+
+
+def _read_events(path: Path) -> dict[str, Curve]:
+    """Validation scores ("valid") and what parts noted, by block and round; an unreadable line is left out."""
+    out: dict[str, Curve] = {"valid": {}}
+    for line in _read_text(path).splitlines():
+        try:
+            event = json.loads(line)
+            at = int(event["block"]), int(event["round"])
+            for name, value in {"valid": event["valid"], **event.get("notes", {})}.items():
+                if value is not None:
+                    out.setdefault(str(name), {})[at] = float(value)
+        except (ValueError, TypeError, LookupError, AttributeError):
+            continue
+    return out
+
+
+def read_run(folder: Path) -> RunData:
+    if not folder.is_dir():
+        raise TacitaError(f"no run folder {folder}; `tacita train --out {folder}` makes one.")
+    path = folder / "result.json"
+    raw = read_json(path)
+    settings, events = _read_text(folder / "config.toml"), _read_events(folder / "events.jsonl")
+    try:
+        return _run_data(folder, _clean(raw), settings, events)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise TacitaError(f"{path} is damaged: not the result of a run ({error}); train again.") from None
+
+
+def nice(metric: str) -> str:
+    """ndcg@20 -> NDCG@20"""
+    name, at, k = metric.partition("@")
+    return (name.capitalize() if name in ("recall", "precision") else name.upper()) + at + k
+
+
+def shown(value: float) -> str:
+    return f"{value:.4f}" if math.isfinite(value) else "–"
+
+
+def human_bytes(size: float) -> str:
+    if not math.isfinite(size):
+        return "–"
+    for unit in ("B", "kB", "MB"):
+        if size < 999.5:
+            return f"{size:.0f} {unit}" if size >= 99.5 or unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} GB"
+
+
+def percent(value: float, base: float) -> str:
+    """The change from base to value."""
+    if not (base > 0 and math.isfinite(value / base)):
+        return "–"
+    return f"{value / base - 1:+.0%}".replace("-", "−")
+
+
+def verdicts(run: RunData) -> list[tuple[str, str]]:
+    """What to think of the headline number: (good, note or bad, sentence)."""
+    if not math.isfinite(run.score):
+        return [("bad", f"The method has no {nice(run.main)} to show: nobody was tested, or training diverged.")]
+    judged = [c for c in run.controls if math.isfinite(c.mean[run.main])]
+    if not judged:
+        return [("note", "No control was run beside this method, so its numbers cannot be judged alone.")]
+    where = f"{nice(run.main)}, {run.averaged}"
+    out = []
+    for control in run.better:
+        numbers = f"{shown(control.mean[run.main])} against {shown(run.score)}"
+        kind = "note" if control.key == "linear" else "bad"
+        out.append((kind, f"Below {control.name}: {control.what} is better here ({numbers}; {where})."))
+    if not out:
+        best = max(judged, key=lambda c: c.mean[run.main])
+        numbers = f"{shown(run.score)} against {shown(best.mean[run.main])} of {best.name}, the best of them"
+        out.append(("good", f"No control is better: {numbers} ({where})."))
+    for control in judged:
+        lost = [n for n, b in enumerate(control.blocks) if run.blocks[n].scores[run.main] < b[run.main]]
+        if lost and control not in run.better:
+            which = f"block{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))}"
+            out.append(("note", f"Not below {control.name} on the mean, but below it in {which}."))
+    return out

@@ -1,0 +1,508 @@
+"""A run: from a config to a folder with numbers, models and events, resumable after a kill at any moment.
+
+The folder holds config.toml, events.jsonl, result.json, server.safetensors, clients.safetensors, ids.json and
+report.html. While it trains, checkpoint.safetensors holds where it stands; rounds are deterministic, so going on
+from any checkpoint gives the numbers of an unbroken run.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tacita
+from tacita.backbones import backbone_class
+from tacita.backbones.base import Backbone
+from tacita.clients import Clients, OwnRows
+from tacita.config import RunConfig, read_toml, to_toml, validated
+from tacita.controls import mean_of, run_controls
+from tacita.data.sources import load
+from tacita.data.splits import split
+from tacita.errors import TacitaError
+from tacita.evaluate import continual_summary
+from tacita.files import (
+    Lines,
+    alone_in,
+    clear_sides,
+    disk_error,
+    flat,
+    nested,
+    read_arrays,
+    read_json,
+    side_of,
+    write_arrays,
+    write_bytes,
+    write_json,
+)
+from tacita.kernels.ranking import best_items
+from tacita.kernels.threads import most_threads, set_threads
+from tacita.methods import Part, World, build_parts, effective_parts
+from tacita.rng import Draws, keys_of
+from tacita.rounds import Federation, Progress, RoundReport, broadcast, run_stream, selecting_metric, start
+from tacita.scoring import device_scorer
+from tacita.trainer.fused import FusedStepper
+from tacita.types import Arrays, Block, Floats, Ints, Ragged, ServerState, Stream
+
+CHECKPOINT_SECONDS = 2.0  # at least this long between two checkpoints
+CHECKPOINT_SHARE = 0.05  # of the time, at most, goes into writing them
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How to run, as opposed to what: none of this can change a result."""
+
+    threads: int = 0  # 0: all cores
+    chunk: int = 256
+    data_dir: Path | None = None
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """Who wants to know how a run is going."""
+
+    on_start: Callable[[Federation, Progress], None] = lambda fed, progress: None
+    on_round: Callable[[RoundReport], None] = lambda report: None
+    on_control: Callable[[str, int], None] = lambda name, block: None
+
+
+def use_threads(threads: int) -> None:
+    most = most_threads()
+    if threads < 0 or threads > most:
+        raise TacitaError(f"--threads {threads}: this machine offers 1 to {most}, or 0 for all.")
+    set_threads(threads or most)
+
+
+def assemble(config: RunConfig, machine: Machine) -> Federation:
+    """Load, split and check everything, so that bad input is refused before anything is written."""
+    backbone, parts, draws = build(config)
+    _check_settings(config, backbone)
+    use_threads(machine.threads)
+    table = load(config.data, data_dir=machine.data_dir, columns=config.columns or None)
+    stream = split(table, config.split)
+    smallest = stream.blocks[0].n_items
+    _check_cutoffs(config, smallest)
+    for part in parts:
+        part.check(smallest)
+    return Federation(stream, backbone, parts, config, draws, machine.chunk)
+
+
+def build(config: RunConfig) -> tuple[Backbone, tuple[Part, ...], Draws]:
+    options = dict(config.backbone)
+    name = options.pop("name", "mf")
+    if not isinstance(name, str):
+        raise TacitaError("backbone.name must be a name such as 'mf'.")
+    cls = backbone_class(name)
+    backbone = cls(validated(cls.Config, options, f"backbone '{name}'"))
+    draws = Draws(config.seed)
+    specs = effective_parts(config.method, config.parts)
+    return backbone, build_parts(specs, World(backbone, draws, config.train)), draws
+
+
+def _check_settings(config: RunConfig, backbone: Backbone) -> None:
+    """Refuse what cannot be trained on any data."""
+    plan = config.train
+    selecting_metric(config)
+    if plan.stepper == "fused" and not FusedStepper.supports(backbone, plan):
+        raise TacitaError(
+            f"there is no fused step for backbone '{backbone.name}' with these settings; use train.stepper = 'auto'."
+        )
+    if not backbone.trains and plan.participation.kind != "all":
+        raise TacitaError(
+            f"backbone '{backbone.name}' asks everybody once a block; use train.participation.kind = 'all'."
+        )
+    if config.evaluate.item_table == "personal" and (
+        plan.silos or not backbone.trains or plan.participation.kind != "all"
+    ):
+        raise TacitaError(
+            "evaluate.item_table = 'personal' is for users who are clients, train item rows and take part in every "
+            f"round; use 'global' with train.silos = {plan.silos}, train.participation.kind = "
+            f"'{plan.participation.kind}' and backbone '{backbone.name}'."
+        )
+    if config.evaluate.mask == "history" and config.evaluate.old_block_mask == "current":
+        raise TacitaError(
+            "evaluate.old_block_mask = 'current' with evaluate.mask = 'history' would hide an old block's own test "
+            "items; use 'own'."
+        )
+
+
+def _check_cutoffs(config: RunConfig, n_items: int) -> None:
+    asked = {f"evaluate.k = {k}": k for k in config.evaluate.k}
+    asked[f"evaluate.select_by = '{config.evaluate.select_by}'"] = selecting_metric(config)[1]
+    for setting, k in asked.items():
+        if k < 1:
+            raise TacitaError(f"{setting} makes no sense; a cut-off is a number from 1.")
+        if k > n_items:
+            fits = max(1, n_items // 2)
+            raise TacitaError(
+                f"{setting} is larger than the catalogue of {n_items} items; try --set evaluate.k=[{fits}] "
+                f"--set evaluate.select_by=ndcg@{fits}."
+            )
+
+
+def train(config: RunConfig, out: Path, machine: Machine = Machine(), watcher: Watcher = Watcher()) -> Run:  # noqa: B008
+    """A new run in a new folder; what fails before its first round leaves no folder."""
+    if out.exists() or out.is_symlink():
+        raise TacitaError(f"{out} exists; go on with --resume, or choose another --out.")
+    fed = assemble(config, machine)
+    _make_folder(out, config, fed.stream)
+    with alone_in(out):
+        try:
+            return _run_to_end(fed, start(fed), out, watcher)
+        except (TacitaError, MemoryError):
+            events = out / "events.jsonl"
+            if not events.is_file() or events.stat().st_size == 0:
+                shutil.rmtree(out, ignore_errors=True)
+            raise
+
+
+def _make_folder(out: Path, config: RunConfig, stream: Stream) -> None:
+    """A run folder appears whole, with its config and ids, or not at all."""
+    side = side_of(out)
+    try:
+        side.mkdir(parents=True)
+        write_bytes(side / "config.toml", to_toml(config).encode())
+        write_json(side / "ids.json", _ids(stream))
+        side.rename(out)
+    except OSError as error:
+        raise disk_error(out, error) from None
+    finally:
+        shutil.rmtree(side, ignore_errors=True)
+
+
+def free_folder(config: RunConfig) -> Path:
+    """A new name under runs/ that says what is in it."""
+    data = Path(config.data.partition(":")[0]).stem
+    stem = f"{data}-{config.backbone.get('name', 'mf')}-{config.method}-{config.seed}"
+    for n in range(1, 10_000):
+        path = Path("runs") / (stem if n == 1 else f"{stem}-{n}")
+        if not path.exists():
+            return path
+    raise TacitaError("runs/ holds ten thousand runs of this name; choose one with --out.")
+
+
+def resume(out: Path, machine: Machine = Machine(), watcher: Watcher = Watcher()) -> Run:  # noqa: B008
+    """Go on with a run that was interrupted; a finished one is simply opened."""
+    if not (out / "config.toml").is_file() or not (out / "ids.json").is_file():
+        raise TacitaError(f"{out} holds no run to go on with; leave out --resume to start one.")
+    saved = out / "checkpoint.safetensors"
+    with alone_in(out):
+        clear_sides(out)
+        if (out / "result.json").is_file():
+            return _published(out)
+        config = _read_config(out)
+        fed = assemble(config, machine)
+        if _read_ids(out)["fingerprint"] != fed.stream.fingerprint:
+            raise TacitaError(f"{out} was trained on other data than '{config.data}' holds now; start a new run.")
+        progress = _read_checkpoint(saved, config) if saved.is_file() else start(fed)
+        spent = _trim_events(out / "events.jsonl", progress)
+        return _run_to_end(fed, progress, out, watcher, spent)
+
+
+def _run_to_end(fed: Federation, progress: Progress, out: Path, watcher: Watcher, spent: float = 0.0) -> Run:
+    watcher.on_start(fed, progress)
+    began = time.monotonic() - spent
+    due = time.monotonic() + CHECKPOINT_SECONDS
+    with Lines(out / "events.jsonl") as events:
+
+        def on_round(report: RoundReport, now: Progress) -> None:
+            nonlocal due
+            ended = time.monotonic()
+            events.add({**asdict(report), "seconds": round(ended - began, 3)})
+            if ended >= due:
+                events.sync()
+                _write_checkpoint(out / "checkpoint.safetensors", now, fed.config)
+                cost = time.monotonic() - ended
+                due = ended + cost + max(CHECKPOINT_SECONDS, cost / CHECKPOINT_SHARE)
+            watcher.on_round(report)
+
+        run_stream(fed, progress, on_round)
+    controls = run_controls(fed, watcher.on_control) if fed.config.evaluate.controls else {}
+    _write_models(fed, progress, out)
+    write_json(out / "result.json", _result(fed, progress, controls))
+    return _published(out)
+
+
+def save_run(fed: Federation, progress: Progress, out: Path) -> None:
+    """A run that was trained elsewhere (a trial) as a finished folder, without controls."""
+    if out.exists():
+        return
+    _make_folder(out, fed.config, fed.stream)
+    write_bytes(out / "events.jsonl", b"")
+    _write_models(fed, progress, out)
+    write_json(out / "result.json", _result(fed, progress, {}))
+
+
+def _published(out: Path) -> Run:
+    """A finished run with its report and without its checkpoint, even if it was killed after its last round."""
+    from tacita.report import write_report
+
+    run = open_run(out)
+    if not (out / "report.html").is_file():
+        write_report([out], out / "report.html")
+    if (out / "checkpoint.safetensors").is_file():
+        (out / "checkpoint.safetensors").unlink()
+    return run
+
+
+def _result(fed: Federation, progress: Progress, controls: dict[str, Any]) -> dict[str, Any]:
+    blocks = progress.results
+    return {
+        "tacita": tacita.__version__,
+        "config": fed.config.model_dump(mode="json"),
+        "data": {
+            "name": fed.stream.name,
+            "fingerprint": fed.stream.fingerprint,
+            "users": fed.stream.n_users,
+            "items": fed.stream.n_items,
+        },
+        "blocks": blocks,
+        "mean": mean_of(blocks),
+        "continual": continual_summary([b["on_blocks"] for b in blocks]),
+        "controls": controls,
+        "bytes": {
+            "up_per_client_and_round": float(np.mean([b["bytes_up"] for b in blocks])),
+            "down_per_client_and_round": float(np.mean([b["bytes_down"] for b in blocks])),
+        },
+    }
+
+
+def _ids(stream: Stream) -> dict[str, Any]:
+    return {
+        "data": stream.name,
+        "fingerprint": stream.fingerprint,
+        "users": list(stream.user_ids),
+        "items": list(stream.item_ids),
+        "titles": {i: stream.titles[i] for i in stream.item_ids if i in stream.titles},
+    }
+
+
+def _write_models(fed: Federation, progress: Progress, out: Path) -> None:
+    """What each side holds at the end, kept apart; the devices' file includes their own histories."""
+    server, clients = progress.server, progress.clients
+    origin = {"config": fed.config.model_dump_json(), "fingerprint": fed.stream.fingerprint}
+    write_arrays(out / "server.safetensors", server_arrays(server), {**_server_note(server), **origin})
+    history = fed.stream.history(len(fed.stream.blocks))
+    last = fed.stream.blocks[-1].train
+    lists: Arrays = {
+        "history/ptr": history.ptr,
+        "history/ids": history.ids,
+        "current/ptr": last.ptr,
+        "current/ids": last.ids,
+    }
+    if not fed.backbone.trains:  # it scores what was done in earlier blocks, too
+        past = fed.stream.history(len(fed.stream.blocks) - 1)
+        lists |= {"past/ptr": past.ptr, "past/ids": past.ids}
+        for block in fed.stream.blocks:
+            lists |= {f"told/{block.index}/ptr": block.train.ptr, f"told/{block.index}/ids": block.train.ids}
+    write_arrays(out / "clients.safetensors", {**_device_arrays(clients, ""), **lists}, origin)
+
+
+def server_arrays(server: ServerState, prefix: str = "") -> Arrays:
+    heads = {f"{prefix}heads/{k}": v for k, v in server.heads.items()}
+    return {f"{prefix}items": server.items, **heads, **flat(server.parts, f"{prefix}parts/")}
+
+
+def _server_note(server: ServerState) -> dict[str, str]:
+    return {"block": str(server.block), "round": str(server.round), "parts": json.dumps(sorted(server.parts))}
+
+
+def read_server(arrays: Arrays, note: dict[str, str], prefix: str = "") -> ServerState:
+    heads = {k[len(prefix) + 6 :]: v for k, v in arrays.items() if k.startswith(f"{prefix}heads/")}
+    parts: dict[str, Arrays] = {name: {} for name in json.loads(note["parts"])}
+    parts |= nested(arrays, f"{prefix}parts/")
+    return ServerState(arrays[f"{prefix}items"], heads, int(note["block"]), int(note["round"]), parts)
+
+
+def _device_arrays(clients: Clients, prefix: str) -> Arrays:
+    arrays: Arrays = {f"{prefix}private": clients.private, f"{prefix}took_part": clients.took_part}
+    arrays |= flat(clients.parts, f"{prefix}parts/")
+    if clients.own is not None:
+        ptr, item, moved = clients.own.take(np.arange(clients.n_users))  # in the order of users, whatever the chunks
+        own = OwnRows(clients.own.base, ptr[:-1], np.diff(ptr), item, moved)
+        arrays |= {f"{prefix}own/{one.name}": getattr(own, one.name) for one in fields(OwnRows)}
+    return arrays
+
+
+def _read_devices(arrays: Arrays, prefix: str, names: list[str]) -> Clients:
+    parts: dict[str, Arrays] = {name: {} for name in names}
+    parts |= nested(arrays, f"{prefix}parts/")
+    held = {one.name: arrays[key] for one in fields(OwnRows) if (key := f"{prefix}own/{one.name}") in arrays}
+    own = OwnRows(**held) if held else None
+    return Clients(arrays[f"{prefix}private"], parts, arrays[f"{prefix}took_part"], own)
+
+
+_PLAIN = ("best_score", "best_round", "stale", "in_block", "bytes_up", "bytes_down", "results")
+
+
+def _write_checkpoint(path: Path, now: Progress, config: RunConfig) -> None:
+    arrays: Arrays = {}
+    for tag, server, clients in (("now", now.server, now.clients), ("best", now.best_server, now.best_clients)):
+        arrays |= server_arrays(server, f"{tag}/server/") | _device_arrays(clients, f"{tag}/device/")
+    note = {
+        "config": config.model_dump_json(),
+        "plain": json.dumps({name: getattr(now, name) for name in _PLAIN}),
+        "now": json.dumps(_server_note(now.server)),
+        "best": json.dumps(_server_note(now.best_server)),
+        "device_parts": json.dumps(sorted(now.clients.parts)),
+    }
+    write_arrays(path, arrays, note)
+
+
+def _read_checkpoint(path: Path, config: RunConfig) -> Progress:
+    arrays, note = read_arrays(path, "delete it to train this run again from its first round")
+    if not _made_with(note, config):
+        raise TacitaError(f"{path.parent / 'config.toml'} was changed after the run began; start a new run instead.")
+    names = json.loads(note["device_parts"])
+
+    def side(tag: str) -> tuple[ServerState, Clients]:
+        server = read_server(arrays, json.loads(note[tag]), f"{tag}/server/")
+        return server, _read_devices(arrays, f"{tag}/device/", names)
+
+    return Progress(*side("now"), *side("best"), **json.loads(note["plain"]))
+
+
+def _made_with(note: dict[str, str], config: RunConfig) -> bool:
+    """Whether a file was written under these settings; settings it does not know have their defaults."""
+    return validated(RunConfig, json.loads(note["config"]), "the settings of the run") == config
+
+
+def _trim_events(path: Path, progress: Progress) -> float:
+    """Forget events after the checkpoint, whose rounds are about to be run again; returns the time spent before."""
+    if not path.is_file():
+        return 0.0
+    reached = (progress.server.block, progress.server.round) if progress.in_block else (len(progress.results), 0)
+    kept, spent = [], 0.0
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            event = json.loads(line)
+            if (event["block"], event["round"]) <= reached:
+                kept.append(line + "\n")
+                spent = float(event["seconds"])
+        except (ValueError, TypeError, LookupError):
+            break  # the line that was being written when the run was killed
+    write_bytes(path, "".join(kept).encode())
+    return spent
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its numbers, and recommendations from what its devices hold."""
+
+    folder: Path
+    config: RunConfig
+    result: dict[str, Any]
+
+    def recommend(self, user: str | int, k: int = 10, exclude_seen: bool = True) -> list[dict[str, Any]]:
+        """Top k for a raw user id: [{item, title, score}], best first."""
+        return recommend(self.folder, [str(user)], k, exclude_seen)[str(user)]
+
+
+def open_run(folder: Path) -> Run:
+    if not folder.is_dir():
+        raise TacitaError(f"no run folder {folder}; `tacita train --out {folder}` makes one.")
+    if not (folder / "config.toml").is_file():
+        raise TacitaError(f"{folder} is not a run folder: it has no config.toml.")
+    if not (folder / "result.json").is_file():
+        raise TacitaError(f"{folder} is not finished; go on with `tacita train --out {folder} --resume`.")
+    result = read_json(folder / "result.json")
+    if not isinstance(result, dict) or not {"data", "blocks", "mean", "controls", "bytes"} <= result.keys():
+        raise TacitaError(f"{folder / 'result.json'} is damaged: not the result of a run; train again.")
+    return Run(folder, _read_config(folder), result)
+
+
+def _read_config(folder: Path) -> RunConfig:
+    return validated(RunConfig, read_toml(folder / "config.toml"), str(folder / "config.toml"))
+
+
+def _read_ids(folder: Path) -> dict[str, Any]:
+    ids = read_json(folder / "ids.json")
+    kinds = {"fingerprint": str, "users": list, "items": list, "titles": dict}
+    if not isinstance(ids, dict) or any(not isinstance(ids.get(name), kind) for name, kind in kinds.items()):
+        raise TacitaError(f"{folder / 'ids.json'} is damaged: not the ids of a run; train again.")
+    return ids
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The models of a finished run: ids, and what each side holds with its note."""
+
+    run: Run
+    ids: dict[str, Any]
+    served: Arrays
+    note: dict[str, str]
+    held: Arrays
+    origin: dict[str, str]
+
+    def numbers(self, users: list[str]) -> Ints:
+        """The rows of raw user ids."""
+        number = {raw: n for n, raw in enumerate(self.ids["users"])}
+        missing = [u for u in users if u not in number]
+        if missing:
+            raise TacitaError(
+                f"user '{missing[0]}' is not in {self.run.folder}; its {len(number):,} users have ids such as "
+                f"'{self.ids['users'][0]}' (see ids.json)."
+            )
+        return np.array([number[u] for u in users], np.int32)
+
+
+def open_saved(folder: Path) -> Saved:
+    run, ids = open_run(folder), _read_ids(folder)
+    (served, note), (held, origin) = (read_arrays(folder / f"{side}.safetensors") for side in ("server", "clients"))
+    for name, made in (("server", note), ("clients", origin)):
+        if made["fingerprint"] != ids["fingerprint"] or not _made_with(made, run.config):
+            raise TacitaError(
+                f"{folder / name}.safetensors belongs to another dataset or run than the ids.json and config.toml "
+                "beside it; train again."
+            )
+    return Saved(run, ids, served, note, held, origin)
+
+
+def lists_of(held: Arrays, name: str) -> Ragged:
+    """One of the lists that devices hold, per user."""
+    return Ragged(held[f"{name}/ptr"], held[f"{name}/ids"])
+
+
+def recommend(
+    folder: Path, users: list[str], k: int = 10, exclude_seen: bool = True
+) -> dict[str, list[dict[str, Any]]]:
+    """Top k items for raw user ids, scored as their own devices would."""
+    saved = open_saved(folder)
+    chosen, ids = saved.numbers(users), saved.ids
+    if not 1 <= k <= len(ids["items"]):
+        raise TacitaError(f"cannot recommend {k} items; choose from 1 to the {len(ids['items']):,} there are.")
+    scores = serve(saved, chosen)
+    if exclude_seen:
+        seen = lists_of(saved.held, "history").take(chosen)
+        scores[seen.rows(), seen.ids] = -np.inf
+    top, top_scores = best_items(scores, k)
+    out = {}
+    for row, user in enumerate(users):
+        out[user] = [
+            {"item": ids["items"][i], "title": ids["titles"].get(ids["items"][i], ""), "score": float(s)}
+            for i, s in zip(top[row], top_scores[row], strict=True)
+            if np.isfinite(s)
+        ]
+    return out
+
+
+def serve(saved: Saved, users: Ints) -> Floats:
+    """Scores of the given users from saved state alone, without the dataset."""
+    config, held = saved.run.config, saved.held
+    backbone, parts, draws = build(config)
+    server = read_server(saved.served, saved.note)
+    clients = _read_devices(held, "", [p.name for p in parts])
+    current = lists_of(held, "current")
+    n, none = clients.n_users, Ragged.empty(clients.n_users)
+    block = Block(server.block, n, len(server.items), current, none, none, np.zeros(n, bool), len(current.ids))
+    keys = keys_of(saved.ids["users"])
+    stream = Stream("", (block,), (), (), keys, np.zeros(0, np.uint64), {}, "")
+    received, _ = broadcast(Federation(stream, backbone, parts, config, draws), server)
+    past = lists_of(held, "past") if "past/ptr" in held else None
+    return device_scorer(backbone, parts, server, clients, block, keys, received, "serve", past)(users)

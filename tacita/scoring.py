@@ -1,0 +1,57 @@
+"""From what a device holds to scores over the catalogue; the same path validates, tests and serves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tacita.backbones.base import Backbone
+from tacita.backbones.scores import own_scores, score_all
+from tacita.clients import Clients, users_view
+from tacita.evaluate import ScoreUsers
+from tacita.methods.base import Part, Purpose, overrides
+from tacita.types import Arrays, Block, Floats, Ints, Keys, Ragged, ServerState
+
+
+def rows_of(lists: Ragged, users: Ints) -> Ragged:
+    """The users' lists; nothing for users who came later."""
+    short = max(0, int(users.max(initial=-1)) + 1 - len(lists))
+    return Ragged(np.append(lists.ptr, np.full(short, lists.ptr[-1])), lists.ids).take(users)
+
+
+def device_scorer(
+    backbone: Backbone,
+    parts: Sequence[Part],
+    server: ServerState,
+    clients: Clients,
+    block: Block,
+    keys: Keys,
+    received: dict[str, Arrays],
+    purpose: Purpose,
+    past: Ragged | None = None,
+) -> ScoreUsers:
+    """Scores as the users' own devices would compute them, corrections by parts included."""
+    correcting = [p for p in parts if overrides(p, "predict")]
+
+    def score_users(users: Ints) -> Floats:
+        if not backbone.trains:
+            view = users_view(clients, server, block, users, keys, received)
+            found = backbone.score_history(replace(view, history=rows_of(past, users) if past is not None else None))
+            assert found is not None
+            return found
+        private = clients.private[users]
+        if clients.own is None:
+            scores = score_all(backbone, private, server.heads, server.items)
+        else:
+            table = server.items.copy()  # rows that are newer than the last broadcast
+            table[: len(clients.own.base)] = clients.own.base
+            scores = own_scores(backbone, private, server.heads, table, *clients.own.take(users))
+        if correcting:
+            view = users_view(clients, server, block, users, keys, received)
+            for part in correcting:
+                scores = part.predict(view, scores, purpose)
+        return scores
+
+    return score_users

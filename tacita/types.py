@@ -1,0 +1,277 @@
+"""Values that cross boundaries: ragged lists, time blocks, uploads, totals and what each side holds.
+
+`ServerState`, `Upload` and `Total` are all the server ever sees. `CohortView` is what a group of clients sees
+of itself. Nothing in the first three may refer to a history or to a private parameter; a test walks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
+Keys = NDArray[np.uint64]
+Bools = NDArray[np.bool_]
+AnyArray = NDArray[Any]
+Arrays = dict[str, AnyArray]
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """One list of item ids per row, stored flat: row r is `ids[ptr[r]:ptr[r + 1]]`, oldest first."""
+
+    ptr: Longs  # (rows + 1,)
+    ids: Ints  # (entries,)
+
+    @staticmethod
+    def from_pairs(rows: AnyArray, ids: AnyArray, n_rows: int) -> Ragged:
+        """Group `ids` by row, keeping the given order inside a row."""
+        order = np.argsort(rows, kind="stable")
+        ptr = np.zeros(n_rows + 1, np.int64)
+        np.cumsum(np.bincount(rows, minlength=n_rows), out=ptr[1:])
+        return Ragged(ptr, np.ascontiguousarray(ids[order], np.int32))
+
+    @staticmethod
+    def from_lists(lists: Sequence[Sequence[int]]) -> Ragged:
+        ptr = np.zeros(len(lists) + 1, np.int64)
+        np.cumsum([len(one) for one in lists], out=ptr[1:])
+        flat = [i for one in lists for i in one]
+        return Ragged(ptr, np.asarray(flat, np.int32))
+
+    @staticmethod
+    def empty(n_rows: int) -> Ragged:
+        return Ragged(np.zeros(n_rows + 1, np.int64), np.zeros(0, np.int32))
+
+    def __len__(self) -> int:
+        return len(self.ptr) - 1
+
+    def row(self, r: int) -> Ints:
+        return self.ids[self.ptr[r] : self.ptr[r + 1]]
+
+    def counts(self) -> Longs:
+        return np.diff(self.ptr)
+
+    def rows(self) -> Ints:
+        """The row of every entry."""
+        return np.repeat(np.arange(len(self), dtype=np.int32), self.counts())
+
+    def take(self, rows: AnyArray) -> Ragged:
+        """The lists of the given rows, in that order; cost grows with what is taken."""
+        starts = self.ptr[rows]
+        counts = self.ptr[np.asarray(rows) + 1] - starts
+        ptr = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(counts, out=ptr[1:])
+        source = np.repeat(starts - ptr[:-1], counts) + np.arange(ptr[-1])
+        return Ragged(ptr, self.ids[source])
+
+    def joined(self, other: Ragged) -> Ragged:
+        """Row by row, this list followed by the other; a shorter operand counts as empty rows."""
+        n = max(len(self), len(other))
+        rows = np.concatenate([self.rows(), other.rows()])
+        return Ragged.from_pairs(rows, np.concatenate([self.ids, other.ids]), n)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One slice of time: what each user did in it, split for training and evaluation.
+
+    Rows are users 0..n_users, everybody seen up to and including this block; items likewise.
+    """
+
+    index: int
+    n_users: int
+    n_items: int
+    train: Ragged
+    valid: Ragged
+    test: Ragged
+    new_users: Bools  # (n_users,) first seen in this block
+    n_rows: int  # interactions cut into this block, repeats included
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A dataset after filtering and splitting: blocks in time order, with raw ids to translate back."""
+
+    name: str
+    blocks: tuple[Block, ...]
+    user_ids: tuple[str, ...]
+    item_ids: tuple[str, ...]
+    user_keys: Keys  # hash of the raw id: random streams do not depend on numbering
+    item_keys: Keys
+    titles: dict[str, str]
+    fingerprint: str  # of data and split together
+
+    @property
+    def n_items(self) -> int:
+        return len(self.item_ids)
+
+    @property
+    def n_users(self) -> int:
+        return len(self.user_ids)
+
+    def history(self, before: int) -> Ragged:
+        """Everything each user did in blocks 0..before-1, every split, oldest block first."""
+        past = Ragged.empty(0)
+        for block in self.blocks[:before]:
+            past = past.joined(block.train).joined(block.valid).joined(block.test)
+        return past
+
+    def trained(self, up_to: int) -> Ragged:
+        """The training items of blocks 0..up_to, per user."""
+        past = Ragged.empty(0)
+        for block in self.blocks[: up_to + 1]:
+            past = past.joined(block.train)
+        return past
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """All that the server holds between rounds."""
+
+    items: Floats  # (n_items, width) the item table
+    heads: Arrays  # shared parameters that are not item rows
+    block: int = 0
+    round: int = 0  # rounds done in this block
+    parts: dict[str, Arrays] = field(default_factory=dict)  # part name -> its server-side arrays
+
+    def with_items(self, items: Floats) -> ServerState:
+        return replace(self, items=items)
+
+    def with_part(self, name: str, arrays: Arrays) -> ServerState:
+        return replace(self, parts={**self.parts, name: arrays})
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What leaves a cohort of clients: the only wire type, whatever the method.
+
+    Row r says that `client[r]` has `value[r]` for `item[r]`: a row change (width d) or a score (width 1).
+    """
+
+    client: Ints  # (rows,) position in the cohort, ascending
+    item: Ints  # (rows,)
+    value: Floats  # (rows, width)
+    heads: Arrays  # name -> (clients, ...) changes of shared parameters
+    weight: Doubles  # (clients,)
+    extras: Arrays = field(default_factory=dict)  # name -> (clients, ...) small declared values
+
+    @property
+    def n_clients(self) -> int:
+        return len(self.weight)
+
+    def n_bytes(self) -> int:
+        """Bytes on the wire: four per number and per item id; the channel names the client."""
+        heads = sum(a.size for a in self.heads.values()) + sum(a.size for a in self.extras.values())
+        return 4 * (self.value.size + self.item.size + heads)
+
+
+@dataclass(frozen=True)
+class Total:
+    """A sum of uploads. Totals add up, so a silo sends one instead of its users' uploads."""
+
+    rows: Doubles  # (n_items, width) sum of weighted values
+    row_weight: Doubles  # (n_items,) weight that touched each row
+    heads: Arrays  # name -> weighted sum, float64
+    extras: Arrays  # name -> weighted sum, float64
+    weight: float
+    n_clients: int
+
+
+@dataclass(frozen=True)
+class CohortView:
+    """What the clients of one cohort see of themselves, plus what the server sent to everybody.
+
+    One row per client; `users` of client c are `user[user_ptr[c]:user_ptr[c + 1]]` (one each by default).
+    """
+
+    block: int
+    round: int
+    n_items: int
+    user_ptr: Longs  # (clients + 1,)
+    user: Ints  # (users,) global index; only the lab's bookkeeping reads it
+    user_keys: Keys  # (users,)
+    client_keys: Keys  # (clients,)
+    train: Ragged  # (users) positives to learn from
+    exclude: Ragged  # (users) never drawn as negatives
+    private: Floats  # (users, private width)
+    parts: dict[str, Arrays]  # part name -> (users, ...) what the part keeps on the device
+    items: Floats  # received: the item table
+    heads: Arrays  # received: shared parameters
+    received: dict[str, Arrays]  # received: part name -> what its broadcast carried
+    history: Ragged | None = None  # (users) what each did in earlier blocks, where the model reads it
+
+    @property
+    def n_clients(self) -> int:
+        return len(self.user_ptr) - 1
+
+    @property
+    def one_user_each(self) -> bool:
+        return len(self.user) == self.n_clients
+
+
+@dataclass
+class Local:
+    """Local models of a cohort while they train: every client's own version of the rows it touches.
+
+    Client c's rows are `rows[row_start[c]:row_start[c + 1]]`; its samples `ptr[c]:ptr[c + 1]`.
+    """
+
+    view: CohortView
+    ptr: Longs  # (clients + 1,) samples
+    item: Ints  # (samples,)
+    label: Floats  # (samples,) in [0, 1]
+    user_ptr: Longs  # (users + 1,) samples, before shuffling
+    order: Longs  # (epochs, samples) shuffled inside each client
+    batch: int
+    row_of: Ints  # (samples,) local row of the sample's item, counted from row_start
+    row_start: Longs  # (clients + 1,)
+    row_item: Ints  # (rows,)
+    rows: Floats  # (rows, width)
+    private: Floats  # (users, private width)
+    heads: Arrays  # name -> (clients, ...)
+    at_hand: dict[str, tuple[Ragged, Ints]]  # part name -> its lists per user, local row of each entry
+    notes: Arrays = field(default_factory=dict)  # name -> (clients,) what parts leave for the lab's log; nan: nothing
+
+    @property
+    def owner(self) -> Ints:
+        """Which of the cohort's users each sample belongs to."""
+        return np.repeat(np.arange(len(self.user_ptr) - 1, dtype=np.int32), np.diff(self.user_ptr))
+
+    @property
+    def steps_per_epoch(self) -> Longs:
+        return -(-np.diff(self.ptr) // self.batch)
+
+    @property
+    def n_steps(self) -> Longs:
+        """SGD steps of each client in the round."""
+        return self.steps_per_epoch * len(self.order)
+
+
+@dataclass(frozen=True)
+class Extra:
+    """Samples with weights of their own that join one step's loss, picked from a part's lists at hand."""
+
+    ptr: Longs  # (clients + 1,)
+    pick: Longs  # (samples,) entry of the part's list
+    label: Floats
+    weight: Floats  # what a sample's loss is multiplied by
+
+
+@dataclass(frozen=True)
+class Pull:
+    """A quadratic pull towards earlier values, applied implicitly after every step.
+
+    Strength s adds s * |x - target|^2 to the loss of each pulled parameter.
+    """
+
+    strength: float
+    rows: Floats  # (old items, width) target of item rows 0..old items
+    private: Floats  # (users, private width)
+    pulls_private: Bools  # (users,) whose private vector is pulled

@@ -1,0 +1,866 @@
+"""Every verb as people use it: what it prints, and one plain sentence with exit code 2 for every way to be wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gzip
+import hashlib
+import io
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+import typer.main
+from rich.console import Console
+from rich.progress import Progress
+
+import tacita
+from tacita import console, files, runs
+from tacita.cli import app, main
+from tacita.kernels.threads import most_threads
+
+SMALL = "synthetic:users=60,items=40,per_user=12"
+REAL = os.environ.get("TACITA_DATA", "")
+FAST = ("--rounds", "3", "--set", "evaluate.controls=false", "--quiet")
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+
+def call(*arguments: str) -> Said:
+    """Run the command line in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as left,
+    ):
+        main(list(arguments))
+    return Said(int(left.value.code or 0), out.getvalue(), err.getvalue())
+
+
+def shot(folder: Path) -> dict[str, str]:
+    """Everything in a folder, to see that nothing was added, changed or removed."""
+    found = {}
+    for one in sorted(folder.rglob("*")):
+        content = one.read_bytes() if one.is_file() else b""
+        found[str(one.relative_to(folder))] = hashlib.sha256(content).hexdigest()
+    return found
+
+
+def one_sentence(said: Said, *words: str) -> None:
+    """Exactly one line on standard error that begins with the program's name and holds the words."""
+    assert said.code == 2, said
+    assert said.out == ""
+    assert said.err.startswith("tacita: "), said.err
+    assert said.err.endswith((".\n", "?\n")), said.err
+    assert said.err.count("\n") == 1, said.err
+    for word in words:
+        assert word in said.err, said.err
+    for leak in ("Traceback", "errno", "pydantic", "Error:", "object at"):
+        assert leak not in said.err, said.err
+
+
+def refuses(arguments: str | list[str], *words: str) -> None:
+    """Bad input: one sentence, exit code 2, and the working folder is as it was."""
+    before = shot(Path.cwd())
+    said = call(*(shlex.split(arguments) if isinstance(arguments, str) else arguments))
+    one_sentence(said, *words)
+    assert shot(Path.cwd()) == before
+
+
+@pytest.fixture(autouse=True)
+def _own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty working folder, no datasets, no cache, no network, a terminal of 80 columns."""
+
+    def offline(*_: object) -> Path:
+        raise AssertionError("a test must not download")
+
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.delenv("TACITA_DATA", raising=False)
+    monkeypatch.setenv("TACITA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("tacita.data.named.download", offline)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with controls; tests that change it take a copy."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    tacita.train(data=SMALL, train={"rounds": 3}, out=folder)
+    return folder
+
+
+@pytest.fixture
+def copied(finished: Path) -> Path:
+    return Path(shutil.copytree(finished, "run"))
+
+
+Row = tuple[Any, ...]
+HEAD = ("user", "item", "rating", "timestamp")
+
+
+def rows_of(n: int = 400, users: int = 20, items: int = 30) -> list[Row]:
+    rng = random.Random(5)
+    return [(f"u{rng.randrange(users)}", f"i{rng.randrange(items)}", rng.randrange(1, 6), 1000 + t) for t in range(n)]
+
+
+def write(name: str, rows: list[Row], head: tuple[str, ...] = HEAD, separator: str = ",") -> str:
+    lines = [separator.join(map(str, row)) for row in [head, *rows]]
+    Path(name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return name
+
+
+# Help
+
+
+def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            yield from leaves(below, (*path, name))
+
+
+COMMANDS = dict(leaves(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_help_renders_in_80_columns_with_examples(path: tuple[str, ...]) -> None:
+    said = call(*path, "--help")
+    assert (said.code, said.err) == (0, "")
+    assert max(len(line.rstrip()) for line in said.out.splitlines()) <= 80
+    assert "`" not in said.out
+    examples = re.findall(r"`(tacita[^`]*)`", COMMANDS[path].callback.__doc__ or "") if COMMANDS[path].callback else []
+    flat = " ".join(said.out.split())
+    for example in examples:
+        assert " ".join(example.split()) in flat
+    if not isinstance(COMMANDS[path], click.Group):
+        assert examples, "every verb shows an example"
+
+
+@pytest.mark.parametrize("path", [p for p, c in COMMANDS.items() if not isinstance(c, click.Group)], ids=" ".join)
+def test_examples_use_options_that_exist(path: tuple[str, ...]) -> None:
+    command = COMMANDS[path]
+    for example in re.findall(r"`(tacita[^`]*)`", command.callback.__doc__ or ""):
+        words = shlex.split(example)[1:]
+        assert tuple(words[: len(path)]) == path
+        command.make_context("tacita", words[len(path) :])
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_option_is_explained(path: tuple[str, ...]) -> None:
+    options = [p for p in COMMANDS[path].params if isinstance(p, click.Option)]
+    silent = [p.name for p in options if not p.help]
+    assert silent == [] or path[:1] in (("reproduce",), ("tune",))
+
+
+@pytest.mark.parametrize("arguments", [[], ["data"], ["bench"]], ids=str)
+def test_a_command_alone_shows_its_help(arguments: list[str]) -> None:
+    said = call(*arguments)
+    assert "Commands" in said.out + said.err
+    assert "Traceback" not in said.err
+
+
+def test_help_names_the_models_and_methods_there_are() -> None:
+    from tacita.backbones.base import backbone_names
+    from tacita.methods import preset_names
+
+    told = " ".join(call("train", "--help").out.split())
+    assert all(name in told for name in backbone_names())
+    named = re.search(r"fedavg, [a-z0-9, ]+", told)
+    assert named is not None
+    assert {n.strip() for n in named[0].split(",")} - {""} <= set(preset_names())
+
+
+def test_version() -> None:
+    assert call("--version") == Said(0, f"{tacita.__version__}\n", "")
+
+
+def test_help_needs_none_of_the_heavy_libraries() -> None:
+    script = "import sys, tacita.cli; print([m for m in ('numba', 'torch', 'polars', 'scipy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# Training
+
+
+def test_train_writes_the_whole_folder_and_shows_the_controls() -> None:
+    said = call("train", "--data", SMALL, "--rounds", "3", "--out", "runs/x")
+    assert said.code == 0
+    names = {"config.toml", "events.jsonl", "result.json", "server.safetensors", "clients.safetensors", "ids.json"}
+    assert {one.name for one in Path("runs/x").iterdir()} == names | {"report.html"}
+    for word in ("ndcg@20", "recall@20", "fedavg", "random", "most popular", "no federation", "centralised linear"):
+        assert word in said.out
+    assert "mean 1–3" in said.out
+    assert "Report: runs/x/report.html" in said.err
+    assert max(map(len, said.out.splitlines())) <= 80
+
+
+def test_result_holds_what_was_promised(finished: Path) -> None:
+    result = json.loads((finished / "result.json").read_text())
+    assert len(result["blocks"]) == 4
+    for n, block in enumerate(result["blocks"]):
+        assert block["block"] == n
+        assert 0 <= block["ndcg@20"] <= 1
+        assert 0 <= block["recall@20"] <= 1
+        assert 1 <= block["best_round"] <= block["rounds"] <= 3
+        assert block["new"]["users"] + block["returning"]["users"] == block["users"]
+        assert {"ndcg@20", "recall@20"} <= block["new"].keys() & block["returning"].keys()
+    later = [b["ndcg@20"] for b in result["blocks"][1:]]
+    assert result["mean"]["ndcg@20"] == pytest.approx(sum(later) / 3)
+    assert set(result["controls"]) == {"random", "popular", "alone", "linear"}
+    for control in result["controls"].values():
+        assert len(control["blocks"]) == 4
+        assert set(control["mean"]) == set(result["mean"])
+    assert result["bytes"]["up_per_client_and_round"] > 0
+    assert result["bytes"]["down_per_client_and_round"] > 0
+    assert result["data"]["users"] == 60
+    assert "seconds" not in json.dumps(result)
+
+
+def test_json_is_the_result_alone(finished: Path) -> None:
+    said = call("train", "--data", SMALL, "--rounds", "3", "--out", "x", "--json")
+    assert (said.code, said.err) == (0, "")
+    assert json.loads(said.out) == json.loads((finished / "result.json").read_text())
+
+
+def test_threads_and_chunk_change_no_byte(finished: Path) -> None:
+    for threads, chunk in ((1, 64), (min(2, most_threads()), 1024)):
+        more = ("--threads", str(threads), "--chunk", str(chunk), "--out", f"x{chunk}", "--quiet")
+        assert call("train", "--data", SMALL, "--rounds", "3", *more).code == 0
+        assert Path(f"x{chunk}/result.json").read_bytes() == (finished / "result.json").read_bytes()
+
+
+def test_quiet_prints_only_the_result() -> None:
+    said = call("train", "--data", SMALL, *FAST, "--out", "x")
+    assert said.code == 0
+    assert said.err == ""
+    assert "fedavg" in said.out
+
+
+def test_settings_come_from_the_file_then_flags_then_set() -> None:
+    Path("c.toml").write_text(f'data = "{SMALL}"\nseed = 5\n[train]\nrounds = 9\nbatch_size = 7\nnegatives = 1\n')
+    args = ("c.toml", "--rounds", "8", "--set", "train.rounds=2", "--set", "train.batch_size=6", "--quiet")
+    assert call("train", *args, "--set", "evaluate.controls=false", "--set", "method=ft", "--out", "x").code == 0
+    config = runs.open_run(Path("x")).config
+    assert (config.seed, config.method, config.evaluate.controls) == (5, "ft", False)
+    assert (config.train.rounds, config.train.batch_size, config.train.negatives) == (2, 6, 1)
+
+
+def test_runs_without_a_name_get_a_new_folder_each() -> None:
+    for _ in range(2):
+        assert call("train", "--data", SMALL, *FAST).code == 0
+    assert sorted(one.name for one in Path("runs").iterdir()) == ["synthetic-mf-fedavg-1", "synthetic-mf-fedavg-1-2"]
+
+
+def test_many_blocks_become_rows_that_fit() -> None:
+    said = call("train", "--data", SMALL, "--rounds", "1", "--set", "split.n_blocks=9", "--out", "x")
+    assert said.code == 0
+    assert "mean 1–8" in said.out
+    assert max(map(len, said.out.splitlines())) <= 80
+    assert "…" not in said.out
+
+
+CSVS: dict[str, Callable[[], str]] = {
+    "text ids and titles": lambda: write(
+        "t.csv",
+        [(f"Zoë {a}", f"größe/{b}", c, d, f"[bold]{b}[/x]") for a, b, c, d in rows_of()],
+        ("customer", "sku", "stars", "timestamp", "title"),
+    ),
+    "semicolons": lambda: write("s.csv", rows_of(), separator=";"),
+    "no timestamps": lambda: write("n.csv", [r[:2] for r in rows_of()], HEAD[:2]),
+    "brackets in the name": lambda: write("[x].csv", rows_of()),
+}
+
+
+@pytest.mark.parametrize("kind", CSVS)
+def test_own_files_train_and_recommend(kind: str) -> None:
+    source = CSVS[kind]()
+    said = call("train", "--data", source, "--rounds", "2", "--out", "o[/x]")
+    assert said.code == 0, said.err
+    user = json.loads(Path("o[/x]/ids.json").read_text())["users"][0]
+    told = call("recommend", "--run", "o[/x]", "--user", user, "-k", "3")
+    assert told.code == 0, told.err
+    assert user in told.out
+    if "titles" in kind:
+        assert "größe/" in told.out
+        assert "[bold]" in told.out
+
+
+def test_five_rows_say_what_to_change_and_then_work() -> None:
+    source = write("five.csv", rows_of(5))
+    refuses(f"train --data {source}", "5 interactions are too few", "split.n_blocks")
+    args = ["train", "--data", source, "--rounds", "1", "--set", "split.n_blocks=1", "--out", "x"]
+    refuses(args, "evaluate.k", "catalogue", "--set evaluate.k=[2] --set evaluate.select_by=ndcg@2")
+    said = call(*args, "--set", "evaluate.k=[2]", "--set", "evaluate.select_by=ndcg@2")
+    assert said.code == 0
+    assert "Nobody could be tested in block 0" in said.err
+
+
+# Bad data
+
+
+def test_files_that_hold_no_table() -> None:
+    Path("empty.csv").touch()
+    write("header.csv", [])
+    Path("binary.csv").write_bytes(random.Random(1).randbytes(3000))
+    Path("half.csv.gz").write_bytes(gzip.compress(b"user,item\n" + b"1,2\n" * 5000)[:40])
+    refuses("train --data missing.csv", "missing.csv", "neither a file nor a named dataset")
+    refuses("train --data empty.csv", "empty.csv", "empty")
+    refuses("train --data header.csv", "header.csv", "no rows")
+    refuses("train --data binary.csv", "binary.csv", "binary")
+    refuses("train --data half.csv.gz", "half.csv.gz", "damaged")
+    refuses("train --data .", "folder")
+
+
+BAD_ROWS: dict[str, tuple[list[Row], tuple[str, ...]]] = {
+    "a word for a rating": ([("u1", "i1", "five", 3)], ("line 402", "five", "rating")),
+    "nan for a time": ([("u1", "i1", 3, "nan")], ("line 402", "nan", "timestamp")),
+    "no user": ([("", "i1", 3, 4)], ("line 402", "user")),
+    "a field too many": ([("u1", "i1", 3, 4, 5)], ("line 402", "5 fields")),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_ROWS)
+def test_a_bad_row_is_named(kind: str) -> None:
+    rows, words = BAD_ROWS[kind]
+    refuses(f"train --data {write('x.csv', rows_of() + rows)}", "x.csv", *words)
+
+
+BAD_TABLES: dict[str, tuple[Callable[[Row], Row], tuple[str, ...]]] = {
+    "every time the same": (lambda r: (*r[:3], 5), ("all timestamps", "the same", "split.kind = 'random'")),
+    "every time nan": (lambda r: (*r[:3], "NaN"), ("line 2", "timestamp")),
+    "one user": (lambda r: ("u", *r[1:]), ("1 user",)),
+    "one item": (lambda r: (r[0], "i", *r[2:]), ("1 item",)),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_TABLES)
+def test_a_table_that_cannot_be_used(kind: str) -> None:
+    change, words = BAD_TABLES[kind]
+    refuses(f"train --data {write('x.csv', [change(r) for r in rows_of()])}", "x", *words)
+
+
+def test_columns() -> None:
+    write("x.csv", rows_of())
+    write("abc.csv", [r[:3] for r in rows_of()], ("a", "b", "c"))
+    refuses("train --data abc.csv", "abc.csv", "--columns user=...,item=...")
+    refuses("train --data x.csv --columns user=usr", "no column 'usr'", "did you mean 'user'?")
+    refuses("train --data x.csv --columns usr=user", "'usr'", "did you mean 'user'?")
+    refuses("train --data x.csv --columns user", "--columns 'user' is not role=name")
+    refuses(f"train --data {SMALL} --columns user=a", "--columns is for files")
+    said = call("train", "--data", "abc.csv", "--columns", "user=a, item = b", *FAST, "--out", "o")
+    assert said.code == 0
+
+
+def test_names_and_specs() -> None:
+    refuses("train --data ml-100j", "did you mean 'ml-100k'?")
+    refuses("train --data ''", "neither a file nor a named dataset")
+    refuses("train --data synthetic:user=3", "did you mean 'users'?")
+    refuses("train --data synthetic:users=many", "users='many'")
+    refuses("train --data ml-1m", "ml-1m was not found", "--data-dir")
+    refuses("train --data ml-1m --data-dir nowhere", "--data-dir", "nowhere")
+    refuses("data get ml-100", "did you mean 'ml-100k'?")
+
+
+def test_damaged_checksum_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data" / "ml-1m").mkdir(parents=True)
+    (tmp_path / "data" / "ml-1m" / "interactions.csv.gz").write_bytes(gzip.compress(b"user,item\n1,2\n"))
+    refuses(["train", "--data", "ml-1m", "--data-dir", str(tmp_path / "data")], "damaged", "SHA-256")
+    monkeypatch.setenv("TACITA_DATA", str(tmp_path / "data"))
+    refuses("data describe ml-1m", "damaged", "SHA-256")
+    cached = tmp_path / "cache" / "ml-100k"
+    cached.mkdir(parents=True)
+    (cached / "ml-100k.inter").write_text("user_id:token\titem_id:token\n1\t2\n")
+    (cached / "ml-100k.item").write_text("item_id:token\n2\n")
+    (cached / "sha256.json").write_text(json.dumps({"ml-100k.inter": "0" * 64, "ml-100k.item": "0" * 64}))
+    refuses("train --data ml-100k", "ml-100k.inter", "damaged", "tacita data get ml-100k")
+
+
+# Bad settings
+
+
+SETTINGS: list[tuple[str, tuple[str, ...]]] = [
+    ("evaluate.k=[200]", ("evaluate.k = 200", "catalogue of 40 items")),
+    ("evaluate.k=[0]", ("evaluate.k = 0",)),
+    ("evaluate.k=[]", ("evaluate.k",)),
+    ("evaluate.k=5", ("evaluate.k", "list")),
+    ("evaluate.k=[5,", ("evaluate.k", "TOML")),
+    ("evaluate.select_by=ndcg@200", ("evaluate.select_by", "catalogue of 40 items")),
+    ("evaluate.select_by=ndgc@20", ("ndgc@20",)),
+    ("evaluate.metrics=[]", ("evaluate.metrics",)),
+    ('evaluate.metrics=["ndgc"]', ("evaluate.metrics", "ndgc", "ndcg")),
+    ("evaluate.controls=maybe", ("evaluate.controls", "maybe")),
+    ("evaluate.item_table=personal --set train.silos=3", ("evaluate.item_table", "train.silos")),
+    ("train.rouns=3", ("unknown key 'train.rouns'", "did you mean 'train.rounds'?")),
+    ("rounds=3", ("did you mean 'train.rounds'?",)),
+    ("train.rounds=many", ("train.rounds", "many")),
+    ("train.rounds=", ("train.rounds",)),
+    ("train.rounds", ("is not key=value",)),
+    ("=3", ("is not key=value",)),
+    ("train..rounds=3", ("is not key=value",)),
+    ("train=3", ("'train'",)),
+    ("data.x=3", ("data.x", "'data'")),
+    ("train.batch_size=2.5", ("train.batch_size", "2.5")),
+    ("train.stepper=fused --set train.optimiser=adam", ("fused", "train.stepper")),
+    ("split.kind=blcks", ("split.kind", "blocks")),
+    ("split.k_core=900", ("900-core", "split.k_core")),
+    ("split.min_rating=3", ("no ratings", "split.min_rating")),
+    ("split.base_share=1", ("split.base_share",)),
+    ("split.n_blocks=900", ("too few", "split.n_blocks")),
+    ("split.kind=given", ("ships no split",)),
+    ("backbone.nam=mf", ("unknown key 'nam'", "backbone 'mf'")),
+    ("backbone.name=nfc", ("unknown backbone 'nfc'", "did you mean 'ncf'?")),
+    ("backbone.name=3", ("backbone.name",)),
+    ("backbone.dimm=3", ("unknown key 'dimm'", "did you mean 'dim'?")),
+    ("backbone.dim=wide", ("'dim'", "wide")),
+    ("backbone=mf", ("backbone",)),
+    ("method=f3rec", ("unknown method 'f3rec'", "did you mean 'f3crec'?")),
+    ("parts=[{name='repaly'}]", ("unknown part 'repaly'", "did you mean 'replay'?")),
+    ("parts=[{name='replay',topn=3}]", ("unknown key 'topn'", "did you mean 'top_n'?")),
+    ("parts=[{name='replay',top_n=300}]", ("top_n", "40 items")),
+    ("parts=[{top_n=3}]", ("needs a 'name'",)),
+    ("parts=[{name='replay'},{name='replay'}]", ("listed twice",)),
+    ("seed=-1", ("seed", "-1")),
+]
+
+
+@pytest.mark.parametrize(("setting", "words"), SETTINGS, ids=[s for s, _ in SETTINGS])
+def test_a_bad_setting(setting: str, words: tuple[str, ...]) -> None:
+    first, *more = setting.split(" --set ")
+    sets = [part for one in (first, *more) for part in ("--set", one)]
+    refuses(["train", "--data", SMALL, *sets], *words)
+
+
+FLAGS: list[tuple[str, tuple[str, ...]]] = [
+    ("--seed 1.5", ("--seed", "1.5")),
+    ("--lr nan", ("lr",)),
+    ("--lr inf", ("finite",)),
+    ("--lr -1", ("lr", "-1")),
+    ("--rounds 0", ("train.rounds", "0")),
+    ("--threads 4096", ("--threads 4096",)),
+    ("--threads -1", ("--threads -1",)),
+    ("--chunk 0", ("--chunk 0",)),
+    ("--dat x", ("no such option '--dat'", "'--data'")),
+    ("--lr 1e30 --out o", ("diverged", "backbone.lr")),
+]
+
+
+@pytest.mark.parametrize(("flags", "words"), FLAGS, ids=[f for f, _ in FLAGS])
+def test_a_bad_flag(flags: str, words: tuple[str, ...]) -> None:
+    refuses(["train", "--data", SMALL, *flags.split()], *words)
+
+
+FILES: list[tuple[bytes, tuple[str, ...]]] = [
+    (b"[train\n", ("c.toml", "not valid TOML", "line 1")),
+    (b"\xff\xfe\x00", ("c.toml", "not valid TOML")),
+    (b"[train]\nrouns = 3\n", ("unknown key 'train.rouns' in c.toml", "did you mean 'train.rounds'?")),
+    (b"[train]\nrounds = 'many'\n", ("train.rounds", "c.toml", "many")),
+    (b"train = 3\n", ("'train'", "c.toml")),
+    (b"seed = true\n[evaluate]\nk = ['a']\n", ("c.toml",)),
+    (b"[columns]\nuser = 3\n", ("columns.user", "c.toml")),
+    (b"backbone = 'mf'\n", ("backbone", "c.toml")),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), FILES, ids=[str(c) for c, _ in FILES])
+def test_a_bad_config_file(content: bytes, words: tuple[str, ...]) -> None:
+    Path("c.toml").write_bytes(content)
+    refuses("train c.toml", *words)
+
+
+def test_a_config_that_is_no_config() -> None:
+    write("x.csv", rows_of())
+    refuses("train none.toml", "no such config file: none.toml")
+    refuses("train x.csv", "--data x.csv")
+    refuses("train ml-100k", "--data ml-100k")
+
+
+USAGE: list[tuple[str, tuple[str, ...]]] = [
+    ("tran", ("no such command 'tran'", "did you mean 'train'?")),
+    ("data lst", ("did you mean 'list'?",)),
+    ("data get", ("missing argument 'NAME'", "tacita data get --help")),
+    ("data import x.csv", ("--out",)),
+    ("train a.toml b.toml", ("b.toml",)),
+    ("recommend --user u1", ("--run",)),
+    ("recommend --run x", ("--user",)),
+    ("report", ("RUN",)),
+    ("bench scale --users a", ("--users 'a'",)),
+    ("bench scale --users 1", ("--users",)),
+    ("bench rounds --repeats 0", ("--repeats",)),
+    ("bench rounds --data nope", ("nope",)),
+    ("bench rounds --data synthetic --backbone nope", ("unknown backbone 'nope'",)),
+    ("data describe nope", ("nope",)),
+    ("doctor --data-dir nowhere", ("nowhere",)),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), USAGE, ids=[u for u, _ in USAGE])
+def test_a_wrong_command_line(line: str, words: tuple[str, ...]) -> None:
+    refuses(line, *words)
+
+
+# Run folders
+
+
+def test_a_run_folder_that_exists(copied: Path) -> None:
+    Path("file").touch()
+    for name in ("run", "file", "."):
+        refuses(f"train --data {SMALL} --out {name}", "exists", "--resume")
+    refuses("demo --out run".replace("demo", f"train --data {SMALL}"), "run exists")
+
+
+def test_a_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("file").touch()
+    refuses(f"train --data {SMALL} --out file/run", "cannot write file/run", "Not a directory")
+    make = os.mkdir
+
+    def read_only(path: Any, *more: Any, **named: Any) -> None:
+        if "locked" in str(path):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        make(path, *more, **named)
+
+    monkeypatch.setattr(os, "mkdir", read_only)
+    refuses(f"train --data {SMALL} --out locked/run", "cannot write locked/run", "Read-only file system")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission(copied: Path) -> None:
+    Path("locked").mkdir(mode=0o500)
+    refuses(f"train --data {SMALL} --out locked/run", "cannot write locked/run", "Permission denied")
+    refuses("report run --out locked/x.html", "cannot write locked/x.html")
+
+
+@pytest.mark.parametrize("nth", range(1, 7))
+def test_a_full_disk_leaves_whole_files_and_the_run_goes_on(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    """The nth file to be synced does not fit: config, ids, server, clients, result, report."""
+    count = 0
+
+    def full(_: int) -> None:
+        nonlocal count
+        count += 1
+        if count >= nth:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        said = call("train", "--data", SMALL, "--rounds", "3", "--out", "run")
+    one_sentence(said, "no space left to write", "--resume")
+    whole = ["config.toml", "ids.json", "server.safetensors", "clients.safetensors", "result.json", "report.html"]
+    if nth <= 2:
+        assert list(Path.cwd().iterdir()) == []
+        return
+    assert {one.name for one in Path("run").iterdir()} == {"events.jsonl", *whole[: nth - 1]}
+    assert call("train", "--out", "run", "--resume").code == 0
+    assert Path("run/result.json").read_bytes() == (finished / "result.json").read_bytes()
+
+
+def test_a_disk_that_fills_up_between_rounds(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = files.Lines.__init__
+
+    class Full(io.FileIO):
+        def write(self, data: Any, /) -> int:
+            if self.tell() > 600:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(data[:50])  # a disk may take a part of a line
+
+    def small(self: files.Lines, path: Path) -> None:
+        opened(self, path)
+        self._file.close()
+        self._file = Full(path, "ab")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files.Lines, "__init__", small)
+        said = call("train", "--data", SMALL, "--rounds", "3", "--out", "run")
+    one_sentence(said, "no space left to write run/events.jsonl", "--resume")
+    assert call("train", "--out", "run", "--resume").code == 0
+    assert Path("run/result.json").read_bytes() == (finished / "result.json").read_bytes()
+    assert len(Path("run/events.jsonl").read_text().splitlines()) == 12
+
+
+def test_resume_misuse(copied: Path) -> None:
+    Path("empty").mkdir()
+    Path("c.toml").touch()
+    refuses("train --resume", "--resume needs --out")
+    refuses("train --resume --out nowhere", "nowhere holds no run")
+    refuses("train --resume --out empty", "empty holds no run")
+    refuses("train --resume --out run --rounds 9", "run/config.toml")
+    refuses("train --resume --out run --seed 9", "run/config.toml")
+    refuses("train --resume --out run --set seed=9", "run/config.toml")
+    refuses("train c.toml --resume --out run", "run/config.toml")
+    with files.alone_in(Path("run")):
+        refuses("train --resume --out run", "another process is at work in run")
+
+
+def test_resuming_a_finished_run_shows_it_again_and_mends_its_report(copied: Path, finished: Path) -> None:
+    before = shot(copied)
+    assert call("train", "--resume", "--out", "run").code == 0
+    assert shot(copied) == before
+    (copied / "report.html").unlink()
+    (copied / "checkpoint.safetensors").touch()
+    (copied / ".result.json.4242").touch()
+    said = call("train", "--resume", "--out", "run", "--quiet")
+    assert said.code == 0
+    assert shot(copied) == before
+
+
+DAMAGE: list[tuple[str, str, Callable[[bytes], bytes | None], tuple[str, ...]]] = [
+    ("server.safetensors", "recommend", lambda b: b[:100], ("server.safetensors", "damaged")),
+    ("server.safetensors", "recommend", lambda b: b[:-8] + bytes(8), ("server.safetensors", "damaged", "checksum")),
+    ("server.safetensors", "recommend", lambda b: b"", ("server.safetensors", "damaged")),
+    ("server.safetensors", "recommend", lambda b: None, ("server.safetensors", "missing")),
+    ("clients.safetensors", "recommend", lambda b: b[: len(b) // 2], ("clients.safetensors", "damaged")),
+    ("clients.safetensors", "recommend", lambda b: None, ("clients.safetensors", "missing")),
+    ("ids.json", "recommend", lambda b: b[:50], ("ids.json", "damaged")),
+    ("ids.json", "recommend", lambda b: b"[]", ("ids.json", "damaged")),
+    ("ids.json", "recommend", lambda b: None, ("ids.json", "missing")),
+    ("result.json", "recommend", lambda b: b[:50], ("result.json", "damaged")),
+    ("result.json", "recommend", lambda b: b"{}", ("result.json", "damaged")),
+    ("result.json", "recommend", lambda b: b"\xff", ("result.json", "damaged")),
+    ("result.json", "recommend", lambda b: None, ("not finished", "--resume")),
+    ("result.json", "report", lambda b: b"{}", ("result.json", "damaged")),
+    ("result.json", "report", lambda b: None, ("result.json",)),
+    ("config.toml", "recommend", lambda b: b[:-3] + b"=", ("config.toml", "TOML")),
+    ("config.toml", "recommend", lambda b: b"xyz = 1\n" + b, ("config.toml", "xyz")),
+    ("config.toml", "recommend", lambda b: b.replace(b"seed = 1\n", b"seed = 2\n", 1), ("config.toml", "another")),
+    ("config.toml", "recommend", lambda b: None, ("config.toml",)),
+]
+
+
+@pytest.mark.parametrize(("name", "verb", "change", "words"), DAMAGE, ids=[f"{d[1]} {d[0]}" for d in DAMAGE])
+def test_damaged_files_of_a_run(
+    copied: Path, name: str, verb: str, change: Callable[[bytes], bytes | None], words: tuple[str, ...]
+) -> None:
+    changed = change((copied / name).read_bytes())
+    if changed is None:
+        (copied / name).unlink()
+    else:
+        (copied / name).write_bytes(changed)
+    refuses("recommend --run run --user u1" if verb == "recommend" else "report run --out r.html", *words)
+
+
+def test_models_of_another_dataset_of_the_same_size(copied: Path) -> None:
+    assert call("train", "--data", f"{SMALL},seed=9", *FAST, "--out", "other").code == 0
+    for name in ("server.safetensors", "clients.safetensors"):
+        kept = (copied / name).read_bytes()
+        shutil.copy(Path("other") / name, copied / name)
+        refuses("recommend --run run --user u1", name, "another dataset")
+        (copied / name).write_bytes(kept)
+    assert call("recommend", "--run", "run", "--user", "u1").code == 0
+
+
+# Recommend and report
+
+
+def test_recommend_prints_a_table_and_json(finished: Path) -> None:
+    said = call("recommend", "--run", str(finished), "--user", "u1", "--user", "u2", "-k", "3")
+    assert (said.code, said.err) == (0, "")
+    assert "for user u1" in said.out
+    assert "for user u2" in said.out
+    told = call("recommend", "--run", str(finished), "--user", "u1", "-k", "3", "--json")
+    assert json.loads(told.out) == runs.recommend(finished, ["u1"], 3)
+
+
+def test_recommend_says_when_there_are_fewer(finished: Path) -> None:
+    said = call("recommend", "--run", str(finished), "--user", "u1", "-k", "40")
+    assert said.code == 0
+    assert re.search(r"Only \d+ items are left", said.err)
+    assert call("recommend", "--run", str(finished), "--user", "u1", "-k", "40", "--seen").err == ""
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("--user zzz", ("user 'zzz'", "60 users", "ids.json")),
+        ("--user u1 --user zzz", ("user 'zzz'",)),
+        ("--user u1 -k 0", ("0 items", "1 to the 40")),
+        ("--user u1 -k -1", ("-1 items",)),
+        ("--user u1 -k 41", ("41 items", "40")),
+        ("--user u1 -k many", ("'-k'", "many")),
+    ],
+)
+def test_recommend_refuses(finished: Path, more: str, words: tuple[str, ...]) -> None:
+    refuses(["recommend", "--run", str(finished), *more.split()], *words)
+
+
+def test_folders_that_are_no_runs() -> None:
+    Path("empty").mkdir()
+    refuses("recommend --run nowhere --user u1", "no run folder nowhere")
+    refuses("recommend --run empty --user u1", "empty is not a run folder")
+    refuses("report nowhere", "no run folder nowhere")
+    refuses("report empty", "empty")
+
+
+def test_report_of_two_runs(copied: Path, finished: Path) -> None:
+    said = call("report", "run", str(finished), "--out", "both.html")
+    assert (said.code, said.out, said.err) == (0, "", "wrote both.html\n")
+    assert Path("both.html").read_text().startswith("<!doctype html>")
+    refuses("report run --out none/x.html", "cannot write none/x.html", "no folder none")
+    refuses("report run --out run", "cannot write run")
+
+
+# Data, bench, doctor
+
+
+def test_data_list() -> None:
+    said = call("data", "list")
+    assert "amazon-industrial-scientific" in said.out
+    assert max(map(len, said.out.splitlines())) <= 80
+    assert set(json.loads(call("data", "list", "--json").out)["ml-100k"]) >= {"about", "terms", "origin"}
+
+
+def test_data_describe_goes_to_standard_output() -> None:
+    write("x.csv", [(*r[:3], 1_600_000_000 + r[3]) for r in rows_of()])
+    said = call("data", "describe", "x.csv")
+    assert (said.code, said.err) == (0, "")
+    assert "rows: 400" in said.out
+    assert "time range: 2020-09-13 12:43 to 2020-09-13 12:49" in said.out
+    told = json.loads(call("data", "describe", "x.csv", "--json").out)
+    assert (told["rows"], told["users"], told["items"]) == (400, 20, 30)
+
+
+def test_data_import_is_read_back_as_it_was() -> None:
+    write("x.csv", rows_of(), separator=";")
+    assert call("data", "import", "x.csv", "--out", "y.csv").code == 0
+    one, two = (json.loads(call("data", "describe", name, "--json").out) for name in ("x.csv", "y.csv"))
+    assert {k: v for k, v in one.items() if k not in ("name", "guessed")}.items() <= two.items()
+    refuses("data import x.csv --out y.csv", "y.csv exists")
+    refuses("data import x.csv --out none/y.csv", "cannot write none/y.csv")
+
+
+def test_data_get_finds_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "data" / "lastfm-2k").mkdir(parents=True)
+    write(str(tmp_path / "data" / "lastfm-2k" / "interactions.csv"), rows_of())
+    said = call("data", "get", "lastfm-2k", "--data-dir", str(tmp_path / "data"))
+    assert said.code == 0
+    assert "lastfm-2k is ready in" in said.err
+
+
+def test_bench_prints_figures_and_json() -> None:
+    line = ["bench", "scale", "--users", "50,100", "--items", "30", "--participants", "10", "--repeats", "1"]
+    said = call(*line)
+    assert (said.code, said.err) == (0, "")
+    assert "us_per_participant" in said.out
+    assert [row["users"] for row in json.loads(call(*line, "--json").out)["rows"]] == [50, 100]
+    told = json.loads(call("bench", "evaluate", "--data", SMALL, "--repeats", "1", "--json").out)
+    assert told["users"] > 0
+
+
+def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = call("doctor")
+    assert (said.code, said.err) == (0, "")
+    for word in ("python", "numba", "tomli-w", "compiled kernels", "tacita data get ml-100k"):
+        assert word in said.out
+    assert all(check["state"] in ("ok", "note") for check in json.loads(call("doctor", "--json").out))
+    monkeypatch.setattr("tacita.doctor._needed", lambda: ["no-such-package"])
+    said = call("doctor")
+    assert said.code == 1
+    assert "pip install no-such-package" in said.out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not REAL or not (Path(REAL) / "ml-100k").is_dir(), reason="needs ml-100k in $TACITA_DATA")
+def test_demo_tells_the_whole_story() -> None:
+    refuses_demo = call("demo", "--out", ".", "--data-dir", REAL)
+    assert refuses_demo.code == 2
+    assert refuses_demo.err == "tacita: . exists; go on with --resume, or choose another --out.\n"
+    said = call("demo", "--out", "demo", "--data-dir", REAL)
+    assert said.code == 0
+    for word in ("ndcg@20: fedavg on ml-100k", "centralised linear", "for user 196", "title"):
+        assert word in said.out
+    assert "demo/report.html" in said.err
+
+
+# Progress
+
+
+def test_progress_shows_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    terminal = partial(Console, file=screen, force_terminal=True, width=80)
+    monkeypatch.setattr(
+        console, "Console", lambda **named: terminal(**{k: v for k, v in named.items() if k != "stderr"})
+    )
+    monkeypatch.setattr(console, "Progress", partial(Progress, refresh_per_second=1000))
+    assert call("train", "--data", SMALL, "--rounds", "20", "--out", "x").code == 0
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
+    assert re.search(r"block \d/4 round \d+/20 .* rounds/s · ≤ \d:\d\d:\d\d left", shown)
+    assert re.search(r"controls: .* \d:\d\d:\d\d left", shown)
+
+
+def test_pace_measures_recent_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 2.0, 3.0])
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    pace = console.Pace()
+    assert (pace.per_second, pace.left(10)) == (0.0, "")
+    for done in (0, 2, 4, 6):
+        pace.reach(done)
+    assert pace.per_second == 2.0
+    assert pace.left(7200) == "1:00:00 left"
+
+
+def test_the_bar_of_counted_work_says_nothing_where_nobody_watches() -> None:
+    err = io.StringIO()
+    with contextlib.redirect_stderr(err), console.counting("cells") as tell:
+        tell(1, 3)
+    assert err.getvalue() == ""
+
+
+# As a program of its own
+
+
+def program(*arguments: str, **named: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tacita", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **named)
+
+
+def test_the_program_complains_with_code_2() -> None:
+    done = program("train", "--data", "missing.csv")
+    out, err = done.communicate(timeout=60)
+    one_sentence(Said(done.returncode, out, err), "missing.csv")
+
+
+def test_the_program_bears_a_reader_who_leaves() -> None:
+    done = program("data", "list")
+    assert done.stdout is not None
+    done.stdout.close()
+    assert done.wait(timeout=60) in (0, 1)
+    assert done.stderr is not None
+    assert "Error" not in done.stderr.read()
+    done.stderr.close()
+
+
+def test_ctrl_c_leaves_a_run_that_goes_on() -> None:
+    done = program("train", "--data", SMALL, "--rounds", "100000", "--set", "train.patience=100000", "--out", "run")
+    until = time.monotonic() + 60
+    while not Path("run/events.jsonl").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    time.sleep(0.2)
+    done.send_signal(signal.SIGINT)
+    _, err = done.communicate(timeout=60)
+    assert done.returncode == 130
+    assert err == "tacita: stopped; a run that had begun goes on with --resume.\n"
+    refuses("recommend --run run --user u1", "not finished", "--resume")

@@ -1,0 +1,575 @@
+"""What every backbone and every part must do, found through the registries, and what the server may see."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from numbers import Number
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pytest
+import torch
+from oracle import TRAINED, federate, make_backbone, make_block, make_stream, started, train_once
+
+from tacita.backbones import Backbone, backbone_class
+from tacita.backbones.scores import score_all
+from tacita.clients import Clients
+from tacita.config import validated
+from tacita.errors import TacitaError
+from tacita.files import flat, nested, read_arrays, write_arrays
+from tacita.methods import Part, World, build_parts, part_class, part_names, preset_names, preset_parts
+from tacita.methods import base as methods_base
+from tacita.rng import Draws, keys_of
+from tacita.rounds import Federation, Progress, begin_block, end_block, run_block, run_stream, start
+from tacita.types import (
+    AnyArray,
+    Arrays,
+    Block,
+    CohortView,
+    Floats,
+    Local,
+    Ragged,
+    ServerState,
+    Stream,
+    Total,
+    Upload,
+)
+
+every_backbone = pytest.mark.parametrize("name", TRAINED)
+every_part = pytest.mark.parametrize("name", part_names())
+every_preset = pytest.mark.parametrize("method", preset_names())
+Specs = list[dict[str, Any]]
+
+
+def two_blocks() -> Stream:
+    """Ten users and 110 items, then two more users and ten more items; user 3 stays away from block 1."""
+    rng = np.random.default_rng(7)
+
+    def block(index: int, n_users: int, n_items: int, known: int) -> Block:
+        mine = [rng.choice(n_items, 8, replace=False).tolist() for _ in range(n_users)]
+        if index == 1:
+            mine[3] = []
+        return make_block(index, n_items, [m[:5] for m in mine], [m[5:6] for m in mine], [m[6:] for m in mine], known)
+
+    return make_stream(block(0, 10, 110, 0), block(1, 12, 120, 10))
+
+
+def with_parts(specs: Specs, backbone: str = "mf", **train: Any) -> Federation:
+    """The two blocks under a method, or a skip where the method says that it cannot work with these settings."""
+    fed = federate(two_blocks(), make_backbone(backbone), **{"rounds": 2, "batch_size": 8} | train)
+    try:
+        parts = build_parts(specs, World(fed.backbone, fed.draws, fed.config.train))
+        for part in parts:
+            part.check(fed.stream.blocks[0].n_items)
+    except TacitaError as refused:
+        pytest.skip(f"refused: {refused}")
+    return replace(fed, parts=parts)
+
+
+def run(fed: Federation) -> Progress:
+    progress = start(fed)
+    run_stream(fed, progress, lambda report, now: None)
+    return progress
+
+
+def all_numbers(progress: Progress) -> Arrays:
+    """Everything that both sides hold."""
+    server, clients = progress.server, progress.clients
+    heads = {f"heads/{k}": v for k, v in server.heads.items()}
+    sides = flat(server.parts, "server/") | flat(clients.parts, "device/")
+    return {"items": server.items, "private": clients.private, **heads, **sides}
+
+
+def assert_same_numbers(one: Progress, other: Progress) -> None:
+    mine, yours = all_numbers(one), all_numbers(other)
+    assert mine.keys() == yours.keys()
+    for name in mine:
+        assert mine[name].dtype == yours[name].dtype, name
+        assert np.array_equal(mine[name], yours[name]), name
+    assert one.results == other.results
+
+
+def numbers_in(value: Any) -> Iterator[float]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for one in value:
+            yield from numbers_in(one)
+    elif value is not None:
+        yield float(value)
+
+
+# backbones
+
+
+LEARNS: dict[str, dict[str, Any]] = {
+    "mf": {"lr": 0.3, "init_std": 0.05},
+    "pfedrec": {"dim": 8, "lr": 0.05, "lr_eta": 15.0},
+    "ncf": {"dim": 8, "lr": 0.05, "lr_eta": 15.0},
+}
+
+
+class BackboneContract:
+    """Subclass with a `name` parameter, or let the registry supply it."""
+
+    def make(self, name: str) -> Backbone:
+        return make_backbone(name)
+
+    def make_learner(self, name: str) -> Backbone:
+        """With rates at which a small catalogue is learnt in a few dozen rounds."""
+        return make_backbone(name, **LEARNS.get(name, {}))
+
+    def start(self, name: str) -> tuple[Backbone, Floats, Arrays, Floats]:
+        """A model, six users' vectors, shared parameters and the rows of nine items."""
+        backbone, keys, draws = self.make(name), keys_of(f"one{k}" for k in range(9)), Draws(2)
+        return (
+            backbone,
+            backbone.init_private(draws, keys[:6]),
+            backbone.init_heads(draws),
+            backbone.init_items(draws, keys),
+        )
+
+    def test_it_starts_with_finite_arrays_of_the_shapes_it_declares(self, name: str) -> None:
+        backbone, private, heads, items = self.start(name)
+        assert private.shape == (6, backbone.private_width)
+        assert items.shape == (9, backbone.item_width)
+        assert {k: v.shape for k, v in heads.items()} == backbone.shared()
+        for made in (private, items, *heads.values()):
+            assert made.dtype == np.float32
+            assert np.isfinite(made).all()
+
+    def test_its_named_slices_cover_a_private_vector_in_order(self, name: str) -> None:
+        backbone, private, _, _ = self.start(name)
+        cut = backbone.named(private)
+        assert {k: v.shape[1] for k, v in cut.items()} == backbone.layout
+        assert np.array_equal(np.concatenate(list(cut.values()), axis=1), private)
+
+    def test_it_names_a_positive_rate_for_everything_that_moves(self, name: str) -> None:
+        backbone = self.make(name)
+        rates = backbone.rates(50)
+        assert rates.keys() == {*backbone.layout, *backbone.shared(), "rows"}
+        assert min(rates.values()) > 0
+        assert sorted(kind for phase in backbone.phases for kind in phase) == ["private", "rows"]
+
+    def test_it_scores_the_same_with_numpy_and_torch(self, name: str) -> None:
+        backbone, private, heads, items = self.start(name)
+        repeated = {k: np.stack([v] * 6) for k, v in heads.items()}
+        by_numpy = backbone.score(backbone.named(private), repeated, items[:6])
+        tensors = {k: torch.from_numpy(v) for k, v in repeated.items()}
+        by_torch = backbone.score(backbone.named(torch.from_numpy(private)), tensors, torch.from_numpy(items[:6]))
+        assert by_numpy.shape == (6,)
+        np.testing.assert_allclose(by_numpy, by_torch.numpy(), rtol=1e-5, atol=1e-6)
+
+    def test_its_reading_is_its_score_where_it_has_one(self, name: str) -> None:
+        backbone, private, heads, items = self.start(name)
+        reading = backbone.reading(private, heads)
+        assert reading is not None or backbone.affine_kind is None
+        if reading is not None:
+            a, c = reading
+            repeated = {k: np.stack([v] * 6) for k, v in heads.items()}
+            scored = backbone.score(backbone.named(private), repeated, items[:6])
+            np.testing.assert_allclose((a * items[:6]).sum(1) + c, scored, rtol=1e-5, atol=1e-5)
+
+    def test_a_round_moves_every_parameter_it_declares(self, name: str) -> None:
+        backbone = self.make(name)
+        fed = federate(make_stream(make_block(0, 6, [[0, 1], [2, 3]])), backbone)
+        progress = started(fed)
+        trained = train_once(fed, progress)
+        moved = backbone.named(trained.local.private - progress.clients.private)
+        assert all(np.abs(one).max() > 0 for one in moved.values())
+        assert all(np.abs(one).max() > 0 for one in trained.upload.heads.values())
+        assert (np.abs(trained.upload.value).max(1) > 0).all()
+
+    def test_it_refuses_an_unknown_option_by_name(self, name: str) -> None:
+        with pytest.raises(TacitaError, match="dimm"):
+            validated(backbone_class(name).Config, {"dimm": 4}, f"backbone '{name}'")
+
+    def test_it_learns_the_checkerboard(self, name: str) -> None:
+        """Even users like even items. Two likes of each user are held out: only other users can teach them."""
+        before, after = checkerboard(self.make_learner(name))
+        assert before < 0.8
+        assert after > 0.97
+
+
+def checkerboard(backbone: Backbone, n_users: int = 12, n_items: int = 16, rounds: int = 60) -> tuple[float, float]:
+    """Share of (held-out item of the user's colour, item of the other colour) pairs in the right order."""
+    likes = [np.roll(np.arange(u % 2, n_items, 2), u // 2) for u in range(n_users)]
+    train, held = [one[2:].tolist() for one in likes], [one[:2].tolist() for one in likes]
+    fed = federate(make_stream(make_block(0, n_items, train)), backbone, rounds=rounds)
+    progress = started(fed)
+
+    def right(now: Progress) -> float:
+        scores = score_all(backbone, now.clients.private, now.server.heads, now.server.items)
+        pairs = [scores[u, held[u]][:, None] > scores[u, (u + 1) % 2 :: 2][None, :] for u in range(n_users)]
+        return float(np.mean(pairs))
+
+    before = right(progress)
+    run_block(fed, progress, lambda report, now: None)
+    return before, right(progress)
+
+
+@every_backbone
+class TestBackbones(BackboneContract):
+    pass
+
+
+def test_the_checkerboard_cannot_be_learnt_where_everybody_gets_one_ranking() -> None:
+    """A shared NCF layer ranks alike for all, and what is right for even users is wrong for odd ones."""
+    _, after = checkerboard(make_backbone("ncf", share_mlp=True, **LEARNS["ncf"]), rounds=20)
+    assert after < 0.7
+
+
+# parts
+
+
+class PartContract:
+    """Subclass with a `name` parameter, or let the registry supply it. Options: the part's defaults."""
+
+    def federation(self, name: str, **train: Any) -> Federation:
+        return with_parts([{"name": name}], **train)
+
+    def test_it_is_found_by_its_name_and_refuses_an_unknown_option(self, name: str) -> None:
+        fed = self.federation(name)
+        assert [p.name for p in fed.parts] == [name]
+        assert part_class(name).name == name
+        with pytest.raises(TacitaError, match="no_such_option"):
+            build_parts([{"name": name, "no_such_option": 1}], fed.parts[0].world)
+
+    def test_a_users_device_arrays_do_not_depend_on_how_many_users_there_are(self, name: str) -> None:
+        (part,) = self.federation(name).parts
+        few, many = part.device_arrays(4), part.device_arrays(7)
+        assert few.keys() == many.keys()
+        for k in few:
+            assert len(few[k]) == 4
+            assert many[k].dtype == few[k].dtype
+            assert np.array_equal(many[k][:4], few[k])
+
+    def test_it_runs_both_blocks_and_keeps_the_kinds_it_declared(self, name: str) -> None:
+        fed = self.federation(name)
+        progress = run(fed)
+        assert all(np.isfinite(list(numbers_in(one))).all() for one in progress.results)
+        declared = fed.parts[0].device_arrays(12)
+        held = progress.clients.parts[name]
+        assert {k: (v.shape, v.dtype) for k, v in held.items()} == {k: (v.shape, v.dtype) for k, v in declared.items()}
+        for k, v in all_numbers(progress).items():
+            assert isinstance(v, np.ndarray), k
+            assert v.dtype != object, k
+
+    def test_it_keeps_nothing_on_itself(self, name: str) -> None:
+        fed = self.federation(name)
+        before = dict(vars(fed.parts[0]))
+        run(fed)
+        assert vars(fed.parts[0]) == before
+
+    def test_it_does_not_see_how_clients_are_chunked(self, name: str) -> None:
+        fed = self.federation(name)
+        assert_same_numbers(run(fed), run(replace(fed, chunk=3)))
+
+    def test_it_goes_on_from_a_copy_as_if_nothing_had_happened(self, name: str, tmp_path: Path) -> None:
+        """After every block and in the middle of one: fresh part objects, arrays that were on disk."""
+        whole = run(self.federation(name))
+        for stop in (1, 2, 3):
+            fed, progress, rounds = self.federation(name), None, 0
+
+            def on_round(report: Any, now: Progress, stop: int = stop) -> None:
+                nonlocal rounds
+                rounds += 1
+                if rounds == stop:
+                    raise InterruptedError
+
+            progress = start(fed)
+            with pytest.raises(InterruptedError):
+                run_stream(fed, progress, on_round)
+            restored = through_a_file(progress, tmp_path / f"{stop}.safetensors")
+            fed = self.federation(name)
+            run_stream(fed, restored, lambda report, now: None)
+            assert_same_numbers(restored, whole)
+
+    def test_it_leaves_the_state_it_is_given_as_it_was(self, name: str) -> None:
+        """Server states are values: the best round must still be there after later rounds."""
+        fed = self.federation(name, rounds=3)
+        progress = start(fed)
+        seen: list[tuple[ServerState, Arrays]] = []
+
+        def on_round(report: Any, now: Progress) -> None:
+            seen.append((now.server, {k: v.copy() for k, v in server_arrays(now.server).items()}))
+
+        run_stream(fed, progress, on_round)
+        assert len(seen) == 6
+        for server, copy in seen:
+            for k, v in server_arrays(server).items():
+                assert np.array_equal(v, copy[k]), k
+
+    def test_it_does_nothing_to_a_device_that_is_away(self, name: str) -> None:
+        """User 3 has no data in block 1."""
+        fed = self.federation(name)
+        progress = started(fed)
+        run_block(fed, progress, lambda report, now: None)
+        end_block(fed, progress)
+        private = progress.clients.private[3].copy()
+        held = {k: v[3].copy() for k, v in progress.clients.parts[name].items()}
+        begin_block(fed, progress, 1)
+        run_block(fed, progress, lambda report, now: None)
+        end_block(fed, progress)
+        assert np.array_equal(progress.clients.private[3], private)
+        for k, v in held.items():
+            assert np.array_equal(progress.clients.parts[name][k][3], v), k
+
+    @pytest.mark.parametrize("settings", [{"silos": 3}, {"participation": {"kind": "fraction", "rate": 0.5}}], ids=str)
+    def test_it_runs_in_silos_and_with_few_participants(self, name: str, settings: dict[str, Any]) -> None:
+        progress = run(self.federation(name, **settings))
+        assert all(np.isfinite(v).all() for v in all_numbers(progress).values())
+
+
+def server_arrays(server: ServerState) -> Arrays:
+    return {"items": server.items, **server.heads, **flat(server.parts, "parts/")}
+
+
+def through_a_file(progress: Progress, path: Path) -> Progress:
+    """Everything that both sides hold, written and read back."""
+    arrays: Arrays = {}
+    sides = {"now": (progress.server, progress.clients), "best": (progress.best_server, progress.best_clients)}
+    for tag, (server, clients) in sides.items():
+        heads = {f"{tag}/heads/{k}": v for k, v in server.heads.items()}
+        arrays |= {f"{tag}/items": server.items, f"{tag}/private": clients.private} | heads
+        arrays |= flat(server.parts, f"{tag}/server/") | flat(clients.parts, f"{tag}/device/")
+    write_arrays(path, arrays)
+    back, _ = read_arrays(path)
+    made: dict[str, tuple[ServerState, Clients]] = {}
+    for tag, (server, clients) in sides.items():
+        heads = {k: back[f"{tag}/heads/{k}"] for k in server.heads}
+        on_server = {k: {} for k in server.parts} | nested(back, f"{tag}/server/")
+        on_device = {k: {} for k in clients.parts} | nested(back, f"{tag}/device/")
+        made[tag] = (
+            replace(server, items=back[f"{tag}/items"], heads=heads, parts=on_server),
+            Clients(back[f"{tag}/private"], on_device, clients.took_part),
+        )
+    (server, clients), (best_server, best_clients) = made["now"], made["best"]
+    return replace(
+        progress, server=server, clients=clients, best_server=best_server, best_clients=best_clients,
+        results=list(progress.results),
+    )  # fmt: skip
+
+
+@every_part
+class TestParts(PartContract):
+    pass
+
+
+class CountsRounds(Part):
+    """How often each device has trained."""
+
+    name = "counts-rounds"
+
+    def device_arrays(self, n_users: int) -> Arrays:
+        return {"rounds": np.zeros(n_users, np.int64)}
+
+    def after_training(self, view: CohortView, local: Local) -> Arrays:
+        return {"rounds": view.parts[self.name]["rounds"] + 1}
+
+
+@pytest.mark.parametrize(("resume_from", "vectors_of"), [("best", 1), ("last", 4)])
+def test_a_block_ends_with_the_device_arrays_of_its_best_round(resume_from: str, vectors_of: int) -> None:
+    """With one candidate to rank every round scores 1, so round 1 stays the best of four."""
+    stream = make_stream(make_block(0, 2, [[0]], valid=[[1]]))
+    fed = federate(stream, make_backbone("mf"), CountsRounds, rounds=4, resume_from=resume_from)
+    progress, vectors = started(fed), []
+    run_block(fed, progress, lambda report, now: vectors.append(now.clients.private.copy()))
+    assert progress.best_round == 1
+    assert progress.clients.parts["counts-rounds"]["rounds"].tolist() == [4]
+    end_block(fed, progress)
+    assert progress.clients.parts["counts-rounds"]["rounds"].tolist() == [1]
+    assert np.array_equal(progress.clients.private, vectors[vectors_of - 1])
+
+
+@every_backbone
+@every_preset
+def test_every_method_runs_two_blocks_on_every_backbone(method: str, name: str) -> None:
+    progress = run(with_parts(preset_parts(method), name))
+    assert len(progress.results) == 2
+    for result in progress.results:
+        assert result["rounds"] == 2
+        assert np.isfinite(list(numbers_in(result))).all()
+    assert all(np.isfinite(v).all() for v in all_numbers(progress).values())
+    assert progress.server.items.shape[0] == 120
+
+
+# the boundary
+
+SEEN_BY_THE_SERVER = (ServerState, Upload, Total)
+NEVER_SEEN = (Ragged, Block, Stream, CohortView, Local, Clients)
+
+
+def server_hooks() -> list[str]:
+    """The hooks of a part that are handed nothing but what the server has."""
+    found = []
+    for name, hook in inspect.getmembers(Part, inspect.isfunction):
+        kinds = [kind for k, kind in get_type_hints(hook).items() if k != "return"]
+        if kinds and all(kind in SEEN_BY_THE_SERVER for kind in kinds):
+            found.append(name)
+    return found
+
+
+def reachable(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """A value and everything that can be reached from it."""
+    yield path, value
+    if is_dataclass(value) and not isinstance(value, type):
+        for one in fields(value):
+            yield from reachable(getattr(value, one.name), f"{path}.{one.name}")
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from reachable(one, f"{path}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for k, one in enumerate(value):
+            yield from reachable(one, f"{path}[{k}]")
+    elif isinstance(value, np.ndarray) and value.base is not None:
+        yield from reachable(value.base, f"{path}.base")
+
+
+@dataclass
+class Wiretap:
+    """Listens at every server hook and remembers what must not be heard there."""
+
+    hooks: set[str] = field(default_factory=set)
+    complaints: list[str] = field(default_factory=list)
+    arrays: list[tuple[str, AnyArray]] = field(default_factory=list)  # where, and a copy of it
+    secrets: list[AnyArray] = field(default_factory=list)  # arrays whose memory must stay on the device
+    vectors: list[AnyArray] = field(default_factory=list)  # private vectors of the users, after every round
+
+    def hear(self, hook: str, given: tuple[Any, ...]) -> None:
+        self.hooks.add(hook)
+        for path, one in reachable(given, hook):
+            if isinstance(one, NEVER_SEEN):
+                self.complaints.append(f"{path} is a {type(one).__name__}")
+            elif isinstance(one, np.ndarray):
+                if any(np.shares_memory(one, secret) for secret in self.secrets):
+                    self.complaints.append(f"{path} shares memory with a device")
+                self.arrays.append((path, one.copy()))
+            elif not isinstance(one, (*SEEN_BY_THE_SERVER, dict, tuple, str, Number)):
+                self.complaints.append(f"{path} is a {type(one).__name__}")
+
+    def leaks(self) -> list[str]:
+        """Complaints, and arrays that hold a whole private vector of somebody."""
+        vectors = np.array(self.vectors)
+        whole = [path for path, heard in self.arrays if np.isin(vectors, heard).all(1).any()]
+        return self.complaints + [f"{path} holds a private vector" for path in whole]
+
+
+def spy_on(tap: Wiretap) -> type[Part]:
+    """A part that changes nothing and tells the wiretap what its server side is handed."""
+
+    def listening(hook: str) -> Any:
+        def method(self: Part, *given: Any) -> Any:
+            tap.hear(hook, given)
+            return getattr(Part, hook)(self, *given)
+
+        return method
+
+    class Spy(Part):
+        name = "spy"
+
+        def device_arrays(self, n_users: int) -> Arrays:
+            return {"diary": np.zeros((n_users, 3), np.float32)}
+
+        def after_training(self, view: CohortView, local: Local) -> Arrays:
+            tap.vectors.extend(local.private.copy())
+            tap.secrets.extend([local.private, view.private, view.train.ids, view.exclude.ids, view.user_keys])
+            return {"diary": np.random.default_rng(view.round).normal(size=(len(view.user), 3)).astype(np.float32)}
+
+    for hook in server_hooks():
+        setattr(Spy, hook, listening(hook))
+    return Spy
+
+
+def listen(monkeypatch: pytest.MonkeyPatch, specs: Specs, backbone: str = "mf", *extra: type[Part]) -> Wiretap:
+    """Run two blocks with a spy among the given parts: what it hears has passed through all of them."""
+    tap = Wiretap()
+    for cls in (spy_on(tap), *extra):
+        monkeypatch.setitem(methods_base._PARTS, cls.name, cls)
+    fed = with_parts([{"name": "spy"}, *specs, *({"name": cls.name} for cls in extra)], backbone)
+    tap.secrets += [one.ids for block in fed.stream.blocks for one in (block.train, block.valid, block.test)]
+    progress = start(fed)
+
+    def on_round(report: Any, now: Progress) -> None:
+        for clients in (now.clients, now.best_clients):
+            tap.secrets += [clients.private, *flat(clients.parts, "").values()]
+
+    run_stream(fed, progress, on_round)
+    return tap
+
+
+def test_the_server_hooks_are_those_that_are_handed_nothing_of_a_device() -> None:
+    six = {"server_begin_block", "broadcast", "weigh", "decode", "server_step", "server_end_block"}
+    assert six <= set(server_hooks())
+    assert not {"encode", "extras", "predict", "begin_block", "end_block", "device_arrays"} & set(server_hooks())
+
+
+@every_backbone
+def test_nothing_of_a_device_reaches_the_server_under_fedavg(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    tap = listen(monkeypatch, [], name)
+    assert tap.hooks == set(server_hooks())
+    assert len(tap.vectors) == 2 * 10 + 2 * 11
+    assert any(path.startswith("weigh[0].value") for path, _ in tap.arrays)
+    assert tap.leaks() == []
+
+
+@every_preset
+def test_nothing_of_a_device_reaches_the_server_under_any_method(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    tap = listen(monkeypatch, preset_parts(method))
+    assert tap.hooks == set(server_hooks())
+    assert tap.leaks() == []
+
+
+class SendsVectors(Part):
+    name = "sends-vectors"
+
+    def extras(self, view: CohortView, local: Local) -> Arrays:
+        return {"vector": local.private.copy()}
+
+
+class SendsHistories(Part):
+    name = "sends-histories"
+
+    def encode(self, view: CohortView, upload: Upload) -> Upload:
+        return replace(
+            upload, client=view.train.rows(), item=view.train.ids, value=np.zeros((len(view.train.ids), 6), np.float32)
+        )
+
+
+class SendsItself(Part):
+    name = "sends-itself"
+
+    def encode(self, view: CohortView, upload: Upload) -> Upload:
+        return replace(upload, heads={**upload.heads, "view": view})  # type: ignore[dict-item]
+
+    def weigh(self, upload: Upload) -> None:
+        upload.heads.clear()
+
+
+@pytest.mark.parametrize(
+    ("leak", "said"),
+    [
+        (SendsVectors, "holds a private vector"),
+        (SendsHistories, "shares memory with a device"),
+        (SendsItself, "is a CohortView"),
+    ],
+)
+def test_the_spy_notices_a_part_that_leaks(monkeypatch: pytest.MonkeyPatch, leak: type[Part], said: str) -> None:
+    found = listen(monkeypatch, [], "mf", leak).leaks()
+    assert any(said in one for one in found)
+
+
+@pytest.mark.parametrize("kind", SEEN_BY_THE_SERVER)
+def test_what_the_server_sees_is_made_of_arrays_and_numbers(kind: type) -> None:
+    def plain(hint: Any) -> bool:
+        if get_origin(hint) is dict:
+            key, value = get_args(hint)
+            return key is str and plain(value)
+        return hint in (int, float) or get_origin(hint) is np.ndarray
+
+    hints = get_type_hints(kind)
+    assert set(hints) == {one.name for one in fields(kind)}
+    assert {name: hint for name, hint in hints.items() if not plain(hint)} == {}

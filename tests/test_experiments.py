@@ -1,0 +1,308 @@
+"""Paper tables: the files are sound, cells are found once and kept, verdicts and tests say what they should."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tacita.backbones import backbone_names
+from tacita.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
+from tacita.errors import TacitaError
+from tacita.experiments import analyses, cells, plan, tables, tune
+from tacita.experiments.shared_base import go_on, train_base, with_parts
+from tacita.methods import part_class, preset_parts
+from tacita.rounds import Federation, Progress, run_stream, start
+from tacita.runs import Machine, assemble, open_run
+
+TINY = "synthetic:users=60,items=60,per_user=15,groups=4,drift=0.3,new=0.2"
+
+
+def tiny_config(method: str = "ft", seed: int = 1, **parts: Any) -> RunConfig:
+    specs = [{**spec, **parts.get(spec["name"].replace("-", "_"), {})} for spec in preset_parts(method)]
+    return RunConfig(
+        data=TINY,
+        method=method,
+        parts=specs,
+        backbone={"name": "mf", "dim": 8, "lr": 0.3},
+        seed=seed,
+        split=SplitConfig(n_blocks=3),
+        train=TrainConfig(rounds=3),
+        evaluate=EvaluateConfig(controls=False),
+    )
+
+
+@pytest.fixture(scope="module")
+def tiny() -> tuple[Federation, Progress]:
+    fed = assemble(tiny_config(), Machine(threads=1))
+    return fed, train_base(fed)
+
+
+# the files
+
+
+@pytest.mark.parametrize("name", plan.experiment_names())
+def test_every_experiment_file_loads_and_names_what_exists(name: str) -> None:
+    experiment, settings = plan.load_experiment(name)
+    for cell in plan.cells_of(experiment, settings, experiment.datasets, experiment.backbones, 1):
+        assert cell.backbone in backbone_names()
+        for spec in cell.config.parts or []:
+            part_class(spec["name"]).Config(**{k: v for k, v in spec.items() if k != "name"})
+    for dataset, by_backbone in experiment.published.items():
+        assert dataset in experiment.datasets
+        for backbone, by_metric in by_backbone.items():
+            assert backbone in experiment.backbones
+            for metric, by_variant in by_metric.items():
+                assert metric in experiment.metrics
+                assert by_variant.keys() <= experiment.variants.keys()
+                assert all(len(row) == len(experiment.published_columns) for row in by_variant.values())
+
+
+def test_the_tuning_space_names_options_that_exist() -> None:
+    for part, options in tune.search_space()["parts"].items():
+        assert options.keys() <= part_class(part).Config.model_fields.keys()
+        for option, choices in options.items():
+            for value in choices:
+                part_class(part).Config(**{option: value})
+
+
+def test_an_unknown_table_and_an_unknown_restriction_are_refused() -> None:
+    with pytest.raises(TacitaError, match="did you mean 'f3crec/table2'"):
+        plan.load_experiment("f3crec/tabel2")
+    experiment, _ = plan.load_experiment("f3crec/table2")
+    with pytest.raises(TacitaError, match="did you mean 'ml-100k'"):
+        plan.narrowed(experiment, ["ml-100"])
+
+
+def test_tables_that_ask_for_the_same_run_share_its_cell() -> None:
+    keys = []
+    for name in ("f3crec/table2", "f3crec/table3"):
+        experiment, settings = plan.load_experiment(name)
+        found = plan.cells_of(experiment, settings, ["ml-100k"], ["mf"], 1)
+        keys.append({c.variant: c.key for c in found})
+    assert keys[0]["f3crec"] == keys[1]["f3crec"]
+    assert keys[0]["ft"] == keys[1]["ft"]
+    assert len(set(keys[0].values())) == len(keys[0])
+
+
+# shared block 0
+
+
+@pytest.mark.parametrize("method", ["ft", "f3crec", "reg", "spp", "rlp2"])
+def test_going_on_from_a_shared_block_0_equals_a_run_of_its_own(tiny: tuple[Federation, Progress], method: str) -> None:
+    fed, base = tiny
+    config = tiny_config(method, replay={"top_n": 5})
+    shared = go_on(with_parts(fed, config), base)
+    alone_fed = assemble(config, Machine(threads=1))
+    alone = start(alone_fed)
+    run_stream(alone_fed, alone, lambda report, now: None)
+    assert shared.results == alone.results
+
+
+# cells
+
+
+def some_cells(variants: dict[str, str], seeds: int) -> list[plan.Cell]:
+    return [
+        plan.Cell("tiny", "mf", name, seed, tiny_config(method, seed, replay={"top_n": 5}))
+        for seed in range(1, seeds + 1)
+        for name, method in variants.items()
+    ]
+
+
+def test_finished_cells_are_kept_and_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = cells.CellFile(tmp_path, "paper")
+    wanted = some_cells({"ft": "ft", "kd": "kd"}, 1)
+    first = cells.run_cells(wanted[:1], kept, None, workers=1)
+    ran: list[str] = []
+    real = cells.run_job
+
+    def spy(job: cells.Job) -> list[cells.Line]:
+        ran.extend(c.variant for c in job.cells)
+        return real(job)
+
+    monkeypatch.setattr(cells, "run_job", spy)
+    both = cells.run_cells(wanted, kept, None, workers=1)
+    assert ran == ["kd"]
+    assert both[wanted[0].key] == first[wanted[0].key]
+    assert cells.run_cells(wanted, kept, None, workers=1).keys() == both.keys()
+    assert ran == ["kd"]
+
+
+def test_a_damaged_cell_file_is_named_with_its_line(tmp_path: Path) -> None:
+    kept = cells.CellFile(tmp_path, "paper")
+    wanted = some_cells({"ft": "ft"}, 1)
+    (tmp_path / "paper-tiny-mf.jsonl").write_text('{"key": "x"}\n{"key": \n')
+    with pytest.raises(TacitaError, match="line 2"):
+        kept.read(wanted)
+
+
+def test_a_line_cut_off_by_a_kill_is_as_if_not_begun(tmp_path: Path) -> None:
+    kept = cells.CellFile(tmp_path, "paper")
+    wanted = some_cells({"ft": "ft"}, 1)
+    path = tmp_path / "paper-tiny-mf.jsonl"
+    path.write_text('{"key": "x"}\n{"key": "y", "da')
+    assert kept.read(wanted).keys() == {"x"}
+    assert path.read_text() == '{"key": "x"}\n'
+
+
+def test_a_run_that_diverges_is_a_finding(tmp_path: Path) -> None:
+    config = tiny_config()
+    config = config.model_copy(update={"parts": [{"name": "replay", "eps": 0.0, "weight": 1e30, "top_n": 5}]})
+    wanted = [plan.Cell("tiny", "mf", "bad", 1, config)]
+    lines = cells.run_cells(wanted, cells.CellFile(tmp_path, "paper"), None, workers=1)
+    assert "diverged" in lines[wanted[0].key]["failed"]
+    assert "seed 1" in tables.failed_cells(wanted, lines)[0]
+
+
+def test_per_user_scores_survive_packing_to_three_digits() -> None:
+    values = np.random.default_rng(0).random(500)
+    assert np.abs(cells.unpack(cells.pack(values)) - values).max() < 5e-4
+
+
+# tables
+
+
+def test_interval_is_the_t_interval_by_hand() -> None:
+    mean, half = tables.interval([1.0, 2.0, 3.0])
+    assert mean == 2.0
+    assert half == pytest.approx(4.302653 * 1.0 / math.sqrt(3), rel=1e-5)
+    assert math.isnan(tables.interval([1.0])[1])
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "published", "expected"),
+    [
+        (0.10, 0.012, 0.111, "unclear"),  # inside the interval, but the interval is wide
+        (0.10, 0.009, 0.108, "agrees"),  # inside the interval
+        (0.10, 0.001, 0.105, "agrees"),  # within the tolerance
+        (0.10, 0.001, 0.080, "higher"),
+        (0.10, 0.001, 0.130, "lower"),
+        (0.10, float("nan"), 0.130, "lower"),
+        (0.10, 0.02, None, ""),
+    ],
+)
+def test_verdicts(mean: float, half: float, published: float | None, expected: str) -> None:
+    assert tables.verdict(mean, half, published, 0.1) == expected
+
+
+def fabricated() -> tuple[plan.Experiment, list[plan.Cell], dict[str, cells.Line]]:
+    """Two methods, three seeds; method b is 0.01 better for every user, with a little noise."""
+    experiment = plan.Experiment(
+        title="A <table>",
+        datasets=["tiny"],
+        backbones=["mf"],
+        variants={"a": plan.Variant(label="A", method="ft"), "b": plan.Variant(label="B", method="kd")},
+        seeds=3,
+        metrics=["ndcg@20"],
+        compare=["b"],
+        quick=plan.Scope(datasets=["tiny"], backbones=["mf"], seeds=1),
+        published={"tiny": {"mf": {"ndcg@20": {"a": [0.1, 0.2], "b": [0.3, None]}}}},
+        published_columns=["D1", "D2"],
+    )
+    wanted = some_cells({"a": "ft", "b": "kd"}, 3)
+    rng = np.random.default_rng(1)
+    lines = {}
+    for cell in wanted:
+        lift = 0.01 if cell.variant == "b" else 0.0
+        users = np.linspace(0.05, 0.15, 50) + lift + rng.normal(0, 0.001, 50)
+        d1 = 0.1 + lift + 0.001 * cell.seed
+        lines[cell.key] = {"values": {"ndcg@20": [d1, 0.2, (d1 + 0.2) / 2]}, "users": cells.pack(users)}
+    return experiment, wanted, lines
+
+
+def test_entries_hold_means_published_values_and_verdicts() -> None:
+    experiment, wanted, lines = fabricated()
+    found = {(e.variant, e.column): e for e in tables.entries(experiment, wanted, lines)}
+    assert found["a", "D1"].mean == pytest.approx(0.102)
+    assert found["a", "D1"].verdict == "agrees"
+    assert found["b", "D1"].verdict == "lower"
+    assert found["a", "mean"].published == pytest.approx(0.15)
+    assert found["b", "mean"].published is None  # one block was not published
+
+
+def test_the_paired_test_sees_a_small_lift_for_everybody() -> None:
+    experiment, wanted, lines = fabricated()
+    (test,) = tables.comparisons(experiment, wanted, lines)
+    assert (test.variant, test.against, test.pairs) == ("b", "a", 50)
+    assert test.gain == pytest.approx(0.1, rel=0.05)
+    assert test.p < 1e-6
+
+
+def test_pages_name_every_cell_and_escape_titles() -> None:
+    experiment, wanted, lines = fabricated()
+    found = tables.entries(experiment, wanted, lines)
+    tests = tables.comparisons(experiment, wanted, lines)
+    text = tables.to_markdown(experiment, found, tests, ["tiny failed"])
+    assert "0.1020 ± " in text
+    assert "(0.3000 lower)" in text
+    assert "- tiny failed" in text
+    assert "A &lt;table&gt;" in tables.to_html(experiment, found, tests)
+    rows = tables.to_csv(found).splitlines()
+    assert len(rows) == 1 + len(found)
+    assert tables.disagreements(found) == {"agrees": 3, "higher": 0, "lower": 1, "unclear": 0}
+
+
+# analyses
+
+
+def test_fifths_are_the_ends_of_the_order() -> None:
+    low, high = analyses.fifths(np.array([5.0, 1, 4, 2, 3, 9, 8, 7, 6, 0]))
+    assert low.tolist() == [9, 1]
+    assert high.tolist() == [6, 5]
+
+
+def test_forgetting_is_nothing_for_a_model_that_does_not_move(tiny: tuple[Federation, Progress]) -> None:
+    _, base = tiny
+    config = tiny_config("ft").model_copy(update={"backbone": {"name": "mf", "dim": 8, "lr": 1e-12}})
+    frozen = assemble(config, Machine(threads=1))
+    found = analyses.forgetting_by_group(replace(with_parts(frozen, config), parts=()), base)
+    assert found["values"]["degradation"] == pytest.approx([0.0, 0.0], abs=1e-6)
+
+
+def test_rank_changes_are_larger_for_items_that_moved_more(tiny: tuple[Federation, Progress]) -> None:
+    fed, base = tiny
+    calm, lively, difference = analyses.rank_changes_by_group(fed, base)["values"]["rank change"]
+    assert lively > calm
+    assert difference == pytest.approx(lively - calm, abs=1e-5)
+
+
+# tuning
+
+
+def test_a_study_goes_on_where_it_was_and_keeps_every_trial(
+    tiny: tuple[Federation, Progress], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed, base = tiny
+    space = {"parts": {"proximal": {"strength": [0.001, 0.01, 0.1, 1.0]}}, "backbones": {}}
+    monkeypatch.setattr(tune, "search_space", lambda: space)
+    first = tune.tune_method(fed, base, "reg", 2, tmp_path)
+    assert first.trials == 2
+    ran: list[float] = []
+    second = tune.tune_method(fed, base, "reg", 4, tmp_path, lambda n, score: ran.append(score))
+    assert second.trials == 4
+    assert len(ran) == 2
+    assert second.valid >= first.valid
+    trials = [open_run(p.parent).result["blocks"] for p in sorted(tmp_path.glob("*/trial-*/result.json"))]
+    assert len(trials) == 4
+    scores = [np.mean([b["valid_served"] for b in blocks[1:]]) for blocks in trials]
+    assert max(scores) == pytest.approx(second.valid)
+
+
+def test_a_study_of_another_base_starts_anew(tiny: tuple[Federation, Progress], tmp_path: Path) -> None:
+    fed, base = tiny
+    tune.tune_method(fed, base, "reg", 1, tmp_path)
+    other = replace(fed, config=fed.config.model_copy(update={"seed": 9}))
+    ran: list[float] = []
+    tune.tune_method(other, base, "reg", 1, tmp_path, lambda n, score: ran.append(score))
+    assert len(ran) == 1
+
+
+def test_a_preset_that_fixes_an_option_is_not_tuned_on_it() -> None:
+    assert "replay.eps" in tune.open_options("f3crec")
+    assert "replay.eps" not in tune.open_options("kd")
+    assert tune.open_options("ft") == {}

@@ -1,0 +1,320 @@
+"""The report says every number of the run, escapes every name, and refuses what it cannot read."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tacita.errors import TacitaError
+from tacita.report import picture, write_report
+
+EVIL = '<script>alert("x")</script>&\'$\\frac{\ud800'
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class Balance(HTMLParser):
+    """Every element that opens closes, in order; collects tags, attributes and text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def scores(value: float) -> dict[str, float]:
+    return {"ndcg@20": value, "recall@20": 2 * value + 0.0003}
+
+
+def block(n: int) -> dict[str, Any]:
+    mine = 0.2571 - 0.0413 * n
+    return {
+        "block": n,
+        **scores(mine),
+        "rounds": 10 - n,
+        "best_round": 7 - n,
+        "valid": 0.2101 + 0.01 * n,
+        "users": 1297 - n,
+        "new": {"users": 97 if n == 0 else 12 + n, **scores(mine + 0.0107)},
+        "returning": {"users": 0 if n == 0 else 85 + n, **scores(mine - 0.0119 if n else 0.0)},
+        "mask_history": scores(mine + 0.0533),
+        "bytes_up": 7643.9 + 1000 * n,
+        "bytes_down": 25600.0,
+        "on_blocks": [mine if s == n else 0.2003 - 0.0101 * s - 0.0021 * n for s in range(n + 1)],
+    }
+
+
+def control(level: float, blocks: int) -> dict[str, Any]:
+    each = [scores(level + 0.0011 * n) for n in range(blocks)]
+    return {"blocks": each, "mean": scores(level + 0.0007)}
+
+
+def result(blocks: int = 4) -> dict[str, Any]:
+    return {
+        "tacita": "0.1.0",
+        "config": {
+            "data": "toy",
+            "backbone": {"name": "mf"},
+            "method": "fedavg",
+            "parts": None,
+            "seed": 7,
+            "evaluate": {"select_by": "ndcg@20", "mask": "block", "sampled_negatives": 0},
+        },
+        "data": {"name": "toy", "fingerprint": "efce3de6", "users": 1300, "items": 1200},
+        "blocks": [block(n) for n in range(blocks)],
+        "mean": scores(0.1744),
+        "continual": {"la": 0.1953, "ra": 0.1867, "hm": 0.1909},
+        "controls": {
+            "random": control(0.0411, blocks),
+            "popular": control(0.1021, blocks),
+            "alone": control(0.0231, blocks),
+            "linear": {"skipped": "more than 20,000 items"},
+        },
+        "bytes": {"up_per_client_and_round": 9143.9, "down_per_client_and_round": 25600.0},
+    }
+
+
+def make(folder: Path, run: dict[str, Any] | None = None) -> Path:
+    run = run or result()
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps(run))
+    (folder / "config.toml").write_text(f'data = "toy"\nseed = {run["config"]["seed"]}\n')
+    events = [
+        {"block": b["block"], "round": r, "clients": 9, "bytes_up": 1.0, "bytes_down": 2.0, "valid": 0.01 * r + 0.1}
+        for b in run["blocks"]
+        for r in range(1, b["rounds"] + 1)
+    ]
+    (folder / "events.jsonl").write_text("".join(json.dumps({**e, "seconds": 0.1}) + "\n" for e in events))
+    return folder
+
+
+def read(folders: list[Path], out: Path) -> tuple[str, Balance]:
+    """The page, checked to be well-formed, to load nothing and to run nothing."""
+    write_report(folders, out)
+    page = out.read_text(encoding="utf-8")
+    seen = Balance()
+    seen.feed(page)
+    seen.close()
+    assert seen.open == []
+    assert not {"script", "link", "img", "iframe", "object"} & set(seen.tags)
+    assert not {name for name, _ in seen.attributes if name.startswith("on") or name in ("href", "src")}
+    assert "nan" not in seen.text.lower()
+    assert "url(" not in page
+    return page, seen
+
+
+def test_every_number_is_on_the_page(tmp_path: Path) -> None:
+    run = result()
+    _, seen = read([make(tmp_path / "x", run)], tmp_path / "report.html")
+    wanted = [*run["mean"].values(), *run["continual"].values()]
+    for one in run["blocks"]:
+        wanted += [one["ndcg@20"], one["recall@20"], one["valid"], *one["mask_history"].values()]
+        wanted += [one[g]["ndcg@20"] for g in ("new", "returning") if one[g]["users"]]
+    for name in ("random", "popular", "alone"):
+        wanted += [v for b in run["controls"][name]["blocks"] for v in b.values()]
+        wanted += run["controls"][name]["mean"].values()
+    missing = [v for v in wanted if f"{v:.4f}" not in seen.text]
+    assert not missing
+    for t in run["blocks"]:
+        assert all(f"{v:.3f}" in seen.text for v in t["on_blocks"])
+    for text in ("fedavg on toy", "seed 7", "7.6 kB", "25.6 kB", "9.1 kB", "1,300 users", "1,200 items", "efce3de6"):
+        assert text in seen.text
+    assert "no federation" in seen.text
+    assert "centralised linear (more than 20,000 items)" in seen.text
+    assert "seed = 7" in seen.text
+    assert "No control is better" in seen.text
+    assert seen.tags.count("figure") == 4
+
+
+def test_pictures_have_a_text_for_those_who_do_not_see_them(tmp_path: Path) -> None:
+    _, seen = read([make(tmp_path / "x")], tmp_path / "report.html")
+    labels = [value for name, value in seen.attributes if name == "aria-label"]
+    assert any(value and "most popular: 0.1021" in value for value in labels)
+    assert seen.attributes.count(("role", "img")) == seen.tags.count("figcaption")
+
+
+def test_nobody_of_a_kind_is_a_dash_and_not_a_zero(tmp_path: Path) -> None:
+    _, seen = read([make(tmp_path / "x")], tmp_path / "report.html")
+    assert "– (0)" in seen.text
+    assert "0.0000" not in seen.text
+
+
+@pytest.mark.parametrize(("key", "kind"), [("popular", "bad"), ("alone", "bad"), ("linear", "note")])
+def test_a_method_below_a_control_is_shown_to_be(tmp_path: Path, key: str, kind: str) -> None:
+    run = result()
+    run["controls"][key] = control(0.3001, 4)
+    page, seen = read([make(tmp_path / "x", run)], tmp_path / "report.html")
+    name = {"popular": "most popular", "alone": "no federation", "linear": "centralised linear"}[key]
+    assert f'<p class="{kind}">Below {name}' in page
+    assert "0.3008 against 0.1744" in seen.text
+    assert "No control is better" not in seen.text
+    assert "▲ 0.3001" in seen.text
+
+
+def test_a_lost_block_is_told_even_where_the_mean_is_ahead(tmp_path: Path) -> None:
+    run = result()
+    run["controls"]["popular"]["blocks"][3] = scores(0.9)
+    _, seen = read([make(tmp_path / "x", run)], tmp_path / "report.html")
+    assert "Not below most popular on the mean, but below it in block 3." in seen.text
+
+
+def test_names_are_escaped_everywhere(tmp_path: Path) -> None:
+    run = result()
+    run["data"] |= {"name": EVIL, "fingerprint": EVIL}
+    run["config"] |= {"method": EVIL, "backbone": {"name": EVIL}}
+    run["controls"]["linear"]["skipped"] = EVIL
+    run["controls"][EVIL] = control(0.5, 4)
+    one, two = make(tmp_path / "x", run), make(tmp_path / "y<b>", run)
+    for folders in ([one], [one, two]):
+        page, _ = read(folders, tmp_path / "report.html")  # finds no script, no handler
+        assert "<script" not in page
+        assert "&lt;script&gt;" in page
+    picture(one, tmp_path / "x.svg")
+    assert "<script" not in (tmp_path / "x.svg").read_text()
+
+
+def test_many_runs_are_compared(tmp_path: Path) -> None:
+    folders = []
+    for n in range(20):
+        run = result()
+        run["config"]["seed"] = n
+        run["config"]["method"] = "fedavg" if n % 2 else "f3crec"
+        run["mean"] = scores(0.15 + 0.0013 * n)
+        folders.append(make(tmp_path / f"run-{n}", run))
+    began = time.perf_counter()
+    _, seen = read(folders, tmp_path / "report.html")
+    assert time.perf_counter() - began < 1.5
+    assert "20 runs compared" in seen.text
+    assert all(f"{0.15 + 0.0013 * n:.4f}" in seen.text and f"run-{n}" in seen.text for n in range(20))
+    assert "The best 16 of 20 runs" in seen.text
+    assert "Over seeds" in seen.text
+    assert "compare only those" not in seen.text
+
+
+def test_runs_that_cannot_be_compared_are_said_to_be(tmp_path: Path) -> None:
+    other = result(2)
+    other["data"]["fingerprint"] = "another"
+    other["mean"] = {"hr@10": 0.4321}
+    folders = [make(tmp_path / "x"), make(tmp_path / "y", other)]
+    _, seen = read(folders, tmp_path / "report.html")
+    assert "compare only those that agree" in seen.text
+    assert "no metric in common" in seen.text
+    assert "0.4321" in seen.text
+
+
+def test_one_block_and_no_controls(tmp_path: Path) -> None:
+    bare = result(1)
+    bare["controls"] = {}
+    one, two = make(tmp_path / "one", result(1)), make(tmp_path / "bare", bare)
+    _, seen = read([one], tmp_path / "one.html")
+    assert seen.tags.count("figure") == 3  # nothing to forget
+    assert "1 block" in seen.text
+    _, seen = read([two], tmp_path / "bare.html")
+    assert "No control was run" in seen.text
+    assert "against most popular" not in seen.text
+    read([one, two], tmp_path / "both.html")
+
+
+def test_many_blocks_stay_readable(tmp_path: Path) -> None:
+    page, seen = read([make(tmp_path / "x", result(60))], tmp_path / "report.html")
+    assert "40 of 60 blocks are shown" in seen.text
+    assert len(page) < 400_000
+
+
+def test_a_run_without_validation_has_no_curve(tmp_path: Path) -> None:
+    run = result()
+    for one in run["blocks"]:
+        one["valid"] = None
+    folder = make(tmp_path / "x", run)
+    (folder / "events.jsonl").write_text('{"block": 0, "round": 1, "valid": null}\n')
+    _, seen = read([folder], tmp_path / "report.html")
+    assert "over rounds" not in seen.text
+    picture(folder, tmp_path / "x.png")
+
+
+def test_damaged_event_lines_are_skipped(tmp_path: Path) -> None:
+    folder = make(tmp_path / "x")
+    whole, _ = read([folder], tmp_path / "report.html")
+    with open(folder / "events.jsonl", "ab") as events:
+        events.write(b'{"block": 0, "rou\n[1]\n\xff\xfe\n{"block": "?", "round": 1, "valid": 3}\n17')
+    assert read([folder], tmp_path / "report.html")[0] == whole
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
+    folder = make(tmp_path / "x")
+    for n in (1, 2):
+        write_report([folder], tmp_path / f"{n}.html")
+        picture(folder, tmp_path / f"{n}.svg")
+    for kind in ("html", "svg"):
+        assert (tmp_path / f"1.{kind}").read_bytes() == (tmp_path / f"2.{kind}").read_bytes()
+
+
+def test_pictures_by_suffix(tmp_path: Path) -> None:
+    folder = make(tmp_path / "x")
+    picture(folder, tmp_path / "x.PNG")
+    assert (tmp_path / "x.PNG").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(TacitaError, match=r"\.png or \.svg"):
+        picture(folder, tmp_path / "x.jpg")
+
+
+@pytest.mark.parametrize("name", ["result.json", "events.jsonl", "config.toml"])
+def test_a_missing_file_is_named_in_one_sentence(tmp_path: Path, name: str) -> None:
+    folder = make(tmp_path / "x")
+    (folder / name).unlink()
+    with pytest.raises(TacitaError, match=name) as error:
+        write_report([folder], tmp_path / "report.html")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TacitaError, match="no run folder given"):
+        write_report([], tmp_path / "report.html")
+    with pytest.raises(TacitaError, match=r"no run folder .*nowhere"):
+        write_report([tmp_path / "nowhere"], tmp_path / "report.html")
+    with pytest.raises(TacitaError, match="cannot write"):
+        write_report([make(tmp_path / "x")], tmp_path / "no" / "report.html")
+
+
+def damaged() -> list[Any]:
+    whole = result()
+    out: list[Any] = [[], "text", None, {}]
+    for key in ("config", "data", "blocks", "mean", "continual", "controls", "bytes"):
+        out += [{k: v for k, v in whole.items() if k != key}, {**whole, key: 3}]
+    for change in ({"on_blocks": [1.0]}, {"new": None}, {"rounds": "many"}):
+        broken = copy.deepcopy(whole)
+        broken["blocks"][2] |= change
+        out.append(broken)
+    return out
+
+
+@pytest.mark.parametrize("content", damaged())
+def test_a_damaged_result_is_refused_in_one_sentence(tmp_path: Path, content: Any) -> None:
+    folder = make(tmp_path / "x")
+    (folder / "result.json").write_text(json.dumps(content))
+    with pytest.raises(TacitaError, match=r"result\.json is damaged"):
+        write_report([folder], tmp_path / "report.html")

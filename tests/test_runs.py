@@ -1,0 +1,504 @@
+"""A run is a function of its settings: same bytes twice, on any machine shape, and after a kill at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import numpy as np
+import pytest
+from pydantic import BaseModel, ValidationError
+
+import tacita
+from tacita import runs
+from tacita.config import RunConfig, to_toml, validated
+from tacita.data.sources import load
+from tacita.errors import TacitaError
+from tacita.files import alone_in, read_arrays, write_arrays
+from tacita.kernels.threads import most_threads
+from tacita.rounds import RoundReport
+from tacita.runs import Machine, Watcher
+
+SMALL = "synthetic:users=60,items=40,per_user=12"
+
+
+def settings(**more: Any) -> RunConfig:
+    """A small run without controls; `more` overrides whole tables."""
+    base: dict[str, Any] = {"data": SMALL, "train": {"rounds": 3}, "evaluate": {"controls": False}}
+    return validated(RunConfig, base | more, "the test")
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "mf fedavg with controls": {"evaluate": {"controls": True}},
+    "mf f3crec": {"method": "f3crec"},
+    "ncf rlp2": {"backbone": {"name": "ncf"}, "method": "rlp2"},
+    "ncf shared layer": {"backbone": {"name": "ncf", "share_mlp": True}},
+    "pfedrec own tables": {
+        "backbone": {"name": "pfedrec"},
+        "evaluate": {"controls": False, "item_table": "personal"},
+        "train": {"rounds": 3},
+    },
+    "mf spp poisson": {"method": "spp", "train": {"rounds": 3, "participation": {"kind": "poisson", "rate": 0.5}}},
+    "mf reg last round": {"method": "reg", "train": {"rounds": 3, "resume_from": "last"}},
+    "mf adam": {"train": {"rounds": 2, "optimiser": "adam"}, "backbone": {"lr": 0.01, "item_lr_scale": 1.0}},
+    "mf silos": {"train": {"rounds": 2, "silos": 7}},
+    "mf kd sampled": {"method": "kd", "evaluate": {"controls": False, "sampled_negatives": 9}},
+    "tally": {"backbone": {"name": "tally", "repeat": 0.1, "min_item": 2, "min_pair": 2}},
+    "mf noise": {"parts": [{"name": "laplace-noise"}, {"name": "replay"}]},
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TACITA_DATA", raising=False)
+    yield
+    runs.use_threads(0)
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint after every round."""
+    monkeypatch.setattr(runs, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "CHECKPOINT_SHARE", float("inf"))
+
+
+def result_of(config: RunConfig, machine: Machine = Machine()) -> bytes:  # noqa: B008
+    out = Path(f"run-{len(list(Path.cwd().iterdir()))}")
+    return (runs.train(config, out, machine).folder / "result.json").read_bytes()
+
+
+def interrupted(config: RunConfig, out: Path, after: int) -> None:
+    """A run that stops as on Ctrl-C once it has had that many rounds."""
+    count = 0
+
+    def stop(_: RoundReport) -> None:
+        nonlocal count
+        count += 1
+        if count == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runs.train(config, out, watcher=Watcher(on_round=stop))
+
+
+# Same numbers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_result_does_not_depend_on_the_machine(kind: str) -> None:
+    config = settings(**KINDS[kind])
+    first = result_of(config)
+    assert result_of(config) == first, "the same seed twice"
+    assert result_of(config, Machine(chunk=7)) == first
+    assert result_of(config, Machine(chunk=1024)) == first
+    if most_threads() > 1:
+        assert result_of(config, Machine(threads=1, chunk=64)) == first
+        assert result_of(config, Machine(threads=2, chunk=64)) == first
+
+
+def test_another_seed_gives_another_result() -> None:
+    one, two = (json.loads(result_of(settings(seed=seed))) for seed in (1, 2))
+    assert one["mean"] != two["mean"]
+
+
+def test_equal_runs_have_equal_files() -> None:
+    config = settings(method="f3crec")
+    one, two = (runs.train(config, Path(name)).folder for name in ("a", "b"))
+    for name in ("config.toml", "ids.json", "result.json", "server.safetensors", "clients.safetensors"):
+        assert (one / name).read_bytes() == (two / name).read_bytes(), name
+
+
+def test_threads_beyond_the_machine_are_refused() -> None:
+    for threads in (-1, most_threads() + 1):
+        with pytest.raises(TacitaError, match=f"--threads {threads}"):
+            runs.use_threads(threads)
+
+
+# Resume
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("kind", KINDS)
+def test_resume_equals_unbroken(kind: str) -> None:
+    config = settings(**KINDS[kind])
+    whole = runs.train(config, Path("whole")).folder
+    rounds = (whole / "events.jsonl").read_text().splitlines()
+    for after in (1, len(rounds) // 2, len(rounds)):
+        out = Path(f"cut-{after}")
+        interrupted(config, out, after)
+        assert (out / "checkpoint.safetensors").is_file()
+        runs.resume(out, Machine(chunk=13))
+        for name in ("result.json", "server.safetensors", "clients.safetensors"):
+            assert (out / name).read_bytes() == (whole / name).read_bytes(), (after, name)
+        assert places(out) == places(whole)
+        assert sorted(os.listdir(out)) == sorted(os.listdir(whole))
+
+
+def places(folder: Path) -> list[tuple[int, int, float]]:
+    """Block, round and validation score of every event."""
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    seconds = [e["seconds"] for e in events]
+    assert seconds == sorted(seconds)
+    return [(e["block"], e["round"], e["valid"]) for e in events]
+
+
+def test_events_are_a_line_a_round() -> None:
+    folder = runs.train(settings(), Path("run")).folder
+    assert [p[:2] for p in places(folder)] == [(b, r) for b in range(4) for r in (1, 2, 3)]
+
+
+def test_resume_without_a_checkpoint_starts_over() -> None:
+    whole = result_of(settings())
+    interrupted(settings(), Path("cut"), 5)
+    assert not Path("cut/checkpoint.safetensors").exists()
+    runs.resume(Path("cut"))
+    assert Path("cut/result.json").read_bytes() == whole
+    assert len(places(Path("cut"))) == 12
+
+
+@pytest.mark.usefixtures("often")
+def test_resume_bears_events_that_were_cut_or_lost() -> None:
+    interrupted(settings(), Path("cut"), 5)
+    events = Path("cut/events.jsonl")
+    kept = events.read_bytes()
+    whole = result_of(settings())
+    for damaged in (kept + b'{"block": 1, "rou', kept + b"17\n\xff\xfe\n", kept[:-3], b""):
+        shutil.copytree("cut", "again")
+        Path("again/events.jsonl").write_bytes(damaged)
+        runs.resume(Path("again"))
+        assert Path("again/result.json").read_bytes() == whole
+        assert places(Path("again"))[-1][:2] == (3, 3)
+        shutil.rmtree("again")
+
+
+@pytest.mark.usefixtures("often")
+def test_resume_refuses_changed_data() -> None:
+    rng = np.random.default_rng(3)
+    rows = [f"u{rng.integers(20)},i{rng.integers(30)},{t}" for t in range(300)]
+    Path("x.csv").write_text("user,item,timestamp\n" + "\n".join(rows) + "\n")
+    interrupted(settings(data="x.csv"), Path("cut"), 4)
+    Path("x.csv").write_text("user,item,timestamp\n" + "\n".join([*rows, "u1,i1,999"]) + "\n")
+    with pytest.raises(TacitaError, match=r"cut was trained on other data than 'x\.csv' holds now"):
+        runs.resume(Path("cut"))
+    Path("x.csv").unlink()
+    with pytest.raises(TacitaError, match=r"x\.csv"):
+        runs.resume(Path("cut"))
+    Path("x.csv").write_text("user,item,timestamp\n" + "\n".join(rows) + "\n")
+    assert runs.resume(Path("cut")).result["data"]["users"] == 20
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("change", [("seed = 1\n", "seed = 2\n"), ("rounds = 3", "rounds = 4"), ("mf", "pfedrec")])
+def test_resume_refuses_changed_settings(change: tuple[str, str]) -> None:
+    interrupted(settings(), Path("cut"), 4)
+    config = Path("cut/config.toml")
+    config.write_text(config.read_text().replace(*change, 1))
+    with pytest.raises(TacitaError, match=r"config\.toml was changed after the run began"):
+        runs.resume(Path("cut"))
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("how", ["cut", "flipped", "empty", "text"])
+def test_resume_refuses_a_damaged_checkpoint_and_says_what_to_do(how: str) -> None:
+    interrupted(settings(), Path("cut"), 4)
+    saved = Path("cut/checkpoint.safetensors")
+    content = bytearray(saved.read_bytes())
+    content[-5] ^= 1
+    broken = {"cut": bytes(content[:-100]), "flipped": bytes(content), "empty": b"", "text": b"not a checkpoint"}
+    saved.write_bytes(broken[how])
+    with pytest.raises(TacitaError, match=r"checkpoint\.safetensors is damaged.*delete it"):
+        runs.resume(Path("cut"))
+    saved.unlink()
+    runs.resume(Path("cut"))
+    assert Path("cut/result.json").read_bytes() == result_of(settings())
+
+
+@pytest.mark.usefixtures("often")
+def test_only_one_process_trains_a_folder() -> None:
+    interrupted(settings(), Path("cut"), 4)
+    with alone_in(Path("cut")), pytest.raises(TacitaError, match="another process is at work in cut"):
+        runs.resume(Path("cut"))
+    runs.resume(Path("cut"))
+
+
+def test_a_run_that_fails_before_its_first_round_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise TacitaError("not this time.")
+
+    monkeypatch.setattr(runs, "run_stream", fails)
+    with pytest.raises(TacitaError, match="not this time"):
+        runs.train(settings(), Path("deep/run"))
+    assert list(Path("deep").iterdir()) == []
+
+
+# kill -9: a process that has imported everything forks children, which die at a chosen write or moment
+
+KILLER = """
+import json, math, os, random, shutil, signal, sys, time
+from pathlib import Path
+
+from tacita import files, runs
+from tacita.config import RunConfig, validated
+
+runs.CHECKPOINT_SECONDS, runs.CHECKPOINT_SHARE = 0.0, math.inf
+config = validated(RunConfig, json.loads(sys.argv[1]), "the test")
+rng = random.Random(int(sys.argv[2]))
+until = time.monotonic() + float(sys.argv[3])
+count = 0
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def deadly(real, last):
+    # The call number `last` of all patched ones is the end: before it, after it, or in the middle of a write.
+    def call(*args, **named):
+        global count
+        count += 1
+        if count != last:
+            return real(*args, **named)
+        way = rng.randrange(3)
+        if way == 0:
+            die()
+        if way == 1 and real is write:
+            args[0]._file.write(b'{"block": 0, "rou')
+            die()
+        real(*args, **named)
+        die()
+
+    return call
+
+
+write, fsync, replace, rename, unlink = files.Lines.add, os.fsync, os.replace, Path.rename, Path.unlink
+
+
+def child(work, last):
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        files.Lines.add, os.fsync, os.replace = deadly(write, last), deadly(fsync, last), deadly(replace, last)
+        Path.rename, Path.unlink = deadly(rename, last), deadly(unlink, last)
+        work()
+        Path("calls").write_text(str(count))
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def go_on():
+    runs.resume(out) if out.exists() else runs.train(config, out)
+
+
+def ended(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+out = Path("whole")
+began = time.monotonic()
+assert ended(child(go_on, 0)) == 0
+took, calls = time.monotonic() - began, int(Path("calls").read_text())
+whole = {name: (out / name).read_bytes() for name in ("result.json", "server.safetensors", "clients.safetensors")}
+lines = len((out / "events.jsonl").read_text().splitlines())
+kills = cases = 0
+plan = [("write", n) for n in rng.sample(range(1, calls + 1), min(calls, 12))] + [("moment", n) for n in range(8)]
+rng.shuffle(plan)
+for way, n in plan:
+    if time.monotonic() > until:
+        break
+    cases += 1
+    out = Path(f"killed-{cases}")
+    for attempt in range(4):
+        if way == "write":
+            code = ended(child(go_on, n if attempt == 0 else rng.randrange(1, calls)))
+        else:
+            pid = child(go_on, 0)
+            time.sleep(rng.random() * took)
+            os.kill(pid, signal.SIGKILL)
+            code = ended(pid)
+        assert code in (0, -9), code
+        kills += code == -9
+    assert ended(child(go_on, 0)) == 0
+    for name, content in whole.items():
+        assert (out / name).read_bytes() == content, (way, n, name)
+    assert len((out / "events.jsonl").read_text().splitlines()) == lines, (way, n)
+    assert sorted(os.listdir(out)) == sorted(os.listdir("whole")), (way, n, os.listdir(out))
+    shutil.rmtree(out)
+print(json.dumps({"cases": cases, "kills": kills}))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"method": "f3crec"},
+        {"backbone": {"name": "pfedrec"}, "evaluate": {"controls": True, "item_table": "personal"}},
+    ],
+    ids=["f3crec", "pfedrec own tables"],
+)
+def test_kill_9_at_any_moment(more: dict[str, Any], tmp_path: Path) -> None:
+    config = settings(**more).model_dump_json(exclude_none=True)
+    command = [sys.executable, "-c", KILLER, config, "11", "7"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["cases"] >= 1
+    assert told["kills"] >= told["cases"]
+
+
+# Recommendations
+
+
+@pytest.fixture(scope="module", params=["mf fedavg with controls", "ncf rlp2", "pfedrec own tables", "tally"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trained") / "run"
+    return runs.train(settings(**KINDS[request.param]), out).folder
+
+
+def test_recommend_leaves_out_what_the_user_knows(trained: Path) -> None:
+    table = load(SMALL)
+    known: dict[str, set[str]] = {}
+    for user, item in zip(table.user, table.item, strict=True):
+        known.setdefault(table.user_ids[user], set()).add(table.item_ids[item])
+    everybody = json.loads((trained / "ids.json").read_text())["users"]
+    assert set(everybody) == set(known)
+    every = set(table.item_ids)
+    for user, found in runs.recommend(trained, everybody, 40).items():
+        assert {one["item"] for one in found} == every - known[user]
+        scores = [one["score"] for one in found]
+        assert scores == sorted(scores, reverse=True)
+    with_seen = runs.recommend(trained, everybody[:1], 40, exclude_seen=False)[everybody[0]]
+    assert {one["item"] for one in with_seen} == every
+
+
+def test_many_users_at_once_get_what_each_gets_alone(trained: Path) -> None:
+    everybody = json.loads((trained / "ids.json").read_text())["users"]
+    together = runs.recommend(trained, everybody, 7)
+    assert list(together) == everybody
+    for user in everybody[::6]:
+        assert runs.recommend(trained, [user], 7) == {user: together[user]}
+        assert runs.recommend(trained, [user], 3)[user] == together[user][:3]
+
+
+def test_recommend_refuses(trained: Path) -> None:
+    for k in (0, -1, 41):
+        with pytest.raises(TacitaError, match=f"cannot recommend {k} items"):
+            runs.recommend(trained, ["u1"], k)
+    with pytest.raises(TacitaError, match="user 'nobody' is not in"):
+        runs.recommend(trained, ["u1", "nobody"], 3)
+
+
+# The Python door
+
+
+def test_python_door() -> None:
+    run = tacita.train(data=SMALL, backbone="mf", method="f3crec", seed=3, train={"rounds": 2}, out="mine")
+    assert run.config.seed == 3
+    assert run.result["blocks"][0]["rounds"] == 2
+    assert (run.folder / "report.html").is_file()
+    again = tacita.open_run("mine")
+    assert (again.result, again.config) == (run.result, run.config)
+    assert again.recommend("u1", k=3) == run.recommend("u1", k=3)
+    with pytest.raises(TacitaError, match="exists"):
+        tacita.train(data=SMALL, out="mine")
+    with pytest.raises(TacitaError, match=r"did you mean 'train\.rounds'"):
+        tacita.train(data=SMALL, train={"rouns": 2})
+    with pytest.raises(TacitaError, match="no run folder nowhere"):
+        tacita.open_run("nowhere")
+
+
+def test_python_door_names_its_own_folder_and_takes_numbers_as_ids() -> None:
+    rng = np.random.default_rng(3)
+    rows = [f"{rng.integers(20)},{rng.integers(30)},{t}" for t in range(300)]
+    Path("shop.csv").write_text("user,item,timestamp\n" + "\n".join(rows) + "\n")
+    run = tacita.train(data="shop.csv", train={"rounds": 1}, evaluate={"controls": False})
+    assert run.folder == Path("runs/shop-mf-fedavg-1")
+    assert run.recommend(7, 2) == run.recommend("7", 2)
+
+
+# Settings and TOML
+
+
+def leaves(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, info in model.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from leaves(kind, (*path, name))
+        else:
+            yield (*path, name), kind
+
+
+def choices(kind: Any) -> list[Any]:
+    """Values worth trying for a setting of any type."""
+    literal = [c for one in (kind, *get_args(kind)) if get_origin(one) is Literal for c in get_args(one)]
+    tables = [{"name": "ncf"}, {"user": "customer"}, [{"name": "replay", "top_n": 9}]]
+    return [*literal, True, False, 0.25, 2.5, 7, "other", ["auc"], [5, 10], *tables]
+
+
+def changed(path: tuple[str, ...], kind: Any) -> RunConfig:
+    """The default settings with another value at one place."""
+    for value in choices(kind):
+        table: Any = value
+        for key in reversed(path):
+            table = {key: table}
+        try:
+            config = RunConfig.model_validate(table)
+        except ValidationError:
+            continue
+        if config != RunConfig():
+            return config
+    raise AssertionError(f"no other value for {'.'.join(path)}: add one to choices()")
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"), list(leaves(RunConfig)), ids=lambda p: ".".join(p) if type(p) is tuple else ""
+)
+def test_every_setting_changes_the_text_and_comes_back(path: tuple[str, ...], kind: Any) -> None:
+    config = changed(path, kind)
+    text = to_toml(config)
+    assert text != to_toml(RunConfig())
+    assert validated(RunConfig, tomllib.loads(text), "text") == config
+
+
+def test_the_folder_holds_the_effective_settings() -> None:
+    config = settings(seed=7, split={"n_blocks": 2}, parts=[{"name": "replay", "top_n": 9}])
+    folder = runs.train(config, Path("run")).folder
+    assert runs.open_run(folder).config == config
+    assert tomllib.loads((folder / "config.toml").read_text())["train"]["patience"] == config.train.patience
+    assert json.loads((folder / "result.json").read_text())["config"] == config.model_dump(mode="json")
+
+
+def test_arrays_survive_their_file_and_any_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    arrays = {
+        "f": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "none": np.zeros((0, 3), np.float32),
+        "one": np.array(3, np.int64),
+        "keys": np.arange(3, dtype=np.uint64),
+    }
+    path = tmp_path / "x.safetensors"
+    write_arrays(path, arrays, {"a": "b", "c": "d"})
+    first = path.read_bytes()
+    back, note = read_arrays(path)
+    assert note == {"a": "b", "c": "d"}
+    for name, value in arrays.items():
+        assert back[name].dtype == value.dtype
+        np.testing.assert_array_equal(back[name], value)
+    for _ in range(4):
+        write_arrays(path, arrays, {"c": "d", "a": "b"})
+        assert path.read_bytes() == first
+    for at in range(0, len(first), 7):
+        broken = bytearray(first)
+        broken[at] ^= 4
+        path.write_bytes(broken)
+        with pytest.raises(TacitaError, match="is damaged"):
+            read_arrays(path)

@@ -1,0 +1,520 @@
+"""Splits: nothing lost, nothing twice, the rules of the papers, and their published block statistics."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+from math import ceil, floor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tacita.config import RunConfig, SplitConfig
+from tacita.data.sources import Interactions, load
+from tacita.data.splits import split
+from tacita.errors import TacitaError
+from tacita.rng import keys_of
+from tacita.runs import Machine, assemble
+from tacita.types import Block, Ragged, Stream
+
+Row = tuple[int, int, int]  # user, item, time
+Lists = dict[str, list[str]]
+
+
+def table(
+    rows: Sequence[Row],
+    name: str = "toy",
+    timed: bool = True,
+    rating: Sequence[float] | None = None,
+    given: Sequence[int] | None = None,
+) -> Interactions:
+    """Rows as a source would hand them over: codes by first appearance, raw ids u7 and i3."""
+    users = tuple(dict.fromkeys(f"u{u}" for u, _, _ in rows))
+    items = tuple(dict.fromkeys(f"i{i}" for _, i, _ in rows))
+    return Interactions(
+        name=name,
+        user=np.array([users.index(f"u{u}") for u, _, _ in rows], np.int32),
+        item=np.array([items.index(f"i{i}") for _, i, _ in rows], np.int32),
+        rating=None if rating is None else np.array(rating, np.float32),
+        timestamp=np.array([t for _, _, t in rows], np.int64) if timed else None,
+        split=None if given is None else np.array(given, np.int8),
+        user_ids=users,
+        item_ids=items,
+        titles={},
+        fingerprint="toy",
+        guessed="",
+    )
+
+
+def cut(rows: Sequence[Row], n_blocks: int = 4, **options: object) -> Stream:
+    return split(table(rows), SplitConfig(kind="blocks", n_blocks=n_blocks, **options))  # type: ignore[arg-type]
+
+
+def whole(data: Interactions, kind: str, **options: object) -> Block:
+    stream = split(data, SplitConfig(kind=kind, **options))  # type: ignore[arg-type]
+    assert len(stream.blocks) == 1
+    return stream.blocks[0]
+
+
+def raw(stream: Stream, lists: Ragged) -> Lists:
+    """Lists by raw ids, without those that are empty."""
+    named = {stream.user_ids[r]: [stream.item_ids[i] for i in lists.row(r)] for r in range(len(lists))}
+    return {user: items for user, items in named.items() if items}
+
+
+def parts(block: Block) -> tuple[Ragged, Ragged, Ragged]:
+    return block.train, block.valid, block.test
+
+
+def sizes(block: Block, user: int = 0) -> tuple[int, int, int]:
+    train, valid, test = (len(part.row(user)) for part in parts(block))
+    return train, valid, test
+
+
+def pairs(stream: Stream, block: Block) -> list[tuple[str, str]]:
+    """Every (user, item) of a block, all parts together."""
+    return [(user, item) for part in parts(block) for user, items in raw(stream, part).items() for item in items]
+
+
+def one_user(n: int) -> list[Row]:
+    """User 0 with n items, and a second user so that there is a dataset."""
+    return [(0, i, i) for i in range(n)] + [(1, 0, n), (1, 1, n + 1)]
+
+
+def enough(rows: Sequence[Row]) -> bool:
+    columns = [len({row[column] for row in rows}) for column in range(3)]
+    return min(columns) > 1
+
+
+users, items = st.integers(0, 5), st.integers(0, 11)
+tied_rows = st.lists(st.tuples(users, items, st.integers(0, 12)), min_size=12, max_size=80).filter(enough)
+
+
+@st.composite
+def timed_rows(draw: st.DrawFn) -> list[Row]:
+    """Rows with distinct times, in any file order; the same pair may come again."""
+    some = draw(st.lists(st.tuples(users, items), min_size=12, max_size=80))
+    times = draw(st.permutations(range(len(some))))
+    return [(u, i, t) for (u, i), t in zip(some, times)]
+
+
+def expected_sizes(n: int) -> tuple[int, int, int]:
+    """Train, validation and test of a user's n items in a block."""
+    if n < 3:
+        return n, 0, 0
+    test = ceil(Fraction(n, 10))
+    valid = ceil(Fraction(n - test, 9))
+    return n - test - valid, valid, test
+
+
+def expected_blocks(rows: Sequence[Row], n_blocks: int, share: str = "0.6") -> list[list[tuple[str, str]]]:
+    """The slow obvious cut: by time, floors of exact fractions, the last block takes the rest."""
+    n, base = len(rows), Fraction(share)
+    if n_blocks == 1:
+        borders = [0, n]
+    else:
+        step = floor((1 - base) * n / (n_blocks - 1))
+        borders = [0, *(floor(base * n) + step * b for b in range(n_blocks - 1)), n]
+    named = [(f"u{u}", f"i{i}") for u, i, _ in sorted(rows, key=lambda row: row[2])]
+    return [named[lo:hi] for lo, hi in pairwise(borders)]
+
+
+# Time blocks: properties
+
+
+@settings(max_examples=60, deadline=None)
+@given(tied_rows, st.integers(1, 4))
+def test_every_pair_of_a_block_is_in_exactly_one_part(rows: list[Row], n_blocks: int) -> None:
+    stream = cut(rows, n_blocks)
+    for block in stream.blocks:
+        found = pairs(stream, block)
+        assert len(found) == len(set(found))
+    assert sum(block.n_rows for block in stream.blocks) == len(rows)
+    assert {p for block in stream.blocks for p in pairs(stream, block)} == {(f"u{u}", f"i{i}") for u, i, _ in rows}
+
+
+@settings(max_examples=60, deadline=None)
+@given(timed_rows().filter(enough), st.integers(1, 4))
+def test_blocks_hold_what_an_obvious_cut_by_time_gives(rows: list[Row], n_blocks: int) -> None:
+    stream = cut(rows, n_blocks)
+    expected = expected_blocks(rows, n_blocks)
+    assert [block.n_rows for block in stream.blocks] == [len(one) for one in expected]
+    assert [set(pairs(stream, block)) for block in stream.blocks] == [set(one) for one in expected]
+
+
+@settings(max_examples=60, deadline=None)
+@given(timed_rows().filter(enough))
+def test_later_blocks_hold_back_each_users_last_items_by_the_ceiling_rule(rows: list[Row]) -> None:
+    stream = cut(rows)
+    for block, expected in zip(stream.blocks[1:], expected_blocks(rows, 4)[1:]):
+        train, valid, test = (raw(stream, part) for part in parts(block))
+        for user in {u for u, _ in expected}:
+            mine = list(dict.fromkeys(item for owner, item in expected if owner == user))
+            a, b, _ = expected_sizes(len(mine))
+            assert train.get(user, []) == mine[:a]
+            assert valid.get(user, []) == mine[a : a + b]
+            assert test.get(user, []) == mine[a + b :]
+
+
+@settings(max_examples=60, deadline=None)
+@given(tied_rows)
+def test_sizes_follow_the_ceiling_rule_in_every_block(rows: list[Row]) -> None:
+    for block in cut(rows).blocks:
+        for user in range(block.n_users):
+            found = sizes(block, user)
+            assert found == expected_sizes(sum(found))
+
+
+@settings(max_examples=60, deadline=None)
+@given(timed_rows().filter(enough))
+def test_numbers_follow_first_appearance_so_each_block_knows_a_prefix(rows: list[Row]) -> None:
+    stream = cut(rows)
+    in_time = sorted(rows, key=lambda row: row[2])
+    assert stream.user_ids == tuple(dict.fromkeys(f"u{u}" for u, _, _ in in_time))
+    assert stream.item_ids == tuple(dict.fromkeys(f"i{i}" for _, i, _ in in_time))
+    seen_users: set[str] = set()
+    seen_items: set[str] = set()
+    for block, expected in zip(stream.blocks, expected_blocks(rows, 4)):
+        new = {u for u, _ in expected} - seen_users
+        seen_users |= new
+        seen_items |= {i for _, i in expected}
+        assert set(stream.user_ids[: block.n_users]) == seen_users
+        assert set(stream.item_ids[: block.n_items]) == seen_items
+        assert {stream.user_ids[u] for u in np.flatnonzero(block.new_users)} == new
+        assert all(len(part) == block.n_users for part in parts(block))
+    assert (stream.n_users, stream.n_items) == (len(seen_users), len(seen_items))
+
+
+@settings(max_examples=40, deadline=None)
+@given(timed_rows().filter(enough), st.sampled_from(["blocks", "leave-one-out", "random"]), st.randoms())
+def test_row_order_of_the_file_does_not_matter_where_times_differ(rows: list[Row], kind: str, random) -> None:  # type: ignore[no-untyped-def]
+    shuffled = list(rows)
+    random.shuffle(shuffled)
+    config = SplitConfig(kind=kind)  # type: ignore[arg-type]
+    one, two = split(table(rows), config), split(table(shuffled), config)
+    assert (one.user_ids, one.item_ids) == (two.user_ids, two.item_ids)
+    for a, b in zip(one.blocks, two.blocks, strict=True):
+        assert all(raw(one, x) == raw(two, y) for x, y in zip(parts(a), parts(b)))
+
+
+def test_keys_follow_the_raw_ids() -> None:
+    stream = cut(one_user(20))
+    np.testing.assert_array_equal(stream.user_keys, keys_of(stream.user_ids))
+    np.testing.assert_array_equal(stream.item_keys, keys_of(stream.item_ids))
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"),
+    [(1, (1, 0, 0)), (2, (2, 0, 0)), (3, (1, 1, 1)), (10, (8, 1, 1)), (11, (8, 1, 2)), (30, (24, 3, 3))],
+)
+def test_inner_sizes_by_hand(n: int, expected: tuple[int, int, int]) -> None:
+    assert sizes(cut(one_user(n), n_blocks=1).blocks[0]) == expected
+
+
+def test_a_repeat_in_a_block_counts_once_at_its_first_time_and_later_blocks_count_it_again() -> None:
+    base = [(u, i, 10 * u + i) for u in (0, 1) for i in range(9)]  # 18 rows: block 0 of 30
+    later = [(0, i, 100 + t) for t, i in enumerate([5, 6, 5, 7, 20, 5])]
+    rest = [(1, i, 200 + i) for i in range(6)]
+    stream = cut(base + later + rest, n_blocks=3)
+    block = stream.blocks[1]
+    assert block.n_rows == 6
+    assert raw(stream, block.train) == {"u0": ["i5", "i6"]}  # i5 stands where it came first
+    assert raw(stream, block.valid) == {"u0": ["i7"]}
+    assert raw(stream, block.test) == {"u0": ["i20"]}
+
+
+def test_the_base_block_is_split_at_random_and_later_ones_only_if_asked() -> None:
+    rows = [(u, i, i) for u in range(30) for i in range(40)]  # blocks of 24, 8 and 8 items
+    in_time, at_random = cut(rows, 3), cut(rows, 3, inner="random")
+    assert len(np.unique(in_time.blocks[0].test.ids)) > 18
+    assert set(in_time.blocks[1].test.ids.tolist()) == {31}
+    assert len(np.unique(at_random.blocks[1].test.ids)) > 5
+    assert raw(in_time, in_time.blocks[0].test) == raw(at_random, at_random.blocks[0].test)
+
+
+def test_numbers_of_items_tied_in_time_do_not_say_which_is_last() -> None:
+    rows = [(u, i, u) for u in range(20) for i in range(10)]  # blocks of 12, 4 and 4 users
+    streams = [cut(rows, 3, seed=seed) for seed in range(12)]
+    last = [items[0] for s in streams for items in raw(s, s.blocks[1].test).values()]
+    assert len(last) == 12 * 4
+    assert len(set(last)) >= 5
+
+
+@pytest.mark.parametrize(
+    ("share", "n", "n_blocks", "expected"),
+    [
+        ("0.6", 100, 4, [60, 13, 13, 14]),
+        ("0.5", 31, 2, [15, 16]),
+        ("0.8", 30, 4, [24, 2, 2, 2]),
+        ("0.9", 30, 4, [27, 1, 1, 1]),
+        ("0.29", 100, 2, [29, 71]),
+    ],
+)
+def test_block_counts_follow_the_floor_rule(share: str, n: int, n_blocks: int, expected: list[int]) -> None:
+    rows = [(t % 7, t % 11, t) for t in range(n)]
+    assert [len(one) for one in expected_blocks(rows, n_blocks, share)] == expected
+    assert [block.n_rows for block in cut(rows, n_blocks, base_share=float(share)).blocks] == expected
+
+
+# What a random split depends on
+
+MANY = [(u, i, 100 * i + u) for u in range(12) for i in range(20) if (u + i) % 3]
+
+
+@pytest.mark.parametrize("kind", ["blocks", "random", "leave-one-out"])
+def test_a_random_split_follows_its_own_seed(kind: str) -> None:
+    def tested(seed: int) -> Lists:
+        stream = split(table(MANY), SplitConfig(kind=kind, held_out="random", seed=seed))  # type: ignore[arg-type]
+        return raw(stream, stream.blocks[0].test)
+
+    assert tested(0) == tested(0)
+    assert tested(0) != tested(1)
+
+
+def test_the_seed_of_the_run_does_not_touch_the_split() -> None:
+    data = "synthetic:users=30,items=25,per_user=8"
+    streams = [assemble(RunConfig(data=data, seed=seed), Machine(threads=1)).stream for seed in (1, 2)]
+    assert streams[0].fingerprint == streams[1].fingerprint
+    for a, b in zip(streams[0].blocks, streams[1].blocks, strict=True):
+        for x, y in zip(parts(a), parts(b)):
+            np.testing.assert_array_equal(x.ptr, y.ptr)
+            np.testing.assert_array_equal(x.ids, y.ids)
+
+
+def test_a_users_random_split_does_not_depend_on_other_users() -> None:
+    some = [row for row in MANY if row[0] % 2]
+    everybody, few = (split(table(rows), SplitConfig(kind="random")) for rows in (MANY, some))
+    for x, y in zip(parts(everybody.blocks[0]), parts(few.blocks[0])):
+        mine, theirs = raw(few, y), raw(everybody, x)
+        assert {user: sorted(mine[user]) for user in mine} == {user: sorted(theirs[user]) for user in mine}
+
+
+def test_the_fingerprint_follows_data_and_split() -> None:
+    data = table(MANY)
+    marks = {
+        split(data, SplitConfig()).fingerprint,
+        split(data, SplitConfig(seed=1)).fingerprint,
+        split(data, SplitConfig(kind="random")).fingerprint,
+        split(replace(data, fingerprint="other"), SplitConfig()).fingerprint,
+    }
+    assert len(marks) == 4
+    assert split(data, SplitConfig()).fingerprint in marks
+
+
+# Kinds with one block
+
+
+def test_leave_one_out_keeps_the_last_for_test_and_the_one_before_for_validation() -> None:
+    rows = [(0, 4, 9), (0, 1, 7), (0, 2, 3), (0, 3, 8), (1, 1, 1), (1, 2, 2)]
+    stream = split(table(rows), SplitConfig(kind="leave-one-out"))
+    block = stream.blocks[0]
+    assert raw(stream, block.test) == {"u0": ["i4"]}
+    assert raw(stream, block.valid) == {"u0": ["i3"]}
+    assert raw(stream, block.train) == {"u0": ["i2", "i1"], "u1": ["i1", "i2"]}  # two items are only learned
+
+
+def test_leave_one_out_at_random_keeps_back_any_item_with_or_without_times() -> None:
+    rows = [(u, i, i) for u in range(60) for i in range(6)]
+    for timed in (True, False):
+        block = whole(table(rows, timed=timed), "leave-one-out", held_out="random")
+        assert {sizes(block, u) for u in range(60)} == {(4, 1, 1)}
+        assert set(block.test.ids.tolist()) == set(range(6))
+        assert set(block.valid.ids.tolist()) == set(range(6))
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"),
+    [(2, (2, 0, 0)), (3, (1, 1, 1)), (5, (3, 1, 1)), (10, (8, 1, 1)), (14, (12, 1, 1)), (26, (20, 3, 3))],
+)
+def test_random_split_is_eight_to_one_to_one_but_at_least_one(n: int, expected: tuple[int, int, int]) -> None:
+    assert sizes(whole(table(one_user(n), timed=False), "random")) == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(tied_rows, st.sampled_from(["random", "leave-one-out"]))
+def test_single_block_kinds_lose_only_repeats(rows: list[Row], kind: str) -> None:
+    stream = split(table(rows), SplitConfig(kind=kind))  # type: ignore[arg-type]
+    found = pairs(stream, stream.blocks[0])
+    assert len(found) == len(set(found))
+    assert set(found) == {(f"u{u}", f"i{i}") for u, i, _ in rows}
+    assert stream.blocks[0].n_rows == len(rows)
+
+
+GIVEN = [(0, i, 0) for i in range(20)] + [(1, i, 0) for i in range(4)] + [(2, 0, 0), (2, 1, 0), (2, 2, 0)]
+
+
+def test_a_given_split_with_validation_is_taken_as_it_is() -> None:
+    roles = [0] * 15 + [1] * 2 + [2] * 3 + [0, 2, 1, 0] + [2, 0, 0]
+    data = table(GIVEN, timed=False, given=roles)
+    stream = split(data, SplitConfig(kind="given"))
+    for role, part in enumerate(parts(stream.blocks[0])):
+        expected: Lists = {}
+        for (u, i, _), code in zip(GIVEN, roles):
+            if code == role:
+                expected.setdefault(f"u{u}", []).append(f"i{i}")
+        assert raw(stream, part) == expected
+
+
+def test_a_given_split_without_validation_lends_a_tenth_of_the_training_items() -> None:
+    roles = [0] * 20 + [0, 0, 0, 2] + [0, 0, 2]
+    block = whole(table(GIVEN, timed=False, given=roles), "given")
+    assert [sizes(block, u) for u in range(3)] == [(18, 2, 0), (2, 1, 1), (2, 0, 1)]
+    assert raw(split(table(GIVEN, timed=False, given=roles), SplitConfig()), block.test) == {
+        "u1": ["i3"],
+        "u2": ["i2"],
+    }
+
+
+def test_a_pair_given_twice_counts_where_it_came_first() -> None:
+    rows = [(0, 0, 0), (0, 1, 0), (0, 0, 0), (1, 0, 0), (1, 1, 0)]
+    stream = split(table(rows, timed=False, given=[0, 1, 2, 0, 2]), SplitConfig(kind="given"))
+    assert raw(stream, stream.blocks[0].train) == {"u0": ["i0"], "u1": ["i0"]}
+    assert raw(stream, stream.blocks[0].test) == {"u1": ["i1"]}
+
+
+def test_auto_takes_blocks_where_there_is_time_else_the_given_split_else_random() -> None:
+    roles = [0] * len(GIVEN)
+    timed = [(u, i, t) for t, (u, i, _) in enumerate(GIVEN)]
+    assert len(split(table(timed, given=roles), SplitConfig()).blocks) == 4
+    assert len(split(table(GIVEN, timed=False, given=roles), SplitConfig()).blocks[0].test.ids) == 0
+    assert len(split(table(GIVEN, timed=False), SplitConfig()).blocks[0].test.ids) == 2 + 1 + 1
+
+
+# Filters
+
+
+def test_the_core_is_taken_again_until_nothing_falls() -> None:
+    square = [(u, i, 0) for u in (0, 1, 2) for i in (0, 1, 2)]
+    chain = [(3, 0, 0), (3, 1, 0), (3, 9, 0), (4, 9, 0), (4, 8, 0), (5, 8, 0)]
+    # In a 2-core user 5 falls, then item 8, then user 4, then item 9; user 3 keeps two items.
+    stream = split(table(square + chain), SplitConfig(kind="random", k_core=2))
+    assert set(stream.user_ids) == {"u0", "u1", "u2", "u3"}
+    assert set(stream.item_ids) == {"i0", "i1", "i2"}
+    assert stream.blocks[0].n_rows == 11
+
+
+def test_the_core_counts_rows_not_pairs() -> None:
+    rows = [(0, 0, 1), (0, 0, 2), (0, 1, 3), (0, 1, 4), (1, 0, 5), (1, 1, 6)]
+    assert split(table(rows), SplitConfig(kind="random", k_core=2)).blocks[0].n_rows == 6
+
+
+def test_min_rating_keeps_what_is_rated_at_least_that() -> None:
+    rows = [(0, 0, 0), (0, 1, 1), (1, 0, 2), (1, 1, 3), (1, 2, 4)]
+    data = table(rows, rating=[4, 3.5, 5, 4, 1])
+    stream = split(data, SplitConfig(kind="random", min_rating=4))
+    assert set(pairs(stream, stream.blocks[0])) == {("u0", "i0"), ("u1", "i0"), ("u1", "i1")}
+
+
+# Error sentences
+
+TWO = [(0, 0, 1), (0, 1, 2), (1, 0, 3), (1, 1, 4)]
+
+
+@pytest.mark.parametrize(
+    ("data", "config", "sentence"),
+    [
+        (table(TWO, timed=False), {"kind": "blocks"}, "toy has no timestamps, .* use split.kind = 'random'"),
+        (
+            table([(u, i, 5) for u, i, _ in TWO]),
+            {"kind": "blocks"},
+            "all timestamps of toy are the same, .* use split.kind = 'random'",
+        ),
+        (table([(0, 0, 1), (0, 1, 2)]), {"kind": "random"}, r"1 user\(s\) and 2 item\(s\) .* at least two"),
+        (table([(0, 0, 1), (1, 0, 2)]), {"kind": "random"}, r"2 user\(s\) and 1 item\(s\) .* at least two"),
+        (table(TWO), {"k_core": 3}, "nothing of toy is left: no 3-core in its 4 inter.* lower split.k_core"),
+        (table(TWO), {"min_rating": 3}, "toy has no ratings; remove split.min_rating"),
+        (
+            table(TWO, rating=[1, 1, 1, 1]),
+            {"min_rating": 3},
+            "nothing of toy is left after split.min_rating; lower it",
+        ),
+        (table(TWO), {"n_blocks": 4}, "4 interactions are too few for 4 blocks; lower split.n_blocks"),
+        (table(TWO), {"kind": "given"}, "toy ships no split; use split.kind = 'random'"),
+        (
+            table(TWO, timed=False),
+            {"kind": "leave-one-out"},
+            "toy has no timestamps; use split.held_out = 'random'",
+        ),
+    ],
+)
+def test_what_cannot_be_split_is_refused_in_a_sentence(
+    data: Interactions, config: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(TacitaError, match=sentence):
+        split(data, SplitConfig(**config))  # type: ignore[arg-type]
+
+
+# Published block statistics
+
+TABLE_1 = {  # cumulative users, cumulative items, interactions of the block
+    "ml-100k": [(587, 1136, 58771), (697, 1146, 13060), (827, 1148, 13060), (943, 1152, 13062)],
+    "ml-latest-small": [(374, 1982, 48665), (466, 2189, 10814), (543, 2250, 10814), (609, 2269, 10816)],
+    "lastfm-2k": [(834, 4112, 41415), (971, 4188, 9203), (1107, 4239, 9203), (1165, 4259, 9204)],
+}
+SHIPPED_ML100K = [  # users with training data, of which new, returning, training rows, test users, test rows
+    (587, 587, 0, 46552, 586, 6141),
+    (217, 110, 107, 10298, 199, 1391),
+    (238, 130, 108, 10274, 222, 1404),
+    (207, 116, 91, 10284, 190, 1394),
+]
+
+
+def real(name: str) -> Interactions:
+    root = os.environ.get("TACITA_DATA")
+    if not root or not (Path(root) / name).is_dir():
+        pytest.skip(f"no {name} under TACITA_DATA")
+    return load(name)
+
+
+def counts(block: Block) -> tuple[int, int, int]:
+    return block.n_users, block.n_items, block.n_rows
+
+
+@pytest.mark.parametrize("name", ["ml-100k", "ml-latest-small"])
+def test_block_statistics_are_the_published_ones(name: str) -> None:
+    stream = split(real(name), SplitConfig())
+    assert [counts(block) for block in stream.blocks] == TABLE_1[name]
+
+
+def test_lastfm_block_sizes_are_exact_and_borders_close_because_months_tie() -> None:
+    stream = split(real("lastfm-2k"), SplitConfig())
+    found, published = (np.array(x) for x in ([counts(b) for b in stream.blocks], TABLE_1["lastfm-2k"]))
+    np.testing.assert_array_equal(found[:, 2], published[:, 2])
+    np.testing.assert_array_equal(found[-1], published[-1])
+    np.testing.assert_allclose(found[:, :2], published[:, :2], rtol=0.01)
+
+
+def test_ml100k_parts_have_the_sizes_of_the_shipped_splits() -> None:
+    found = []
+    for block in split(real("ml-100k"), SplitConfig()).blocks:
+        trains = block.train.counts() > 0
+        new, back = (trains & block.new_users).sum(), (trains & ~block.new_users).sum()
+        tested = (block.test.counts() > 0).sum()
+        found.append((trains.sum(), new, back, len(block.train.ids), tested, len(block.test.ids)))
+    assert found == SHIPPED_ML100K
+
+
+def test_ml100k_tests_on_the_future_in_later_blocks_only() -> None:
+    data = real("ml-100k")
+    stream = split(data, SplitConfig())
+    assert data.timestamp is not None
+    time = {
+        (data.user_ids[u], data.item_ids[i]): t
+        for u, i, t in zip(data.user.tolist(), data.item.tolist(), data.timestamp.tolist())
+    }
+    early = []
+    for block in stream.blocks:
+        train, test = raw(stream, block.train), raw(stream, block.test)
+        backwards = [
+            user for user in test if min(time[user, i] for i in test[user]) < max(time[user, i] for i in train[user])
+        ]
+        early.append(len(backwards))
+        assert len(set(pairs(stream, block))) == block.n_rows == len(pairs(stream, block))
+    assert early[1:] == [0, 0, 0]
+    assert early[0] > 570  # 579 of 586 in the shipped split
