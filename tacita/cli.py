@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import click
 import typer
 
-from tacita import __version__, cli_experiments, console
+from tacita import __version__, cli_experiments, cli_privacy, console
 from tacita.errors import TacitaError
 
 app = typer.Typer(
@@ -204,6 +204,8 @@ def report(
 
 app.command()(cli_experiments.reproduce)
 app.command()(cli_experiments.tune)
+app.command()(cli_privacy.forget)
+app.add_typer(cli_privacy.audit_app, name="audit")
 
 
 @data_app.command("list")

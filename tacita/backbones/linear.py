@@ -42,13 +42,13 @@ from tacita.types import (
 STATE = "tally"  # the name of its server-side arrays
 COME_BACK, AVOID = 0.05, -1.0  # what repeat = "learn" adds to items of earlier blocks
 RECENCIES = 0.0, 10.0, 20.0, 80.0, 40.0  # what recency = "learn" tries; the last one stays where nobody validates
-TILE = 4096  # columns worked on at once, so that nothing as large as the result is made twice
+TILE = 1024  # columns worked on at once, so that nothing as large as the result is made twice
 
 
 class TallyConfig(BackboneConfig):
     ridge: float = Field(500.0, gt=0, description="ridge of the linear problem")
     ridge_popularity: float = Field(0.0, ge=0, le=2, description="an item's ridge grows with its count to this power")
-    decay: float = Field(1.0, gt=0, le=1, description="what earlier blocks keep of their weight in each new block")
+    decay: float = Field(0.7, gt=0, le=1, description="what earlier blocks keep of their weight in each new block")
     length_power: float = Field(0.0, ge=0, le=2, description="a user with n items weighs n to minus this power")
     most_items: int = Field(0, ge=0, description="only a user's latest items of the block count; 0: all")
     recency: Annotated[float, Field(ge=0)] | Literal["learn"] = Field(
@@ -342,9 +342,11 @@ def to_weights(inverse: Doubles, gram: Doubles, where: Longs | None, shape: Shap
     """B: zero-diagonal columns for the inputs, plain ridge columns for everything else; few entries a column."""
     weights = np.empty((shape.n_inputs, shape.n_items), np.float32)
     if where is not None:
+        single = inverse.astype(np.float32)
         for lo in range(0, shape.n_items, TILE):
             hi = min(lo + TILE, shape.n_items)
-            weights[:, lo:hi] = sparsified(np.dot(inverse, shape.columns(where, gram, lo, hi)), keep)
+            read = np.dot(single, shape.columns(where, gram, lo, hi).astype(np.float32))
+            weights[:, lo:hi] = sparsified(read, keep)
     for lo in range(0, shape.n_inputs, TILE):
         some = slice(lo, min(lo + TILE, shape.n_inputs))
         into = some if shape.inputs is None else shape.inputs[some]
@@ -352,11 +354,11 @@ def to_weights(inverse: Doubles, gram: Doubles, where: Longs | None, shape: Shap
     return weights
 
 
-def sparsified(weights: Doubles, keep: int) -> Doubles:
+def sparsified(weights: AnyArray, keep: int) -> AnyArray:
     """Only the `keep` largest entries of each column; as large up to rounding is as large."""
     if keep == 0 or keep >= len(weights):
         return weights
-    size = np.abs(weights).T.copy()
+    size = np.ascontiguousarray(np.abs(weights).T)
     cut = np.partition(size, len(weights) - keep, axis=1)[:, len(weights) - keep]
     small: Bools = size < cut[:, None] * (1 - 1e-6)
     weights[small.T] = 0.0

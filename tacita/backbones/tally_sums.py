@@ -220,7 +220,7 @@ class Sums:
 
     def places(self) -> Longs:
         """Where anything was told, ascending."""
-        return np.asarray(np.unique(self.at), np.int64)
+        return (np.unique(self.at) if len(self.index) > 1 else self.at).astype(np.int64)
 
     def habit(self, n_items: int) -> int:
         """1 where people come back to items more often than chance would have it, -1 where not, 0: not known."""

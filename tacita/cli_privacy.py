@@ -1,0 +1,109 @@
+"""The verbs of people who want to know, or to take back, what they gave: forget and audit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tacita import console
+from tacita.errors import TacitaError
+
+audit_app = typer.Typer(no_args_is_help=True, help="Attacks: what leaks, with and without protections.")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+
+def forget(
+    run: Annotated[Path, typer.Option("--run", help="Run folder of backbone tally.")],
+    user: Annotated[str, typer.Option("--user", help="Raw user id.")],
+    items: Annotated[str | None, typer.Option("--items", help="Raw item ids, comma-separated.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All that the user has.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Do not wait for others where retractions are held.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Train again on what remains and compare every score.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take a user's data back: from the device, from what the server learned, with a certificate.
+
+    Examples:
+
+    `tacita forget --run runs/mine --user 196 --items 242,393`
+
+    `tacita forget --run runs/mine --user 196 --all --verify`
+    """
+    from tacita import forget as forgetting
+
+    if everything == (items is not None):
+        raise TacitaError("say what to forget: either --items a,b or --all.")
+    named = None if items is None else [one.strip() for one in items.split(",") if one.strip()]
+    if now:
+        console.say(f"Note: {forgetting.ALONE}")
+    with console.working("taking it back", quiet=as_json):
+        found = forgetting.forget(run, user, named, now, verify)
+    if as_json:
+        print(json.dumps(found))
+        return
+    cost, path = found["cost"], run / f"forget-{found['request']['id']}.json"
+    console.tell(
+        f"{found['request']['n_items']} items of user {user} have left the device; "
+        f"the model: {found['method']['mode']}, {cost['seconds_total']:.2f} s."
+    )
+    difference = found["guarantee"]["max_score_difference"]
+    if isinstance(difference, float):
+        console.tell(
+            f"Against training again ({cost['seconds_retrain']:.2f} s): largest difference of a score {difference:.1g}."
+        )
+    console.say(f"Verdict: {found['verdict']}. Certificate: {path}")
+
+
+@audit_app.command("tally")
+def audit_tally(
+    run: Annotated[Path | None, typer.Option("--run", help="Run folder whose settings are audited.")] = None,
+    data: Annotated[str | None, typer.Option("--data", help="Dataset name or file, with default settings.")] = None,
+    brief: Annotated[bool, typer.Option("--brief", help="Only without protections and with those set.")] = False,
+    data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Folder that holds datasets.")] = None,
+    threads: Annotated[int, typer.Option("--threads", help="Cores to use; 0: all.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Who can be read from the matrices that tally releases, with each protection on and off, and what it costs.
+
+    Examples:
+
+    `tacita audit tally --data ml-100k`
+
+    `tacita audit tally --run runs/mine --brief --json`
+    """
+    from tacita import audit, runs
+    from tacita.config import RunConfig
+
+    if (run is None) == (data is None):
+        raise TacitaError("say what to audit: either --run FOLDER or --data NAME.")
+    config = runs.open_run(run).config if run is not None else RunConfig(data=data or "", backbone={"name": "tally"})
+    with console.counting("protections", quiet=as_json) as tell:
+        found = audit.audit_tally(config, runs.Machine(threads, data_dir=data_dir), brief, tell)
+    if as_json:
+        print(json.dumps(found))
+        return
+    blocks = " / ".join(f"{n}" for n in found["users"])
+    table = []
+    for row in found["rows"]:
+        metric = next(iter(k for k in row if "@" in k))
+        table.append(
+            {
+                "protection": row["protection"],
+                metric: f"{row[metric]:.4f}",
+                "read": " / ".join(map(str, row["read"])),
+                "nearly": " / ".join(map(str, row["nearly"])),
+                "leavers read, alone": f"{row['retractions']['1']:.0%}" if row["retractions"] else "",
+                "MB down": f"{row['bytes_down'] / 1e6:.2f}",
+            }
+        )
+    console.show_bench({"data": found["data"], "users in each block": blocks, "rows": table}, False)
+    console.say(
+        f"Up per client: {found['bytes_up_readable']:,.0f} bytes as a readable list, "
+        f"{found['bytes_up_maskable'] / 1e6:.2f} MB in a form that can be masked."
+    )

@@ -1,0 +1,747 @@
+"""tally: closed forms, sums that stream and come back, exact forgetting, what B gives away, wrong requests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tacita import audit, forget, runs
+from tacita.aggregate import merge
+from tacita.backbones.linear import RECENCIES, STATE, Tally, TallyConfig, inverted, lower_triangle, mirrored, packed
+from tacita.backbones.tally_sums import Shape, Sums
+from tacita.cli import main
+from tacita.clients import users_view
+from tacita.config import RunConfig, validated
+from tacita.errors import TacitaError
+from tacita.experiments import tally_choice
+from tacita.kernels.threads import most_threads
+from tacita.rounds import Federation, Progress, run_stream, start
+from tacita.types import Doubles, Floats, Ragged, ServerState, Stream
+from tests.oracle import Lists, federate, make_block, make_stream
+
+OPEN: dict[str, Any] = {"min_item": 0, "min_pair": 0, "keep": 0}  # no protection
+SMALL = "synthetic:users=60,items=40,per_user=12"
+
+
+def tally(**options: Any) -> Tally:
+    plain = {**OPEN, "recency": 0.0, "repeat": 0.0, "ridge": 2.0, "decay": 1.0}
+    return Tally(TallyConfig(**{**plain, **options}))
+
+
+def trained(stream: Stream, backbone: Tally) -> tuple[Federation, Progress]:
+    fed = federate(stream, backbone)
+    progress = start(fed)
+    run_stream(fed, progress, lambda report, now: None)
+    return fed, progress
+
+
+def stream_of(n_items: int, *blocks: Lists) -> Stream:
+    """Blocks of training lists; users without a list are empty."""
+    n = max(len(block) for block in blocks)
+    filled = [[*block, *[[] for _ in range(n - len(block))]] for block in blocks]
+    return make_stream(*(make_block(b, n_items, lists, known=n if b else 0) for b, lists in enumerate(filled)))
+
+
+def learned(backbone: Tally, n_items: int, *blocks: Lists) -> ServerState:
+    return trained(stream_of(n_items, *blocks), backbone)[1].server
+
+
+def dense_gram(lists: Lists, n_items: int, power: float = 0.0) -> Doubles:
+    out = np.zeros((n_items, n_items))
+    for one in lists:
+        x = np.zeros(n_items)
+        x[list(one)] = 1
+        out += np.outer(x, x) * max(len(one), 1) ** -power
+    return out
+
+
+def gram_of(backbone: Tally, server: ServerState) -> Doubles:
+    """The G that is out, whole."""
+    shape = Shape.of(len(server.items), server.heads["inputs"])
+    return mirrored(lower_triangle(backbone.released(Sums.read(server.parts[STATE]), shape, None)))
+
+
+def weights(server: ServerState) -> Floats:
+    return server.heads["weights"]
+
+
+def random_lists(seed: int, users: int, items: int, most: int = 6) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.permutation(items)[: rng.integers(0, most + 1)].tolist() for _ in range(users)]
+
+
+# The solution
+
+
+def test_two_items_by_hand() -> None:
+    """G = [[2, 1], [1, 1]], ridge 1: P = [[2, -1], [-1, 3]] / 5."""
+    found = learned(tally(ridge=1.0), 2, [[0, 1], [0]])
+    assert weights(found) == pytest.approx(np.array([[0, 1 / 3], [1 / 2, 0]]), abs=1e-7)
+
+
+def test_it_is_the_constrained_least_squares_solution_column_by_column() -> None:
+    lists = random_lists(1, 30, 9)
+    found = weights(learned(tally(ridge=3.0), 9, lists))
+    x = np.zeros((30, 9))
+    for u, one in enumerate(lists):
+        x[u, one] = 1
+    for j in range(9):
+        rest = np.delete(np.arange(9), j)
+        others = x[:, rest]
+        w = np.linalg.solve(others.T @ others + 3.0 * np.eye(8), others.T @ x[:, j])
+        assert found[rest, j] == pytest.approx(w, abs=1e-6)
+        assert found[j, j] == 0
+
+
+def test_it_learns_a_checkerboard() -> None:
+    """Everybody knows all items of one colour but one; that one comes first."""
+    lists = [[i for i in range(12) if i % 2 == u % 2 and i != u % 12] for u in range(24)]
+    fed, progress = trained(stream_of(12, lists), tally())
+    users = np.arange(24, dtype=np.int32)
+    view = users_view(progress.clients, progress.server, fed.stream.blocks[0], users, fed.stream.user_keys, {})
+    scores = fed.backbone.score_history(view)
+    assert scores is not None
+    for u, one in enumerate(lists):
+        scores[u, one] = -np.inf
+        assert scores[u].argmax() == u % 12
+
+
+def test_packing_and_inverting() -> None:
+    rng = np.random.default_rng(0)
+    for n in (1, 2, 7, 128, 129, 300):
+        half = rng.normal(size=(n, n))
+        whole = half @ half.T + n * np.eye(n)
+        assert np.array_equal(mirrored(np.tril(whole)), np.tril(whole) + np.tril(whole, -1).T)
+        assert np.array_equal(mirrored(lower_triangle(packed(whole))), mirrored(np.tril(whole)))
+        inverse = inverted(np.tril(whole))
+        assert inverse is not None
+        assert inverse @ whole == pytest.approx(np.eye(n), abs=1e-9)
+    assert inverted(np.array([[1.0, 0.0], [3.0, 1.0]])) is None
+
+
+def test_a_place_knows_its_pair() -> None:
+    for shape in (Shape(50), Shape(50, np.array([3, 7, 20], np.int32))):
+        matrix = np.random.default_rng(2).random((shape.n_inputs, 50)) + 1
+        matrix = matrix if shape.inputs is not None else matrix + matrix.T
+        at, value = shape.entries(matrix)
+        row, col = shape.pairs(at)
+        assert np.array_equal(matrix[row, col], value)
+        assert (np.diff(at) > 0).all()
+    far = np.array([0, 1, 2, 2**40, 2**44 + 12345])
+    row, col = Shape(2**23).pairs(far)
+    assert np.array_equal(row * (row + 1) // 2 + col, far)
+    assert ((col >= 0) & (col <= row)).all()
+
+
+# Sums: streams, merges, waiting
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+@pytest.mark.parametrize("power", [0.0, 0.5])
+def test_blocks_add_up_with_decay(decay: float, power: float) -> None:
+    blocks = [random_lists(b, 20, 8) for b in range(3)]
+    backbone = tally(decay=decay, length_power=power)
+    found = gram_of(backbone, learned(backbone, 8, *blocks))
+    want = sum(decay ** (2 - b) * dense_gram(lists, 8, power) for b, lists in enumerate(blocks))
+    assert found == pytest.approx(want, abs=1e-12)
+
+
+def test_totals_of_two_cohorts_are_the_whole() -> None:
+    lists = random_lists(3, 40, 9)
+    fed, progress = trained(stream_of(9, lists), tally(length_power=0.5))
+    block, keys = fed.stream.blocks[0], fed.stream.user_keys
+
+    def total(users: Sequence[int]) -> Any:
+        return fed.backbone.statistic(users_view(progress.clients, progress.server, block, np.array(users), keys, {}))
+
+    whole, both = total(range(40)), merge(total(range(15)), total(range(15, 40)))
+    assert both.rows == pytest.approx(whole.rows, abs=1e-12)
+    assert np.array_equal(both.row_weight, whole.row_weight)
+    assert np.array_equal(both.extras["count"], whole.extras["count"])
+    assert (both.n_clients, both.weight) == (whole.n_clients, whole.weight)
+
+
+def test_new_items_get_rows_and_old_places_stay() -> None:
+    stream = make_stream(make_block(0, 2, [[0, 1], [0]]), make_block(1, 4, [[2, 3], [0, 3]], known=2))
+    backbone = tally()
+    _, progress = trained(stream, backbone)
+    want = dense_gram([[0, 1], [0], [2, 3], [0, 3]], 4)
+    assert np.array_equal(gram_of(backbone, progress.server), want)
+
+
+def test_only_the_latest_items_count() -> None:
+    found = learned(tally(most_items=2), 5, [[0, 1, 2], [4]])
+    assert np.array_equal(gram_of(tally(), found), dense_gram([[1, 2], [4]], 5))
+
+
+def test_increments_wait_for_contributors() -> None:
+    """Item 2 has one contributor a block, items 0 and 1 have two: with min_item 2 it is out after the second block."""
+    backbone = tally(min_item=2)
+    one = [[0, 1, 2], [0, 1]]
+    first = gram_of(backbone, learned(backbone, 3, one))
+    assert np.array_equal(first, [[2, 2, 0], [2, 2, 0], [0, 0, 0]])
+    second = gram_of(backbone, learned(backbone, 3, one, one))
+    assert np.array_equal(second, [[4, 4, 2], [4, 4, 2], [2, 2, 2]])
+    third = gram_of(backbone, learned(backbone, 3, one, one, one))
+    assert np.array_equal(third, [[6, 6, 2], [6, 6, 2], [2, 2, 2]])
+
+
+def test_waiting_increments_age_like_the_rest() -> None:
+    backbone = tally(min_item=2, decay=0.5)
+    one = [[0, 1, 2], [0, 1]]
+    found = gram_of(backbone, learned(backbone, 3, one, one))
+    assert found == pytest.approx(1.5 * dense_gram(one, 3))
+
+
+def test_pairs_wait_for_contributors() -> None:
+    backbone = tally(min_pair=2)
+    found = gram_of(backbone, learned(backbone, 3, [[0, 1], [0, 1, 2], [2]]))
+    assert np.array_equal(found, [[2, 2, 0], [2, 2, 0], [0, 0, 2]])
+    later = gram_of(backbone, learned(backbone, 3, [[0, 1], [0, 1, 2], [2]], [[0, 2], [0], [2]]))
+    assert np.array_equal(later, [[4, 2, 2], [2, 2, 0], [2, 0, 4]])  # (0, 2) is out, (1, 2) waits
+
+
+def test_a_block_in_which_an_item_is_rare_again_waits_again() -> None:
+    backbone = tally(min_item=2)
+    found = gram_of(backbone, learned(backbone, 2, [[0, 1], [0, 1]], [[0, 1], [0]]))
+    assert np.array_equal(found, [[4, 2], [2, 2]])
+
+
+def test_the_ridge_doubles_where_waiting_pairs_leave_no_solution() -> None:
+    lists = [[0, 1, 2]] * 9 + [[0, 1], [0, 2]]  # (1, 2) waits: G is not positive
+    backbone = tally(min_pair=10, ridge=0.01)
+    found = learned(backbone, 3, lists)
+    assert found.parts[STATE]["doublings"][0] > 0
+    assert np.isfinite(weights(found)).all()
+    assert learned(tally(ridge=0.01), 3, lists).parts[STATE]["doublings"][0] == 0
+
+
+def test_few_entries_a_column() -> None:
+    lists = random_lists(5, 60, 12, most=8)
+    whole, cut = weights(learned(tally(), 12, lists)), weights(learned(tally(keep=3), 12, lists))
+    assert (np.count_nonzero(cut, axis=0) == 3).all()
+    for j in range(12):
+        kept = np.flatnonzero(cut[:, j])
+        assert set(kept) == set(np.argsort(-np.abs(whole[:, j]))[:3])
+        assert np.array_equal(cut[kept, j], whole[kept, j])
+
+
+# Large catalogues
+
+
+def test_reading_all_items_as_inputs_is_the_exact_form() -> None:
+    blocks = [random_lists(b, 50, 20, most=9) for b in range(2)]
+    exact = weights(learned(tally(), 20, *blocks))
+    backbone = tally()
+    _, progress = trained(stream_of(20, *blocks), backbone)
+    server = progress.server
+    told = [block.train for block in stream_of(20, *blocks).blocks]
+    read = backbone.retrained(replace(server, heads={**server.heads, "inputs": np.arange(20, dtype=np.int32)}), told)
+    assert weights(read) == pytest.approx(exact, abs=1e-6)
+
+
+@pytest.mark.parametrize("protection", [{}, {"min_item": 3}])
+def test_a_large_catalogue_is_read_through_its_popular_items(protection: dict[str, int]) -> None:
+    """Against the definition: ridge on the inputs, zero diagonal between them, all items as targets."""
+    rng = np.random.default_rng(4)
+    popularity = 1 / np.arange(1, 41)
+    lists = [rng.choice(40, 8, replace=False, p=popularity / popularity.sum()).tolist() for _ in range(300)]
+    found = learned(tally(most_inputs=10, **protection), 40, lists)
+    gram = dense_gram(lists, 40)
+    inputs = found.heads["inputs"]
+    assert set(inputs) == set(np.argsort(-np.diag(gram), kind="stable")[:10])
+    few = np.diag(gram) < protection.get("min_item", 0)
+    gram[few] = gram[:, few] = 0
+    p = np.linalg.inv(gram[np.ix_(inputs, inputs)] + 2.0 * np.eye(10))
+    want = p @ gram[inputs]
+    want[:, inputs] = -p / np.diag(p)[None, :]
+    want[np.arange(10), inputs] = 0
+    assert weights(found) == pytest.approx(want, abs=1e-6)
+
+
+def test_reading_most_items_is_close_to_reading_all() -> None:
+    rng = np.random.default_rng(4)
+    popularity = 1 / np.arange(1, 41)
+    lists = [rng.choice(40, 8, replace=False, p=popularity / popularity.sum()).tolist() for _ in range(300)]
+    exact, read = tally(ridge=50.0), tally(ridge=50.0, most_inputs=30)
+    scores = []
+    for backbone in (exact, read):
+        fed, progress = trained(stream_of(40, lists), backbone)
+        users = np.arange(300, dtype=np.int32)
+        view = users_view(progress.clients, progress.server, fed.stream.blocks[0], users, fed.stream.user_keys, {})
+        found = backbone.score_history(view)
+        rows = Ragged.from_lists(lists)
+        found[rows.rows(), rows.ids] = 0  # what is known is not ranked
+        scores.append(found)
+    assert np.corrcoef(scores[0].ravel(), scores[1].ravel())[0, 1] > 0.98
+
+
+def test_a_catalogue_that_grows_past_the_limit_stays_exact() -> None:
+    stream = make_stream(make_block(0, 4, [[0, 1], [2, 3]]), make_block(1, 8, [[4, 5], [6, 7]], known=2))
+    _, progress = trained(stream, tally(most_inputs=4))
+    assert len(progress.server.heads["inputs"]) == 0
+    assert weights(progress.server).shape == (8, 8)
+
+
+# Scoring
+
+
+def test_older_items_count_less_and_earlier_blocks_are_avoided_or_preferred() -> None:
+    backbone = tally(recency=2.0, repeat=-0.25)
+    fed, progress = trained(stream_of(4, [[3], [1, 0]], [[0, 1], [2]]), backbone)
+    users = np.array([0, 1], np.int32)
+    view = users_view(progress.clients, progress.server, fed.stream.blocks[1], users, fed.stream.user_keys, {})
+    scores = backbone.score_history(replace(view, history=Ragged.from_lists([[3], [1, 0]])))
+    b = weights(progress.server)
+    want = np.stack([b[1] + np.exp(-0.5) * b[0], b[2]])
+    want[0, 3] -= 0.25
+    want[1, [0, 1]] -= 0.25
+    assert scores == pytest.approx(want, abs=1e-6)
+
+
+def test_who_did_nothing_lately_is_scored_by_what_came_earlier() -> None:
+    backbone = tally()
+    fed, progress = trained(stream_of(4, [[3, 1], [1, 0]], [[], [2]]), backbone)
+    users = np.array([0], np.int32)
+    view = users_view(progress.clients, progress.server, fed.stream.blocks[1], users, fed.stream.user_keys, {})
+    scores = backbone.score_history(replace(view, history=Ragged.from_lists([[3, 1]])))
+    b = weights(progress.server)
+    assert scores[0] == pytest.approx(b[3] + b[1], abs=1e-6)
+
+
+def test_it_learns_whether_people_come_back() -> None:
+    again = [[0, 1], [2, 3], [4, 5], [6, 7]]
+    never = [[2, 3], [4, 5], [6, 7], [0, 1]]
+    backbone = tally(repeat="learn")
+    assert learned(backbone, 8, again, again).heads["repeat"][0] == np.float32(0.05)
+    assert learned(backbone, 8, again, never).heads["repeat"][0] == -1
+    assert learned(backbone, 8, again).heads["repeat"][0] == 0
+
+
+def test_validation_chooses_the_recency() -> None:
+    """Thirty old items point to five decoys, the latest one to the wanted item."""
+    asking = [[*range(30), 50 + u % 3] for u in range(6)]
+    crowd = [[i, d] for i in range(30) for d in range(45, 50)] * 2 + [[50 + k, 55 + k] for k in range(3)] * 4
+    lists: Lists = [*asking, *crowd]
+    valid: Lists = [[55 + u % 3] if u < 6 else [] for u in range(len(lists))]
+    backbone = tally(recency="learn", ridge=20.0)
+    _, progress = trained(make_stream(make_block(0, 60, lists, valid=valid)), backbone)
+    assert progress.server.heads["recency"][0] == 10
+    assert progress.results[0]["rounds"] == len(RECENCIES)
+    _, blind = trained(make_stream(make_block(0, 60, lists)), backbone)
+    assert blind.server.heads["recency"][0] == RECENCIES[-1]
+
+
+# Taking back
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "decay": st.sampled_from([1.0, 0.6]),
+        "length_power": st.sampled_from([0.0, 0.5]),
+        "most_items": st.sampled_from([0, 3]),
+        "min_item": st.sampled_from([0, 2]),
+        "min_pair": st.sampled_from([0, 2]),
+        "keep": st.sampled_from([0, 5]),
+        "ridge_popularity": st.sampled_from([0.0, 0.5]),
+        "repeat": st.sampled_from(["learn", 0.0]),
+        "ridge": st.sampled_from([1.0, 20.0]),
+    }
+)
+HISTORIES = st.lists(
+    st.lists(st.lists(st.integers(0, 9), max_size=6, unique=True), min_size=7, max_size=7), min_size=1, max_size=3
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    blocks=HISTORIES,
+    options=OPTIONS,
+    gone=st.sets(st.integers(0, 9), min_size=1),
+    users=st.sets(st.integers(0, 6), min_size=1),
+    n_items=st.sampled_from([10, 60]),  # in the larger catalogue a withdrawal is an update of low rank
+)
+def test_taking_back_is_retraining_without_it(
+    blocks: list[list[list[int]]], options: dict[str, Any], gone: set[int], users: set[int], n_items: int
+) -> None:
+    backbone = tally(**options)
+    if not all(any(block) for block in blocks):
+        return
+    server = learned(backbone, n_items, *blocks)
+    left = [[[i for i in one if not (u in users and i in gone)] for u, one in enumerate(b)] for b in blocks]
+    told, kept = ([Ragged.from_lists(b) for b in lists] for lists in (blocks, left))
+    who = np.array(sorted(users))
+    after, _ = backbone.retracted(server, [t.take(who) for t in told], [k.take(who) for k in kept])
+    again = backbone.retrained(server, kept)
+    for name in ("at", "ptr", "touched", "repeats", "doublings"):
+        assert np.array_equal(after.parts[STATE][name], again.parts[STATE][name])
+    assert after.parts[STATE]["total"] == pytest.approx(again.parts[STATE]["total"], abs=1e-12)
+    assert after.heads["repeat"][0] == again.heads["repeat"][0]
+    assert np.abs(weights(after) - weights(again)).max() <= 1e-6
+
+
+def test_retraining_on_everything_changes_no_bit() -> None:
+    blocks = [random_lists(b, 20, 8) for b in range(3)]
+    backbone = tally(decay=0.7, min_item=2)
+    server = learned(backbone, 8, *blocks)
+    again = backbone.retrained(server, [Ragged.from_lists(b) for b in blocks])
+    assert np.array_equal(weights(again), weights(server))
+
+
+@pytest.mark.parametrize("options", [{}, {"min_item": 3, "keep": 20}, {"length_power": 0.5, "decay": 0.5}])
+def test_a_low_rank_update_is_a_new_solve(options: dict[str, Any]) -> None:
+    blocks = [random_lists(b, 150, 60, most=12) for b in range(2)]
+    backbone = tally(ridge=5.0, **options)
+    server = learned(backbone, 60, *blocks)
+    told = [Ragged.from_lists(b) for b in blocks]
+    before = [one.take(np.array([7])) for one in told]
+    after = [Ragged.from_lists([one.row(0)[1:].tolist()]) for one in before]
+    found, rank = backbone.retracted(server, before, after)
+    assert rank > 0
+    fresh = backbone.solved(found, Sums.read(found.parts[STATE]))
+    old, new = (one.parts[STATE]["inverse"] for one in (found, fresh))
+    assert np.abs(old - new).max() <= 1e-8 * np.abs(new).max()
+    assert np.array_equal(weights(found) == 0, weights(fresh) == 0)
+
+
+# A run folder
+
+
+def config_of(**options: Any) -> RunConfig:
+    values = {"data": SMALL, "backbone": {"name": "tally", **OPEN, **options}, "evaluate": {"controls": False}}
+    return validated(RunConfig, values, "the test")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("tally")
+    runs.train(config_of(), out / "open")
+    runs.train(config_of(min_item=2, keep=10, decay=0.7, hold_retractions=3), out / "held")
+    runs.train(
+        validated(RunConfig, {"data": SMALL, "train": {"rounds": 1}, "evaluate": {"controls": False}}, ""), out / "mf"
+    )
+    return out
+
+
+@pytest.fixture
+def opened(folders: Path, tmp_path: Path) -> Path:
+    return copy(folders / "open", tmp_path)
+
+
+@pytest.fixture
+def held(folders: Path, tmp_path: Path) -> Path:
+    return copy(folders / "held", tmp_path)
+
+
+def copy(folder: Path, into: Path) -> Path:
+    out = into / folder.name
+    out.mkdir()
+    for one in folder.iterdir():
+        (out / one.name).write_bytes(one.read_bytes())
+    return out
+
+
+def digest(folder: Path) -> str:
+    total = hashlib.sha256()
+    for one in sorted(folder.iterdir()):
+        total.update(one.name.encode() + one.read_bytes())
+    return total.hexdigest()
+
+
+def items_of(folder: Path, user: str) -> list[str]:
+    saved = runs.open_saved(folder)
+    return [saved.ids["items"][i] for i in runs.lists_of(saved.held, "history").row(saved.numbers([user])[0])]
+
+
+def scores_of(folder: Path) -> Floats:
+    saved = runs.open_saved(folder)
+    return runs.serve(saved, np.arange(len(saved.ids["users"]), dtype=np.int32))
+
+
+@pytest.mark.parametrize("which", ["open", "held"])
+def test_forgetting_equals_training_again_without_it(folders: Path, tmp_path: Path, which: str) -> None:
+    """Against an independent sum over the lists that remain."""
+    folder = copy(folders / which, tmp_path)
+    before = (folder / "result.json").read_bytes()
+    gone = items_of(folder, "u1")[::2]
+    found = forget.forget(folder, "u1", gone, now=True, verify=True)
+    assert found["guarantee"]["max_score_difference"] <= 1e-6
+    assert found["verdict"].startswith("pass")
+    forget.forget(folder, "u2", None, now=True, verify=True)
+    saved = runs.open_saved(folder)
+    backbone, _, _ = runs.build(saved.run.config)
+    assert isinstance(backbone, Tally)
+    n = len(saved.ids["items"])
+    blocks = []
+    for b in range(4):
+        lists = runs.lists_of(saved.held, f"told/{b}")
+        blocks.append([lists.row(u).tolist() for u in range(len(lists))])
+    fresh = learned(backbone, n, *blocks)
+    assert np.abs(weights(fresh) - saved.served["heads/weights"]).max() <= 1e-6
+    known = items_of(folder, "u1")
+    assert not set(gone) & set(known)
+    assert items_of(folder, "u2") == []
+    assert (folder / "result.json").read_bytes() == before
+    assert {one["item"] for one in runs.recommend(folder, ["u1"], 40)["u1"]}.isdisjoint(known)
+
+
+def test_forgetting_item_by_item_is_forgetting_all_at_once(opened: Path, tmp_path: Path) -> None:
+    other = copy(opened, tmp_path / "..")
+    try:
+        for item in items_of(opened, "u3"):
+            forget.forget(opened, "u3", [item])
+        forget.forget(other, "u3")
+        assert np.abs(scores_of(opened) - scores_of(other)).max() <= 1e-6
+        for side in ("server", "clients"):
+            assert (opened / f"{side}.safetensors").stat().st_size == (other / f"{side}.safetensors").stat().st_size
+    finally:
+        for one in other.iterdir():
+            one.unlink()
+        other.rmdir()
+
+
+def test_the_certificate_says_what_was_done_and_what_was_not(opened: Path) -> None:
+    items = items_of(opened, "u1")
+    found = forget.forget(opened, "u1", items[:2])
+    written = json.loads((opened / "forget-1.json").read_text())
+    assert written == found
+    assert set(found) == {
+        "request", "method", "model", "participation", "cost", "guarantee", "audit", "utility", "purged",
+        "residual_risk", "verdict",
+    }  # fmt: skip
+    assert found["request"]["n_items"] == 2
+    assert found["method"]["exact"] is False
+    assert found["guarantee"]["type"] == "bounded"
+    assert found["verdict"] == "not verified"
+    assert found["audit"]["auc_pairs"] == "not run"
+    assert found["model"]["sha256_before"] != found["model"]["sha256_after"]
+    assert not any(f'"{item}"' in (opened / "forget-1.json").read_text() for item in [*items, "u1"])
+    again = forget.forget(opened, "u1", items[2:3], verify=True)
+    assert again["request"]["id"] == 2
+    assert again["request"]["subject_pseudonym"] == found["request"]["subject_pseudonym"]
+    assert again["model"]["sha256_before"] == found["model"]["sha256_after"]
+    assert again["method"]["exact"] == (again["guarantee"]["type"] == "exact")
+    assert again["audit"]["reference"] == "retrain"
+
+
+def test_what_was_never_told_leaves_the_device_only(opened: Path) -> None:
+    saved = runs.open_saved(opened)
+    number = saved.numbers(["u1"])[0]
+    told = {
+        int(i) for b in range(4) if number < len(t := runs.lists_of(saved.held, f"told/{b}")) for i in t.row(number)
+    }
+    kept = [i for i in runs.lists_of(saved.held, "history").row(number) if int(i) not in told]
+    before = (opened / "server.safetensors").read_bytes()
+    found = forget.forget(opened, "u1", [saved.ids["items"][kept[0]]])
+    assert found["method"]["mode"].startswith("none")
+    assert (opened / "server.safetensors").read_bytes() == before
+    assert saved.ids["items"][kept[0]] not in items_of(opened, "u1")
+
+
+def test_retractions_wait_for_others(held: Path) -> None:
+    before = (held / "server.safetensors").read_bytes()
+    first = forget.forget(held, "u1")
+    second = forget.forget(held, "u2", items_of(held, "u2")[:3])
+    assert first["verdict"] == second["verdict"] == "waiting"
+    assert (held / "server.safetensors").read_bytes() == before
+    assert items_of(held, "u1") == []  # the device itself forgets at once
+    third = forget.forget(held, "u3", verify=True)
+    assert third["verdict"].startswith("pass")
+    assert set(third["request"]["sent_with"]) == {one["request"]["subject_pseudonym"] for one in (first, second)}
+    assert (held / "server.safetensors").read_bytes() != before
+    assert len(runs.open_saved(held).held["asked"]) == 0
+
+
+def test_a_waiting_retraction_can_be_sent_now(held: Path) -> None:
+    forget.forget(held, "u1")
+    with pytest.raises(TacitaError, match="already waits for others; --now"):
+        forget.forget(held, "u1")
+    found = forget.forget(held, "u1", now=True, verify=True)
+    assert found["verdict"].startswith("pass")
+    assert forget.ALONE in found["residual_risk"]
+    with pytest.raises(TacitaError, match="already forgotten"):
+        forget.forget(held, "u1", now=True)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_kill_between_two_files_is_finished_by_the_next_request(
+    opened: Path, tmp_path: Path, stage: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    whole = copy(opened, whole)
+    forget.forget(whole, "u1")
+    forget.forget(whole, "u2")
+    count = 0
+    write = forget.write_arrays
+
+    def killed(*given: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == stage:
+            raise KeyboardInterrupt
+        write(*given)
+
+    monkeypatch.setattr(forget, "write_arrays", killed)
+    with pytest.raises(KeyboardInterrupt):
+        forget.forget(opened, "u1")
+    monkeypatch.setattr(forget, "write_arrays", write)
+    if stage == 1:
+        forget.forget(opened, "u1")  # nothing had happened
+    elif stage == 2:
+        forget.forget(opened, "u1", now=True)  # the device had forgotten, the server had not
+    forget.forget(opened, "u2")
+    for side in ("server", "clients"):
+        assert (opened / f"{side}.safetensors").read_bytes() == (whole / f"{side}.safetensors").read_bytes()
+
+
+WRONG = [
+    (["--user", "nobody", "--all"], "user 'nobody' is not in"),
+    (["--user", "u1", "--items", "never"], "has no item 'never'"),
+    (["--user", "u1", "--items", ""], "no item is named"),
+    (["--user", "u1", "--items", " , "], "no item is named"),
+    (["--user", "u1"], "either --items a,b or --all"),
+    (["--user", "u1", "--all", "--items", "i1"], "either --items a,b or --all"),
+]
+
+
+@pytest.mark.parametrize(("asked", "sentence"), WRONG)
+def test_wrong_requests_change_nothing(
+    opened: Path, asked: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = digest(opened)
+    with pytest.raises(SystemExit) as left:
+        main(["forget", "--run", str(opened), *asked])
+    said = capsys.readouterr().err
+    assert left.value.code == 2
+    assert sentence in said
+    assert said.count("\n") == 1
+    assert digest(opened) == before
+
+
+def test_asking_twice_and_asking_another_backbone(
+    opened: Path, folders: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    item = items_of(opened, "u1")[0]
+    forget.forget(opened, "u1", [item])
+    forget.forget(opened, "u2")
+    states = digest(opened), digest(folders / "mf")
+    for folder, asked, sentence in (
+        (opened, ["--user", "u1", "--items", item], f"has no item '{item}'"),
+        (opened, ["--user", "u2", "--all"], "already forgotten"),
+        (folders / "mf", ["--user", "u1", "--all"], "only 'tally' can"),
+        (folders / "none", ["--user", "u1", "--all"], "no run folder"),
+    ):
+        with pytest.raises(SystemExit) as left:
+            main(["forget", "--run", str(folder), *asked])
+        assert left.value.code == 2
+        assert sentence in capsys.readouterr().err
+    assert (digest(opened), digest(folders / "mf")) == states
+
+
+def test_the_verb_tells_what_it_did(opened: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["forget", "--run", str(opened), "--user", "u1", "--all", "--verify", "--now"])
+    said = capsys.readouterr()
+    assert not left.value.code
+    assert "items of user u1 have left the device" in said.out
+    assert "largest difference of a score" in said.out
+    assert forget.ALONE in said.err
+    assert "forget-1.json" in said.err
+
+
+def test_threads_and_chunks_change_no_number(folders: Path, tmp_path: Path) -> None:
+    config = config_of()
+    other = runs.train(config, tmp_path / "other", runs.Machine(threads=1, chunk=7))
+    runs.use_threads(most_threads())
+    for name in ("result.json", "server.safetensors", "clients.safetensors"):
+        assert (other.folder / name).read_bytes() == (folders / "open" / name).read_bytes()
+
+
+def test_partial_participation_is_refused(tmp_path: Path) -> None:
+    values = {
+        "data": SMALL,
+        "backbone": {"name": "tally"},
+        "train": {"participation": {"kind": "fraction", "rate": 0.5}},
+    }
+    with pytest.raises(TacitaError, match="asks everybody once a block"):
+        runs.train(validated(RunConfig, values, ""), tmp_path / "run")
+
+
+# What it gives away
+
+
+def planted() -> Lists:
+    """Users 0 and 1 have an item of their own (20, 21); the rest share items 0..9 in many ways."""
+    rng = np.random.default_rng(8)
+    crowd = [rng.choice(10, 5, replace=False).tolist() for _ in range(60)]
+    return [[0, 3, 7, 20], [1, 2, 5, 9, 21], *crowd]
+
+
+def read_from(backbone: Tally, lists: Lists) -> tuple[int, int]:
+    server = learned(backbone, 22, lists)
+    guesses = audit.readings(audit.released_gram(backbone, server))
+    return audit.matched(guesses, audit.as_sets(Ragged.from_lists(lists), 22))
+
+
+def test_the_reader_rebuilds_g_from_b() -> None:
+    lists = planted()
+    found = audit.released_gram(tally(), learned(tally(), 22, lists))
+    assert found == pytest.approx(dense_gram(lists, 22), abs=1e-3)
+
+
+def test_the_attack_finds_lone_consumers_and_protections_hide_them() -> None:
+    exact, _ = read_from(tally(), planted())
+    assert exact >= 2
+    assert read_from(tally(min_item=5), planted()) == (0, 0)
+
+
+def test_a_lone_pair_shows_a_history() -> None:
+    """Each item has two consumers, but the pair (0, 5) only one: what goes with both is its history."""
+    added = dense_gram([[0, 1, 5, 6], [0, 2, 3], [5, 7, 8], [1, 2, 7], [6, 3, 8]], 9)
+    guesses = audit.readings(added)
+    assert [0, 1, 5, 6] in [np.flatnonzero(g).tolist() for g in guesses]
+
+
+def test_matching_counts_exact_and_near_histories() -> None:
+    histories = audit.as_sets(Ragged.from_lists([list(range(10)), [1], [], [3, 4]]), 12)
+    guesses = audit.as_sets(Ragged.from_lists([list(range(9)), [3, 4], [5, 6]]), 12)
+    assert audit.matched(guesses, histories) == (1, 2)
+    assert audit.matched(guesses[:0], histories) == (0, 0)
+
+
+def test_the_audit_of_a_run(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["audit", "tally", "--run", str(folders / "held"), "--brief", "--json"])
+    assert not left.value.code
+    found = json.loads(capsys.readouterr().out)
+    none, own = found["rows"]
+    assert (none["protection"], own["protection"]) == ("none", "as set")
+    assert sum(none["read"]) > sum(own["read"])
+    assert own["bytes_down"] < none["bytes_down"]
+    assert found["bytes_up_maskable"] == 4 * 40 * 41 / 2
+    with pytest.raises(SystemExit) as left:
+        main(["audit", "tally"])
+    assert left.value.code == 2
+    with pytest.raises(TacitaError, match="this audit is for 'tally'"):
+        audit.audit_tally(runs.open_run(folders / "mf").config, runs.Machine())
+
+
+# Settings
+
+
+def test_the_grid_is_the_same_for_all_and_the_best_validation_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tally_choice, "GRID", {"ridge": [1.0, 100.0], "decay": [1.0]})
+    found = tally_choice.try_all(config_of(), runs.Machine())
+    assert [one.options for one in found] == [{"ridge": 1.0, "decay": 1.0}, {"ridge": 100.0, "decay": 1.0}]
+    assert tally_choice.chosen(found).valid == max(one.valid for one in found)
+    assert tally_choice.chosen_together({"a": found, "b": found}) == tally_choice.chosen(found).options
