@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse.csgraph
 
-from tacita.backbones.linear import STATE, Tally
+from tacita.backbones.linear import STATE, Tally, dense_weights
 from tacita.backbones.tally_sums import Shape, Sums
 from tacita.config import RunConfig
 from tacita.controls import mean_of
@@ -116,7 +116,7 @@ def largest(backbone: Tally, server: ServerState) -> float:
 
 
 def released_gram(backbone: Tally, server: ServerState) -> Doubles:
-    return rebuilt(server.heads["weights"], backbone.config.ridge, largest(backbone, server))
+    return rebuilt(dense_weights(server.heads), backbone.config.ridge, largest(backbone, server))
 
 
 def settings_of(options: dict[str, Any], brief: bool) -> dict[str, dict[str, Any]]:
@@ -183,7 +183,7 @@ def _audited(fed: Federation, backbone: Tally, leaving: bool) -> dict[str, Any]:
         "nearly": nearly,
         "guesses": guessed,
         "retractions": {str(n): _retractions_read(fed, backbone, progress, n) for n in BATCHES if leaving},
-        "bytes_down": float(wire_bytes(progress.server.heads["weights"])),
+        "bytes_down": float(sum(wire_bytes(a) for a in progress.server.heads.values())),
     }
 
 

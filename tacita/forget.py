@@ -22,7 +22,7 @@ import tacita
 from tacita.backbones.linear import Tally
 from tacita.backbones.scores import CHUNK
 from tacita.errors import TacitaError
-from tacita.files import alone_in, write_arrays, write_json
+from tacita.files import alone_in, nested, write_arrays, write_json
 from tacita.rounds import wire_bytes
 from tacita.runs import Saved, build, lists_of, open_run, open_saved, read_server, serve, server_arrays
 from tacita.scoring import rows_of
@@ -215,16 +215,16 @@ def _proof(saved: Saved, backbone: Tally, outcome: Outcome) -> Proof:
     for lo in range(0, len(saved.ids["users"]), CHUNK):
         some = np.arange(lo, min(lo + CHUNK, len(saved.ids["users"])), dtype=np.int32)
         difference = max(difference, float(np.abs(serve(saved, some) - serve(other, some)).max()))
-    return Proof(difference, _sha(outcome.after.heads["weights"]) == _sha(again.heads["weights"]), seconds)
+    return Proof(difference, _sha(outcome.after.heads) == _sha(again.heads), seconds)
 
 
 # What is written down
 
 
-def _sha(*arrays: AnyArray) -> str:
+def _sha(arrays: Arrays) -> str:
     total = hashlib.sha256()
-    for one in arrays:
-        total.update(np.ascontiguousarray(one).reshape(-1).view(np.uint8).data)
+    for name in sorted(arrays):
+        total.update(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data)
     return total.hexdigest()
 
 
@@ -237,7 +237,7 @@ def _certificate(
 ) -> dict[str, Any]:
     """Spec D.5: what was asked, done and checked, and what was not. No item is named in it."""
     users, config = saved.ids["users"], saved.run.config
-    weights = saved.served["heads/weights"]
+    heads = nested(saved.served, "")["heads"]
     waits = request.number in saved.held["asked"]
     others = [] if outcome is None else [int(u) for u in outcome.subjects if u != request.number]
     mode = "none: the server was told of none of it"
@@ -250,7 +250,6 @@ def _certificate(
         verdict = "waiting"
     elif proof is not None:
         verdict = f"{'pass' if proof.difference <= SAME else 'fail'}: score difference at most {SAME}"
-    told = _told(saved)
     return {
         "request": {
             "id": 0,
@@ -270,15 +269,15 @@ def _certificate(
             "seeds": {"run": config.seed, "split": config.split.seed},
         },
         "model": {
-            "sha256_before": _sha(weights if outcome is None else outcome.before.heads["weights"]),
-            "sha256_after": _sha(weights),
-            "sha256_data_remaining": _sha(*(a for one in told for a in (one.ptr, one.ids))),
+            "sha256_before": _sha(heads if outcome is None else outcome.before.heads),
+            "sha256_after": _sha(heads),
+            "sha256_data_remaining": _sha({k: v for k, v in saved.held.items() if k.startswith("told/")}),
         },
         "participation": {
             "clients_asked": 0,
             "rounds": 0 if outcome is None else 1,
             "bytes_up": 0.0 if outcome is None else backbone.statistic_bytes(len(saved.ids["items"])),
-            "bytes_down": 0.0 if outcome is None else float(wire_bytes(weights)),
+            "bytes_down": 0.0 if outcome is None else float(sum(wire_bytes(a) for a in heads.values())),
         },
         "cost": {
             "seconds_server": 0.0 if outcome is None else round(outcome.seconds, 4),

@@ -14,7 +14,7 @@ These are mitigations against readers of B, not guarantees; `tacita audit tally`
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import scipy.linalg
@@ -95,7 +95,7 @@ class Tally(Backbone):
 
     def init_heads(self, draws: Draws) -> Arrays:
         return {
-            "weights": np.zeros((0, 0), np.float32),
+            **as_heads(np.zeros((0, 0), np.float32)),
             "inputs": np.zeros(0, np.int32),  # empty: all
             "recency": np.zeros(1, np.float32),
             "repeat": np.zeros(1, np.float32),
@@ -142,7 +142,7 @@ class Tally(Backbone):
 
         x_u is what the user did in this block, or earlier if that is nothing.
         """
-        weights, inputs = view.heads["weights"], view.heads["inputs"]
+        weights, inputs = matrix_of(view.heads), view.heads["inputs"]
         latest = view.train
         if view.history is not None:
             absent = np.flatnonzero(latest.counts() == 0)
@@ -152,7 +152,8 @@ class Tally(Backbone):
         known = weights.shape[1]  # items that came in a block in which nobody contributed have no column yet
         chosen = chosen[:, inputs] if len(inputs) else chosen[:, :known]
         scores = np.zeros((len(view.user), view.n_items), np.float32)
-        scores[:, :known] = chosen @ weights
+        found = chosen @ weights
+        scores[:, :known] = found.toarray() if scipy.sparse.issparse(found) else found
         repeat = view.heads["repeat"][0]
         if repeat and view.history is not None:
             scores[view.history.rows(), view.history.ids] += repeat
@@ -192,14 +193,14 @@ class Tally(Backbone):
         while inverse is None:
             inverse = inverted(self.regular(gram, where, shape, 2.0**doublings))
             doublings += inverse is None
-        weights = to_weights(inverse, gram, where, shape, self.config.keep)
         repeat = self.config.repeat
         if repeat == "learn":
             repeat = (0.0, COME_BACK, AVOID)[sums.habit(shape.n_items)]
-        heads = {**server.heads, "weights": weights, "repeat": np.array([repeat], np.float32)}
-        return replace(server, heads=heads).with_part(
-            STATE, {**sums.arrays(), "inverse": packed(inverse), "doublings": np.array([doublings])}
-        )
+        weights = as_heads(to_weights(inverse, gram, where, shape, self.config.keep))
+        heads = {**server.heads, **weights, "repeat": np.array([repeat], np.float32)}
+        kept = packed(inverse) if shape.inputs is None else np.zeros(0)  # only there it is ever updated
+        state = {**sums.arrays(), "inverse": kept, "doublings": np.array([doublings])}
+        return replace(server, heads=heads).with_part(STATE, state)
 
     def released(self, sums: Sums, shape: Shape, where: Longs | None) -> Doubles:
         """The entries of G that are out, after everything that waits; where: None means the whole triangle."""
@@ -237,9 +238,11 @@ class Tally(Backbone):
                 was, now = (told_again(one, p, shape.n_items) for one, p in zip(lists, past, strict=True))
                 changed = changed.exchanged(index, gone, come, now - was, shape, self.weighted)
             past = past[0].joined(lists[0]), past[1].joined(lists[1])
+        if shape.inputs is not None or self.config.ridge_popularity or server.parts[STATE]["doublings"][0]:
+            return self.solved(server, changed), 0
         inverse = mirrored(lower_triangle(server.parts[STATE]["inverse"]))
         items = np.unique(np.concatenate([one.ids for one in (*before, *after)]))
-        rank = 0 if server.parts[STATE]["doublings"][0] else self.update(inverse, items, sums, changed, shape)
+        rank = self.update(inverse, items, sums, changed, shape)
         return self.solved(server, changed, inverse if rank else None), rank
 
     def update(self, inverse: Doubles, items: AnyArray, old: Sums, new: Sums, shape: Shape) -> int:
@@ -248,7 +251,7 @@ class Tally(Backbone):
         A withdrawal changes G between the user's own items only, unless one of them falls below its minimum.
         """
         n = len(inverse)
-        if shape.inputs is not None or self.config.ridge_popularity or len(items) > n // 4:
+        if len(items) > n // 4:
             return 0
         where = shape.around(items, np.arange(n) if self.waits else items)
         change = self.released(new, shape, where) - self.released(old, shape, where)
@@ -334,24 +337,48 @@ def zero_diagonal(inverse: Doubles, columns: slice = slice(None)) -> Doubles:
     """Columns of B = I - P / diag(P)."""
     weights = inverse[:, columns] / -np.diag(inverse)[None, columns]
     at = np.arange(len(inverse))[columns]
-    weights[at, at - at[0]] = 0.0
+    weights[at, np.arange(len(at))] = 0.0
     return weights
 
 
-def to_weights(inverse: Doubles, gram: Doubles, where: Longs | None, shape: Shape, keep: int) -> Floats:
+def to_weights(inverse: Doubles, gram: Doubles, where: Longs | None, shape: Shape, keep: int) -> Any:
     """B: zero-diagonal columns for the inputs, plain ridge columns for everything else; few entries a column."""
-    weights = np.empty((shape.n_inputs, shape.n_items), np.float32)
-    if where is not None:
-        single = inverse.astype(np.float32)
-        for lo in range(0, shape.n_items, TILE):
-            hi = min(lo + TILE, shape.n_items)
-            read = np.dot(single, shape.columns(where, gram, lo, hi).astype(np.float32))
-            weights[:, lo:hi] = sparsified(read, keep)
-    for lo in range(0, shape.n_inputs, TILE):
-        some = slice(lo, min(lo + TILE, shape.n_inputs))
-        into = some if shape.inputs is None else shape.inputs[some]
-        weights[:, into] = sparsified(zero_diagonal(inverse, some), keep)
-    return weights
+    tiles = []
+    single = inverse.astype(np.float32) if shape.inputs is not None else inverse
+    for lo in range(0, shape.n_items, TILE):
+        hi = min(lo + TILE, shape.n_items)
+        if shape.inputs is None or where is None:
+            tile: AnyArray = zero_diagonal(inverse, slice(lo, hi))
+        else:
+            tile = np.dot(single, shape.columns(where, gram, lo, hi).astype(np.float32))
+            first, last = np.searchsorted(shape.inputs, [lo, hi])
+            tile[:, shape.inputs[first:last] - lo] = zero_diagonal(inverse, slice(first, last))
+        tile = sparsified(tile, keep).astype(np.float32)
+        tiles.append(scipy.sparse.csc_array(tile) if keep else tile)
+    return scipy.sparse.hstack(tiles, format="csr") if keep else np.hstack(tiles)
+
+
+def as_heads(weights: Any) -> Arrays:
+    """B as it is sent and stored: whole, or row by row the columns that are not zero."""
+    none = np.zeros(0, np.int32)
+    known = np.array([weights.shape[1]], np.int32)
+    if scipy.sparse.issparse(weights):
+        ptr, column = weights.indptr.astype(np.int32), weights.indices.astype(np.int32)
+        return {"weights": weights.data, "column": column, "ptr": ptr, "known": known}
+    return {"weights": weights, "column": none, "ptr": none, "known": known}
+
+
+def matrix_of(heads: Arrays) -> Any:
+    """B (inputs, known items) from what was sent, dense or sparse."""
+    if heads["weights"].ndim == 2:
+        return heads["weights"]
+    parts = heads["weights"], heads["column"], heads["ptr"]
+    return scipy.sparse.csr_array(parts, shape=(len(heads["ptr"]) - 1, int(heads["known"][0])))
+
+
+def dense_weights(heads: Arrays) -> Floats:
+    found = matrix_of(heads)
+    return np.asarray(found.toarray() if scipy.sparse.issparse(found) else found)
 
 
 def sparsified(weights: AnyArray, keep: int) -> AnyArray:
