@@ -111,6 +111,10 @@ _EXPORTED = {
 }
 
 
+class Damaged(TacitaError):
+    """The file cannot be trusted any more; it is not touched."""
+
+
 def make(path: Path, secret: str) -> None:
     """A new file that appears whole or not at all."""
     if path.exists():
@@ -144,14 +148,28 @@ def alone_with(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise TacitaError(
-                f"another process has {path} open; a node's file belongs to one process, stop the other first."
-            ) from None
+            raise taken(path) from None
         except OSError:
             pass  # a file system without locks
         yield
     finally:
         os.close(held)
+
+
+def taken(path: Path) -> TacitaError:
+    return TacitaError(f"another process has {path} open; a node's file belongs to one process, stop the other first.")
+
+
+def is_taken(path: Path) -> bool:
+    """Whether a process has the file open as its own."""
+    try:
+        with open(path.with_name(path.name + ".lock"), "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass  # not there yet, or a file system without locks
+    return False
 
 
 def inspect(path: Path) -> None:
@@ -191,11 +209,9 @@ def _read_only(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, isolation_level=None)
 
 
-def damaged(path: Path, why: str) -> TacitaError:
+def damaged(path: Path, why: str) -> Damaged:
     said = " ".join(why.split())[:200].rstrip(".")
-    return TacitaError(
-        f"{path} is damaged: {said}; restore a copy or export what can be read with `tacita node export`."
-    )
+    return Damaged(f"{path} is damaged: {said}; restore a copy or export what can be read with `tacita node export`.")
 
 
 @contextlib.contextmanager
@@ -209,6 +225,10 @@ def plain_errors(path: Path) -> Iterator[None]:
         raise TacitaError(f"cannot use {path}: {error}.") from None
     except sqlite3.IntegrityError:
         raise  # a mistake of ours, not of the file
+    except sqlite3.ProgrammingError as error:
+        if "closed" not in str(error):
+            raise
+        raise TacitaError(f"{path} is closed: the node is stopping.") from None
     except sqlite3.DatabaseError as error:
         raise damaged(path, str(error)) from None
 

@@ -130,10 +130,10 @@ class NodeStore:
         listed = list(rows)
         raws = list(dict.fromkeys(row[0] for row in listed))
         with self._writing() as db:
-            before = db.total_changes
-            db.executemany("INSERT OR IGNORE INTO users (raw) VALUES (?)", ((raw,) for raw in raws))
-            n_users = db.total_changes - before
             ids = {raw: one for raw in raws for (one,) in db.execute("SELECT id FROM users WHERE raw = ?", (raw,))}
+            fresh = [raw for raw in raws if raw not in ids]
+            for raw in fresh:
+                ids[raw] = db.execute("INSERT INTO users (raw) VALUES (?)", (raw,)).lastrowid
             before = db.total_changes
             db.executemany(
                 "INSERT OR IGNORE INTO interactions (user, item, time, rating) VALUES (?, ?, ?, ?)",
@@ -141,7 +141,7 @@ class NodeStore:
             )
             n_rows = db.total_changes - before
         self.changes += 1
-        return n_users, n_rows
+        return len(fresh), n_rows
 
     def users(self) -> tuple[Longs, list[str]]:
         """Ids, ascending, and raw ids."""

@@ -1,0 +1,229 @@
+"""The verbs of a node's owner: make it, feed it, run it, ask it, take everything back."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tacita import console
+from tacita.errors import TacitaError
+
+app = typer.Typer(no_args_is_help=True, help="A device or silo: its histories stay here, its models learn with others.")
+
+Folder = Annotated[Path, typer.Option("--folder", file_okay=False, help="The node's folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure-single-user-uploads",
+        help="Also send sums of fewer people than min_users: the server can read what they did.",
+    ),
+]
+HERE = Path("node")
+
+
+def _ask(folder: Path, verb: str, what: str = "", quiet: bool = False, **arguments: Any) -> Any:
+    from tacita.live import control
+
+    with console.working(what or verb, quiet):
+        return control.ask(folder, verb, **arguments)
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder for the node.")] = HERE,
+    server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="Where the server is.")] = "",
+    ca: Annotated[
+        Path | None, typer.Option("--ca", dir_okay=False, help="The server's CA file, from its operator.")
+    ] = None,
+    name: Annotated[str, typer.Option("--name", help="What the operator calls this node.")] = "",
+    min_users: Annotated[int, typer.Option("--min-users", min=1, help="Send no sum over fewer people.")] = 20,
+    run_as: Annotated[str, typer.Option("--run-as", help="OS user for Flower's process (needs root).")] = "",
+    insecure: Insecure = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a node: its store with a secret of its own, and its key pair.
+
+    Example: `tacita node init clinic --server recommender.example.org:9092 --ca ca.pem --name clinic-7`
+    """
+    from tacita.config import validated
+    from tacita.live.certificates import fingerprint, make_node_key
+    from tacita.live.node import Node, NodeConfig
+
+    if not server or ca is None:
+        raise TacitaError("a node needs its server: give --server HOST:PORT and --ca FILE, both from the operator.")
+    values = {
+        "name": name or folder.absolute().name,
+        "server": server,
+        "min_users": min_users,
+        "insecure_single_user_uploads": insecure,
+        "run_as": run_as,
+    }
+    config = validated(NodeConfig, values, "the options")
+    Node.create(folder, config, ca, also=lambda made: make_node_key(made / config.key))
+    public = folder / f"{config.key}.pub"
+    made = {
+        "folder": str(folder),
+        "name": config.name,
+        "public key": str(public),
+        "fingerprint": fingerprint(public.read_bytes()),
+    }
+    if as_json:
+        print(json.dumps(made))
+        return
+    console.tell(f"Node '{config.name}' is in {folder}.")
+    console.tell(f"Hand {public} to the operator of {server}, who enrols it; its fingerprint is")
+    console.tell(f"  {made['fingerprint']}")
+    console.say(f"Then: tacita node import FILE --folder {folder}, and tacita node run --folder {folder}")
+
+
+@app.command("import")
+def import_(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="CSV, TSV, Parquet or atomic file of interactions.")],
+    folder: Folder = HERE,
+    columns: Annotated[str, typer.Option("--columns", help="Which column is what: user=NAME,item=NAME,...")] = "",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Add interactions; a file that is imported twice adds nothing. Works while the node runs.
+
+    Example: `tacita node import visits.csv --columns user=patient,item=article`
+    """
+    from tacita.cli import _columns
+
+    where = str(Path(file).absolute()) if file and Path(file).exists() else file
+    found = _ask(folder, "import", f"importing {file}", quiet or as_json, file=where, columns=_columns(columns))
+    if as_json:
+        print(json.dumps(found))
+        return
+    console.say(found["guessed"])
+    console.tell(
+        f"{found['new interactions']:,} new interactions of {found['rows']:,} rows; {found['new users']:,} new users."
+    )
+    if not found["catalogue"]:
+        console.say("The server's catalogue has not come yet; items outside it will stay on this node.")
+    elif found["items not in the catalogue"]:
+        console.say(
+            f"{found['items not in the catalogue']:,} of {found['items']:,} items are not in the catalogue: "
+            "they stay on this node, and nothing is learned from them."
+        )
+
+
+@app.command()
+def run(folder: Folder = HERE, insecure: Insecure = False) -> None:
+    """Run the node in the foreground: it answers the server and the owner's commands until Ctrl-C.
+
+    Example: `tacita node run --folder clinic`
+    """
+    import logging
+
+    from tacita.live.daemon import run_daemon
+
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
+    run_daemon(folder, insecure)
+
+
+@app.command()
+def status(folder: Folder = HERE, as_json: AsJson = False) -> None:
+    """Where the node stands, and in plain words what the server can see.
+
+    Example: `tacita node status --json`
+    """
+    found = {"running": False, **_ask(folder, "status", quiet=as_json)}
+    if as_json:
+        print(json.dumps(found))
+        return
+    if found["last release"] is not None:
+        found["last release"] = f"{datetime.fromtimestamp(found['last release']):%Y-%m-%d %H:%M:%S}"
+    found["running"] = "yes" if found["running"] else f"no; tacita node run --folder {folder}"
+    console.show_facts(found)
+
+
+@app.command()
+def recommend(
+    user: Annotated[str, typer.Argument(metavar="USER", help="Raw user id.")],
+    k: Annotated[int, typer.Option("-k", help="How many.")] = 10,
+    folder: Folder = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Top items for one of the node's users, worked out here.
+
+    Example: `tacita node recommend 196 -k 10`
+    """
+    found = _ask(folder, "recommend", quiet=as_json, user=user, k=k)
+    if as_json:
+        print(json.dumps(found))
+        return
+    console.show_recommendations(user, found)
+    if len(found) < k:
+        console.say(f"Only {len(found)} items are left that user {user} does not have.")
+
+
+@app.command()
+def consent(
+    words: Annotated[list[str], typer.Argument(metavar="USER [ITEM] learn|keep", help="Who, maybe which item, what.")],
+    folder: Folder = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Whether an item, or everything of a user, may take part in sums (learn) or never leaves (keep).
+
+    Examples:
+
+    `tacita node consent 196 keep`
+
+    `tacita node consent 196 242 keep`
+    """
+    if len(words) not in (2, 3):
+        raise TacitaError("say whose and what: `tacita node consent USER [ITEM] learn|keep`.")
+    item = words[1] if len(words) == 3 else None
+    found = _ask(folder, "consent", quiet=as_json, user=words[0], item=item, level=words[-1])
+    if as_json:
+        print(json.dumps(found))
+        return
+    what = "everything not marked 'keep'" if item is None and words[-1] == "learn" else "everything"
+    console.say(f"{what if item is None else f'item {item}'} of user {words[0]}: {found['means']}.")
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file of JSON lines.")],
+    user: Annotated[str | None, typer.Option("--user", help="Only this raw user id.")] = None,
+    folder: Folder = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Everything the node's people own, as JSON lines: histories, consent, what left. Reads damaged stores, too.
+
+    Example: `tacita node export mine.jsonl`
+    """
+    found = _ask(folder, "export", quiet=as_json, file=str(file.absolute()), user=user)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        console.say(f"wrote {found['lines']:,} lines to {file}")
+
+
+@app.command()
+def erase(
+    user: Annotated[str | None, typer.Argument(metavar="USER", help="Raw user id.")] = None,
+    everybody: Annotated[bool, typer.Option("--all", help="Everybody on this node.")] = False,
+    folder: Folder = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a user, or everybody, from this node so that no byte of it stays in its store.
+
+    What was learned from sums already sent stays in the server's model.
+
+    Example: `tacita node erase 196`
+    """
+    if (user is None) != everybody:
+        raise TacitaError("say whom to erase: either USER or --all.")
+    found = _ask(folder, "erase", quiet=as_json, user=user, everybody=everybody)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        console.say(f"{found['interactions']:,} interactions of {found['users']:,} users are gone from this node.")

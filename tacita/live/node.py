@@ -1,0 +1,259 @@
+"""A node: a folder with its settings and its store, and what its owner can ask of it.
+
+A node is a device or a silo of many people. What it lets out, and when, is decided here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from tacita.config import Strict, read_toml, to_toml, validated
+from tacita.data.sources import load
+from tacita.data.table import Interactions
+from tacita.errors import TacitaError
+from tacita.files import disk_error, side_of, write_bytes
+from tacita.live import node_file
+from tacita.live.node_store import Interaction, NodeStore
+from tacita.live.serving import NO_MODEL, Snapshot, take_snapshot
+
+VERSION = 1
+STORE = "node.sqlite"
+DAY = 86_400.0
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+
+
+class NodeConfig(Strict):
+    """node.toml: where the server is, and what may be sent to it."""
+
+    version: int = Field(VERSION, description="of this file's format")
+    name: str = Field(min_length=1, max_length=100, description="what the operator calls this node")
+    server: str = Field(description="address of the server, host:port")
+    ca: str = Field("ca.pem", description="certificate of the server's authority, a file in this folder")
+    key: str = Field("node.key", description="this node's private key, a file in this folder")
+    min_users: int = Field(20, ge=1, description="send nothing readable that sums fewer people")
+    insecure_single_user_uploads: bool = Field(False, description="send sums of fewer people all the same")
+    min_seconds_between_rounds: float = Field(0.0, ge=0, description="refuse to send sooner than this")
+    max_releases_per_day: int = Field(10_000, ge=0, description="refuse to send more often than this in 24 hours")
+    run_as: str = Field("", description="OS user of Flower's process; '': the node's own")
+
+    @field_validator("server")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        found = _ADDRESS.fullmatch(value)
+        if found is None or not 0 < int(found[2]) < 65536:
+            raise PydanticCustomError("address", "an address such as recommender.example.org:9092")
+        return value
+
+
+class Node:
+    """An open node. One process at a time has it."""
+
+    def __init__(self, folder: Path, config: NodeConfig, store: NodeStore) -> None:
+        self.folder, self.config, self.store = folder, config, store
+        self._snapshot: Snapshot | None = None
+        self._refreshing = threading.Lock()
+        self.refresh()
+
+    @staticmethod
+    def create(
+        folder: Path,
+        config: NodeConfig,
+        ca: Path | None = None,
+        secret: str | None = None,
+        also: Callable[[Path], object] = lambda made: None,
+    ) -> None:
+        """A new folder that appears whole or not at all; `ca` is copied into it, `also` adds files to it.
+
+        `secret` is for tests that need known draws.
+        """
+        if folder.exists() or folder.is_symlink():
+            raise TacitaError(f"{folder} exists; a node is made in a new folder, choose another --folder.")
+        trusted = None if ca is None else _certificate(ca)
+        side = side_of(folder)
+        try:
+            side.mkdir(parents=True, mode=0o711)  # Flower's process passes through to its socket, and reads nothing
+            side.chmod(0o711)
+            write_bytes(side / "node.toml", to_toml(config).encode())
+            if trusted is not None:
+                write_bytes(side / config.ca, trusted)
+            NodeStore.create(side / STORE, secret).close()
+            also(side)
+            side.rename(folder)
+        except OSError as error:
+            raise disk_error(folder, error) from None
+        finally:
+            shutil.rmtree(side, ignore_errors=True)
+
+    @staticmethod
+    def open(folder: Path, insecure_single_user_uploads: bool = False) -> Node:
+        """Open a node's folder for this process; the flag adds to what node.toml says."""
+        config = read_config(folder)
+        if insecure_single_user_uploads:
+            config = config.model_copy(update={"insecure_single_user_uploads": True})
+        store = NodeStore.open(folder / STORE)
+        try:
+            return Node(folder, config, store)
+        except BaseException:
+            store.close()
+            raise
+
+    def close(self) -> None:
+        self.store.close()
+
+    def __enter__(self) -> Node:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Serving
+
+    def refresh(self) -> None:
+        """Serve from what the store holds now: after a handled request, an import, an erasure."""
+        with self._refreshing:
+            self._snapshot = take_snapshot(self.store, self._snapshot)
+
+    def recommend(self, user: str, k: int = 10) -> list[dict[str, Any]]:
+        """Top k for a raw user id: [{item, title, score}], best first. Reads memory only."""
+        snapshot = self._snapshot
+        if snapshot is None:
+            raise TacitaError(NO_MODEL)
+        return snapshot.recommend(user, k)
+
+    # What the owner asks
+
+    def import_file(self, path: str, columns: dict[str, str] | None = None) -> dict[str, Any]:
+        """Add the interactions of a file; what is there already is not added twice."""
+        table = load(path, columns=columns or None)
+        known = {item for item, _ in self.store.catalogue()}
+        n_users, n_rows = self.store.add(_interactions(table))
+        self.refresh()
+        unknown = sum(item not in known for item in table.item_ids) if known else 0
+        return {
+            "guessed": table.guessed,
+            "rows": len(table.user),
+            "new interactions": n_rows,
+            "new users": n_users,
+            "items": len(table.item_ids),
+            "items not in the catalogue": unknown,
+            "catalogue": len(known),
+        }
+
+    def set_consent(self, user: str, item: str | None, level: str) -> dict[str, Any]:
+        self.store.set_consent(user, item, level)
+        return {"user": user, "item": item, "level": level, "means": LEVEL_MEANS[level]}
+
+    def export(self, path: Path, user: str | None = None) -> dict[str, Any]:
+        return {"lines": self.store.export(path, user), "file": str(path)}
+
+    def erase(self, user: str | None) -> dict[str, Any]:
+        """Remove a user, or everybody (None), from this node."""
+        gone: dict[str, Any] = dict(self.store.erase(user))
+        self._snapshot = None  # holds what was erased
+        self.refresh()
+        return gone
+
+    def status(self) -> dict[str, Any]:
+        """Where the node stands, and in plain words what the server can see."""
+        counts, snapshot = self.store.counts(), self._snapshot
+        today, last = self.store.releases_since(time.time() - DAY)
+        return {
+            "name": self.config.name,
+            "server": self.config.server,
+            **counts,
+            "catalogue": len(self.store.catalogue()),
+            "releases today": today,
+            "last release": last,
+            "serving": None if snapshot is None else f"block {snapshot.block} round {snapshot.round}",
+            "server sees": self.what_the_server_sees(),
+            "epsilon": "no epsilon: sums are sent without noise, so nothing bounds what could be worked out from them",
+        }
+
+    # What may leave
+
+    def what_the_server_sees(self) -> str:
+        people, least = self.store.learning_users(), self.config.min_users
+        if people == 0:
+            return "Nothing of anybody: there is nobody on this node whose data may be learned from."
+        if people >= least:
+            return (
+                f"The server sees one sum over up to {people:,} people per round: how item rows moved, how many people "
+                "took part, and sums of scores. It does not see who they are or what one of them did; an item that "
+                "few of them have shows in the sum. It also sees when this node is online, and its address."
+            )
+        if self.config.insecure_single_user_uploads:
+            return (
+                f"insecure_single_user_uploads is on and this node has {people:,} "
+                f"{'person' if people == 1 else 'people'}: from what is sent in a round the server can work out "
+                f"{'everything this person' if people == 1 else 'much of what they'} did in the block."
+            )
+        return (
+            f"Nothing of anybody: {people:,} of the {least:,} people are here that one sum needs (min_users), so this "
+            "node receives models and sends no sum. The server sees when this node is online, and its address."
+        )
+
+    def refusal(self, people: int) -> str | None:
+        """Why a sum over so many people may not be sent now; None: it may."""
+        config = self.config
+        if people < config.min_users and not config.insecure_single_user_uploads:
+            return f"a sum over {people} people is not sent; this node needs {config.min_users} (min_users)."
+        today, last = self.store.releases_since(time.time() - DAY)
+        if today >= config.max_releases_per_day:
+            return f"{today} releases in 24 hours are the most this node allows (max_releases_per_day)."
+        waited = time.time() - last if last is not None else float("inf")
+        if 0 <= waited < config.min_seconds_between_rounds:
+            return (
+                f"this node waits {config.min_seconds_between_rounds:g} s between releases; {waited:.0f} s have passed."
+            )
+        return None
+
+
+LEVEL_MEANS = {
+    "learn": "may take part in sums that are sent to the server",
+    "keep": "never leaves this node; still used for that person's own recommendations",
+}
+
+
+def read_config(folder: Path) -> NodeConfig:
+    """node.toml, with a sentence of its own for a file of another version."""
+    path = folder / "node.toml"
+    if not path.is_file():
+        raise TacitaError(f"there is no node in {folder}; `tacita node init --folder {folder}` makes one.")
+    values = read_toml(path)
+    version = values.get("version")
+    if isinstance(version, int) and version != VERSION:
+        made = "a newer" if version > VERSION else "an older"
+        raise TacitaError(f"{path} is of version {version}, made for {made} tacita; this one reads version {VERSION}.")
+    return validated(NodeConfig, values, str(path))
+
+
+def export_anyway(folder: Path, path: Path) -> dict[str, Any]:
+    """What can be read of a store that does not open any more; the store stays as it is."""
+    return {"lines": node_file.salvage(folder / STORE, path), "file": str(path)}
+
+
+def _interactions(table: Interactions) -> Iterator[Interaction]:
+    users = [table.user_ids[n] for n in table.user.tolist()]
+    items = [table.item_ids[n] for n in table.item.tolist()]
+    times = [None] * len(users) if table.timestamp is None else [float(t) for t in table.timestamp.tolist()]
+    ratings = [None] * len(users) if table.rating is None else table.rating.tolist()
+    return zip(users, items, times, ratings, strict=True)
+
+
+def _certificate(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise TacitaError(f"cannot read {path}: {error.strerror or error}.") from None
+    if b"BEGIN CERTIFICATE" not in content:
+        raise TacitaError(f"{path} holds no certificate; ask the operator for the server's CA file.")
+    return content
