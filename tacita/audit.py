@@ -24,8 +24,9 @@ from tacita.backbones.linear import STATE, Tally, dense_weights
 from tacita.backbones.tally_sums import Shape, Sums
 from tacita.config import RunConfig
 from tacita.controls import mean_of
+from tacita.devices import Federation, wire_bytes
 from tacita.errors import TacitaError
-from tacita.rounds import Federation, Progress, begin_block, end_block, run_block, start, wire_bytes
+from tacita.rounds import Progress, begin_block, end_block, run_block, start
 from tacita.runs import Machine, assemble, build
 from tacita.scoring import rows_of
 from tacita.types import Bools, Doubles, Floats, Ragged, ServerState

@@ -14,13 +14,14 @@ import numpy as np
 
 from tacita.backbones import backbone_class
 from tacita.backbones.base import Backbone
-from tacita.clients import Clients, members_of
+from tacita.clients import Clients
 from tacita.config import ParticipationConfig, RunConfig, TrainConfig
+from tacita.devices import Federation, known_items, measure
 from tacita.errors import TacitaError
 from tacita.evaluate import Evaluation
 from tacita.kernels.threads import threads_in_use
 from tacita.rng import Draws, keys_of
-from tacita.rounds import Federation, Progress, begin_block, known_items, measure, run_round, start
+from tacita.rounds import Progress, begin_block, run_round, start
 from tacita.types import Block, Floats, Ints, Ragged, Stream
 
 
@@ -51,11 +52,9 @@ def bench_rounds(fed: Federation, repeats: int = 5) -> dict[str, Any]:
         raise TacitaError(f"backbone '{fed.backbone.name}' has no training rounds to time; use mf, ncf or pfedrec.")
     progress = start(fed)
     begin_block(fed, progress, 0)
-    block = fed.stream.blocks[0]
-    members = members_of(block, fed.stream.user_keys, 0, fed.draws)
 
     def fast() -> None:
-        progress.server, _ = run_round(fed, progress.server, progress.clients, block, members)
+        run_round(fed, progress)
 
     fast_median, fast_times = _median_seconds(fast, repeats)
     naive = NaiveLoop(fed, progress)
@@ -64,8 +63,8 @@ def bench_rounds(fed: Federation, repeats: int = 5) -> dict[str, Any]:
         "bench": "rounds",
         "data": fed.stream.name,
         "backbone": fed.backbone.name,
-        "clients": len(members.active),
-        "positives": len(block.train.ids),
+        "clients": len(progress.here.living(fed, progress.server).active),
+        "positives": len(fed.stream.blocks[0].train.ids),
         "dim": fed.backbone.item_width,
         "negatives": fed.config.train.negatives,
         "batch_size": fed.config.train.batch_size,
@@ -200,12 +199,10 @@ def bench_scale(
         fed = Federation(stream, cls(cls.Config()), (), RunConfig(train=plan), Draws(1))
         progress = start(fed)
         begin_block(fed, progress, 0)
-        progress.best_clients = Clients.nobody(fed.backbone)  # training only: no best round to keep
-        block = stream.blocks[0]
-        members = members_of(block, stream.user_keys, 0, fed.draws)
+        progress.here.best = Clients.nobody(fed.backbone)  # training only: no best round to keep
 
-        def one(fed: Federation = fed, progress: Progress = progress, block: Block = block) -> None:
-            progress.server, _ = run_round(fed, progress.server, progress.clients, block, members)  # noqa: B023
+        def one(fed: Federation = fed, progress: Progress = progress) -> None:
+            run_round(fed, progress)
 
         median, times = _median_seconds(one, repeats)
         taking_part = min(participants, n_users)

@@ -11,9 +11,9 @@ import scipy.sparse
 from tacita.backbones.factor import Factor
 from tacita.backbones.linear import inverted, zero_diagonal
 from tacita.backbones.scores import own_scores
+from tacita.devices import Federation, candidates_of, known_items
 from tacita.evaluate import ScoreUsers, evaluate
 from tacita.kernels.hashing import uniforms
-from tacita.rounds import Federation, candidates_of, known_items
 from tacita.trainer import train_cohort
 from tacita.types import Block, CohortView, Doubles, Floats, Ints, Ragged
 

@@ -36,6 +36,10 @@ class Evaluation:
         keep = slice(None) if among is None else among[self.users]
         return {name: _mean(v[keep]) for name, v in self.values.items()}
 
+    def sums(self) -> dict[str, tuple[float, int]]:
+        """Sum over users and number of users, for adding up over groups that keep their users to themselves."""
+        return {name: (float(v.sum()), len(v)) for name, v in self.values.items()}
+
 
 def _mean(values: Doubles) -> float:
     return float(values.mean()) if len(values) else 0.0

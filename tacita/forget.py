@@ -21,9 +21,9 @@ import numpy as np
 import tacita
 from tacita.backbones.linear import Tally
 from tacita.backbones.scores import CHUNK
+from tacita.devices import wire_bytes
 from tacita.errors import TacitaError
 from tacita.files import alone_in, nested, write_arrays, write_json
-from tacita.rounds import wire_bytes
 from tacita.runs import Saved, build, lists_of, open_run, open_saved, read_server, serve, server_arrays
 from tacita.scoring import rows_of
 from tacita.types import AnyArray, Arrays, Ints, Ragged, ServerState

@@ -25,6 +25,7 @@ from tacita.config import RunConfig, read_toml, to_toml, validated
 from tacita.controls import mean_of, run_controls
 from tacita.data.sources import load
 from tacita.data.splits import split
+from tacita.devices import Federation, Here, broadcast, selecting_metric
 from tacita.errors import TacitaError
 from tacita.evaluate import continual_summary
 from tacita.files import (
@@ -45,7 +46,7 @@ from tacita.kernels.ranking import best_items
 from tacita.kernels.threads import most_threads, set_threads
 from tacita.methods import Part, World, build_parts, effective_parts
 from tacita.rng import Draws, keys_of
-from tacita.rounds import Federation, Progress, RoundReport, broadcast, run_stream, selecting_metric, start
+from tacita.rounds import Progress, RoundReport, run_stream, start
 from tacita.scoring import device_scorer
 from tacita.trainer.fused import FusedStepper
 from tacita.types import Arrays, Block, Floats, Ints, Ragged, ServerState, Stream
@@ -361,11 +362,9 @@ def _read_checkpoint(path: Path, config: RunConfig) -> Progress:
         raise TacitaError(f"{path.parent / 'config.toml'} was changed after the run began; start a new run instead.")
     names = json.loads(note["device_parts"])
 
-    def side(tag: str) -> tuple[ServerState, Clients]:
-        server = read_server(arrays, json.loads(note[tag]), f"{tag}/server/")
-        return server, _read_devices(arrays, f"{tag}/device/", names)
-
-    return Progress(*side("now"), *side("best"), **json.loads(note["plain"]))
+    server, best = (read_server(arrays, json.loads(note[tag]), f"{tag}/server/") for tag in ("now", "best"))
+    clients, kept = (_read_devices(arrays, f"{tag}/device/", names) for tag in ("now", "best"))
+    return Progress(server, Here(clients, kept), best, **json.loads(note["plain"]))
 
 
 def _made_with(note: dict[str, str], config: RunConfig) -> bool:

@@ -19,9 +19,10 @@ from tacita.aggregate import add, apply_total, empty_total
 from tacita.backbones import Backbone, backbone_class, backbone_names
 from tacita.clients import Members, members_of, view_of
 from tacita.config import RunConfig, TrainConfig
+from tacita.devices import Federation, broadcast
 from tacita.methods import Part, World
 from tacita.rng import Draws, keys_of
-from tacita.rounds import Federation, Progress, begin_block, broadcast, start
+from tacita.rounds import Progress, begin_block, start
 from tacita.trainer import Trained, train_cohort
 from tacita.trainer.draw import lay_out
 from tacita.types import AnyArray, Arrays, Block, CohortView, Floats, Local, Ragged, ServerState, Stream

@@ -15,7 +15,6 @@ from oracle import (
     make_backbone,
     make_block,
     make_stream,
-    members,
     started,
     train_once,
 )
@@ -24,8 +23,9 @@ from tacita.aggregate import add, apply_total, empty_total
 from tacita.backbones import Backbone
 from tacita.backbones.scores import score_all
 from tacita.config import TrainConfig
+from tacita.devices import Federation
 from tacita.rng import Draws, keys_of
-from tacita.rounds import Federation, begin_block, run_block, run_round
+from tacita.rounds import begin_block, run_block, run_round
 from tacita.types import AnyArray, Floats, ServerState, Stream, Upload
 
 DRAWS = Draws(5)
@@ -97,7 +97,8 @@ def test_golden_round_of_two_clients_and_three_items(stepper: str) -> None:
     progress = started(fed)
     progress.server.items[:, 0] = [0.5, 0.0, -0.5]
     progress.clients.private[:, 0] = [1.0, 2.0]
-    after, report = run_round(fed, progress.server, progress.clients, stream.blocks[0], members(fed))
+    report = run_round(fed, progress)
+    after = progress.server
     np.testing.assert_allclose(progress.clients.private[:, 0], [1.0141578, 1.9725853], atol=1e-6)
     np.testing.assert_allclose(after.items[:, 0], [0.4044990, 0.05625, -0.4734862], atol=1e-6)
     assert (after.round, report.clients, report.bytes_up, report.bytes_down) == (1, 2, 24.0, 12.0)
@@ -142,10 +143,9 @@ def test_numbering_the_users_differently_gives_the_same_table(name: str) -> None
     for one in (stream, other):
         fed = federate(one, make_backbone(name), batch_size=6)
         progress = started(fed)
-        server = progress.server
         for _ in range(2):
-            server, _ = run_round(fed, server, progress.clients, one.blocks[0], members(fed))
-        seen.append((server.items, progress.clients.private))
+            run_round(fed, progress)
+        seen.append((progress.server.items, progress.clients.private))
     np.testing.assert_allclose(seen[1][0], seen[0][0], rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(seen[1][1], seen[0][1][order], rtol=1e-5, atol=1e-6)
 

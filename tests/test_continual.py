@@ -29,7 +29,6 @@ from oracle import (
     make_backbone,
     make_block,
     make_stream,
-    members,
     slow_round,
     started,
 )
@@ -40,6 +39,7 @@ from tacita import runs
 from tacita.aggregate import apply_total, empty_total
 from tacita.backbones.scores import pair_scores, score_all
 from tacita.config import RunConfig
+from tacita.devices import Federation
 from tacita.errors import TacitaError
 from tacita.files import read_arrays
 from tacita.kernels.memory import remember
@@ -49,7 +49,7 @@ from tacita.methods.error_memory import ErrorMemory, unit_rows
 from tacita.methods.f3crec import Replay, TemporalMean, current_ranks, replay_size
 from tacita.methods.proxies import Proxies
 from tacita.rng import Draws
-from tacita.rounds import Federation, Progress, begin_block, end_block, run_block, run_round, run_stream, start
+from tacita.rounds import Progress, begin_block, end_block, run_block, run_round, run_stream, start
 from tacita.trainer import Trained, train_cohort
 from tacita.trainer.draw import lay_out
 from tacita.types import AnyArray, Arrays, Block, CohortView, Floats, Local, ServerState, Stream
@@ -98,9 +98,7 @@ def in_block(fed: Federation, index: int, rounds: int = 0) -> Progress:
 
 
 def play_round(fed: Federation, progress: Progress) -> None:
-    index = progress.server.block
-    block = fed.stream.blocks[index]
-    progress.server, _ = run_round(fed, progress.server, progress.clients, block, members(fed, index))
+    run_round(fed, progress)
 
 
 def played(fed: Federation) -> Progress:

@@ -18,12 +18,13 @@ from tacita.backbones import Backbone, backbone_class
 from tacita.backbones.scores import score_all
 from tacita.clients import Clients
 from tacita.config import validated
+from tacita.devices import Federation, Here
 from tacita.errors import TacitaError
 from tacita.files import flat, nested, read_arrays, write_arrays
 from tacita.methods import Part, World, build_parts, part_class, part_names, preset_names, preset_parts
 from tacita.methods import base as methods_base
 from tacita.rng import Draws, keys_of
-from tacita.rounds import Federation, Progress, begin_block, end_block, run_block, run_stream, start
+from tacita.rounds import Progress, begin_block, end_block, run_block, run_stream, start
 from tacita.types import (
     AnyArray,
     Arrays,
@@ -349,7 +350,7 @@ def through_a_file(progress: Progress, path: Path) -> Progress:
         )
     (server, clients), (best_server, best_clients) = made["now"], made["best"]
     return replace(
-        progress, server=server, clients=clients, best_server=best_server, best_clients=best_clients,
+        progress, server=server, devices=Here(clients, best_clients), best_server=best_server,
         results=list(progress.results),
     )  # fmt: skip
 

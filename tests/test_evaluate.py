@@ -28,6 +28,7 @@ from tacita.controls import (
 )
 from tacita.data.sources import load
 from tacita.data.splits import split
+from tacita.devices import Federation, block_scores, known_items, measure
 from tacita.errors import TacitaError
 from tacita.evaluate import (
     Evaluation,
@@ -39,7 +40,7 @@ from tacita.evaluate import (
 )
 from tacita.kernels.ranking import best_items, list_ranks
 from tacita.rng import Draws, keys_of
-from tacita.rounds import Federation, Progress, begin_block, block_result, known_items, measure, start
+from tacita.rounds import Progress, begin_block, start
 from tacita.types import AnyArray, Block, Doubles, Floats, Ints, Keys, Ragged, Stream
 
 DRAWS = Draws(1)
@@ -438,7 +439,7 @@ def with_scores(fed: Federation, scores: AnyArray, block: int) -> Progress:
     server = replace(progress.server, items=np.eye(fed.stream.n_items, dtype=np.float32))
     clients = Clients(np.array(scores, np.float32), {}, np.ones(len(scores), bool))
     progress.server = progress.best_server = server
-    progress.clients = progress.best_clients = clients
+    progress.here.clients = progress.here.best = clients
     return progress
 
 
@@ -447,6 +448,10 @@ TWO_BLOCKS = stream_of(
     block_of(1, 6, [[3], [], [0]], [[4], [], [1]], [[5], [], [2]], known=2),
 )
 FALLING = np.repeat(descending(6), 3, 0)
+
+
+def scores_of(fed: Federation, progress: Progress) -> dict[str, Any]:
+    return block_scores(fed, progress.best_server, progress.best_clients)[0]
 
 
 def ranks_in(fed: Federation, progress: Progress, block: int, mask: Ragged) -> list[float]:
@@ -489,8 +494,8 @@ def test_an_unchanged_model_forgets_nothing_under_the_old_blocks_own_mask() -> N
     found = {}
     for mask in ("own", "current"):
         fed = federation(stream, old_block_mask=mask)
-        before = block_result(fed, with_scores(fed, scores, 0), stream.blocks[0])[0]["on_blocks"]
-        after = block_result(fed, with_scores(fed, scores, 1), stream.blocks[1])[0]["on_blocks"]
+        before = scores_of(fed, with_scores(fed, scores, 0))["on_blocks"]
+        after = scores_of(fed, with_scores(fed, scores, 1))["on_blocks"]
         found[mask] = (before[0], after[0])
     assert found["own"][0] == found["own"][1] > 0.9
     assert found["current"][0] == found["own"][0]
@@ -499,7 +504,7 @@ def test_an_unchanged_model_forgets_nothing_under_the_old_blocks_own_mask() -> N
 
 def test_new_and_returning_users_are_reported_apart() -> None:
     fed = federation(TWO_BLOCKS, metrics=["mrr", "recall"], k=[2])
-    result, _ = block_result(fed, with_scores(fed, FALLING, 1), TWO_BLOCKS.blocks[1])
+    result = scores_of(fed, with_scores(fed, FALLING, 1))
     # User 0 (returning) finds item 5 at rank 4, user 2 (new) item 2 at rank 1; user 1 has nothing to find.
     assert result["users"] == 2
     assert result["returning"] == {"users": 1, "mrr@2": 0.0, "recall@2": 0.0}

@@ -12,11 +12,12 @@ import pytest
 
 from tacita.backbones import backbone_names
 from tacita.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
+from tacita.devices import Federation
 from tacita.errors import TacitaError
 from tacita.experiments import analyses, cells, plan, tables, tune
 from tacita.experiments.shared_base import go_on, train_base, with_parts
 from tacita.methods import part_class, preset_parts
-from tacita.rounds import Federation, Progress, run_stream, start
+from tacita.rounds import Progress, run_stream, start
 from tacita.runs import Machine, assemble, open_run
 
 TINY = "synthetic:users=60,items=60,per_user=15,groups=4,drift=0.3,new=0.2"

@@ -23,6 +23,7 @@ LEVELS: list[tuple[str, ...]] = [
     ("methods.base", "evaluate", "aggregate"),
     ("trainer", "trainer.*", "clients"),
     ("scoring", "methods", "methods.*"),
+    ("devices",),
     ("rounds",),
     ("controls", "runs", "experiments", "experiments.*", "forget", "audit", "bench", "report", "report_*", "doctor"),
     ("cli", "cli_*", "console", "__init__", "__main__"),

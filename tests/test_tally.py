@@ -31,10 +31,11 @@ from tacita.backbones.tally_sums import Shape, Sums
 from tacita.cli import main
 from tacita.clients import users_view
 from tacita.config import RunConfig, validated
+from tacita.devices import Federation
 from tacita.errors import TacitaError
 from tacita.experiments import tally_choice
 from tacita.kernels.threads import most_threads
-from tacita.rounds import Federation, Progress, run_stream, start
+from tacita.rounds import Progress, run_stream, start
 from tacita.types import Doubles, Floats, Ragged, ServerState, Stream
 from tests.oracle import Lists, federate, make_block, make_stream
 

@@ -22,7 +22,6 @@ from oracle import (
     make_backbone,
     make_block,
     make_stream,
-    members,
     slow_round,
     started,
     train_once,
@@ -30,10 +29,11 @@ from oracle import (
 from scipy import stats
 
 from tacita.config import TrainConfig
+from tacita.devices import Federation
 from tacita.errors import TacitaError
 from tacita.methods import Part
 from tacita.rng import Draws
-from tacita.rounds import Federation, Progress, run_round
+from tacita.rounds import Progress, run_round
 from tacita.trainer.draw import lay_out
 from tacita.trainer.fused import FusedStepper
 from tacita.types import CohortView, Extra, Floats, Local, Pull, Ragged, Stream
@@ -65,10 +65,9 @@ def federation(variant: str, *parts: type[Part], stream: Stream | None = None, *
 
 def numbers_after(fed: Federation, rounds: int) -> Numbers:
     progress = started(fed)
-    server = progress.server
     for _ in range(rounds):
-        server, _ = run_round(fed, server, progress.clients, fed.stream.blocks[0], members(fed))
-    return server.items, progress.clients.private
+        run_round(fed, progress)
+    return progress.server.items, progress.clients.private
 
 
 def assert_same_bits(one: Numbers, other: Numbers) -> None:
@@ -212,9 +211,10 @@ def test_the_order_of_clients_does_not_matter(variant: str, stepper: str) -> Non
 def test_a_round_leaves_the_received_table_and_absent_users_alone() -> None:
     fed = federation("mf")
     progress = started(fed)
-    table, private = progress.server.items.copy(), progress.clients.private.copy()
-    run_round(fed, progress.server, progress.clients, fed.stream.blocks[0], members(fed))
-    assert np.array_equal(progress.server.items, table)
+    received, private = progress.server, progress.clients.private.copy()
+    table = received.items.copy()
+    run_round(fed, progress)
+    assert np.array_equal(received.items, table)
     moved = (progress.clients.private != private).any(1)
     assert moved.tolist() == [len(one) > 0 for one in UNEVEN]
 

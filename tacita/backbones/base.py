@@ -100,6 +100,10 @@ class Backbone(ABC):
         """Where there is no training: the sum of what the cohort's clients have to tell."""
         raise TacitaError(f"backbone '{self.name}' learns by training, not from a statistic.")
 
+    def wants_survey(self, server: ServerState) -> bool:
+        """Whether the server must know how many clients have each item before it asks for the statistic."""
+        return False
+
     def survey(self, server: ServerState, counts: Longs) -> ServerState:
         """Before the statistic is asked for: how many clients have each item."""
         return server

@@ -161,10 +161,11 @@ class Tally(Backbone):
 
     # on the server
 
+    def wants_survey(self, server: ServerState) -> bool:
+        return len(server.items) > self.config.most_inputs and STATE not in server.parts
+
     def survey(self, server: ServerState, counts: Longs) -> ServerState:
         """Choose the items that a large catalogue reads, once, from how many clients have each."""
-        if len(server.items) <= self.config.most_inputs or STATE in server.parts:
-            return server
         return replace(server, heads={**server.heads, "inputs": popular_inputs(counts, self.config.most_inputs)})
 
     def learn(self, server: ServerState, total: Total) -> ServerState:

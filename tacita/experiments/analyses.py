@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from tacita.backbones.scores import score_all
-from tacita.clients import members_of
+from tacita.devices import Federation, known_items, measure
 from tacita.experiments.plan import load_settings
 from tacita.experiments.shared_base import adopt_base, silent, with_parts
 from tacita.kernels.ranking import list_ranks
 from tacita.methods.f3crec import Replay
-from tacita.rounds import Federation, Progress, begin_block, end_block, known_items, measure, run_block, run_round
+from tacita.rounds import Progress, begin_block, end_block, run_block, run_round
 from tacita.types import Doubles, Longs
 
 GROUP = 0.2  # the paper's static and dynamic fifths
@@ -39,8 +39,8 @@ def preference_shift(fed: Federation, base: Progress) -> tuple[Longs, Longs]:
     progress = adopt_base(grouping, base)
     begin_block(grouping, progress, 1)
     block = grouping.stream.blocks[1]
-    members = members_of(block, grouping.stream.user_keys, 0, grouping.draws)
-    server, _ = run_round(grouping, progress.server, progress.clients, block, members)
+    run_round(grouping, progress)
+    server = progress.server
     lists = progress.clients.parts[Replay.name]["list"]
     both = np.flatnonzero((block.train.counts() > 0) & (lists[:, 0] >= 0))
     scores = score_all(grouping.backbone, progress.clients.private[both], server.heads, server.items)

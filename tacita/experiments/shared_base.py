@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from tacita.clients import Clients
 from tacita.config import RunConfig
+from tacita.devices import Federation, Here
 from tacita.methods import World, build_parts, effective_parts
 from tacita.rounds import (
-    Federation,
     OnRound,
     Progress,
     RoundReport,
@@ -64,9 +64,8 @@ def adopt_base(fed: Federation, base: Progress) -> Progress:
     progress = replace(
         base,
         server=server,
-        clients=adopt(base.clients),
+        devices=Here(adopt(base.clients), adopt(base.best_clients)),
         best_server=best,
-        best_clients=adopt(base.best_clients),
         results=[],
         found=[],
     )

@@ -1,0 +1,355 @@
+"""Devices: where the people are. `Here` holds them in this process: all users of the lab, or those of one node.
+
+The federated loop talks to devices through a handful of questions: train, tell a statistic, validate, keep the best
+round, begin and end a block. A server whose people are elsewhere asks the same questions over a network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from tacita.aggregate import add, empty_total
+from tacita.backbones.base import Backbone
+from tacita.clients import Clients, Members, OwnRows, expected_clients, members_of, participants, users_view, view_of
+from tacita.config import RunConfig
+from tacita.errors import TacitaError
+from tacita.evaluate import Evaluation, evaluate, sample_candidates
+from tacita.methods.base import Part, Purpose, overrides
+from tacita.rng import Draws
+from tacita.scoring import device_scorer, rows_of
+from tacita.trainer import Workspace, train_cohort
+from tacita.types import AnyArray, Arrays, Block, Longs, Ragged, ServerState, Stream, Total
+
+Received = dict[str, Arrays]
+"""What the parts' broadcasts carried, by part."""
+
+Sums = dict[str, tuple[float, int]]
+"""Metric -> sum over users, number of users: what several groups of devices can add up."""
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Everything about a run that does not change while it runs."""
+
+    stream: Stream
+    backbone: Backbone
+    parts: tuple[Part, ...]
+    config: RunConfig
+    draws: Draws
+    chunk: int = 256  # clients trained together; changes speed and memory, never a number
+    space: Workspace = field(default_factory=Workspace, compare=False)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What came back from the devices in one exchange."""
+
+    total: Total
+    clients: int  # took part
+    expected: float  # how many were to take part on average
+    bytes_up: float = 0.0  # summed over clients
+    notes: dict[str, float] = field(default_factory=dict)
+
+
+class Devices(Protocol):
+    """What a federated loop asks of the people's devices; `server` and `received` are what travels down."""
+
+    def begin_block(self, fed: Federation, server: ServerState, received: Received) -> None: ...
+
+    def anybody(self, fed: Federation, server: ServerState) -> bool:
+        """Whether somebody has data to learn from in this block."""
+        ...
+
+    def train(self, fed: Federation, server: ServerState, received: Received) -> Told: ...
+
+    def survey(self, fed: Federation, server: ServerState) -> Longs:
+        """How many clients have each item."""
+        ...
+
+    def statistic(self, fed: Federation, server: ServerState) -> Told: ...
+
+    def validate(self, fed: Federation, server: ServerState, received: Received) -> Sums: ...
+
+    def keep_best(self) -> None:
+        """The round just validated is the best of the block so far."""
+        ...
+
+    def result(
+        self, fed: Federation, server: ServerState, received: Received
+    ) -> tuple[dict[str, Any], Evaluation | None]:
+        """Test scores of the best round, and per user where that stays in one process."""
+        ...
+
+    def end_block(self, fed: Federation, server: ServerState, received: Received) -> None:
+        """Keep what the parts need of the best round and go on from it."""
+        ...
+
+
+@dataclass
+class Here:
+    """Devices in this process, as a few arrays."""
+
+    clients: Clients
+    best: Clients
+    members: Members | None = None
+    mask: Ragged | None = None  # what validation does not rank
+
+    def begin_block(self, fed: Federation, server: ServerState, received: Received) -> None:
+        """Room for new users; let the parts prepare."""
+        block, clients = fed.stream.blocks[server.block], self.clients
+        known = clients.n_users
+        clients.grow(fed.backbone, fed.parts, fed.draws, fed.stream.user_keys[: block.n_users])
+        if fed.config.train.reset_private_each_block and block.index > 0:
+            back = np.flatnonzero(block.train.counts()[:known] > 0)
+            clients.private[back] = fed.backbone.init_private(fed.draws, fed.stream.user_keys[back])
+        has_data = np.flatnonzero(block.train.counts() > 0)
+        _on_devices(fed, server, clients, block, received, "begin_block", has_data)
+        self.members = self.mask = None
+        self.keep_best()
+
+    def living(self, fed: Federation, server: ServerState) -> Members:
+        if self.members is None:
+            block = fed.stream.blocks[server.block]
+            self.members = members_of(block, fed.stream.user_keys, fed.config.train.silos, fed.draws)
+        return self.members
+
+    def anybody(self, fed: Federation, server: ServerState) -> bool:
+        return len(self.living(fed, server).active) > 0
+
+    def chosen(self, fed: Federation, server: ServerState) -> Longs:
+        """The clients that take part in the round."""
+        key = fed.draws.public("participants", server.block, server.round)
+        return participants(self.living(fed, server).active, fed.config.train.participation, key)
+
+    def expected(self, fed: Federation, server: ServerState) -> float:
+        return expected_clients(self.living(fed, server).active, fed.config.train.participation)
+
+    def train(self, fed: Federation, server: ServerState, received: Received) -> Told:
+        """Local training of everybody chosen; the devices' arrays are changed in place."""
+        plan, clients, block = fed.config.train, self.clients, fed.stream.blocks[server.block]
+        members, chosen = self.living(fed, server), self.chosen(fed, server)
+        if clients.own is not None:
+            clients.own = replace(clients.own, base=server.items)
+        total, bytes_up = empty_total(server), 0
+        told: dict[str, list[AnyArray]] = {}
+        for lo in range(0, len(chosen), fed.chunk):
+            cohort = chosen[lo : lo + fed.chunk]
+            users = members.users.take(cohort)
+            view = view_of(
+                clients, server, block, users.ptr, users.ids, fed.stream.user_keys, members.keys[cohort], received
+            )
+            for part in fed.parts:
+                if overrides(part, "begin_round"):
+                    renewed = part.begin_round(view)
+                    clients.put_parts(users.ids, {part.name: renewed})
+                    view = replace(view, parts={**view.parts, part.name: {**view.parts[part.name], **renewed}})
+            trained = train_cohort(view, fed.backbone, fed.parts, plan, fed.draws, fed.space)
+            upload = trained.upload
+            if plan.aggregation == "weighted":
+                upload = replace(upload, weight=np.diff(view.train.ptr[view.user_ptr]).astype(np.float64))
+            for part in fed.parts:
+                upload = part.encode(view, upload)
+            for part in fed.parts:
+                factor = part.weigh(upload)
+                if factor is not None:
+                    upload = replace(upload, weight=upload.weight * factor)
+            total = add(total, upload)
+            dense = any(p.sends_whole_table(block.index) for p in fed.parts)
+            bytes_up += server.items.nbytes * upload.n_clients if dense else upload.n_bytes()
+            if clients.own is not None:
+                held = trained.local
+                clients.own = clients.own.put(clients.n_users, users.ids, held.row_start, held.row_item, held.rows)
+            clients.private[users.ids] = trained.local.private
+            clients.took_part[users.ids] = True
+            clients.put_parts(users.ids, trained.parts)
+            for name, values in trained.local.notes.items():
+                told.setdefault(name, []).append(values)
+        for part in fed.parts:
+            total = part.encode_sum(server, total)
+        return Told(total, len(chosen), self.expected(fed, server), float(bytes_up), _means(told))
+
+    def survey(self, fed: Federation, server: ServerState) -> Longs:
+        block, members = fed.stream.blocks[server.block], self.living(fed, server)
+        users = members.users.take(self.chosen(fed, server))
+        return np.bincount(block.train.take(users.ids).ids, minlength=len(server.items))
+
+    def statistic(self, fed: Federation, server: ServerState) -> Told:
+        block, members, chosen = fed.stream.blocks[server.block], self.living(fed, server), self.chosen(fed, server)
+        users, keys = members.users.take(chosen), fed.stream.user_keys
+        view = view_of(self.clients, server, block, users.ptr, users.ids, keys, members.keys[chosen], {})
+        before = rows_of(fed.stream.trained(block.index - 1), users.ids)
+        total = fed.backbone.statistic(replace(view, history=before))
+        size = fed.backbone.statistic_bytes(len(server.items)) * len(chosen)
+        return Told(total, len(chosen), self.expected(fed, server), size)
+
+    def validate(self, fed: Federation, server: ServerState, received: Received) -> Sums:
+        block = fed.stream.blocks[server.block]
+        if len(block.valid.ids) == 0:
+            return {}
+        if self.mask is None:
+            self.mask = known_items(fed, block, "valid", fed.config.evaluate.mask)
+        metric, k = selecting_metric(fed.config)
+        return measure(fed, server, self.clients, block, "valid", self.mask, [metric], [k], received=received).sums()
+
+    def keep_best(self) -> None:
+        self.best = self.clients.copy()
+
+    def result(self, fed: Federation, server: ServerState, received: Received) -> tuple[dict[str, Any], Evaluation]:
+        """Scores of the best round on this block's test and on every earlier block's."""
+        return block_scores(fed, server, self.best, received)
+
+    def end_block(self, fed: Federation, server: ServerState, received: Received) -> None:
+        block = fed.stream.blocks[server.block]
+        _on_devices(fed, server, self.best, block, received, "end_block", np.flatnonzero(self.best.took_part))
+        last = fed.config.train.resume_from == "last"
+        self.clients = replace(self.clients, parts=self.best.parts) if last else self.best
+
+
+def nobody(backbone: Backbone, config: RunConfig) -> Here:
+    """No devices yet."""
+    clients = Clients.nobody(backbone)
+    if config.evaluate.item_table == "personal":
+        clients.own = OwnRows.nobody(backbone.item_width)
+    return Here(clients, clients)
+
+
+def _means(told: dict[str, list[AnyArray]]) -> dict[str, float]:
+    """Mean over the clients that had something to say."""
+    joined = {name: np.concatenate(values) for name, values in told.items()}
+    return {name: float(np.nanmean(v)) for name, v in joined.items() if not np.isnan(v).all()}
+
+
+def _on_devices(
+    fed: Federation,
+    server: ServerState,
+    clients: Clients,
+    block: Block,
+    received: Received,
+    hook: str,
+    users: Longs,
+) -> None:
+    """Call a block hook on the devices of these users."""
+    asked = [p for p in fed.parts if overrides(p, hook)]
+    for lo in range(0, len(users) if asked else 0, fed.chunk):
+        some = users[lo : lo + fed.chunk].astype(np.int32)
+        view = users_view(clients, server, block, some, fed.stream.user_keys, received)
+        for part in asked:
+            clients.put_parts(some, {part.name: getattr(part, hook)(view)})
+
+
+# What travels down
+
+
+def broadcast(fed: Federation, server: ServerState) -> tuple[Received, float]:
+    """What travels down with the item table, and all bytes of it per client."""
+    received = {p.name: p.broadcast(server) for p in fed.parts}
+    size = server.items.nbytes + sum(wire_bytes(v) for v in server.heads.values())
+    for part in fed.parts:
+        if not part.broadcast_once or server.round == 0:
+            size += sum(v.nbytes for v in received[part.name].values())
+    return received, float(size)
+
+
+def wire_bytes(array: AnyArray) -> int:
+    """Dense, or as (index, value) pairs where that is smaller."""
+    return min(array.nbytes, (4 + array.itemsize) * int(np.count_nonzero(array)))
+
+
+# What devices measure
+
+
+def known_items(fed: Federation, block: Block, purpose: Purpose, mask: str) -> Ragged:
+    """What is not ranked for a block's users: its train part, at test its validation part, maybe all history."""
+    known = block.train if purpose == "valid" else block.train.joined(block.valid)
+    return known.joined(fed.stream.history(block.index)) if mask == "history" else known
+
+
+def candidates_of(fed: Federation, block: Block) -> Ragged | None:
+    """What a block's wanted items are ranked against; None: the whole catalogue."""
+    n = fed.config.evaluate.sampled_negatives
+    if n == 0:
+        return None
+    touched = fed.stream.history(len(fed.stream.blocks))
+    return sample_candidates(touched, n, block.n_items, fed.stream.user_keys, fed.draws, block.index)
+
+
+def measure(
+    fed: Federation,
+    server: ServerState,
+    clients: Clients,
+    block: Block,
+    purpose: Purpose,
+    mask: Ragged,
+    metrics: list[str] | None = None,
+    cutoffs: list[int] | None = None,
+    wanted: Ragged | None = None,
+    received: Received | None = None,
+) -> Evaluation:
+    """Evaluate the devices' own scores on a block's validation or test items."""
+    cfg = fed.config.evaluate
+    if received is None:
+        received, _ = broadcast(fed, server)
+    past = None if fed.backbone.trains else fed.stream.history(block.index)
+    scorer = device_scorer(
+        fed.backbone, fed.parts, server, clients, block, fed.stream.user_keys, received, purpose, past
+    )
+    sampled = candidates_of(fed, block)
+    if wanted is None:
+        wanted = block.valid if purpose == "valid" else block.test
+    return evaluate(
+        scorer,
+        wanted,
+        mask,
+        fed.stream.user_keys,
+        fed.draws,
+        metrics or list(cfg.metrics),
+        cutoffs or cfg.k,
+        sampled,
+    )
+
+
+def selecting_metric(config: RunConfig) -> tuple[str, int]:
+    name, _, k = config.evaluate.select_by.partition("@")
+    if name not in {"ndcg", "recall", "hr", "precision", "mrr"} or not k.isdigit() or int(k) < 1:
+        raise TacitaError(
+            f"evaluate.select_by = '{config.evaluate.select_by}' is not a metric at a cut-off such as 'ndcg@20'."
+        )
+    return name, int(k)
+
+
+def block_scores(
+    fed: Federation, server: ServerState, clients: Clients, received: Received | None = None
+) -> tuple[dict[str, Any], Evaluation]:
+    """Test scores on this block and on every earlier block, for new and returning users, under both masks."""
+    block, cfg = fed.stream.blocks[server.block], fed.config.evaluate
+    new = np.zeros(fed.stream.n_users, bool)
+    new[: block.n_users] = block.new_users
+
+    def test(on: Block, mask: Ragged, chosen: bool = False, wanted: Ragged | None = None) -> Evaluation:
+        metrics, cutoffs = ([metric], [k]) if chosen else (None, None)
+        return measure(fed, server, clients, on, "test", mask, metrics, cutoffs, wanted, received)
+
+    metric, k = selecting_metric(fed.config)
+    found = test(block, known_items(fed, block, "test", cfg.mask))
+    other = "history" if cfg.mask == "block" else "block"
+    result: dict[str, Any] = {
+        **found.mean(),
+        "users": len(found.users),
+        "new": {"users": int(new[found.users].sum()), **found.mean(new)},
+        "returning": {"users": int((~new)[found.users].sum()), **found.mean(~new)},
+        f"mask_{other}": test(block, known_items(fed, block, "test", other)).mean(),
+        "on_blocks": [],
+        "validated": len(block.valid.ids) > 0,
+    }
+    for earlier in fed.stream.blocks[: block.index + 1]:
+        own = cfg.old_block_mask == "own" or earlier.index == block.index
+        seen = test(earlier, known_items(fed, earlier if own else block, "test", cfg.mask), chosen=True)
+        result["on_blocks"].append(seen.mean()[f"{metric}@{k}"])
+    if len(block.valid.ids) and any(overrides(p, "predict") for p in fed.parts):
+        # with the corrections that only serving applies; what tuning looks at
+        mask = known_items(fed, block, "valid", cfg.mask)
+        result["valid_served"] = test(block, mask, chosen=True, wanted=block.valid).mean()[f"{metric}@{k}"]
+    return result, found
