@@ -29,9 +29,10 @@ from tacita import cli_node, runs
 from tacita.config import RunConfig, validated
 from tacita.errors import TacitaError
 from tacita.files import read_arrays, read_json
-from tacita.live import control, node_file, shim
+from tacita.live import control, node_file, shim, verbs
 from tacita.live.daemon import Daemon, run_daemon
-from tacita.live.node import STORE, Node, NodeConfig
+from tacita.live.node import Node, NodeConfig
+from tacita.live.node_file import STORE
 from tacita.live.node_store import NodeStore, Release
 
 CONFIG = {"name": "clinic", "server": "localhost:9092"}
@@ -732,7 +733,7 @@ def test_garbage_never_hurts_the_daemon(short: Path) -> None:
 )
 def test_any_json_gets_an_answer(value: Any) -> None:
     def do(verb: str, arguments: dict[str, Any]) -> Any:
-        return control.perform(None, verb, arguments)  # type: ignore[arg-type]  # no verb gets as far as the node
+        return verbs.perform(None, verb, arguments)  # type: ignore[arg-type]  # no verb gets as far as the node
 
     for question in (
         value,
@@ -740,7 +741,7 @@ def test_any_json_gets_an_answer(value: Any) -> None:
         {"verb": "recommend", "user": value, "no": 1},
         {"verb": "erase", "user": 1},
     ):
-        assert "error" in json.loads(control.answer(do, json.dumps(question).encode()))
+        assert "error" in json.loads(verbs.answer(do, json.dumps(question).encode()))
 
 
 def test_recommendations_do_not_wait_for_training(short: Path) -> None:

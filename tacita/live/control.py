@@ -1,117 +1,24 @@
-"""What the owner can ask of a node, as JSON: the same verbs for an open node and for one that a daemon has open."""
+"""Asking a node, running or not: through its daemon's socket if one has the store open, else directly."""
 
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import Field
-
-from tacita.config import Strict, validated
-from tacita.errors import TacitaError, unknown_name
+from tacita.errors import TacitaError
 from tacita.live import node_file, shim
-from tacita.live.node import STORE, Node, export_anyway, read_config
-
-log = logging.getLogger(__name__)
+from tacita.live.node_file import STORE
 
 MOST_BYTES = 2**24  # of a question or an answer
 CONTROL = Path("run") / "control.sock"
 SHIM = Path("run") / "shim.sock"
 
 
-class Nothing(Strict):
-    pass
-
-
-Text = Annotated[str, Field(pattern=r"^[^\x00]*$")]  # also refuses halves of characters
-
-
-class Import(Strict):
-    file: Text
-    columns: dict[str, str] = {}
-
-
-class Recommend(Strict):
-    user: Text
-    k: int = Field(10, ge=1)
-
-
-class Consent(Strict):
-    user: Text
-    item: Text | None = None
-    level: Literal["learn", "keep"]
-
-
-class Export(Strict):
-    file: Text
-    user: Text | None = None
-
-
-class Erase(Strict):
-    user: Text | None = None
-    everybody: bool = False
-
-
-def _erase(node: Node, asked: Erase) -> dict[str, Any]:
-    if (asked.user is None) != asked.everybody:
-        raise TacitaError("say whom to erase: either a user or everybody.")
-    return node.erase(asked.user)
-
-
-_VERBS: dict[str, tuple[type[Strict], Callable[[Node, Any], Any]]] = {
-    "import": (Import, lambda node, asked: node.import_file(asked.file, asked.columns)),
-    "status": (Nothing, lambda node, asked: node.status()),
-    "recommend": (Recommend, lambda node, asked: node.recommend(asked.user, asked.k)),
-    "consent": (Consent, lambda node, asked: node.set_consent(asked.user, asked.item, asked.level)),
-    "export": (Export, lambda node, asked: node.export(Path(asked.file), asked.user)),
-    "erase": (Erase, _erase),
-}
-
-
-def perform(node: Node, verb: str, arguments: dict[str, Any]) -> Any:
-    """Do what was asked; bad input is one sentence."""
-    if verb not in _VERBS:
-        raise unknown_name("verb", verb[:100], _VERBS)
-    model, act = _VERBS[verb]
-    return act(node, validated(model, arguments, f"'{verb}'"))
-
-
-def answer(do: Callable[[str, dict[str, Any]], Any], question: bytes) -> bytes:
-    """A question {"verb": ..., ...} answered by `do`: {"ok": ...} or {"error": one sentence}."""
-    try:
-        try:
-            asked = json.loads(question)
-        except (ValueError, RecursionError):
-            raise TacitaError("the question is not JSON.") from None
-        if not isinstance(asked, dict) or not isinstance(asked.get("verb"), str):
-            raise TacitaError('a question is an object such as {"verb": "status"}.')
-        verb = asked.pop("verb")
-        return json.dumps({"ok": do(verb, asked)}).encode()
-    except TacitaError as error:
-        said = str(error)
-    except OSError as error:
-        said = f"{error.filename or 'the system'}: {error.strerror or error}."
-    except Exception:  # a mistake of ours; the daemon goes on
-        log.exception("a command could not be done")
-        said = "the node could not do that; its log says why."
-    return json.dumps({"error": said}).encode()
-
-
 def ask(folder: Path, verb: str, **arguments: Any) -> Any:
     """Ask a node: its daemon if one has it open, else the store itself, for as long as the answer takes."""
-    read_config(folder)
     if not node_file.is_taken(folder / STORE):
-        try:
-            node = Node.open(folder)
-        except node_file.Damaged:
-            if verb == "export" and arguments.get("user") is None:
-                return export_anyway(folder, Path(arguments["file"]))
-            raise
-        with node:
-            return perform(node, verb, arguments)
+        return _ask_directly(folder, verb, arguments)
     if not (folder / CONTROL).exists():
         raise node_file.taken(folder / STORE)
     return ask_daemon(folder, verb, **arguments)
@@ -123,3 +30,17 @@ def ask_daemon(folder: Path, verb: str, **arguments: Any) -> Any:
     if "error" in found:
         raise TacitaError(found["error"])
     return found["ok"]
+
+
+def _ask_directly(folder: Path, verb: str, arguments: dict[str, Any]) -> Any:
+    from tacita.live.node import Node  # brings the models, which a running daemon has loaded already
+    from tacita.live.verbs import perform
+
+    try:
+        node = Node.open(folder)
+    except node_file.Damaged:
+        if verb != "export" or arguments.get("user") is not None:
+            raise
+        return {"lines": node_file.salvage(folder / STORE, Path(arguments["file"])), "file": arguments["file"]}
+    with node:
+        return perform(node, verb, arguments)

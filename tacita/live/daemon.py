@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tacita.errors import TacitaError
-from tacita.live import control, shim
+from tacita.live import control, shim, verbs
 from tacita.live.node import Node, NodeConfig
 
 log = logging.getLogger(__name__)
@@ -58,14 +58,14 @@ class Daemon:
 
     def on_command(self, body: bytes, asker: int) -> bytes:
         """A command of the owner."""
-        return control.answer(self._command, body)
+        return verbs.answer(self._command, body)
 
     def _command(self, verb: str, arguments: dict[str, Any]) -> Any:
         if verb == "stop":
             log.info("asked to stop")
             self.stopping.set()
             return "stopping"
-        done = control.perform(self.node, verb, arguments)
+        done = verbs.perform(self.node, verb, arguments)
         if verb == "status":
             done["running"] = True
             if self.connection is not None:

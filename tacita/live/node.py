@@ -21,12 +21,11 @@ from tacita.data.sources import load
 from tacita.data.table import Interactions
 from tacita.errors import TacitaError
 from tacita.files import disk_error, side_of, write_bytes
-from tacita.live import node_file
+from tacita.live.node_file import STORE
 from tacita.live.node_store import Interaction, NodeStore
 from tacita.live.serving import NO_MODEL, Snapshot, take_snapshot
 
 VERSION = 1
-STORE = "node.sqlite"
 DAY = 86_400.0
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
@@ -234,11 +233,6 @@ def read_config(folder: Path) -> NodeConfig:
         made = "a newer" if version > VERSION else "an older"
         raise TacitaError(f"{path} is of version {version}, made for {made} tacita; this one reads version {VERSION}.")
     return validated(NodeConfig, values, str(path))
-
-
-def export_anyway(folder: Path, path: Path) -> dict[str, Any]:
-    """What can be read of a store that does not open any more; the store stays as it is."""
-    return {"lines": node_file.salvage(folder / STORE, path), "file": str(path)}
 
 
 def _interactions(table: Interactions) -> Iterator[Interaction]:

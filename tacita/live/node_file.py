@@ -15,6 +15,7 @@ from urllib.parse import quote
 from tacita.errors import TacitaError
 from tacita.files import disk_error, side_of
 
+STORE = "node.sqlite"
 FORMAT = 1
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
