@@ -226,4 +226,4 @@ def erase(
     if as_json:
         print(json.dumps(found))
     else:
-        console.say(f"{found['interactions']:,} interactions of {found['users']:,} users are gone from this node.")
+        console.say(f"{found['interactions']:,} interactions are gone from this node; users gone: {found['users']:,}.")

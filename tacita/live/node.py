@@ -75,7 +75,7 @@ class Node:
         `secret` is for tests that need known draws.
         """
         if folder.exists() or folder.is_symlink():
-            raise TacitaError(f"{folder} exists; a node is made in a new folder, choose another --folder.")
+            raise TacitaError(f"{folder} exists; a node is made in a new folder, choose another.")
         trusted = None if ca is None else _certificate(ca)
         side = side_of(folder)
         try:
