@@ -424,6 +424,18 @@ def test_erasing_leaves_no_byte(tmp_path: Path) -> None:
     assert files_hold(folder, "quetzal", "ordinary") == set()
 
 
+def test_who_is_erased_during_a_round_does_not_come_back_with_it(store: NodeStore) -> None:
+    store.add(rows("u1 a", "u2 a", "u3 a"))
+    before = devices(3, 1)
+    store.erase("u2")
+    store.commit("run", 0, 0, "train", "", b"", now=before, best=before)
+    for tag in ("now", "best"):
+        kept = store.devices("run", tag)
+        assert kept is not None
+        assert kept[1]["users"].tolist() == [1, 3]
+        assert kept[1]["parts/memory/item"].tolist() == [[0, 1, 2], [6, 7, 8]]
+
+
 def test_an_erasure_that_was_cut_short_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with NodeStore.create(tmp_path / STORE) as store:
         store.add(rows(*(f"quetzal quetzal{n}" for n in range(500)), "other x"))
@@ -518,6 +530,8 @@ def test_too_many_or_too_early_releases_are_refused(tmp_path: Path) -> None:
         assert node.refusal(5) is None
         node.store.commit("run", 0, 0, "t", "", b"", ledger=Release(5, 1, ""))
         assert "between releases" in (node.refusal(5) or "")
+        assert "between releases" in (node.refusal(5, "t") or "")
+        assert node.refusal(5, "validate") is None
         node.store.commit("run", 0, 1, "t", "", b"", ledger=Release(5, 1, ""))
         assert "24 hours" in (node.refusal(5) or "")
 

@@ -200,12 +200,15 @@ class Node:
             "node receives models and sends no sum. The server sees when this node is online, and its address."
         )
 
-    def refusal(self, people: int) -> str | None:
-        """Why a sum over so many people may not be sent now; None: it may."""
+    def refusal(self, people: int, kind: str | None = None) -> str | None:
+        """Why a sum over so many people may not be sent now; None: it may.
+
+        With a kind, the pause between rounds is counted from the last release of that kind: a round has several.
+        """
         config = self.config
         if people < config.min_users and not config.insecure_single_user_uploads:
             return f"a sum over {people} people is not sent; this node needs {config.min_users} (min_users)."
-        today, last = self.store.releases_since(time.time() - DAY)
+        today, last = self.store.releases_since(time.time() - DAY, kind)
         if today >= config.max_releases_per_day:
             return f"{today} releases in 24 hours are the most this node allows (max_releases_per_day)."
         waited = time.time() - last if last is not None else float("inf")

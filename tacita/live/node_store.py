@@ -270,12 +270,15 @@ class NodeStore:
     ) -> None:
         """A handled request in one transaction: the reply, all it changed, and what it let out.
 
-        Replies of earlier rounds go: the server is past them.
+        Replies of earlier rounds go: the server is past them. People who were erased meanwhile do not come back.
         """
         at = time.time()
-        packed = [(tag, *_packed(devices)) for tag, devices in (("now", now), ("best", best)) if devices is not None]
         with self._writing() as db:
-            for tag, note, blob in packed:
+            here = [one for (one,) in db.execute("SELECT id FROM users")]
+            for tag, devices in (("now", now), ("best", best)):
+                if devices is None:
+                    continue
+                note, blob = _packed(devices, here)
                 db.execute(
                     "INSERT OR REPLACE INTO devices (run, tag, note, arrays) VALUES (?, ?, ?, ?)",
                     (run, tag, note, blob),
@@ -305,11 +308,11 @@ class NodeStore:
             found = db.execute(f"SELECT {', '.join(names)} FROM ledger WHERE id > ? ORDER BY id", (after,)).fetchall()
         return [dict(zip(names, row)) for row in found]
 
-    def releases_since(self, at: float) -> tuple[int, float | None]:
-        """How many releases there were after a moment, and when the last one of all was."""
+    def releases_since(self, at: float, kind: str | None = None) -> tuple[int, float | None]:
+        """How many releases there were after a moment, and when the last one was (of a kind, or of all)."""
         with self._reading() as db:
             count = db.execute("SELECT count(*) FROM ledger WHERE time > ?", (at,)).fetchone()[0]
-            last = db.execute("SELECT max(time) FROM ledger").fetchone()[0]
+            last = db.execute("SELECT max(time) FROM ledger WHERE ? IS NULL OR kind = ?", (kind, kind)).fetchone()[0]
         return int(count), last
 
     def enqueue(self, kind: str, payload: dict[str, Any], user: int | None = None) -> int:
@@ -402,13 +405,15 @@ def _numbers(values: Sequence[float | None]) -> Doubles:
     return np.array([np.nan if v is None else v for v in values], np.float64)
 
 
-def _packed(devices: Devices) -> tuple[str, bytes]:
+def _packed(devices: Devices, here: list[int]) -> tuple[str, bytes]:
+    """The rows of the people who are here, ready to be stored."""
     note, arrays = devices
     n = len(arrays["users"])
     for name, array in arrays.items():
         if array.ndim == 0 or len(array) != n:
             raise ValueError(f"device array {name!r} has not one row for each of the {n} users")
-    return json.dumps(note), pack(arrays)
+    stays = np.isin(arrays["users"], here)
+    return json.dumps(note), pack(arrays if stays.all() else {name: array[stays] for name, array in arrays.items()})
 
 
 def _put_model(db: sqlite3.Connection, run: str, model: Model, at: float) -> None:
