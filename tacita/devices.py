@@ -320,6 +320,13 @@ def selecting_metric(config: RunConfig) -> tuple[str, int]:
     return name, int(k)
 
 
+def block_sums(fed: Federation, server: ServerState, clients: Clients, received: Received) -> Sums:
+    """Test scores on the current block, as sums that several groups of devices can add up."""
+    block = fed.stream.blocks[server.block]
+    mask = known_items(fed, block, "test", fed.config.evaluate.mask)
+    return measure(fed, server, clients, block, "test", mask, received=received).sums()
+
+
 def block_scores(
     fed: Federation, server: ServerState, clients: Clients, received: Received | None = None
 ) -> tuple[dict[str, Any], Evaluation]:

@@ -83,7 +83,7 @@ def use_threads(threads: int) -> None:
 def assemble(config: RunConfig, machine: Machine) -> Federation:
     """Load, split and check everything, so that bad input is refused before anything is written."""
     backbone, parts, draws = build(config)
-    _check_settings(config, backbone)
+    check_settings(config, backbone)
     use_threads(machine.threads)
     table = load(config.data, data_dir=machine.data_dir, columns=config.columns or None)
     stream = split(table, config.split)
@@ -94,19 +94,20 @@ def assemble(config: RunConfig, machine: Machine) -> Federation:
     return Federation(stream, backbone, parts, config, draws, machine.chunk)
 
 
-def build(config: RunConfig) -> tuple[Backbone, tuple[Part, ...], Draws]:
+def build(config: RunConfig, secret: str = "") -> tuple[Backbone, tuple[Part, ...], Draws]:
+    """Model and parts; `secret` is what a device adds to the seed of draws that protect its people."""
     options = dict(config.backbone)
     name = options.pop("name", "mf")
     if not isinstance(name, str):
         raise TacitaError("backbone.name must be a name such as 'mf'.")
     cls = backbone_class(name)
     backbone = cls(validated(cls.Config, options, f"backbone '{name}'"))
-    draws = Draws(config.seed)
+    draws = Draws(config.seed, secret)
     specs = effective_parts(config.method, config.parts)
     return backbone, build_parts(specs, World(backbone, draws, config.train)), draws
 
 
-def _check_settings(config: RunConfig, backbone: Backbone) -> None:
+def check_settings(config: RunConfig, backbone: Backbone) -> None:
     """Refuse what cannot be trained on any data."""
     plan = config.train
     selecting_metric(config)
@@ -288,7 +289,7 @@ def _write_models(fed: Federation, progress: Progress, out: Path) -> None:
     """What each side holds at the end, kept apart; the devices' file includes their own histories."""
     server, clients = progress.server, progress.clients
     origin = {"config": fed.config.model_dump_json(), "fingerprint": fed.stream.fingerprint}
-    write_arrays(out / "server.safetensors", server_arrays(server), {**_server_note(server), **origin})
+    write_arrays(out / "server.safetensors", server_arrays(server), {**server_note(server), **origin})
     history = fed.stream.history(len(fed.stream.blocks))
     last = fed.stream.blocks[-1].train
     lists: Arrays = {
@@ -310,7 +311,7 @@ def server_arrays(server: ServerState, prefix: str = "") -> Arrays:
     return {f"{prefix}items": server.items, **heads, **flat(server.parts, f"{prefix}parts/")}
 
 
-def _server_note(server: ServerState) -> dict[str, str]:
+def server_note(server: ServerState) -> dict[str, str]:
     return {"block": str(server.block), "round": str(server.round), "parts": json.dumps(sorted(server.parts))}
 
 
@@ -349,8 +350,8 @@ def _write_checkpoint(path: Path, now: Progress, config: RunConfig) -> None:
     note = {
         "config": config.model_dump_json(),
         "plain": json.dumps({name: getattr(now, name) for name in _PLAIN}),
-        "now": json.dumps(_server_note(now.server)),
-        "best": json.dumps(_server_note(now.best_server)),
+        "now": json.dumps(server_note(now.server)),
+        "best": json.dumps(server_note(now.best_server)),
         "device_parts": json.dumps(sorted(now.clients.parts)),
     }
     write_arrays(path, arrays, note)

@@ -119,10 +119,14 @@ def _in_time(table: Interactions, rows: Longs, blocks: SplitConfig | None, draws
             f"all timestamps of {table.name} are the same, so it cannot be cut into time blocks; "
             "use split.kind = 'random'."
         )
-    spread = hash_owners(draws.public("tied-items"), keys_of(table.item_ids))
-    pairs = keys_of(table.user_ids)[table.user[rows]] ^ spread[table.item[rows]]
-    tie = hash_owners(draws.public("time-ties"), pairs)
+    tie = _ties(table.user[rows], table.item[rows], keys_of(table.user_ids), keys_of(table.item_ids), draws)
     return rows[np.lexsort((tie, table.user[rows], time))]
+
+
+def _ties(user: AnyArray, item: AnyArray, user_keys: Keys, item_keys: Keys, draws: Draws) -> Keys:
+    """What decides between rows of a user that share a time: a hash of user and item."""
+    spread = hash_owners(draws.public("tied-items"), item_keys)
+    return hash_owners(draws.public("time-ties"), user_keys[user] ^ spread[item])
 
 
 def _by_appearance(codes: Ints, names: tuple[str, ...]) -> tuple[Ints, tuple[str, ...]]:
@@ -192,14 +196,50 @@ def _time_blocks(
         known = n_users
         n_users = max(n_users, int(user.max()) + 1)
         n_items = max(n_items, int(item.max()) + 1)
-        once = _first_of_pair(user, item)
-        user, item = user[once], item[once]
-        in_time = np.arange(len(user))
-        order = _random_order(user, item, keys, item_keys, draws, index) if inner == "random" else in_time
-        role = _inner_roles(user, order)
         new = np.arange(n_users) >= known
-        blocks.append(_block(index, user, item, role, n_users, n_items, new, n_rows))
+        blocks.append(_time_block(index, user, item, n_users, n_items, new, n_rows, inner, keys, item_keys, draws))
     return tuple(blocks)
+
+
+def _time_block(
+    index: int,
+    user: Ints,
+    item: Ints,
+    n_users: int,
+    n_items: int,
+    new: Bools,
+    n_rows: int,
+    inner: str,
+    keys: Keys,
+    item_keys: Keys,
+    draws: Draws,
+) -> Block:
+    """One block of rows in time order."""
+    once = _first_of_pair(user, item)
+    user, item = user[once], item[once]
+    in_time = np.arange(len(user))
+    order = _random_order(user, item, keys, item_keys, draws, index) if inner == "random" else in_time
+    return _block(index, user, item, _inner_roles(user, order), n_users, n_items, new, n_rows)
+
+
+def collected_block(
+    index: int,
+    user: AnyArray,
+    item: AnyArray,
+    time: AnyArray,
+    new: Bools,
+    keys: Keys,
+    item_keys: Keys,
+    config: SplitConfig,
+) -> Block:
+    """A block that was collected rather than cut: rows of known users and items, split as a cut block would be."""
+    draws = Draws(config.seed)
+    user, item = user.astype(np.int32), item.astype(np.int32)
+    order = np.lexsort((_ties(user, item, keys, item_keys, draws), user, time))
+    inner = config.inner if index else "random"
+    return _time_block(
+        index, user[order], item[order], len(keys), len(item_keys), new, len(user), inner, keys, item_keys, draws
+    )
 
 
 def _block(

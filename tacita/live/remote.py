@@ -1,0 +1,249 @@
+"""Devices behind a network: the questions of the federated loop as messages to nodes, their answers as one sum.
+
+A round waits for a quorum. Nodes that did not answer are asked again under the same number, which is harmless: they
+send the reply they stored. An answer counts once, and only from a node that was asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from tacita.aggregate import merge
+from tacita.devices import Federation, Received, Sums, Told
+from tacita.errors import TacitaError
+from tacita.evaluate import Evaluation
+from tacita.files import flat
+from tacita.live.wire import (
+    Kind,
+    Reply,
+    Request,
+    RequestHead,
+    catalogue_array,
+    check_total,
+    decode_reply,
+    encode,
+    sha_of,
+)
+from tacita.types import Arrays, Longs, ServerState
+
+log = logging.getLogger(__name__)
+
+
+class Transport(Protocol):
+    """Carries bodies to nodes and answers back."""
+
+    def nodes(self) -> list[int]:
+        """The nodes that are online."""
+        ...
+
+    def exchange(self, requests: Mapping[int, bytes], timeout: float) -> dict[int, bytes]:
+        """Answers that came in time."""
+        ...
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How many nodes a round needs and how long it waits for them."""
+
+    quorum: int | Literal["all"] = "all"  # of the nodes that may take part
+    timeout: float = 300.0  # seconds for one exchange
+    give_up: float = 3600.0  # seconds without a quorum after which the run stops
+    pause: float = 2.0  # between attempts
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """An answer that counted."""
+
+    block: int
+    round: int
+    kind: str
+    node: int
+    sha: str
+    clients: int
+
+
+@dataclass
+class Remote:
+    """The people are on nodes. Everything the server learns of them is in what `ask` returns."""
+
+    transport: Transport
+    run: str
+    allowed: Callable[[], set[int]]  # nodes that are enrolled now
+    catalogue: Callable[[], list[tuple[str, str]]]
+    patience: Patience = Patience()
+    best_round: int = 0
+    tell: Callable[[dict[str, Any]], None] = lambda event: None
+    accepted: list[Accepted] = field(default_factory=list)  # since the last commit
+    asked_for: list[tuple[int, dict[str, Any]]] = field(default_factory=list)  # (node, request) since the last commit
+    _validated: int = 0
+    _have: dict[int, set[str]] = field(default_factory=dict)
+
+    def begin_block(self, fed: Federation, server: ServerState, received: Received) -> None:
+        """Nodes open a block when they first hear of it."""
+        self.best_round = self._validated = 0
+
+    def anybody(self, fed: Federation, server: ServerState) -> bool:
+        return True
+
+    def train(self, fed: Federation, server: ServerState, received: Received) -> Told:
+        return self._sum("train", fed, server, received, server.items.shape)
+
+    def statistic(self, fed: Federation, server: ServerState) -> Told:
+        n, inputs = len(server.items), server.heads.get("inputs", np.zeros(0))
+        return self._sum("statistic", fed, server, {}, (len(inputs) or n, n))
+
+    def _sum(self, kind: Kind, fed: Federation, server: ServerState, received: Received, rows: tuple[int, ...]) -> Told:
+        def check(reply: Reply) -> None:
+            check_total(reply, rows, len(server.items), server.heads if kind == "train" else {})
+
+        replies = self.ask(kind, fed, server, received, check)
+        if not replies:
+            raise TacitaError(
+                "every node refused to take part in the round; `tacita node status` on a node says why "
+                "(most often: fewer people than min_users)."
+            )
+        total = None
+        for node in sorted(replies):
+            one = replies[node].total()
+            total = one if total is None else merge(total, one)
+        assert total is not None
+        expected = sum(one.head.expected for one in replies.values())
+        size = sum(sum(v.nbytes for v in one.arrays.values()) for one in replies.values())
+        return Told(total, total.n_clients, expected, float(size))
+
+    def survey(self, fed: Federation, server: ServerState) -> Longs:
+        n = len(server.items)
+
+        def check(reply: Reply) -> None:
+            counts = reply.arrays.get("counts", np.zeros(0))
+            if counts.shape != (n,) or counts.dtype.kind != "i" or (counts < 0).any():
+                raise TacitaError("the node's reply holds no count for every item.")
+
+        replies = self.ask("survey", fed, server, {}, check)
+        return sum((one.arrays["counts"].astype(np.int64) for one in replies.values()), np.zeros(n, np.int64))
+
+    def validate(self, fed: Federation, server: ServerState, received: Received) -> Sums:
+        self._validated = server.round
+        return _added(self.ask("validate", fed, server, received))
+
+    def keep_best(self) -> None:
+        self.best_round = self._validated
+
+    def result(
+        self, fed: Federation, server: ServerState, received: Received
+    ) -> tuple[dict[str, Any], Evaluation | None]:
+        """Close the block on the nodes: they test the best round and go on from it."""
+        sums = _added(self.ask("close", fed, server, received))
+        people = max((n for _, n in sums.values()), default=0)
+        means = {name: total / n if n else 0.0 for name, (total, n) in sums.items()}
+        return {**means, "users": people, "validated": self.best_round > 0}, None
+
+    def end_block(self, fed: Federation, server: ServerState, received: Received) -> None:
+        """Nodes ended the block with `result`."""
+
+    # One exchange
+
+    def ask(
+        self,
+        kind: Kind,
+        fed: Federation,
+        server: ServerState,
+        received: Received,
+        check: Callable[[Reply], None] = lambda reply: None,
+    ) -> dict[int, Reply]:
+        """The answers of a quorum, without those of nodes that refused."""
+        arrays = self._arrays(server, received)
+        names = {name: sha_of(array) for name, array in arrays.items()}
+        head = RequestHead(
+            kind=kind,
+            run=self.run,
+            block=server.block,
+            round=server.round,
+            best_round=self.best_round,
+            config=fed.config.model_dump(mode="json"),
+            names=names,
+        )
+        replies: dict[int, Reply] = {}
+        began = told = time.monotonic()
+        while True:
+            allowed = self.allowed()
+            asked = self._bodies(head, arrays, (set(self.transport.nodes()) & allowed) - replies.keys())
+            for node, body in self.transport.exchange(asked, self.patience.timeout).items():
+                reply = self._read(node, body, head, check) if node in asked else None
+                if reply is not None:
+                    replies[node] = reply
+            need = len(allowed) if self.patience.quorum == "all" else self.patience.quorum
+            if len(replies) >= max(1, need):
+                break
+            now = time.monotonic()
+            if now - began > self.patience.give_up:
+                raise TacitaError(
+                    f"block {server.block} round {server.round + 1}: {len(replies)} of the {need} nodes that a round "
+                    f"needs answered within {self.patience.give_up:.0f} s; start the others and continue with "
+                    "`tacita server resume`."
+                )
+            if now - told > 10:
+                told = now
+                self.tell({"event": "waiting", "kind": kind, "answered": len(replies), "needed": need})
+            time.sleep(self.patience.pause)
+        for node in sorted(replies):
+            if replies[node].head.verdict == "refused":
+                self.tell({"event": "refused", "kind": kind, "node": node, "said": replies[node].head.said})
+        return {node: one for node, one in replies.items() if one.head.verdict == "ok"}
+
+    def _arrays(self, server: ServerState, received: Received) -> Arrays:
+        """The model as it travels."""
+        arrays: Arrays = {"items": server.items, "catalogue": catalogue_array(self.catalogue()[: len(server.items)])}
+        arrays |= {f"heads/{k}": v for k, v in server.heads.items()}
+        return arrays | flat(received, "parts-received/")
+
+    def _bodies(self, head: RequestHead, arrays: Arrays, nodes: set[int]) -> dict[int, bytes]:
+        """What each node gets: all it does not have. Nodes that need the same share the bytes."""
+        made: dict[frozenset[str], bytes] = {}
+        bodies = {}
+        for node in sorted(nodes):
+            have = self._have.get(node, set())
+            lacks = frozenset(name for name, sha in head.names.items() if sha not in have)
+            if lacks not in made:
+                made[lacks] = encode(Request(head, {name: arrays[name] for name in lacks}))
+            bodies[node] = made[lacks]
+        return bodies
+
+    def _read(self, node: int, body: bytes, head: RequestHead, check: Callable[[Reply], None]) -> Reply | None:
+        """An answer that fits the question; None: there is none, ask again."""
+        try:
+            reply = decode_reply(body)
+            said = reply.head
+            if (said.kind, said.run, said.block, said.round) != (head.kind, head.run, head.block, head.round):
+                raise TacitaError("the node's reply is to another question.")
+            self._have[node] = set(said.have)
+            if said.verdict == "missing":
+                return None
+            if said.verdict == "refused":
+                return reply
+            check(reply)
+        except TacitaError as error:
+            log.warning("node %s: %s", node, error)
+            self.tell({"event": "bad reply", "kind": head.kind, "node": node, "said": str(error)})
+            return None
+        sha = hashlib.sha256(body).hexdigest()
+        self.accepted.append(Accepted(head.block, head.round, head.kind, node, sha, said.clients))
+        self.asked_for += [(node, one) for one in said.requests]
+        return reply
+
+
+def _added(replies: Mapping[int, Reply]) -> Sums:
+    sums: Sums = {}
+    for node in sorted(replies):
+        for name, (total, n) in replies[node].head.sums.items():
+            before = sums.get(name, (0.0, 0))
+            sums[name] = (before[0] + total, before[1] + n)
+    return sums

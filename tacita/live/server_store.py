@@ -1,0 +1,285 @@
+"""What a server holds, in one SQLite file: catalogue, enrolled nodes, runs and their models.
+
+After each round the model, its number and the answers that counted are committed together, so a killed server goes on
+from its last round. No row of it tells of a person.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tacita.config import RunConfig, validated
+from tacita.errors import TacitaError
+from tacita.live.blobs import pack, unpack
+from tacita.live.remote import Accepted
+from tacita.live.wire import sha_of
+from tacita.types import Arrays
+
+FORMAT = 1
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE catalogue (number INTEGER PRIMARY KEY, item TEXT NOT NULL UNIQUE, title TEXT NOT NULL) STRICT;
+CREATE TABLE nodes (name TEXT PRIMARY KEY, public_key TEXT NOT NULL UNIQUE, number INTEGER UNIQUE,
+    enrolled REAL NOT NULL, revoked REAL) STRICT;
+CREATE TABLE runs (name TEXT PRIMARY KEY, config TEXT NOT NULL, options TEXT NOT NULL, created REAL NOT NULL,
+    opened INTEGER NOT NULL, note TEXT) STRICT;
+CREATE TABLE block_items (run TEXT NOT NULL, block INTEGER NOT NULL, n_items INTEGER NOT NULL,
+    PRIMARY KEY (run, block)) STRICT;
+CREATE TABLE arrays (run TEXT NOT NULL, name TEXT NOT NULL, sha TEXT NOT NULL, array BLOB NOT NULL,
+    PRIMARY KEY (run, name)) STRICT;
+CREATE TABLE accepted (run TEXT NOT NULL, block INTEGER NOT NULL, round INTEGER NOT NULL, kind TEXT NOT NULL,
+    node INTEGER NOT NULL, sha TEXT NOT NULL, clients INTEGER NOT NULL, time REAL NOT NULL,
+    PRIMARY KEY (run, block, round, kind, node)) STRICT;
+CREATE TABLE events (id INTEGER PRIMARY KEY, run TEXT NOT NULL, time REAL NOT NULL, event TEXT NOT NULL) STRICT;
+CREATE TABLE requests (id INTEGER PRIMARY KEY, run TEXT NOT NULL, node INTEGER NOT NULL, time REAL NOT NULL,
+    request TEXT NOT NULL, UNIQUE (run, node, request)) STRICT;
+"""
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    name: str
+    public_key: str
+    number: int | None  # under which the engine knows it; None: not registered there yet
+    enrolled: float
+    revoked: float | None
+
+
+@dataclass(frozen=True)
+class RunRow:
+    name: str
+    config: RunConfig
+    options: dict[str, Any]  # quorum, timeout
+    opened: int  # blocks that were opened
+    note: dict[str, Any] | None  # where it stands; None: nothing was committed yet
+
+
+class ServerStore:
+    """The server's file; several processes of the same server may have it open."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.is_file():
+            raise TacitaError(f"there is no server in {path.parent}; `tacita server init` makes one.")
+        with self._plain():
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
+            try:
+                self._db.execute("PRAGMA synchronous = FULL")
+                self._db.execute("PRAGMA busy_timeout = 30000")
+                found = self._db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+                verdict = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+                if verdict != "ok":
+                    raise sqlite3.DatabaseError(verdict)
+            except BaseException:
+                self._db.close()
+                raise
+        if found is None or found[0] != str(FORMAT):
+            made = "nobody" if found is None else f"format {found[0]}"
+            self._db.close()
+            raise TacitaError(f"{path} was made by another tacita ({made}, this one reads format {FORMAT}).")
+
+    @staticmethod
+    def create(path: Path) -> ServerStore:
+        if path.exists():
+            raise TacitaError(f"{path} exists; a server is made in a new folder.")
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+            path.chmod(0o600)
+            db.execute("PRAGMA journal_mode = WAL")
+            db.executescript(f"BEGIN;{_SCHEMA}INSERT INTO meta VALUES ('format', '{FORMAT}');COMMIT;")
+        return ServerStore(path)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> ServerStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def _plain(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            if "full" in str(error):
+                raise TacitaError(f"no space left to write {self.path}; free some and try again.") from None
+            raise TacitaError(f"cannot use {self.path}: {error}.") from None
+        except sqlite3.IntegrityError:
+            raise
+        except sqlite3.DatabaseError as error:
+            raise TacitaError(f"{self.path} is damaged: {error}; restore a copy.") from None
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._plain():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def _all(self, sql: str, *given: Any) -> list[tuple[Any, ...]]:
+        with self._plain():
+            return self._db.execute(sql, given).fetchall()
+
+    # Catalogue
+
+    def catalogue(self) -> list[tuple[str, str]]:
+        """Raw id and title of every item, in the order of the item table."""
+        return [(item, title) for item, title in self._all("SELECT item, title FROM catalogue ORDER BY number")]
+
+    def add_items(self, items: Sequence[tuple[str, str]]) -> int:
+        """Add items at the end; those that are there keep their place and get the title if they had none."""
+        with self._writing() as db:
+            known = dict(db.execute("SELECT item, title FROM catalogue").fetchall())
+            fresh: dict[str, str] = {}
+            for item, title in items:
+                if item not in known:
+                    fresh[item] = fresh.get(item) or title
+                elif title and not known[item]:
+                    db.execute("UPDATE catalogue SET title = ? WHERE item = ?", (title, item))
+            rows = ((len(known) + n, item, title) for n, (item, title) in enumerate(fresh.items()))
+            db.executemany("INSERT INTO catalogue (number, item, title) VALUES (?, ?, ?)", rows)
+        return len(fresh)
+
+    # Nodes
+
+    def nodes(self) -> list[NodeRow]:
+        rows = self._all("SELECT name, public_key, number, enrolled, revoked FROM nodes ORDER BY enrolled, name")
+        return [NodeRow(*row) for row in rows]
+
+    def allowed(self) -> set[int]:
+        """Numbers of the nodes that may take part."""
+        return {row.number for row in self.nodes() if row.number is not None and row.revoked is None}
+
+    def add_node(self, name: str, public_key: str) -> None:
+        with self._writing() as db:
+            if db.execute("SELECT 1 FROM nodes WHERE name = ?", (name,)).fetchone():
+                raise TacitaError(f"a node named '{name}' is enrolled already; choose another --name.")
+            if db.execute("SELECT 1 FROM nodes WHERE public_key = ?", (public_key,)).fetchone():
+                raise TacitaError("this key is or was enrolled already; a node that was revoked needs a new key.")
+            row = (name, public_key, time.time())
+            db.execute("INSERT INTO nodes (name, public_key, enrolled) VALUES (?, ?, ?)", row)
+
+    def set_number(self, name: str, number: int) -> None:
+        with self._writing() as db:
+            db.execute("UPDATE nodes SET number = ? WHERE name = ?", (number, name))
+
+    def revoke(self, name: str) -> NodeRow:
+        found = {row.name: row for row in self.nodes()}
+        if name not in found:
+            listed = ", ".join(sorted(found)) or "none"
+            raise TacitaError(f"no node is named '{name}'; enrolled nodes: {listed}.")
+        if found[name].revoked is not None:
+            raise TacitaError(f"node '{name}' was revoked already.")
+        with self._writing() as db:
+            db.execute("UPDATE nodes SET revoked = ? WHERE name = ?", (time.time(), name))
+        return found[name]
+
+    # Runs
+
+    def new_run(self, name: str, config: RunConfig, options: dict[str, Any]) -> None:
+        with self._writing() as db:
+            if db.execute("SELECT 1 FROM runs WHERE name = ?", (name,)).fetchone():
+                raise TacitaError(f"there is a run '{name}' already; choose another --name.")
+            row = (name, config.model_dump_json(), json.dumps(options), time.time())
+            db.execute("INSERT INTO runs (name, config, options, created, opened) VALUES (?, ?, ?, ?, 0)", row)
+
+    def runs(self) -> list[RunRow]:
+        rows = self._all("SELECT name, config, options, opened, note FROM runs ORDER BY created")
+        return [_run_row(*row) for row in rows]
+
+    def run(self, name: str) -> RunRow:
+        found = self._all("SELECT name, config, options, opened, note FROM runs WHERE name = ?", name)
+        if not found:
+            raise TacitaError(f"there is no run '{name}' on this server; `tacita server status` lists them.")
+        return _run_row(*found[0])
+
+    def open_block(self, name: str) -> int:
+        """Open the next block with the catalogue as it is now; the one before must be done."""
+        row = self.run(name)
+        if row.opened > done_blocks(row):
+            raise TacitaError(f"block {row.opened - 1} of run '{name}' is not done yet; wait for it or resume it.")
+        n_items = len(self.catalogue())
+        if n_items < 2:
+            raise TacitaError("the catalogue has fewer than two items; `tacita server catalogue add FILE` fills it.")
+        with self._writing() as db:
+            db.execute("UPDATE runs SET opened = opened + 1 WHERE name = ?", (name,))
+            db.execute("INSERT INTO block_items (run, block, n_items) VALUES (?, ?, ?)", (name, row.opened, n_items))
+        return row.opened
+
+    def block_sizes(self, name: str) -> list[int]:
+        """Items of the catalogue in each opened block."""
+        return [n for (n,) in self._all("SELECT n_items FROM block_items WHERE run = ? ORDER BY block", name)]
+
+    def arrays(self, name: str) -> Arrays:
+        rows = self._all("SELECT name, array FROM arrays WHERE run = ?", name)
+        return {key: unpack(blob, str(self.path))["array"] for key, blob in rows}
+
+    def commit(
+        self,
+        run: str,
+        note: dict[str, Any],
+        arrays: Arrays,
+        accepted: Sequence[Accepted],
+        asked_for: Sequence[tuple[int, dict[str, Any]]],
+        event: dict[str, Any],
+    ) -> None:
+        """A round in one transaction. An answer that is there already means that a round was counted twice: refused."""
+        at = time.time()
+        with self._writing() as db:
+            held = dict(db.execute("SELECT name, sha FROM arrays WHERE run = ?", (run,)).fetchall())
+            gone = ((run, name) for name in held.keys() - arrays.keys())
+            db.executemany("DELETE FROM arrays WHERE run = ? AND name = ?", gone)
+            for name, array in arrays.items():
+                sha = sha_of(array)
+                if held.get(name) != sha:
+                    put = "INSERT OR REPLACE INTO arrays (run, name, sha, array) VALUES (?, ?, ?, ?)"
+                    db.execute(put, (run, name, sha, pack({"array": array})))
+            db.executemany(
+                "INSERT INTO accepted (run, block, round, kind, node, sha, clients, time) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                ((run, *asdict(one).values(), at) for one in accepted),
+            )
+            db.executemany(
+                "INSERT OR IGNORE INTO requests (run, node, time, request) VALUES (?, ?, ?, ?)",
+                ((run, node, at, json.dumps(one, sort_keys=True)) for node, one in asked_for),
+            )
+            db.execute("UPDATE runs SET note = ? WHERE name = ?", (json.dumps(note), run))
+            db.execute("INSERT INTO events (run, time, event) VALUES (?, ?, ?)", (run, at, json.dumps(event)))
+
+    def tell(self, run: str, event: dict[str, Any]) -> None:
+        """An event that changes nothing."""
+        with self._writing() as db:
+            row = (run, time.time(), json.dumps(event))
+            db.execute("INSERT INTO events (run, time, event) VALUES (?, ?, ?)", row)
+
+    def events(self, run: str, after: int = 0) -> list[tuple[int, float, dict[str, Any]]]:
+        rows = self._all("SELECT id, time, event FROM events WHERE run = ? AND id > ? ORDER BY id", run, after)
+        return [(one, at, json.loads(event)) for one, at, event in rows]
+
+    def accepted(self, run: str) -> list[tuple[Any, ...]]:
+        """(block, round, kind, node, clients) of every answer that counted."""
+        asked = "SELECT block, round, kind, node, clients FROM accepted WHERE run = ? ORDER BY block, round, kind, node"
+        return self._all(asked, run)
+
+
+def done_blocks(row: RunRow) -> int:
+    """How many blocks of a run are done."""
+    return 0 if row.note is None else len(row.note["plain"]["results"])
+
+
+def _run_row(name: str, config: str, options: str, opened: int, note: str | None) -> RunRow:
+    read = validated(RunConfig, json.loads(config), f"the settings of run '{name}'")
+    return RunRow(name, read, json.loads(options), opened, None if note is None else json.loads(note))
