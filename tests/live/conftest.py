@@ -1,0 +1,37 @@
+"""Fixtures for tests with Flower's real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed; pip install tacita[live]")
+
+from live_cluster import Cluster, eventually
+
+from tacita.live.flower import Supernode
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A SuperLink and a gateway without nodes."""
+    made = Cluster(tmp_path_factory.mktemp("live"))
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(scope="module")
+def three(cluster: Cluster) -> dict[int, Supernode]:
+    """Three enrolled nodes that echo, online."""
+    found = {}
+    for name in ("a", "b", "c"):
+        number = cluster.enrol(name)
+        cluster.serve(name)
+        found[number] = cluster.node(name)
+    for number, one in found.items():
+        eventually(lambda one=one, number=number: one.node_id == number, 60, f"{one.home.name} online")
+    return found

@@ -1,0 +1,126 @@
+"""A small federation on loopback: SuperLink, gateway and nodes that echo, ended by process id."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tacita.live import certificates, shim
+from tacita.live.flower import Link, Supernode, write_app
+from tacita.live.gateway import Gateway
+
+ECHO = '''
+import hashlib, json, os, time
+from pathlib import Path
+from tacita.live.flower import server_app
+
+def body(transport, settings):
+    """Send what the file asks for and write down what came back."""
+    file = Path(settings["store"])
+    asked = json.loads(file.read_text())
+    end = time.monotonic() + asked["patience"]
+    while len(transport.nodes()) < asked["nodes"] and time.monotonic() < end:
+        time.sleep(0.2)
+    nodes, told = transport.nodes(), []
+    for size in asked["sizes"]:
+        sent = os.urandom(size)
+        began = time.monotonic()
+        got = transport.exchange({node: sent for node in nodes}, asked["timeout"])
+        took = time.monotonic() - began
+        told.append({"size": size, "took": took, "same": sorted(n for n, b in got.items() if b == sent),
+                     "other": {str(n): b.decode() for n, b in got.items() if b != sent}})
+    file.with_suffix(".side").write_text(json.dumps({"nodes": nodes, "rounds": told}))
+    os.replace(file.with_suffix(".side"), file.with_suffix(".out"))
+
+app = server_app(body)
+'''
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def eventually(true: Callable[[], bool], timeout: float, what: str) -> None:
+    end = time.monotonic() + timeout
+    while not true():
+        assert time.monotonic() < end, f"{what}: not within {timeout:g} s"
+        time.sleep(0.1)
+
+
+class Cluster:
+    """Server folder, SuperLink and gateway; nodes are added by the tests."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.allowed: set[str] = set()
+        self._to_stop: list[Callable[[], None]] = []
+        certificates.make_ca(folder)
+        certificates.make_server(folder, ["localhost"])
+        self.ca, certificate, key = folder / "ca.pem", folder / "server.pem", folder / "server.key"
+        self.app = write_app(folder / "app")
+        (self.app / "tacita_live" / "server_app.py").write_text(ECHO)
+        self.link = Link(folder / "link", free_port(), ca=self.ca, certificate=certificate, key=key)
+        self.gateway = Gateway(
+            "127.0.0.1",
+            0,
+            self.link.url,
+            ca=self.ca,
+            certificate=certificate,
+            key=key,
+            allowed=lambda who: who in self.allowed,
+        )
+
+    def start(self) -> None:
+        self._to_stop.append(self.link.stop)
+        self.link.start()
+        self._to_stop.append(self.gateway.stop)
+        self.gateway.start()
+
+    def stop(self) -> None:
+        while self._to_stop:
+            self._to_stop.pop()()
+
+    def key(self, name: str) -> Path:
+        certificates.make_node_key(self.folder / name)
+        return self.folder / name
+
+    def enrol(self, name: str) -> int:
+        """Make a key and let it in; the node's number."""
+        public = self.key(name).with_name(name + ".pub")
+        self.allowed.add(certificates.fingerprint(public.read_bytes()))
+        return self.link.register(public, name)
+
+    def serve(self, name: str, handle: Callable[[bytes, int], bytes] = lambda body, _: body) -> Path:
+        path = self.folder / f"{name}.sock"
+        self._to_stop.append(shim.serve(path, handle).stop)
+        return path
+
+    def node(self, name: str, **other: Any) -> Supernode:
+        """The client of a node, started."""
+        given = {"ca": self.ca, "key": self.folder / name, "socket": self.folder / f"{name}.sock"} | other
+        server = given.pop("server", f"127.0.0.1:{self.gateway.port}")
+        one = Supernode(self.folder / f"{name}.home", server, **given)
+        self._to_stop.append(one.stop)
+        one.start()
+        return one
+
+    def echo(
+        self, nodes: int, sizes: list[int], timeout: float = 60.0, patience: float = 30.0, wait: float = 120.0
+    ) -> dict[str, Any]:
+        """Run the echo app; what each node sent back."""
+        asked = self.folder / f"asked-{time.monotonic_ns()}.json"
+        asked.write_text(json.dumps({"nodes": nodes, "sizes": sizes, "timeout": timeout, "patience": patience}))
+        run = self.link.submit({"store": str(asked)}, self.app)
+        end = time.monotonic() + wait
+        while not (state := self.link.run_state(run)).startswith("finished"):
+            assert time.monotonic() < end, f"the run is {state} after {wait:g} s"
+            time.sleep(0.5)
+        assert state == "finished:completed", (self.folder / "link" / "superlink.log").read_text()[-3000:]
+        told: dict[str, Any] = json.loads(asked.with_suffix(".out").read_text())
+        return told

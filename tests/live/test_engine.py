@@ -1,0 +1,232 @@
+"""The engine with its real processes: who gets through the gateway, and what a round costs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import ssl
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed; pip install tacita[live]")
+
+from flwr.proto import control_pb2, fleet_pb2
+from live_cluster import Cluster, eventually, free_port
+
+from tacita.errors import TacitaError
+from tacita.live import certificates
+from tacita.live.flower import Supernode
+from tacita.live.processes import other_user_works
+
+pytestmark = pytest.mark.live
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def never_online(cluster: Cluster, one: Supernode, before: set[int]) -> None:
+    """The client tries and gives up at least once, and the SuperLink has no more nodes online than before."""
+    eventually(lambda: one.restarts > 0, 60, "a refused node gives up")
+    assert one.node_id is None
+    assert {n for n, state in cluster.link.nodes().items() if state == "online"} == before
+    one.stop()
+
+
+def test_enrolled_nodes_echo_through_tls_and_the_gateway(cluster: Cluster, three: dict[int, Supernode]) -> None:
+    spent = {n: cpu_seconds(one.pid or 0) for n, one in three.items()}
+    told = cluster.echo(3, [0, 64, 64, 64, 64, 64, 5_000_000])
+    spent = {n: cpu_seconds(one.pid or 0) - spent[n] for n, one in three.items()}
+    print(f"rounds {[round(r['took'], 2) for r in told['rounds']]} s, CPU of 7 messages {spent}")
+    assert set(told["nodes"]) == set(three)
+    for one in told["rounds"]:
+        assert set(one["same"]) == set(three)
+        assert not one["other"]
+    assert max(spent.values()) < 7 * 2.0
+
+
+def test_flowers_own_supernode_carries_the_app(cluster: Cluster, three: dict[int, Supernode]) -> None:
+    """The app that is delivered works where Flower runs it, though our nodes do not."""
+    number = cluster.enrol("plain")
+    cluster.serve("plain")
+    one = cluster.node("plain", resident=False, port=free_port())
+    eventually(lambda: one.node_id == number, 60, "flower-supernode online")
+    told = cluster.echo(4, [100])
+    assert set(told["rounds"][0]["same"]) == {*three, number}
+    one.stop()
+
+
+def test_a_node_that_fails_is_missing_and_says_nothing_of_itself(cluster: Cluster, three: dict[int, Supernode]) -> None:
+    def fail(_: bytes, __: int) -> bytes:
+        raise RuntimeError("secret words")
+
+    number = cluster.enrol("failing")
+    cluster.serve("failing", fail)
+    one = cluster.node("failing")
+    eventually(lambda: one.node_id == number, 60, "online")
+    told = cluster.echo(4, [64])
+    assert number in told["nodes"]
+    assert set(told["rounds"][0]["same"]) == set(three)
+    for file in (cluster.folder / "link").glob("*"):
+        if file.is_file():
+            assert b"secret words" not in file.read_bytes()
+    one.stop()
+
+
+def test_a_slow_node_does_not_outlast_the_timeout(cluster: Cluster, three: dict[int, Supernode]) -> None:
+    def slow(body: bytes, _: int) -> bytes:
+        time.sleep(12)
+        return body
+
+    number = cluster.enrol("slow")
+    cluster.serve("slow", slow)
+    one = cluster.node("slow")
+    eventually(lambda: one.node_id == number, 60, "online")
+    told = cluster.echo(4, [64], timeout=8.0)
+    assert set(told["rounds"][0]["same"]) == set(three)
+    assert told["rounds"][0]["took"] < 10
+    one.stop()
+
+
+def test_an_unknown_key_is_refused(cluster: Cluster, three: dict[int, Supernode]) -> None:
+    cluster.key("unknown")
+    one = cluster.node("unknown")
+    never_online(cluster, one, set(three))
+    assert "enrol" in one.reason
+
+
+def test_a_key_that_passes_the_gateway_but_is_not_registered_is_refused(
+    cluster: Cluster, three: dict[int, Supernode]
+) -> None:
+    public = cluster.key("unregistered").with_name("unregistered.pub")
+    cluster.allowed.add(certificates.fingerprint(public.read_bytes()))
+    one = cluster.node("unregistered")
+    never_online(cluster, one, set(three))
+    assert "enrol" in one.reason
+
+
+def test_a_revoked_key_is_cut_off_at_once(cluster: Cluster, three: dict[int, Supernode]) -> None:
+    number = cluster.enrol("revoked")
+    cluster.serve("revoked")
+    one = cluster.node("revoked")
+    eventually(lambda: one.node_id == number, 60, "online")
+    cluster.allowed.discard(certificates.fingerprint((cluster.folder / "revoked.pub").read_bytes()))
+    began = time.monotonic()
+    eventually(lambda: one.restarts > 0, 30, "the revoked node stops")
+    assert time.monotonic() - began < 15
+    assert "enrol" in one.reason
+    cluster.link.unregister(number)
+    never_online(cluster, one, set(three))
+    assert number not in cluster.link.nodes()
+
+
+def test_a_wrong_authority_is_refused(cluster: Cluster, three: dict[int, Supernode], tmp_path: Path) -> None:
+    certificates.make_ca(tmp_path)
+    cluster.enrol("fooled")
+    one = cluster.node("fooled", ca=tmp_path / "ca.pem")
+    never_online(cluster, one, set(three))
+    assert "ca.pem" in one.reason
+
+
+def test_plain_http_is_refused(cluster: Cluster, three: dict[int, Supernode]) -> None:
+    with pytest.raises(httpx.TransportError):
+        httpx.post(f"http://127.0.0.1:{cluster.gateway.port}/v1/fleet/pull-messages", trust_env=False)
+    one = cluster.node("bare", insecure=True)
+    time.sleep(5)
+    assert one.node_id is None
+    assert {n for n, state in cluster.link.nodes().items() if state == "online"} == set(three)
+    one.stop()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/control/register-node",
+        "/v1/control/start-run",
+        "/v1/control/list-nodes",
+        "/v1/runtime/acquire-task",
+        "/v1/fleet/register-node",
+        "/v1/fleet/unregister-node",
+        "/v1/fleet/../control/list-nodes",
+        "/v1/fleet/%2e%2e/control/list-nodes",
+        "/v1//control/list-nodes",
+        "/docs",
+        "/openapi.json",
+        "/health",
+    ],
+)
+def test_operator_calls_do_not_pass_the_gateway(cluster: Cluster, path: str) -> None:
+    trust = ssl.create_default_context(cafile=str(cluster.ca))
+    body = control_pb2.ListNodesRequest().SerializeToString()
+    if "register" in path:
+        pem = certificates.public_pem(_some_key(cluster))
+        body = fleet_pb2.RegisterNodeFleetRequest(public_key=pem).SerializeToString()
+    with httpx.Client(verify=trust, trust_env=False) as client:
+        request = client.build_request(
+            "POST",
+            f"https://127.0.0.1:{cluster.gateway.port}/",
+            content=body,
+            headers={"content-type": "application/protobuf"},
+        )
+        request.url = request.url.copy_with(raw_path=path.encode())  # as it is, not normalised
+        assert client.send(request).status_code == 403
+
+
+def _some_key(cluster: Cluster) -> bytes:
+    path = cluster.folder / "some"
+    if not path.exists():
+        certificates.make_node_key(path)
+    return path.with_name("some.pub").read_bytes()
+
+
+def test_a_killed_client_comes_back_by_itself(cluster: Cluster, three: dict[int, Supernode]) -> None:
+    """After SIGKILL the SuperLink holds the node online for a while; the client waits it out."""
+    number, one = next(iter(three.items()))
+    before = one.restarts
+    os.kill(one.pid or 0, signal.SIGKILL)
+    eventually(lambda: one.restarts > before, 10, "noticed")
+    eventually(lambda: one.node_id == number, 120, "online again")
+    assert set(cluster.echo(3, [64])["rounds"][0]["same"]) == set(three)
+
+
+def test_a_killed_link_starts_again_with_its_nodes(cluster: Cluster, three: dict[int, Supernode]) -> None:
+    pids = {one.pid for one in three.values()}
+    os.kill(cluster.link.pid or 0, signal.SIGKILL)
+    eventually(lambda: not cluster.link.alive, 10, "the link is dead")
+    cluster.link.start()
+    assert set(cluster.echo(3, [64], patience=60)["rounds"][0]["same"]) == set(three)
+    assert pids == {one.pid for one in three.values()}
+
+
+def test_the_client_runs_as_another_user(cluster: Cluster) -> None:
+    if (why := other_user_works("nobody")) is not None:
+        pytest.skip(why)
+    number = cluster.enrol("apart")
+    seen: list[int] = []
+
+    def handle(body: bytes, uid: int) -> bytes:
+        seen.append(uid)
+        return body
+
+    path = cluster.serve("apart", handle)
+    os.chmod(path, 0o666)
+    for folder in [cluster.folder, *cluster.folder.parents][:3]:
+        os.chmod(folder, 0o755)
+    one = cluster.node("apart", user="nobody")
+    eventually(lambda: one.node_id == number, 60, "online")
+    assert os.stat(f"/proc/{one.pid}").st_uid != os.geteuid()
+    told = cluster.echo(1, [64])
+    assert number in told["rounds"][0]["same"]
+    assert seen == [os.stat(f"/proc/{one.pid}").st_uid]
+    one.stop()
+
+
+def test_a_port_that_is_taken_is_one_sentence(cluster: Cluster, tmp_path: Path) -> None:
+    from tacita.live.flower import Link
+
+    with pytest.raises(TacitaError, match=f"port {cluster.link.port} is in use"):
+        Link(tmp_path, cluster.link.port, insecure=True).start()
