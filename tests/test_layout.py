@@ -26,9 +26,10 @@ LEVELS: list[tuple[str, ...]] = [
     ("devices",),
     ("rounds",),
     ("controls", "runs", "experiments", "experiments.*", "forget", "audit", "bench", "report", "report_*", "doctor"),
+    ("live", "live.*"),
     ("cli", "cli_*", "console", "__init__", "__main__"),
 ]
-FREE_AMONG_THEMSELVES = {len(LEVELS) - 2, len(LEVELS) - 1}
+FREE_AMONG_THEMSELVES = {len(LEVELS) - 3, len(LEVELS) - 2, len(LEVELS) - 1}
 
 HOMES: dict[str, tuple[str, ...]] = {
     "numba": ("kernels.*", "runs"),
@@ -36,7 +37,10 @@ HOMES: dict[str, tuple[str, ...]] = {
     "polars": ("data.*",),
     "typer": ("cli*",),
     "matplotlib": ("report*",),
-    "safetensors": ("files",),
+    "safetensors": ("files", "live.blobs"),
+    "cryptography": ("live.certificates",),
+    "flwr": ("live.flower", "live.flower_client"),
+    "sqlite3": ("live.node_file", "live.node_store", "live.server_store"),
 }
 
 

@@ -350,7 +350,7 @@ class Supernode:
             check(self._ca)
         if self._resident:
             command = [sys.executable, "-P", "-m", "tacita.live.flower_client", "--superlink", self.server]
-            command += ["--socket", str(self.socket)]
+            command += ["--socket", str(self.socket), "--memory", str(self.home / "connection")]
             key_option = "--key"
         else:
             if self._port is None:

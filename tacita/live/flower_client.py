@@ -8,6 +8,7 @@ Neither loads anything of the recommender.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import logging
 import os
@@ -34,6 +35,7 @@ MESSAGE_TYPE = "query"  # one type for Flower; the body says what it is
 SMALL = 2**16  # up to here one record, above an array, which Flower sends in pieces
 FAILED = 1000  # Flower's own codes end far below
 _QUICK, _SLOW, _QUICK_FOR = 0.5, 3.0, 60.0  # seconds between polls, and for how long after a message
+_SEEN_GONE = 3.0  # longer than a round waits between two looks
 
 log = logging.getLogger("tacita.live")
 
@@ -105,6 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--socket", required=True)
     parser.add_argument("--root-certificates", type=Path)
     parser.add_argument("--key", type=Path)
+    parser.add_argument("--memory", type=Path, help="where the number of an open connection is kept")
     parser.add_argument("--insecure", action="store_true")
     given = parser.parse_args(arguments)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
@@ -117,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     try:
-        _serve(given.superlink, given.socket, given.root_certificates, given.key, given.insecure)
+        _serve(given.superlink, given.socket, given.root_certificates, given.key, given.memory, given.insecure)
     except KeyboardInterrupt:  # how Flower's client reacts to 401
         log.error("the server refuses the key of this node")
         return 3
@@ -127,7 +130,9 @@ def main(arguments: list[str] | None = None) -> int:
     return 1
 
 
-def _serve(server: str, socket_path: str, ca: Path | None, key: Path | None, insecure: bool) -> None:
+def _serve(
+    server: str, socket_path: str, ca: Path | None, key: Path | None, memory: Path | None, insecure: bool
+) -> None:
     from flwr.supercore.run import RunNotRunningException
     from flwr.supernode.fleet_http_connection import http_request_response
 
@@ -136,7 +141,15 @@ def _serve(server: str, socket_path: str, ca: Path | None, key: Path | None, ins
     private = None if key is None else load_node_key(key)
     keys = None if private is None else (private, private.public_key())
     roots = None if ca is None or insecure else ca.read_bytes()
-    with http_request_response(server, insecure, roots, keys) as (node, receive, send, _, _, pull, push, confirm):
+    if memory is not None and keys is not None and memory.exists():
+        _close_last(server, roots, keys, memory)
+    with contextlib.ExitStack() as stack:
+        if memory is not None:
+            stack.callback(memory.unlink, missing_ok=True)  # after the connection below is closed
+        connection = http_request_response(server, insecure, roots, keys)
+        node, receive, send, _, _, pull, push, confirm = stack.enter_context(connection)
+        if memory is not None:
+            memory.write_text(str(node))
         log.info("SuperNode ID: %s", node)
         last = time.monotonic()
         while True:
@@ -154,6 +167,27 @@ def _serve(server: str, socket_path: str, ca: Path | None, key: Path | None, ins
                 log.info("the run has ended; its message is dropped")
                 time.sleep(_QUICK)
             last = time.monotonic()
+
+
+def _close_last(server: str, roots: bytes | None, keys: tuple[Any, Any], memory: Path) -> None:
+    """Close the connection of a client that was killed, which the server would hold for a minute.
+
+    Then wait until a round that runs has seen the node gone: what the killed client was asked is lost, and the round
+    should not wait for it.
+    """
+    import httpx
+    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    try:
+        node = int(memory.read_text())
+        with FleetHttpClient.from_server_address(server, False, roots, [NodeAuthHttpInterceptor(*keys)]) as client:
+            client.DeactivateNode(DeactivateNodeRequest(node_id=node))
+    except (ValueError, httpx.HTTPError) as error:  # gone already, or the server will say more
+        log.info("the last connection could not be closed: %s", error)
+    else:
+        time.sleep(_SEEN_GONE)
 
 
 def _fetch(tree: Any, pull: Callable[[str], bytes], confirm: Callable[[str], None]) -> Message:

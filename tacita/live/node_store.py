@@ -270,7 +270,8 @@ class NodeStore:
     ) -> None:
         """A handled request in one transaction: the reply, all it changed, and what it let out.
 
-        Replies of earlier rounds go: the server is past them. People who were erased meanwhile do not come back.
+        Replies go once the server is past them; it validates a round before it commits it, so one more round stays.
+        People who were erased meanwhile do not come back.
         """
         at = time.time()
         with self._writing() as db:
@@ -285,7 +286,7 @@ class NodeStore:
                 )
             if model is not None:
                 _put_model(db, run, model, at)
-            db.execute("DELETE FROM replies WHERE run = ? AND (block, round) < (?, ?)", (run, block, round))
+            db.execute("DELETE FROM replies WHERE run = ? AND (block, round) < (?, ?)", (run, block, round - 1))
             db.execute(
                 "INSERT OR REPLACE INTO replies (run, block, round, kind, request_sha, reply) "
                 "VALUES (?, ?, ?, ?, ?, ?)",

@@ -258,7 +258,7 @@ def _answer(
         here.end_block(fed, server, received)
         standing.ended = True
     people = max((n for _, n in sums.values()), default=0)
-    refusal = node.refusal(people) if people else None
+    refusal = node.refusal(people, head.kind) if people else None
     if refusal is not None:
         return _refused(request, refusal), None
     release = Release(people, 0, "sums of scores and how many people they are over") if people else None
@@ -271,7 +271,7 @@ def _sum(
     """One sum over the people who take part. A node that may not send it still learns for its own people."""
     fed, here, head = standing.fed, standing.here, request.head
     people = len(here.chosen(fed, server))
-    refusal = node.refusal(people)
+    refusal = node.refusal(people, head.kind)
     if head.kind == "train":
         told = here.train(fed, server, received)
         standing.round = head.round + 1
