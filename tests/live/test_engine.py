@@ -209,11 +209,14 @@ def test_a_client_killed_within_a_round_does_not_hold_it_up(cluster: Cluster, th
     cluster.serve("mortal", slow_once)
     one = cluster.node("mortal")
     eventually(lambda: one.node_id == number, 60, "online")
-    told = cluster.echo(4, [64, 64], timeout=55.0)["rounds"]
-    assert set(told[0]["same"]) == set(three)
-    assert told[0]["took"] < 40
-    assert set(told[1]["same"]) == {*three, number}
-    one.stop()
+    try:
+        told = cluster.echo(4, [64], timeout=55.0)["rounds"][0]
+        print(f"the round ended without it after {told['took']:.1f} s")
+        assert set(told["same"]) == set(three)
+        assert told["took"] < 40
+        assert set(cluster.echo(4, [64])["rounds"][0]["same"]) == {*three, number}
+    finally:
+        one.stop()
 
 
 def test_a_killed_link_starts_again_with_its_nodes(cluster: Cluster, three: dict[int, Supernode]) -> None:
