@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import click
 import typer
 
-from tacita import __version__, cli_experiments, cli_privacy, console
+from tacita import __version__, cli_experiments, cli_node, cli_privacy, cli_server, console
 from tacita.errors import TacitaError
 
 app = typer.Typer(
@@ -206,6 +206,8 @@ app.command()(cli_experiments.reproduce)
 app.command()(cli_experiments.tune)
 app.command()(cli_privacy.forget)
 app.add_typer(cli_privacy.audit_app, name="audit")
+app.add_typer(cli_node.app, name="node")
+app.add_typer(cli_server.app, name="server")
 
 
 @data_app.command("list")
@@ -373,16 +375,23 @@ def doctor(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 def demo(
     out: Annotated[Path | None, typer.Option(help="Run folder (default: a new one under runs/).")] = None,
     user: Annotated[str, typer.Option(help="Whose recommendations to show.")] = "196",
+    live: Annotated[bool, typer.Option("--live", help="A server and three nodes on this machine, over TLS.")] = False,
     data_dir: DataDir = None,
     threads: Threads = 0,
     quiet: Quiet = False,
 ) -> None:
     """The whole story on MovieLens-100K: a federated stream of four time blocks, controls, recommendations.
 
-    Example: `tacita demo --out runs/demo`
+    With --live: the same round on real nodes. Example: `tacita demo --out runs/demo`
     """
     from tacita import runs
     from tacita.config import RunConfig
+
+    if live:
+        from tacita.cli_live_demo import show
+
+        show(user, data_dir, out, quiet)
+        return
 
     config = RunConfig(data="ml-100k", backbone={"name": "mf"})
     folder = out if out is not None else runs.free_folder(config)

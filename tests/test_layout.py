@@ -40,6 +40,9 @@ HOMES: dict[str, tuple[str, ...]] = {
     "safetensors": ("files", "live.blobs"),
     "cryptography": ("live.certificates",),
     "flwr": ("live.flower", "live.flower_client"),
+    "httpx": ("live.gateway", "live.flower", "live.flower_client"),
+    "starlette": ("live.gateway",),
+    "uvicorn": ("live.gateway",),
     "sqlite3": ("live.node_file", "live.node_store", "live.server_store"),
 }
 

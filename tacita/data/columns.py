@@ -85,6 +85,18 @@ def _splits(table: Table) -> NDArray[np.int8]:
 # Titles
 
 
+def read_items(path: Path) -> list[tuple[str, str]]:
+    """Items of a file that lists them, with their titles or "" where it has none; each once, in its order."""
+    if not path.is_file():
+        raise TacitaError(f"no such file: {path}.")
+    frame = _title_frame(path)
+    if "title" not in frame.columns or "item" not in frame.columns or len(frame) == 0:
+        raise TacitaError(f"{path} lists no items: it needs a column with ids (item) and one with titles (title).")
+    pairs = frame.select(pl.col("item").cast(pl.String), pl.col("title").cast(pl.String).fill_null(""))
+    pairs = pairs.drop_nulls("item").filter(pl.col("item") != "").unique("item", keep="first", maintain_order=True)
+    return list(zip(pairs["item"].to_list(), pairs["title"].to_list(), strict=True))
+
+
 def _titles(table: Table, item_ids: Sequence[str]) -> tuple[dict[str, str], str]:
     """Titles from the table itself or from the file that goes with it, and a note for the guess."""
     if "title" in table.names:

@@ -11,7 +11,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ from tacita.live.wire import sha_of
 from tacita.types import Arrays
 
 FORMAT = 1
+# Numbers of nodes are unsigned 64-bit, which an INTEGER does not hold: they are kept as text.
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE catalogue (number INTEGER PRIMARY KEY, item TEXT NOT NULL UNIQUE, title TEXT NOT NULL) STRICT;
-CREATE TABLE nodes (name TEXT PRIMARY KEY, public_key TEXT NOT NULL UNIQUE, number INTEGER UNIQUE,
+CREATE TABLE nodes (name TEXT PRIMARY KEY, public_key TEXT NOT NULL UNIQUE, number TEXT UNIQUE,
     enrolled REAL NOT NULL, revoked REAL) STRICT;
 CREATE TABLE runs (name TEXT PRIMARY KEY, config TEXT NOT NULL, options TEXT NOT NULL, created REAL NOT NULL,
     opened INTEGER NOT NULL, note TEXT) STRICT;
@@ -35,10 +36,10 @@ CREATE TABLE block_items (run TEXT NOT NULL, block INTEGER NOT NULL, n_items INT
 CREATE TABLE arrays (run TEXT NOT NULL, name TEXT NOT NULL, sha TEXT NOT NULL, array BLOB NOT NULL,
     PRIMARY KEY (run, name)) STRICT;
 CREATE TABLE accepted (run TEXT NOT NULL, block INTEGER NOT NULL, round INTEGER NOT NULL, kind TEXT NOT NULL,
-    node INTEGER NOT NULL, sha TEXT NOT NULL, clients INTEGER NOT NULL, time REAL NOT NULL,
+    node TEXT NOT NULL, sha TEXT NOT NULL, clients INTEGER NOT NULL, time REAL NOT NULL,
     PRIMARY KEY (run, block, round, kind, node)) STRICT;
 CREATE TABLE events (id INTEGER PRIMARY KEY, run TEXT NOT NULL, time REAL NOT NULL, event TEXT NOT NULL) STRICT;
-CREATE TABLE requests (id INTEGER PRIMARY KEY, run TEXT NOT NULL, node INTEGER NOT NULL, time REAL NOT NULL,
+CREATE TABLE requests (id INTEGER PRIMARY KEY, run TEXT NOT NULL, node TEXT NOT NULL, time REAL NOT NULL,
     request TEXT NOT NULL, UNIQUE (run, node, request)) STRICT;
 """
 
@@ -157,7 +158,7 @@ class ServerStore:
 
     def nodes(self) -> list[NodeRow]:
         rows = self._all("SELECT name, public_key, number, enrolled, revoked FROM nodes ORDER BY enrolled, name")
-        return [NodeRow(*row) for row in rows]
+        return [NodeRow(name, key, None if n is None else int(n), at, gone) for name, key, n, at, gone in rows]
 
     def allowed(self) -> set[int]:
         """Numbers of the nodes that may take part."""
@@ -174,7 +175,7 @@ class ServerStore:
 
     def set_number(self, name: str, number: int) -> None:
         with self._writing() as db:
-            db.execute("UPDATE nodes SET number = ? WHERE name = ?", (number, name))
+            db.execute("UPDATE nodes SET number = ? WHERE name = ?", (str(number), name))
 
     def revoke(self, name: str) -> NodeRow:
         found = {row.name: row for row in self.nodes()}
@@ -250,11 +251,11 @@ class ServerStore:
             db.executemany(
                 "INSERT INTO accepted (run, block, round, kind, node, sha, clients, time) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                ((run, *asdict(one).values(), at) for one in accepted),
+                ((run, o.block, o.round, o.kind, str(o.node), o.sha, o.clients, at) for o in accepted),
             )
             db.executemany(
                 "INSERT OR IGNORE INTO requests (run, node, time, request) VALUES (?, ?, ?, ?)",
-                ((run, node, at, json.dumps(one, sort_keys=True)) for node, one in asked_for),
+                ((run, str(node), at, json.dumps(one, sort_keys=True)) for node, one in asked_for),
             )
             db.execute("UPDATE runs SET note = ? WHERE name = ?", (json.dumps(note), run))
             db.execute("INSERT INTO events (run, time, event) VALUES (?, ?, ?)", (run, at, json.dumps(event)))
@@ -269,10 +270,18 @@ class ServerStore:
         rows = self._all("SELECT id, time, event FROM events WHERE run = ? AND id > ? ORDER BY id", run, after)
         return [(one, at, json.loads(event)) for one, at, event in rows]
 
+    def last_event(self, run: str) -> dict[str, Any] | None:
+        found = self._all("SELECT event FROM events WHERE run = ? ORDER BY id DESC LIMIT 1", run)
+        return json.loads(found[0][0]) if found else None
+
+    def last_answer(self, node: int | None) -> float | None:
+        """When a node's answer last counted."""
+        return None if node is None else self._all("SELECT max(time) FROM accepted WHERE node = ?", str(node))[0][0]
+
     def accepted(self, run: str) -> list[tuple[Any, ...]]:
         """(block, round, kind, node, clients) of every answer that counted."""
         asked = "SELECT block, round, kind, node, clients FROM accepted WHERE run = ? ORDER BY block, round, kind, node"
-        return self._all(asked, run)
+        return [(block, round, kind, int(node), n) for block, round, kind, node, n in self._all(asked, run)]
 
 
 def done_blocks(row: RunRow) -> int:

@@ -1,0 +1,293 @@
+"""The operator's verbs: make a server, run it, let nodes in and out, publish the catalogue, train."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tacita import console
+from tacita.errors import TacitaError
+
+app = typer.Typer(no_args_is_help=True, help="One server for many nodes: it sees sums, never a history.")
+catalogue_app = typer.Typer(no_args_is_help=True, help="The items that can be learned and recommended.")
+app.add_typer(catalogue_app, name="catalogue")
+
+Folder = Annotated[Path, typer.Option("--folder", file_okay=False, help="The server's folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Do not wait for the block to end.")]
+HERE = Path("server")
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder for the server.")] = HERE,
+    name: Annotated[
+        list[str] | None, typer.Option("--name", help="Host name or address that nodes will dial; may be repeated.")
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option("--port", help="Port for nodes.", min=1, max=65535)] = 9092,
+    link_port: Annotated[int, typer.Option("--link-port", help="Port on loopback.", min=1, max=65535)] = 9091,
+) -> None:
+    """Make a server: an authority, a certificate for the names that nodes dial, a store.
+
+    Example: `tacita server init --name recommender.example.org`
+    """
+    from tacita.live.server import ServerConfig, create
+
+    create(folder, ServerConfig(host=host, port=port, link_port=link_port), name or [])
+    console.tell(f"The server is in {folder}; nodes need {folder / 'ca.pem'} and its address.")
+    console.say(f"Then: tacita server catalogue add FILE --folder {folder}, and tacita server up --folder {folder}")
+
+
+@app.command()
+def up(folder: Folder = HERE) -> None:
+    """Run the server in the foreground until Ctrl-C; unfinished runs go on.
+
+    Example: `tacita server up --folder server`
+    """
+    from tacita.live.server import Server
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    Server(folder).serve()
+
+
+@app.command()
+def renew(folder: Folder = HERE) -> None:
+    """Make a new certificate for the same key and names, for when the old one expires.
+
+    Example: `tacita server renew`
+    """
+    from tacita.live.certificates import SERVER, expires
+    from tacita.live.certificates import renew as make_new
+    from tacita.live.server import read_config
+
+    read_config(folder)
+    make_new(folder)
+    console.tell(f"{folder / SERVER} is valid until {expires(folder / SERVER):%Y-%m-%d}; start the server again.")
+
+
+@app.command()
+def enroll(
+    key: Annotated[Path, typer.Argument(metavar="KEY.pub", help="The node's public key.")],
+    name: Annotated[str, typer.Option("--name", help="What to call the node.")],
+    folder: Folder = HERE,
+) -> None:
+    """Let a node in by its public key. Works while the server runs.
+
+    Example: `tacita server enroll clinic-7.pub --name clinic-7`
+    """
+    from tacita.live.server import enroll as let_in
+
+    found = let_in(folder, key, name)
+    console.tell(f"Node '{name}' is enrolled. Its owner should see the same fingerprint:\n  {found}")
+
+
+@app.command()
+def revoke(name: Annotated[str, typer.Argument(help="The node's name.")], folder: Folder = HERE) -> None:
+    """Keep a node out from now on. Works while the server runs.
+
+    Example: `tacita server revoke clinic-7`
+    """
+    from tacita.live.server import open_store
+
+    with open_store(folder) as store:
+        store.revoke(name)
+    console.tell(f"Node '{name}' is revoked: its key is refused from now on.")
+
+
+@catalogue_app.command("add")
+def catalogue_add(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Item ids and titles: CSV, TSV, Parquet or atomic file.")],
+    folder: Folder = HERE,
+) -> None:
+    """Publish items. Known ones keep their place; new ones take part from the next block on.
+
+    Example: `tacita server catalogue add items.csv`
+    """
+    from tacita.data.columns import read_items
+    from tacita.live.server import open_store
+
+    with open_store(folder) as store:
+        added = store.add_items(read_items(Path(file)))
+        console.tell(f"{added:,} new items; the catalogue has {len(store.catalogue()):,}.")
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file as for `tacita train`.")],
+    folder: Folder = HERE,
+    name: Annotated[str, typer.Option("--name", help="What to call the run; default: the file's name.")] = "",
+    quorum: Annotated[str, typer.Option("--quorum", help="Nodes that a round needs: 'all' or a number.")] = "all",
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds that a round waits for answers.", min=1)] = 300.0,
+    give_up: Annotated[float, typer.Option("--give-up", help="Seconds without a quorum that end it.", min=1)] = 3600.0,
+    detach: Detach = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Begin a run: its first block is trained with the nodes.
+
+    Example: `tacita server train f3crec.toml --quorum 2`
+    """
+    from tacita.config import RunConfig, read_toml, validated
+    from tacita.live.coordinator import check_run
+    from tacita.live.server import open_store
+
+    settings = validated(RunConfig, read_toml(config), str(config))
+    check_run(settings)
+    run = name or config.stem
+    nodes = _quorum(quorum)
+    with open_store(folder) as store:
+        _need_up(folder)
+        _need_nodes(store, nodes)
+        store.new_run(run, settings, {"quorum": nodes, "timeout": timeout, "give_up": give_up})
+        store.open_block(run)
+    _watch(folder, run, detach, as_json, quiet)
+
+
+@app.command("next-block")
+def next_block(
+    run: Annotated[str, typer.Argument(help="The run.")],
+    folder: Folder = HERE,
+    detach: Detach = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Open the run's next block: nodes learn from what they collected since the last one.
+
+    Example: `tacita server next-block f3crec`
+    """
+    from tacita.live.server import open_store
+
+    with open_store(folder) as store:
+        _need_up(folder)
+        store.open_block(run)
+    _watch(folder, run, detach, as_json, quiet)
+
+
+@app.command()
+def resume(
+    run: Annotated[str, typer.Argument(help="The run.")],
+    folder: Folder = HERE,
+    detach: Detach = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Go on with a run that stopped, or watch one that is under way.
+
+    Example: `tacita server resume f3crec`
+    """
+    from tacita.live.server import open_store, why_stopped
+
+    with open_store(folder) as store:
+        _need_up(folder)
+        store.run(run)
+        if why_stopped(store, run) is not None:
+            store.tell(run, {"event": "resumed"})
+    _watch(folder, run, detach, as_json, quiet)
+
+
+@app.command()
+def status(folder: Folder = HERE, as_json: AsJson = False) -> None:
+    """Nodes, runs and results.
+
+    Example: `tacita server status`
+    """
+    from tacita.live.server import status as look
+
+    found = look(folder)
+    if as_json:
+        print(json.dumps(found))
+        return
+    console.tell(f"The server on {found['address']} is {'up' if found['up'] else 'not up'}.")
+    console.tell(f"Catalogue: {found['catalogue']:,} items. It sees {found['sees']}.")
+    for node in found["nodes"]:
+        last = node["last answer"]
+        when = f", last answer {datetime.fromtimestamp(last):%Y-%m-%d %H:%M:%S}" if last else ""
+        console.tell(f"Node '{node['name']}': {node['state']}{when}")
+    for run in found["runs"]:
+        console.tell(f"Run '{run['name']}': {run['standing']}{_scores(run['results'])}")
+        if run["stopped"]:
+            console.tell(f"  stopped: {run['stopped']}")
+
+
+def _scores(results: list[dict[str, Any]]) -> str:
+    shown = []
+    for one in results:
+        metric = next((k for k in one if k.startswith("ndcg@")), next((k for k in one if "@" in k), None))
+        if metric is not None:
+            shown.append(f"{metric} of block {one['block']} {one[metric]:.4f}")
+    return "; " + ", ".join(shown) if shown else ""
+
+
+def _quorum(text: str) -> int | str:
+    if text == "all":
+        return text
+    if not text.isdigit() or int(text) < 1:
+        raise TacitaError(f"--quorum '{text}' is neither 'all' nor a number of nodes.")
+    return int(text)
+
+
+def _need_up(folder: Path) -> None:
+    from tacita.live.server import is_up
+
+    if not is_up(folder):
+        raise TacitaError(f"the server is not up; start it with `tacita server up --folder {folder}`.")
+
+
+def _need_nodes(store: Any, quorum: int | str) -> None:
+    enrolled = sum(row.revoked is None for row in store.nodes())
+    if enrolled == 0:
+        raise TacitaError("no node is enrolled; `tacita server enroll KEY.pub --name NAME` lets one in.")
+    if isinstance(quorum, int) and quorum > enrolled:
+        raise TacitaError(f"--quorum {quorum} is more than the {enrolled} nodes that are enrolled.")
+
+
+def _watch(folder: Path, run: str, detach: bool, as_json: bool, quiet: bool) -> None:
+    """Show how a run goes until all its open blocks are done."""
+    if detach:
+        console.say(f"Run '{run}' goes on in the server; `tacita server status --folder {folder}` tells how.")
+        return
+    result = watch(folder, run, quiet or as_json)
+    if as_json:
+        print(json.dumps(result))
+        return
+    console.tell(f"Run '{run}': {len(result)} block{'s' if len(result) != 1 else ''} done{_scores(result)}")
+
+
+def watch(folder: Path, run: str, quiet: bool = False, most: float = float("inf")) -> list[dict[str, Any]]:
+    """Wait until a run's open blocks are done, with a bar over its rounds; returns the results of its blocks."""
+    from tacita.live.server import is_up, open_store, why_stopped
+    from tacita.live.server_store import done_blocks
+
+    end = time.monotonic() + most
+    with open_store(folder) as store, console.counting(f"run '{run}'", quiet) as tell:
+        seen, rounds = 0, 0
+        while True:
+            row = store.run(run)
+            for number, _, event in store.events(run, seen):
+                seen = number
+                if event["event"] == "round":
+                    rounds = event["round"]
+                elif event["event"] == "block done":
+                    rounds = 0
+            tell(rounds, row.config.train.rounds)
+            if done_blocks(row) == row.opened:
+                assert row.note is not None
+                results: list[dict[str, Any]] = row.note["plain"]["results"]
+                return results
+            said = why_stopped(store, run)
+            if said is not None:
+                raise TacitaError(f"run '{run}' stopped: {said}")
+            if not is_up(folder):
+                raise TacitaError(f"the server went down; `tacita server up` goes on with run '{run}'.")
+            if time.monotonic() > end:
+                raise TacitaError(f"run '{run}' did not end within {most:.0f} s.")
+            time.sleep(0.3)
