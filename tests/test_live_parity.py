@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -10,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tacita.config import RunConfig, validated
 from tacita.data import splits
@@ -19,7 +22,7 @@ from tacita.live import session
 from tacita.live.coordinator import STORE, continue_run
 from tacita.live.node import Node, NodeConfig
 from tacita.live.server_store import ServerStore
-from tacita.live.wire import Request, decode_reply, decode_request, encode
+from tacita.live.wire import Request, decode_reply, decode_request, encode, sha_of
 from tacita.rng import Draws
 from tacita.rounds import Progress, run_stream, start
 from tacita.runs import Machine, assemble
@@ -380,6 +383,83 @@ def test_nothing_of_a_person_is_on_the_server(site: Site) -> None:
         assert not [one for one in names if one in content], path
     for _, _, reply in site.transport.log:
         assert not [one for one in names if one in reply]
+
+
+@pytest.mark.parametrize("site", [config_of("f3crec"), config_of("tally")], indirect=True, ids=["f3crec", "tally"])
+def test_a_node_never_computes_with_arrays_that_do_not_fit(site: Site) -> None:
+    """Compiled loops trust shapes and places: a hostile server must not get that far."""
+    play(site)
+    number, body, _ = next(
+        one for one in reversed(site.transport.log) if decode_request(one[1]).head.kind == "validate"
+    )
+    asked = decode_request(body)
+    node = site.transport.members[number]
+    held = node.store.model("r")
+    assert held is not None
+    whole = {name: array for name, (_, array) in held[1].items()}
+
+    def send(run: str, **changed: Any) -> bytes:
+        arrays = {name: array for name, array in {**whole, **changed}.items() if array is not None}
+        names = {name: sha_of(array) for name, array in arrays.items()}
+        return session.handle(node, encode(Request(asked.head.model_copy(update={"run": run, "names": names}), arrays)))
+
+    assert decode_reply(send("fresh")).head.verdict == "ok"
+    before = node.store.ledger()
+    bad: list[dict[str, Any]] = [
+        {"items": whole["items"][:-1]},
+        {"items": np.zeros((len(whole["items"]), 999), np.float32)},
+        {"items": whole["items"].astype(np.float64)},
+        {"catalogue": np.frombuffer(b"[1, 2", np.uint8)},
+        {"catalogue": np.frombuffer(b'[["a"]]', np.uint8)},
+        {"heads/other": np.zeros(3, np.float32)},
+        {"parts-received/unknown/table": whole["items"]},
+    ]
+    if "heads/column" in whole:
+        far = whole["heads/column"].copy()
+        far[0] = 10_000_000
+        bad += [
+            {"heads/column": far},
+            {"heads/column": -far},
+            {"heads/ptr": whole["heads/ptr"][:-1]},
+            {"heads/ptr": whole["heads/ptr"][::-1].copy()},
+            {"heads/known": np.array([10_000_000], np.int32)},
+            {"heads/inputs": np.array([10_000_000], np.int32)},
+            {"heads/weights": whole["heads/weights"][:5]},
+            {"heads/repeat": np.zeros(0, np.float32)},
+        ]
+    else:
+        bad += [
+            {"parts-received/replay/table": np.zeros((5, 3), np.float32)},
+            {"parts-received/replay/table": np.zeros((10_000, 8), np.float32)},
+            {"parts-received/replay/list": np.zeros((5, 8), np.float32)},
+        ]
+    for n, changed in enumerate(bad):
+        with pytest.raises(TacitaError):
+            send(f"bad{n}", **changed)
+    with pytest.raises(TacitaError):
+        send("bad", items=None)
+    assert node.store.ledger() == before
+    assert node.store.model("bad0") is None
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_changed_request_is_refused_or_answered_never_a_crash(fuzzed: Site, data: st.DataObject) -> None:
+    _, body, _ = data.draw(st.sampled_from(fuzzed.transport.log[:12]))
+    at = data.draw(st.integers(0, min(len(body), 5000) - 1))
+    much = data.draw(st.binary(min_size=0, max_size=8))
+    changed = body[:at] + much + body[at + data.draw(st.integers(0, 8)) :]
+    node = fuzzed.transport.members[1]
+    with contextlib.suppress(TacitaError):
+        assert isinstance(session.handle(node, changed), bytes)
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    made = make_site(tmp_path_factory.mktemp("fuzzed"), config_of("f3crec"))
+    play(made)
+    yield made
+    close_all(made)
 
 
 def node_trained(node: Node) -> Any:

@@ -90,6 +90,13 @@ class Backbone(ABC):
     def init_heads(self, draws: Draws) -> Arrays:
         return {}
 
+    def heads_fit(self, heads: Arrays, n_items: int) -> bool:
+        """Whether shared parameters that came from elsewhere are safe to compute with."""
+        own = self.init_heads(Draws(0))
+        return heads.keys() == own.keys() and all(
+            heads[name].shape == v.shape and heads[name].dtype == v.dtype for name, v in own.items()
+        )
+
     # how it learns
 
     def rates(self, n_items: int) -> dict[str, float]:

@@ -101,6 +101,24 @@ class Tally(Backbone):
             "repeat": np.zeros(1, np.float32),
         }
 
+    def heads_fit(self, heads: Arrays, n_items: int) -> bool:
+        """B is read without further checks, so its places must lie inside it."""
+        own = self.init_heads(Draws(0))
+        if heads.keys() != own.keys() or any(heads[name].dtype != v.dtype for name, v in own.items()):
+            return False
+        weights, column, ptr, inputs = (heads[name] for name in ("weights", "column", "ptr", "inputs"))
+        if any(heads[name].shape != (1,) for name in ("known", "recency", "repeat")) or inputs.ndim != 1:
+            return False
+        known = int(heads["known"][0])
+        n_inputs = len(inputs) or known
+        inside = 0 <= known <= n_items and (len(inputs) == 0 or 0 <= inputs.min() <= inputs.max() < n_items)
+        if weights.ndim == 2:
+            return inside and weights.shape == (n_inputs, known) and column.size == ptr.size == 0
+        whole = weights.ndim == column.ndim == ptr.ndim == 1 and len(weights) == len(column)
+        if not (inside and whole and len(ptr) == n_inputs + 1 and ptr[0] == 0 and ptr[-1] == len(column)):
+            return False
+        return bool((np.diff(ptr) >= 0).all() and (len(column) == 0 or 0 <= column.min() <= column.max() < known))
+
     # on the device
 
     @property

@@ -35,6 +35,8 @@ from tacita.rng import keys_of
 from tacita.runs import build
 from tacita.types import Arrays, Longs, ServerState, Stream
 
+MOST_EPOCHS, MOST_NEGATIVES = 100, 1000  # what a server may ask of a node in one round
+
 
 @dataclass
 class Standing:
@@ -72,7 +74,9 @@ def handle(node: Node, body: bytes) -> bytes:
     store.set_catalogue(read_catalogue(arrays["catalogue"]))
     try:
         standing = _standing(node, request, config)
-        reply, release = _answer(node, request, standing, _server(arrays, head.block, head.round), _received(arrays))
+        server, received = _server(arrays, head.block, head.round), nested(arrays, "parts-received/")
+        _check_model(standing.fed, server, received)
+        reply, release = _answer(node, request, standing, server, received)
         now = _devices(standing, standing.here.clients)
         best = _devices(standing, standing.here.best)
         queue = [] if reply.head.verdict == "refused" else store.waiting()
@@ -107,6 +111,12 @@ def check_live(config: RunConfig) -> None:
         raise TacitaError("train.silos is for the lab: live, the nodes are what they are; leave it at 0.")
     if config.evaluate.item_table != "global":
         raise TacitaError("evaluate.item_table = 'personal' is for the lab; use 'global'.")
+    plan = config.train
+    if plan.local_epochs > MOST_EPOCHS or plan.negatives > MOST_NEGATIVES:
+        raise TacitaError(
+            f"a node trains at most {MOST_EPOCHS} local epochs with {MOST_NEGATIVES} negatives in a round; lower "
+            "train.local_epochs and train.negatives."
+        )
 
 
 def _echo(request: Request, **more: Any) -> ReplyHead:
@@ -151,8 +161,17 @@ def _server(arrays: Arrays, block: int, round: int) -> ServerState:
     return ServerState(arrays["items"], heads, block, round)
 
 
-def _received(arrays: Arrays) -> Received:
-    return nested(arrays, "parts-received/")
+def _check_model(fed: Federation, server: ServerState, received: Received) -> None:
+    """Refuse arrays that do not fit the settings: compiled loops trust the shapes they are given."""
+    items = server.items
+    fits = items.dtype == np.float32 and items.shape == (fed.stream.n_items, fed.backbone.item_width)
+    fits = fits and fed.backbone.heads_fit(server.heads, len(items))
+    fits = fits and received.keys() <= {part.name for part in fed.parts}
+    if not fits or not all(p.received_fits(received.get(p.name, {}), len(items)) for p in fed.parts):
+        raise TacitaError("the server's request does not fit its own settings: its arrays have other shapes.")
+    for part in fed.parts:
+        part.check(len(items))
+        received.setdefault(part.name, {})
 
 
 # The people here

@@ -170,6 +170,8 @@ def check_total(reply: Reply, rows: tuple[int, ...], n_items: int, heads: Arrays
         if name.startswith("heads/"):
             own = heads.get(name.removeprefix("heads/"))
             fits = fits and own is not None and own.shape == v.shape
+        elif name.startswith("extras/"):
+            fits = fits and (v.shape == rows or (v.ndim <= 1 and v.size <= 64))
     if not fits:
         raise TacitaError(f"{wrong}.")
 

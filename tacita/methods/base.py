@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from tacita.backbones.base import Backbone
@@ -18,6 +19,7 @@ from tacita.config import TrainConfig, validated
 from tacita.errors import TacitaError, unknown_name
 from tacita.rng import Draws
 from tacita.types import (
+    AnyArray,
     Arrays,
     CohortView,
     Doubles,
@@ -125,6 +127,23 @@ class Part:
     def broadcast(self, server: ServerState) -> Arrays:
         """What travels down besides the item table and the shared parameters."""
         return {}
+
+    def received_fits(self, sent: Arrays, n_items: int) -> bool:
+        """Whether what came as a broadcast from elsewhere is safe to compute with: item tables and shared parameters.
+
+        A part that broadcasts something else says here what that is.
+        """
+        backbone = self.world.backbone
+        heads = backbone.init_heads(self.world.draws)
+
+        def fits(name: str, array: AnyArray) -> bool:
+            last = name.rpartition(".")[2]
+            if last == "table":
+                whole = array.ndim == 2 and array.shape[1] == backbone.item_width
+                return whole and len(array) <= n_items and array.dtype == np.float32
+            return last in heads and heads[last].shape == array.shape and array.dtype == np.float32
+
+        return all(fits(name, array) for name, array in sent.items())
 
     def weigh(self, upload: Upload) -> Doubles | None:
         """A factor per client on its upload."""
