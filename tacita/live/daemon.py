@@ -97,12 +97,26 @@ class Daemon:
 
 def flower_user(config: NodeConfig) -> int:
     """The user id that Flower's process runs under."""
-    if not config.run_as:
+    if config.run_as in ("", "auto"):
         return os.geteuid()
     try:
         return pwd.getpwnam(config.run_as).pw_uid
     except KeyError:
         raise TacitaError(f"there is no user '{config.run_as}' on this system; correct run_as in node.toml.") from None
+
+
+def _with_user(config: NodeConfig) -> NodeConfig:
+    """Settings in which `auto` has become a user: another one where the system allows it."""
+    if config.run_as != "auto":
+        return config
+    if os.geteuid() != 0:
+        return config.model_copy(update={"run_as": ""})
+    from tacita.live.processes import other_user_works
+
+    why_not = other_user_works("nobody")
+    if why_not is not None:
+        log.warning("Flower's process runs as the node's own user: %s", why_not)
+    return config.model_copy(update={"run_as": "nobody" if why_not is None else ""})
 
 
 def run_daemon(
@@ -117,6 +131,7 @@ def run_daemon(
     sys.setswitchinterval(0.001)  # an answer in memory does not wait long for a training thread
     with contextlib.ExitStack() as held:
         node = held.enter_context(Node.open(folder, insecure_single_user_uploads))
+        node.config = _with_user(node.config)
         daemon, owner = Daemon(node, handle), flower_user(node.config)
         sockets = (folder / control.SHIM).parent
         sockets.mkdir(mode=0o711, exist_ok=True)

@@ -42,7 +42,7 @@ class NodeConfig(Strict):
     insecure_single_user_uploads: bool = Field(False, description="send sums of fewer people all the same")
     min_seconds_between_rounds: float = Field(0.0, ge=0, description="refuse to send sooner than this")
     max_releases_per_day: int = Field(10_000, ge=0, description="refuse to send more often than this in 24 hours")
-    run_as: str = Field("", description="OS user of Flower's process; '': the node's own")
+    run_as: str = Field("auto", description="OS user of Flower's process; '': the node's own; auto: nobody, if it can")
 
     @field_validator("server")
     @classmethod
