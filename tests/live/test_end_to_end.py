@@ -1,0 +1,523 @@
+"""A server and three nodes as people run them: what comes out, what is refused, what survives, what is seen.
+
+The tests share one site and run in the order in which they stand: what they import stays on the nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import ssl
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed; pip install tacita[live]")
+
+from live_cluster import eventually, free_port
+from live_site import (
+    FIRST_TIME,
+    NODES,
+    Site,
+    config_of,
+    cpu_seconds,
+    distance,
+    done,
+    hashes,
+    home,
+    items_of_blocks,
+    make_data,
+    person,
+    rows_of_blocks,
+    said,
+)
+
+from tacita.config import RunConfig
+from tacita.live import certificates
+from tacita.live.coordinator import STORE
+from tacita.live.node_file import STORE as NODE_STORE
+from tacita.live.server import ServerConfig
+from tacita.live.server import create as create_server
+from tacita.live.server_store import ServerStore
+from tacita.rng import keys_of
+from tacita.rounds import Progress, run_stream, start
+from tacita.runs import Machine, assemble
+
+pytestmark = pytest.mark.live
+
+MODELS: dict[str, dict[str, Any]] = {
+    "fedavg": {"backbone": {"name": "mf", "dim": 8}, "method": "fedavg"},
+    "f3crec": {"backbone": {"name": "mf", "dim": 8}, "method": "f3crec", "parts": [{"name": "replay", "top_n": 10}]},
+    "tally": {"backbone": {"name": "tally", "ridge": 20.0, "min_item": 2}},
+}
+ROUNDS = 6  # of the runs that are broken
+
+
+@dataclass
+class Story:
+    """The site, the data of the lab, and how the lab's blocks were played."""
+
+    site: Site
+    data: Path
+    blocks: list[list[tuple[str, str, int]]]
+    server_pid: int = 0
+    node_pids: tuple[int, ...] = ()
+
+    def config(self, name: str, rounds: int = 3) -> RunConfig:
+        return config_of(self.data, rounds, **MODELS[name])
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    """A server that is up and three nodes that are online, with the lab's first block and the lab's secret."""
+    folder = tmp_path_factory.mktemp("site")
+    data = make_data(folder)
+    config = config_of(data)
+    blocks, items = rows_of_blocks(config), items_of_blocks(config)
+    site = Site(folder)
+    try:
+        site.publish(items[0])
+        for name in NODES:
+            site.make_node(name, secret="")
+            here = [row for row in blocks[0] if home(row[0]) == name]
+            assert site.collect(name, here, "first")["new interactions"] == len(here)
+        site.up()
+        for name in NODES:
+            site.run_node(name)
+        site.wait_online(*NODES)
+        yield Story(site, data, blocks)
+    finally:
+        site.stop()
+
+
+@pytest.fixture(scope="module")
+def trained(story: Story) -> Story:
+    """Two blocks of every model, the second one after an import into running nodes."""
+    site = story.site
+    pids = [site.running[name].pid for name in ("server", *NODES)]
+    for name in MODELS:
+        site.train(name, story.config(name))
+    for name in MODELS:
+        site.wait(name)
+    for name in NODES:
+        here = [row for row in story.blocks[1] if home(row[0]) == name]
+        assert site.collect(name, here, "second")["new interactions"] == len(here)
+    site.publish(items_of_blocks(story.config("fedavg"))[1])
+    for name in MODELS:
+        site.next_block(name)
+    for name in MODELS:
+        site.wait(name)
+    assert pids == [site.running[name].pid for name in ("server", *NODES)]
+    assert all(one.process.poll() is None for one in site.running.values())
+    return story
+
+
+def lab(config: RunConfig) -> Progress:
+    fed = assemble(config, Machine())
+    progress = start(fed)
+    run_stream(fed, progress, lambda report, now: None)
+    return progress
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_three_nodes_give_what_the_lab_gives(trained: Story, name: str) -> None:
+    whole, arrays = lab(trained.config(name)), trained.site.arrays(name)
+    expected: dict[str, Any] = {f"now/heads/{k}": v for k, v in whole.server.heads.items()}
+    if whole.server.items.size:
+        expected["now/items"] = whole.server.items
+    for part, held in whole.server.parts.items():
+        expected |= {f"now/parts/{part}/{k}": v for k, v in held.items()}
+    found = {key: distance(arrays[key], value) for key, value in expected.items()}
+    print(f"\n{name}: relative difference to the lab " + ", ".join(f"{k} {v:.1e}" for k, v in sorted(found.items())))
+    assert found
+    assert max(found.values()) <= 1e-5
+    with trained.site.store() as store:
+        note = store.run(name).note
+    assert note is not None
+    for live, there in zip(note["plain"]["results"], whole.results, strict=True):
+        assert live["best_round"] == there["best_round"]
+        assert live["users"] == there["users"]
+        assert live["ndcg@20"] == pytest.approx(there["ndcg@20"], rel=1e-4)
+
+
+def test_f3crec_is_not_fedavg_by_the_second_block(trained: Story) -> None:
+    """Else the parity of one would prove nothing about the other."""
+    assert distance(trained.site.arrays("f3crec")["now/items"], trained.site.arrays("fedavg")["now/items"]) > 1e-3
+
+
+# What the server has of people
+
+
+def found_in(path: Path, people: list[str], times: np.ndarray) -> list[str]:
+    """What a file gives away: raw ids, their keys, and times as text or as numbers of 8 bytes in either order."""
+    content = path.read_bytes()
+    known = set(people)
+    found = [one for one in map(bytes.decode, re.findall(rb"person-[0-9a-f]{24}", content)) if one in known]
+    texts = {str(t).encode() for t in times.tolist()}
+    found += [one.decode() for one in re.findall(rb"(?=(12345[0-9]{5}))", content) if one in texts]
+    numbers = [times.astype(kind) for kind in ("<f8", ">f8", "<i8", ">i8")]
+    numbers.append(keys_of(people))
+    wanted = np.concatenate([one.view(np.uint64) for one in numbers])
+    for shift in range(8):
+        words = np.frombuffer(content, np.uint64, max(0, len(content) - shift) // 8, shift) if len(content) > 7 else []
+        found += [hex(one) for one in np.asarray(words, np.uint64)[np.isin(words, wanted)].tolist()]
+    return found
+
+
+def test_nothing_of_a_person_is_on_the_server_or_in_a_log(trained: Story) -> None:
+    site, rows = trained.site, [row for block in trained.blocks for row in block]
+    people = sorted({user for user, _, _ in rows})
+    times = np.array(sorted({at for _, _, at in rows}), np.int64)
+    assert times[0] >= FIRST_TIME
+    assert times[-1] < 1_234_600_000
+    files = [path for path in site.server.rglob("*") if path.is_file()]
+    names = {path.name for path in files}
+    assert {STORE, f"{STORE}-wal", "link.db", "superlink.log"} <= names
+    logs = [site.folder / f"{name}.log" for name in ("server", *NODES)]
+    logs += [site.folder / name / "flower" / "client.log" for name in NODES]
+    for path in files + logs:
+        if path.exists():
+            assert not found_in(path, people, times)[:3], path
+    print(f"\nnothing found in {sum(path.stat().st_size for path in files):,} bytes of {len(files)} files")
+    for name in NODES:  # the search finds what is there
+        mine = sorted({user for user, _, _ in rows if home(user) == name})
+        found = {
+            one for end in ("", "-wal") for one in found_in(site.folder / name / f"{NODE_STORE}{end}", people, times)
+        }
+        assert set(mine) <= found
+        assert any(one.startswith("0x") for one in found)
+    csv = site.folder / f"{NODES[0]}-first.csv"
+    assert any(one.startswith("12345") for one in found_in(csv, people, times))
+
+
+# What is broken goes on as if nothing had happened
+
+
+@dataclass
+class Cost:
+    """What an unbroken run took."""
+
+    exchanges: int
+    seconds: float  # of the rounds after the first
+    rounds: int  # that these seconds are of
+    trained: list[float]  # seconds in the daemon per request, rounded to tenths
+    cpu: dict[str, float]
+    startup: float
+
+
+@pytest.fixture(scope="module")
+def whole(trained: Story) -> Cost:
+    """An unbroken run under the name 'whole', and what it cost."""
+    site = trained.site
+
+    def cpu() -> dict[str, float]:
+        return {name: sum(cpu_seconds(pid) for pid in [one.pid, *one.family()]) for name, one in site.running.items()}
+
+    before, logs = cpu(), {name: len(site.running[name].text()) for name in NODES}
+    site.train("whole", trained.config("fedavg", ROUNDS))
+    site.wait("whole")
+    after = cpu()
+    rounds = site.events("whole", "round")
+    told = [re.findall(r" \(([0-9.]+) s\):", site.running[name].text()[logs[name] :]) for name in NODES]
+    return Cost(
+        2 * ROUNDS + 1,
+        rounds[-1]["seconds"] - rounds[0]["seconds"],
+        len(rounds) - 1,
+        [float(one) for each in told for one in each],
+        {name: after[name] - before[name] for name in after},
+        rounds[0]["seconds"],
+    )
+
+
+def test_what_a_round_costs(whole: Cost) -> None:
+    exchange = whole.seconds / whole.rounds / 2
+    training = float(np.mean(whole.trained))
+    print(
+        f"\na round of two exchanges at 3 nodes: {2 * exchange:.2f} s, an exchange {exchange:.2f} s, of which the node "
+        f"works {training:.2f} s; overhead {exchange - training:.2f} s (Flower's own floor: about 6 s)"
+    )
+    spent = {name: whole.cpu[name] / whole.exchanges for name in NODES}
+    print(
+        "CPU per message, training included: "
+        + ", ".join(f"{name} {one:.2f} s" for name, one in spent.items())
+        + f"; of the server per exchange {whole.cpu['server'] / whole.exchanges:.2f} s"
+    )
+    assert len(whole.trained) == 3 * whole.exchanges
+    assert max(spent.values()) - training < 2.0
+    assert exchange - training < 6.0
+
+
+def same_as_whole(story: Story, run: str) -> None:
+    """Bit for bit the model of the unbroken run, each answer counted once, each release written down once."""
+    site = story.site
+    mine, unbroken = site.arrays(run), site.arrays("whole")
+    assert mine.keys() == unbroken.keys()
+    assert [key for key in mine if not np.array_equal(mine[key], unbroken[key])] == []
+    with site.store() as store:
+        counted = store.accepted(run)
+        assert counted == store.accepted("whole")
+        assert store.run(run).note == store.run("whole").note
+    assert len(counted) == len({row[:4] for row in counted}) == 3 * (2 * ROUNDS + 1)
+    for name in NODES:
+        assert sorted(site.ledger(name, run)) == sorted(site.ledger(name, "whole")), name
+    rounds = [(one["block"], one["round"]) for one in site.events(run, "round")]
+    assert rounds == [(0, n + 1) for n in range(ROUNDS)]
+
+
+def wait_answered(site: Site, name: str, run: str, least: int) -> int:
+    """Until a node has answered a round that the server has not committed; the number of that round."""
+    found = -1
+
+    def answered() -> bool:
+        nonlocal found
+        found = site.rounds_done(run)
+        return found >= least and (0, found, "train") in site.ledger(name, run)
+
+    eventually(answered, 90, f"an answer of {name} in round {least + 1} or later")
+    return found
+
+
+def test_a_killed_server_goes_on_with_the_same_numbers(trained: Story, whole: Cost) -> None:
+    site, run = trained.site, "server-killed"
+    site.train(run, trained.config("fedavg", ROUNDS))
+    # Everything at once, after a node has answered and before the round is committed
+    round = wait_answered(site, "cinema", run, 1)
+    site.running["server"].kill(whole=True)
+    assert site.rounds_done(run) == round, "the kill came too late to be within the round"
+    site.up()
+    eventually(lambda: site.rounds_done(run) > round, 120, "the next round")
+    # Only the process that was started by hand: the others must end by themselves
+    old = site.running["server"]
+    below = old.family()
+    assert len(below) >= 2
+    old.kill(whole=False)
+    assert site.rounds_done(run) < ROUNDS
+    began = time.monotonic()
+    site.up()
+    print(f"\nup again {time.monotonic() - began:.1f} s after only `server up` was killed")
+    eventually(lambda: not set(old.family()), 30, "what the killed server had started is gone")
+    seen = site.rounds_done(run)
+    eventually(lambda: site.rounds_done(run) > seen, 120, "the next round")
+    # Only the coordinator
+    coordinators = site.running["server"].of("flwr-serverapp")
+    assert coordinators
+    assert site.rounds_done(run) < ROUNDS
+    for pid in coordinators:
+        os.kill(pid, signal.SIGKILL)
+    site.wait(run)
+    same_as_whole(trained, run)
+
+
+def test_a_killed_node_loses_nothing_and_is_counted_once(trained: Story, whole: Cost) -> None:
+    site, run = trained.site, "node-killed"
+    site.train(run, trained.config("fedavg", ROUNDS))
+    wait_answered(site, "cinema", run, 0)
+    # Just after an import was acknowledged
+    fresh = [(user, "not-published", FIRST_TIME) for user in sorted({u for u, _, _ in trained.blocks[0]})]
+    fresh = [row for row in fresh if home(row[0]) == "cinema"]
+    assert site.collect("cinema", fresh, "acknowledged")["new interactions"] == len(fresh)
+    site.running["cinema"].kill(whole=True)
+    assert site.rounds_done(run) < ROUNDS
+    site.run_node("cinema")
+    kept = site.rows(
+        "cinema", "SELECT u.raw FROM interactions i JOIN users u ON u.id = i.user WHERE item = 'not-published'"
+    )
+    assert sorted(user for (user,) in kept) == [user for user, _, _ in fresh]
+    site.wait_online("cinema")
+    # After it has committed its answer, before the round is over
+    round = wait_answered(site, "school", run, site.rounds_done(run) + 1)
+    site.running["school"].kill(whole=True)
+    assert site.rounds_done(run) == round, "the kill came too late to be within the round"
+    site.run_node("school")
+    eventually(lambda: site.rounds_done(run) > round, 120, "the round is repeated")
+    # While it works on an answer: the others have given theirs
+    os.kill(site.running["library"].pid, signal.SIGSTOP)
+    mine = set(site.ledger("library", run))
+    others = ("cinema", "school")
+    eventually(lambda: all(set(site.ledger(name, run)) - mine for name in others), 60, "the others answer")
+    time.sleep(1.5)  # its client has fetched the question by now
+    site.running["library"].kill(whole=False)
+    assert set(site.ledger("library", run)) == mine
+    assert site.rounds_done(run) < ROUNDS
+    site.run_node("library")
+    site.wait(run)
+    same_as_whole(trained, run)
+
+
+# Who is let in
+
+
+def test_those_who_are_not_enrolled_are_refused_in_plain_words(story: Story, tmp_path: Path) -> None:
+    site = story.site
+    site.make_node("stranger", enroll=False)
+    site.make_node("misled")
+    certificates.make_ca(tmp_path)
+    (site.folder / "misled" / "ca.pem").write_bytes((tmp_path / "ca.pem").read_bytes())
+    try:
+        for name in ("stranger", "misled"):
+            site.run_node(name)
+        stranger = site.wait_connection("stranger", lambda now: "does not know this node's key" in now)
+        misled = site.wait_connection("misled", lambda now: "certificate is not signed by this node's authority" in now)
+        print(f"\nunknown key: {stranger}\nwrong CA: {misled}")
+        shown = json.loads(done("node", "status", "--folder", site.folder / "stranger", "--json"))
+        assert "ask its operator to enrol it" in shown["connection"]
+    finally:
+        for name in ("stranger", "misled"):
+            site.running.pop(name).stop()
+        done("server", "revoke", "misled", "--folder", site.server)
+    with pytest.raises(httpx.HTTPError):
+        httpx.post(f"http://127.0.0.1:{site.port}/v1/fleet/activate-node", trust_env=False)
+    trust = ssl.create_default_context(cafile=str(site.server / "ca.pem"))
+    with httpx.Client(verify=trust, trust_env=False) as client:
+        for call in ("control/start-run", "control/register-node", "control/list-nodes", "runtime/acquire-task"):
+            got = client.post(f"https://127.0.0.1:{site.port}/v1/{call}", content=b"")
+            assert (got.status_code, got.text) == (403, "this call is not for nodes")
+        assert client.post(f"https://127.0.0.1:{site.port}/v1/fleet/activate-node", content=b"").status_code == 401
+
+
+def test_a_late_node_takes_part_in_the_next_block_until_it_is_revoked(trained: Story) -> None:
+    site = trained.site
+    site.train("late", trained.config("tally"))
+    site.wait("late")
+    site.make_node("late")
+    rows = [(person(f"late {user}"), item, at) for user, item, at in trained.blocks[0] if home(user) == "library"]
+    assert site.collect("late", rows, "first")["new users"] >= 20
+    items = items_of_blocks(trained.config("tally"))[1]
+    have = {(user, item) for block in trained.blocks for user, item, _ in block}
+    for name in NODES:
+        people = sorted({user for user, _ in have if home(user) == name})
+        fresh = [(user, item, FIRST_TIME) for user in people for item in items if (user, item) not in have]
+        assert site.collect(name, fresh, "third")["new interactions"] == len(fresh)
+    site.run_node("late")
+    site.wait_online("late")
+    site.next_block("late")
+    site.wait("late")
+    with site.store() as store:
+        number = {row.name: row.number for row in store.nodes()}
+        took_part = {(block, node) for block, _, kind, node, _ in store.accepted("late") if kind == "statistic"}
+    assert took_part == {(b, number[name]) for b in (0, 1) for name in NODES} | {(1, number["late"])}
+    shown = json.loads(done("node", "recommend", rows[0][0], "-k", 5, "--folder", site.folder / "late", "--json"))
+    assert len(shown) == 5
+    assert all(one["title"] == f"Title of {one['item']}" for one in shown)
+
+    done("server", "revoke", "late", "--folder", site.server)
+    why = site.wait_connection("late", lambda now: now.startswith("waiting"))
+    assert "does not know this node's key" in why
+    print(f"\nrevoked: {why}")
+    assert "does not know" in done("node", "status", "--folder", site.folder / "late")
+    site.train("after", trained.config("tally"))
+    site.wait("after")
+    with site.store() as store:
+        assert {node for *_, node, _ in store.accepted("after")} == {number[name] for name in NODES}
+    states = {
+        one["name"]: one["state"]
+        for one in json.loads(done("server", "status", "--folder", site.server, "--json"))["nodes"]
+    }
+    assert states["late"] == "revoked"
+    assert {states[name] for name in NODES} == {"enrolled"}
+    site.running.pop("late").stop()
+
+
+# Bad input: one sentence, nothing lost
+
+
+def test_what_is_taken_stays_with_its_owner(story: Story, tmp_path: Path) -> None:
+    site = story.site
+    assert "another process has" in said("node", "run", "--folder", site.folder / NODES[0])
+    assert "is up already" in said("server", "up", "--folder", site.server)
+    for option, port in (("--port", site.port), ("--link-port", site.link_port)):
+        folder = tmp_path / option
+        ports = {"--port": free_port(), "--link-port": free_port()} | {option: port}
+        done("server", "init", folder, "--host", "127.0.0.1", *(word for pair in ports.items() for word in pair))
+        before = hashes(folder)
+        assert f"port {port} is in use" in said("server", "up", "--folder", folder)
+        assert before.items() <= hashes(folder).items()
+    site.wait_online(*NODES)
+
+
+def damage(path: Path) -> None:
+    """Overwrite the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 4 : len(content) // 2] = b"\xff" * (len(content) // 2 - len(content) // 4)
+    path.write_bytes(content)
+
+
+def test_a_damaged_node_or_one_of_another_version_is_not_touched(story: Story, tmp_path: Path) -> None:
+    folder = tmp_path / "node"
+    done("node", "init", folder, "--server", "127.0.0.1:9", "--ca", story.site.server / "ca.pem", "--name", "n")
+    done("node", "import", story.data, "--folder", folder)
+    with sqlite3.connect(folder / NODE_STORE) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    good, settings = (folder / NODE_STORE).read_bytes(), (folder / "node.toml").read_text()
+    damage(folder / NODE_STORE)
+    before = hashes(folder)
+    assert "is damaged" in said("node", "run", "--folder", folder)
+    assert "is damaged" in said("node", "import", story.data, "--folder", folder)
+    assert hashes(folder) == before
+    (folder / NODE_STORE).write_bytes(good)
+    (folder / "node.toml").write_text(settings.replace("version = 1", "version = 2"))
+    before = hashes(folder)
+    assert "is of version 2, made for a newer tacita" in said("node", "run", "--folder", folder)
+    assert hashes(folder) == before
+    (folder / "node.toml").write_text(settings)
+    assert json.loads(done("node", "status", "--folder", folder, "--json"))["interactions"] > 2000
+
+
+def test_a_damaged_server_or_one_of_another_version_is_not_touched(tmp_path: Path) -> None:
+    folder = tmp_path / "server"
+    ports = ["--port", free_port(), "--link-port", free_port()]
+    done("server", "init", folder, "--host", "127.0.0.1", *ports)
+    with ServerStore(folder / STORE) as store:
+        store.add_items([(f"item {n}", "x" * 100) for n in range(500)])
+    with sqlite3.connect(folder / STORE) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    good, settings = (folder / STORE).read_bytes(), (folder / "server.toml").read_text()
+    damage(folder / STORE)
+    before = hashes(folder)
+    assert "is damaged" in said("server", "up", "--folder", folder)
+    assert "is damaged" in said("server", "status", "--folder", folder)
+    assert hashes(folder) == before
+    (folder / STORE).write_bytes(good)
+    (folder / "server.toml").write_text(settings.replace("version = 1", "version = 2"))
+    before = hashes(folder)
+    assert "is of version 2, made for a newer tacita" in said("server", "up", "--folder", folder)
+    assert hashes(folder) == before
+    (folder / "server.toml").write_text(settings)
+    assert json.loads(done("server", "status", "--folder", folder, "--json"))["catalogue"] == 500
+
+
+def test_an_expired_certificate_is_named_and_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Then(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
+            return datetime(2020, 1, 1, tzinfo=UTC) if tz is None else datetime.now(tz) - timedelta(days=400)
+
+    folder, old = tmp_path / "server", tmp_path / "old"
+    with monkeypatch.context() as past:
+        past.setattr(certificates, "datetime", Then)
+        create_server(folder, ServerConfig(host="127.0.0.1", port=free_port(), link_port=free_port()), [])
+        old.mkdir()
+        certificates.make_ca(old, days=300)
+    before = hashes(folder)
+    words = said("server", "up", "--folder", folder)
+    assert "expired on" in words
+    assert "tacita server renew" in words
+    assert hashes(folder) == before
+    done("server", "renew", "--folder", folder)
+    certificates.check(folder / certificates.SERVER)
+    node = tmp_path / "node"
+    done("node", "init", node, "--server", "127.0.0.1:9", "--ca", folder / "ca.pem", "--name", "n")
+    (node / "ca.pem").write_bytes((old / "ca.pem").read_bytes())
+    before = hashes(node)
+    assert "expired on" in said("node", "run", "--folder", node)
+    assert before.items() <= hashes(node).items()
