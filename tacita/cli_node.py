@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,7 +55,7 @@ def init(
     Example: `tacita node init clinic --server recommender.example.org:9092 --ca ca.pem --name clinic-7`
     """
     from tacita.config import validated
-    from tacita.live.certificates import fingerprint, make_node_key
+    from tacita.live.certificates import check_authority, fingerprint, make_node_key
     from tacita.live.node import Node, NodeConfig
 
     if not server or ca is None:
@@ -67,6 +68,7 @@ def init(
         "run_as": run_as,
     }
     config = validated(NodeConfig, values, "the options")
+    check_authority(ca)
     Node.create(folder, config, ca, also=lambda made: make_node_key(made / config.key))
     public = folder / f"{config.key}.pub"
     made = {
@@ -78,9 +80,9 @@ def init(
     if as_json:
         print(json.dumps(made))
         return
-    console.tell(f"Node '{config.name}' is in {folder}.")
-    console.tell(f"Hand {public} to the operator of {server}, who enrols it; its fingerprint is")
-    console.tell(f"  {made['fingerprint']}")
+    console.answer(f"Node '{config.name}' is in {folder}.")
+    console.answer(f"Hand {public} to the operator of {server}, who enrols it; its fingerprint is")
+    console.answer(f"  {made['fingerprint']}")
     console.say(f"Then: tacita node import FILE --folder {folder}, and tacita node run --folder {folder}")
 
 
@@ -104,7 +106,7 @@ def import_(
         print(json.dumps(found))
         return
     console.say(found["guessed"])
-    console.tell(
+    console.answer(
         f"{found['new interactions']:,} new interactions of {found['rows']:,} rows; {found['new users']:,} new users."
     )
     if not found["catalogue"]:
@@ -127,7 +129,10 @@ def run(folder: Folder = HERE, insecure: Insecure = False) -> None:
     from tacita.live.daemon import run_daemon
 
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
-    run_daemon(folder, insecure)
+    try:
+        run_daemon(folder, insecure)
+    except KeyboardInterrupt:  # while it was starting
+        raise SystemExit(130) from None
 
 
 @app.command()
@@ -142,7 +147,10 @@ def status(folder: Folder = HERE, as_json: AsJson = False) -> None:
         return
     if found["last release"] is not None:
         found["last release"] = f"{datetime.fromtimestamp(found['last release']):%Y-%m-%d %H:%M:%S}"
-    found["running"] = "yes" if found["running"] else f"no; tacita node run --folder {folder}"
+    found["running"] = "yes" if found["running"] else f"no; `tacita node run --folder {folder}` starts it"
+    found["kept"] = f"{found['kept']:,} interactions that never leave"
+    found["catalogue"] = found["catalogue"] or "not here yet; it comes with the server's first message"
+    found["serving"] = found["serving"] or "no model yet; it comes with the server's first round"
     console.show_facts(found)
 
 
@@ -213,6 +221,7 @@ def export(
 def erase(
     user: Annotated[str | None, typer.Argument(metavar="USER", help="Raw user id.")] = None,
     everybody: Annotated[bool, typer.Option("--all", help="Everybody on this node.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --all: do not ask.")] = False,
     folder: Folder = HERE,
     as_json: AsJson = False,
 ) -> None:
@@ -224,6 +233,8 @@ def erase(
     """
     if (user is None) != everybody:
         raise TacitaError("say whom to erase: either USER or --all.")
+    if everybody and not yes and sys.stdin.isatty() and not typer.confirm(f"Erase everybody in {folder} for good?"):
+        raise TacitaError("nothing was erased; --yes erases without asking.")
     found = _ask(folder, "erase", quiet=as_json, user=user, everybody=everybody)
     if as_json:
         print(json.dumps(found))

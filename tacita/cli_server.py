@@ -22,6 +22,7 @@ Folder = Annotated[Path, typer.Option("--folder", file_okay=False, help="The ser
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Do not wait for the block to end.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="The run's name; `tacita server status` lists them.")]
 HERE = Path("server")
 
 
@@ -33,7 +34,9 @@ def init(
     ] = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option("--port", help="Port for nodes.", min=1, max=65535)] = 9092,
-    link_port: Annotated[int, typer.Option("--link-port", help="Port on loopback.", min=1, max=65535)] = 9091,
+    link_port: Annotated[
+        int, typer.Option("--link-port", help="Port of Flower's SuperLink, on loopback.", min=1, max=65535)
+    ] = 9091,
 ) -> None:
     """Make a server: an authority, a certificate for the names that nodes dial, a store.
 
@@ -41,8 +44,13 @@ def init(
     """
     from tacita.live.server import ServerConfig, create
 
+    if port == link_port:
+        raise TacitaError(f"--port and --link-port are both {port}; give each its own.")
     create(folder, ServerConfig(host=host, port=port, link_port=link_port), name or [])
-    console.tell(f"The server is in {folder}; nodes need {folder / 'ca.pem'} and its address.")
+    dialled = name[0] if name else "localhost"
+    console.answer(f"The server is in {folder}; owners of nodes need {folder / 'ca.pem'} and {dialled}:{port}.")
+    if not name:
+        console.say("Only nodes on this machine will trust it; --name HOST gives the name that others dial.")
     console.say(f"Then: tacita server catalogue add FILE --folder {folder}, and tacita server up --folder {folder}")
 
 
@@ -55,8 +63,12 @@ def up(folder: Folder = HERE) -> None:
     from tacita.live.server import Server
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    Server(folder).serve()
+    for chatty in ("httpx", "uvicorn"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    try:
+        Server(folder).serve()
+    except KeyboardInterrupt:  # while it was starting
+        raise SystemExit(130) from None
 
 
 @app.command()
@@ -71,7 +83,7 @@ def renew(folder: Folder = HERE) -> None:
 
     read_config(folder)
     make_new(folder)
-    console.tell(f"{folder / SERVER} is valid until {expires(folder / SERVER):%Y-%m-%d}; start the server again.")
+    console.answer(f"{folder / SERVER} is valid until {expires(folder / SERVER):%Y-%m-%d}; start the server again.")
 
 
 @app.command()
@@ -87,7 +99,7 @@ def enroll(
     from tacita.live.server import enroll as let_in
 
     found = let_in(folder, key, name)
-    console.tell(f"Node '{name}' is enrolled. Its owner should see the same fingerprint:\n  {found}")
+    console.answer(f"Node '{name}' is enrolled; `tacita node init` showed its owner the same fingerprint:\n  {found}")
 
 
 @app.command()
@@ -100,29 +112,39 @@ def revoke(name: Annotated[str, typer.Argument(help="The node's name.")], folder
 
     with open_store(folder) as store:
         store.revoke(name)
-    console.tell(f"Node '{name}' is revoked: its key is refused from now on.")
+    console.answer(f"Node '{name}' is revoked: its key is refused from now on.")
 
 
 @catalogue_app.command("add")
 def catalogue_add(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Item ids and titles: CSV, TSV, Parquet or atomic file.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Item ids, maybe with titles: CSV, TSV, Parquet or atomic file.")
+    ],
     folder: Folder = HERE,
+    columns: Annotated[str, typer.Option("--columns", help="Which column is what: item=NAME,title=NAME.")] = "",
 ) -> None:
     """Publish items. Known ones keep their place; new ones take part from the next block on.
 
     Example: `tacita server catalogue add items.csv`
     """
+    from tacita.cli import _columns
     from tacita.data.columns import read_items
     from tacita.live.server import open_store
 
     with open_store(folder) as store:
-        added = store.add_items(read_items(Path(file)))
-        console.tell(f"{added:,} new items; the catalogue has {len(store.catalogue()):,}.")
+        with console.working(f"reading {file}"):
+            items, guessed = read_items(file, _columns(columns))
+            added = store.add_items(items)
+        console.say(guessed)
+        new = "1 new item" if added == 1 else f"{added:,} new items"
+        console.answer(f"{new}; the catalogue has {len(store.catalogue()):,}.")
 
 
 @app.command()
 def train(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file as for `tacita train`.")],
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG.toml", dir_okay=False, help="Settings as for `tacita train`.")
+    ],
     folder: Folder = HERE,
     name: Annotated[str, typer.Option("--name", help="What to call the run; default: the file's name.")] = "",
     quorum: Annotated[str, typer.Option("--quorum", help="Nodes that a round needs: 'all' or a number.")] = "all",
@@ -140,21 +162,24 @@ def train(
     from tacita.live.coordinator import check_run
     from tacita.live.server import open_store
 
-    settings = validated(RunConfig, read_toml(config), str(config))
-    check_run(settings)
+    given = read_toml(config)
+    settings = validated(RunConfig, given, str(config))
     run = name or config.stem
     nodes = _quorum(quorum)
     with open_store(folder) as store:
-        _need_up(folder)
+        check_run(settings, store.n_items())
         _need_nodes(store, nodes)
+        _need_up(folder)
         store.new_run(run, settings, {"quorum": nodes, "timeout": timeout, "give_up": give_up})
         store.open_block(run)
+    if "data" in given and not as_json:
+        console.say(f"'data' in {config} is not used: every node brings its own.")
     _watch(folder, run, detach, as_json, quiet)
 
 
 @app.command("next-block")
 def next_block(
-    run: Annotated[str, typer.Argument(help="The run.")],
+    run: Run,
     folder: Folder = HERE,
     detach: Detach = False,
     as_json: AsJson = False,
@@ -167,6 +192,7 @@ def next_block(
     from tacita.live.server import open_store
 
     with open_store(folder) as store:
+        store.run(run)
         _need_up(folder)
         store.open_block(run)
     _watch(folder, run, detach, as_json, quiet)
@@ -174,7 +200,7 @@ def next_block(
 
 @app.command()
 def resume(
-    run: Annotated[str, typer.Argument(help="The run.")],
+    run: Run,
     folder: Folder = HERE,
     detach: Detach = False,
     as_json: AsJson = False,
@@ -187,8 +213,8 @@ def resume(
     from tacita.live.server import open_store, why_stopped
 
     with open_store(folder) as store:
-        _need_up(folder)
         store.run(run)
+        _need_up(folder)
         if why_stopped(store, run) is not None:
             store.tell(run, {"event": "resumed"})
     _watch(folder, run, detach, as_json, quiet)
@@ -206,16 +232,21 @@ def status(folder: Folder = HERE, as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps(found))
         return
-    console.tell(f"The server on {found['address']} is {'up' if found['up'] else 'not up'}.")
-    console.tell(f"Catalogue: {found['catalogue']:,} items. It sees {found['sees']}.")
+    state = "up" if found["up"] else f"not up; start it with `tacita server up --folder {folder}`"
+    console.answer(f"The server on {found['address']} is {state}.")
+    console.answer(f"Catalogue: {found['catalogue']:,} items. It sees {found['sees']}.")
+    if not found["nodes"]:
+        console.answer("Nodes: none; `tacita server enroll KEY.pub --name NAME` lets one in.")
     for node in found["nodes"]:
+        known = {None: "", True: ", online", False: ", offline"}[node["online"]]
+        states = {"waiting": "enrolled; let in when the server is up", "enrolled": f"enrolled{known}"}
         last = node["last answer"]
         when = f", last answer {datetime.fromtimestamp(last):%Y-%m-%d %H:%M:%S}" if last else ""
-        console.tell(f"Node '{node['name']}': {node['state']}{when}")
+        console.answer(f"Node '{node['name']}': {states.get(node['state'], node['state'])}{when}")
     for run in found["runs"]:
-        console.tell(f"Run '{run['name']}': {run['standing']}{_scores(run['results'])}")
+        console.answer(f"Run '{run['name']}': {run['standing']}{_scores(run['results'])}")
         if run["stopped"]:
-            console.tell(f"  stopped: {run['stopped']}")
+            console.answer(f"  stopped: {run['stopped']}")
 
 
 def _scores(results: list[dict[str, Any]]) -> str:
@@ -247,7 +278,9 @@ def _need_nodes(store: Any, quorum: int | str) -> None:
     if enrolled == 0:
         raise TacitaError("no node is enrolled; `tacita server enroll KEY.pub --name NAME` lets one in.")
     if isinstance(quorum, int) and quorum > enrolled:
-        raise TacitaError(f"--quorum {quorum} is more than the {enrolled} nodes that are enrolled.")
+        raise TacitaError(
+            f"--quorum {quorum} is more than the number of enrolled nodes, {enrolled}; enrol more or lower it."
+        )
 
 
 def _watch(folder: Path, run: str, detach: bool, as_json: bool, quiet: bool) -> None:
@@ -255,11 +288,15 @@ def _watch(folder: Path, run: str, detach: bool, as_json: bool, quiet: bool) -> 
     if detach:
         console.say(f"Run '{run}' goes on in the server; `tacita server status --folder {folder}` tells how.")
         return
-    result = watch(folder, run, quiet or as_json)
+    try:
+        result = watch(folder, run, quiet or as_json)
+    except KeyboardInterrupt:
+        console.say(f"Run '{run}' goes on in the server; `tacita server resume {run}` watches it again.")
+        raise SystemExit(130) from None
     if as_json:
         print(json.dumps(result))
         return
-    console.tell(f"Run '{run}': {len(result)} block{'s' if len(result) != 1 else ''} done{_scores(result)}")
+    console.answer(f"Run '{run}': {len(result)} block{'s' if len(result) != 1 else ''} done{_scores(result)}")
 
 
 def watch(folder: Path, run: str, quiet: bool = False, most: float = float("inf")) -> list[dict[str, Any]]:
@@ -269,25 +306,52 @@ def watch(folder: Path, run: str, quiet: bool = False, most: float = float("inf"
 
     end = time.monotonic() + most
     with open_store(folder) as store, console.counting(f"run '{run}'", quiet) as tell:
-        seen, rounds = 0, 0
+        seen, news = 0, _News(quiet=True)  # what was before we came is not told again
         while True:
-            row = store.run(run)
-            for number, _, event in store.events(run, seen):
+            row, events = store.run(run), store.events(run, seen)
+            for number, _, event in events:
                 seen = number
-                if event["event"] == "round":
-                    rounds = event["round"]
-                elif event["event"] == "block done":
-                    rounds = 0
-            tell(rounds, row.config.train.rounds)
+                news.hear(event, {one.number: one.name for one in store.nodes()})
+            news.quiet = quiet
+            tell(news.rounds, row.config.train.rounds, news.note)
             if done_blocks(row) == row.opened:
                 assert row.note is not None
                 results: list[dict[str, Any]] = row.note["plain"]["results"]
                 return results
             said = why_stopped(store, run)
             if said is not None:
-                raise TacitaError(f"run '{run}' stopped: {said}")
+                raise TacitaError(
+                    f"run '{run}' stopped: {said.rstrip('.')}; `tacita server resume {run}` tries again."
+                    if "resume" not in said
+                    else f"run '{run}' stopped: {said}"
+                )
             if not is_up(folder):
                 raise TacitaError(f"the server went down; `tacita server up` goes on with run '{run}'.")
             if time.monotonic() > end:
-                raise TacitaError(f"run '{run}' did not end within {most:.0f} s.")
+                raise TacitaError(f"run '{run}' did not end within {most:.0f} s; `tacita server status` tells more.")
             time.sleep(0.3)
+
+
+class _News:
+    """What people want to hear of a run's events, each thing once."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet, self.rounds, self.note = quiet, 0, ""
+        self._told: set[str] = set()
+
+    def hear(self, event: dict[str, Any], names: dict[int | None, str]) -> None:
+        kind = event["event"]
+        if kind == "waiting":
+            self.note = f"{event['answered']} of {event['needed']} nodes answered"
+            self._tell(f"Waiting for nodes: {self.note}; `tacita server status` shows who is online.")
+        elif kind == "refused":
+            self._tell(f"Node '{names.get(event['node'], event['node'])}' sends nothing: {event['said']}")
+        elif kind == "bad reply":
+            self._tell(f"Node '{names.get(event['node'], event['node'])}': {event['said']}")
+        elif kind in ("round", "block", "block done"):
+            self.note, self.rounds = "", event["round"] if kind == "round" else 0
+
+    def _tell(self, line: str) -> None:
+        if not self.quiet and line not in self._told:
+            console.say(line)
+        self._told.add(line)

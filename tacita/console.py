@@ -54,6 +54,11 @@ def tell(text: str) -> None:
     Console(highlight=False, soft_wrap=True).print(text)
 
 
+def answer(text: str) -> None:
+    """A line of the answer, taken literally."""
+    Console(highlight=False, soft_wrap=True).print(text, markup=False)
+
+
 # While it runs
 
 
@@ -73,8 +78,8 @@ def working(what: str, quiet: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def counting(what: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """A bar over things that are done one by one: call it with how many are done, and of how many."""
+def counting(what: str, quiet: bool = False) -> Iterator[Callable[..., None]]:
+    """A bar over things that are done one by one: call it with how many are done, of how many, and maybe a note."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
@@ -86,9 +91,9 @@ def counting(what: str, quiet: bool = False) -> Iterator[Callable[[int, int], No
         task = bar.add_task(what, total=None, note="")
         pace = Pace()
 
-        def tell(done: int, total: int) -> None:
+        def tell(done: int, total: int, note: str = "") -> None:
             pace.reach(done)
-            bar.update(task, completed=done, total=total, note=pace.left(total - done))
+            bar.update(task, completed=done, total=total, note=note or pace.left(total - done))
 
         yield tell
 

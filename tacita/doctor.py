@@ -1,7 +1,8 @@
-"""Checks of an installation: versions, compiled kernels, disk, memory, data."""
+"""Checks of an installation: versions, compiled kernels, disk, memory, data, and what the live mode needs."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -18,7 +19,7 @@ def _check(what: str, state: str, detail: str) -> dict[str, str]:
 
 def examine(data_dir: Path | None) -> list[dict[str, str]]:
     """Every check as {what, state: ok | note | fails, detail}."""
-    return [_python(), *_packages(), _kernels(), _machine(), _disk(), _data(data_dir)]
+    return [_python(), *_packages(), _kernels(), _machine(), _disk(), _data(data_dir), *_live(), _locks()]
 
 
 def _python() -> dict[str, str]:
@@ -96,3 +97,69 @@ def _data(data_dir: Path | None) -> dict[str, str]:
     if (cache_dir() / "ml-100k").is_dir():
         return _check("data", "ok", f"ml-100k in {cache_dir()}")
     return _check("data", "note", "nothing fetched yet; `tacita data get ml-100k`")
+
+
+# The live mode, which the lab works without; Flower is looked at from outside and never loaded
+
+
+def _live() -> list[dict[str, str]]:
+    try:
+        stated = [one for one in metadata.requires("tacita") or [] if re.search("extra == ['\"]live['\"]", one)]
+    except metadata.PackageNotFoundError:
+        return []  # said already
+    wanted = {}  # name -> the exact version, "" for any
+    for one in stated:
+        name = re.split(r"[^A-Za-z0-9._-]", one, maxsplit=1)[0]
+        pin = re.search(r"==\s*([0-9][^\s;,)]*)", one.split(";")[0])
+        wanted[name] = pin[1] if pin else ""
+    if not wanted:
+        said = "this installation of tacita does not say what it needs; install it again, `pip install -e '.[live]'`"
+        return [_check("live mode", "note", said)]
+    found = {name: _version(name) for name in wanted}
+    if found.get("flwr") is None:
+        return [_check("live mode", "note", "not installed; the lab works without, `pip install tacita[live]` adds it")]
+    checks = [_live_package(name, found[name], wanted[name]) for name in sorted(wanted)]
+    return checks if any(one["state"] == "fails" for one in checks) else [*checks, _apart()]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _live_package(name: str, found: str | None, pin: str) -> dict[str, str]:
+    what = f"{name} (live)"
+    if found is None:
+        return _check(what, "fails", "not installed; `pip install tacita[live]` adds it")
+    if pin and found != pin:
+        return _check(what, "fails", f"{found}, but tacita needs exactly {pin}; `pip install {name}=={pin}`")
+    return _check(what, "ok", found)
+
+
+def _apart() -> dict[str, str]:
+    """Whether a node's connection to the server can belong to a user who cannot open the node's files."""
+    from tacita.live.processes import other_user_works
+
+    what, why_not = "node's connection", other_user_works("nobody")
+    if why_not is None:
+        return _check(what, "ok", "runs as another user (nobody), who cannot open the node's files")
+    return _check(what, "note", f"would run as the user who runs the node, who can open its files: {why_not}")
+
+
+def _locks() -> dict[str, str]:
+    """Whether a second process would be kept away from a store in this folder."""
+    remedy = "keep servers and nodes on a local disk, where a second process is kept away from their files"
+    try:
+        import fcntl
+
+        with tempfile.NamedTemporaryFile(dir=".") as one, open(one.name, "rb") as other:
+            fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return _check("locks", "note", f"do not hold in this folder; {remedy}")
+    except (ImportError, OSError) as error:
+        said = getattr(error, "strerror", None) or error
+        return _check("locks", "note", f"do not work in this folder ({said}); {remedy}")
+    return _check("locks", "ok", "work in this folder")

@@ -25,8 +25,8 @@ LEVELS: list[tuple[str, ...]] = [
     ("scoring", "methods", "methods.*"),
     ("devices",),
     ("rounds",),
-    ("controls", "runs", "experiments", "experiments.*", "forget", "audit", "bench", "report", "report_*", "doctor"),
-    ("live", "live.*"),
+    ("controls", "runs", "experiments", "experiments.*", "forget", "audit", "bench", "report", "report_*"),
+    ("live", "live.*", "doctor"),
     ("cli", "cli_*", "console", "__init__", "__main__"),
 ]
 FREE_AMONG_THEMSELVES = {len(LEVELS) - 3, len(LEVELS) - 2, len(LEVELS) - 1}

@@ -855,8 +855,10 @@ def said(*arguments: str) -> tuple[int, str]:
 
 def test_the_verbs_work_without_a_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cryptography", reason="keys are made with it")
+    from tacita.live.certificates import make_ca
+
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n")
+    make_ca(tmp_path)
     (tmp_path / "a.csv").write_text("user,item\nu1,a\nu1,b\nu2,c\n")
     assert said("status")[0] == 2
     code, text = said("init", "node", "--server", "localhost:9092", "--ca", "ca.pem", "--json")

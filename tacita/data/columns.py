@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from tacita.data.reading import Table, is_atomic, read_rows, read_text, sniff
-from tacita.data.roles import is_position, rank
+from tacita.data.problems import listed, problem, shown
+from tacita.data.reading import Table, is_atomic, read_columns
+from tacita.data.roles import column_at, is_position, rank
 from tacita.data.table import Interactions, fingerprint
 from tacita.data.values import finite, times
-from tacita.errors import TacitaError
+from tacita.errors import TacitaError, unknown_name
 from tacita.types import Floats, Ints, Longs
 
 _SPLITS = {"train": 0, "valid": 1, "validation": 1, "val": 1, "dev": 1, "test": 2}
@@ -85,16 +86,24 @@ def _splits(table: Table) -> NDArray[np.int8]:
 # Titles
 
 
-def read_items(path: Path) -> list[tuple[str, str]]:
-    """Items of a file that lists them, with their titles or "" where it has none; each once, in its order."""
+def read_items(path: Path, columns: Mapping[str, str] | None = None) -> tuple[list[tuple[str, str]], str]:
+    """Items of a file that lists them, with their titles or "" where it has none, and what was understood of it.
+
+    Each item once, in the file's order. `columns` names the columns: role (item or title) -> name or number.
+    """
     if not path.is_file():
-        raise TacitaError(f"no such file: {path}.")
-    frame = _title_frame(path)
-    if "title" not in frame.columns or "item" not in frame.columns or len(frame) == 0:
-        raise TacitaError(f"{path} lists no items: it needs a column with ids (item) and one with titles (title).")
-    pairs = frame.select(pl.col("item").cast(pl.String), pl.col("title").cast(pl.String).fill_null(""))
-    pairs = pairs.drop_nulls("item").filter(pl.col("item") != "").unique("item", keep="first", maintain_order=True)
-    return list(zip(pairs["item"].to_list(), pairs["title"].to_list(), strict=True))
+        raise TacitaError(f"there is no file {path}; give a file that lists items, one a line.")
+    names, frame = item_columns(path, columns or {})
+    if "title" not in frame.columns:
+        frame = frame.with_columns(pl.lit("").alias("title"))
+    pairs = frame.select(pl.col("item", "title").cast(pl.String).str.strip_chars().fill_null(""))
+    pairs = pairs.filter(pl.col("item") != "").unique("item", keep="first", maintain_order=True)
+    if not len(pairs):
+        raise problem(path, "no items in it", "give a file that lists items, one a line")
+    items = list(zip(pairs["item"].to_list(), pairs["title"].to_list(), strict=True))
+    taken = ", ".join(f"{role}={name}" for role, name in names.items())
+    first = " ".join(f"{shown(text)}" for text in items[0] if text)
+    return items, f"{path.name}: {taken}{'' if 'title' in names else ', no titles'}; the first is {first}."
 
 
 def _titles(table: Table, item_ids: Sequence[str]) -> tuple[dict[str, str], str]:
@@ -123,20 +132,31 @@ def _title_file(path: Path) -> Path | None:
 
 def _title_frame(path: Path) -> pl.DataFrame:
     """Columns item and title of an item file; the year goes behind the title where RecBole cut it off."""
-    data = read_text(path)
-    _, layout = sniff(path, data, {})
-    names = [name.split(":")[0].lower() for name in layout.names]
-    item: int | None = 0
-    title: int | None = 1
-    if layout.header:
-        item, title = _first_fitting(names, "item", "id"), _first_fitting(names, "title", "name")
-    if item is None or title is None:
-        return pl.DataFrame(schema={"item": pl.String, "title": pl.String})
-    frame = read_rows(path, data, layout)
-    made = frame.select(pl.nth(item).alias("item"), pl.nth(title).alias("title"))
-    if is_atomic(layout.names) and "release_year" in names:
+    _, made = item_columns(path, {})
+    return made if "title" in made.columns else pl.DataFrame(schema={"item": pl.String, "title": pl.String})
+
+
+def item_columns(path: Path, columns: Mapping[str, str]) -> tuple[dict[str, str], pl.DataFrame]:
+    """The columns item and, where there is one, title of an item file, and their names in it."""
+    header, every, frame = read_columns(path, columns)
+    names = [name.split(":")[0].lower() for name in every]
+    at: dict[str, int | None] = {"item": 0, "title": 1 if len(names) > 1 else None}
+    if header:
+        at = {"item": _first_fitting(names, "item", "id"), "title": _first_fitting(names, "title", "name")}
+    for role, name in columns.items():
+        if role not in at:
+            raise unknown_name("column role", role, at)
+        at[role] = None if name == "-" and role == "title" else column_at(path, role, name, every)
+    if at["item"] is None:
+        known = f"no item column found among {listed(every)}"
+        raise problem(path, known, "say which it is with --columns item=...,title=... (a name, or a number from 1)")
+    if at["title"] == at["item"]:
+        at["title"] = None
+    found = {role: place for role, place in at.items() if place is not None}
+    made = frame.select(pl.nth(place).alias(role) for role, place in found.items())
+    if "title" in found and is_atomic(every) and "release_year" in names:
         made = _with_year(made, frame.to_series(names.index("release_year")))
-    return made
+    return {role: every[place] for role, place in found.items()}, made
 
 
 def _first_fitting(names: Sequence[str], role: str, also: str) -> int | None:

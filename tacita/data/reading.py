@@ -17,7 +17,7 @@ from pathlib import Path
 import polars as pl
 
 from tacita.data.problems import problem, shown, unreadable
-from tacita.data.roles import has_header, places, roles_by_name, roles_by_place
+from tacita.data.roles import has_header, places, rank, roles_by_name, roles_by_place
 from tacita.errors import TacitaError
 
 _WELL_KNOWN = (
@@ -136,6 +136,29 @@ def _delimited(path: Path, columns: Mapping[str, str]) -> Table:
     if is_atomic(layout.names):
         kind = "RecBole atomic file"
     return Table(path, kind, frame, {role: layout.names[at] for role, at in roles.items()}, layout)
+
+
+def read_columns(path: Path, columns: Mapping[str, str]) -> tuple[bool, tuple[str, ...], pl.DataFrame]:
+    """Every column of a Parquet or text file, which may have only one: whether they are named, names, values."""
+    with path.open("rb") as file:
+        is_parquet = file.read(4) == b"PAR1"
+    if is_parquet:
+        try:
+            frame = pl.read_parquet(path, glob=False)
+        except _POLARS_TROUBLE:
+            raise problem(path, "a damaged Parquet file", "write or copy it again") from None
+        return True, tuple(frame.columns), frame
+    data = read_text(path)
+    if not data.strip():
+        raise problem(path, "the file is empty", "give a file with a column of ids")
+    if not any(one.encode() in data[:_SAMPLE] for one in _SEPARATORS if one != " "):
+        lines = [line.strip() for line in data.decode("utf-8", "replace").splitlines() if line.strip()]
+        known = any(rank(lines[0], role) is not None for role in ("user", "item", "title"))
+        header = known or lines[0].lower() == "id" or lines[0] in columns.values()
+        names = (lines[0],) if header else places(1)
+        return header, names, pl.DataFrame({names[0]: lines[header:]}, schema={names[0]: pl.String})
+    _, layout = sniff(path, data, columns)
+    return layout.header, layout.names, read_rows(path, data, layout)
 
 
 def is_atomic(names: Sequence[str]) -> bool:

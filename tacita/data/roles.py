@@ -109,13 +109,19 @@ def _asked(path: Path, names: Sequence[str], columns: Mapping[str, str]) -> dict
     for role, name in columns.items():
         if name == "-" and role not in ("user", "item"):
             continue
-        at = _place_of(name, names)
-        if at is None:
-            raise _no_column(path, role, name, names)
+        at = column_at(path, role, name, names)
         if at in roles.values():
             raise problem(path, f"column {shown(name)} is asked for twice", "give each role its own column")
         roles[role] = at
     return roles
+
+
+def column_at(path: Path, role: str, name: str, names: Sequence[str]) -> int:
+    """Where the column is that somebody named."""
+    at = _place_of(name, names)
+    if at is None:
+        raise _no_column(path, role, name, names)
+    return at
 
 
 def _place_of(name: str, names: Sequence[str]) -> int | None:

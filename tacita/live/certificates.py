@@ -143,6 +143,20 @@ def check(path: Path, now: datetime | None = None) -> None:
         raise TacitaError(f"the certificate {path} is not valid before {day}; check the clock of this machine.")
 
 
+def check_authority(path: Path) -> None:
+    """Refuse a file that is not the certificate of an authority, or not valid today."""
+    remedy = f"ask the operator for the server's {CA}."
+    try:
+        signs = _load(path).extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except x509.ExtensionNotFound:
+        signs = False
+    except TacitaError as error:
+        raise TacitaError(f"{str(error).split(';')[0].rstrip('.')}; {remedy}") from None
+    if not signs:
+        raise TacitaError(f"{path} is a certificate, but not an authority's; {remedy}")
+    check(path)
+
+
 def write_new(path: Path, content: bytes, mode: int) -> None:
     """A file that did not exist before, with its mode from the first byte on."""
     try:

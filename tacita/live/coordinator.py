@@ -17,7 +17,7 @@ from tacita.config import RunConfig
 from tacita.devices import Federation
 from tacita.errors import TacitaError
 from tacita.live.remote import Patience, Remote, Transport
-from tacita.live.server_store import RunRow, ServerStore, done_blocks
+from tacita.live.server_store import STORE, RunRow, ServerStore
 from tacita.live.session import check_live
 from tacita.rng import keys_of
 from tacita.rounds import Progress, RoundReport, begin_block, end_block, run_block, start
@@ -26,15 +26,16 @@ from tacita.types import Block, Ragged, Stream
 
 log = logging.getLogger(__name__)
 
-STORE = "server.sqlite"
 _PLAIN = ("best_score", "best_round", "stale", "in_block", "bytes_up", "bytes_down", "results")
 
 
-def check_run(config: RunConfig) -> None:
+def check_run(config: RunConfig, n_items: int) -> None:
     """Refuse settings that cannot be followed live, before anybody is asked anything."""
     check_live(config)
-    backbone, _, _ = build(config)
+    backbone, parts, _ = build(config)
     check_settings(config, backbone)
+    for part in parts:
+        part.check(n_items)
 
 
 def continue_run(folder: Path, run: str, transport: Transport) -> None:
@@ -51,7 +52,7 @@ def continue_run(folder: Path, run: str, transport: Transport) -> None:
 @contextlib.contextmanager
 def _alone(folder: Path, run: str) -> Iterator[None]:
     """One coordinator for a run; a dead one's lock goes with it."""
-    held = os.open(folder / f"{run}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    held = os.open(folder / f"run-{run}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         for attempt in range(60):  # a killed server's coordinator may take a moment to end
             try:
@@ -129,14 +130,3 @@ def _progress(store: ServerStore, row: RunRow, fed: Federation, remote: Remote) 
     remote.best_round = progress.best_round
     log.info("run '%s' goes on after block %d round %d", row.name, now.block, now.round)
     return progress
-
-
-def standing(row: RunRow) -> str:
-    """Where a run is, for people."""
-    done = done_blocks(row)
-    if row.note is None:
-        return "waits for its first round" if row.opened else "no block is open"
-    if done == row.opened:
-        return f"{done} block{'s' if done != 1 else ''} done"
-    now = row.note["now"]
-    return f"block {now['block']}, round {now['round']}" if row.note["plain"]["in_block"] else f"opens block {done}"

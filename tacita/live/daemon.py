@@ -69,7 +69,8 @@ class Daemon:
         if verb == "status":
             done["running"] = True
             if self.connection is not None:
-                done["connection"] = " ".join(filter(None, [self.connection.state, self.connection.reason]))
+                state, reason = self.connection.state, self.connection.reason
+                done["connection"] = f"{state}: {reason}" if reason and state != "online" else state
         elif verb == "import":
             log.info("imported %d new interactions of %d new users", done["new interactions"], done["new users"])
         elif verb != "recommend":

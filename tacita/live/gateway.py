@@ -85,8 +85,10 @@ def make_app(upstream: httpx.AsyncClient, allowed: Callable[[str], bool], most: 
             response = await answer(Request(scope, receive))
         except ClientDisconnect:
             return
-        if response.status_code in (401, 403):
-            log.warning("refused %s %.80r: %s", scope["method"], scope.get("raw_path"), response.status_code)
+        if response.status_code == 401:
+            log.warning("refused a key that is not enrolled: %s", _caller(Request(scope)) or "none given")
+        elif response.status_code == 403:
+            log.warning("refused a call that is not for nodes: %s %.80r", scope["method"], scope.get("raw_path"))
         await response(scope, receive, send)
 
     return app
@@ -234,6 +236,9 @@ def bind(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listener.close()
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            raise TacitaError(f"port {port} is in use; stop the program that holds it or choose another.") from None
+            raise TacitaError(
+                f"port {port} is in use; stop the program that holds it or choose another (a server's ports are in "
+                "server.toml)."
+            ) from None
         raise TacitaError(f"cannot listen on {host}:{port}: {error}.") from None
     return listener

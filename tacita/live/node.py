@@ -229,7 +229,9 @@ def read_config(folder: Path) -> NodeConfig:
     """node.toml, with a sentence of its own for a file of another version."""
     path = folder / "node.toml"
     if not path.is_file():
-        raise TacitaError(f"there is no node in {folder}; `tacita node init --folder {folder}` makes one.")
+        raise TacitaError(
+            f"there is no node in {folder}; `tacita node init {folder}` makes one, --folder says where one is."
+        )
     values = read_toml(path)
     version = values.get("version")
     if isinstance(version, int) and version != VERSION:
@@ -252,5 +254,5 @@ def _certificate(path: Path) -> bytes:
     except OSError as error:
         raise TacitaError(f"cannot read {path}: {error.strerror or error}.") from None
     if b"BEGIN CERTIFICATE" not in content:
-        raise TacitaError(f"{path} holds no certificate; ask the operator for the server's CA file.")
+        raise TacitaError(f"{path} holds no certificate; ask the operator for the server's ca.pem.")
     return content

@@ -24,10 +24,7 @@ from tacita.config import Strict, read_toml, to_toml, validated
 from tacita.errors import TacitaError
 from tacita.files import disk_error, side_of, write_bytes
 from tacita.live.certificates import CA, SERVER, SERVER_KEY, check, fingerprint, make_ca, make_server, public_pem
-from tacita.live.coordinator import STORE
-from tacita.live.flower import Link, write_app
-from tacita.live.gateway import Gateway, bind
-from tacita.live.server_store import NodeRow, RunRow, ServerStore, done_blocks
+from tacita.live.server_store import STORE, NodeRow, RunRow, ServerStore, done_blocks, standing
 
 VERSION = 1
 LOOK = 0.5  # seconds between two looks at the store
@@ -47,7 +44,7 @@ class ServerConfig(Strict):
 def create(folder: Path, config: ServerConfig, names: list[str]) -> None:
     """A new folder that appears whole or not at all; `names` are the hosts and addresses that nodes will dial."""
     if folder.exists() or folder.is_symlink():
-        raise TacitaError(f"{folder} exists; a server is made in a new folder, choose another --folder.")
+        raise TacitaError(f"{folder} exists; a server is made in a new folder, `tacita server init FOLDER`.")
     side = side_of(folder)
     try:
         side.mkdir(parents=True, mode=0o700)
@@ -65,7 +62,9 @@ def create(folder: Path, config: ServerConfig, names: list[str]) -> None:
 def read_config(folder: Path) -> ServerConfig:
     path = folder / "server.toml"
     if not path.is_file():
-        raise TacitaError(f"there is no server in {folder}; `tacita server init {folder}` makes one.")
+        raise TacitaError(
+            f"there is no server in {folder}; `tacita server init {folder}` makes one, --folder says where one is."
+        )
     values = read_toml(path)
     version = values.get("version")
     if isinstance(version, int) and version != VERSION:
@@ -91,22 +90,30 @@ def enroll(folder: Path, public_key: Path, name: str) -> str:
 
 
 def is_up(folder: Path) -> bool:
-    """Whether a process serves this folder."""
+    """Whether a process serves this folder. Those who look share the lock, so they do not take each other for it."""
     try:
-        with _alone(folder):
-            return False
-    except TacitaError:
+        with open(folder / "up.lock", "rb") as held:
+            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
+    except FileNotFoundError:
+        pass
+    return False
 
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     held = os.open(folder / "up.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise TacitaError(f"the server in {folder} is up already.") from None
+        end = time.monotonic() + 1.0  # somebody may be looking just now
+        while True:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise TacitaError(f"the server in {folder} is up already; one process serves it.") from None
+                time.sleep(0.02)
         yield
     finally:
         os.close(held)
@@ -126,6 +133,9 @@ class Server:
 
     def serve(self, ready: Callable[[Server], None] = lambda server: None) -> None:
         """Serve until told to stop."""
+        from tacita.live.flower import Link, write_app  # late: Flower takes a second to load
+        from tacita.live.gateway import Gateway, bind
+
         with contextlib.ExitStack() as held:
             held.enter_context(_alone(self.folder))
             self.store = held.enter_context(ServerStore(self.folder / STORE))
@@ -134,6 +144,7 @@ class Server:
             check(ca)
             check(certificate)
             bind(self.config.host, self.config.port).close()  # before anything is started
+            log.info("starting Flower's SuperLink")
             app = write_app(self.folder / "app")
             self.link = Link(self.folder / "flower", self.config.link_port, ca=ca, certificate=certificate, key=key)
             held.enter_context(self.link)
@@ -149,14 +160,15 @@ class Server:
             )
             held.enter_context(gateway)
             held.enter_context(_signals(self.stopping))
-            log.info("serving nodes on %s:%d", self.config.host, gateway.port)
+            log.info("serving nodes on %s:%d; Ctrl-C stops", self.config.host, gateway.port)
             ready(self)
             while not self.stopping.wait(LOOK):
                 self._look(app)
                 if not gateway.alive:
                     raise TacitaError("the gateway ended; the log says why.")
-            self._stop_runs()
             log.info("stopping")
+            self._stop_runs()
+        log.info("stopped")
 
     def is_enrolled(self, key: str) -> bool:
         """Whether a key's fingerprint may speak; a revoked one may not from the next second on."""
@@ -250,14 +262,14 @@ def _signals(stopping: threading.Event) -> Iterator[None]:
 
 def status(folder: Path) -> dict[str, Any]:
     """Where the server stands, for people and machines."""
-    from tacita.live.coordinator import standing
-
-    config = read_config(folder)
+    config, up = read_config(folder), is_up(folder)
     with ServerStore(folder / STORE) as store:
+        online = _online(folder, config) if up else {}
         nodes = [
             {
                 "name": row.name,
                 "state": "revoked" if row.revoked is not None else "enrolled" if row.number is not None else "waiting",
+                "online": None if row.number is None or row.number not in online else online[row.number] == "online",
                 "fingerprint": fingerprint(row.public_key.encode()),
                 "last answer": store.last_answer(row.number),
             }
@@ -273,10 +285,19 @@ def status(folder: Path) -> dict[str, Any]:
             for row in store.runs()
         ]
         return {
-            "up": is_up(folder),
+            "up": up,
             "address": f"{config.host}:{config.port}",
             "catalogue": len(store.catalogue()),
             "nodes": nodes,
             "runs": runs,
             "sees": "one sum per node and round, how many people are in it, sums of scores, and when a node is online",
         }
+
+
+def _online(folder: Path, config: ServerConfig) -> dict[int, str]:
+    """What the engine says of the nodes it knows; nothing while it starts."""
+    from tacita.live.flower import Control
+
+    with contextlib.suppress(TacitaError):
+        return Control(config.link_port, folder / CA).nodes()
+    return {}

@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tacita.config import RunConfig, validated
 from tacita.errors import TacitaError
 from tacita.live.blobs import pack, unpack
-from tacita.live.remote import Accepted
 from tacita.live.wire import sha_of
 from tacita.types import Arrays
 
+if TYPE_CHECKING:
+    from tacita.live.remote import Accepted  # brings the models, which `server status` has no use for
+
+STORE = "server.sqlite"
 FORMAT = 1
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 # Numbers of nodes are unsigned 64-bit, which an INTEGER does not hold: they are kept as text.
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -140,6 +145,13 @@ class ServerStore:
         """Raw id and title of every item, in the order of the item table."""
         return [(item, title) for item, title in self._all("SELECT item, title FROM catalogue ORDER BY number")]
 
+    def n_items(self) -> int:
+        """How many items a block would have now: enough to learn from, or a sentence."""
+        found = int(self._all("SELECT count(*) FROM catalogue")[0][0])
+        if found < 2:
+            raise TacitaError("the catalogue has fewer than two items; `tacita server catalogue add FILE` fills it.")
+        return found
+
     def add_items(self, items: Sequence[tuple[str, str]]) -> int:
         """Add items at the end; those that are there keep their place and get the title if they had none."""
         with self._writing() as db:
@@ -165,6 +177,7 @@ class ServerStore:
         return {row.number for row in self.nodes() if row.number is not None and row.revoked is None}
 
     def add_node(self, name: str, public_key: str) -> None:
+        _check_name("node", name)
         with self._writing() as db:
             if db.execute("SELECT 1 FROM nodes WHERE name = ?", (name,)).fetchone():
                 raise TacitaError(f"a node named '{name}' is enrolled already; choose another --name.")
@@ -191,6 +204,7 @@ class ServerStore:
     # Runs
 
     def new_run(self, name: str, config: RunConfig, options: dict[str, Any]) -> None:
+        _check_name("run", name)
         with self._writing() as db:
             if db.execute("SELECT 1 FROM runs WHERE name = ?", (name,)).fetchone():
                 raise TacitaError(f"there is a run '{name}' already; choose another --name.")
@@ -204,17 +218,18 @@ class ServerStore:
     def run(self, name: str) -> RunRow:
         found = self._all("SELECT name, config, options, opened, note FROM runs WHERE name = ?", name)
         if not found:
-            raise TacitaError(f"there is no run '{name}' on this server; `tacita server status` lists them.")
+            listed = ", ".join(row[0] for row in self._all("SELECT name FROM runs ORDER BY created"))
+            raise TacitaError(f"there is no run '{name}' on this server; runs: {listed or 'none yet'}.")
         return _run_row(*found[0])
 
     def open_block(self, name: str) -> int:
         """Open the next block with the catalogue as it is now; the one before must be done."""
         row = self.run(name)
         if row.opened > done_blocks(row):
-            raise TacitaError(f"block {row.opened - 1} of run '{name}' is not done yet; wait for it or resume it.")
-        n_items = len(self.catalogue())
-        if n_items < 2:
-            raise TacitaError("the catalogue has fewer than two items; `tacita server catalogue add FILE` fills it.")
+            raise TacitaError(
+                f"block {row.opened - 1} of run '{name}' is not done yet; `tacita server resume {name}` watches it."
+            )
+        n_items = self.n_items()
         with self._writing() as db:
             db.execute("UPDATE runs SET opened = opened + 1 WHERE name = ?", (name,))
             db.execute("INSERT INTO block_items (run, block, n_items) VALUES (?, ?, ?)", (name, row.opened, n_items))
@@ -284,6 +299,14 @@ class ServerStore:
         return [(block, round, kind, int(node), n) for block, round, kind, node, n in self._all(asked, run)]
 
 
+def _check_name(what: str, name: str) -> None:
+    """Names become parts of file names and of messages."""
+    if not _NAME.fullmatch(name):
+        raise TacitaError(
+            f"'{name[:100]}' cannot be the name of a {what}; give --name of letters, digits, '.', '_' and '-'."
+        )
+
+
 def done_blocks(row: RunRow) -> int:
     """How many blocks of a run are done."""
     return 0 if row.note is None else len(row.note["plain"]["results"])
@@ -292,3 +315,14 @@ def done_blocks(row: RunRow) -> int:
 def _run_row(name: str, config: str, options: str, opened: int, note: str | None) -> RunRow:
     read = validated(RunConfig, json.loads(config), f"the settings of run '{name}'")
     return RunRow(name, read, json.loads(options), opened, None if note is None else json.loads(note))
+
+
+def standing(row: RunRow) -> str:
+    """Where a run is, for people."""
+    done = done_blocks(row)
+    if row.note is None:
+        return "waits for its first round" if row.opened else "no block is open"
+    if done == row.opened:
+        return f"{done} block{'s' if done != 1 else ''} done"
+    now = row.note["now"]
+    return f"block {now['block']}, round {now['round']}" if row.note["plain"]["in_block"] else f"opens block {done}"

@@ -1,0 +1,406 @@
+"""The operator's and owner's verbs, as people use and misuse them: one sentence, exit code 2, nothing half-written."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+pytest.importorskip("cryptography", reason="keys are made with it; pip install tacita[live]")
+
+from tacita import cli, cli_server, doctor
+from tacita.data.columns import read_items
+from tacita.errors import TacitaError
+from tacita.live import server as live_server
+from tacita.live.server import is_up, open_store
+
+
+def said(*words: object) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a command."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as left:
+        cli.main([str(word) for word in words])
+    return int(left.value.code or 0), out.getvalue(), err.getvalue()
+
+
+def refused(*words: object) -> str:
+    """The one sentence of a command that cannot be done."""
+    code, out, err = said(*words)
+    assert (code, out) == (2, ""), (code, out, err)
+    assert err.startswith("tacita: ")
+    assert err.count("\n") == 1, err
+    assert err.rstrip().endswith((".", "?"))
+    return err
+
+
+def rows(folder: Path) -> dict[str, int]:
+    """How many rows every table of a server's store has."""
+    with open_store(folder) as store:
+        tables = [name for (name,) in store._all("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {name: store._all(f"SELECT count(*) FROM {name}")[0][0] for name in tables}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A server with a catalogue, and a node beside it that is not enrolled."""
+    folder = tmp_path_factory.mktemp("live")
+    (folder / "items.csv").write_text("item,title\na,Apple\nb,Bread\nc,[bold]Corn\n")
+    (folder / "mf.toml").write_text("[train]\nrounds = 2\n")
+    assert said("server", "init", folder / "server", "--host", "127.0.0.1")[0] == 0
+    assert said("server", "catalogue", "add", folder / "items.csv", "--folder", folder / "server")[0] == 0
+    ca = folder / "server" / "ca.pem"
+    assert said("node", "init", folder / "node", "--server", "127.0.0.1:9092", "--ca", ca)[0] == 0
+    return folder
+
+
+@pytest.fixture
+def site(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(made, tmp_path / "site")
+    monkeypatch.chdir(tmp_path / "site")
+    return tmp_path / "site"
+
+
+@pytest.fixture
+def up(site: Path) -> Iterator[Path]:
+    """The site while some process serves it."""
+    with live_server._alone(site / "server"):
+        yield site
+
+
+@pytest.fixture
+def enrolled(up: Path) -> Path:
+    assert said("server", "enroll", "node/node.key.pub", "--name", "clinic")[0] == 0
+    return up
+
+
+# Making things
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["server", "status"],
+        ["server", "up"],
+        ["server", "revoke", "a"],
+        ["server", "next-block", "a"],
+        ["server", "resume", "a"],
+        ["server", "renew"],
+        ["server", "catalogue", "add", "items.csv"],
+        ["node", "run"],
+        ["node", "status"],
+        ["node", "recommend", "u"],
+        ["node", "erase", "--all"],
+    ],
+)
+def test_an_empty_folder_says_how_to_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    sentence = refused(*words)
+    assert f"`tacita {words[0]} init {words[0]}`" in sentence
+    assert "--folder" in sentence
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_is_not_made_over_another_or_with_one_port(site: Path, tmp_path: Path) -> None:
+    assert "server exists" in refused("server", "init")
+    assert "each its own" in refused("server", "init", "other", "--port", 9000, "--link-port", 9000)
+    assert "without scheme" in refused("server", "init", "other", "--name", "https://rec.example.org")
+    assert not (site / "other").exists()
+
+
+def test_a_node_takes_only_an_authority(site: Path) -> None:
+    for wrong in ("server/server.pem", "items.csv", "missing.pem"):
+        sentence = refused("node", "init", "other", "--server", "127.0.0.1:9092", "--ca", wrong)
+        assert "ask the operator for the server's ca.pem" in sentence
+    assert not (site / "other").exists()
+
+
+@pytest.mark.parametrize("name", ["a/b", "../x", ".hidden", "", "two words", "[red]", "x" * 101])
+def test_names_that_cannot_be_files_or_messages_are_refused(up: Path, name: str) -> None:
+    before = rows(up / "server")
+    assert "--name" in refused("server", "enroll", "node/node.key.pub", "--name", name)
+    assert rows(up / "server") == before
+    said("server", "enroll", "node/node.key.pub", "--name", "clinic")
+    before = rows(up / "server")
+    if name:  # without one the file's name is taken
+        assert "--name" in refused("server", "train", "mf.toml", "--name", name)
+    assert rows(up / "server") == before
+
+
+# The catalogue
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("item,title\na,Apple\nb,Bread\n", [("a", "Apple"), ("b", "Bread")]),
+        ("id;name\na;'A; B'\nb;\n", None),
+        ('id;name\na;"A; B"\nb;\n', [("a", "A; B"), ("b", "")]),
+        ("item|title\na|Apple\nb|Bread\n", [("a", "Apple"), ("b", "Bread")]),
+        ("1::Apple\n2::Bread\n", [("1", "Apple"), ("2", "Bread")]),
+        ("item\na\nb\na\n", [("a", ""), ("b", "")]),
+        ("id\n7\n8\n", [("7", ""), ("8", "")]),
+        ("a\nb\n\nc\n", [("a", ""), ("b", ""), ("c", "")]),
+        ("sku,price\na,3\nb,4\n", [("a", ""), ("b", "")]),
+        ("user,item,rating\nu,a,3\nu,b,4\nv,a,1\n", [("a", ""), ("b", "")]),
+        ("item,title\n,none\na,x\na,y\n", [("a", "x")]),
+        ("", None),
+        ("  \n\n", None),
+        ("item,title\n", None),
+        ("item~title\na~b\n", None),
+        ("code,label\na,b\n", None),
+        ("item,title\na,b\nc\n", None),
+    ],
+)
+def test_an_item_file_is_a_list_with_or_without_titles(
+    tmp_path: Path, text: str, found: list[tuple[str, str]] | None
+) -> None:
+    path = tmp_path / "items.csv"
+    path.write_text(text)
+    if found is None:
+        with pytest.raises(TacitaError, match=r"items.csv: .*; .*[.?]$"):
+            read_items(path)
+        return
+    items, guessed = read_items(path)
+    assert items == found
+    assert guessed.startswith("items.csv: item=")
+    assert ("no titles" in guessed) == (not any(title for _, title in found))
+
+
+def test_columns_of_an_item_file_can_be_named(tmp_path: Path) -> None:
+    path = tmp_path / "items.csv"
+    path.write_text("code,label\na,b\n")
+    assert read_items(path, {"item": "code", "title": "label"})[0] == [("a", "b")]
+    assert read_items(path, {"item": "label"})[0] == [("b", "")]
+    for wrong in ({"item": "cod"}, {"user": "code"}, {"item": "3"}):
+        with pytest.raises(TacitaError):
+            read_items(path, wrong)
+    pl.DataFrame({"sku": [1, 2], "title": ["x", None]}).write_parquet(tmp_path / "items.parquet")
+    assert read_items(tmp_path / "items.parquet")[0] == [("1", "x"), ("2", "")]
+
+
+def test_a_bad_item_file_leaves_the_catalogue_alone(site: Path) -> None:
+    before = rows(site / "server")
+    (site / "rubbish").write_bytes(bytes(range(256)) * 20)
+    for wrong in ("missing.csv", ".", "rubbish"):
+        refused("server", "catalogue", "add", wrong)
+    assert rows(site / "server") == before
+    (site / "more.txt").write_text("c\nd\n")
+    code, out, err = said("server", "catalogue", "add", "more.txt")
+    assert (code, out) == (0, "1 new item; the catalogue has 4.\n")
+    assert "no titles" in err
+
+
+# The wrong order
+
+
+def test_training_asks_for_what_is_missing_in_the_order_of_the_steps(site: Path) -> None:
+    assert said("server", "init", "bare")[0] == 0
+    assert "catalogue add" in refused("server", "train", "mf.toml", "--folder", "bare")
+    assert "no node is enrolled" in refused("server", "train", "mf.toml")
+    assert said("server", "enroll", "node/node.key.pub", "--name", "clinic")[0] == 0
+    assert "`tacita server up" in refused("server", "train", "mf.toml")
+    assert "no run 'mf'" in refused("server", "next-block", "mf")
+    assert "no run 'mf'" in refused("server", "resume", "mf")
+    assert rows(site / "server")["runs"] == rows(site / "bare")["runs"] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("[train]\nsilos = 3\n", "silos"),
+        ("[train]\nroundz = 3\n", "did you mean 'train.rounds'?"),
+        ("method = 'fedavgg'\n", "did you mean 'fedavg'?"),
+        ("parts = [{name = 'nope'}]\n", "unknown part"),
+        ("[backbone]\nname = 'nope'\n", "unknown backbone"),
+        ("seed =\n", "TOML"),
+    ],
+)
+def test_settings_that_cannot_be_followed_make_no_run(enrolled: Path, text: str, word: str) -> None:
+    (enrolled / "bad.toml").write_text(text)
+    assert word in refused("server", "train", "bad.toml")
+    assert rows(enrolled / "server")["runs"] == 0
+
+
+def test_wrong_arguments_of_train_make_no_run(enrolled: Path) -> None:
+    assert "enrol more" in refused("server", "train", "mf.toml", "--quorum", 5)
+    assert "neither 'all' nor" in refused("server", "train", "mf.toml", "--quorum", "most")
+    assert "is a directory" in refused("server", "train", "server")
+    assert "missing.toml" in refused("server", "train", "missing.toml")
+    assert rows(enrolled / "server")["runs"] == 0
+
+
+def test_a_block_is_opened_when_the_one_before_is_done(enrolled: Path) -> None:
+    (enrolled / "up.toml").write_text("data = 'ml-100k'\n[train]\nrounds = 2\n")
+    code, _, err = said("server", "train", "up.toml", "--detach")  # named as the lock of the server is
+    assert code == 0
+    assert "'data' in up.toml is not used" in err
+    assert "`tacita server resume up`" in refused("server", "next-block", "up")
+    assert "choose another --name" in refused("server", "train", "up.toml")
+    assert rows(enrolled / "server")["block_items"] == 1
+
+
+def test_a_run_that_stopped_says_why_and_how_to_go_on(enrolled: Path) -> None:
+    assert said("server", "train", "mf.toml", "--detach")[0] == 0
+    with open_store(enrolled / "server") as store:
+        store.tell("mf", {"event": "stopped", "said": "every node refused."})
+    code, out, _ = said("server", "status")
+    assert code == 0
+    assert "stopped: every node refused." in out
+    with pytest.raises(TacitaError, match=r"every node refused; `tacita server resume mf` tries again\.$"):
+        cli_server.watch(enrolled / "server", "mf", quiet=True)
+    assert said("server", "resume", "mf", "--detach")[0] == 0
+    with pytest.raises(TacitaError, match="did not end"):
+        cli_server.watch(enrolled / "server", "mf", quiet=True, most=0.5)
+
+
+def test_ctrl_c_leaves_the_run_to_the_server(enrolled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_server, "watch", interrupted)
+    code, out, err = said("server", "train", "mf.toml")
+    assert (code, out) == (130, "")
+    assert err == "Run 'mf' goes on in the server; `tacita server resume mf` watches it again.\n"
+
+
+def test_watching_tells_what_a_round_waits_for_once(enrolled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    news = cli_server._News(quiet=False)
+    for _ in range(3):
+        news.hear({"event": "waiting", "answered": 1, "needed": 2}, {})
+        news.hear({"event": "refused", "node": 7, "said": "a sum over 3 people is not sent."}, {7: "clinic"})
+    assert news.note == "1 of 2 nodes answered"
+    news.hear({"event": "round", "round": 3}, {})
+    assert (news.rounds, news.note) == (3, "")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert "'clinic' sends nothing: a sum over 3 people is not sent." in lines[1]
+
+
+# Status
+
+
+def test_status_tells_every_state(site: Path) -> None:
+    assert "is not up; start it with `tacita server up" in said("server", "status")[1]
+    assert "Nodes: none; `tacita server enroll" in said("server", "status")[1]
+    said("server", "enroll", "node/node.key.pub", "--name", "clinic")
+    assert "let in when the server is up" in said("server", "status")[1]
+    assert said("server", "revoke", "clinic")[0] == 0
+    assert "Node 'clinic': revoked" in said("server", "status")[1]
+    assert "was revoked already" in refused("server", "revoke", "clinic")
+    assert "needs a new key" in refused("server", "enroll", "node/node.key.pub", "--name", "again")
+    found = json.loads(said("server", "status", "--json")[1])
+    assert (found["up"], found["catalogue"], found["nodes"][0]["online"]) == (False, 3, None)
+
+
+def test_those_who_look_are_not_taken_for_a_server(site: Path) -> None:
+    folder = site / "server"
+    assert not is_up(folder)
+    assert not (folder / "up.lock").exists()  # looking writes nothing
+    with live_server._alone(folder):
+        assert is_up(folder)
+        assert "up already" in refused("server", "up") if shutil.which("flower-superlink") else True
+    with open(folder / "up.lock", "rb") as other:
+        live_server.fcntl.flock(other, live_server.fcntl.LOCK_SH)
+        assert not is_up(folder)
+
+
+def test_status_of_a_node_is_for_people(site: Path) -> None:
+    code, out, _ = said("node", "status")
+    assert code == 0
+    assert "running: no; `tacita node run --folder node` starts it" in out
+    assert "catalogue: not here yet" in out
+    assert "serving: no model yet" in out
+
+
+def test_erasing_everybody_asks_a_person(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (site / "a.csv").write_text("user,item\nu,a\n")
+    said("node", "import", "a.csv")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.confirm", lambda text: False)
+    assert "nothing was erased" in refused("node", "erase", "--all")
+    assert json.loads(said("node", "status", "--json")[1])["users"] == 1
+    assert said("node", "erase", "--all", "--yes")[0] == 0
+    assert json.loads(said("node", "status", "--json")[1])["users"] == 0
+
+
+# The doctor
+
+
+LIVE = {"cryptography": "44.0", "flwr": "1.41.0", "httpx": "0.28", "starlette": "0.40", "uvicorn": "0.30"}
+
+
+def examined(monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], apart: str | None = None) -> dict[str, str]:
+    """What the doctor says of the live mode, where these packages are installed: name -> state: detail."""
+    stated = ["numpy>=1.26", "flwr==1.41.0; extra == 'live'", 'pytest>=8; extra == "dev"']
+    stated += [f"{name}>=0.1 ; extra == 'live'" for name in LIVE if name != "flwr"]
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: stated)
+    monkeypatch.setattr(doctor, "_version", installed.get)
+    monkeypatch.setattr("tacita.live.processes.other_user_works", lambda name: apart)
+    return {one["what"]: f"{one['state']}: {one['detail']}" for one in doctor._live()}
+
+
+def test_the_doctor_does_not_mind_a_lab_without_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = examined(monkeypatch, {"cryptography": "44.0"})
+    assert list(found) == ["live mode"]
+    assert found["live mode"].startswith("note: ")
+    assert "pip install tacita[live]" in found["live mode"]
+
+
+def test_the_doctor_holds_flower_to_the_version_that_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = examined(monkeypatch, LIVE)
+    assert all(one.startswith("ok: ") for one in found.values()), found
+    assert len(found) == len(LIVE) + 1
+    found = examined(monkeypatch, LIVE | {"flwr": "1.42.0"})
+    assert found["flwr (live)"] == "fails: 1.42.0, but tacita needs exactly 1.41.0; `pip install flwr==1.41.0`"
+    found = examined(monkeypatch, {name: version for name, version in LIVE.items() if name != "uvicorn"})
+    assert found["uvicorn (live)"].startswith("fails: ")
+
+
+def test_the_doctor_sees_an_installation_from_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    examined(monkeypatch, LIVE)
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: ["numpy>=1.26"])
+    assert [(one["state"], "install it again" in one["detail"]) for one in doctor._live()] == [("note", True)]
+
+
+def test_the_doctor_tells_if_nothing_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = examined(monkeypatch, LIVE, "only root can; start the node as root.")
+    assert found["node's connection"].startswith("note: ")
+    assert "start the node as root." in found["node's connection"]
+
+
+def test_the_doctor_tries_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert doctor._locks()["state"] == "ok"
+    monkeypatch.setattr("fcntl.flock", lambda *_: None)
+    assert doctor._locks()["state"] == "note"
+    assert "local disk" in doctor._locks()["detail"]
+
+    def unsupported(*_: object) -> None:
+        raise OSError(95, os.strerror(95))
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    assert doctor._locks()["state"] == "note"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_doctor_never_loads_flower() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from tacita.doctor import examine; examine(None); print('flwr' in sys.modules)",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "False"
