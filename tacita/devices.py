@@ -349,7 +349,6 @@ def block_scores(
         "returning": {"users": int((~new)[found.users].sum()), **found.mean(~new)},
         f"mask_{other}": test(block, known_items(fed, block, "test", other)).mean(),
         "on_blocks": [],
-        "validated": len(block.valid.ids) > 0,
     }
     for earlier in fed.stream.blocks[: block.index + 1]:
         own = cfg.old_block_mask == "own" or earlier.index == block.index

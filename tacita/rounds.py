@@ -132,15 +132,22 @@ def run_block(fed: Federation, progress: Progress, on_round: OnRound) -> None:
         if report.round % every == 0 or report.round == rounds:
             received, _ = broadcast(fed, progress.server)
             total, users = progress.devices.validate(fed, progress.server, received).get(f"{metric}@{k}", (0.0, 0))
-            score = total / users if users else float(report.round)  # nobody to ask: the last round is the best
-            report = replace(report, valid=score if users else None)
-            if score > progress.best_score:
-                progress.best_score, progress.best_round, progress.stale = score, report.round, 0
-                progress.best_server = progress.server
+            if users:
+                report = replace(report, valid=total / users, clients=report.clients or users)
+            if _is_best(report, progress):
+                progress.best_score, progress.best_round = -1.0 if report.valid is None else report.valid, report.round
+                progress.best_server, progress.stale = progress.server, 0
                 progress.devices.keep_best()
-            else:
+            elif users:
                 progress.stale += every
         on_round(report, progress)
+
+
+def _is_best(report: RoundReport, progress: Progress) -> bool:
+    """Whether a round is the best so far; where nobody has validated any, the last one is."""
+    if report.valid is None:
+        return progress.best_score < 0
+    return report.valid > progress.best_score
 
 
 def end_block(fed: Federation, progress: Progress) -> None:
@@ -154,7 +161,7 @@ def end_block(fed: Federation, progress: Progress) -> None:
     if fed.config.train.resume_from == "last":
         server = replace(progress.server, parts=server.parts)
     progress.server = server
-    valid = progress.best_score if scores.pop("validated") else None
+    valid = progress.best_score if progress.best_score >= 0 else None
     progress.results.append(
         {
             "block": server.block,

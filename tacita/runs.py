@@ -88,7 +88,7 @@ def assemble(config: RunConfig, machine: Machine) -> Federation:
     table = load(config.data, data_dir=machine.data_dir, columns=config.columns or None)
     stream = split(table, config.split)
     smallest = stream.blocks[0].n_items
-    _check_cutoffs(config, smallest)
+    check_cutoffs(config, smallest)
     for part in parts:
         part.check(smallest)
     return Federation(stream, backbone, parts, config, draws, machine.chunk)
@@ -134,7 +134,7 @@ def check_settings(config: RunConfig, backbone: Backbone) -> None:
         )
 
 
-def _check_cutoffs(config: RunConfig, n_items: int) -> None:
+def check_cutoffs(config: RunConfig, n_items: int) -> None:
     asked = {f"evaluate.k = {k}": k for k in config.evaluate.k}
     asked[f"evaluate.select_by = '{config.evaluate.select_by}'"] = selecting_metric(config)[1]
     for setting, k in asked.items():

@@ -529,8 +529,8 @@ def test_too_many_or_too_early_releases_are_refused(tmp_path: Path) -> None:
     with Node.open(folder) as node:
         assert node.refusal(5) is None
         node.store.commit("run", 0, 0, "t", "", b"", ledger=Release(5, 1, ""))
-        assert "between releases" in (node.refusal(5) or "")
-        assert "between releases" in (node.refusal(5, "t") or "")
+        assert "between answers" in (node.refusal(5) or "")
+        assert "between answers" in (node.refusal(5, "t") or "")
         assert node.refusal(5, "validate") is None
         node.store.commit("run", 0, 1, "t", "", b"", ledger=Release(5, 1, ""))
         assert "24 hours" in (node.refusal(5) or "")

@@ -111,6 +111,10 @@ class Backbone(ABC):
         """Whether the server must know how many clients have each item before it asks for the statistic."""
         return False
 
+    def statistic_extras(self, rows: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the small sums beside the rows of a statistic."""
+        return {}
+
     def survey(self, server: ServerState, counts: Longs) -> ServerState:
         """Before the statistic is asked for: how many clients have each item."""
         return server

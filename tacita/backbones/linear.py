@@ -150,6 +150,9 @@ class Tally(Backbone):
             extras["count"] = count.toarray()
         return Total(total.toarray(), np.asarray(terms[0].sum(axis=0)), {}, extras, float(n_clients), n_clients)
 
+    def statistic_extras(self, rows: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        return {"repeats": (2,)} | ({"count": rows} if self.weighted else {})
+
     def statistic_bytes(self, n_items: int) -> float:
         """A maskable upload is dense: the lower triangle, or inputs times items, in single precision."""
         pairs = n_items * (n_items + 1) / 2 if n_items <= self.config.most_inputs else self.config.most_inputs * n_items

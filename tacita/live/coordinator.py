@@ -44,8 +44,9 @@ def continue_run(folder: Path, run: str, transport: Transport) -> None:
         row = store.run(run)
         try:
             _continue(store, row, transport)
-        except TacitaError as error:
-            store.tell(run, {"event": "stopped", "said": str(error)})
+        except Exception as error:  # whatever it was, somebody has to look: trying again would end the same way
+            said = str(error) if isinstance(error, TacitaError) else f"{type(error).__name__}: {error}"
+            store.tell(run, {"event": "stopped", "said": said[:500]})
             raise
 
 
@@ -82,6 +83,8 @@ def _continue(store: ServerStore, row: RunRow, transport: Transport) -> None:
 
     def commit(event: dict[str, Any], now: Progress) -> None:
         arrays = server_arrays(now.server, "now/") | server_arrays(now.best_server, "best/")
+        if any(v.dtype.kind == "f" and not np.isfinite(v).all() for v in arrays.values()):
+            raise TacitaError("the model is no longer finite: training diverged, or a node sent a wrong sum.")
         plain = {name: getattr(now, name) for name in _PLAIN}
         note = {"plain": plain, "now": server_note(now.server), "best": server_note(now.best_server)}
         event["seconds"] = round(time.monotonic() - began, 3)

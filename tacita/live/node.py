@@ -5,6 +5,7 @@ A node is a device or a silo of many people. What it lets out, and when, is deci
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 import threading
@@ -25,6 +26,8 @@ from tacita.live.node_file import STORE
 from tacita.live.node_store import Interaction, NodeStore
 from tacita.live.serving import NO_MODEL, Snapshot, take_snapshot
 
+log = logging.getLogger(__name__)
+
 VERSION = 1
 DAY = 86_400.0
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
@@ -39,6 +42,7 @@ class NodeConfig(Strict):
     ca: str = Field("ca.pem", description="certificate of the server's authority, a file in this folder")
     key: str = Field("node.key", description="this node's private key, a file in this folder")
     min_users: int = Field(20, ge=1, description="send nothing readable that sums fewer people")
+    min_contributors: int = Field(5, ge=1, description="statistics leave out items that fewer people here have")
     insecure_single_user_uploads: bool = Field(False, description="send sums of fewer people all the same")
     min_seconds_between_rounds: float = Field(0.0, ge=0, description="refuse to send sooner than this")
     max_releases_per_day: int = Field(10_000, ge=0, description="refuse to send more often than this in 24 hours")
@@ -58,6 +62,8 @@ class Node:
 
     def __init__(self, folder: Path, config: NodeConfig, store: NodeStore) -> None:
         self.folder, self.config, self.store = folder, config, store
+        self.held: dict[str, Any] = {}  # run -> where it stands, kept between requests by the session
+        self.trouble = ""  # why nothing can be served, if that is so
         self._snapshot: Snapshot | None = None
         self._refreshing = threading.Lock()
         self.refresh()
@@ -119,13 +125,17 @@ class Node:
     def refresh(self) -> None:
         """Serve from what the store holds now: after a handled request, an import, an erasure."""
         with self._refreshing:
-            self._snapshot = take_snapshot(self.store, self._snapshot)
+            try:
+                self._snapshot, self.trouble = take_snapshot(self.store, self._snapshot), ""
+            except TacitaError as error:  # the owner must still be able to export and erase
+                self._snapshot, self.trouble = None, str(error)
+                log.warning("nothing can be recommended: %s", error)
 
     def recommend(self, user: str, k: int = 10) -> list[dict[str, Any]]:
         """Top k for a raw user id: [{item, title, score}], best first. Reads memory only."""
         snapshot = self._snapshot
         if snapshot is None:
-            raise TacitaError(NO_MODEL)
+            raise TacitaError(self.trouble or NO_MODEL)
         return snapshot.recommend(user, k)
 
     # What the owner asks
@@ -179,15 +189,22 @@ class Node:
 
     # What may leave
 
+    @property
+    def fewest(self) -> int:
+        """How many people must have an item before a statistic tells of it."""
+        return 1 if self.config.insecure_single_user_uploads else self.config.min_contributors
+
     def what_the_server_sees(self) -> str:
         people, least = self.store.learning_users(), self.config.min_users
         if people == 0:
             return "Nothing of anybody: there is nobody on this node whose data may be learned from."
         if people >= least:
             return (
-                f"The server sees one sum over up to {people:,} people per round: how item rows moved, how many people "
-                "took part, and sums of scores. It does not see who they are or what one of them did; an item that "
-                "few of them have shows in the sum. It also sees when this node is online, and its address."
+                f"The server sees one sum over up to {people:,} people per round: how item rows moved, or which items "
+                "go together, how many people took part, and sums of scores. It does not see who they are; what one of "
+                f"them did is hidden among the others, not beyond all doubt: an item must be with "
+                f"{self.config.min_contributors} people before a statistic tells of it, and a moved row may be one "
+                "person's. It also sees when this node is online, and its address."
             )
         if self.config.insecure_single_user_uploads:
             return (
@@ -201,21 +218,19 @@ class Node:
         )
 
     def refusal(self, people: int, kind: str | None = None) -> str | None:
-        """Why a sum over so many people may not be sent now; None: it may.
+        """Why a sum over so many people may not be sent now; None: it may. The server reads it, so it counts nobody.
 
         With a kind, the pause between rounds is counted from the last release of that kind: a round has several.
         """
         config = self.config
         if people < config.min_users and not config.insecure_single_user_uploads:
-            return f"a sum over {people} people is not sent; this node needs {config.min_users} (min_users)."
+            return "fewer people than this node's minimum (min_users) take part, so nothing is sent."
         today, last = self.store.releases_since(time.time() - DAY, kind)
         if today >= config.max_releases_per_day:
-            return f"{today} releases in 24 hours are the most this node allows (max_releases_per_day)."
+            return "this node has answered as often as it does in 24 hours (max_releases_per_day)."
         waited = time.time() - last if last is not None else float("inf")
         if 0 <= waited < config.min_seconds_between_rounds:
-            return (
-                f"this node waits {config.min_seconds_between_rounds:g} s between releases; {waited:.0f} s have passed."
-            )
+            return "this node takes a pause between answers (min_seconds_between_rounds); ask later."
         return None
 
 

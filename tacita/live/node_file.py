@@ -29,7 +29,8 @@ CREATE TABLE interactions (
     user INTEGER NOT NULL REFERENCES users ON DELETE CASCADE,
     item TEXT NOT NULL,
     time REAL,
-    rating REAL
+    rating REAL,
+    released INTEGER NOT NULL DEFAULT 0 -- 1: was part of a sum that left
 );
 CREATE UNIQUE INDEX interaction_once ON interactions (user, item, ifnull(time, 'none'));
 CREATE TABLE consent (

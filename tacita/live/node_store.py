@@ -68,6 +68,7 @@ class NodeStore:
     def __init__(self, db: sqlite3.Connection, path: Path, held: contextlib.ExitStack) -> None:
         self.path = path
         self.changes = 0  # counts what touched histories or consent since the file was opened
+        self.withdrawals = 0  # counts what may have taken something back since then
         self._db, self._held = db, held
         self._lock = threading.RLock()
 
@@ -192,27 +193,41 @@ class NodeStore:
                 "INSERT INTO consent_events (time, user, item, level) VALUES (?, ?, ?, ?)",
                 (time.time(), one, item, level),
             )
-        self.changes += 1
+            self.changes += 1
+            self.withdrawals += 1
 
     # Blocks
 
-    def assign(self, run: str, block: int) -> int:
+    def assign(self, run: str, block: int, least: int = 1) -> int:
         """Close a block: it gets all that may be learned from and is in no block yet. Returns how many it got.
 
-        A block that exists, or that a later one has overtaken, gets nothing more.
+        A block that exists, or that a later one has overtaken, gets nothing more. What was never part of a sum joins
+        what was only together with that of at least `least` people: otherwise a sum with it and one without it, of two
+        runs, would differ by what a few did.
         """
         with self._writing() as db:
             latest = db.execute("SELECT max(block) FROM blocks WHERE run = ?", (run,)).fetchone()[0]
             if latest is not None and block <= latest:
                 return 0
             db.execute("INSERT INTO blocks (run, block, time) VALUES (?, ?, ?)", (run, block, time.time()))
+            due = (
+                "FROM interactions i WHERE NOT EXISTS "
+                f"(SELECT 1 FROM assigned a WHERE a.interaction = i.id AND a.run = ?) AND {_ALLOWED}"
+            )
+            people = db.execute(f"SELECT count(DISTINCT i.user) {due}", (run,)).fetchone()[0]
+            fresh = db.execute(f"SELECT count(DISTINCT i.user) {due} AND NOT i.released", (run,)).fetchone()[0]
+            waits = "AND i.released" if fresh < least <= people else ""
             given = db.execute(
-                "INSERT INTO assigned (interaction, run, block) SELECT i.id, ?, ? FROM interactions i "
-                f"WHERE NOT EXISTS (SELECT 1 FROM assigned a WHERE a.interaction = i.id AND a.run = ?) AND {_ALLOWED}",
-                (run, block, run),
+                f"INSERT INTO assigned (interaction, run, block) SELECT i.id, ?, ? {due} {waits}", (run, block, run)
             ).rowcount
-        self.changes += 1
+            self.changes += 1
         return int(given)
+
+    def last_block(self, run: str) -> int:
+        """The latest block of a run that was opened here; -1: none."""
+        with self._reading() as db:
+            found = db.execute("SELECT max(block) FROM blocks WHERE run = ?", (run,)).fetchone()[0]
+        return -1 if found is None else int(found)
 
     def rows(self, run: str, block: int) -> Rows:
         """What a block may learn from now: consent that was taken back since takes its rows out."""
@@ -267,14 +282,22 @@ class NodeStore:
         model: Model | None = None,
         ledger: Release | None = None,
         sent: Sequence[int] = (),
-    ) -> None:
+        released: bool = False,
+        unless_withdrawn_since: int | None = None,
+    ) -> bool:
         """A handled request in one transaction: the reply, all it changed, and what it let out.
 
         Replies go once the server is past them; it validates a round before it commits it, so one more round stays.
-        People who were erased meanwhile do not come back.
+        People who were erased meanwhile do not come back. `released`: the block's rows were part of a sum in the reply.
+        Nothing is done, and False returned, if somebody withdrew since `withdrawals` had that value.
         """
         at = time.time()
         with self._writing() as db:
+            if unless_withdrawn_since is not None and self.withdrawals != unless_withdrawn_since:
+                return False
+            if released:
+                those = "SELECT interaction FROM assigned WHERE run = ? AND block = ?"
+                db.execute(f"UPDATE interactions SET released = 1 WHERE id IN ({those})", (run, block))
             here = [one for (one,) in db.execute("SELECT id FROM users")]
             for tag, devices in (("now", now), ("best", best)):
                 if devices is None:
@@ -299,6 +322,7 @@ class NodeStore:
                     (at, run, block, round, kind, ledger.users, ledger.n_bytes, ledger.sees, ledger.epsilon),
                 )
             db.executemany("UPDATE requests SET sent = ? WHERE id = ? AND sent IS NULL", ((at, one) for one in sent))
+        return True
 
     # Ledger and requests
 
@@ -342,14 +366,14 @@ class NodeStore:
         return [(item, title) for item, title in json.loads(found[0])] if found is not None else []
 
     def set_catalogue(self, items: Sequence[tuple[str, str]]) -> bool:
-        """Take a longer catalogue; the places of known items must not change. Returns whether it was taken."""
+        """Take a longer catalogue, or new titles; known items must keep their places. Returns whether it was taken."""
         held = self.catalogue()
         if [item for item, _ in items[: len(held)]] != [item for item, _ in held[: len(items)]]:
             raise TacitaError(
                 "the server published a catalogue whose first items differ from the one this node has; an operator "
                 "only adds items at its end (is this the same server?)."
             )
-        if len(items) <= len(held):
+        if len(items) < len(held) or list(items) == held:
             return False
         with self._writing() as db:
             listed = json.dumps([[item, title] for item, title in items], ensure_ascii=False)
@@ -396,7 +420,8 @@ class NodeStore:
             else:
                 _drop_rows(db, one, str(self.path))
             node_file.ask_scrub(db)
-        self.changes += 1
+            self.changes += 1
+            self.withdrawals += 1
         with self._reading() as db:
             node_file.scrub(db)
         return gone

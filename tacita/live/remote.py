@@ -26,11 +26,13 @@ from tacita.live.wire import (
     Request,
     RequestHead,
     catalogue_array,
+    check_sums,
     check_total,
     decode_reply,
     encode,
     sha_of,
 )
+from tacita.methods.base import overrides
 from tacita.types import Arrays, Longs, ServerState
 
 log = logging.getLogger(__name__)
@@ -83,7 +85,9 @@ class Remote:
     tell: Callable[[dict[str, Any]], None] = lambda event: None
     accepted: list[Accepted] = field(default_factory=list)  # since the last commit
     asked_for: list[tuple[int, dict[str, Any]]] = field(default_factory=list)  # (node, request) since the last commit
+    _refusal: str = ""  # what a node that refused said last
     _validated: int = 0
+    _told: set[tuple[int, int, int]] = field(default_factory=set)
     _have: dict[int, set[str]] = field(default_factory=dict)
 
     def begin_block(self, fed: Federation, server: ServerState, received: Received) -> None:
@@ -101,15 +105,17 @@ class Remote:
         return self._sum("statistic", fed, server, {}, (len(inputs) or n, n))
 
     def _sum(self, kind: Kind, fed: Federation, server: ServerState, received: Received, rows: tuple[int, ...]) -> Told:
+        trains, n = kind == "train", len(server.items)
+        extras = {f"{p.name}.{name}": shape for p in fed.parts for name, shape in p.extra_shapes.items()}
+        extras = extras if trains else fed.backbone.statistic_extras(rows)
+        weighs = fed.config.train.aggregation == "weighted" or any(overrides(p, "weigh") for p in fed.parts)
+
         def check(reply: Reply) -> None:
-            check_total(reply, rows, len(server.items), server.heads if kind == "train" else {})
+            check_total(reply, rows, n, server.heads if trains else {}, extras, weighs)
 
         replies = self.ask(kind, fed, server, received, check)
         if not replies:
-            raise TacitaError(
-                "every node refused to take part in the round; `tacita node status` on a node says why "
-                "(most often: fewer people than min_users)."
-            )
+            raise TacitaError(f"every node refused to take part in the round; one said: {self._refusal}")
         total = None
         for node in sorted(replies):
             one = replies[node].total()
@@ -132,7 +138,7 @@ class Remote:
 
     def validate(self, fed: Federation, server: ServerState, received: Received) -> Sums:
         self._validated = server.round
-        return _added(self.ask("validate", fed, server, received))
+        return _added(self.ask("validate", fed, server, received, check_sums))
 
     def keep_best(self) -> None:
         self.best_round = self._validated
@@ -141,10 +147,10 @@ class Remote:
         self, fed: Federation, server: ServerState, received: Received
     ) -> tuple[dict[str, Any], Evaluation | None]:
         """Close the block on the nodes: they test the best round and go on from it."""
-        sums = _added(self.ask("close", fed, server, received))
+        sums = _added(self.ask("close", fed, server, received, check_sums))
         people = max((n for _, n in sums.values()), default=0)
         means = {name: total / n if n else 0.0 for name, (total, n) in sums.items()}
-        return {**means, "users": people, "validated": self.best_round > 0}, None
+        return {**means, "users": people}, None
 
     def end_block(self, fed: Federation, server: ServerState, received: Received) -> None:
         """Nodes ended the block with `result`."""
@@ -172,6 +178,7 @@ class Remote:
             names=names,
         )
         replies: dict[int, Reply] = {}
+        shas: dict[int, str] = {}
         began = told = time.monotonic()
         while True:
             allowed = self.allowed()
@@ -179,7 +186,9 @@ class Remote:
             for node, body in self.transport.exchange(asked, self.patience.timeout).items():
                 reply = self._read(node, body, head, check) if node in asked else None
                 if reply is not None:
-                    replies[node] = reply
+                    replies[node], shas[node] = reply, hashlib.sha256(body).hexdigest()
+            allowed = self.allowed()  # somebody may have been revoked meanwhile
+            replies = {node: one for node, one in replies.items() if node in allowed}
             need = len(allowed) if self.patience.quorum == "all" else self.patience.quorum
             if len(replies) >= max(1, need):
                 break
@@ -195,8 +204,13 @@ class Remote:
                 self.tell({"event": "waiting", "kind": kind, "answered": len(replies), "needed": need})
             time.sleep(self.patience.pause)
         for node in sorted(replies):
-            if replies[node].head.verdict == "refused":
-                self.tell({"event": "refused", "kind": kind, "node": node, "said": replies[node].head.said})
+            said = replies[node].head
+            if said.verdict == "refused":
+                self._refusal = said.said
+                self.tell({"event": "refused", "kind": kind, "node": str(node), "said": said.said})
+                continue
+            self.accepted.append(Accepted(head.block, head.round, kind, node, shas[node], said.clients))
+            self.asked_for += [(node, one) for one in said.requests]
         return {node: one for node, one in replies.items() if one.head.verdict == "ok"}
 
     def _arrays(self, server: ServerState, received: Received) -> Arrays:
@@ -231,12 +245,11 @@ class Remote:
                 return reply
             check(reply)
         except TacitaError as error:
-            log.warning("node %s: %s", node, error)
-            self.tell({"event": "bad reply", "kind": head.kind, "node": node, "said": str(error)})
+            log.warning("node %s: %s", node, str(error)[:500])
+            if (node, head.block, head.round) not in self._told:  # once: it is asked again and again
+                self._told.add((node, head.block, head.round))
+                self.tell({"event": "bad reply", "kind": head.kind, "node": str(node), "said": str(error)[:500]})
             return None
-        sha = hashlib.sha256(body).hexdigest()
-        self.accepted.append(Accepted(head.block, head.round, head.kind, node, sha, said.clients))
-        self.asked_for += [(node, one) for one in said.requests]
         return reply
 
 

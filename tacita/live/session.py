@@ -6,7 +6,7 @@ else under the same number, it refuses, since two answers to nearly the same que
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import hashlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from tacita.live.wire import (
     Reply,
     ReplyHead,
     Request,
+    RequestHead,
     decode_request,
     encode,
     read_catalogue,
@@ -32,10 +33,15 @@ from tacita.live.wire import (
     total_arrays,
 )
 from tacita.rng import keys_of
-from tacita.runs import build
-from tacita.types import Arrays, Longs, ServerState, Stream
+from tacita.runs import build, check_cutoffs, check_settings
+from tacita.types import AnyArray, Arrays, Longs, ServerState, Stream, Total
 
-MOST_EPOCHS, MOST_NEGATIVES = 100, 1000  # what a server may ask of a node in one round
+MOST_EPOCHS, MOST_NEGATIVES, MOST_AHEAD = 20, 100, 100  # what a server may ask of a node in one round
+NOT_SENT = "that this node sends nothing now"
+
+
+class Refusal(TacitaError):
+    """Why a request is not followed, in words that tell the server nothing about people."""
 
 
 @dataclass
@@ -51,67 +57,109 @@ class Standing:
     ended: bool = True
 
 
-_HELD: OrderedDict[tuple[str, str], Standing] = OrderedDict()  # (file, run) -> the last few runs
-
-
 def handle(node: Node, body: bytes) -> bytes:
     """Answer one request; raises a sentence for a request that is not one."""
     request = decode_request(body)
+    try:
+        for _ in range(3):  # again if somebody withdrew while the sum was being made
+            answer = _handle(node, request)
+            if answer is not None:
+                return answer
+        raise Refusal("people are changing what they share; ask again later.")
+    except Refusal as why:
+        return encode(_refused(request, str(why)[:500]))
+    finally:
+        if len(node.held) > 4:
+            node.held.clear()
+
+
+def _handle(node: Node, request: Request) -> bytes | None:
+    """The stored answer, or a new one that was committed; None: what it was made from has changed."""
     head, store = request.head, node.store
-    config = validated(RunConfig, head.config, "the settings the server sent")
-    check_live(config)
+    config = _settings(node, head)
     stored = store.stored_reply(head.run, head.block, head.round, head.kind)
     if stored is not None:
         if stored[0] == request.sha:
             return stored[1]
-        return encode(_refused(request, "this round was already answered, for another model or other settings."))
+        raise Refusal("this round was already answered, for another model.")
     model = _whole_model(node, request)
     if model is None:
         held = store.model(head.run)
         have = [] if held is None else [sha for sha, _ in held[1].values()]
         return encode(Reply(_echo(request, verdict="missing", have=have)))
     arrays = {name: array for name, (_, array) in model[1].items()}
-    store.set_catalogue(read_catalogue(arrays["catalogue"]))
+    catalogue = _catalogue(node, arrays)
+    withdrawals = store.withdrawals
     try:
-        standing = _standing(node, request, config)
+        standing = _standing(node, request, config, catalogue)
         server, received = _server(arrays, head.block, head.round), nested(arrays, "parts-received/")
         _check_model(standing.fed, server, received)
-        reply, release = _answer(node, request, standing, server, received)
-        now = _devices(standing, standing.here.clients)
-        best = _devices(standing, standing.here.best)
+        try:
+            reply, release = _answer(node, request, standing, server, received)
+        except (LookupError, ValueError):
+            raise Refusal("the arrays of the request do not fit each other.") from None
         queue = [] if reply.head.verdict == "refused" else store.waiting()
         carried = [{"id": n, "kind": kind, "payload": payload} for n, kind, payload in queue]
         have = [sha for sha, _ in model[1].values()]
         reply = replace(reply, head=reply.head.model_copy(update={"have": have, "requests": carried}))
         sent = encode(reply)
-        if release is not None:
-            release = replace(release, n_bytes=len(sent))
-        store.commit(
+        store.set_catalogue(catalogue)
+        done = store.commit(
             head.run,
             head.block,
             head.round,
             head.kind,
             request.sha,
             sent,
-            now=now,
-            best=best,
+            now=_devices(standing, standing.here.clients),
+            best=_devices(standing, standing.here.best),
             model=model,
-            ledger=release,
+            ledger=None if release is None else replace(release, n_bytes=len(sent)),
             sent=[n for n, _, _ in queue],
+            released=reply.head.verdict == "ok" and head.kind in SUMS,
+            unless_withdrawn_since=withdrawals,
         )
     except BaseException:
-        _HELD.pop((str(store.path), head.run), None)  # what was not committed did not happen
+        node.held.pop(head.run, None)  # what was not committed did not happen
         raise
+    if not done:
+        node.held.pop(head.run, None)
+        return None
     return sent
 
 
+def _settings(node: Node, head: RequestHead) -> RunConfig:
+    """The run's settings: such that a node can follow them, and the same as when the run began."""
+    try:
+        config = validated(RunConfig, head.config, "the settings the server sent")
+        check_live(config)
+        backbone, _, _ = build(config)
+        check_settings(config, backbone)
+    except TacitaError as error:
+        raise Refusal(str(error)) from None
+    held = node.store.model(head.run)
+    if held is not None and held[0]["config"] != config.model_dump_json():
+        raise Refusal("the settings of this run have changed; begin a new run.")
+    most = config.train.rounds if backbone.trains else backbone.trials
+    fits = head.kind in ("validate", "close") or (head.kind == "train") == backbone.trains
+    if head.round > most or head.best_round > most or not fits or (head.kind in ("survey", "statistic") and head.round):
+        raise Refusal(f"this run has no {head.kind} in round {head.round}.")
+    return config
+
+
 def check_live(config: RunConfig) -> None:
-    """Refuse settings that only a lab can follow."""
-    if config.train.silos:
+    """Refuse settings that only a lab can follow, or that would show what single people did."""
+    plan = config.train
+    if plan.silos:
         raise TacitaError("train.silos is for the lab: live, the nodes are what they are; leave it at 0.")
     if config.evaluate.item_table != "global":
         raise TacitaError("evaluate.item_table = 'personal' is for the lab; use 'global'.")
-    plan = config.train
+    if plan.participation.kind != "all":
+        raise TacitaError(
+            "train.participation is for the lab: two rounds with different people can be subtracted; use kind = 'all'."
+        )
+    if plan.negatives < 1:
+        raise TacitaError("train.negatives = 0 would send nothing but what people have; use at least 1.")
     if plan.local_epochs > MOST_EPOCHS or plan.negatives > MOST_NEGATIVES:
         raise TacitaError(
             f"a node trains at most {MOST_EPOCHS} local epochs with {MOST_NEGATIVES} negatives in a round; lower "
@@ -139,17 +187,28 @@ def _whole_model(node: Node, request: Request) -> Model | None:
     for name, sha in request.head.names.items():
         if name in request.arrays:
             if sha_of(request.arrays[name]) != sha:
-                raise TacitaError(f"the server's request is damaged: '{name}' does not match its digest.")
+                raise Refusal(f"the request is damaged: '{name[:100]}' does not match its digest.")
             arrays[name] = (sha, request.arrays[name])
         elif sha in kept:
             arrays[name] = (sha, kept[sha])
         else:
             return None
     if not {"items", "catalogue"} <= arrays.keys() or arrays["items"][1].ndim != 2:
-        raise TacitaError("the server's request holds no item table and catalogue.")
+        raise Refusal("the request holds no item table and catalogue.")
     head = request.head
     note = {"config": _json(head.config), "block": head.block, "round": head.round, "tag": "now"}
     return note, arrays
+
+
+def _catalogue(node: Node, arrays: Arrays) -> list[tuple[str, str]]:
+    """The items of the table, which must be the first of those this node knows, or the other way round."""
+    try:
+        items = read_catalogue(arrays["catalogue"])
+    except TacitaError as error:
+        raise Refusal(str(error)) from None
+    if any(new != old for (new, _), (old, _) in zip(items, node.store.catalogue(), strict=False)):
+        raise Refusal("the catalogue differs from the one this node has; an operator only adds items at its end.")
+    return items
 
 
 def _json(config: dict[str, Any]) -> str:
@@ -168,36 +227,40 @@ def _check_model(fed: Federation, server: ServerState, received: Received) -> No
     fits = fits and fed.backbone.heads_fit(server.heads, len(items))
     fits = fits and received.keys() <= {part.name for part in fed.parts}
     if not fits or not all(p.received_fits(received.get(p.name, {}), len(items)) for p in fed.parts):
-        raise TacitaError("the server's request does not fit its own settings: its arrays have other shapes.")
-    for part in fed.parts:
-        part.check(len(items))
-        received.setdefault(part.name, {})
+        raise Refusal("the request does not fit its own settings: its arrays have other shapes.")
+    try:
+        check_cutoffs(fed.config, len(items))
+        for part in fed.parts:
+            part.check(len(items))
+            received.setdefault(part.name, {})
+    except TacitaError as error:
+        raise Refusal(str(error)) from None
 
 
 # The people here
 
 
-def _standing(node: Node, request: Request, config: RunConfig) -> Standing:
+def _standing(node: Node, request: Request, config: RunConfig, items: list[tuple[str, str]]) -> Standing:
     """The run as it stands on this node, with the block of the request opened."""
     store, head = node.store, request.head
-    store.assign(head.run, head.block)
-    key = (str(store.path), head.run)
-    catalogue = store.catalogue()
-    made_from = (store.changes, head.block, len(catalogue), config.model_dump_json())
-    standing = _HELD.get(key)
-    if standing is None or standing.made_from != made_from:
-        standing = _HELD[key] = _opened(node, head.run, head.block, config, made_from)
-    _HELD.move_to_end(key)
-    while len(_HELD) > 4:
-        _HELD.popitem(last=False)
+    last = store.last_block(head.run)
+    if head.block > max(last, 0) + MOST_AHEAD:
+        raise Refusal(f"block {head.block} is too far ahead.")
+    store.assign(head.run, head.block, 1 if node.config.insecure_single_user_uploads else node.config.min_users)
+    made_from = (store.changes, head.block, len(items), config.model_dump_json())
+    standing = node.held.get(head.run)
+    if not isinstance(standing, Standing) or standing.made_from != made_from:
+        standing = _opened(node, head.run, head.block, config, [item for item, _ in items], made_from)
+        node.held[head.run] = standing
     return standing
 
 
-def _opened(node: Node, run: str, block: int, config: RunConfig, made_from: tuple[Any, ...]) -> Standing:
+def _opened(
+    node: Node, run: str, block: int, config: RunConfig, catalogue: list[str], made_from: tuple[Any, ...]
+) -> Standing:
     """From what the store holds: the stream of this node's people, and their private state."""
     store = node.store
     ids, raws = store.users()
-    catalogue = [item for item, _ in store.catalogue()]
     number = {item: n for n, item in enumerate(catalogue)}
     row_of = {int(one): n for n, one in enumerate(ids)}
     keys, item_keys = keys_of(raws), keys_of(catalogue)
@@ -214,7 +277,7 @@ def _opened(node: Node, run: str, block: int, config: RunConfig, made_from: tupl
             collected_block(index, user[keep], item[keep], rows.time[keep], new, keys, item_keys, config.split)
         )
         seen[user[keep]] = True
-    backbone, parts, draws = build(config, store.secret)
+    backbone, parts, draws = build(config, secret_of(store.secret, run))
     stream = Stream(run, tuple(blocks), tuple(raws), tuple(catalogue), keys, item_keys, {}, "")
     fed = Federation(stream, backbone, parts, config, draws)
     here = nobody(backbone, config)
@@ -225,6 +288,11 @@ def _opened(node: Node, run: str, block: int, config: RunConfig, made_from: tupl
         standing.block, standing.round, standing.ended = int(note["block"]), int(note["round"]), bool(note["ended"])
         here.clients, here.best = (_clients(one[1], standing, ids) for one in found if one is not None)
     return standing
+
+
+def secret_of(secret: str, run: str) -> str:
+    """Each run has draws of its own, so that two runs cannot be subtracted; an empty secret draws as the lab does."""
+    return hashlib.sha256(f"{secret} {run}".encode()).hexdigest() if secret else ""
 
 
 def _clients(held: Arrays, standing: Standing, ids: Longs) -> Clients:
@@ -258,28 +326,32 @@ def _answer(
     """The same questions that a lab's loop asks its devices."""
     fed, here, head = standing.fed, standing.here, request.head
     if head.block < standing.block or (head.block == standing.block and standing.ended):
-        return _refused(request, f"block {head.block} of this run is over on this node."), None
+        raise Refusal(f"block {head.block} of this run is over on this node.")
     if head.block > standing.block:
         if not standing.ended:  # its end was missed: go on from its best round
             here.clients = here.best
         here.begin_block(fed, replace(server, round=0), received)
         standing.block, standing.round, standing.ended = head.block, 0, False
-    if head.kind == "train" and head.round < standing.round:
-        return _refused(request, f"round {head.round + 1} of block {head.block} is over on this node."), None
+    if head.kind != "close" and head.round < standing.round:
+        raise Refusal(f"round {head.round + 1} of block {head.block} is over on this node.")
     if head.best_round >= standing.round:
         here.keep_best()
     if head.kind in SUMS:
         return _sum(node, request, standing, server, received)
-    if head.kind == "validate":
-        sums = here.validate(fed, server, received)
-    else:
-        sums = block_sums(fed, server, here.best, received)
+    try:
+        if head.kind == "validate":
+            sums = here.validate(fed, server, received)
+        else:
+            sums = block_sums(fed, server, here.best, received)
+    except TacitaError as error:  # of the model, not of people: its scores are not finite
+        raise Refusal(str(error)) from None
+    if head.kind == "close":
         here.end_block(fed, server, received)
         standing.ended = True
     people = max((n for _, n in sums.values()), default=0)
     refusal = node.refusal(people, head.kind) if people else None
     if refusal is not None:
-        return _refused(request, refusal), None
+        return _refused(request, refusal), Release(0, 0, NOT_SENT)
     release = Release(people, 0, "sums of scores and how many people they are over") if people else None
     return Reply(_echo(request, verdict="ok", sums=sums)), release
 
@@ -294,22 +366,36 @@ def _sum(
     if head.kind == "train":
         told = here.train(fed, server, received)
         standing.round = head.round + 1
-    elif refusal is not None:
-        return _refused(request, refusal), None
-    elif head.kind == "statistic":
-        told = here.statistic(fed, server)
-        standing.round = head.round + 1
-    else:
+    if refusal is not None:
+        return _refused(request, refusal), Release(0, 0, NOT_SENT)
+    if head.kind == "survey":
         counts = here.survey(fed, server).astype(np.int64)
+        counts[counts < node.fewest] = 0
         release = Release(people, 0, "how many people have each item")
         return Reply(_echo(request, verdict="ok", clients=people), {"counts": counts}), release
-    if refusal is not None:
-        return _refused(request, refusal), None
+    if head.kind == "statistic":
+        told = here.statistic(fed, server)
+        told = replace(told, total=without_rare(told.total, node.fewest, server.heads.get("inputs")))
+        standing.round = head.round + 1
+    elif fed.config.train.aggregation != "per-row":  # who touched a row is nobody's business where it is not needed
+        told = replace(told, total=replace(told.total, row_weight=np.zeros_like(told.total.row_weight)))
     arrays, shape = total_arrays(told.total, single=head.kind == "train")
     sees = _sees(told, head.kind)
     weight, expected = told.total.weight, told.expected
     made = _echo(request, verdict="ok", clients=told.total.n_clients, expected=expected, weight=weight, shape=shape)
     return Reply(made, arrays), Release(told.total.n_clients, 0, sees)
+
+
+def without_rare(total: Total, least: int, inputs: AnyArray | None) -> Total:
+    """A statistic without items that fewer people have: the row of an item with one consumer is that one's history."""
+    rare = total.row_weight < least
+    rows, weight = total.rows.copy(), np.where(rare, 0.0, total.row_weight)
+    extras = {name: v.copy() for name, v in total.extras.items()}
+    first = rare if inputs is None or len(inputs) == 0 else rare[inputs]
+    for square in [rows, *(v for v in extras.values() if v.shape == rows.shape)]:
+        square[first] = 0.0
+        square[:, rare] = 0.0
+    return replace(total, rows=rows, row_weight=weight, extras=extras)
 
 
 def _sees(told: Told, kind: str) -> str:

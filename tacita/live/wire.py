@@ -23,6 +23,7 @@ MOST_HEADER = 2**24
 _LENGTH = struct.Struct(">I")
 
 Kind = Literal["train", "survey", "statistic", "validate", "close"]
+MOST_PEOPLE = 10**9
 SUMS = ("train", "survey", "statistic")
 """Kinds whose reply holds a sum over people."""
 
@@ -48,9 +49,9 @@ class ReplyHead(Strict):
     round: int
     verdict: Literal["ok", "refused", "missing"]  # missing: send all arrays again
     said: str = Field("", max_length=500)
-    clients: int = Field(0, ge=0)
-    expected: float = Field(0.0, ge=0)
-    weight: float = Field(0.0, ge=0)
+    clients: int = Field(0, ge=0, le=MOST_PEOPLE)
+    expected: float = Field(0.0, ge=0, le=MOST_PEOPLE)
+    weight: float = Field(0.0, ge=0, le=1e12)
     sums: dict[str, tuple[float, int]] = {}
     shape: list[int] = []  # of the rows where they are sent as places and values
     have: list[str] = []  # digests of the arrays the node holds
@@ -64,8 +65,10 @@ class Request:
 
     @property
     def sha(self) -> str:
-        """What is asked, whichever arrays had to travel for it."""
-        return hashlib.sha256(self.head.model_dump_json().encode()).hexdigest()
+        """What is asked, whichever arrays had to travel for it and whatever items are called."""
+        names = {name: sha for name, sha in sorted(self.head.names.items()) if name != "catalogue"}
+        asked = self.head.model_copy(update={"names": names})
+        return hashlib.sha256(asked.model_dump_json().encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -155,25 +158,43 @@ def total_arrays(total: Total, single: bool) -> tuple[Arrays, list[int]]:
     return arrays, list(rows.shape)
 
 
-def check_total(reply: Reply, rows: tuple[int, ...], n_items: int, heads: Arrays) -> None:
-    """Refuse a sum that does not fit the model, before anything of its size is made."""
-    arrays, wrong = reply.arrays, "the node's reply does not fit the model that was sent"
+def check_total(
+    reply: Reply, rows: tuple[int, ...], n_items: int, heads: Arrays, extras: dict[str, tuple[int, ...]], weighs: bool
+) -> None:
+    """Refuse a sum that does not fit the model, before anything of its size is made.
+
+    `extras`: what may come beside the rows; `weighs`: whether people may count differently.
+    """
+    arrays, head = reply.arrays, reply.head
+    single = np.float32 if head.kind == "train" else np.float64
+    shapes = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+    wanted = {f"heads/{name}": (v.shape, np.dtype(single)) for name, v in heads.items()}
+    wanted |= {
+        f"extras/{name}": (shape, np.dtype(single)) for name, shape in extras.items() if f"extras/{name}" in arrays
+    }
+    wanted["row_weight"] = ((n_items,), np.dtype(single))
     if "rows" in arrays:
-        fits = arrays["rows"].shape == rows
+        wanted["rows"] = (rows, np.dtype(single))
     else:
-        at, value = (arrays.get(name, np.zeros((0, 0))) for name in ("rows/at", "rows/value"))
-        fits = tuple(reply.head.shape) == rows and at.ndim == 1 and at.shape == value.shape and at.dtype.kind == "i"
-        fits = fits and (len(at) == 0 or (int(at.min()) >= 0 and int(at.max()) < int(np.prod(rows))))
-    weight = arrays.get("row_weight", np.zeros(0))
-    fits = fits and weight.shape == (n_items,)
-    for name, v in arrays.items():
-        if name.startswith("heads/"):
-            own = heads.get(name.removeprefix("heads/"))
-            fits = fits and own is not None and own.shape == v.shape
-        elif name.startswith("extras/"):
-            fits = fits and (v.shape == rows or (v.ndim <= 1 and v.size <= 64))
-    if not fits:
-        raise TacitaError(f"{wrong}.")
+        at = arrays.get("rows/at", np.zeros((0, 0)))
+        wanted |= {"rows/at": (at.shape, at.dtype), "rows/value": (at.shape, np.dtype(single))}
+        inside = tuple(head.shape) == rows and at.ndim == 1 and at.dtype.kind == "i"
+        if not inside or (len(at) and not 0 <= int(at.min()) <= int(at.max()) < int(np.prod(rows))):
+            raise TacitaError("the node's reply does not fit the model that was sent.")
+    if shapes != wanted:
+        raise TacitaError("the node's reply does not fit the model that was sent.")
+    weight = arrays["row_weight"]
+    if len(weight) and not 0 <= float(weight.min()) <= float(weight.max()) <= 1.001 * head.weight:
+        raise TacitaError("the node's reply counts more people on an item than take part.")
+    if not weighs and head.weight != head.clients:
+        raise TacitaError("the node's reply gives its people more weight than they have.")
+
+
+def check_sums(reply: Reply) -> None:
+    """Refuse scores that nobody can have."""
+    for total, n in reply.head.sums.values():
+        if not 0 <= n <= MOST_PEOPLE or not 0 <= total <= n * (1 + 1e-9):
+            raise TacitaError("the node's reply holds scores outside 0 to 1 a person.")
 
 
 # The catalogue travels as an array like any other

@@ -20,7 +20,7 @@ from tacita.types import Arrays, CohortView, Floats, Local
 
 
 class ErrorMemoryConfig(PartConfig):
-    size: int = Field(500, ge=1, description="entries per client; the oldest is overwritten")
+    size: int = Field(500, ge=1, le=10_000, description="entries per client; the oldest is overwritten")
     threshold: float = Field(0.5, ge=0, lt=1, description="a sample is remembered if its error exceeds this (sigma)")
     neighbours: int = Field(10, ge=1, description="most similar entries that are read (k)")
     weight: float = Field(0.2, ge=0, le=1, description="share of the estimated error that is corrected (lambda)")

@@ -24,8 +24,8 @@ STABILITY, PLASTICITY = "stability", "plasticity"
 class ProxiesConfig(PartConfig):
     w_stability: float = Field(0.9, ge=0, le=1, description="share the stability proxy keeps of itself in a block")
     w_plasticity: float = Field(0.0, ge=0, le=1, description="share the plasticity proxy keeps of itself")
-    n_stability: int = Field(3, ge=0, description="items drawn from the stability proxy")
-    n_plasticity: int = Field(3, ge=0, description="items drawn from the plasticity proxy, from block 2 on")
+    n_stability: int = Field(3, ge=0, le=1000, description="items drawn from the stability proxy")
+    n_plasticity: int = Field(3, ge=0, le=1000, description="items drawn from the plasticity proxy, from block 2 on")
     rank_limit: int = Field(50, ge=1, description="only the proxy's best items are drawn (R_abs)")
     eps_r: float = Field(1e-4, ge=0, description="how much rather items are drawn that the model has let drop")
     weight: float = Field(0.1, ge=0, description="weight of the replay loss in the first round (lambda_SPP)")

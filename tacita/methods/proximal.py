@@ -29,6 +29,7 @@ class Proximal(Part):
     name = "proximal"
     Config: ClassVar[type[PartConfig]] = ProximalConfig
     broadcast_once = True
+    extra_shapes = {"share": ()}
     config: ProximalConfig
 
     def server_end_block(self, server: ServerState) -> Arrays:
