@@ -98,6 +98,7 @@ def audit_tally(
                 metric: f"{row[metric]:.4f}",
                 "read": " / ".join(map(str, row["read"])),
                 "nearly": " / ".join(map(str, row["nearly"])),
+                "closest": f"{row['closest']:.2f}",
                 "leavers read, alone": f"{row['retractions']['1']:.0%}" if row["retractions"] else "",
                 "MB down": f"{row['bytes_down'] / 1e6:.2f}",
             }
