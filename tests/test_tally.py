@@ -757,10 +757,14 @@ def test_overlaps_tell_exact_from_near_histories() -> None:
     assert (audit.overlaps(guesses[:0], histories) == 0).all()
 
 
-def test_the_audit_of_a_run(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_audit_of_a_run(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
-        main(["audit", "tally", "--run", str(folders / "held"), "--brief", "--json"])
+        main(["audit", "tally", "--run", str(folders / "held"), "--brief", "--json", "--out", str(tmp_path / "new")])
     assert not left.value.code
+    written = sorted((tmp_path / "new").iterdir())
+    assert [one.suffix for one in written] == [".csv", ".png"]
+    assert written[0].read_text().splitlines()[0].startswith("protection,ndcg@20,valid,read_0,read_1")
+    assert written[1].read_bytes().startswith(b"\x89PNG")
     found = json.loads(capsys.readouterr().out)
     none, own = found["rows"]
     assert (none["protection"], own["protection"]) == ("none", "as set")
