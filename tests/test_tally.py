@@ -787,3 +787,18 @@ def test_the_grid_is_the_same_for_all_and_the_best_validation_wins(monkeypatch: 
     assert [one.options for one in found] == [{"ridge": 1.0, "decay": 1.0}, {"ridge": 100.0, "decay": 1.0}]
     assert tally_choice.chosen(found).valid == max(one.valid for one in found)
     assert tally_choice.chosen_together({"a": found, "b": found}) == tally_choice.chosen(found).options
+
+
+def test_tuning_names_the_setting_that_serves_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tally_choice, "GRID", {"ridge": [1.0, 100.0], "decay": [1.0]})
+    others = ["--data", SMALL, "--data", SMALL.replace("60", "50")]
+    with pytest.raises(SystemExit) as left:
+        main(["tune", "--backbone", "tally", "--quiet", *others])
+    assert not left.value.code
+    assert 'together: options {"ridge":' in capsys.readouterr().err
+    with pytest.raises(SystemExit) as left:
+        main(["tune", "--backbone", "mf", *others])
+    assert left.value.code == 2
+    assert "one dataset at a time" in capsys.readouterr().err
