@@ -33,6 +33,7 @@ from tacita.clients import users_view
 from tacita.config import RunConfig, validated
 from tacita.errors import TacitaError
 from tacita.experiments import tally_choice
+from tacita.experiments.shared_base import go_on, train_base
 from tacita.kernels.threads import most_threads
 from tacita.rounds import Federation, Progress, run_stream, start
 from tacita.types import Doubles, Floats, Ragged, ServerState, Stream
@@ -802,3 +803,11 @@ def test_tuning_names_the_setting_that_serves_all(
         main(["tune", "--backbone", "mf", *others])
     assert left.value.code == 2
     assert "one dataset at a time" in capsys.readouterr().err
+
+
+def test_a_cell_of_a_table_is_a_run_of_its_own() -> None:
+    config = config_of(min_item=2)
+    fed = runs.assemble(config, runs.Machine())
+    shared, alone = go_on(fed, train_base(fed)), start(fed)
+    run_stream(fed, alone, lambda report, now: None)
+    assert shared.results == alone.results
