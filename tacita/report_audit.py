@@ -38,7 +38,8 @@ def draw(found: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     rows = found["rows"][::-1]
-    metric, names = quality_of(rows[0]), [row["protection"] for row in rows]
+    own = ", ".join(f"{k} {found['settings'][k]}" for k in ("min_item", "min_pair", "keep") if found["settings"][k])
+    metric, names = quality_of(rows[0]), [row["protection"].replace("as set", f"as set: {own}") for row in rows]
     everybody = sum(found["users"])
     read, nearly = ([sum(row[kind]) for row in rows] for kind in ("read", "nearly"))
     figure = Figure(figsize=(10, 1.2 + 0.3 * len(rows)), layout="constrained", facecolor="white")
