@@ -77,7 +77,9 @@ def reproduce(
 
 
 def tune(
-    data: Annotated[str, typer.Option(help="Dataset name or file.")] = "ml-100k",
+    data: Annotated[
+        list[str] | None, typer.Option(help="Dataset name or file (default: ml-100k); with tally repeat it for more.")
+    ] = None,
     backbone: Annotated[str, typer.Option(help="mf, ncf, pfedrec or tally.")] = "mf",
     method: Annotated[str, typer.Option(help="Preset whose options are searched.")] = "f3crec",
     trials: Annotated[int, typer.Option(min=1, help="Different settings to try.")] = 12,
@@ -95,6 +97,8 @@ def tune(
     `tacita tune --data ml-100k --backbone mf --method f3crec --trials 12`
 
     `tacita tune --paper f3crec`
+
+    `tacita tune --backbone tally --data ml-100k --data ml-latest-small --data lastfm-2k`
     """
     from tacita.config import EvaluateConfig, RunConfig
     from tacita.experiments import plan
@@ -112,17 +116,29 @@ def tune(
         console.say(f"stored the choices in {path}")
         return
     preset_parts(method)
-    config = RunConfig(data=data, backbone={"name": backbone}, seed=seed, evaluate=EvaluateConfig(controls=False))
+    names = data or ["ml-100k"]
+    if len(names) > 1 and backbone != "tally":
+        raise TacitaError(
+            "several --data are for --backbone tally; the other models are tuned on one dataset at a time."
+        )
+    config = RunConfig(data=names[0], backbone={"name": backbone}, seed=seed, evaluate=EvaluateConfig(controls=False))
     if backbone == "tally":
         from tacita.experiments import tally_choice
 
-        with console.counting("settings", quiet) as tell:
-            best = tally_choice.chosen(tally_choice.try_all(config, Machine(data_dir=data_dir), tell))
-        console.say(f"options {json.dumps(best.options)}: validation {best.valid:.4f}, test {json.dumps(best.test)}")
+        tried = {}
+        for name in names:
+            with console.counting(f"settings, {name}", quiet) as tell:
+                here = config.model_copy(update={"data": name})
+                tried[name] = tally_choice.try_all(here, Machine(data_dir=data_dir), tell)
+            best = tally_choice.chosen(tried[name])
+            told = f"validation {best.valid:.4f}, test {json.dumps(best.test)}"
+            console.say(f"{name}: options {json.dumps(best.options)}: {told}")
+        if len(tried) > 1:
+            console.say(f"together: options {json.dumps(tally_choice.chosen_together(tried))}")
         return
     with console.counting("trials", quiet) as tell:
-        fed, base, lr, tried = tuning.tune_lr(config, Machine(data_dir=data_dir))
+        fed, base, lr, rates = tuning.tune_lr(config, Machine(data_dir=data_dir))
         tell(0, trials)
         found = tuning.tune_method(fed, base, method, trials, out, lambda n, score: tell(min(n, trials), trials))
-    console.say(f"learning rate {lr} (block-0 validation {tried[lr]:.4f})")
+    console.say(f"learning rate {lr} (block-0 validation {rates[lr]:.4f})")
     console.say(f"options {json.dumps(found.options)}: validation {found.valid:.4f} after {found.trials} trials")

@@ -67,17 +67,18 @@ def audit_tally(
     brief: Annotated[bool, typer.Option("--brief", help="Only without protections and with those set.")] = False,
     data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Folder that holds datasets.")] = None,
     threads: Annotated[int, typer.Option("--threads", help="Cores to use; 0: all.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the table (CSV) and a picture (PNG).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Who can be read from the matrices that tally releases, with each protection on and off, and what it costs.
 
     Examples:
 
-    `tacita audit tally --data ml-100k`
+    `tacita audit tally --data ml-100k --out audits`
 
     `tacita audit tally --run runs/mine --brief --json`
     """
-    from tacita import audit, runs
+    from tacita import audit, report_audit, runs
     from tacita.config import RunConfig
 
     if (run is None) == (data is None):
@@ -85,19 +86,23 @@ def audit_tally(
     config = runs.open_run(run).config if run is not None else RunConfig(data=data or "", backbone={"name": "tally"})
     with console.counting("protections", quiet=as_json) as tell:
         found = audit.audit_tally(config, runs.Machine(threads, data_dir=data_dir), brief, tell)
+    if out is not None:
+        stem = report_audit.write(found, out)
+        console.say(f"wrote {stem}.csv and .png")
     if as_json:
         print(json.dumps(found))
         return
     blocks = " / ".join(f"{n}" for n in found["users"])
     table = []
     for row in found["rows"]:
-        metric = next(iter(k for k in row if "@" in k))
+        metric = report_audit.quality_of(row)
         table.append(
             {
                 "protection": row["protection"],
                 metric: f"{row[metric]:.4f}",
                 "read": " / ".join(map(str, row["read"])),
                 "nearly": " / ".join(map(str, row["nearly"])),
+                "closest": f"{row['closest']:.2f}",
                 "leavers read, alone": f"{row['retractions']['1']:.0%}" if row["retractions"] else "",
                 "MB down": f"{row['bytes_down'] / 1e6:.2f}",
             }

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tacita.backbones import backbone_names
+from tacita.backbones.linear import TallyConfig
 from tacita.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
 from tacita.devices import Federation
 from tacita.errors import TacitaError
@@ -232,6 +233,30 @@ def test_the_paired_test_sees_a_small_lift_for_everybody() -> None:
     assert (test.variant, test.against, test.pairs) == ("b", "a", 50)
     assert test.gain == pytest.approx(0.1, rel=0.05)
     assert test.p < 1e-6
+
+
+def test_a_variant_may_have_backbones_of_its_own_and_is_compared_across() -> None:
+    experiment, settings = plan.load_experiment("f3crec/tally")
+    found = plan.cells_of(experiment, settings, ["ml-100k"], ["mf", "tally"], 1)
+    assert {c.variant for c in found if c.backbone == "tally"} == {"tally", "open"}
+    assert {c.variant for c in found if c.backbone == "mf"} == {"ft", "reg", "kd", "rlp2", "spp", "f3crec"}
+    table2 = plan.cells_of(*plan.load_experiment("f3crec/table2"), ["ml-100k"], ["mf"], 1)
+    assert {c.key for c in table2} == {c.key for c in found if c.backbone == "mf"}
+    level = {"ft": 0.1, "f3crec": 0.11, "tally": 0.13, "open": 0.14}
+    lines = {c.key: {"users": cells.pack(np.arange(4.0) ** 2 * level.get(c.variant, 0.05))} for c in found}
+    tests = tables.comparisons(experiment, found, lines)
+    assert {(t.variant, t.other({"f3crec": "F3CRec"})) for t in tests} == {
+        ("tally", "F3CRec (mf)"),
+        ("open", "F3CRec (mf)"),
+    }
+
+
+def test_the_written_settings_of_tally_are_its_defaults() -> None:
+    experiment, _ = plan.load_experiment("f3crec/tally")
+    own = TallyConfig()
+    assert TallyConfig(**experiment.variants["tally"].backbone) == own
+    free = own.model_copy(update={"min_item": 0, "min_pair": 0, "keep": 0})
+    assert TallyConfig(**experiment.variants["open"].backbone) == free
 
 
 def test_pages_name_every_cell_and_escape_titles() -> None:

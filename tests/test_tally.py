@@ -34,6 +34,7 @@ from tacita.config import RunConfig, validated
 from tacita.devices import Federation
 from tacita.errors import TacitaError
 from tacita.experiments import tally_choice
+from tacita.experiments.shared_base import go_on, train_base
 from tacita.kernels.threads import most_threads
 from tacita.rounds import Progress, run_stream, start
 from tacita.types import Doubles, Floats, Ragged, ServerState, Stream
@@ -700,10 +701,11 @@ def planted() -> Lists:
     return [[0, 3, 7, 20], [1, 2, 5, 9, 21], *crowd]
 
 
-def read_from(backbone: Tally, lists: Lists) -> tuple[int, int]:
+def read_from(backbone: Tally, lists: Lists) -> Doubles:
+    """How well each history is read from the released B."""
     server = learned(backbone, 22, lists)
-    guesses = audit.readings(audit.released_gram(backbone, server))
-    return audit.matched(guesses, audit.as_sets(Ragged.from_lists(lists), 22))
+    guesses = audit.peeled(audit.released_gram(backbone, server)), audit.column_readings(weights(server))
+    return audit.overlaps(np.concatenate(guesses), audit.as_sets(Ragged.from_lists(lists), 22))
 
 
 def test_the_reader_rebuilds_g_from_b() -> None:
@@ -712,10 +714,18 @@ def test_the_reader_rebuilds_g_from_b() -> None:
     assert found == pytest.approx(dense_gram(lists, 22), abs=1e-3)
 
 
+def test_an_entry_that_was_cut_on_one_side_is_known_from_the_other() -> None:
+    server = learned(tally(), 22, planted())
+    cut = weights(server).copy()
+    row, col = next((i, j) for i, j in np.argwhere(cut) if i < j)
+    cut[row, col] = 0.0
+    found = audit.rebuilt(cut, 2.0, audit.largest(tally(), server))
+    assert found == pytest.approx(dense_gram(planted(), 22), abs=1e-3)
+
+
 def test_the_attack_finds_lone_consumers_and_protections_hide_them() -> None:
-    exact, _ = read_from(tally(), planted())
-    assert exact >= 2
-    assert read_from(tally(min_item=5), planted()) == (0, 0)
+    assert (read_from(tally(), planted())[:2] == 1).all()
+    assert read_from(tally(min_item=5), planted()).max() < audit.NEARLY
 
 
 def test_a_lone_pair_shows_a_history() -> None:
@@ -725,17 +735,38 @@ def test_a_lone_pair_shows_a_history() -> None:
     assert [0, 1, 5, 6] in [np.flatnonzero(g).tolist() for g in guesses]
 
 
-def test_matching_counts_exact_and_near_histories() -> None:
+def test_peeling_reads_more_and_never_takes_out_a_wrong_guess() -> None:
+    lists = random_lists(2, 30, 40, most=12)
+    added, sets = dense_gram(lists, 40), audit.as_sets(Ragged.from_lists(lists), 40)
+    once, again = (audit.overlaps(found, sets) for found in (audit.readings(added), audit.peeled(added)))
+    assert (again >= once).all()
+    assert (again == 1).sum() >= (once == 1).sum() + 5
+    noise = np.random.default_rng(0).normal(0, 2, added.shape)
+    assert (audit.overlaps(audit.peeled(added + noise + noise.T), sets) < 1).all()
+
+
+def test_a_column_shows_a_lone_consumer_although_few_entries_are_left() -> None:
+    lists = [[0, 1, 2, 3, 21], *[[4 + u % 9, 4 + (u + 3) % 9, 4 + (u * u) % 9] for u in range(60)]]
+    guesses = audit.column_readings(weights(learned(tally(keep=6, ridge=50.0), 22, lists)))
+    assert [0, 1, 2, 3, 21] in [np.flatnonzero(g).tolist() for g in guesses]
+    assert len(audit.column_readings(np.zeros((4, 4), np.float32))) == 0
+
+
+def test_overlaps_tell_exact_from_near_histories() -> None:
     histories = audit.as_sets(Ragged.from_lists([list(range(10)), [1], [], [3, 4]]), 12)
     guesses = audit.as_sets(Ragged.from_lists([list(range(9)), [3, 4], [5, 6]]), 12)
-    assert audit.matched(guesses, histories) == (1, 2)
-    assert audit.matched(guesses[:0], histories) == (0, 0)
+    assert audit.overlaps(guesses, histories) == pytest.approx([0.9, 1 / 9, 1.0])
+    assert (audit.overlaps(guesses[:0], histories) == 0).all()
 
 
-def test_the_audit_of_a_run(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_audit_of_a_run(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
-        main(["audit", "tally", "--run", str(folders / "held"), "--brief", "--json"])
+        main(["audit", "tally", "--run", str(folders / "held"), "--brief", "--json", "--out", str(tmp_path / "new")])
     assert not left.value.code
+    written = sorted((tmp_path / "new").iterdir())
+    assert [one.suffix for one in written] == [".csv", ".png"]
+    assert written[0].read_text().splitlines()[0].startswith("protection,ndcg@20,valid,read_0,read_1")
+    assert written[1].read_bytes().startswith(b"\x89PNG")
     found = json.loads(capsys.readouterr().out)
     none, own = found["rows"]
     assert (none["protection"], own["protection"]) == ("none", "as set")
@@ -758,3 +789,26 @@ def test_the_grid_is_the_same_for_all_and_the_best_validation_wins(monkeypatch: 
     assert [one.options for one in found] == [{"ridge": 1.0, "decay": 1.0}, {"ridge": 100.0, "decay": 1.0}]
     assert tally_choice.chosen(found).valid == max(one.valid for one in found)
     assert tally_choice.chosen_together({"a": found, "b": found}) == tally_choice.chosen(found).options
+
+
+def test_tuning_names_the_setting_that_serves_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tally_choice, "GRID", {"ridge": [1.0, 100.0], "decay": [1.0]})
+    others = ["--data", SMALL, "--data", SMALL.replace("60", "50")]
+    with pytest.raises(SystemExit) as left:
+        main(["tune", "--backbone", "tally", "--quiet", *others])
+    assert not left.value.code
+    assert 'together: options {"ridge":' in capsys.readouterr().err
+    with pytest.raises(SystemExit) as left:
+        main(["tune", "--backbone", "mf", *others])
+    assert left.value.code == 2
+    assert "one dataset at a time" in capsys.readouterr().err
+
+
+def test_a_cell_of_a_table_is_a_run_of_its_own() -> None:
+    config = config_of(min_item=2)
+    fed = runs.assemble(config, runs.Machine())
+    shared, alone = go_on(fed, train_base(fed)), start(fed)
+    run_stream(fed, alone, lambda report, now: None)
+    assert shared.results == alone.results

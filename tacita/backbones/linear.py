@@ -27,7 +27,6 @@ from tacita.rng import Draws
 from tacita.types import (
     AnyArray,
     Arrays,
-    Bools,
     CohortView,
     Doubles,
     Floats,
@@ -240,10 +239,6 @@ class Tally(Backbone):
         lower[np.diag_indices(len(lower))] += ridge
         return lower
 
-    @property
-    def waits(self) -> bool:
-        return max(self.config.min_item, self.config.min_pair) > 1
-
     # taking back
 
     def retracted(self, server: ServerState, before: list[Ragged], after: list[Ragged]) -> tuple[ServerState, int]:
@@ -255,11 +250,12 @@ class Tally(Backbone):
         sums = changed = Sums.read(server.parts[STATE])
         past = Ragged.empty(0), Ragged.empty(0)
         for index, lists in enumerate(zip(before, after, strict=True)):
-            if index in sums.index:
+            if index in sums.index and any(len(one.ids) for one in lists):
                 gone, come = (self.user_terms(one, shape.n_items) for one in lists)
                 was, now = (told_again(one, p, shape.n_items) for one, p in zip(lists, past, strict=True))
                 changed = changed.exchanged(index, gone, come, now - was, shape, self.weighted)
             past = past[0].joined(lists[0]), past[1].joined(lists[1])
+        changed = changed.tidied()
         if shape.inputs is not None or self.config.ridge_popularity or server.parts[STATE]["doublings"][0]:
             return self.solved(server, changed), 0
         inverse = mirrored(lower_triangle(server.parts[STATE]["inverse"]))
@@ -270,12 +266,14 @@ class Tally(Backbone):
     def update(self, inverse: Doubles, items: AnyArray, old: Sums, new: Sums, shape: Shape) -> int:
         """Bring an inverse from old to new sums in place by a low-rank update (Woodbury); 0: a solve is cheaper.
 
-        A withdrawal changes G between the user's own items only, unless one of them falls below its minimum.
+        A withdrawal changes G between the user's own items only, unless one of them is out in other blocks now.
         """
         n = len(inverse)
         if len(items) > n // 4:
             return 0
-        where = shape.around(items, np.arange(n) if self.waits else items)
+        least = max(1, self.config.min_item, self.config.min_pair)
+        shifted = np.flatnonzero((old.openings(least) != new.openings(least)).any(axis=0))
+        where = np.union1d(shape.around(items, items), shape.around(shifted, np.arange(n)))
         change = self.released(new, shape, where) - self.released(old, shape, where)
         row, col = shape.pairs(where[change != 0])
         items = np.union1d(row, col)
@@ -292,7 +290,9 @@ class Tally(Backbone):
         core = np.diag(1 / values) + vectors.T @ moved[items]
         if (np.linalg.eigvalsh(core) > 0).sum() != (values > 0).sum():
             return 0  # no longer positive definite
-        inverse -= moved @ np.linalg.solve(core, moved.T)
+        back = np.linalg.solve(core, moved.T)
+        for lo in range(0, n, TILE):
+            inverse[lo : lo + TILE] -= moved[lo : lo + TILE] @ back
         return len(values)
 
     def retrained(self, server: ServerState, told: list[Ragged]) -> ServerState:
@@ -355,12 +355,16 @@ def lower_triangle(packed: Doubles) -> Doubles:
     return np.asarray(square.T)
 
 
-def zero_diagonal(inverse: Doubles, columns: slice = slice(None)) -> Doubles:
-    """Columns of B = I - P / diag(P)."""
-    weights = inverse[:, columns] / -np.diag(inverse)[None, columns]
-    at = np.arange(len(inverse))[columns]
-    weights[at, np.arange(len(at))] = 0.0
-    return weights
+def zero_diagonal(inverse: Doubles) -> Doubles:
+    """B = I - P / diag(P)."""
+    return np.ascontiguousarray(columns_of(inverse, 0, len(inverse)).T)
+
+
+def columns_of(inverse: Doubles, lo: int, hi: int) -> Doubles:
+    """Columns of B = I - P / diag(P) as rows: P is symmetric, and its rows lie together."""
+    found = inverse[lo:hi] / -np.diag(inverse)[lo:hi, None]
+    found[np.arange(hi - lo), np.arange(lo, hi)] = 0.0
+    return np.asarray(found)
 
 
 def to_weights(inverse: Doubles, gram: Doubles, where: Longs | None, shape: Shape, keep: int) -> Any:
@@ -370,14 +374,14 @@ def to_weights(inverse: Doubles, gram: Doubles, where: Longs | None, shape: Shap
     for lo in range(0, shape.n_items, TILE):
         hi = min(lo + TILE, shape.n_items)
         if shape.inputs is None or where is None:
-            tile: AnyArray = zero_diagonal(inverse, slice(lo, hi))
+            tile: AnyArray = columns_of(inverse, lo, hi)
         else:
-            tile = np.dot(single, shape.columns(where, gram, lo, hi).astype(np.float32))
+            tile = np.dot(shape.columns(where, gram, lo, hi).astype(np.float32), single)
             first, last = np.searchsorted(shape.inputs, [lo, hi])
-            tile[:, shape.inputs[first:last] - lo] = zero_diagonal(inverse, slice(first, last))
+            tile[shape.inputs[first:last] - lo] = columns_of(inverse, first, last)
         tile = sparsified(tile, keep).astype(np.float32)
-        tiles.append(scipy.sparse.csc_array(tile) if keep else tile)
-    return scipy.sparse.hstack(tiles, format="csr") if keep else np.hstack(tiles)
+        tiles.append(scipy.sparse.csr_array(tile) if keep else tile)
+    return scipy.sparse.vstack(tiles, format="csr").T.tocsr() if keep else np.ascontiguousarray(np.vstack(tiles).T)
 
 
 def as_heads(weights: Any) -> Arrays:
@@ -403,12 +407,12 @@ def dense_weights(heads: Arrays) -> Floats:
     return np.asarray(found.toarray() if scipy.sparse.issparse(found) else found)
 
 
-def sparsified(weights: AnyArray, keep: int) -> AnyArray:
-    """Only the `keep` largest entries of each column; as large up to rounding is as large."""
-    if keep == 0 or keep >= len(weights):
-        return weights
-    size = np.ascontiguousarray(np.abs(weights).T)
-    cut = np.partition(size, len(weights) - keep, axis=1)[:, len(weights) - keep]
-    small: Bools = size < cut[:, None] * (1 - 1e-6)
-    weights[small.T] = 0.0
-    return weights
+def sparsified(columns: AnyArray, keep: int) -> AnyArray:
+    """Only the `keep` largest entries of each column, given as rows; as large up to rounding is as large."""
+    width = columns.shape[1]
+    if keep == 0 or keep >= width:
+        return columns
+    size = np.abs(columns)
+    cut = np.partition(size, width - keep, axis=1)[:, width - keep]
+    columns[size < cut[:, None] * (1 - 1e-6)] = 0.0
+    return columns

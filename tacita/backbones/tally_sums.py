@@ -6,13 +6,14 @@ row by row, or, where a large catalogue is read through some inputs, column by c
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 
-from tacita.types import AnyArray, Arrays, Doubles, Ints, Longs, Ragged, Total
+from tacita.types import AnyArray, Arrays, Bools, Doubles, Ints, Longs, Ragged, Total
 
 Terms = tuple[scipy.sparse.csr_array, Doubles]
 """Users' counted items as binary rows, and what each user weighs."""
@@ -73,11 +74,11 @@ class Shape:
         return out
 
     def columns(self, where: Longs, values: Doubles, lo: int, hi: int) -> Doubles:
-        """All inputs against items lo..hi, of a catalogue that is read through inputs."""
+        """Items lo..hi against all inputs, of a catalogue that is read through inputs."""
         among = slice(*np.searchsorted(where, [lo * self.n_inputs, hi * self.n_inputs]))
         out = np.zeros((hi - lo, self.n_inputs))
         out.reshape(-1)[where[among] - lo * self.n_inputs] = values[among]
-        return out.T
+        return out
 
 
 def sum_terms(
@@ -137,13 +138,13 @@ class Sums:
         )
 
     def exchanged(self, index: int, gone: Terms, come: Terms, repeats: Doubles, shape: Shape, weighted: bool) -> Sums:
-        """The sums after some users' terms of a block were replaced; pairs that nobody tells any more vanish."""
+        """The sums after some users' terms of a block were replaced; what nobody tells any more is left to `tidied`."""
         k = int(np.flatnonzero(self.index == index)[0])
         old, new = _entries_of(gone, shape, weighted), _entries_of(come, shape, weighted)
         places = np.concatenate([old[0], new[0]])
         held = self._with_room(k, np.unique(new[0]))
         span = slice(held.ptr[k], held.ptr[k + 1])
-        moved = held.ptr[k] + np.searchsorted(held.at[span], places)
+        moved = held.ptr[k] + np.searchsorted(held.at[span], places.astype(held.at.dtype))
         total, count = held.total.copy(), held.count.copy()
         np.add.at(total, moved, np.concatenate([-old[1], new[1]]))
         if weighted:
@@ -151,14 +152,12 @@ class Sums:
         touched, told_again = self.touched.copy(), self.repeats.copy()
         touched[k] += come[0].sum(axis=0) - gone[0].sum(axis=0)
         told_again[k] += repeats
-        held = replace(held, total=total, count=count, touched=touched, repeats=told_again)
-        left = (count if weighted else total)[moved]
-        return held._dropped(k, np.unique(moved[left < 0.5]))
+        return replace(held, total=total, count=count, touched=touched, repeats=told_again)
 
     def _with_room(self, k: int, places: Longs) -> Sums:
         """The same sums with an entry for each of the places in a block."""
         lo, hi = self.ptr[k], self.ptr[k + 1]
-        found = np.searchsorted(self.at[lo:hi], places)
+        found = np.searchsorted(self.at[lo:hi], places.astype(self.at.dtype))
         fresh = np.append(self.at[lo:hi], -1)[found] != places if len(places) else np.zeros(0, bool)
         if not fresh.any():
             return self
@@ -171,17 +170,24 @@ class Sums:
             count=np.insert(self.count, where, 0.0) if len(self.count) else self.count,
         )
 
-    def _dropped(self, k: int, entries: Longs) -> Sums:
-        """The same sums without some entries of a block."""
-        if len(entries) == 0:
+    def tidied(self) -> Sums:
+        """The same sums without pairs that nobody tells any more."""
+        kept = (self.count if len(self.count) else self.total) > 0.5
+        if kept.all():
             return self
-        return replace(
-            self,
-            ptr=self.ptr - len(entries) * (np.arange(len(self.ptr)) > k),
-            at=np.delete(self.at, entries),
-            total=np.delete(self.total, entries),
-            count=np.delete(self.count, entries) if len(self.count) else self.count,
-        )
+        left = np.concatenate([[0], np.cumsum([kept[lo:hi].sum() for lo, hi in itertools.pairwise(self.ptr)])])
+        count = self.count[kept] if len(self.count) else self.count
+        return replace(self, ptr=left, at=self.at[kept], total=self.total[kept], count=count)
+
+    def openings(self, least: int) -> Bools:
+        """(blocks, items) which items are out in each block: enough contributors since they were out before."""
+        contributors = np.zeros(self.touched.shape[1])
+        out = np.zeros(self.touched.shape, bool)
+        for k, touched in enumerate(self.touched):
+            contributors += touched
+            out[k] = contributors >= least
+            contributors[out[k]] = 0
+        return out
 
     def released(self, shape: Shape, decay: float, min_item: int, min_pair: int, where: Longs | None = None) -> Doubles:
         """G, the decayed sum of what is out, at the given places or over the whole triangle.
@@ -193,11 +199,11 @@ class Sums:
         least = max(1, min_item, min_pair)  # nobody contributes to a pair without its items
         gram = np.zeros(size)
         pending, waiting = (np.zeros(size if least > 1 else 0) for _ in range(2))
-        contributors = np.zeros(shape.n_items)
+        openings = self.openings(least)
         for k, fade in enumerate(decay ** np.diff(self.index, prepend=self.index[:1])):
             at, total, count = self.block(k)
             if where is not None:
-                found = np.searchsorted(at, where)
+                found = np.searchsorted(at, where.astype(at.dtype))  # of one kind, or all of `at` is copied
                 here = np.append(at, -1)[found] == where
                 at, total, count = np.flatnonzero(here), total[found[here]], count[found[here]]
             if fade != 1:
@@ -208,14 +214,12 @@ class Sums:
                 continue
             pending[at] += total
             waiting[at] += count
-            contributors += self.touched[k]
-            enough = contributors >= least
+            enough = openings[k]
             ready = np.flatnonzero(waiting >= max(1, min_pair))
             row, col = shape.pairs(ready if where is None else where[ready])
             out = ready[enough[row if shape.inputs is None else shape.inputs[row]] & enough[col]]
             gram[out] += pending[out]
             pending[out] = waiting[out] = 0
-            contributors[enough] = 0
         return gram
 
     def places(self) -> Longs:

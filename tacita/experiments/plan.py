@@ -31,6 +31,7 @@ class Variant(Strict):
     options: dict[str, dict[str, Any]] = Field({}, description="part -> options on top")
     train: dict[str, Any] = {}
     backbone: dict[str, Any] = {}
+    backbones: list[str] = Field([], description="the only backbones it is run with; none named: all")
 
 
 class Scope(Strict):
@@ -50,6 +51,7 @@ class Experiment(Strict):
     tolerance: float = Field(0.1, description="relative difference that still counts as agreement")
     rounds: dict[str, int] = Field({}, description="dataset -> most rounds in a block")
     compare: list[str] = Field([], description="variant tested per user against the best of the others")
+    across: bool = Field(False, description="the others are those of all backbones")
     baseline: str = Field("", description="variant whose mean is subtracted seed by seed")
     quick: Scope
     published: dict[str, dict[str, dict[str, dict[str, list[float | None]]]]] = Field(
@@ -165,6 +167,7 @@ def cells_of(
         for dataset in datasets
         for backbone in backbones
         for name, variant in experiment.variants.items()
+        if not variant.backbones or backbone in variant.backbones
     ]
 
 

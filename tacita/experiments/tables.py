@@ -43,6 +43,11 @@ class Comparison:
     gain: float  # relative difference of the means
     p: float
     pairs: int
+    its_backbone: str  # of what it is compared with
+
+    def other(self, labels: dict[str, str]) -> str:
+        """What it is compared with, in words."""
+        return labels[self.against] + ("" if self.its_backbone == self.backbone else f" ({self.its_backbone})")
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -101,23 +106,25 @@ def _columns(
 
 def comparisons(experiment: Experiment, cells: list[Cell], lines: dict[str, Line]) -> list[Comparison]:
     """Pairs are (block, user), each averaged over the seeds first: seeds are not new people."""
-    scores: dict[tuple[str, str], dict[str, list[Any]]] = {}
+    scores: dict[str, dict[tuple[str, str], list[Any]]] = {}
     for cell in cells:
         if cell.key in lines and "users" in lines[cell.key]:
-            place = scores.setdefault((cell.dataset, cell.backbone), {})
-            place.setdefault(cell.variant, []).append(unpack(lines[cell.key]["users"]))
+            place = scores.setdefault(cell.dataset, {})
+            place.setdefault((cell.backbone, cell.variant), []).append(unpack(lines[cell.key]["users"]))
     out = []
-    for (dataset, backbone), by_variant in scores.items():
-        means = {v: np.mean(runs, axis=0) for v, runs in by_variant.items()}
-        for variant in experiment.compare:
-            others = {v: m for v, m in means.items() if v != variant}
-            if variant not in means or not others:
+    for dataset, found in scores.items():
+        means = {place: np.mean(runs, axis=0) for place, runs in found.items()}
+        for backbone, variant in means:
+            if variant not in experiment.compare:
                 continue
-            best = max(others, key=lambda v: float(others[v].mean()))
-            mine, theirs = means[variant], others[best]
+            others = {p: m for p, m in means.items() if p[1] != variant and (p[0] != backbone) == experiment.across}
+            if not others:
+                continue
+            best = max(others, key=lambda place: float(others[place].mean()))
+            mine, theirs = means[backbone, variant], others[best]
             p = float(stats.ttest_rel(mine, theirs).pvalue) if not np.array_equal(mine, theirs) else 1.0
             gain = float(mine.mean() / theirs.mean() - 1)
-            out.append(Comparison(dataset, backbone, variant, best, gain, p, len(mine)))
+            out.append(Comparison(dataset, backbone, variant, best[1], gain, p, len(mine), best[0]))
     return out
 
 
@@ -250,7 +257,7 @@ def _tests_markdown(tests: list[Comparison], labels: dict[str, str]) -> list[str
     ]
     for t in tests:
         text.append(
-            f"| {t.dataset} | {t.backbone} | {labels[t.variant]} | {labels[t.against]} | {t.gain:+.1%} | "
+            f"| {t.dataset} | {t.backbone} | {labels[t.variant]} | {t.other(labels)} | {t.gain:+.1%} | "
             f"{t.p:.3g} | {t.pairs} |"
         )
     return [*text, ""]
@@ -302,7 +309,7 @@ def to_html(experiment: Experiment, found: list[Entry], tests: list[Comparison])
         body.append("<h2>Paired tests</h2><ul>")
         body += [
             f"<li>{html.escape(f'{t.dataset}, {t.backbone}')}: {html.escape(labels[t.variant])} against "
-            f"{html.escape(labels[t.against])} {t.gain:+.1%}, p = {t.p:.3g} ({t.pairs} pairs)</li>"
+            f"{html.escape(t.other(labels))} {t.gain:+.1%}, p = {t.p:.3g} ({t.pairs} pairs)</li>"
             for t in tests
         ]
         body.append("</ul>")
