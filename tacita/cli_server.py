@@ -311,7 +311,7 @@ def watch(folder: Path, run: str, quiet: bool = False, most: float = float("inf"
             row, events = store.run(run), store.events(run, seen)
             for number, _, event in events:
                 seen = number
-                news.hear(event, {one.number: one.name for one in store.nodes()})
+                news.hear(event, {str(one.number): one.name for one in store.nodes()})
             news.quiet = quiet
             tell(news.rounds, row.config.train.rounds, news.note)
             if done_blocks(row) == row.opened:
@@ -339,15 +339,15 @@ class _News:
         self.quiet, self.rounds, self.note = quiet, 0, ""
         self._told: set[str] = set()
 
-    def hear(self, event: dict[str, Any], names: dict[int | None, str]) -> None:
+    def hear(self, event: dict[str, Any], names: dict[str, str]) -> None:
         kind = event["event"]
         if kind == "waiting":
             self.note = f"{event['answered']} of {event['needed']} nodes answered"
             self._tell(f"Waiting for nodes: {self.note}; `tacita server status` shows who is online.")
         elif kind == "refused":
-            self._tell(f"Node '{names.get(event['node'], event['node'])}' sends nothing: {event['said']}")
+            self._tell(f"Node '{names.get(str(event['node']), event['node'])}' sends nothing: {event['said']}")
         elif kind == "bad reply":
-            self._tell(f"Node '{names.get(event['node'], event['node'])}': {event['said']}")
+            self._tell(f"Node '{names.get(str(event['node']), event['node'])}': {event['said']}")
         elif kind in ("round", "block", "block done"):
             self.note, self.rounds = "", event["round"] if kind == "round" else 0
 

@@ -276,7 +276,7 @@ def test_watching_tells_what_a_round_waits_for_once(enrolled: Path, capsys: pyte
     news = cli_server._News(quiet=False)
     for _ in range(3):
         news.hear({"event": "waiting", "answered": 1, "needed": 2}, {})
-        news.hear({"event": "refused", "node": 7, "said": "a sum over 3 people is not sent."}, {7: "clinic"})
+        news.hear({"event": "refused", "node": 7, "said": "a sum over 3 people is not sent."}, {"7": "clinic"})
     assert news.note == "1 of 2 nodes answered"
     news.hear({"event": "round", "round": 3}, {})
     assert (news.rounds, news.note) == (3, "")
