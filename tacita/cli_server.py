@@ -320,16 +320,18 @@ def watch(folder: Path, run: str, quiet: bool = False, most: float = float("inf"
                 return results
             said = why_stopped(store, run)
             if said is not None:
-                raise TacitaError(
-                    f"run '{run}' stopped: {said.rstrip('.')}; `tacita server resume {run}` tries again."
-                    if "resume" not in said
-                    else f"run '{run}' stopped: {said}"
-                )
+                raise TacitaError(f"run '{run}' stopped: {said.rstrip('.')}{_remedy(run, said)}.")
             if not is_up(folder):
                 raise TacitaError(f"the server went down; `tacita server up` goes on with run '{run}'.")
             if time.monotonic() > end:
                 raise TacitaError(f"run '{run}' did not end within {most:.0f} s; `tacita server status` tells more.")
             time.sleep(0.3)
+
+
+def _remedy(run: str, said: str) -> str:
+    if "every node refused" in said:  # nodes stand by an answer, a refusal too
+        return "; when more people have something new, begin another run with `tacita server train`"
+    return "" if "resume" in said else f"; `tacita server resume {run}` tries again"
 
 
 class _News:

@@ -251,15 +251,32 @@ def test_a_block_is_opened_when_the_one_before_is_done(enrolled: Path) -> None:
 def test_a_run_that_stopped_says_why_and_how_to_go_on(enrolled: Path) -> None:
     assert said("server", "train", "mf.toml", "--detach")[0] == 0
     with open_store(enrolled / "server") as store:
-        store.tell("mf", {"event": "stopped", "said": "every node refused."})
+        store.tell("mf", {"event": "stopped", "said": "no space left."})
     code, out, _ = said("server", "status")
     assert code == 0
-    assert "stopped: every node refused." in out
-    with pytest.raises(TacitaError, match=r"every node refused; `tacita server resume mf` tries again\.$"):
+    assert "stopped: no space left." in out
+    with pytest.raises(TacitaError, match=r"no space left; `tacita server resume mf` tries again\.$"):
         cli_server.watch(enrolled / "server", "mf", quiet=True)
     assert said("server", "resume", "mf", "--detach")[0] == 0
     with pytest.raises(TacitaError, match="did not end"):
         cli_server.watch(enrolled / "server", "mf", quiet=True, most=0.5)
+
+
+@pytest.mark.parametrize(
+    ("why", "remedy"),
+    [
+        ("every node refused; one said: too few.", "tacita server train"),
+        ("too few; `tacita server resume`.", "resume`."),
+    ],
+)
+def test_the_remedy_fits_the_reason(enrolled: Path, why: str, remedy: str) -> None:
+    assert said("server", "train", "mf.toml", "--detach")[0] == 0
+    with open_store(enrolled / "server") as store:
+        store.tell("mf", {"event": "stopped", "said": why})
+    with pytest.raises(TacitaError) as error:
+        cli_server.watch(enrolled / "server", "mf", quiet=True)
+    assert remedy in str(error.value)
+    assert "tries again" not in str(error.value)
 
 
 def test_ctrl_c_leaves_the_run_to_the_server(enrolled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
