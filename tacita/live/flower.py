@@ -516,9 +516,26 @@ def server_app(body: Callable[[GridTransport, dict[str, Any]], None]) -> ServerA
     def main(grid: Grid, context: Context) -> None:
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
         logging.getLogger("httpx").setLevel(logging.WARNING)
+        _end_with_parent()
         body(GridTransport(grid), dict(context.run_config))
 
     return app
+
+
+def _end_with_parent(grace: float = 2.0) -> None:
+    """Leave no coordinator behind a killed server: Flower's process would first wait for a SuperLink that is gone.
+
+    All that counts is committed by then, and the lock of the run is needed by the next coordinator.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        time.sleep(grace)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def _continue_run(transport: GridTransport, settings: dict[str, Any]) -> None:
