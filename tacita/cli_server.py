@@ -329,8 +329,8 @@ def watch(folder: Path, run: str, quiet: bool = False, most: float = float("inf"
 
 
 def _remedy(run: str, said: str) -> str:
-    if "every node refused" in said:  # nodes stand by an answer, a refusal too
-        return "; when more people have something new, begin another run with `tacita server train`"
+    if "every node refused" in said:
+        return f"; when more people have something new, `tacita server resume {run}` asks again"
     return "" if "resume" in said else f"; `tacita server resume {run}` tries again"
 
 

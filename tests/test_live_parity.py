@@ -546,6 +546,26 @@ def test_a_refusal_counts_nobody_and_is_written_down(tmp_path: Path) -> None:
     close_all(site)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "tally"])
+def test_after_everybody_refused_the_block_can_be_asked_for_again(tmp_path: Path, name: str) -> None:
+    """Nothing was told of the block, so what people add still joins it."""
+    site = make_site(tmp_path, config_of(name), min_users=15)
+    fed = assemble(site.config, Machine())
+    site.publish(list(fed.stream.item_ids))
+    rows = rows_of_blocks(site.config)[0]
+    few = sorted({u for u, _, _ in rows})[:20]
+    site.collect([one for one in rows if one[0] in few])
+    with pytest.raises(TacitaError, match="refused"):
+        site.next_block()
+    site.collect(rows)
+    continue_run(site.folder, "r", site.transport)
+    with site.store as store:
+        counted = [n for _, _, kind, _, n in store.accepted("r") if kind in ("train", "statistic")]
+    assert len(counted) >= 3
+    assert min(counted) >= 15
+    close_all(site)
+
+
 def test_a_statistic_does_not_tell_of_items_that_few_have(tmp_path: Path) -> None:
     site = started_site(tmp_path, min_contributors=6)
     site.next_block()

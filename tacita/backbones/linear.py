@@ -370,6 +370,7 @@ def columns_of(inverse: Doubles, lo: int, hi: int) -> Doubles:
 def to_weights(inverse: Doubles, gram: Doubles, where: Longs | None, shape: Shape, keep: int) -> Any:
     """B: zero-diagonal columns for the inputs, plain ridge columns for everything else; few entries a column."""
     tiles = []
+    cut = 0 < keep < shape.n_inputs / 2  # a matrix that is not much cut is smaller as it is
     single = inverse.astype(np.float32) if shape.inputs is not None else inverse
     for lo in range(0, shape.n_items, TILE):
         hi = min(lo + TILE, shape.n_items)
@@ -380,8 +381,8 @@ def to_weights(inverse: Doubles, gram: Doubles, where: Longs | None, shape: Shap
             first, last = np.searchsorted(shape.inputs, [lo, hi])
             tile[shape.inputs[first:last] - lo] = columns_of(inverse, first, last)
         tile = sparsified(tile, keep).astype(np.float32)
-        tiles.append(scipy.sparse.csr_array(tile) if keep else tile)
-    return scipy.sparse.vstack(tiles, format="csr").T.tocsr() if keep else np.ascontiguousarray(np.vstack(tiles).T)
+        tiles.append(scipy.sparse.csr_array(tile) if cut else tile)
+    return scipy.sparse.vstack(tiles, format="csr").T.tocsr() if cut else np.ascontiguousarray(np.vstack(tiles).T)
 
 
 def as_heads(weights: Any) -> Arrays:

@@ -198,18 +198,21 @@ class NodeStore:
 
     # Blocks
 
-    def assign(self, run: str, block: int, least: int = 1) -> int:
+    def assign(self, run: str, block: int, least: int = 1, reopen: bool = False) -> int:
         """Close a block: it gets all that may be learned from and is in no block yet. Returns how many it got.
 
-        A block that exists, or that a later one has overtaken, gets nothing more. What was never part of a sum joins
+        A block that exists, or that a later one has overtaken, gets nothing more; `reopen`: the last one does, as long
+        as nothing was told of it. What was never part of a sum joins
         what was only together with that of at least `least` people: otherwise a sum with it and one without it, of two
         runs, would differ by what a few did.
         """
         with self._writing() as db:
             latest = db.execute("SELECT max(block) FROM blocks WHERE run = ?", (run,)).fetchone()[0]
             if latest is not None and block <= latest:
-                return 0
-            db.execute("INSERT INTO blocks (run, block, time) VALUES (?, ?, ?)", (run, block, time.time()))
+                told = "SELECT 1 FROM ledger WHERE run = ? AND block = ? AND users > 0"
+                if not reopen or block < latest or db.execute(told, (run, block)).fetchone() is not None:
+                    return 0
+            db.execute("INSERT OR IGNORE INTO blocks (run, block, time) VALUES (?, ?, ?)", (run, block, time.time()))
             due = (
                 "FROM interactions i WHERE NOT EXISTS "
                 f"(SELECT 1 FROM assigned a WHERE a.interaction = i.id AND a.run = ?) AND {_ALLOWED}"
@@ -220,7 +223,8 @@ class NodeStore:
             given = db.execute(
                 f"INSERT INTO assigned (interaction, run, block) SELECT i.id, ?, ? {due} {waits}", (run, block, run)
             ).rowcount
-            self.changes += 1
+            if given or latest is None or block > latest:
+                self.changes += 1
         return int(given)
 
     def last_block(self, run: str) -> int:
@@ -276,7 +280,7 @@ class NodeStore:
         round: int,
         kind: str,
         request_sha: str,
-        reply: bytes,
+        reply: bytes | None,
         now: Devices | None = None,
         best: Devices | None = None,
         model: Model | None = None,
@@ -285,7 +289,9 @@ class NodeStore:
         released: bool = False,
         unless_withdrawn_since: int | None = None,
     ) -> bool:
-        """A handled request in one transaction: the reply, all it changed, and what it let out.
+        """A handled request in one transaction: the reply, all it changed, what it let out.
+
+        Without a reply the request may be asked again.
 
         Replies go once the server is past them; it validates a round before it commits it, so one more round stays.
         People who were erased meanwhile do not come back. `released`: the block's rows were part of a sum in the reply.
@@ -310,11 +316,12 @@ class NodeStore:
             if model is not None:
                 _put_model(db, run, model, at)
             db.execute("DELETE FROM replies WHERE run = ? AND (block, round) < (?, ?)", (run, block, round - 1))
-            db.execute(
-                "INSERT OR REPLACE INTO replies (run, block, round, kind, request_sha, reply) "
-                "VALUES (?, ?, ?, ?, ?, ?)",
-                (run, block, round, kind, request_sha, reply),
-            )
+            if reply is not None:
+                db.execute(
+                    "INSERT OR REPLACE INTO replies (run, block, round, kind, request_sha, reply) "
+                    "VALUES (?, ?, ?, ?, ?, ?)",
+                    (run, block, round, kind, request_sha, reply),
+                )
             if ledger is not None:
                 db.execute(
                     "INSERT INTO ledger (time, run, block, round, kind, users, bytes, sees, epsilon) "

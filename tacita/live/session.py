@@ -110,7 +110,7 @@ def _handle(node: Node, request: Request) -> bytes | None:
             head.round,
             head.kind,
             request.sha,
-            sent,
+            sent if reply.head.verdict == "ok" or head.kind == "close" else None,  # who refused may be asked again
             now=_devices(standing, standing.here.clients),
             best=_devices(standing, standing.here.best),
             model=model,
@@ -246,7 +246,8 @@ def _standing(node: Node, request: Request, config: RunConfig, items: list[tuple
     last = store.last_block(head.run)
     if head.block > max(last, 0) + MOST_AHEAD:
         raise Refusal(f"block {head.block} is too far ahead.")
-    store.assign(head.run, head.block, 1 if node.config.insecure_single_user_uploads else node.config.min_users)
+    least = 1 if node.config.insecure_single_user_uploads else node.config.min_users
+    store.assign(head.run, head.block, least, reopen=True)
     made_from = (store.changes, head.block, len(items), config.model_dump_json())
     standing = node.held.get(head.run)
     if not isinstance(standing, Standing) or standing.made_from != made_from:
@@ -365,7 +366,7 @@ def _sum(
     refusal = node.refusal(people, head.kind)
     if head.kind == "train":
         told = here.train(fed, server, received)
-        standing.round = head.round + 1
+        standing.round = head.round + (refusal is None)
     if refusal is not None:
         return _refused(request, refusal), Release(0, 0, NOT_SENT)
     if head.kind == "survey":
