@@ -265,7 +265,7 @@ def test_a_run_that_stopped_says_why_and_how_to_go_on(enrolled: Path) -> None:
 @pytest.mark.parametrize(
     ("why", "remedy"),
     [
-        ("every node refused; one said: too few.", "tacita server train"),
+        ("every node refused; one said: too few.", "tacita server resume mf"),
         ("too few; `tacita server resume`.", "resume`."),
     ],
 )
