@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from tacita.config import RunConfig, validated
 from tacita.errors import TacitaError
@@ -74,22 +75,18 @@ class ServerStore:
         self.path = path
         if not path.is_file():
             raise TacitaError(f"there is no server in {path.parent}; `tacita server init` makes one.")
-        with self._plain():
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
-            try:
-                self._db.execute("PRAGMA synchronous = FULL")
-                self._db.execute("PRAGMA busy_timeout = 30000")
-                found = self._db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
-                verdict = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
-                if verdict != "ok":
-                    raise sqlite3.DatabaseError(verdict)
-            except BaseException:
-                self._db.close()
-                raise
+        with self._plain(), contextlib.closing(_read_only(path)) as db:  # a damaged file stays as it is
+            verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if verdict != "ok":
+                raise sqlite3.DatabaseError(verdict)
+            found = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
         if found is None or found[0] != str(FORMAT):
             made = "nobody" if found is None else f"format {found[0]}"
-            self._db.close()
             raise TacitaError(f"{path} was made by another tacita ({made}, this one reads format {FORMAT}).")
+        with self._plain():
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute("PRAGMA busy_timeout = 30000")
 
     @staticmethod
     def create(path: Path) -> ServerStore:
@@ -297,6 +294,11 @@ class ServerStore:
         """(block, round, kind, node, clients) of every answer that counted."""
         asked = "SELECT block, round, kind, node, clients FROM accepted WHERE run = ? ORDER BY block, round, kind, node"
         return [(block, round, kind, int(node), n) for block, round, kind, node, n in self._all(asked, run)]
+
+
+def _read_only(path: Path) -> sqlite3.Connection:
+    """To look without moving what a killed server left in the log into the file."""
+    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, isolation_level=None, timeout=30.0)
 
 
 def _check_name(what: str, name: str) -> None:

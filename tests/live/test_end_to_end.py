@@ -5,6 +5,8 @@ The tests share one site and run in the order in which they stand: what they imp
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import re
@@ -466,7 +468,7 @@ def test_a_damaged_node_or_one_of_another_version_is_not_touched(story: Story, t
     folder = tmp_path / "node"
     done("node", "init", folder, "--server", "127.0.0.1:9", "--ca", story.site.server / "ca.pem", "--name", "n")
     done("node", "import", story.data, "--folder", folder)
-    with sqlite3.connect(folder / NODE_STORE) as db:
+    with contextlib.closing(sqlite3.connect(folder / NODE_STORE)) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     good, settings = (folder / NODE_STORE).read_bytes(), (folder / "node.toml").read_text()
     damage(folder / NODE_STORE)
@@ -488,16 +490,20 @@ def test_a_damaged_server_or_one_of_another_version_is_not_touched(tmp_path: Pat
     ports = ["--port", free_port(), "--link-port", free_port()]
     done("server", "init", folder, "--host", "127.0.0.1", *ports)
     with ServerStore(folder / STORE) as store:
-        store.add_items([(f"item {n}", "x" * 100) for n in range(500)])
-    with sqlite3.connect(folder / STORE) as db:
-        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    good, settings = (folder / STORE).read_bytes(), (folder / "server.toml").read_text()
+        store.add_items([(f"item {n}", "x" * 100) for n in range(400)])
+    with ServerStore(folder / STORE) as store:
+        store.add_items([(f"item {n}", "x" * 100) for n in range(400, 500)])
+        left = [(path, path.read_bytes()) for path in (folder / STORE, folder / f"{STORE}-wal")]
+    settings = (folder / "server.toml").read_text()
+    for path, content in left:  # as a killed server leaves them: the last commit is in the log
+        path.write_bytes(content)
     damage(folder / STORE)
     before = hashes(folder)
+    assert before[f"{STORE}-wal"] != hashlib.sha256(b"").hexdigest()
     assert "is damaged" in said("server", "up", "--folder", folder)
     assert "is damaged" in said("server", "status", "--folder", folder)
     assert hashes(folder) == before
-    (folder / STORE).write_bytes(good)
+    (folder / STORE).write_bytes(left[0][1])
     (folder / "server.toml").write_text(settings.replace("version = 1", "version = 2"))
     before = hashes(folder)
     assert "is of version 2, made for a newer tacita" in said("server", "up", "--folder", folder)
