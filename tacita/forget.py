@@ -24,8 +24,9 @@ from tacita.backbones.scores import CHUNK
 from tacita.devices import wire_bytes
 from tacita.errors import TacitaError
 from tacita.files import alone_in, nested, write_arrays, write_json
-from tacita.runs import Saved, build, lists_of, open_run, open_saved, read_server, serve, server_arrays
+from tacita.runs import Saved, build, lists_of, open_run, open_saved, serve
 from tacita.scoring import rows_of
+from tacita.state_arrays import read_server, server_arrays
 from tacita.types import AnyArray, Arrays, Ints, Ragged, ServerState
 
 NOT_RUN = "not run"

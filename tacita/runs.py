@@ -11,7 +11,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,11 @@ import numpy as np
 import tacita
 from tacita.backbones import backbone_class
 from tacita.backbones.base import Backbone
-from tacita.clients import Clients, OwnRows
 from tacita.config import RunConfig, read_toml, to_toml, validated
 from tacita.controls import mean_of, run_controls
 from tacita.data.sources import load
 from tacita.data.splits import split
-from tacita.devices import Federation, Here, broadcast, selecting_metric
+from tacita.devices import Federation, broadcast, selecting_metric
 from tacita.errors import TacitaError
 from tacita.evaluate import continual_summary
 from tacita.files import (
@@ -33,8 +32,6 @@ from tacita.files import (
     alone_in,
     clear_sides,
     disk_error,
-    flat,
-    nested,
     read_arrays,
     read_json,
     side_of,
@@ -48,8 +45,17 @@ from tacita.methods import Part, World, build_parts, effective_parts
 from tacita.rng import Draws, keys_of
 from tacita.rounds import Progress, RoundReport, run_stream, start
 from tacita.scoring import device_scorer
+from tacita.state_arrays import (
+    device_arrays,
+    progress_arrays,
+    read_devices,
+    read_progress,
+    read_server,
+    server_arrays,
+    server_note,
+)
 from tacita.trainer.fused import FusedStepper
-from tacita.types import Arrays, Block, Floats, Ints, Ragged, ServerState, Stream
+from tacita.types import Arrays, Block, Floats, Ints, Ragged, Stream
 
 CHECKPOINT_SECONDS = 2.0  # at least this long between two checkpoints
 CHECKPOINT_SHARE = 0.05  # of the time, at most, goes into writing them
@@ -219,7 +225,9 @@ def _run_to_end(fed: Federation, progress: Progress, out: Path, watcher: Watcher
             events.add({**asdict(report), "seconds": round(ended - began, 3)})
             if ended >= due:
                 events.sync()
-                _write_checkpoint(out / "checkpoint.safetensors", now, fed.config)
+                arrays, note = progress_arrays(now)
+                note["config"] = fed.config.model_dump_json()
+                write_arrays(out / "checkpoint.safetensors", arrays, note)
                 cost = time.monotonic() - ended
                 due = ended + cost + max(CHECKPOINT_SECONDS, cost / CHECKPOINT_SHARE)
             watcher.on_round(report)
@@ -303,69 +311,14 @@ def _write_models(fed: Federation, progress: Progress, out: Path) -> None:
         lists |= {"past/ptr": past.ptr, "past/ids": past.ids}
         for block in fed.stream.blocks:
             lists |= {f"told/{block.index}/ptr": block.train.ptr, f"told/{block.index}/ids": block.train.ids}
-    write_arrays(out / "clients.safetensors", {**_device_arrays(clients, ""), **lists}, origin)
-
-
-def server_arrays(server: ServerState, prefix: str = "") -> Arrays:
-    heads = {f"{prefix}heads/{k}": v for k, v in server.heads.items()}
-    return {f"{prefix}items": server.items, **heads, **flat(server.parts, f"{prefix}parts/")}
-
-
-def server_note(server: ServerState) -> dict[str, str]:
-    return {"block": str(server.block), "round": str(server.round), "parts": json.dumps(sorted(server.parts))}
-
-
-def read_server(arrays: Arrays, note: dict[str, str], prefix: str = "") -> ServerState:
-    heads = {k[len(prefix) + 6 :]: v for k, v in arrays.items() if k.startswith(f"{prefix}heads/")}
-    parts: dict[str, Arrays] = {name: {} for name in json.loads(note["parts"])}
-    parts |= nested(arrays, f"{prefix}parts/")
-    return ServerState(arrays[f"{prefix}items"], heads, int(note["block"]), int(note["round"]), parts)
-
-
-def _device_arrays(clients: Clients, prefix: str) -> Arrays:
-    arrays: Arrays = {f"{prefix}private": clients.private, f"{prefix}took_part": clients.took_part}
-    arrays |= flat(clients.parts, f"{prefix}parts/")
-    if clients.own is not None:
-        ptr, item, moved = clients.own.take(np.arange(clients.n_users))  # in the order of users, whatever the chunks
-        own = OwnRows(clients.own.base, ptr[:-1], np.diff(ptr), item, moved)
-        arrays |= {f"{prefix}own/{one.name}": getattr(own, one.name) for one in fields(OwnRows)}
-    return arrays
-
-
-def _read_devices(arrays: Arrays, prefix: str, names: list[str]) -> Clients:
-    parts: dict[str, Arrays] = {name: {} for name in names}
-    parts |= nested(arrays, f"{prefix}parts/")
-    held = {one.name: arrays[key] for one in fields(OwnRows) if (key := f"{prefix}own/{one.name}") in arrays}
-    own = OwnRows(**held) if held else None
-    return Clients(arrays[f"{prefix}private"], parts, arrays[f"{prefix}took_part"], own)
-
-
-_PLAIN = ("best_score", "best_round", "stale", "in_block", "bytes_up", "bytes_down", "results")
-
-
-def _write_checkpoint(path: Path, now: Progress, config: RunConfig) -> None:
-    arrays: Arrays = {}
-    for tag, server, clients in (("now", now.server, now.clients), ("best", now.best_server, now.best_clients)):
-        arrays |= server_arrays(server, f"{tag}/server/") | _device_arrays(clients, f"{tag}/device/")
-    note = {
-        "config": config.model_dump_json(),
-        "plain": json.dumps({name: getattr(now, name) for name in _PLAIN}),
-        "now": json.dumps(server_note(now.server)),
-        "best": json.dumps(server_note(now.best_server)),
-        "device_parts": json.dumps(sorted(now.clients.parts)),
-    }
-    write_arrays(path, arrays, note)
+    write_arrays(out / "clients.safetensors", {**device_arrays(clients, ""), **lists}, origin)
 
 
 def _read_checkpoint(path: Path, config: RunConfig) -> Progress:
     arrays, note = read_arrays(path, "delete it to train this run again from its first round")
     if not _made_with(note, config):
         raise TacitaError(f"{path.parent / 'config.toml'} was changed after the run began; start a new run instead.")
-    names = json.loads(note["device_parts"])
-
-    server, best = (read_server(arrays, json.loads(note[tag]), f"{tag}/server/") for tag in ("now", "best"))
-    clients, kept = (_read_devices(arrays, f"{tag}/device/", names) for tag in ("now", "best"))
-    return Progress(server, Here(clients, kept), best, **json.loads(note["plain"]))
+    return read_progress(arrays, note)
 
 
 def _made_with(note: dict[str, str], config: RunConfig) -> bool:
@@ -497,7 +450,7 @@ def serve(saved: Saved, users: Ints) -> Floats:
     config, held = saved.run.config, saved.held
     backbone, parts, draws = build(config)
     server = read_server(saved.served, saved.note)
-    clients = _read_devices(held, "", [p.name for p in parts])
+    clients = read_devices(held, "", [p.name for p in parts])
     current = lists_of(held, "current")
     n, none = clients.n_users, Ragged.empty(clients.n_users)
     block = Block(server.block, n, len(server.items), current, none, none, np.zeros(n, bool), len(current.ids))

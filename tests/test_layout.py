@@ -25,6 +25,7 @@ LEVELS: list[tuple[str, ...]] = [
     ("scoring", "methods", "methods.*"),
     ("devices",),
     ("rounds",),
+    ("state_arrays",),
     ("controls", "runs", "experiments", "experiments.*", "forget", "audit", "bench", "report", "report_*"),
     ("live", "live.*", "doctor"),
     ("cli", "cli_*", "console", "__init__", "__main__"),

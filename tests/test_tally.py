@@ -37,6 +37,7 @@ from tacita.experiments import tally_choice
 from tacita.experiments.shared_base import go_on, train_base
 from tacita.kernels.threads import most_threads
 from tacita.rounds import Progress, run_stream, start
+from tacita.state_arrays import read_server
 from tacita.types import Doubles, Floats, Ragged, ServerState, Stream
 from tests.oracle import Lists, federate, make_block, make_stream
 
@@ -499,7 +500,7 @@ def test_forgetting_equals_training_again_without_it(folders: Path, tmp_path: Pa
         lists = runs.lists_of(saved.held, f"told/{b}")
         blocks.append([lists.row(u).tolist() for u in range(len(lists))])
     fresh = learned(backbone, n, *blocks)
-    server = runs.read_server(saved.served, saved.note)
+    server = read_server(saved.served, saved.note)
     assert np.abs(weights(fresh) - weights(server)).max() <= 1e-6
     known = items_of(folder, "u1")
     assert not set(gone) & set(known)

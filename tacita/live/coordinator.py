@@ -21,12 +21,11 @@ from tacita.live.server_store import STORE, RunRow, ServerStore
 from tacita.live.session import check_live
 from tacita.rng import keys_of
 from tacita.rounds import Progress, RoundReport, begin_block, end_block, run_block, start
-from tacita.runs import build, check_settings, read_server, server_arrays, server_note
+from tacita.runs import build, check_settings
+from tacita.state_arrays import plain_of, read_server, server_arrays, server_note
 from tacita.types import Block, Ragged, Stream
 
 log = logging.getLogger(__name__)
-
-_PLAIN = ("best_score", "best_round", "stale", "in_block", "bytes_up", "bytes_down", "results")
 
 
 def check_run(config: RunConfig, n_items: int) -> None:
@@ -85,8 +84,7 @@ def _continue(store: ServerStore, row: RunRow, transport: Transport) -> None:
         arrays = server_arrays(now.server, "now/") | server_arrays(now.best_server, "best/")
         if any(v.dtype.kind == "f" and not np.isfinite(v).all() for v in arrays.values()):
             raise TacitaError("the model is no longer finite: training diverged, or a node sent a wrong sum.")
-        plain = {name: getattr(now, name) for name in _PLAIN}
-        note = {"plain": plain, "now": server_note(now.server), "best": server_note(now.best_server)}
+        note = {"plain": plain_of(now), "now": server_note(now.server), "best": server_note(now.best_server)}
         event["seconds"] = round(time.monotonic() - began, 3)
         store.commit(row.name, note, arrays, remote.accepted, remote.asked_for, event)
         remote.accepted, remote.asked_for = [], []
