@@ -11,17 +11,17 @@ import importlib
 import logging
 import os
 import pwd
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tacita.errors import TacitaError
 from tacita.live import control, shim, verbs
 from tacita.live.node import Node, NodeConfig
+from tacita.live.processes import stopped_by_signals
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ def run_daemon(
         held.enter_context(
             shim.serve(folder / control.CONTROL, daemon.on_command, 0o600, most=control.MOST_BYTES, timeout=10.0)
         )
-        held.enter_context(_signals(daemon))
+        held.enter_context(stopped_by_signals(daemon.stopping))
         daemon.connection = held.enter_context(engine(node, (folder / control.SHIM).absolute()))
         log.info("node '%s' is up; %s", node.config.name, node.what_the_server_sees())
         ready(daemon)
@@ -165,17 +165,3 @@ def _supernode(node: Node, socket: Path) -> contextlib.AbstractContextManager[An
     config, folder = node.config, node.folder.absolute()
     ca, key = folder / config.ca, folder / config.key
     return Supernode(folder / "flower", config.server, socket, ca=ca, key=key, user=config.run_as or None)
-
-
-@contextlib.contextmanager
-def _signals(daemon: Daemon) -> Iterator[None]:
-    """Stop on SIGTERM and SIGINT, where this thread may say so."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {one: signal.signal(one, lambda *_: daemon.stopping.set()) for one in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for one, old in before.items():
-            signal.signal(one, old)

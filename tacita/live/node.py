@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from tacita.config import Strict, read_toml, to_toml, validated
+from tacita.config import Strict, to_toml
 from tacita.data.sources import load
 from tacita.data.table import Interactions
 from tacita.errors import TacitaError
@@ -25,6 +25,7 @@ from tacita.files import disk_error, side_of, write_bytes
 from tacita.live.node_file import STORE
 from tacita.live.node_store import Interaction, NodeStore
 from tacita.live.serving import NO_MODEL, Snapshot, take_snapshot
+from tacita.live.settings import read_settings
 
 log = logging.getLogger(__name__)
 
@@ -241,18 +242,7 @@ LEVEL_MEANS = {
 
 
 def read_config(folder: Path) -> NodeConfig:
-    """node.toml, with a sentence of its own for a file of another version."""
-    path = folder / "node.toml"
-    if not path.is_file():
-        raise TacitaError(
-            f"there is no node in {folder}; `tacita node init {folder}` makes one, --folder says where one is."
-        )
-    values = read_toml(path)
-    version = values.get("version")
-    if isinstance(version, int) and version != VERSION:
-        made = "a newer" if version > VERSION else "an older"
-        raise TacitaError(f"{path} is of version {version}, made for {made} tacita; this one reads version {VERSION}.")
-    return validated(NodeConfig, values, str(path))
+    return read_settings(folder, "node", NodeConfig, VERSION)
 
 
 def _interactions(table: Interactions) -> Iterator[Interaction]:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +195,17 @@ def _stat(pid: int) -> list[str] | None:
 def _same(pid: int, begun: str) -> bool:
     fields = _stat(pid)
     return fields is not None and fields[19] == begun and fields[0] != "Z"
+
+
+@contextlib.contextmanager
+def stopped_by_signals(stopping: threading.Event) -> Iterator[None]:
+    """Stop on SIGTERM and SIGINT, where this thread may say so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {one: signal.signal(one, lambda *_: stopping.set()) for one in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for one, old in before.items():
+            signal.signal(one, old)

@@ -11,7 +11,6 @@ import fcntl
 import logging
 import os
 import shutil
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,11 +19,13 @@ from typing import Any
 
 from pydantic import Field
 
-from tacita.config import Strict, read_toml, to_toml, validated
+from tacita.config import Strict, to_toml
 from tacita.errors import TacitaError
 from tacita.files import disk_error, side_of, write_bytes
 from tacita.live.certificates import CA, SERVER, SERVER_KEY, check, fingerprint, make_ca, make_server, public_pem
+from tacita.live.processes import stopped_by_signals
 from tacita.live.server_store import STORE, NodeRow, RunRow, ServerStore, done_blocks, standing
+from tacita.live.settings import read_settings
 
 VERSION = 1
 LOOK = 0.5  # seconds between two looks at the store
@@ -60,17 +61,7 @@ def create(folder: Path, config: ServerConfig, names: list[str]) -> None:
 
 
 def read_config(folder: Path) -> ServerConfig:
-    path = folder / "server.toml"
-    if not path.is_file():
-        raise TacitaError(
-            f"there is no server in {folder}; `tacita server init {folder}` makes one, --folder says where one is."
-        )
-    values = read_toml(path)
-    version = values.get("version")
-    if isinstance(version, int) and version != VERSION:
-        made = "a newer" if version > VERSION else "an older"
-        raise TacitaError(f"{path} is of version {version}, made for {made} tacita; this one reads version {VERSION}.")
-    return validated(ServerConfig, values, str(path))
+    return read_settings(folder, "server", ServerConfig, VERSION)
 
 
 def open_store(folder: Path) -> ServerStore:
@@ -159,7 +150,7 @@ class Server:
                 allowed=self.is_enrolled,
             )
             held.enter_context(gateway)
-            held.enter_context(_signals(self.stopping))
+            held.enter_context(stopped_by_signals(self.stopping))
             log.info("serving nodes on %s:%d; Ctrl-C stops", self.config.host, gateway.port)
             ready(self)
             while not self.stopping.wait(LOOK):
@@ -245,19 +236,6 @@ def why_stopped(store: ServerStore, run: str) -> str | None:
     """Why a run stopped for good; None: it goes on."""
     last = store.last_event(run)
     return str(last["said"]) if last is not None and last.get("event") == "stopped" else None
-
-
-@contextlib.contextmanager
-def _signals(stopping: threading.Event) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {one: signal.signal(one, lambda *_: stopping.set()) for one in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for one, old in before.items():
-            signal.signal(one, old)
 
 
 def status(folder: Path) -> dict[str, Any]:
