@@ -391,7 +391,7 @@ class Supernode:
 def _why_ended(text: str) -> str:
     """What the client's last words mean."""
     if "refuses the key" in text:
-        return "the server does not know this node's key; ask its operator to enrol it."
+        return "the server does not know this node's key; ask its operator to enrol it (if revoked: make a new node)."
     if "Failed to activate SuperNode" in text:
         return "the server still holds this node's last connection (for up to 90 s) or has not enrolled its key."
     if "CERTIFICATE_VERIFY_FAILED" in text:
