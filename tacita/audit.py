@@ -35,6 +35,7 @@ from tacita.scoring import rows_of
 from tacita.types import Bools, Doubles, Floats, Longs, Ragged, ServerState
 
 LIKE = 0.25  # counts that differ by less than this are the same to the reader
+PART = 5  # items of a history on which a reader has exact sums, that count as a part worth reading
 NEARLY = 0.9  # overlap of a guess with a history (Jaccard) that counts as nearly read
 PER_ITEM = 20  # lone pairs of an item that are looked at, those with the fewest common items first
 PASSES = 30  # of peeling, at most
@@ -89,10 +90,10 @@ def readings(added: Doubles) -> Bools:
 
 
 def _lone_pairs(added: Doubles, there: Bools) -> tuple[Longs, Longs]:
-    """Of every item the pairs with the smallest count of all."""
+    """Of every item the pairs that one person has, and those with the smallest count of all."""
     pairs = np.where(there, added, np.inf)
     np.fill_diagonal(pairs, np.inf)
-    lone = pairs < pairs.min(initial=np.inf) + LIKE
+    lone = (np.abs(pairs - 1) < LIKE) | (pairs < pairs.min(initial=np.inf) + LIKE)
     common = there.astype(np.float32) @ there.astype(np.float32)
     order = np.argsort(np.where(lone, common, np.inf), axis=1, kind="stable")[:, :PER_ITEM]
     one = np.repeat(np.arange(len(added)), order.shape[1])
@@ -236,6 +237,8 @@ def _audited(fed: Federation, backbone: Tally, leaving: bool) -> dict[str, Any]:
     """One stream: what its releases show, how good it is, what it sends."""
     progress, before = start(fed), np.zeros((0, 0))
     found: list[Doubles] = []
+    parts: list[int] = []
+    out = np.ones(fed.stream.n_items, bool)  # never waited: of these the reader has exact sums
     for block in fed.stream.blocks:
         begin_block(fed, progress, block.index)
         run_block(fed, progress, lambda report, now: None)
@@ -243,10 +246,20 @@ def _audited(fed: Federation, backbone: Tally, leaving: bool) -> dict[str, Any]:
         now = released_gram(backbone, progress.server)
         added = now.copy()
         added[: len(before), : len(before)] -= backbone.config.decay * before
-        before = now
-        guesses = np.concatenate([peeled(added), column_readings(dense_weights(progress.server.heads))])
+        len_before, before = len(before), now
+        out[: block.n_items] &= np.diag(added) > 0.5
+        if block.index:
+            out[len_before : block.n_items] = False  # came after the first block: may have waited unseen
+        exact = np.flatnonzero(out[: block.n_items])
+        inner = peeled(added[np.ix_(exact, exact)])
+        among = np.zeros((len(inner), block.n_items), bool)
+        among[:, exact] = inner
+        guesses = np.concatenate([peeled(added), among, column_readings(dense_weights(progress.server.heads))])
         chosen, _ = backbone.user_terms(block.train, block.n_items)
-        found.append(overlaps(guesses, chosen.toarray() > 0))
+        histories = chosen.toarray() > 0
+        found.append(overlaps(guesses, histories))
+        released = histories[:, exact]
+        parts.append(int((overlaps(inner, released[released.sum(axis=1) >= PART]) == 1).sum()))
     mean = mean_of(progress.results)
     valid = [one["valid"] for one in progress.results[1:] or progress.results]
     return {
@@ -254,6 +267,7 @@ def _audited(fed: Federation, backbone: Tally, leaving: bool) -> dict[str, Any]:
         "valid": None if None in valid else float(np.mean(valid)),
         "read": [int((one == 1).sum()) for one in found],
         "nearly": [int((one >= NEARLY).sum()) for one in found],
+        "parts": parts,
         "closest": float(max(one.max(initial=0.0) for one in found)),
         "retractions": {str(n): _retractions_read(fed, backbone, progress, n) for n in BATCHES if leaving},
         "bytes_down": float(sum(wire_bytes(a) for a in progress.server.heads.values())),

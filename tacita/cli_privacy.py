@@ -40,13 +40,13 @@ def forget(
     if everything == (items is not None):
         raise TacitaError("say what to forget: either --items a,b or --all.")
     named = None if items is None else [one.strip() for one in items.split(",") if one.strip()]
-    if now:
-        console.say(f"Note: {forgetting.ALONE}")
     with console.working("taking it back", quiet=as_json):
         found = forgetting.forget(run, user, named, now, verify)
     if as_json:
         print(json.dumps(found))
         return
+    if forgetting.ALONE in found["residual_risk"]:
+        console.say(f"Note: {forgetting.ALONE}")
     cost, path = found["cost"], run / f"forget-{found['request']['id']}.json"
     console.tell(
         f"{found['request']['n_items']} items of user {user} have left the device; "
@@ -102,6 +102,7 @@ def audit_tally(
                 metric: f"{row[metric]:.4f}",
                 "read": " / ".join(map(str, row["read"])),
                 "nearly": " / ".join(map(str, row["nearly"])),
+                "part": " / ".join(map(str, row["parts"])),
                 "closest": f"{row['closest']:.2f}",
                 "leavers read, alone": f"{row['retractions']['1']:.0%}" if row["retractions"] else "",
                 "MB down": f"{row['bytes_down'] / 1e6:.2f}",

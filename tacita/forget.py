@@ -72,7 +72,7 @@ def forget(
     backbone = _tally_of(folder)
     with alone_in(folder):
         saved = _finished(open_saved(folder))
-        request = _checked(saved, user, items, now)
+        request = _checked(saved, user, items, now, backbone.config.hold_retractions)
         saved = _forgotten_on_device(saved, request)
         outcome = proof = None
         asked = saved.held["asked"]
@@ -84,7 +84,9 @@ def forget(
             proof = _proof(saved, backbone, outcome) if verify else None
         certificate = _certificate(saved, backbone, request, outcome, proof)
         certificate["cost"]["seconds_total"] = round(seconds, 4)
-        number = 1 + len(list(folder.glob("forget-*.json")))
+        number = 1 + max(
+            (int(one.stem[7:]) for one in folder.glob("forget-*.json") if one.stem[7:].isdigit()), default=0
+        )
         certificate["request"]["id"] = number
         write_json(folder / f"forget-{number}.json", certificate)
     return certificate
@@ -103,7 +105,7 @@ def _tally_of(folder: Path) -> Tally:
 # What the device does
 
 
-def _checked(saved: Saved, user: str, items: Sequence[str] | None, now: bool) -> Request:
+def _checked(saved: Saved, user: str, items: Sequence[str] | None, now: bool, hold: int) -> Request:
     """The request in numbers, or one sentence that says what is wrong with it."""
     number = int(saved.numbers([user])[0])
     has = np.unique(lists_of(saved.held, "history").row(number))
@@ -114,12 +116,12 @@ def _checked(saved: Saved, user: str, items: Sequence[str] | None, now: bool) ->
         if not items:
             raise TacitaError("no item is named; give --items a,b or --all.")
         for raw in items:
-            if known.get(raw, -1) not in has and not (now and _waits(saved, number)):
+            if known.get(raw, -1) not in has and not (now and known.get(raw, -1) in _withdrawn(saved, number)):
                 raise TacitaError(f"user '{user}' has no item '{raw}' in {saved.run.folder}: never liked or forgotten.")
         gone = np.intersect1d(has, [known.get(raw, -1) for raw in items]).astype(np.int32)
     if len(gone) == 0 and not _waits(saved, number):
         raise TacitaError(f"nothing of user '{user}' is left in {saved.run.folder}: it is already forgotten.")
-    if len(gone) == 0 and not now:
+    if len(gone) == 0 and not now and len(saved.held["asked"]) < hold:
         raise TacitaError(f"the request of user '{user}' already waits for others; --now sends it alone.")
     told = sum(int(np.isin(one.row(number), gone).sum()) for one in _told(saved) if number < len(one))
     return Request(user, number, gone, items is None, told)
@@ -127,6 +129,14 @@ def _checked(saved: Saved, user: str, items: Sequence[str] | None, now: bool) ->
 
 def _waits(saved: Saved, number: int) -> bool:
     return number in saved.held.get("asked", ())
+
+
+def _withdrawn(saved: Saved, number: int) -> set[int]:
+    """Items whose retraction waits: told, but no longer on the device."""
+    if not _waits(saved, number):
+        return set()
+    told = {int(i) for one in _told(saved) if number < len(one) for i in one.row(number)}
+    return told - set(lists_of(saved.held, "history").row(number).tolist())
 
 
 def _told(saved: Saved) -> list[Ragged]:
@@ -289,7 +299,7 @@ def _certificate(
             "storage_bytes_client_mean": sum(a.nbytes for a in saved.held.values()) / len(users),
         },
         "guarantee": {
-            "type": "exact" if proof is not None and proof.same_bits else "bounded",
+            "type": NOT_RUN if proof is None else "exact" if proof.same_bits else "empirical",
             "epsilon": None,
             "delta": None,
             "psi_bound": None,
@@ -309,7 +319,8 @@ def _certificate(
         ),
         "utility": NOT_RUN,
         "purged": [*LISTS, *(["told", "sums", "inverse", "weights"] if outcome is not None else [])],
-        "residual_risk": "Copies of the model sent before, and recommendations made from it, are not reached; "
+        "residual_risk": "Copies of the model sent before, and recommendations made from it, are not reached; which "
+        "recency validation chose, and which items a large catalogue reads, stay as the data helped to choose them; "
         "result.json, events.jsonl and report.html keep averages that the data took part in, ids.json the user's id."
         + (f" {ALONE}" if outcome is not None and not others else ""),
         "verdict": verdict,

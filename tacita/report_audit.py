@@ -22,11 +22,11 @@ def to_csv(found: dict[str, Any]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     metric = quality_of(found["rows"][0])
     blocks = range(len(found["users"]))
-    people = [f"{name}_{b}" for name in ("read", "nearly") for b in blocks]
+    people = [f"{name}_{b}" for name in ("read", "nearly", "part") for b in blocks]
     writer.writerow(["protection", metric, "valid", *people, "closest", "bytes_down"])
     for row in found["rows"]:
         valid = "" if row["valid"] is None else f"{row['valid']:.6f}"
-        counts = [*row["read"], *row["nearly"]]
+        counts = [*row["read"], *row["nearly"], *row["parts"]]
         scores = [f"{row[metric]:.6f}", valid]
         writer.writerow([row["protection"], *scores, *counts, f"{row['closest']:.3f}", f"{row['bytes_down']:.0f}"])
     return out.getvalue()

@@ -535,7 +535,7 @@ def test_the_certificate_says_what_was_done_and_what_was_not(opened: Path) -> No
     }  # fmt: skip
     assert found["request"]["n_items"] == 2
     assert found["method"]["exact"] is False
-    assert found["guarantee"]["type"] == "bounded"
+    assert found["guarantee"]["type"] == "not run"
     assert found["verdict"] == "not verified"
     assert found["audit"]["auc_pairs"] == "not run"
     assert found["model"]["sha256_before"] != found["model"]["sha256_after"]
@@ -577,12 +577,19 @@ def test_retractions_wait_for_others(held: Path) -> None:
 
 
 def test_a_waiting_retraction_can_be_sent_now(held: Path) -> None:
+    had = items_of(held, "u1")
     forget.forget(held, "u1")
+    before = {one.name: one.read_bytes() for one in held.iterdir()}
+    with pytest.raises(TacitaError, match="has no item 'never'"):
+        forget.forget(held, "u1", [had[0], "never"], now=True)
+    assert {one.name: one.read_bytes() for one in held.iterdir()} == before
     with pytest.raises(TacitaError, match="already waits for others; --now"):
         forget.forget(held, "u1")
     found = forget.forget(held, "u1", now=True, verify=True)
     assert found["verdict"].startswith("pass")
     assert forget.ALONE in found["residual_risk"]
+    (held / "forget-1.json").unlink()
+    assert forget.forget(held, "u2", now=True)["request"]["id"] == 3  # no certificate is ever replaced
     with pytest.raises(TacitaError, match="already forgotten"):
         forget.forget(held, "u1", now=True)
 
@@ -613,7 +620,7 @@ def test_a_kill_between_two_files_is_finished_by_the_next_request(
     if stage == 1:
         forget.forget(opened, "u1")  # nothing had happened
     elif stage == 2:
-        forget.forget(opened, "u1", now=True)  # the device had forgotten, the server had not
+        forget.forget(opened, "u1")  # the device had forgotten, the server had not
     forget.forget(opened, "u2")
     for side in ("server", "clients"):
         assert (opened / f"{side}.safetensors").read_bytes() == (whole / f"{side}.safetensors").read_bytes()
@@ -727,6 +734,14 @@ def test_an_entry_that_was_cut_on_one_side_is_known_from_the_other() -> None:
 def test_the_attack_finds_lone_consumers_and_protections_hide_them() -> None:
     assert (read_from(tally(), planted())[:2] == 1).all()
     assert read_from(tally(min_item=5), planted()).max() < audit.NEARLY
+
+
+def test_a_pair_of_one_person_is_seen_beside_late_releases() -> None:
+    """What waited comes with less than one count a person; the smallest count is then not one person's."""
+    added = dense_gram([[0, 1, 5, 6], [0, 2, 3], [5, 7, 8], [1, 2, 7], [6, 3, 8]], 12)
+    added[9:, 9:] += 0.6
+    guesses = audit.readings(added)
+    assert [0, 1, 5, 6] in [np.flatnonzero(g).tolist() for g in guesses]
 
 
 def test_a_lone_pair_shows_a_history() -> None:
