@@ -40,11 +40,11 @@ HOMES: dict[str, tuple[str, ...]] = {
     "matplotlib": ("report*",),
     "safetensors": ("files", "live.blobs"),
     "cryptography": ("live.certificates",),
-    "flwr": ("live.flower", "live.flower_client"),
+    "flwr": ("live.flower", "live.flower_client", "live.grid"),
     "httpx": ("live.gateway", "live.flower", "live.flower_client"),
     "starlette": ("live.gateway",),
     "uvicorn": ("live.gateway",),
-    "sqlite3": ("live.node_file", "live.node_store", "live.server_store"),
+    "sqlite3": ("live.database", "live.node_file", "live.node_store", "live.server_store"),
 }
 
 

@@ -546,7 +546,7 @@ class Replies:
 def test_an_exchange_returns_what_came_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     from flwr.supercore.task_identity import TaskIdentity
 
-    from tacita.live.flower import GridTransport
+    from tacita.live.grid import GridTransport
 
     for name in ("_run_id", "_node_id", "_task_id"):  # as in the process of a run
         monkeypatch.setattr(TaskIdentity, name, 1)

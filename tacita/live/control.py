@@ -8,6 +8,7 @@ from typing import Any
 
 from tacita.errors import TacitaError
 from tacita.live import node_file, shim
+from tacita.live.database import Damaged
 from tacita.live.node_file import STORE
 
 MOST_BYTES = 2**24  # of a question or an answer
@@ -38,7 +39,7 @@ def _ask_directly(folder: Path, verb: str, arguments: dict[str, Any]) -> Any:
 
     try:
         node = Node.open(folder)
-    except node_file.Damaged:
+    except Damaged:
         if verb != "export" or arguments.get("user") is not None:
             raise
         return {"lines": node_file.salvage(folder / STORE, Path(arguments["file"])), "file": arguments["file"]}

@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import functools
 import logging
-import os
 import signal
 import sys
 import time
@@ -19,9 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
-
-os.environ["FLWR_TELEMETRY_ENABLED"] = "0"  # before flwr reads them
-os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 

@@ -10,12 +10,14 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from tacita.errors import TacitaError
 from tacita.files import disk_error, side_of
+from tacita.live import database
+from tacita.live.database import Damaged, read_only
 
 STORE = "node.sqlite"
+REMEDY = "restore a copy or export what can be read with `tacita node export`"
 FORMAT = 1
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -113,10 +115,6 @@ _EXPORTED = {
 }
 
 
-class Damaged(TacitaError):
-    """The file cannot be trusted any more; it is not touched."""
-
-
 def make(path: Path, secret: str) -> None:
     """A new file that appears whole or not at all."""
     if path.exists():
@@ -177,7 +175,7 @@ def is_taken(path: Path) -> bool:
 def inspect(path: Path) -> None:
     """Refuse a damaged file or one of another version, without writing to it."""
     try:
-        with contextlib.closing(_read_only(path)) as db:
+        with contextlib.closing(read_only(path)) as db:
             verdict = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
             if verdict != "ok":
                 raise damaged(path, verdict)
@@ -207,32 +205,12 @@ def connect(path: Path) -> sqlite3.Connection:
         return db
 
 
-def _read_only(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, isolation_level=None)
-
-
 def damaged(path: Path, why: str) -> Damaged:
-    said = " ".join(why.split())[:200].rstrip(".")
-    return Damaged(f"{path} is damaged: {said}; restore a copy or export what can be read with `tacita node export`.")
+    return database.damaged(path, why, REMEDY)
 
 
-@contextlib.contextmanager
-def plain_errors(path: Path) -> Iterator[None]:
-    """What the database says, as a sentence."""
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        if "full" in str(error):
-            raise TacitaError(f"no space left to write {path}; free some and try again.") from None
-        raise TacitaError(f"cannot use {path}: {error}.") from None
-    except sqlite3.IntegrityError:
-        raise  # a mistake of ours, not of the file
-    except sqlite3.ProgrammingError as error:
-        if "closed" not in str(error):
-            raise
-        raise TacitaError(f"{path} is closed: the node is stopping.") from None
-    except sqlite3.DatabaseError as error:
-        raise damaged(path, str(error)) from None
+def plain_errors(path: Path) -> contextlib.AbstractContextManager[None]:
+    return database.plain_errors(path, REMEDY)
 
 
 # Taking data out
@@ -245,7 +223,7 @@ def export(db: sqlite3.Connection, path: Path, user: int | None) -> int:
 
 def salvage(store: Path, path: Path) -> int:
     """What can still be read of a damaged file, which stays as it is."""
-    with alone_with(store), contextlib.closing(_read_only(store)) as db:
+    with alone_with(store), contextlib.closing(read_only(store)) as db:
         return _write_lines(path, _lines(db, None, stop_at_damage=True))
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from tacita.errors import TacitaError
 from tacita.live import node_file
 from tacita.live.blobs import pack, unpack
+from tacita.live.database import transaction
 from tacita.types import AnyArray, Arrays, Doubles, Longs
 
 Level = Literal["learn", "keep"]
@@ -108,15 +109,8 @@ class NodeStore:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction: everything in it is on the disk when this returns, or nothing is."""
-        with self._lock, node_file.plain_errors(self.path):
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+        with self._lock, node_file.plain_errors(self.path), transaction(self._db):
+            yield self._db
 
     @property
     def secret(self) -> str:

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from tacita.config import RunConfig, validated
 from tacita.errors import TacitaError
 from tacita.live.blobs import pack, unpack
+from tacita.live.database import plain_errors, read_only, transaction
 from tacita.live.wire import sha_of
 from tacita.types import Arrays
 
@@ -75,7 +75,7 @@ class ServerStore:
         self.path = path
         if not path.is_file():
             raise TacitaError(f"there is no server in {path.parent}; `tacita server init` makes one.")
-        with self._plain(), contextlib.closing(_read_only(path)) as db:  # a damaged file stays as it is
+        with self._plain(), contextlib.closing(read_only(path)) as db:  # a damaged file stays as it is
             verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
             if verdict != "ok":
                 raise sqlite3.DatabaseError(verdict)
@@ -107,30 +107,13 @@ class ServerStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @contextlib.contextmanager
-    def _plain(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.OperationalError as error:
-            if "full" in str(error):
-                raise TacitaError(f"no space left to write {self.path}; free some and try again.") from None
-            raise TacitaError(f"cannot use {self.path}: {error}.") from None
-        except sqlite3.IntegrityError:
-            raise
-        except sqlite3.DatabaseError as error:
-            raise TacitaError(f"{self.path} is damaged: {error}; restore a copy.") from None
+    def _plain(self) -> contextlib.AbstractContextManager[None]:
+        return plain_errors(self.path, "restore a copy")
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        with self._plain():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+        with self._plain(), transaction(self._db):
+            yield self._db
 
     def _all(self, sql: str, *given: Any) -> list[tuple[Any, ...]]:
         with self._plain():
@@ -294,11 +277,6 @@ class ServerStore:
         """(block, round, kind, node, clients) of every answer that counted."""
         asked = "SELECT block, round, kind, node, clients FROM accepted WHERE run = ? ORDER BY block, round, kind, node"
         return [(block, round, kind, int(node), n) for block, round, kind, node, n in self._all(asked, run)]
-
-
-def _read_only(path: Path) -> sqlite3.Connection:
-    """To look without moving what a killed server left in the log into the file."""
-    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, isolation_level=None, timeout=30.0)
 
 
 def _check_name(what: str, name: str) -> None:

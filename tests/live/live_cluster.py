@@ -16,7 +16,7 @@ from tacita.live.gateway import Gateway
 ECHO = '''
 import hashlib, json, os, time
 from pathlib import Path
-from tacita.live.flower import server_app
+from tacita.live.grid import server_app
 
 def body(transport, settings):
     """Send what the file asks for and write down what came back."""

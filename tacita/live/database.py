@@ -1,0 +1,56 @@
+"""What both stores ask of SQLite: looking without touching, one transaction, and its errors as sentences."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+from tacita.errors import TacitaError
+
+
+class Damaged(TacitaError):
+    """A file that is not, or not any more, what a store wrote."""
+
+
+def read_only(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, isolation_level=None)
+
+
+@contextlib.contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """Everything in it is on the disk when this returns, or nothing is."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield db
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+@contextlib.contextmanager
+def plain_errors(path: Path, remedy: str) -> Iterator[None]:
+    """What the database says, as a sentence; the remedy is for a damaged file."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if "full" in str(error):
+            raise TacitaError(f"no space left to write {path}; free some and try again.") from None
+        raise TacitaError(f"cannot use {path}: {error}.") from None
+    except sqlite3.IntegrityError:
+        raise  # a mistake of ours, not of the file
+    except sqlite3.ProgrammingError as error:
+        if "closed" not in str(error):
+            raise
+        raise TacitaError(f"{path} is closed: its process is stopping.") from None
+    except sqlite3.DatabaseError as error:
+        raise damaged(path, str(error), remedy) from None
+
+
+def damaged(path: Path, why: str, remedy: str) -> Damaged:
+    said = " ".join(why.split())[:200].rstrip(".")
+    return Damaged(f"{path} is damaged: {said}; {remedy}.")
