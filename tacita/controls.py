@@ -9,11 +9,13 @@ import numpy as np
 import scipy.sparse
 
 from tacita.backbones.factor import Factor
-from tacita.backbones.linear import inverted, zero_diagonal
 from tacita.backbones.scores import own_scores
+from tacita.backbones.solving import bytes_to_solve, free_memory, inverted, zero_diagonal
+from tacita.backbones.tally_sums import Shape, added_terms
 from tacita.devices import Federation, candidates_of, known_items
 from tacita.evaluate import ScoreUsers, evaluate
 from tacita.kernels.hashing import uniforms
+from tacita.kernels.pairs import dense_products
 from tacita.trainer import train_cohort
 from tacita.types import Block, CohortView, Doubles, Floats, Ints, Ragged
 
@@ -84,17 +86,15 @@ def chosen_by(train: Ragged, n_items: int) -> scipy.sparse.csr_array:
 def item_gram(train: Ragged, n_items: int) -> Doubles:
     """How often each pair of items has been chosen by the same user."""
     chosen = chosen_by(train, n_items)
-    gram: Doubles = (chosen.T @ chosen).toarray()
-    return gram
+    return added_terms((chosen, np.ones(len(train))), Shape(n_items), weighted=False)[0]
 
 
 def linear_weights(gram: Doubles, ridge: float) -> Floats:
-    """The ridge solution with zero diagonal (EASE): B = I - P / diag(P), P = (G + ridge I)^-1."""
-    lower = gram.copy()
-    lower[np.diag_indices(len(lower))] += ridge
-    inverse = inverted(lower)
+    """The ridge solution with zero diagonal (EASE): B = I - P / diag(P), P = (G + ridge I)^-1; G is overwritten."""
+    gram[np.diag_indices(len(gram))] += ridge
+    inverse = inverted(gram)
     assert inverse is not None, "a sum of squares with a ridge is positive definite"
-    return zero_diagonal(inverse).astype(np.float32)
+    return zero_diagonal(inverse)
 
 
 def linear_scorer(fed: Federation, block: Block) -> ScoreUsers:
@@ -104,9 +104,10 @@ def linear_scorer(fed: Federation, block: Block) -> ScoreUsers:
 
     def score_users(users: Ints) -> Floats:
         mine = block.train.take(users)
-        ones = np.ones(len(mine.ids), np.float32)
-        chosen = scipy.sparse.csr_array((ones, mine.ids, mine.ptr), shape=(len(users), block.n_items))
-        return np.asarray(chosen @ weights, np.float32)
+        scores = np.zeros((len(users), block.n_items), np.float32)
+        every = np.arange(block.n_items, dtype=np.int32)
+        dense_products(mine.ptr, mine.ids, np.ones(len(mine.ids), np.float32), every, weights, scores)
+        return scores
 
     return score_users
 
@@ -122,6 +123,8 @@ _CONTROLS: dict[str, Callable[[Federation, Block], ScoreUsers]] = {
 def why_skipped(name: str, fed: Federation) -> str | None:
     if name == "linear" and fed.stream.n_items > MOST_LINEAR_ITEMS:
         return f"more than {MOST_LINEAR_ITEMS:,} items"
+    if name == "linear" and bytes_to_solve(fed.stream.n_items) > free_memory():
+        return f"{bytes_to_solve(fed.stream.n_items) / 1e9:.0f} GB of free memory are needed for it"
     if name == "alone" and not isinstance(fed.backbone, Factor):
         return f"backbone '{fed.backbone.name}' does not train item rows"
     if name == "alone" and fed.backbone.shared():

@@ -95,6 +95,7 @@ def assemble(config: RunConfig, machine: Machine) -> Federation:
     stream = split(table, config.split)
     smallest = stream.blocks[0].n_items
     check_cutoffs(config, smallest)
+    backbone.check(smallest, stream.n_items)
     for part in parts:
         part.check(smallest)
     return Federation(stream, backbone, parts, config, draws, machine.chunk)

@@ -552,7 +552,7 @@ def test_linear_weights_solve_the_ridge_problem_with_zero_diagonal() -> None:
     chosen = np.zeros((40, 8))
     chosen[lists.rows(), lists.ids] = 1
     np.testing.assert_array_equal(gram, chosen.T @ chosen)
-    weights = linear_weights(gram, 5.0).astype(np.float64)
+    weights = linear_weights(gram.copy(), 5.0).astype(np.float64)
     assert (np.diag(weights) == 0).all()
     slope = (gram + 5 * np.eye(8)) @ weights - gram  # zero but for the multipliers of the diagonal
     np.testing.assert_allclose(slope - np.diag(np.diag(slope)), 0, atol=1e-5)

@@ -22,11 +22,8 @@ from tacita.backbones.linear import (
     Tally,
     TallyConfig,
     dense_weights,
-    inverted,
-    lower_triangle,
-    mirrored,
-    packed,
 )
+from tacita.backbones.solving import inverted, lower_triangle, mirrored, packed
 from tacita.backbones.tally_sums import Shape, Sums
 from tacita.cli import main
 from tacita.clients import users_view

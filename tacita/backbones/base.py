@@ -77,6 +77,9 @@ class Backbone(ABC):
             at += width
         return out
 
+    def check(self, first_items: int, all_items: int) -> None:  # noqa: B027  (most models carry any)
+        """Refuse a catalogue, of the first block and in the end, that cannot be carried, before anything is trained."""
+
     # how it starts
 
     @abstractmethod

@@ -17,12 +17,23 @@ from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-import scipy.linalg
 import scipy.sparse
 from pydantic import Field
 
 from tacita.backbones.base import Backbone, BackboneConfig, register
-from tacita.backbones.tally_sums import Shape, Sums, sum_terms, told_again
+from tacita.backbones.solving import (
+    TILE,
+    bytes_to_solve,
+    columns_of,
+    free_memory,
+    inverted,
+    lower_triangle,
+    mirrored,
+    packed,
+)
+from tacita.backbones.tally_sums import Shape, Sums, added_terms, told_again
+from tacita.errors import TacitaError
+from tacita.kernels.pairs import dense_products, sparse_products
 from tacita.rng import Draws
 from tacita.types import (
     AnyArray,
@@ -41,7 +52,6 @@ from tacita.types import (
 STATE = "tally"  # the name of its server-side arrays
 COME_BACK, AVOID = 0.05, -1.0  # what repeat = "learn" adds to items of earlier blocks
 RECENCIES = 0.0, 10.0, 20.0, 80.0, 40.0  # what recency = "learn" tries; the last one stays where nobody validates
-TILE = 1024  # columns worked on at once, so that nothing as large as the result is made twice
 
 
 class TallyConfig(BackboneConfig):
@@ -118,6 +128,16 @@ class Tally(Backbone):
             return False
         return bool((np.diff(ptr) >= 0).all() and (len(column) == 0 or 0 <= column.min() <= column.max() < known))
 
+    def check(self, first_items: int, all_items: int) -> None:
+        n_inputs = all_items if first_items <= self.config.most_inputs else self.config.most_inputs
+        need, free = bytes_to_solve(n_inputs), free_memory()
+        if need > free:
+            fits = int((free / bytes_to_solve(1)) ** 0.5) // 100 * 100
+            raise TacitaError(
+                f"a solve over {n_inputs:,} items needs about {need / 1e9:.0f} GB of memory and {free / 1e9:.0f} GB "
+                f"are free; read the catalogue through fewer: --set backbone.most_inputs={max(2, fits)}."
+            )
+
     # on the device
 
     @property
@@ -143,11 +163,11 @@ class Tally(Backbone):
 
     def total_of(self, train: Ragged, history: Ragged | None, n_clients: int, shape: Shape) -> Total:
         terms = self.user_terms(train, shape.n_items)
-        total, count = sum_terms(terms, shape, self.weighted)
+        total, count = added_terms(terms, shape, self.weighted)
         extras: Arrays = {"repeats": told_again(train, history, shape.n_items)}
         if count is not None:
-            extras["count"] = count.toarray()
-        return Total(total.toarray(), np.asarray(terms[0].sum(axis=0)), {}, extras, float(n_clients), n_clients)
+            extras["count"] = count
+        return Total(total, np.asarray(terms[0].sum(axis=0)), {}, extras, float(n_clients), n_clients)
 
     def statistic_extras(self, rows: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         return {"repeats": (2,)} | ({"count": rows} if self.weighted else {})
@@ -162,18 +182,13 @@ class Tally(Backbone):
 
         x_u is what the user did in this block, or earlier if that is nothing.
         """
-        weights, inputs = matrix_of(view.heads), view.heads["inputs"]
         latest = view.train
         if view.history is not None:
             absent = np.flatnonzero(latest.counts() == 0)
             earlier = view.history.take(absent)
             latest = latest.joined(Ragged.from_pairs(absent[earlier.rows()], earlier.ids, len(latest)))
-        chosen = weighted_rows(latest, float(view.heads["recency"][0]), view.n_items)
-        known = weights.shape[1]  # items that came in a block in which nobody contributed have no column yet
-        chosen = chosen[:, inputs] if len(inputs) else chosen[:, :known]
         scores = np.zeros((len(view.user), view.n_items), np.float32)
-        found = chosen @ weights
-        scores[:, :known] = found.toarray() if scipy.sparse.issparse(found) else found
+        add_products(latest, recency_weights(latest, float(view.heads["recency"][0])), view.heads, scores)
         repeat = view.heads["repeat"][0]
         if repeat and view.history is not None:
             scores[view.history.rows(), view.history.ids] += repeat
@@ -306,12 +321,22 @@ class Tally(Backbone):
         return self.solved(server, sums)
 
 
-def weighted_rows(train: Ragged, recency: float, n_items: int) -> scipy.sparse.csr_array:
-    """Histories as rows; the newest item counts 1, one that is `recency` items older 1/e."""
-    counts = train.counts()
-    age = np.repeat(train.ptr[1:], counts) - 1 - np.arange(len(train.ids))
-    weight = np.exp(-age / recency) if recency else np.ones(len(train.ids))
-    return scipy.sparse.csr_array((weight.astype(np.float32), train.ids, train.ptr), shape=(len(train), n_items))
+def recency_weights(lists: Ragged, recency: float) -> Floats:
+    """What each entry counts: the newest of a list 1, one that is `recency` items older 1/e."""
+    age = np.repeat(lists.ptr[1:], lists.counts()) - 1 - np.arange(len(lists.ids))
+    weight = np.exp(-age / recency) if recency else np.ones(len(lists.ids))
+    return weight.astype(np.float32)
+
+
+def add_products(lists: Ragged, weight: Floats, heads: Arrays, scores: Floats) -> None:
+    """Add x B to the scores, x a list with weights; items that are no input, or came too late for B, say nothing."""
+    inputs, known = heads["inputs"], int(heads["known"][0])
+    row_of = np.full(scores.shape[1], -1, np.int32)
+    row_of[inputs if len(inputs) else slice(0, known)] = np.arange(len(inputs) or known)
+    if heads["weights"].ndim == 2:
+        dense_products(lists.ptr, lists.ids, weight, row_of, heads["weights"], scores)
+    else:
+        sparse_products(lists.ptr, lists.ids, weight, row_of, heads["ptr"], heads["column"], heads["weights"], scores)
 
 
 def popular_inputs(counts: Longs, most: int) -> Ints:
@@ -319,52 +344,7 @@ def popular_inputs(counts: Longs, most: int) -> Ints:
     return np.sort(np.argsort(-counts, kind="stable")[:most]).astype(np.int32)
 
 
-# the solution; symmetric matrices are C-ordered with their lower triangle, which LAPACK reads as an upper one
-
-
-def inverted(lower: Doubles) -> Doubles | None:
-    """The whole inverse of a positive definite matrix, in place of its lower triangle; None: it is not."""
-    factor, info = scipy.linalg.lapack.dpotrf(lower.T, lower=0, clean=0, overwrite_a=1)
-    if info != 0:
-        return None
-    inverse, _ = scipy.linalg.lapack.dpotri(factor, lower=0, overwrite_c=1)
-    return mirrored(inverse.T)
-
-
-def mirrored(lower: Doubles) -> Doubles:
-    """Copy the lower triangle to the upper one, in place, in tiles that fit into a cache."""
-    n, step = len(lower), 128
-    for lo in range(0, n, step):
-        own = slice(lo, lo + step)
-        corner = np.tril(lower[own, own])
-        lower[own, own] = corner + np.tril(corner, -1).T
-        for at in range(lo + step, n, step):
-            lower[own, at : at + step] = lower[at : at + step, own].T
-    return lower
-
-
-def packed(square: Doubles) -> Doubles:
-    """The lower triangle of a symmetric matrix, row by row."""
-    triangle, _ = scipy.linalg.lapack.dtrttp(square.T, uplo="U")
-    return np.asarray(triangle)
-
-
-def lower_triangle(packed: Doubles) -> Doubles:
-    """A matrix with the given lower triangle; what is above it means nothing."""
-    square, _ = scipy.linalg.lapack.dtpttr(int(np.sqrt(2.0 * len(packed))), packed, uplo="U")
-    return np.asarray(square.T)
-
-
-def zero_diagonal(inverse: Doubles) -> Doubles:
-    """B = I - P / diag(P)."""
-    return np.ascontiguousarray(columns_of(inverse, 0, len(inverse)).T)
-
-
-def columns_of(inverse: Doubles, lo: int, hi: int) -> Doubles:
-    """Columns of B = I - P / diag(P) as rows: P is symmetric, and its rows lie together."""
-    found = inverse[lo:hi] / -np.diag(inverse)[lo:hi, None]
-    found[np.arange(hi - lo), np.arange(lo, hi)] = 0.0
-    return np.asarray(found)
+# the solution
 
 
 def to_weights(inverse: Doubles, gram: Doubles, where: Longs | None, shape: Shape, keep: int) -> Any:

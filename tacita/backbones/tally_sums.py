@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from tacita.kernels.pairs import pair_sums
 from tacita.types import AnyArray, Arrays, Bools, Doubles, Ints, Longs, Ragged, Total
 
 Terms = tuple[scipy.sparse.csr_array, Doubles]
@@ -36,6 +37,8 @@ class Shape:
 
     def entries(self, matrix: Any) -> tuple[Longs, Doubles]:
         """Places, ascending, and values of what is not zero in a dense or sparse (inputs, items) matrix."""
+        if self.inputs is None and isinstance(matrix, np.ndarray):
+            return _lower_entries(matrix)
         found = scipy.sparse.coo_array(matrix)
         row, col, value = found.row.astype(np.int64), found.col.astype(np.int64), found.data
         if self.inputs is None:
@@ -79,6 +82,36 @@ class Shape:
         out = np.zeros((hi - lo, self.n_inputs))
         out.reshape(-1)[where[among] - lo * self.n_inputs] = values[among]
         return out
+
+
+def _lower_entries(square: Doubles) -> tuple[Longs, Doubles]:
+    """The same of a dense square matrix: some rows at a time, which come in the order of their places."""
+    places, values = [np.zeros(0, np.int64)], [np.zeros(0)]
+    for lo in range(0, len(square), 1024):
+        rows = np.tril(square[lo : lo + 1024], lo)
+        row, col = np.nonzero(rows)
+        values.append(rows[row, col])
+        row += lo
+        places.append(row * (row + 1) // 2 + col)
+    return np.concatenate(places), np.concatenate(values)
+
+
+def added_terms(terms: Terms, shape: Shape, weighted: bool) -> tuple[Doubles, Doubles | None]:
+    """The same as `sum_terms` of many users, dense and compiled."""
+    chosen, weight = terms
+    holders = chosen.tocsc()
+    inputs = np.arange(shape.n_items, dtype=np.int32) if shape.inputs is None else shape.inputs
+    lists = (
+        holders.indptr.astype(np.int64), holders.indices.astype(np.int32),
+        chosen.indptr.astype(np.int64), chosen.indices.astype(np.int32),
+    )  # fmt: skip
+    total = np.zeros((shape.n_inputs, shape.n_items))
+    pair_sums(inputs, *lists, weight, total)
+    if not weighted:
+        return total, None
+    count = np.zeros_like(total)
+    pair_sums(inputs, *lists, np.ones(len(weight)), count)
+    return total, count
 
 
 def sum_terms(

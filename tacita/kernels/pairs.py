@@ -1,0 +1,62 @@
+"""Sums over pairs of items, and what sparse rows make of an item-item matrix: the two loops of a linear model."""
+
+from __future__ import annotations
+
+from numba import njit, prange
+
+from tacita.types import Doubles, Floats, Ints, Longs
+
+
+@njit(cache=True, parallel=True)
+def pair_sums(
+    inputs: Ints,
+    holder_ptr: Longs,
+    holder: Ints,
+    user_ptr: Longs,
+    item: Ints,
+    weight: Doubles,
+    out: Doubles,
+) -> None:
+    """out[r, j] += the weight of everybody who has both inputs[r] and j.
+
+    Users who have item i are `holder[holder_ptr[i]:holder_ptr[i + 1]]`, ascending; a row stays in the cache while it
+    is added up, and is added up in the same order whatever the number of threads.
+    """
+    for r in prange(len(inputs)):
+        i = inputs[r]
+        row = out[r]
+        for h in range(holder_ptr[i], holder_ptr[i + 1]):
+            u = holder[h]
+            for k in range(user_ptr[u], user_ptr[u + 1]):
+                row[item[k]] += weight[u]
+
+
+@njit(cache=True, parallel=True)
+def sparse_products(
+    ptr: Longs, item: Ints, weight: Floats, row_of: Ints, b_ptr: Ints, b_col: Ints, b_value: Floats, out: Floats
+) -> None:
+    """out[u] += weight times the sparse row of B of each of u's items; row_of: -1 where B has none."""
+    for u in prange(len(ptr) - 1):
+        row = out[u]
+        for k in range(ptr[u], ptr[u + 1]):
+            b = row_of[item[k]]
+            if b < 0:
+                continue
+            w = weight[k]
+            for e in range(b_ptr[b], b_ptr[b + 1]):
+                row[b_col[e]] += w * b_value[e]
+
+
+@njit(cache=True, parallel=True)
+def dense_products(ptr: Longs, item: Ints, weight: Floats, row_of: Ints, b: Floats, out: Floats) -> None:
+    """out[u, :known] += weight times the row of B of each of u's items; row_of: -1 where B has none."""
+    known = b.shape[1]
+    for u in prange(len(ptr) - 1):
+        row = out[u]
+        for k in range(ptr[u], ptr[u + 1]):
+            r = row_of[item[k]]
+            if r < 0:
+                continue
+            w = weight[k]
+            for j in range(known):
+                row[j] += w * b[r, j]

@@ -1,0 +1,117 @@
+"""Inverses that hold in any size, sums over pairs, and products with B, each against a plain oracle."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tacita.backbones import linear, solving
+from tacita.backbones.linear import Tally, TallyConfig, add_products, as_heads
+from tacita.backbones.tally_sums import Shape, added_terms, sum_terms
+from tacita.errors import TacitaError
+from tacita.types import Doubles, Ragged
+
+
+def positive(n: int, seed: int = 0) -> Doubles:
+    half = np.random.default_rng(seed).normal(size=(n, n))
+    return half @ half.T + n * np.eye(n)
+
+
+@pytest.mark.parametrize("n", [9, 16, 17, 64, 101])
+def test_halves_invert_like_the_whole(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = positive(n)
+    want = solving.inverted(np.tril(whole))
+    monkeypatch.setattr(solving, "WHOLE", 8)
+    found = solving.inverted(np.tril(whole))
+    assert found is not None
+    assert want is not None
+    assert np.array_equal(found, found.T)
+    np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("at", [0, 7, 8, 30, 63])
+def test_halves_see_a_matrix_that_is_not_positive_definite(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solving, "WHOLE", 8)
+    whole = positive(64)
+    whole[at, at] = -1.0
+    assert solving.inverted(np.tril(whole)) is None
+
+
+LARGE = """
+import numpy as np
+from tacita.backbones.solving import inverted
+n, rank = 18_000, 40
+x = np.random.default_rng(0).normal(size=(n, rank))
+gram = x @ x.T
+gram[np.diag_indices(n)] += 500.0
+inverse = inverted(gram)
+assert inverse is not None
+core = np.linalg.inv(np.eye(rank) + x.T @ x / 500.0)  # Woodbury: the same inverse, from a small one
+want = np.eye(n)[:50] / 500.0 - x[:50] @ core @ x.T / 500.0**2
+assert np.abs(inverse[:50] - want).max() < 1e-12, np.abs(inverse[:50] - want).max()
+print("whole")
+"""
+
+
+@pytest.mark.slow
+def test_a_matrix_on_which_threaded_cholesky_crashes_is_inverted() -> None:
+    """In a process of its own: a crash there is no exception. About two minutes and 7 GB."""
+    done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, timeout=900)
+    assert (done.returncode, done.stdout.strip()) == (0, "whole"), done.stderr[-500:]
+
+
+def test_a_catalogue_beyond_memory_is_refused_with_the_setting_that_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "free_memory", lambda: 24e9)
+    Tally(TallyConfig(most_inputs=20_000)).check(20_000, 20_000)
+    Tally(TallyConfig()).check(10**6, 10**6)  # read through most_inputs
+    with pytest.raises(TacitaError, match=r"60 GB.*24 GB are free.*backbone.most_inputs=31600"):
+        Tally(TallyConfig(most_inputs=50_000)).check(50_000, 50_000)
+
+
+lists_of_items = st.lists(st.lists(st.integers(0, 11), unique=True, max_size=8), min_size=1, max_size=9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(lists_of_items, st.booleans(), st.booleans())
+def test_compiled_sums_are_the_sparse_products(lists: list[list[int]], weighted: bool, through_inputs: bool) -> None:
+    told = Ragged.from_lists(lists)
+    shape = Shape(12, np.array([1, 4, 11], np.int32) if through_inputs else None)
+    ones = np.ones(len(told.ids))
+    terms = (
+        scipy.sparse.csr_array((ones, told.ids, told.ptr), shape=(len(lists), 12)),
+        np.arange(1.0, len(lists) + 1) ** -0.5 if weighted else np.ones(len(lists)),
+    )
+    total, count = added_terms(terms, shape, weighted)
+    want, counted = sum_terms(terms, shape, weighted)
+    assert np.array_equal(total, want.toarray())
+    assert (count is None) == (counted is None) == (not weighted)
+    if count is not None and counted is not None:
+        assert np.array_equal(count, counted.toarray())
+    for one, other in zip(shape.entries(total), shape.entries(want), strict=True):
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("inputs", [[], [0, 2, 5]])
+def test_products_with_b(sparse: bool, inputs: list[int]) -> None:
+    """B knows six items of eight; what it does not know adds nothing."""
+    rng = np.random.default_rng(1)
+    known = 6
+    b = rng.normal(size=(len(inputs) or known, known)).astype(np.float32)
+    b[rng.random(b.shape) < 0.5] = 0
+    heads = {**as_heads(scipy.sparse.csr_array(b) if sparse else b), "inputs": np.array(inputs, np.int32)}
+    told = Ragged.from_lists([[0, 7, 3], [], [5, 2, 6, 1]])
+    weight = rng.random(len(told.ids)).astype(np.float32)
+    scores = np.ones((3, 8), np.float32)
+    add_products(told, weight, heads, scores)
+    x = np.zeros((3, 8), np.float32)
+    x[told.rows(), told.ids] = weight
+    want = np.ones((3, 8), np.float32)
+    want[:, :known] += (x[:, inputs] if inputs else x[:, :known]) @ b
+    np.testing.assert_allclose(scores, want, rtol=1e-6, atol=1e-7)
