@@ -108,6 +108,9 @@ def train(
     rounds: Annotated[int | None, typer.Option(help="Most rounds in a block.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder (default: a new one under runs/).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    controls: Annotated[
+        bool, typer.Option("--controls/--no-controls", help="Controls beside the result; also with --resume.")
+    ] = True,
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeat for more.")
     ] = None,
@@ -143,6 +146,7 @@ def train(
         "seed": seed,
         "train.rounds": rounds,
         "columns": _columns(columns) or None,
+        "evaluate.controls": None if controls else False,
     }
     if chunk < 1:
         raise TacitaError(f"--chunk {chunk}: at least one client must be trained at a time.")
@@ -150,10 +154,11 @@ def train(
     if resume:
         if out is None:
             raise TacitaError("--resume needs --out FOLDER, the run to go on with.")
-        if config is not None or sets or any(v is not None for v in flags.values()):
+        given = [v for name, v in flags.items() if name != "evaluate.controls"]
+        if config is not None or sets or any(v is not None for v in given):
             raise TacitaError(f"--resume goes on with the settings in {out / 'config.toml'}; leave out all others.")
         with console.watching(quiet or as_json) as watcher:
-            run = runs.resume(out, machine, watcher)
+            run = runs.resume(out, machine, watcher, controls)
     else:
         checked = validated(RunConfig, _settings(config, flags, sets or []), str(config or "the settings"))
         folder = out if out is not None else runs.free_folder(checked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -175,4 +176,16 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def to_toml(config: BaseModel) -> str:
-    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+    """Every setting with its value; those that have none are listed at the end, with what they would do."""
+    lines = [f"# {key}: {about}\n" for key, about in _unset(config)]
+    unset = ["\n# Not set:\n", *lines] if lines else []
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)) + "".join(unset)
+
+
+def _unset(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, info in type(config).model_fields.items():
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            yield from _unset(value, f"{prefix}{name}.")
+        elif value is None:
+            yield prefix + name, info.description or "no value"

@@ -176,7 +176,9 @@ def watching(quiet: bool = False) -> Iterator[Watcher]:
 
 def show_result(run: Run, brief: bool = False) -> None:
     """Quality per block beside the controls, one table per metric, and what to think of it."""
-    result, method = run.result, _method(run)
+    from tacita.methods import label_of
+
+    result, method = run.result, label_of(run.config.method, run.config.parts)
     backbone = run.config.backbone.get("name", "mf")
     scored = {method: (result["blocks"], result["mean"])}
     skipped = []
@@ -195,12 +197,6 @@ def show_result(run: Run, brief: bool = False) -> None:
         say(line)
     if not brief:
         _show_verdict(run)
-
-
-def _method(run: Run) -> str:
-    if run.config.parts is None:
-        return run.config.method
-    return " + ".join(str(part.get("name")) for part in run.config.parts) or "no parts"
 
 
 def _score_table(title: str, metric: str, scored: Mapping[str, tuple[list[dict[str, Any]], dict[str, float]]]) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -112,7 +112,7 @@ def linear_scorer(fed: Federation, block: Block) -> ScoreUsers:
     return score_users
 
 
-_CONTROLS: dict[str, Callable[[Federation, Block], ScoreUsers]] = {
+CONTROLS: dict[str, Callable[[Federation, Block], ScoreUsers]] = {
     "random": random_scorer,
     "popular": popular_scorer,
     "alone": alone_scorer,
@@ -132,33 +132,31 @@ def why_skipped(name: str, fed: Federation) -> str | None:
     return None
 
 
-def run_controls(fed: Federation, on_each: Callable[[str, int], None] | None = None) -> dict[str, Any]:
-    """Every control on every block's test items, with the run's own masks and metrics."""
-    cfg = fed.config.evaluate
-    out: dict[str, Any] = {}
-    for name, make in _CONTROLS.items():
+def run_controls(
+    fed: Federation, on_each: Callable[[str, int], None] | None = None, without: tuple[str, ...] = ()
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every control on every block's test items, with the run's own masks and metrics, one after the other."""
+    for name, make in CONTROLS.items():
+        if name in without:
+            continue
         reason = why_skipped(name, fed)
         if reason is not None:
-            out[name] = {"skipped": reason}
+            yield name, {"skipped": reason}
             continue
         blocks = []
         for block in fed.stream.blocks:
-            mask = known_items(fed, block, "test", cfg.mask)
-            found = evaluate(
-                make(fed, block),
-                block.test,
-                mask,
-                fed.stream.user_keys,
-                fed.draws,
-                list(cfg.metrics),
-                cfg.k,
-                candidates_of(fed, block),
-            )
-            blocks.append({"users": len(found.users), **found.mean()})
+            blocks.append(_scored(fed, block, make(fed, block)))
             if on_each:
                 on_each(name, block.index)
-        out[name] = {"blocks": blocks, "mean": mean_of(blocks)}
-    return out
+        yield name, {"blocks": blocks, "mean": mean_of(blocks)}
+
+
+def _scored(fed: Federation, block: Block, scorer: ScoreUsers) -> dict[str, Any]:
+    cfg = fed.config.evaluate
+    mask, sampled = known_items(fed, block, "test", cfg.mask), candidates_of(fed, block)
+    keys, metrics = fed.stream.user_keys, list(cfg.metrics)
+    found = evaluate(scorer, block.test, mask, keys, fed.draws, metrics, cfg.k, sampled)
+    return {"users": len(found.users), **found.mean()}
 
 
 def mean_of(blocks: list[dict[str, Any]]) -> dict[str, float]:

@@ -335,27 +335,32 @@ def block_scores(
     new = np.zeros(fed.stream.n_users, bool)
     new[: block.n_users] = block.new_users
 
-    def test(on: Block, mask: Ragged, chosen: bool = False, wanted: Ragged | None = None) -> Evaluation:
-        metrics, cutoffs = ([metric], [k]) if chosen else (None, None)
+    def test(on: Block, mask: Ragged, only_chosen: bool = False, wanted: Ragged | None = None) -> Evaluation:
+        metrics, cutoffs = ([metric], [k]) if only_chosen else (None, None)
         return measure(fed, server, clients, on, "test", mask, metrics, cutoffs, wanted, received)
 
     metric, k = selecting_metric(fed.config)
+    chosen = f"{metric}@{k}"
     found = test(block, known_items(fed, block, "test", cfg.mask))
     other = "history" if cfg.mask == "block" else "block"
+    masks_differ = block.index > 0  # before the first block there is no history
     result: dict[str, Any] = {
         **found.mean(),
         "users": len(found.users),
         "new": {"users": int(new[found.users].sum()), **found.mean(new)},
         "returning": {"users": int((~new)[found.users].sum()), **found.mean(~new)},
-        f"mask_{other}": test(block, known_items(fed, block, "test", other)).mean(),
+        f"mask_{other}": (test(block, known_items(fed, block, "test", other)) if masks_differ else found).mean(),
         "on_blocks": [],
     }
     for earlier in fed.stream.blocks[: block.index + 1]:
+        if earlier.index == block.index and chosen in found.values:
+            result["on_blocks"].append(found.mean()[chosen])
+            continue
         own = cfg.old_block_mask == "own" or earlier.index == block.index
-        seen = test(earlier, known_items(fed, earlier if own else block, "test", cfg.mask), chosen=True)
-        result["on_blocks"].append(seen.mean()[f"{metric}@{k}"])
+        seen = test(earlier, known_items(fed, earlier if own else block, "test", cfg.mask), only_chosen=True)
+        result["on_blocks"].append(seen.mean()[chosen])
     if len(block.valid.ids) and any(overrides(p, "predict") for p in fed.parts):
         # with the corrections that only serving applies; what tuning looks at
         mask = known_items(fed, block, "valid", cfg.mask)
-        result["valid_served"] = test(block, mask, chosen=True, wanted=block.valid).mean()[f"{metric}@{k}"]
+        result["valid_served"] = test(block, mask, only_chosen=True, wanted=block.valid).mean()[chosen]
     return result, found

@@ -13,6 +13,7 @@ from typing import Any
 
 from tacita.errors import TacitaError
 from tacita.files import read_json
+from tacita.methods import label_of
 
 CONTROLS = {
     "popular": ("most popular", "showing everybody the same popular items"),
@@ -167,12 +168,6 @@ def _block(raw: dict[str, Any], other: str) -> BlockData:
     )
 
 
-def _method(config: dict[str, Any]) -> str:
-    if config.get("parts") is None:
-        return str(config["method"])
-    return " + ".join(str(p["name"]) for p in config["parts"]) or "no parts"
-
-
 def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str, Curve]) -> RunData:
     config, data, how = raw["config"], raw["data"], raw["config"]["evaluate"]
     mask = str(how["mask"])
@@ -192,7 +187,7 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
     sampled = int(how.get("sampled_negatives", 0))
     return RunData(
         folder=_clean(folder.resolve().name),
-        method=_method(config),
+        method=label_of(str(config["method"]), config.get("parts")),
         backbone=str(config["backbone"].get("name", "mf")),
         seed=int(config["seed"]),
         data=str(data["name"]),

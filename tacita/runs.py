@@ -7,6 +7,8 @@ from any checkpoint gives the numbers of an unbroken run.
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import shutil
 import time
@@ -21,9 +23,9 @@ import tacita
 from tacita.backbones import backbone_class
 from tacita.backbones.base import Backbone
 from tacita.config import RunConfig, read_toml, to_toml, validated
-from tacita.controls import mean_of, run_controls
+from tacita.controls import CONTROLS, mean_of, run_controls
 from tacita.data.sources import load
-from tacita.data.splits import split
+from tacita.data.splits import effective_split, split
 from tacita.devices import Federation, broadcast, selecting_metric
 from tacita.errors import TacitaError
 from tacita.evaluate import continual_summary
@@ -57,6 +59,7 @@ from tacita.state_arrays import (
 from tacita.trainer.fused import FusedStepper
 from tacita.types import Arrays, Block, Floats, Ints, Ragged, Stream
 
+UNFINISHED = "unfinished"  # says in result.json what a run still has to do
 CHECKPOINT_SECONDS = 2.0  # at least this long between two checkpoints
 CHECKPOINT_SHARE = 0.05  # of the time, at most, goes into writing them
 
@@ -79,6 +82,9 @@ class Watcher:
     on_control: Callable[[str, int], None] = lambda name, block: None
 
 
+ALL_CORES, NOBODY = Machine(), Watcher()
+
+
 def use_threads(threads: int) -> None:
     most = most_threads()
     if threads < 0 or threads > most:
@@ -92,6 +98,7 @@ def assemble(config: RunConfig, machine: Machine) -> Federation:
     check_settings(config, backbone)
     use_threads(machine.threads)
     table = load(config.data, data_dir=machine.data_dir, columns=config.columns or None)
+    config = effective(config.model_copy(update={"split": effective_split(table, config.split)}), backbone, parts)
     stream = split(table, config.split)
     smallest = stream.blocks[0].n_items
     check_cutoffs(config, smallest)
@@ -99,6 +106,13 @@ def assemble(config: RunConfig, machine: Machine) -> Federation:
     for part in parts:
         part.check(smallest)
     return Federation(stream, backbone, parts, config, draws, machine.chunk)
+
+
+def effective(config: RunConfig, backbone: Backbone, parts: tuple[Part, ...]) -> RunConfig:
+    """The same run with the value of every setting of its model and parts written out."""
+    model = {"name": backbone.name, **backbone.config.model_dump(mode="json", exclude_none=True)}
+    listed = [{"name": p.name, **p.config.model_dump(mode="json", exclude_none=True)} for p in parts]
+    return config.model_copy(update={"backbone": model, "parts": listed})
 
 
 def build(config: RunConfig, secret: str = "") -> tuple[Backbone, tuple[Part, ...], Draws]:
@@ -155,31 +169,34 @@ def check_cutoffs(config: RunConfig, n_items: int) -> None:
             )
 
 
-def train(config: RunConfig, out: Path, machine: Machine = Machine(), watcher: Watcher = Watcher()) -> Run:  # noqa: B008
+def train(config: RunConfig, out: Path, machine: Machine = ALL_CORES, watcher: Watcher = NOBODY) -> Run:
     """A new run in a new folder; what fails before its first round leaves no folder."""
     if out.exists() or out.is_symlink():
         raise TacitaError(f"{out} exists; go on with --resume, or choose another --out.")
     fed = assemble(config, machine)
-    _make_folder(out, config, fed.stream)
+    _make_folder(out, fed.config, fed.stream)
     with alone_in(out):
         try:
-            return _run_to_end(fed, start(fed), out, watcher)
+            _train_to_end(fed, start(fed), out, watcher)
         except (TacitaError, MemoryError):
             events = out / "events.jsonl"
             if not events.is_file() or events.stat().st_size == 0:
                 shutil.rmtree(out, ignore_errors=True)
             raise
+        return _with_controls(fed, out, watcher)
 
 
 def _make_folder(out: Path, config: RunConfig, stream: Stream) -> None:
     """A run folder appears whole, with its config and ids, or not at all."""
-    side = side_of(out)
+    side, settings = side_of(out), to_toml(config).encode()
     try:
         side.mkdir(parents=True)
-        write_bytes(side / "config.toml", to_toml(config).encode())
-        write_json(side / "ids.json", _ids(stream))
+        write_bytes(side / "config.toml", settings)
+        write_json(side / "ids.json", {**_ids(stream), "settings": hashlib.sha256(settings).hexdigest()})
         side.rename(out)
     except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY) and out.exists():
+            raise TacitaError(f"another process has just made {out}; choose another --out.") from None
         raise disk_error(out, error) from None
     finally:
         shutil.rmtree(side, ignore_errors=True)
@@ -196,25 +213,36 @@ def free_folder(config: RunConfig) -> Path:
     raise TacitaError("runs/ holds ten thousand runs of this name; choose one with --out.")
 
 
-def resume(out: Path, machine: Machine = Machine(), watcher: Watcher = Watcher()) -> Run:  # noqa: B008
-    """Go on with a run that was interrupted; a finished one is simply opened."""
+def resume(
+    out: Path,
+    machine: Machine = ALL_CORES,
+    watcher: Watcher = NOBODY,
+    controls: bool = True,
+) -> Run:
+    """Go on with a run that was interrupted; a finished one is simply opened.
+
+    A run that was only killed in its controls does not train again; without `controls` it ends without the rest.
+    """
     if not (out / "config.toml").is_file() or not (out / "ids.json").is_file():
         raise TacitaError(f"{out} holds no run to go on with; leave out --resume to start one.")
     saved = out / "checkpoint.safetensors"
     with alone_in(out):
         clear_sides(out)
-        if (out / "result.json").is_file():
+        if (out / "result.json").is_file() and UNFINISHED not in open_run(out).result:
             return _published(out)
         config = _read_config(out)
         fed = assemble(config, machine)
         if _read_ids(out)["fingerprint"] != fed.stream.fingerprint:
             raise TacitaError(f"{out} was trained on other data than '{config.data}' holds now; start a new run.")
-        progress = _read_checkpoint(saved, config) if saved.is_file() else start(fed)
-        spent = _trim_events(out / "events.jsonl", progress)
-        return _run_to_end(fed, progress, out, watcher, spent)
+        if not (out / "result.json").is_file():
+            progress = _read_checkpoint(saved, config) if saved.is_file() else start(fed)
+            spent = _trim_events(out / "events.jsonl", progress)
+            _train_to_end(fed, progress, out, watcher, spent)
+        return _with_controls(fed, out, watcher, controls)
 
 
-def _run_to_end(fed: Federation, progress: Progress, out: Path, watcher: Watcher, spent: float = 0.0) -> Run:
+def _train_to_end(fed: Federation, progress: Progress, out: Path, watcher: Watcher, spent: float = 0.0) -> None:
+    """All rounds, then models and numbers on disk: what comes after cannot lose them."""
     watcher.on_start(fed, progress)
     began = time.monotonic() - spent
     due = time.monotonic() + CHECKPOINT_SECONDS
@@ -234,9 +262,22 @@ def _run_to_end(fed: Federation, progress: Progress, out: Path, watcher: Watcher
             watcher.on_round(report)
 
         run_stream(fed, progress, on_round)
-    controls = run_controls(fed, watcher.on_control) if fed.config.evaluate.controls else {}
     _write_models(fed, progress, out)
-    write_json(out / "result.json", _result(fed, progress, controls))
+    pending = {UNFINISHED: "controls"} if fed.config.evaluate.controls else {}
+    write_json(out / "result.json", {**_result(fed, progress), **pending})
+    (out / "checkpoint.safetensors").unlink(missing_ok=True)
+
+
+def _with_controls(fed: Federation, out: Path, watcher: Watcher, wanted: bool = True) -> Run:
+    """The controls that are still missing, each on disk as soon as it is there."""
+    result = open_run(out).result
+    if result.pop(UNFINISHED, None):
+        if wanted:
+            for name, found in run_controls(fed, watcher.on_control, without=tuple(result["controls"])):
+                result["controls"][name] = found
+                write_json(out / "result.json", {**result, UNFINISHED: "controls"})
+        result["controls"] = {name: {"skipped": "switched off"} for name in CONTROLS} | result["controls"]
+        write_json(out / "result.json", result)
     return _published(out)
 
 
@@ -247,7 +288,7 @@ def save_run(fed: Federation, progress: Progress, out: Path) -> None:
     _make_folder(out, fed.config, fed.stream)
     write_bytes(out / "events.jsonl", b"")
     _write_models(fed, progress, out)
-    write_json(out / "result.json", _result(fed, progress, {}))
+    write_json(out / "result.json", _result(fed, progress))
 
 
 def _published(out: Path) -> Run:
@@ -262,7 +303,7 @@ def _published(out: Path) -> Run:
     return run
 
 
-def _result(fed: Federation, progress: Progress, controls: dict[str, Any]) -> dict[str, Any]:
+def _result(fed: Federation, progress: Progress) -> dict[str, Any]:
     blocks = progress.results
     return {
         "tacita": tacita.__version__,
@@ -276,7 +317,7 @@ def _result(fed: Federation, progress: Progress, controls: dict[str, Any]) -> di
         "blocks": blocks,
         "mean": mean_of(blocks),
         "continual": continual_summary([b["on_blocks"] for b in blocks]),
-        "controls": controls,
+        "controls": {},
         "bytes": {
             "up_per_client_and_round": float(np.mean([b["bytes_up"] for b in blocks])),
             "down_per_client_and_round": float(np.mean([b["bytes_down"] for b in blocks])),
@@ -372,7 +413,11 @@ def open_run(folder: Path) -> Run:
 
 
 def _read_config(folder: Path) -> RunConfig:
-    return validated(RunConfig, read_toml(folder / "config.toml"), str(folder / "config.toml"))
+    path = folder / "config.toml"
+    noted = _read_ids(folder).get("settings")  # folders of earlier versions have none
+    if noted and hashlib.sha256(path.read_bytes()).hexdigest() != noted:
+        raise TacitaError(f"{path} was changed or damaged after the run began; put it back, or start a new run.")
+    return validated(RunConfig, read_toml(path), str(path))
 
 
 def _read_ids(folder: Path) -> dict[str, Any]:

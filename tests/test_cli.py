@@ -644,9 +644,10 @@ DAMAGE: list[tuple[str, str, Callable[[bytes], bytes | None], tuple[str, ...]]] 
     ("result.json", "recommend", lambda b: None, ("not finished", "--resume")),
     ("result.json", "report", lambda b: b"{}", ("result.json", "damaged")),
     ("result.json", "report", lambda b: None, ("result.json",)),
-    ("config.toml", "recommend", lambda b: b[:-3] + b"=", ("config.toml", "TOML")),
-    ("config.toml", "recommend", lambda b: b"xyz = 1\n" + b, ("config.toml", "xyz")),
-    ("config.toml", "recommend", lambda b: b.replace(b"seed = 1\n", b"seed = 2\n", 1), ("config.toml", "another")),
+    ("config.toml", "recommend", lambda b: b[:-3] + b"=", ("config.toml", "damaged")),
+    ("config.toml", "recommend", lambda b: b[: len(b) // 2], ("config.toml", "damaged", "put it back")),
+    ("config.toml", "recommend", lambda b: b"xyz = 1\n" + b, ("config.toml", "changed")),
+    ("config.toml", "recommend", lambda b: b.replace(b"seed = 1\n", b"seed = 2\n", 1), ("config.toml", "changed")),
     ("config.toml", "recommend", lambda b: None, ("config.toml",)),
 ]
 

@@ -589,7 +589,7 @@ def test_the_random_control_follows_user_and_block_only() -> None:
 
 
 def test_controls_are_ranked_among_the_runs_own_candidates() -> None:
-    full, sampled = (run_controls(structured(metrics=["hr"], sampled_negatives=n)) for n in (0, 19))
+    full, sampled = (dict(run_controls(structured(metrics=["hr"], sampled_negatives=n))) for n in (0, 19))
     assert set(full) == {"random", "popular", "alone", "linear"}
     assert 0.05 < full["random"]["mean"]["hr@10"] < 0.3
     assert sampled["random"]["mean"]["hr@10"] > 0.45  # 10 of 20, more with several wanted items
@@ -598,7 +598,7 @@ def test_controls_are_ranked_among_the_runs_own_candidates() -> None:
 
 def test_a_control_that_is_too_costly_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controls, "MOST_LINEAR_ITEMS", 100)
-    found = run_controls(structured(metrics=["hr"]))
+    found = dict(run_controls(structured(metrics=["hr"])))
     assert found["linear"] == {"skipped": "more than 100 items"}
     assert "mean" in found["popular"]
 

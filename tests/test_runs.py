@@ -17,7 +17,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 import tacita
-from tacita import runs
+from tacita import controls, runs
+from tacita.cli import main
 from tacita.config import RunConfig, to_toml, validated
 from tacita.data.sources import load
 from tacita.errors import TacitaError
@@ -201,7 +202,7 @@ def test_resume_refuses_changed_settings(change: tuple[str, str]) -> None:
     interrupted(settings(), Path("cut"), 4)
     config = Path("cut/config.toml")
     config.write_text(config.read_text().replace(*change, 1))
-    with pytest.raises(TacitaError, match=r"config\.toml was changed after the run began"):
+    with pytest.raises(TacitaError, match=r"config\.toml was changed or damaged after the run began"):
         runs.resume(Path("cut"))
 
 
@@ -473,9 +474,76 @@ def test_every_setting_changes_the_text_and_comes_back(path: tuple[str, ...], ki
 def test_the_folder_holds_the_effective_settings() -> None:
     config = settings(seed=7, split={"n_blocks": 2}, parts=[{"name": "replay", "top_n": 9}])
     folder = runs.train(config, Path("run")).folder
-    assert runs.open_run(folder).config == config
-    assert tomllib.loads((folder / "config.toml").read_text())["train"]["patience"] == config.train.patience
-    assert json.loads((folder / "result.json").read_text())["config"] == config.model_dump(mode="json")
+    written = tomllib.loads((folder / "config.toml").read_text())
+    assert written["train"]["patience"] == config.train.patience
+    assert written["backbone"] == {"name": "mf", "dim": 32, "lr": 1.0, "item_lr_scale": "items", "init_std": 0.01}
+    assert (written["split"]["kind"], written["split"]["k_core"], written["split"]["n_blocks"]) == ("blocks", 0, 2)
+    assert written["parts"][0]["top_n"] == 9
+    assert written["parts"][0].keys() > {"name", "top_n", "eps"}  # those that were not given, too
+    found = runs.open_run(folder).config
+    assert json.loads((folder / "result.json").read_text())["config"] == found.model_dump(mode="json")
+    again = runs.train(found, Path("again"))  # the same run
+    assert again.result == runs.open_run(folder).result
+
+
+def test_settings_without_a_value_are_named_with_what_they_would_do() -> None:
+    text = (runs.train(settings(), Path("run")).folder / "config.toml").read_text()
+    assert "# split.min_rating: keep only interactions rated at least this" in text
+
+
+# Controls come last, and lose nothing
+
+
+def crash(*_: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_a_crash_in_a_control_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = settings(evaluate={"controls": True})
+    whole = runs.train(config, Path("whole"))
+    with monkeypatch.context() as broken:
+        broken.setitem(controls.CONTROLS, "linear", crash)
+        with pytest.raises(KeyboardInterrupt):
+            runs.train(config, Path("cut"))
+    halfway = runs.open_run(Path("cut"))
+    assert halfway.result["blocks"] == whole.result["blocks"]
+    assert set(halfway.result["controls"]) == {"random", "popular", "alone"}
+    assert runs.recommend(Path("cut"), ["u1"]) == runs.recommend(Path("whole"), ["u1"])
+    with monkeypatch.context() as trained:  # neither a round nor a finished control runs again
+        trained.setattr(runs, "run_stream", crash)
+        trained.setitem(controls.CONTROLS, "random", crash)
+        runs.resume(Path("cut"))
+    assert Path("cut/result.json").read_bytes() == Path("whole/result.json").read_bytes()
+    assert sorted(os.listdir("cut")) == sorted(os.listdir("whole"))
+
+
+def test_resume_without_controls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(controls.CONTROLS, "linear", crash)
+    with pytest.raises(KeyboardInterrupt):
+        runs.train(settings(evaluate={"controls": True}), Path("cut"))
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--resume", "--no-controls", "--out", "cut"])
+    assert not ended.value.code
+    result = json.loads(Path("cut/result.json").read_text())
+    assert result["controls"]["linear"] == {"skipped": "switched off"}
+    assert "mean" in result["controls"]["popular"]
+    assert "unfinished" not in result
+    assert Path("cut/report.html").is_file()
+
+
+def test_two_processes_make_one_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one is first, between our look and our making it; its folder stays as it is."""
+    assembled = runs.assemble
+
+    def meanwhile(*given: Any) -> Any:
+        Path("new").mkdir()
+        Path("new/theirs").touch()
+        return assembled(*given)
+
+    monkeypatch.setattr(runs, "assemble", meanwhile)
+    with pytest.raises(TacitaError, match=r"another process has just made new; choose another --out"):
+        runs.train(settings(), Path("new"))
+    assert (os.listdir("."), os.listdir("new")) == (["new"], ["theirs"])
 
 
 def test_arrays_survive_their_file_and_any_flipped_bit_is_noticed(tmp_path: Path) -> None:

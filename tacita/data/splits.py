@@ -26,10 +26,20 @@ _NAMED_CORE = {"lastfm-2k": 5, "ml-100k": 10, "ml-latest-small": 10, "hetrec2011
 TRAIN, VALID, TEST = 0, 1, 2
 
 
+def effective_split(table: Interactions, config: SplitConfig) -> SplitConfig:
+    """The same settings with what depends on the data decided: the kind, and the filter of named data."""
+    kind = _kind(table, config)
+    core = config.k_core
+    if core is None:
+        core = _NAMED_CORE.get(table.name, 0) if kind == "blocks" else 0
+    return config.model_copy(update={"kind": kind, "k_core": core})
+
+
 def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) -> Stream:
     """Filter, order, number and cut a table as the config says."""
     draws = draws or Draws(config.seed)
-    kind = _kind(table, config)
+    config = effective_split(table, config)
+    kind, core = config.kind, config.k_core or 0
     rows = np.arange(len(table.user))
     if config.min_rating is not None:
         if table.rating is None:
@@ -37,9 +47,6 @@ def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) 
         rows = rows[table.rating >= config.min_rating]
     if len(rows) == 0:
         raise TacitaError(f"nothing of {table.name} is left after split.min_rating; lower it.")
-    core = config.k_core
-    if core is None:
-        core = _NAMED_CORE.get(table.name, 0) if kind == "blocks" else 0
     rows = _k_core(table, rows, core)
     rows = _in_time(table, rows, config if kind == "blocks" else None, draws)
     user, user_ids = _by_appearance(table.user[rows], table.user_ids)
@@ -60,7 +67,7 @@ def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) 
     else:
         role = _roles(kind, user, item, table, rows, keys, item_keys, config, draws)
         blocks = (_whole(user, item, role, len(user_ids), len(item_ids)),)
-    print_of = hashlib.sha256(f"{table.fingerprint}\n{kind}\n{core}\n{config.model_dump_json()}".encode())
+    print_of = hashlib.sha256(f"{table.fingerprint}\n{config.model_dump_json()}".encode())
     return Stream(
         name=table.name,
         blocks=blocks,

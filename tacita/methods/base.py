@@ -201,6 +201,14 @@ def preset_parts(name: str) -> list[dict[str, Any]]:
     return [dict(one) for one in _PRESETS[name]]
 
 
+def label_of(method: str, parts: list[dict[str, Any]] | None) -> str:
+    """What a run is called: its preset, or its parts where they are others than the preset's."""
+    names = [str(part.get("name")) for part in parts or []]
+    if parts is None or names == [part["name"] for part in _PRESETS.get(method, [])]:
+        return method
+    return " + ".join(names) or "no parts"
+
+
 def effective_parts(method: str, changes: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     """The preset's parts with options changed by name, then the parts that only `changes` names."""
     specs = preset_parts(method)
