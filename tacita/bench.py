@@ -14,7 +14,6 @@ import numpy as np
 
 from tacita.backbones import backbone_class
 from tacita.backbones.base import Backbone
-from tacita.clients import Clients
 from tacita.config import ParticipationConfig, RunConfig, TrainConfig
 from tacita.devices import Federation, known_items, measure
 from tacita.errors import TacitaError
@@ -199,10 +198,10 @@ def bench_scale(
         fed = Federation(stream, cls(cls.Config()), (), RunConfig(train=plan), Draws(1))
         progress = start(fed)
         begin_block(fed, progress, 0)
-        progress.here.best = Clients.nobody(fed.backbone)  # training only: no best round to keep
 
         def one(fed: Federation = fed, progress: Progress = progress) -> None:
             run_round(fed, progress)
+            progress.here.keep_best()
 
         median, times = _median_seconds(one, repeats)
         taking_part = min(participants, n_users)

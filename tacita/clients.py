@@ -12,90 +12,38 @@ import numpy as np
 
 from tacita.backbones.base import Backbone
 from tacita.config import ParticipationConfig
+from tacita.device_state import PARTS, DeviceState, Lists
+from tacita.files import flat, nested
 from tacita.kernels.hashing import choose, hash_owners, thin
 from tacita.methods.base import Part
 from tacita.rng import Draws
-from tacita.types import AnyArray, Arrays, Block, Bools, CohortView, Floats, Ints, Keys, Longs, Ragged, ServerState
+from tacita.types import AnyArray, Arrays, Block, CohortView, Ints, Keys, Longs, Ragged, ServerState
+
+OWN = "own"  # every user's own version of the item rows it last trained: `item`, and `moved` beyond the table
 
 
-@dataclass
-class OwnRows:
-    """Every user's own version of the item rows it last trained, for scoring with personal tables (PFedRec).
-
-    User u's table is `base`, the table last broadcast, plus `moved` on the items of its slice.
-    """
-
-    base: Floats  # (n_items, width)
-    start: Longs  # (users,)
-    count: Longs  # (users,)
-    item: Ints  # (pool,)
-    moved: Floats  # (pool, width)
-
-    @staticmethod
-    def nobody(width: int) -> OwnRows:
-        none = np.zeros(0, np.int64)
-        return OwnRows(np.zeros((0, width), np.float32), none, none, none.astype(np.int32), np.zeros((0, width), "f4"))
-
-    def take(self, users: AnyArray) -> tuple[Longs, Ints, Floats]:
-        """Row borders, items and moves of some users; nothing for users who never trained."""
-        known = np.asarray(users) < len(self.count)
-        at = np.where(known, users, 0)
-        count = np.where(known, self.count[at], 0) if len(self.count) else np.zeros(len(at), np.int64)
-        ptr = np.zeros(len(at) + 1, np.int64)
-        np.cumsum(count, out=ptr[1:])
-        start = self.start[at] if len(self.start) else np.zeros(len(at), np.int64)
-        where = np.repeat(start - ptr[:-1], count) + np.arange(ptr[-1])
-        return ptr, self.item[where], self.moved[where]
-
-    def put(self, n_users: int, users: Ints, row_start: Longs, item: Ints, moved: Floats) -> OwnRows:
-        """Replace the slices of some users, dropping what nobody points to any more."""
-        others = np.setdiff1d(np.flatnonzero(self.count > 0), users)
-        ptr, kept_item, kept_moved = self.take(others)
-        start, count = np.zeros(n_users, np.int64), np.zeros(n_users, np.int64)
-        start[others], count[others] = ptr[:-1], np.diff(ptr)
-        start[users], count[users] = len(kept_item) + row_start[:-1], np.diff(row_start)
-        return OwnRows(self.base, start, count, np.concatenate([kept_item, item]), np.concatenate([kept_moved, moved]))
+def grow(clients: DeviceState, backbone: Backbone, parts: tuple[Part, ...], draws: Draws, keys: Keys) -> None:
+    """A new block: room for users up to len(keys), existing rows bit for bit as they are, nobody has trained."""
+    fresh = backbone.init_private(draws, keys[clients.n_users :])
+    rows: Arrays = {"private": np.concatenate([clients.private, fresh])}
+    rows |= flat({p.name: p.device_arrays(len(keys)) for p in parts}, PARTS)
+    clients.grow({**rows, "took_part": np.zeros(len(keys), bool)})
+    clients.arrays["took_part"] = np.zeros(len(keys), bool)
 
 
-@dataclass
-class Clients:
-    """All devices of the lab: private vectors and the parts' device arrays, one row per user."""
+def put_parts(clients: DeviceState, users: Ints, changed: dict[str, Arrays]) -> None:
+    clients.put(users, flat(changed, PARTS))
 
-    private: Floats
-    parts: dict[str, Arrays]
-    took_part: Bools  # (users,) trained in the current block
-    own: OwnRows | None = None  # only kept where users are scored with their own item tables
 
-    @staticmethod
-    def nobody(backbone: Backbone) -> Clients:
-        return Clients(np.zeros((0, backbone.private_width), np.float32), {}, np.zeros(0, bool))
-
-    @property
-    def n_users(self) -> int:
-        return len(self.private)
-
-    def copy(self) -> Clients:
-        kept = {name: {k: v.copy() for k, v in arrays.items()} for name, arrays in self.parts.items()}
-        return Clients(self.private.copy(), kept, self.took_part.copy(), self.own)
-
-    def grow(self, backbone: Backbone, parts: tuple[Part, ...], draws: Draws, keys: Keys) -> None:
-        """A new block: room for users up to len(keys), existing rows bit for bit as they are, nobody has trained."""
-        self.took_part = np.zeros(len(keys), bool)
-        fresh = keys[self.n_users :]
-        if len(fresh) == 0 and all(p.name in self.parts for p in parts):
-            return
-        for part in parts:
-            new = part.device_arrays(len(keys))
-            held = self.parts.get(part.name, {})
-            self.parts[part.name] = {
-                k: np.concatenate([held[k], v[len(held[k]) :]]) if k in held else v for k, v in new.items()
-            }
-        self.private = np.concatenate([self.private, backbone.init_private(draws, fresh)])
-
-    def put_parts(self, users: Ints, changed: dict[str, Arrays]) -> None:
-        for name, arrays in changed.items():
-            for k, v in arrays.items():
-                self.parts[name][k][users] = v
+def no_devices(backbone: Backbone, own_rows: bool = False) -> DeviceState:
+    """No devices yet; `own_rows`: users are going to be scored with their own item tables."""
+    clients = DeviceState.of(np.zeros((0, backbone.private_width), np.float32))
+    if own_rows:
+        width = backbone.item_width
+        columns: Arrays = {"item": np.zeros(0, np.int32), "moved": np.zeros((0, width), np.float32)}
+        clients.lists[OWN] = Lists.empty(0, columns)
+        clients.common[OWN] = np.zeros((0, width), np.float32)
+    return clients
 
 
 @dataclass(frozen=True)
@@ -143,7 +91,7 @@ def expected_clients(active: Longs, config: ParticipationConfig) -> float:
 
 
 def view_of(
-    clients: Clients,
+    clients: DeviceState,
     server: ServerState,
     block: Block,
     user_ptr: Longs,
@@ -153,7 +101,7 @@ def view_of(
     received: dict[str, Arrays],
 ) -> CohortView:
     """What the given users' devices see: their own rows, and what the server sent."""
-    train = block.train.take(users)
+    train, mine = block.train.take(users), clients.take(users)
     return CohortView(
         block=server.block,  # now, even where an earlier block is looked at
         round=server.round,
@@ -164,8 +112,8 @@ def view_of(
         client_keys=client_keys,
         train=train,
         exclude=train,
-        private=clients.private[users],
-        parts={name: {k: v[users] for k, v in arrays.items()} for name, arrays in clients.parts.items()},
+        private=mine["private"],
+        parts=nested(mine, PARTS),
         items=server.items,
         heads=server.heads,
         received=received,
@@ -173,7 +121,7 @@ def view_of(
 
 
 def users_view(
-    clients: Clients,
+    clients: DeviceState,
     server: ServerState,
     block: Block,
     users: AnyArray,

@@ -13,8 +13,20 @@ import numpy as np
 
 from tacita.aggregate import add, empty_total
 from tacita.backbones.base import Backbone
-from tacita.clients import Clients, Members, OwnRows, expected_clients, members_of, participants, users_view, view_of
+from tacita.clients import (
+    OWN,
+    Members,
+    expected_clients,
+    grow,
+    members_of,
+    no_devices,
+    participants,
+    put_parts,
+    users_view,
+    view_of,
+)
 from tacita.config import RunConfig
+from tacita.device_state import DeviceState
 from tacita.errors import TacitaError
 from tacita.evaluate import Evaluation, evaluate, sample_candidates
 from tacita.methods.base import Part, Purpose, overrides
@@ -92,19 +104,23 @@ class Devices(Protocol):
 class Here:
     """Devices in this process, as a few arrays."""
 
-    clients: Clients
-    best: Clients
+    clients: DeviceState
     members: Members | None = None
     mask: Ragged | None = None  # what validation does not rank
+
+    @property
+    def best(self) -> DeviceState:
+        """The devices as they were in the best round of the block."""
+        return self.clients.kept
 
     def begin_block(self, fed: Federation, server: ServerState, received: Received) -> None:
         """Room for new users; let the parts prepare."""
         block, clients = fed.stream.blocks[server.block], self.clients
         known = clients.n_users
-        clients.grow(fed.backbone, fed.parts, fed.draws, fed.stream.user_keys[: block.n_users])
+        grow(clients, fed.backbone, fed.parts, fed.draws, fed.stream.user_keys[: block.n_users])
         if fed.config.train.reset_private_each_block and block.index > 0:
             back = np.flatnonzero(block.train.counts()[:known] > 0)
-            clients.private[back] = fed.backbone.init_private(fed.draws, fed.stream.user_keys[back])
+            clients.put(back, {"private": fed.backbone.init_private(fed.draws, fed.stream.user_keys[back])})
         has_data = np.flatnonzero(block.train.counts() > 0)
         _on_devices(fed, server, clients, block, received, "begin_block", has_data)
         self.members = self.mask = None
@@ -131,8 +147,8 @@ class Here:
         """Local training of everybody chosen; the devices' arrays are changed in place."""
         plan, clients, block = fed.config.train, self.clients, fed.stream.blocks[server.block]
         members, chosen = self.living(fed, server), self.chosen(fed, server)
-        if clients.own is not None:
-            clients.own = replace(clients.own, base=server.items)
+        if OWN in clients.lists:
+            clients.common[OWN] = server.items
         total, bytes_up = empty_total(server), 0
         told: dict[str, list[AnyArray]] = {}
         for lo in range(0, len(chosen), fed.chunk):
@@ -144,8 +160,8 @@ class Here:
             for part in fed.parts:
                 if overrides(part, "begin_round"):
                     renewed = part.begin_round(view)
-                    clients.put_parts(users.ids, {part.name: renewed})
-                    view = replace(view, parts={**view.parts, part.name: {**view.parts[part.name], **renewed}})
+                    put_parts(clients, users.ids, {part.name: renewed})
+                    view = replace(view, parts={**view.parts, part.name: {**view.parts.get(part.name, {}), **renewed}})
             trained = train_cohort(view, fed.backbone, fed.parts, plan, fed.draws, fed.space)
             upload = trained.upload
             if plan.aggregation == "weighted":
@@ -159,12 +175,11 @@ class Here:
             total = add(total, upload)
             dense = any(p.sends_whole_table(block.index) for p in fed.parts)
             bytes_up += server.items.nbytes * upload.n_clients if dense else upload.n_bytes()
-            if clients.own is not None:
-                held = trained.local
-                clients.own = clients.own.put(clients.n_users, users.ids, held.row_start, held.row_item, held.rows)
-            clients.private[users.ids] = trained.local.private
-            clients.took_part[users.ids] = True
-            clients.put_parts(users.ids, trained.parts)
+            if OWN in clients.lists:
+                local = trained.local
+                clients.put_lists(OWN, users.ids, local.row_start, {"item": local.row_item, "moved": local.rows})
+            clients.put(users.ids, {"private": trained.local.private, "took_part": np.ones(len(users.ids), bool)})
+            put_parts(clients, users.ids, trained.parts)
             for name, values in trained.local.notes.items():
                 told.setdefault(name, []).append(values)
         for part in fed.parts:
@@ -195,7 +210,7 @@ class Here:
         return measure(fed, server, self.clients, block, "valid", self.mask, [metric], [k], received=received).sums()
 
     def keep_best(self) -> None:
-        self.best = self.clients.copy()
+        self.clients.keep()
 
     def result(self, fed: Federation, server: ServerState, received: Received) -> tuple[dict[str, Any], Evaluation]:
         """Scores of the best round on this block's test and on every earlier block's."""
@@ -205,15 +220,15 @@ class Here:
         block = fed.stream.blocks[server.block]
         _on_devices(fed, server, self.best, block, received, "end_block", np.flatnonzero(self.best.took_part))
         last = fed.config.train.resume_from == "last"
-        self.clients = replace(self.clients, parts=self.best.parts) if last else self.best
+        self.clients = self.clients.with_parts_of(self.best) if last else self.best
+        self.clients.keep()
 
 
-def nobody(backbone: Backbone, config: RunConfig) -> Here:
+def nobody_here(backbone: Backbone, config: RunConfig) -> Here:
     """No devices yet."""
-    clients = Clients.nobody(backbone)
-    if config.evaluate.item_table == "personal":
-        clients.own = OwnRows.nobody(backbone.item_width)
-    return Here(clients, clients)
+    clients = no_devices(backbone, own_rows=config.evaluate.item_table == "personal")
+    clients.keep()
+    return Here(clients)
 
 
 def _means(told: dict[str, list[AnyArray]]) -> dict[str, float]:
@@ -225,7 +240,7 @@ def _means(told: dict[str, list[AnyArray]]) -> dict[str, float]:
 def _on_devices(
     fed: Federation,
     server: ServerState,
-    clients: Clients,
+    clients: DeviceState,
     block: Block,
     received: Received,
     hook: str,
@@ -237,7 +252,7 @@ def _on_devices(
         some = users[lo : lo + fed.chunk].astype(np.int32)
         view = users_view(clients, server, block, some, fed.stream.user_keys, received)
         for part in asked:
-            clients.put_parts(some, {part.name: getattr(part, hook)(view)})
+            put_parts(clients, some, {part.name: getattr(part, hook)(view)})
 
 
 # What travels down
@@ -279,7 +294,7 @@ def candidates_of(fed: Federation, block: Block) -> Ragged | None:
 def measure(
     fed: Federation,
     server: ServerState,
-    clients: Clients,
+    clients: DeviceState,
     block: Block,
     purpose: Purpose,
     mask: Ragged,
@@ -320,7 +335,7 @@ def selecting_metric(config: RunConfig) -> tuple[str, int]:
     return name, int(k)
 
 
-def block_sums(fed: Federation, server: ServerState, clients: Clients, received: Received) -> Sums:
+def block_sums(fed: Federation, server: ServerState, clients: DeviceState, received: Received) -> Sums:
     """Test scores on the current block, as sums that several groups of devices can add up."""
     block = fed.stream.blocks[server.block]
     mask = known_items(fed, block, "test", fed.config.evaluate.mask)
@@ -328,7 +343,7 @@ def block_sums(fed: Federation, server: ServerState, clients: Clients, received:
 
 
 def block_scores(
-    fed: Federation, server: ServerState, clients: Clients, received: Received | None = None
+    fed: Federation, server: ServerState, clients: DeviceState, received: Received | None = None
 ) -> tuple[dict[str, Any], Evaluation]:
     """Test scores on this block and on every earlier block, for new and returning users, under both masks."""
     block, cfg = fed.stream.blocks[server.block], fed.config.evaluate

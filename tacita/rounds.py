@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tacita.aggregate import apply_total
-from tacita.clients import Clients
-from tacita.devices import Devices, Federation, Here, broadcast, nobody, selecting_metric
+from tacita.device_state import DeviceState
+from tacita.devices import Devices, Federation, Here, broadcast, nobody_here, selecting_metric
 from tacita.evaluate import Evaluation
 from tacita.types import ServerState
 
@@ -52,11 +52,11 @@ class Progress:
         return self.devices
 
     @property
-    def clients(self) -> Clients:
+    def clients(self) -> DeviceState:
         return self.here.clients
 
     @property
-    def best_clients(self) -> Clients:
+    def best_clients(self) -> DeviceState:
         return self.here.best
 
 
@@ -66,7 +66,7 @@ OnRound = Callable[[RoundReport, Progress], None]
 def start(fed: Federation, devices: Devices | None = None) -> Progress:
     """Nobody has trained yet: an empty table and, where devices are here, none of them."""
     server = ServerState(np.zeros((0, fed.backbone.item_width), np.float32), fed.backbone.init_heads(fed.draws))
-    return Progress(server, devices or nobody(fed.backbone, fed.config), server)
+    return Progress(server, devices or nobody_here(fed.backbone, fed.config), server)
 
 
 def run_round(fed: Federation, progress: Progress) -> RoundReport:

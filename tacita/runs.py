@@ -496,7 +496,7 @@ def serve(saved: Saved, users: Ints) -> Floats:
     config, held = saved.run.config, saved.held
     backbone, parts, draws = build(config)
     server = read_server(saved.served, saved.note)
-    clients = read_devices(held, "", [p.name for p in parts])
+    clients = read_devices(held, "")
     current = lists_of(held, "current")
     n, none = clients.n_users, Ragged.empty(clients.n_users)
     block = Block(server.block, n, len(server.items), current, none, none, np.zeros(n, bool), len(current.ids))

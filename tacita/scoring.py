@@ -9,7 +9,8 @@ import numpy as np
 
 from tacita.backbones.base import Backbone
 from tacita.backbones.scores import own_scores, score_all
-from tacita.clients import Clients, users_view
+from tacita.clients import OWN, users_view
+from tacita.device_state import DeviceState
 from tacita.evaluate import ScoreUsers
 from tacita.methods.base import Part, Purpose, overrides
 from tacita.types import Arrays, Block, Floats, Ints, Keys, Ragged, ServerState
@@ -25,7 +26,7 @@ def device_scorer(
     backbone: Backbone,
     parts: Sequence[Part],
     server: ServerState,
-    clients: Clients,
+    clients: DeviceState,
     block: Block,
     keys: Keys,
     received: dict[str, Arrays],
@@ -42,12 +43,13 @@ def device_scorer(
             assert found is not None
             return found
         private = clients.private[users]
-        if clients.own is None:
+        if OWN not in clients.lists:
             scores = score_all(backbone, private, server.heads, server.items)
         else:
             table = server.items.copy()  # rows that are newer than the last broadcast
-            table[: len(clients.own.base)] = clients.own.base
-            scores = own_scores(backbone, private, server.heads, table, *clients.own.take(users))
+            table[: len(clients.common[OWN])] = clients.common[OWN]
+            start, moved = clients.lists[OWN].take(users)
+            scores = own_scores(backbone, private, server.heads, table, start, moved["item"], moved["moved"])
         if correcting:
             view = users_view(clients, server, block, users, keys, received)
             for part in correcting:

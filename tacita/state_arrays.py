@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from tacita.clients import Clients, OwnRows
+from tacita.device_state import PARTS, DeviceState, Lists
 from tacita.devices import Here
 from tacita.files import flat, nested
 from tacita.rounds import Progress
@@ -31,22 +30,25 @@ def read_server(arrays: Arrays, note: dict[str, str], prefix: str = "") -> Serve
     return ServerState(arrays[f"{prefix}items"], heads, int(note["block"]), int(note["round"]), parts)
 
 
-def device_arrays(clients: Clients, prefix: str) -> Arrays:
-    arrays: Arrays = {f"{prefix}private": clients.private, f"{prefix}took_part": clients.took_part}
-    arrays |= flat(clients.parts, f"{prefix}parts/")
-    if clients.own is not None:
-        ptr, item, moved = clients.own.take(np.arange(clients.n_users))  # in the order of users, whatever the chunks
-        own = OwnRows(clients.own.base, ptr[:-1], np.diff(ptr), item, moved)
-        arrays |= {f"{prefix}own/{one.name}": getattr(own, one.name) for one in fields(OwnRows)}
+def device_arrays(clients: DeviceState, prefix: str) -> Arrays:
+    """What devices hold, lists packed in the order of users: the same bytes however they came about."""
+    arrays: Arrays = {f"{prefix}{name}": v for name, v in clients.arrays.items()}
+    arrays |= {f"{prefix}common/{name}": v for name, v in clients.common.items()}
+    for name, one in clients.lists.items():
+        ptr, columns = one.take(np.arange(clients.n_users))
+        arrays |= {f"{prefix}lists/{name}/": ptr} | {f"{prefix}lists/{name}/{k}": v for k, v in columns.items()}
     return arrays
 
 
-def read_devices(arrays: Arrays, prefix: str, names: list[str]) -> Clients:
-    parts: dict[str, Arrays] = {name: {} for name in names}
-    parts |= nested(arrays, f"{prefix}parts/")
-    held = {one.name: arrays[key] for one in fields(OwnRows) if (key := f"{prefix}own/{one.name}") in arrays}
-    own = OwnRows(**held) if held else None
-    return Clients(arrays[f"{prefix}private"], parts, arrays[f"{prefix}took_part"], own)
+def read_devices(arrays: Arrays, prefix: str) -> DeviceState:
+    mine = {name.removeprefix(prefix): v for name, v in arrays.items() if name.startswith(prefix)}
+    plain = {name: v for name, v in mine.items() if name in ("private", "took_part") or name.startswith(PARTS)}
+    common = {name.removeprefix("common/"): v for name, v in mine.items() if name.startswith("common/")}
+    lists = {}
+    for name, columns in nested(mine, "lists/").items():
+        ptr = columns.pop("")
+        lists[name] = Lists(columns, ptr[:-1].copy(), np.diff(ptr), int(ptr[-1]))
+    return DeviceState(plain, lists, common)
 
 
 _PLAIN = ("best_score", "best_round", "stale", "in_block", "bytes_up", "bytes_down", "results")
@@ -66,13 +68,11 @@ def progress_arrays(now: Progress) -> tuple[Arrays, dict[str, str]]:
         "plain": json.dumps(plain_of(now)),
         "now": json.dumps(server_note(now.server)),
         "best": json.dumps(server_note(now.best_server)),
-        "device_parts": json.dumps(sorted(now.clients.parts)),
     }
     return arrays, note
 
 
 def read_progress(arrays: Arrays, note: dict[str, str]) -> Progress:
-    names = json.loads(note["device_parts"])
     server, best = (read_server(arrays, json.loads(note[tag]), f"{tag}/server/") for tag in ("now", "best"))
-    clients, kept = (read_devices(arrays, f"{tag}/device/", names) for tag in ("now", "best"))
-    return Progress(server, Here(clients, kept), best, **json.loads(note["plain"]))
+    clients, kept = (read_devices(arrays, f"{tag}/device/") for tag in ("now", "best"))
+    return Progress(server, Here(clients.with_kept(kept)), best, **json.loads(note["plain"]))

@@ -111,7 +111,7 @@ def ready(fed: Federation, progress: Progress) -> CohortView:
     """Everybody as one cohort, about to train."""
     view = cohort(fed, progress)
     for part in fed.parts:
-        held = {**view.parts[part.name], **part.begin_round(view)}
+        held = {**view.parts.get(part.name, {}), **part.begin_round(view)}
         view = replace(view, parts={**view.parts, part.name: held})
     return view
 

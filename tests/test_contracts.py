@@ -16,8 +16,8 @@ from oracle import TRAINED, federate, make_backbone, make_block, make_stream, st
 
 from tacita.backbones import Backbone, backbone_class
 from tacita.backbones.scores import score_all
-from tacita.clients import Clients
 from tacita.config import validated
+from tacita.device_state import DeviceState
 from tacita.devices import Federation, Here
 from tacita.errors import TacitaError
 from tacita.files import flat, nested, read_arrays, write_arrays
@@ -339,18 +339,18 @@ def through_a_file(progress: Progress, path: Path) -> Progress:
         arrays |= flat(server.parts, f"{tag}/server/") | flat(clients.parts, f"{tag}/device/")
     write_arrays(path, arrays)
     back, _ = read_arrays(path)
-    made: dict[str, tuple[ServerState, Clients]] = {}
+    made: dict[str, tuple[ServerState, DeviceState]] = {}
     for tag, (server, clients) in sides.items():
         heads = {k: back[f"{tag}/heads/{k}"] for k in server.heads}
         on_server = {k: {} for k in server.parts} | nested(back, f"{tag}/server/")
         on_device = {k: {} for k in clients.parts} | nested(back, f"{tag}/device/")
         made[tag] = (
             replace(server, items=back[f"{tag}/items"], heads=heads, parts=on_server),
-            Clients(back[f"{tag}/private"], on_device, clients.took_part),
+            DeviceState.of(back[f"{tag}/private"], on_device, clients.took_part),
         )
     (server, clients), (best_server, best_clients) = made["now"], made["best"]
     return replace(
-        progress, server=server, devices=Here(clients, best_clients), best_server=best_server,
+        progress, server=server, devices=Here(clients.with_kept(best_clients)), best_server=best_server,
         results=list(progress.results),
     )  # fmt: skip
 
@@ -401,7 +401,7 @@ def test_every_method_runs_two_blocks_on_every_backbone(method: str, name: str) 
 # the boundary
 
 SEEN_BY_THE_SERVER = (ServerState, Upload, Total)
-NEVER_SEEN = (Ragged, Block, Stream, CohortView, Local, Clients)
+NEVER_SEEN = (Ragged, Block, Stream, CohortView, Local, DeviceState)
 
 
 def server_hooks() -> list[str]:

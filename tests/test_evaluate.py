@@ -15,7 +15,6 @@ from scipy import stats
 from tacita import controls
 from tacita import evaluate as module
 from tacita.backbones import backbone_class
-from tacita.clients import Clients
 from tacita.config import EvaluateConfig, RunConfig, SplitConfig
 from tacita.controls import (
     item_gram,
@@ -28,6 +27,7 @@ from tacita.controls import (
 )
 from tacita.data.sources import load
 from tacita.data.splits import split
+from tacita.device_state import DeviceState
 from tacita.devices import Federation, block_scores, known_items, measure
 from tacita.errors import TacitaError
 from tacita.evaluate import (
@@ -437,9 +437,9 @@ def with_scores(fed: Federation, scores: AnyArray, block: int) -> Progress:
     for index in range(block + 1):
         begin_block(fed, progress, index)
     server = replace(progress.server, items=np.eye(fed.stream.n_items, dtype=np.float32))
-    clients = Clients(np.array(scores, np.float32), {}, np.ones(len(scores), bool))
+    clients = DeviceState.of(np.array(scores, np.float32), took_part=np.ones(len(scores), bool))
     progress.server = progress.best_server = server
-    progress.here.clients = progress.here.best = clients
+    progress.here.clients = clients.with_kept(clients.copy())
     return progress
 
 

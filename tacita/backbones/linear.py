@@ -330,10 +330,11 @@ def recency_weights(lists: Ragged, recency: float) -> Floats:
 
 def add_products(lists: Ragged, weight: Floats, heads: Arrays, scores: Floats) -> None:
     """Add x B to the scores, x a list with weights; items that are no input, or came too late for B, say nothing."""
-    inputs, known = heads["inputs"], int(heads["known"][0])
+    inputs, dense = heads["inputs"], heads["weights"].ndim == 2
+    known = heads["weights"].shape[1] if dense else int(heads["known"][0])
     row_of = np.full(scores.shape[1], -1, np.int32)
     row_of[inputs if len(inputs) else slice(0, known)] = np.arange(len(inputs) or known)
-    if heads["weights"].ndim == 2:
+    if dense:
         dense_products(lists.ptr, lists.ids, weight, row_of, heads["weights"], scores)
     else:
         sparse_products(lists.ptr, lists.ids, weight, row_of, heads["ptr"], heads["column"], heads["weights"], scores)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tacita.clients import Clients
 from tacita.config import RunConfig
+from tacita.device_state import DeviceState
 from tacita.devices import Federation, Here
 from tacita.methods import World, build_parts, effective_parts
 from tacita.rounds import (
@@ -50,12 +50,12 @@ def adopt_base(fed: Federation, base: Progress) -> Progress:
     """A run of `fed`'s method that has just ended block 0; the base is left as it is."""
     wanted = {p.name for p in fed.parts}
 
-    def adopt(clients: Clients) -> Clients:
+    def adopt(clients: DeviceState) -> DeviceState:
         mine = clients.copy()
         kept = {name: arrays for name, arrays in mine.parts.items() if name in wanted}
         for part in fed.parts:
             kept.setdefault(part.name, part.device_arrays(mine.n_users))
-        return Clients(mine.private, kept, mine.took_part, mine.own)
+        return DeviceState(DeviceState.of(mine.private, kept, mine.took_part).arrays, mine.lists, mine.common)
 
     server, best = base.server, base.best_server
     for part in fed.parts:
@@ -64,7 +64,7 @@ def adopt_base(fed: Federation, base: Progress) -> Progress:
     progress = replace(
         base,
         server=server,
-        devices=Here(adopt(base.clients), adopt(base.best_clients)),
+        devices=Here(adopt(base.clients).with_kept(adopt(base.best_clients))),
         best_server=best,
         results=[],
         found=[],

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tacita.clients import Clients
 from tacita.config import RunConfig, validated
+from tacita.device_state import PARTS, DeviceState
 from tacita.errors import TacitaError
 from tacita.evaluate import ScoreUsers
 from tacita.files import nested
@@ -89,7 +89,7 @@ def take_snapshot(store: NodeStore, before: Snapshot | None = None) -> Snapshot 
     device_users = held[1]["users"] if held is not None else np.zeros(0, np.int64)
     # A model that reads histories serves everybody; one that trains knows those who have trained.
     known = np.isin(ids, device_users) if backbone.trains else np.ones(len(ids), bool)
-    clients = _clients(ids[known], held[1] if held is not None else {}, names, backbone.private_width)
+    clients = _clients(ids[known], held[1] if held is not None else {}, backbone.private_width)
     users = [raw for raw, is_known in zip(raws, known) if is_known]
     catalogue = store.catalogue()[: len(table)]
     made_from = (store.changes, run, len(catalogue), ids[known].tobytes())
@@ -130,10 +130,10 @@ def take_snapshot(store: NodeStore, before: Snapshot | None = None) -> Snapshot 
     return snapshot
 
 
-def _clients(ids: AnyArray, held: Arrays, parts: list[str], width: int) -> Clients:
+def _clients(ids: AnyArray, held: Arrays, width: int) -> DeviceState:
     """The devices' state in the order of `ids`; whoever has none starts with zeros."""
     if not held:
-        return Clients(np.zeros((len(ids), width), np.float32), {name: {} for name in parts}, np.zeros(len(ids), bool))
+        return DeviceState.of(np.zeros((len(ids), width), np.float32))
     place = {int(one): n for n, one in enumerate(held["users"])}
     at = np.array([place.get(int(one), -1) for one in ids], np.int64)
 
@@ -142,9 +142,8 @@ def _clients(ids: AnyArray, held: Arrays, parts: list[str], width: int) -> Clien
         out[at >= 0] = array[at[at >= 0]]
         return out
 
-    kept: dict[str, Arrays] = {name: {} for name in parts}
-    kept |= {part: {k: rows(v) for k, v in arrays.items()} for part, arrays in nested(held, "parts/").items()}
-    return Clients(rows(held["private"]), kept, np.zeros(len(ids), bool))
+    kept = {part: {k: rows(v) for k, v in arrays.items()} for part, arrays in nested(held, PARTS).items()}
+    return DeviceState.of(rows(held["private"]), kept)
 
 
 class _Lists:

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from tacita.clients import Clients
+from tacita.clients import grow, no_devices, put_parts
 from tacita.config import RunConfig, validated
 from tacita.data.splits import collected_block
-from tacita.devices import Federation, Here, Received, Told, block_sums, nobody
+from tacita.device_state import DeviceState
+from tacita.devices import Federation, Here, Received, Told, block_sums, nobody_here
 from tacita.errors import TacitaError
 from tacita.files import flat, nested
 from tacita.live.node import Node
@@ -281,13 +282,14 @@ def _opened(
     backbone, parts, draws = build(config, secret_of(store.secret, run))
     stream = Stream(run, tuple(blocks), tuple(raws), tuple(catalogue), keys, item_keys, {}, "")
     fed = Federation(stream, backbone, parts, config, draws)
-    here = nobody(backbone, config)
+    here = nobody_here(backbone, config)
     standing = Standing(fed, here, ids, made_from)
     found = store.devices(run, "now"), store.devices(run, "best")
     if found[0] is not None and found[1] is not None:
         note = found[0][0]
         standing.block, standing.round, standing.ended = int(note["block"]), int(note["round"]), bool(note["ended"])
-        here.clients, here.best = (_clients(one[1], standing, ids) for one in found if one is not None)
+        now, best = (_clients(one[1], standing, ids) for one in found if one is not None)
+        here.clients = now.with_kept(best)
     return standing
 
 
@@ -296,22 +298,22 @@ def secret_of(secret: str, run: str) -> str:
     return hashlib.sha256(f"{secret} {run}".encode()).hexdigest() if secret else ""
 
 
-def _clients(held: Arrays, standing: Standing, ids: Longs) -> Clients:
+def _clients(held: Arrays, standing: Standing, ids: Longs) -> DeviceState:
     """Private state in the order of `ids`; people who came since start as the model has newcomers start."""
     fed = standing.fed
-    clients = Clients.nobody(fed.backbone)
-    clients.grow(fed.backbone, fed.parts, fed.draws, fed.stream.user_keys)
+    clients = no_devices(fed.backbone)
+    grow(clients, fed.backbone, fed.parts, fed.draws, fed.stream.user_keys)
     place = {int(one): n for n, one in enumerate(held["users"])}
     at = np.array([place.get(int(one), -1) for one in ids], np.int64)
     rows, source = np.flatnonzero(at >= 0).astype(np.int32), at[at >= 0]
     clients.private[rows] = held["private"][source]
     clients.took_part[rows] = held["took_part"][source].astype(bool)
     parts = {part: {k: v[source] for k, v in one.items()} for part, one in nested(held, "parts/").items()}
-    clients.put_parts(rows, parts)
+    put_parts(clients, rows, parts)
     return clients
 
 
-def _devices(standing: Standing, clients: Clients) -> tuple[dict[str, Any], Arrays]:
+def _devices(standing: Standing, clients: DeviceState) -> tuple[dict[str, Any], Arrays]:
     note = {"block": standing.block, "round": standing.round, "ended": standing.ended}
     arrays: Arrays = {"users": standing.users[: clients.n_users], "private": clients.private}
     arrays["took_part"] = clients.took_part.astype(np.uint8)
@@ -330,7 +332,7 @@ def _answer(
         raise Refusal(f"block {head.block} of this run is over on this node.")
     if head.block > standing.block:
         if not standing.ended:  # its end was missed: go on from its best round
-            here.clients = here.best
+            here.clients = here.best.copy()
         here.begin_block(fed, replace(server, round=0), received)
         standing.block, standing.round, standing.ended = head.block, 0, False
     if head.kind != "close" and head.round < standing.round:
