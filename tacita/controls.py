@@ -150,6 +150,7 @@ def run_controls(fed: Federation, on_each: Callable[[str, int], None] | None = N
                 list(cfg.metrics),
                 cfg.k,
                 candidates_of(fed, block),
+                cfg.hidden_items == "count",
             )
             blocks.append({"users": len(found.users), **found.mean()})
             if on_each:

@@ -308,6 +308,7 @@ def measure(
         metrics or list(cfg.metrics),
         cutoffs or cfg.k,
         sampled,
+        cfg.hidden_items == "count",
     )
 
 

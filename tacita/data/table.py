@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,11 @@ class Interactions:
     fingerprint: str  # SHA-256 over the arrays and ids, not the titles
     guessed: str  # one sentence: format, separator, which column was taken for what
     time_is_global: bool = True  # False: timestamps order the rows of one user, not those of different users
+    block: Ints | None = None  # the source's own block of each row
+    time_unit: str = ""  # of the timestamps: d, s, ms, us or ns; empty: to be told from their size
+    columns: dict[str, str] = field(default_factory=dict)  # role -> the column that was read for it
+    unused: tuple[str, ...] = ()  # columns that were not read
+    notes: tuple[str, ...] = ()  # sentences on columns that look usable
 
 
 def describe(table: Interactions) -> dict[str, object]:
@@ -49,6 +54,20 @@ def describe(table: Interactions) -> dict[str, object]:
         "max per user": int(per_user.max()),
         "time range": None if time is None else (int(time.min()), int(time.max())),
     }
+
+
+def rating_note(table: Interactions) -> str | None:
+    """What to know where ratings differ and nothing is asked of them."""
+    if table.rating is None or not len(table.rating):
+        return None
+    low, high = float(table.rating.min()), float(table.rating.max())
+    if low == high:
+        return None
+    least = 4 if low < 4 <= high else high
+    return (
+        f"every row counts as liked, whatever its rating ({low:g} to {high:g}); --set split.min_rating={least:g} keeps "
+        "only rows rated at least that."
+    )
 
 
 def fingerprint(*parts: AnyArray | tuple[str, ...] | None) -> str:
