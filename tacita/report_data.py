@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tacita.data.filters import removed_text
 from tacita.errors import TacitaError
 from tacita.files import read_json
+from tacita.types import Removed
 
 CONTROLS = {
     "popular": ("most popular", "showing everybody the same popular items"),
@@ -80,6 +82,7 @@ class RunData:
     fingerprint: str
     users: int
     items: int
+    removed: str  # what filtering took, in words
     version: str
     settings: str  # config.toml as it stands
     select_by: str
@@ -173,6 +176,15 @@ def _method(config: dict[str, Any]) -> str:
     return " + ".join(str(p["name"]) for p in config["parts"]) or "no parts"
 
 
+def _removed(raw: list[dict[str, Any]]) -> str:
+    def pair(values: list[Any]) -> tuple[int, int]:
+        before, after = values
+        return int(before), int(after)
+
+    steps = [Removed(str(r["reason"]), pair(r["rows"]), pair(r["users"]), pair(r["items"])) for r in raw]
+    return removed_text(steps) if steps else ""
+
+
 def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str, Curve]) -> RunData:
     config, data, how = raw["config"], raw["data"], raw["config"]["evaluate"]
     mask = str(how["mask"])
@@ -200,6 +212,7 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
         fingerprint=str(data["fingerprint"]),
         users=int(data["users"]),
         items=int(data["items"]),
+        removed=_removed(data.get("removed") or []),
         version=str(raw.get("tacita", "")),
         settings=settings,
         select_by=str(how["select_by"]),

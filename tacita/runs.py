@@ -91,7 +91,13 @@ def assemble(config: RunConfig, machine: Machine) -> Federation:
     backbone, parts, draws = build(config)
     check_settings(config, backbone)
     use_threads(machine.threads)
-    table = load(config.data, data_dir=machine.data_dir, columns=config.columns or None)
+    table = load(
+        config.data,
+        data_dir=machine.data_dir,
+        columns=config.columns or None,
+        date_format=config.date_format,
+        decimal=config.decimal,
+    )
     stream = split(table, config.split)
     smallest = stream.blocks[0].n_items
     check_cutoffs(config, smallest)
@@ -271,6 +277,8 @@ def _result(fed: Federation, progress: Progress, controls: dict[str, Any]) -> di
             "fingerprint": fed.stream.fingerprint,
             "users": fed.stream.n_users,
             "items": fed.stream.n_items,
+            "removed": [asdict(one) for one in fed.stream.removed],
+            "notes": list(fed.stream.notes),
         },
         "blocks": blocks,
         "mean": mean_of(blocks),

@@ -9,7 +9,7 @@ import numpy as np
 
 from tacita.data.sources import Interactions
 from tacita.errors import TacitaError
-from tacita.types import AnyArray, Longs, Removed
+from tacita.types import AnyArray, Longs, Removed, Stream
 
 Size = tuple[int, int, int]
 """Rows, users, items."""
@@ -56,3 +56,21 @@ def removals(sizes: Sequence[tuple[str, Size]]) -> tuple[Removed, ...]:
             rows, users, items = zip(before, after)
             out.append(Removed(reason, rows, users, items))
     return tuple(out)
+
+
+def about_data(stream: Stream) -> list[str]:
+    """What people should know of the data a run begins with, a line each."""
+    return [*stream.notes, *([f"filtering: {removed_text(stream.removed)}."] if stream.removed else [])]
+
+
+def removed_text(removed: Sequence[Removed]) -> str:
+    """What filtering took, and from what, in one line."""
+    first, last = removed[0], removed[-1]
+    before = f"{first.rows[0]:,} rows, {first.users[0]:,} users and {first.items[0]:,} items"
+    after = f"{last.rows[1]:,} rows, {last.users[1]:,} users and {last.items[1]:,} items"
+    steps = []
+    for one in removed:
+        lost = ((one.rows, "rows"), (one.users, "users"), (one.items, "items"))
+        took = ", ".join(f"{was - now:,} {name}" for (was, now), name in lost if was > now)
+        steps.append(f"{one.reason} took {took}")
+    return f"{before} became {after}; {'; '.join(steps)}"

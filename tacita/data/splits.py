@@ -55,8 +55,8 @@ def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) 
     cuts, roles_of = _plan(kind, table, rows, config, shuffled)
     blocks = _blocks(user, item, cuts, roles_of, config.repeats)
     kept = sum(len(part.ids) for block in blocks for part in (block.train, block.valid, block.test))
-    again = "a pair again in its block" if config.repeats == "once" else "a pair again in its block and part"
-    sizes.append((f"{again} (split.repeats)", (kept, len(user_ids), len(item_ids))))
+    again = f"one row per pair in a {'block' if config.repeats == 'once' else 'part'} (split.repeats)"
+    sizes.append((again, (kept, len(user_ids), len(item_ids))))
     said = config.model_dump_json(exclude=later_defaults(config, "split."))
     print_of = hashlib.sha256(f"{table.fingerprint}\n{kind}\n{core}\n{said}".encode())
     unrated = rating_note(table) if config.min_rating is None else None
@@ -70,7 +70,7 @@ def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) 
         titles=table.titles,
         fingerprint=print_of.hexdigest(),
         removed=removals(sizes),
-        notes=(table.guessed, *table.notes, *([unrated] if unrated else [])),
+        notes=(*([table.guessed] if table.columns else []), *table.notes, *([unrated] if unrated else [])),
     )
 
 
@@ -79,10 +79,9 @@ def _filtered(table: Interactions, least: float | None, core: int) -> tuple[Long
     rows = rated(table, least)
     sizes = [("", size_of(table.user, table.item))]
     if least is not None:
-        sizes.append((f"rated below {least:g} (split.min_rating)", size_of(table.user[rows], table.item[rows])))
+        sizes.append((f"the least rating of {least:g} (split.min_rating)", size_of(table.user[rows], table.item[rows])))
     rows = k_core(table, rows, core)
-    few = f"of users or items with fewer than {core} rows (split.k_core)"
-    sizes.append((few, size_of(table.user[rows], table.item[rows])))
+    sizes.append((f"the {core}-core (split.k_core)", size_of(table.user[rows], table.item[rows])))
     return rows, sizes
 
 
