@@ -118,6 +118,8 @@ def data_describe(
         print(json.dumps(facts))
         return
     dates, notes = facts.pop("dates"), cast(list[str], facts.pop("notes"))
+    told = ("columns", "unused columns")  # in the sentence of what was guessed
+    facts = {key: value for key, value in facts.items() if key not in told}
     console.show_facts({**facts, "time range": dates or facts["time range"]})
     for note in notes:
         console.say(note)

@@ -739,13 +739,18 @@ def test_data_describe_goes_to_standard_output() -> None:
     said = call("data", "describe", "x.csv")
     assert said.code == 0
     assert said.err.count("\n") == 1
-    assert "every row counts as liked, whatever its rating (1 to 5); --set split.min_rating=4 keeps" in said.err
-    assert "columns: user user, item item, rating rating, timestamp timestamp" in said.out
+    assert (
+        "every row counts as liked, whatever its rating (1 to 5); tacita train --set split.min_rating=4 keeps"
+        in said.err
+    )
+    assert "user=user, item=item, rating=rating, timestamp=timestamp." in said.out
     assert "rows: 400" in said.out
     assert "time range: 2020-09-13 12:43 to 2020-09-13 12:49" in said.out
     told = json.loads(call("data", "describe", "x.csv", "--json").out)
     assert (told["rows"], told["users"], told["items"]) == (400, 20, 30)
     assert told["dates"] == ["2020-09-13 12:43", "2020-09-13 12:49"]
+    assert told["columns"] == {name: name for name in HEAD}
+    assert told["unused columns"] == []
     assert "split.min_rating=4" in told["notes"][0]
 
 

@@ -71,6 +71,12 @@ def test_a_parquet_time_is_found_by_its_type(tmp_path: Path, values: list[object
     assert table.unused == ("tags",)
 
 
+@pytest.mark.parametrize("name", ["split", "part", "title", "rating"])
+def test_a_column_of_a_type_that_is_no_text_is_refused(tmp_path: Path, name: str) -> None:
+    source = parquet(tmp_path, **{name: [timedelta(days=1)] * 3})
+    assert f"column '{name}' is of type Duration" in refusal(source)
+
+
 def test_what_may_be_the_time_is_named_with_the_flag_that_uses_it(tmp_path: Path) -> None:
     both = load(csv(tmp_path, "user,item,made,seen", "a,x,2020-01-01,2020-01-02", "b,y,2020-01-03,2020-01-04"))
     assert both.timestamp is None

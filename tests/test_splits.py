@@ -455,7 +455,9 @@ def test_ratings_that_are_not_asked_for_are_pointed_out() -> None:
     def said(rating: list[float] | None, **options: object) -> str:
         return " ".join(split(table(TWO, rating=rating), SplitConfig(kind="random", **options)).notes)  # type: ignore[arg-type]
 
-    assert "every row counts as liked, whatever its rating (1 to 5); --set split.min_rating=4" in said([1, 5, 3, 4])
+    assert "every row counts as liked, whatever its rating (1 to 5); tacita train --set split.min_rating=4" in said(
+        [1, 5, 3, 4]
+    )
     assert "split.min_rating=1 " in said([0, 1, 1, 1])
     for quiet in (said(None), said([1, 5, 3, 4], min_rating=1), said([3, 3, 3, 3])):
         assert "liked" not in quiet

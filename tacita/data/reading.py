@@ -150,7 +150,8 @@ def _typed(
     frame = frame.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
     frame = frame.with_columns(pl.col(pl.String).str.strip_chars())
     for role, dtype in frame.schema.items():
-        if dtype.is_nested() or dtype in (pl.Binary, pl.Object):
+        spans = isinstance(dtype, pl.Duration) and role != "timestamp"
+        if dtype.is_nested() or dtype in (pl.Binary, pl.Object) or spans:
             raise problem(path, f"column {shown(names[role])} is of type {dtype}", "make it text")
     unused = tuple(name for at, name in enumerate(every) if at not in roles.values())
     return Table(path, kind, frame, names, None, hints, unused, tuple(notes))

@@ -89,8 +89,8 @@ def rating_note(table: Interactions) -> str | None:
         return None
     least = 4 if low < 4 <= high else high
     return (
-        f"every row counts as liked, whatever its rating ({low:g} to {high:g}); --set split.min_rating={least:g} keeps "
-        "only rows rated at least that."
+        f"every row counts as liked, whatever its rating ({low:g} to {high:g}); tacita train --set "
+        f"split.min_rating={least:g} keeps only rows rated at least that."
     )
 
 
