@@ -581,6 +581,12 @@ def test_lastfm_block_sizes_are_exact_and_borders_close_because_months_tie() -> 
     np.testing.assert_allclose(found[:, :2], published[:, :2], rtol=0.01)
 
 
+def test_ml100k_tells_why_it_has_fewer_items_than_it_came_with() -> None:
+    (core,) = split(real("ml-100k"), SplitConfig()).removed
+    assert core.reason == "the 10-core (split.k_core)"
+    assert (core.rows, core.users, core.items) == ((100_000, 97_953), (943, 943), (1682, 1152))
+
+
 def test_ml100k_parts_have_the_sizes_of_the_shipped_splits() -> None:
     found = []
     for block in split(real("ml-100k"), SplitConfig()).blocks:
