@@ -13,7 +13,8 @@ from typing import Annotated, Any
 import click
 import typer
 
-from tacita import __version__, cli_experiments, cli_node, cli_privacy, cli_server, console
+from tacita import __version__, cli_data, cli_experiments, cli_node, cli_privacy, cli_server, console
+from tacita.cli_data import AsJson, Columns, DataDir, DateFormat, Decimal, columns_of, decimal_of
 from tacita.errors import TacitaError
 
 app = typer.Typer(
@@ -24,36 +25,13 @@ app = typer.Typer(
     help="**tacita** recommends without collecting: histories stay on people's devices.",
     epilog="Start with `tacita demo`, or with your own file: `tacita data describe my.csv`.",
 )
-data_app = typer.Typer(no_args_is_help=True, help="Datasets: list, get, describe, import.")
 bench_app = typer.Typer(no_args_is_help=True, help="Speed and memory, as ratios in one run.")
-app.add_typer(data_app, name="data")
+app.add_typer(cli_data.app, name="data")
 app.add_typer(bench_app, name="bench")
 
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir", exists=True, file_okay=False, help="Folder that holds named datasets (default: $TACITA_DATA)."
-    ),
-]
-Columns = Annotated[
-    str,
-    typer.Option("--columns", help="Which column is what: user=NAME,item=NAME,rating=NAME,timestamp=NAME,title=NAME."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
 Threads = Annotated[int, typer.Option("--threads", help="Cores to use; 0: all. Never changes a number.")]
-Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A file, folder, dataset name or synthetic:...")]
 Repeats = Annotated[int, typer.Option(min=1, help="How often to measure; the median counts.")]
-
-
-def _columns(text: str) -> dict[str, str]:
-    roles = {}
-    for pair in filter(None, (one.strip() for one in text.split(","))):
-        role, equals, name = (piece.strip() for piece in pair.partition("="))
-        if not (equals and role and name):
-            raise TacitaError(f"--columns '{pair}' is not role=name, for example user=customer,item=sku.")
-        roles[role] = name
-    return roles
 
 
 def _merge(into: dict[str, Any], dotted: str, value: Any) -> None:
@@ -115,6 +93,8 @@ def train(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeat for more.")
     ] = None,
     columns: Columns = "",
+    date_format: DateFormat = None,
+    decimal: Decimal = None,
     data_dir: DataDir = None,
     threads: Threads = 0,
     chunk: Annotated[int, typer.Option(help="Clients trained together. Never changes a number.")] = 256,
@@ -145,7 +125,9 @@ def train(
         "method": method,
         "seed": seed,
         "train.rounds": rounds,
-        "columns": _columns(columns) or None,
+        "columns": columns_of(columns) or None,
+        "date_format": date_format,
+        "decimal": decimal_of(decimal),
         "evaluate.controls": None if controls else False,
     }
     if chunk < 1:
@@ -213,75 +195,6 @@ app.command()(cli_privacy.forget)
 app.add_typer(cli_privacy.audit_app, name="audit")
 app.add_typer(cli_node.app, name="node")
 app.add_typer(cli_server.app, name="server")
-
-
-@data_app.command("list")
-def data_list(as_json: AsJson = False) -> None:
-    """The datasets known by name.
-
-    Example: `tacita data list`
-    """
-    from tacita.data.named import DATASETS
-
-    if as_json:
-        print(json.dumps({name: vars(info) for name, info in DATASETS.items()}))
-    else:
-        console.show_datasets(DATASETS)
-
-
-@data_app.command("get")
-def data_get(name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: DataDir = None) -> None:
-    """Fetch a dataset, or find it in --data-dir, and check it.
-
-    Example: `tacita data get ml-100k`
-    """
-    from tacita.data.sources import fetch
-
-    with console.working(f"getting {name}"):
-        folder = fetch(name, data_dir=data_dir)
-    console.say(f"{name} is ready in {folder}")
-
-
-@data_app.command("describe")
-def data_describe(source: Source, columns: Columns = "", data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """What is in a file, folder or named dataset, and what was guessed about its columns.
-
-    Examples:
-
-    `tacita data describe my.csv`
-
-    `tacita data describe my.csv --columns user=customer,timestamp=-`
-    """
-    from tacita.data.sources import describe, load
-
-    with console.working(f"reading {source}", quiet=as_json):
-        table = load(source, data_dir=data_dir, columns=_columns(columns) or None)
-    facts = {"name": table.name, "guessed": table.guessed, **describe(table)}
-    if as_json:
-        print(json.dumps(facts))
-    else:
-        console.show_facts(facts)
-
-
-@data_app.command("import")
-def data_import(
-    source: Source,
-    out: Annotated[Path, typer.Option(help="CSV file to write.")],
-    columns: Columns = "",
-    data_dir: DataDir = None,
-) -> None:
-    """Read any supported file and write it as a plain CSV with columns user, item, rating, timestamp, title.
-
-    Example: `tacita data import ratings.dat --out clean.csv`
-    """
-    from tacita.data.sources import load, save_csv
-
-    if out.exists():
-        raise TacitaError(f"{out} exists; choose another --out.")
-    with console.working(f"reading {source}"):
-        table = load(source, data_dir=data_dir, columns=_columns(columns) or None)
-        save_csv(table, out)
-    console.say(f"{table.guessed}\nwrote {len(table.user):,} interactions to {out}")
 
 
 @bench_app.command("rounds")

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from tacita import console
+from tacita.cli_data import DateFormat, Decimal, columns_of, decimal_of
 from tacita.errors import TacitaError
 
 app = typer.Typer(no_args_is_help=True, help="A device or silo: its histories stay here, its models learn with others.")
@@ -91,6 +92,8 @@ def import_(
     file: Annotated[str, typer.Argument(metavar="FILE", help="CSV, TSV, Parquet or atomic file of interactions.")],
     folder: Folder = HERE,
     columns: Annotated[str, typer.Option("--columns", help="Which column is what: user=NAME,item=NAME,...")] = "",
+    date_format: DateFormat = None,
+    decimal: Decimal = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -98,10 +101,9 @@ def import_(
 
     Example: `tacita node import visits.csv --columns user=patient,item=article`
     """
-    from tacita.cli import _columns
-
     where = str(Path(file).absolute()) if file and Path(file).exists() else file
-    found = _ask(folder, "import", f"importing {file}", quiet or as_json, file=where, columns=_columns(columns))
+    said = {"columns": columns_of(columns), "date_format": date_format, "decimal": decimal_of(decimal)}
+    found = _ask(folder, "import", f"importing {file}", quiet or as_json, file=where, **said)
     if as_json:
         print(json.dumps(found))
         return

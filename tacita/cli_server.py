@@ -127,13 +127,13 @@ def catalogue_add(
 
     Example: `tacita server catalogue add items.csv`
     """
-    from tacita.cli import _columns
+    from tacita.cli_data import columns_of
     from tacita.data.columns import read_items
     from tacita.live.server import open_store
 
     with open_store(folder) as store:
         with console.working(f"reading {file}"):
-            items, guessed = read_items(file, _columns(columns))
+            items, guessed = read_items(file, columns_of(columns))
             added = store.add_items(items)
         console.say(guessed)
         new = "1 new item" if added == 1 else f"{added:,} new items"

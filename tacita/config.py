@@ -40,6 +40,10 @@ class SplitConfig(Strict):
     )
     held_out: Literal["last", "random"] = Field("last", description="which item leave-one-out keeps back")
     min_rating: float | None = Field(None, description="keep only interactions rated at least this")
+    repeats: Literal["once", "keep"] = Field(
+        "once",
+        description="a user's repeated item in a block: only its first row, or every row, each in a part of its own",
+    )
     seed: int = Field(0, ge=0, description="seed of the random splits, apart from the run's seed")
 
 
@@ -81,6 +85,10 @@ class EvaluateConfig(Strict):
         "own",
         description="mask on an earlier block's test: its own known items, or (released code) the current's",
     )
+    hidden_items: Literal["drop", "count"] = Field(
+        "drop",
+        description="wanted items that the mask hides: not asked for, or asked for and never found",
+    )
     sampled_negatives: int = Field(0, ge=0, description="0: full ranking; n: rank against n unseen items")
     item_table: Literal["global", "personal"] = Field(
         "global",
@@ -95,6 +103,8 @@ class RunConfig(Strict):
 
     data: str = Field("ml-100k", description="dataset name, file, or synthetic:...")
     columns: dict[str, str] = Field({}, description="role -> column name, where guessing fails")
+    date_format: str | None = Field(None, description="how the file writes its dates, such as %d.%m.%Y")
+    decimal: Literal[".", ","] | None = Field(None, description="the file's decimal mark, where it is not clear")
     split: SplitConfig = SplitConfig()
     backbone: dict[str, Any] = Field({"name": "mf"}, description="name and options of the model")
     method: str = Field("fedavg", description="preset: a named list of parts")
@@ -102,6 +112,22 @@ class RunConfig(Strict):
     seed: int = Field(1, ge=0)
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+
+
+_LATER = {"split.repeats", "evaluate.hidden_items", "date_format", "decimal"}
+"""Settings that came after results had been kept under a hash of their config."""
+
+
+def later_defaults(config: BaseModel, prefix: str = "") -> dict[str, Any]:
+    """Later settings at their default, for `exclude`: without them a hash is what it was before they existed."""
+    out: dict[str, Any] = {}
+    for name, info in type(config).model_fields.items():
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            out[name] = later_defaults(value, f"{prefix}{name}.")
+        elif prefix + name in _LATER and value == info.default:
+            out[name] = True
+    return out
 
 
 def validated(model: type[M], values: dict[str, Any], where: str) -> M:

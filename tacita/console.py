@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -125,6 +125,7 @@ class Pace:
 @contextmanager
 def watching(quiet: bool = False) -> Iterator[Watcher]:
     """A bar over all rounds a run may take, then one over the controls; a block that ends early moves it ahead."""
+    from tacita.data.filters import about_data
     from tacita.runs import Watcher
 
     columns = (
@@ -142,6 +143,8 @@ def watching(quiet: bool = False) -> Iterator[Watcher]:
             per_block, n_blocks = fed.config.train.rounds, len(fed.stream.blocks)
             done = len(standing.results) * per_block + standing.server.round * standing.in_block
             bar.update(task, total=per_block * n_blocks, completed=done, description="training")
+            for note in () if quiet else about_data(fed.stream):
+                bar.console.print(note, markup=False, highlight=False, soft_wrap=True)
             pace.step()
 
         def on_round(report: RoundReport) -> None:
@@ -280,8 +283,7 @@ def _plain(key: str, value: Any) -> str:
     if value is None:
         return "none"
     if key == "time range":
-        dated = min(value) > 10**8 and max(value) < 10**11  # seconds since 1970
-        return " to ".join(f"{datetime.fromtimestamp(t, UTC):%Y-%m-%d %H:%M}" if dated else str(t) for t in value)
+        return " to ".join(map(str, value))
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, list | tuple):

@@ -155,7 +155,8 @@ def _scored(fed: Federation, block: Block, scorer: ScoreUsers) -> dict[str, Any]
     cfg = fed.config.evaluate
     mask, sampled = known_items(fed, block, "test", cfg.mask), candidates_of(fed, block)
     keys, metrics = fed.stream.user_keys, list(cfg.metrics)
-    found = evaluate(scorer, block.test, mask, keys, fed.draws, metrics, cfg.k, sampled)
+    count = cfg.hidden_items == "count"
+    found = evaluate(scorer, block.test, mask, keys, fed.draws, metrics, cfg.k, sampled, count)
     return {"users": len(found.users), **found.mean()}
 
 

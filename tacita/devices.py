@@ -323,6 +323,7 @@ def measure(
         metrics or list(cfg.metrics),
         cutoffs or cfg.k,
         sampled,
+        cfg.hidden_items == "count",
     )
 
 

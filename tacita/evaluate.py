@@ -1,6 +1,7 @@
 """Ranking metrics as functions of ranks: full ranking by default, masks by name, ties broken by a seeded hash.
 
-A user counts if at least one wanted item is left after masking: what the mask hides cannot be asked for.
+A user counts if at least one wanted item is left after masking: what the mask hides cannot be asked for. With
+`count_hidden` it is asked for all the same and never found, as where a published split has an item in two parts.
 Definitions (k: cut-off, wanted: the user's held-out items): recall = hits / wanted, precision = hits / k, hr = any
 hit, mrr = 1 / first rank if within k, ndcg with gain 1 / log2(rank + 1) and the ideal list cut at min(k, wanted), auc =
 share of (wanted, other candidate) pairs in the right order.
@@ -99,13 +100,15 @@ def evaluate(
     metrics: Sequence[str],
     cutoffs: Sequence[int],
     sampled: Ragged | None = None,
+    count_hidden: bool = False,
 ) -> Evaluation:
     """Rank every wanted item and turn ranks into metrics."""
     users, ranks, ptr, candidates = rank_wanted(score_users, wanted, mask, keys, draws, sampled)
     row = np.repeat(np.arange(len(users)), np.diff(ptr))
     seen = ranks > 0
+    asked = row if count_hidden else row[seen]
+    n_wanted = np.bincount(asked, minlength=len(users)).astype(np.float64)
     row, places = row[seen], ranks[seen].astype(np.float64)
-    n_wanted = np.bincount(row, minlength=len(users)).astype(np.float64)
     counted = n_wanted > 0
     values: dict[str, Doubles] = {}
     for metric in metrics:
@@ -138,10 +141,15 @@ def _at_k(metric: str, row: Longs, ranks: Doubles, n_wanted: Doubles, k: int) ->
 
 
 def _auc(row: Longs, ranks: Doubles, n_wanted: Doubles, candidates: Doubles) -> Doubles:
-    """Wrong pairs are others ranked above a wanted item: rank minus its place among the wanted."""
+    """Wrong pairs are others ranked above a wanted item: rank minus its place among the wanted.
+
+    A hidden item that counts is below all others.
+    """
     n = len(n_wanted)
-    wrong = np.bincount(row, weights=ranks, minlength=n) - n_wanted * (n_wanted + 1) / 2
-    pairs = n_wanted * (candidates - n_wanted)
+    ranked = np.bincount(row, minlength=n).astype(np.float64)
+    others = candidates - ranked
+    wrong = np.bincount(row, weights=ranks, minlength=n) - ranked * (ranked + 1) / 2 + (n_wanted - ranked) * others
+    pairs = n_wanted * others
     return np.where(pairs > 0, 1 - wrong / np.maximum(pairs, 1), 0.5)
 
 

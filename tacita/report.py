@@ -222,6 +222,7 @@ def _origin(run: RunData) -> str:
     facts = {
         "data": escape(run.data),
         "size": _size(run),
+        **({"filtering": escape(run.removed)} if run.removed else {}),
         "fingerprint": f"<code>{escape(run.fingerprint)}</code> of data and split together",
         "protocol": f"selected by {escape(nice(run.select_by))} on validation, ranking {run.ranking}, "
         f"mask '{escape(run.mask)}'",

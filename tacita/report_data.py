@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tacita.data.filters import removed_text
 from tacita.errors import TacitaError
 from tacita.files import read_json
 from tacita.methods import label_of
+from tacita.types import Removed
 
 CONTROLS = {
     "popular": ("most popular", "showing everybody the same popular items"),
@@ -81,6 +83,7 @@ class RunData:
     fingerprint: str
     users: int
     items: int
+    removed: str  # what filtering took, in words
     version: str
     settings: str  # config.toml as it stands
     select_by: str
@@ -168,6 +171,15 @@ def _block(raw: dict[str, Any], other: str) -> BlockData:
     )
 
 
+def _removed(raw: list[dict[str, Any]]) -> str:
+    def pair(values: list[Any]) -> tuple[int, int]:
+        before, after = values
+        return int(before), int(after)
+
+    steps = [Removed(str(r["reason"]), pair(r["rows"]), pair(r["users"]), pair(r["items"])) for r in raw]
+    return removed_text(steps) if steps else ""
+
+
 def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str, Curve]) -> RunData:
     config, data, how = raw["config"], raw["data"], raw["config"]["evaluate"]
     mask = str(how["mask"])
@@ -184,6 +196,7 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
     if any(len(c.blocks) != len(blocks) for c in controls):
         raise ValueError("a control has other blocks than the method")
     protocol = [how.get(k) for k in ("select_by", "mask", "old_block_mask", "sampled_negatives", "item_table")]
+    protocol.append(how.get("hidden_items", "drop"))  # runs from before there was a choice
     sampled = int(how.get("sampled_negatives", 0))
     return RunData(
         folder=_clean(folder.resolve().name),
@@ -194,6 +207,7 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
         fingerprint=str(data["fingerprint"]),
         users=int(data["users"]),
         items=int(data["items"]),
+        removed=_removed(data.get("removed") or []),
         version=str(raw.get("tacita", "")),
         settings=settings,
         select_by=str(how["select_by"]),

@@ -97,7 +97,13 @@ def assemble(config: RunConfig, machine: Machine) -> Federation:
     backbone, parts, draws = build(config)
     check_settings(config, backbone)
     use_threads(machine.threads)
-    table = load(config.data, data_dir=machine.data_dir, columns=config.columns or None)
+    table = load(
+        config.data,
+        data_dir=machine.data_dir,
+        columns=config.columns or None,
+        date_format=config.date_format,
+        decimal=config.decimal,
+    )
     config = effective(config.model_copy(update={"split": effective_split(table, config.split)}), backbone, parts)
     stream = split(table, config.split)
     smallest = stream.blocks[0].n_items
@@ -313,6 +319,8 @@ def _result(fed: Federation, progress: Progress) -> dict[str, Any]:
             "fingerprint": fed.stream.fingerprint,
             "users": fed.stream.n_users,
             "items": fed.stream.n_items,
+            "removed": [asdict(one) for one in fed.stream.removed],
+            "notes": list(fed.stream.notes),
         },
         "blocks": blocks,
         "mean": mean_of(blocks),

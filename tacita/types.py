@@ -96,6 +96,16 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Removed:
+    """What one filter took from a table: the size before it and after it."""
+
+    reason: str
+    rows: tuple[int, int]
+    users: tuple[int, int]
+    items: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class Stream:
     """A dataset after filtering and splitting: blocks in time order, with raw ids to translate back."""
 
@@ -107,6 +117,8 @@ class Stream:
     item_keys: Keys
     titles: dict[str, str]
     fingerprint: str  # of data and split together
+    removed: tuple[Removed, ...] = ()  # what filtering took, in its order
+    notes: tuple[str, ...] = ()  # sentences for people: what was read for what, and what could be
 
     @property
     def n_items(self) -> int:

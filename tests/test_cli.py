@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -737,18 +738,67 @@ def test_data_list() -> None:
 def test_data_describe_goes_to_standard_output() -> None:
     write("x.csv", [(*r[:3], 1_600_000_000 + r[3]) for r in rows_of()])
     said = call("data", "describe", "x.csv")
-    assert (said.code, said.err) == (0, "")
+    assert said.code == 0
+    assert said.err.count("\n") == 1
+    assert (
+        "every row counts as liked, whatever its rating (1 to 5); tacita train --set split.min_rating=4 keeps"
+        in said.err
+    )
+    assert "user=user, item=item, rating=rating, timestamp=timestamp." in said.out
     assert "rows: 400" in said.out
     assert "time range: 2020-09-13 12:43 to 2020-09-13 12:49" in said.out
     told = json.loads(call("data", "describe", "x.csv", "--json").out)
     assert (told["rows"], told["users"], told["items"]) == (400, 20, 30)
+    assert told["dates"] == ["2020-09-13 12:43", "2020-09-13 12:49"]
+    assert told["columns"] == {name: name for name in HEAD}
+    assert told["unused columns"] == []
+    assert "split.min_rating=4" in told["notes"][0]
+
+
+def test_training_says_what_it_read_what_it_left_out_and_what_could_be_used() -> None:
+    rows = [(*r, f"{1 + n % 28:02}.09.2020") for n, r in enumerate(rows_of())]
+    write("x.csv", [(u, i, r, d) for u, i, r, _, d in rows], ("user", "item", "rating", "day"))
+    said = call("train", "--data", "x.csv", "--rounds", "1", "--out", "a", "--set", "split.k_core=10")
+    assert said.code == 0
+    lines = said.err.splitlines()
+    assert lines[0] == "x.csv: comma-separated with a header; user=user, item=item, rating=rating; not used: 'day'."
+    assert '--columns time=day --date-format "%d.%m.%Y" uses it.' in lines[1]
+    assert lines[2].startswith("every row counts as liked, whatever its rating (1 to 5)")
+    assert lines[3].startswith("filtering: 400 rows, 20 users and 30 items became ")
+    data = json.loads(Path("a/result.json").read_text())["data"]
+    for step, word in zip(data["removed"], ("split.k_core", "split.repeats"), strict=True):
+        assert word in step["reason"]
+        assert step["reason"] in lines[3]
+    assert data["removed"][0]["rows"][0] == 400
+    assert data["removed"][0]["items"][1] == data["items"]
+    assert "filtering" in Path("a/report.html").read_text()
+    quiet = call("train", "--data", "x.csv", "--out", "b", *FAST)
+    assert "liked" not in quiet.err
+
+
+def test_how_dates_and_decimals_are_written_is_kept_with_the_run() -> None:
+    rows = [(u, i, f"{r},5", f"{1 + n // 20:02}.09.2020") for n, (u, i, r, _) in enumerate(rows_of())]
+    write("x.csv", rows, HEAD, ";")
+    refuses("train --data x.csv --out a", "'01.09.2020'", '--date-format "%d.%m.%Y"')
+    flags = ("--date-format", "%d.%m.%Y", "--decimal", ",")
+    assert call("train", "--data", "x.csv", "--out", "a", *flags, *FAST).code == 0
+    config = tomllib.loads(Path("a/config.toml").read_text())
+    assert (config["date_format"], config["decimal"]) == ("%d.%m.%Y", ",")
+    Path("a/result.json").unlink()
+    assert call("train", "--out", "a", "--resume", "--quiet").code == 0
+    told = json.loads(call("data", "describe", "x.csv", "--json", *flags).out)
+    assert told["dates"] == ["2020-09-01 00:00", "2020-09-20 00:00"]
+    assert call("data", "import", "x.csv", "--out", "y.csv", *flags).code == 0
+    assert json.loads(call("data", "describe", "y.csv", "--json").out)["dates"] == told["dates"]
+    refuses("data describe x.csv --decimal ;", "--decimal ';' is no decimal mark")
 
 
 def test_data_import_is_read_back_as_it_was() -> None:
     write("x.csv", rows_of(), separator=";")
     assert call("data", "import", "x.csv", "--out", "y.csv").code == 0
     one, two = (json.loads(call("data", "describe", name, "--json").out) for name in ("x.csv", "y.csv"))
-    assert {k: v for k, v in one.items() if k not in ("name", "guessed")}.items() <= two.items()
+    differ = {key for key in one if one[key] != two[key]}
+    assert differ <= {"name", "guessed"}
     refuses("data import x.csv --out y.csv", "y.csv exists")
     refuses("data import x.csv --out none/y.csv", "cannot write none/y.csv")
 

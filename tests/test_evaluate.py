@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -71,11 +72,13 @@ def scored(
     k: int = 20,
     metrics: list[str] | None = None,
     sampled: Ragged | None = None,
+    count_hidden: bool = False,
 ) -> dict[str, list[float]]:
     """Values per counted user, without the cut-off in the name."""
     hide = Ragged.from_lists(mask) if mask else nobody(len(wanted))
     want = Ragged.from_lists(wanted)
-    found = evaluate(fixed(scores), want, hide, keys(len(wanted)), DRAWS, metrics or ALL, [k], sampled)
+    asked = (metrics or ALL, [k], sampled, count_hidden)
+    found = evaluate(fixed(scores), want, hide, keys(len(wanted)), DRAWS, *asked)
     return {name.split("@")[0]: values.tolist() for name, values in found.values.items()}
 
 
@@ -321,6 +324,40 @@ def test_a_wanted_item_that_the_mask_hides_is_not_asked_for() -> None:
     assert scored(descending(6), [[0, 3]], [[0, 3]])["recall"] == []
 
 
+IDEAL_3 = 1 + 1 / math.log2(3) + 1 / math.log2(4)  # of three wanted items
+IDEAL_2 = 1 + 1 / math.log2(3)
+
+
+@pytest.mark.parametrize(
+    ("sampled", "places"),  # places of items 2 and 4 among the candidates
+    [(None, (1, 3)), (Ragged.from_lists([[3, 5]] * 2), (1, 3)), (Ragged.from_lists([[5], [5]]), (1, 2))],
+)
+def test_hidden_wanted_items_are_dropped_or_count_by_hand(sampled: Ragged | None, places: tuple[int, int]) -> None:
+    # Best first 0..5; items 0 and 1 are hidden. User 0 wants 0, 2 and 4; user 1 wants only what is hidden.
+    scores, wanted, mask = np.repeat(descending(6), 2, 0), [[0, 2, 4], [1]], [[0, 1], [0, 1]]
+    gain = sum(1 / math.log2(place + 1) for place in places)
+    drop = scored(scores, wanted, mask, 3, [*ALL, "auc"], sampled)
+    count = scored(scores, wanted, mask, 3, [*ALL, "auc"], sampled, count_hidden=True)
+    others = 2 if sampled is None else len(sampled.row(0))
+    wrong = places[1] - 2  # others above item 4; none is above item 2
+    assert drop == {
+        "ndcg": [pytest.approx(gain / IDEAL_2)],
+        "recall": [1.0],
+        "precision": [pytest.approx(2 / 3)],
+        "hr": [1.0],
+        "mrr": [1.0],
+        "auc": [pytest.approx(1 - wrong / (2 * others))],
+    }
+    assert count == {
+        "ndcg": [pytest.approx(gain / IDEAL_3), 0.0],
+        "recall": [pytest.approx(2 / 3), 0.0],
+        "precision": [pytest.approx(2 / 3), 0.0],
+        "hr": [1.0, 0.0],
+        "mrr": [1.0, 0.0],
+        "auc": [pytest.approx((2 * others - wrong) / (3 * others)), 0.0],
+    }
+
+
 def test_a_mask_may_repeat_an_item_or_name_one_outside_the_catalogue() -> None:
     once = scored(descending(6), [[4]], [[0, 1]], metrics=["auc", "mrr"])
     again = scored(descending(6), [[4]], [[0, 1, 1, 0, 9]], metrics=["auc", "mrr"])
@@ -511,6 +548,29 @@ def test_new_and_returning_users_are_reported_apart() -> None:
     assert result["new"] == {"users": 1, "mrr@2": 1.0, "recall@2": 1.0}
     assert result["mrr@2"] == 0.5
     assert result["mask_history"]["mrr@2"] == 1.0
+
+
+@pytest.mark.parametrize("sampled_negatives", [0, 2])
+def test_the_run_and_its_controls_follow_hidden_items(sampled_negatives: int) -> None:
+    # Both users' test items are 2 and 3, of which user 0 has 2 in training and user 1 in validation.
+    stream = stream_of(block_of(0, 6, [[0, 2], [0]], [[1], [1, 2]], [[2, 3], [2, 3]]))
+    found = {}
+    for hidden in ("drop", "count"):
+        fed = federation(stream, hidden_items=hidden, sampled_negatives=sampled_negatives, metrics=["recall"], k=[6])
+        mine = scores_of(fed, with_scores(fed, np.repeat(descending(6), 2, 0), 0))
+        controls = [one["blocks"][0]["recall@6"] for one in run_controls(fed).values() if "blocks" in one]
+        found[hidden] = [mine["recall@6"], mine["mask_history"]["recall@6"], *controls]
+    assert set(found["drop"]) == {1.0}
+    assert set(found["count"]) == {0.5}
+
+
+def test_validation_follows_hidden_items_too() -> None:
+    stream = stream_of(block_of(0, 6, [[0, 2], [0]], [[2, 1], [1]], [[3], [3]]))
+    for hidden, expected in (("drop", 2.0), ("count", 1.5)):
+        fed = federation(stream, hidden_items=hidden, select_by="recall@6")
+        progress = with_scores(fed, np.repeat(descending(6), 2, 0), 0)
+        progress.here.members = progress.here.mask = None
+        assert progress.here.validate(fed, progress.server, {})["recall@6"] == (expected, 2)
 
 
 def test_sampled_negatives_are_untouched_in_any_block() -> None:

@@ -91,6 +91,34 @@ def test_tables_that_ask_for_the_same_run_share_its_cell() -> None:
     assert len(set(keys[0].values())) == len(keys[0])
 
 
+COMMITTED = Path(__file__).parent.parent / "docs" / "reproduction" / "cells"
+
+
+def test_later_settings_do_not_orphan_the_finished_cells() -> None:
+    experiment, settings = plan.load_experiment("f3crec/table2")
+    wanted = plan.cells_of(experiment, settings, experiment.datasets, experiment.backbones, 1)
+    found = cells.CellFile(COMMITTED, "f3crec").read(wanted)
+    assert len(wanted) == 54
+    assert {c.key for c in wanted} <= found.keys()
+    other = wanted[0].config.model_copy(update={"evaluate": EvaluateConfig(controls=False, hidden_items="count")})
+    assert replace(wanted[0], config=other).key not in found
+
+
+def test_a_variant_may_have_a_split_and_an_evaluation_of_its_own() -> None:
+    bases = set()
+    for name, hidden in (("table2", "drop"), ("lastfm_repeats_drop", "drop"), ("lastfm_repeats", "count")):
+        experiment, settings = plan.load_experiment(f"f3crec/{name}")
+        found = [c.config for c in plan.cells_of(experiment, settings, ["lastfm-2k"], ["mf"], 1)]
+        assert {c.split.repeats for c in found} == {"once" if name == "table2" else "keep"}
+        assert {c.evaluate.hidden_items for c in found} == {hidden}
+        assert all(c.split.seed == c.seed and not c.evaluate.controls for c in found)
+        bases |= {cells._base_of(c) for c in found}
+    assert len(bases) == 3
+    wrong = plan.Variant(label="x", method="ft", evaluate={"hidden_item": "count"})
+    with pytest.raises(TacitaError, match="did you mean 'hidden_items'"):
+        plan.run_config(experiment, settings, "lastfm-2k", "mf", wrong, 1)
+
+
 # shared block 0
 
 

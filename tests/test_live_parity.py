@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -533,6 +534,22 @@ def test_settings_of_a_run_stay_and_people_are_not_sampled(tmp_path: Path) -> No
         assert asked_again(site, "other", train=train).head.verdict == "refused", train
     for changed in ({"round": 1}, {"kind": "train"}, {"block": 5000}, {"round": 10**6}):
         assert asked_again(site, "another", **changed).head.verdict == "refused", changed
+    close_all(site)
+
+
+def test_a_node_whose_model_came_before_later_settings_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = started_site(tmp_path)
+    site.next_block()
+    store = site.transport.members[site.transport.log[0][0]].store
+    run = decode_request(site.transport.log[0][1]).head.run
+    held = store.model(run)
+    assert held is not None
+    before = json.loads(held[0]["config"])
+    del before["split"]["repeats"], before["evaluate"]["hidden_items"], before["date_format"], before["decimal"]
+    monkeypatch.setattr(store, "model", lambda run: ({**held[0], "config": json.dumps(before)}, held[1]))
+    assert "settings" not in asked_again(site, run, kind="validate").head.said
+    before["seed"] += 1
+    assert "settings" in asked_again(site, run, kind="validate").head.said
     close_all(site)
 
 

@@ -207,6 +207,27 @@ def test_resume_refuses_changed_settings(change: tuple[str, str]) -> None:
 
 
 @pytest.mark.usefixtures("often")
+def test_a_run_from_before_later_settings_goes_on_and_is_served() -> None:
+    def forget(text: str) -> str:
+        values = json.loads(text)
+        del values["split"]["repeats"], values["evaluate"]["hidden_items"], values["date_format"], values["decimal"]
+        return json.dumps(values)
+
+    interrupted(settings(), Path("cut"), 4)
+    config = Path("cut/config.toml")
+    kept = [line for line in config.read_text().splitlines() if not line.startswith(("repeats", "hidden_items"))]
+    config.write_text("\n".join(kept))
+    arrays, note = read_arrays(Path("cut/checkpoint.safetensors"))
+    write_arrays(Path("cut/checkpoint.safetensors"), arrays, {**note, "config": forget(note["config"])})
+    run = runs.resume(Path("cut"))
+    assert Path("cut/result.json").read_bytes() == result_of(settings())
+    for name in ("server", "clients"):
+        arrays, note = read_arrays(Path(f"cut/{name}.safetensors"))
+        write_arrays(Path(f"cut/{name}.safetensors"), arrays, {**note, "config": forget(note["config"])})
+    assert run.recommend(json.loads(Path("cut/ids.json").read_text())["users"][0], 3)
+
+
+@pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("how", ["cut", "flipped", "empty", "text"])
 def test_resume_refuses_a_damaged_checkpoint_and_says_what_to_do(how: str) -> None:
     interrupted(settings(), Path("cut"), 4)

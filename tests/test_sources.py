@@ -345,6 +345,7 @@ class TestBadFiles:
         | st.builds(bytes.__add__, st.sampled_from([b"\x1f\x8b", b"PAR1", b"\xff\xfe"]), st.binary(max_size=60))
         | st.text('12u,;|:\t\n\r" é-.', max_size=80).map(lambda text: ("user,item,rating\n" + text).encode())
         | st.text('12u,;|:\t\n\r" é-.', max_size=80).map(str.encode)
+        | st.text('12u,:{}[]\n"', max_size=80).map(lambda text: ('{"user": 1, "item": 2}\n' + text).encode())
     )
     def test_any_bytes(self, tmp_path: Path, content: bytes) -> None:
         path = put(tmp_path / "any", content)

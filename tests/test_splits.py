@@ -33,6 +33,7 @@ def table(
     timed: bool = True,
     rating: Sequence[float] | None = None,
     given: Sequence[int] | None = None,
+    block: Sequence[int] | None = None,
 ) -> Interactions:
     """Rows as a source would hand them over: codes by first appearance, raw ids u7 and i3."""
     users = tuple(dict.fromkeys(f"u{u}" for u, _, _ in rows))
@@ -49,6 +50,7 @@ def table(
         titles={},
         fingerprint="toy",
         guessed="",
+        block=None if block is None else np.array(block, np.int32),
     )
 
 
@@ -378,6 +380,95 @@ def test_a_pair_given_twice_counts_where_it_came_first() -> None:
     assert raw(stream, stream.blocks[0].test) == {"u1": ["i1"]}
 
 
+def test_given_blocks_and_parts_are_used_exactly_as_given() -> None:
+    rows = [(0, 0, 9), (1, 1, 8), (0, 2, 7), (2, 0, 1), (0, 3, 2), (0, 1, 3), (1, 4, 4)]
+    data = table(rows, given=[0, 0, 2, 0, 2, 1, 0], block=[0, 0, 0, 1, 1, 1, 1])
+    for kind in ("given", "auto"):  # though there are timestamps, against the order of the blocks
+        stream = split(data, SplitConfig(kind=kind))  # type: ignore[arg-type]
+        one, two = stream.blocks
+        assert [raw(stream, part) for part in parts(one)] == [{"u1": ["i1"], "u0": ["i0"]}, {}, {"u0": ["i2"]}]
+        assert [raw(stream, part) for part in parts(two)] == [
+            {"u2": ["i0"], "u1": ["i4"]},
+            {"u0": ["i1"]},
+            {"u0": ["i3"]},
+        ]
+        assert (one.n_users, one.n_items, two.n_users, two.n_items) == (2, 3, 3, 5)
+        assert [stream.user_ids[u] for u in np.flatnonzero(two.new_users)] == ["u2"]
+        assert stream.removed == ()
+
+
+def test_a_gap_in_given_blocks_is_refused() -> None:
+    data = table(TWO, given=[0, 0, 0, 0], block=[0, 0, 2, 2])
+    with pytest.raises(TacitaError, match=r"no row of toy is in block 1, .*without a gap"):
+        split(data, SplitConfig())
+
+
+# Repeats
+
+REPEATED = [(0, 0, t) for t in range(20)] + [(1, i, 30) for i in (0, 1)]
+
+
+def test_kept_repeats_are_put_into_parts_row_by_row_and_count_once_there() -> None:
+    once, kept = (split(table(REPEATED), SplitConfig(kind="blocks", n_blocks=1, repeats=r)) for r in ("once", "keep"))  # type: ignore[arg-type]
+    assert sizes(once.blocks[0]) == (1, 0, 0)
+    assert sizes(kept.blocks[0]) == (1, 1, 1)  # 20 rows: 16 to train on, 2 and 2 held back, all of one item
+    assert kept.blocks[0].n_rows == once.blocks[0].n_rows == 22
+    assert kept.fingerprint != once.fingerprint
+
+
+def test_kept_repeats_hold_back_each_users_last_rows_in_later_blocks() -> None:
+    rows = [(u, i, 0) for u in (0, 1) for i in range(5)]
+    later = [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]  # the last one is tested, the one before validates
+    rows += [(0, i, 10 + t) for t, i in enumerate(later)]
+    stream = split(table(rows), SplitConfig(kind="blocks", n_blocks=2, base_share=0.5, repeats="keep"))
+    block = stream.blocks[1]
+    assert raw(stream, block.test) == {"u0": ["i1"]}
+    assert raw(stream, block.valid) == {"u0": ["i0"]}
+    assert raw(stream, block.train) == {"u0": [f"i{i}" for i in range(8)]}
+
+
+def test_rows_of_a_repeated_pair_are_drawn_apart() -> None:
+    rows = [(u, i, 0) for u in range(40) for i in range(10) for _ in range(2)]
+    block = split(table(rows), SplitConfig(kind="random", repeats="keep")).blocks[0]
+    apart = [len(set(block.test.row(u)) - set(block.train.row(u)) - set(block.valid.row(u))) for u in range(40)]
+    assert sum(apart) < 20  # side by side both rows of a pair would be tested, 40 times in all
+
+
+# What filtering took
+
+
+def test_what_filtering_took_is_told_step_by_step() -> None:
+    rows = [(u, i, 0) for u in (0, 1, 2) for i in (0, 1, 2)] + [(3, 0, 0), (0, 0, 1), (4, 1, 0)]
+    data = table(rows, rating=[5] * 11 + [1])
+    stream = split(data, SplitConfig(kind="random", min_rating=2, k_core=2))
+    assert [(r.rows, r.users, r.items) for r in stream.removed] == [
+        ((12, 11), (5, 4), (3, 3)),
+        ((11, 10), (4, 3), (3, 3)),
+        ((10, 9), (3, 3), (3, 3)),
+    ]
+    for one, word in zip(stream.removed, ("split.min_rating", "split.k_core", "split.repeats")):
+        assert word in one.reason
+    assert split(table(TWO), SplitConfig(kind="random")).removed == ()
+
+
+def test_ratings_that_are_not_asked_for_are_pointed_out() -> None:
+    def said(rating: list[float] | None, **options: object) -> str:
+        return " ".join(split(table(TWO, rating=rating), SplitConfig(kind="random", **options)).notes)  # type: ignore[arg-type]
+
+    assert "every row counts as liked, whatever its rating (1 to 5); tacita train --set split.min_rating=4" in said(
+        [1, 5, 3, 4]
+    )
+    assert "split.min_rating=1 " in said([0, 1, 1, 1])
+    for quiet in (said(None), said([1, 5, 3, 4], min_rating=1), said([3, 3, 3, 3])):
+        assert "liked" not in quiet
+
+
+def test_later_settings_leave_the_fingerprint_of_a_split_as_it_was() -> None:
+    fingerprint = ""
+    assert split(table(TWO), SplitConfig(kind="random")).fingerprint == fingerprint
+    assert split(table(TWO), SplitConfig(kind="random", repeats="keep")).fingerprint != fingerprint
+
+
 def test_auto_takes_blocks_where_there_is_time_else_the_given_split_else_random() -> None:
     roles = [0] * len(GIVEN)
     timed = [(u, i, t) for t, (u, i, _) in enumerate(GIVEN)]
@@ -488,6 +579,12 @@ def test_lastfm_block_sizes_are_exact_and_borders_close_because_months_tie() -> 
     np.testing.assert_array_equal(found[:, 2], published[:, 2])
     np.testing.assert_array_equal(found[-1], published[-1])
     np.testing.assert_allclose(found[:, :2], published[:, :2], rtol=0.01)
+
+
+def test_ml100k_tells_why_it_has_fewer_items_than_it_came_with() -> None:
+    (core,) = split(real("ml-100k"), SplitConfig()).removed
+    assert core.reason == "the 10-core (split.k_core)"
+    assert (core.rows, core.users, core.items) == ((100_000, 97_953), (943, 943), (1682, 1152))
 
 
 def test_ml100k_parts_have_the_sizes_of_the_shipped_splits() -> None:

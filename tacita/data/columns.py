@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,13 +30,17 @@ _TITLE_FILES = {
 
 def interactions(name: str, table: Table) -> Interactions:
     """The table as arrays; the first value that cannot be used is an error."""
+    table = _without_other_parts(table)
     user, user_ids = _codes(table, "user")
     item, item_ids = _codes(table, "item")
     rating = _ratings(table) if "rating" in table.names else None
-    time = _times(table) if "timestamp" in table.names else None
+    time, unit = _times(table) if "timestamp" in table.names else (None, "")
     split = _splits(table) if "split" in table.names else None
+    block = _blocks(table) if "block" in table.names else None
     titles, title_note = _titles(table, item_ids)
     taken = ", ".join(f"{role}={column}" for role, column in table.names.items())
+    beside = f"; not used: {listed(table.unused)}" if table.unused else ""
+    extra = () if block is None else (block,)  # without one the fingerprint is what it was before there were blocks
     return Interactions(
         name=name,
         user=user,
@@ -46,9 +51,14 @@ def interactions(name: str, table: Table) -> Interactions:
         user_ids=user_ids,
         item_ids=item_ids,
         titles=titles,
-        fingerprint=fingerprint(user, item, rating, time, split, user_ids, item_ids),
-        guessed=f"{table.path.name}: {table.kind}; {taken}{title_note}.",
+        fingerprint=fingerprint(user, item, rating, time, split, user_ids, item_ids, *extra),
+        guessed=f"{table.path.name}: {table.kind}; {taken}{title_note}{beside}.",
         time_is_global=not is_position(table.names.get("timestamp", "")),
+        block=block,
+        time_unit=unit,
+        columns=dict(table.names),
+        unused=table.unused,
+        notes=table.notes,
     )
 
 
@@ -65,20 +75,49 @@ def _codes(table: Table, role: str) -> tuple[Ints, tuple[str, ...]]:
 
 
 def _ratings(table: Table) -> Floats:
-    numbers = finite(table.frame["rating"], pl.Float32)
-    table.refuse("rating", numbers.is_null(), "a rating that is no number")
+    numbers = finite(table.frame["rating"], pl.Float32, table.hints.decimal)
+    way = ", say --decimal , if it has a decimal comma" if table.hints.decimal is None else ""
+    table.refuse("rating", numbers.is_null(), "a rating that is no number", way)
     return numbers.to_numpy().astype(np.float32)
 
 
-def _times(table: Table) -> Longs:
-    numbers = times(table.frame["timestamp"])
-    table.refuse("timestamp", numbers.is_null(), "a timestamp that is neither a number nor a date")
-    return numbers.to_numpy().astype(np.int64)
+def _times(table: Table) -> tuple[Longs, str]:
+    numbers, unit = times(table.frame["timestamp"], table.hints)
+    form = table.hints.date_format
+    what = f"a timestamp that does not fit --date-format '{form}'" if form else ""
+    way = "" if form else ', say how dates are written with --date-format "%d.%m.%Y"'
+    table.refuse("timestamp", numbers.is_null(), what or "a timestamp that is neither a number nor a date", way)
+    return numbers.to_numpy().astype(np.int64), unit
+
+
+def _blocks(table: Table) -> Ints:
+    """The source's own blocks; they say nothing without parts."""
+    if "split" not in table.names:
+        remedy = "say which column holds train, valid or test with --columns part=NAME"
+        raise problem(table.path, "blocks without parts", remedy)
+    numbers = table.frame["block"].cast(pl.Int64, strict=False)
+    fine = numbers.is_between(0, max(0, table.frame.height - 1)).fill_null(False)
+    table.refuse("block", ~fine, "a block that is not one of 0, 1, 2 and so on")
+    return numbers.to_numpy().astype(np.int32)
+
+
+def _without_other_parts(table: Table) -> Table:
+    """A column that is merely called part, and holds something else, is no split unless somebody says so."""
+    name = table.names.get("split", "")
+    if "split" in table.hints.columns or not rank(name, "split") or set(_part_codes(table).drop_nulls()):
+        return table
+    names = {role: column for role, column in table.names.items() if role not in ("split", "block")}
+    dropped = tuple(column for role, column in table.names.items() if role in ("split", "block"))
+    return replace(table, names=names, unused=(*table.unused, *dropped))
+
+
+def _part_codes(table: Table) -> pl.Series:
+    text = table.frame["split"].cast(pl.String).str.to_lowercase()
+    return text.replace_strict(_SPLITS, default=None, return_dtype=pl.Int8)
 
 
 def _splits(table: Table) -> NDArray[np.int8]:
-    text = table.frame["split"].cast(pl.String).str.to_lowercase()
-    codes = text.replace_strict(_SPLITS, default=None, return_dtype=pl.Int8)
+    codes = _part_codes(table)
     table.refuse("split", codes.is_null(), "a split that is not train, valid or test")
     return codes.to_numpy().astype(np.int8)
 

@@ -16,8 +16,11 @@ from pathlib import Path
 
 import polars as pl
 
-from tacita.data.problems import problem, shown, unreadable
+from tacita.data.jsonlines import is_json, line_of, read_json_lines
+from tacita.data.problems import listed, problem, shown, unreadable
 from tacita.data.roles import has_header, places, rank, roles_by_name, roles_by_place
+from tacita.data.unused import look_over
+from tacita.data.values import Hints
 from tacita.errors import TacitaError
 
 _WELL_KNOWN = (
@@ -29,11 +32,14 @@ _WELL_KNOWN = (
     "ratings.csv",
     "user_ratedmovies-timestamps.dat",
 )
-_TABLE_ENDS = (".csv", ".tsv", ".txt", ".parquet", ".dat", ".csv.gz", ".tsv.gz", ".txt.gz")
+_PLAIN_ENDS = (".csv", ".tsv", ".txt", ".dat", ".jsonl", ".ndjson")
+_TABLE_ENDS = (".parquet", *_PLAIN_ENDS, *(f"{end}.gz" for end in _PLAIN_ENDS))
 _SEPARATORS = {"::": "'::'", "\t": "tab", ",": "comma", ";": "semicolon", "|": "'|'", " ": "space"}
 _UNIT = "\x1f"  # stands for '::', since the reader takes one character
 _SAMPLE = 65536
+SAMPLE_ROWS = 1000  # that unused columns are judged by before one is read whole
 _CONTROL = bytes(range(9)) + bytes(range(14, 31))
+JSON_LINES = "JSON lines"
 _POLARS_TROUBLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
 
 
@@ -57,9 +63,12 @@ class Table:
     frame: pl.DataFrame
     names: dict[str, str]  # role -> name of its column in the file
     layout: Layout | None  # None: not a text file, so rows instead of lines
+    hints: Hints
+    unused: tuple[str, ...]  # columns that nothing was read from
+    notes: tuple[str, ...]  # on those that look usable
 
-    def refuse(self, role: str, bad: pl.Series, what: str) -> None:
-        """Raise for the first bad row of a column, if there is one."""
+    def refuse(self, role: str, bad: pl.Series, what: str, way: str = "") -> None:
+        """Raise for the first bad row of a column, if there is one; `way` is what may help besides correcting it."""
         if not bad.any():
             return
         row = int(bad.arg_max() or 0)
@@ -68,7 +77,7 @@ class Table:
         if value is None or value == "":
             what, remedy = f"no {role}{' id' if is_id else ''}", "fill it in or remove the row"
         else:
-            what, remedy = f"{what}: {shown(value)}", "correct it"
+            what, remedy = f"{what}: {shown(value)}", f"correct it{way}"
         if not is_id:
             remedy += f", or leave the column out with --columns {role}=-"
         raise problem(self.path, f"{self._place(row)} has {what}", remedy)
@@ -79,7 +88,7 @@ class Table:
                 for index, (line, _) in enumerate(_records(read_text(self.path), self.layout)):
                     if index == row:
                         return f"line {line}"
-        return f"row {row + 1}"
+        return line_of(read_text(self.path), row) if self.kind == JSON_LINES else f"row {row + 1}"
 
 
 def main_file(folder: Path) -> Path | None:
@@ -98,51 +107,107 @@ def main_file(folder: Path) -> Path | None:
     return None
 
 
-def read_table(path: Path, columns: Mapping[str, str]) -> Table:
-    """The user, item, rating, ... columns of a Parquet or text file; `columns` says which, role -> name."""
-    with path.open("rb") as file:
-        is_parquet = file.read(4) == b"PAR1"
-    table = _parquet(path, columns) if is_parquet else _delimited(path, columns)
+def read_table(path: Path, hints: Hints) -> Table:
+    """The user, item, rating, ... columns of a Parquet, JSON lines or text file; `hints` may say which."""
+    table = _parquet(path, hints) if _is_parquet(path) else _text(path, hints)
     if not table.frame.height:
         raise problem(path, "a header but no rows", "give a file that has interactions in it")
+    if hints.date_format and "timestamp" not in table.names:
+        said = f"no time column to be read with --date-format '{hints.date_format}'"
+        raise problem(path, said, f"name it with --columns time=..., one of {listed(table.unused)}")
     return table
 
 
-def _parquet(path: Path, columns: Mapping[str, str]) -> Table:
+def _is_parquet(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"PAR1"
+
+
+def _parquet(path: Path, hints: Hints) -> Table:
     try:
         with path.open("rb") as file:  # a path would be taken for a pattern
-            every = list(pl.read_parquet_schema(file))
-        names = {role: every[at] for role, at in roles_by_name(path, every, columns).items()}
-        frame = pl.read_parquet(path, columns=list(names.values()), glob=False)
-        frame = frame.select(pl.col(name).alias(role) for role, name in names.items())
-        frame = frame.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
-        frame = frame.with_columns(pl.col(pl.String).str.strip_chars())
+            every = pl.read_parquet_schema(file)
+        names = list(every)
+        roles = roles_by_name(path, names, hints.columns)
+
+        def read(columns: list[str], n_rows: int | None = None) -> pl.DataFrame:
+            return pl.read_parquet(path, columns=columns, n_rows=n_rows, glob=False)
+
+        flat = [name for name, kind in every.items() if not kind.is_nested()]
+        sample = read([name for name in flat if names.index(name) not in roles.values()], SAMPLE_ROWS)
+        roles, notes = look_over(names, roles, hints, sample, lambda name: read([name]).to_series())
+        return _typed(path, "Parquet", read([names[at] for at in roles.values()]), names, roles, hints, notes)
     except _POLARS_TROUBLE:
         raise problem(path, "a damaged Parquet file", "write or copy it again") from None
-    for role, kind in frame.schema.items():
-        if kind.is_nested() or kind in (pl.Binary, pl.Object):
-            raise problem(path, f"column {shown(names[role])} is of type {kind}", "make it text")
-    return Table(path, "Parquet", frame, names, None)
 
 
-def _delimited(path: Path, columns: Mapping[str, str]) -> Table:
+def _typed(
+    path: Path, kind: str, frame: pl.DataFrame, every: list[str], roles: dict[str, int], hints: Hints, notes: list[str]
+) -> Table:
+    """A table out of columns that have types."""
+    names = {role: every[at] for role, at in roles.items()}
+    frame = frame.select(pl.col(name).alias(role) for role, name in names.items())
+    frame = frame.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
+    frame = frame.with_columns(pl.col(pl.String).str.strip_chars())
+    for role, dtype in frame.schema.items():
+        spans = isinstance(dtype, pl.Duration) and role != "timestamp"
+        if dtype.is_nested() or dtype in (pl.Binary, pl.Object) or spans:
+            raise problem(path, f"column {shown(names[role])} is of type {dtype}", "make it text")
+    unused = tuple(name for at, name in enumerate(every) if at not in roles.values())
+    return Table(path, kind, frame, names, None, hints, unused, tuple(notes))
+
+
+def _text(path: Path, hints: Hints) -> Table:
     data = read_text(path)
+    return _json_lines(path, data, hints) if is_json(data) else _delimited(path, data, hints)
+
+
+def _json_lines(path: Path, data: bytes, hints: Hints) -> Table:
+    frame = read_json_lines(path, data)
+    names = frame.columns
+    roles = roles_by_name(path, names, hints.columns)
+    flat = [name for name, kind in frame.schema.items() if not kind.is_nested()]
+    sample = frame.select(name for name in flat if names.index(name) not in roles.values()).head(SAMPLE_ROWS)
+    roles, notes = look_over(names, roles, hints, sample, lambda name: frame[name])
+    return _typed(path, JSON_LINES, frame, names, roles, hints, notes)
+
+
+def _delimited(path: Path, data: bytes, hints: Hints) -> Table:
+    columns = hints.columns
     first, layout = sniff(path, data, columns)
     by_name = layout.header
     roles = roles_by_name(path, layout.names, columns) if by_name else roles_by_place(path, first, columns)
-    frame = read_rows(path, data, layout).select(pl.nth(at).alias(role) for role, at in roles.items())
+    rows = read_rows(path, data, layout)
+    _refuse_header_again(path, data, rows, layout, roles)
+    free = [at for at in range(len(layout.names)) if at not in roles.values()]
+    sample = rows.select(pl.nth(at) for at in free).head(SAMPLE_ROWS)
+    # Columns go by their place here: names may stand twice.
+    at_place = dict(zip(places(len(layout.names)), layout.names))
+    roles, notes = look_over(list(at_place), roles, hints, sample, lambda place: rows[place], at_place)
+    frame = rows.select(pl.nth(at).alias(role) for role, at in roles.items())
     separator = _SEPARATORS["::" if layout.separator == _UNIT else layout.separator]
     kind = f"{separator}-separated {'with' if layout.header else 'without'} a header"
     if is_atomic(layout.names):
         kind = "RecBole atomic file"
-    return Table(path, kind, frame, {role: layout.names[at] for role, at in roles.items()}, layout)
+    names = {role: layout.names[at] for role, at in roles.items()}
+    unused = tuple(name for at, name in enumerate(layout.names) if at not in roles.values())
+    return Table(path, kind, frame, names, layout, hints, unused, tuple(notes))
+
+
+def _refuse_header_again(path: Path, data: bytes, rows: pl.DataFrame, layout: Layout, roles: Mapping[str, int]) -> None:
+    """Files that were put one behind the other have their header in the middle, where it would pass for a row."""
+    if not layout.header or not rows.height:
+        return
+    again = pl.all_horizontal(pl.nth(at) == layout.names[at] for at in roles.values())
+    found = rows.select(again.fill_null(False)).to_series()
+    if found.any():
+        line = next(line for line, fields in _records(data, layout) if [f.strip() for f in fields] == [*layout.names])
+        raise problem(path, f"line {line} is the header again", "remove that line")
 
 
 def read_columns(path: Path, columns: Mapping[str, str]) -> tuple[bool, tuple[str, ...], pl.DataFrame]:
     """Every column of a Parquet or text file, which may have only one: whether they are named, names, values."""
-    with path.open("rb") as file:
-        is_parquet = file.read(4) == b"PAR1"
-    if is_parquet:
+    if _is_parquet(path):
         try:
             frame = pl.read_parquet(path, glob=False)
         except _POLARS_TROUBLE:
@@ -151,6 +216,9 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> tuple[bool, tuple[st
     data = read_text(path)
     if not data.strip():
         raise problem(path, "the file is empty", "give a file with a column of ids")
+    if is_json(data):
+        frame = read_json_lines(path, data)
+        return True, tuple(frame.columns), frame
     if not any(one.encode() in data[:_SAMPLE] for one in _SEPARATORS if one != " "):
         lines = [line.strip() for line in data.decode("utf-8", "replace").splitlines() if line.strip()]
         known = any(rank(lines[0], role) is not None for role in ("user", "item", "title"))
@@ -226,6 +294,7 @@ def sniff(path: Path, data: bytes, columns: Mapping[str, str]) -> tuple[list[lis
 def _cut(path: Path, text: str) -> tuple[str, str | None, list[list[str]]]:
     """The separator on which most lines agree with the first one; commas and semicolons go with quotes."""
     best: tuple[float, str, str | None, list[list[str]]] = (0.0, ",", '"', [])
+    width = 0
     for separator in _SEPARATORS:
         quote = '"' if separator in ",;" or text.startswith('"') else None
         mark = _UNIT if separator == "::" else separator
@@ -235,7 +304,10 @@ def _cut(path: Path, text: str) -> tuple[str, str | None, list[list[str]]]:
             continue
         sizes = [len(row) for row in rows if any(row)]
         agreement = sizes.count(sizes[0]) / len(sizes) if sizes and sizes[0] > 1 else 0.0
-        if agreement > best[0]:
+        # Where every row has one decimal comma, commas agree as well as the semicolons that separate.
+        finer = separator == ";" and best[1] == "," and agreement == best[0] and sizes[:1] > [width]
+        if agreement > best[0] or (agreement and finer):
+            width = sizes[0]
             best = (agreement, mark, quote, rows)
     if not best[0]:
         remedy = "separate user and item by comma, tab, ';', '|' or '::'"

@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 
 from tacita.data.problems import listed, problem, shown
-from tacita.data.values import dates, is_number
+from tacita.data.values import as_number, dates
 from tacita.errors import TacitaError, unknown_name
 
 # Names that a column may go by, best first; compared without case, punctuation, ending "id" and RecBole type.
@@ -21,15 +21,24 @@ _WORDS = {
     "timestamp": "timestamp unixtimestamp unixreviewtime unixtime unix ts t time date datetime eventtime "
     "reviewtime reviewdate createdat created ratedat position",
     "title": "title movietitle itemtitle producttitle booktitle itemname artistname",
-    "split": "split",
+    "split": "split part",
+    "block": "block",
 }
+_SYNONYMS = {"time": "timestamp", "part": "split"}
 _ALIASES = {role: words.split() for role, words in _WORDS.items()}
 
 
-def check_roles(columns: Mapping[str, str]) -> None:
-    for role in columns:
+def check_roles(columns: Mapping[str, str]) -> dict[str, str]:
+    """The roles somebody named, each by its one name."""
+    roles: dict[str, str] = {}
+    for said, name in columns.items():
+        role = _SYNONYMS.get(said, said)
         if role not in _ALIASES:
-            raise unknown_name("column role", role, _ALIASES)
+            raise unknown_name("column role", said, {*_ALIASES, *_SYNONYMS})
+        if role in roles:
+            raise TacitaError(f"--columns names the {role} twice, as '{roles[role]}' and as '{name}'; choose one.")
+        roles[role] = name
+    return roles
 
 
 def rank(name: str, role: str) -> int | None:
@@ -74,9 +83,19 @@ def roles_by_name(path: Path, names: Sequence[str], columns: Mapping[str, str]) 
     for role in _ALIASES:
         ranks = {at: rank(name, role) for at, name in enumerate(names) if at not in roles.values()}
         fitting = [(fit, at) for at, fit in ranks.items() if fit is not None and role not in columns]
-        if fitting:
+        if fitting and (role != "block" or "split" in roles):  # blocks without parts are of no use
             roles[role] = min(fitting)[1]
+    _refuse_twins(path, names, roles, columns)
     return _with_both(path, names, roles)
+
+
+def _refuse_twins(path: Path, names: Sequence[str], roles: Mapping[str, int], columns: Mapping[str, str]) -> None:
+    """Two columns of one name cannot be told apart, unless somebody said which by its number."""
+    for role, at in roles.items():
+        twins = [str(place) for place, name in enumerate(names, 1) if name == names[at]]
+        if len(twins) > 1 and columns.get(role) not in twins:
+            what = f"the header names {shown(names[at])} {len(twins)} times, as columns {' and '.join(twins)}"
+            raise problem(path, what, f"rename one, or say which is the {role} with --columns {role}={twins[0]}")
 
 
 def roles_by_place(path: Path, rows: Sequence[Sequence[str]], columns: Mapping[str, str]) -> dict[str, int]:
@@ -96,7 +115,7 @@ def roles_by_place(path: Path, rows: Sequence[Sequence[str]], columns: Mapping[s
 
 def _looks_like(values: Sequence[str]) -> str | None:
     """Rating or timestamp, by the look of the first values."""
-    numbers = [float(value) for value in values if is_number(value)]
+    numbers = [number for number in map(as_number, values) if number is not None]
     if len(numbers) * 2 > len(values):
         return "timestamp" if min(numbers) >= 1e8 else "rating"
     missing = dates(pl.Series(values, dtype=pl.String)).null_count()

@@ -5,7 +5,6 @@ Every way to be wrong ends in one `TacitaError` that names the file and the line
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,27 +19,36 @@ from tacita.data.reading import main_file, read_table
 from tacita.data.roles import check_roles
 from tacita.data.synthetic import synthetic
 from tacita.data.table import Interactions, by_appearance, describe, fingerprint
+from tacita.data.values import Hints
 from tacita.errors import TacitaError
 from tacita.files import write_bytes
 
 __all__ = ["DATASETS", "DatasetInfo", "Interactions", "cache_dir", "describe", "fetch", "load", "save_csv"]
 
 
-def load(source: str, *, data_dir: Path | None = None, columns: dict[str, str] | None = None) -> Interactions:
+def load(
+    source: str,
+    *,
+    data_dir: Path | None = None,
+    columns: dict[str, str] | None = None,
+    date_format: str | None = None,
+    decimal: str | None = None,
+) -> Interactions:
     """Interactions of a named dataset, of `synthetic:users=...`, or of a file or folder."""
     is_synthetic = source == "synthetic" or source.startswith("synthetic:")
-    if columns and (is_synthetic or source in DATASETS):
-        raise TacitaError(f"--columns is for files; '{source}' has columns that are known.")
+    for flag, said in {"--columns": columns, "--date-format": date_format, "--decimal": decimal}.items():
+        if said and (is_synthetic or source in DATASETS):
+            raise TacitaError(f"{flag} is for files; '{source}' has columns that are known.")
     if is_synthetic:
         return _synthetic(source)
     if source in DATASETS:
         path = checked_file(source, data_dir)
-        table = _from_path(path, source, {})
+        table = _from_path(path, source, Hints())
         return _by_time(table, path) if source == "ml-100k" else table
     path = Path(source)
     if not source or not _exists(path):
         raise _no_such_source(source)
-    return _from_path(path, _stem(path), columns or {})
+    return _from_path(path, _stem(path), Hints(check_roles(columns or {}), date_format, decimal))
 
 
 def save_csv(table: Interactions, out: Path) -> None:
@@ -54,21 +62,22 @@ def save_csv(table: Interactions, out: Path) -> None:
         frame = frame.with_columns(pl.Series(name, table.timestamp))
     if table.split is not None:
         frame = frame.with_columns(split=np.array(["train", "valid", "test"])[table.split])
+    if table.block is not None:
+        frame = frame.with_columns(pl.Series("block", table.block))
     if table.titles:
         frame = frame.with_columns(title=items.replace_strict(table.titles, default=None))
     write_bytes(out, frame.write_csv().encode())
 
 
-def _from_path(path: Path, name: str, columns: Mapping[str, str]) -> Interactions:
+def _from_path(path: Path, name: str, hints: Hints) -> Interactions:
     """Interactions of a file, or of the one table in a folder."""
-    check_roles(columns)
     try:
         file = main_file(path) if path.is_dir() else path
         if file is None:
             raise problem(path, "the folder has no interactions file, or several", "name one file")
         if not file.is_file():
             raise problem(path, "not a regular file", "save the data to a file first")
-        return interactions(name, read_table(file, columns))
+        return interactions(name, read_table(file, hints))
     except OSError as error:
         raise unreadable(path, error) from None
 

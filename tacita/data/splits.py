@@ -2,21 +2,25 @@
 
 Kinds: time blocks as in F3CRec (k-core on row counts, cut by count after a sort by time, user and, where a
 user's rows share a time, a hash: item numbers follow popularity in MovieLens, so they must not decide what is last),
-leave-one-out, random 8:1:1, and the split a source ships. A user's repeated item inside a block counts once, at
-its first time; the same item in a later block is a new event (Last.fm: the same artist again).
+leave-one-out, random 8:1:1, and the split a source ships, in one block or in its own. A user's repeated item inside
+a block counts once, at its first time, unless `repeats = keep`: then every row is put into a part by itself and counts
+once there. The same item in a later block is a new event (Last.fm: the same artist again).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
-from tacita.config import SplitConfig
+from tacita.config import SplitConfig, later_defaults
+from tacita.data.filters import Size, k_core, rated, removals, size_of
 from tacita.data.sources import Interactions
+from tacita.data.table import rating_note
 from tacita.errors import TacitaError
 from tacita.kernels.hashing import hash_owners
 from tacita.rng import Draws, keys_of
@@ -24,6 +28,9 @@ from tacita.types import AnyArray, Block, Bools, Ints, Keys, Longs, Ragged, Stre
 
 _NAMED_CORE = {"lastfm-2k": 5, "ml-100k": 10, "ml-latest-small": 10, "hetrec2011-movielens": 10, "ml-1m": 10}
 TRAIN, VALID, TEST = 0, 1, 2
+
+RolesOf = Callable[[int, Ints, Ints, Longs], AnyArray]
+"""The part of each row, from the block's number, the rows' users and items, and their places in the block."""
 
 
 def effective_split(table: Interactions, config: SplitConfig) -> SplitConfig:
@@ -40,15 +47,10 @@ def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) 
     draws = draws or Draws(config.seed)
     config = effective_split(table, config)
     kind, core = config.kind, config.k_core or 0
-    rows = np.arange(len(table.user))
-    if config.min_rating is not None:
-        if table.rating is None:
-            raise TacitaError(f"{table.name} has no ratings; remove split.min_rating.")
-        rows = rows[table.rating >= config.min_rating]
-    if len(rows) == 0:
-        raise TacitaError(f"nothing of {table.name} is left after split.min_rating; lower it.")
-    rows = _k_core(table, rows, core)
+    rows, sizes = _filtered(table, config.min_rating, core)
     rows = _in_time(table, rows, config if kind == "blocks" else None, draws)
+    if kind == "given" and table.block is not None:
+        rows = rows[np.argsort(table.block[rows], kind="stable")]
     user, user_ids = _by_appearance(table.user[rows], table.user_ids)
     item, item_ids = _by_appearance(table.item[rows], table.item_ids)
     if len(user_ids) < 2 or len(item_ids) < 2:
@@ -56,55 +58,53 @@ def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) 
             f"{table.name} has {len(user_ids)} user(s) and {len(item_ids)} item(s) after filtering; at least two of "
             "each are needed (split.k_core and split.min_rating set the filter)."
         )
-    keys, item_keys = keys_of(user_ids), keys_of(item_ids)
-    if kind == "blocks":
-        cuts = _cuts(len(rows), config)
-        parts = [
-            (user[lo:hi], item[lo:hi], hi - lo, config.inner if b else "random")
-            for b, (lo, hi) in enumerate(pairwise(cuts))
-        ]
-        blocks = _time_blocks(parts, keys, item_keys, draws)
-    else:
-        role = _roles(kind, user, item, table, rows, keys, item_keys, config, draws)
-        blocks = (_whole(user, item, role, len(user_ids), len(item_ids)),)
-    print_of = hashlib.sha256(f"{table.fingerprint}\n{config.model_dump_json()}".encode())
+    shuffled = _Shuffle(keys_of(user_ids), keys_of(item_ids), draws, config.repeats)
+    cuts, roles_of = _plan(kind, table, rows, config, shuffled)
+    blocks = _blocks(user, item, cuts, roles_of, config.repeats)
+    kept = sum(len(part.ids) for block in blocks for part in (block.train, block.valid, block.test))
+    again = f"one row per pair in a {'block' if config.repeats == 'once' else 'part'} (split.repeats)"
+    sizes.append((again, (kept, len(user_ids), len(item_ids))))
+    said = config.model_dump_json(exclude={"kind": True, "k_core": True} | later_defaults(config, "split."))
+    print_of = hashlib.sha256(f"{table.fingerprint}\n{kind}\n{core}\n{said}".encode())
+    unrated = rating_note(table) if config.min_rating is None else None
     return Stream(
         name=table.name,
         blocks=blocks,
         user_ids=user_ids,
         item_ids=item_ids,
-        user_keys=keys,
-        item_keys=item_keys,
+        user_keys=shuffled.keys,
+        item_keys=shuffled.item_keys,
         titles=table.titles,
         fingerprint=print_of.hexdigest(),
+        removed=removals(sizes),
+        notes=(*([table.guessed] if table.columns else []), *table.notes, *([unrated] if unrated else [])),
     )
+
+
+def _filtered(table: Interactions, least: float | None, core: int) -> tuple[Longs, list[tuple[str, Size]]]:
+    """The rows that are left, and the size before and after each filter with its reason."""
+    rows = rated(table, least)
+    sizes = [("", size_of(table.user, table.item))]
+    if least is not None:
+        sizes.append((f"the least rating of {least:g} (split.min_rating)", size_of(table.user[rows], table.item[rows])))
+    rows = k_core(table, rows, core)
+    sizes.append((f"the {core}-core (split.k_core)", size_of(table.user[rows], table.item[rows])))
+    return rows, sizes
 
 
 def _kind(table: Interactions, config: SplitConfig) -> str:
     if config.kind != "auto":
         if config.kind == "given" and table.split is None:
-            raise TacitaError(f"{table.name} ships no split; use split.kind = 'random'.")
+            raise TacitaError(
+                f"{table.name} ships no split; use split.kind = 'random', or say which column holds train, valid or "
+                "test with --columns part=NAME."
+            )
         return config.kind
+    if table.block is not None:
+        return "given"
     if table.timestamp is not None and table.time_is_global:
         return "blocks"
     return "given" if table.split is not None else "random"
-
-
-def _k_core(table: Interactions, rows: Longs, k: int) -> Longs:
-    """Drop users and items with fewer than k rows until none is left to drop."""
-    if k <= 1:
-        return rows
-    start = len(rows)
-    while len(rows):
-        per_user = np.bincount(table.user[rows], minlength=len(table.user_ids))
-        per_item = np.bincount(table.item[rows], minlength=len(table.item_ids))
-        keep = (per_user[table.user[rows]] >= k) & (per_item[table.item[rows]] >= k)
-        if keep.all():
-            return rows
-        rows = rows[keep]
-    raise TacitaError(
-        f"nothing of {table.name} is left: no {k}-core in its {start:,} interactions; lower split.k_core."
-    )
 
 
 def _in_time(table: Interactions, rows: Longs, blocks: SplitConfig | None, draws: Draws) -> Longs:
@@ -159,11 +159,15 @@ def _cuts(n: int, config: SplitConfig) -> list[int]:
     return [0, *(base + step * b for b in range(config.n_blocks - 1)), n]
 
 
-def _first_of_pair(user: Ints, item: Ints) -> Bools:
-    """Marks the first row of every (user, item) pair."""
-    pair = user.astype(np.int64) << 32 | item
+def _pairs(user: Ints, item: Ints) -> Longs:
+    """One number per (user, item)."""
+    return np.asarray(user.astype(np.int64) << 32 | item)
+
+
+def _first_of(pair: Longs) -> Bools:
+    """Marks the first row of every pair."""
     _, first = np.unique(pair, return_index=True)
-    keep = np.zeros(len(user), bool)
+    keep = np.zeros(len(pair), bool)
     keep[first] = True
     return keep
 
@@ -178,10 +182,23 @@ def _ranks_in_user(user: Ints, order: Longs) -> Longs:
     return out
 
 
-def _random_order(user: Ints, item: Ints, keys: Keys, item_keys: Keys, draws: Draws, block: int) -> Longs:
+class _Shuffle(NamedTuple):
     """A random order in which each user's rows depend on that user and item alone, not on their numbers."""
-    spread = hash_owners(draws.public("split-items"), item_keys)
-    return np.argsort(hash_owners(draws.public("split", block), keys[user] ^ spread[item]), kind="stable")
+
+    keys: Keys
+    item_keys: Keys
+    draws: Draws
+    repeats: str
+
+    def order(self, user: Ints, item: Ints, block: int) -> Longs:
+        spread = hash_owners(self.draws.public("split-items"), self.item_keys)
+        mixed = self.keys[user] ^ spread[item]
+        if self.repeats == "keep":  # each row of a pair goes its own way
+            pair = np.unique(_pairs(user, item), return_inverse=True)[1].astype(np.int32)
+            again = _ranks_in_user(pair, np.arange(len(pair)))
+            apart = hash_owners(self.draws.public("split-repeats"), again.astype(np.uint64))
+            mixed = np.where(again > 0, mixed ^ apart, mixed)
+        return np.argsort(hash_owners(self.draws.public("split", block), mixed), kind="stable")
 
 
 def _inner_roles(user: Ints, order: Longs) -> AnyArray:
@@ -194,39 +211,53 @@ def _inner_roles(user: Ints, order: Longs) -> AnyArray:
     return np.where(n < 3, TRAIN, role)
 
 
-def _time_blocks(
-    parts: Sequence[tuple[Ints, Ints, int, str]], keys: Keys, item_keys: Keys, draws: Draws
-) -> tuple[Block, ...]:
+def _plan(
+    kind: str, table: Interactions, rows: Longs, config: SplitConfig, shuffled: _Shuffle
+) -> tuple[list[int], RolesOf]:
+    """Where the ordered rows are cut, and what decides the part of each."""
+    if kind == "blocks":
+        return _cuts(len(rows), config), _inner(config, shuffled)
+    if kind == "given":
+        return _given(table, rows, shuffled)
+    return [0, len(rows)], _single(kind, table, config, shuffled)
+
+
+def _inner(config: SplitConfig, shuffled: _Shuffle) -> RolesOf:
+    """The parts of time blocks: block 0 at random, later ones as the config says."""
+
+    def roles_of(block: int, user: Ints, item: Ints, rows: Longs) -> AnyArray:
+        by_chance = block == 0 or config.inner == "random"
+        return _inner_roles(user, shuffled.order(user, item, block) if by_chance else np.arange(len(user)))
+
+    return roles_of
+
+
+def _blocks(user: Ints, item: Ints, cuts: list[int], roles_of: RolesOf, repeats: str) -> tuple[Block, ...]:
     blocks: list[Block] = []
     n_users = n_items = 0
-    for index, (user, item, n_rows, inner) in enumerate(parts):
+    for index, (lo, hi) in enumerate(pairwise(cuts)):
         known = n_users
-        n_users = max(n_users, int(user.max()) + 1)
-        n_items = max(n_items, int(item.max()) + 1)
+        n_users = max(n_users, int(user[lo:hi].max()) + 1)
+        n_items = max(n_items, int(item[lo:hi].max()) + 1)
         new = np.arange(n_users) >= known
-        blocks.append(_time_block(index, user, item, n_users, n_items, new, n_rows, inner, keys, item_keys, draws))
+        blocks.append(_block(index, user[lo:hi], item[lo:hi], new, n_items, roles_of, repeats))
     return tuple(blocks)
 
 
-def _time_block(
-    index: int,
-    user: Ints,
-    item: Ints,
-    n_users: int,
-    n_items: int,
-    new: Bools,
-    n_rows: int,
-    inner: str,
-    keys: Keys,
-    item_keys: Keys,
-    draws: Draws,
-) -> Block:
-    """One block of rows in time order."""
-    once = _first_of_pair(user, item)
-    user, item = user[once], item[once]
-    in_time = np.arange(len(user))
-    order = _random_order(user, item, keys, item_keys, draws, index) if inner == "random" else in_time
-    return _block(index, user, item, _inner_roles(user, order), n_users, n_items, new, n_rows)
+def _block(index: int, user: Ints, item: Ints, new: Bools, n_items: int, roles_of: RolesOf, repeats: str) -> Block:
+    """One block of ordered rows; a pair is never twice in the same part."""
+    pair = _pairs(user, item)
+    rows = np.flatnonzero(_first_of(pair)) if repeats == "once" else np.arange(len(user))
+    role = roles_of(index, user[rows], item[rows], rows)
+    if repeats == "keep":
+        once = np.zeros(len(rows), bool)
+        for part in (TRAIN, VALID, TEST):
+            once[np.flatnonzero(role == part)[_first_of(pair[role == part])]] = True
+        rows, role = rows[once], role[once]
+    train, valid, test = (
+        Ragged.from_pairs(user[rows[role == part]], item[rows[role == part]], len(new)) for part in (TRAIN, VALID, TEST)
+    )
+    return Block(index, len(new), n_items, train, valid, test, new, len(user))
 
 
 def collected_block(
@@ -243,60 +274,53 @@ def collected_block(
     draws = Draws(config.seed)
     user, item = user.astype(np.int32), item.astype(np.int32)
     order = np.lexsort((_ties(user, item, keys, item_keys, draws), user, time))
-    inner = config.inner if index else "random"
-    return _time_block(
-        index, user[order], item[order], len(keys), len(item_keys), new, len(user), inner, keys, item_keys, draws
-    )
+    roles_of = _inner(config, _Shuffle(keys, item_keys, draws, config.repeats))
+    return _block(index, user[order], item[order], new, len(item_keys), roles_of, config.repeats)
 
 
-def _block(
-    index: int, user: Ints, item: Ints, role: AnyArray, n_users: int, n_items: int, new: Bools, n_rows: int
-) -> Block:
-    train, valid, test = (Ragged.from_pairs(user[role == r], item[role == r], n_users) for r in (TRAIN, VALID, TEST))
-    return Block(index, n_users, n_items, train, valid, test, new, n_rows)
+def _single(kind: str, table: Interactions, config: SplitConfig, shuffled: _Shuffle) -> RolesOf:
+    """The parts of leave-one-out and random splits."""
+    if kind == "leave-one-out" and config.held_out == "last" and table.timestamp is None:
+        raise TacitaError(f"{table.name} has no timestamps; use split.held_out = 'random'.")
+
+    def roles_of(block: int, user: Ints, item: Ints, rows: Longs) -> AnyArray:
+        in_order = kind == "leave-one-out" and config.held_out == "last"
+        rank = _ranks_in_user(user, np.arange(len(user)) if in_order else shuffled.order(user, item, block))
+        n = np.bincount(user)[user]
+        share = np.ones_like(n) if kind == "leave-one-out" else np.maximum(1, np.rint(0.1 * n).astype(np.int64))
+        role = np.where(rank >= n - share, TEST, np.where(rank >= n - 2 * share, VALID, TRAIN))
+        return np.where(n < 3, TRAIN, role)
+
+    return roles_of
 
 
-def _roles(
-    kind: str,
-    user: Ints,
-    item: Ints,
-    table: Interactions,
-    rows: Longs,
-    keys: Keys,
-    item_keys: Keys,
-    config: SplitConfig,
-    draws: Draws,
-) -> AnyArray:
-    """Role of every row for the kinds with a single block; -1 drops a repeated pair."""
-    once = _first_of_pair(user, item)
-    kept_user, kept_item = user[once], item[once]
-    n = np.bincount(kept_user, minlength=int(user.max()) + 1)[kept_user]
-    shuffled = _random_order(kept_user, kept_item, keys, item_keys, draws, 0)
-    if kind == "given":
-        assert table.split is not None
-        role = _given_roles(table.split[rows][once], kept_user, shuffled)
-    elif kind == "leave-one-out":
-        if config.held_out == "last" and table.timestamp is None:
-            raise TacitaError(f"{table.name} has no timestamps; use split.held_out = 'random'.")
-        order = np.arange(len(kept_user)) if config.held_out == "last" else shuffled
-        rank = _ranks_in_user(kept_user, order)
-        role = np.where(n < 3, TRAIN, np.where(rank == n - 1, TEST, np.where(rank == n - 2, VALID, TRAIN)))
-    else:
-        rank = _ranks_in_user(kept_user, shuffled)
-        tenth = np.maximum(1, np.rint(0.1 * n).astype(np.int64))
-        role = np.where(rank >= n - tenth, TEST, np.where(rank >= n - 2 * tenth, VALID, TRAIN))
-        role = np.where(n < 3, TRAIN, role)
-    out = np.full(len(user), -1)
-    out[once] = role
-    return out
+def _given(table: Interactions, rows: Longs, shuffled: _Shuffle) -> tuple[list[int], RolesOf]:
+    """Blocks and parts as the source has them; without any validation part a tenth of the training rows is lent."""
+    assert table.split is not None
+    given = table.split[rows].astype(np.int64)
+    sizes = np.bincount(table.block[rows]) if table.block is not None else np.array([len(rows)])
+    if not sizes.all():
+        empty = int(np.flatnonzero(sizes == 0)[0])
+        raise TacitaError(
+            f"no row of {table.name} is in block {empty}, but some are in block {len(sizes) - 1}; number the blocks "
+            "0, 1, 2 and so on without a gap, and see split.min_rating and split.k_core."
+        )
+    cuts = [0, *np.cumsum(sizes).tolist()]
+    lend = not (given == VALID).any()
+
+    def roles_of(block: int, user: Ints, item: Ints, rows: Longs) -> AnyArray:
+        role = given[cuts[block] + rows]
+        return _lent(role, user, shuffled.order(user, item, block)) if lend else role
+
+    return cuts, roles_of
 
 
-def _given_roles(given: AnyArray, user: Ints, shuffled: Longs) -> AnyArray:
-    """The source's split; where it has no validation part, a random tenth of each user's training rows."""
-    role = given.astype(np.int64)
-    if (role == VALID).any():
-        return role
+def _lent(role: AnyArray, user: Ints, shuffled: Longs) -> AnyArray:
+    """A random tenth of each user's training rows becomes validation."""
+    role = role.copy()
     train = np.flatnonzero(role == TRAIN)
+    if not len(train):
+        return role
     position = np.full(len(user), -1)
     position[train] = np.arange(len(train))
     order = position[shuffled[role[shuffled] == TRAIN]]
@@ -305,7 +329,3 @@ def _given_roles(given: AnyArray, user: Ints, shuffled: Longs) -> AnyArray:
     held = (n >= 3) & (rank >= n - np.maximum(1, n // 10))
     role[train[held]] = VALID
     return role
-
-
-def _whole(user: Ints, item: Ints, role: AnyArray, n_users: int, n_items: int) -> Block:
-    return _block(0, user, item, role, n_users, n_items, np.ones(n_users, bool), len(user))

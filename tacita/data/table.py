@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,11 @@ class Interactions:
     fingerprint: str  # SHA-256 over the arrays and ids, not the titles
     guessed: str  # one sentence: format, separator, which column was taken for what
     time_is_global: bool = True  # False: timestamps order the rows of one user, not those of different users
+    block: Ints | None = None  # the source's own block of each row
+    time_unit: str = ""  # of the timestamps: d, s, ms, us or ns; empty: to be told from their size
+    columns: dict[str, str] = field(default_factory=dict)  # role -> the column that was read for it
+    unused: tuple[str, ...] = ()  # columns that were not read
+    notes: tuple[str, ...] = ()  # sentences on columns that look usable
 
 
 def describe(table: Interactions) -> dict[str, object]:
@@ -37,8 +43,10 @@ def describe(table: Interactions) -> dict[str, object]:
     pairs = table.user.astype(np.int64) * items + table.item
     pairs.sort()
     distinct = int(np.count_nonzero(np.diff(pairs))) + 1
-    time = table.timestamp
+    time, unrated = table.timestamp, rating_note(table)
     return {
+        "columns": dict(table.columns),
+        "unused columns": list(table.unused),
         "rows": rows,
         "users": users,
         "items": items,
@@ -48,7 +56,42 @@ def describe(table: Interactions) -> dict[str, object]:
         "median per user": float(np.median(per_user)),
         "max per user": int(per_user.max()),
         "time range": None if time is None else (int(time.min()), int(time.max())),
+        "dates": None if time is None else _dates(time, table.time_unit),
+        "notes": [*table.notes, *([unrated] if unrated else [])],
     }
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SECONDS = {"d": 86_400.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+def _dates(time: Longs, unit: str) -> tuple[str, str] | None:
+    """The first and the last time as dates, where the numbers are times since 1970 in some unit."""
+    if not unit:
+        middle = float(np.median(time))  # a few wild values do not matter
+        fitting = [name for name in ("s", "ms", "us", "ns") if 1e8 <= middle * _SECONDS[name] < 1e11]
+        if not fitting:
+            return None
+        unit = fitting[0]
+    try:
+        ends = [_EPOCH + timedelta(seconds=int(end) * _SECONDS[unit]) for end in (time.min(), time.max())]
+    except OverflowError:
+        return None
+    return f"{ends[0]:%Y-%m-%d %H:%M}", f"{ends[1]:%Y-%m-%d %H:%M}"
+
+
+def rating_note(table: Interactions) -> str | None:
+    """What to know where ratings differ and nothing is asked of them."""
+    if table.rating is None or not len(table.rating):
+        return None
+    low, high = float(table.rating.min()), float(table.rating.max())
+    if low == high:
+        return None
+    least = 4 if low < 4 <= high else high
+    return (
+        f"every row counts as liked, whatever its rating ({low:g} to {high:g}); tacita train --set "
+        f"split.min_rating={least:g} keeps only rows rated at least that."
+    )
 
 
 def fingerprint(*parts: AnyArray | tuple[str, ...] | None) -> str:

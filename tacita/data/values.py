@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import polars as pl
 
 _DAYS = ("%Y-%m-%d", "%Y/%m/%d", "%m %d, %Y", "%a %b %d %H:%M:%S %z %Y", "%+")
@@ -9,36 +11,72 @@ _CLOCKS = (" %H:%M:%S%.f", "T%H:%M:%S%.f", " %H:%M", "T%H:%M")
 _DATE_FORMATS = _DAYS + tuple(day + clock for day in _DAYS[:2] for clock in _CLOCKS)
 
 
-def is_number(field: str) -> bool:
+_COMMA_NUMBER = r"^[+-]?\d+(,\d+)?$"
+_MAYBE_THOUSANDS = r",\d{3}$"
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What somebody said about a file: role -> column, how its dates are written, its decimal mark."""
+
+    columns: dict[str, str] = field(default_factory=dict)
+    date_format: str | None = None
+    decimal: str | None = None
+
+
+def as_number(field: str) -> float | None:
+    """The number that a field is, with a decimal point or a decimal comma."""
     try:
-        float(field)
+        return float(field.replace(",", ".", 1))
     except ValueError:
-        return False
-    return True
+        return None
 
 
-def finite(values: pl.Series, kind: type[pl.Float32 | pl.Float64] = pl.Float64) -> pl.Series:
+def finite(
+    values: pl.Series, kind: type[pl.Float32 | pl.Float64] = pl.Float64, decimal: str | None = None
+) -> pl.Series:
     """Numbers; what is none, or is not finite, becomes null."""
-    numbers = values.cast(pl.Float64, strict=False).cast(kind)
+    numbers = _pointed(values, decimal).cast(pl.Float64, strict=False).cast(kind)
     return numbers.set(~numbers.is_finite().fill_null(False), None)
 
 
-def times(values: pl.Series) -> pl.Series:
-    """Whole numbers whose order is that of the times: as they are, from floats, or from dates."""
-    if values.dtype.is_temporal():
-        return values.to_physical().cast(pl.Int64)
-    if values.dtype.is_float():
-        return _whole(values)
+def _pointed(values: pl.Series, decimal: str | None) -> pl.Series:
+    """Text with decimal commas as text with points, where that is asked for or cannot mean anything else."""
+    if values.dtype != pl.String or decimal == ".":
+        return values
+    commas = values.str.contains(_COMMA_NUMBER).fill_null(False)
+    if decimal is None and (
+        not commas.filter(values.is_not_null()).all() or values.str.contains(_MAYBE_THOUSANDS).any()
+    ):
+        return values
+    return values.set(~commas, None).str.replace(",", ".", literal=True)
+
+
+def times(values: pl.Series, hints: Hints = Hints()) -> tuple[pl.Series, str]:  # noqa: B008
+    """Whole numbers whose order is that of the times, from numbers or dates, and their unit where it is known."""
+    kind = values.dtype
+    if isinstance(kind, pl.Date):
+        return values.to_physical().cast(pl.Int64), "d"
+    if isinstance(kind, pl.Datetime):
+        return values.to_physical().cast(pl.Int64), kind.time_unit
+    if kind.is_temporal():
+        return values.to_physical().cast(pl.Int64), ""
+    if hints.date_format:
+        return dates(values.cast(pl.String), hints.date_format), "us"
+    if kind.is_float():
+        return _whole(values, None), ""
     numbers = values.cast(pl.Int64, strict=False)
-    if not numbers.null_count() or values.dtype != pl.String:
-        return numbers
+    if not numbers.null_count() or kind != pl.String:
+        return numbers, ""
     first = values.drop_nulls()
-    return _whole(values) if len(first) and is_number(first[0]) else dates(values)
+    if len(first) and as_number(first[0]) is not None:
+        return _whole(values, hints.decimal), ""
+    return dates(values), "us"
 
 
-def _whole(values: pl.Series) -> pl.Series:
+def _whole(values: pl.Series, decimal: str | None) -> pl.Series:
     """Floats as whole numbers, in millionths where they have fractions and room for it."""
-    numbers = finite(values)
+    numbers = finite(values, decimal=decimal)
     largest = float(numbers.abs().max() or 0)  # type: ignore[arg-type]
     fractions = bool((numbers.drop_nulls() % 1 != 0).any())
     if fractions and largest < 9e12:
@@ -46,8 +84,10 @@ def _whole(values: pl.Series) -> pl.Series:
     return numbers.round(0).cast(pl.Int64, strict=False)
 
 
-def dates(values: pl.Series) -> pl.Series:
-    """Text as microseconds; formats that fit the first value are tried first, then the rest where needed."""
+def dates(values: pl.Series, form: str | None = None) -> pl.Series:
+    """Text as microseconds, in the given format; else those that fit the first value first, the rest where needed."""
+    if form is not None:
+        return _as_date(values, form)
     first = values.drop_nulls().head(1)
     fitting = sorted(_DATE_FORMATS, key=lambda form: _as_date(first, form).null_count())
     found = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(values))

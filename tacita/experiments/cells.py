@@ -109,7 +109,8 @@ def _rounded(value: Any) -> Any:
 def _base_of(config: RunConfig) -> str:
     """Cells with the same text here share block 0."""
     train = config.train.model_dump_json(exclude={"resume_from", "reset_private_each_block"})
-    return json.dumps([config.data, config.backbone, config.seed, train, config.split.model_dump_json()])
+    how = config.evaluate.model_dump_json()  # validation picks the round
+    return json.dumps([config.data, config.backbone, config.seed, train, config.split.model_dump_json(), how])
 
 
 class CellFile:

@@ -14,7 +14,16 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from tacita.config import EvaluateConfig, RunConfig, SplitConfig, Strict, TrainConfig, read_toml, validated
+from tacita.config import (
+    EvaluateConfig,
+    RunConfig,
+    SplitConfig,
+    Strict,
+    TrainConfig,
+    later_defaults,
+    read_toml,
+    validated,
+)
 from tacita.errors import TacitaError, unknown_name
 from tacita.methods import preset_parts
 
@@ -31,6 +40,8 @@ class Variant(Strict):
     options: dict[str, dict[str, Any]] = Field({}, description="part -> options on top")
     train: dict[str, Any] = {}
     backbone: dict[str, Any] = {}
+    split: dict[str, Any] = {}
+    evaluate: dict[str, Any] = {}
     backbones: list[str] = Field([], description="the only backbones it is run with; none named: all")
 
 
@@ -91,7 +102,7 @@ class Cell:
     @property
     def key(self) -> str:
         """Cells with the same effective config are the same cell, whichever table asks for them."""
-        what = self.config.model_dump(mode="json", exclude={"method"})
+        what = self.config.model_dump(mode="json", exclude={"method": True, **later_defaults(self.config)})
         return hashlib.sha256(json.dumps([CELL_VERSION, self.kind, what], sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -134,15 +145,18 @@ def run_config(
             parts.append({"name": name, **options})
     lr = settings.lr.get(dataset, {}).get(backbone)
     train = {"rounds": experiment.rounds.get(dataset, 100), **variant.train}
+    where = f"variant '{variant.label}'"
+    # Tied times leave the cut open: every seed draws its own.
+    split = validated(SplitConfig, {"seed": seed, **variant.split}, where)
     return RunConfig(
         data=dataset,
         backbone={"name": backbone, **({"lr": lr} if lr is not None else {}), **variant.backbone},
         method=variant.method,
         parts=parts,
         seed=seed,
-        split=SplitConfig(seed=seed),  # tied times leave the cut open: every seed draws its own
-        train=validated(TrainConfig, train, f"variant '{variant.label}'"),
-        evaluate=EvaluateConfig(controls=False),
+        split=split,
+        train=validated(TrainConfig, train, where),
+        evaluate=validated(EvaluateConfig, {"controls": False, **variant.evaluate}, where),
     )
 
 

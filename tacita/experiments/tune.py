@@ -19,7 +19,7 @@ import numpy as np
 import optuna
 import tomli_w
 
-from tacita.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig, read_toml
+from tacita.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig, later_defaults, read_toml
 from tacita.devices import Federation
 from tacita.errors import TacitaError
 from tacita.experiments.plan import CELL_VERSION, ROOT, Chosen, Settings, load_settings, settings_path
@@ -111,7 +111,7 @@ def tune_method(
 
 def _study_name(fed: Federation, method: str) -> str:
     """A study is about one method on one base: other data, settings or code make another."""
-    base = fed.config.model_dump_json(exclude={"method", "parts"})
+    base = fed.config.model_dump_json(exclude={"method": True, "parts": True, **later_defaults(fed.config)})
     mark = hashlib.sha256(f"{CELL_VERSION}{fed.stream.fingerprint}{base}".encode()).hexdigest()[:8]
     return f"{fed.stream.name}-{fed.backbone.name}-{method}-{mark}"
 

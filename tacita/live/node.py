@@ -141,15 +141,21 @@ class Node:
 
     # What the owner asks
 
-    def import_file(self, path: str, columns: dict[str, str] | None = None) -> dict[str, Any]:
+    def import_file(
+        self,
+        path: str,
+        columns: dict[str, str] | None = None,
+        date_format: str | None = None,
+        decimal: str | None = None,
+    ) -> dict[str, Any]:
         """Add the interactions of a file; what is there already is not added twice."""
-        table = load(path, columns=columns or None)
+        table = load(path, columns=columns or None, date_format=date_format, decimal=decimal)
         known = {item for item, _ in self.store.catalogue()}
         n_users, n_rows = self.store.add(_interactions(table))
         self.refresh()
         unknown = sum(item not in known for item in table.item_ids) if known else 0
         return {
-            "guessed": table.guessed,
+            "guessed": " ".join([table.guessed, *table.notes]),
             "rows": len(table.user),
             "new interactions": n_rows,
             "new users": n_users,

@@ -7,6 +7,7 @@ else under the same number, it refuses, since two answers to nearly the same que
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -139,7 +140,7 @@ def _settings(node: Node, head: RequestHead) -> RunConfig:
     except TacitaError as error:
         raise Refusal(str(error)) from None
     held = node.store.model(head.run)
-    if held is not None and held[0]["config"] != config.model_dump_json():
+    if held is not None and _json(json.loads(held[0]["config"])) != config.model_dump_json():
         raise Refusal("the settings of this run have changed; begin a new run.")
     most = config.train.rounds if backbone.trains else backbone.trials
     fits = head.kind in ("validate", "close") or (head.kind == "train") == backbone.trains

@@ -27,6 +27,8 @@ Text = Annotated[str, Field(pattern=r"^[^\x00]*$")]  # also refuses halves of ch
 class Import(Strict):
     file: Text
     columns: dict[str, str] = {}
+    date_format: Text | None = None
+    decimal: Literal[".", ","] | None = None
 
 
 class Recommend(Strict):
@@ -50,6 +52,10 @@ class Erase(Strict):
     everybody: bool = False
 
 
+def _reading(asked: Import) -> tuple[dict[str, str], str | None, str | None]:
+    return asked.columns, asked.date_format, asked.decimal
+
+
 def _erase(node: Node, asked: Erase) -> dict[str, Any]:
     if (asked.user is None) != asked.everybody:
         raise TacitaError("say whom to erase: either a user or everybody.")
@@ -57,7 +63,7 @@ def _erase(node: Node, asked: Erase) -> dict[str, Any]:
 
 
 _VERBS: dict[str, tuple[type[Strict], Callable[[Node, Any], Any]]] = {
-    "import": (Import, lambda node, asked: node.import_file(asked.file, asked.columns)),
+    "import": (Import, lambda node, asked: node.import_file(asked.file, *_reading(asked))),
     "status": (Nothing, lambda node, asked: node.status()),
     "recommend": (Recommend, lambda node, asked: node.recommend(asked.user, asked.k)),
     "consent": (Consent, lambda node, asked: node.set_consent(asked.user, asked.item, asked.level)),

@@ -1,0 +1,149 @@
+"""Verbs on data: list, get, describe, import; and the options by which files are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from tacita import console
+from tacita.errors import TacitaError
+
+if TYPE_CHECKING:
+    from tacita.data.table import Interactions
+
+app = typer.Typer(no_args_is_help=True, help="Datasets: list, get, describe, import.")
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", exists=True, file_okay=False, help="Folder that holds named datasets (default: $TACITA_DATA)."
+    ),
+]
+Columns = Annotated[
+    str,
+    typer.Option(
+        "--columns",
+        help="Which column is what: user=NAME,item=NAME,rating=NAME,time=NAME,title=NAME,block=NAME,part=NAME.",
+    ),
+]
+DateFormat = Annotated[
+    str | None, typer.Option("--date-format", help="How the file writes dates, such as %d.%m.%Y or %Y%m%d.")
+]
+Decimal = Annotated[str | None, typer.Option("--decimal", help="The file's decimal mark: , or . (default: seen).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A file, folder, dataset name or synthetic:...")]
+
+
+def columns_of(text: str) -> dict[str, str]:
+    """What --columns says: role -> name."""
+    roles = {}
+    for pair in filter(None, (one.strip() for one in text.split(","))):
+        role, equals, name = (piece.strip() for piece in pair.partition("="))
+        if not (equals and role and name):
+            raise TacitaError(f"--columns '{pair}' is not role=name, for example user=customer,item=sku.")
+        roles[role] = name
+    return roles
+
+
+@app.command("list")
+def data_list(as_json: AsJson = False) -> None:
+    """The datasets known by name.
+
+    Example: `tacita data list`
+    """
+    from tacita.data.named import DATASETS
+
+    if as_json:
+        print(json.dumps({name: vars(info) for name, info in DATASETS.items()}))
+    else:
+        console.show_datasets(DATASETS)
+
+
+@app.command("get")
+def data_get(name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: DataDir = None) -> None:
+    """Fetch a dataset, or find it in --data-dir, and check it.
+
+    Example: `tacita data get ml-100k`
+    """
+    from tacita.data.sources import fetch
+
+    with console.working(f"getting {name}"):
+        folder = fetch(name, data_dir=data_dir)
+    console.say(f"{name} is ready in {folder}")
+
+
+def decimal_of(text: str | None) -> str | None:
+    if text not in (None, ",", "."):
+        raise TacitaError(f"--decimal '{text}' is no decimal mark; use , or a point.")
+    return text
+
+
+def _load(
+    source: str, columns: str, date_format: str | None, decimal: str | None, data_dir: Path | None
+) -> Interactions:
+    from tacita.data.sources import load
+
+    roles, mark = columns_of(columns) or None, decimal_of(decimal)
+    return load(source, data_dir=data_dir, columns=roles, date_format=date_format, decimal=mark)
+
+
+@app.command("describe")
+def data_describe(
+    source: Source,
+    columns: Columns = "",
+    date_format: DateFormat = None,
+    decimal: Decimal = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """What is in a file, folder or named dataset, and what was guessed about its columns.
+
+    Examples:
+
+    `tacita data describe my.csv`
+
+    `tacita data describe my.csv --columns user=customer,time=-`
+
+    `tacita data describe my.csv --date-format "%d.%m.%Y"`
+    """
+    from tacita.data.sources import describe
+
+    with console.working(f"reading {source}", quiet=as_json):
+        table = _load(source, columns, date_format, decimal, data_dir)
+    facts = {"name": table.name, "guessed": table.guessed, **describe(table)}
+    if as_json:
+        print(json.dumps(facts))
+        return
+    dates, notes = facts.pop("dates"), cast(list[str], facts.pop("notes"))
+    told = ("columns", "unused columns")  # in the sentence of what was guessed
+    facts = {key: value for key, value in facts.items() if key not in told}
+    console.show_facts({**facts, "time range": dates or facts["time range"]})
+    for note in notes:
+        console.say(note)
+
+
+@app.command("import")
+def data_import(
+    source: Source,
+    out: Annotated[Path, typer.Option(help="CSV file to write.")],
+    columns: Columns = "",
+    date_format: DateFormat = None,
+    decimal: Decimal = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Read any supported file and write it as a plain CSV with columns user, item, rating, timestamp, title.
+
+    Example: `tacita data import ratings.dat --out clean.csv`
+    """
+    from tacita.data.sources import save_csv
+
+    if out.exists():
+        raise TacitaError(f"{out} exists; choose another --out.")
+    with console.working(f"reading {source}"):
+        table = _load(source, columns, date_format, decimal, data_dir)
+        save_csv(table, out)
+    console.say("\n".join([table.guessed, *table.notes]))
+    console.say(f"wrote {len(table.user):,} interactions to {out}")

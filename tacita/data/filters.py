@@ -1,0 +1,76 @@
+"""What is left out of a table before it is cut, each time with its reason, so that nothing shrinks in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from tacita.data.sources import Interactions
+from tacita.errors import TacitaError
+from tacita.types import AnyArray, Longs, Removed, Stream
+
+Size = tuple[int, int, int]
+"""Rows, users, items."""
+
+
+def rated(table: Interactions, least: float | None) -> Longs:
+    """The rows rated at least this; all of them where nothing is asked."""
+    if least is None:
+        return np.arange(len(table.user))
+    if table.rating is None:
+        raise TacitaError(f"{table.name} has no ratings; remove split.min_rating.")
+    rows = np.flatnonzero(table.rating >= least)
+    if len(rows) == 0:
+        raise TacitaError(f"nothing of {table.name} is left after split.min_rating; lower it.")
+    return rows
+
+
+def k_core(table: Interactions, rows: Longs, k: int) -> Longs:
+    """Drop users and items with fewer than k rows until none is left to drop."""
+    if k <= 1:
+        return rows
+    start = len(rows)
+    while len(rows):
+        per_user = np.bincount(table.user[rows], minlength=len(table.user_ids))
+        per_item = np.bincount(table.item[rows], minlength=len(table.item_ids))
+        keep = (per_user[table.user[rows]] >= k) & (per_item[table.item[rows]] >= k)
+        if keep.all():
+            return rows
+        rows = rows[keep]
+    raise TacitaError(
+        f"nothing of {table.name} is left: no {k}-core in its {start:,} interactions; lower split.k_core."
+    )
+
+
+def size_of(user: AnyArray, item: AnyArray) -> Size:
+    return len(user), int(np.count_nonzero(np.bincount(user))), int(np.count_nonzero(np.bincount(item)))
+
+
+def removals(sizes: Sequence[tuple[str, Size]]) -> tuple[Removed, ...]:
+    """The steps that took something, from the sizes before (first) and after each."""
+    out = []
+    for (_, before), (reason, after) in pairwise(sizes):
+        if before != after:
+            rows, users, items = zip(before, after)
+            out.append(Removed(reason, rows, users, items))
+    return tuple(out)
+
+
+def about_data(stream: Stream) -> list[str]:
+    """What people should know of the data a run begins with, a line each."""
+    return [*stream.notes, *([f"filtering: {removed_text(stream.removed)}."] if stream.removed else [])]
+
+
+def removed_text(removed: Sequence[Removed]) -> str:
+    """What filtering took, and from what, in one line."""
+    first, last = removed[0], removed[-1]
+    before = f"{first.rows[0]:,} rows, {first.users[0]:,} users and {first.items[0]:,} items"
+    after = f"{last.rows[1]:,} rows, {last.users[1]:,} users and {last.items[1]:,} items"
+    steps = []
+    for one in removed:
+        lost = ((one.rows, "rows"), (one.users, "users"), (one.items, "items"))
+        took = ", ".join(f"{was - now:,} {name}" for (was, now), name in lost if was > now)
+        steps.append(f"{one.reason} took {took}")
+    return f"{before} became {after}; {'; '.join(steps)}"

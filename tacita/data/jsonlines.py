@@ -1,0 +1,47 @@
+"""JSON lines: one object a line, its keys the names of the columns."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import polars as pl
+
+from tacita.data.problems import problem
+
+
+def is_json(data: bytes) -> bool:
+    """Whether a text begins like a JSON object, or like a list of them."""
+    return re.match(rb"\s*(\[\s*)?\{", data) is not None
+
+
+def read_json_lines(path: Path, data: bytes) -> pl.DataFrame:
+    """All columns, with the types JSON gives them."""
+    if data.lstrip()[:1] == b"[":
+        raise problem(path, "one JSON list", "save it as JSON lines: one object a line, no brackets and commas around")
+    try:
+        frame = pl.read_ndjson(data, infer_schema_length=None)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
+        raise _trouble(path, data) from None
+    return frame
+
+
+def _trouble(path: Path, data: bytes) -> Exception:
+    """The first line that is no object; else some column changes its type."""
+    for number, line in enumerate(data.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            fine = isinstance(json.loads(line), dict)
+        except (ValueError, RecursionError):
+            fine = False
+        if not fine:
+            return problem(path, f"line {number} is not a JSON object", "correct or remove it")
+    return problem(path, "the values of a column are of several types", "write them all as text, or all as numbers")
+
+
+def line_of(data: bytes, row: int) -> str:
+    """Where a row stands, blank lines counted."""
+    filled = [number for number, line in enumerate(data.splitlines(), 1) if line.strip()]
+    return f"line {filled[row]}" if row < len(filled) else f"row {row + 1}"
