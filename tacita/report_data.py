@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tacita.backbones import backbone_class, backbone_names
 from tacita.errors import TacitaError
 from tacita.files import read_json
 
@@ -167,14 +169,18 @@ def _block(raw: dict[str, Any], other: str) -> BlockData:
     )
 
 
-def _method(config: dict[str, Any]) -> str:
-    if config.get("parts") is None:
-        return str(config["method"])
-    return " + ".join(str(p["name"]) for p in config["parts"]) or "no parts"
+def method_name(backbone: str, method: str, parts: Sequence[Mapping[str, Any]] | None) -> str:
+    """What a run is called: its method or parts; a backbone that does not train has none and goes by its own name."""
+    if backbone in backbone_names() and not backbone_class(backbone).trains:
+        return backbone
+    if parts is None:
+        return method
+    return " + ".join(str(part.get("name")) for part in parts) or "no parts"
 
 
 def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str, Curve]) -> RunData:
     config, data, how = raw["config"], raw["data"], raw["config"]["evaluate"]
+    backbone = str(config["backbone"].get("name", "mf"))
     mask = str(how["mask"])
     blocks = [_block(b, "history" if mask == "block" else "block") for b in raw["blocks"]]
     if not blocks or [len(b.on_blocks) for b in blocks] != list(range(1, len(blocks) + 1)):
@@ -192,8 +198,8 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
     sampled = int(how.get("sampled_negatives", 0))
     return RunData(
         folder=_clean(folder.resolve().name),
-        method=_method(config),
-        backbone=str(config["backbone"].get("name", "mf")),
+        method=method_name(backbone, str(config["method"]), config.get("parts")),
+        backbone=backbone,
         seed=int(config["seed"]),
         data=str(data["name"]),
         fingerprint=str(data["fingerprint"]),
