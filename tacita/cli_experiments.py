@@ -107,25 +107,12 @@ def tune(
     `tacita tune --backbone tally --data ml-100k --data ml-latest-small --data lastfm-2k`
     """
     from tacita.config import EvaluateConfig, RunConfig
-    from tacita.experiments import plan
     from tacita.experiments import tune as tuning
     from tacita.methods import preset_parts
     from tacita.runs import Machine
 
     if paper:
-        experiment, _ = plan.load_experiment(f"{paper}/table2")
-        datasets, backbones = plan.narrowed(experiment, only or [])
-        methods = tuple(v.method for v in experiment.variants.values() if v.settings_of is None)
-        jobs = [
-            tuning.PairJob(d, b, methods, experiment.rounds.get(d, 100), trials, out, data_dir)
-            for d in datasets
-            for b in backbones
-        ]
-        with console.counting("dataset-backbone pairs", quiet) as tell:
-            path, failed = tuning.tune_paper(paper, jobs, tell)
-        for one in failed:
-            console.answer(f"no score: {one}")
-        console.say(f"stored the choices in {path}")
+        _tune_paper(paper, only or [], trials, out, data_dir, quiet)
         return
     preset_parts(method)
     names = data or ["ml-100k"]
@@ -154,6 +141,25 @@ def tune(
     told = f"after {count}" if tuning.open_options(method) else f"the one trial: method '{method}' has none to choose"
     console.answer(f"options {json.dumps(found.options)}: validation {found.valid:.4f} {told}")
     console.say(f"runs of the trials: {found.folder}")
+
+
+def _tune_paper(paper: str, only: list[str], trials: int, out: Path, data_dir: Path | None, quiet: bool) -> None:
+    from tacita.experiments import plan
+    from tacita.experiments import tune as tuning
+
+    experiment, _ = plan.load_experiment(f"{paper}/table2")
+    datasets, backbones = plan.narrowed(experiment, only)
+    methods = tuple(v.method for v in experiment.variants.values() if v.settings_of is None)
+    jobs = [
+        tuning.PairJob(d, b, methods, experiment.rounds.get(d, 100), trials, out, data_dir)
+        for d in datasets
+        for b in backbones
+    ]
+    with console.counting("dataset-backbone pairs", quiet) as tell:
+        path, failed = tuning.tune_paper(paper, jobs, tell)
+    for one in failed:
+        console.answer(f"no score: {one}")
+    console.say(f"stored the choices in {path}")
 
 
 def _tune_tally(config: RunConfig, names: list[str], machine: Machine, quiet: bool) -> None:
