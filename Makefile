@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-live test-slow check clean
+.PHONY: demo test test-install test-live test-slow check clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
@@ -18,6 +18,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m "not slow and not live"
+
+test-install:
+	PYTHON="$(PYTHON)" .ci/clean-install
 
 test-live: $(STAMP)
 	$(BIN)/python -m pytest -m live tests/live

@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 
-from tacita import __version__, cli_data, cli_experiments, cli_node, cli_privacy, cli_server, console
+from tacita import __version__, cli_bench, cli_data, cli_experiments, cli_node, cli_privacy, cli_server, console
 from tacita.cli_data import AsJson, Columns, DataDir, DateFormat, Decimal, columns_of, decimal_of
-from tacita.errors import TacitaError
+from tacita.errors import DiskFull, TacitaError
+
+if TYPE_CHECKING:
+    from tacita.runs import Watcher
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     help="**tacita** recommends without collecting: histories stay on people's devices.",
     epilog="Start with `tacita demo`, or with your own file: `tacita data describe my.csv`.",
 )
-bench_app = typer.Typer(no_args_is_help=True, help="Speed and memory, as ratios in one run.")
 app.add_typer(cli_data.app, name="data")
-app.add_typer(bench_app, name="bench")
+app.add_typer(cli_bench.app, name="bench")
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
 Threads = Annotated[int, typer.Option("--threads", help="Cores to use; 0: all. Never changes a number.")]
-Repeats = Annotated[int, typer.Option(min=1, help="How often to measure; the median counts.")]
 
 
 def _merge(into: dict[str, Any], dotted: str, value: Any) -> None:
@@ -71,6 +73,19 @@ def _settings(config: Path | None, flags: dict[str, Any], sets: list[str]) -> di
             raise TacitaError(f"--set '{one}' is not key=value, for example train.rounds=50.")
         _merge(values, key, _value(key, text))
     return values
+
+
+@contextmanager
+def _training(folder: Path, quiet: bool) -> Iterator[Watcher]:
+    """Show how a run goes; if the disk fills up after it began, say how it goes on."""
+    try:
+        with console.watching(quiet) as watcher:
+            yield watcher
+    except DiskFull as error:
+        if not folder.is_dir():
+            raise
+        remedy = f"free some, then `tacita train --out {folder} --resume` goes on"
+        raise TacitaError(f"no space left to write {error.path}; {remedy}.") from None
 
 
 @app.command()
@@ -139,12 +154,12 @@ def train(
         given = [v for name, v in flags.items() if name != "evaluate.controls"]
         if config is not None or sets or any(v is not None for v in given):
             raise TacitaError(f"--resume goes on with the settings in {out / 'config.toml'}; leave out all others.")
-        with console.watching(quiet or as_json) as watcher:
+        with _training(out, quiet) as watcher:
             run = runs.resume(out, machine, watcher, controls)
     else:
         checked = validated(RunConfig, _settings(config, flags, sets or []), str(config or "the settings"))
         folder = out if out is not None else runs.free_folder(checked)
-        with console.watching(quiet or as_json) as watcher:
+        with _training(folder, quiet) as watcher:
             run = runs.train(checked, folder, machine, watcher)
     if as_json:
         print(json.dumps(run.result))
@@ -197,81 +212,6 @@ app.add_typer(cli_node.app, name="node")
 app.add_typer(cli_server.app, name="server")
 
 
-@bench_app.command("rounds")
-def bench_rounds(
-    data: Annotated[str, typer.Option(help="Dataset name, file, or synthetic:...")] = "ml-100k",
-    backbone: Annotated[str, typer.Option(help="mf, ncf or pfedrec.")] = "mf",
-    repeats: Repeats = 5,
-    data_dir: DataDir = None,
-    threads: Threads = 0,
-    as_json: AsJson = False,
-) -> None:
-    """One round of block 0: the naive per-client loop against the fast path. Takes about half a minute.
-
-    Example: `tacita bench rounds --data ml-100k --backbone mf --json`
-    """
-    from tacita import bench, runs
-    from tacita.config import RunConfig
-
-    with console.working("timing the fast round and the naive loop", quiet=as_json):
-        fed = runs.assemble(RunConfig(data=data, backbone={"name": backbone}), runs.Machine(threads, data_dir=data_dir))
-        found = bench.bench_rounds(fed, repeats)
-    console.show_bench(found, as_json)
-
-
-@bench_app.command("scale")
-def bench_scale(
-    users: Annotated[str, typer.Option(help="Numbers of users, comma-separated.")] = "10000,100000,1000000",
-    items: Annotated[int, typer.Option(min=2, help="Size of the catalogue.")] = 100_000,
-    per_user: Annotated[int, typer.Option(min=1, help="Interactions of each user.")] = 20,
-    participants: Annotated[int, typer.Option(min=1, help="Clients in each round.")] = 10_000,
-    repeats: Repeats = 5,
-    threads: Threads = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Training rounds with a fixed number of participants while the users grow: time and peak memory.
-
-    Example: `tacita bench scale --json`
-    """
-    from tacita import bench, runs
-
-    try:
-        sizes = tuple(sorted(int(n) for n in users.split(",")))
-    except ValueError:
-        raise TacitaError(f"--users '{users}' is not a list of numbers such as 10000,100000.") from None
-    if not sizes or sizes[0] < 2:
-        raise TacitaError("--users needs numbers from 2.")
-    runs.use_threads(threads)
-    with console.counting("sizes", quiet=as_json) as tell:
-        tell(0, len(sizes))
-        found = bench.bench_scale(
-            sizes, items, per_user, participants, repeats, lambda n: tell(sizes.index(n) + 1, len(sizes))
-        )
-    console.show_bench(found, as_json)
-
-
-@bench_app.command("evaluate")
-def bench_evaluate(
-    data: Annotated[str, typer.Option(help="Dataset name, file, or synthetic:...")] = "ml-1m",
-    data_dir: DataDir = None,
-    threads: Threads = 0,
-    repeats: Repeats = 5,
-    as_json: AsJson = False,
-) -> None:
-    """Full-ranking evaluation of every user of a dataset (random 8:1:1), three metrics.
-
-    Example: `tacita bench evaluate --data ml-1m --json`
-    """
-    from tacita import bench, runs
-    from tacita.config import RunConfig, SplitConfig
-
-    with console.working("timing evaluation", quiet=as_json):
-        config = RunConfig(data=data, split=SplitConfig(kind="random"))
-        fed = runs.assemble(config, runs.Machine(threads, data_dir=data_dir))
-        found = bench.bench_evaluate(fed, repeats)
-    console.show_bench(found, as_json)
-
-
 @app.command()
 def doctor(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Check the installation and say what is missing.
@@ -317,7 +257,7 @@ def demo(
         "[bold]tacita demo[/bold]: MovieLens-100K in four blocks of time. Every user is a client; ratings stay with "
         "it, only changes of item rows travel."
     )
-    with console.watching(quiet) as watcher:
+    with _training(folder, quiet) as watcher:
         run = runs.train(config, folder, runs.Machine(threads, data_dir=data_dir), watcher)
     console.show_result(run)
     console.show_recommendations(user, run.recommend(user, 10))
@@ -335,6 +275,10 @@ def version(
         raise typer.Exit
 
 
+# typer stands on click or, in newer versions, on a copy of it; what it raises for a wrong call is in its own family.
+CallError: type[Any] = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: bad input is one sentence on standard error and exit code 2."""
     for stream in (sys.stdout, sys.stderr):
@@ -347,15 +291,17 @@ def main(arguments: list[str] | None = None) -> None:
             raise KeyboardInterrupt
     except TacitaError as error:
         code = _complain(str(error))
-    except click.ClickException as error:
+    except CallError as error:
         code = _usage(error)
-    except (click.exceptions.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         code = _complain("stopped; a run that had begun goes on with --resume.", 130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whoever read our output has left
         code = 0
     except OSError as error:
-        code = _complain(f"{error.filename or 'the system'}: {error.strerror or error}.")
+        full = error.errno == errno.ENOSPC and not error.filename  # a file of ours would have been named
+        said = str(DiskFull("the output")) if full else f"{error.filename or 'the system'}: {error.strerror or error}."
+        code = _complain(said)
     except MemoryError:
         code = _complain("not enough memory; use a smaller dataset, backbone.dim or --chunk.")
     except ModuleNotFoundError as error:
@@ -363,17 +309,27 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _usage(error: click.ClickException) -> int:
+def _usage(error: Any) -> int:
     """A wrong command line, as one sentence; a command without arguments shows its help."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return 2
-    said = " ".join(error.format_message().split()).rstrip(".")
+    said = _one_dialect(" ".join(error.format_message().split()).rstrip("."), error.__cause__)
     said, *hints = re.split(r"\.? \(?(?=Did you mean)", said)
     where = context.command_path if context is not None else "tacita"
     hint = f"d{hints[0][1:].rstrip(')')}" if hints else f"see `{where} --help`."
     return _complain(f"{said[:1].lower()}{said[1:]}; {hint}")
+
+
+def _one_dialect(said: str, cause: Any) -> str:
+    """What versions of typer say differently: options like an unknown one, and a value that cannot be read."""
+    said = re.sub(r"^No such option: ([^\s.]+)", r"No such option '\1'", said)
+    near = re.search(r"\(Possible options: (.*)\)$", said)
+    if near:
+        said = f"{said[: near.start()]}Did you mean one of: {', '.join(repr(one) for one in near[1].split(', '))}?"
+    given = cause.errors()[0].get("input") if hasattr(cause, "errors") else None
+    return said if given is None else said.replace("Input should", f"'{given}' should", 1)
 
 
 def _complain(sentence: str, code: int = 2) -> int:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tacita import console
 from tacita.errors import TacitaError
+
+if TYPE_CHECKING:
+    from tacita.config import RunConfig
+    from tacita.runs import Machine
 
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder that holds datasets (default: $TACITA_DATA).")]
 
@@ -51,7 +55,7 @@ def reproduce(
         count = seeds or experiment.quick.seeds
     paper, _, name = table.partition("/")
     wanted = plan.cells_of(experiment, settings, datasets, backbones, count)
-    with console.counting("cells", quiet or as_json) as tell:
+    with console.counting("cells", quiet) as tell:
         lines = cells.run_cells(wanted, cells.CellFile(out / "cells", paper), data_dir, workers, tell)
     found = tables.entries(experiment, wanted, lines)
     tests = tables.comparisons(experiment, wanted, lines)
@@ -90,7 +94,9 @@ def tune(
     data_dir: DataDir = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")] = False,
 ) -> None:
-    """Search a method's options on validation; every trial is a run with its scores, the study is resumable.
+    """Search a method's options on validation; every trial is a run in --out, or a sentence that says why not.
+
+    The study is resumable. The settings of tally are few: all are tried, and listed with their scores.
 
     Examples:
 
@@ -101,19 +107,12 @@ def tune(
     `tacita tune --backbone tally --data ml-100k --data ml-latest-small --data lastfm-2k`
     """
     from tacita.config import EvaluateConfig, RunConfig
-    from tacita.experiments import plan
     from tacita.experiments import tune as tuning
     from tacita.methods import preset_parts
     from tacita.runs import Machine
 
     if paper:
-        experiment, _ = plan.load_experiment(f"{paper}/table2")
-        datasets, backbones = plan.narrowed(experiment, only or [])
-        rounds = {d: experiment.rounds.get(d, 100) for d in datasets}
-        methods = [v.method for v in experiment.variants.values() if v.settings_of is None]
-        with console.counting("dataset-backbone pairs", quiet) as tell:
-            path = tuning.tune_paper(paper, rounds, backbones, methods, trials, out, data_dir, tell)
-        console.say(f"stored the choices in {path}")
+        _tune_paper(paper, only or [], trials, out, data_dir, quiet)
         return
     preset_parts(method)
     names = data or ["ml-100k"]
@@ -123,22 +122,58 @@ def tune(
         )
     config = RunConfig(data=names[0], backbone={"name": backbone}, seed=seed, evaluate=EvaluateConfig(controls=False))
     if backbone == "tally":
-        from tacita.experiments import tally_choice
-
-        tried = {}
-        for name in names:
-            with console.counting(f"settings, {name}", quiet) as tell:
-                here = config.model_copy(update={"data": name})
-                tried[name] = tally_choice.try_all(here, Machine(data_dir=data_dir), tell)
-            best = tally_choice.chosen(tried[name])
-            told = f"validation {best.valid:.4f}, test {json.dumps(best.test)}"
-            console.say(f"{name}: options {json.dumps(best.options)}: {told}")
-        if len(tried) > 1:
-            console.say(f"together: options {json.dumps(tally_choice.chosen_together(tried))}")
+        _tune_tally(config, names, Machine(data_dir=data_dir), quiet)
         return
+    with console.counting("learning rates", quiet) as tell:
+        base = tuning.tune_lr(config, Machine(data_dir=data_dir), tell)
     with console.counting("trials", quiet) as tell:
-        fed, base, lr, rates = tuning.tune_lr(config, Machine(data_dir=data_dir))
         tell(0, trials)
-        found = tuning.tune_method(fed, base, method, trials, out, lambda n, score: tell(min(n, trials), trials))
-    console.say(f"learning rate {lr} (block-0 validation {rates[lr]:.4f})")
-    console.say(f"options {json.dumps(found.options)}: validation {found.valid:.4f} after {found.trials} trials")
+        found = tuning.tune_method(
+            base.fed, base.progress, method, trials, out, lambda n, score: tell(min(n, trials), trials)
+        )
+    for lr, score in base.tried.items():
+        console.answer(f"learning rate {lr}: block-0 validation {score:.4f}{', chosen' if lr == base.lr else ''}")
+    for lr, why in base.failed.items():
+        console.answer(f"learning rate {lr}: no score, {why}")
+    for options, why in found.failed.items():
+        console.answer(f"options {options}: no score, {why}")
+    count = f"{found.trials} trial{'s' if found.trials != 1 else ''}"
+    told = f"after {count}" if tuning.open_options(method) else f"the one trial: method '{method}' has none to choose"
+    console.answer(f"options {json.dumps(found.options)}: validation {found.valid:.4f} {told}")
+    console.say(f"runs of the trials: {found.folder}")
+
+
+def _tune_paper(paper: str, only: list[str], trials: int, out: Path, data_dir: Path | None, quiet: bool) -> None:
+    from tacita.experiments import plan
+    from tacita.experiments import tune as tuning
+
+    experiment, _ = plan.load_experiment(f"{paper}/table2")
+    datasets, backbones = plan.narrowed(experiment, only)
+    methods = tuple(v.method for v in experiment.variants.values() if v.settings_of is None)
+    jobs = [
+        tuning.PairJob(d, b, methods, experiment.rounds.get(d, 100), trials, out, data_dir)
+        for d in datasets
+        for b in backbones
+    ]
+    with console.counting("dataset-backbone pairs", quiet) as tell:
+        path, failed = tuning.tune_paper(paper, jobs, tell)
+    for one in failed:
+        console.answer(f"no score: {one}")
+    console.say(f"stored the choices in {path}")
+
+
+def _tune_tally(config: RunConfig, names: list[str], machine: Machine, quiet: bool) -> None:
+    from tacita.experiments import tally_choice
+
+    tried = {}
+    for name in names:
+        with console.counting(f"settings, {name}", quiet) as tell:
+            tried[name] = tally_choice.try_all(config.model_copy(update={"data": name}), machine, tell)
+        for one in tried[name]:
+            said = f"no score, {one.failed}" if one.failed else f"validation {one.valid:.4f}"
+            console.answer(f"{name}: options {json.dumps(one.options)}: {said}")
+        best = tally_choice.chosen(tried[name])
+        told = f"validation {best.valid:.4f}, test {json.dumps(best.test)}"
+        console.answer(f"{name}: chosen {json.dumps(best.options)}: {told}")
+    if len(tried) > 1:
+        console.answer(f"together: options {json.dumps(tally_choice.chosen_together(tried))}")

@@ -69,6 +69,7 @@ def audit_tally(
     threads: Annotated[int, typer.Option("--threads", help="Cores to use; 0: all.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the table (CSV) and a picture (PNG).")] = None,
     as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")] = False,
 ) -> None:
     """Who can be read from the matrices that tally releases, with each protection on and off, and what it costs.
 
@@ -84,7 +85,7 @@ def audit_tally(
     if (run is None) == (data is None):
         raise TacitaError("say what to audit: either --run FOLDER or --data NAME.")
     config = runs.open_run(run).config if run is not None else RunConfig(data=data or "", backbone={"name": "tally"})
-    with console.counting("protections", quiet=as_json) as tell:
+    with console.counting("protections", quiet) as tell:
         found = audit.audit_tally(config, runs.Machine(threads, data_dir=data_dir), brief, tell)
     if out is not None:
         stem = report_audit.write(found, out)

@@ -1,18 +1,21 @@
 """What people see in the terminal: progress with time left, tables, one style for all verbs.
 
-Results go to standard output; progress and notes go to standard error, where a bar vanishes when its work ends.
+Results go to standard output; progress and notes go to standard error, where a bar vanishes when its work ends. Where
+that is no terminal, a plain line every few seconds says how things stand.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
@@ -22,6 +25,7 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     SpinnerColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
 )
@@ -42,6 +46,7 @@ CONTROL_NAMES = {
     "linear": "centralised linear",
 }
 MOST_BLOCK_COLUMNS = 5  # fit in 80 characters; more blocks become rows
+LINE_SECONDS = 5.0  # between two lines of progress where there is no terminal
 
 
 def say(text: str) -> None:
@@ -62,10 +67,37 @@ def answer(text: str) -> None:
 # While it runs
 
 
-def _bar(quiet: bool, *columns: ProgressColumn) -> Progress:
-    """A bar that vanishes when its work ends, and is never shown to a file or pipe."""
+@contextmanager
+def _bar(quiet: bool, *columns: ProgressColumn) -> Iterator[Progress]:
+    """A bar that vanishes when its work ends; a file or pipe gets lines instead."""
     screen = Console(stderr=True)
-    return Progress(*columns, console=screen, transient=True, disable=quiet or not screen.is_interactive)
+    bar = Progress(*columns, console=screen, transient=True, disable=quiet or not screen.is_interactive)
+    if quiet or screen.is_interactive:
+        with bar:
+            yield bar
+        return
+    ended = threading.Event()
+    teller = threading.Thread(target=_tell_lines, args=(bar, ended, sys.stderr), daemon=True)
+    teller.start()  # a thread, because some work is silent for minutes
+    try:
+        yield bar
+    finally:
+        ended.set()
+        teller.join()
+
+
+def _tell_lines(bar: Progress, ended: threading.Event, out: TextIO) -> None:
+    """How the bar stands, every few seconds until its work ends or nobody reads any more."""
+    with suppress(OSError, ValueError):
+        while not ended.wait(LINE_SECONDS):
+            for task in bar.tasks:
+                print(_line(task), file=out, flush=True)
+
+
+def _line(task: Task) -> str:
+    spent = timedelta(seconds=round(task.elapsed or 0))
+    counted = f"{task.completed:.0f}/{task.total:.0f}" if task.fields.get("counted") and task.total else ""
+    return " · ".join(filter(None, [f"{spent} {task.description}", counted, task.fields.get("note", "")]))
 
 
 @contextmanager
@@ -88,12 +120,13 @@ def counting(what: str, quiet: bool = False) -> Iterator[Callable[..., None]]:
         TextColumn("{task.fields[note]}", markup=False),
     )
     with _bar(quiet, *columns) as bar:
-        task = bar.add_task(what, total=None, note="")
+        task = bar.add_task(what, total=None, note="", counted=True)
         pace = Pace()
 
         def tell(done: int, total: int, note: str = "") -> None:
             pace.reach(done)
-            bar.update(task, completed=done, total=total, note=note or pace.left(total - done))
+            told = " · ".join(filter(None, [note, pace.left(total - done)]))
+            bar.update(task, completed=done, total=total, note=told)
 
         yield tell
 
@@ -126,6 +159,7 @@ class Pace:
 def watching(quiet: bool = False) -> Iterator[Watcher]:
     """A bar over all rounds a run may take, then one over the controls; a block that ends early moves it ahead."""
     from tacita.data.filters import about_data
+    from tacita.rounds import most_rounds
     from tacita.runs import Watcher
 
     columns = (
@@ -140,7 +174,7 @@ def watching(quiet: bool = False) -> Iterator[Watcher]:
 
         def on_start(fed: Federation, standing: Standing) -> None:
             nonlocal per_block, n_blocks
-            per_block, n_blocks = fed.config.train.rounds, len(fed.stream.blocks)
+            per_block, n_blocks = most_rounds(fed.config, fed.backbone), len(fed.stream.blocks)
             done = len(standing.results) * per_block + standing.server.round * standing.in_block
             bar.update(task, total=per_block * n_blocks, completed=done, description="training")
             for note in () if quiet else about_data(fed.stream):
@@ -179,10 +213,10 @@ def watching(quiet: bool = False) -> Iterator[Watcher]:
 
 def show_result(run: Run, brief: bool = False) -> None:
     """Quality per block beside the controls, one table per metric, and what to think of it."""
-    from tacita.methods import label_of
+    from tacita.report_data import method_name
 
-    result, method = run.result, label_of(run.config.method, run.config.parts)
-    backbone = run.config.backbone.get("name", "mf")
+    result, backbone = run.result, run.config.backbone.get("name", "mf")
+    method = method_name(backbone, run.config.method, run.config.parts)
     scored = {method: (result["blocks"], result["mean"])}
     skipped = []
     for name, control in result["controls"].items():
@@ -191,7 +225,8 @@ def show_result(run: Run, brief: bool = False) -> None:
         else:
             scored[CONTROL_NAMES.get(name, name)] = (control["blocks"], control["mean"])
     for metric in list(result["mean"])[:2]:
-        title = f"{metric}: {method} on {result['data']['name']}, backbone {backbone}"
+        title = f"{metric}: {method} on {result['data']['name']}"
+        title += f", backbone {backbone}" if backbone != method else ""
         Console().print(_score_table(title, metric, scored))
     untested = [str(block["block"]) for block in result["blocks"] if not block["users"]]
     if untested:
@@ -253,9 +288,12 @@ def show_entries(title: str, found: Sequence[Entry], labels: Mapping[str, str]) 
 
 def show_recommendations(user: str, found: Sequence[Mapping[str, Any]], wanted: int = 0) -> None:
     titled = any(one["title"] for one in found)
-    table = Table(title=escape(f"for user {user}"), title_justify="left")
-    for name in ["", "item", *(["title"] if titled else []), "score"]:
-        table.add_column(name, justify="right" if name in ("", "score") else "left", overflow="fold")
+    popular = any(one.get("basis") == "popularity" for one in found)
+    for_whom = f"for user {user}" + (": popular items, nothing is known of this person" if popular else "")
+    table = Table(title=escape(for_whom), title_justify="left")
+    number = "people" if popular else "score"
+    for name in ["", "item", *(["title"] if titled else []), number]:
+        table.add_column(name, justify="right" if name in ("", number) else "left", overflow="fold")
     for place, one in enumerate(found, 1):
         title = [escape(one["title"])] if titled else []
         table.add_row(str(place), escape(one["item"]), *title, f"{one['score']:.4g}")

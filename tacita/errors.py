@@ -10,6 +10,14 @@ class TacitaError(Exception):
     """Bad input. The command line prints the sentence and exits with code 2."""
 
 
+class DiskFull(TacitaError):
+    """There is no space for a file; what was there before it still is."""
+
+    def __init__(self, path: object) -> None:
+        super().__init__(f"no space left to write {path}; free some and try again.")
+        self.path = path
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> TacitaError:
     """The error for a name that is not in a registry, with the nearest known one."""
     names = sorted(known)

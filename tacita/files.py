@@ -17,7 +17,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from tacita.errors import TacitaError
+from tacita.errors import DiskFull, TacitaError
 from tacita.types import AnyArray, Arrays
 
 _SIDE = re.compile(r"\..+\.\d+")  # what a write to the side is called
@@ -30,6 +30,8 @@ def side_of(path: Path) -> Path:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace a file atomically; a full disk leaves the old one in place."""
+    if path.exists() and not (path.is_file() or path.is_dir()):  # to replace a pipe or device would destroy it
+        raise TacitaError(f"cannot write {path}: it is a pipe or device, not a file.")
     side = side_of(path)
     try:
         with open(side, "wb") as out:
@@ -45,7 +47,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def disk_error(path: Path, error: OSError) -> TacitaError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return TacitaError(f"no space left to write {path}; free some and try again (a run goes on with --resume).")
+        return DiskFull(path)
     if error.errno == errno.ENOENT and not path.parent.is_dir():
         return TacitaError(f"cannot write {path}: there is no folder {path.parent}.")
     return TacitaError(f"cannot write {path}: {error.strerror or error}.")

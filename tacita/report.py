@@ -261,7 +261,7 @@ def _labels(runs: Sequence[RunData]) -> list[str]:
         lambda r: f"seed {r.seed}",
     ]
     used = [f for n, f in enumerate(fields) if n == 0 or len({f(r) for r in runs}) > 1]
-    labels = [" · ".join(f(r) for f in used) for r in runs]
+    labels = [" · ".join(dict.fromkeys(f(r) for f in used)) for r in runs]
     return [x if labels.count(x) == 1 else f"{x} · {r.folder}" for x, r in zip(labels, runs, strict=True)]
 
 
@@ -293,7 +293,8 @@ def _seeds_table(runs: Sequence[RunData]) -> str:
         if len({r.seed for r in same}) > 1:
             one, values = same[0], [r.score for r in same]
             spread = [shown(v) for v in (sum(values) / len(values), min(values), max(values))]
-            what = f"{escape(one.method)} · {escape(one.backbone)}<small>{escape(one.data)}</small>"
+            named = " · ".join(dict.fromkeys([one.method, one.backbone]))
+            what = f"{escape(named)}<small>{escape(one.data)}</small>"
             rows.append([what, escape(nice(one.main)), str(len(same)), *spread])
     return _table("Over seeds", ["what", "metric", "runs", "mean", "lowest", "highest"], rows) if rows else ""
 

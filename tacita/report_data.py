@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tacita.backbones import backbone_class, backbone_names
 from tacita.data.filters import removed_text
 from tacita.errors import TacitaError
 from tacita.files import read_json
@@ -180,8 +181,16 @@ def _removed(raw: list[dict[str, Any]]) -> str:
     return removed_text(steps) if steps else ""
 
 
+def method_name(backbone: str, method: str, parts: list[dict[str, Any]] | None) -> str:
+    """What a run is called: its method or parts; a backbone that does not train has none and goes by its own name."""
+    if backbone in backbone_names() and not backbone_class(backbone).trains:
+        return backbone
+    return label_of(method, parts)
+
+
 def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str, Curve]) -> RunData:
     config, data, how = raw["config"], raw["data"], raw["config"]["evaluate"]
+    backbone = str(config["backbone"].get("name", "mf"))
     mask = str(how["mask"])
     blocks = [_block(b, "history" if mask == "block" else "block") for b in raw["blocks"]]
     if not blocks or [len(b.on_blocks) for b in blocks] != list(range(1, len(blocks) + 1)):
@@ -200,8 +209,8 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
     sampled = int(how.get("sampled_negatives", 0))
     return RunData(
         folder=_clean(folder.resolve().name),
-        method=label_of(str(config["method"]), config.get("parts")),
-        backbone=str(config["backbone"].get("name", "mf")),
+        method=method_name(backbone, str(config["method"]), config.get("parts")),
+        backbone=backbone,
         seed=int(config["seed"]),
         data=str(data["name"]),
         fingerprint=str(data["fingerprint"]),

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from tacita.aggregate import apply_total
+from tacita.backbones.base import Backbone
+from tacita.config import RunConfig
 from tacita.device_state import DeviceState
 from tacita.devices import Devices, Federation, Here, broadcast, nobody_here, selecting_metric
 from tacita.evaluate import Evaluation
@@ -119,11 +121,16 @@ def begin_block(fed: Federation, progress: Progress, index: int) -> None:
     progress.bytes_up = progress.bytes_down = 0.0
 
 
+def most_rounds(config: RunConfig, backbone: Backbone) -> int:
+    """Of one block; a backbone that does not train has a round for each way of scoring it tries."""
+    return config.train.rounds if backbone.trains else backbone.trials
+
+
 def run_block(fed: Federation, progress: Progress, on_round: OnRound) -> None:
     """Rounds with validation until patience runs out; leaves the best round in `progress`."""
     plan, every = fed.config.train, fed.config.evaluate.every
     metric, k = selecting_metric(fed.config)
-    rounds = plan.rounds if fed.backbone.trains else fed.backbone.trials
+    rounds = most_rounds(fed.config, fed.backbone)
     somebody = progress.devices.anybody(fed, progress.server)
     while progress.server.round < rounds and progress.stale < plan.patience and somebody:
         report = run_round(fed, progress)

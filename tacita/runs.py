@@ -44,6 +44,7 @@ from tacita.files import (
 from tacita.kernels.ranking import best_items
 from tacita.kernels.threads import most_threads, set_threads
 from tacita.methods import Part, World, build_parts, effective_parts
+from tacita.report_data import method_name
 from tacita.rng import Draws, keys_of
 from tacita.rounds import Progress, RoundReport, run_stream, start
 from tacita.scoring import device_scorer
@@ -211,7 +212,9 @@ def _make_folder(out: Path, config: RunConfig, stream: Stream) -> None:
 def free_folder(config: RunConfig) -> Path:
     """A new name under runs/ that says what is in it."""
     data = Path(config.data.partition(":")[0]).stem
-    stem = f"{data}-{config.backbone.get('name', 'mf')}-{config.method}-{config.seed}"
+    backbone = str(config.backbone.get("name", "mf"))
+    named = dict.fromkeys([backbone, method_name(backbone, config.method, None)])
+    stem = "-".join([data, *named, str(config.seed)])
     for n in range(1, 10_000):
         path = Path("runs") / (stem if n == 1 else f"{stem}-{n}")
         if not path.exists():
@@ -403,7 +406,7 @@ class Run:
     result: dict[str, Any]
 
     def recommend(self, user: str | int, k: int = 10, exclude_seen: bool = True) -> list[dict[str, Any]]:
-        """Top k for a raw user id: [{item, title, score}], best first."""
+        """Top k for a raw user id: [{item, title, score, basis}], best first."""
         return recommend(self.folder, [str(user)], k, exclude_seen)[str(user)]
 
 
@@ -479,23 +482,24 @@ def lists_of(held: Arrays, name: str) -> Ragged:
 def recommend(
     folder: Path, users: list[str], k: int = 10, exclude_seen: bool = True
 ) -> dict[str, list[dict[str, Any]]]:
-    """Top k items for raw user ids, scored as their own devices would."""
+    """Top k items for raw user ids, scored as their own devices would, or popular ones where nothing is known."""
     saved = open_saved(folder)
     chosen, ids = saved.numbers(users), saved.ids
     if not 1 <= k <= len(ids["items"]):
         raise TacitaError(f"cannot recommend {k} items; choose from 1 to the {len(ids['items']):,} there are.")
     scores = serve(saved, chosen)
-    if exclude_seen:
-        seen = lists_of(saved.held, "history").take(chosen)
-        scores[seen.rows(), seen.ids] = -np.inf
+    hidden, seen = np.zeros(scores.shape, bool), lists_of(saved.held, "history").take(chosen)
+    hidden[seen.rows(), seen.ids] = exclude_seen
+    unknown = ~((scores != 0) & ~hidden).any(axis=1)  # nobody's zeros are a taste: those people get what is popular
+    if unknown.any():
+        scores[unknown] = build(saved.run.config)[0].popularity(read_server(saved.served, saved.note))
+    scores[hidden] = -np.inf
     top, top_scores = best_items(scores, k)
     out = {}
     for row, user in enumerate(users):
-        out[user] = [
-            {"item": ids["items"][i], "title": ids["titles"].get(ids["items"][i], ""), "score": float(s)}
-            for i, s in zip(top[row], top_scores[row], strict=True)
-            if np.isfinite(s)
-        ]
+        basis = "popularity" if unknown[row] else "history"
+        found = [(ids["items"][i], float(s)) for i, s in zip(top[row], top_scores[row], strict=True) if np.isfinite(s)]
+        out[user] = [{"item": i, "title": ids["titles"].get(i, ""), "score": s, "basis": basis} for i, s in found]
     return out
 
 

@@ -25,14 +25,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import click
 import pytest
 import typer.main
 from rich.console import Console
 from rich.progress import Progress
+from typer.core import TyperGroup, TyperOption
 
 import tacita
-from tacita import console, files, runs
+from tacita import cli, console, files, runs
 from tacita.cli import app, main
 from tacita.kernels.threads import most_threads
 
@@ -103,6 +103,7 @@ def _own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TACITA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("tacita.data.named.download", offline)
+    monkeypatch.setattr(console, "LINE_SECONDS", 3600.0)  # a slow machine must not add lines of progress
 
 
 @pytest.fixture(scope="module")
@@ -136,9 +137,9 @@ def write(name: str, rows: list[Row], head: tuple[str, ...] = HEAD, separator: s
 # Help
 
 
-def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     yield path, command
-    if isinstance(command, click.Group):
+    if isinstance(command, TyperGroup):
         for name, below in command.commands.items():
             yield from leaves(below, (*path, name))
 
@@ -156,11 +157,11 @@ def test_help_renders_in_80_columns_with_examples(path: tuple[str, ...]) -> None
     flat = " ".join(said.out.split())
     for example in examples:
         assert " ".join(example.split()) in flat
-    if not isinstance(COMMANDS[path], click.Group):
+    if not isinstance(COMMANDS[path], TyperGroup):
         assert examples, "every verb shows an example"
 
 
-@pytest.mark.parametrize("path", [p for p, c in COMMANDS.items() if not isinstance(c, click.Group)], ids=" ".join)
+@pytest.mark.parametrize("path", [p for p, c in COMMANDS.items() if not isinstance(c, TyperGroup)], ids=" ".join)
 def test_examples_use_options_that_exist(path: tuple[str, ...]) -> None:
     command = COMMANDS[path]
     for example in re.findall(r"`(tacita[^`]*)`", command.callback.__doc__ or ""):
@@ -171,7 +172,7 @@ def test_examples_use_options_that_exist(path: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_every_option_is_explained(path: tuple[str, ...]) -> None:
-    options = [p for p in COMMANDS[path].params if isinstance(p, click.Option)]
+    options = [p for p in COMMANDS[path].params if isinstance(p, TyperOption)]
     silent = [p.name for p in options if not p.help]
     assert silent == [] or path[:1] in (("reproduce",), ("tune",))
 
@@ -523,6 +524,34 @@ def test_a_wrong_command_line(line: str, words: tuple[str, ...]) -> None:
     refuses(line, *words)
 
 
+@pytest.mark.parametrize(
+    ("theirs", "given", "ours"),
+    [
+        ("No such option: --dat Did you mean --data?", None, "no such option '--dat'; did you mean --data?"),
+        (
+            "No such option: --dat (Possible options: --data, --set)",
+            None,
+            "no such option '--dat'; did you mean one of: '--data', '--set'?",
+        ),
+        ("Invalid value for '-k': 'a b' is not a valid integer.", None, "'a b' is not a valid integer; see `tacita"),
+        (
+            "Invalid value for '-k': Input should be a valid integer",
+            "a b",
+            "'a b' should be a valid integer; see `tacita",
+        ),
+    ],
+)
+def test_wrong_calls_read_alike_whatever_typer_says(
+    theirs: str, given: str | None, ours: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = SimpleNamespace(format_message=lambda: theirs, __cause__=None)
+    if given is not None:
+        error.__cause__ = SimpleNamespace(errors=lambda: [{"input": given}])
+    assert cli._usage(error) == 2
+    said = capsys.readouterr().err
+    one_sentence(Said(2, "", said), ours)
+
+
 # Run folders
 
 
@@ -570,9 +599,11 @@ def test_a_full_disk_leaves_whole_files_and_the_run_goes_on(
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
         said = call("train", "--data", SMALL, "--rounds", "3", "--out", "run")
-    one_sentence(said, "no space left to write", "--resume")
+    remedy = "try again" if nth <= 2 else "`tacita train --out run --resume` goes on"
+    one_sentence(said, "no space left to write", remedy)
     whole = ["config.toml", "ids.json", "server.safetensors", "clients.safetensors", "result.json", "report.html"]
     if nth <= 2:
+        assert "--resume" not in said.err  # there is nothing to go on with
         assert list(Path.cwd().iterdir()) == []
         return
     assert {one.name for one in Path("run").iterdir()} == {"events.jsonl", *whole[: nth - 1]}
@@ -723,6 +754,45 @@ def test_report_of_two_runs(copied: Path, finished: Path) -> None:
     assert Path("both.html").read_text().startswith("<!doctype html>")
     refuses("report run --out none/x.html", "cannot write none/x.html", "no folder none")
     refuses("report run --out run", "cannot write run")
+
+
+@pytest.mark.parametrize("fails", ["open", "write", "fsync", "replace"])
+def test_a_full_disk_leaves_the_report_that_was_there(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    class Full(io.BytesIO):
+        write = full
+
+    Path("x.html").write_text("the old one")
+    with monkeypatch.context() as patched:
+        if fails == "open":
+            patched.setattr("builtins.open", lambda path, mode="r", *more: full() if "w" in mode else Full())
+        elif fails == "write":
+            patched.setattr(files, "open", lambda path, mode: Full(), raising=False)
+        else:
+            patched.setattr(os, fails, full)
+        refuses("report run --out x.html", "no space left to write x.html; free some and try again.")
+    assert Path("x.html").read_text() == "the old one"
+    assert call("report", "run", "--out", "x.html").code == 0
+    assert Path("x.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_report_never_takes_the_place_of_a_pipe(copied: Path) -> None:
+    os.mkfifo("pipe")
+    said = call("report", "run", "--out", "pipe")
+    one_sentence(said, "cannot write pipe: it is a pipe or device")
+    assert Path("pipe").is_fifo()
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
+def test_an_answer_that_does_not_fit_is_a_sentence() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "tacita", "data", "list"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    one_sentence(Said(done.returncode, "", done.stderr), "no space left to write the output")
 
 
 # Data, bench, doctor
@@ -913,5 +983,5 @@ def test_ctrl_c_leaves_a_run_that_goes_on() -> None:
     done.send_signal(signal.SIGINT)
     _, err = done.communicate(timeout=60)
     assert done.returncode == 130
-    assert err == "tacita: stopped; a run that had begun goes on with --resume.\n"
+    assert err.splitlines()[-1] == "tacita: stopped; a run that had begun goes on with --resume."
     refuses("recommend --run run --user u1", "not finished", "--resume")

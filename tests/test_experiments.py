@@ -12,6 +12,7 @@ import pytest
 
 from tacita.backbones import backbone_names
 from tacita.backbones.linear import TallyConfig
+from tacita.cli import main
 from tacita.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
 from tacita.devices import Federation
 from tacita.errors import TacitaError
@@ -345,6 +346,66 @@ def test_a_study_goes_on_where_it_was_and_keeps_every_trial(
     assert len(trials) == 4
     scores = [np.mean([b["valid_served"] for b in blocks[1:]]) for blocks in trials]
     assert max(scores) == pytest.approx(second.valid)
+
+
+def test_a_trial_that_fails_is_a_sentence_and_never_a_score(
+    tiny: tuple[Federation, Progress], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed, base = tiny
+    space = {"parts": {"proximal": {"strength": [-1.0, 0.01, 0.1]}}, "backbones": {}}
+    monkeypatch.setattr(tune, "search_space", lambda: space)
+    told: list[float | None] = []
+    found = tune.tune_method(fed, base, "reg", 3, tmp_path, lambda n, score: told.append(score))
+    assert found.trials == 3
+    assert list(found.failed) == ['{"proximal": {"strength": -1.0}}']
+    assert "strength" in found.failed['{"proximal": {"strength": -1.0}}']
+    assert told.count(None) == 1
+    assert 0.0 not in told
+    assert len(list(found.folder.glob("trial-*/result.json"))) == 2
+    ran: list[float | None] = []
+    again = tune.tune_method(fed, base, "reg", 3, tmp_path, lambda n, score: ran.append(score))
+    assert (again, ran) == (found, [])  # the reason is kept with the study
+    space["parts"]["proximal"]["strength"] = [-1.0, -2.0]
+    with pytest.raises(TacitaError, match=r"no trial of method 'reg' could be run: .*(-1\.0.*-2\.0|-2\.0.*-1\.0)"):
+        tune.tune_method(fed, base, "reg", 2, tmp_path / "other")
+
+
+def test_a_method_without_options_is_one_trial_with_a_folder(tiny: tuple[Federation, Progress], tmp_path: Path) -> None:
+    fed, base = tiny
+    found = tune.tune_method(fed, base, "fedavg", 5, tmp_path)
+    assert (found.trials, found.options, found.failed) == (1, {}, {})
+    [only] = found.folder.glob("trial-*")
+    assert found.valid == pytest.approx(np.mean([b["valid_served"] for b in open_run(only).result["blocks"][1:]]))
+
+
+def test_a_learning_rate_that_fails_is_a_sentence_and_never_a_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = [1e30, 0.5]
+    monkeypatch.setattr(tune, "search_space", lambda: {"parts": {}, "backbones": {"mf": {"lr": rates}}})
+    config = RunConfig(data=TINY, backbone={"name": "mf"}, train=TrainConfig(rounds=3))
+    base = tune.tune_lr(config, Machine())
+    assert base.lr == 0.5
+    assert list(base.tried) == [0.5]
+    assert list(base.failed) == [1e30]
+    rates.remove(0.5)
+    with pytest.raises(TacitaError, match=r"could be trained with no learning rate: 1e\+30: "):
+        tune.tune_lr(config, Machine())
+
+
+def test_the_verb_tune_tells_of_every_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = {"parts": {"proximal": {"strength": [-1.0, 0.1]}}, "backbones": {"mf": {"lr": [1e30, 0.5]}}}
+    monkeypatch.setattr(tune, "search_space", lambda: space)
+    said = {}
+    for method in ("reg", "fedavg"):
+        with pytest.raises(SystemExit) as left:
+            main(["tune", "--data", TINY, "--method", method, "--trials", "4", "--out", str(tmp_path), "--quiet"])
+        assert not left.value.code
+        said[method], err = capsys.readouterr()
+        assert len(list(Path(err.rpartition(": ")[2].strip()).glob("trial-*/result.json"))) == 1
+    for words in ("learning rate 1e+30: no score, ", '{"strength": -1.0}}: no score, ', "after 2 trials"):
+        assert words in said["reg"]
+    assert "the one trial: method 'fedavg' has none to choose" in said["fedavg"]
 
 
 def test_a_study_of_another_base_starts_anew(tiny: tuple[Federation, Progress], tmp_path: Path) -> None:

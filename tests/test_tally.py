@@ -812,7 +812,7 @@ def test_tuning_names_the_setting_that_serves_all(
     with pytest.raises(SystemExit) as left:
         main(["tune", "--backbone", "tally", "--quiet", *others])
     assert not left.value.code
-    assert 'together: options {"ridge":' in capsys.readouterr().err
+    assert 'together: options {"ridge":' in capsys.readouterr().out
     with pytest.raises(SystemExit) as left:
         main(["tune", "--backbone", "mf", *others])
     assert left.value.code == 2

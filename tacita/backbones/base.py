@@ -135,6 +135,10 @@ class Backbone(ABC):
         """The same statistic with another way of scoring."""
         return server
 
+    def popularity(self, server: ServerState) -> Floats:
+        """How many people told the server of each item, where that is something it is told."""
+        return np.zeros(len(server.items), np.float32)
+
     def statistic_bytes(self, n_items: int) -> float:
         """Bytes one client sends with its statistic."""
         return 0.0

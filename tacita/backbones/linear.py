@@ -209,6 +209,11 @@ class Tally(Backbone):
         sums = Sums.read(server.parts.get(STATE)).with_block(server.block, total, shape)
         return self.with_recency(self.solved(server, sums), 0)
 
+    def popularity(self, server: ServerState) -> Floats:
+        """People of each item, counted again in every block in which they told it."""
+        touched = Sums.read(server.parts.get(STATE)).touched.sum(axis=0)
+        return np.pad(touched, (0, len(server.items) - len(touched))).astype(np.float32)
+
     @property
     def trials(self) -> int:
         return len(RECENCIES) if self.config.recency == "learn" else 1

@@ -16,6 +16,8 @@ import numpy as np
 
 from tacita.config import RunConfig
 from tacita.controls import mean_of
+from tacita.errors import TacitaError
+from tacita.experiments.tune import served_validation
 from tacita.rounds import run_stream, start
 from tacita.runs import Machine, assemble, build
 
@@ -25,8 +27,9 @@ GRID: dict[str, list[float]] = {"ridge": [100.0, 200.0, 500.0, 1000.0], "decay":
 @dataclass(frozen=True)
 class Tried:
     options: dict[str, float]
-    valid: float  # mean of the selecting metric over the blocks after the first
+    valid: float  # mean of the selecting metric over the blocks after the first; NaN where it failed
     test: dict[str, float]
+    failed: str = ""  # why there is no score
 
 
 def try_all(config: RunConfig, machine: Machine, on_done: Callable[[int, int], None] | None = None) -> list[Tried]:
@@ -40,17 +43,24 @@ def try_all(config: RunConfig, machine: Machine, on_done: Callable[[int, int], N
         changed: dict[str, Any] = {**config.backbone, **options}
         tried = config.model_copy(update={"backbone": changed})
         progress = start(fed)
-        run_stream(replace(fed, config=tried, backbone=build(tried)[0]), progress, lambda report, now: None)
-        blocks = progress.results[1:] or progress.results
-        found.append(Tried(options, float(np.mean([b["valid"] for b in blocks])), mean_of(progress.results)))
+        try:
+            run_stream(replace(fed, config=tried, backbone=build(tried)[0]), progress, lambda report, now: None)
+            found.append(Tried(options, served_validation(progress), mean_of(progress.results)))
+        except TacitaError as error:
+            found.append(Tried(options, float("nan"), {}, str(error)))
     return found
 
 
 def chosen(found: list[Tried]) -> Tried:
-    return max(found, key=lambda one: one.valid)
+    scored = [one for one in found if not one.failed]
+    if not scored:
+        raise TacitaError(f"no setting could be tried; the first one: {found[0].failed}")
+    return max(scored, key=lambda one: one.valid)
 
 
 def chosen_together(found: dict[str, list[Tried]]) -> dict[str, float]:
-    """The setting that serves all datasets."""
+    """The setting that serves all datasets; one that failed on any of them does not."""
     relative = np.mean([[one.valid / chosen(tried).valid for one in tried] for tried in found.values()], axis=0)
-    return next(iter(found.values()))[int(relative.argmax())].options
+    if np.isnan(relative).all():
+        raise TacitaError("no setting could be tried on all of the datasets; tune them one by one.")
+    return next(iter(found.values()))[int(np.nanargmax(relative))].options

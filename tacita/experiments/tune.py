@@ -1,4 +1,4 @@
-"""Choose settings on validation with Optuna: a resumable study, every trial a run with its scores.
+"""Choose settings on validation with Optuna: a resumable study, every trial a run with its scores or a reason why not.
 
 All methods get the same budget. The learning rate is chosen on block 0, which the methods share; a method's own
 options on the mean validation score of the blocks after it.
@@ -7,6 +7,7 @@ options on the mean validation score of the blocks after it.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -51,14 +52,21 @@ def open_options(method: str) -> dict[str, list[Any]]:
 def served_validation(progress: Progress) -> float:
     """Mean validation of the incremental blocks, corrections included; of block 0 where it is the only one."""
     blocks = progress.results[1:] or progress.results
-    return float(np.mean([b["valid_served"] or 0.0 for b in blocks]))
+    scores = [b["valid_served"] for b in blocks if b["valid_served"] is not None]
+    if not scores:
+        raise TacitaError("nobody could be validated, so there is nothing to choose by; the blocks are too small.")
+    return float(np.mean(scores))
 
 
 @dataclass(frozen=True)
 class Tuned:
+    """The best of the trials; those that failed have no score, only a reason."""
+
     options: Options
     valid: float
     trials: int
+    failed: dict[str, str]  # options, as JSON -> why
+    folder: Path  # of the trials' runs
 
 
 def tune_method(
@@ -67,46 +75,51 @@ def tune_method(
     method: str,
     trials: int,
     folder: Path,
-    on_trial: Callable[[int, float], None] | None = None,
+    on_trial: Callable[[int, float | None], None] | None = None,
 ) -> Tuned:
     """Search a method's options from one trained block 0; going on with an interrupted study."""
-    choices = open_options(method)
-    if not choices:
-        return Tuned({}, served_validation(go_on(_variant(fed, method, {}), base)), 1)
+    choices, name = open_options(method), _study_name(fed, method)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     folder.mkdir(parents=True, exist_ok=True)
     study = optuna.create_study(
         storage=f"sqlite:///{folder / 'study.db'}",
-        study_name=_study_name(fed, method),
+        study_name=name,
         load_if_exists=True,
         direction="maximize",
         sampler=optuna.samplers.TPESampler(seed=fed.config.seed, n_startup_trials=max(4, trials // 2)),
     )
-    most = int(np.prod([len(values) for values in choices.values()]))
+    most = int(np.prod([len(values) for values in choices.values()]))  # 1 where there is nothing to choose
     seen = {_frozen(t.params): t.value for t in study.trials if t.value is not None}
+    failed = {_frozen(t.params): str(t.user_attrs["why"]) for t in study.trials if "why" in t.user_attrs}
 
-    def objective(trial: optuna.Trial) -> float:
-        picked = {name: trial.suggest_categorical(name, values) for name, values in choices.items()}
-        if _frozen(picked) in seen:
-            return float(seen[_frozen(picked)])
-        try:
-            tried = _variant(fed, method, _grouped(picked))
-            progress = go_on(tried, base)
-        except TacitaError:  # diverged, or too large for the catalogue: as bad as can be, and not tried again
-            seen[_frozen(picked)] = 0.0
-            return 0.0
-        score = served_validation(progress)
-        seen[_frozen(picked)] = score
-        save_run(tried, progress, folder / _study_name(fed, method) / f"trial-{trial.number:03d}")
-        if on_trial:
-            on_trial(len(seen), score)
-        return score
-
-    attempts = 0
-    while len(seen) < min(trials, most) and attempts < 10 * trials:
-        attempts += 1
-        study.optimize(objective, n_trials=1)
-    return Tuned(_grouped(study.best_params), float(study.best_value), len(seen))
+    for _ in range(10 * trials):  # the sampler may come back to what it has seen
+        if len(seen) + len(failed) >= min(trials, most):
+            break
+        trial = study.ask()
+        picked = {option: trial.suggest_categorical(option, values) for option, values in choices.items()}
+        key = _frozen(picked)
+        if key not in seen and key not in failed:
+            try:
+                tried = _variant(fed, method, _grouped(picked))
+                progress = go_on(tried, base)
+                score = served_validation(progress)
+            except TacitaError as error:  # diverged, or too large for the catalogue: no score, and not tried again
+                failed[key] = str(error)
+                trial.set_user_attr("why", str(error))
+            else:
+                save_run(tried, progress, folder / name / f"trial-{trial.number:03d}")
+                seen[key] = score
+            if on_trial:
+                on_trial(len(seen) + len(failed), seen.get(key))
+        if key in seen:
+            study.tell(trial, seen[key])
+        else:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+    why = {json.dumps(_grouped(dict(key))): said for key, said in failed.items()}
+    if not seen:
+        told = "; ".join(f"{options}: {said.rstrip('.')}" for options, said in why.items())
+        raise TacitaError(f"no trial of method '{method}' could be run: {told}.")
+    return Tuned(_grouped(study.best_params), float(study.best_value), len(seen) + len(failed), why, folder / name)
 
 
 def _study_name(fed: Federation, method: str) -> str:
@@ -133,24 +146,45 @@ def _variant(fed: Federation, method: str, options: Options) -> Federation:
     return with_parts(fed, fed.config.model_copy(update={"method": method, "parts": parts}))
 
 
-def tune_lr(config: RunConfig, machine: Machine) -> tuple[Federation, Progress, float, dict[float, float]]:
+@dataclass(frozen=True)
+class Base:
+    """Block 0, trained with the learning rate that validates best, and what the others came to."""
+
+    fed: Federation
+    progress: Progress
+    lr: float
+    tried: dict[float, float]
+    failed: dict[float, str]
+
+
+def tune_lr(config: RunConfig, machine: Machine, on_done: Callable[[int, int], None] | None = None) -> Base:
     """The learning rate with the best block-0 validation, with its trained block 0."""
     name = config.backbone["name"]
+    rates = search_space()["backbones"].get(name, {}).get("lr", [])
+    if not rates:
+        raise TacitaError(f"no learning rates to try for backbone '{name}' in the search space.")
     tried: dict[float, float] = {}
+    failed: dict[float, str] = {}
     best: tuple[Federation, Progress, float] | None = None
-    for lr in search_space()["backbones"].get(name, {}).get("lr", []):
+    for done, lr in enumerate(rates):
+        if on_done:
+            on_done(done, len(rates))
         fed = assemble(config.model_copy(update={"backbone": {**config.backbone, "lr": lr}}), machine)
         try:
             base = train_base(fed)
-        except TacitaError:
-            tried[lr] = 0.0  # diverged
+        except TacitaError as error:
+            failed[lr] = str(error)
+            continue
+        if base.best_score < 0:
+            failed[lr] = "nobody could be validated in block 0."
             continue
         tried[lr] = base.best_score
         if best is None or base.best_score > tried[best[2]]:
             best = (fed, base, lr)
     if best is None:
-        raise TacitaError(f"no learning rates to try for backbone '{name}' in the search space.")
-    return *best, tried
+        told = "; ".join(f"{lr}: {said.rstrip('.')}" for lr, said in failed.items())
+        raise TacitaError(f"backbone '{name}' could be trained with no learning rate: {told}.")
+    return Base(*best, tried, failed)
 
 
 @dataclass(frozen=True)
@@ -166,7 +200,15 @@ class PairJob:
     data_dir: Path | None
 
 
-def tune_pair(job: PairJob) -> tuple[PairJob, float, float, dict[str, Chosen]]:
+@dataclass(frozen=True)
+class PairDone:
+    lr: float
+    valid: float
+    chosen: dict[str, Chosen]
+    failed: list[str]  # a sentence for everything that has no score
+
+
+def tune_pair(job: PairJob) -> tuple[PairJob, PairDone]:
     config = RunConfig(
         data=job.dataset,
         backbone={"name": job.backbone},
@@ -175,45 +217,44 @@ def tune_pair(job: PairJob) -> tuple[PairJob, float, float, dict[str, Chosen]]:
         train=TrainConfig(rounds=job.rounds),
         evaluate=EvaluateConfig(controls=False),
     )
-    fed, base, lr, tried = tune_lr(config, Machine(threads=1, data_dir=job.data_dir))
-    chosen = {}
+    base = tune_lr(config, Machine(threads=1, data_dir=job.data_dir))
+    chosen, failed = {}, [f"learning rate {lr}: {why}" for lr, why in base.failed.items()]
     for method in job.methods:
-        found = tune_method(fed, base, method, job.trials, job.folder / f"{job.dataset}-{job.backbone}")
+        folder = job.folder / f"{job.dataset}-{job.backbone}"
+        try:
+            found = tune_method(base.fed, base.progress, method, job.trials, folder)
+        except TacitaError as error:
+            failed.append(str(error))
+            continue
+        failed += [f"{method} {options}: {why}" for options, why in found.failed.items()]
         chosen[method] = Chosen(options=found.options, valid=round(found.valid, 6), trials=found.trials)
-    return job, lr, round(tried[lr], 6), chosen
+    told = [f"{job.dataset}, {job.backbone}, {one}" for one in failed]
+    return job, PairDone(base.lr, round(base.tried[base.lr], 6), chosen, told)
 
 
 def tune_paper(
-    paper: str,
-    datasets: dict[str, int],
-    backbones: list[str],
-    methods: list[str],
-    trials: int,
-    folder: Path,
-    data_dir: Path | None,
-    on_done: Callable[[int, int], None] | None = None,
-) -> Path:
-    """Tune every (dataset, backbone) on its own core and store what was chosen beside the experiment files."""
-    jobs = [
-        PairJob(d, b, tuple(methods), rounds, trials, folder, data_dir)
-        for d, rounds in datasets.items()
-        for b in backbones
-    ]
+    paper: str, jobs: list[PairJob], on_done: Callable[[int, int], None] | None = None
+) -> tuple[Path, list[str]]:
+    """Tune every (dataset, backbone) on its own core and store what was chosen beside the experiment files.
+
+    Returns the file of choices and a sentence for everything that could not be tried.
+    """
     settings = load_settings(paper)
-    done = 0
+    done, failed = 0, []
     if on_done:
         on_done(0, len(jobs))
     with ProcessPoolExecutor(min(len(jobs), os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
         for finished in as_completed([pool.submit(tune_pair, job) for job in jobs]):
-            job, lr, valid, chosen = finished.result()
-            settings.lr.setdefault(job.dataset, {})[job.backbone] = lr
-            settings.lr_valid.setdefault(job.dataset, {})[job.backbone] = valid
-            settings.chosen.setdefault(job.dataset, {}).setdefault(job.backbone, {}).update(chosen)
+            job, found = finished.result()
+            settings.lr.setdefault(job.dataset, {})[job.backbone] = found.lr
+            settings.lr_valid.setdefault(job.dataset, {})[job.backbone] = found.valid
+            settings.chosen.setdefault(job.dataset, {}).setdefault(job.backbone, {}).update(found.chosen)
             store_settings(paper, settings)
+            failed += found.failed
             done += 1
             if on_done:
                 on_done(done, len(jobs))
-    return settings_path(paper)
+    return settings_path(paper), failed
 
 
 def store_settings(paper: str, settings: Settings) -> None:

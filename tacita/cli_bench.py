@@ -1,0 +1,98 @@
+"""The verbs that measure: a round, growth with the number of users, evaluation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tacita import console
+from tacita.errors import TacitaError
+
+app = typer.Typer(no_args_is_help=True, help="Speed and memory, as ratios in one run.")
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", exists=True, file_okay=False, help="Folder that holds datasets (default: $TACITA_DATA)."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+Threads = Annotated[int, typer.Option("--threads", help="Cores to use; 0: all. Never changes a number.")]
+Repeats = Annotated[int, typer.Option(min=1, help="How often to measure; the median counts.")]
+
+
+@app.command("rounds")
+def bench_rounds(
+    data: Annotated[str, typer.Option(help="Dataset name, file, or synthetic:...")] = "ml-100k",
+    backbone: Annotated[str, typer.Option(help="mf, ncf or pfedrec.")] = "mf",
+    repeats: Repeats = 5,
+    data_dir: DataDir = None,
+    threads: Threads = 0,
+    as_json: AsJson = False,
+) -> None:
+    """One round of block 0: the naive per-client loop against the fast path. Takes about half a minute.
+
+    Example: `tacita bench rounds --data ml-100k --backbone mf --json`
+    """
+    from tacita import bench, runs
+    from tacita.config import RunConfig
+
+    with console.working("timing the fast round and the naive loop", quiet=as_json):
+        fed = runs.assemble(RunConfig(data=data, backbone={"name": backbone}), runs.Machine(threads, data_dir=data_dir))
+        found = bench.bench_rounds(fed, repeats)
+    console.show_bench(found, as_json)
+
+
+@app.command("scale")
+def bench_scale(
+    users: Annotated[str, typer.Option(help="Numbers of users, comma-separated.")] = "10000,100000,1000000",
+    items: Annotated[int, typer.Option(min=2, help="Size of the catalogue.")] = 100_000,
+    per_user: Annotated[int, typer.Option(min=1, help="Interactions of each user.")] = 20,
+    participants: Annotated[int, typer.Option(min=1, help="Clients in each round.")] = 10_000,
+    repeats: Repeats = 5,
+    threads: Threads = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Training rounds with a fixed number of participants while the users grow: time and peak memory.
+
+    Example: `tacita bench scale --json`
+    """
+    from tacita import bench, runs
+
+    try:
+        sizes = tuple(sorted(int(n) for n in users.split(",")))
+    except ValueError:
+        raise TacitaError(f"--users '{users}' is not a list of numbers such as 10000,100000.") from None
+    if not sizes or sizes[0] < 2:
+        raise TacitaError("--users needs numbers from 2.")
+    runs.use_threads(threads)
+    with console.counting("sizes", quiet=as_json) as tell:
+        tell(0, len(sizes))
+        found = bench.bench_scale(
+            sizes, items, per_user, participants, repeats, lambda n: tell(sizes.index(n) + 1, len(sizes))
+        )
+    console.show_bench(found, as_json)
+
+
+@app.command("evaluate")
+def bench_evaluate(
+    data: Annotated[str, typer.Option(help="Dataset name, file, or synthetic:...")] = "ml-1m",
+    data_dir: DataDir = None,
+    threads: Threads = 0,
+    repeats: Repeats = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Full-ranking evaluation of every user of a dataset (random 8:1:1), three metrics.
+
+    Example: `tacita bench evaluate --data ml-1m --json`
+    """
+    from tacita import bench, runs
+    from tacita.config import RunConfig, SplitConfig
+
+    with console.working("timing evaluation", quiet=as_json):
+        config = RunConfig(data=data, split=SplitConfig(kind="random"))
+        fed = runs.assemble(config, runs.Machine(threads, data_dir=data_dir))
+        found = bench.bench_evaluate(fed, repeats)
+    console.show_bench(found, as_json)

@@ -1,0 +1,224 @@
+"""What people are told while they wait where there is no terminal, and what things are called."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import tacita
+from tacita import audit, console, forget, runs
+from tacita.cli import main
+from tacita.config import RunConfig
+from tacita.errors import TacitaError
+
+SMALL = "synthetic:users=60,items=40,per_user=12"
+CLOCK = r"\d+:\d\d:\d\d"
+
+
+def call(*arguments: str) -> tuple[str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as left:
+        main(list(arguments))
+    assert left.value.code == 0, err.getvalue()
+    return out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def _own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(console, "LINE_SECONDS", 0.02)
+
+
+@pytest.fixture(scope="module")
+def tally(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tally") / "run"
+    tacita.train(data=SMALL, backbone="tally", out=folder)
+    return folder
+
+
+# Lines instead of a bar
+
+
+def test_training_tells_a_pipe_how_it_goes() -> None:
+    """Block, round, validation and time left; then the controls."""
+    _, err = call("train", "--data", SMALL, "--rounds", "150", "--set", "train.patience=150", "--out", "x")
+    assert re.search(rf"(?m)^{CLOCK} block \d/4 round \d+/150 · valid 0\.\d+ · .* rounds/s · ≤ {CLOCK} left$", err)
+    assert re.search(rf"(?m)^{CLOCK} controls: ", err)
+    assert "\x1b" not in err
+
+
+def test_quiet_tells_a_pipe_nothing() -> None:
+    assert call("train", "--data", SMALL, "--rounds", "150", "--out", "x", "--quiet")[1] == ""
+
+
+def test_json_leaves_progress_where_it_belongs() -> None:
+    out, err = call("train", "--data", SMALL, "--rounds", "150", "--out", "x", "--json")
+    assert json.loads(out)["data"]["users"] == 60
+    assert re.search(rf"(?m)^{CLOCK} block ", err)
+
+
+@pytest.mark.parametrize("more", [[], ["--json"], ["--quiet"]], ids=str)
+def test_the_audit_tells_a_pipe_how_it_goes(monkeypatch: pytest.MonkeyPatch, more: list[str]) -> None:
+    """Every protection may take minutes: the verb passes on what the audit says of them."""
+
+    def slow(*given: object) -> None:
+        on_done = next(one for one in given if callable(one))
+        for done in range(3):
+            on_done(done, 9)
+            time.sleep(0.1)
+        raise TacitaError("enough.")
+
+    monkeypatch.setattr(audit, "audit_tally", slow)
+    err = io.StringIO()
+    with contextlib.redirect_stderr(err), pytest.raises(SystemExit):
+        main(["audit", "tally", "--data", SMALL, *more])
+    told = bool(re.search(rf"(?m)^{CLOCK} protections · 2/9 · {CLOCK} left$", err.getvalue()))
+    assert told == (more != ["--quiet"])
+    assert err.getvalue().splitlines()[-1] == "tacita: enough."
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_work_that_calls_nobody_is_still_told(quiet: bool) -> None:
+    err = io.StringIO()
+    with contextlib.redirect_stderr(err), console.working("reading [x]", quiet):
+        time.sleep(0.15)
+    assert bool(re.search(rf"(?m)^{CLOCK} reading \[x\]$", err.getvalue())) != quiet
+    told = err.getvalue()
+    time.sleep(0.1)
+    assert err.getvalue() == told, "the teller ends with the work"
+
+
+def test_counted_work_tells_its_note_and_the_time_left() -> None:
+    err = io.StringIO()
+    with contextlib.redirect_stderr(err), console.counting("cells") as tell:
+        tell(0, 4)
+        time.sleep(0.1)
+        tell(2, 4, "mf")
+        time.sleep(0.1)
+    assert re.search(rf"(?m)^{CLOCK} cells · 2/4 · mf · {CLOCK} left$", err.getvalue())
+
+
+def test_a_reader_who_leaves_does_not_stop_the_work() -> None:
+    class Gone(io.StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+    with contextlib.redirect_stderr(Gone()), console.working("reading"):
+        time.sleep(0.1)
+
+
+# What things are called
+
+
+def test_a_run_of_tally_goes_by_its_own_name() -> None:
+    assert runs.free_folder(RunConfig(data="ml-100k", backbone={"name": "tally"})) == Path("runs/ml-100k-tally-1")
+    assert runs.free_folder(RunConfig(data="ml-100k", method="reg")) == Path("runs/ml-100k-mf-reg-1")
+    out, err = call("train", "--data", SMALL, "--backbone", "tally")
+    assert "ndcg@20: tally on synthetic" in out
+    page = Path("runs/synthetic-tally-1/report.html").read_text()
+    for text in (out, err, page.partition("Effective settings")[0]):
+        assert "fedavg" not in text
+    assert "tally on synthetic" in page
+
+
+def test_a_comparison_names_tally_once(tally: Path) -> None:
+    tacita.train(data=SMALL, train={"rounds": 2}, evaluate={"controls": False}, out=Path("mf"))
+    call("report", str(tally), "mf", "--out", "both.html")
+    page = Path("both.html").read_text()
+    assert "<summary>tally <small>" in page
+    assert "<summary>fedavg · mf <small>" in page
+
+
+def test_the_progress_of_tally_counts_the_rounds_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "LINE_SECONDS", 0.001)
+    _, err = call("train", "--data", "synthetic:users=300,items=300,per_user=20", "--backbone", "tally")
+    told = set(re.findall(r"block \d/4 round \d/(\d+)", err))
+    assert told == {"5"}, "a round for each recency that is tried"
+
+
+# Nobody is known
+
+
+@pytest.fixture
+def forgotten(tally: Path, tmp_path: Path) -> Path:
+    folder = Path(shutil.copytree(tally, tmp_path / "run"))
+    forget.forget(folder, "u1", None)
+    return folder
+
+
+def test_who_is_forgotten_gets_popular_items_that_say_so(forgotten: Path) -> None:
+    out, _ = call("recommend", "--run", "run", "--user", "u1", "--user", "u2", "-k", "3")
+    mine, other = out.split("for user u2")
+    assert "for user u1: popular items, nothing is known of this person" in " ".join(mine.split())
+    assert "people" in mine
+    assert "score" not in mine
+    assert "nothing is known" not in other
+    told = json.loads(call("recommend", "--run", "run", "--user", "u1", "--user", "u2", "-k", "3", "--json")[0])
+    assert {one["basis"] for one in told["u1"]} == {"popularity"}
+    assert {one["basis"] for one in told["u2"]} == {"history"}
+
+
+def test_what_is_popular_no_longer_counts_who_left(tally: Path, forgotten: Path) -> None:
+    """Against the lists of everybody else."""
+    saved = runs.open_saved(forgotten)
+    told = [runs.lists_of(saved.held, f"told/{b}") for b in range(4)]
+    counts = {raw: 0 for raw in saved.ids["items"]}
+    for lists in told:
+        for item in lists.ids:
+            counts[saved.ids["items"][item]] += 1
+    found = runs.recommend(forgotten, ["u1"], 40)["u1"]
+    assert {one["item"]: one["score"] for one in found} == counts
+    assert [one["score"] for one in found] == sorted(counts.values(), reverse=True)
+    assert sum(counts.values()) < sum(
+        len(runs.lists_of(runs.open_saved(tally).held, f"told/{b}").ids) for b in range(4)
+    )
+
+
+# The shell
+
+
+def run_tacita(**variables: str) -> subprocess.CompletedProcess[str]:
+    arguments = variables.pop("arguments", "").split()
+    return subprocess.run(
+        [sys.executable, "-m", "tacita", *arguments],
+        env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("tacita tr", {"train"}),
+        ("tacita data ", {"list", "get", "describe", "import"}),
+        ("tacita train --see", {"--seed"}),
+    ],
+)
+def test_the_shell_completes_verbs_and_options(typed: str, offered: set[str]) -> None:
+    done = run_tacita(_TACITA_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=str(len(typed.split(" ")) - 1))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert set(done.stdout.split()) == offered
+
+
+def test_completion_is_shown_and_installed(tmp_path: Path) -> None:
+    shown = run_tacita(arguments="--show-completion bash")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "complete -o default -F _tacita_completion tacita" in shown.stdout
+    done = run_tacita(arguments="--install-completion bash", HOME=str(tmp_path / "home"))
+    assert done.returncode == 0, done.stderr
+    script = tmp_path / "home" / ".bash_completions" / "tacita.sh"
+    assert script.read_text().strip() == shown.stdout.strip()
+    assert str(script) in (tmp_path / "home" / ".bashrc").read_text()

@@ -1,0 +1,66 @@
+"""What the package imports is what its installation brings: core for the lab, the extra `live` for live."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from test_layout import MODULES, imports
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def stated(lines: list[str]) -> dict[str, Requirement]:
+    return {canonicalize_name(one.name): one for one in map(Requirement, lines)}
+
+
+CORE = stated(PROJECT["dependencies"])
+LIVE = stated(PROJECT["optional-dependencies"]["live"])
+PINNED = dict(
+    (canonicalize_name(name), version)
+    for name, version in re.findall(r"(?m)^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"))
+)
+
+
+def outside(source: str) -> set[str]:
+    """The packages a source text imports that are neither Python's nor ours; each is named as its module."""
+    roots = {dotted.split(".")[0] for dotted in imports(source)}
+    return {canonicalize_name(one) for one in roots - sys.stdlib_module_names - {"tacita"}}
+
+
+def undeclared(module: str, source: str) -> set[str]:
+    brought = CORE.keys() | LIVE.keys() if module.split(".")[0] == "live" else CORE.keys()
+    return outside(source) - brought
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_a_module_imports_is_declared(module: str) -> None:
+    assert undeclared(module, MODULES[module].read_text(encoding="utf-8")) == set()
+
+
+def test_the_rule_finds_what_is_not_declared() -> None:
+    assert undeclared("cli", "import os\ndef late():\n    import click.core") == {"click"}
+    assert undeclared("rounds", "from flwr.app import Message") == {"flwr"}
+    assert undeclared("live.flower", "from flwr.app import Message\nimport tomli_w") == set()
+
+
+def test_what_is_declared_is_imported() -> None:
+    used = {name: outside(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+    assert CORE.keys() - set().union(*used.values()) == set()
+    assert LIVE.keys() - set().union(*(v for name, v in used.items() if name.split(".")[0] == "live")) == set()
+
+
+@pytest.mark.parametrize("name", sorted(CORE | LIVE))
+def test_the_version_that_is_tested_lies_in_the_declared_range(name: str) -> None:
+    assert (CORE | LIVE)[name].specifier.contains(PINNED[name])
+
+
+def test_no_untried_torch_is_ever_fetched() -> None:
+    major, minor, _ = PINNED["torch"].split(".")
+    assert not CORE["torch"].specifier.contains(f"{major}.{int(minor) + 1}.0")
