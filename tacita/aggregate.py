@@ -1,4 +1,7 @@
-"""Fold uploads into a total, and a total into the next table. Totals add up, so silos and chunks can merge."""
+"""Fold uploads into a total, and a total into the next table. Totals add up, so silos and chunks can merge.
+
+Where two of them meet their shapes are compared: compiled loops trust them, and numpy would stretch what is too narrow.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from tacita.config import TrainConfig
+from tacita.errors import TacitaError
 from tacita.kernels.steps import fold_rows
 from tacita.types import AnyArray, Arrays, Doubles, Floats, ServerState, Total, Upload
 
@@ -19,6 +23,7 @@ def empty_total(server: ServerState) -> Total:
 
 def add(total: Total, upload: Upload) -> Total:
     """Add a cohort's uploads; reuses the total's buffers. A client of weight 0 has dropped out."""
+    _check_upload(upload, total)
     keep = upload.weight > 0
     fold_rows(upload.client, upload.item, upload.value, upload.weight, total.rows, total.row_weight)
     return Total(
@@ -29,6 +34,31 @@ def add(total: Total, upload: Upload) -> Total:
         weight=total.weight + float(upload.weight.sum()),
         n_clients=total.n_clients + int(keep.sum()),
     )
+
+
+def _check_upload(upload: Upload, total: Total) -> None:
+    """Refuse an upload that does not fit the total it is to be added to."""
+    clients, rows, (n_items, width) = len(upload.weight), len(upload.item), total.rows.shape
+    _same("weight", upload.weight.shape, (clients,))
+    _same("item", upload.item.shape, (rows,))
+    _same("client", upload.client.shape, (rows,))
+    _same("value", upload.value.shape, (rows, width))
+    if not (np.isfinite(upload.weight).all() and (upload.weight >= 0).all()):
+        raise TacitaError("an upload's weights must be finite and not negative.")
+    for name, ids, below in (("item", upload.item, n_items), ("client", upload.client, clients)):
+        if rows and not 0 <= int(ids.min()) <= int(ids.max()) < below:
+            raise TacitaError(f"an upload's '{name}' numbers must lie from 0 to {below - 1}.")
+    for kind, sums, values in (("heads", total.heads, upload.heads), ("extras", total.extras, upload.extras)):
+        for name, v in values.items():
+            if kind == "heads" and name not in sums:
+                raise TacitaError(f"an upload holds '{name}', which is no shared parameter of this model.")
+            one = sums[name].shape if name in sums else v.shape[1:]
+            _same(f"{kind}/{name}", v.shape, (clients, *one))
+
+
+def _same(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    if shape != wanted:
+        raise TacitaError(f"'{name}' of an upload has shape {shape}, where the model has {wanted}; nothing was added.")
 
 
 def _add_weighted(sums: Arrays, values: Arrays, weight: Doubles) -> Arrays:
@@ -43,6 +73,11 @@ def _add_weighted(sums: Arrays, values: Arrays, weight: Doubles) -> Arrays:
 
 def merge(a: Total, b: Total) -> Total:
     """The total of two groups of clients."""
+    _same("rows", b.rows.shape, a.rows.shape)
+    _same("row_weight", b.row_weight.shape, a.row_weight.shape)
+    for kind, one, other in (("heads", a.heads, b.heads), ("extras", a.extras, b.extras)):
+        for name in one.keys() & other.keys():
+            _same(f"{kind}/{name}", other[name].shape, one[name].shape)
 
     def both(x: Arrays, y: Arrays) -> Arrays:
         zero = np.float64(0)
@@ -62,6 +97,10 @@ def apply_total(server: ServerState, total: Total, plan: TrainConfig, expected_w
     """The table after the round, before any part's server step."""
     if total.n_clients == 0:
         return server
+    _same("rows", total.rows.shape, server.items.shape)
+    _same("row_weight", total.row_weight.shape, server.items.shape[:1])
+    for name, v in total.heads.items():
+        _same(f"heads/{name}", v.shape, server.heads[name].shape)
     denominator: float | Doubles
     if plan.aggregation == "per-row":
         denominator = np.maximum(total.row_weight, 1e-300)[:, None]

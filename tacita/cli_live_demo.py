@@ -52,6 +52,8 @@ def _story(folder: Path, user: str, data_dir: Path | None, quiet: bool, running:
         "[bold]tacita demo --live[/bold]: one server and three nodes on this machine, TLS and enrolment between them. "
         "Each node holds a third of the people of MovieLens-100K; only sums leave it."
     )
+    if os.geteuid() == 0:
+        console.say("You are root: while the demo runs, every account on this machine could become root through it.")
     with console.working("splitting MovieLens-100K over three nodes", quiet):
         files, items, home = _split(folder, data_dir)
     if user not in home:
@@ -67,7 +69,8 @@ def _story(folder: Path, user: str, data_dir: Path | None, quiet: bool, running:
             _tacita("server", "enroll", node / "node.key.pub", "--name", name, "--folder", server)
             _tacita("node", "import", files[name][0], "--folder", node)
     with console.working("starting the server and the nodes", quiet):
-        running.enter_context(_process(folder / "server.log", "server", "up", "--folder", server))
+        as_root = ["--insecure-run-as-root"] if os.geteuid() == 0 else []
+        running.enter_context(_process(folder / "server.log", "server", "up", "--folder", server, *as_root))
         _until(lambda: json.loads(_tacita("server", "status", "--json", "--folder", server))["up"], "the server")
         for name in NODES:
             running.enter_context(_process(folder / f"{name}.log", "node", "run", "--folder", folder / name))

@@ -14,7 +14,7 @@ import typer
 from tacita import console
 from tacita.errors import TacitaError
 
-app = typer.Typer(no_args_is_help=True, help="One server for many nodes: it sees sums, never a history.")
+app = typer.Typer(no_args_is_help=True, help="One server for many nodes: it is sent sums, not histories.")
 catalogue_app = typer.Typer(no_args_is_help=True, help="The items that can be learned and recommended.")
 app.add_typer(catalogue_app, name="catalogue")
 
@@ -55,7 +55,13 @@ def init(
 
 
 @app.command()
-def up(folder: Folder = HERE) -> None:
+def up(
+    folder: Folder = HERE,
+    insecure_run_as_root: Annotated[
+        bool,
+        typer.Option("--insecure-run-as-root", help="Run as root, though every account here can then become root."),
+    ] = False,
+) -> None:
     """Run the server in the foreground until Ctrl-C; unfinished runs go on.
 
     Example: `tacita server up --folder server`
@@ -66,7 +72,7 @@ def up(folder: Folder = HERE) -> None:
     for chatty in ("httpx", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
-        Server(folder).serve()
+        Server(folder).serve(insecure_run_as_root=insecure_run_as_root)
     except KeyboardInterrupt:  # while it was starting
         raise SystemExit(130) from None
 

@@ -72,7 +72,9 @@ def numbers_of(run: Run) -> dict[str, Any]:
     """A result without the echo of its settings, which may grow, and what some users are recommended from it."""
     told = {name: run.result[name] for name in ("blocks", "mean", "continual", "controls", "bytes")}
     users = json.loads((run.folder / "ids.json").read_text())["users"][::20]
-    return {**told, "served": runs.recommend(run.folder, users, 5)}
+    found = runs.recommend(run.folder, users, 5)
+    served = {user: [{k: one[k] for k in ("item", "title", "score")} for one in items] for user, items in found.items()}
+    return {**told, "served": served}
 
 
 def summary_of(numbers: dict[str, Any]) -> dict[str, Any]:

@@ -43,8 +43,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "flwr": ("live.flower", "live.flower_client", "live.grid"),
     "httpx": ("live.gateway", "live.flower", "live.flower_client"),
     "starlette": ("live.gateway",),
-    "uvicorn": ("live.gateway",),
-    "sqlite3": ("live.database", "live.node_file", "live.node_store", "live.server_store"),
+    "uvicorn": ("live.door", "live.gateway"),
+    "sqlite3": ("live.blocks", "live.database", "live.node_file", "live.node_store", "live.server_store"),
 }
 
 

@@ -318,13 +318,33 @@ def test_status_tells_every_state(site: Path) -> None:
     assert (found["up"], found["catalogue"], found["nodes"][0]["online"]) == (False, 3, None)
 
 
+def test_a_server_does_not_run_as_root_unless_told(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reaches Flower's port on loopback runs code as the server's user."""
+    began: list[Path] = []
+    monkeypatch.setattr("tacita.live.server._alone", lambda folder: began.append(folder) or contextlib.nullcontext())
+    monkeypatch.setattr("tacita.live.server.ServerStore", lambda path: fail_here())
+    for user, words, starts in ((0, [], 0), (0, ["--insecure-run-as-root"], 1), (1000, [], 2)):
+        monkeypatch.setattr("os.geteuid", lambda user=user: user)
+        why = refused("server", "up", *words)
+        assert ("every account on this machine root" in why) == ("--insecure-run-as-root" in why) == (starts == 0)
+        assert len(began) == starts
+
+
+def fail_here() -> None:
+    raise TacitaError("it got this far.")
+
+
 def test_those_who_look_are_not_taken_for_a_server(site: Path) -> None:
     folder = site / "server"
     assert not is_up(folder)
     assert not (folder / "up.lock").exists()  # looking writes nothing
     with live_server._alone(folder):
         assert is_up(folder)
-        assert "up already" in refused("server", "up") if shutil.which("flower-superlink") else True
+        assert (
+            "up already" in refused("server", "up", "--insecure-run-as-root")
+            if shutil.which("flower-superlink")
+            else True
+        )
     with open(folder / "up.lock", "rb") as other:
         live_server.fcntl.flock(other, live_server.fcntl.LOCK_SH)
         assert not is_up(folder)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+import http.server
 import os
 import pwd
 import socket
@@ -14,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ pytest.importorskip("flwr", reason="Flower is not installed; pip install tacita[
 import httpx
 
 from tacita.errors import TacitaError
-from tacita.live import certificates, gateway, shim
+from tacita.live import certificates, door, gateway, shim
 from tacita.live.processes import Child, other_user_works
 
 # Certificates
@@ -314,6 +316,138 @@ def test_the_gateway_speaks_only_tls_and_needs_a_free_port(server: Path) -> None
             second.start()
     assert not one.alive
     gateway.bind("127.0.0.1", one.port).close()
+
+
+@pytest.fixture
+def upstream(server: Path) -> Iterator[str]:
+    """A stand-in for the SuperLink on loopback, with TLS."""
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    class Link(http.server.ThreadingHTTPServer):
+        def handle_error(self, *_: Any) -> None:
+            """Connections that end are not of interest."""
+
+    link = Link(("127.0.0.1", 0), Answer)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(server / "server.pem", server / "server.key")
+    link.socket = tls.wrap_socket(link.socket, server_side=True)
+    thread = threading.Thread(target=link.serve_forever, daemon=True)
+    thread.start()
+    yield f"https://127.0.0.1:{link.server_address[1]}"
+    link.shutdown()
+    link.server_close()
+    thread.join(5)
+
+
+def still_open(strangers: list[ssl.SSLSocket]) -> int:
+    """How many have not been closed by the other side."""
+    count = 0
+    for one in strangers:
+        one.settimeout(0.0)
+        try:
+            one.recv(1)
+        except (ssl.SSLWantReadError, BlockingIOError):
+            count += 1
+        except OSError:
+            continue
+    return count
+
+
+def test_strangers_never_stop_a_node_and_are_few(server: Path, upstream: str, signed: dict[str, str]) -> None:
+    """600 idle connections without a key: an enrolled node gets through, on its old connection and on a new one."""
+    kept = {"ca": server / "ca.pem", "certificate": server / "server.pem", "key": server / "server.key"}
+    trust = ssl.create_default_context(cafile=str(server / "ca.pem"))
+    strangers: list[ssl.SSLSocket] = []
+
+    def call(client: httpx.Client) -> httpx.Response:
+        return client.post("/v1/fleet/pull-messages", headers=signed, content=b"abc")
+
+    with contextlib.ExitStack() as held:
+        one = held.enter_context(gateway.Gateway("127.0.0.1", 0, upstream, **kept, allowed=lambda _: True))
+        held.callback(lambda: [stranger.close() for stranger in strangers])
+        url = f"https://127.0.0.1:{one.port}"
+        node = held.enter_context(httpx.Client(verify=trust, trust_env=False, base_url=url))
+        assert call(node).status_code == 200
+        for _ in range(300):  # these do not even begin TLS
+            held.enter_context(socket.create_connection(("127.0.0.1", one.port)))
+        for n in range(600):
+            plain = socket.create_connection(("127.0.0.1", one.port))
+            strangers.append(trust.wrap_socket(plain, server_hostname="localhost"))
+            if n % 3 == 0:
+                strangers[-1].send(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost: a\r\n")  # and no more
+        began = time.monotonic()
+        got = call(node)  # on its old connection
+        assert (got.status_code, got.content) == (200, b"abc")
+        with httpx.Client(verify=trust, trust_env=False, base_url=url) as other:
+            assert call(other).content == b"abc"  # on a new one
+        print(f"two calls beside 600 strangers: {time.monotonic() - began:.2f} s")
+        assert 0 < still_open(strangers) <= door.MOST_STRANGERS
+
+
+def test_who_is_silent_before_or_after_tls_is_dropped_in_time(
+    server: Path, upstream: str, signed: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "HANDSHAKE", 0.5)
+    monkeypatch.setattr(door, "HEADERS", 0.5)
+    monkeypatch.setattr(door, "MOST_PER_KEY", 3)
+    kept = {"ca": server / "ca.pem", "certificate": server / "server.pem", "key": server / "server.key"}
+    trust = ssl.create_default_context(cafile=str(server / "ca.pem"))
+    with gateway.Gateway("127.0.0.1", 0, upstream, **kept, allowed=lambda _: True) as one:
+
+        def connected() -> ssl.SSLSocket:
+            plain = socket.create_connection(("127.0.0.1", one.port))
+            return trust.wrap_socket(plain, server_hostname="localhost")
+
+        def call(on: ssl.SSLSocket) -> bytes:
+            head = "".join(f"{name}: {value}\r\n" for name, value in signed.items())
+            on.sendall(f"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost: a\r\ncontent-length: 1\r\n{head}\r\nx".encode())
+            on.settimeout(5)
+            got = b""
+            while not got.endswith(b"\r\n\r\nx"):
+                got += on.recv(1000) or b"\r\n\r\nx"
+            return got
+
+        def gone(stream: socket.socket) -> bool:
+            stream.settimeout(3)
+            try:
+                while stream.recv(1000):
+                    pass
+            except TimeoutError:
+                return False
+            except OSError:
+                pass
+            return True
+
+        with socket.create_connection(("127.0.0.1", one.port)) as silent, connected() as trickle:
+            assert gone(silent)  # never began TLS
+            trickle.settimeout(3)
+            for _ in range(30):  # a letter now and then is no head of a call
+                with contextlib.suppress(OSError):
+                    trickle.send(b"P")
+                time.sleep(0.05)
+            assert gone(trickle)
+        with connected() as node:
+            assert b"200 OK" in call(node)
+            time.sleep(1.0)  # a node may be idle between its calls
+            assert b"200 OK" in call(node)
+            node.sendall(b"POST /v1/fleet")  # but a call once begun has to come
+            assert gone(node)
+        many = [connected() for _ in range(5)]
+        assert all(b"200 OK" in call(each) for each in many)
+        time.sleep(0.2)
+        assert still_open(many) == 3  # the key has so many places
+        for each in many:
+            each.close()
 
 
 # The socket

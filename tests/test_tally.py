@@ -226,11 +226,25 @@ def test_a_block_in_which_an_item_is_rare_again_waits_again() -> None:
     assert np.array_equal(found, [[4, 2], [2, 2]])
 
 
-def test_the_ridge_doubles_where_waiting_pairs_leave_no_solution() -> None:
+def test_sums_that_nobody_can_have_told_end_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pair count of 1e300 took 989 factorisations and left a ridge of nearly that size."""
+    backbone, tried = tally(), []
+    server = learned(backbone, 3, [[0, 1], [0, 2]])
+    sums, real = Sums.read(server.parts[STATE]), backbone.regular
+    wrong = replace(sums, total=np.where(sums.at == 1, 1e300, sums.total))  # items 0 and 1
+    monkeypatch.setattr(backbone, "regular", lambda *given: tried.append(given) or real(*given))
+    with pytest.raises(TacitaError, match=r"the sums of block 0 cannot be solved, .* doubled 30 times"):
+        backbone.solved(server, wrong)
+    assert len(tried) == 31
+
+
+def test_the_ridge_doubles_where_waiting_pairs_leave_no_solution(caplog: pytest.LogCaptureFixture) -> None:
     lists = [[0, 1, 2]] * 9 + [[0, 1], [0, 2]]  # (1, 2) waits: G is not positive
     backbone = tally(min_pair=10, ridge=0.01)
     found = learned(backbone, 3, lists)
-    assert found.parts[STATE]["doublings"][0] > 0
+    doublings = found.parts[STATE]["doublings"][0]
+    assert doublings > 0
+    assert f"the ridge was doubled {doublings} times: without that, block 0 has no solution" in caplog.text
     assert np.isfinite(weights(found)).all()
     assert learned(tally(ridge=0.01), 3, lists).parts[STATE]["doublings"][0] == 0
 

@@ -114,8 +114,8 @@ class Backbone(ABC):
         """Whether the server must know how many clients have each item before it asks for the statistic."""
         return False
 
-    def statistic_extras(self, rows: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the small sums beside the rows of a statistic."""
+    def statistic_extras(self, rows: tuple[int, int]) -> Arrays:
+        """The small sums beside the rows of a statistic: the most that one client can add to each number of them."""
         return {}
 
     def survey(self, server: ServerState, counts: Longs) -> ServerState:

@@ -13,6 +13,7 @@ These are mitigations against readers of B, not guarantees; `tacita audit tally`
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -52,6 +53,9 @@ from tacita.types import (
 STATE = "tally"  # the name of its server-side arrays
 COME_BACK, AVOID = 0.05, -1.0  # what repeat = "learn" adds to items of earlier blocks
 RECENCIES = 0.0, 10.0, 20.0, 80.0, 40.0  # what recency = "learn" tries; the last one stays where nobody validates
+MOST_DOUBLINGS = 30  # of the ridge; what a billion times the ridge does not make up for is no sum of histories
+
+log = logging.getLogger(__name__)
 
 
 class TallyConfig(BackboneConfig):
@@ -122,7 +126,8 @@ class Tally(Backbone):
         n_inputs = len(inputs) or known
         inside = 0 <= known <= n_items and (len(inputs) == 0 or 0 <= inputs.min() <= inputs.max() < n_items)
         if weights.ndim == 2:
-            return inside and weights.shape == (n_inputs, known) and column.size == ptr.size == 0
+            whole = weights.shape == (n_inputs, known) or known == weights.size == 0  # nothing learned yet
+            return inside and whole and column.size == ptr.size == 0
         whole = weights.ndim == column.ndim == ptr.ndim == 1 and len(weights) == len(column)
         if not (inside and whole and len(ptr) == n_inputs + 1 and ptr[0] == 0 and ptr[-1] == len(column)):
             return False
@@ -169,8 +174,9 @@ class Tally(Backbone):
             extras["count"] = count
         return Total(total, np.asarray(terms[0].sum(axis=0)), {}, extras, float(n_clients), n_clients)
 
-    def statistic_extras(self, rows: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        return {"repeats": (2,)} | ({"count": rows} if self.weighted else {})
+    def statistic_extras(self, rows: tuple[int, int]) -> Arrays:
+        extras: Arrays = {"repeats": np.array([rows[1], rows[1] ** 2], np.float64)}
+        return extras | ({"count": np.broadcast_to(1.0, rows)} if self.weighted else {})
 
     def statistic_bytes(self, n_items: int) -> float:
         """A maskable upload is dense: the lower triangle, or inputs times items, in single precision."""
@@ -234,6 +240,16 @@ class Tally(Backbone):
         while inverse is None:
             inverse = inverted(self.regular(gram, where, shape, 2.0**doublings))
             doublings += inverse is None
+            if doublings > MOST_DOUBLINGS:
+                raise TacitaError(
+                    f"the sums of block {server.block} cannot be solved, though the ridge was doubled {MOST_DOUBLINGS} "
+                    "times: they are not what people's histories add up to; look for a wrong sum, or raise "
+                    "backbone.ridge."
+                )
+        if doublings:
+            log.warning(
+                "the ridge was doubled %d times: without that, block %d has no solution", doublings, server.block
+            )
         repeat = self.config.repeat
         if repeat == "learn":
             repeat = (0.0, COME_BACK, AVOID)[sums.habit(shape.n_items)]

@@ -18,7 +18,7 @@ from tacita.devices import Federation
 from tacita.errors import TacitaError
 from tacita.live.remote import Patience, Remote, Transport
 from tacita.live.server_store import STORE, RunRow, ServerStore
-from tacita.live.session import check_live
+from tacita.live.settings import check_live
 from tacita.rng import keys_of
 from tacita.rounds import Progress, RoundReport, begin_block, end_block, run_block, start
 from tacita.runs import build, check_settings

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import binascii
 import errno
+import functools
 import logging
 import os
 import socket
@@ -28,6 +29,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tacita.errors import TacitaError
 from tacita.live.certificates import check, fingerprint
+from tacita.live.door import Connection, Door
 
 # What a registered SuperNode calls. register-node and unregister-node are for nodes that enrol themselves.
 CALLS = (
@@ -45,6 +47,7 @@ CALLS = (
 PATHS = frozenset(f"/v1/fleet/{call}".encode() for call in CALLS)
 KEY_HEADER = "flwr-public-key"
 HEADERS = frozenset({"content-type", "accept", "content-length"})  # and all that begin with flwr-
+LAST = {"connection": "close"}  # who is refused does not stay
 MOST_BYTES = 16 * 2**20  # Flower cuts arrays into objects of 5 MiB, one per call
 _BETWEEN_PIECES, _WHOLE_CALL = 30.0, 300.0  # seconds
 
@@ -66,11 +69,13 @@ def make_app(upstream: httpx.AsyncClient, allowed: Callable[[str], bool], most: 
     async def answer(request: Request) -> Response:
         why = refusal(request.method, request.scope.get("raw_path") or b"", request.scope["query_string"])
         if why is not None:
-            return PlainTextResponse(why, 403)
+            return PlainTextResponse(why, 403, LAST)
         who = _caller(request)
         # 401 and not 403: Flower's node stops on 401, but takes 403 for the end of a run and goes on asking.
         if who is None or not await asyncio.to_thread(allowed, who):
-            return PlainTextResponse("this key is not enrolled", 401)
+            return PlainTextResponse("this key is not enrolled", 401, LAST)
+        if recognise := request.scope.get("state", {}).get("recognise"):
+            recognise(who)
         size = request.headers.get("content-length", "")
         if "transfer-encoding" in request.headers or not (size.isascii() and size.isdigit()):
             return PlainTextResponse("say the length of the body", 411)
@@ -180,8 +185,6 @@ class Gateway:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=512,
-            backlog=256,
             timeout_keep_alive=30,
             timeout_graceful_shutdown=3,
             ssl_certfile=str(self._certificate),
@@ -195,8 +198,16 @@ class Gateway:
         server = self._server = uvicorn.Server(config)
 
         async def run() -> None:
+            door, tls = Door(), config.ssl
+            assert tls is not None
             async with client:
-                await server.serve(sockets=[listener])
+                make = functools.partial(Connection, door, config, server.server_state)
+                accepting = asyncio.create_task(door.accept(listener, make, tls))
+                try:
+                    await server.serve(sockets=[])
+                finally:
+                    accepting.cancel()
+                    listener.close()
 
         self._thread = threading.Thread(target=lambda: asyncio.run(run()), name="gateway", daemon=True)
         self._thread.start()

@@ -208,9 +208,11 @@ class Node:
         if people >= least:
             return (
                 f"The server sees one sum over up to {people:,} people per round: how item rows moved, or which items "
-                "go together, how many people took part, and sums of scores. It does not see who they are; what one of "
-                f"them did is hidden among the others, not beyond all doubt: an item must be with "
-                f"{self.config.min_contributors} people before a statistic tells of it, and a moved row may be one "
+                "go together, how many people took part, and sums of scores. It is not told who they are. That does "
+                "not hide what one of them did from a server that looks for it: two runs with other settings can be "
+                "subtracted, every new run is another exact answer, and people whom somebody invented on this node "
+                f"hide nobody. An item must be with {self.config.min_contributors} people before a statistic tells of "
+                "it; a moved row may be one "
                 "person's. It also sees when this node is online, and its address."
             )
         if self.config.insecure_single_user_uploads:
@@ -224,13 +226,17 @@ class Node:
             "node receives models and sends no sum. The server sees when this node is online, and its address."
         )
 
+    def too_few(self, people: int) -> bool:
+        """Whether a sum over so many people is never sent, whenever it is asked for."""
+        return people < self.config.min_users and not self.config.insecure_single_user_uploads
+
     def refusal(self, people: int, kind: str | None = None) -> str | None:
         """Why a sum over so many people may not be sent now; None: it may. The server reads it, so it counts nobody.
 
         With a kind, the pause between rounds is counted from the last release of that kind: a round has several.
         """
         config = self.config
-        if people < config.min_users and not config.insecure_single_user_uploads:
+        if self.too_few(people):
             return "fewer people than this node's minimum (min_users) take part, so nothing is sent."
         today, last = self.store.releases_since(time.time() - DAY, kind)
         if today >= config.max_releases_per_day:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tacita.errors import TacitaError
-from tacita.live import node_file
+from tacita.live import blocks, node_file
 from tacita.live.blobs import pack, unpack
 from tacita.live.database import transaction
 from tacita.types import AnyArray, Arrays, Doubles, Longs
@@ -33,10 +33,6 @@ NO_EPSILON = "no epsilon"
 Interaction = tuple[str, str, float | None, float | None]  # raw user, raw item, time, rating
 Model = tuple[dict[str, Any], dict[str, tuple[str, AnyArray]]]  # note, name -> (sha256, array)
 Devices = tuple[dict[str, Any], Arrays]  # note, arrays with one row per entry of the array "users"
-
-# An item's own level stands before the person's general one.
-_ALLOWED = """coalesce((SELECT level FROM consent c WHERE c.user = i.user AND c.item = i.item),
-    (SELECT level FROM users u WHERE u.id = i.user)) = 'learn'"""
 
 
 @dataclass(frozen=True)
@@ -192,34 +188,31 @@ class NodeStore:
 
     # Blocks
 
-    def assign(self, run: str, block: int, least: int = 1, reopen: bool = False) -> int:
-        """Close a block: it gets all that may be learned from and is in no block yet. Returns how many it got.
+    def assign(
+        self,
+        run: str,
+        block: int,
+        least: int = 1,
+        items: Sequence[str] | None = None,
+        min_rating: float | None = None,
+    ) -> int:
+        """Close a block: it gets all that may and can be learned from and is in no block yet. Returns how many it got.
 
-        A block that exists, or that a later one has overtaken, gets nothing more; `reopen`: the last one does, as long
-        as nothing was told of it. What was never part of a sum joins
-        what was only together with that of at least `least` people: otherwise a sum with it and one without it, of two
-        runs, would differ by what a few did.
+        `items`, `min_rating`: what the run can learn from; the rest waits for a block that can. A block that exists, or
+        that a later one has overtaken, gets nothing more. What was never part of a sum joins what was only together
+        with that of at least `least` people who have something new in it: otherwise a sum with it and one without it,
+        of two runs, would differ by what a few did.
         """
+        usable = blocks.Usable(None if items is None else list(items), min_rating)
         with self._writing() as db:
-            latest = db.execute("SELECT max(block) FROM blocks WHERE run = ?", (run,)).fetchone()[0]
-            if latest is not None and block <= latest:
-                told = "SELECT 1 FROM ledger WHERE run = ? AND block = ? AND users > 0"
-                if not reopen or block < latest or db.execute(told, (run, block)).fetchone() is not None:
-                    return 0
-            db.execute("INSERT OR IGNORE INTO blocks (run, block, time) VALUES (?, ?, ?)", (run, block, time.time()))
-            due = (
-                "FROM interactions i WHERE NOT EXISTS "
-                f"(SELECT 1 FROM assigned a WHERE a.interaction = i.id AND a.run = ?) AND {_ALLOWED}"
-            )
-            people = db.execute(f"SELECT count(DISTINCT i.user) {due}", (run,)).fetchone()[0]
-            fresh = db.execute(f"SELECT count(DISTINCT i.user) {due} AND NOT i.released", (run,)).fetchone()[0]
-            waits = "AND i.released" if fresh < least <= people else ""
-            given = db.execute(
-                f"INSERT INTO assigned (interaction, run, block) SELECT i.id, ?, ? {due} {waits}", (run, block, run)
-            ).rowcount
-            if given or latest is None or block > latest:
-                self.changes += 1
-        return int(given)
+            got = blocks.assign(db, run, block, least, usable)
+            self.changes += got is not None
+        return got or 0
+
+    def reopen(self, run: str, block: int) -> None:
+        """Take a run's last block back if nothing was told of it: what it got is free for whoever asks next."""
+        with self._writing() as db:
+            self.changes += blocks.reopen(db, run, block)
 
     def last_block(self, run: str) -> int:
         """The latest block of a run that was opened here; -1: none."""
@@ -231,14 +224,17 @@ class NodeStore:
         """What a block may learn from now: consent that was taken back since takes its rows out."""
         return self._rows(
             "SELECT i.user, i.item, i.time, i.rating, a.block FROM assigned a JOIN interactions i "
-            f"ON i.id = a.interaction WHERE a.run = ? AND a.block = ? AND {_ALLOWED} ORDER BY i.id",
+            f"ON i.id = a.interaction WHERE a.run = ? AND a.block = ? AND {blocks.ALLOWED} ORDER BY i.id",
             (run, block),
         )
 
     # What the devices and the server's model look like
 
     def devices(self, run: str, tag: str = "now") -> Devices | None:
-        """The private state of the node's users, current ("now") or of the best round ("best")."""
+        """The private state of the node's users, current ("now") or of the best round ("best").
+
+        What a node learns beside a run in which it has too few people goes by tags of its own.
+        """
         with self._reading() as db:
             found = db.execute("SELECT note, arrays FROM devices WHERE run = ? AND tag = ?", (run, tag)).fetchone()
         return None if found is None else (json.loads(found[0]), unpack(found[1], str(self.path)))
@@ -282,6 +278,7 @@ class NodeStore:
         sent: Sequence[int] = (),
         released: bool = False,
         unless_withdrawn_since: int | None = None,
+        tags: tuple[str, str] = ("now", "best"),
     ) -> bool:
         """A handled request in one transaction: the reply, all it changed, what it let out.
 
@@ -299,7 +296,7 @@ class NodeStore:
                 those = "SELECT interaction FROM assigned WHERE run = ? AND block = ?"
                 db.execute(f"UPDATE interactions SET released = 1 WHERE id IN ({those})", (run, block))
             here = [one for (one,) in db.execute("SELECT id FROM users")]
-            for tag, devices in (("now", now), ("best", best)):
+            for tag, devices in zip(tags, (now, best), strict=True):
                 if devices is None:
                     continue
                 note, blob = _packed(devices, here)
@@ -335,10 +332,14 @@ class NodeStore:
         return [dict(zip(names, row)) for row in found]
 
     def releases_since(self, at: float, kind: str | None = None) -> tuple[int, float | None]:
-        """How many releases there were after a moment, and when the last one was (of a kind, or of all)."""
+        """How many releases there were after a moment, and when the last one was (of a kind, or of all).
+
+        Lines of nobody are refusals, which older versions wrote down.
+        """
+        some = "FROM ledger WHERE users > 0 AND"
         with self._reading() as db:
-            count = db.execute("SELECT count(*) FROM ledger WHERE time > ?", (at,)).fetchone()[0]
-            last = db.execute("SELECT max(time) FROM ledger WHERE ? IS NULL OR kind = ?", (kind, kind)).fetchone()[0]
+            count = db.execute(f"SELECT count(*) {some} time > ?", (at,)).fetchone()[0]
+            last = db.execute(f"SELECT max(time) {some} (? IS NULL OR kind = ?)", (kind, kind)).fetchone()[0]
         return int(count), last
 
     def enqueue(self, kind: str, payload: dict[str, Any], user: int | None = None) -> int:
@@ -389,7 +390,7 @@ class NodeStore:
         asked = {
             "users": "SELECT count(*) FROM users",
             "interactions": "SELECT count(*) FROM interactions",
-            "kept": f"SELECT count(*) FROM interactions i WHERE NOT {_ALLOWED}",
+            "kept": f"SELECT count(*) FROM interactions i WHERE NOT {blocks.ALLOWED}",
             "releases": "SELECT count(*) FROM ledger",
             "requests waiting": "SELECT count(*) FROM requests WHERE sent IS NULL",
         }
@@ -399,7 +400,7 @@ class NodeStore:
     def learning_users(self) -> int:
         """People of whom at least one interaction may take part in sums."""
         with self._reading() as db:
-            asked = f"SELECT count(DISTINCT i.user) FROM interactions i WHERE {_ALLOWED}"
+            asked = f"SELECT count(DISTINCT i.user) FROM interactions i WHERE {blocks.ALLOWED}"
             return int(db.execute(asked).fetchone()[0])
 
     def export(self, path: Path, user: str | None = None) -> int:

@@ -16,18 +16,17 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from tacita.aggregate import merge
-from tacita.devices import Federation, Received, Sums, Told
+from tacita.devices import Federation, Received, Sums, Told, selecting_metric
 from tacita.errors import TacitaError
 from tacita.evaluate import Evaluation
 from tacita.files import flat
+from tacita.live.bounds import Asked, check_sums, check_survey, check_total
 from tacita.live.wire import (
     Kind,
     Reply,
     Request,
     RequestHead,
     catalogue_array,
-    check_sums,
-    check_total,
     decode_reply,
     encode,
     sha_of,
@@ -98,22 +97,24 @@ class Remote:
         return True
 
     def train(self, fed: Federation, server: ServerState, received: Received) -> Told:
-        return self._sum("train", fed, server, received, server.items.shape)
+        n, width = server.items.shape
+        extras: Arrays = {
+            f"{part.name}.{name}": np.broadcast_to(1.0, shape)
+            for part in fed.parts
+            for name, shape in part.extra_shapes.items()
+        }
+        most = float(n) if fed.config.train.aggregation == "weighted" else 1.0
+        most = float("inf") if any(overrides(p, "weigh") for p in fed.parts) else most
+        return self._sum("train", fed, server, received, Asked((n, width), n, server.heads, extras, most))
 
     def statistic(self, fed: Federation, server: ServerState) -> Told:
         n, inputs = len(server.items), server.heads.get("inputs", np.zeros(0))
-        return self._sum("statistic", fed, server, {}, (len(inputs) or n, n))
+        rows = (len(inputs) or n, n)
+        asked = Asked(rows, n, {}, fed.backbone.statistic_extras(rows), inputs=inputs if len(inputs) else None)
+        return self._sum("statistic", fed, server, {}, asked)
 
-    def _sum(self, kind: Kind, fed: Federation, server: ServerState, received: Received, rows: tuple[int, ...]) -> Told:
-        trains, n = kind == "train", len(server.items)
-        extras = {f"{p.name}.{name}": shape for p in fed.parts for name, shape in p.extra_shapes.items()}
-        extras = extras if trains else fed.backbone.statistic_extras(rows)
-        weighs = fed.config.train.aggregation == "weighted" or any(overrides(p, "weigh") for p in fed.parts)
-
-        def check(reply: Reply) -> None:
-            check_total(reply, rows, n, server.heads if trains else {}, extras, weighs)
-
-        replies = self.ask(kind, fed, server, received, check)
+    def _sum(self, kind: Kind, fed: Federation, server: ServerState, received: Received, asked: Asked) -> Told:
+        replies = self.ask(kind, fed, server, received, lambda reply: check_total(reply, asked))
         if not replies:
             raise TacitaError(f"every node refused to take part in the round; one said: {self._refusal}")
         total = None
@@ -127,18 +128,14 @@ class Remote:
 
     def survey(self, fed: Federation, server: ServerState) -> Longs:
         n = len(server.items)
-
-        def check(reply: Reply) -> None:
-            counts = reply.arrays.get("counts", np.zeros(0))
-            if counts.shape != (n,) or counts.dtype.kind != "i" or (counts < 0).any():
-                raise TacitaError("the node's reply holds no count for every item.")
-
-        replies = self.ask("survey", fed, server, {}, check)
+        replies = self.ask("survey", fed, server, {}, lambda reply: check_survey(reply, n))
         return sum((one.arrays["counts"].astype(np.int64) for one in replies.values()), np.zeros(n, np.int64))
 
     def validate(self, fed: Federation, server: ServerState, received: Received) -> Sums:
         self._validated = server.round
-        return _added(self.ask("validate", fed, server, received, check_sums))
+        metric, k = selecting_metric(fed.config)
+        names = {f"{metric}@{k}"}
+        return _added(self.ask("validate", fed, server, received, lambda reply: check_sums(reply, names)))
 
     def keep_best(self) -> None:
         self.best_round = self._validated
@@ -147,7 +144,9 @@ class Remote:
         self, fed: Federation, server: ServerState, received: Received
     ) -> tuple[dict[str, Any], Evaluation | None]:
         """Close the block on the nodes: they test the best round and go on from it."""
-        sums = _added(self.ask("close", fed, server, received, check_sums))
+        cfg = fed.config.evaluate
+        names = {"auc" if metric == "auc" else f"{metric}@{k}" for metric in cfg.metrics for k in cfg.k}
+        sums = _added(self.ask("close", fed, server, received, lambda reply: check_sums(reply, names)))
         people = max((n for _, n in sums.values()), default=0)
         means = {name: total / n if n else 0.0 for name, (total, n) in sums.items()}
         return {**means, "users": people}, None
@@ -205,9 +204,10 @@ class Remote:
             time.sleep(self.patience.pause)
         for node in sorted(replies):
             said = replies[node].head
-            if said.verdict == "refused":
+            if said.said:  # why it refused, or keeps its scores to itself
                 self._refusal = said.said
                 self.tell({"event": "refused", "kind": kind, "node": str(node), "said": said.said})
+            if said.verdict == "refused":
                 continue
             self.accepted.append(Accepted(head.block, head.round, kind, node, shas[node], said.clients))
             self.asked_for += [(node, one) for one in said.requests]

@@ -122,8 +122,14 @@ class Server:
         self._keys: tuple[float, frozenset[str]] = (0.0, frozenset())
         self._looking = threading.Lock()
 
-    def serve(self, ready: Callable[[Server], None] = lambda server: None) -> None:
+    def serve(self, ready: Callable[[Server], None] = lambda server: None, insecure_run_as_root: bool = False) -> None:
         """Serve until told to stop."""
+        if os.geteuid() == 0 and not insecure_run_as_root:
+            raise TacitaError(
+                "a server that runs as root gives every account on this machine root, because whoever reaches Flower's "
+                "port on loopback can run code as the server's user; start it as a user of its own, or with "
+                "--insecure-run-as-root."
+            )
         from tacita.live.flower import Link, write_app  # late: Flower takes a second to load
         from tacita.live.gateway import Gateway, bind
 
@@ -268,7 +274,8 @@ def status(folder: Path) -> dict[str, Any]:
             "catalogue": len(store.catalogue()),
             "nodes": nodes,
             "runs": runs,
-            "sees": "one sum per node and round, how many people are in it, sums of scores, and when a node is online",
+            "sees": "one sum per node and round, how many people are in it, sums of scores, and when a node is online; "
+            "sums of several runs can be subtracted down to one person",
         }
 
 

@@ -2,12 +2,15 @@
 
 A request has a number (run, block, round, kind). Asked again, the node sends the reply it stored; asked something
 else under the same number, it refuses, since two answers to nearly the same question give more away than one.
+A refusal changes nothing of a run. A node with too few people for a sum learns for them beside the run (`alone`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +25,9 @@ from tacita.errors import TacitaError
 from tacita.files import flat, nested
 from tacita.live.node import Node
 from tacita.live.node_store import Model, Release
+from tacita.live.settings import check_live
 from tacita.live.wire import (
+    MOST_REQUESTS,
     SUMS,
     Reply,
     ReplyHead,
@@ -38,8 +43,10 @@ from tacita.rng import keys_of
 from tacita.runs import build, check_cutoffs, check_settings
 from tacita.types import AnyArray, Arrays, Longs, ServerState, Stream, Total
 
-MOST_EPOCHS, MOST_NEGATIVES, MOST_AHEAD = 20, 100, 100  # what a server may ask of a node in one round
-NOT_SENT = "that this node sends nothing now"
+MOST_AHEAD = 100  # blocks that a server may be ahead of a node
+NOW, ALONE = ("now", "best"), ("alone", "best alone")  # what devices are stored as
+
+log = logging.getLogger(__name__)
 
 
 class Refusal(TacitaError):
@@ -54,6 +61,7 @@ class Standing:
     here: Here
     users: Longs  # ids of the store, in the order of the arrays
     made_from: tuple[Any, ...]
+    tags: tuple[str, str] = NOW
     block: int = -1  # begun last
     round: int = 0  # the round of `here.clients`
     ended: bool = True
@@ -69,7 +77,7 @@ def handle(node: Node, body: bytes) -> bytes:
                 return answer
         raise Refusal("people are changing what they share; ask again later.")
     except Refusal as why:
-        return encode(_refused(request, str(why)[:500]))
+        return encode(_refused(node, request, str(why)[:500]))
     finally:
         if len(node.held) > 4:
             node.held.clear()
@@ -86,9 +94,7 @@ def _handle(node: Node, request: Request) -> bytes | None:
         raise Refusal("this round was already answered, for another model.")
     model = _whole_model(node, request)
     if model is None:
-        held = store.model(head.run)
-        have = [] if held is None else [sha for sha, _ in held[1].values()]
-        return encode(Reply(_echo(request, verdict="missing", have=have)))
+        return encode(Reply(_echo(request, verdict="missing", have=_have(node, head.run))))
     arrays = {name: array for name, (_, array) in model[1].items()}
     catalogue = _catalogue(node, arrays)
     withdrawals = store.withdrawals
@@ -100,11 +106,13 @@ def _handle(node: Node, request: Request) -> bytes | None:
             reply, release = _answer(node, request, standing, server, received)
         except (LookupError, ValueError):
             raise Refusal("the arrays of the request do not fit each other.") from None
-        queue = [] if reply.head.verdict == "refused" else store.waiting()
+        answered = reply.head.verdict == "ok"
+        queue = store.waiting()[:MOST_REQUESTS] if answered else []
         carried = [{"id": n, "kind": kind, "payload": payload} for n, kind, payload in queue]
         have = [sha for sha, _ in model[1].values()]
         reply = replace(reply, head=reply.head.model_copy(update={"have": have, "requests": carried}))
         sent = encode(reply)
+        model[0]["tag"] = standing.tags[0]
         store.set_catalogue(catalogue)
         done = store.commit(
             head.run,
@@ -112,21 +120,26 @@ def _handle(node: Node, request: Request) -> bytes | None:
             head.round,
             head.kind,
             request.sha,
-            sent if reply.head.verdict == "ok" or head.kind == "close" else None,  # who refused may be asked again
+            sent if answered else None,  # who refused may be asked again
             now=_devices(standing, standing.here.clients),
             best=_devices(standing, standing.here.best),
             model=model,
             ledger=None if release is None else replace(release, n_bytes=len(sent)),
             sent=[n for n, _, _ in queue],
-            released=reply.head.verdict == "ok" and head.kind in SUMS,
+            released=answered and head.kind in SUMS,
             unless_withdrawn_since=withdrawals,
+            tags=standing.tags,
         )
-    except BaseException:
+    except BaseException as error:
         node.held.pop(head.run, None)  # what was not committed did not happen
+        if isinstance(error, Refusal):
+            store.reopen(head.run, head.block)
         raise
     if not done:
         node.held.pop(head.run, None)
         return None
+    if not answered:
+        store.reopen(head.run, head.block)
     return sent
 
 
@@ -149,33 +162,21 @@ def _settings(node: Node, head: RequestHead) -> RunConfig:
     return config
 
 
-def check_live(config: RunConfig) -> None:
-    """Refuse settings that only a lab can follow, or that would show what single people did."""
-    plan = config.train
-    if plan.silos:
-        raise TacitaError("train.silos is for the lab: live, the nodes are what they are; leave it at 0.")
-    if config.evaluate.item_table != "global":
-        raise TacitaError("evaluate.item_table = 'personal' is for the lab; use 'global'.")
-    if plan.participation.kind != "all":
-        raise TacitaError(
-            "train.participation is for the lab: two rounds with different people can be subtracted; use kind = 'all'."
-        )
-    if plan.negatives < 1:
-        raise TacitaError("train.negatives = 0 would send nothing but what people have; use at least 1.")
-    if plan.local_epochs > MOST_EPOCHS or plan.negatives > MOST_NEGATIVES:
-        raise TacitaError(
-            f"a node trains at most {MOST_EPOCHS} local epochs with {MOST_NEGATIVES} negatives in a round; lower "
-            "train.local_epochs and train.negatives."
-        )
-
-
 def _echo(request: Request, **more: Any) -> ReplyHead:
     head = request.head
     return ReplyHead(kind=head.kind, run=head.run, block=head.block, round=head.round, **more)
 
 
-def _refused(request: Request, said: str) -> Reply:
-    return Reply(_echo(request, verdict="refused", said=said))
+def _refused(node: Node, request: Request, said: str) -> Reply:
+    head = request.head
+    log.info("block %d round %d %s: nothing left this node: %s", head.block, head.round, head.kind, said)
+    return Reply(_echo(request, verdict="refused", said=said, have=_have(node, head.run)))
+
+
+def _have(node: Node, run: str) -> list[str]:
+    """Digests of what need not travel again."""
+    held = node.store.model(run)
+    return [] if held is None else [sha for sha, _ in held[1].values()]
 
 
 # What the server sent
@@ -249,7 +250,8 @@ def _standing(node: Node, request: Request, config: RunConfig, items: list[tuple
     if head.block > max(last, 0) + MOST_AHEAD:
         raise Refusal(f"block {head.block} is too far ahead.")
     least = 1 if node.config.insecure_single_user_uploads else node.config.min_users
-    store.assign(head.run, head.block, least, reopen=True)
+    store.reopen(head.run, head.block)
+    store.assign(head.run, head.block, least, [item for item, _ in items], config.split.min_rating)
     made_from = (store.changes, head.block, len(items), config.model_dump_json())
     standing = node.held.get(head.run)
     if not isinstance(standing, Standing) or standing.made_from != made_from:
@@ -284,18 +286,21 @@ def _opened(
     stream = Stream(run, tuple(blocks), tuple(raws), tuple(catalogue), keys, item_keys, {}, "")
     fed = Federation(stream, backbone, parts, config, draws)
     here = nobody_here(backbone, config)
-    standing = Standing(fed, here, ids, made_from)
-    found = store.devices(run, "now"), store.devices(run, "best")
-    if found[0] is not None and found[1] is not None:
+    alone = node.too_few(int((blocks[block].train.counts() > 0).sum()))
+    standing = Standing(fed, here, ids, made_from, ALONE if alone else NOW)
+    kept = [[store.devices(run, tag) for tag in tags] for tags in ((NOW, ALONE) if alone else (NOW,))]
+    whole = [[one for one in both if one is not None] for both in kept if None not in both]
+    if whole:  # alone: from where the run stood, if that was later
+        found = max(whole, key=lambda both: (both[0][0]["block"], both[0][0]["round"]))
         note = found[0][0]
         standing.block, standing.round, standing.ended = int(note["block"]), int(note["round"]), bool(note["ended"])
-        now, best = (_clients(one[1], standing, ids) for one in found if one is not None)
+        now, best = (_clients(one[1], standing, ids) for one in found)
         here.clients = now.with_kept(best)
     return standing
 
 
 def secret_of(secret: str, run: str) -> str:
-    """Each run has draws of its own, so that two runs cannot be subtracted; an empty secret draws as the lab does."""
+    """Each run has draws of its own, so that those of two runs do not cancel; an empty secret draws as the lab does."""
     return hashlib.sha256(f"{secret} {run}".encode()).hexdigest() if secret else ""
 
 
@@ -329,6 +334,34 @@ def _answer(
 ) -> tuple[Reply, Release | None]:
     """The same questions that a lab's loop asks its devices."""
     fed, here, head = standing.fed, standing.here, request.head
+    if standing.tags == ALONE and head.kind != "close":
+        return _learn_alone(node, request, standing, server, received), None
+    _advance(standing, head, server, received)
+    if head.kind in SUMS:
+        return _sum(node, request, standing, server, received)
+    try:
+        if head.kind == "validate":
+            sums = here.validate(fed, server, received)
+        else:
+            sums = block_sums(fed, server, here.best, received)
+    except TacitaError as error:  # of the model, not of people: its scores are not finite
+        raise Refusal(str(error)) from None
+    people = max((n for _, n in sums.values()), default=0)
+    refusal = node.refusal(people, head.kind) if people else None
+    if head.kind == "close":  # the block ends here in any case; only its scores may have to stay
+        here.end_block(fed, server, received)
+        standing.ended = True
+        if refusal is not None:
+            return Reply(_echo(request, verdict="ok", said=refusal)), None
+    if refusal is not None:
+        raise Refusal(refusal)
+    release = Release(people, 0, "sums of scores and how many people they are over") if people else None
+    return Reply(_echo(request, verdict="ok", sums=sums, clients=people)), release
+
+
+def _advance(standing: Standing, head: RequestHead, server: ServerState, received: Received) -> None:
+    """Open the block of a request and keep the round that was best; refuses what is over before it changes anything."""
+    fed, here = standing.fed, standing.here
     if head.block < standing.block or (head.block == standing.block and standing.ended):
         raise Refusal(f"block {head.block} of this run is over on this node.")
     if head.block > standing.block:
@@ -340,38 +373,30 @@ def _answer(
         raise Refusal(f"round {head.round + 1} of block {head.block} is over on this node.")
     if head.best_round >= standing.round:
         here.keep_best()
-    if head.kind in SUMS:
-        return _sum(node, request, standing, server, received)
-    try:
-        if head.kind == "validate":
-            sums = here.validate(fed, server, received)
-        else:
-            sums = block_sums(fed, server, here.best, received)
-    except TacitaError as error:  # of the model, not of people: its scores are not finite
-        raise Refusal(str(error)) from None
-    if head.kind == "close":
-        here.end_block(fed, server, received)
-        standing.ended = True
-    people = max((n for _, n in sums.values()), default=0)
-    refusal = node.refusal(people, head.kind) if people else None
-    if refusal is not None:
-        return _refused(request, refusal), Release(0, 0, NOT_SENT)
-    release = Release(people, 0, "sums of scores and how many people they are over") if people else None
-    return Reply(_echo(request, verdict="ok", sums=sums)), release
+
+
+def _learn_alone(node: Node, request: Request, standing: Standing, server: ServerState, received: Received) -> Reply:
+    """Too few people for any sum: nothing is told, and they learn for themselves, once a round."""
+    with contextlib.suppress(Refusal):  # asked again: it was learned already
+        _advance(standing, request.head, server, received)
+        if request.head.kind == "train":
+            standing.here.train(standing.fed, server, received)
+            standing.round = request.head.round + 1
+    return _refused(node, request, node.refusal(0) or "")
 
 
 def _sum(
     node: Node, request: Request, standing: Standing, server: ServerState, received: Received
 ) -> tuple[Reply, Release | None]:
-    """One sum over the people who take part. A node that may not send it still learns for its own people."""
+    """One sum over the people who take part."""
     fed, here, head = standing.fed, standing.here, request.head
     people = len(here.chosen(fed, server))
     refusal = node.refusal(people, head.kind)
+    if refusal is not None:
+        raise Refusal(refusal)
     if head.kind == "train":
         told = here.train(fed, server, received)
-        standing.round = head.round + (refusal is None)
-    if refusal is not None:
-        return _refused(request, refusal), Release(0, 0, NOT_SENT)
+        standing.round = head.round + 1
     if head.kind == "survey":
         counts = here.survey(fed, server).astype(np.int64)
         counts[counts < node.fewest] = 0

@@ -1,14 +1,15 @@
-"""The settings file of a node's or a server's folder."""
+"""The settings file of a node's or a server's folder, and which settings of a run can be followed live."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TypeVar
 
-from tacita.config import Strict, read_toml, validated
+from tacita.config import RunConfig, Strict, read_toml, validated
 from tacita.errors import TacitaError
 
 Settings = TypeVar("Settings", bound=Strict)
+MOST_EPOCHS, MOST_NEGATIVES = 20, 100  # what a server may ask of a node in one round
 
 
 def read_settings(folder: Path, kind: str, model: type[Settings], version: int) -> Settings:
@@ -24,3 +25,23 @@ def read_settings(folder: Path, kind: str, model: type[Settings], version: int) 
         made = "a newer" if found > version else "an older"
         raise TacitaError(f"{path} is of version {found}, made for {made} tacita; this one reads version {version}.")
     return validated(model, values, str(path))
+
+
+def check_live(config: RunConfig) -> None:
+    """Refuse settings that only a lab can follow, or that would show what single people did."""
+    plan = config.train
+    if plan.silos:
+        raise TacitaError("train.silos is for the lab: live, the nodes are what they are; leave it at 0.")
+    if config.evaluate.item_table != "global":
+        raise TacitaError("evaluate.item_table = 'personal' is for the lab; use 'global'.")
+    if plan.participation.kind != "all":
+        raise TacitaError(
+            "train.participation is for the lab: two rounds with different people can be subtracted; use kind = 'all'."
+        )
+    if plan.negatives < 1:
+        raise TacitaError("train.negatives = 0 would send nothing but what people have; use at least 1.")
+    if plan.local_epochs > MOST_EPOCHS or plan.negatives > MOST_NEGATIVES:
+        raise TacitaError(
+            f"a node trains at most {MOST_EPOCHS} local epochs with {MOST_NEGATIVES} negatives in a round; lower "
+            "train.local_epochs and train.negatives."
+        )

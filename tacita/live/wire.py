@@ -24,6 +24,7 @@ _LENGTH = struct.Struct(">I")
 
 Kind = Literal["train", "survey", "statistic", "validate", "close"]
 MOST_PEOPLE = 10**9
+MOST_REQUESTS = 1000  # in one reply; the others wait for the next
 SUMS = ("train", "survey", "statistic")
 """Kinds whose reply holds a sum over people."""
 
@@ -54,8 +55,10 @@ class ReplyHead(Strict):
     weight: float = Field(0.0, ge=0, le=1e12)
     sums: dict[str, tuple[float, int]] = {}
     shape: list[int] = []  # of the rows where they are sent as places and values
-    have: list[str] = []  # digests of the arrays the node holds
-    requests: list[dict[str, Any]] = []  # share, unshare and forget requests that waited for a reply
+    have: list[str] = Field([], max_length=10_000)  # digests of the arrays the node holds
+    requests: list[dict[str, Any]] = Field(
+        [], max_length=MOST_REQUESTS
+    )  # share, unshare and forget requests that waited for a reply
 
 
 @dataclass(frozen=True)
@@ -156,45 +159,6 @@ def total_arrays(total: Total, single: bool) -> tuple[Arrays, list[int]]:
         return arrays | {"rows": rows}, []
     arrays |= {"rows/at": at.astype(place), "rows/value": rows.reshape(-1)[at]}
     return arrays, list(rows.shape)
-
-
-def check_total(
-    reply: Reply, rows: tuple[int, ...], n_items: int, heads: Arrays, extras: dict[str, tuple[int, ...]], weighs: bool
-) -> None:
-    """Refuse a sum that does not fit the model, before anything of its size is made.
-
-    `extras`: what may come beside the rows; `weighs`: whether people may count differently.
-    """
-    arrays, head = reply.arrays, reply.head
-    single = np.float32 if head.kind == "train" else np.float64
-    shapes = {name: (array.shape, array.dtype) for name, array in arrays.items()}
-    wanted = {f"heads/{name}": (v.shape, np.dtype(single)) for name, v in heads.items()}
-    wanted |= {
-        f"extras/{name}": (shape, np.dtype(single)) for name, shape in extras.items() if f"extras/{name}" in arrays
-    }
-    wanted["row_weight"] = ((n_items,), np.dtype(single))
-    if "rows" in arrays:
-        wanted["rows"] = (rows, np.dtype(single))
-    else:
-        at = arrays.get("rows/at", np.zeros((0, 0)))
-        wanted |= {"rows/at": (at.shape, at.dtype), "rows/value": (at.shape, np.dtype(single))}
-        inside = tuple(head.shape) == rows and at.ndim == 1 and at.dtype.kind == "i"
-        if not inside or (len(at) and not 0 <= int(at.min()) <= int(at.max()) < int(np.prod(rows))):
-            raise TacitaError("the node's reply does not fit the model that was sent.")
-    if shapes != wanted:
-        raise TacitaError("the node's reply does not fit the model that was sent.")
-    weight = arrays["row_weight"]
-    if len(weight) and not 0 <= float(weight.min()) <= float(weight.max()) <= 1.001 * head.weight:
-        raise TacitaError("the node's reply counts more people on an item than take part.")
-    if not weighs and head.weight != head.clients:
-        raise TacitaError("the node's reply gives its people more weight than they have.")
-
-
-def check_sums(reply: Reply) -> None:
-    """Refuse scores that nobody can have."""
-    for total, n in reply.head.sums.values():
-        if not 0 <= n <= MOST_PEOPLE or not 0 <= total <= n * (1 + 1e-9):
-            raise TacitaError("the node's reply holds scores outside 0 to 1 a person.")
 
 
 # The catalogue travels as an array like any other

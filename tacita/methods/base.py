@@ -55,7 +55,7 @@ class Part:
     name: ClassVar[str]
     Config: ClassVar[type[PartConfig]] = PartConfig
     extra_shapes: ClassVar[dict[str, tuple[int, ...]]] = {}
-    """Names of what `extras` may send and the shape of one client's."""
+    """Names of what `extras` may send and the shape of one client's; every number of it lies from -1 to 1."""
 
     broadcast_once: ClassVar[bool] = False
     """What `broadcast` sends stays the same during a block, so it travels in the first round only."""

@@ -36,6 +36,8 @@ MADE = "synthetic:users=120,items=300,per_user=20,groups=4,drift=0.9,new=0.2"
 SPLIT = {"kind": "blocks", "n_blocks": 2, "base_share": 0.7}
 FIRST_TIME = 1_234_500_000  # far from any time at which a test runs
 
+UP = ("server", "up", "--insecure-run-as-root")  # tests may run as root
+
 Row = tuple[str, str, int]
 
 
@@ -202,7 +204,7 @@ class Site:
     # The server
 
     def up(self) -> Running:
-        one = self._start("server", "server", "up", "--folder", self.server)
+        one = self._start("server", *UP, "--folder", self.server)
         self._wait_for(one, "serving nodes on", 90)
         return one
 

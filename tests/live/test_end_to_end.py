@@ -30,6 +30,7 @@ from live_cluster import eventually, free_port
 from live_site import (
     FIRST_TIME,
     NODES,
+    UP,
     Site,
     config_of,
     cpu_seconds,
@@ -450,13 +451,13 @@ def test_a_late_node_takes_part_in_the_next_block_until_it_is_revoked(trained: S
 def test_what_is_taken_stays_with_its_owner(story: Story, tmp_path: Path) -> None:
     site = story.site
     assert "another process has" in said("node", "run", "--folder", site.folder / NODES[0])
-    assert "is up already" in said("server", "up", "--folder", site.server)
+    assert "is up already" in said(*UP, "--folder", site.server)
     for option, port in (("--port", site.port), ("--link-port", site.link_port)):
         folder = tmp_path / option
         ports = {"--port": free_port(), "--link-port": free_port()} | {option: port}
         done("server", "init", folder, "--host", "127.0.0.1", *(word for pair in ports.items() for word in pair))
         before = hashes(folder)
-        assert f"port {port} is in use" in said("server", "up", "--folder", folder)
+        assert f"port {port} is in use" in said(*UP, "--folder", folder)
         assert before.items() <= hashes(folder).items()
     site.wait_online(*NODES)
 
@@ -504,13 +505,13 @@ def test_a_damaged_server_or_one_of_another_version_is_not_touched(tmp_path: Pat
     damage(folder / STORE)
     before = hashes(folder)
     assert f"{STORE}-wal" in before
-    assert "is damaged" in said("server", "up", "--folder", folder)
+    assert "is damaged" in said(*UP, "--folder", folder)
     assert "is damaged" in said("server", "status", "--folder", folder)
     assert hashes(folder) == before
     (folder / STORE).write_bytes(left[0][1])
     (folder / "server.toml").write_text(settings.replace("version = 1", "version = 2"))
     before = hashes(folder)
-    assert "is of version 2, made for a newer tacita" in said("server", "up", "--folder", folder)
+    assert "is of version 2, made for a newer tacita" in said(*UP, "--folder", folder)
     assert hashes(folder) == before
     (folder / "server.toml").write_text(settings)
     assert json.loads(done("server", "status", "--folder", folder, "--json"))["catalogue"] == 500
@@ -529,7 +530,7 @@ def test_an_expired_certificate_is_named_and_renewed(tmp_path: Path, monkeypatch
         old.mkdir()
         certificates.make_ca(old, days=300)
     before = hashes(folder)
-    words = said("server", "up", "--folder", folder)
+    words = said(*UP, "--folder", folder)
     assert "expired on" in words
     assert "tacita server renew" in words
     assert hashes(folder) == before

@@ -1,0 +1,57 @@
+"""Which interactions of a node belong to which block of a run: what may be learned from, and what has to wait."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from dataclasses import dataclass
+
+# An item's own level stands before the person's general one.
+ALLOWED = """coalesce((SELECT level FROM consent c WHERE c.user = i.user AND c.item = i.item),
+    (SELECT level FROM users u WHERE u.id = i.user)) = 'learn'"""
+
+_DUE = f"""FROM interactions i
+    WHERE NOT EXISTS (SELECT 1 FROM assigned a WHERE a.interaction = i.id AND a.run = :run) AND {ALLOWED}
+    AND (:items IS NULL OR i.item IN (SELECT value FROM json_each(:items)))
+    AND (:rating IS NULL OR i.rating >= :rating)"""
+# The same item at another time adds nothing to what a sum already holds of a person.
+_NEW = "AND NOT EXISTS (SELECT 1 FROM interactions r WHERE r.user = i.user AND r.item = i.item AND r.released)"
+
+
+@dataclass(frozen=True)
+class Usable:
+    """What a run can learn from; None: from everything."""
+
+    items: list[str] | None = None
+    min_rating: float | None = None
+
+
+def assign(db: sqlite3.Connection, run: str, block: int, least: int, usable: Usable) -> int | None:
+    """Give a block what is due; how many interactions it got. None: it is closed already."""
+    latest = _latest(db, run)
+    if latest is not None and block <= latest:
+        return None
+    listed = None if usable.items is None else json.dumps(usable.items)
+    given = {"run": run, "block": block, "items": listed, "rating": usable.min_rating}
+    db.execute("INSERT INTO blocks (run, block, time) VALUES (?, ?, ?)", (run, block, time.time()))
+    people = db.execute(f"SELECT count(DISTINCT i.user) {_DUE}", given).fetchone()[0]
+    fresh = db.execute(f"SELECT count(DISTINCT i.user) {_DUE} {_NEW}", given).fetchone()[0]
+    waits = "AND i.released" if fresh < least <= people else ""
+    put = f"INSERT INTO assigned (interaction, run, block) SELECT i.id, :run, :block {_DUE} {waits}"
+    return int(db.execute(put, given).rowcount)
+
+
+def reopen(db: sqlite3.Connection, run: str, block: int) -> bool:
+    """Take a block back if it is the last one and nothing was told of it; returns whether it was."""
+    told = db.execute("SELECT 1 FROM ledger WHERE run = ? AND block = ? AND users > 0", (run, block)).fetchone()
+    if block != _latest(db, run) or told is not None:
+        return False
+    for table in ("assigned", "blocks"):
+        db.execute(f"DELETE FROM {table} WHERE run = ? AND block = ?", (run, block))
+    return True
+
+
+def _latest(db: sqlite3.Connection, run: str) -> int | None:
+    found: int | None = db.execute("SELECT max(block) FROM blocks WHERE run = ?", (run,)).fetchone()[0]
+    return found

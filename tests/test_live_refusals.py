@@ -1,0 +1,290 @@
+"""What a node does when it sends nothing, and what a server does with a reply that nobody can have meant."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_live_parity import (
+    asked_again,
+    close_all,
+    config_of,
+    make_site,
+    play,
+    rows_of_blocks,
+    same_bits,
+    started_site,
+)
+
+from tacita.errors import TacitaError
+from tacita.live import session
+from tacita.live.node import Node
+from tacita.live.node_store import NodeStore
+from tacita.live.wire import Reply, ReplyHead, decode_reply, decode_request, encode
+from tacita.runs import Machine, assemble
+
+
+def dump(node: Node) -> dict[str, list[Any]]:
+    """Every row of every table of a node's store."""
+    db = node.store._db
+    names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
+    return {name: sorted(db.execute(f"SELECT * FROM {name}").fetchall(), key=repr) for name in names}
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1.8e9
+        monkeypatch.setattr(time, "time", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("name", ["f3crec", "tally"])
+def test_a_node_that_pauses_goes_on_as_if_it_had_not_been_asked(tmp_path: Path, clock: Clock, name: str) -> None:
+    """Every question comes too early, twice, and then in time: the answers are those of a node without a pause."""
+    folders = [tmp_path / one for one in ("whole", "paused")]
+    for folder in folders:
+        folder.mkdir()
+    whole = make_site(folders[0], config_of(name))
+    paused = make_site(folders[1], config_of(name), min_seconds_between_rounds=60.0)
+    play(whole)
+    node, asked = paused.transport.members[1], [(body, reply) for n, body, reply in whole.transport.log if n == 1]
+    blocks, refused, answered = rows_of_blocks(paused.config), 0, {}
+    for body, reply in asked:
+        head = decode_request(body).head
+        if blocks and head.block == 2 - len(blocks):
+            paused.collect(blocks.pop(0))
+        for _ in range(2):
+            clock.now += 1.0
+            before = dump(node)
+            early = decode_reply(session.handle(node, body)).head
+            if early.verdict == "refused":
+                assert "pause" in early.said
+                assert dump(node) == before
+                refused += 1
+        if early.verdict == "refused":
+            clock.now = answered[head.kind] + 60.0  # counted from the last answer, not from a refusal
+        assert session.handle(node, body) == reply
+        answered[head.kind] = clock.now
+    assert refused >= 4
+    assert len(node.store.ledger()) == len(asked)
+    close_all(whole)
+    close_all(paused)
+
+
+def test_a_block_ends_on_a_node_that_keeps_its_scores(tmp_path: Path, clock: Clock) -> None:
+    """The day's answers are used up when the block closes: no scores are told, and the best round is carried on."""
+    folders = [tmp_path / one for one in ("whole", "spent")]
+    for folder in folders:
+        folder.mkdir()
+    sites = [
+        make_site(folder, config_of("f3crec"), max_releases_per_day=most)
+        for folder, most in zip(folders, (1000, 6), strict=True)
+    ]
+    for site in sites:
+        site.publish(list(assemble(site.config, Machine()).stream.item_ids))
+        site.collect(rows_of_blocks(site.config)[0])
+        site.next_block()  # three rounds, each validated: six releases
+    whole, spent = (site.transport.members[1] for site in sites)
+    last = decode_reply([reply for n, _, reply in sites[1].transport.log if n == 1][-1])
+    assert (last.head.kind, last.head.verdict, last.head.sums) == ("close", "ok", {})
+    assert "24 hours" in last.head.said
+    assert len(spent.store.ledger()) == 6
+    for tag in ("now", "best"):
+        assert spent.store.devices("r", tag)[0] == whole.store.devices("r", tag)[0]
+        for key, value in whole.store.devices("r", tag)[1].items():
+            np.testing.assert_array_equal(spent.store.devices("r", tag)[1][key], value)
+    for site in sites:
+        close_all(site)
+
+
+def test_a_small_node_learns_a_round_once_and_beside_the_run(tmp_path: Path) -> None:
+    """Asked again it learns nothing twice; when there are enough people it starts as if it had not refused."""
+    site = started_site(tmp_path, "fedavg", min_users=1000)
+    with pytest.raises(TacitaError, match="min_users"):
+        site.next_block()
+    number, body, _ = site.transport.log[0]
+    node = site.transport.members[number]
+    before = dump(node)
+    assert {row[1] for row in before["devices"]} == {"alone", "best alone"}
+    assert not before["blocks"] + before["assigned"] + before["replies"] + before["ledger"]
+    assert decode_reply(session.handle(node, body)).head.verdict == "refused"
+    node.held.clear()
+    assert decode_reply(session.handle(node, body)).head.verdict == "refused"
+    after = dump(node)
+    del before["models"], after["models"]  # when the model came
+    assert after == before
+    node.config = node.config.model_copy(update={"min_users": 5})
+    other = make_site(tmp_path / "other", site.config) if (tmp_path / "other").mkdir() is None else site
+    other.collect(rows_of_blocks(site.config)[0])
+    node.held.clear()
+    mine, fresh = (decode_reply(session.handle(one, body)) for one in (node, other.transport.members[number]))
+    assert mine.head.verdict == fresh.head.verdict == "ok"
+    np.testing.assert_array_equal(mine.total().rows, fresh.total().rows)
+    close_all(site)
+    close_all(other)
+
+
+# Who counts as having something new
+
+
+def test_only_people_with_something_usable_let_an_import_join(tmp_path: Path) -> None:
+    """Rows of unknown items, or of items a sum holds already, do not hide one person's import."""
+    site = started_site(tmp_path, "fedavg")
+    site.next_block()
+    number, _, reply = site.transport.log[0]
+    node = site.transport.members[number]
+    first, *others = node.store.users()[1]
+    items = [item for item, _ in node.store.catalogue()]
+    had = {user: item for user, item, _ in rows_of_blocks(site.config)[0]}
+    node.store.add([(first, item, 2e9, None) for item in items[:20]])
+    node.store.add([(user, "not in the catalogue", 2e9, None) for user in others])
+    node.store.add([(user, had[user], 2e9, None) for user in others])
+    again = asked_again(site, "second")
+    assert again.head.verdict == "ok"
+    np.testing.assert_array_equal(again.total().rows, decode_reply(reply).total().rows)
+    close_all(site)
+
+
+def test_what_a_run_cannot_learn_from_waits(tmp_path: Path) -> None:
+    with NodeStore.create(tmp_path / "node.sqlite") as store:
+        store.add([(f"u{n}", "a", None, 5.0) for n in range(3)])
+        assert store.assign("one", 0, 3, ["a"], 4.0) == 3
+        store.commit("one", 0, 0, "statistic", "", b"", released=True)
+        store.add([("u0", "b", None, 5.0), ("u1", "b", None, 3.0), ("u2", "c", None, 5.0)])
+        assert store.assign("two", 0, 3, ["a", "b"], 4.0) == 3  # one person's row would be the difference
+        assert store.rows("two", 0).item == ["a", "a", "a"]
+        store.add([("u1", "b", 1.0, 4.0), ("u2", "b", 1.0, 4.0)])
+        assert store.assign("three", 0, 3, ["a", "b"], 4.0) == 6
+        assert store.assign("three", 1, 1, ["a", "b", "c"], 4.0) == 1
+
+
+# What so many people cannot have said
+
+Change = Callable[[Reply], Reply]
+
+
+def head(**changes: Any) -> Change:
+    return lambda reply: Reply(reply.head.model_copy(update=changes), reply.arrays)
+
+
+def array(name: str, change: Callable[[Any], Any]) -> Change:
+    def changed(reply: Reply) -> Reply:
+        wrong = np.ascontiguousarray(change(reply.arrays[name].copy()), reply.arrays[name].dtype)
+        return Reply(reply.head, reply.arrays | {name: wrong})
+
+    return changed
+
+
+def entry(value: float) -> Callable[[Any], Any]:
+    def put(one: Any) -> Any:
+        one.reshape(-1)[-1] = value
+        return one
+
+    return put
+
+
+COMMON = [("weight", head(weight=1e11)), ("expected", head(expected=1e6)), ("expected", head(expected=0.0))]
+SCORES = [
+    ("sums/ndcg@20", head(sums={"ndcg@20": (1e3, 10)}, clients=10)),
+    ("sums/ndcg@20", head(sums={"ndcg@20": (0.5, 10**8)})),
+    ("'secret@20'", head(sums={"secret@20": (0.5, 1)})),
+]
+WRONG: dict[str, dict[str, list[tuple[str, Change]]]] = {
+    "tally": {
+        "survey": [
+            ("counts", array("counts", lambda one: one + 10**6)),
+            ("counts", array("counts", lambda one: one - 10**6)),
+        ],
+        "statistic": [
+            *COMMON,
+            ("rows", array("rows", entry(1e300))),
+            ("rows", array("rows", entry(-1.0))),
+            ("rows", array("rows", lambda one: one + one.max() + 1)),
+            ("row_weight", array("row_weight", lambda one: one + 1e6)),
+            ("extras/repeats", array("extras/repeats", lambda one: one + 1e12)),
+            ("extras/repeats", array("extras/repeats", lambda one: one - 1)),
+            ("extras/count", array("extras/count", lambda one: one + 1e3)),
+        ],
+        "validate": SCORES,
+        "close": SCORES,
+    },
+    "ncf": {
+        "train": [
+            *COMMON,
+            ("rows", array("rows", entry(3e38))),
+            ("rows", array("rows", entry(-3e38))),
+            ("heads/", lambda reply: array(next(n for n in reply.arrays if "heads/" in n), entry(3e38))(reply)),
+            ("row_weight", array("row_weight", lambda one: one - 1)),
+        ],
+        "validate": SCORES,
+    },
+    "reg": {"train": [("extras/proximal.share", array("extras/proximal.share", lambda one: one + 1e6))]},
+}
+
+
+def settings_of(name: str) -> Any:
+    if name == "tally":  # weighted, and read through some of its items
+        model = {"name": "tally", "ridge": 20.0, "min_item": 2, "keep": 20, "most_inputs": 30, "length_power": 0.5}
+        return config_of("tally").model_copy(update={"backbone": model})
+    if name == "ncf":
+        model = {"name": "ncf", "dim": 8, "share_mlp": True}
+        return config_of("fedavg", 1).model_copy(update={"backbone": model})
+    return config_of("fedavg", 1).model_copy(update={"method": "reg"})
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_what_people_cannot_have_said_is_refused_by_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """Node 3 tells every lie once before it answers as it should; the run ends as if it had not."""
+    for folder in ("site", "whole"):
+        (tmp_path / folder).mkdir()
+    site, whole = (make_site(tmp_path / folder, settings_of(name)) for folder in ("site", "whole"))
+    with site.store as store:
+        store._db.execute("UPDATE runs SET options = ?", ('{"pause": 0.0, "give_up": 60.0}',))
+        store._db.commit()
+    todo = {kind: list(lies) for kind, lies in WRONG[name].items()}
+
+    def lying(number: int, body: bytes, answer: Any) -> bytes:
+        reply = decode_reply(answer())
+        lies = todo.get(reply.head.kind, [])
+        later = name != "reg" or reply.head.block == 1  # there is nothing to pull to in the first block
+        if number != 3 or not lies or not later or reply.head.verdict != "ok":
+            return encode(reply)
+        word, lie = lies.pop(0)
+        told = encode(lie(reply))
+        assert told != encode(reply)
+        expect.append(word)
+        return told
+
+    expect: list[str] = []
+    caplog.set_level(logging.WARNING, "tacita.live.remote")
+    site.transport.spoil = lying
+    play(site)
+    said = [record.getMessage() for record in caplog.records if record.name == "tacita.live.remote"]
+    assert not any(todo.values())
+    assert len(said) == len(expect)
+    for line, word in zip(said, expect, strict=True):
+        assert word in line
+    play(whole)
+    assert same_bits(site, whole)
+    close_all(site)
+    close_all(whole)
+
+
+def test_a_reply_brings_no_more_requests_than_it_may() -> None:
+    given = {"kind": "train", "run": "r", "block": 0, "round": 0, "verdict": "ok"}
+    with pytest.raises(ValueError, match="requests"):
+        ReplyHead(**given, requests=[{}] * 1001)
