@@ -558,7 +558,7 @@ def test_the_run_and_its_controls_follow_hidden_items(sampled_negatives: int) ->
     for hidden in ("drop", "count"):
         fed = federation(stream, hidden_items=hidden, sampled_negatives=sampled_negatives, metrics=["recall"], k=[6])
         mine = scores_of(fed, with_scores(fed, np.repeat(descending(6), 2, 0), 0))
-        controls = [one["blocks"][0]["recall@6"] for one in run_controls(fed).values() if "blocks" in one]
+        controls = [one["blocks"][0]["recall@6"] for _, one in run_controls(fed) if "blocks" in one]
         found[hidden] = [mine["recall@6"], mine["mask_history"]["recall@6"], *controls]
     assert set(found["drop"]) == {1.0}
     assert set(found["count"]) == {0.5}

@@ -217,6 +217,9 @@ def test_a_run_from_before_later_settings_goes_on_and_is_served() -> None:
     config = Path("cut/config.toml")
     kept = [line for line in config.read_text().splitlines() if not line.startswith(("repeats", "hidden_items"))]
     config.write_text("\n".join(kept))
+    ids = json.loads(Path("cut/ids.json").read_text())
+    del ids["settings"]
+    Path("cut/ids.json").write_text(json.dumps(ids))
     arrays, note = read_arrays(Path("cut/checkpoint.safetensors"))
     write_arrays(Path("cut/checkpoint.safetensors"), arrays, {**note, "config": forget(note["config"])})
     run = runs.resume(Path("cut"))
