@@ -1,0 +1,303 @@
+"""What leaves a device: named fields, how each is laid out, who sees it, and how uploads become a total.
+
+A `Field` is the one description that byte counts, checks on the wire, clips, noise and the ledger read. An `Upload` holds the
+fields of a cohort of clients, a `Total` their weighted sums, and the single ones where a field is seen each by itself.
+Totals add up, so chunks, silos and nodes can merge. Where two of them meet their shapes are compared: compiled loops trust
+them, and numpy would stretch what is too narrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from tacita.errors import TacitaError
+from tacita.kernels.pairs import pair_sums
+from tacita.kernels.steps import fold_rows
+from tacita.types import AnyArray, Arrays, Doubles, Ints, Keys, Longs
+
+QUANTUM = 2.0**-24  # of the exact sums of the aggregator `ideal`; sums stay whole numbers of it below 2^53
+
+
+@dataclass(frozen=True)
+class Field:
+    """One named thing that leaves a device, as one client has it."""
+
+    name: str
+    shape: tuple[int, ...]
+    seen: Literal["summed", "each"] = "summed"  # only in a sum, or each client's by itself
+    by: str = "server"  # who sees it
+    most: float = np.inf  # the most that one client of weight 1 may put into one number, in absolute value
+    least: float = -np.inf  # 0: never negative
+    exact: bool = False  # travels in double precision, so that it can be taken back exactly
+    touched: bool = False  # the weight that touched each row is summed beside it
+    symmetric: bool = False  # half of it is enough
+    about: str = ""  # in plain words, for the people's log
+
+    @property
+    def n_bytes(self) -> float:
+        """Whole, as a masked upload would be, in single precision."""
+        size = float(np.prod(self.shape))
+        return 2 * (size + self.shape[0]) if self.symmetric else 4 * size
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of each client's array: `value[r]` for row `item[r]` of `client[r]`, clients ascending."""
+
+    client: Ints
+    item: Ints
+    value: AnyArray  # (rows, *shape[1:])
+
+    def check(self, field: Field, n_clients: int) -> None:
+        rows = len(self.item)
+        _same(field.name, self.value.shape, (rows, *field.shape[1:]))
+        _same(f"{field.name}, clients", self.client.shape, (rows,))
+        for what, ids, below in (("item", self.item, field.shape[0]), ("client", self.client, n_clients)):
+            if rows and not 0 <= int(ids.min()) <= int(ids.max()) < below:
+                raise TacitaError(f"an upload's '{what}' numbers of '{field.name}' must lie from 0 to {below - 1}.")
+
+    def add_to(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
+        if total.ndim == 2:
+            fold_rows(self.client, self.item, np.asarray(self.value, np.float32), weight, total, touched)
+        else:
+            np.add.at(total, self.item, weight[self.client] * self.value)
+            np.add.at(touched, self.item, weight[self.client])
+
+    def squares(self, n_clients: int) -> Doubles:
+        each = (self.value.astype(np.float64).reshape(len(self.item), -1) ** 2).sum(1)
+        return np.bincount(self.client, weights=each, minlength=n_clients)
+
+    def scaled(self, factor: Doubles) -> Rows:
+        by = factor[self.client].reshape(-1, *[1] * (self.value.ndim - 1))
+        return replace(self, value=(by * self.value).astype(self.value.dtype))
+
+    def of(self, clients: Longs) -> Rows:
+        """The rows of some clients, renumbered, as a copy."""
+        place = np.full(int(clients.max(initial=-1)) + 1, -1, np.int32)
+        place[clients] = np.arange(len(clients), dtype=np.int32)
+        known = self.client < len(place)
+        kept = known & (place[np.where(known, self.client, 0)] >= 0) if len(place) else np.zeros(len(self.client), bool)
+        return Rows(place[self.client[kept]], self.item[kept].copy(), self.value[kept].copy())
+
+    def after(self, other: Rows, shift: int) -> Rows:
+        both = zip((other.client, other.item, other.value), (self.client + np.int32(shift), self.item, self.value))
+        return Rows(*(np.concatenate(pair) for pair in both))
+
+    def n_bytes(self, field: Field) -> float:
+        """Four per number and per id; the channel names the client."""
+        return 4.0 * (self.value.size + self.item.size)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A whole array for every client."""
+
+    value: AnyArray  # (clients, *shape)
+
+    def check(self, field: Field, n_clients: int) -> None:
+        _same(field.name, self.value.shape, (n_clients, *field.shape))
+
+    def add_to(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
+        for c in np.flatnonzero(weight):  # one by one: the sum must not depend on how clients are chunked
+            total += weight[c] * self.value[c].astype(np.float64)
+
+    def squares(self, n_clients: int) -> Doubles:
+        return np.asarray((self.value.astype(np.float64).reshape(n_clients, -1) ** 2).sum(1))
+
+    def scaled(self, factor: Doubles) -> Dense:
+        by = factor.reshape(-1, *[1] * (self.value.ndim - 1))
+        return Dense((by * self.value).astype(self.value.dtype))
+
+    def of(self, clients: Longs) -> Dense:
+        return Dense(self.value[clients].copy())
+
+    def after(self, other: Dense, shift: int) -> Dense:
+        return Dense(np.concatenate([other.value, self.value]))
+
+    def n_bytes(self, field: Field) -> float:
+        return 4.0 * self.value.size
+
+
+@dataclass(frozen=True)
+class Terms:
+    """factor x x^T for every client, x the mark of its list; rows are the inputs only, where some are named."""
+
+    ptr: Longs
+    item: Ints
+    factor: Doubles  # (clients,)
+    n_items: int
+    inputs: Ints | None = None
+
+    def check(self, field: Field, n_clients: int) -> None:
+        rows = self.n_items if self.inputs is None else len(self.inputs)
+        _same(field.name, (rows, self.n_items), field.shape)
+        _same(f"{field.name}, clients", self.factor.shape, (n_clients,))
+        if len(self.item) and not 0 <= int(self.item.min()) <= int(self.item.max()) < self.n_items:
+            raise TacitaError(f"an upload's 'item' numbers of '{field.name}' must lie from 0 to {self.n_items - 1}.")
+
+    def add_to(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
+        client = np.repeat(np.arange(len(self.factor), dtype=np.int32), np.diff(self.ptr))
+        order = np.argsort(self.item, kind="stable")
+        ptr = np.zeros(self.n_items + 1, np.int64)
+        np.cumsum(np.bincount(self.item, minlength=self.n_items), out=ptr[1:])
+        rows = np.arange(self.n_items, dtype=np.int32) if self.inputs is None else self.inputs
+        pair_sums(rows, ptr, client[order], self.ptr, self.item, weight * self.factor, total)
+
+    def squares(self, n_clients: int) -> Doubles:
+        """|f x x^T|^2 is f^2 |x|^4, counted over all items: an upper bound where rows are inputs only."""
+        return np.asarray(self.factor**2 * np.diff(self.ptr).astype(np.float64) ** 2)
+
+    def scaled(self, factor: Doubles) -> Terms:
+        return replace(self, factor=self.factor * factor)
+
+    def of(self, clients: Longs) -> Terms:
+        raise TacitaError("a person's statistic is their history: it is summed, never seen by itself.")
+
+    def after(self, other: Terms, shift: int) -> Terms:
+        raise TacitaError("a person's statistic is their history: it is summed, never seen by itself.")
+
+    def n_bytes(self, field: Field) -> float:
+        return field.n_bytes * len(self.factor)
+
+
+Form = Rows | Dense | Terms
+
+
+@dataclass(frozen=True)
+class Upload:
+    """The fields of a cohort's clients as they leave the devices. A client of weight 0 has dropped out."""
+
+    values: dict[str, Form]
+    weight: Doubles  # (clients,)
+    sender: Keys  # (clients,) under which key the server knows the client, where it sees one by itself
+
+    @property
+    def n_clients(self) -> int:
+        return len(self.weight)
+
+    def with_value(self, name: str, value: Form) -> Upload:
+        return replace(self, values={**self.values, name: value})
+
+    def norms(self) -> Doubles:
+        """The length of everything a client sends, as one vector."""
+        return np.asarray(np.sqrt(sum((v.squares(self.n_clients) for v in self.values.values()), np.zeros(self.n_clients))))
+
+    def scaled(self, factor: Doubles) -> Upload:
+        """Every number of a client times its factor."""
+        return replace(self, values={name: v.scaled(factor) for name, v in self.values.items()})
+
+    def without(self, dropped: AnyArray) -> Upload:
+        """Some clients send nothing."""
+        return replace(self, weight=np.where(dropped, 0.0, self.weight))
+
+    def n_bytes(self, fields: Sequence[Field], whole: bool = False) -> float:
+        """Bytes on the wire; `whole`: as whole arrays, not only what was touched."""
+        if whole:
+            return sum(one.n_bytes for one in fields) * self.n_clients
+        by_name = {one.name: one for one in fields}
+        return sum(value.n_bytes(by_name[name]) for name, value in self.values.items())
+
+
+@dataclass(frozen=True)
+class Each:
+    """One field of single clients, as the one who may see it has it."""
+
+    sender: Keys
+    value: Form
+
+
+@dataclass(frozen=True)
+class Total:
+    """Weighted sums of fields over clients, and the fields that are seen each by itself."""
+
+    sums: dict[str, Doubles]
+    weight: float = 0.0
+    n_clients: int = 0
+    each: dict[str, Each] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Doubles:
+        return self.sums[name]
+
+    def with_sums(self, **changed: Doubles) -> Total:
+        return replace(self, sums={**self.sums, **changed})
+
+
+def touched_of(name: str) -> str:
+    """The sum that says which rows of a field were touched, by what weight."""
+    return f"{name}.touched"
+
+
+def empty_total(fields: Sequence[Field]) -> Total:
+    sums: Arrays = {}
+    for one in fields:
+        if one.seen == "summed":
+            sums[one.name] = np.zeros(one.shape)
+        if one.touched:
+            sums[touched_of(one.name)] = np.zeros(one.shape[:1])
+    return Total(sums)
+
+
+def add(total: Total, upload: Upload, fields: Sequence[Field], exact: bool = False) -> Total:
+    """Add a cohort's uploads; reuses the total's buffers. `exact`: in whole numbers of a quantum, in any order."""
+    by_name = {one.name: one for one in fields}
+    _check(upload, by_name)
+    keep = np.flatnonzero(upload.weight > 0)
+    each = dict(total.each)
+    for name, value in upload.values.items():
+        one = by_name[name]
+        if one.seen == "each":
+            own = Each(upload.sender[keep].copy(), value.of(keep))
+            each[name] = own if name not in each else _joined(each[name], own)
+            continue
+        touched = total.sums[touched_of(name)] if one.touched else np.zeros(one.shape[0] if one.shape else 0)
+        if exact:
+            _quantised(value.scaled(upload.weight)).add_to(total.sums[name], touched, (upload.weight > 0).astype(float))
+        else:
+            value.add_to(total.sums[name], touched, upload.weight)
+    weight = total.weight + float(upload.weight.sum())
+    return Total(total.sums, weight, total.n_clients + len(keep), each)
+
+
+def _quantised(value: Form) -> Form:
+    if isinstance(value, Terms):
+        return replace(value, factor=np.rint(value.factor / QUANTUM) * QUANTUM)
+    return replace(value, value=np.rint(value.value.astype(np.float64) / QUANTUM) * QUANTUM)
+
+
+def _joined(first: Each, second: Each) -> Each:
+    value = second.value.after(first.value, len(first.sender))  # type: ignore[arg-type]
+    return Each(np.concatenate([first.sender, second.sender]), value)
+
+
+def merge(a: Total, b: Total) -> Total:
+    """The total of two groups of clients."""
+    for name in a.sums.keys() | b.sums.keys():
+        if name not in a.sums or name not in b.sums:
+            raise TacitaError(f"only one of two sums holds '{name}'; nothing was added.")
+        _same(name, b.sums[name].shape, a.sums[name].shape)
+    each = {**a.each, **b.each}
+    for name in a.each.keys() & b.each.keys():
+        each[name] = _joined(a.each[name], b.each[name])
+    sums = {name: v + b.sums[name] for name, v in a.sums.items()}
+    return Total(sums, a.weight + b.weight, a.n_clients + b.n_clients, each)
+
+
+def _check(upload: Upload, fields: dict[str, Field]) -> None:
+    """Refuse an upload that is not what was asked for, before any of it is added."""
+    _same("weight", upload.weight.shape, (upload.n_clients,))
+    _same("sender", upload.sender.shape, (upload.n_clients,))
+    if not (np.isfinite(upload.weight).all() and (upload.weight >= 0).all()):
+        raise TacitaError("an upload's weights must be finite and not negative.")
+    for name, value in upload.values.items():
+        if name not in fields:
+            raise TacitaError(f"an upload holds '{name}', which was not asked for.")
+        value.check(fields[name], upload.n_clients)
+
+
+def _same(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    if shape != wanted:
+        raise TacitaError(f"'{name}' of an upload has shape {shape}, where the model has {wanted}; nothing was added.")
