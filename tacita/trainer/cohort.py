@@ -52,9 +52,10 @@ def check_training(backbone: Backbone, parts: Sequence[Part], plan: TrainConfig)
     for part in parts:
         if plan.optimiser == "pfedme" and overrides(part, "pull"):
             raise TacitaError(f"part '{part.name}' pulls the model that 'pfedme' only follows; use another optimiser.")
-        if plan.objective == "squared" and overrides(part, "extra_samples"):
+        if plan.objective == "squared" and (part.reads_logits or overrides(part, "extra_samples")):
             raise TacitaError(
-                f"part '{part.name}' teaches probabilities, and train.objective = 'squared' fits raw scores; use 'bce'."
+                f"part '{part.name}' deals in probabilities, and train.objective = 'squared' fits raw scores; "
+                "use train.objective = 'bce'."
             )
 
 

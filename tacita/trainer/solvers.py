@@ -84,7 +84,10 @@ class Adam(Solver):
 
 
 class LazyAdam(Adam):
-    """Moments, bias correction and decay of a row act only in the steps that use it; the others leave it alone."""
+    """Moments, bias correction and decay of a row act only in the steps that use it; the others leave it alone.
+
+    Numbers are those of torch's SparseAdam with a count of steps per row.
+    """
 
     def __init__(self, plan: TrainConfig, moving: list[Moving], n_steps: Longs) -> None:
         super().__init__(plan, moving, n_steps)
@@ -100,7 +103,7 @@ class LazyAdam(Adam):
         mean[used] = 0.9 * mean[used] + 0.1 * slope
         square[used] = 0.999 * square[used] + 0.001 * (slope * slope)
         first, second = (bias[steps[used]].reshape(-1, *[1] * (grad.ndim - 1)) for bias in self.bias)
-        one.tensor[used] = some - one.rate * (mean[used] / first) / ((square[used] / second).sqrt() + _EPS)
+        one.tensor[used] = some - one.rate * (second.sqrt() / first) * mean[used] / (square[used].sqrt() + _EPS)
 
 
 class PFedMe(Solver):
