@@ -125,7 +125,7 @@ def test_twice_the_items_doubles_the_step_of_a_row_and_no_other(name: str, stepp
         pytest.skip("no fused step")
     moved = []
     for n_items in (10, 20):
-        fed = federate(make_stream(make_block(0, n_items, [[0]])), backbone, negatives=0, stepper=stepper)
+        fed = federate(make_stream(make_block(0, n_items, [[0, 1]])), backbone, negatives=0, stepper=stepper)
         trained = train_once(fed, progress := started(fed))
         moved.append((trained.upload.value, trained.local.private - progress.clients.private))
     np.testing.assert_allclose(moved[1][0], 2 * moved[0][0], rtol=2e-5, atol=1e-6)
