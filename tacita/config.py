@@ -52,6 +52,15 @@ class ParticipationConfig(Strict):
     rate: float = Field(1.0, gt=0, le=1, description="share of clients (fraction) or their probability (poisson)")
 
 
+class PFedMeConfig(Strict):
+    """pFedMe's inner loop; these rates take the place of the backbone's."""
+
+    lam: float = Field(15.0, gt=0, description="how strongly the personal model is held to the local one")
+    inner_steps: int = Field(5, ge=1, description="gradient steps of the personal model in every step")
+    inner_lr: float = Field(0.01, gt=0, description="learning rate of the personal model")
+    eta: float = Field(0.005, gt=0, description="the local model moves eta * lam of its way to the personal one")
+
+
 class TrainConfig(Strict):
     """The local training of a round and when a block ends."""
 
@@ -59,8 +68,23 @@ class TrainConfig(Strict):
     patience: int = Field(30, ge=1, description="rounds without a better validation score before a block ends")
     batch_size: int = Field(512, ge=1)
     negatives: int = Field(4, ge=0, description="negatives per positive")
+    redraw: Literal["round", "epoch"] = Field("round", description="how often negatives are drawn anew")
     local_epochs: int = Field(1, ge=1)
-    optimiser: Literal["sgd", "adam"] = Field("sgd", description="fresh in every round; adam needs autograd")
+    objective: Literal["bce", "squared", "bpr"] = Field(
+        "bce",
+        description="bce on labels in [0, 1]; squared error of the raw score, on ratings where there are any; "
+        "bpr: positives above their negatives",
+    )
+    bpr_scale: float = Field(1.0, gt=0, description="factor on the difference of scores in bpr")
+    l2: float = Field(
+        0.0, ge=0, description="weight of |x|^2 of a batch's item rows and private vectors, over its size"
+    )
+    optimiser: Literal["sgd", "adam", "lazy-adam", "pfedme"] = Field(
+        "sgd",
+        description="fresh in every round; lazy-adam leaves what a batch does not use alone; all but sgd need autograd",
+    )
+    weight_decay: float = Field(0.0, ge=0, description="of what a batch uses, for lazy-adam")
+    pfedme: PFedMeConfig = PFedMeConfig()
     participation: ParticipationConfig = ParticipationConfig()
     aggregation: Literal["mean", "per-row", "weighted", "fixed"] = Field(
         "mean",
@@ -115,6 +139,7 @@ class RunConfig(Strict):
 
 
 _LATER = {"split.repeats", "evaluate.hidden_items", "date_format", "decimal"}
+_LATER |= {f"train.{name}" for name in ("redraw", "objective", "bpr_scale", "l2", "weight_decay", "pfedme")}
 """Settings that came after results had been kept under a hash of their config."""
 
 
@@ -123,10 +148,10 @@ def later_defaults(config: BaseModel, prefix: str = "") -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, info in type(config).model_fields.items():
         value = getattr(config, name)
-        if isinstance(value, BaseModel):
-            out[name] = later_defaults(value, f"{prefix}{name}.")
-        elif prefix + name in _LATER and value == info.default:
+        if prefix + name in _LATER and value == info.default:
             out[name] = True
+        elif isinstance(value, BaseModel):
+            out[name] = later_defaults(value, f"{prefix}{name}.")
     return out
 
 

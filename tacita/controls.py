@@ -70,7 +70,8 @@ def alone_scorer(fed: Federation, block: Block) -> ScoreUsers:
             received={},
         )
         local = train_cohort(view, backbone, (), plan, fed.draws).local
-        return own_scores(backbone, local.private, heads, items, local.row_start, local.row_item, local.rows)
+        own = Ragged(local.row_start, local.row_item, {"moved": local.rows})
+        return own_scores(backbone, local.private, heads, items, own, backbone.context(view))
 
     return score_users
 

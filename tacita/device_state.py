@@ -134,7 +134,7 @@ class DeviceState:
     def list_of(self, name: str, users: AnyArray) -> Ragged:
         """Some users' lists of items, with the other columns as values."""
         ptr, columns = self.lists[name].take(users)
-        return Ragged(ptr, columns["item"])
+        return Ragged(ptr, columns.pop("item"), columns)
 
     def grow(self, whole: Arrays) -> None:
         """Room for users who are new, in the state that `whole` has for everybody; others stay bit for bit the same."""

@@ -1,9 +1,9 @@
 """What leaves a device: named fields, how each is laid out, who sees it, and how uploads become a total.
 
-A `Field` is the one description that byte counts, checks on the wire, clips, noise and the ledger read. An `Upload` holds the
-fields of a cohort of clients, a `Total` their weighted sums, and the single ones where a field is seen each by itself.
-Totals add up, so chunks, silos and nodes can merge. Where two of them meet their shapes are compared: compiled loops trust
-them, and numpy would stretch what is too narrow.
+A `Field` is the one description that byte counts, checks on the wire, clips, noise and the ledger read. An `Upload`
+holds the fields of a cohort of clients, a `Total` their weighted sums, and the single ones where a field is seen each
+by itself. Totals add up, so chunks, silos and nodes can merge. Where two of them meet their shapes are compared:
+compiled loops trust them, and numpy would stretch what is too narrow.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class Rows:
 
     def add_to(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
         if total.ndim == 2:
-            fold_rows(self.client, self.item, np.asarray(self.value, np.float32), weight, total, touched)
+            fold_rows(self.client, self.item, self.value, weight, total, touched)
         else:
             np.add.at(total, self.item, weight[self.client] * self.value)
             np.add.at(touched, self.item, weight[self.client])
 
     def squares(self, n_clients: int) -> Doubles:
         each = (self.value.astype(np.float64).reshape(len(self.item), -1) ** 2).sum(1)
-        return np.bincount(self.client, weights=each, minlength=n_clients)
+        return np.bincount(self.client, weights=each, minlength=n_clients).astype(np.float64)
 
     def scaled(self, factor: Doubles) -> Rows:
         by = factor[self.client].reshape(-1, *[1] * (self.value.ndim - 1))
@@ -184,7 +184,10 @@ class Upload:
 
     def norms(self) -> Doubles:
         """The length of everything a client sends, as one vector."""
-        return np.asarray(np.sqrt(sum((v.squares(self.n_clients) for v in self.values.values()), np.zeros(self.n_clients))))
+        squares = np.zeros(self.n_clients)
+        for value in self.values.values():
+            squares += value.squares(self.n_clients)
+        return np.asarray(np.sqrt(squares))
 
     def scaled(self, factor: Doubles) -> Upload:
         """Every number of a client times its factor."""
@@ -255,17 +258,20 @@ def add(total: Total, upload: Upload, fields: Sequence[Field], exact: bool = Fal
             continue
         touched = total.sums[touched_of(name)] if one.touched else np.zeros(one.shape[0] if one.shape else 0)
         if exact:
-            _quantised(value.scaled(upload.weight)).add_to(total.sums[name], touched, (upload.weight > 0).astype(float))
-        else:
-            value.add_to(total.sums[name], touched, upload.weight)
+            value = _quantised(value, upload.weight)
+        value.add_to(total.sums[name], touched, upload.weight)
     weight = total.weight + float(upload.weight.sum())
     return Total(total.sums, weight, total.n_clients + len(keep), each)
 
 
-def _quantised(value: Form) -> Form:
+def _quantised(value: Form, weight: Doubles) -> Form:
+    """The same with every weighted number rounded to the quantum; powers of two pass through weights unharmed."""
+    share = np.where(weight > 0, weight, 1.0)
     if isinstance(value, Terms):
-        return replace(value, factor=np.rint(value.factor / QUANTUM) * QUANTUM)
-    return replace(value, value=np.rint(value.value.astype(np.float64) / QUANTUM) * QUANTUM)
+        return replace(value, factor=np.rint(value.factor * share / QUANTUM) * QUANTUM / share)
+    by = share[value.client] if isinstance(value, Rows) else share
+    by = by.reshape(-1, *[1] * (value.value.ndim - 1))
+    return replace(value, value=np.rint(value.value * by / QUANTUM) * QUANTUM / by)
 
 
 def _joined(first: Each, second: Each) -> Each:

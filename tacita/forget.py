@@ -157,7 +157,8 @@ def _without(lists: Ragged, number: int, items: AnyArray) -> Ragged:
     gone = span[np.isin(lists.ids[span], items)]
     ptr = lists.ptr.copy()
     ptr[number + 1 :] -= len(gone)
-    return Ragged(ptr, np.delete(lists.ids, gone))
+    columns = {name: np.delete(column, gone) for name, column in lists.values.items()}
+    return Ragged(ptr, np.delete(lists.ids, gone), columns)
 
 
 def _forgotten_on_device(saved: Saved, request: Request) -> Saved:

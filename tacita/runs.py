@@ -57,7 +57,7 @@ from tacita.state_arrays import (
     server_arrays,
     server_note,
 )
-from tacita.trainer.fused import FusedStepper
+from tacita.trainer import check_training
 from tacita.types import Arrays, Block, Floats, Ints, Ragged, Stream
 
 UNFINISHED = "unfinished"  # says in result.json what a run still has to do
@@ -132,17 +132,15 @@ def build(config: RunConfig, secret: str = "") -> tuple[Backbone, tuple[Part, ..
     backbone = cls(validated(cls.Config, options, f"backbone '{name}'"))
     draws = Draws(config.seed, secret)
     specs = effective_parts(config.method, config.parts)
-    return backbone, build_parts(specs, World(backbone, draws, config.train)), draws
+    parts = build_parts(specs, World(backbone, draws, config.train))
+    check_training(backbone, parts, config.train)
+    return backbone, parts, draws
 
 
 def check_settings(config: RunConfig, backbone: Backbone) -> None:
     """Refuse what cannot be trained on any data."""
     plan = config.train
     selecting_metric(config)
-    if plan.stepper == "fused" and not FusedStepper.supports(backbone, plan):
-        raise TacitaError(
-            f"there is no fused step for backbone '{backbone.name}' with these settings; use train.stepper = 'auto'."
-        )
     if not backbone.trains and plan.participation.kind != "all":
         raise TacitaError(
             f"backbone '{backbone.name}' asks everybody once a block; use train.participation.kind = 'all'."

@@ -19,7 +19,7 @@ from tacita.types import Arrays, Block, Floats, Ints, Keys, Ragged, ServerState
 def rows_of(lists: Ragged, users: Ints) -> Ragged:
     """The users' lists; nothing for users who came later."""
     short = max(0, int(users.max(initial=-1)) + 1 - len(lists))
-    return Ragged(np.append(lists.ptr, np.full(short, lists.ptr[-1])), lists.ids).take(users)
+    return replace(lists, ptr=np.append(lists.ptr, np.full(short, lists.ptr[-1]))).take(users)
 
 
 def device_scorer(
@@ -42,16 +42,18 @@ def device_scorer(
             found = backbone.score_history(replace(view, history=rows_of(past, users) if past is not None else None))
             assert found is not None
             return found
-        private = clients.private[users]
+        private, context = clients.private[users], None
+        if correcting or backbone.reads_context:
+            view = users_view(clients, server, block, users, keys, received)
+            context = backbone.context(view)
         if OWN not in clients.lists:
-            scores = score_all(backbone, private, server.heads, server.items)
+            scores = score_all(backbone, private, server.heads, server.items, context)
         else:
             table = server.items.copy()  # rows that are newer than the last broadcast
             table[: len(clients.common[OWN])] = clients.common[OWN]
-            start, moved = clients.lists[OWN].take(users)
-            scores = own_scores(backbone, private, server.heads, table, start, moved["item"], moved["moved"])
+            own = clients.list_of(OWN, users)
+            scores = own_scores(backbone, private, server.heads, table, own, context)
         if correcting:
-            view = users_view(clients, server, block, users, keys, received)
             for part in correcting:
                 scores = part.predict(view, scores, purpose)
         return scores

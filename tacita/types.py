@@ -23,20 +23,28 @@ AnyArray = NDArray[Any]
 Arrays = dict[str, AnyArray]
 
 
+def spans(starts: AnyArray, counts: AnyArray) -> Longs:
+    """start, start + 1, ... of every span, one after the other."""
+    ends = np.cumsum(counts)
+    return np.repeat(starts - ends + counts, counts) + np.arange(ends[-1] if len(ends) else 0)
+
+
 @dataclass(frozen=True)
 class Ragged:
     """One list of item ids per row, stored flat: row r is `ids[ptr[r]:ptr[r + 1]]`, oldest first."""
 
     ptr: Longs  # (rows + 1,)
     ids: Ints  # (entries,)
+    values: Arrays = field(default_factory=dict)  # columns aligned with ids, such as "rating" and "time"
 
     @staticmethod
-    def from_pairs(rows: AnyArray, ids: AnyArray, n_rows: int) -> Ragged:
+    def from_pairs(rows: AnyArray, ids: AnyArray, n_rows: int, values: Arrays | None = None) -> Ragged:
         """Group `ids` by row, keeping the given order inside a row."""
         order = np.argsort(rows, kind="stable")
         ptr = np.zeros(n_rows + 1, np.int64)
         np.cumsum(np.bincount(rows, minlength=n_rows), out=ptr[1:])
-        return Ragged(ptr, np.ascontiguousarray(ids[order], np.int32))
+        columns = {name: column[order] for name, column in (values or {}).items()}
+        return Ragged(ptr, np.ascontiguousarray(ids[order], np.int32), columns)
 
     @staticmethod
     def from_lists(lists: Sequence[Sequence[int]]) -> Ragged:
@@ -68,14 +76,26 @@ class Ragged:
         counts = self.ptr[np.asarray(rows) + 1] - starts
         ptr = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(counts, out=ptr[1:])
-        source = np.repeat(starts - ptr[:-1], counts) + np.arange(ptr[-1])
-        return Ragged(ptr, self.ids[source])
+        source = spans(starts, counts)
+        return Ragged(ptr, self.ids[source], {name: column[source] for name, column in self.values.items()})
 
     def joined(self, other: Ragged) -> Ragged:
-        """Row by row, this list followed by the other; a shorter operand counts as empty rows."""
+        """Row by row, this list followed by the other; a shorter operand counts as empty rows.
+
+        A column stays if all entries have it, so lists without entries take none away.
+        """
         n = max(len(self), len(other))
         rows = np.concatenate([self.rows(), other.rows()])
-        return Ragged.from_pairs(rows, np.concatenate([self.ids, other.ids]), n)
+        filled = [one for one in (self, other) if len(one.ids)]
+        shared = [name for name in filled[0].values if all(name in one.values for one in filled)] if filled else []
+        columns = {name: np.concatenate([one.values[name] for one in filled]) for name in shared}
+        return Ragged.from_pairs(rows, np.concatenate([self.ids, other.ids]), n, columns)
+
+    def holds(self, rows: AnyArray, ids: AnyArray) -> Bools:
+        """Whether each id is in the list of its row."""
+        width = 1 + max(int(self.ids.max(initial=0)), int(np.max(ids, initial=0)))
+        own = self.rows().astype(np.int64) * width + self.ids
+        return np.isin(np.asarray(rows, np.int64) * width + ids, own)
 
 
 @dataclass(frozen=True)
@@ -238,9 +258,11 @@ class Local:
     view: CohortView
     ptr: Longs  # (clients + 1,) samples
     item: Ints  # (samples,)
-    label: Floats  # (samples,) in [0, 1]
+    label: Floats  # (samples,) in [0, 1], or a rating
     user_ptr: Longs  # (users + 1,) samples, before shuffling
-    order: Longs  # (epochs, samples) shuffled inside each client
+    turn_ptr: Longs  # (clients + 1,) samples, or pairs, that batches of one epoch are cut from
+    order: Longs  # (epochs, turns) sample of each turn, shuffled inside each client; of a pair its negative
+    partner: Longs | None  # (samples,) where pairs are learnt from: the positive that a negative is paired with
     batch: int
     row_of: Ints  # (samples,) local row of the sample's item, counted from row_start
     row_start: Longs  # (clients + 1,)
@@ -249,6 +271,7 @@ class Local:
     private: Floats  # (users, private width)
     heads: Arrays  # name -> (clients, ...)
     at_hand: dict[str, tuple[Ragged, Ints]]  # part name -> its lists per user, local row of each entry
+    personal: Arrays = field(default_factory=dict)  # pFedMe: the device's own private, rows and heads.<name>
     notes: Arrays = field(default_factory=dict)  # name -> (clients,) what parts leave for the lab's log; nan: nothing
 
     @property
@@ -258,7 +281,7 @@ class Local:
 
     @property
     def steps_per_epoch(self) -> Longs:
-        return -(-np.diff(self.ptr) // self.batch)
+        return -(-np.diff(self.turn_ptr) // self.batch)
 
     @property
     def n_steps(self) -> Longs:

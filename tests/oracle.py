@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from tacita.aggregate import add, apply_total, empty_total
 from tacita.backbones import Backbone, backbone_class, backbone_names
-from tacita.clients import Members, members_of, view_of
+from tacita.backbones.scores import score_all
+from tacita.clients import Members, members_of, users_view, view_of
 from tacita.config import RunConfig, TrainConfig
 from tacita.devices import Federation, broadcast
 from tacita.methods import Part, World
@@ -37,6 +38,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "mf": {"dim": 6, "lr": 0.3, "init_std": 0.5},
     "pfedrec": {"dim": 6, "lr": 0.1, "lr_eta": 0.5},
     "ncf": {"dim": 6, "lr": 0.1, "lr_eta": 0.5},
+    "ego": {"dim": 6, "lr": 0.5, "item_lr_scale": 3.0},
 }
 
 
@@ -106,6 +108,15 @@ def train_once(fed: Federation, progress: Progress, order: AnyArray | None = Non
     return train_cohort(cohort(fed, progress, order), fed.backbone, fed.parts, fed.config.train, fed.draws)
 
 
+def catalogue(backbone: Backbone, progress: Progress, block: Block) -> Floats:
+    """Everybody's scores as their devices would compute them."""
+    clients, server = progress.clients, progress.server
+    users = np.arange(clients.n_users, dtype=np.int32)
+    keys = np.zeros(clients.n_users, np.uint64)
+    context = backbone.context(users_view(clients, server, block, users, keys, {}))
+    return score_all(backbone, clients.private, server.heads, server.items, context)
+
+
 def averaged(fed: Federation, server: ServerState, trained: Trained) -> ServerState:
     """The server after the cohort's uploads, everybody having taken part."""
     total = add(empty_total(server), trained.upload)
@@ -122,6 +133,7 @@ class Device(nn.Module):
     """One client: a whole copy of the item table, and the private parameters of its users, one row each."""
 
     widths: dict[str, int]  # private parameters in the order of the flat vector
+    likes: list[list[int]]  # training items of each of its users
 
     def __init__(self, backbone: Backbone, items: Floats, private: Floats, heads: Arrays) -> None:
         super().__init__()
@@ -148,6 +160,10 @@ class Device(nn.Module):
     def table_rate(self) -> float:
         scale = self.config.item_lr_scale
         return float(self.config.lr * (len(self.items) if scale == "items" else scale))
+
+    def rows_read(self, user: list[int], item: list[int]) -> list[int]:
+        """The items whose rows take part in these users' logits for these items."""
+        return sorted(set(item))
 
     def vectors(self) -> Floats:
         return torch.cat([self.own[name].detach() for name in self.widths], dim=1).numpy()
@@ -204,6 +220,39 @@ class LinearDevice(Device):
         return [moving]
 
 
+class StarDevice(Device):
+    """Ego: LightGCN with its whole matrix, for a graph of one user and all items."""
+
+    def cut(self) -> dict[str, int]:
+        return {"p": self.config.dim}
+
+    def final(self, user: int) -> tuple[Tensor, Tensor]:
+        """The user's vector and every item's after one layer."""
+        start = torch.cat([self.own["p"][user][None], self.items])
+        edges = torch.zeros(len(start), len(start))
+        for item in self.likes[user]:
+            edges[0, item + 1] = edges[item + 1, 0] = 1
+        degree = edges.sum(1)
+        scale = torch.where(degree > 0, degree.clamp(min=1).rsqrt(), torch.zeros(()))
+        passed = (scale[:, None] * edges * scale[None, :]) @ start
+        if not self.config.item_propagation:
+            passed = torch.cat([passed[:1], torch.zeros_like(passed[1:])])
+        ends = (start + passed) / 2
+        return ends[0], ends[1:]
+
+    def logits(self, user: list[int], item: list[int]) -> Tensor:
+        ends = {u: self.final(u) for u in set(user)}
+        return torch.stack(
+            [torch.cosine_similarity(ends[u][0], ends[u][1][i], dim=0) for u, i in zip(user, item, strict=True)]
+        )
+
+    def passes(self) -> list[Groups]:
+        return [[([self.own["p"]], self.config.lr), ([self.items], self.table_rate)]]
+
+    def rows_read(self, user: list[int], item: list[int]) -> list[int]:
+        return sorted({*item, *(i for u in user for i in self.likes[u])})
+
+
 class AnyDevice(Device):
     """A model the oracle has no formula for: its own score, rates and phases."""
 
@@ -222,7 +271,7 @@ class AnyDevice(Device):
         return [[group for kind in phase for group in moving[kind]] for phase in self.backbone.phases]
 
 
-DEVICES: dict[str, type[Device]] = {"mf": FactorDevice, "pfedrec": ScoreDevice, "ncf": LinearDevice}
+DEVICES: dict[str, type[Device]] = {"mf": FactorDevice, "pfedrec": ScoreDevice, "ncf": LinearDevice, "ego": StarDevice}
 
 
 # the round
@@ -239,12 +288,14 @@ class Result:
     items: Floats
     heads: Arrays
     private: Floats  # (users of the cohort, private width)
+    tables: list[Floats]  # every client's own
+    personal: list[tuple[Floats, Floats]]  # pFedMe: every client's personal table and vectors
 
 
 def batches(local: Local, client: int) -> Iterator[AnyArray]:
     """The sample numbers of every step of one client."""
     for epoch in range(len(local.order)):
-        own = local.order[epoch, local.ptr[client] : local.ptr[client + 1]]
+        own = local.order[epoch, local.turn_ptr[client] : local.turn_ptr[client + 1]]
         for at in range(0, len(own), local.batch):
             yield own[at : at + local.batch]
 
@@ -267,16 +318,17 @@ def slow_round(
 ) -> Result:
     """Train the clients one after the other and average their complete tables."""
     local = lay_out(view, {}, plan, draws)
-    tables, heads, private = [], [], view.private.copy()
+    tables, heads, private, personal = [], [], view.private.copy(), []
     for client in range(view.n_clients):
         users = list(range(view.user_ptr[client], view.user_ptr[client + 1]))
         device = DEVICES.get(backbone.name, AnyDevice)(backbone, view.items, view.private[users], view.heads)
-        train_device(device, users, local, client, plan, more, after_step)
+        device.likes = [view.train.row(u).tolist() for u in users]
+        personal.append(train_device(device, users, local, client, plan, more, after_step))
         tables.append(device.items.detach().double().numpy())
         heads.append({name: v.detach().double().numpy() for name, v in device.heads.items()})
         private[users] = device.vectors()
     mean_heads = {name: np.mean([one[name] for one in heads], axis=0) for name in view.heads}
-    return Result(np.mean(tables, axis=0), mean_heads, private)
+    return Result(np.mean(tables, axis=0), mean_heads, private, tables, personal)
 
 
 def train_device(
@@ -287,19 +339,142 @@ def train_device(
     plan: TrainConfig,
     more: More,
     after_step: AfterStep,
-) -> None:
-    kind = torch.optim.SGD if plan.optimiser == "sgd" else torch.optim.Adam
+) -> tuple[Floats, Floats]:
     passes = device.passes()
-    optimisers = [kind([{"params": p, "lr": rate} for p, rate in groups], lr=0.0) for groups in passes]
-    bce = nn.BCEWithLogitsLoss()
+    movers = [MOVERS[plan.optimiser](device, groups, plan) for groups in passes]
     for step, batch in enumerate(batches(local, client)):
-        for phase, optimiser in enumerate(optimisers):
-            owners = [users.index(k) for k in local.owner[batch]]
-            loss = bce(device.logits(owners, local.item[batch].tolist()), torch.tensor(local.label[batch]))
-            for k, user in enumerate(users):
-                for item, label, weight in more(user, step, phase):
-                    loss = loss + weight * bce(device.logits([k], [item]), torch.tensor([label]))
-            device.zero_grad()
-            loss.backward()
-            optimiser.step()
+        for phase, mover in enumerate(movers):
+            extra = [(k, *one) for k, user in enumerate(users) for one in more(user, step, phase)]
+            mover.step(Task(device, users, local, batch, plan, extra))
         after_step(device, users, [group for groups in passes for group in groups])
+    return movers[0].finish()
+
+
+@dataclass(frozen=True)
+class Task:
+    """The loss of one step on one device."""
+
+    device: Device
+    users: list[int]
+    local: Local
+    batch: AnyArray
+    plan: TrainConfig
+    extra: list[tuple[int, int, float, float]]  # user of the device, item, label, weight
+
+    def samples(self, batch: AnyArray) -> tuple[list[int], list[int]]:
+        return [self.users.index(k) for k in self.local.owner[batch]], self.local.item[batch].tolist()
+
+    def positives(self) -> AnyArray:
+        """The k-th negative of a user belongs to its positive k, counted round and round."""
+        owner = self.local.owner[self.batch]
+        first = self.local.user_ptr[owner]
+        n = self.local.view.train.counts()[owner]
+        return first + (self.batch - first - n) % n
+
+    def loss(self) -> Tensor:
+        device, plan = self.device, self.plan
+        owners, items = self.samples(self.batch)
+        scores = device.logits(owners, items)
+        label = torch.tensor(self.local.label[self.batch])
+        if plan.objective == "bpr":
+            above = device.logits(*self.samples(self.positives()))
+            loss = nn.functional.softplus(-plan.bpr_scale * (above - scores)).mean()
+        elif plan.objective == "squared":
+            loss = ((scores - label) ** 2).mean()
+        else:
+            loss = nn.functional.binary_cross_entropy_with_logits(scores, label)
+        for k, item, label_, weight in self.extra:
+            one = device.logits([k], [item])
+            loss = loss + weight * nn.functional.binary_cross_entropy_with_logits(one, torch.tensor([label_]))
+        if plan.l2:
+            rows = sorted({*items, *(self.samples(self.positives())[1] if plan.objective == "bpr" else [])})
+            vectors = [v[sorted(set(owners))] for v in device.own.values()]
+            size = sum((one**2).sum() for one in (device.items[rows], *vectors))
+            loss = loss + plan.l2 * size / len(self.batch)
+        return loss
+
+    def used(self) -> dict[int, list[int]]:
+        """Parameter -> its rows that this step reads."""
+        owners, items = self.samples(self.batch)
+        if self.plan.objective == "bpr":
+            items = items + self.samples(self.positives())[1]
+        owners, items = owners + [one[0] for one in self.extra], items + [one[1] for one in self.extra]
+        rows = self.device.rows_read(owners, items)
+        own = {id(v): sorted(set(owners)) for v in self.device.own.values()}
+        return {id(self.device.items): rows, **own}
+
+
+class Mover:
+    """One of torch's optimisers on whole parameters."""
+
+    def __init__(self, device: Device, groups: Groups, plan: TrainConfig) -> None:
+        self.device, self.plan, self.groups = device, plan, groups
+        kind = torch.optim.Adam if plan.optimiser == "adam" else torch.optim.SGD
+        self.optimiser = kind([{"params": p, "lr": rate} for p, rate in groups], lr=0.0)
+
+    def step(self, task: Task) -> None:
+        self.device.zero_grad()
+        task.loss().backward()
+        self.optimiser.step()
+
+    def finish(self) -> tuple[Floats, Floats]:
+        return self.device.items.detach().numpy().copy(), self.device.vectors()
+
+
+class RowMover(Mover):
+    """Every row is a parameter of its own with a SparseAdam of its own, which steps only when the row is read.
+
+    Torch counts the steps of a parameter, and so those of the row.
+    """
+
+    def __init__(self, device: Device, groups: Groups, plan: TrainConfig) -> None:
+        super().__init__(device, groups, plan)
+        self.held: dict[tuple[int, int], tuple[nn.Parameter, torch.optim.Optimizer]] = {}
+
+    def step(self, task: Task) -> None:
+        self.device.zero_grad()
+        task.loss().backward()
+        used = task.used()
+        for whole, rate in [(p, rate) for params, rate in self.groups for p in params]:
+            rows = used.get(id(whole))  # None: a head, which is all one row
+            data, grad = (x if rows is not None else x.reshape(1, -1) for x in (whole.detach(), whole.grad))
+            for row in rows if rows is not None else [0]:
+                one, optimiser = self.held.setdefault((id(whole), row), self.start(data[row : row + 1], rate))
+                slope = grad[row : row + 1] + self.plan.weight_decay * one.detach()
+                one.grad = slope.to_sparse(1)
+                optimiser.step()
+                data[row] = one.detach()[0]
+
+    def start(self, row: Tensor, rate: float) -> tuple[nn.Parameter, torch.optim.Optimizer]:
+        one = nn.Parameter(row.clone())
+        return one, torch.optim.SparseAdam([one], rate)
+
+
+class PersonalMover(Mover):
+    """pFedMe by hand: the device's parameters are the personal model, the local one stands beside them."""
+
+    def __init__(self, device: Device, groups: Groups, plan: TrainConfig) -> None:
+        super().__init__(device, groups, plan)
+        self.local = [(p, p.detach().clone()) for params, _ in groups for p in params]
+
+    def step(self, task: Task) -> None:
+        how = self.plan.pfedme
+        for _ in range(how.inner_steps):
+            self.device.zero_grad()
+            away = sum(((p - w) ** 2).sum() for p, w in self.local)
+            (task.loss() + how.lam / 2 * away).backward()
+            with torch.no_grad():
+                for p, _ in self.local:
+                    p -= how.inner_lr * p.grad
+        for p, w in self.local:
+            w -= how.eta * how.lam * (w - p.detach())
+
+    def finish(self) -> tuple[Floats, Floats]:
+        personal = super().finish()
+        with torch.no_grad():
+            for p, w in self.local:
+                p.copy_(w)
+        return personal
+
+
+MOVERS: dict[str, type[Mover]] = {"sgd": Mover, "adam": Mover, "lazy-adam": RowMover, "pfedme": PersonalMover}

@@ -10,6 +10,7 @@ import pytest
 from oracle import (
     TRAINED,
     averaged,
+    catalogue,
     cohort,
     federate,
     make_backbone,
@@ -20,13 +21,13 @@ from oracle import (
 )
 
 from tacita.aggregate import add, apply_total, empty_total
-from tacita.backbones import Backbone
+from tacita.backbones import Backbone, Context
 from tacita.backbones.scores import score_all
 from tacita.config import TrainConfig
 from tacita.devices import Federation
 from tacita.rng import Draws, keys_of
 from tacita.rounds import begin_block, run_block, run_round
-from tacita.types import AnyArray, Floats, ServerState, Stream, Upload
+from tacita.types import AnyArray, Floats, Ragged, ServerState, Stream, Upload
 
 DRAWS = Draws(5)
 STEPPERS = ["fused", "autograd"]
@@ -124,7 +125,7 @@ def test_twice_the_items_doubles_the_step_of_a_row_and_no_other(name: str, stepp
         pytest.skip("no fused step")
     moved = []
     for n_items in (10, 20):
-        fed = federate(make_stream(make_block(0, n_items, [[0]])), backbone, negatives=0, stepper=stepper)
+        fed = federate(make_stream(make_block(0, n_items, [[0, 1]])), backbone, negatives=0, stepper=stepper)
         trained = train_once(fed, progress := started(fed))
         moved.append((trained.upload.value, trained.local.private - progress.clients.private))
     np.testing.assert_allclose(moved[1][0], 2 * moved[0][0], rtol=2e-5, atol=1e-6)
@@ -245,13 +246,17 @@ def test_scoring_the_catalogue_is_scoring_every_pair(name: str, options: dict[st
     private = rng.normal(size=(7, backbone.private_width)).astype(np.float32)
     items = rng.normal(size=(11, backbone.item_width)).astype(np.float32)
     heads = {k: rng.normal(size=shape).astype(np.float32) for k, shape in backbone.shared().items()}
-    got = score_all(backbone, private, heads, items)
+    lists = Ragged.from_lists([[0, 10], [3], [], [0, 1, 2], [4], [5, 6, 7, 8], [9]]) if backbone.reads_context else None
+    got = score_all(backbone, private, heads, items, lists)
+    repeated = {k: np.stack([v] * 11) for k, v in heads.items()}
     for u in range(7):
-        repeated = {k: np.stack([v] * 11) for k, v in heads.items()}
-        pairs = backbone.score(backbone.named(np.stack([private[u]] * 11)), repeated, items)
-        np.testing.assert_allclose(got[u], pairs, rtol=1e-5, atol=1e-5)
-    alone = score_all(backbone, private[3:4], heads, items[5:8])
-    assert np.array_equal(alone[0], got[3, 5:8])
+        mine = None if lists is None else lists.take(np.full(11, u))
+        inside = None if mine is None else mine.holds(np.arange(11), np.arange(11)).astype(np.float32)
+        context = None if mine is None else Context.of(mine, items)
+        rep = backbone.represent(backbone.named(np.stack([private[u]] * 11)), repeated, context)
+        np.testing.assert_allclose(got[u], backbone.score(rep, repeated, items, inside), rtol=1e-5, atol=1e-5)
+    alone = score_all(backbone, private[3:4], heads, items[:8], None if lists is None else lists.take(np.array([3])))
+    assert np.array_equal(alone[0], got[3, :8])
 
 
 @pytest.mark.parametrize("share_mlp", [False, True])
@@ -286,13 +291,14 @@ def test_new_items_and_users_leave_the_old_ones_bit_for_bit(name: str) -> None:
     progress = started(fed)
     run_block(fed, progress, lambda report, now: None)
     items, private = progress.server.items.copy(), progress.clients.private.copy()
-    scores = score_all(fed.backbone, private, progress.server.heads, items)
+    scores = catalogue(fed.backbone, progress, fed.stream.blocks[0])
     begin_block(fed, progress, 1)
     assert progress.server.items.shape == (8, fed.backbone.item_width)
     assert progress.clients.private.shape == (5, fed.backbone.private_width)
     assert np.array_equal(progress.server.items[:5], items)
     assert np.array_equal(progress.clients.private[:3], private)
-    grown = score_all(fed.backbone, progress.clients.private, progress.server.heads, progress.server.items)
+    first = fed.stream.blocks[0]
+    grown = catalogue(fed.backbone, progress, replace(first, train=first.train.joined(Ragged.empty(5))))
     assert np.array_equal(grown[:3, :5], scores)
     fresh = fed.backbone.init_items(fed.draws, fed.stream.item_keys)
     assert np.array_equal(progress.server.items[5:], fresh[5:])

@@ -12,10 +12,19 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 import pytest
 import torch
-from oracle import TRAINED, federate, make_backbone, make_block, make_stream, started, train_once
+from oracle import (
+    TRAINED,
+    catalogue,
+    cohort,
+    federate,
+    make_backbone,
+    make_block,
+    make_stream,
+    started,
+    train_once,
+)
 
-from tacita.backbones import Backbone, backbone_class
-from tacita.backbones.scores import score_all
+from tacita.backbones import Backbone, Context, backbone_class
 from tacita.config import validated
 from tacita.device_state import DeviceState
 from tacita.devices import Federation, Here
@@ -110,7 +119,11 @@ LEARNS: dict[str, dict[str, Any]] = {
     "mf": {"lr": 0.3, "init_std": 0.05},
     "pfedrec": {"dim": 8, "lr": 0.05, "lr_eta": 15.0},
     "ncf": {"dim": 8, "lr": 0.05, "lr_eta": 15.0},
+    "ego": {"dim": 8, "lr": 1.0, "item_lr_scale": 10.0},
 }
+
+
+LISTS = Ragged.from_lists([[0, 7], [1], [], [0, 1, 2, 3], [4, 8, 5], [6]])  # what the six users' models read
 
 
 class BackboneContract:
@@ -132,6 +145,15 @@ class BackboneContract:
             backbone.init_heads(draws),
             backbone.init_items(draws, keys),
         )
+
+    def users(self, name: str) -> tuple[Backbone, dict[str, Any], Arrays, Floats, Floats | None]:
+        """The six users as the model represents them, heads for each, a row for each, and which are in contexts."""
+        backbone, private, heads, items = self.start(name)
+        repeated = {k: np.stack([v] * 6) for k, v in heads.items()}
+        context = Context.of(LISTS, items) if backbone.reads_context else None
+        inside = LISTS.holds(np.arange(6), np.arange(6)).astype(np.float32) if backbone.reads_context else None
+        rep = backbone.represent(backbone.named(private), repeated, context)
+        return backbone, rep, repeated, items[:6], inside
 
     def test_it_starts_with_finite_arrays_of_the_shapes_it_declares(self, name: str) -> None:
         backbone, private, heads, items = self.start(name)
@@ -156,23 +178,40 @@ class BackboneContract:
         assert sorted(kind for phase in backbone.phases for kind in phase) == ["private", "rows"]
 
     def test_it_scores_the_same_with_numpy_and_torch(self, name: str) -> None:
-        backbone, private, heads, items = self.start(name)
-        repeated = {k: np.stack([v] * 6) for k, v in heads.items()}
-        by_numpy = backbone.score(backbone.named(private), repeated, items[:6])
-        tensors = {k: torch.from_numpy(v) for k, v in repeated.items()}
-        by_torch = backbone.score(backbone.named(torch.from_numpy(private)), tensors, torch.from_numpy(items[:6]))
+        backbone, rep, heads, rows, inside = self.users(name)
+        by_numpy = backbone.score(rep, heads, rows, inside)
+        _, private, _, items = self.start(name)
+        tensors = {k: torch.from_numpy(v) for k, v in heads.items()}
+        context = None
+        if backbone.reads_context:
+            user, count = torch.from_numpy(LISTS.rows()), torch.from_numpy(LISTS.counts()).float()
+            context = Context(LISTS.ptr, user, count, torch.from_numpy(items[LISTS.ids]), {})
+        seen = backbone.represent(backbone.named(torch.from_numpy(private)), tensors, context)
+        among = None if inside is None else torch.from_numpy(inside)
+        by_torch = backbone.score(seen, tensors, torch.from_numpy(rows), among)
         assert by_numpy.shape == (6,)
         np.testing.assert_allclose(by_numpy, by_torch.numpy(), rtol=1e-5, atol=1e-6)
 
     def test_its_reading_is_its_score_where_it_has_one(self, name: str) -> None:
-        backbone, private, heads, items = self.start(name)
-        reading = backbone.reading(private, heads)
+        backbone, private, shared, _ = self.start(name)
+        _, rep, heads, rows, inside = self.users(name)
+        reading = backbone.reading(private, shared)
         assert reading is not None or backbone.affine_kind is None
         if reading is not None:
             a, c = reading
-            repeated = {k: np.stack([v] * 6) for k, v in heads.items()}
-            scored = backbone.score(backbone.named(private), repeated, items[:6])
-            np.testing.assert_allclose((a * items[:6]).sum(1) + c, scored, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose((a * rows).sum(1) + c, backbone.score(rep, heads, rows), rtol=1e-5, atol=1e-5)
+        outside = backbone.reading_outside(rep, shared, rows)
+        if outside is not None:
+            a, c, read = outside
+            scored = backbone.score(rep, heads, rows, None if inside is None else 0 * inside)
+            np.testing.assert_allclose((a * read).sum(1) + c, scored, rtol=1e-5, atol=1e-5)
+
+    def test_it_reads_a_context_if_and_only_if_it_says_so(self, name: str) -> None:
+        fed = federate(make_stream(make_block(0, 6, [[0, 1], [2, 3]])), backbone := self.make(name))
+        context = backbone.context(cohort(fed, started(fed)))
+        assert (context is not None) == backbone.reads_context
+        if context is not None:
+            assert len(context) == 2
 
     def test_a_round_moves_every_parameter_it_declares(self, name: str) -> None:
         backbone = self.make(name)
@@ -188,22 +227,25 @@ class BackboneContract:
         with pytest.raises(TacitaError, match="dimm"):
             validated(backbone_class(name).Config, {"dimm": 4}, f"backbone '{name}'")
 
-    def test_it_learns_the_checkerboard(self, name: str) -> None:
+    @pytest.mark.parametrize("objective", ["bce", "bpr"])
+    def test_it_learns_the_checkerboard(self, name: str, objective: str) -> None:
         """Even users like even items. Two likes of each user are held out: only other users can teach them."""
-        before, after = checkerboard(self.make_learner(name))
+        before, after = checkerboard(self.make_learner(name), objective=objective)
         assert before < 0.8
         assert after > 0.97
 
 
-def checkerboard(backbone: Backbone, n_users: int = 12, n_items: int = 16, rounds: int = 60) -> tuple[float, float]:
+def checkerboard(
+    backbone: Backbone, n_users: int = 12, n_items: int = 16, rounds: int = 60, objective: str = "bce"
+) -> tuple[float, float]:
     """Share of (held-out item of the user's colour, item of the other colour) pairs in the right order."""
     likes = [np.roll(np.arange(u % 2, n_items, 2), u // 2) for u in range(n_users)]
     train, held = [one[2:].tolist() for one in likes], [one[:2].tolist() for one in likes]
-    fed = federate(make_stream(make_block(0, n_items, train)), backbone, rounds=rounds)
+    fed = federate(make_stream(make_block(0, n_items, train)), backbone, rounds=rounds, objective=objective)
     progress = started(fed)
 
     def right(now: Progress) -> float:
-        scores = score_all(backbone, now.clients.private, now.server.heads, now.server.items)
+        scores = catalogue(backbone, now, fed.stream.blocks[0])
         pairs = [scores[u, held[u]][:, None] > scores[u, (u + 1) % 2 :: 2][None, :] for u in range(n_users)]
         return float(np.mean(pairs))
 

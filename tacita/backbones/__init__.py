@@ -1,7 +1,8 @@
 """The models that can stand behind a federated round."""
 
-from tacita.backbones import factor as _factor  # noqa: F401  (each module registers its models)
+from tacita.backbones import ego as _ego  # noqa: F401  (each module registers its models)
+from tacita.backbones import factor as _factor  # noqa: F401
 from tacita.backbones import linear as _linear  # noqa: F401
-from tacita.backbones.base import Backbone, BackboneConfig, backbone_class, backbone_names, register
+from tacita.backbones.base import Backbone, BackboneConfig, Context, backbone_class, backbone_names, register
 
-__all__ = ["Backbone", "BackboneConfig", "backbone_class", "backbone_names", "register"]
+__all__ = ["Backbone", "BackboneConfig", "Context", "backbone_class", "backbone_names", "register"]

@@ -1,13 +1,15 @@
 """Backbone: which parameters are item rows, shared or private, how they start, how they score.
 
 Private parameters of a user are one flat vector with named slices, so stores, snapshots and files need to know
-nothing else about a model. `score` is written with operators that numpy arrays and torch tensors share.
+nothing else about a model. `represent` and `score` are written with operators that numpy arrays and torch tensors
+share: `represent` runs once per user, `score` once per sample.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -15,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tacita.errors import TacitaError, unknown_name
 from tacita.rng import Draws
-from tacita.types import Arrays, CohortView, Floats, Keys, Longs, ServerState, Total
+from tacita.types import Arrays, CohortView, Floats, Keys, Longs, Ragged, ServerState, Total
 
 
 class BackboneConfig(BaseModel):
@@ -32,6 +34,32 @@ class TrainedConfig(BackboneConfig):
     )
 
 
+@dataclass(frozen=True)
+class Context:
+    """The items that a model reads of each user, with the rows they have at the moment; numpy or torch."""
+
+    ptr: Longs  # (users + 1,) entries of each user, oldest first
+    user: Any  # (entries,)
+    count: Any  # (users,) entries, as floats
+    rows: Any  # (entries, width)
+    values: dict[str, Any]  # columns aligned with the entries, such as "rating" and "time"
+
+    @staticmethod
+    def of(lists: Ragged, items: Floats) -> Context:
+        """Lists with the rows of one table."""
+        count = lists.counts().astype(np.float32)
+        return Context(lists.ptr, lists.rows(), count, items[lists.ids], dict(lists.values))
+
+    def total(self, entries: Any) -> Any:
+        """The sum of each user's entries, added up in their order, so that it does not depend on the company."""
+        shape = (len(self.ptr) - 1, *entries.shape[1:])
+        if isinstance(entries, np.ndarray):
+            out = np.zeros(shape, entries.dtype)
+            np.add.at(out, self.user, entries)
+            return out
+        return entries.new_zeros(shape).index_add(0, self.user, entries)
+
+
 class Backbone(ABC):
     """What a model tells the federation about itself. Subclasses override the methods below."""
 
@@ -42,6 +70,9 @@ class Backbone(ABC):
 
     phases: ClassVar[tuple[tuple[str, ...], ...]] = (("private", "rows"),)
     """What moves in each pass of a step: every phase has its own forward pass."""
+
+    reads_context: ClassVar[bool] = False
+    """Scores with the rows of further items of the user (see `context`), not with the private vector alone."""
 
     affine_kind: ClassVar[int | None] = None
     """Which fused kernel trains it (see kernels.steps); None: autograd only."""
@@ -145,8 +176,19 @@ class Backbone(ABC):
 
     # how it scores
 
-    def score(self, private: dict[str, Any], heads: dict[str, Any], rows: Any) -> Any:
-        """Logits of aligned (private, head, row) triples: leading dimension samples."""
+    def context(self, view: CohortView) -> Ragged | None:
+        """Per user, the items whose rows `represent` reads; a client trains and sends these rows like its samples'."""
+        return None
+
+    def represent(self, private: dict[str, Any], heads: dict[str, Any], context: Context | None) -> dict[str, Any]:
+        """What `score` needs of every user: leading dimension users, heads repeated for each."""
+        return private
+
+    def score(self, rep: dict[str, Any], heads: dict[str, Any], rows: Any, inside: Any = None) -> Any:
+        """Logits of aligned (user, head, row) triples: leading dimension samples.
+
+        `inside` is 1 where the sample's item is in the user's context, else 0; None: the model has no context.
+        """
         raise TacitaError(f"backbone '{self.name}' scores whole histories, not single pairs.")
 
     def score_history(self, view: CohortView) -> Floats | None:
@@ -155,6 +197,12 @@ class Backbone(ABC):
 
     def reading(self, private: Floats, heads: Arrays) -> tuple[Floats, Floats] | None:
         """(a, c) with logit a . q + c for every item, where the model is affine in the item row."""
+        return None
+
+    def reading_outside(
+        self, rep: dict[str, Any], heads: Arrays, items: Floats
+    ) -> tuple[Floats, Floats, Floats] | None:
+        """(a, c, rows) with logit a . row + c for every item outside a user's context, where there are such rows."""
         return None
 
 

@@ -56,8 +56,8 @@ class MF(Factor):
     def rates(self, n_items: int) -> dict[str, float]:
         return {"p": self.config.lr, "rows": self.config.lr * self.item_scale(n_items)}
 
-    def score(self, private: dict[str, Any], heads: dict[str, Any], rows: Any) -> Any:
-        return (private["p"] * rows).sum(-1)
+    def score(self, rep: dict[str, Any], heads: dict[str, Any], rows: Any, inside: Any = None) -> Any:
+        return (rep["p"] * rows).sum(-1)
 
     def reading(self, private: Floats, heads: Arrays) -> tuple[Floats, Floats]:
         return private, np.zeros(len(private), np.float32)
@@ -94,8 +94,8 @@ class PFedRec(Factor):
         lr = self.config.lr
         return {"w": lr, "b": lr, "rows": lr * self.item_scale(n_items) * self.config.lr_eta}
 
-    def score(self, private: dict[str, Any], heads: dict[str, Any], rows: Any) -> Any:
-        return (private["w"] * rows).sum(-1) + private["b"][:, 0]
+    def score(self, rep: dict[str, Any], heads: dict[str, Any], rows: Any, inside: Any = None) -> Any:
+        return (rep["w"] * rows).sum(-1) + rep["b"][:, 0]
 
     def reading(self, private: Floats, heads: Arrays) -> tuple[Floats, Floats]:
         d = self.config.dim
@@ -151,10 +151,10 @@ class NCF(Factor):
         lr, eta = self.config.lr, self.config.lr_eta
         return {"p": lr * eta, "w": lr, "b": lr, "rows": lr * self.item_scale(n_items) * eta}
 
-    def score(self, private: dict[str, Any], heads: dict[str, Any], rows: Any) -> Any:
-        layer = heads if self.config.share_mlp else private
+    def score(self, rep: dict[str, Any], heads: dict[str, Any], rows: Any, inside: Any = None) -> Any:
+        layer = heads if self.config.share_mlp else rep
         d = self.config.dim
-        user_part = (layer["w"][:, :d] * private["p"]).sum(-1) + layer["b"][:, 0]
+        user_part = (layer["w"][:, :d] * rep["p"]).sum(-1) + layer["b"][:, 0]
         return user_part + (layer["w"][:, d:] * rows).sum(-1)
 
     def reading(self, private: Floats, heads: Arrays) -> tuple[Floats, Floats]:

@@ -60,6 +60,9 @@ class Part:
     broadcast_once: ClassVar[bool] = False
     """What `broadcast` sends stays the same during a block, so it travels in the first round only."""
 
+    reads_logits: ClassVar[bool] = False
+    """Scores users by itself, from private vectors and item rows alone, and reads the scores as logits."""
+
     def __init__(self, config: PartConfig, world: World) -> None:
         self.config = config
         self.world = world
@@ -236,6 +239,11 @@ def build_parts(specs: list[dict[str, Any]], world: World) -> tuple[Part, ...]:
         cls = part_class(name)
         if any(p.name == name for p in parts):
             raise TacitaError(f"part '{name}' is listed twice; merge its options into one entry.")
+        if cls.reads_logits and world.backbone.reads_context:
+            raise TacitaError(
+                f"part '{name}' scores with private vectors alone, and backbone '{world.backbone.name}' reads the "
+                "user's own items as well; use another backbone with it."
+            )
         parts.append(cls(validated(cls.Config, options, f"part '{name}'"), world))
     return tuple(parts)
 

@@ -33,6 +33,7 @@ class ErrorMemory(Part):
     """Remember samples the local model got wrong; at prediction, lean towards the labels of similar items."""
 
     name = "error-memory"
+    reads_logits = True
     Config: ClassVar[type[PartConfig]] = ErrorMemoryConfig
     config: ErrorMemoryConfig
 

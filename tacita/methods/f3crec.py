@@ -32,6 +32,7 @@ class Replay(Part):
     """Distil from the client's own last model on items it ranked high, fewer the more its ranks have moved."""
 
     name = "replay"
+    reads_logits = True
     Config: ClassVar[type[PartConfig]] = ReplayConfig
     broadcast_once = True
     config: ReplayConfig

@@ -38,6 +38,7 @@ class Proxies(Part):
     """Distil, with fading weight, on items that the proxies rank high and the model has let drop."""
 
     name = "proxies"
+    reads_logits = True
     Config: ClassVar[type[PartConfig]] = ProxiesConfig
     broadcast_once = True
     config: ProxiesConfig

@@ -1,6 +1,6 @@
 """Local training of whole cohorts."""
 
-from tacita.trainer.cohort import Trained, train_cohort
+from tacita.trainer.cohort import Trained, check_training, train_cohort
 from tacita.trainer.draw import Workspace
 
-__all__ = ["Trained", "Workspace", "train_cohort"]
+__all__ = ["Trained", "Workspace", "check_training", "train_cohort"]

@@ -15,7 +15,7 @@ from tacita.methods.base import Part, overrides
 from tacita.rng import Draws
 from tacita.trainer.draw import Workspace, lay_out
 from tacita.trainer.fused import FusedStepper
-from tacita.trainer.stepper import StepExtras, Stepper
+from tacita.trainer.stepper import CONTEXT, StepExtras, Stepper
 from tacita.types import Arrays, Bools, CohortView, Local, Pull, Upload
 
 
@@ -28,13 +28,39 @@ class Trained:
     parts: dict[str, Arrays]  # part name -> new device arrays
 
 
-def choose_stepper(backbone: Backbone, plan: TrainConfig, local: Local) -> Stepper:
-    fits = FusedStepper.supports(backbone, plan)
-    if plan.stepper == "fused" and not fits:
+def check_training(backbone: Backbone, parts: Sequence[Part], plan: TrainConfig) -> None:
+    """Refuse settings of local training that cannot work together."""
+    if plan.stepper == "fused" and not FusedStepper.supports(backbone, plan):
         raise TacitaError(
-            f"no fused step for backbone '{backbone.name}' with these settings; use train.stepper = 'autograd'."
+            f"no fused step for backbone '{backbone.name}' with these settings (it does bce with sgd, no silos and no "
+            "l2, for models that are affine in the item row); use train.stepper = 'autograd'."
         )
-    if fits and plan.stepper != "autograd":
+    if not backbone.trains:
+        return
+    if plan.objective == "bpr" and plan.negatives == 0:
+        raise TacitaError("train.objective = 'bpr' ranks positives above negatives; set train.negatives to 1 or more.")
+    if plan.weight_decay > 0 and plan.optimiser != "lazy-adam":
+        raise TacitaError(
+            f"train.weight_decay with optimiser '{plan.optimiser}' would move rows that a client does not have; "
+            "use train.optimiser = 'lazy-adam', or train.l2."
+        )
+    if plan.optimiser == "pfedme" and len(backbone.phases) > 1:
+        raise TacitaError(
+            f"optimiser 'pfedme' moves a whole model at once, and backbone '{backbone.name}' moves in "
+            f"{len(backbone.phases)} phases; use another backbone or train.optimiser = 'sgd'."
+        )
+    for part in parts:
+        if plan.optimiser == "pfedme" and overrides(part, "pull"):
+            raise TacitaError(f"part '{part.name}' pulls the model that 'pfedme' only follows; use another optimiser.")
+        if plan.objective == "squared" and (part.reads_logits or overrides(part, "extra_samples")):
+            raise TacitaError(
+                f"part '{part.name}' deals in probabilities, and train.objective = 'squared' fits raw scores; "
+                "use train.objective = 'bce'."
+            )
+
+
+def choose_stepper(backbone: Backbone, plan: TrainConfig, local: Local) -> Stepper:
+    if FusedStepper.supports(backbone, plan) and plan.stepper != "autograd":
         return FusedStepper(backbone, plan, local)
     from tacita.trainer.autograd import (
         AutogradStepper,
@@ -56,13 +82,16 @@ def train_cohort(
     After training `local.rows` holds the changes that were uploaded. With a workspace, all of it lives until the
     next cohort only.
     """
+    check_training(backbone, parts, plan)
     lists = {p.name: made for p in parts if (made := p.at_hand(view)) is not None and len(made.ids)}
+    if (seen := backbone.context(view)) is not None:
+        lists[CONTEXT] = seen
     local = lay_out(view, lists, plan, draws, space)
     stepper = choose_stepper(backbone, plan, local)
     askers = [p for p in parts if p.name in lists and overrides(p, "extra_samples")]
     pulls = [one for p in parts if (one := p.pull(view)) is not None]
     none = StepExtras.none(view.n_clients)
-    used = _rows_of_samples(local) if lists else None
+    used = _rows_in_use(local) if lists else None
     if not askers and not pulls:
         stepper.run(0, int(local.n_steps.max(initial=0)), None, none)
     else:
@@ -91,10 +120,13 @@ def train_cohort(
     return Trained(upload, local, kept)
 
 
-def _rows_of_samples(local: Local) -> Bools:
-    """Marks the rows that the round's own samples use."""
+def _rows_in_use(local: Local) -> Bools:
+    """Marks the rows that the round's own samples use and that the model reads."""
     used = np.zeros(len(local.row_item), bool)
     used[local.row_of + np.repeat(local.row_start[:-1], np.diff(local.ptr))] = True
+    if CONTEXT in local.at_hand:
+        lists, row = local.at_hand[CONTEXT]
+        used[row + np.repeat(local.row_start[:-1], np.diff(lists.ptr[local.view.user_ptr]))] = True
     return used
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from tacita.config import TrainConfig
 from tacita.kernels.sampling import draw_samples, room_for_negatives, shuffle_order, touch_rows
 from tacita.kernels.steps import gather_rows
 from tacita.rng import Draws
-from tacita.types import AnyArray, CohortView, Floats, Ints, Local, Longs, Ragged
+from tacita.types import AnyArray, CohortView, Floats, Ints, Local, Longs, Ragged, spans
 
 
 class Workspace:
@@ -29,31 +30,78 @@ class Workspace:
         return self._held[name][:size].reshape(shape)
 
 
-def _samples(view: CohortView, plan: TrainConfig, draws: Draws, space: Workspace) -> tuple[Longs, Ints, Floats]:
-    """Positives and negatives of every user, flat; negatives are drawn once per user and round."""
+@dataclass(frozen=True)
+class _Drawn:
+    """Every user's samples, flat: its positives, then the negatives of each draw."""
+
+    ptr: Longs  # (users + 1,)
+    item: Ints
+    label: Floats
+    positives: Longs  # (users,)
+    negatives: Longs  # (users,) in one draw
+    draws: int  # one a round, or one an epoch
+
+    def epoch(self, k: int, only_negatives: bool = False) -> Longs:
+        """The samples of draw k, user by user."""
+        first, skip = self.ptr[:-1] + self.positives, k * self.negatives
+        if only_negatives:
+            return spans(first + skip, self.negatives)
+        starts = np.stack([self.ptr[:-1], first + skip], axis=1).reshape(-1)
+        return spans(starts, np.stack([self.positives, self.negatives], axis=1).reshape(-1))
+
+
+def _samples(view: CohortView, plan: TrainConfig, draws: Draws, space: Workspace) -> _Drawn:
     positives = view.train.counts()
-    per_user = positives * (1 + plan.negatives)
+    negatives = positives * plan.negatives
     full = np.flatnonzero(view.exclude.counts() >= view.n_items)  # these may have nothing left to be drawn
     if len(full):
         lists = view.exclude.take(full)
-        empty = full[room_for_negatives(lists.ptr, lists.ids, view.n_items) == 0]
-        per_user[empty] = positives[empty]
-    ptr = np.zeros(len(per_user) + 1, np.int64)
-    np.cumsum(per_user, out=ptr[1:])
+        negatives[full[room_for_negatives(lists.ptr, lists.ids, view.n_items) == 0]] = 0
+    n_draws = plan.local_epochs if plan.redraw == "epoch" else 1
+    ptr = _borders(positives + n_draws * negatives)
     item = space.array("item", (ptr[-1],), np.int32)
     label = space.array("label", (ptr[-1],), np.float32)
-    key = draws.private("negatives", view.block, view.round)
+    drawn = _Drawn(ptr, item, label, positives, negatives, n_draws)
     train, exclude = view.train, view.exclude
-    draw_samples(key, view.user_keys, train.ptr, train.ids, exclude.ptr, exclude.ids, ptr, view.n_items, item, label)
-    return ptr, item, label
+    once = _borders(positives + negatives)
+    for k in range(n_draws):
+        key = draws.private("negatives", view.block, view.round, *([k] if k else []))
+        some = (item, label) if n_draws == 1 else (np.empty(once[-1], np.int32), np.empty(once[-1], np.float32))
+        draw_samples(key, view.user_keys, train.ptr, train.ids, exclude.ptr, exclude.ids, once, view.n_items, *some)
+        if n_draws > 1:
+            place = drawn.epoch(k)
+            item[place], label[place] = some
+    if plan.objective == "squared" and "rating" in train.values:
+        label[spans(ptr[:-1], positives)] = train.values["rating"]
+    return drawn
 
 
-def _order(view: CohortView, ptr: Longs, plan: TrainConfig, draws: Draws, space: Workspace) -> Longs:
+def _borders(counts: Longs) -> Longs:
+    ptr = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=ptr[1:])
+    return ptr
+
+
+def _turns(view: CohortView, drawn: _Drawn, plan: TrainConfig, draws: Draws, space: Workspace) -> tuple[Longs, Longs]:
+    """Where each client's turns of an epoch begin, and the sample of every turn, shuffled inside each client."""
+    pairs = plan.objective == "bpr"
+    per_user = drawn.negatives if pairs else drawn.positives + drawn.negatives
+    ptr = _borders(per_user)[view.user_ptr]
     order = space.array("order", (plan.local_epochs, ptr[-1]), np.int64)
     for epoch in range(plan.local_epochs):
         key = draws.private("order", view.block, view.round, epoch)
         shuffle_order(key, view.client_keys, ptr, plan.batch_size, order[epoch])
-    return order
+        if pairs or drawn.draws > 1:
+            order[epoch] = drawn.epoch(epoch if drawn.draws > 1 else 0, only_negatives=pairs)[order[epoch]]
+    return ptr, order
+
+
+def _partners(drawn: _Drawn) -> Longs:
+    """The positive of every negative: each has the same number of them, in turn; a positive is its own."""
+    first = np.repeat(drawn.ptr[:-1], np.diff(drawn.ptr))
+    of_user = np.arange(drawn.ptr[-1]) - first
+    positives = np.repeat(np.maximum(drawn.positives, 1), np.diff(drawn.ptr))
+    return np.asarray(first + of_user % positives, np.int64)
 
 
 def lay_out(
@@ -65,8 +113,8 @@ def lay_out(
 ) -> Local:
     """Samples, order and each client's own copy of the rows it will touch."""
     space = space or Workspace()
-    user_ptr, item, label = _samples(view, plan, draws, space)
-    ptr = user_ptr[view.user_ptr]
+    drawn = _samples(view, plan, draws, space)
+    item, ptr = drawn.item, drawn.ptr[view.user_ptr]
     merged = Ragged.empty(len(view.user))
     for one in lists.values():
         merged = merged.joined(one)
@@ -80,13 +128,16 @@ def lay_out(
     row_item = space.array("row_item", (row_start[-1],), np.int32)
     rows = space.array("rows", (row_start[-1], view.items.shape[1]), np.float32)
     gather_rows((ptr + more_ptr)[:-1], row_start, padded, view.items, row_item, rows)
+    turn_ptr, order = _turns(view, drawn, plan, draws, space)
     return Local(
         view=view,
         ptr=ptr,
         item=item,
-        label=label,
-        user_ptr=user_ptr,
-        order=_order(view, ptr, plan, draws, space),
+        label=drawn.label,
+        user_ptr=drawn.ptr,
+        turn_ptr=turn_ptr,
+        order=order,
+        partner=_partners(drawn) if plan.objective == "bpr" else None,
         batch=plan.batch_size,
         row_of=row_of,
         row_start=row_start,

@@ -22,7 +22,8 @@ class FusedStepper(Stepper):
 
     @staticmethod
     def supports(backbone: Backbone, plan: TrainConfig) -> bool:
-        return backbone.affine_kind is not None and plan.optimiser == "sgd" and plan.silos == 0
+        plain = plan.objective == "bce" and plan.optimiser == "sgd" and plan.l2 == 0 and plan.silos == 0
+        return plain and backbone.affine_kind is not None
 
     def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
         local = self.local
@@ -35,7 +36,7 @@ class FusedStepper(Stepper):
             0 if phase is None else phase,
             n_phases if phase is None else phase + 1,
             local.batch,
-            local.ptr,
+            local.turn_ptr,
             local.order,
             local.row_of,
             local.label,

@@ -11,6 +11,9 @@ from tacita.backbones.base import Backbone
 from tacita.config import TrainConfig
 from tacita.types import Extra, Floats, Ints, Local, Longs
 
+CONTEXT = "its context"
+"""The name under which a model's own lists are at hand; parts have names without spaces."""
+
 
 @dataclass(frozen=True)
 class StepExtras:

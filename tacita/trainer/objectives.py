@@ -1,0 +1,31 @@
+"""What local training minimises: a loss per sample, or per pair of a positive and a negative."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.nn import functional
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def bce(scores: Tensor, label: Tensor) -> Tensor:
+    """Of logits; labels are hard or soft."""
+    return functional.binary_cross_entropy_with_logits(scores, label, reduction="none")
+
+
+def squared(scores: Tensor, label: Tensor) -> Tensor:
+    return functional.mse_loss(scores, label, reduction="none")
+
+
+def bpr(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
+    return -functional.logsigmoid(scale * (positive - negative))
+
+
+POINTWISE: dict[str, Loss] = {"bce": bce, "squared": squared}
+
+
+def squares(table: Tensor, some: Tensor, weight: Tensor) -> Tensor:
+    """The weighted squared lengths of some rows of a table."""
+    return (weight[:, None] * table[some] ** 2).sum()

@@ -1,0 +1,270 @@
+"""The user's own star (ego), and what holds for any model that reads a context."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from oracle import catalogue, cohort, federate, make_backbone, make_block, make_stream, started, train_once
+
+from tacita import runs
+from tacita.backbones import Backbone, Context
+from tacita.backbones import scores as catalogue_scores
+from tacita.backbones.ego import Ego
+from tacita.backbones.scores import own_scores, score_all
+from tacita.config import RunConfig, validated
+from tacita.errors import TacitaError
+from tacita.rng import Draws, keys_of
+from tacita.rounds import run_round
+from tacita.types import CohortView, Floats, Ragged
+
+LISTS = Ragged.from_lists([[0, 10], [3], [], [0, 1, 2], [4], [5, 6, 7, 8], [9]])
+
+
+def some_users(**options: Any) -> tuple[Backbone, Floats, Floats]:
+    backbone = make_backbone("ego", **options)
+    rng = np.random.default_rng(1)
+    return backbone, rng.normal(size=(7, 6)).astype("f4"), rng.normal(size=(11, 6)).astype("f4")
+
+
+def represented(backbone: Backbone, p: Floats, rows: Floats) -> dict[str, Any]:
+    """One user whose items have these rows."""
+    lists = Ragged.from_lists([list(range(len(rows)))])
+    return backbone.represent({"p": p[None].astype("f4")}, {}, Context.of(lists, rows.astype("f4")))
+
+
+# closed forms
+
+
+def test_a_user_without_a_vector_is_half_the_sum_of_its_rows_over_root_n() -> None:
+    rows = np.random.default_rng(0).normal(size=(5, 6))
+    found = represented(make_backbone("ego"), np.zeros(6), rows)
+    np.testing.assert_allclose(found["u"][0], rows.sum(0) / (2 * np.sqrt(5)), rtol=1e-5)
+    assert not found["passed"].any()  # so an item ends as half its row
+
+
+def test_four_items_that_are_one_direction_make_the_user_that_direction() -> None:
+    rows = np.tile(np.eye(6)[0], (4, 1))
+    np.testing.assert_allclose(represented(make_backbone("ego"), np.zeros(6), rows)["u"][0], np.eye(6)[0], atol=1e-7)
+
+
+def test_an_item_of_the_user_takes_in_its_vector_and_another_does_not() -> None:
+    """n = 4: v = q / 2 + p / (2 sqrt 4), against u = p / 2 + sum q / 4; other items stay where they are."""
+    rng = np.random.default_rng(2)
+    p, rows = rng.normal(size=6).astype("f4"), rng.normal(size=(4, 6)).astype("f4")
+    backbone = make_backbone("ego")
+    rep = represented(backbone, p, rows)
+    both = {k: np.repeat(v, 2, axis=0) for k, v in rep.items()}
+    found = backbone.score(both, {}, rows[[1, 1]], np.array([1, 0], np.float32))
+    u = p / 2 + rows.sum(0) / 4
+    for v, score in zip((rows[1] / 2 + p / 4, rows[1]), found, strict=True):
+        assert score == pytest.approx(u @ v / np.linalg.norm(u) / np.linalg.norm(v), abs=1e-6)
+    alike = make_backbone("ego", item_propagation=False)
+    both = {k: np.repeat(v, 2, axis=0) for k, v in represented(alike, p, rows).items()}
+    same = alike.score(both, {}, rows[[1, 1]], np.array([1, 0], np.float32))
+    assert same[0] == same[1] == pytest.approx(found[1], abs=1e-6)
+
+
+@pytest.mark.parametrize("factor", [1e-3, 7.0, 1e4])
+def test_scores_do_not_change_when_rows_and_vectors_grow_alike(factor: float) -> None:
+    backbone, private, items = some_users()
+    one = score_all(backbone, private, {}, items, LISTS)
+    other = score_all(backbone, np.float32(factor) * private, {}, np.float32(factor) * items, LISTS)
+    np.testing.assert_allclose(other, one, atol=1e-5)
+    assert np.abs(one).max() <= 1 + 1e-6
+
+
+def test_it_starts_as_xavier_does() -> None:
+    backbone = make_backbone("ego", dim=32)
+    keys = keys_of(f"one{k}" for k in range(400))
+    for made in (backbone.init_items(Draws(5), keys), backbone.init_private(Draws(5), keys)):
+        bound = np.sqrt(6 / 33)
+        assert 0.98 * bound < np.abs(made).max() <= bound
+        assert made.std() == pytest.approx(bound / np.sqrt(3), rel=0.02)
+        assert abs(made.mean()) < 0.01
+
+
+# training
+
+
+def test_a_row_turns_but_does_not_grow_where_the_user_reads_nothing_of_it() -> None:
+    """A cosine's slope is at a right angle to the row: it changes by its square, which is of second order.
+
+    Negatives are outside the star, so this holds with propagation; the step is small, and the row longer by
+    no more than half its square over the length."""
+    backbone = make_backbone("ego", lr=1e-3, item_lr_scale=1.0)
+    fed = federate(make_stream(make_block(0, 9, [[0, 1, 2]])), backbone, objective="bpr", negatives=2)
+    progress = started(fed)
+    trained = train_once(fed, progress)
+    outside = ~np.isin(trained.upload.item, [0, 1, 2])
+    rows, moved = progress.server.items[trained.upload.item], trained.upload.value
+    along = (rows * moved).sum(1) / np.linalg.norm(rows, axis=1) / np.linalg.norm(moved, axis=1)
+    assert outside.sum() >= 2
+    assert np.abs(along[outside]).max() < 1e-3
+    assert np.abs(along[~outside]).max() > 0.01  # these also move as a part of the user
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam", "lazy-adam"])
+def test_rows_that_are_neither_sampled_nor_read_stay_bit_for_bit(optimiser: str) -> None:
+    """Five local epochs on the whole batch; what was not touched is not even in the upload."""
+    stream = make_stream(make_block(0, 200, [[0, 1, 2], [5, 6]]))
+    fed = federate(stream, make_backbone("ego"), objective="bpr", negatives=1, local_epochs=5, optimiser=optimiser)
+    progress = started(fed)
+    before = progress.server.items.copy()
+    touched = set(train_once(fed, progress).upload.item.tolist())
+    run_round(fed, progress)
+    still = np.setdiff1d(np.arange(200), list(touched))
+    assert len(still) > 150
+    assert np.array_equal(progress.server.items[still], before[still])
+    assert (progress.server.items[sorted(touched)] != before[sorted(touched)]).any(1).all()
+
+
+class Wide(Ego):
+    """Reads, besides the training items, one item that is nobody's sample."""
+
+    name = "wide"
+
+    def context(self, view: CohortView) -> Ragged:
+        lists = [[*view.train.row(u).tolist(), view.n_items - 1 - u] for u in range(len(view.user))]
+        made = Ragged.from_lists(lists)
+        return replace(made, values={"gap": np.arange(len(made.ids), dtype=np.float32)})
+
+
+class Timed(Wide):
+    """Weights what it reads by a column of its lists."""
+
+    name = "timed"
+
+    def represent(self, private: dict[str, Any], heads: dict[str, Any], context: Context | None) -> dict[str, Any]:
+        assert context is not None
+        weighted = replace(context, rows=context.rows / (1 + context.values["gap"])[:, None])
+        return super().represent(private, heads, weighted)
+
+
+def model(cls: type[Ego]) -> Ego:
+    return cls(cls.Config(dim=6, lr=0.5, item_lr_scale=3.0))
+
+
+@pytest.mark.parametrize("silos", [0, 1])
+@pytest.mark.parametrize("cls", [Wide, Timed])
+def test_rows_that_are_only_read_learn_and_are_sent(cls: type[Ego], silos: int) -> None:
+    stream = make_stream(make_block(0, 40, [[0, 1], [2], [3, 4, 5]]))
+    fed = federate(stream, model(cls), negatives=0, silos=silos)
+    trained = train_once(fed, started(fed))
+    assert {39, 38, 37} <= set(trained.upload.item.tolist())
+    read = np.isin(trained.upload.item, [39, 38, 37])
+    assert (np.abs(trained.upload.value[read]).max(1) > 1e-4).all()
+    if silos == 0:
+        assert trained.upload.client[trained.upload.item == 38].tolist() == [1]
+
+
+def test_the_slope_through_the_context_is_the_slope_of_the_score() -> None:
+    """Finite differences of one client's loss in a row that it only reads."""
+    stream, rate = make_stream(make_block(0, 6, [[0, 1]])), 1e-3
+    backbone = Timed(Timed.Config(dim=6, lr=rate, item_lr_scale=1.0))
+    fed = federate(stream, backbone, negatives=0)
+    progress = started(fed)
+    sent = train_once(fed, progress).upload
+    found = -sent.value[sent.item == 5][0] / rate
+    lists = backbone.context(cohort(fed, progress))
+
+    def loss(items: Floats) -> float:
+        context = replace(Context.of(lists, items), values=lists.values)
+        rep = backbone.represent(backbone.named(progress.clients.private), {}, context)
+        both = {k: np.repeat(v, 2, axis=0) for k, v in rep.items()}
+        logits = backbone.score(both, {}, items[[0, 1]], np.ones(2, np.float32)).astype(np.float64)
+        return float(np.log1p(np.exp(-logits)).mean())
+
+    slopes = []
+    for k in range(6):
+        up, down = progress.server.items.copy(), progress.server.items.copy()
+        up[5, k] += 0.05
+        down[5, k] -= 0.05
+        slopes.append((loss(up) - loss(down)) / 0.1)
+    np.testing.assert_allclose(found, slopes, atol=5e-4)
+    assert np.abs(found).max() > 5e-3
+
+
+# scoring
+
+
+class Plain(Ego):
+    """The same model without its short cut over the catalogue."""
+
+    name = "plain"
+
+    def reading_outside(self, rep: Any, heads: Any, items: Any) -> None:
+        return None
+
+
+@pytest.mark.parametrize("n_items", [11, 700])
+@pytest.mark.parametrize("item_propagation", [True, False])
+def test_the_short_cut_over_the_catalogue_changes_no_score(n_items: int, item_propagation: bool) -> None:
+    backbone, private, _ = some_users(item_propagation=item_propagation)
+    items = np.random.default_rng(3).normal(size=(n_items, 6)).astype("f4")
+    plain = Plain(backbone.config)
+    fast, slow = (score_all(one, private, {}, items, LISTS) for one in (backbone, plain))
+    np.testing.assert_allclose(fast, slow, atol=2e-6)
+    for one, whole in ((backbone, fast), (plain, slow)):  # the company does not matter
+        assert np.array_equal(score_all(one, private[3:5], {}, items, LISTS.take(np.array([3, 4]))), whole[3:5])
+
+
+def test_more_users_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone, private, items = some_users()
+    whole = score_all(backbone, private, {}, items, LISTS)
+    monkeypatch.setattr(catalogue_scores, "CHUNK", 3)
+    assert np.array_equal(score_all(backbone, private, {}, items, LISTS), whole)
+
+
+def test_a_model_that_reads_a_context_is_not_scored_without() -> None:
+    backbone, private, items = some_users()
+    with pytest.raises(TacitaError, match="own items"):
+        score_all(backbone, private, {}, items)
+
+
+@pytest.mark.parametrize("chunk", [256, 2])
+@pytest.mark.parametrize("cls", [Ego, Plain])
+def test_own_rows_count_where_they_are_scored_and_where_they_are_read(
+    cls: type[Ego], chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, private, items = some_users()
+    backbone = model(cls)
+    moved = Ragged.from_lists([[10, 4], [3], [1], [], [5, 4], [0, 6, 5], []])
+    change = np.random.default_rng(5).normal(size=(len(moved.ids), 6)).astype("f4")
+    monkeypatch.setattr(catalogue_scores, "CHUNK", chunk)
+    got = own_scores(backbone, private, {}, items, replace(moved, values={"moved": change}), LISTS)
+    for u in range(7):
+        table = items.copy()
+        table[moved.row(u)] += change[moved.ptr[u] : moved.ptr[u + 1]]
+        want = score_all(backbone, private[u : u + 1], {}, table, LISTS.take(np.array([u])))
+        np.testing.assert_allclose(got[u], want[0], atol=1e-6)
+
+
+def test_a_device_scores_with_the_rows_of_its_training_items() -> None:
+    stream = make_stream(make_block(0, 11, [[0, 10], [3], [], [0, 1, 2]]))
+    fed = federate(stream, make_backbone("ego"))
+    progress = started(fed)
+    got = catalogue(fed.backbone, progress, stream.blocks[0])
+    table = progress.server.items
+    u = progress.clients.private[3] / 2 + table[[0, 1, 2]].sum(0) / (2 * np.sqrt(3))
+    want = table @ u / np.linalg.norm(u) / np.linalg.norm(table, axis=1)
+    np.testing.assert_allclose(got[3, 3:], want[3:], atol=1e-6)
+
+
+@pytest.mark.parametrize("personal", [False, True])
+def test_a_run_with_pairs_and_controls_beats_chance(personal: bool, tmp_path: Path) -> None:
+    values = {
+        "data": "synthetic:users=90,items=60,per_user=14,groups=4",
+        "split": {"kind": "random"},
+        "backbone": {"name": "ego", "dim": 16, "lr": 0.02},
+        "train": {"rounds": 12, "objective": "bpr", "negatives": 1, "redraw": "epoch", "local_epochs": 5,
+                  "optimiser": "lazy-adam", "aggregation": "per-row"},
+        "evaluate": {"item_table": "personal" if personal else "global"},
+    }  # fmt: skip
+    run = runs.train(validated(RunConfig, values, "a test"), tmp_path / "run")
+    chance = run.result["controls"]["random"]["mean"]["ndcg@20"]
+    assert run.result["mean"]["ndcg@20"] > 1.2 * chance
+    assert runs.recommend(tmp_path / "run", ["u1"], 3).keys() == {"u1"}
