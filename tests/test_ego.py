@@ -259,7 +259,7 @@ def test_a_run_with_pairs_and_controls_beats_chance(personal: bool, tmp_path: Pa
     values = {
         "data": "synthetic:users=90,items=60,per_user=14,groups=4",
         "split": {"kind": "random"},
-        "backbone": {"name": "ego", "dim": 16, "lr": 0.02},
+        "backbone": {"name": "ego", "dim": 16, "lr": 0.02, "item_lr_scale": 1.0},
         "train": {"rounds": 12, "objective": "bpr", "negatives": 1, "redraw": "epoch", "local_epochs": 5,
                   "optimiser": "lazy-adam", "aggregation": "per-row"},
         "evaluate": {"item_table": "personal" if personal else "global"},

@@ -7,7 +7,7 @@ node without edges. Scores are cosines, so only directions matter.
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -22,10 +22,6 @@ _TINY = 1e-24  # keeps a cosine with a vector of zeros finite
 
 
 class EgoConfig(TrainedConfig):
-    lr: float = Field(0.1, gt=0, description="base learning rate")
-    item_lr_scale: Literal["items"] | float = Field(
-        1.0, description="item-table rate = lr * this: 'items' (number of items) or a number"
-    )
     item_propagation: bool = Field(True, description="the user's items take in its vector as well")
 
 
