@@ -228,7 +228,7 @@ def audit_tally(
         "settings": own.model_dump(mode="json"),
         "users": [int((b.train.counts() > 0).sum()) for b in fed.stream.blocks],
         "bytes_up_readable": 4.0 * float(counts[counts > 0].mean()),
-        "bytes_up_maskable": fed.backbone.statistic_bytes(fed.stream.n_items),
+        "bytes_up_maskable": fed.backbone.upload_bytes(fed.stream.n_items),
         "rows": rows,
     }
 

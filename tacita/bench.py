@@ -47,7 +47,7 @@ def _median_seconds(work: Callable[[], object], repeats: int) -> tuple[float, li
 
 def bench_rounds(fed: Federation, repeats: int = 5) -> dict[str, Any]:
     """One round of block 0, naive and fast, both with sampling and averaging."""
-    if not fed.backbone.trains:
+    if fed.learner.name != "rows":
         raise TacitaError(f"backbone '{fed.backbone.name}' has no training rounds to time; use mf, ncf or pfedrec.")
     progress = start(fed)
     begin_block(fed, progress, 0)
@@ -195,7 +195,7 @@ def bench_scale(
         rate = min(1.0, participants / n_users)
         plan = TrainConfig(participation=ParticipationConfig(kind="fraction", rate=rate))
         cls = backbone_class("mf")
-        fed = Federation(stream, cls(cls.Config()), (), RunConfig(train=plan), Draws(1))
+        fed = Federation(cls(cls.Config()), (), RunConfig(train=plan), Draws(1), stream=stream)
         progress = start(fed)
         begin_block(fed, progress, 0)
 

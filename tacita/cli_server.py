@@ -309,8 +309,7 @@ def watch(folder: Path, run: str, quiet: bool = False, most: float = float("inf"
     """Wait until a run's open blocks are done, with a bar over its rounds; returns the results of its blocks."""
     from tacita.live.server import is_up, open_store, why_stopped
     from tacita.live.server_store import done_blocks
-    from tacita.rounds import most_rounds
-    from tacita.runs import build
+    from tacita.runs import planned
 
     end = time.monotonic() + most
     with open_store(folder) as store, console.counting(f"run '{run}'", quiet) as tell:
@@ -321,7 +320,7 @@ def watch(folder: Path, run: str, quiet: bool = False, most: float = float("inf"
                 seen = number
                 news.hear(event, {str(one.number): one.name for one in store.nodes()})
             news.quiet = quiet
-            tell(news.rounds, most_rounds(row.config, build(row.config)[0]), news.note)
+            tell(news.rounds, planned(row.config).learner.rounds, news.note)
             if done_blocks(row) == row.opened:
                 assert row.note is not None
                 results: list[dict[str, Any]] = row.note["plain"]["results"]

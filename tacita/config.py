@@ -90,6 +90,9 @@ class TrainConfig(Strict):
         "mean",
         description="denominator of the sum: participants, those who touched the row, their data, or fixed",
     )
+    aggregator: Literal["plain", "ideal"] = Field(
+        "plain", description="how sums are made: in double precision, or exactly, as a secure sum would make them"
+    )
     denominator: float | None = Field(None, gt=0, description="for aggregation = fixed; default: expected clients")
     server_lr: float = Field(1.0, gt=0, description="factor on the aggregated change")
     silos: int = Field(0, ge=0, description="0: every user is a client; n: users live in n silos")
@@ -139,7 +142,9 @@ class RunConfig(Strict):
 
 
 _LATER = {"split.repeats", "evaluate.hidden_items", "date_format", "decimal"}
-_LATER |= {f"train.{name}" for name in ("redraw", "objective", "bpr_scale", "l2", "weight_decay", "pfedme")}
+_LATER |= {
+    f"train.{name}" for name in ("redraw", "objective", "bpr_scale", "l2", "weight_decay", "pfedme", "aggregator")
+}
 """Settings that came after results had been kept under a hash of their config."""
 
 

@@ -159,7 +159,6 @@ class Pace:
 def watching(quiet: bool = False) -> Iterator[Watcher]:
     """A bar over all rounds a run may take, then one over the controls; a block that ends early moves it ahead."""
     from tacita.data.filters import about_data
-    from tacita.rounds import most_rounds
     from tacita.runs import Watcher
 
     columns = (
@@ -174,7 +173,7 @@ def watching(quiet: bool = False) -> Iterator[Watcher]:
 
         def on_start(fed: Federation, standing: Standing) -> None:
             nonlocal per_block, n_blocks
-            per_block, n_blocks = most_rounds(fed.config, fed.backbone), len(fed.stream.blocks)
+            per_block, n_blocks = fed.learner.rounds, len(fed.stream.blocks)
             done = len(standing.results) * per_block + standing.server.round * standing.in_block
             bar.update(task, total=per_block * n_blocks, completed=done, description="training")
             for note in () if quiet else about_data(fed.stream):

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from tacita.backbones.factor import Factor
 from tacita.backbones.scores import own_scores
 from tacita.backbones.solving import bytes_to_solve, free_memory, inverted, zero_diagonal
 from tacita.backbones.tally_sums import Shape, added_terms
@@ -41,7 +40,6 @@ def alone_scorer(fed: Federation, block: Block) -> ScoreUsers:
     The item rate is divided by the number of clients, as averaging would have done to each client's step.
     """
     n_clients = max(1, int((block.train.counts() > 0).sum()))
-    assert isinstance(fed.backbone, Factor)
     scale = fed.backbone.item_scale(block.n_items) / n_clients
     config = fed.backbone.config.model_copy(update={"item_lr_scale": scale})
     backbone = type(fed.backbone)(config)
@@ -126,7 +124,7 @@ def why_skipped(name: str, fed: Federation) -> str | None:
         return f"more than {MOST_LINEAR_ITEMS:,} items"
     if name == "linear" and bytes_to_solve(fed.stream.n_items) > free_memory():
         return f"{bytes_to_solve(fed.stream.n_items) / 1e9:.0f} GB of free memory are needed for it"
-    if name == "alone" and not isinstance(fed.backbone, Factor):
+    if name == "alone" and fed.learner.name != "rows":
         return f"backbone '{fed.backbone.name}' does not train item rows"
     if name == "alone" and fed.backbone.shared():
         return "parameters other than item rows are shared, and alone nobody shares"

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tacita.aggregate import add, empty_total
 from tacita.backbones.base import Backbone
 from tacita.clients import (
     OWN,
@@ -29,11 +28,12 @@ from tacita.config import RunConfig
 from tacita.device_state import DeviceState
 from tacita.errors import TacitaError
 from tacita.evaluate import Evaluation, evaluate, sample_candidates
-from tacita.methods.base import Part, Purpose, overrides
+from tacita.fields import Spec, Total, Upload, add, empty_total
+from tacita.learners import Learner, learner_of
+from tacita.methods.base import Part, Purpose, World, overrides
 from tacita.rng import Draws
 from tacita.scoring import device_scorer, rows_of
-from tacita.trainer import Workspace, train_cohort
-from tacita.types import AnyArray, Arrays, Block, Longs, Ragged, ServerState, Stream, Total
+from tacita.types import AnyArray, Arrays, Block, CohortView, Longs, Ragged, ServerState, Stream
 
 Received = dict[str, Arrays]
 """What the parts' broadcasts carried, by part."""
@@ -43,16 +43,34 @@ Sums = dict[str, tuple[float, int]]
 
 
 @dataclass(frozen=True)
-class Federation:
-    """Everything about a run that does not change while it runs."""
+class Plan:
+    """What everybody may know of a run: model, learner, parts, settings, public draws. It holds nobody's history."""
 
-    stream: Stream
     backbone: Backbone
     parts: tuple[Part, ...]
     config: RunConfig
     draws: Draws
-    chunk: int = 256  # clients trained together; changes speed and memory, never a number
-    space: Workspace = field(default_factory=Workspace, compare=False)
+    chunk: int = 256  # clients that answer together; changes speed and memory, never a number
+    learner: Learner = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        world = World(self.backbone, self.draws, self.config.train)
+        object.__setattr__(self, "learner", learner_of(world, self.parts))
+
+    def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
+        return self.learner.fields(server, question)
+
+    @property
+    def most_weight(self) -> float:
+        """What one client may count at most in a weighted sum, where a client of weight 1 counts 1."""
+        return float(np.prod([part.most_weight for part in self.parts if overrides(part, "weight")]))
+
+
+@dataclass(frozen=True)
+class Federation(Plan):
+    """A plan and the people of the lab, or of one node: their histories, cut into blocks."""
+
+    stream: Stream = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -69,33 +87,27 @@ class Told:
 class Devices(Protocol):
     """What a federated loop asks of the people's devices; `server` and `received` are what travels down."""
 
-    def begin_block(self, fed: Federation, server: ServerState, received: Received) -> None: ...
+    def begin_block(self, fed: Any, server: ServerState, received: Received) -> None: ...
 
-    def anybody(self, fed: Federation, server: ServerState) -> bool:
+    def anybody(self, fed: Any, server: ServerState) -> bool:
         """Whether somebody has data to learn from in this block."""
         ...
 
-    def train(self, fed: Federation, server: ServerState, received: Received) -> Told: ...
-
-    def survey(self, fed: Federation, server: ServerState) -> Longs:
-        """How many clients have each item."""
+    def exchange(self, fed: Any, server: ServerState, received: Received, question: str) -> Told:
+        """Ask everybody who takes part in the round."""
         ...
 
-    def statistic(self, fed: Federation, server: ServerState) -> Told: ...
-
-    def validate(self, fed: Federation, server: ServerState, received: Received) -> Sums: ...
+    def validate(self, fed: Any, server: ServerState, received: Received) -> Sums: ...
 
     def keep_best(self) -> None:
         """The round just validated is the best of the block so far."""
         ...
 
-    def result(
-        self, fed: Federation, server: ServerState, received: Received
-    ) -> tuple[dict[str, Any], Evaluation | None]:
+    def result(self, fed: Any, server: ServerState, received: Received) -> tuple[dict[str, Any], Evaluation | None]:
         """Test scores of the best round, and per user where that stays in one process."""
         ...
 
-    def end_block(self, fed: Federation, server: ServerState, received: Received) -> None:
+    def end_block(self, fed: Any, server: ServerState, received: Received) -> None:
         """Keep what the parts need of the best round and go on from it."""
         ...
 
@@ -143,62 +155,56 @@ class Here:
     def expected(self, fed: Federation, server: ServerState) -> float:
         return expected_clients(self.living(fed, server).active, fed.config.train.participation)
 
-    def train(self, fed: Federation, server: ServerState, received: Received) -> Told:
-        """Local training of everybody chosen; the devices' arrays are changed in place."""
-        plan, clients, block = fed.config.train, self.clients, fed.stream.blocks[server.block]
-        members, chosen = self.living(fed, server), self.chosen(fed, server)
-        if OWN in clients.lists:
-            clients.common[OWN] = server.items
-        total, bytes_up = empty_total(server), 0
+    def exchange(self, fed: Federation, server: ServerState, received: Received, question: str) -> Told:
+        """The answers of everybody chosen, as one total; what devices keep is changed in place."""
+        fields, chosen = fed.fields(server, question), self.chosen(fed, server)
+        total, bytes_up = empty_total(fields), 0.0
         told: dict[str, list[AnyArray]] = {}
+        if OWN in self.clients.lists:
+            self.clients.common[OWN] = server.items
+        whole = any(p.sends_whole_table(server.block) for p in fed.parts)
+        exact = fed.config.train.aggregator == "ideal"
         for lo in range(0, len(chosen), fed.chunk):
-            cohort = chosen[lo : lo + fed.chunk]
-            users = members.users.take(cohort)
-            view = view_of(
-                clients, server, block, users.ptr, users.ids, fed.stream.user_keys, members.keys[cohort], received
-            )
-            for part in fed.parts:
-                if overrides(part, "begin_round"):
-                    renewed = part.begin_round(view)
-                    put_parts(clients, users.ids, {part.name: renewed})
-                    view = replace(view, parts={**view.parts, part.name: {**view.parts.get(part.name, {}), **renewed}})
-            trained = train_cohort(view, fed.backbone, fed.parts, plan, fed.draws, fed.space)
-            upload = trained.upload
-            if plan.aggregation == "weighted":
-                upload = replace(upload, weight=np.diff(view.train.ptr[view.user_ptr]).astype(np.float64))
-            for part in fed.parts:
-                upload = part.encode(view, upload)
-            for part in fed.parts:
-                factor = part.weigh(upload)
-                if factor is not None:
-                    upload = replace(upload, weight=upload.weight * factor)
-            total = add(total, upload)
-            dense = any(p.sends_whole_table(block.index) for p in fed.parts)
-            bytes_up += server.items.nbytes * upload.n_clients if dense else upload.n_bytes()
-            if OWN in clients.lists:
-                local = trained.local
-                clients.put_lists(OWN, users.ids, local.row_start, {"item": local.row_item, "moved": local.rows})
-            clients.put(users.ids, {"private": trained.local.private, "took_part": np.ones(len(users.ids), bool)})
-            put_parts(clients, users.ids, trained.parts)
-            for name, values in trained.local.notes.items():
+            view = self._view(fed, server, received, chosen[lo : lo + fed.chunk])
+            answer = fed.learner.answer(view, question)
+            upload = self._encoded(fed, view, answer.upload)
+            total = add(total, upload, fields, exact)
+            bytes_up += upload.n_bytes(fields, whole)
+            self.clients.put(view.user, answer.kept)
+            for name, (ptr, columns) in answer.lists.items():
+                if name in self.clients.lists:
+                    self.clients.put_lists(name, view.user, ptr, columns)
+            for name, values in answer.notes.items():
                 told.setdefault(name, []).append(values)
         for part in fed.parts:
             total = part.encode_sum(server, total)
-        return Told(total, len(chosen), self.expected(fed, server), float(bytes_up), _means(told))
+        return Told(total, len(chosen), self.expected(fed, server), bytes_up, _means(told))
 
-    def survey(self, fed: Federation, server: ServerState) -> Longs:
-        block, members = fed.stream.blocks[server.block], self.living(fed, server)
-        users = members.users.take(self.chosen(fed, server))
-        return np.bincount(block.train.take(users.ids).ids, minlength=len(server.items))
+    def _view(self, fed: Federation, server: ServerState, received: Received, cohort: Longs) -> CohortView:
+        """What some clients see of themselves, with the parts ready for the round."""
+        block, members, keys = fed.stream.blocks[server.block], self.living(fed, server), fed.stream.user_keys
+        users = members.users.take(cohort)
+        view = view_of(self.clients, server, block, users.ptr, users.ids, keys, members.keys[cohort], received)
+        if fed.backbone.reads_history:
+            view = replace(view, history=rows_of(fed.stream.trained(block.index - 1), users.ids))
+        for part in fed.parts:
+            if overrides(part, "begin_round"):
+                renewed = part.begin_round(view)
+                put_parts(self.clients, users.ids, {part.name: renewed})
+                view = replace(view, parts={**view.parts, part.name: {**view.parts.get(part.name, {}), **renewed}})
+        return view
 
-    def statistic(self, fed: Federation, server: ServerState) -> Told:
-        block, members, chosen = fed.stream.blocks[server.block], self.living(fed, server), self.chosen(fed, server)
-        users, keys = members.users.take(chosen), fed.stream.user_keys
-        view = view_of(self.clients, server, block, users.ptr, users.ids, keys, members.keys[chosen], {})
-        before = rows_of(fed.stream.trained(block.index - 1), users.ids)
-        total = fed.backbone.statistic(replace(view, history=before))
-        size = fed.backbone.statistic_bytes(len(server.items)) * len(chosen)
-        return Told(total, len(chosen), self.expected(fed, server), size)
+    def _encoded(self, fed: Federation, view: CohortView, upload: Upload) -> Upload:
+        """Uploads as they leave: weighed, then changed by each part, which notes what it did on the device first."""
+        for part in fed.parts:
+            factor = part.weight(view, upload) if overrides(part, "weight") else None
+            if factor is not None:
+                upload = replace(upload, weight=upload.weight * np.clip(factor, 0.0, part.most_weight))
+        for part in fed.parts:
+            upload, noted = part.encode(view, upload)
+            if noted:
+                put_parts(self.clients, view.user, {part.name: noted})
+        return upload
 
     def validate(self, fed: Federation, server: ServerState, received: Received) -> Sums:
         block = fed.stream.blocks[server.block]
@@ -258,7 +264,7 @@ def _on_devices(
 # What travels down
 
 
-def broadcast(fed: Federation, server: ServerState) -> tuple[Received, float]:
+def broadcast(fed: Plan, server: ServerState) -> tuple[Received, float]:
     """What travels down with the item table, and all bytes of it per client."""
     received = {p.name: p.broadcast(server) for p in fed.parts}
     size = server.items.nbytes + sum(wire_bytes(v) for v in server.heads.values())
@@ -307,7 +313,7 @@ def measure(
     cfg = fed.config.evaluate
     if received is None:
         received, _ = broadcast(fed, server)
-    past = None if fed.backbone.trains else fed.stream.history(block.index)
+    past = fed.stream.history(block.index) if fed.backbone.reads_history else None
     scorer = device_scorer(
         fed.backbone, fed.parts, server, clients, block, fed.stream.user_keys, received, purpose, past
     )

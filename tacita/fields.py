@@ -1,6 +1,6 @@
 """What leaves a device: named fields, how each is laid out, who sees it, and how uploads become a total.
 
-A `Field` is the one description that byte counts, checks on the wire, clips, noise and the ledger read. An `Upload`
+A `Spec` is the one description that byte counts, checks on the wire, clips, noise and the ledger read. An `Upload`
 holds the fields of a cohort of clients, a `Total` their weighted sums, and the single ones where a field is seen each
 by itself. Totals add up, so chunks, silos and nodes can merge. Where two of them meet their shapes are compared:
 compiled loops trust them, and numpy would stretch what is too narrow.
@@ -23,7 +23,7 @@ QUANTUM = 2.0**-24  # of the exact sums of the aggregator `ideal`; sums stay who
 
 
 @dataclass(frozen=True)
-class Field:
+class Spec:
     """One named thing that leaves a device, as one client has it."""
 
     name: str
@@ -52,7 +52,7 @@ class Rows:
     item: Ints
     value: AnyArray  # (rows, *shape[1:])
 
-    def check(self, field: Field, n_clients: int) -> None:
+    def check(self, field: Spec, n_clients: int) -> None:
         rows = len(self.item)
         _same(field.name, self.value.shape, (rows, *field.shape[1:]))
         _same(f"{field.name}, clients", self.client.shape, (rows,))
@@ -87,7 +87,7 @@ class Rows:
         both = zip((other.client, other.item, other.value), (self.client + np.int32(shift), self.item, self.value))
         return Rows(*(np.concatenate(pair) for pair in both))
 
-    def n_bytes(self, field: Field) -> float:
+    def n_bytes(self, field: Spec) -> float:
         """Four per number and per id; the channel names the client."""
         return 4.0 * (self.value.size + self.item.size)
 
@@ -98,7 +98,7 @@ class Dense:
 
     value: AnyArray  # (clients, *shape)
 
-    def check(self, field: Field, n_clients: int) -> None:
+    def check(self, field: Spec, n_clients: int) -> None:
         _same(field.name, self.value.shape, (n_clients, *field.shape))
 
     def add_to(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
@@ -118,41 +118,44 @@ class Dense:
     def after(self, other: Dense, shift: int) -> Dense:
         return Dense(np.concatenate([other.value, self.value]))
 
-    def n_bytes(self, field: Field) -> float:
+    def n_bytes(self, field: Spec) -> float:
         return 4.0 * self.value.size
 
 
 @dataclass(frozen=True)
 class Terms:
-    """factor x x^T for every client, x the mark of its list; rows are the inputs only, where some are named."""
+    """The sum of factor x x^T over a client's lists, x the mark of a list; rows are the inputs where some are named."""
 
+    client: Ints  # (lists,) whose list it is, ascending
     ptr: Longs
     item: Ints
-    factor: Doubles  # (clients,)
+    factor: Doubles  # (lists,)
     n_items: int
     inputs: Ints | None = None
 
-    def check(self, field: Field, n_clients: int) -> None:
+    def check(self, field: Spec, n_clients: int) -> None:
         rows = self.n_items if self.inputs is None else len(self.inputs)
         _same(field.name, (rows, self.n_items), field.shape)
-        _same(f"{field.name}, clients", self.factor.shape, (n_clients,))
-        if len(self.item) and not 0 <= int(self.item.min()) <= int(self.item.max()) < self.n_items:
-            raise TacitaError(f"an upload's 'item' numbers of '{field.name}' must lie from 0 to {self.n_items - 1}.")
+        _same(f"{field.name}, lists", self.factor.shape, self.client.shape)
+        for what, ids, below in (("item", self.item, self.n_items), ("client", self.client, n_clients)):
+            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < below:
+                raise TacitaError(f"an upload's '{what}' numbers of '{field.name}' must lie from 0 to {below - 1}.")
 
     def add_to(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
-        client = np.repeat(np.arange(len(self.factor), dtype=np.int32), np.diff(self.ptr))
+        owner = np.repeat(np.arange(len(self.factor), dtype=np.int32), np.diff(self.ptr))
         order = np.argsort(self.item, kind="stable")
         ptr = np.zeros(self.n_items + 1, np.int64)
         np.cumsum(np.bincount(self.item, minlength=self.n_items), out=ptr[1:])
         rows = np.arange(self.n_items, dtype=np.int32) if self.inputs is None else self.inputs
-        pair_sums(rows, ptr, client[order], self.ptr, self.item, weight * self.factor, total)
+        pair_sums(rows, ptr, owner[order], self.ptr, self.item, weight[self.client] * self.factor, total)
 
     def squares(self, n_clients: int) -> Doubles:
-        """|f x x^T|^2 is f^2 |x|^4, counted over all items: an upper bound where rows are inputs only."""
-        return np.asarray(self.factor**2 * np.diff(self.ptr).astype(np.float64) ** 2)
+        """|f x x^T| is f |x|^2, counted over all items; lists of one client may add up at most."""
+        length = np.abs(self.factor) * np.diff(self.ptr)
+        return np.bincount(self.client, weights=length, minlength=n_clients).astype(np.float64) ** 2
 
     def scaled(self, factor: Doubles) -> Terms:
-        return replace(self, factor=self.factor * factor)
+        return replace(self, factor=self.factor * factor[self.client])
 
     def of(self, clients: Longs) -> Terms:
         raise TacitaError("a person's statistic is their history: it is summed, never seen by itself.")
@@ -160,8 +163,8 @@ class Terms:
     def after(self, other: Terms, shift: int) -> Terms:
         raise TacitaError("a person's statistic is their history: it is summed, never seen by itself.")
 
-    def n_bytes(self, field: Field) -> float:
-        return field.n_bytes * len(self.factor)
+    def n_bytes(self, field: Spec) -> float:
+        return field.n_bytes * len(np.unique(self.client))
 
 
 Form = Rows | Dense | Terms
@@ -197,7 +200,7 @@ class Upload:
         """Some clients send nothing."""
         return replace(self, weight=np.where(dropped, 0.0, self.weight))
 
-    def n_bytes(self, fields: Sequence[Field], whole: bool = False) -> float:
+    def n_bytes(self, fields: Sequence[Spec], whole: bool = False) -> float:
         """Bytes on the wire; `whole`: as whole arrays, not only what was touched."""
         if whole:
             return sum(one.n_bytes for one in fields) * self.n_clients
@@ -225,7 +228,7 @@ class Total:
     def __getitem__(self, name: str) -> Doubles:
         return self.sums[name]
 
-    def with_sums(self, **changed: Doubles) -> Total:
+    def with_sums(self, changed: dict[str, Doubles]) -> Total:
         return replace(self, sums={**self.sums, **changed})
 
 
@@ -234,7 +237,7 @@ def touched_of(name: str) -> str:
     return f"{name}.touched"
 
 
-def empty_total(fields: Sequence[Field]) -> Total:
+def empty_total(fields: Sequence[Spec]) -> Total:
     sums: Arrays = {}
     for one in fields:
         if one.seen == "summed":
@@ -244,7 +247,7 @@ def empty_total(fields: Sequence[Field]) -> Total:
     return Total(sums)
 
 
-def add(total: Total, upload: Upload, fields: Sequence[Field], exact: bool = False) -> Total:
+def add(total: Total, upload: Upload, fields: Sequence[Spec], exact: bool = False) -> Total:
     """Add a cohort's uploads; reuses the total's buffers. `exact`: in whole numbers of a quantum, in any order."""
     by_name = {one.name: one for one in fields}
     _check(upload, by_name)
@@ -267,9 +270,9 @@ def add(total: Total, upload: Upload, fields: Sequence[Field], exact: bool = Fal
 def _quantised(value: Form, weight: Doubles) -> Form:
     """The same with every weighted number rounded to the quantum; powers of two pass through weights unharmed."""
     share = np.where(weight > 0, weight, 1.0)
+    by = share if isinstance(value, Dense) else share[value.client]
     if isinstance(value, Terms):
-        return replace(value, factor=np.rint(value.factor * share / QUANTUM) * QUANTUM / share)
-    by = share[value.client] if isinstance(value, Rows) else share
+        return replace(value, factor=np.rint(value.factor * by / QUANTUM) * QUANTUM / by)
     by = by.reshape(-1, *[1] * (value.value.ndim - 1))
     return replace(value, value=np.rint(value.value * by / QUANTUM) * QUANTUM / by)
 
@@ -292,7 +295,7 @@ def merge(a: Total, b: Total) -> Total:
     return Total(sums, a.weight + b.weight, a.n_clients + b.n_clients, each)
 
 
-def _check(upload: Upload, fields: dict[str, Field]) -> None:
+def _check(upload: Upload, fields: dict[str, Spec]) -> None:
     """Refuse an upload that is not what was asked for, before any of it is added."""
     _same("weight", upload.weight.shape, (upload.n_clients,))
     _same("sender", upload.sender.shape, (upload.n_clients,))

@@ -288,7 +288,7 @@ def _certificate(
         "participation": {
             "clients_asked": 0,
             "rounds": 0 if outcome is None else 1,
-            "bytes_up": 0.0 if outcome is None else backbone.statistic_bytes(len(saved.ids["items"])),
+            "bytes_up": 0.0 if outcome is None else backbone.upload_bytes(len(saved.ids["items"])),
             "bytes_down": 0.0 if outcome is None else float(sum(wire_bytes(a) for a in heads.values())),
         },
         "cost": {

@@ -182,10 +182,11 @@ def _removed(raw: list[dict[str, Any]]) -> str:
 
 
 def method_name(backbone: str, method: str, parts: list[dict[str, Any]] | None) -> str:
-    """What a run is called: its method or parts; a backbone that does not train has none and goes by its own name."""
-    if backbone in backbone_names() and not backbone_class(backbone).trains:
-        return backbone
-    return label_of(method, parts)
+    """What a run is called: its method or parts, or the backbone where that is all there is."""
+    trains = backbone not in backbone_names() or backbone_class(backbone).learner == "rows"
+    if trains or parts:
+        return label_of(method, parts)
+    return backbone
 
 
 def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str, Curve]) -> RunData:

@@ -11,11 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tacita.aggregate import apply_total
-from tacita.backbones.base import Backbone
-from tacita.config import RunConfig
 from tacita.device_state import DeviceState
-from tacita.devices import Devices, Federation, Here, broadcast, nobody_here, selecting_metric
+from tacita.devices import Devices, Federation, Here, Plan, Told, broadcast, nobody_here, selecting_metric
 from tacita.evaluate import Evaluation
 from tacita.types import ServerState
 
@@ -71,39 +68,35 @@ def start(fed: Federation, devices: Devices | None = None) -> Progress:
     return Progress(server, devices or nobody_here(fed.backbone, fed.config), server)
 
 
-def run_round(fed: Federation, progress: Progress) -> RoundReport:
+def run_round(fed: Plan, progress: Progress) -> RoundReport:
     """One federated round. The server state is a value; devices change in place."""
-    if not fed.backbone.trains:
-        return _statistic_round(fed, progress)
-    server, plan = progress.server, fed.config.train
+    before = server = progress.server
     received, bytes_down = broadcast(fed, server)
-    told = progress.devices.train(fed, server, received)
-    total = told.total
-    for part in reversed(fed.parts):
-        total = part.decode(server, total)
-    after = apply_total(server, total, plan, told.expected)
-    for part in fed.parts:
-        after = part.server_step(server, after, total)
-    progress.server = after = replace(after, round=server.round + 1)
-    notes = told.notes | {k: v for p in fed.parts for k, v in p.server_notes(after).items()}
-    up = told.bytes_up / max(1, told.clients)
-    return RoundReport(after.block, after.round, told.clients, up, bytes_down, None, notes)
+    questions, told, total = fed.learner.questions(server), [], None
+    for question in questions:
+        told.append(progress.devices.exchange(fed, server, received, question))
+        total = told[-1].total
+        for part in reversed(fed.parts):
+            total = part.decode(server, total)
+        server = fed.learner.learn(server, total, question, told[-1].expected)
+    if total is None:
+        server = fed.learner.go_on(server)
+    else:
+        for part in fed.parts:
+            server = part.server_step(before, server, total)
+    progress.server = server = replace(server, round=before.round + 1)
+    return _report(fed, server, told, bytes_down)
 
 
-def _statistic_round(fed: Federation, progress: Progress) -> RoundReport:
-    """The sum of what the clients have to tell, and what the server makes of it; later rounds only score otherwise."""
-    server, devices = progress.server, progress.devices
-    if server.round > 0:
-        progress.server = after = replace(fed.backbone.try_next(server), round=server.round + 1)
-        return RoundReport(after.block, after.round, 0, 4.0, 4.0)  # a setting down, a score up
-    if fed.backbone.wants_survey(server):
-        server = fed.backbone.survey(server, devices.survey(fed, server))
-    told = devices.statistic(fed, server)
-    after = fed.backbone.learn(server, told.total)
-    progress.server = after = replace(after, round=server.round + 1)
-    _, bytes_down = broadcast(fed, after)
-    up = told.bytes_up / max(1, told.clients)
-    return RoundReport(after.block, after.round, told.clients, up, bytes_down)
+def _report(fed: Plan, server: ServerState, told: list[Told], bytes_down: float) -> RoundReport:
+    if not told:
+        return RoundReport(server.block, server.round, 0, 4.0, 4.0)  # a setting down, a score up
+    notes = {name: value for one in told for name, value in one.notes.items()}
+    notes |= {k: v for p in fed.parts for k, v in p.server_notes(server).items()}
+    up = sum(one.bytes_up for one in told) / max(1, told[-1].clients)
+    if fed.backbone.reads_history:  # what it scores with comes after the sum
+        _, bytes_down = broadcast(fed, server)
+    return RoundReport(server.block, server.round, told[-1].clients, up, bytes_down, None, notes)
 
 
 def begin_block(fed: Federation, progress: Progress, index: int) -> None:
@@ -121,16 +114,11 @@ def begin_block(fed: Federation, progress: Progress, index: int) -> None:
     progress.bytes_up = progress.bytes_down = 0.0
 
 
-def most_rounds(config: RunConfig, backbone: Backbone) -> int:
-    """Of one block; a backbone that does not train has a round for each way of scoring it tries."""
-    return config.train.rounds if backbone.trains else backbone.trials
-
-
 def run_block(fed: Federation, progress: Progress, on_round: OnRound) -> None:
     """Rounds with validation until patience runs out; leaves the best round in `progress`."""
     plan, every = fed.config.train, fed.config.evaluate.every
     metric, k = selecting_metric(fed.config)
-    rounds = most_rounds(fed.config, fed.backbone)
+    rounds = fed.learner.rounds
     somebody = progress.devices.anybody(fed, progress.server)
     while progress.server.round < rounds and progress.stale < plan.patience and somebody:
         report = run_round(fed, progress)

@@ -26,7 +26,7 @@ from tacita.config import RunConfig, read_toml, to_toml, validated
 from tacita.controls import CONTROLS, mean_of, run_controls
 from tacita.data.sources import load
 from tacita.data.splits import effective_split, split
-from tacita.devices import Federation, broadcast, selecting_metric
+from tacita.devices import Federation, Plan, broadcast, selecting_metric
 from tacita.errors import TacitaError
 from tacita.evaluate import continual_summary
 from tacita.files import (
@@ -43,6 +43,7 @@ from tacita.files import (
 )
 from tacita.kernels.ranking import best_items
 from tacita.kernels.threads import most_threads, set_threads
+from tacita.learners import learner_of
 from tacita.methods import Part, World, build_parts, effective_parts
 from tacita.report_data import method_name
 from tacita.rng import Draws, keys_of
@@ -57,7 +58,6 @@ from tacita.state_arrays import (
     server_arrays,
     server_note,
 )
-from tacita.trainer import check_training
 from tacita.types import Arrays, Block, Floats, Ints, Ragged, Stream
 
 UNFINISHED = "unfinished"  # says in result.json what a run still has to do
@@ -112,7 +112,7 @@ def assemble(config: RunConfig, machine: Machine) -> Federation:
     backbone.check(smallest, stream.n_items)
     for part in parts:
         part.check(smallest)
-    return Federation(stream, backbone, parts, config, draws, machine.chunk)
+    return Federation(backbone, parts, config, draws, machine.chunk, stream=stream)
 
 
 def effective(config: RunConfig, backbone: Backbone, parts: tuple[Part, ...]) -> RunConfig:
@@ -132,21 +132,24 @@ def build(config: RunConfig, secret: str = "") -> tuple[Backbone, tuple[Part, ..
     backbone = cls(validated(cls.Config, options, f"backbone '{name}'"))
     draws = Draws(config.seed, secret)
     specs = effective_parts(config.method, config.parts)
-    parts = build_parts(specs, World(backbone, draws, config.train))
-    check_training(backbone, parts, config.train)
+    world = World(backbone, draws, config.train)
+    parts = build_parts(specs, world)
+    learner_of(world, parts).check()
     return backbone, parts, draws
+
+
+def planned(config: RunConfig) -> Plan:
+    """What everybody may know of a run."""
+    backbone, parts, draws = build(config)
+    return Plan(backbone, parts, config, draws)
 
 
 def check_settings(config: RunConfig, backbone: Backbone) -> None:
     """Refuse what cannot be trained on any data."""
     plan = config.train
     selecting_metric(config)
-    if not backbone.trains and plan.participation.kind != "all":
-        raise TacitaError(
-            f"backbone '{backbone.name}' asks everybody once a block; use train.participation.kind = 'all'."
-        )
     if config.evaluate.item_table == "personal" and (
-        plan.silos or not backbone.trains or plan.participation.kind != "all"
+        plan.silos or backbone.learner != "rows" or plan.participation.kind != "all"
     ):
         raise TacitaError(
             "evaluate.item_table = 'personal' is for users who are clients, train item rows and take part in every "
@@ -357,7 +360,7 @@ def _write_models(fed: Federation, progress: Progress, out: Path) -> None:
         "current/ptr": last.ptr,
         "current/ids": last.ids,
     }
-    if not fed.backbone.trains:  # it scores what was done in earlier blocks, too
+    if fed.backbone.reads_history:  # it scores what was done in earlier blocks, too
         past = fed.stream.history(len(fed.stream.blocks) - 1)
         lists |= {"past/ptr": past.ptr, "past/ids": past.ids}
         for block in fed.stream.blocks:
@@ -511,7 +514,6 @@ def serve(saved: Saved, users: Ints) -> Floats:
     n, none = clients.n_users, Ragged.empty(clients.n_users)
     block = Block(server.block, n, len(server.items), current, none, none, np.zeros(n, bool), len(current.ids))
     keys = keys_of(saved.ids["users"])
-    stream = Stream("", (block,), (), (), keys, np.zeros(0, np.uint64), {}, "")
-    received, _ = broadcast(Federation(stream, backbone, parts, config, draws), server)
+    received, _ = broadcast(Plan(backbone, parts, config, draws), server)
     past = lists_of(held, "past") if "past/ptr" in held else None
     return device_scorer(backbone, parts, server, clients, block, keys, received, "serve", past)(users)

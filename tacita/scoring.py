@@ -37,7 +37,7 @@ def device_scorer(
     correcting = [p for p in parts if overrides(p, "predict")]
 
     def score_users(users: Ints) -> Floats:
-        if not backbone.trains:
+        if backbone.reads_history:
             view = users_view(clients, server, block, users, keys, received)
             found = backbone.score_history(replace(view, history=rows_of(past, users) if past is not None else None))
             assert found is not None

@@ -1,7 +1,7 @@
-"""Values that cross boundaries: ragged lists, time blocks, uploads, totals and what each side holds.
+"""Values that cross boundaries: ragged lists, time blocks, what each side holds and sees.
 
-`ServerState`, `Upload` and `Total` are all the server ever sees. `CohortView` is what a group of clients sees
-of itself. Nothing in the first three may refer to a history or to a private parameter; a test walks them.
+`ServerState` and the totals of `fields` are all the server ever sees. `CohortView` is what a group of clients sees
+of itself. Nothing of the former may refer to a history or to a private parameter; a test walks them.
 """
 
 from __future__ import annotations
@@ -178,42 +178,6 @@ class ServerState:
 
     def with_part(self, name: str, arrays: Arrays) -> ServerState:
         return replace(self, parts={**self.parts, name: arrays})
-
-
-@dataclass(frozen=True)
-class Upload:
-    """What leaves a cohort of clients: the only wire type, whatever the method.
-
-    Row r says that `client[r]` has `value[r]` for `item[r]`: a row change (width d) or a score (width 1).
-    """
-
-    client: Ints  # (rows,) position in the cohort, ascending
-    item: Ints  # (rows,)
-    value: Floats  # (rows, width)
-    heads: Arrays  # name -> (clients, ...) changes of shared parameters
-    weight: Doubles  # (clients,)
-    extras: Arrays = field(default_factory=dict)  # name -> (clients, ...) small declared values
-
-    @property
-    def n_clients(self) -> int:
-        return len(self.weight)
-
-    def n_bytes(self) -> int:
-        """Bytes on the wire: four per number and per item id; the channel names the client."""
-        heads = sum(a.size for a in self.heads.values()) + sum(a.size for a in self.extras.values())
-        return 4 * (self.value.size + self.item.size + heads)
-
-
-@dataclass(frozen=True)
-class Total:
-    """A sum of uploads. Totals add up, so a silo sends one instead of its users' uploads."""
-
-    rows: Doubles  # (n_items, width) sum of weighted values
-    row_weight: Doubles  # (n_items,) weight that touched each row
-    heads: Arrays  # name -> weighted sum, float64
-    extras: Arrays  # name -> weighted sum, float64
-    weight: float
-    n_clients: int
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from tacita.errors import TacitaError, unknown_name
+from tacita.fields import Form, Spec, Total
 from tacita.rng import Draws
-from tacita.types import Arrays, CohortView, Floats, Keys, Longs, Ragged, ServerState, Total
+from tacita.types import Arrays, CohortView, Floats, Keys, Longs, Ragged, ServerState
 
 
 class BackboneConfig(BaseModel):
@@ -65,8 +66,11 @@ class Backbone(ABC):
 
     name: ClassVar[str]
     Config: ClassVar[type[BackboneConfig]] = BackboneConfig
-    trains: ClassVar[bool] = True
-    """Learns by local steps over many rounds; otherwise each block is one round in which clients send a statistic."""
+    learner: ClassVar[str] = "rows"
+    """What travels where no part says otherwise: `rows` (local steps on item rows) or a `statistic`."""
+
+    reads_history: ClassVar[bool] = False
+    """Scores what a user did, in this block and in earlier ones, instead of private vectors."""
 
     phases: ClassVar[tuple[tuple[str, ...], ...]] = (("private", "rows"),)
     """What moves in each pass of a step: every phase has its own forward pass."""
@@ -137,29 +141,30 @@ class Backbone(ABC):
         """Learning rate per private or shared parameter name, plus 'rows' for the item table."""
         return {}
 
-    def statistic(self, view: CohortView) -> Total:
-        """Where there is no training: the sum of what the cohort's clients have to tell."""
+    def item_scale(self, n_items: int) -> float:
+        """What the item rate is beyond the base rate."""
+        return 1.0
+
+    # where it learns from a statistic
+
+    def questions(self, server: ServerState) -> tuple[str, ...]:
+        """What is asked at the beginning of a block."""
+        return ("statistic",)
+
+    def statistic_fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
         raise TacitaError(f"backbone '{self.name}' learns by training, not from a statistic.")
 
-    def wants_survey(self, server: ServerState) -> bool:
-        """Whether the server must know how many clients have each item before it asks for the statistic."""
-        return False
+    def tell(self, view: CohortView, question: str) -> dict[str, Form]:
+        """What the cohort's clients have to tell, by field."""
+        raise TacitaError(f"backbone '{self.name}' learns by training, not from a statistic.")
 
-    def statistic_extras(self, rows: tuple[int, int]) -> Arrays:
-        """The small sums beside the rows of a statistic: the most that one client can add to each number of them."""
-        return {}
-
-    def survey(self, server: ServerState, counts: Longs) -> ServerState:
-        """Before the statistic is asked for: how many clients have each item."""
-        return server
-
-    def learn(self, server: ServerState, total: Total) -> ServerState:
-        """Where there is no training: what the server makes of a block's total."""
+    def learn(self, server: ServerState, total: Total, question: str) -> ServerState:
+        """What the server makes of a total."""
         raise TacitaError(f"backbone '{self.name}' learns by training, not from a statistic.")
 
     @property
     def trials(self) -> int:
-        """Where there is no training: ways of scoring among which a block's validation chooses, a round each."""
+        """Ways of scoring among which a block's validation chooses, a round each."""
         return 1
 
     def try_next(self, server: ServerState) -> ServerState:
@@ -169,10 +174,6 @@ class Backbone(ABC):
     def popularity(self, server: ServerState) -> Floats:
         """How many people told the server of each item, where that is something it is told."""
         return np.zeros(len(server.items), np.float32)
-
-    def statistic_bytes(self, n_items: int) -> float:
-        """Bytes one client sends with its statistic."""
-        return 0.0
 
     # how it scores
 

@@ -32,8 +32,9 @@ from tacita.backbones.solving import (
     mirrored,
     packed,
 )
-from tacita.backbones.tally_sums import Shape, Sums, added_terms, told_again
+from tacita.backbones.tally_sums import Shape, Sums, told_again
 from tacita.errors import TacitaError
+from tacita.fields import Dense, Form, Rows, Spec, Terms, Total, Upload, add, empty_total
 from tacita.kernels.pairs import dense_products, sparse_products
 from tacita.rng import Draws
 from tacita.types import (
@@ -47,12 +48,12 @@ from tacita.types import (
     Longs,
     Ragged,
     ServerState,
-    Total,
 )
 
 STATE = "tally"  # the name of its server-side arrays
 COME_BACK, AVOID = 0.05, -1.0  # what repeat = "learn" adds to items of earlier blocks
 RECENCIES = 0.0, 10.0, 20.0, 80.0, 40.0  # what recency = "learn" tries; the last one stays where nobody validates
+SURVEY, STATISTIC = "survey", "statistic"  # its questions
 MOST_DOUBLINGS = 30  # of the ridge; what a billion times the ridge does not make up for is no sum of histories
 
 log = logging.getLogger(__name__)
@@ -87,7 +88,8 @@ class Tally(Backbone):
 
     name = "tally"
     Config: ClassVar[type[BackboneConfig]] = TallyConfig
-    trains = False
+    learner = "statistic"
+    reads_history = True
     config: TallyConfig
 
     # it has no rows and no private parameters: all is in the shared matrix
@@ -152,36 +154,50 @@ class Tally(Backbone):
 
     def user_terms(self, train: Ragged, n_items: int) -> tuple[scipy.sparse.csr_array, Doubles]:
         """What users put into the sum: binary rows of their counted items, and a weight each."""
+        lists = self.counted(train)
+        ones = np.ones(len(lists.ids))
+        chosen = scipy.sparse.csr_array((ones, lists.ids, lists.ptr), shape=(len(lists), n_items))
+        return chosen, np.maximum(lists.counts(), 1.0) ** -self.config.length_power
+
+    def counted(self, train: Ragged) -> Ragged:
+        """The items that count: of each list the latest, where only some do."""
+        if not self.config.most_items:
+            return train
         counts = train.counts()
-        if self.config.most_items:
-            place = np.arange(len(train.ids)) - np.repeat(train.ptr[:-1], counts)
-            kept = place >= np.repeat(counts, counts) - self.config.most_items
-            train = Ragged.from_pairs(train.rows()[kept], train.ids[kept], len(train))
-            counts = train.counts()
-        ones = np.ones(len(train.ids))
-        chosen = scipy.sparse.csr_array((ones, train.ids, train.ptr), shape=(len(train), n_items))
-        return chosen, np.maximum(counts, 1.0) ** -self.config.length_power
+        place = np.arange(len(train.ids)) - np.repeat(train.ptr[:-1], counts)
+        kept = place >= np.repeat(counts, counts) - self.config.most_items
+        return Ragged.from_pairs(train.rows()[kept], train.ids[kept], len(train))
 
-    def statistic(self, view: CohortView) -> Total:
-        """The cohort's sum, already added up: nobody's own term is in it to be read."""
-        return self.total_of(view.train, view.history, view.n_clients, Shape.of(view.n_items, view.heads["inputs"]))
+    def tell(self, view: CohortView, question: str) -> dict[str, Form]:
+        """A person's term x x^T, in which nobody's own is there to be read once it is summed, and small counts."""
+        if question == SURVEY:
+            return {"counts": _marks(view.train, view.user_ptr)}
+        return self.told(view.train, view.history, view.user_ptr, Shape.of(view.n_items, view.heads["inputs"]))
 
-    def total_of(self, train: Ragged, history: Ragged | None, n_clients: int, shape: Shape) -> Total:
-        terms = self.user_terms(train, shape.n_items)
-        total, count = added_terms(terms, shape, self.weighted)
-        extras: Arrays = {"repeats": told_again(train, history, shape.n_items)}
-        if count is not None:
-            extras["count"] = count
-        return Total(total, np.asarray(terms[0].sum(axis=0)), {}, extras, float(n_clients), n_clients)
+    def told(self, train: Ragged, history: Ragged | None, user_ptr: Longs, shape: Shape) -> dict[str, Form]:
+        lists = self.counted(train)
+        weight = np.maximum(lists.counts(), 1.0) ** -self.config.length_power
+        client = np.repeat(np.arange(len(user_ptr) - 1, dtype=np.int32), np.diff(user_ptr))
+        again = np.zeros((len(user_ptr) - 1, 2))
+        np.add.at(again, client, told_again(train, history, shape.n_items))
+        terms = Terms(client, lists.ptr, lists.ids, weight, shape.n_items, shape.inputs)
+        told: dict[str, Form] = {"pairs": terms, "touched": _marks(lists, user_ptr), "repeats": Dense(again)}
+        if self.weighted:
+            told["count"] = replace(terms, factor=np.ones(len(lists)))
+        return told
 
-    def statistic_extras(self, rows: tuple[int, int]) -> Arrays:
-        extras: Arrays = {"repeats": np.array([rows[1], rows[1] ** 2], np.float64)}
-        return extras | ({"count": np.broadcast_to(1.0, rows)} if self.weighted else {})
+    def upload_bytes(self, n_items: int) -> float:
+        """What one client sends, whole, as it could be masked."""
+        most = self.config.most_inputs
+        shape = Shape(n_items, np.arange(most, dtype=np.int32) if n_items > most else None)
+        return sum(one.n_bytes for one in self._fields(shape))
 
-    def statistic_bytes(self, n_items: int) -> float:
-        """A maskable upload is dense: the lower triangle, or inputs times items, in single precision."""
-        pairs = n_items * (n_items + 1) / 2 if n_items <= self.config.most_inputs else self.config.most_inputs * n_items
-        return 4.0 * pairs * (2 if self.weighted else 1)
+    def total_of(self, train: Ragged, history: Ragged | None, shape: Shape) -> Total:
+        """The sum over some users."""
+        ptr, n = np.arange(len(train) + 1, dtype=np.int64), len(train)
+        upload = Upload(self.told(train, history, ptr, shape), np.ones(n), np.zeros(n, np.uint64))
+        fields = self._fields(shape)
+        return add(empty_total(fields), upload, fields)
 
     def score_history(self, view: CohortView) -> Floats:
         """x_u B with older items counting less, and a word on items of earlier blocks.
@@ -202,15 +218,31 @@ class Tally(Backbone):
 
     # on the server
 
-    def wants_survey(self, server: ServerState) -> bool:
-        return len(server.items) > self.config.most_inputs and STATE not in server.parts
+    def questions(self, server: ServerState) -> tuple[str, ...]:
+        """Whoever reads a large catalogue through its most popular items has to know them first, once."""
+        unknown = len(server.items) > self.config.most_inputs and STATE not in server.parts
+        return (SURVEY, STATISTIC) if unknown else (STATISTIC,)
 
-    def survey(self, server: ServerState, counts: Longs) -> ServerState:
-        """Choose the items that a large catalogue reads, once, from how many clients have each."""
-        return replace(server, heads={**server.heads, "inputs": popular_inputs(counts, self.config.most_inputs)})
+    def statistic_fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
+        n = len(server.items)
+        if question == SURVEY:
+            return (Spec("counts", (n,), most=1.0, least=0.0, exact=True, about="how many people have each item"),)
+        return self._fields(Shape.of(n, server.heads["inputs"]))
 
-    def learn(self, server: ServerState, total: Total) -> ServerState:
-        """Add the block to the sums and solve."""
+    def _fields(self, shape: Shape) -> tuple[Spec, ...]:
+        size, n, whole = (shape.n_inputs, shape.n_items), shape.n_items, shape.inputs is None
+        one = Spec("touched", (n,), most=1.0, least=0.0, exact=True)
+        pairs = replace(one, name="pairs", shape=size, symmetric=whole, about="which items go together")
+        fields = [pairs, one, replace(one, name="repeats", shape=(2,), most=float(n) ** 2)]
+        if self.weighted:
+            fields.append(replace(pairs, name="count", about=""))
+        return tuple(fields)
+
+    def learn(self, server: ServerState, total: Total, question: str) -> ServerState:
+        """Choose the inputs of a large catalogue; or add the block to the sums and solve."""
+        if question == SURVEY:
+            inputs = popular_inputs(total["counts"], self.config.most_inputs)
+            return replace(server, heads={**server.heads, "inputs": inputs})
         shape = Shape.of(len(server.items), server.heads["inputs"])
         sums = Sums.read(server.parts.get(STATE)).with_block(server.block, total, shape)
         return self.with_recency(self.solved(server, sums), 0)
@@ -288,7 +320,7 @@ class Tally(Backbone):
         for index, lists in enumerate(zip(before, after, strict=True)):
             if index in sums.index and any(len(one.ids) for one in lists):
                 gone, come = (self.user_terms(one, shape.n_items) for one in lists)
-                was, now = (told_again(one, p, shape.n_items) for one, p in zip(lists, past, strict=True))
+                was, now = (told_again(one, p, shape.n_items).sum(axis=0) for one, p in zip(lists, past, strict=True))
                 changed = changed.exchanged(index, gone, come, now - was, shape, self.weighted)
             past = past[0].joined(lists[0]), past[1].joined(lists[1])
         changed = changed.tidied()
@@ -337,9 +369,15 @@ class Tally(Backbone):
         sums, past = Sums.read(None), Ragged.empty(0)
         for index, train in enumerate(told):
             if index in server.parts[STATE]["index"]:
-                sums = sums.with_block(index, self.total_of(train, past, len(train), shape), shape)
+                sums = sums.with_block(index, self.total_of(train, past, shape), shape)
             past = past.joined(train)
         return self.solved(server, sums)
+
+
+def _marks(lists: Ragged, user_ptr: Longs) -> Rows:
+    """1 for every item of a client's lists."""
+    client = np.repeat(np.arange(len(user_ptr) - 1, dtype=np.int32), np.diff(lists.ptr[user_ptr]))
+    return Rows(client, lists.ids, np.ones(len(lists.ids)))
 
 
 def recency_weights(lists: Ragged, recency: float) -> Floats:
@@ -361,7 +399,7 @@ def add_products(lists: Ragged, weight: Floats, heads: Arrays, scores: Floats) -
         sparse_products(lists.ptr, lists.ids, weight, row_of, heads["ptr"], heads["column"], heads["weights"], scores)
 
 
-def popular_inputs(counts: Longs, most: int) -> Ints:
+def popular_inputs(counts: AnyArray, most: int) -> Ints:
     """The items that a large catalogue is read through, ascending."""
     return np.sort(np.argsort(-counts, kind="stable")[:most]).astype(np.int32)
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from tacita.fields import Total
 from tacita.kernels.pairs import pair_sums
-from tacita.types import AnyArray, Arrays, Bools, Doubles, Ints, Longs, Ragged, Total
+from tacita.types import AnyArray, Arrays, Bools, Doubles, Ints, Longs, Ragged
 
 Terms = tuple[scipy.sparse.csr_array, Doubles]
 """Users' counted items as binary rows, and what each user weighs."""
@@ -154,12 +155,12 @@ class Sums:
 
     def with_block(self, index: int, total: Total, shape: Shape) -> Sums:
         """These sums and one more block, in which the catalogue may have grown."""
-        at, value = shape.entries(total.rows)
-        _, count = shape.entries(total.extras["count"]) if "count" in total.extras else (at, value[:0])
+        at, value = shape.entries(total["pairs"])
+        _, count = shape.entries(total["count"]) if "count" in total.sums else (at, value[:0])
         fits = np.int32 if shape.n_inputs * shape.n_items < 2**31 else np.int64
         touched = np.zeros((len(self.index) + 1, shape.n_items))
         touched[:-1, : self.touched.shape[1]] = self.touched
-        touched[-1] = total.row_weight
+        touched[-1] = total["touched"]
         return Sums(
             index=np.append(self.index, index),
             ptr=np.append(self.ptr, self.ptr[-1] + len(at)),
@@ -167,7 +168,7 @@ class Sums:
             total=np.concatenate([self.total, value]),
             count=np.concatenate([self.count, count]),
             touched=touched,
-            repeats=np.concatenate([self.repeats, total.extras["repeats"][None]]),
+            repeats=np.concatenate([self.repeats, total["repeats"][None]]),
         )
 
     def exchanged(self, index: int, gone: Terms, come: Terms, repeats: Doubles, shape: Shape, weighted: bool) -> Sums:
@@ -272,10 +273,11 @@ def _entries_of(terms: Terms, shape: Shape, weighted: bool) -> tuple[Longs, Doub
 
 
 def told_again(train: Ragged, history: Ragged | None, n_items: int) -> Doubles:
-    """How many items users told again, and what chance would make of that times the number of items."""
+    """(users, 2) how many items each told again, and what chance would make of that times the number of items."""
     if history is None or len(history.ids) == 0:
-        return np.zeros(2)
+        return np.zeros((len(train), 2))
     told, known = (one.rows().astype(np.int64) * n_items + one.ids for one in (train, history))
     known = np.unique(known)
-    per_user = np.bincount(known // n_items, minlength=len(train))
-    return np.array([np.isin(told, known).sum(), (per_user * train.counts()).sum()], np.float64)
+    again = np.bincount(train.rows()[np.isin(told, known)], minlength=len(train))
+    per_user = np.bincount(known // n_items, minlength=len(train))[: len(train)]
+    return np.stack([again, per_user * train.counts()], axis=1).astype(np.float64)

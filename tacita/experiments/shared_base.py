@@ -38,7 +38,7 @@ def with_parts(fed: Federation, config: RunConfig) -> Federation:
 
 def train_base(fed: Federation, on_round: OnRound = silent) -> Progress:
     """Block 0 to its best round, not yet ended."""
-    watchers = [{"name": name} for name in _WATCHERS if fed.backbone.trains]
+    watchers = [{"name": name} for name in _WATCHERS if fed.learner.name == "rows"]
     noting = with_parts(fed, fed.config.model_copy(update={"method": "fedavg", "parts": watchers}))
     progress = start(noting)
     begin_block(noting, progress, 0)

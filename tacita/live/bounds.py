@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tacita.errors import TacitaError
-from tacita.live.wire import Reply, ReplyHead
-from tacita.types import AnyArray, Arrays
+from tacita.fields import Spec
+from tacita.live.wire import Reply, ReplyHead, wanted_sums
+from tacita.types import AnyArray
 
-MOST_MOVE = 1e4  # of one number of a model by one person in one round; where people do that, training has diverged
-SLACK = {"train": 1.001, "statistic": 1 + 1e-9}  # sums of training travel in single precision
+SLACK = 1.001, 1 + 1e-9  # of sums in single and in double precision
 TILE = 1024
 
 
@@ -24,76 +24,64 @@ TILE = 1024
 class Asked:
     """The sum that was asked for."""
 
-    rows: tuple[int, int]
-    n_items: int
-    heads: Arrays  # the shared parameters whose changes come with it
-    extras: Arrays  # what may come beside the rows: the most that one person can add
-    most_weight: float = 1.0  # of one person
-    inputs: AnyArray | None = None  # the items that the rows of a statistic are about; None: all
+    fields: tuple[Spec, ...]
+    most_weight: float = 1.0  # of one person; 1: everybody weighs the same
+    counted_by: str = ""  # the field that says how many people have each item, where pairs of items are summed
+    inputs: AnyArray | None = None  # the items that the rows of pairs are about; None: all
 
 
 def check_total(reply: Reply, asked: Asked) -> None:
-    """Refuse a sum that does not fit the model, before anything of its size is made, or that is too large."""
-    _check_shapes(reply, asked)
-    head, arrays, slack = reply.head, reply.arrays, SLACK[reply.head.kind]
+    """Refuse a sum that does not fit what was asked, before anything of its size is made, or that is too large."""
+    wanted = wanted_sums(asked.fields)
+    _check_shapes(reply, wanted)
+    head, arrays = reply.head, reply.arrays
     if head.weight > head.clients * asked.most_weight or (asked.most_weight == 1.0 and head.weight != head.clients):
         raise _too_much("weight", head)
-    if np.isfinite(asked.most_weight) and head.expected != head.clients:  # everybody takes part, nobody drops out
-        raise _too_much("expected", head)
-    per_row = arrays["row_weight"]
-    _within("row_weight", per_row, np.array(slack * head.weight), head)
-    least = 0.0
-    if head.kind == "statistic":
-        _check_pairs(reply, asked, per_row * slack)
-    else:
-        least = -np.inf
-        for name in [name for name in arrays if name in ("rows", "rows/value") or name.startswith("heads/")]:
-            _within(name, arrays[name], np.array(MOST_MOVE * head.weight), head, least)
-    for name, most in asked.extras.items():
-        if f"extras/{name}" in arrays:
-            _within(f"extras/{name}", arrays[f"extras/{name}"], slack * head.weight * most, head, least)
+    for one in wanted:
+        name = one.name if one.name in arrays else f"{one.name}/value"
+        most = SLACK[one.exact] * head.weight * one.most
+        _within(name, arrays[name], np.array(most), head, one.least)
+    if asked.counted_by:
+        _check_pairs(reply, asked)
 
 
-def _check_shapes(reply: Reply, asked: Asked) -> None:
-    arrays, head = reply.arrays, reply.head
-    kind = np.dtype(np.float32 if head.kind == "train" else np.float64)
-    wanted = {f"heads/{name}": (v.shape, kind) for name, v in asked.heads.items()}
-    wanted |= {f"extras/{k}": (v.shape, kind) for k, v in asked.extras.items() if f"extras/{k}" in arrays}
-    wanted["row_weight"] = ((asked.n_items,), kind)
-    if "rows" in arrays:
-        wanted["rows"] = (asked.rows, kind)
-    else:
-        at = arrays.get("rows/at", np.zeros((0, 0)))
-        wanted |= {"rows/at": (at.shape, at.dtype), "rows/value": (at.shape, kind)}
-        inside = tuple(head.shape) == asked.rows and at.ndim == 1 and at.dtype.kind == "i"
-        if not inside or (len(at) and not 0 <= int(at.min()) <= int(at.max()) < int(np.prod(asked.rows))):
-            raise TacitaError("the node's reply does not fit the model that was sent: 'rows' lie outside of it.")
-    found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
-    for name in sorted(found.keys() | wanted.keys()):
-        if found.get(name) != wanted.get(name):
-            raise TacitaError(f"the node's reply does not fit the model that was sent: see '{name[:100]}'.")
+def _check_shapes(reply: Reply, wanted: list[Spec]) -> None:
+    """Every field is there once, whole or as places and values, in its kind, and nothing else."""
+    arrays, fits = reply.arrays, set()
+    for one in wanted:
+        kind = np.dtype(np.float64 if one.exact else np.float32)
+        at, value = f"{one.name}/at", f"{one.name}/value"
+        if one.name in arrays:
+            ok = arrays[one.name].shape == (one.shape or (1,)) and arrays[one.name].dtype == kind
+            fits.add(one.name)
+        else:
+            place, given = arrays.get(at, np.zeros((0, 0))), arrays.get(value, np.zeros(0))
+            ok = place.ndim == 1 and place.dtype.kind == "i" and given.shape == place.shape and given.dtype == kind
+            size = int(np.prod(one.shape))
+            ok = ok and (len(place) == 0 or 0 <= int(place.min()) <= int(place.max()) < size)
+            fits |= {at, value}
+        if not ok:
+            raise TacitaError(f"the node's reply does not fit what was asked: see '{one.name[:100]}'.")
+    more = sorted(arrays.keys() - fits)
+    if more:
+        raise TacitaError(f"the node's reply does not fit what was asked: see '{more[0][:100]}'.")
 
 
-def _check_pairs(reply: Reply, asked: Asked, people: AnyArray) -> None:
+def _check_pairs(reply: Reply, asked: Asked) -> None:
     """A pair of items is with at most as many people as either of them."""
-    arrays, head = reply.arrays, reply.head
+    arrays, head, slack = reply.arrays, reply.head, SLACK[1]
+    people = slack * reply.total(asked.fields)[asked.counted_by]
     first = people if asked.inputs is None else people[asked.inputs]
-    if "rows/at" in arrays:
-        row, col = np.divmod(arrays["rows/at"], asked.rows[1])
-        _within("rows/value", arrays["rows/value"], np.minimum(first[row], people[col]), head)
-    for name, square in arrays.items():
-        if square.shape != asked.rows:
+    for one in asked.fields:
+        if len(one.shape) != 2:
             continue
-        for lo in range(0, len(square), TILE):
+        if f"{one.name}/at" in arrays:
+            row, col = np.divmod(arrays[f"{one.name}/at"], one.shape[1])
+            _within(f"{one.name}/value", arrays[f"{one.name}/value"], np.minimum(first[row], people[col]), head)
+            continue
+        for lo in range(0, one.shape[0], TILE):
             most = np.minimum(first[lo : lo + TILE, None], people[None, :])
-            _within(name, square[lo : lo + TILE], most, head)
-
-
-def check_survey(reply: Reply, n_items: int) -> None:
-    counts = reply.arrays.get("counts", np.zeros(0))
-    if reply.arrays.keys() != {"counts"} or counts.shape != (n_items,) or counts.dtype.kind != "i":
-        raise TacitaError("the node's reply holds no 'counts' for every item.")
-    _within("counts", counts, np.array(reply.head.clients), reply.head)
+            _within(one.name, arrays[one.name][lo : lo + TILE], most, head)
 
 
 def check_sums(reply: Reply, names: Collection[str]) -> None:

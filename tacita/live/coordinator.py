@@ -118,7 +118,7 @@ def federation(store: ServerStore, row: RunRow) -> Federation:
     for part in parts:
         if sizes:
             part.check(sizes[0])
-    return Federation(stream, backbone, parts, row.config, draws)
+    return Federation(backbone, parts, row.config, draws, stream=stream)
 
 
 def _progress(store: ServerStore, row: RunRow, fed: Federation, remote: Remote) -> Progress:

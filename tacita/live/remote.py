@@ -15,14 +15,13 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from tacita.aggregate import merge
-from tacita.devices import Federation, Received, Sums, Told, selecting_metric
+from tacita.devices import Plan, Received, Sums, Told, selecting_metric
 from tacita.errors import TacitaError
 from tacita.evaluate import Evaluation
+from tacita.fields import merge
 from tacita.files import flat
-from tacita.live.bounds import Asked, check_sums, check_survey, check_total
+from tacita.live.bounds import Asked, check_sums, check_total
 from tacita.live.wire import (
-    Kind,
     Reply,
     Request,
     RequestHead,
@@ -31,8 +30,7 @@ from tacita.live.wire import (
     encode,
     sha_of,
 )
-from tacita.methods.base import overrides
-from tacita.types import Arrays, Longs, ServerState
+from tacita.types import Arrays, ServerState
 
 log = logging.getLogger(__name__)
 
@@ -89,49 +87,34 @@ class Remote:
     _told: set[tuple[int, int, int]] = field(default_factory=set)
     _have: dict[int, set[str]] = field(default_factory=dict)
 
-    def begin_block(self, fed: Federation, server: ServerState, received: Received) -> None:
+    def begin_block(self, fed: Plan, server: ServerState, received: Received) -> None:
         """Nodes open a block when they first hear of it."""
         self.best_round = self._validated = 0
 
-    def anybody(self, fed: Federation, server: ServerState) -> bool:
+    def anybody(self, fed: Plan, server: ServerState) -> bool:
         return True
 
-    def train(self, fed: Federation, server: ServerState, received: Received) -> Told:
-        n, width = server.items.shape
-        extras: Arrays = {
-            f"{part.name}.{name}": np.broadcast_to(1.0, shape)
-            for part in fed.parts
-            for name, shape in part.extra_shapes.items()
-        }
-        most = float(n) if fed.config.train.aggregation == "weighted" else 1.0
-        most = float("inf") if any(overrides(p, "weigh") for p in fed.parts) else most
-        return self._sum("train", fed, server, received, Asked((n, width), n, server.heads, extras, most))
-
-    def statistic(self, fed: Federation, server: ServerState) -> Told:
-        n, inputs = len(server.items), server.heads.get("inputs", np.zeros(0))
-        rows = (len(inputs) or n, n)
-        asked = Asked(rows, n, {}, fed.backbone.statistic_extras(rows), inputs=inputs if len(inputs) else None)
-        return self._sum("statistic", fed, server, {}, asked)
-
-    def _sum(self, kind: Kind, fed: Federation, server: ServerState, received: Received, asked: Asked) -> Told:
-        replies = self.ask(kind, fed, server, received, lambda reply: check_total(reply, asked))
+    def exchange(self, fed: Plan, server: ServerState, received: Received, question: str) -> Told:
+        fields = fed.fields(server, question)
+        if any(one.seen == "each" for one in fields):
+            raise TacitaError("nodes send sums only: this run's learner wants to see people one by one.")
+        inputs = server.heads.get("inputs", np.zeros(0))
+        counted = "touched" if any(one.name == "touched" for one in fields) else ""
+        most = float(len(server.items)) if fed.config.train.aggregation == "weighted" else 1.0
+        asked = Asked(fields, most * fed.most_weight, counted, inputs if len(inputs) else None)
+        replies = self.ask(question, fed, server, received, lambda reply: check_total(reply, asked))
         if not replies:
             raise TacitaError(f"every node refused to take part in the round; one said: {self._refusal}")
         total = None
         for node in sorted(replies):
-            one = replies[node].total()
+            one = replies[node].total(fields)
             total = one if total is None else merge(total, one)
         assert total is not None
         expected = sum(one.head.expected for one in replies.values())
         size = sum(sum(v.nbytes for v in one.arrays.values()) for one in replies.values())
         return Told(total, total.n_clients, expected, float(size))
 
-    def survey(self, fed: Federation, server: ServerState) -> Longs:
-        n = len(server.items)
-        replies = self.ask("survey", fed, server, {}, lambda reply: check_survey(reply, n))
-        return sum((one.arrays["counts"].astype(np.int64) for one in replies.values()), np.zeros(n, np.int64))
-
-    def validate(self, fed: Federation, server: ServerState, received: Received) -> Sums:
+    def validate(self, fed: Plan, server: ServerState, received: Received) -> Sums:
         self._validated = server.round
         metric, k = selecting_metric(fed.config)
         names = {f"{metric}@{k}"}
@@ -140,9 +123,7 @@ class Remote:
     def keep_best(self) -> None:
         self.best_round = self._validated
 
-    def result(
-        self, fed: Federation, server: ServerState, received: Received
-    ) -> tuple[dict[str, Any], Evaluation | None]:
+    def result(self, fed: Plan, server: ServerState, received: Received) -> tuple[dict[str, Any], Evaluation | None]:
         """Close the block on the nodes: they test the best round and go on from it."""
         cfg = fed.config.evaluate
         names = {"auc" if metric == "auc" else f"{metric}@{k}" for metric in cfg.metrics for k in cfg.k}
@@ -151,15 +132,15 @@ class Remote:
         means = {name: total / n if n else 0.0 for name, (total, n) in sums.items()}
         return {**means, "users": people}, None
 
-    def end_block(self, fed: Federation, server: ServerState, received: Received) -> None:
+    def end_block(self, fed: Plan, server: ServerState, received: Received) -> None:
         """Nodes ended the block with `result`."""
 
     # One exchange
 
     def ask(
         self,
-        kind: Kind,
-        fed: Federation,
+        kind: str,
+        fed: Plan,
         server: ServerState,
         received: Received,
         check: Callable[[Reply], None] = lambda reply: None,

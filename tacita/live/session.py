@@ -20,15 +20,16 @@ from tacita.clients import grow, no_devices, put_parts
 from tacita.config import RunConfig, validated
 from tacita.data.splits import collected_block
 from tacita.device_state import DeviceState
-from tacita.devices import Federation, Here, Received, Told, block_sums, nobody_here
+from tacita.devices import Federation, Here, Received, block_sums, nobody_here
 from tacita.errors import TacitaError
+from tacita.fields import Total
 from tacita.files import flat, nested
 from tacita.live.node import Node
 from tacita.live.node_store import Model, Release
 from tacita.live.settings import check_live
 from tacita.live.wire import (
     MOST_REQUESTS,
-    SUMS,
+    SCORES,
     Reply,
     ReplyHead,
     Request,
@@ -40,8 +41,8 @@ from tacita.live.wire import (
     total_arrays,
 )
 from tacita.rng import keys_of
-from tacita.runs import build, check_cutoffs, check_settings
-from tacita.types import AnyArray, Arrays, Longs, ServerState, Stream, Total
+from tacita.runs import build, check_cutoffs, check_settings, planned
+from tacita.types import AnyArray, Arrays, Longs, ServerState, Stream
 
 MOST_AHEAD = 100  # blocks that a server may be ahead of a node
 NOW, ALONE = ("now", "best"), ("alone", "best alone")  # what devices are stored as
@@ -126,7 +127,7 @@ def _handle(node: Node, request: Request) -> bytes | None:
             model=model,
             ledger=None if release is None else replace(release, n_bytes=len(sent)),
             sent=[n for n, _, _ in queue],
-            released=answered and head.kind in SUMS,
+            released=answered and head.kind not in SCORES,
             unless_withdrawn_since=withdrawals,
             tags=standing.tags,
         )
@@ -148,16 +149,15 @@ def _settings(node: Node, head: RequestHead) -> RunConfig:
     try:
         config = validated(RunConfig, head.config, "the settings the server sent")
         check_live(config)
-        backbone, _, _ = build(config)
-        check_settings(config, backbone)
+        plan = planned(config)
+        check_settings(config, plan.backbone)
     except TacitaError as error:
         raise Refusal(str(error)) from None
     held = node.store.model(head.run)
     if held is not None and _json(json.loads(held[0]["config"])) != config.model_dump_json():
         raise Refusal("the settings of this run have changed; begin a new run.")
-    most = config.train.rounds if backbone.trains else backbone.trials
-    fits = head.kind in ("validate", "close") or (head.kind == "train") == backbone.trains
-    if head.round > most or head.best_round > most or not fits or (head.kind in ("survey", "statistic") and head.round):
+    most = plan.learner.rounds
+    if head.round > most or head.best_round > most:
         raise Refusal(f"this run has no {head.kind} in round {head.round}.")
     return config
 
@@ -284,7 +284,7 @@ def _opened(
         seen[user[keep]] = True
     backbone, parts, draws = build(config, secret_of(store.secret, run))
     stream = Stream(run, tuple(blocks), tuple(raws), tuple(catalogue), keys, item_keys, {}, "")
-    fed = Federation(stream, backbone, parts, config, draws)
+    fed = Federation(backbone, parts, config, draws, stream=stream)
     here = nobody_here(backbone, config)
     alone = node.too_few(int((blocks[block].train.counts() > 0).sum()))
     standing = Standing(fed, here, ids, made_from, ALONE if alone else NOW)
@@ -337,7 +337,7 @@ def _answer(
     if standing.tags == ALONE and head.kind != "close":
         return _learn_alone(node, request, standing, server, received), None
     _advance(standing, head, server, received)
-    if head.kind in SUMS:
+    if head.kind not in SCORES:
         return _sum(node, request, standing, server, received)
     try:
         if head.kind == "validate":
@@ -379,8 +379,8 @@ def _learn_alone(node: Node, request: Request, standing: Standing, server: Serve
     """Too few people for any sum: nothing is told, and they learn for themselves, once a round."""
     with contextlib.suppress(Refusal):  # asked again: it was learned already
         _advance(standing, request.head, server, received)
-        if request.head.kind == "train":
-            standing.here.train(standing.fed, server, received)
+        if request.head.kind in standing.fed.learner.questions(server) and not standing.fed.backbone.reads_history:
+            standing.here.exchange(standing.fed, server, received, request.head.kind)
             standing.round = request.head.round + 1
     return _refused(node, request, node.refusal(0) or "")
 
@@ -391,43 +391,37 @@ def _sum(
     """One sum over the people who take part."""
     fed, here, head = standing.fed, standing.here, request.head
     people = len(here.chosen(fed, server))
+    questions = fed.learner.questions(server)
+    if head.kind not in questions:
+        raise Refusal(f"this run has no {head.kind} in round {head.round}.")
     refusal = node.refusal(people, head.kind)
     if refusal is not None:
         raise Refusal(refusal)
-    if head.kind == "train":
-        told = here.train(fed, server, received)
-        standing.round = head.round + 1
-    if head.kind == "survey":
-        counts = here.survey(fed, server).astype(np.int64)
-        counts[counts < node.fewest] = 0
-        release = Release(people, 0, "how many people have each item")
-        return Reply(_echo(request, verdict="ok", clients=people), {"counts": counts}), release
-    if head.kind == "statistic":
-        told = here.statistic(fed, server)
+    fields = fed.fields(server, head.kind)
+    if any(one.seen == "each" for one in fields) and not node.config.insecure_single_user_uploads:
+        raise Refusal("this node sends sums over its people only, and the run wants to see them one by one.")
+    told = here.exchange(fed, server, received, head.kind)
+    if fed.backbone.reads_history:
         told = replace(told, total=without_rare(told.total, node.fewest, server.heads.get("inputs")))
+    if head.kind == questions[-1]:
         standing.round = head.round + 1
-    elif fed.config.train.aggregation != "per-row":  # who touched a row is nobody's business where it is not needed
-        told = replace(told, total=replace(told.total, row_weight=np.zeros_like(told.total.row_weight)))
-    arrays, shape = total_arrays(told.total, single=head.kind == "train")
-    sees = _sees(told, head.kind)
-    weight, expected = told.total.weight, told.expected
-    made = _echo(request, verdict="ok", clients=told.total.n_clients, expected=expected, weight=weight, shape=shape)
-    return Reply(made, arrays), Release(told.total.n_clients, 0, sees)
+    total = told.total
+    made = _echo(request, verdict="ok", clients=total.n_clients, expected=told.expected, weight=total.weight)
+    about = next((one.about for one in fields if one.about), "a sum")
+    return Reply(made, total_arrays(total, fields)), Release(
+        total.n_clients, 0, f"one sum of {about}, over {total.n_clients} people"
+    )
 
 
 def without_rare(total: Total, least: int, inputs: AnyArray | None) -> Total:
     """A statistic without items that fewer people have: the row of an item with one consumer is that one's history."""
-    rare = total.row_weight < least
-    rows, weight = total.rows.copy(), np.where(rare, 0.0, total.row_weight)
-    extras = {name: v.copy() for name, v in total.extras.items()}
+    name = "touched" if "touched" in total.sums else "counts"
+    rare = total[name] < least
+    changed = {name: np.where(rare, 0.0, total[name])}
     first = rare if inputs is None or len(inputs) == 0 else rare[inputs]
-    for square in [rows, *(v for v in extras.values() if v.shape == rows.shape)]:
-        square[first] = 0.0
-        square[:, rare] = 0.0
-    return replace(total, rows=rows, row_weight=weight, extras=extras)
-
-
-def _sees(told: Told, kind: str) -> str:
-    if kind == "train":
-        return f"one sum of how item rows moved, over {told.total.n_clients} people"
-    return f"one sum of which items go together, over {told.total.n_clients} people"
+    for square, value in total.sums.items():
+        if value.ndim == 2:
+            changed[square] = value.copy()
+            changed[square][first] = 0.0
+            changed[square][:, rare] = 0.0
+    return total.with_sums(changed)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -14,25 +14,25 @@ from pydantic import Field
 
 from tacita.config import Strict, validated
 from tacita.errors import TacitaError
+from tacita.fields import Spec, Total, touched_of
 from tacita.live.blobs import pack, unpack
-from tacita.types import AnyArray, Arrays, Total
+from tacita.types import AnyArray, Arrays
 
 VERSION = 1
 MAGIC = b"tacita/1"
 MOST_HEADER = 2**24
 _LENGTH = struct.Struct(">I")
 
-Kind = Literal["train", "survey", "statistic", "validate", "close"]
 MOST_PEOPLE = 10**9
 MOST_REQUESTS = 1000  # in one reply; the others wait for the next
-SUMS = ("train", "survey", "statistic")
-"""Kinds whose reply holds a sum over people."""
+SCORES = ("validate", "close")
+"""Questions about scores; every other one belongs to the learner of the run and is answered by a sum over people."""
 
 
 class RequestHead(Strict):
     """What a server asks of a node, without the arrays."""
 
-    kind: Kind
+    kind: str = Field(pattern=r"^[a-z][a-z0-9/._-]{0,99}$")  # the question
     run: str = Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")
     block: int = Field(ge=0, le=100_000)
     round: int = Field(ge=0, le=10_000_000)  # rounds done in this block
@@ -44,7 +44,7 @@ class RequestHead(Strict):
 class ReplyHead(Strict):
     """What a node answers, without the arrays."""
 
-    kind: Kind
+    kind: str
     run: str
     block: int
     round: int
@@ -54,7 +54,6 @@ class ReplyHead(Strict):
     expected: float = Field(0.0, ge=0, le=MOST_PEOPLE)
     weight: float = Field(0.0, ge=0, le=1e12)
     sums: dict[str, tuple[float, int]] = {}
-    shape: list[int] = []  # of the rows where they are sent as places and values
     have: list[str] = Field([], max_length=10_000)  # digests of the arrays the node holds
     requests: list[dict[str, Any]] = Field(
         [], max_length=MOST_REQUESTS
@@ -79,20 +78,27 @@ class Reply:
     head: ReplyHead
     arrays: Arrays = field(default_factory=dict)
 
-    def total(self) -> Total:
-        """The sum in a reply."""
-        rows = self.arrays["rows"] if "rows" in self.arrays else self._sparse()
-        heads, extras = (
-            {k.removeprefix(p): v.astype(np.float64) for k, v in self.arrays.items() if k.startswith(p)}
-            for p in ("heads/", "extras/")
-        )
-        weight = self.arrays["row_weight"].astype(np.float64)
-        return Total(rows.astype(np.float64), weight, heads, extras, self.head.weight, self.head.clients)
+    def total(self, fields: Sequence[Spec]) -> Total:
+        """The sum in a reply that was found to fit the fields."""
+        sums = {}
+        for one in wanted_sums(fields):
+            at, value = f"{one.name}/at", f"{one.name}/value"
+            if at in self.arrays:
+                sums[one.name] = np.zeros(one.shape)
+                sums[one.name].reshape(-1)[self.arrays[at]] = self.arrays[value]
+            else:
+                sums[one.name] = self.arrays[one.name].astype(np.float64).reshape(one.shape)
+        return Total(sums, self.head.weight, self.head.clients)
 
-    def _sparse(self) -> AnyArray:
-        rows = np.zeros(int(np.prod(self.head.shape)))
-        rows[self.arrays["rows/at"]] = self.arrays["rows/value"]
-        return rows.reshape(self.head.shape)
+
+def wanted_sums(fields: Sequence[Spec]) -> list[Spec]:
+    """Every sum that belongs to some fields, those of touched rows among them."""
+    wanted = []
+    for one in fields:
+        wanted.append(one)
+        if one.touched:
+            wanted.append(replace(one, name=touched_of(one.name), shape=one.shape[:1], most=1.0, least=0.0))
+    return wanted
 
 
 Head = TypeVar("Head", bound=Strict)
@@ -143,22 +149,19 @@ def sha_of(array: AnyArray) -> str:
     return total.hexdigest()
 
 
-def total_arrays(total: Total, single: bool) -> tuple[Arrays, list[int]]:
-    """A sum as arrays to send: rows whole, or as places and values where that is smaller.
-
-    `single`: in single precision, as models are; statistics stay in double, so that they can be taken back exactly.
-    """
-    kind = np.float32 if single else np.float64
-    rows = total.rows.astype(kind)
-    arrays: Arrays = {f"heads/{k}": v.astype(kind) for k, v in total.heads.items()}
-    arrays |= {f"extras/{k}": v.astype(kind) for k, v in total.extras.items()}
-    arrays["row_weight"] = total.row_weight.astype(kind)
-    at = np.flatnonzero(rows)
-    place = np.int32 if rows.size < 2**31 else np.int64
-    if len(at) * (rows.itemsize + np.dtype(place).itemsize) >= rows.nbytes:
-        return arrays | {"rows": rows}, []
-    arrays |= {"rows/at": at.astype(place), "rows/value": rows.reshape(-1)[at]}
-    return arrays, list(rows.shape)
+def total_arrays(total: Total, fields: Sequence[Spec]) -> Arrays:
+    """A sum as arrays to send: each field whole, or as places and values where that is smaller."""
+    arrays: Arrays = {}
+    for one in wanted_sums(fields):
+        kind = np.float64 if one.exact else np.float32
+        value = total[one.name].astype(kind)
+        at = np.flatnonzero(value)
+        place = np.dtype(np.int32 if value.size < 2**31 else np.int64)
+        if len(at) * (value.itemsize + place.itemsize) >= value.nbytes:
+            arrays[one.name] = value.reshape(one.shape or (1,))
+        else:
+            arrays |= {f"{one.name}/at": at.astype(place), f"{one.name}/value": value.reshape(-1)[at]}
+    return arrays
 
 
 # The catalogue travels as an array like any other

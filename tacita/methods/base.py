@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from tacita.backbones.base import Backbone
 from tacita.config import TrainConfig, validated
 from tacita.errors import TacitaError, unknown_name
+from tacita.fields import Spec, Total, Upload
 from tacita.rng import Draws
 from tacita.types import (
     AnyArray,
@@ -29,8 +30,6 @@ from tacita.types import (
     Pull,
     Ragged,
     ServerState,
-    Total,
-    Upload,
 )
 
 Purpose = Literal["valid", "test", "serve"]
@@ -54,8 +53,17 @@ class Part:
 
     name: ClassVar[str]
     Config: ClassVar[type[PartConfig]] = PartConfig
-    extra_shapes: ClassVar[dict[str, tuple[int, ...]]] = {}
-    """Names of what `extras` may send and the shape of one client's; every number of it lies from -1 to 1."""
+    learner: ClassVar[str | None] = None
+    """The learner that the part brings along; at most one part of a run does."""
+
+    works_with: ClassVar[tuple[str, ...]] = ("rows",)
+    """The learners whose rounds it can change."""
+
+    extra_fields: ClassVar[tuple[Spec, ...]] = ()
+    """What `extras` may send."""
+
+    most_weight: ClassVar[float] = 1.0
+    """The largest factor that `weight` may give a client."""
 
     broadcast_once: ClassVar[bool] = False
     """What `broadcast` sends stays the same during a block, so it travels in the first round only."""
@@ -109,9 +117,16 @@ class Part:
         """Small named values per client that travel with the upload."""
         return {}
 
-    def encode(self, view: CohortView, upload: Upload) -> Upload:
-        """What happens to an upload before it leaves the device."""
-        return upload
+    def weight(self, view: CohortView, upload: Upload) -> Doubles | None:
+        """A factor per client on its upload, which travels with it: the device sends [s, s * value]."""
+        return None
+
+    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
+        """What happens to an upload before it leaves the device, and what the device remembers of that.
+
+        Called in the order of the parts, for every learner; a client of weight 0 sends nothing.
+        """
+        return upload, {}
 
     def encode_sum(self, server: ServerState, total: Total) -> Total:
         """The lab's shortcut for noise: what encoding every upload would have done to the sum, in distribution."""
@@ -150,10 +165,6 @@ class Part:
             return last in heads and heads[last].shape == array.shape and array.dtype == np.float32
 
         return all(fits(name, array) for name, array in sent.items())
-
-    def weigh(self, upload: Upload) -> Doubles | None:
-        """A factor per client on its upload."""
-        return None
 
     def decode(self, server: ServerState, total: Total) -> Total:
         return total
@@ -226,10 +237,6 @@ def effective_parts(method: str, changes: list[dict[str, Any]] | None) -> list[d
 
 def build_parts(specs: list[dict[str, Any]], world: World) -> tuple[Part, ...]:
     """Parts from `{"name": ..., options}` tables, checked for clashes."""
-    if specs and not world.backbone.trains:
-        raise TacitaError(
-            f"backbone '{world.backbone.name}' has no local training for parts to change; use method 'fedavg' with it."
-        )
     parts: list[Part] = []
     for spec in specs:
         options = dict(spec)

@@ -13,10 +13,11 @@ from pydantic import Field
 
 from tacita.backbones.scores import pair_scores, score_all, sigmoid
 from tacita.errors import TacitaError
+from tacita.fields import Total
 from tacita.kernels.ranking import best_items
 from tacita.kernels.replay import local_list_ranks, pick_subset
 from tacita.methods.base import Part, PartConfig, preset, register
-from tacita.types import Arrays, CohortView, Doubles, Extra, Ints, Local, Longs, Ragged, ServerState, Total
+from tacita.types import Arrays, CohortView, Doubles, Extra, Ints, Local, Longs, Ragged, ServerState
 
 
 class ReplayConfig(PartConfig):

@@ -5,15 +5,15 @@ There is no clipping, so this is noise and not differential privacy: no epsilon 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from tacita.errors import TacitaError
+from tacita.fields import Total
 from tacita.methods.base import Part, PartConfig, register
-from tacita.types import ServerState, Total
+from tacita.types import ServerState
 
 
 class LaplaceNoiseConfig(PartConfig):
@@ -45,6 +45,6 @@ class LaplaceNoise(Part):
             return total
         key = self.world.draws.private("laplace-noise", server.block, server.round)
         rng = np.random.Generator(np.random.Philox(key=int(key)))
-        shape = total.rows.shape
+        shape = total["rows"].shape
         drawn = rng.standard_gamma(total.n_clients, shape) - rng.standard_gamma(total.n_clients, shape)
-        return replace(total, rows=total.rows + self.config.scale * drawn)
+        return total.with_sums({"rows": total["rows"] + self.config.scale * drawn})

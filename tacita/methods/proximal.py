@@ -13,9 +13,10 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
+from tacita.fields import Dense, Rows, Spec, Total, Upload, touched_of
 from tacita.kernels.steps import subtract_background
 from tacita.methods.base import Part, PartConfig, preset, register
-from tacita.types import Arrays, CohortView, Local, Pull, ServerState, Total, Upload
+from tacita.types import Arrays, CohortView, Local, Pull, ServerState
 
 
 class ProximalConfig(PartConfig):
@@ -29,7 +30,7 @@ class Proximal(Part):
     name = "proximal"
     Config: ClassVar[type[PartConfig]] = ProximalConfig
     broadcast_once = True
-    extra_shapes = {"share": ()}
+    extra_fields = (Spec("share", (), most=1.0, least=0.0),)
     config: ProximalConfig
 
     def server_end_block(self, server: ServerState) -> Arrays:
@@ -61,25 +62,27 @@ class Proximal(Part):
         k = 2 * self.world.backbone.rates(view.n_items)["rows"] * self.config.strength
         return {"share": 1 - (1 + k) ** -local.n_steps.astype(np.float64)}
 
-    def encode(self, view: CohortView, upload: Upload) -> Upload:
+    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         """Touched rows relative to what the pull alone does to every old row."""
-        share = upload.extras.get(f"{self.name}.share")
+        share, rows = upload.values.get(f"{self.name}.share"), upload.values["rows"]
         if share is None:
-            return upload
-        table = view.received[self.name]["table"]
-        value = upload.value.copy()
-        subtract_background(upload.client, upload.item, value, share, table, view.items)
-        return replace(upload, value=value)
+            return upload, {}
+        assert isinstance(share, Dense)
+        assert isinstance(rows, Rows)
+        value = rows.value.copy()
+        subtract_background(rows.client, rows.item, value, share.value, view.received[self.name]["table"], view.items)
+        return upload.with_value("rows", replace(rows, value=value)), {}
 
     def decode(self, server: ServerState, total: Total) -> Total:
-        share = total.extras.get(f"{self.name}.share")
-        if share is None:
+        if "table" not in server.parts.get(self.name, {}) or self.config.strength == 0:
             return total
-        table = server.parts[self.name]["table"]
-        rows, weight = total.rows.copy(), total.row_weight.copy()
-        rows[: len(table)] += share * (table.astype(np.float64) - server.items[: len(table)])
-        weight[: len(table)] = total.weight  # every client moves every old row
-        return replace(total, rows=rows, row_weight=weight)
+        table, rows = server.parts[self.name]["table"], total["rows"].copy()
+        rows[: len(table)] += total[f"{self.name}.share"] * (table.astype(np.float64) - server.items[: len(table)])
+        changed = {"rows": rows}
+        if touched_of("rows") in total.sums:
+            changed[touched_of("rows")] = total[touched_of("rows")].copy()
+            changed[touched_of("rows")][: len(table)] = total.weight  # every client moves every old row
+        return total.with_sums(changed)
 
 
 preset("reg", {"name": "proximal"})

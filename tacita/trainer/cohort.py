@@ -10,13 +10,14 @@ import numpy as np
 from tacita.backbones.base import Backbone
 from tacita.config import TrainConfig
 from tacita.errors import TacitaError
+from tacita.fields import Dense, Form, Rows, Upload
 from tacita.kernels.steps import pull_rows, subtract_rows
 from tacita.methods.base import Part, overrides
 from tacita.rng import Draws
 from tacita.trainer.draw import Workspace, lay_out
 from tacita.trainer.fused import FusedStepper
 from tacita.trainer.stepper import CONTEXT, StepExtras, Stepper
-from tacita.types import Arrays, Bools, CohortView, Local, Pull, Upload
+from tacita.types import Arrays, Bools, CohortView, Local, Pull
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,6 @@ def check_training(backbone: Backbone, parts: Sequence[Part], plan: TrainConfig)
             f"no fused step for backbone '{backbone.name}' with these settings (it does bce with sgd, no silos and no "
             "l2, for models that are affine in the item row); use train.stepper = 'autograd'."
         )
-    if not backbone.trains:
-        return
     if plan.objective == "bpr" and plan.negatives == 0:
         raise TacitaError("train.objective = 'bpr' ranks positives above negatives; set train.negatives to 1 or more.")
     if plan.weight_decay > 0 and plan.optimiser != "lazy-adam":
@@ -109,15 +108,12 @@ def train_cohort(
     subtract_rows(local.row_item, local.rows, view.items)
     client = np.repeat(np.arange(view.n_clients, dtype=np.int32), np.diff(local.row_start))
     sent = None if used is None or used.all() else np.flatnonzero(used)  # rows never needed stay at home
-    upload = Upload(
-        client=client if sent is None else client[sent],
-        item=local.row_item if sent is None else local.row_item[sent],
-        value=local.rows if sent is None else local.rows.take(sent, axis=0),
-        heads={name: local.heads[name] - view.heads[name] for name in view.heads},
-        weight=np.ones(view.n_clients),
-        extras=small,
-    )
-    return Trained(upload, local, kept)
+    rows = Rows(client, local.row_item, local.rows)
+    if sent is not None:
+        rows = Rows(client[sent], local.row_item[sent], local.rows.take(sent, axis=0))
+    moved = {f"heads/{name}": Dense(local.heads[name] - v) for name, v in view.heads.items()}
+    values: dict[str, Form] = {"rows": rows, **moved, **{name: Dense(np.asarray(v)) for name, v in small.items()}}
+    return Trained(Upload(values, np.ones(view.n_clients), view.client_keys), local, kept)
 
 
 def _rows_in_use(local: Local) -> Bools:
