@@ -365,7 +365,8 @@ def add_products(lists: Ragged, weight: Floats, heads: Arrays, scores: Floats) -
     if dense:
         dense_products(lists.ptr, lists.ids, weight, row_of, heads["weights"], scores)
     else:
-        sparse_products(lists.ptr, lists.ids, weight, row_of, heads["ptr"], heads["column"], heads["weights"], scores)
+        column = heads["column"].view(np.uint32)  # never negative, which the loop need not check then
+        sparse_products(lists.ptr, lists.ids, weight, row_of, heads["ptr"], column, heads["weights"], scores)
 
 
 def popular_inputs(counts: Longs, most: int) -> Ints:

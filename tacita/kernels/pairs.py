@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from numba import njit, prange
 
 from tacita.types import Doubles, Floats, Ints, Longs
@@ -60,3 +61,26 @@ def dense_products(ptr: Longs, item: Ints, weight: Floats, row_of: Ints, b: Floa
             w = weight[k]
             for j in range(known):
                 row[j] += w * b[r, j]
+
+
+@njit(cache=True, parallel=True)
+def lower_entries(square: Doubles) -> tuple[Longs, Doubles]:
+    """Places in the triangle, row by row, and values of what is not zero at or below the diagonal."""
+    n = len(square)
+    ptr = np.zeros(n + 1, np.int64)
+    for i in prange(n):
+        found = 0
+        for j in range(i + 1):
+            found += square[i, j] != 0
+        ptr[i + 1] = found
+    for i in range(n):
+        ptr[i + 1] += ptr[i]
+    at, value = np.empty(ptr[n], np.int64), np.empty(ptr[n])
+    for i in prange(n):
+        k = ptr[i]
+        for j in range(i + 1):
+            if square[i, j] != 0:
+                at[k] = i * (i + 1) // 2 + j
+                value[k] = square[i, j]
+                k += 1
+    return at, value
