@@ -94,7 +94,9 @@ def train(
         Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Settings; flags override them.")
     ] = None,
     data: Annotated[str | None, typer.Option(help="Dataset name, file, or synthetic:users=...")] = None,
-    backbone: Annotated[str | None, typer.Option(help="The model: mf, ncf, pfedrec or tally.")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="The model: mf, ncf, pfedrec or tally (its release gives people away).")
+    ] = None,
     method: Annotated[str | None, typer.Option(help="fedavg, f3crec, reg, kd, rlp2, spp, ...")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same numbers.")] = None,
     lr: Annotated[float | None, typer.Option(help="Base learning rate of the backbone.")] = None,
@@ -165,6 +167,10 @@ def train(
         print(json.dumps(run.result))
     else:
         console.show_result(run, brief=quiet)
+        if run.config.backbone["name"] == "tally" and not quiet:
+            console.say(
+                f"Note: what tally releases gives people away: `tacita audit tally --run {run.folder}` shows it."
+            )
 
 
 @app.command()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from tacita import console
 from tacita.errors import TacitaError
 
-audit_app = typer.Typer(no_args_is_help=True, help="Attacks: what leaks, with and without protections.")
+audit_app = typer.Typer(no_args_is_help=True, help="Attacks: what a release gives away, beside controls.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
@@ -64,14 +64,16 @@ def forget(
 def audit_tally(
     run: Annotated[Path | None, typer.Option("--run", help="Run folder whose settings are audited.")] = None,
     data: Annotated[str | None, typer.Option("--data", help="Dataset name or file, with default settings.")] = None,
-    brief: Annotated[bool, typer.Option("--brief", help="Only without protections and with those set.")] = False,
+    brief: Annotated[bool, typer.Option("--brief", help="Only the settings of the run.")] = False,
     data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Folder that holds datasets.")] = None,
     threads: Annotated[int, typer.Option("--threads", help="Cores to use; 0: all.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the table (CSV) and a picture (PNG).")] = None,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")] = False,
 ) -> None:
-    """Who can be read from the matrices that tally releases, with each protection on and off, and what it costs.
+    """Who can be read from the matrices that tally releases, beside controls, and what each setting costs.
+
+    No setting of tally protects people: the defaults do not either. Cuts (min_item, keep) are mitigations.
 
     Examples:
 
@@ -79,13 +81,14 @@ def audit_tally(
 
     `tacita audit tally --run runs/mine --brief --json`
     """
-    from tacita import audit, report_audit, runs
+    from tacita import report_audit, runs
+    from tacita.audit import table as audit
     from tacita.config import RunConfig
 
     if (run is None) == (data is None):
         raise TacitaError("say what to audit: either --run FOLDER or --data NAME.")
     config = runs.open_run(run).config if run is not None else RunConfig(data=data or "", backbone={"name": "tally"})
-    with console.counting("protections", quiet) as tell:
+    with console.counting("attacks", quiet) as tell:
         found = audit.audit_tally(config, runs.Machine(threads, data_dir=data_dir), brief, tell)
     if out is not None:
         stem = report_audit.write(found, out)
@@ -93,24 +96,32 @@ def audit_tally(
     if as_json:
         print(json.dumps(found))
         return
-    blocks = " / ".join(f"{n}" for n in found["users"])
-    table = []
+    rows = [{"setting": report_audit.named(found, row)} | _row(row) for row in found["rows"]]
+    console.show_bench({"data": found["data"], "users in each block": str(found["users"]), "rows": rows}, False)
     for row in found["rows"]:
-        metric = report_audit.quality_of(row)
-        table.append(
+        table = [
             {
-                "protection": row["protection"],
-                metric: f"{row[metric]:.4f}",
-                "read": " / ".join(map(str, row["read"])),
-                "nearly": " / ".join(map(str, row["nearly"])),
-                "part": " / ".join(map(str, row["parts"])),
-                "closest": f"{row['closest']:.2f}",
-                "leavers read, alone": f"{row['retractions']['1']:.0%}" if row["retractions"] else "",
-                "MB down": f"{row['bytes_down'] / 1e6:.2f}",
+                "attack": words,
+                "found": report_audit.in_words(name, row["attacks"][name]),
+                "control": report_audit.in_words(name, row["attacks"][name], "control"),
             }
-        )
-    console.show_bench({"data": found["data"], "users in each block": blocks, "rows": table}, False)
+            for name, words in report_audit.ATTACKS.items()
+        ]
+        console.show_bench({"setting": report_audit.named(found, row), "rows": table}, False)
+    console.say("Control: the same attack where the person, or the answer, is not in the release.")
     console.say(
         f"Up per client: {found['bytes_up_readable']:,.0f} bytes as a readable list, "
         f"{found['bytes_up_maskable'] / 1e6:.2f} MB in a form that can be masked."
     )
+
+
+def _row(row: dict[str, Any]) -> dict[str, str]:
+    """What a setting costs, and whom peeling reads in each block."""
+    from tacita.report_audit import quality_of
+
+    metric = quality_of(row)
+    return {
+        metric: f"{row[metric]:.4f}",
+        "peeled, each block": " / ".join(map(str, row["peeled"])),
+        "MB down": f"{row['bytes_down'] / 1e6:.2f}",
+    }

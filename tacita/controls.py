@@ -10,9 +10,9 @@ import scipy.sparse
 
 from tacita.backbones.scores import own_scores
 from tacita.backbones.solving import bytes_to_solve, free_memory, inverted, zero_diagonal
-from tacita.backbones.tally_sums import Shape, added_terms
 from tacita.devices import Federation, candidates_of, known_items
 from tacita.evaluate import ScoreUsers, evaluate
+from tacita.fields import Terms
 from tacita.kernels.hashing import uniforms
 from tacita.kernels.pairs import dense_products
 from tacita.trainer import train_cohort
@@ -84,8 +84,11 @@ def chosen_by(train: Ragged, n_items: int) -> scipy.sparse.csr_array:
 
 def item_gram(train: Ragged, n_items: int) -> Doubles:
     """How often each pair of items has been chosen by the same user."""
-    chosen = chosen_by(train, n_items)
-    return added_terms((chosen, np.ones(len(train))), Shape(n_items), weighted=False)[0]
+    chosen, gram = chosen_by(train, n_items), np.zeros((n_items, n_items))
+    ptr, item = chosen.indptr.astype(np.int64), chosen.indices.astype(np.int32)
+    client, ones = np.arange(len(train), dtype=np.int32), np.ones(len(train))
+    Terms(client, ptr, item, ones, n_items).add_to(gram, np.zeros(0), ones)
+    return gram
 
 
 def linear_weights(gram: Doubles, ridge: float) -> Floats:

@@ -1,4 +1,4 @@
-"""The table of an audit as a file and as a picture: what each protection costs, and whom it hides."""
+"""The table of an audit as a file and as a picture: what each setting costs, and what the attacks find under it."""
 
 from __future__ import annotations
 
@@ -10,54 +10,82 @@ from typing import Any
 from tacita.files import write_bytes
 from tacita.report_charts import LIGHT
 
+ATTACKS = {
+    "membership": "took part, 90 % known (AUC)",
+    "half_nearly": "half known, nearly read",
+    "half_exactly": "half known, exactly read",
+    "nothing_exactly": "nothing known, exactly read",
+    "leaver_nearly": "lone leaver, nearly read",
+    "leaver_exactly": "lone leaver, exactly read",
+    "item": "one item taken back, named",
+    "canary": "canary's last item, named",
+}
+DRAWN = ("membership", "half_nearly", "leaver_nearly")
+
 
 def quality_of(row: dict[str, Any]) -> str:
     """The name of the metric in a row."""
     return next(name for name in row if "@" in name)
 
 
+def in_words(attack: str, found: dict[str, Any], which: str = "found") -> str:
+    """A figure as people read it: an AUC, or how many of how many."""
+    value, of = found[which], found["of_control" if which == "control" else "of"]
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if attack == "membership" else f"{round(value * of)} of {of}"
+
+
 def to_csv(found: dict[str, Any]) -> str:
-    """One line a protection; people are counted block by block."""
+    """One line a setting; each figure has its control and the number of people beside it."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     metric = quality_of(found["rows"][0])
     blocks = range(len(found["users"]))
-    people = [f"{name}_{b}" for name in ("read", "nearly", "part") for b in blocks]
-    writer.writerow(["protection", metric, "valid", *people, "closest", "bytes_down"])
+    kinds = ("found", "control", "of", "of_control")
+    figures = [name if kind == "found" else f"{name}_{kind}" for name in ATTACKS for kind in kinds]
+    writer.writerow(["setting", metric, "valid", *figures, *(f"peeled_{b}" for b in blocks), "bytes_down"])
     for row in found["rows"]:
+        values = [row["attacks"][name][kind] for name in ATTACKS for kind in kinds]
+        told = ["" if one is None else one if isinstance(one, int) else f"{one:.4f}" for one in values]
         valid = "" if row["valid"] is None else f"{row['valid']:.6f}"
-        counts = [*row["read"], *row["nearly"], *row["parts"]]
-        scores = [f"{row[metric]:.6f}", valid]
-        writer.writerow([row["protection"], *scores, *counts, f"{row['closest']:.3f}", f"{row['bytes_down']:.0f}"])
+        name = named(found, row)
+        writer.writerow([name, f"{row[metric]:.6f}", valid, *told, *row["peeled"], f"{row['bytes_down']:.0f}"])
     return out.getvalue()
 
 
+def named(found: dict[str, Any], row: dict[str, Any]) -> str:
+    """A setting's name; the run's own with what it is."""
+    own = ", ".join(f"{k} {found['settings'][k]}" for k in ("min_item", "min_pair", "keep") if found["settings"][k])
+    return str(row["setting"]).replace("as set", f"as set: {own or 'none'}")
+
+
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Quality on the left, people who can be read on the right, one line a protection."""
+    """Quality on the left; on the right what three attacks find, filled, and their controls, hollow."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     rows = found["rows"][::-1]
-    own = ", ".join(f"{k} {found['settings'][k]}" for k in ("min_item", "min_pair", "keep") if found["settings"][k])
-    metric, names = quality_of(rows[0]), [row["protection"].replace("as set", f"as set: {own}") for row in rows]
-    everybody = sum(found["users"])
-    read, nearly = ([sum(row[kind]) for row in rows] for kind in ("read", "nearly"))
-    figure = Figure(figsize=(10, 1.2 + 0.3 * len(rows)), layout="constrained", facecolor="white")
+    metric, names = quality_of(rows[0]), [named(found, row) for row in rows]
+    figure = Figure(figsize=(11, 2 + 0.4 * len(rows)), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
-    left.plot([row[metric] for row in rows], names, "o", color=LIGHT[0])
-    left.set(xlabel=f"{metric}, mean of the blocks after the first", xlim=(0, None))
-    right.barh(names, nearly, color=LIGHT[1], label="nearly")
-    right.barh(names, read, color=LIGHT[4], label="exactly")
-    for n, count in enumerate(nearly):
-        right.annotate(str(count), (count, n), xytext=(3, 0), textcoords="offset points", va="center", fontsize=9)
-    right.set(xlabel=f"histories read from B, of {everybody}", xlim=(0, 1.12 * max(1, *nearly)))
-    if any(nearly):
-        right.legend(frameon=False, loc="lower right")
+    best = max(1e-3, *(row[metric] for row in rows), 0.0)
+    left.plot([row[metric] for row in rows], range(len(rows)), "o", color=LIGHT[0])
+    left.set(xlabel=f"{metric}, mean of the blocks after the first", xlim=(0, 1.1 * best), ylim=(-0.6, len(rows) - 0.4))
+    left.set_yticks(range(len(rows)), names)
+    for k, name in enumerate(DRAWN):
+        for kind, fill in (("found", LIGHT[k]), ("control", "white")):
+            spots = [(row["attacks"][name][kind], n) for n, row in enumerate(rows)]
+            told = [(x, n + 0.2 * (1 - k)) for x, n in spots if x is not None]
+            label = ATTACKS[name] if kind == "found" else None
+            right.scatter(*zip(*told, strict=True) if told else ([], []), c=fill, edgecolors=LIGHT[k], label=label)
+    right.set(xlabel="AUC, or share of people; hollow: control", xlim=(-0.03, 1.03))
+    figure.legend(*right.get_legend_handles_labels(), frameon=False, loc="outside lower right", ncols=3, fontsize=9)
     for axes in (left, right):
         axes.grid(axis="x", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"tally on {found['data']}: what each protection costs and whom it hides", fontsize=11)
+    figure.suptitle(f"tally on {found['data']}: what each setting costs, and what attacks find under it", fontsize=11)
     page = io.BytesIO()
     figure.savefig(page, format="png", dpi=130, metadata={"Software": None})
     write_bytes(path, page.getvalue())

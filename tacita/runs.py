@@ -61,7 +61,7 @@ from tacita.state_arrays import (
 from tacita.types import Arrays, Block, Floats, Ints, Ragged, Stream
 
 UNFINISHED = "unfinished"  # says in result.json what a run still has to do
-CHECKPOINT_SECONDS = 2.0  # at least this long between two checkpoints
+CHECKPOINT_SECONDS = 10.0  # at least this long between two checkpoints
 CHECKPOINT_SHARE = 0.05  # of the time, at most, goes into writing them
 
 

@@ -26,7 +26,7 @@ LEVELS: list[tuple[str, ...]] = [
     ("devices",),
     ("rounds",),
     ("state_arrays",),
-    ("controls", "runs", "experiments", "experiments.*", "forget", "audit", "bench", "report", "report_*"),
+    ("controls", "runs", "experiments", "experiments.*", "forget", "audit", "audit.*", "bench", "report", "report_*"),
     ("live", "live.*", "doctor"),
     ("cli", "cli_*", "console", "__init__", "__main__"),
 ]

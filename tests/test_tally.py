@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 from collections.abc import Sequence
@@ -13,9 +14,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from tacita import audit, forget, runs
 from tacita.aggregate import merge
+
+from tacita import forget, report_audit, runs
+from tacita.audit import peeling, rebuilding, table
 from tacita.backbones.linear import (
     RECENCIES,
     STATE,
@@ -38,7 +40,7 @@ from tacita.state_arrays import read_server
 from tacita.types import Doubles, Floats, Ragged, ServerState, Stream
 from tests.oracle import Lists, federate, make_block, make_stream
 
-OPEN: dict[str, Any] = {"min_item": 0, "min_pair": 0, "keep": 0}  # no protection
+OPEN: dict[str, Any] = {"min_item": 0, "min_pair": 0, "keep": 0}  # nothing is cut
 SMALL = "synthetic:users=60,items=40,per_user=12"
 
 
@@ -273,17 +275,17 @@ def test_reading_all_items_as_inputs_is_the_exact_form() -> None:
     assert weights(read) == pytest.approx(exact, abs=1e-6)
 
 
-@pytest.mark.parametrize("protection", [{}, {"min_item": 3}])
-def test_a_large_catalogue_is_read_through_its_popular_items(protection: dict[str, int]) -> None:
+@pytest.mark.parametrize("cut", [{}, {"min_item": 3}])
+def test_a_large_catalogue_is_read_through_its_popular_items(cut: dict[str, int]) -> None:
     """Against the definition: ridge on the inputs, zero diagonal between them, all items as targets."""
     rng = np.random.default_rng(4)
     popularity = 1 / np.arange(1, 41)
     lists = [rng.choice(40, 8, replace=False, p=popularity / popularity.sum()).tolist() for _ in range(300)]
-    found = learned(tally(most_inputs=10, **protection), 40, lists)
+    found = learned(tally(most_inputs=10, **cut), 40, lists)
     gram = dense_gram(lists, 40)
     inputs = found.heads["inputs"]
     assert set(inputs) == set(np.argsort(-np.diag(gram), kind="stable")[:10])
-    few = np.diag(gram) < protection.get("min_item", 0)
+    few = np.diag(gram) < cut.get("min_item", 0)
     gram[few] = gram[:, few] = 0
     p = np.linalg.inv(gram[np.ix_(inputs, inputs)] + 2.0 * np.eye(10))
     want = p @ gram[inputs]
@@ -723,13 +725,13 @@ def planted() -> Lists:
 def read_from(backbone: Tally, lists: Lists) -> Doubles:
     """How well each history is read from the released B."""
     server = learned(backbone, 22, lists)
-    guesses = audit.peeled(audit.released_gram(backbone, server)), audit.column_readings(weights(server))
-    return audit.overlaps(np.concatenate(guesses), audit.as_sets(Ragged.from_lists(lists), 22))
+    guesses = peeling.peeled(table.released_gram(backbone, server)), peeling.column_readings(weights(server))
+    return rebuilding.overlaps(np.concatenate(guesses), rebuilding.as_sets(Ragged.from_lists(lists), 22))
 
 
 def test_the_reader_rebuilds_g_from_b() -> None:
     lists = planted()
-    found = audit.released_gram(tally(), learned(tally(), 22, lists))
+    found = table.released_gram(tally(), learned(tally(), 22, lists))
     assert found == pytest.approx(dense_gram(lists, 22), abs=1e-3)
 
 
@@ -738,52 +740,52 @@ def test_an_entry_that_was_cut_on_one_side_is_known_from_the_other() -> None:
     cut = weights(server).copy()
     row, col = next((i, j) for i, j in np.argwhere(cut) if i < j)
     cut[row, col] = 0.0
-    found = audit.rebuilt(cut, 2.0, audit.largest(tally(), server))
+    found = rebuilding.rebuilt_gram(cut, 2.0, table.largest(tally(), server))
     assert found == pytest.approx(dense_gram(planted(), 22), abs=1e-3)
 
 
-def test_the_attack_finds_lone_consumers_and_protections_hide_them() -> None:
+def test_peeling_finds_lone_consumers_and_stops_where_items_wait() -> None:
     assert (read_from(tally(), planted())[:2] == 1).all()
-    assert read_from(tally(min_item=5), planted()).max() < audit.NEARLY
+    assert read_from(tally(min_item=5), planted()).max() < rebuilding.NEARLY
 
 
 def test_a_pair_of_one_person_is_seen_beside_late_releases() -> None:
     """What waited comes with less than one count a person; the smallest count is then not one person's."""
     added = dense_gram([[0, 1, 5, 6], [0, 2, 3], [5, 7, 8], [1, 2, 7], [6, 3, 8]], 12)
     added[9:, 9:] += 0.6
-    guesses = audit.readings(added)
+    guesses = peeling.readings(added)
     assert [0, 1, 5, 6] in [np.flatnonzero(g).tolist() for g in guesses]
 
 
 def test_a_lone_pair_shows_a_history() -> None:
     """Each item has two consumers, but the pair (0, 5) only one: what goes with both is its history."""
     added = dense_gram([[0, 1, 5, 6], [0, 2, 3], [5, 7, 8], [1, 2, 7], [6, 3, 8]], 9)
-    guesses = audit.readings(added)
+    guesses = peeling.readings(added)
     assert [0, 1, 5, 6] in [np.flatnonzero(g).tolist() for g in guesses]
 
 
 def test_peeling_reads_more_and_never_takes_out_a_wrong_guess() -> None:
     lists = random_lists(2, 30, 40, most=12)
-    added, sets = dense_gram(lists, 40), audit.as_sets(Ragged.from_lists(lists), 40)
-    once, again = (audit.overlaps(found, sets) for found in (audit.readings(added), audit.peeled(added)))
+    added, sets = dense_gram(lists, 40), rebuilding.as_sets(Ragged.from_lists(lists), 40)
+    once, again = (rebuilding.overlaps(found, sets) for found in (peeling.readings(added), peeling.peeled(added)))
     assert (again >= once).all()
     assert (again == 1).sum() >= (once == 1).sum() + 5
     noise = np.random.default_rng(0).normal(0, 2, added.shape)
-    assert (audit.overlaps(audit.peeled(added + noise + noise.T), sets) < 1).all()
+    assert (rebuilding.overlaps(peeling.peeled(added + noise + noise.T), sets) < 1).all()
 
 
 def test_a_column_shows_a_lone_consumer_although_few_entries_are_left() -> None:
     lists = [[0, 1, 2, 3, 21], *[[4 + u % 9, 4 + (u + 3) % 9, 4 + (u * u) % 9] for u in range(60)]]
-    guesses = audit.column_readings(weights(learned(tally(keep=6, ridge=50.0), 22, lists)))
+    guesses = peeling.column_readings(weights(learned(tally(keep=6, ridge=50.0), 22, lists)))
     assert [0, 1, 2, 3, 21] in [np.flatnonzero(g).tolist() for g in guesses]
-    assert len(audit.column_readings(np.zeros((4, 4), np.float32))) == 0
+    assert len(peeling.column_readings(np.zeros((4, 4), np.float32))) == 0
 
 
 def test_overlaps_tell_exact_from_near_histories() -> None:
-    histories = audit.as_sets(Ragged.from_lists([list(range(10)), [1], [], [3, 4]]), 12)
-    guesses = audit.as_sets(Ragged.from_lists([list(range(9)), [3, 4], [5, 6]]), 12)
-    assert audit.overlaps(guesses, histories) == pytest.approx([0.9, 1 / 9, 1.0])
-    assert (audit.overlaps(guesses[:0], histories) == 0).all()
+    histories = rebuilding.as_sets(Ragged.from_lists([list(range(10)), [1], [], [3, 4]]), 12)
+    guesses = rebuilding.as_sets(Ragged.from_lists([list(range(9)), [3, 4], [5, 6]]), 12)
+    assert rebuilding.overlaps(guesses, histories) == pytest.approx([0.9, 1 / 9, 1.0])
+    assert (rebuilding.overlaps(guesses[:0], histories) == 0).all()
 
 
 def test_the_audit_of_a_run(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -792,19 +794,21 @@ def test_the_audit_of_a_run(folders: Path, tmp_path: Path, capsys: pytest.Captur
     assert not left.value.code
     written = sorted((tmp_path / "new").iterdir())
     assert [one.suffix for one in written] == [".csv", ".png"]
-    assert written[0].read_text().splitlines()[0].startswith("protection,ndcg@20,valid,read_0,read_1")
+    header, line = csv.reader(written[0].read_text().splitlines())
+    assert header[:5] == ["setting", "ndcg@20", "valid", "membership", "membership_control"]
+    assert line[0].startswith("as set: min_item")
     assert written[1].read_bytes().startswith(b"\x89PNG")
     found = json.loads(capsys.readouterr().out)
-    none, own = found["rows"]
-    assert (none["protection"], own["protection"]) == ("none", "as set")
-    assert sum(none["read"]) > sum(own["read"])
-    assert own["bytes_down"] < none["bytes_down"]
+    [own] = found["rows"]
+    assert own["attacks"].keys() == report_audit.ATTACKS.keys()
+    assert all({"found", "control", "of", "of_control"} == one.keys() for one in own["attacks"].values())
+    assert len(own["peeled"]) == len(found["users"]) == 4
     assert found["bytes_up_maskable"] == 4 * 40 * 41 / 2
     with pytest.raises(SystemExit) as left:
         main(["audit", "tally"])
     assert left.value.code == 2
     with pytest.raises(TacitaError, match="this audit is for 'tally'"):
-        audit.audit_tally(runs.open_run(folders / "mf").config, runs.Machine())
+        table.audit_tally(runs.open_run(folders / "mf").config, runs.Machine())
 
 
 # Settings

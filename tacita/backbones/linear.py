@@ -6,9 +6,10 @@ P = (G + ridge)^-1) and sends B back; the device scores its own history with it.
 `most_inputs` in the first block is read through its most popular items (inputs) only, while all items can be
 recommended: columns of other items are plain ridge solutions P G. With all items as inputs both are the same.
 
-What it gives away: G is rebuilt from B, and an item with one consumer makes a row of G that user's history. So
-increments wait until enough people contributed to an item and to a pair, and B goes out with few entries a column.
-These are mitigations against readers of B, not guarantees; `tacita audit tally` counts who can still be read.
+What it gives away: whoever gets B tells who took part and completes histories; whoever gets B before and after a
+lone retraction reads it. Waiting for contributors (`min_item`, `min_pair`) and sending few entries a column (`keep`)
+saves bytes and stops weaker readers. These are mitigations, at the defaults and elsewhere; only noise with a budget
+would protect, and there is none yet. `tacita audit tally` runs the attacks beside their controls.
 """
 
 from __future__ import annotations
@@ -75,9 +76,15 @@ class TallyConfig(BackboneConfig):
         description="added to the score of items of the user's earlier blocks; negative: avoid; learn: whether people "
         "come back to items more often than chance decides",
     )
-    min_item: int = Field(5, ge=0, description="an item's increments wait for this many contributors; 0: no wait")
+    min_item: int = Field(
+        5, ge=0, description="an item's increments wait for this many contributors; 0: no wait; a mitigation"
+    )
     min_pair: int = Field(0, ge=0, description="a pair's increments wait for this many contributors; 0: no wait")
-    keep: int = Field(200, ge=0, description="entries of B kept per column on the way down; 0: all")
+    keep: int = Field(
+        200,
+        ge=0,
+        description="entries of B kept per column on the way down; 0: all; saves bytes, a mitigation",
+    )
     hold_retractions: int = Field(0, ge=0, description="a retraction waits until this many users asked; 0: no wait")
     most_inputs: int = Field(10_000, ge=2, description="larger catalogues are read through this many popular items")
 
@@ -396,7 +403,8 @@ def add_products(lists: Ragged, weight: Floats, heads: Arrays, scores: Floats) -
     if dense:
         dense_products(lists.ptr, lists.ids, weight, row_of, heads["weights"], scores)
     else:
-        sparse_products(lists.ptr, lists.ids, weight, row_of, heads["ptr"], heads["column"], heads["weights"], scores)
+        column = heads["column"].view(np.uint32)  # never negative, which the loop need not check then
+        sparse_products(lists.ptr, lists.ids, weight, row_of, heads["ptr"], column, heads["weights"], scores)
 
 
 def popular_inputs(counts: AnyArray, most: int) -> Ints:

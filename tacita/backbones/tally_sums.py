@@ -14,7 +14,7 @@ import numpy as np
 import scipy.sparse
 
 from tacita.fields import Total
-from tacita.kernels.pairs import pair_sums
+from tacita.kernels.pairs import lower_entries
 from tacita.types import AnyArray, Arrays, Bools, Doubles, Ints, Longs, Ragged
 
 Terms = tuple[scipy.sparse.csr_array, Doubles]
@@ -39,7 +39,7 @@ class Shape:
     def entries(self, matrix: Any) -> tuple[Longs, Doubles]:
         """Places, ascending, and values of what is not zero in a dense or sparse (inputs, items) matrix."""
         if self.inputs is None and isinstance(matrix, np.ndarray):
-            return _lower_entries(matrix)
+            return lower_entries(matrix)
         found = scipy.sparse.coo_array(matrix)
         row, col, value = found.row.astype(np.int64), found.col.astype(np.int64), found.data
         if self.inputs is None:
@@ -56,8 +56,13 @@ class Shape:
         at = at.astype(np.int64)
         if self.inputs is not None:
             return at % self.n_inputs, at // self.n_inputs
-        row = ((np.sqrt(8.0 * at + 1) - 1) / 2).astype(np.int64)
-        row -= row * (row + 1) // 2 > at  # the root may have been rounded up
+        if len(at) > 1 and (at[1:] >= at[:-1]).all():  # rows follow each other: find where each begins
+            n = int((np.sqrt(8.0 * at[-1] + 1) - 1) / 2) + 2
+            first = np.arange(n + 1, dtype=np.int64)
+            row = np.repeat(first[:-1], np.diff(np.searchsorted(at, first * (first + 1) // 2)))
+        else:
+            row = ((np.sqrt(8.0 * at + 1) - 1) / 2).astype(np.int64)
+            row -= row * (row + 1) // 2 > at  # the root may have been rounded up
         return row, at - row * (row + 1) // 2
 
     def around(self, items: AnyArray, others: AnyArray) -> Longs:
@@ -83,36 +88,6 @@ class Shape:
         out = np.zeros((hi - lo, self.n_inputs))
         out.reshape(-1)[where[among] - lo * self.n_inputs] = values[among]
         return out
-
-
-def _lower_entries(square: Doubles) -> tuple[Longs, Doubles]:
-    """The same of a dense square matrix: some rows at a time, which come in the order of their places."""
-    places, values = [np.zeros(0, np.int64)], [np.zeros(0)]
-    for lo in range(0, len(square), 1024):
-        rows = np.tril(square[lo : lo + 1024], lo)
-        row, col = np.nonzero(rows)
-        values.append(rows[row, col])
-        row += lo
-        places.append(row * (row + 1) // 2 + col)
-    return np.concatenate(places), np.concatenate(values)
-
-
-def added_terms(terms: Terms, shape: Shape, weighted: bool) -> tuple[Doubles, Doubles | None]:
-    """The same as `sum_terms` of many users, dense and compiled."""
-    chosen, weight = terms
-    holders = chosen.tocsc()
-    inputs = np.arange(shape.n_items, dtype=np.int32) if shape.inputs is None else shape.inputs
-    lists = (
-        holders.indptr.astype(np.int64), holders.indices.astype(np.int32),
-        chosen.indptr.astype(np.int64), chosen.indices.astype(np.int32),
-    )  # fmt: skip
-    total = np.zeros((shape.n_inputs, shape.n_items))
-    pair_sums(inputs, *lists, weight, total)
-    if not weighted:
-        return total, None
-    count = np.zeros_like(total)
-    pair_sums(inputs, *lists, np.ones(len(weight)), count)
-    return total, count
 
 
 def sum_terms(

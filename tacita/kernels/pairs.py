@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 from numba import njit, prange
 
-from tacita.types import Doubles, Floats, Ints, Longs
+from tacita.types import AnyArray, Doubles, Floats, Ints, Longs
 
 
 @njit(cache=True, parallel=True)
@@ -13,7 +14,7 @@ def pair_sums(
     holder_ptr: Longs,
     holder: Ints,
     user_ptr: Longs,
-    item: Ints,
+    item: AnyArray,
     weight: Doubles,
     out: Doubles,
 ) -> None:
@@ -33,7 +34,7 @@ def pair_sums(
 
 @njit(cache=True, parallel=True)
 def sparse_products(
-    ptr: Longs, item: Ints, weight: Floats, row_of: Ints, b_ptr: Ints, b_col: Ints, b_value: Floats, out: Floats
+    ptr: Longs, item: Ints, weight: Floats, row_of: Ints, b_ptr: Ints, b_col: AnyArray, b_value: Floats, out: Floats
 ) -> None:
     """out[u] += weight times the sparse row of B of each of u's items; row_of: -1 where B has none."""
     for u in prange(len(ptr) - 1):
@@ -60,3 +61,26 @@ def dense_products(ptr: Longs, item: Ints, weight: Floats, row_of: Ints, b: Floa
             w = weight[k]
             for j in range(known):
                 row[j] += w * b[r, j]
+
+
+@njit(cache=True, parallel=True)
+def lower_entries(square: Doubles) -> tuple[Longs, Doubles]:
+    """Places in the triangle, row by row, and values of what is not zero at or below the diagonal."""
+    n = len(square)
+    ptr = np.zeros(n + 1, np.int64)
+    for i in prange(n):
+        found = 0
+        for j in range(i + 1):
+            found += square[i, j] != 0
+        ptr[i + 1] = found
+    for i in range(n):
+        ptr[i + 1] += ptr[i]
+    at, value = np.empty(ptr[n], np.int64), np.empty(ptr[n])
+    for i in prange(n):
+        k = ptr[i]
+        for j in range(i + 1):
+            if square[i, j] != 0:
+                at[k] = i * (i + 1) // 2 + j
+                value[k] = square[i, j]
+                k += 1
+    return at, value

@@ -1,0 +1,136 @@
+"""Settings of tally side by side: what each costs in quality and bytes, and what the attacks find in spite of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tacita.audit.peeling import column_readings, peeled
+from tacita.audit.rebuilding import NEARLY, overlaps, rebuilt_gram
+from tacita.audit.trials import Scene, attack, n_steps
+from tacita.backbones.linear import STATE, Tally, dense_weights
+from tacita.backbones.tally_sums import Shape, Sums
+from tacita.config import RunConfig
+from tacita.controls import mean_of
+from tacita.devices import Federation, wire_bytes
+from tacita.errors import TacitaError
+from tacita.rounds import begin_block, end_block, run_block, start
+from tacita.runs import Machine, assemble, build
+from tacita.types import Doubles, ServerState
+
+OFF: dict[str, Any] = {"min_item": 0, "min_pair": 0, "keep": 0}
+SETTINGS: list[dict[str, int]] = [
+    {"min_item": 5},
+    {"min_pair": 5},
+    {"keep": 200},
+    {"keep": 50},
+    {"min_item": 5, "keep": 200},
+    {"min_item": 5, "keep": 50},
+    {"min_item": 5, "keep": 20},
+]
+
+
+def settings_of(options: dict[str, Any], brief: bool) -> dict[str, dict[str, Any]]:
+    """Nothing cut, each cut alone, some together, and the run's own; brief: the run's own only."""
+    own = {k: options[k] for k in OFF}
+    tried = [] if brief else [one for one in ({}, *SETTINGS) if {**OFF, **one} != own]
+    named = {", ".join(f"{k} {v}" for k, v in one.items()) or "none": {**OFF, **one} for one in tried}
+    return {**named, "as set": own}
+
+
+class Steps:
+    """Counts what is done and tells it."""
+
+    def __init__(self, total: int, on_done: Callable[[int, int], None] | None) -> None:
+        self.done, self.total, self.on_done = 0, total, on_done
+        self.reach(0)
+
+    def reach(self, done: int) -> None:
+        self.done = done
+        if self.on_done:
+            self.on_done(min(done, self.total), self.total)
+
+    def tell(self) -> None:
+        self.reach(self.done + 1)
+
+
+def audit_tally(
+    config: RunConfig, machine: Machine, brief: bool = False, on_done: Callable[[int, int], None] | None = None
+) -> dict[str, Any]:
+    """Who can be read under each setting, beside controls, and what the setting costs."""
+    fed = assemble(config, machine)
+    if not isinstance(fed.backbone, Tally):
+        raise TacitaError(f"backbone '{fed.backbone.name}' releases no B; this audit is for 'tally'.")
+    own = fed.backbone.config
+    if own.ridge_popularity or own.length_power or fed.stream.blocks[0].n_items > own.most_inputs:
+        raise TacitaError(
+            "the audit rebuilds G of plain sums: ridge_popularity and length_power must be 0, and the catalogue no "
+            "larger than most_inputs."
+        )
+    rows = []
+    settings = settings_of(own.model_dump(), brief)
+    users = [int((b.train.counts() > 0).sum()) for b in fed.stream.blocks]
+    each = len(users) + n_steps(users[0])
+    steps = Steps(each * len(settings), on_done)
+    for done, (name, options) in enumerate(settings.items()):
+        steps.reach(done * each)
+        changed = config.model_copy(update={"backbone": {**config.backbone, "name": "tally", **options}})
+        backbone, _, _ = build(changed)
+        assert isinstance(backbone, Tally)
+        rows.append({"setting": name, **audited(replace(fed, config=changed, backbone=backbone), backbone, steps.tell)})
+    steps.reach(steps.total)
+    counts = np.concatenate([b.train.counts() for b in fed.stream.blocks])
+    return {
+        "data": fed.stream.name,
+        "settings": own.model_dump(mode="json"),
+        "users": users,
+        "bytes_up_readable": 4.0 * float(counts[counts > 0].mean()),
+        "bytes_up_maskable": fed.backbone.upload_bytes(fed.stream.n_items),
+        "rows": rows,
+    }
+
+
+def audited(fed: Federation, backbone: Tally, tell: Callable[[], None]) -> dict[str, Any]:
+    """One stream: its quality, what it sends, whom peeling reads in each block, what attacks find in the first."""
+    progress, before = start(fed), np.zeros((0, 0))
+    found: list[Doubles] = []
+    attacks: dict[str, Any] = {}
+    for block in fed.stream.blocks:
+        begin_block(fed, progress, block.index)
+        if block.index == 0:
+            attacks = attack(Scene.of(backbone, progress.server, block.train, fed.config.seed), tell)
+        run_block(fed, progress, lambda report, now: None)
+        end_block(fed, progress)
+        now = released_gram(backbone, progress.server)
+        added = now.copy()
+        added[: len(before), : len(before)] -= backbone.config.decay * before
+        before = now
+        guesses = np.concatenate([peeled(added), column_readings(dense_weights(progress.server.heads))])
+        chosen, _ = backbone.user_terms(block.train, block.n_items)
+        found.append(overlaps(guesses, chosen.toarray() > 0))
+        tell()
+    mean = mean_of(progress.results)
+    valid = [one["valid"] for one in progress.results[1:] or progress.results]
+    return {
+        **{name: mean[name] for name in list(mean)[:1]},
+        "valid": None if None in valid else float(np.mean(valid)),
+        "attacks": attacks,
+        "peeled": [int((one == 1).sum()) for one in found],
+        "peeled_nearly": [int((one >= NEARLY).sum()) for one in found],
+        "bytes_down": float(sum(wire_bytes(a) for a in progress.server.heads.values())),
+    }
+
+
+def largest(backbone: Tally, server: ServerState) -> float:
+    """How many have the most popular item, faded like G: what the peeling reader is given."""
+    n = len(server.items)
+    shape = Shape.of(n, server.heads["inputs"])
+    own = np.arange(n, dtype=np.int64)
+    return float(backbone.released(Sums.read(server.parts[STATE]), shape, own * (own + 3) // 2).max())
+
+
+def released_gram(backbone: Tally, server: ServerState) -> Doubles:
+    return rebuilt_gram(dense_weights(server.heads), backbone.config.ridge, largest(backbone, server))

@@ -1,0 +1,233 @@
+"""Attacks on tally's releases: each reads what is there, and its control reads nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tacita.audit import rebuilding, retraction, table, trials
+from tacita.audit.null_space import NullSpace, auc
+from tacita.backbones.linear import Tally, TallyConfig, dense_weights
+from tacita.cli import main
+from tacita.config import RunConfig
+from tacita.rounds import begin_block, start
+from tacita.runs import Machine, assemble
+from tacita.types import Bools, Ragged
+from tests.oracle import federate, make_block, make_stream
+
+REAL = os.environ.get("TACITA_DATA", "")
+UNCUT: dict[str, Any] = {"min_item": 0, "min_pair": 0, "keep": 0}
+
+
+def tasteful(people: int = 120, items: int = 260, size: int = 24, seed: int = 5) -> list[list[int]]:
+    """Histories of people with one of four tastes: two thirds from it, the rest from anywhere."""
+    draws = np.random.default_rng(seed)
+    found = []
+    for person in range(people):
+        weight = np.where(np.arange(items) % 4 == person % 4, 8.0, 1.0)
+        n = int(draws.integers(size // 2, size + size // 2))
+        found.append(sorted(draws.choice(items, n, replace=False, p=weight / weight.sum()).tolist()))
+    return found
+
+
+def scene_of(lists: list[list[int]], n_items: int = 260, **options: Any) -> trials.Scene:
+    backbone = Tally(TallyConfig(**{**UNCUT, "ridge": 50.0, "recency": 0.0, "repeat": 0.0, **options}))
+    stream = make_stream(make_block(0, n_items, lists))
+    fed = federate(stream, backbone)
+    progress = start(fed)
+    begin_block(fed, progress, 0)
+    return trials.Scene.of(backbone, progress.server, stream.blocks[0].train, seed=1)
+
+
+@pytest.fixture(scope="module")
+def cut() -> trials.Scene:
+    return scene_of(tasteful(), min_item=3, keep=90)
+
+
+@pytest.fixture(scope="module")
+def uncut() -> trials.Scene:
+    return scene_of(tasteful())
+
+
+# P from B
+
+
+def sets_of(lists: list[list[int]], n_items: int) -> Bools:
+    return rebuilding.as_sets(Ragged.from_lists(lists), n_items)
+
+
+def test_p_is_rebuilt_up_to_a_factor(uncut: trials.Scene) -> None:
+    found = uncut.released(uncut.histories)
+    x = uncut.histories[:, found.items].astype(float)
+    inverse = np.linalg.inv(x.T @ x + 50.0 * np.eye(x.shape[1]))
+    assert found.inverse / found.inverse[0, 0] == pytest.approx(inverse / inverse[0, 0], abs=1e-4)
+    assert found.told.all()
+
+
+def test_what_was_cut_on_both_sides_is_not_told_and_zero(cut: trials.Scene) -> None:
+    found = cut.released(cut.histories)
+    assert 0.2 < found.told.mean() < 0.9
+    assert (found.inverse[~found.told] == 0).all()
+    assert len(found.items) == found.out.sum() == (cut.histories.sum(axis=0) >= 3).sum()
+
+
+def test_an_item_without_a_scale_gets_that_of_rare_items() -> None:
+    weights = np.array([[0, 0.2, 0.1], [0.4, 0, 0], [0.0, 0.0, 0]], np.float32)  # of item 2 no row was kept
+    found = rebuilding.rebuild(weights)
+    assert found.items.tolist() == [0, 1, 2]
+    assert np.diag(found.inverse) == pytest.approx(np.array([1, 2, 2]) * found.inverse[0, 0])
+
+
+def test_a_release_of_nothing_is_read_as_nothing() -> None:
+    found = rebuilding.rebuild(np.zeros((4, 4), np.float32))
+    assert len(found.items) == 0
+    assert (rebuilding.rebuilt_gram(np.zeros((4, 4), np.float32), 2.0, 1.0) == 0).all()
+
+
+# The null-space reader
+
+
+def test_an_auc_counts_ties_as_half() -> None:
+    assert auc(np.array([1.0, 2.0]), np.array([1.0, 0.0])) == pytest.approx(3.5 / 4)
+    assert auc(np.zeros(3), np.zeros(2)) == 0.5
+    assert auc(np.zeros(0), np.zeros(2)) is None
+
+
+def test_energy_is_zero_for_what_the_data_spans_and_one_for_nothing(uncut: trials.Scene) -> None:
+    found = uncut.released(uncut.histories)
+    reader = NullSpace.of(found)
+    mine = reader.energy(uncut.histories[:, found.items])
+    other = reader.energy(sets_of(tasteful(seed=99), 260)[:, found.items])
+    assert mine.max() < 0.01 < other.min()
+    assert reader.energy(np.zeros((1, len(found.items)), bool)) == 1
+
+
+def test_who_took_part_is_told_from_who_did_not(cut: trials.Scene) -> None:
+    """Cuts that stop the peeling reader do not hide who took part; where nobody did, nobody seems to have."""
+    found = trials.membership(cut)
+    assert found["of"] == 60
+    assert found["found"] > 0.9
+    assert 0.35 < found["control"] < 0.65
+
+
+def test_half_of_a_history_gives_the_rest_of_those_who_took_part(cut: trials.Scene, uncut: trials.Scene) -> None:
+    for scene in (cut, uncut):
+        found = trials.from_one_release(scene)
+        assert found["half_nearly"]["found"] >= found["half_exactly"]["found"] > 0.5
+        assert found["half_nearly"]["control"] == 0
+        assert found["half_nearly"]["of_control"] >= 10
+        assert found["nothing_exactly"]["control"] == 0
+    assert found["nothing_exactly"]["found"] > 0.2
+
+
+def test_the_last_item_of_a_planted_person_is_named(cut: trials.Scene) -> None:
+    found = trials.canaries(cut)
+    assert found["of"] == found["of_control"] == 20
+    assert found["found"] >= 0.9
+    assert found["control"] <= 0.1
+
+
+def test_a_part_of_a_history_is_drawn_at_random_and_has_its_size() -> None:
+    sets = sets_of(tasteful(), 260)
+    part = trials.some_of(sets, 0.5, 3)
+    assert (part <= sets).all()
+    assert (part.sum(axis=1) == np.round(0.5 * sets.sum(axis=1))).all()
+    assert (part != trials.some_of(sets, 0.5, 4)).any()
+
+
+# The retraction reader
+
+
+def test_a_lone_leaver_is_read_exactly_from_uncut_releases(uncut: trials.Scene) -> None:
+    found = trials.after_retractions(uncut)
+    assert found["leaver_exactly"] == {"found": 1.0, "control": 0.0, "of": 10, "of_control": 10}
+    assert found["item"] == {"found": 1.0, "control": 0.0, "of": 10, "of_control": 10}
+
+
+def test_most_lone_leavers_are_read_although_entries_are_cut(cut: trials.Scene) -> None:
+    found = trials.after_retractions(cut)
+    assert found["leaver_nearly"]["found"] >= 0.8
+    assert found["leaver_nearly"]["control"] == 0
+    assert found["item"]["found"] >= 0.8
+
+
+def test_where_nobody_left_nobody_is_read(cut: trials.Scene) -> None:
+    weights = dense_weights(cut.learned(cut.histories).heads)
+    assert not retraction.read_leaver(weights, weights).any()
+    assert retraction.read_item(weights, weights) == -1
+
+
+def test_an_item_that_is_no_longer_out_names_itself() -> None:
+    lists = [[0, 1, 2, 3], [0, 1, 2], [0, 1, 3], [1, 2, 4], [0, 2, 4, 1], [3, 0, 2]]
+    scene = scene_of(lists, 5, min_item=2)
+    server = scene.learned(scene.histories)
+    told, still = sets_of([[1, 2, 4], [1, 2]], 5)
+    later = trials._after(scene, server, told, still)
+    assert retraction.read_item(dense_weights(server.heads), later) == 4
+
+
+# The experiment
+
+
+def test_nobody_is_inside_and_absent_and_nobody_is_drawn_twice(cut: trials.Scene) -> None:
+    drawn = np.concatenate([np.concatenate(pair) for pair in cut.draws()])
+    assert len(drawn) == len(set(drawn.tolist())) == 120
+    inside, absent = next(cut.draws())
+    assert len(cut.without(absent)) == 108
+    assert len(cut.without(inside, absent)) == 96
+
+
+def test_the_audit_tells_how_far_it_is() -> None:
+    told: list[tuple[int, int]] = []
+    config = RunConfig(data="synthetic:users=40,items=30,per_user=10", backbone={"name": "tally"})
+    table.audit_tally(config, Machine(1), brief=True, on_done=lambda done, total: told.append((done, total)))
+    done, totals = zip(*told, strict=True)
+    assert len(set(totals)) == 1
+    assert list(done) == sorted(done)
+    assert done[0] == 0
+    assert done[-1] == totals[0]
+    assert len(set(done)) > 20
+
+
+def test_settings_are_nothing_each_cut_some_together_and_the_run_s_own() -> None:
+    own = {"min_item": 5, "min_pair": 0, "keep": 200}
+    names = list(table.settings_of(own, brief=False))
+    assert names[0] == "none"
+    assert names[-1] == "as set"
+    assert "min_item 5, keep 20" in names
+    assert "min_item 5, keep 200" not in names
+    assert list(table.settings_of(own, brief=True)) == ["as set"]
+
+
+def test_every_figure_is_printed_beside_its_control(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["audit", "tally", "--data", "synthetic:users=40,items=30,per_user=10", "--brief"])
+    assert not left.value.code
+    told = capsys.readouterr()
+    assert "control" in told.out
+    assert "took part, 90 % known (AUC)" in told.out
+    assert "Control: the same attack where the person" in told.err
+
+
+def test_training_says_that_the_release_gives_people_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = ["--data", "synthetic:users=40,items=30,per_user=10"]
+    with pytest.raises(SystemExit) as left:
+        main(["train", *data, "--backbone", "tally", "--out", str(tmp_path / "run")])
+    assert not left.value.code
+    told = capsys.readouterr()
+    assert "gives people away" in " ".join((told.out + told.err).split())
+
+
+@pytest.mark.skipif(not REAL or not (Path(REAL) / "ml-100k").is_dir(), reason="needs ml-100k in $TACITA_DATA")
+def test_the_defaults_do_not_hide_who_took_part_in_ml_100k() -> None:
+    fed = assemble(RunConfig(data="ml-100k", backbone={"name": "tally"}), Machine(1))
+    progress = start(fed)
+    begin_block(fed, progress, 0)
+    assert isinstance(fed.backbone, Tally)
+    found = trials.membership(trials.Scene.of(fed.backbone, progress.server, fed.stream.blocks[0].train, 0))
+    assert found["found"] >= 0.95
+    assert 0.45 <= found["control"] <= 0.55
