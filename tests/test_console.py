@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 import tacita
-from tacita import audit, console, forget, runs
+from tacita import console, forget, runs
+from tacita.audit import table as audit
 from tacita.cli import main
 from tacita.config import RunConfig
 from tacita.errors import TacitaError

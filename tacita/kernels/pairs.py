@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, prange
 
-from tacita.types import Doubles, Floats, Ints, Longs
+from tacita.types import AnyArray, Doubles, Floats, Ints, Longs
 
 
 @njit(cache=True, parallel=True)
@@ -14,7 +14,7 @@ def pair_sums(
     holder_ptr: Longs,
     holder: Ints,
     user_ptr: Longs,
-    item: Ints,
+    item: AnyArray,
     weight: Doubles,
     out: Doubles,
 ) -> None:
@@ -34,7 +34,7 @@ def pair_sums(
 
 @njit(cache=True, parallel=True)
 def sparse_products(
-    ptr: Longs, item: Ints, weight: Floats, row_of: Ints, b_ptr: Ints, b_col: Ints, b_value: Floats, out: Floats
+    ptr: Longs, item: Ints, weight: Floats, row_of: Ints, b_ptr: Ints, b_col: AnyArray, b_value: Floats, out: Floats
 ) -> None:
     """out[u] += weight times the sparse row of B of each of u's items; row_of: -1 where B has none."""
     for u in prange(len(ptr) - 1):
