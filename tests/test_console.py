@@ -84,7 +84,7 @@ def test_the_audit_tells_a_pipe_how_it_goes(monkeypatch: pytest.MonkeyPatch, mor
     err = io.StringIO()
     with contextlib.redirect_stderr(err), pytest.raises(SystemExit):
         main(["audit", "tally", "--data", SMALL, *more])
-    told = bool(re.search(rf"(?m)^{CLOCK} protections · 2/9 · {CLOCK} left$", err.getvalue()))
+    told = bool(re.search(rf"(?m)^{CLOCK} attacks · 2/9 · {CLOCK} left$", err.getvalue()))
     assert told == (more != ["--quiet"])
     assert err.getvalue().splitlines()[-1] == "tacita: enough."
 
