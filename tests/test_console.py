@@ -71,7 +71,7 @@ def test_json_leaves_progress_where_it_belongs() -> None:
 
 @pytest.mark.parametrize("more", [[], ["--json"], ["--quiet"]], ids=str)
 def test_the_audit_tells_a_pipe_how_it_goes(monkeypatch: pytest.MonkeyPatch, more: list[str]) -> None:
-    """Every protection may take minutes: the verb passes on what the audit says of them."""
+    """Every attack may take minutes: the verb passes on what the audit says of them."""
 
     def slow(*given: object) -> None:
         on_done = next(one for one in given if callable(one))

@@ -201,7 +201,11 @@ def _refuse_header_again(path: Path, data: bytes, rows: pl.DataFrame, layout: La
     again = pl.all_horizontal(pl.nth(at) == layout.names[at] for at in roles.values())
     found = rows.select(again.fill_null(False)).to_series()
     if found.any():
-        line = next(line for line, fields in _records(data, layout) if [f.strip() for f in fields] == [*layout.names])
+        names = [layout.names[at] for at in roles.values()]
+        lines = (
+            line for line, fields in _records(data, layout) if [fields[at].strip() for at in roles.values()] == names
+        )
+        line = next(lines)
         raise problem(path, f"line {line} is the header again", "remove that line")
 
 
