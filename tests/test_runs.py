@@ -586,10 +586,8 @@ def test_controls_that_go_on_know_how_many_there_are(monkeypatch: pytest.MonkeyP
         with pytest.raises(KeyboardInterrupt):
             runs.train(settings(evaluate={"controls": True}), Path("cut"))
     told: list[Any] = []
-    watcher = Watcher(
-        on_controls=lambda fed: told.append(len(fed.stream.blocks)), on_control=lambda *one: told.append(one)
-    )
-    runs.resume(Path("cut"), watcher=watcher)
+    blocks, one = lambda fed: told.append(len(fed.stream.blocks)), lambda *control: told.append(control)
+    runs.resume(Path("cut"), watcher=Watcher(on_controls=blocks, on_control=one))
     assert told[0] == 4
     assert told[1:] == [(name, block) for name in ("popular", "alone", "linear") for block in range(4)]
 
