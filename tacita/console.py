@@ -152,7 +152,8 @@ class Pace:
 
     def left(self, steps: int) -> str:
         """The time that many steps will take, in words."""
-        return f"{timedelta(seconds=round(steps / self.per_second))} left" if self.per_second > 0 else ""
+        going = self.per_second > 0 and steps > 0
+        return f"{timedelta(seconds=round(steps / self.per_second))} left" if going else ""
 
 
 @contextmanager
@@ -193,6 +194,11 @@ def watching(quiet: bool = False) -> Iterator[Watcher]:
                 note=" · ".join(filter(None, [score, rate, f"≤ {left}" if left else ""])),
             )
 
+        def on_controls(fed: Federation) -> None:
+            nonlocal n_blocks
+            n_blocks = len(fed.stream.blocks)
+            bar.update(task, total=len(controls) * n_blocks, completed=0, description="controls", note="")
+
         def on_control(name: str, block: int) -> None:
             checking.step()
             done = controls.index(name) * n_blocks + block + 1 if name in controls else 0
@@ -204,7 +210,7 @@ def watching(quiet: bool = False) -> Iterator[Watcher]:
                 note=checking.left(len(controls) * n_blocks - done),
             )
 
-        yield Watcher(on_start, on_round, on_control)
+        yield Watcher(on_start, on_round, on_controls, on_control)
 
 
 # Results

@@ -201,6 +201,8 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
         found = raw["controls"].get(key)
         if found and "skipped" in found:
             skipped[key] = str(found["skipped"])
+        elif not found and raw.get("unfinished"):
+            skipped[key] = "not yet: the run goes on with --resume"
         elif found:
             controls.append(Control(key, [_scores(b) for b in found["blocks"]], _scores(found["mean"])))
     if any(len(c.blocks) != len(blocks) for c in controls):

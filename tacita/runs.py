@@ -80,6 +80,7 @@ class Watcher:
 
     on_start: Callable[[Federation, Progress], None] = lambda fed, progress: None
     on_round: Callable[[RoundReport], None] = lambda report: None
+    on_controls: Callable[[Federation], None] = lambda fed: None  # the run is trained, its controls begin
     on_control: Callable[[str, int], None] = lambda name, block: None
 
 
@@ -240,9 +241,11 @@ def resume(
         clear_sides(out)
         if (out / "result.json").is_file() and UNFINISHED not in open_run(out).result:
             return _published(out)
-        config = _read_config(out)
+        config, ids = _read_config(out), _read_ids(out)
+        if "settings" not in ids:
+            raise TacitaError(f"{out} was begun by an earlier version of tacita; start a new run with this one.")
         fed = assemble(config, machine)
-        if _read_ids(out)["fingerprint"] != fed.stream.fingerprint:
+        if ids["fingerprint"] != fed.stream.fingerprint:
             raise TacitaError(f"{out} was trained on other data than '{config.data}' holds now; start a new run.")
         if not (out / "result.json").is_file():
             progress = _read_checkpoint(saved, config) if saved.is_file() else start(fed)
@@ -282,10 +285,18 @@ def _with_controls(fed: Federation, out: Path, watcher: Watcher, wanted: bool = 
     """The controls that are still missing, each on disk as soon as it is there."""
     result = open_run(out).result
     if result.pop(UNFINISHED, None):
+        (out / "report.html").unlink(missing_ok=True)  # somebody may have looked before the controls were there
         if wanted:
-            for name, found in run_controls(fed, watcher.on_control, without=tuple(result["controls"])):
-                result["controls"][name] = found
-                write_json(out / "result.json", {**result, UNFINISHED: "controls"})
+            watcher.on_controls(fed)
+            try:
+                for name, found in run_controls(fed, watcher.on_control, without=tuple(result["controls"])):
+                    result["controls"][name] = found
+                    write_json(out / "result.json", {**result, UNFINISHED: "controls"})
+            except MemoryError:
+                raise TacitaError(
+                    f"not enough memory for a control; the run itself is in {out}: end it without the rest with "
+                    f"`tacita train --out {out} --resume --no-controls`."
+                ) from None
         result["controls"] = {name: {"skipped": "switched off"} for name in CONTROLS} | result["controls"]
         write_json(out / "result.json", result)
     return _published(out)

@@ -90,6 +90,7 @@ def run(kind: str, out: Path) -> dict[str, Any]:
 def resumed(out: Path) -> dict[str, Any]:
     """A run that was stopped in its sixth round, and went on."""
     rounds = 0
+    runs.CHECKPOINT_SECONDS, runs.CHECKPOINT_SHARE = -1.0, float("inf")  # after every round
 
     def stop(_: RoundReport) -> None:
         nonlocal rounds
@@ -100,6 +101,7 @@ def resumed(out: Path) -> dict[str, Any]:
     try:
         runs.train(config_of("mf f3crec"), out, watcher=Watcher(on_round=stop))
     except KeyboardInterrupt:
+        assert (out / "checkpoint.safetensors").is_file()
         return numbers_of(runs.resume(out))
     raise AssertionError("the run was not stopped")
 

@@ -231,3 +231,17 @@ def test_the_defaults_do_not_hide_who_took_part_in_ml_100k() -> None:
     found = trials.membership(trials.Scene.of(fed.backbone, progress.server, fed.stream.blocks[0].train, 0))
     assert found["found"] >= 0.95
     assert 0.45 <= found["control"] <= 0.55
+
+
+@pytest.mark.parametrize("options", [{"min_pair": 200}, {"min_item": 10_000}])
+def test_where_nothing_is_out_nobody_is_read_and_nothing_breaks(options: dict[str, int]) -> None:
+    scene = scene_of(tasteful(40, 60, 8), 60, **options)
+    assert not any(trials.after_retractions(scene)["leaver_exactly"].values())
+    released = dense_weights(scene.learned(scene.histories).heads)
+    assert len(NullSpace.of(rebuilding.rebuild(released)).from_nothing()) == 0
+
+
+def test_the_audit_of_a_few_people_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", "tally", "--data", "synthetic:users=30,items=40,per_user=6", "--brief", "--quiet"])
+    assert not ended.value.code

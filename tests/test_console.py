@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 import tacita
-from tacita import audit, console, forget, runs
+from tacita import console, forget, runs
+from tacita.audit import table as audit
 from tacita.cli import main
 from tacita.config import RunConfig
 from tacita.errors import TacitaError
@@ -70,7 +71,7 @@ def test_json_leaves_progress_where_it_belongs() -> None:
 
 @pytest.mark.parametrize("more", [[], ["--json"], ["--quiet"]], ids=str)
 def test_the_audit_tells_a_pipe_how_it_goes(monkeypatch: pytest.MonkeyPatch, more: list[str]) -> None:
-    """Every protection may take minutes: the verb passes on what the audit says of them."""
+    """Every attack may take minutes: the verb passes on what the audit says of them."""
 
     def slow(*given: object) -> None:
         on_done = next(one for one in given if callable(one))
@@ -83,7 +84,7 @@ def test_the_audit_tells_a_pipe_how_it_goes(monkeypatch: pytest.MonkeyPatch, mor
     err = io.StringIO()
     with contextlib.redirect_stderr(err), pytest.raises(SystemExit):
         main(["audit", "tally", "--data", SMALL, *more])
-    told = bool(re.search(rf"(?m)^{CLOCK} protections · 2/9 · {CLOCK} left$", err.getvalue()))
+    told = bool(re.search(rf"(?m)^{CLOCK} attacks · 2/9 · {CLOCK} left$", err.getvalue()))
     assert told == (more != ["--quiet"])
     assert err.getvalue().splitlines()[-1] == "tacita: enough."
 

@@ -211,6 +211,7 @@ def test_a_header_that_repeats_a_name_is_refused_until_somebody_says_which(tmp_p
 def test_a_header_in_the_middle_is_not_a_row(tmp_path: Path) -> None:
     source = csv(tmp_path, "user,item", "a,x", "b,y", "user, item", "c,z")
     assert "line 4 is the header again" in refusal(source)
+    assert "line 3 is the header again" in refusal(csv(tmp_path, "user,item,note", "a,x,1", "user,item,other", "b,y,2"))
     assert load(csv(tmp_path, "user,item", "a,x", "user,y")).user_ids == ("a", "user")
 
 

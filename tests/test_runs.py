@@ -24,6 +24,7 @@ from tacita.data.sources import load
 from tacita.errors import TacitaError
 from tacita.files import alone_in, read_arrays, write_arrays
 from tacita.kernels.threads import most_threads
+from tacita.report import write_report
 from tacita.rounds import RoundReport
 from tacita.runs import Machine, Watcher
 
@@ -206,28 +207,39 @@ def test_resume_refuses_changed_settings(change: tuple[str, str]) -> None:
         runs.resume(Path("cut"))
 
 
-@pytest.mark.usefixtures("often")
-def test_a_run_from_before_later_settings_goes_on_and_is_served() -> None:
+def as_before(folder: Path) -> None:
+    """The folder as an earlier version wrote it: no digest of the settings, and only those that there were."""
+    ids = json.loads((folder / "ids.json").read_text())
+    del ids["settings"]
+    (folder / "ids.json").write_text(json.dumps(ids))
+    later = ("repeats", "hidden_items")
+    kept = [one for one in (folder / "config.toml").read_text().splitlines() if not one.startswith(later)]
+    (folder / "config.toml").write_text("\n".join(kept))
+
     def forget(text: str) -> str:
         values = json.loads(text)
         del values["split"]["repeats"], values["evaluate"]["hidden_items"], values["date_format"], values["decimal"]
         return json.dumps(values)
 
+    for path in folder.glob("*.safetensors"):
+        arrays, note = read_arrays(path)
+        write_arrays(path, arrays, {**note, "config": forget(note["config"])})
+
+
+@pytest.mark.usefixtures("often")
+def test_a_run_that_an_earlier_version_began_is_not_mistaken_for_other_data() -> None:
     interrupted(settings(), Path("cut"), 4)
-    config = Path("cut/config.toml")
-    kept = [line for line in config.read_text().splitlines() if not line.startswith(("repeats", "hidden_items"))]
-    config.write_text("\n".join(kept))
-    ids = json.loads(Path("cut/ids.json").read_text())
-    del ids["settings"]
-    Path("cut/ids.json").write_text(json.dumps(ids))
-    arrays, note = read_arrays(Path("cut/checkpoint.safetensors"))
-    write_arrays(Path("cut/checkpoint.safetensors"), arrays, {**note, "config": forget(note["config"])})
-    run = runs.resume(Path("cut"))
-    assert Path("cut/result.json").read_bytes() == result_of(settings())
-    for name in ("server", "clients"):
-        arrays, note = read_arrays(Path(f"cut/{name}.safetensors"))
-        write_arrays(Path(f"cut/{name}.safetensors"), arrays, {**note, "config": forget(note["config"])})
-    assert run.recommend(json.loads(Path("cut/ids.json").read_text())["users"][0], 3)
+    as_before(Path("cut"))
+    with pytest.raises(TacitaError, match=r"cut was begun by an earlier version of tacita; start a new run"):
+        runs.resume(Path("cut"))
+
+
+def test_a_run_that_an_earlier_version_finished_is_served() -> None:
+    run = runs.train(settings(), Path("run"))
+    user = json.loads(Path("run/ids.json").read_text())["users"][0]
+    found = run.recommend(user, 3)
+    as_before(Path("run"))
+    assert runs.open_run(Path("run")).recommend(user, 3) == found
 
 
 @pytest.mark.usefixtures("often")
@@ -553,6 +565,31 @@ def test_resume_without_controls(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "mean" in result["controls"]["popular"]
     assert "unfinished" not in result
     assert Path("cut/report.html").is_file()
+
+
+def test_memory_that_ends_in_a_control_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hungry(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setitem(controls.CONTROLS, "linear", hungry)
+    with pytest.raises(TacitaError, match=r"the run itself is in big: .*--out big --resume --no-controls"):
+        runs.train(settings(evaluate={"controls": True}), Path("big"))
+    write_report([Path("big")], Path("early.html"))
+    assert "not yet: the run goes on with --resume" in Path("early.html").read_text()
+    assert runs.resume(Path("big"), controls=False).result["controls"]["linear"] == {"skipped": "switched off"}
+
+
+def test_controls_that_go_on_know_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen: 7 of 4 done, and minus one day left."""
+    with monkeypatch.context() as broken:
+        broken.setitem(controls.CONTROLS, "popular", crash)
+        with pytest.raises(KeyboardInterrupt):
+            runs.train(settings(evaluate={"controls": True}), Path("cut"))
+    told: list[Any] = []
+    blocks, one = lambda fed: told.append(len(fed.stream.blocks)), lambda *control: told.append(control)
+    runs.resume(Path("cut"), watcher=Watcher(on_controls=blocks, on_control=one))
+    assert told[0] == 4
+    assert told[1:] == [(name, block) for name in ("popular", "alone", "linear") for block in range(4)]
 
 
 def test_two_processes_make_one_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,9 @@ def test_a_catalogue_beyond_memory_is_refused_with_the_setting_that_helps(monkey
     monkeypatch.setattr(linear, "free_memory", lambda: 24e9)
     Tally(TallyConfig(most_inputs=20_000)).check(20_000, 20_000)
     Tally(TallyConfig()).check(10**6, 10**6)  # read through most_inputs
+    with pytest.raises(TacitaError, match=r"backbone.most_inputs=4999"):  # a first block that fits would be read whole
+        Tally(TallyConfig(most_inputs=40_000)).check(5_000, 40_000)
+    Tally(TallyConfig(most_inputs=4_999)).check(5_000, 40_000)
     with pytest.raises(TacitaError, match=r"60 GB.*24 GB are free.*backbone.most_inputs=31600"):
         Tally(TallyConfig(most_inputs=50_000)).check(50_000, 50_000)
 

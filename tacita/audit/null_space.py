@@ -90,6 +90,8 @@ class NullSpace:
     def from_nothing(self) -> Bools:
         """Histories without knowing anybody: grown from the strongest pairs; lowest energy first, no set twice."""
         nobody = np.zeros(len(self.projector), bool)
+        if len(nobody) == 0:  # nothing is out
+            return np.zeros((0, 0), bool)
         found = [self.polish(self._grown(pair), nobody) for pair in self._strong_pairs()]
         sets = np.unique(np.array(found, bool).reshape(-1, len(nobody)), axis=0)
         return np.asarray(sets[np.argsort(self.energy(sets), kind="stable")])

@@ -162,10 +162,12 @@ def from_one_release(scene: Scene, tell: Callable[[], None] = lambda: None) -> d
 
 def after_retractions(scene: Scene, tell: Callable[[], None] = lambda: None) -> dict[str, dict[str, Any]]:
     """What the releases before and after show of one who left, and of one item taken back."""
-    server, people = scene.learned(scene.histories), scene.people()[:LEAVERS]
+    server = scene.learned(scene.histories)
     before = dense_weights(server.heads)
     # of the histories what is out: nothing else is in the sums to be read
-    histories = scene.histories[people] & (before != 0).any(axis=0)
+    out = scene.histories & (before != 0).any(axis=0)
+    people = [one for one in scene.people() if out[one].any()][:LEAVERS]
+    histories = out[people]
     draws = np.random.default_rng([scene.seed, LEAVERS])
     items = [int(draws.choice(np.flatnonzero(one))) for one in histories]
     left, named = [], []

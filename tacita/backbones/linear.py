@@ -147,6 +147,7 @@ class Tally(Backbone):
         need, free = bytes_to_solve(n_inputs), free_memory()
         if need > free:
             fits = int((free / bytes_to_solve(1)) ** 0.5) // 100 * 100
+            fits = min(fits, first_items - 1)  # a first block that fits is read whole, and so is what comes after it
             raise TacitaError(
                 f"a solve over {n_inputs:,} items needs about {need / 1e9:.0f} GB of memory and {free / 1e9:.0f} GB "
                 f"are free; read the catalogue through fewer: --set backbone.most_inputs={max(2, fits)}."

@@ -201,7 +201,9 @@ def _refuse_header_again(path: Path, data: bytes, rows: pl.DataFrame, layout: La
     again = pl.all_horizontal(pl.nth(at) == layout.names[at] for at in roles.values())
     found = rows.select(again.fill_null(False)).to_series()
     if found.any():
-        line = next(line for line, fields in _records(data, layout) if [f.strip() for f in fields] == [*layout.names])
+        header = {at: layout.names[at] for at in roles.values()}
+        records = _records(data, layout)
+        line = next(line for line, fields in records if all(fields[at].strip() == one for at, one in header.items()))
         raise problem(path, f"line {line} is the header again", "remove that line")
 
 
