@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tacita.aggregate import add, apply_total, empty_total
 from tacita.backbones import Backbone, backbone_class, backbone_names
 from tacita.backbones.scores import score_all
 from tacita.clients import Members, members_of, users_view, view_of
 from tacita.config import RunConfig, TrainConfig
 from tacita.devices import Federation, broadcast
+from tacita.fields import Total, Upload, add, empty_total
+from tacita.learners.rows import apply_total
 from tacita.methods import Part, World
 from tacita.rng import Draws, keys_of
 from tacita.rounds import Progress, begin_block, start
@@ -31,7 +32,7 @@ from tacita.types import AnyArray, Arrays, Block, CohortView, Floats, Local, Rag
 Lists = Sequence[Sequence[int]]
 
 # the backbones that learn by local steps; those that send a statistic have tests of their own
-TRAINED = [name for name in backbone_names() if backbone_class(name).trains]
+TRAINED = [name for name in backbone_names() if backbone_class(name).learner == "rows"]
 
 # small catalogues: rates at which a few steps move everything visibly and nothing explodes
 SMALL: dict[str, dict[str, Any]] = {
@@ -77,7 +78,8 @@ def federate(
     config = RunConfig(seed=seed, train=TrainConfig(**train))
     draws = Draws(seed)
     world = World(backbone, draws, config.train)
-    return Federation(stream, backbone, tuple(cls(cls.Config(), world) for cls in parts), config, draws, chunk)
+    made = tuple(cls(cls.Config(), world) for cls in parts)
+    return Federation(backbone, made, config, draws, chunk, stream=stream)
 
 
 def started(fed: Federation) -> Progress:
@@ -119,8 +121,19 @@ def catalogue(backbone: Backbone, progress: Progress, block: Block) -> Floats:
 
 def averaged(fed: Federation, server: ServerState, trained: Trained) -> ServerState:
     """The server after the cohort's uploads, everybody having taken part."""
-    total = add(empty_total(server), trained.upload)
+    specs = fed.fields(server, "round")
+    total = add(empty_total(specs), trained.upload, specs)
     return apply_total(server, total, fed.config.train, float(trained.upload.n_clients))
+
+
+def heads_of(upload: Upload) -> dict[str, AnyArray]:
+    """The changes of shared parameters in an upload."""
+    return {k.removeprefix("heads/"): v.value for k, v in upload.values.items() if k.startswith("heads/")}
+
+
+def no_total(server: ServerState, n_clients: int = 0) -> Total:
+    """A total of rows that did not move."""
+    return Total({"rows": np.zeros(server.items.shape)}, float(n_clients), n_clients)
 
 
 # models

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from tacita.aggregate import add, apply_total, empty_total, merge
+
 from tacita.config import TrainConfig
 from tacita.errors import TacitaError
 from tacita.types import ServerState, Total, Upload

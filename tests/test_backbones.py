@@ -13,6 +13,7 @@ from oracle import (
     catalogue,
     cohort,
     federate,
+    heads_of,
     make_backbone,
     make_block,
     make_stream,
@@ -20,14 +21,15 @@ from oracle import (
     train_once,
 )
 
-from tacita.aggregate import add, apply_total, empty_total
 from tacita.backbones import Backbone, Context
 from tacita.backbones.scores import score_all
 from tacita.config import TrainConfig
 from tacita.devices import Federation
+from tacita.fields import Rows, Spec, Upload, add, empty_total
+from tacita.learners.rows import apply_total
 from tacita.rng import Draws, keys_of
 from tacita.rounds import begin_block, run_block, run_round
-from tacita.types import AnyArray, Floats, Ragged, ServerState, Stream, Upload
+from tacita.types import AnyArray, Floats, Ragged, ServerState, Stream
 
 DRAWS = Draws(5)
 STEPPERS = ["fused", "autograd"]
@@ -41,7 +43,7 @@ def one_step(backbone: Backbone, private: list[float], q: float, n_items: int, s
     progress.server.items[0] = q
     progress.clients.private[0] = private
     trained = train_once(fed, progress)
-    return trained.local.private[0], q + float(trained.upload.value[0, 0])
+    return trained.local.private[0], q + float(trained.upload.values["rows"].value[0, 0])
 
 
 # steps by hand
@@ -110,10 +112,10 @@ def test_golden_round_of_two_clients_and_three_items(stepper: str) -> None:
 
 def test_a_row_moved_by_one_of_four_clients_moves_by_a_quarter() -> None:
     server = ServerState(np.zeros((3, 2), np.float32), {})
-    only_the_first = Upload(
-        np.array([0], np.int32), np.array([1], np.int32), np.ones((1, 2), np.float32), {}, np.ones(4)
-    )
-    total = add(empty_total(server), only_the_first)
+    row = Rows(np.array([0], np.int32), np.array([1], np.int32), np.ones((1, 2), np.float32))
+    only_the_first = Upload({"rows": row}, np.ones(4), np.arange(4, dtype=np.uint64))
+    specs = (Spec("rows", (3, 2)),)
+    total = add(empty_total(specs), only_the_first, specs)
     assert apply_total(server, total, TrainConfig(), 4.0).items.tolist() == [[0, 0], [0.25, 0.25], [0, 0]]
 
 
@@ -127,7 +129,7 @@ def test_twice_the_items_doubles_the_step_of_a_row_and_no_other(name: str, stepp
     for n_items in (10, 20):
         fed = federate(make_stream(make_block(0, n_items, [[0, 1]])), backbone, negatives=0, stepper=stepper)
         trained = train_once(fed, progress := started(fed))
-        moved.append((trained.upload.value, trained.local.private - progress.clients.private))
+        moved.append((trained.upload.values["rows"].value, trained.local.private - progress.clients.private))
     np.testing.assert_allclose(moved[1][0], 2 * moved[0][0], rtol=2e-5, atol=1e-6)
     np.testing.assert_array_equal(moved[1][1], moved[0][1])
     assert np.abs(moved[0][0]).max() > 1e-3
@@ -160,7 +162,7 @@ def test_a_round_draws_four_negatives_per_positive_and_may_draw_a_validation_ite
     for round in range(12):
         trained = train_once(fed, replace(progress, server=replace(progress.server, round=round)))
         assert trained.local.label.tolist() == [1.0] * 2 + [0.0] * 8
-        assert {0, 1} <= set(trained.upload.item.tolist())
+        assert {0, 1} <= set(trained.upload.values["rows"].item.tolist())
         drawn = set(trained.local.item[2:].tolist())
         assert not drawn & {0, 1}
         seen |= drawn
@@ -338,14 +340,14 @@ def upload_of(name: str, **options: Any) -> tuple[Federation, Upload]:
 @every_backbone
 def test_an_upload_carries_row_changes_and_nothing_private(name: str) -> None:
     fed, upload = upload_of(name)
-    assert {f.name for f in fields(upload)} == {"client", "item", "value", "heads", "weight", "extras"}
-    assert upload.extras == {}
-    assert {k: v.shape[1:] for k, v in upload.heads.items()} == fed.backbone.shared()
-    assert upload.value.shape == (len(upload.item), fed.backbone.item_width)
+    assert {f.name for f in fields(upload)} == {"values", "weight", "sender"}
+    assert upload.values.keys() == {"rows", *(f"heads/{name}" for name in fed.backbone.shared())}
+    rows, heads = upload.values["rows"], heads_of(upload)
+    assert {k: v.shape[1:] for k, v in heads.items()} == fed.backbone.shared()
+    assert rows.value.shape == (len(rows.item), fed.backbone.item_width)
     assert upload.weight.tolist() == [1.0, 1.0, 1.0]
-    assert upload.n_bytes() == 4 * len(upload.item) * (fed.backbone.item_width + 1) + 4 * sum(
-        v.size for v in upload.heads.values()
-    )
+    size = 4 * len(rows.item) * (fed.backbone.item_width + 1) + 4 * sum(v.size for v in heads.values())
+    assert upload.n_bytes(fed.fields(started(fed).server, "round")) == size
 
 
 @every_backbone
@@ -354,19 +356,19 @@ def test_no_number_of_an_upload_is_a_private_number(name: str) -> None:
     progress = started(fed)
     before = progress.clients.private.copy()
     trained = train_once(fed, progress)
-    sent = np.concatenate([trained.upload.value.ravel(), *(v.ravel() for v in trained.upload.heads.values())])
+    sent = np.concatenate([v.value.ravel() for v in trained.upload.values.values()])
     for own in (*before, *trained.local.private):
         assert np.isin(own, sent).mean() < 0.5
 
 
 def test_a_shared_layer_leaves_as_a_change_and_the_user_vector_stays() -> None:
     fed, upload = upload_of("ncf", share_mlp=True)
-    assert {k: v.shape for k, v in upload.heads.items()} == {"w": (3, 12), "b": (3, 1)}
+    assert {k: v.shape for k, v in heads_of(upload).items()} == {"w": (3, 12), "b": (3, 1)}
     assert fed.backbone.layout == {"p": 6}
     progress = started(fed)
     trained = train_once(fed, progress)
     after = averaged(fed, progress.server, trained)
-    for k, change in trained.upload.heads.items():
+    for k, change in heads_of(trained.upload).items():
         np.testing.assert_allclose(after.heads[k], progress.server.heads[k] + change.mean(0), rtol=1e-6)
 
 
@@ -375,10 +377,10 @@ def test_an_upload_is_exactly_the_local_row_minus_the_received_one(name: str) ->
     """Nobody sends a row it did not touch, and one client's rows do not leak into another's."""
     fed = federate(growing(), make_backbone(name))
     progress = started(fed)
-    together = train_once(fed, progress).upload
+    together = train_once(fed, progress).upload.values["rows"]
     view = cohort(fed, progress)
     for client in range(view.n_clients):
-        alone = train_once(fed, progress, np.array([client])).upload
+        alone = train_once(fed, progress, np.array([client])).upload.values["rows"]
         own = together.client == client
         assert np.array_equal(together.item[own], alone.item)
         np.testing.assert_allclose(together.value[own], alone.value, rtol=1e-5, atol=1e-6)

@@ -29,6 +29,7 @@ from oracle import (
     make_backbone,
     make_block,
     make_stream,
+    no_total,
     slow_round,
     started,
 )
@@ -36,7 +37,6 @@ from scipy import stats
 from scipy.special import expit, logit
 
 from tacita import runs
-from tacita.aggregate import apply_total, empty_total
 from tacita.backbones.scores import pair_scores, score_all
 from tacita.config import RunConfig
 from tacita.devices import Federation
@@ -44,6 +44,7 @@ from tacita.errors import TacitaError
 from tacita.files import read_arrays
 from tacita.kernels.memory import remember
 from tacita.kernels.ranking import best_items
+from tacita.learners.rows import apply_total
 from tacita.methods import World, build_parts, preset_parts, proxies
 from tacita.methods.error_memory import ErrorMemory, unit_rows
 from tacita.methods.f3crec import Replay, TemporalMean, current_ranks, replay_size
@@ -271,7 +272,7 @@ def test_a_student_that_equals_its_teacher_is_not_moved_by_it(name: str) -> None
     fed = federation("kd", name, blocks_of(new_items=0), batch_size=512)
     view = cohort(fed, in_block(fed, 1))
     student, plain = train_view(fed, view), train_view(fed, view, ())
-    assert len(student.upload.item) > len(plain.upload.item)
+    assert len(student.upload.values["rows"].item) > len(plain.upload.values["rows"].item)
     np.testing.assert_allclose(student.local.private, plain.local.private, atol=1e-6)
 
 
@@ -322,7 +323,7 @@ def test_the_list_can_leave_out_the_training_items() -> None:
 def server_step(part: TemporalMean, anchor: AnyArray, now: AnyArray) -> Floats:
     old, new = np.asarray(anchor, np.float32), np.asarray(now, np.float32)
     server = ServerState(new, {}, block=1, parts={"temporal-mean": {"anchor": old}})
-    return part.server_step(server, server, empty_total(server)).items
+    return part.server_step(server, server, no_total(server)).items
 
 
 def temporal_mean(**options: Any) -> TemporalMean:
@@ -1012,8 +1013,8 @@ def noise(scale: float, **options: Any) -> Any:
 @pytest.mark.parametrize("n", [1, 7, 217])
 def test_averaged_noise_has_twice_the_squared_scale_over_n(n: int) -> None:
     server = ServerState(np.zeros((2000, 50), np.float32), {}, block=1)
-    total = replace(empty_total(server), n_clients=n, weight=float(n))
-    drawn = noise(0.5).encode_sum(server, total).rows / n
+    total = no_total(server, n)
+    drawn = noise(0.5).encode_sum(server, total)["rows"] / n
     assert drawn.size == 10**5
     assert drawn.var() == pytest.approx(2 * 0.5**2 / n, rel=0.05)
     assert abs(drawn.mean()) < 5 * drawn.std() / np.sqrt(drawn.size)
@@ -1024,14 +1025,14 @@ def test_averaged_noise_has_twice_the_squared_scale_over_n(n: int) -> None:
 
 def test_no_noise_in_block_0_or_of_scale_0_and_none_twice() -> None:
     server = ServerState(np.zeros((4, 3), np.float32), {}, block=1)
-    total = replace(empty_total(server), n_clients=3, weight=3.0)
+    total = no_total(server, 3)
     assert noise(0.0).encode_sum(server, total) is total
     assert noise(0.5).encode_sum(replace(server, block=0), total) is total
     assert noise(0.5, from_block=0).encode_sum(replace(server, block=0), total) is not total
-    rounds = [noise(0.5).encode_sum(replace(server, round=r), total).rows for r in (0, 0, 1)]
+    rounds = [noise(0.5).encode_sum(replace(server, round=r), total)["rows"] for r in (0, 0, 1)]
     assert np.array_equal(rounds[0], rounds[1])
     assert not np.array_equal(rounds[0], rounds[2])
-    assert (total.rows == 0).all()
+    assert (total["rows"] == 0).all()
 
 
 def test_scale_0_is_bit_identical() -> None:
@@ -1053,7 +1054,7 @@ def test_the_temporal_mean_keeps_noise_from_adding_up(beta: float, std: float) -
     server = ServerState(anchor, {}, block=1, parts={"temporal-mean": {"anchor": anchor}})
     for r in range(25):
         server = replace(server, round=r)
-        total = replace(empty_total(server), n_clients=217, weight=217.0)
+        total = no_total(server, 217)
         after = apply_total(server, fed.parts[0].encode_sum(server, total), fed.config.train, 217.0)
         server = fed.parts[1].server_step(server, after, total)
     assert server.items.std() == pytest.approx(std, rel=0.03)

@@ -17,6 +17,7 @@ from oracle import (
     catalogue,
     cohort,
     federate,
+    heads_of,
     make_backbone,
     make_block,
     make_stream,
@@ -29,6 +30,7 @@ from tacita.config import validated
 from tacita.device_state import DeviceState
 from tacita.devices import Federation, Here
 from tacita.errors import TacitaError
+from tacita.fields import Dense, Each, Rows, Spec, Total, Upload
 from tacita.files import flat, nested, read_arrays, write_arrays
 from tacita.methods import Part, World, build_parts, part_class, part_names, preset_names, preset_parts
 from tacita.methods import base as methods_base
@@ -44,8 +46,6 @@ from tacita.types import (
     Ragged,
     ServerState,
     Stream,
-    Total,
-    Upload,
 )
 
 every_backbone = pytest.mark.parametrize("name", TRAINED)
@@ -220,8 +220,8 @@ class BackboneContract:
         trained = train_once(fed, progress)
         moved = backbone.named(trained.local.private - progress.clients.private)
         assert all(np.abs(one).max() > 0 for one in moved.values())
-        assert all(np.abs(one).max() > 0 for one in trained.upload.heads.values())
-        assert (np.abs(trained.upload.value).max(1) > 0).all()
+        assert all(np.abs(one).max() > 0 for one in heads_of(trained.upload).values())
+        assert (np.abs(trained.upload.values["rows"].value).max(1) > 0).all()
 
     def test_it_refuses_an_unknown_option_by_name(self, name: str) -> None:
         with pytest.raises(TacitaError, match="dimm"):
@@ -442,7 +442,7 @@ def test_every_method_runs_two_blocks_on_every_backbone(method: str, name: str) 
 
 # the boundary
 
-SEEN_BY_THE_SERVER = (ServerState, Upload, Total)
+SEEN_BY_THE_SERVER = (ServerState, Total)
 NEVER_SEEN = (Ragged, Block, Stream, CohortView, Local, DeviceState)
 
 
@@ -491,7 +491,7 @@ class Wiretap:
                 if any(np.shares_memory(one, secret) for secret in self.secrets):
                     self.complaints.append(f"{path} shares memory with a device")
                 self.arrays.append((path, one.copy()))
-            elif not isinstance(one, (*SEEN_BY_THE_SERVER, dict, tuple, str, Number)):
+            elif not isinstance(one, (*SEEN_BY_THE_SERVER, Each, Rows, Dense, dict, tuple, str, Number)):
                 self.complaints.append(f"{path} is a {type(one).__name__}")
 
     def leaks(self) -> list[str]:
@@ -545,9 +545,11 @@ def listen(monkeypatch: pytest.MonkeyPatch, specs: Specs, backbone: str = "mf", 
 
 
 def test_the_server_hooks_are_those_that_are_handed_nothing_of_a_device() -> None:
-    six = {"server_begin_block", "broadcast", "weigh", "decode", "server_step", "server_end_block"}
-    assert six <= set(server_hooks())
-    assert not {"encode", "extras", "predict", "begin_block", "end_block", "device_arrays"} & set(server_hooks())
+    five = {"server_begin_block", "broadcast", "decode", "server_step", "server_end_block"}
+    assert five <= set(server_hooks())
+    assert not {"encode", "weight", "extras", "predict", "begin_block", "end_block", "device_arrays"} & set(
+        server_hooks()
+    )
 
 
 @every_backbone
@@ -555,7 +557,7 @@ def test_nothing_of_a_device_reaches_the_server_under_fedavg(monkeypatch: pytest
     tap = listen(monkeypatch, [], name)
     assert tap.hooks == set(server_hooks())
     assert len(tap.vectors) == 2 * 10 + 2 * 11
-    assert any(path.startswith("weigh[0].value") for path, _ in tap.arrays)
+    assert any(path.startswith("decode[1].sums['rows']") for path, _ in tap.arrays)
     assert tap.leaks() == []
 
 
@@ -566,8 +568,13 @@ def test_nothing_of_a_device_reaches_the_server_under_any_method(monkeypatch: py
     assert tap.leaks() == []
 
 
+kept_histories: list[Any] = []
+kept_views: list[Any] = []
+
+
 class SendsVectors(Part):
     name = "sends-vectors"
+    extra_fields = (Spec("vector", (6,), seen="each"),)
 
     def extras(self, view: CohortView, local: Local) -> Arrays:
         return {"vector": local.private.copy()}
@@ -576,20 +583,23 @@ class SendsVectors(Part):
 class SendsHistories(Part):
     name = "sends-histories"
 
-    def encode(self, view: CohortView, upload: Upload) -> Upload:
-        return replace(
-            upload, client=view.train.rows(), item=view.train.ids, value=np.zeros((len(view.train.ids), 6), np.float32)
-        )
+    def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
+        return server.with_part(self.name, {"items": kept_histories[0]})
+
+    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
+        kept_histories.append(view.train.ids)
+        return upload, {}
 
 
 class SendsItself(Part):
     name = "sends-itself"
 
-    def encode(self, view: CohortView, upload: Upload) -> Upload:
-        return replace(upload, heads={**upload.heads, "view": view})  # type: ignore[dict-item]
+    def encode_sum(self, server: ServerState, total: Total) -> Total:
+        return replace(total, each={"view": kept_views[0]})
 
-    def weigh(self, upload: Upload) -> None:
-        upload.heads.clear()
+    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
+        kept_views.append(view)
+        return upload, {}
 
 
 @pytest.mark.parametrize(
@@ -611,7 +621,7 @@ def test_what_the_server_sees_is_made_of_arrays_and_numbers(kind: type) -> None:
         if get_origin(hint) is dict:
             key, value = get_args(hint)
             return key is str and plain(value)
-        return hint in (int, float) or get_origin(hint) is np.ndarray
+        return hint in (int, float, Each) or get_origin(hint) is np.ndarray
 
     hints = get_type_hints(kind)
     assert set(hints) == {one.name for one in fields(kind)}

@@ -99,8 +99,8 @@ def test_a_row_turns_but_does_not_grow_where_the_user_reads_nothing_of_it() -> N
     fed = federate(make_stream(make_block(0, 9, [[0, 1, 2]])), backbone, objective="bpr", negatives=2)
     progress = started(fed)
     trained = train_once(fed, progress)
-    outside = ~np.isin(trained.upload.item, [0, 1, 2])
-    rows, moved = progress.server.items[trained.upload.item], trained.upload.value
+    outside = ~np.isin(trained.upload.values["rows"].item, [0, 1, 2])
+    rows, moved = progress.server.items[trained.upload.values["rows"].item], trained.upload.values["rows"].value
     along = (rows * moved).sum(1) / np.linalg.norm(rows, axis=1) / np.linalg.norm(moved, axis=1)
     assert outside.sum() >= 2
     assert np.abs(along[outside]).max() < 1e-3
@@ -114,7 +114,7 @@ def test_rows_that_are_neither_sampled_nor_read_stay_bit_for_bit(optimiser: str)
     fed = federate(stream, make_backbone("ego"), objective="bpr", negatives=1, local_epochs=5, optimiser=optimiser)
     progress = started(fed)
     before = progress.server.items.copy()
-    touched = set(train_once(fed, progress).upload.item.tolist())
+    touched = set(train_once(fed, progress).upload.values["rows"].item.tolist())
     run_round(fed, progress)
     still = np.setdiff1d(np.arange(200), list(touched))
     assert len(still) > 150
@@ -154,11 +154,11 @@ def test_rows_that_are_only_read_learn_and_are_sent(cls: type[Ego], silos: int) 
     stream = make_stream(make_block(0, 40, [[0, 1], [2], [3, 4, 5]]))
     fed = federate(stream, model(cls), negatives=0, silos=silos)
     trained = train_once(fed, started(fed))
-    assert {39, 38, 37} <= set(trained.upload.item.tolist())
-    read = np.isin(trained.upload.item, [39, 38, 37])
-    assert (np.abs(trained.upload.value[read]).max(1) > 1e-4).all()
+    assert {39, 38, 37} <= set(trained.upload.values["rows"].item.tolist())
+    read = np.isin(trained.upload.values["rows"].item, [39, 38, 37])
+    assert (np.abs(trained.upload.values["rows"].value[read]).max(1) > 1e-4).all()
     if silos == 0:
-        assert trained.upload.client[trained.upload.item == 38].tolist() == [1]
+        assert trained.upload.values["rows"].client[trained.upload.values["rows"].item == 38].tolist() == [1]
 
 
 def test_the_slope_through_the_context_is_the_slope_of_the_score() -> None:
@@ -167,7 +167,7 @@ def test_the_slope_through_the_context_is_the_slope_of_the_score() -> None:
     backbone = Timed(Timed.Config(dim=6, lr=rate, item_lr_scale=1.0))
     fed = federate(stream, backbone, negatives=0)
     progress = started(fed)
-    sent = train_once(fed, progress).upload
+    sent = train_once(fed, progress).upload.values["rows"]
     found = -sent.value[sent.item == 5][0] / rate
     lists = backbone.context(cohort(fed, progress))
 

@@ -465,7 +465,7 @@ def stream_of(*blocks: Block) -> Stream:
 def federation(stream: Stream, **options: Any) -> Federation:
     config = RunConfig(evaluate=EvaluateConfig(**{"k": [2], "select_by": "ndcg@2", **options}))
     mf = backbone_class("mf")
-    return Federation(stream, mf(mf.Config(dim=stream.n_items)), (), config, DRAWS)
+    return Federation(mf(mf.Config(dim=stream.n_items)), (), config, DRAWS, stream=stream)
 
 
 def with_scores(fed: Federation, scores: AnyArray, block: int) -> Progress:

@@ -19,10 +19,11 @@ ROOT = Path(tacita.__file__).parent
 LEVELS: list[tuple[str, ...]] = [
     ("errors", "types"),
     ("config", "rng", "files", "kernels", "kernels.*"),
+    ("fields",),
     ("data", "data.*", "backbones", "backbones.*", "device_state"),
-    ("methods.base", "evaluate", "aggregate"),
+    ("methods.base", "evaluate"),
     ("trainer", "trainer.*", "clients"),
-    ("scoring", "methods", "methods.*"),
+    ("learners", "learners.*", "scoring", "methods", "methods.*"),
     ("devices",),
     ("rounds",),
     ("state_arrays",),

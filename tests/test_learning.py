@@ -158,7 +158,7 @@ def test_pfedme_sends_the_local_model_and_keeps_the_personal_one() -> None:
     progress = started(fed)
     slow = slow_round(cohort(fed, progress), fed.backbone, fed.config.train, fed.draws)
     trained = train_once(fed, progress)
-    local, sent = trained.local, trained.upload
+    local, sent = trained.local, trained.upload.values["rows"]
     np.testing.assert_allclose(local.personal["private"], np.concatenate([one[1] for one in slow.personal]), atol=2e-5)
     for client, (table, _) in enumerate(slow.personal):
         own = slice(local.row_start[client], local.row_start[client + 1])
@@ -187,7 +187,7 @@ def test_a_pfedme_step_by_hand(eta: float) -> None:
     assert trained.local.personal["private"][0, 0] == pytest.approx(1.01887703, abs=1e-6)
     assert trained.local.personal["rows"][0, 0] == pytest.approx(0.5377541, abs=1e-6)
     assert trained.local.private[0, 0] == pytest.approx(1 + 2 * eta * 0.01887703, abs=1e-6)
-    assert trained.upload.value[0, 0] == pytest.approx(2 * eta * 0.0377541, abs=1e-6)
+    assert trained.upload.values["rows"].value[0, 0] == pytest.approx(2 * eta * 0.0377541, abs=1e-6)
 
 
 def test_a_bpr_step_by_hand() -> None:
@@ -199,8 +199,8 @@ def test_a_bpr_step_by_hand() -> None:
     progress.server.items[:, 0], progress.clients.private[:] = [0.5, 0.2], 1.0
     trained = train_once(fed, progress)
     assert trained.local.private[0, 0] == pytest.approx(1 + 0.1 * 0.708687 * 0.3, abs=1e-6)
-    assert trained.upload.item.tolist() == [0, 1]
-    np.testing.assert_allclose(trained.upload.value[:, 0], [0.1417374, -0.1417374], atol=1e-6)
+    assert trained.upload.values["rows"].item.tolist() == [0, 1]
+    np.testing.assert_allclose(trained.upload.values["rows"].value[:, 0], [0.1417374, -0.1417374], atol=1e-6)
 
 
 def test_a_squared_step_by_hand() -> None:
@@ -212,7 +212,7 @@ def test_a_squared_step_by_hand() -> None:
     progress.server.items[:], progress.clients.private[:] = 0.5, 1.0
     trained = train_once(fed, progress)
     assert trained.local.private[0, 0] == pytest.approx(1.035, abs=1e-6)
-    assert trained.upload.value[0, 0] == pytest.approx(0.07, abs=1e-6)
+    assert trained.upload.values["rows"].value[0, 0] == pytest.approx(0.07, abs=1e-6)
 
 
 # what must not matter
@@ -315,7 +315,7 @@ def test_who_likes_everything_has_no_pair_and_does_not_move() -> None:
     trained = train_once(fed, progress)
     assert trained.local.n_steps.tolist() == [0, 1]
     assert np.array_equal(trained.local.private[0], progress.clients.private[0])
-    assert not trained.upload.value[trained.upload.client == 0].any()
+    assert not trained.upload.values["rows"].value[trained.upload.values["rows"].client == 0].any()
 
 
 @pytest.mark.parametrize("objective", ["bce", "bpr"])

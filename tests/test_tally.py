@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tacita.aggregate import merge
 
 from tacita import forget, report_audit, runs
 from tacita.audit import peeling, rebuilding, table
@@ -34,6 +33,7 @@ from tacita.devices import Federation
 from tacita.errors import TacitaError
 from tacita.experiments import tally_choice
 from tacita.experiments.shared_base import go_on, train_base
+from tacita.fields import add, empty_total, merge
 from tacita.kernels.threads import most_threads
 from tacita.rounds import Progress, run_stream, start
 from tacita.state_arrays import read_server
@@ -173,12 +173,14 @@ def test_totals_of_two_cohorts_are_the_whole() -> None:
     block, keys = fed.stream.blocks[0], fed.stream.user_keys
 
     def total(users: Sequence[int]) -> Any:
-        return fed.backbone.statistic(users_view(progress.clients, progress.server, block, np.array(users), keys, {}))
+        view = users_view(progress.clients, progress.server, block, np.array(users), keys, {})
+        specs = fed.fields(replace(progress.server, round=0), "statistic")
+        return add(empty_total(specs), fed.learner.answer(view, "statistic").upload, specs)
 
     whole, both = total(range(40)), merge(total(range(15)), total(range(15, 40)))
-    assert both.rows == pytest.approx(whole.rows, abs=1e-12)
-    assert np.array_equal(both.row_weight, whole.row_weight)
-    assert np.array_equal(both.extras["count"], whole.extras["count"])
+    assert both["pairs"] == pytest.approx(whole["pairs"], abs=1e-12)
+    assert np.array_equal(both["touched"], whole["touched"])
+    assert np.array_equal(both["count"], whole["count"])
     assert (both.n_clients, both.weight) == (whole.n_clients, whole.weight)
 
 
@@ -803,7 +805,7 @@ def test_the_audit_of_a_run(folders: Path, tmp_path: Path, capsys: pytest.Captur
     assert own["attacks"].keys() == report_audit.ATTACKS.keys()
     assert all({"found", "control", "of", "of_control"} == one.keys() for one in own["attacks"].values())
     assert len(own["peeled"]) == len(found["users"]) == 4
-    assert found["bytes_up_maskable"] == 4 * 40 * 41 / 2
+    assert found["bytes_up_maskable"] == 4 * (40 * 41 / 2 + 40 + 2)  # pairs, who has an item, repeats
     with pytest.raises(SystemExit) as left:
         main(["audit", "tally"])
     assert left.value.code == 2

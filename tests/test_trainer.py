@@ -449,9 +449,9 @@ def test_a_pull_without_end_holds_what_it_pulls_and_nothing_else(variant: str, s
     pulled = trained.local.view.user % 2 == 0
     np.testing.assert_allclose(trained.local.private[pulled], 0.1, atol=1e-4)
     assert (np.abs(trained.local.private[~pulled] - 0.1).max(1) > 0.01).all()
-    moved = np.abs(trained.upload.value).max(1)
-    assert moved[trained.upload.item < 9].max() < 1e-4
-    assert moved[trained.upload.item >= 9].max() > 0.01
+    moved = np.abs(trained.upload.values["rows"].value).max(1)
+    assert moved[trained.upload.values["rows"].item < 9].max() < 1e-4
+    assert moved[trained.upload.values["rows"].item >= 9].max() > 0.01
 
 
 @pytest.mark.parametrize("stepper", ["fused", "autograd"])
@@ -472,4 +472,4 @@ def test_a_pull_by_hand(stepper: str) -> None:
     progress.server.items[:], progress.clients.private[:] = 0.5, 1.0
     trained = train_once(fed, progress)
     assert trained.local.private[0, 0] == pytest.approx(0.727769, abs=1e-6)
-    assert 0.5 + trained.upload.value[0, 0] == pytest.approx(0.384110, abs=1e-6)
+    assert 0.5 + trained.upload.values["rows"].value[0, 0] == pytest.approx(0.384110, abs=1e-6)
