@@ -68,7 +68,7 @@ class Rows:
             np.add.at(touched, self.item, weight[self.client])
 
     def squares(self, n_clients: int) -> Doubles:
-        each = (self.value.astype(np.float64).reshape(len(self.item), -1) ** 2).sum(1)
+        each = (self.value.astype(np.float64) ** 2).sum(axis=tuple(range(1, self.value.ndim)))
         return np.bincount(self.client, weights=each, minlength=n_clients).astype(np.float64)
 
     def scaled(self, factor: Doubles) -> Rows:
@@ -106,7 +106,7 @@ class Dense:
             total += weight[c] * self.value[c].astype(np.float64)
 
     def squares(self, n_clients: int) -> Doubles:
-        return np.asarray((self.value.astype(np.float64).reshape(n_clients, -1) ** 2).sum(1))
+        return np.asarray((self.value.astype(np.float64) ** 2).sum(axis=tuple(range(1, self.value.ndim))))
 
     def scaled(self, factor: Doubles) -> Dense:
         by = factor.reshape(-1, *[1] * (self.value.ndim - 1))
@@ -260,21 +260,23 @@ def add(total: Total, upload: Upload, fields: Sequence[Spec], exact: bool = Fals
             each[name] = own if name not in each else _joined(each[name], own)
             continue
         touched = total.sums[touched_of(name)] if one.touched else np.zeros(one.shape[0] if one.shape else 0)
-        if exact:
-            value = _quantised(value, upload.weight)
-        value.add_to(total.sums[name], touched, upload.weight)
+        if not exact:
+            value.add_to(total.sums[name], touched, upload.weight)
+            continue
+        _quantised(value, upload.weight).add_to(total.sums[name], np.zeros_like(touched), (upload.weight > 0) * 1.0)
+        if isinstance(value, Rows):
+            np.add.at(touched, value.item, upload.weight[value.client])
     weight = total.weight + float(upload.weight.sum())
     return Total(total.sums, weight, total.n_clients + len(keep), each)
 
 
 def _quantised(value: Form, weight: Doubles) -> Form:
-    """The same with every weighted number rounded to the quantum; powers of two pass through weights unharmed."""
-    share = np.where(weight > 0, weight, 1.0)
-    by = share if isinstance(value, Dense) else share[value.client]
+    """The same times the weights, every number rounded to the quantum."""
+    by = weight if isinstance(value, Dense) else weight[value.client]
     if isinstance(value, Terms):
-        return replace(value, factor=np.rint(value.factor * by / QUANTUM) * QUANTUM / by)
+        return replace(value, factor=np.rint(value.factor * by / QUANTUM) * QUANTUM)
     by = by.reshape(-1, *[1] * (value.value.ndim - 1))
-    return replace(value, value=np.rint(value.value * by / QUANTUM) * QUANTUM / by)
+    return replace(value, value=np.rint(value.value * by / QUANTUM) * QUANTUM)
 
 
 def _joined(first: Each, second: Each) -> Each:
