@@ -263,7 +263,9 @@ def add(total: Total, upload: Upload, fields: Sequence[Spec], exact: bool = Fals
         if not exact:
             value.add_to(total.sums[name], touched, upload.weight)
             continue
-        _quantised(value, upload.weight).add_to(total.sums[name], np.zeros_like(touched), (upload.weight > 0) * 1.0)
+        _quantised(value, upload.weight).add_to(
+            total.sums[name], np.zeros_like(touched), (upload.weight > 0).astype(np.float64)
+        )
         if isinstance(value, Rows):
             np.add.at(touched, value.item, upload.weight[value.client])
     weight = total.weight + float(upload.weight.sum())

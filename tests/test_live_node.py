@@ -382,7 +382,7 @@ def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
             assert model is not None
             assert now[0]["at"] == at == now[1]["private"][0, 0] == model[1]["items"][1][0, 0]
             assert store.stored_reply("run", 0, at, "train") == (f"sha{at}", b"r" * at)
-            assert store.stored_reply("run", 0, at - 2, "train") is None
+            assert store.stored_reply("run", 0, at - 2, "train") == (f"sha{at - 2}", b"")
 
 
 # Taking everything back

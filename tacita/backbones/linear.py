@@ -55,6 +55,7 @@ STATE = "tally"  # the name of its server-side arrays
 COME_BACK, AVOID = 0.05, -1.0  # what repeat = "learn" adds to items of earlier blocks
 RECENCIES = 0.0, 10.0, 20.0, 80.0, 40.0  # what recency = "learn" tries; the last one stays where nobody validates
 SURVEY, STATISTIC = "survey", "statistic"  # its questions
+MOST_WEIGHT = 1e6  # of an entry of B that a device computes with: what a solve gives lies far below
 MOST_DOUBLINGS = 30  # of the ridge; what a billion times the ridge does not make up for is no sum of histories
 
 log = logging.getLogger(__name__)
@@ -131,16 +132,23 @@ class Tally(Backbone):
         weights, column, ptr, inputs = (heads[name] for name in ("weights", "column", "ptr", "inputs"))
         if any(heads[name].shape != (1,) for name in ("known", "recency", "repeat")) or inputs.ndim != 1:
             return False
-        known = int(heads["known"][0])
-        n_inputs = len(inputs) or known
-        inside = 0 <= known <= n_items and (len(inputs) == 0 or 0 <= inputs.min() <= inputs.max() < n_items)
-        if weights.ndim == 2:
-            whole = weights.shape == (n_inputs, known) or known == weights.size == 0  # nothing learned yet
-            return inside and whole and column.size == ptr.size == 0
-        whole = weights.ndim == column.ndim == ptr.ndim == 1 and len(weights) == len(column)
-        if not (inside and whole and len(ptr) == n_inputs + 1 and ptr[0] == 0 and ptr[-1] == len(column)):
+        known, n_inputs = int(heads["known"][0]), len(inputs)
+        ascending = n_inputs <= n_items and bool((np.diff(inputs.astype(np.int64)) > 0).all())
+        inside = 0 <= known <= n_items and ascending and (n_inputs == 0 or 0 <= inputs[0] <= inputs[-1] < n_items)
+        rows = n_inputs or known
+        mild = (
+            heads["recency"][0] >= 0 and bool((np.abs(weights) <= MOST_WEIGHT).all()) and abs(heads["repeat"][0]) <= 10
+        )
+        if not (inside and mild):
             return False
-        return bool((np.diff(ptr) >= 0).all() and (len(column) == 0 or 0 <= column.min() <= column.max() < known))
+        if weights.ndim == 2:
+            learned = weights.shape == (rows, known) or (weights.shape == (0, 0) and known == 0)
+            return learned and column.size == ptr.size == 0
+        whole = weights.ndim == column.ndim == ptr.ndim == 1 and len(weights) == len(column)
+        if not (whole and len(ptr) == rows + 1 and ptr[0] == 0 and ptr[-1] == len(column)):
+            return False
+        steps = np.diff(ptr.astype(np.int64))  # in 32 bits a difference may wrap and look right
+        return bool((steps >= 0).all() and (len(column) == 0 or 0 <= column.min() <= column.max() < known))
 
     def check(self, first_items: int, all_items: int) -> None:
         n_inputs = all_items if first_items <= self.config.most_inputs else self.config.most_inputs

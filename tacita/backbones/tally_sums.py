@@ -131,7 +131,10 @@ class Sums:
     def with_block(self, index: int, total: Total, shape: Shape) -> Sums:
         """These sums and one more block, in which the catalogue may have grown."""
         at, value = shape.entries(total["pairs"])
-        _, count = shape.entries(total["count"]) if "count" in total.sums else (at, value[:0])
+        count = value[:0]
+        if "count" in total.sums:
+            row, col = shape.pairs(at)
+            count = total["count"][row, col]  # of these very pairs: who counts others is not heard
         fits = np.int32 if shape.n_inputs * shape.n_items < 2**31 else np.int64
         touched = np.zeros((len(self.index) + 1, shape.n_items))
         touched[:-1, : self.touched.shape[1]] = self.touched

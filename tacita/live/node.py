@@ -128,9 +128,11 @@ class Node:
         with self._refreshing:
             try:
                 self._snapshot, self.trouble = take_snapshot(self.store, self._snapshot), ""
-            except TacitaError as error:  # the owner must still be able to export and erase
-                self._snapshot, self.trouble = None, str(error)
-                log.warning("nothing can be recommended: %s", error)
+            except Exception as error:  # whatever a server sent, the owner must still be able to export and erase
+                known = isinstance(error, TacitaError)
+                self._snapshot = None
+                self.trouble = str(error) if known else "the last model cannot be served; wait for the next round."
+                log.warning("nothing can be recommended: %s", str(error)[:500])
 
     def recommend(self, user: str, k: int = 10) -> list[dict[str, Any]]:
         """Top k for a raw user id: [{item, title, score}], best first. Reads memory only."""

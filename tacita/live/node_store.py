@@ -306,7 +306,10 @@ class NodeStore:
                 )
             if model is not None:
                 _put_model(db, run, model, at)
-            db.execute("DELETE FROM replies WHERE run = ? AND (block, round) < (?, ?)", (run, block, round - 1))
+            # what an answer was is dropped; that there was one, and to what, stays while the block lasts
+            db.execute("DELETE FROM replies WHERE run = ? AND block < ?", (run, block))
+            older = (run, block, round - 1)
+            db.execute("UPDATE replies SET reply = x'' WHERE run = ? AND block = ? AND round < ?", older)
             if reply is not None:
                 db.execute(
                     "INSERT OR REPLACE INTO replies (run, block, round, kind, request_sha, reply) "

@@ -30,6 +30,7 @@ from tacita.live.wire import (
     encode,
     sha_of,
 )
+from tacita.methods.base import overrides
 from tacita.types import Arrays, ServerState
 
 log = logging.getLogger(__name__)
@@ -101,7 +102,9 @@ class Remote:
         inputs = server.heads.get("inputs", np.zeros(0))
         counted = "touched" if any(one.name == "touched" for one in fields) else ""
         most = float(len(server.items)) if fed.config.train.aggregation == "weighted" else 1.0
-        asked = Asked(fields, most * fed.most_weight, counted, inputs if len(inputs) else None)
+        may_drop = any(overrides(part, "encode") or overrides(part, "weight") for part in fed.parts)
+        among = inputs if len(inputs) else None
+        asked = Asked(fields, most * fed.most_weight, may_drop, counted, among)
         replies = self.ask(question, fed, server, received, lambda reply: check_total(reply, asked))
         if not replies:
             raise TacitaError(f"every node refused to take part in the round; one said: {self._refusal}")

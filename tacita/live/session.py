@@ -20,7 +20,7 @@ from tacita.clients import grow, no_devices, put_parts
 from tacita.config import RunConfig, validated
 from tacita.data.splits import collected_block
 from tacita.device_state import DeviceState
-from tacita.devices import Federation, Here, Received, block_sums, nobody_here
+from tacita.devices import Federation, Here, Received, Sums, block_sums, nobody_here
 from tacita.errors import TacitaError
 from tacita.fields import Total
 from tacita.files import flat, nested
@@ -48,6 +48,9 @@ MOST_AHEAD = 100  # blocks that a server may be ahead of a node
 NOW, ALONE = ("now", "best"), ("alone", "best alone")  # what devices are stored as
 
 log = logging.getLogger(__name__)
+
+
+MOST_NUMBER = 1e6  # of a model that a node computes with; beyond, training has diverged or somebody is asking with it
 
 
 class Refusal(TacitaError):
@@ -90,9 +93,9 @@ def _handle(node: Node, request: Request) -> bytes | None:
     config = _settings(node, head)
     stored = store.stored_reply(head.run, head.block, head.round, head.kind)
     if stored is not None:
-        if stored[0] == request.sha:
+        if stored[0] == request.sha and stored[1]:
             return stored[1]
-        raise Refusal("this round was already answered, for another model.")
+        raise Refusal("this round was already answered, for this or another model.")
     model = _whole_model(node, request)
     if model is None:
         return encode(Reply(_echo(request, verdict="missing", have=_have(node, head.run))))
@@ -229,6 +232,8 @@ def _check_model(fed: Federation, server: ServerState, received: Received) -> No
     fits = items.dtype == np.float32 and items.shape == (fed.stream.n_items, fed.backbone.item_width)
     fits = fits and fed.backbone.heads_fit(server.heads, len(items))
     fits = fits and received.keys() <= {part.name for part in fed.parts}
+    numbers = [items, *server.heads.values(), *(v for one in received.values() for v in one.values())]
+    fits = fits and all(v.dtype.kind != "f" or bool((np.abs(v) <= MOST_NUMBER).all()) for v in numbers)
     if not fits or not all(p.received_fits(received.get(p.name, {}), len(items)) for p in fed.parts):
         raise Refusal("the request does not fit its own settings: its arrays have other shapes.")
     try:
@@ -339,24 +344,34 @@ def _answer(
     _advance(standing, head, server, received)
     if head.kind not in SCORES:
         return _sum(node, request, standing, server, received)
-    try:
-        if head.kind == "validate":
-            sums = here.validate(fed, server, received)
-        else:
-            sums = block_sums(fed, server, here.best, received)
-    except TacitaError as error:  # of the model, not of people: its scores are not finite
-        raise Refusal(str(error)) from None
-    people = max((n for _, n in sums.values()), default=0)
-    refusal = node.refusal(people, head.kind) if people else None
+    people = _asked_about(standing, head)
+    refusal = node.refusal(people, head.kind)  # before anything is computed: what is said must not depend on that
     if head.kind == "close":  # the block ends here in any case; only its scores may have to stay
+        sums = {} if refusal else _scores(standing, head, server, received)
         here.end_block(fed, server, received)
         standing.ended = True
-        if refusal is not None:
-            return Reply(_echo(request, verdict="ok", said=refusal)), None
-    if refusal is not None:
+    elif refusal is not None:
         raise Refusal(refusal)
-    release = Release(people, 0, "sums of scores and how many people they are over") if people else None
-    return Reply(_echo(request, verdict="ok", sums=sums, clients=people)), release
+    else:
+        sums = _scores(standing, head, server, received)
+    counted = max((n for _, n in sums.values()), default=0)
+    release = Release(counted, 0, "sums of scores and how many people they are over") if counted else None
+    return Reply(_echo(request, verdict="ok", sums=sums, clients=counted, said=refusal or "")), release
+
+
+def _asked_about(standing: Standing, head: RequestHead) -> int:
+    """How many people have something to be scored in the block, whatever the model."""
+    block = standing.fed.stream.blocks[head.block]
+    return int(((block.valid if head.kind == "validate" else block.test).counts() > 0).sum())
+
+
+def _scores(standing: Standing, head: RequestHead, server: ServerState, received: Received) -> Sums:
+    try:
+        if head.kind == "validate":
+            return standing.here.validate(standing.fed, server, received)
+        return block_sums(standing.fed, server, standing.here.best, received)
+    except TacitaError:  # its scores are not finite
+        raise Refusal("this model cannot be scored.") from None
 
 
 def _advance(standing: Standing, head: RequestHead, server: ServerState, received: Received) -> None:

@@ -157,7 +157,7 @@ def total_arrays(total: Total, fields: Sequence[Spec]) -> Arrays:
         value = total[one.name].astype(kind)
         at = np.flatnonzero(value)
         place = np.dtype(np.int32 if value.size < 2**31 else np.int64)
-        if len(at) * (value.itemsize + place.itemsize) >= value.nbytes:
+        if value.size <= 64 or len(at) * (value.itemsize + place.itemsize) >= value.nbytes:
             arrays[one.name] = value.reshape(one.shape or (1,))
         else:
             arrays |= {f"{one.name}/at": at.astype(place), f"{one.name}/value": value.reshape(-1)[at]}

@@ -297,7 +297,7 @@ def wait_answered(site: Site, name: str, run: str, least: int) -> int:
     def answered() -> bool:
         nonlocal found
         found = site.rounds_done(run)
-        return found >= least and (0, found, "train") in site.ledger(name, run)
+        return found >= least and (0, found, "round") in site.ledger(name, run)
 
     eventually(answered, 90, f"an answer of {name} in round {least + 1} or later")
     return found
