@@ -420,6 +420,7 @@ def test_a_node_never_computes_with_arrays_that_do_not_fit(site: Site) -> None:
         {"parts-received/unknown/table": whole["items"]},
     ]
     if "heads/column" in whole:
+        nothing = {"heads/column": np.zeros(0, np.int32), "heads/ptr": np.zeros(0, np.int32)}
         far = whole["heads/column"].copy()
         far[0] = 10_000_000
         bad += [
@@ -431,6 +432,11 @@ def test_a_node_never_computes_with_arrays_that_do_not_fit(site: Site) -> None:
             {"heads/inputs": np.array([10_000_000], np.int32)},
             {"heads/weights": whole["heads/weights"][:5]},
             {"heads/repeat": np.zeros(0, np.float32)},
+            {"heads/ptr": wrapping(whole["heads/ptr"])},  # in 32 bits its differences look right
+            {"heads/weights": np.zeros((0, 40), np.float32), **nothing, "heads/known": np.zeros(1, np.int32)},
+            {"heads/inputs": np.zeros(len(whole["items"]), np.int32)},
+            {"heads/recency": np.array([-1.0], np.float32)},
+            {"heads/weights": whole["heads/weights"] * np.float32(1e30)},
         ]
     else:
         bad += [
@@ -580,6 +586,53 @@ def test_after_everybody_refused_the_block_can_be_asked_for_again(tmp_path: Path
         counted = [n for _, _, kind, _, n in store.accepted("r") if kind in ("round", "statistic")]
     assert len(counted) >= 3
     assert min(counted) >= 15
+    close_all(site)
+
+
+def wrapping(ptr: Any) -> Any:
+    """Borders that run far out of the array and come back, whose 32-bit differences are not negative."""
+    out = ptr.copy()
+    out[1:4] = [2**31 - 1, -(2**31), -1]
+    return out
+
+
+def test_a_few_people_are_not_read_from_refusals(tmp_path: Path) -> None:
+    """A matrix that overflows for whoever has an item got another sentence than one that does not."""
+    site = started_site(tmp_path, min_users=1000)
+    with pytest.raises(TacitaError, match="minimum"):
+        site.next_block()
+    _, body, _ = site.transport.log[0]
+    node = site.transport.members[1]
+    asked = decode_request(body)
+    n = len(asked.arrays["items"])
+    said = set()
+    for item in range(n):
+        loud = np.zeros((n, n), np.float32)
+        loud[item] = 9e5
+        heads = {"weights": loud, "column": np.zeros(0, np.int32), "ptr": np.zeros(0, np.int32)}
+        arrays = {**asked.arrays, **{f"heads/{k}": v for k, v in heads.items()}}
+        arrays["heads/known"] = np.array([n], np.int32)
+        names = {name: sha_of(array) for name, array in arrays.items()}
+        for kind in ("validate", "close"):
+            head = asked.head.model_copy(update={"run": f"{kind}{item}", "names": names, "kind": kind})
+            reply = decode_reply(session.handle(node, encode(Request(head, arrays)))).head
+            said.add((kind, reply.verdict, reply.said, len(reply.sums)))
+    assert len(said) == 2
+    assert node.store.ledger() == []
+    close_all(site)
+
+
+def test_a_round_is_validated_once_however_late_it_is_asked_again(tmp_path: Path) -> None:
+    site = started_site(tmp_path, "fedavg")
+    site.next_block()
+    first = next(one for one in site.transport.log if decode_request(one[1]).head.kind == "validate")
+    node, asked = site.transport.members[first[0]], decode_request(first[1])
+    held = node.store.model("r")
+    assert held is not None
+    other = {name: array for name, (_, array) in held[1].items()} | {"items": np.zeros_like(asked.arrays["items"])}
+    head = asked.head.model_copy(update={"names": {name: sha_of(array) for name, array in other.items()}})
+    reply = decode_reply(session.handle(node, encode(Request(head, other)))).head
+    assert (reply.verdict, "already answered" in reply.said or "is over" in reply.said) == ("refused", True)
     close_all(site)
 
 
