@@ -25,7 +25,8 @@ class Asked:
     """The sum that was asked for."""
 
     fields: tuple[Spec, ...]
-    most_weight: float = 1.0  # of one person; 1: everybody weighs the same
+    most_weight: float = 1.0  # of one person
+    alike: bool = True  # everybody weighs 1
     may_drop: bool = False  # people may take part and then send nothing
     counted_by: str = ""  # the field that says how many people have each item, where pairs of items are summed
     inputs: AnyArray | None = None  # the items that the rows of pairs are about; None: all
@@ -36,7 +37,7 @@ def check_total(reply: Reply, asked: Asked) -> None:
     wanted = wanted_sums(asked.fields)
     _check_shapes(reply, wanted)
     head, arrays = reply.head, reply.arrays
-    if head.weight > head.clients * asked.most_weight or (asked.most_weight == 1.0 and head.weight != head.clients):
+    if head.weight > head.clients * asked.most_weight or (asked.alike and head.weight != head.clients):
         raise _too_much("weight", head)
     if head.expected < head.clients or (head.expected > head.clients and not asked.may_drop):
         raise _too_much("expected", head)

@@ -104,7 +104,8 @@ class Remote:
         most = float(len(server.items)) if fed.config.train.aggregation == "weighted" else 1.0
         may_drop = any(overrides(part, "encode") or overrides(part, "weight") for part in fed.parts)
         among = inputs if len(inputs) else None
-        asked = Asked(fields, most * fed.most_weight, may_drop, counted, among)
+        alike = fed.config.train.aggregation != "weighted" and not any(overrides(p, "weight") for p in fed.parts)
+        asked = Asked(fields, most * fed.most_weight, alike, may_drop, counted, among)
         replies = self.ask(question, fed, server, received, lambda reply: check_total(reply, asked))
         if not replies:
             raise TacitaError(f"every node refused to take part in the round; one said: {self._refusal}")
