@@ -236,7 +236,7 @@ def show_result(run: Run, brief: bool = False) -> None:
         Console().print(_score_table(title, metric, scored))
     untested = [str(block["block"]) for block in result["blocks"] if not block["users"]]
     if untested:
-        skipped.append(f"Nobody could be tested in block {', '.join(untested)}: too few interactions, no score.")
+        answer(f"Nobody could be tested in block {', '.join(untested)}: no score, left out of every mean.")
     for line in skipped:
         say(line)
     if not brief:
@@ -245,22 +245,27 @@ def show_result(run: Run, brief: bool = False) -> None:
 
 def _score_table(title: str, metric: str, scored: Mapping[str, tuple[list[dict[str, Any]], dict[str, float]]]) -> Table:
     """Methods as rows and blocks as columns, or the other way round where there are many blocks."""
-    columns = {name: [*(b[metric] for b in blocks), mean[metric]] for name, (blocks, mean) in scored.items()}
-    n_blocks = len(next(iter(columns.values()))) - 1
+    tested = [bool(b["users"]) for b in next(iter(scored.values()))[0]]
+    n_blocks = len(tested)
+    known = [*tested, any(tested[1:] or tested)]  # a block that tested nobody has no score, only a dash
+    columns = {
+        name: [f"{v:.4f}" if ok else "–" for v, ok in zip([*(b[metric] for b in blocks), mean[metric]], known)]
+        for name, (blocks, mean) in scored.items()
+    }
     heads = [f"block {n}" for n in range(n_blocks)]
-    heads.append("mean" if n_blocks < 3 else f"mean 1–{n_blocks - 1}")
+    heads.append("mean" if n_blocks < 3 or not all(tested[1:]) else f"mean 1–{n_blocks - 1}")
     table = Table(title=escape(title), title_justify="left", title_style="bold")
     table.add_column("")
     if n_blocks <= MOST_BLOCK_COLUMNS:
         for head in heads:
             table.add_column(head, justify="right", style="bold" if head.startswith("mean") else "")
         for place, (name, values) in enumerate(columns.items()):
-            table.add_row(escape(name), *(f"{v:.4f}" for v in values), style="" if place else "cyan")
+            table.add_row(escape(name), *values, style="" if place else "cyan")
         return table
     for place, name in enumerate(columns):
         table.add_column(escape(name), justify="right", style="" if place else "cyan")
     for head, row in zip(heads, zip(*columns.values(), strict=True), strict=True):
-        table.add_row(head, *(f"{v:.4f}" for v in row), style="bold" if head.startswith("mean") else "")
+        table.add_row(head, *row, style="bold" if head.startswith("mean") else "")
     return table
 
 
