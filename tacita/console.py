@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tacita.rounds import Progress as Standing
     from tacita.rounds import RoundReport
     from tacita.runs import Run, Watcher
+    from tacita.types import Stream
 
 CONTROL_NAMES = {
     "random": "random",
@@ -159,7 +160,6 @@ class Pace:
 @contextmanager
 def watching(quiet: bool = False) -> Iterator[Watcher]:
     """A bar over all rounds a run may take, then one over the controls; a block that ends early moves it ahead."""
-    from tacita.data.filters import about_data
     from tacita.rounds import most_rounds
     from tacita.runs import Watcher
 
@@ -178,7 +178,7 @@ def watching(quiet: bool = False) -> Iterator[Watcher]:
             per_block, n_blocks = most_rounds(fed.config, fed.backbone), len(fed.stream.blocks)
             done = len(standing.results) * per_block + standing.server.round * standing.in_block
             bar.update(task, total=per_block * n_blocks, completed=done, description="training")
-            for note in () if quiet else about_data(fed.stream):
+            for note in () if quiet else _about_run(fed):
                 bar.console.print(note, markup=False, highlight=False, soft_wrap=True)
             pace.step()
 
@@ -212,6 +212,25 @@ def watching(quiet: bool = False) -> Iterator[Watcher]:
             )
 
         yield Watcher(on_start, on_round, on_controls, on_control)
+
+
+def _about_run(fed: Federation) -> list[str]:
+    """What people should know before the first round, a line each."""
+    from tacita.config import TrainConfig
+    from tacita.data.filters import about_data
+
+    notes = about_data(fed.stream, [part.name for part in fed.parts])
+    if not fed.backbone.trains and fed.config.train.rounds != TrainConfig().rounds:
+        notes.append(f"backbone '{fed.backbone.name}' has its own rounds: train.rounds (--rounds) is not used.")
+    return notes
+
+
+def say_data(stream: Stream) -> None:
+    """What was read of the data, and what filtering took."""
+    from tacita.data.filters import about_data
+
+    for note in about_data(stream):
+        say(note)
 
 
 # Results

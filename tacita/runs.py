@@ -226,6 +226,10 @@ def free_folder(config: RunConfig) -> Path:
     raise TacitaError("runs/ holds ten thousand runs of this name; choose one with --out.")
 
 
+def is_finished(out: Path) -> bool:
+    return (out / "result.json").is_file() and UNFINISHED not in open_run(out).result
+
+
 def resume(
     out: Path,
     machine: Machine = ALL_CORES,
@@ -242,7 +246,7 @@ def resume(
     saved = out / "checkpoint.safetensors"
     with alone_in(out):
         clear_sides(out)
-        if (out / "result.json").is_file() and UNFINISHED not in open_run(out).result:
+        if is_finished(out):
             return _published(out)
         config, ids = _read_config(out), _read_ids(out)
         if "settings" not in ids:
