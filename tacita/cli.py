@@ -93,9 +93,9 @@ def train(
     config: Annotated[
         Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Settings; flags override them.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Dataset name, file, or synthetic:users=...")] = None,
+    data: Annotated[str | None, typer.Option(help="Dataset name (default: ml-100k), file, or synthetic:...")] = None,
     backbone: Annotated[
-        str | None, typer.Option(help="The model: mf, ncf, pfedrec or tally (its release gives people away).")
+        str | None, typer.Option(help="The model: mf, ncf, pfedrec, ego or tally (its release gives people away).")
     ] = None,
     method: Annotated[str | None, typer.Option(help="fedavg, f3crec, reg, kd, rlp2, spp, ...")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same numbers.")] = None,
@@ -156,8 +156,11 @@ def train(
         given = [v for name, v in flags.items() if name != "evaluate.controls"]
         if config is not None or sets or any(v is not None for v in given):
             raise TacitaError(f"--resume goes on with the settings in {out / 'config.toml'}; leave out all others.")
+        finished = runs.is_finished(out)
         with _training(out, quiet) as watcher:
             run = runs.resume(out, machine, watcher, controls)
+        if finished and not quiet:
+            console.say(f"{out} was finished before: nothing was left to do.")
     else:
         checked = validated(RunConfig, _settings(config, flags, sets or []), str(config or "the settings"))
         folder = out if out is not None else runs.free_folder(checked)

@@ -26,7 +26,7 @@ Columns = Annotated[
     str,
     typer.Option(
         "--columns",
-        help="Which column is what: user=NAME,item=NAME,rating=NAME,time=NAME,title=NAME,block=NAME,part=NAME.",
+        help="Which column is what: user=NAME,item=NAME; also rating, time, title, block, part.",
     ),
 ]
 DateFormat = Annotated[
@@ -39,11 +39,13 @@ Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A file, folder, d
 
 def columns_of(text: str) -> dict[str, str]:
     """What --columns says: role -> name."""
-    roles = {}
+    roles: dict[str, str] = {}
     for pair in filter(None, (one.strip() for one in text.split(","))):
         role, equals, name = (piece.strip() for piece in pair.partition("="))
         if not (equals and role and name):
             raise TacitaError(f"--columns '{pair}' is not role=name, for example user=customer,item=sku.")
+        if role in roles:
+            raise TacitaError(f"--columns names the {role} twice, as '{roles[role]}' and as '{name}'; choose one.")
         roles[role] = name
     return roles
 

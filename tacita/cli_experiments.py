@@ -125,7 +125,7 @@ def tune(
         _tune_tally(config, names, Machine(data_dir=data_dir), quiet)
         return
     with console.counting("learning rates", quiet) as tell:
-        base = tuning.tune_lr(config, Machine(data_dir=data_dir), tell)
+        base = tuning.tune_lr(config, Machine(data_dir=data_dir), tell, None if quiet else console.say_data)
     with console.counting("trials", quiet) as tell:
         tell(0, trials)
         found = tuning.tune_method(
@@ -168,7 +168,8 @@ def _tune_tally(config: RunConfig, names: list[str], machine: Machine, quiet: bo
     tried = {}
     for name in names:
         with console.counting(f"settings, {name}", quiet) as tell:
-            tried[name] = tally_choice.try_all(config.model_copy(update={"data": name}), machine, tell)
+            on_data = None if quiet else console.say_data
+            tried[name] = tally_choice.try_all(config.model_copy(update={"data": name}), machine, tell, on_data)
         for one in tried[name]:
             said = f"no score, {one.failed}" if one.failed else f"validation {one.valid:.4f}"
             console.answer(f"{name}: options {json.dumps(one.options)}: {said}")

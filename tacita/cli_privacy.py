@@ -89,7 +89,8 @@ def audit_tally(
         raise TacitaError("say what to audit: either --run FOLDER or --data NAME.")
     config = runs.open_run(run).config if run is not None else RunConfig(data=data or "", backbone={"name": "tally"})
     with console.counting("attacks", quiet) as tell:
-        found = audit.audit_tally(config, runs.Machine(threads, data_dir=data_dir), brief, tell)
+        on_data = None if quiet else console.say_data
+        found = audit.audit_tally(config, runs.Machine(threads, data_dir=data_dir), brief, tell, on_data)
     if out is not None:
         stem = report_audit.write(found, out)
         console.say(f"wrote {stem}.csv and .png")

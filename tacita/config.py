@@ -172,13 +172,26 @@ def _sentence(model: type[BaseModel], error: ValidationError, where: str) -> str
     first = error.errors()[0]
     path = ".".join(str(p) for p in first["loc"] if "[" not in str(p))  # without the branches of a union
     if first["type"] == "extra_forbidden":
-        known = sorted(_known_keys(model))
-        near = difflib.get_close_matches(path, known, n=1) or difflib.get_close_matches(path.split(".")[-1], known, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(known)}."
-        return f"unknown key '{path}' in {where}; {hint}"
+        return f"unknown key '{path}' in {where}; {_hint(model, path, dotted='.' in str(first['loc'][-1]))}"
     given = first.get("input")
     shown = f", not {given!r}" if isinstance(given, str | int | float | bool) else ""
     return f"'{path}' in {where} must be {_wanted(first)}{shown}."
+
+
+def _hint(model: type[BaseModel], path: str, dotted: bool) -> str:
+    """The nearest key or table; for a key that was given with its point, how a table is written."""
+    keys = _known_keys(model)
+    tables = {".".join(key.split(".")[:n]) for key in keys for n in range(1, key.count(".") + 1)}
+    known = sorted({*keys, *tables})
+    near = difflib.get_close_matches(path, known, n=1) or difflib.get_close_matches(path.split(".")[-1], known, n=1)
+    if dotted and near:
+        *outer, last = (path if path.split(".")[0] in keys else near[0]).split(".")  # a free table, such as backbone
+        if outer:
+            inner = f'{{"{last}": ...}}'
+            for name in reversed(outer[1:]):
+                inner = f'{{"{name}": {inner}}}'
+            return f"in Python write {outer[0]}={inner}, in TOML [{'.'.join(outer)}] and below it {last} = ..."
+    return f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(sorted(keys))}."
 
 
 def _wanted(error: ErrorDetails) -> str:

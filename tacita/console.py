@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tacita.rounds import Progress as Standing
     from tacita.rounds import RoundReport
     from tacita.runs import Run, Watcher
+    from tacita.types import Stream
 
 CONTROL_NAMES = {
     "random": "random",
@@ -159,7 +160,6 @@ class Pace:
 @contextmanager
 def watching(quiet: bool = False) -> Iterator[Watcher]:
     """A bar over all rounds a run may take, then one over the controls; a block that ends early moves it ahead."""
-    from tacita.data.filters import about_data
     from tacita.runs import Watcher
 
     columns = (
@@ -177,7 +177,7 @@ def watching(quiet: bool = False) -> Iterator[Watcher]:
             per_block, n_blocks = fed.learner.rounds, len(fed.stream.blocks)
             done = len(standing.results) * per_block + standing.server.round * standing.in_block
             bar.update(task, total=per_block * n_blocks, completed=done, description="training")
-            for note in () if quiet else about_data(fed.stream):
+            for note in () if quiet else _about_run(fed):
                 bar.console.print(note, markup=False, highlight=False, soft_wrap=True)
             pace.step()
 
@@ -213,6 +213,25 @@ def watching(quiet: bool = False) -> Iterator[Watcher]:
         yield Watcher(on_start, on_round, on_controls, on_control)
 
 
+def _about_run(fed: Federation) -> list[str]:
+    """What people should know before the first round, a line each."""
+    from tacita.config import TrainConfig
+    from tacita.data.filters import about_data
+
+    notes = about_data(fed.stream, [part.name for part in fed.parts])
+    if fed.learner.name != "rows" and fed.config.train.rounds != TrainConfig().rounds:
+        notes.append(f"backbone '{fed.backbone.name}' has its own rounds: train.rounds (--rounds) is not used.")
+    return notes
+
+
+def say_data(stream: Stream) -> None:
+    """What was read of the data, and what filtering took."""
+    from tacita.data.filters import about_data
+
+    for note in about_data(stream):
+        say(note)
+
+
 # Results
 
 
@@ -235,7 +254,7 @@ def show_result(run: Run, brief: bool = False) -> None:
         Console().print(_score_table(title, metric, scored))
     untested = [str(block["block"]) for block in result["blocks"] if not block["users"]]
     if untested:
-        skipped.append(f"Nobody could be tested in block {', '.join(untested)}: too few interactions, no score.")
+        answer(f"Nobody could be tested in block {', '.join(untested)}: no score, left out of every mean.")
     for line in skipped:
         say(line)
     if not brief:
@@ -244,22 +263,27 @@ def show_result(run: Run, brief: bool = False) -> None:
 
 def _score_table(title: str, metric: str, scored: Mapping[str, tuple[list[dict[str, Any]], dict[str, float]]]) -> Table:
     """Methods as rows and blocks as columns, or the other way round where there are many blocks."""
-    columns = {name: [*(b[metric] for b in blocks), mean[metric]] for name, (blocks, mean) in scored.items()}
-    n_blocks = len(next(iter(columns.values()))) - 1
+    tested = [bool(b["users"]) for b in next(iter(scored.values()))[0]]
+    n_blocks = len(tested)
+    known = [*tested, any(tested[1:] or tested)]  # a block that tested nobody has no score, only a dash
+    columns = {
+        name: [f"{v:.4f}" if ok else "–" for v, ok in zip([*(b[metric] for b in blocks), mean[metric]], known)]
+        for name, (blocks, mean) in scored.items()
+    }
     heads = [f"block {n}" for n in range(n_blocks)]
-    heads.append("mean" if n_blocks < 3 else f"mean 1–{n_blocks - 1}")
+    heads.append("mean" if n_blocks < 3 or not all(tested[1:]) else f"mean 1–{n_blocks - 1}")
     table = Table(title=escape(title), title_justify="left", title_style="bold")
     table.add_column("")
     if n_blocks <= MOST_BLOCK_COLUMNS:
         for head in heads:
             table.add_column(head, justify="right", style="bold" if head.startswith("mean") else "")
         for place, (name, values) in enumerate(columns.items()):
-            table.add_row(escape(name), *(f"{v:.4f}" for v in values), style="" if place else "cyan")
+            table.add_row(escape(name), *values, style="" if place else "cyan")
         return table
     for place, name in enumerate(columns):
         table.add_column(escape(name), justify="right", style="" if place else "cyan")
     for head, row in zip(heads, zip(*columns.values(), strict=True), strict=True):
-        table.add_row(head, *(f"{v:.4f}" for v in row), style="bold" if head.startswith("mean") else "")
+        table.add_row(head, *row, style="bold" if head.startswith("mean") else "")
     return table
 
 

@@ -9,6 +9,7 @@ share of (wanted, other candidate) pairs in the right order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -163,9 +164,15 @@ def sample_candidates(touched: Ragged, n: int, n_items: int, keys: Keys, draws: 
     return Ragged(ptr, item)
 
 
-def continual_summary(matrix: list[list[float]]) -> dict[str, float]:
-    """LA (mean of the diagonal), RA (mean of the last row), HM (their harmonic mean) of a_{t,s}."""
-    diagonal = [row[t] for t, row in enumerate(matrix)]
-    learned, retained = float(np.mean(diagonal)), float(np.mean(matrix[-1]))
+def continual_summary(matrix: list[list[float]], tested: Sequence[int]) -> dict[str, float]:
+    """LA (mean of the diagonal), RA (mean of the last row), HM (their harmonic mean) of a_{t,s}.
+
+    `tested` says how many users each block tested: one without any has no score and is left out; NaN where all are.
+    """
+    counted = np.array(tested) > 0
+    if not counted.any():
+        return dict.fromkeys(("la", "ra", "hm"), math.nan)
+    diagonal = np.array([row[t] for t, row in enumerate(matrix)])
+    learned, retained = float(diagonal[counted].mean()), float(np.array(matrix[-1])[counted].mean())
     both = learned + retained
     return {"la": learned, "ra": retained, "hm": 2 * learned * retained / both if both > 0 else 0.0}

@@ -134,10 +134,11 @@ def _quality_tables(run: RunData) -> str:
             row = _quality_row(block.scores[metric], theirs, block.second[metric])
             rows.append([str(n), f"{block.users:,}", *row])
         if len(run.blocks) > 1:
-            second = [b.second[metric] for b in run.blocks[1:]]
+            second = [b.second[metric] for b in run.blocks[1:] if b.users] or [math.nan]
             theirs = [c.mean[metric] for c in run.controls]
             row = _quality_row(run.mean[metric], theirs, sum(second) / len(second))
-            rows.append([f"mean 1–{len(second)}" if len(second) > 1 else "mean", "", *row])
+            whole = 1 < len(second) == len(run.blocks) - 1
+            rows.append([f"mean 1–{len(second)}" if whole else "mean", "", *row])
         caption = f"{nice(metric)}: {MEANING.get(metric.partition('@')[0], '')}"
         out.append(_table(caption, head, rows))
     return "".join(out)

@@ -5,6 +5,7 @@ A folder is checked once, here: a damaged one is refused with a sentence, never 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import dataclass
@@ -136,7 +137,10 @@ class RunData:
     def averaged(self) -> str:
         """Which blocks the mean is over."""
         last = len(self.blocks) - 1
-        return ("block 0", "block 1")[last] if last < 2 else f"mean of blocks 1–{last}"
+        if last < 2:
+            return ("block 0", "block 1")[last]
+        skipped = [str(n) for n, b in enumerate(self.blocks) if n and not b.users]
+        return f"mean of blocks 1–{last}" + (f" without {', '.join(skipped)}" if skipped else "")
 
 
 def _clean(value: Any) -> Any:
@@ -156,11 +160,22 @@ def _scores(values: dict[str, Any]) -> Scores:
     return Scores({str(k): _number(v) for k, v in values.items() if "@" in k or k == "auc"})
 
 
-def _block(raw: dict[str, Any], other: str) -> BlockData:
+def _tested(raw: dict[str, Any]) -> Scores:
+    """The scores of a block; a mean over nobody is written as 0 and is no score."""
+    found = _scores(raw)
+    return found if raw.get("users", 1) else Scores(dict.fromkeys(found, math.nan))
+
+
+def _mean(raw: dict[str, Any], blocks: list[dict[str, Any]]) -> Scores:
+    """The mean over blocks 1.. (or the only one), where somebody was tested in any of them."""
+    return _tested({**raw, "users": any(b.get("users", 1) for b in blocks[1:] or blocks)})
+
+
+def _block(raw: dict[str, Any], other: str, untested: set[int]) -> BlockData:
     groups = {name: (int(raw[name]["users"]), _scores(raw[name])) for name in ("new", "returning")}
     return BlockData(
-        scores=_scores(raw),
-        second=_scores(raw.get(f"mask_{other}", {})),
+        scores=_tested(raw),
+        second=_tested({**raw.get(f"mask_{other}", {}), "users": raw["users"]}),
         groups=groups,
         users=int(raw["users"]),
         rounds=int(raw["rounds"]),
@@ -168,7 +183,7 @@ def _block(raw: dict[str, Any], other: str) -> BlockData:
         valid=_number(raw.get("valid")) if raw["best_round"] else math.nan,
         up=_number(raw["bytes_up"]),
         down=_number(raw["bytes_down"]),
-        on_blocks=[_number(v) for v in raw["on_blocks"]],
+        on_blocks=[math.nan if s in untested else _number(v) for s, v in enumerate(raw["on_blocks"])],
     )
 
 
@@ -193,7 +208,8 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
     config, data, how = raw["config"], raw["data"], raw["config"]["evaluate"]
     backbone = str(config["backbone"].get("name", "mf"))
     mask = str(how["mask"])
-    blocks = [_block(b, "history" if mask == "block" else "block") for b in raw["blocks"]]
+    untested = {n for n, b in enumerate(raw["blocks"]) if not b["users"]}
+    blocks = [_block(b, "history" if mask == "block" else "block", untested) for b in raw["blocks"]]
     if not blocks or [len(b.on_blocks) for b in blocks] != list(range(1, len(blocks) + 1)):
         raise ValueError("the blocks are not whole")
     controls, skipped = [], {}
@@ -204,7 +220,8 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
         elif not found and raw.get("unfinished"):
             skipped[key] = "not yet: the run goes on with --resume"
         elif found:
-            controls.append(Control(key, [_scores(b) for b in found["blocks"]], _scores(found["mean"])))
+            each = found["blocks"]
+            controls.append(Control(key, [_tested(b) for b in each], _mean(found["mean"], each)))
     if any(len(c.blocks) != len(blocks) for c in controls):
         raise ValueError("a control has other blocks than the method")
     protocol = [how.get(k) for k in ("select_by", "mask", "old_block_mask", "sampled_negatives", "item_table")]
@@ -227,7 +244,7 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
         ranking=f"against {sampled} sampled items" if sampled else "of all items",
         protocol=(str(data["fingerprint"]), *map(str, protocol)),
         blocks=blocks,
-        mean=_scores(raw["mean"]),
+        mean=_mean(raw["mean"], raw["blocks"]),
         continual=Scores({k: _number(raw["continual"][k]) for k in ("la", "ra", "hm")}),
         controls=controls,
         skipped=skipped,
@@ -260,12 +277,23 @@ def _read_events(path: Path) -> dict[str, Curve]:
     return out
 
 
+def refuse_changed(path: Path, noted: str | None) -> None:
+    """Settings must be those the run began with; folders of earlier versions noted no digest of them."""
+    if noted and hashlib.sha256(path.read_bytes()).hexdigest() != noted:
+        raise TacitaError(f"{path} was changed or damaged after the run began; put it back, or start a new run.")
+
+
 def read_run(folder: Path) -> RunData:
     if not folder.is_dir():
         raise TacitaError(f"no run folder {folder}; `tacita train --out {folder}` makes one.")
     path = folder / "result.json"
     raw = read_json(path)
     settings, events = _read_text(folder / "config.toml"), _read_events(folder / "events.jsonl")
+    if (folder / "ids.json").is_file():
+        ids = read_json(folder / "ids.json")
+        if not isinstance(ids, dict):
+            raise TacitaError(f"{folder / 'ids.json'} is damaged: not the ids of a run; train again.")
+        refuse_changed(folder / "config.toml", ids.get("settings"))
     try:
         return _run_data(folder, _clean(raw), settings, events)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:

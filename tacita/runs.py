@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -45,7 +46,7 @@ from tacita.kernels.ranking import best_items
 from tacita.kernels.threads import most_threads, set_threads
 from tacita.learners import learner_of
 from tacita.methods import Part, World, build_parts, effective_parts
-from tacita.report_data import method_name
+from tacita.report_data import method_name, refuse_changed
 from tacita.rng import Draws, keys_of
 from tacita.rounds import Progress, RoundReport, run_stream, start
 from tacita.scoring import device_scorer
@@ -181,7 +182,9 @@ def check_cutoffs(config: RunConfig, n_items: int) -> None:
 def train(config: RunConfig, out: Path, machine: Machine = ALL_CORES, watcher: Watcher = NOBODY) -> Run:
     """A new run in a new folder; what fails before its first round leaves no folder."""
     if out.exists() or out.is_symlink():
-        raise TacitaError(f"{out} exists; go on with --resume, or choose another --out.")
+        begun = (out / "config.toml").is_file()
+        told = "exists; go on with --resume, or" if begun else "exists and holds no run;"
+        raise TacitaError(f"{out} {told} choose another --out.")
     fed = assemble(config, machine)
     _make_folder(out, fed.config, fed.stream)
     with alone_in(out):
@@ -224,6 +227,10 @@ def free_folder(config: RunConfig) -> Path:
     raise TacitaError("runs/ holds ten thousand runs of this name; choose one with --out.")
 
 
+def is_finished(out: Path) -> bool:
+    return (out / "result.json").is_file() and UNFINISHED not in open_run(out).result
+
+
 def resume(
     out: Path,
     machine: Machine = ALL_CORES,
@@ -235,11 +242,12 @@ def resume(
     A run that was only killed in its controls does not train again; without `controls` it ends without the rest.
     """
     if not (out / "config.toml").is_file() or not (out / "ids.json").is_file():
-        raise TacitaError(f"{out} holds no run to go on with; leave out --resume to start one.")
+        remedy = "leave out --resume and choose another --out" if out.exists() else "leave out --resume"
+        raise TacitaError(f"{out} holds no run to go on with; {remedy} to start one.")
     saved = out / "checkpoint.safetensors"
     with alone_in(out):
         clear_sides(out)
-        if (out / "result.json").is_file() and UNFINISHED not in open_run(out).result:
+        if is_finished(out):
             return _published(out)
         config, ids = _read_config(out), _read_ids(out)
         if "settings" not in ids:
@@ -326,6 +334,7 @@ def _published(out: Path) -> Run:
 
 def _result(fed: Federation, progress: Progress) -> dict[str, Any]:
     blocks = progress.results
+    kept = continual_summary([b["on_blocks"] for b in blocks], [b["users"] for b in blocks])
     return {
         "tacita": tacita.__version__,
         "config": fed.config.model_dump(mode="json"),
@@ -339,7 +348,7 @@ def _result(fed: Federation, progress: Progress) -> dict[str, Any]:
         },
         "blocks": blocks,
         "mean": mean_of(blocks),
-        "continual": continual_summary([b["on_blocks"] for b in blocks]),
+        "continual": {name: None if math.isnan(value) else value for name, value in kept.items()},
         "controls": {},
         "bytes": {
             "up_per_client_and_round": float(np.mean([b["bytes_up"] for b in blocks])),
@@ -437,9 +446,7 @@ def open_run(folder: Path) -> Run:
 
 def _read_config(folder: Path) -> RunConfig:
     path = folder / "config.toml"
-    noted = _read_ids(folder).get("settings")  # folders of earlier versions have none
-    if noted and hashlib.sha256(path.read_bytes()).hexdigest() != noted:
-        raise TacitaError(f"{path} was changed or damaged after the run began; put it back, or start a new run.")
+    refuse_changed(path, _read_ids(folder).get("settings"))
     return validated(RunConfig, read_toml(path), str(path))
 
 

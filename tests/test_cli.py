@@ -278,7 +278,8 @@ def test_runs_without_a_name_get_a_new_folder_each() -> None:
 
 
 def test_many_blocks_become_rows_that_fit() -> None:
-    said = call("train", "--data", SMALL, "--rounds", "1", "--set", "split.n_blocks=9", "--out", "x")
+    data = "synthetic:users=60,items=40,per_user=25"  # enough for a test in each block
+    said = call("train", "--data", data, "--rounds", "1", "--set", "split.n_blocks=9", "--out", "x")
     assert said.code == 0
     assert "mean 1–8" in said.out
     assert max(map(len, said.out.splitlines())) <= 80
@@ -318,7 +319,7 @@ def test_five_rows_say_what_to_change_and_then_work() -> None:
     refuses(args, "evaluate.k", "catalogue", "--set evaluate.k=[2] --set evaluate.select_by=ndcg@2")
     said = call(*args, "--set", "evaluate.k=[2]", "--set", "evaluate.select_by=ndcg@2")
     assert said.code == 0
-    assert "Nobody could be tested in block 0" in said.err
+    assert "Nobody could be tested in block 0" in said.out
 
 
 # Bad data
@@ -478,6 +479,9 @@ def test_a_bad_flag(flags: str, words: tuple[str, ...]) -> None:
 FILES: list[tuple[bytes, tuple[str, ...]]] = [
     (b"[train\n", ("c.toml", "not valid TOML", "line 1")),
     (b"\xff\xfe\x00", ("c.toml", "not valid TOML")),
+    (b"[trian]\nrounds = 3\n", ("unknown key 'trian' in c.toml; did you mean 'train'?",)),
+    (b"[train.participaton]\nrate = 0.5\n", ("did you mean 'train.participation'?",)),
+    (b"'train.rounds' = 3\n", ("unknown key 'train.rounds'", "in TOML [train] and below it rounds = ...")),
     (b"[train]\nrouns = 3\n", ("unknown key 'train.rouns' in c.toml", "did you mean 'train.rounds'?")),
     (b"[train]\nrounds = 'many'\n", ("train.rounds", "c.toml", "many")),
     (b"train = 3\n", ("'train'", "c.toml")),
@@ -557,8 +561,9 @@ def test_wrong_calls_read_alike_whatever_typer_says(
 
 def test_a_run_folder_that_exists(copied: Path) -> None:
     Path("file").touch()
-    for name in ("run", "file", "."):
-        refuses(f"train --data {SMALL} --out {name}", "exists", "--resume")
+    refuses(f"train --data {SMALL} --out run", "exists", "--resume")
+    for name in ("file", "."):
+        refuses(f"train --data {SMALL} --out {name}", f"{name} exists and holds no run; choose another --out.")
     refuses("demo --out run".replace("demo", f"train --data {SMALL}"), "run exists")
 
 
@@ -638,8 +643,8 @@ def test_resume_misuse(copied: Path) -> None:
     Path("empty").mkdir()
     Path("c.toml").touch()
     refuses("train --resume", "--resume needs --out")
-    refuses("train --resume --out nowhere", "nowhere holds no run")
-    refuses("train --resume --out empty", "empty holds no run")
+    refuses("train --resume --out nowhere", "nowhere holds no run", "leave out --resume to start")
+    refuses("train --resume --out empty", "empty holds no run", "leave out --resume and choose another --out")
     refuses("train --resume --out run --rounds 9", "run/config.toml")
     refuses("train --resume --out run --seed 9", "run/config.toml")
     refuses("train --resume --out run --set seed=9", "run/config.toml")
@@ -681,6 +686,9 @@ DAMAGE: list[tuple[str, str, Callable[[bytes], bytes | None], tuple[str, ...]]] 
     ("config.toml", "recommend", lambda b: b"xyz = 1\n" + b, ("config.toml", "changed")),
     ("config.toml", "recommend", lambda b: b.replace(b"seed = 1\n", b"seed = 2\n", 1), ("config.toml", "changed")),
     ("config.toml", "recommend", lambda b: None, ("config.toml",)),
+    ("config.toml", "report", lambda b: b[: len(b) // 2], ("config.toml", "damaged", "put it back")),
+    ("config.toml", "report", lambda b: b.replace(b"seed = 1\n", b"seed = 2\n", 1), ("config.toml", "changed")),
+    ("ids.json", "report", lambda b: b"[]", ("ids.json", "damaged")),
 ]
 
 
@@ -908,7 +916,7 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_demo_tells_the_whole_story() -> None:
     refuses_demo = call("demo", "--out", ".", "--data-dir", REAL)
     assert refuses_demo.code == 2
-    assert refuses_demo.err == "tacita: . exists; go on with --resume, or choose another --out.\n"
+    assert refuses_demo.err == "tacita: . exists and holds no run; choose another --out.\n"
     said = call("demo", "--out", "demo", "--data-dir", REAL)
     assert said.code == 0
     for word in ("ndcg@20: fedavg on ml-100k", "centralised linear", "for user 196", "title"):

@@ -138,11 +138,17 @@ def test_means_among_marked_users() -> None:
 
 
 def test_continual_summary_by_hand() -> None:
-    found = continual_summary([[0.4], [0.2, 0.3], [0.1, 0.2, 0.5]])
+    found = continual_summary([[0.4], [0.2, 0.3], [0.1, 0.2, 0.5]], [9, 9, 9])
     assert found["la"] == pytest.approx((0.4 + 0.3 + 0.5) / 3)
     assert found["ra"] == pytest.approx((0.1 + 0.2 + 0.5) / 3)
     assert found["hm"] == pytest.approx(2 * 0.4 * (0.8 / 3) / (0.4 + 0.8 / 3))
-    assert continual_summary([[0.0], [0.0, 0.0]])["hm"] == 0.0
+    assert continual_summary([[0.0], [0.0, 0.0]], [1, 1])["hm"] == 0.0
+
+
+def test_a_block_that_tested_nobody_counts_in_no_summary() -> None:
+    found = continual_summary([[0.4], [0.2, 0.0], [0.1, 0.0, 0.5]], [9, 0, 9])
+    assert (found["la"], found["ra"]) == (pytest.approx(0.45), pytest.approx(0.3))
+    assert all(math.isnan(v) for v in continual_summary([[0.0], [0.0, 0.0]], [0, 0]).values())
 
 
 # Against other code

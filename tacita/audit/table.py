@@ -19,7 +19,7 @@ from tacita.devices import Federation, wire_bytes
 from tacita.errors import TacitaError
 from tacita.rounds import begin_block, end_block, run_block, start
 from tacita.runs import Machine, assemble, build
-from tacita.types import Doubles, ServerState
+from tacita.types import Doubles, ServerState, Stream
 
 OFF: dict[str, Any] = {"min_item": 0, "min_pair": 0, "keep": 0}
 SETTINGS: list[dict[str, int]] = [
@@ -58,10 +58,16 @@ class Steps:
 
 
 def audit_tally(
-    config: RunConfig, machine: Machine, brief: bool = False, on_done: Callable[[int, int], None] | None = None
+    config: RunConfig,
+    machine: Machine,
+    brief: bool = False,
+    on_done: Callable[[int, int], None] | None = None,
+    on_data: Callable[[Stream], None] | None = None,
 ) -> dict[str, Any]:
     """Who can be read under each setting, beside controls, and what the setting costs."""
     fed = assemble(config, machine)
+    if on_data:
+        on_data(fed.stream)
     if not isinstance(fed.backbone, Tally):
         raise TacitaError(f"backbone '{fed.backbone.name}' releases no B; this audit is for 'tally'.")
     own = fed.backbone.config

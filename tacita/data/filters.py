@@ -58,9 +58,18 @@ def removals(sizes: Sequence[tuple[str, Size]]) -> tuple[Removed, ...]:
     return tuple(out)
 
 
-def about_data(stream: Stream) -> list[str]:
-    """What people should know of the data a run begins with, a line each."""
-    return [*stream.notes, *([f"filtering: {removed_text(stream.removed)}."] if stream.removed else [])]
+FROM_SECOND_BLOCK = ("replay", "temporal-mean", "proximal", "proxies", "error-memory")
+"""Parts of methods that lean on an earlier block."""
+
+
+def about_data(stream: Stream, parts: Sequence[str] = ()) -> list[str]:
+    """What people should know of the data a run with these parts begins with, a line each."""
+    notes = [*stream.notes, *([f"filtering: {removed_text(stream.removed)}."] if stream.removed else [])]
+    idle = [name for name in parts if name in FROM_SECOND_BLOCK]
+    if idle and len(stream.blocks) == 1:
+        named = " and ".join(idle)
+        notes.append(f"continual parts ({named}) act from the second block on; this data has one: they change nothing.")
+    return notes
 
 
 def removed_text(removed: Sequence[Removed]) -> str:

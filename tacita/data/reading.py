@@ -114,7 +114,8 @@ def read_table(path: Path, hints: Hints) -> Table:
         raise problem(path, "a header but no rows", "give a file that has interactions in it")
     if hints.date_format and "timestamp" not in table.names:
         said = f"no time column to be read with --date-format '{hints.date_format}'"
-        raise problem(path, said, f"name it with --columns time=..., one of {listed(table.unused)}")
+        named = f"name it with --columns time=..., one of {listed(table.unused)}"
+        raise problem(path, said, named if table.unused else "every column has another use: leave out --date-format")
     return table
 
 

@@ -143,7 +143,10 @@ def beside(experiment: Experiment, cells: list[Cell], lines: dict[str, Line]) ->
     for (dataset, backbone, variant), found in groups.items():
         later = [b for line in found for b in line["blocks"][1:]]
         means = [float(np.mean([b[k] for b in later])) for k in ("mask_history", "new", "returning")]
-        kept = [continual_summary([b["on_blocks"] for b in line["blocks"]]) for line in found]
+        kept = [
+            continual_summary([b["on_blocks"] for b in line["blocks"]], [b["users"] for b in line["blocks"]])
+            for line in found
+        ]
         means += [float(np.mean([k[name] for k in kept])) for name in ("la", "ra", "hm")]
         rows.append([dataset, backbone, experiment.variants[variant].label, *(f"{m:.4f}" for m in means)])
     return rows

@@ -20,6 +20,7 @@ from tacita.errors import TacitaError
 from tacita.experiments.tune import served_validation
 from tacita.rounds import run_stream, start
 from tacita.runs import Machine, assemble, build
+from tacita.types import Stream
 
 GRID: dict[str, list[float]] = {"ridge": [100.0, 200.0, 500.0, 1000.0], "decay": [1.0, 0.7, 0.5]}
 
@@ -32,9 +33,16 @@ class Tried:
     failed: str = ""  # why there is no score
 
 
-def try_all(config: RunConfig, machine: Machine, on_done: Callable[[int, int], None] | None = None) -> list[Tried]:
+def try_all(
+    config: RunConfig,
+    machine: Machine,
+    on_done: Callable[[int, int], None] | None = None,
+    on_data: Callable[[Stream], None] | None = None,
+) -> list[Tried]:
     """Every setting of the grid on one dataset; other options as in the config."""
     fed = assemble(config, machine)
+    if on_data:
+        on_data(fed.stream)
     grid = [dict(zip(GRID, values, strict=True)) for values in product(*GRID.values())]
     found = []
     for done, options in enumerate(grid):

@@ -29,6 +29,7 @@ from tacita.files import write_bytes
 from tacita.methods import preset_parts
 from tacita.rounds import Progress
 from tacita.runs import Machine, assemble, save_run
+from tacita.types import Stream
 
 Options = dict[str, dict[str, Any]]
 
@@ -157,7 +158,12 @@ class Base:
     failed: dict[float, str]
 
 
-def tune_lr(config: RunConfig, machine: Machine, on_done: Callable[[int, int], None] | None = None) -> Base:
+def tune_lr(
+    config: RunConfig,
+    machine: Machine,
+    on_done: Callable[[int, int], None] | None = None,
+    on_data: Callable[[Stream], None] | None = None,
+) -> Base:
     """The learning rate with the best block-0 validation, with its trained block 0."""
     name = config.backbone["name"]
     rates = search_space()["backbones"].get(name, {}).get("lr", [])
@@ -170,6 +176,8 @@ def tune_lr(config: RunConfig, machine: Machine, on_done: Callable[[int, int], N
         if on_done:
             on_done(done, len(rates))
         fed = assemble(config.model_copy(update={"backbone": {**config.backbone, "lr": lr}}), machine)
+        if on_data and done == 0:
+            on_data(fed.stream)
         try:
             base = train_base(fed)
         except TacitaError as error:
