@@ -26,7 +26,7 @@ from tacita.errors import TacitaError
 from tacita.live import session
 from tacita.live.node import Node
 from tacita.live.node_store import NodeStore
-from tacita.live.wire import Reply, ReplyHead, decode_reply, decode_request, encode
+from tacita.live.wire import Reply, ReplyHead, catalogue_array, decode_reply, decode_request, encode, read_catalogue
 from tacita.runs import Machine, assemble
 
 
@@ -288,3 +288,13 @@ def test_a_reply_brings_no_more_requests_than_it_may() -> None:
     given = {"kind": "train", "run": "r", "block": 0, "round": 0, "verdict": "ok"}
     with pytest.raises(ValueError, match="requests"):
         ReplyHead(**given, requests=[{}] * 1001)
+
+
+def test_words_from_elsewhere_cannot_steer_a_terminal() -> None:
+    loud = "x\x1b]0;owned\x1b[2J y"
+    head = ReplyHead(kind="round", run="r", block=0, round=0, verdict="refused", said=loud)
+    assert head.said == "x?]0;owned?[2J y"
+    assert read_catalogue(catalogue_array([("a", loud), ("b", "Amélie 七人の侍")])) == [
+        ("a", "x?]0;owned?[2J y"),
+        ("b", "Amélie 七人の侍"),
+    ]

@@ -7,10 +7,10 @@ import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from tacita.config import Strict, validated
 from tacita.errors import TacitaError
@@ -49,7 +49,7 @@ class ReplyHead(Strict):
     block: int
     round: int
     verdict: Literal["ok", "refused", "missing"]  # missing: send all arrays again
-    said: str = Field("", max_length=500)
+    said: Annotated[str, AfterValidator(lambda text: printable(text))] = Field("", max_length=500)
     clients: int = Field(0, ge=0, le=MOST_PEOPLE)
     expected: float = Field(0.0, ge=0, le=MOST_PEOPLE)
     weight: float = Field(0.0, ge=0, le=1e12)
@@ -99,6 +99,11 @@ def wanted_sums(fields: Sequence[Spec]) -> list[Spec]:
         if one.touched:
             wanted.append(replace(one, name=touched_of(one.name), shape=one.shape[:1], most=1.0, least=0.0))
     return wanted
+
+
+def printable(text: str) -> str:
+    """Text from elsewhere as a terminal may show it: control characters become question marks."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 Head = TypeVar("Head", bound=Strict)
@@ -175,7 +180,7 @@ def catalogue_array(items: Sequence[tuple[str, str]]) -> AnyArray:
 def read_catalogue(array: AnyArray) -> list[tuple[str, str]]:
     try:
         listed = json.loads(array.tobytes().decode())
-        items = [(item, title) for item, title in listed]
+        items = [(item, printable(title) if isinstance(title, str) else title) for item, title in listed]
     except (ValueError, TypeError, RecursionError):
         raise TacitaError("the server's catalogue is damaged.") from None
     if any(not isinstance(item, str) or not isinstance(title, str) for item, title in items):
