@@ -417,6 +417,7 @@ def test_a_node_never_computes_with_arrays_that_do_not_fit(site: Site) -> None:
         {"catalogue": np.frombuffer(b"[1, 2", np.uint8)},
         {"catalogue": np.frombuffer(b'[["a"]]', np.uint8)},
         {"heads/other": np.zeros(3, np.float32)},
+        {"anything/at all": np.zeros(3, np.float32)},
         {"parts-received/unknown/table": whole["items"]},
     ]
     if "heads/column" in whole:

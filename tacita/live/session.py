@@ -201,6 +201,8 @@ def _whole_model(node: Node, request: Request) -> Model | None:
             return None
     if not {"items", "catalogue"} <= arrays.keys() or arrays["items"][1].ndim != 2:
         raise Refusal("the request holds no item table and catalogue.")
+    if any(not name.startswith(("heads/", "parts-received/")) for name in arrays.keys() - {"items", "catalogue"}):
+        raise Refusal("the request holds arrays that no model has.")
     head = request.head
     note = {"config": _json(head.config), "block": head.block, "round": head.round, "tag": "now"}
     return note, arrays
