@@ -119,6 +119,7 @@ class Here:
     clients: DeviceState
     members: Members | None = None
     mask: Ragged | None = None  # what validation does not rank
+    past: Ragged | None = None  # what everybody told in earlier blocks, where the model reads it
 
     @property
     def best(self) -> DeviceState:
@@ -135,7 +136,7 @@ class Here:
             clients.put(back, {"private": fed.backbone.init_private(fed.draws, fed.stream.user_keys[back])})
         has_data = np.flatnonzero(block.train.counts() > 0)
         _on_devices(fed, server, clients, block, received, "begin_block", has_data)
-        self.members = self.mask = None
+        self.members = self.mask = self.past = None
         self.keep_best()
 
     def living(self, fed: Federation, server: ServerState) -> Members:
@@ -186,7 +187,9 @@ class Here:
         users = members.users.take(cohort)
         view = view_of(self.clients, server, block, users.ptr, users.ids, keys, members.keys[cohort], received)
         if fed.backbone.reads_history:
-            view = replace(view, history=rows_of(fed.stream.trained(block.index - 1), users.ids))
+            if self.past is None:
+                self.past = fed.stream.trained(block.index - 1)
+            view = replace(view, history=rows_of(self.past, users.ids))
         for part in fed.parts:
             if overrides(part, "begin_round"):
                 renewed = part.begin_round(view)
