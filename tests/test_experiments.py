@@ -264,6 +264,13 @@ def test_the_paired_test_sees_a_small_lift_for_everybody() -> None:
     assert test.p < 1e-6
 
 
+def test_seeds_that_tested_different_people_are_not_paired() -> None:
+    experiment, wanted, lines = fabricated()
+    one = lines[wanted[0].key]
+    one["users"] = cells.pack(cells.unpack(one["users"])[:-3])
+    assert tables.comparisons(experiment, wanted, lines) == []
+
+
 def test_a_variant_may_have_backbones_of_its_own_and_is_compared_across() -> None:
     experiment, settings = plan.load_experiment("f3crec/tally")
     found = plan.cells_of(experiment, settings, ["ml-100k"], ["mf", "tally"], 1)

@@ -105,7 +105,10 @@ def _columns(
 
 
 def comparisons(experiment: Experiment, cells: list[Cell], lines: dict[str, Line]) -> list[Comparison]:
-    """Pairs are (block, user), each averaged over the seeds first: seeds are not new people."""
+    """Pairs are (block, user), each averaged over the seeds first: seeds are not new people.
+
+    Where seeds tested different people, as when hidden items leave somebody nothing to be asked for, there are no pairs.
+    """
     scores: dict[str, dict[tuple[str, str], list[Any]]] = {}
     for cell in cells:
         if cell.key in lines and "users" in lines[cell.key]:
@@ -113,6 +116,8 @@ def comparisons(experiment: Experiment, cells: list[Cell], lines: dict[str, Line
             place.setdefault((cell.backbone, cell.variant), []).append(unpack(lines[cell.key]["users"]))
     out = []
     for dataset, found in scores.items():
+        if len({len(run) for runs in found.values() for run in runs}) > 1:
+            continue
         means = {place: np.mean(runs, axis=0) for place, runs in found.items()}
         for backbone, variant in means:
             if variant not in experiment.compare:
