@@ -107,7 +107,7 @@ def _columns(
 def comparisons(experiment: Experiment, cells: list[Cell], lines: dict[str, Line]) -> list[Comparison]:
     """Pairs are (block, user), each averaged over the seeds first: seeds are not new people.
 
-    Where seeds tested different people, as when hidden items leave somebody nothing to be asked for, there are no pairs.
+    Where seeds tested different people, as when hidden items leave somebody nothing to ask for, there are no pairs.
     """
     scores: dict[str, dict[tuple[str, str], list[Any]]] = {}
     for cell in cells:
