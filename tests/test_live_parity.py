@@ -623,20 +623,6 @@ def test_a_few_people_are_not_read_from_refusals(tmp_path: Path) -> None:
     close_all(site)
 
 
-def test_a_round_is_validated_once_however_late_it_is_asked_again(tmp_path: Path) -> None:
-    site = started_site(tmp_path, "fedavg")
-    site.next_block()
-    first = next(one for one in site.transport.log if decode_request(one[1]).head.kind == "validate")
-    node, asked = site.transport.members[first[0]], decode_request(first[1])
-    held = node.store.model("r")
-    assert held is not None
-    other = {name: array for name, (_, array) in held[1].items()} | {"items": np.zeros_like(asked.arrays["items"])}
-    head = asked.head.model_copy(update={"names": {name: sha_of(array) for name, array in other.items()}})
-    reply = decode_reply(session.handle(node, encode(Request(head, other)))).head
-    assert (reply.verdict, "already answered" in reply.said or "is over" in reply.said) == ("refused", True)
-    close_all(site)
-
-
 def whole_sum(reply: Any, name: str, shape: tuple[int, ...]) -> Any:
     """One sum of a reply, whole."""
     if name in reply.arrays:

@@ -33,7 +33,7 @@ from tacita.devices import Federation
 from tacita.errors import TacitaError
 from tacita.experiments import tally_choice
 from tacita.experiments.shared_base import go_on, train_base
-from tacita.fields import add, empty_total, merge
+from tacita.fields import Total, add, empty_total, merge
 from tacita.kernels.threads import most_threads
 from tacita.rounds import Progress, run_stream, start
 from tacita.state_arrays import read_server
@@ -845,3 +845,17 @@ def test_a_cell_of_a_table_is_a_run_of_its_own() -> None:
     shared, alone = go_on(fed, train_base(fed)), start(fed)
     run_stream(fed, alone, lambda report, now: None)
     assert shared.results == alone.results
+
+
+def test_contributors_are_those_of_the_pairs_that_were_summed() -> None:
+    """Who counts people on a pair without a sum must not shift the counts of the pairs after it."""
+    shape = Shape(4)
+    pairs, count = np.zeros((4, 4)), np.zeros((4, 4))
+    for row, col, value, people in ((1, 0, 0.5, 2.0), (3, 2, 0.7, 3.0)):
+        pairs[row, col] = pairs[col, row] = value
+        count[row, col] = count[col, row] = people
+    count[2, 0] = count[0, 2] = 9.0  # of a pair that nobody summed
+    sums = {"pairs": pairs, "count": count, "touched": np.ones(4), "repeats": np.zeros(2)}
+    found = Sums.read(None).with_block(0, Total(sums, 3.0, 3), shape)
+    assert found.total.tolist() == [0.5, 0.7]
+    assert found.count.tolist() == [2.0, 3.0]
