@@ -15,10 +15,11 @@ import numpy as np
 from tacita.backbones import backbone_class
 from tacita.backbones.base import Backbone
 from tacita.config import ParticipationConfig, RunConfig, TrainConfig
-from tacita.devices import Federation, known_items, measure
 from tacita.errors import TacitaError
 from tacita.evaluate import Evaluation
 from tacita.kernels.threads import threads_in_use
+from tacita.measuring import known_items, measure
+from tacita.plan import Federation
 from tacita.rng import Draws, keys_of
 from tacita.rounds import Progress, begin_block, run_round, start
 from tacita.types import Block, Floats, Ints, Ragged, Stream
@@ -53,7 +54,7 @@ def bench_rounds(fed: Federation, repeats: int = 5) -> dict[str, Any]:
     begin_block(fed, progress, 0)
 
     def fast() -> None:
-        run_round(fed, progress)
+        progress.server, _ = run_round(fed, progress.server, progress.devices)
 
     fast_median, fast_times = _median_seconds(fast, repeats)
     naive = NaiveLoop(fed, progress)
@@ -200,7 +201,7 @@ def bench_scale(
         begin_block(fed, progress, 0)
 
         def one(fed: Federation = fed, progress: Progress = progress) -> None:
-            run_round(fed, progress)
+            progress.server, _ = run_round(fed, progress.server, progress.devices)
             progress.here.keep_best()
 
         median, times = _median_seconds(one, repeats)

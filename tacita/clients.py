@@ -6,32 +6,37 @@ The lab keeps all devices in a few arrays. Only this module indexes them by user
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from tacita.backbones.base import Backbone
 from tacita.config import ParticipationConfig
-from tacita.device_state import PARTS, DeviceState, Lists
+from tacita.device_state import OWN, PARTS, DeviceState, Lists
 from tacita.files import flat, nested
-from tacita.kernels.hashing import choose, hash_owners, thin
-from tacita.methods.base import Part
+from tacita.kernels.hashing import choose, decide, hash_owners
+from tacita.plan import Plan
 from tacita.rng import Draws
-from tacita.types import AnyArray, Arrays, Block, CohortView, Ints, Keys, Longs, Ragged, ServerState
-
-OWN = "own"  # every user's own version of the item rows it last trained: `item`, and `moved` beyond the table
+from tacita.types import AnyArray, Arrays, Block, CohortView, Down, Held, Ints, Keys, Longs, Ragged, ServerState
 
 
-def grow(clients: DeviceState, backbone: Backbone, parts: tuple[Part, ...], draws: Draws, keys: Keys) -> None:
+def grow(clients: DeviceState, plan: Plan, keys: Keys) -> None:
     """A new block: room for users up to len(keys), existing rows bit for bit as they are, nobody has trained."""
-    fresh = backbone.init_private(draws, keys[clients.n_users :])
-    rows: Arrays = {"private": np.concatenate([clients.private, fresh])}
-    rows |= flat({p.name: p.device_arrays(len(keys)) for p in parts}, PARTS)
-    clients.grow({**rows, "took_part": np.zeros(len(keys), bool)})
+    fresh = plan.backbone.init_private(plan.draws, keys[clients.n_users :])
+    keeping = {part.name: part.device_arrays(len(keys)) for part in plan.parts}
+    keeping[plan.learner.name] = plan.learner.device_arrays(len(keys))
+    clients.grow(
+        {
+            "private": np.concatenate([clients.private, fresh]),
+            **flat(keeping, PARTS),
+            "took_part": np.zeros(len(keys), bool),
+        }
+    )
     clients.arrays["took_part"] = np.zeros(len(keys), bool)
 
 
-def put_parts(clients: DeviceState, users: Ints, changed: dict[str, Arrays]) -> None:
+def put_parts(clients: DeviceState, users: Ints, changed: Mapping[str, Held]) -> None:
     clients.put(users, flat(changed, PARTS))
 
 
@@ -50,20 +55,25 @@ def no_devices(backbone: Backbone, own_rows: bool = False) -> DeviceState:
 class Members:
     """Which users of a block live on which client; a client is one user unless there are silos."""
 
-    users: Ragged  # client -> users with training data in the block
+    users: Ragged  # client -> users with training data in the block, or everybody
     keys: Keys  # client -> key of its random streams
     active: Longs  # clients with at least one such user, ascending
 
+    def find(self, keys: Keys) -> Longs:
+        """The clients that have these keys, ascending; nobody has to be here."""
+        order = np.argsort(self.keys)
+        at = np.minimum(np.searchsorted(self.keys, keys, sorter=order), len(order) - 1)
+        return np.sort(order[at[self.keys[order[at]] == keys]]) if len(order) else np.zeros(0, np.int64)
 
-def members_of(block: Block, user_keys: Keys, silos: int, draws: Draws) -> Members:
-    trains = np.flatnonzero(block.train.counts() > 0)
+
+def members_of(block: Block, user_keys: Keys, silos: int, draws: Draws, everybody: bool = False) -> Members:
+    here = np.ones(block.n_users, bool) if everybody else block.train.counts() > 0
+    living = np.flatnonzero(here)
     if silos == 0:
-        counts = (block.train.counts() > 0).astype(np.int64)
         ptr = np.zeros(block.n_users + 1, np.int64)
-        np.cumsum(counts, out=ptr[1:])
-        return Members(Ragged(ptr, trains.astype(np.int32)), user_keys[: block.n_users], trains)
-    home = silo_of(user_keys[trains], silos, draws)
-    users = Ragged.from_pairs(home, trains, silos)
+        np.cumsum(here, out=ptr[1:])
+        return Members(Ragged(ptr, living.astype(np.int32)), user_keys[: block.n_users], living)
+    users = Ragged.from_pairs(silo_of(user_keys[living], silos, draws), living, silos)
     return Members(users, np.arange(silos, dtype=np.uint64), np.flatnonzero(users.counts() > 0))
 
 
@@ -72,15 +82,18 @@ def silo_of(user_keys: Keys, silos: int, draws: Draws) -> Longs:
     return (hash_owners(draws.public("silo"), user_keys) % np.uint64(silos)).astype(np.int64)
 
 
-def participants(active: Longs, config: ParticipationConfig, key: np.uint64) -> Longs:
-    """Who takes part in a round, ascending; cost grows with those chosen, not with those who exist."""
-    if config.kind == "all":
+def participants(members: Members, config: ParticipationConfig, draws: Draws, block: int, round: int) -> Longs:
+    """Who takes part in a round, ascending.
+
+    With kind = "poisson" every client decides by itself, wherever it lives, by a draw that nobody else knows.
+    """
+    active = members.active
+    if config.kind == "all" or (config.kind == "poisson" and config.rate >= 1):
         return active
     if config.kind == "poisson":
-        picked = np.arange(len(active)) if config.rate >= 1 else thin(key, len(active), config.rate)
-    else:
-        picked = choose(key, len(active), int(expected_clients(active, config)))
-    return active[np.sort(picked)]
+        return active[decide(draws.private("participants", block, round), members.keys[active], config.rate)]
+    key = draws.public("participants", block, round)
+    return active[np.sort(choose(key, len(active), int(expected_clients(active, config))))]
 
 
 def expected_clients(active: Longs, config: ParticipationConfig) -> float:
@@ -90,45 +103,43 @@ def expected_clients(active: Longs, config: ParticipationConfig) -> float:
     return config.rate * len(active) if config.kind == "poisson" else float(max(1, round(config.rate * len(active))))
 
 
-def view_of(
-    clients: DeviceState,
-    server: ServerState,
-    block: Block,
-    user_ptr: Longs,
-    users: Ints,
-    user_keys: Keys,
-    client_keys: Keys,
-    received: dict[str, Arrays],
-) -> CohortView:
-    """What the given users' devices see: their own rows, and what the server sent."""
+@dataclass(frozen=True)
+class Who:
+    """Some clients, with the users that live on them."""
+
+    users: Ragged  # client -> users
+    keys: Keys  # of these clients
+    user_keys: Keys  # of everybody
+
+
+def view_of(clients: DeviceState, server: ServerState, block: Block, who: Who, down: Down) -> CohortView:
+    """What some clients' devices see: their own rows, and what the server sent."""
+    users = who.users.ids
     train, mine = block.train.take(users), clients.take(users)
     return CohortView(
         block=server.block,  # now, even where an earlier block is looked at
         round=server.round,
         n_items=len(server.items),
-        user_ptr=user_ptr,
+        user_ptr=who.users.ptr,
         user=users,
-        user_keys=user_keys[users],
-        client_keys=client_keys,
+        user_keys=who.user_keys[users],
+        client_keys=who.keys,
         train=train,
         exclude=train,
         private=mine["private"],
         parts=nested(mine, PARTS),
         items=server.items,
         heads=server.heads,
-        received=received,
+        received=down.common,
+        own=down.own(who.keys),
+        lists=clients.lists_of(users),
     )
 
 
 def users_view(
-    clients: DeviceState,
-    server: ServerState,
-    block: Block,
-    users: AnyArray,
-    keys: Keys,
-    received: dict[str, Arrays],
+    clients: DeviceState, server: ServerState, block: Block, users: AnyArray, keys: Keys, down: Down
 ) -> CohortView:
     """A view in which every user stands for itself, as when a device scores."""
     users = np.asarray(users, np.int32)
-    ptr = np.arange(len(users) + 1, dtype=np.int64)
-    return view_of(clients, server, block, ptr, users, keys, keys[users], received)
+    alone = Ragged(np.arange(len(users) + 1, dtype=np.int64), users)
+    return view_of(clients, server, block, Who(alone, keys[users], keys), down)

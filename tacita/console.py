@@ -33,8 +33,8 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from tacita.data.named import DatasetInfo
-    from tacita.devices import Federation
     from tacita.experiments.tables import Entry
+    from tacita.plan import Federation
     from tacita.rounds import Progress as Standing
     from tacita.rounds import RoundReport
     from tacita.runs import Run, Watcher

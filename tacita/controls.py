@@ -10,11 +10,12 @@ import scipy.sparse
 
 from tacita.backbones.scores import own_scores
 from tacita.backbones.solving import bytes_to_solve, free_memory, inverted, zero_diagonal
-from tacita.devices import Federation, candidates_of, known_items
 from tacita.evaluate import ScoreUsers, evaluate
 from tacita.fields import Terms
 from tacita.kernels.hashing import uniforms
 from tacita.kernels.pairs import dense_products
+from tacita.measuring import candidates_of, known_items
+from tacita.plan import Federation
 from tacita.trainer import train_cohort
 from tacita.types import Block, CohortView, Doubles, Floats, Ints, Ragged
 

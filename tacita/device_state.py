@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tacita.files import flat, nested
-from tacita.types import AnyArray, Arrays, Bools, Floats, Longs, Ragged
+from tacita.types import AnyArray, Arrays, Bools, Floats, Held, Longs, Ragged
 
 PARTS = "parts/"
+LISTS = "lists/"  # in files, before `name:column` of a list; `name:` holds its borders
+OWN = "own"  # every user's own version of the item rows it last trained: `item`, and `moved` beyond the table
 
 
 @dataclass
@@ -121,24 +123,33 @@ class DeviceState:
         """The rows of some users."""
         return {name: v[users] for name, v in self.arrays.items()}
 
-    def put(self, users: AnyArray, rows: Arrays) -> None:
+    def lists_of(self, users: AnyArray) -> dict[str, dict[str, Ragged]]:
+        """The lists that parts keep for some users: part -> name -> a list each."""
+        made = {name: self.list_of(name, users) for name in self.lists if name.startswith(PARTS)}
+        return nested(made, PARTS)
+
+    def put(self, users: AnyArray, rows: Held) -> None:
+        """Replace what some users keep; a list goes where there is room for it."""
         for name, values in rows.items():
-            self.arrays[name][users] = values
+            if isinstance(values, Ragged):
+                self.lists[name].put(users, values.ptr, {"item": values.ids, **values.values})
+            else:
+                self.arrays[name][users] = values
         if rows:
             self._changed.append(np.asarray(users))
-
-    def put_lists(self, name: str, users: AnyArray, ptr: Longs, columns: Arrays) -> None:
-        self.lists[name].put(users, ptr, columns)
-        self._changed.append(np.asarray(users))
 
     def list_of(self, name: str, users: AnyArray) -> Ragged:
         """Some users' lists of items, with the other columns as values."""
         ptr, columns = self.lists[name].take(users)
         return Ragged(ptr, columns.pop("item"), columns)
 
-    def grow(self, whole: Arrays) -> None:
+    def grow(self, whole: Held) -> None:
         """Room for users who are new, in the state that `whole` has for everybody; others stay bit for bit the same."""
         for name, rows in whole.items():
+            if isinstance(rows, Ragged):
+                kinds = {"item": rows.ids[:0], **{k: v[:0] for k, v in rows.values.items()}}
+                self.lists.setdefault(name, Lists.empty(0, kinds))
+                continue
             held = self.arrays.get(name)
             self.arrays[name] = rows if held is None else np.concatenate([held, rows[len(held) :]])
         for one in self.lists.values():
@@ -180,3 +191,51 @@ class DeviceState:
         lists = {name: one for name, one in self.lists.items() if not name.startswith(PARTS)}
         lists |= {name: one for name, one in other.lists.items() if name.startswith(PARTS)}
         return DeviceState(arrays, lists, self.common)
+
+
+# As named arrays, for a file or a database
+
+
+def device_arrays(clients: DeviceState, prefix: str) -> Arrays:
+    """What devices hold, lists packed in the order of users: the same bytes however they came about."""
+    arrays: Arrays = {f"{prefix}{name}": v for name, v in clients.arrays.items()}
+    arrays |= {f"{prefix}common/{name}": v for name, v in clients.common.items()}
+    packed = {name: one.take(np.arange(clients.n_users)) for name, one in clients.lists.items()}
+    return arrays | {f"{prefix}{name}": v for name, v in _as_arrays(packed).items()}
+
+
+def read_devices(arrays: Arrays, prefix: str) -> DeviceState:
+    mine = {name.removeprefix(prefix): v for name, v in arrays.items() if name.startswith(prefix)}
+    plain = {name: v for name, v in mine.items() if name in ("private", "took_part") or name.startswith(PARTS)}
+    common = {name.removeprefix("common/"): v for name, v in mine.items() if name.startswith("common/")}
+    lists = {
+        name: Lists(columns, ptr[:-1].copy(), np.diff(ptr), int(ptr[-1]))
+        for name, (ptr, columns) in _as_lists(mine).items()
+    }
+    return DeviceState(plain, lists, common)
+
+
+def rows_taken(arrays: Arrays, which: AnyArray) -> Arrays:
+    """What devices hold, as arrays, for some of the users, in that order."""
+    plain = {name: v[which] for name, v in arrays.items() if not name.startswith(LISTS)}
+    taken = {}
+    for name, (ptr, columns) in _as_lists(arrays).items():
+        some = Ragged(ptr, np.zeros(int(ptr[-1]), np.int32), columns).take(which)
+        taken[name] = some.ptr, some.values
+    return plain | _as_arrays(taken)
+
+
+def _as_arrays(lists: dict[str, tuple[Longs, Arrays]]) -> Arrays:
+    out: Arrays = {}
+    for name, (ptr, columns) in lists.items():
+        out |= {f"{LISTS}{name}:": ptr} | {f"{LISTS}{name}:{column}": v for column, v in columns.items()}
+    return out
+
+
+def _as_lists(arrays: Arrays) -> dict[str, tuple[Longs, Arrays]]:
+    found: dict[str, Arrays] = {}
+    for key, array in arrays.items():
+        if key.startswith(LISTS):
+            name, _, column = key.removeprefix(LISTS).rpartition(":")
+            found.setdefault(name, {})[column] = array
+    return {name: (columns.pop(""), columns) for name, columns in found.items()}

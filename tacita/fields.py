@@ -17,7 +17,7 @@ import numpy as np
 from tacita.errors import TacitaError
 from tacita.kernels.pairs import pair_sums
 from tacita.kernels.steps import fold_rows
-from tacita.types import AnyArray, Arrays, Doubles, Ints, Keys, Longs
+from tacita.types import AnyArray, Arrays, Doubles, Held, Ints, Keys, Longs
 
 QUANTUM = 2.0**-24  # of the exact sums of the aggregator `ideal`; sums stay whole numbers of it below 2^53
 
@@ -209,6 +209,15 @@ class Upload:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """What a cohort's devices make of a question; only the upload leaves them."""
+
+    upload: Upload
+    kept: Held = field(default_factory=dict)  # name in the device state -> new rows or lists, one per user
+    notes: Arrays = field(default_factory=dict)  # name -> (clients,) for the lab's log; nan: nothing
+
+
+@dataclass(frozen=True)
 class Each:
     """One field of single clients, as the one who may see it has it."""
 
@@ -230,6 +239,11 @@ class Total:
 
     def with_sums(self, changed: dict[str, Doubles]) -> Total:
         return replace(self, sums={**self.sums, **changed})
+
+
+def wire_bytes(array: AnyArray) -> int:
+    """Dense, or as (index, value) pairs where that is smaller."""
+    return min(array.nbytes, (4 + array.itemsize) * int(np.count_nonzero(array)))
 
 
 def touched_of(name: str) -> str:

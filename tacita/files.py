@@ -9,9 +9,9 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import safetensors
@@ -20,6 +20,7 @@ import safetensors.numpy
 from tacita.errors import DiskFull, TacitaError
 from tacita.types import AnyArray, Arrays
 
+V = TypeVar("V")
 _SIDE = re.compile(r"\..+\.\d+")  # what a write to the side is called
 
 
@@ -154,15 +155,15 @@ def _digest(arrays: Arrays, note: dict[str, str]) -> str:
     return total.hexdigest()
 
 
-def nested(arrays: Arrays, prefix: str) -> dict[str, Arrays]:
-    """`prefix/part/name` entries as part -> name -> array."""
-    out: dict[str, Arrays] = {}
-    for key, value in arrays.items():
+def nested(values: Mapping[str, V], prefix: str) -> dict[str, dict[str, V]]:
+    """`prefix/part/name` entries as part -> name -> value."""
+    out: dict[str, dict[str, V]] = {}
+    for key, value in values.items():
         if key.startswith(prefix):
             part, _, name = key[len(prefix) :].partition("/")
             out.setdefault(part, {})[name] = value
     return out
 
 
-def flat(parts: dict[str, Arrays], prefix: str) -> Arrays:
-    return {f"{prefix}{part}/{name}": v for part, arrays in parts.items() for name, v in arrays.items()}
+def flat(parts: Mapping[str, Mapping[str, V]], prefix: str) -> dict[str, V]:
+    return {f"{prefix}{part}/{name}": v for part, held in parts.items() for name, v in held.items()}

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 import tacita
-from tacita.backbones.linear import Tally
+from tacita.backbones.base import Backbone, Retracts
 from tacita.backbones.scores import CHUNK
-from tacita.devices import wire_bytes
 from tacita.errors import TacitaError
+from tacita.fields import wire_bytes
 from tacita.files import alone_in, nested, write_arrays, write_json
 from tacita.runs import Saved, build, lists_of, open_run, open_saved, serve
 from tacita.scoring import rows_of
@@ -69,20 +69,20 @@ def forget(
 ) -> dict[str, Any]:
     """Forget some of a user's items, or all of them; returns the certificate that was written into the folder."""
     began = time.perf_counter()
-    backbone = _tally_of(folder)
+    backbone, model = _model_of(folder)
     with alone_in(folder):
         saved = _finished(open_saved(folder))
-        request = _checked(saved, user, items, now, backbone.config.hold_retractions)
+        request = _checked(saved, user, items, now, model.held)
         saved = _forgotten_on_device(saved, request)
         outcome = proof = None
         asked = saved.held["asked"]
-        if request.number in asked and (now or len(asked) >= backbone.config.hold_retractions):
-            outcome = _retract(saved, backbone)
+        if request.number in asked and (now or len(asked) >= model.held):
+            outcome = _retract(saved, model)
             saved = _published(saved, outcome)
         seconds = time.perf_counter() - began
         if outcome is not None:
-            proof = _proof(saved, backbone, outcome) if verify else None
-        certificate = _certificate(saved, backbone, request, outcome, proof)
+            proof = _proof(saved, model, outcome) if verify else None
+        certificate = _certificate(saved, backbone, model, request, outcome, proof)
         certificate["cost"]["seconds_total"] = round(seconds, 4)
         number = 1 + max(
             (int(one.stem[7:]) for one in folder.glob("forget-*.json") if one.stem[7:].isdigit()), default=0
@@ -92,14 +92,15 @@ def forget(
     return certificate
 
 
-def _tally_of(folder: Path) -> Tally:
+def _model_of(folder: Path) -> tuple[Backbone, Retracts]:
     backbone, _, _ = build(open_run(folder).config)
-    if not isinstance(backbone, Tally):
+    retracts = backbone.retracts
+    if retracts is None:
         raise TacitaError(
             f"{folder} was trained with backbone '{backbone.name}', which cannot take data back; only 'tally' can, so "
             "train again without the data."
         )
-    return backbone
+    return backbone, retracts
 
 
 # What the device does
@@ -176,12 +177,12 @@ def _forgotten_on_device(saved: Saved, request: Request) -> Saved:
 # What the server does
 
 
-def _retract(saved: Saved, backbone: Tally) -> Outcome:
+def _retract(saved: Saved, model: Retracts) -> Outcome:
     """Take back what those who asked no longer have."""
     began = time.perf_counter()
     server, asked = read_server(saved.served, saved.note), saved.held["asked"]
     before, after = ([rows_of(one, asked) for one in lists] for lists in (_told(saved), _told_still(saved)))
-    changed, rank = backbone.retracted(server, before, after)
+    changed, rank = model.retracted(server, before, after)
     return Outcome(server, changed, asked, rank, time.perf_counter() - began)
 
 
@@ -217,10 +218,10 @@ def _finished(saved: Saved) -> Saved:
     return replace(saved, held=held, origin=origin)
 
 
-def _proof(saved: Saved, backbone: Tally, outcome: Outcome) -> Proof:
+def _proof(saved: Saved, model: Retracts, outcome: Outcome) -> Proof:
     """Train again on what remains and compare every score of every user."""
     began = time.perf_counter()
-    again = backbone.retrained(outcome.after, _told(saved))
+    again = model.retrained(outcome.after, _told(saved))
     seconds = time.perf_counter() - began
     other = replace(saved, served=server_arrays(again))
     difference = 0.0
@@ -245,7 +246,7 @@ def _pseudonym(saved: Saved, user: str) -> str:
 
 
 def _certificate(
-    saved: Saved, backbone: Tally, request: Request, outcome: Outcome | None, proof: Proof | None
+    saved: Saved, backbone: Backbone, model: Retracts, request: Request, outcome: Outcome | None, proof: Proof | None
 ) -> dict[str, Any]:
     """Spec D.5: what was asked, done and checked, and what was not. No item is named in it."""
     users, config = saved.ids["users"], saved.run.config
@@ -254,7 +255,7 @@ def _certificate(
     others = [] if outcome is None else [int(u) for u in outcome.subjects if u != request.number]
     mode = "none: the server was told of none of it"
     if waits:
-        mode = f"waits until {backbone.config.hold_retractions} users have asked"
+        mode = f"waits until {model.held} users have asked"
     elif outcome is not None:
         mode = f"update of rank {outcome.rank}" if outcome.rank else "new solve"
     verdict = "not verified"
@@ -273,7 +274,7 @@ def _certificate(
             "n_items": len(request.items),
         },
         "method": {
-            "name": "tally",
+            "name": backbone.name,
             "mode": mode,
             "exact": proof is not None and proof.same_bits,
             "parameters": backbone.config.model_dump(mode="json"),
@@ -288,7 +289,7 @@ def _certificate(
         "participation": {
             "clients_asked": 0,
             "rounds": 0 if outcome is None else 1,
-            "bytes_up": 0.0 if outcome is None else backbone.upload_bytes(len(saved.ids["items"])),
+            "bytes_up": 0.0 if outcome is None else model.upload_bytes(len(saved.ids["items"])),
             "bytes_down": 0.0 if outcome is None else float(sum(wire_bytes(a) for a in heads.values())),
         },
         "cost": {

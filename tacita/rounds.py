@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 
 from tacita.device_state import DeviceState
-from tacita.devices import Devices, Federation, Here, Plan, Told, broadcast, nobody_here, selecting_metric
+from tacita.devices import Devices, Here, Told, nobody_here
 from tacita.evaluate import Evaluation
-from tacita.types import ServerState
+from tacita.fields import Total
+from tacita.measuring import selecting_metric
+from tacita.plan import Federation, Plan, send_down, to_serve
+from tacita.types import Keys, ServerState
 
 
 @dataclass(frozen=True)
@@ -65,37 +68,51 @@ OnRound = Callable[[RoundReport, Progress], None]
 def start(fed: Federation, devices: Devices | None = None) -> Progress:
     """Nobody has trained yet: an empty table and, where devices are here, none of them."""
     server = ServerState(np.zeros((0, fed.backbone.item_width), np.float32), fed.backbone.init_heads(fed.draws))
-    return Progress(server, devices or nobody_here(fed.backbone, fed.config), server)
+    return Progress(server, devices or nobody_here(fed), server)
 
 
-def run_round(fed: Plan, progress: Progress) -> RoundReport:
-    """One federated round. The server state is a value; devices change in place."""
-    before = server = progress.server
-    received, bytes_down = broadcast(fed, server)
-    questions, told, total = fed.learner.questions(server), [], None
-    for question in questions:
-        told.append(progress.devices.exchange(fed, server, received, question))
-        total = told[-1].total
-        for part in reversed(fed.parts):
-            total = part.decode(server, total)
-        server = fed.learner.learn(server, total, question, told[-1].expected)
+def run_round(
+    plan: Plan, server: ServerState, devices: Devices, chosen: Keys | None = None
+) -> tuple[ServerState, RoundReport]:
+    """One federated round, with some clients or with those that it chooses. Devices change in place."""
+    before = server
+    if chosen is None and plan.names_clients:
+        chosen = devices.choose(plan, server)
+    server, down = send_down(plan, server, chosen)
+    told: list[Told] = []
+    total = None
+    for question in plan.learner.questions(server):
+        told.append(devices.exchange(plan, server, down, question, chosen))
+        total = decoded(plan, server, told[-1].total)
+        server = plan.learner.learn(server, total, question, told[-1].expected)
+    server = replace(server_steps(plan, before, server, total), round=before.round + 1)
+    return server, _report(plan, server, told, down.n_bytes)
+
+
+def decoded(plan: Plan, server: ServerState, total: Total) -> Total:
+    """What came back, as the parts that encoded it read it."""
+    for part in reversed(plan.parts):
+        total = part.decode(server, total)
+    return total
+
+
+def server_steps(plan: Plan, before: ServerState, server: ServerState, total: Total | None) -> ServerState:
+    """What the parts make of the aggregated state; without a total nobody was asked, and the learner goes on."""
     if total is None:
-        server = fed.learner.go_on(server)
-    else:
-        for part in fed.parts:
-            server = part.server_step(before, server, total)
-    progress.server = server = replace(server, round=before.round + 1)
-    return _report(fed, server, told, bytes_down)
+        return plan.learner.go_on(server)
+    for part in plan.parts:
+        server = part.server_step(before, server, total)
+    return server
 
 
-def _report(fed: Plan, server: ServerState, told: list[Told], bytes_down: float) -> RoundReport:
+def _report(plan: Plan, server: ServerState, told: list[Told], bytes_down: float) -> RoundReport:
     if not told:
         return RoundReport(server.block, server.round, 0, 4.0, 4.0)  # a setting down, a score up
     notes = {name: value for one in told for name, value in one.notes.items()}
-    notes |= {k: v for p in fed.parts for k, v in p.server_notes(server).items()}
+    notes |= {k: v for p in plan.parts for k, v in p.server_notes(server).items()}
     up = sum(one.bytes_up for one in told) / max(1, told[-1].clients)
-    if fed.backbone.reads_history:  # what it scores with comes after the sum
-        _, bytes_down = broadcast(fed, server)
+    if plan.backbone.reads_history:  # what it scores with comes after the sum
+        bytes_down = to_serve(plan, server).n_bytes
     return RoundReport(server.block, server.round, told[-1].clients, up, bytes_down, None, notes)
 
 
@@ -107,9 +124,8 @@ def begin_block(fed: Federation, progress: Progress, index: int) -> None:
     server = replace(server, items=items, block=index, round=0)
     for part in fed.parts:
         server = server.with_part(part.name, part.server_begin_block(server))
-    received, _ = broadcast(fed, server)
     progress.server = progress.best_server = server
-    progress.devices.begin_block(fed, server, received)
+    progress.devices.begin_block(fed, server, to_serve(fed, server))
     progress.best_score, progress.best_round, progress.stale, progress.in_block = -1.0, 0, 0, True
     progress.bytes_up = progress.bytes_down = 0.0
 
@@ -121,12 +137,12 @@ def run_block(fed: Federation, progress: Progress, on_round: OnRound) -> None:
     rounds = fed.learner.rounds
     somebody = progress.devices.anybody(fed, progress.server)
     while progress.server.round < rounds and progress.stale < plan.patience and somebody:
-        report = run_round(fed, progress)
+        progress.server, report = run_round(fed, progress.server, progress.devices)
         progress.bytes_up += report.bytes_up
         progress.bytes_down += report.bytes_down
         if report.round % every == 0 or report.round == rounds:
-            received, _ = broadcast(fed, progress.server)
-            total, users = progress.devices.validate(fed, progress.server, received).get(f"{metric}@{k}", (0.0, 0))
+            down = to_serve(fed, progress.server)
+            total, users = progress.devices.validate(fed, progress.server, down).get(f"{metric}@{k}", (0.0, 0))
             if users:
                 report = replace(report, valid=total / users, clients=report.clients or users)
             if _is_best(report, progress):
@@ -148,9 +164,9 @@ def _is_best(report: RoundReport, progress: Progress) -> bool:
 def end_block(fed: Federation, progress: Progress) -> None:
     """Test the best round, let the parts keep what they need of it, and carry it on."""
     server, rounds = progress.best_server, progress.server.round
-    received, _ = broadcast(fed, server)
-    scores, found = progress.devices.result(fed, server, received)
-    progress.devices.end_block(fed, server, received)
+    down = to_serve(fed, server)
+    scores, found = progress.devices.result(fed, server, down)
+    progress.devices.end_block(fed, server, down)
     for part in fed.parts:
         server = server.with_part(part.name, part.server_end_block(server))
     if fed.config.train.resume_from == "last":

@@ -27,7 +27,7 @@ from tacita.config import RunConfig, read_toml, to_toml, validated
 from tacita.controls import CONTROLS, mean_of, run_controls
 from tacita.data.sources import load
 from tacita.data.splits import effective_split, split
-from tacita.devices import Federation, Plan, broadcast, selecting_metric
+from tacita.device_state import device_arrays, read_devices
 from tacita.errors import TacitaError
 from tacita.evaluate import continual_summary
 from tacita.files import (
@@ -45,15 +45,15 @@ from tacita.files import (
 from tacita.kernels.ranking import best_items
 from tacita.kernels.threads import most_threads, set_threads
 from tacita.learners import learner_of
+from tacita.measuring import selecting_metric
 from tacita.methods import Part, World, build_parts, effective_parts
+from tacita.plan import Federation, Plan, to_serve
 from tacita.report_data import method_name, refuse_changed
 from tacita.rng import Draws, keys_of
 from tacita.rounds import Progress, RoundReport, run_stream, start
-from tacita.scoring import device_scorer
+from tacita.scoring import DeviceScorer
 from tacita.state_arrays import (
-    device_arrays,
     progress_arrays,
-    read_devices,
     read_progress,
     read_server,
     server_arrays,
@@ -140,9 +140,9 @@ def build(config: RunConfig, secret: str = "") -> tuple[Backbone, tuple[Part, ..
     return backbone, parts, draws
 
 
-def planned(config: RunConfig) -> Plan:
-    """What everybody may know of a run."""
-    backbone, parts, draws = build(config)
+def planned(config: RunConfig, secret: str = "") -> Plan:
+    """What everybody may know of a run, and, with a secret, draws that only a device knows."""
+    backbone, parts, draws = build(config, secret)
     return Plan(backbone, parts, config, draws)
 
 
@@ -525,13 +525,11 @@ def recommend(
 def serve(saved: Saved, users: Ints) -> Floats:
     """Scores of the given users from saved state alone, without the dataset."""
     config, held = saved.run.config, saved.held
-    backbone, parts, draws = build(config)
-    server = read_server(saved.served, saved.note)
+    plan, server = planned(config), read_server(saved.served, saved.note)
     clients = read_devices(held, "")
     current = lists_of(held, "current")
     n, none = clients.n_users, Ragged.empty(clients.n_users)
     block = Block(server.block, n, len(server.items), current, none, none, np.zeros(n, bool), len(current.ids))
     keys = keys_of(saved.ids["users"])
-    received, _ = broadcast(Plan(backbone, parts, config, draws), server)
     past = lists_of(held, "past") if "past/ptr" in held else None
-    return device_scorer(backbone, parts, server, clients, block, keys, received, "serve", past)(users)
+    return DeviceScorer(plan, server, clients, block, keys, to_serve(plan, server), "serve", past)(users)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tacita.backbones.base import Backbone
 from tacita.backbones.scores import own_scores, score_all
-from tacita.clients import OWN, users_view
-from tacita.device_state import DeviceState
-from tacita.evaluate import ScoreUsers
-from tacita.methods.base import Part, Purpose, overrides
-from tacita.types import Arrays, Block, Floats, Ints, Keys, Ragged, ServerState
+from tacita.clients import users_view
+from tacita.device_state import OWN, DeviceState
+from tacita.methods.base import Purpose, overrides, owner_of
+from tacita.plan import Plan
+from tacita.types import Block, CohortView, Down, Floats, Ints, Keys, Ragged, ServerState
 
 
 def rows_of(lists: Ragged, users: Ints) -> Ragged:
@@ -22,40 +20,49 @@ def rows_of(lists: Ragged, users: Ints) -> Ragged:
     return replace(lists, ptr=np.append(lists.ptr, np.full(short, lists.ptr[-1]))).take(users)
 
 
-def device_scorer(
-    backbone: Backbone,
-    parts: Sequence[Part],
-    server: ServerState,
-    clients: DeviceState,
-    block: Block,
-    keys: Keys,
-    received: dict[str, Arrays],
-    purpose: Purpose,
-    past: Ragged | None = None,
-) -> ScoreUsers:
+@dataclass(frozen=True)
+class DeviceScorer:
     """Scores as the users' own devices would compute them, corrections by parts included."""
-    correcting = [p for p in parts if overrides(p, "predict")]
 
-    def score_users(users: Ints) -> Floats:
-        if backbone.reads_history:
-            view = users_view(clients, server, block, users, keys, received)
-            found = backbone.score_history(replace(view, history=rows_of(past, users) if past is not None else None))
-            assert found is not None
-            return found
-        private, context = clients.private[users], None
-        if correcting or backbone.reads_context:
-            view = users_view(clients, server, block, users, keys, received)
-            context = backbone.context(view)
-        if OWN not in clients.lists:
-            scores = score_all(backbone, private, server.heads, server.items, context)
-        else:
-            table = server.items.copy()  # rows that are newer than the last broadcast
-            table[: len(clients.common[OWN])] = clients.common[OWN]
-            own = clients.list_of(OWN, users)
-            scores = own_scores(backbone, private, server.heads, table, own, context)
-        if correcting:
-            for part in correcting:
-                scores = part.predict(view, scores, purpose)
+    plan: Plan
+    server: ServerState
+    clients: DeviceState
+    block: Block
+    keys: Keys
+    down: Down
+    purpose: Purpose
+    past: Ragged | None = None  # what everybody did in earlier blocks, where the model reads it
+
+    def __call__(self, users: Ints) -> Floats:
+        correcting = [p for p in self.plan.parts if overrides(p, "predict")]
+        answering = owner_of(self.plan.parts, "answers")
+        backbone, view = self.plan.backbone, None
+        if correcting or answering or backbone.reads_context or backbone.reads_history:
+            view = self._view(users)
+        scores = answering.answers(view) if answering and view else None
+        if scores is None:
+            scores = self._own_model(users, view)
+        for part in correcting:
+            assert view is not None
+            scores = part.predict(view, scores, self.purpose)
         return scores
 
-    return score_users
+    def _view(self, users: Ints) -> CohortView:
+        view = users_view(self.clients, self.server, self.block, users, self.keys, self.down)
+        past = rows_of(self.past, users) if self.past is not None else None
+        return replace(view, history=past) if self.plan.backbone.reads_history else view
+
+    def _own_model(self, users: Ints, view: CohortView | None) -> Floats:
+        """The run's own model, read with the private vectors of these users."""
+        backbone, server, clients = self.plan.backbone, self.server, self.clients
+        if view is not None and backbone.reads_history:
+            found = backbone.score_history(view)
+            assert found is not None
+            return found
+        context = None if view is None else backbone.context(view)
+        private = clients.private[users]
+        if OWN not in clients.lists:
+            return score_all(backbone, private, server.heads, server.items, context)
+        table = server.items.copy()  # rows that are newer than the last broadcast
+        table[: len(clients.common[OWN])] = clients.common[OWN]
+        return own_scores(backbone, private, server.heads, table, clients.list_of(OWN, users), context)

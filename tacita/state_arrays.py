@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
-
-from tacita.device_state import PARTS, DeviceState, Lists
+from tacita.device_state import device_arrays, read_devices
 from tacita.devices import Here
 from tacita.files import flat, nested
 from tacita.rounds import Progress
-from tacita.types import Arrays, ServerState
+from tacita.types import Arrays, Given, ServerState
+
+_GIVEN = ("sender", "item", "time")
 
 
 def server_arrays(server: ServerState, prefix: str = "") -> Arrays:
     heads = {f"{prefix}heads/{k}": v for k, v in server.heads.items()}
-    return {f"{prefix}items": server.items, **heads, **flat(server.parts, f"{prefix}parts/")}
+    given = {f"{prefix}given/{k}": getattr(server.given, k) for k in _GIVEN} if len(server.given) else {}
+    return {f"{prefix}items": server.items, **heads, **flat(server.parts, f"{prefix}parts/"), **given}
 
 
 def server_note(server: ServerState) -> dict[str, str]:
@@ -27,28 +28,8 @@ def read_server(arrays: Arrays, note: dict[str, str], prefix: str = "") -> Serve
     heads = {k[len(prefix) + 6 :]: v for k, v in arrays.items() if k.startswith(f"{prefix}heads/")}
     parts: dict[str, Arrays] = {name: {} for name in json.loads(note["parts"])}
     parts |= nested(arrays, f"{prefix}parts/")
-    return ServerState(arrays[f"{prefix}items"], heads, int(note["block"]), int(note["round"]), parts)
-
-
-def device_arrays(clients: DeviceState, prefix: str) -> Arrays:
-    """What devices hold, lists packed in the order of users: the same bytes however they came about."""
-    arrays: Arrays = {f"{prefix}{name}": v for name, v in clients.arrays.items()}
-    arrays |= {f"{prefix}common/{name}": v for name, v in clients.common.items()}
-    for name, one in clients.lists.items():
-        ptr, columns = one.take(np.arange(clients.n_users))
-        arrays |= {f"{prefix}lists/{name}/": ptr} | {f"{prefix}lists/{name}/{k}": v for k, v in columns.items()}
-    return arrays
-
-
-def read_devices(arrays: Arrays, prefix: str) -> DeviceState:
-    mine = {name.removeprefix(prefix): v for name, v in arrays.items() if name.startswith(prefix)}
-    plain = {name: v for name, v in mine.items() if name in ("private", "took_part") or name.startswith(PARTS)}
-    common = {name.removeprefix("common/"): v for name, v in mine.items() if name.startswith("common/")}
-    lists = {}
-    for name, columns in nested(mine, "lists/").items():
-        ptr = columns.pop("")
-        lists[name] = Lists(columns, ptr[:-1].copy(), np.diff(ptr), int(ptr[-1]))
-    return DeviceState(plain, lists, common)
+    held = [arrays[f"{prefix}given/{k}"] for k in _GIVEN] if f"{prefix}given/item" in arrays else []
+    return ServerState(arrays[f"{prefix}items"], heads, int(note["block"]), int(note["round"]), parts, Given(*held))
 
 
 _PLAIN = ("best_score", "best_round", "stale", "in_block", "bytes_up", "bytes_down", "results")

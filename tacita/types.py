@@ -6,9 +6,9 @@ of itself. Nothing of the former may refer to a history or to a private paramete
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,6 +98,10 @@ class Ragged:
         return np.isin(np.asarray(rows, np.int64) * width + ids, own)
 
 
+Held = Mapping[str, AnyArray | Ragged]
+"""What devices keep, by name: an array with a row per user, or a list per user."""
+
+
 @dataclass(frozen=True)
 class Block:
     """One slice of time: what each user did in it, split for training and evaluation.
@@ -164,6 +168,40 @@ class Stream:
 
 
 @dataclass(frozen=True)
+class Given:
+    """Interactions that people shared, by sender: written by their requests alone, and taken out by them."""
+
+    sender: Keys = field(default_factory=lambda: np.zeros(0, np.uint64))
+    item: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    time: Doubles = field(default_factory=lambda: np.zeros(0))  # when it was shared
+
+    def __len__(self) -> int:
+        return len(self.sender)
+
+    def with_shared(self, sender: int, items: AnyArray, time: float) -> Given:
+        """Some more of one sender; what is there already stays as it was."""
+        fresh = np.setdiff1d(items, self.item[self.sender == np.uint64(sender)])
+        return Given(
+            np.append(self.sender, np.full(len(fresh), sender, np.uint64)),
+            np.append(self.item, fresh).astype(np.int32),
+            np.append(self.time, np.full(len(fresh), time)),
+        )
+
+    def without(self, sender: int, items: AnyArray) -> Given:
+        stays = (self.sender != np.uint64(sender)) | ~np.isin(self.item, items)
+        return Given(self.sender[stays], self.item[stays], self.time[stays])
+
+    def of(self, senders: Keys) -> Ragged:
+        """What each of some senders shared, oldest first."""
+        order = np.argsort(senders)
+        at = np.searchsorted(senders, self.sender, sorter=order)
+        found = at < len(senders)
+        found[found] = senders[order[at[found]]] == self.sender[found]
+        rows = order[at[found]]
+        return Ragged.from_pairs(rows, self.item[found], len(senders), {"time": self.time[found]})
+
+
+@dataclass(frozen=True)
 class ServerState:
     """All that the server holds between rounds."""
 
@@ -171,7 +209,8 @@ class ServerState:
     heads: Arrays  # shared parameters that are not item rows
     block: int = 0
     round: int = 0  # rounds done in this block
-    parts: dict[str, Arrays] = field(default_factory=dict)  # part name -> its server-side arrays
+    parts: dict[str, Arrays] = field(default_factory=dict)  # part or learner -> its server-side arrays
+    given: Given = field(default_factory=Given)
 
     def with_items(self, items: Floats) -> ServerState:
         return replace(self, items=items)
@@ -181,8 +220,28 @@ class ServerState:
 
 
 @dataclass(frozen=True)
+class Request:
+    """What a person asks for between rounds: to share items, take them back, have them forgotten, or leave."""
+
+    kind: Literal["share", "unshare", "forget", "leave"]
+    sender: int  # the key of its device
+    items: Ints  # in the catalogue's numbers; of who leaves, nothing
+    time: float = 0.0
+    number: int = 0  # tells two requests of the same round apart
+
+
+@dataclass(frozen=True)
+class Down:
+    """What travels down besides the model: the same for everybody, and for some clients a list of their own."""
+
+    common: dict[str, Arrays] = field(default_factory=dict)  # part -> what its broadcast carries
+    own: Callable[[Keys], dict[str, Ragged]] = lambda clients: {}  # keys of clients -> part -> a list for each of them
+    n_bytes: float = 0.0  # on average per client, the model included
+
+
+@dataclass(frozen=True)
 class CohortView:
-    """What the clients of one cohort see of themselves, plus what the server sent to everybody.
+    """What the clients of one cohort see of themselves, plus what the server sent them.
 
     One row per client; `users` of client c are `user[user_ptr[c]:user_ptr[c + 1]]` (one each by default).
     """
@@ -201,6 +260,8 @@ class CohortView:
     items: Floats  # received: the item table
     heads: Arrays  # received: shared parameters
     received: dict[str, Arrays]  # received: part name -> what its broadcast carried
+    own: dict[str, Ragged] = field(default_factory=dict)  # received: part name -> (clients) what is for each alone
+    lists: dict[str, dict[str, Ragged]] = field(default_factory=dict)  # like `parts`: lists that a part keeps
     history: Ragged | None = None  # (users) what each did in earlier blocks, where the model reads it
 
     @property

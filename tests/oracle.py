@@ -17,17 +17,17 @@ from torch import Tensor, nn
 
 from tacita.backbones import Backbone, backbone_class, backbone_names
 from tacita.backbones.scores import score_all
-from tacita.clients import Members, members_of, users_view, view_of
+from tacita.clients import Members, Who, members_of, users_view, view_of
 from tacita.config import RunConfig, TrainConfig
-from tacita.devices import Federation, broadcast
 from tacita.fields import Total, Upload, add, empty_total
 from tacita.learners.rows import apply_total
 from tacita.methods import Part, World
+from tacita.plan import Federation, to_serve
 from tacita.rng import Draws, keys_of
 from tacita.rounds import Progress, begin_block, start
 from tacita.trainer import Trained, train_cohort
 from tacita.trainer.draw import lay_out
-from tacita.types import AnyArray, Arrays, Block, CohortView, Floats, Local, Ragged, ServerState, Stream
+from tacita.types import AnyArray, Arrays, Block, CohortView, Down, Floats, Local, Ragged, ServerState, Stream
 
 Lists = Sequence[Sequence[int]]
 
@@ -40,6 +40,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "pfedrec": {"dim": 6, "lr": 0.1, "lr_eta": 0.5},
     "ncf": {"dim": 6, "lr": 0.1, "lr_eta": 0.5},
     "ego": {"dim": 6, "lr": 0.5, "item_lr_scale": 3.0},
+    "tally": {"ridge": 20.0, "min_item": 0},
 }
 
 
@@ -99,11 +100,8 @@ def cohort(fed: Federation, progress: Progress, order: AnyArray | None = None) -
     chosen = all_of.active if order is None else all_of.active[order]
     users = all_of.users.take(chosen)
     block = fed.stream.blocks[progress.server.block]
-    received, _ = broadcast(fed, progress.server)
-    return view_of(
-        progress.clients, progress.server, block, users.ptr, users.ids, fed.stream.user_keys,
-        all_of.keys[chosen], received,
-    )  # fmt: skip
+    who = Who(users, all_of.keys[chosen], fed.stream.user_keys)
+    return view_of(progress.clients, progress.server, block, who, to_serve(fed, progress.server))
 
 
 def train_once(fed: Federation, progress: Progress, order: AnyArray | None = None) -> Trained:
@@ -115,7 +113,7 @@ def catalogue(backbone: Backbone, progress: Progress, block: Block) -> Floats:
     clients, server = progress.clients, progress.server
     users = np.arange(clients.n_users, dtype=np.int32)
     keys = np.zeros(clients.n_users, np.uint64)
-    context = backbone.context(users_view(clients, server, block, users, keys, {}))
+    context = backbone.context(users_view(clients, server, block, users, keys, Down()))
     return score_all(backbone, clients.private, server.heads, server.items, context)
 
 

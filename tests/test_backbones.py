@@ -24,9 +24,9 @@ from oracle import (
 from tacita.backbones import Backbone, Context
 from tacita.backbones.scores import score_all
 from tacita.config import TrainConfig
-from tacita.devices import Federation
 from tacita.fields import Rows, Spec, Upload, add, empty_total
 from tacita.learners.rows import apply_total
+from tacita.plan import Federation
 from tacita.rng import Draws, keys_of
 from tacita.rounds import begin_block, run_block, run_round
 from tacita.types import AnyArray, Floats, Ragged, ServerState, Stream
@@ -100,7 +100,7 @@ def test_golden_round_of_two_clients_and_three_items(stepper: str) -> None:
     progress = started(fed)
     progress.server.items[:, 0] = [0.5, 0.0, -0.5]
     progress.clients.private[:, 0] = [1.0, 2.0]
-    report = run_round(fed, progress)
+    progress.server, report = run_round(fed, progress.server, progress.devices)
     after = progress.server
     np.testing.assert_allclose(progress.clients.private[:, 0], [1.0141578, 1.9725853], atol=1e-6)
     np.testing.assert_allclose(after.items[:, 0], [0.4044990, 0.05625, -0.4734862], atol=1e-6)
@@ -147,7 +147,7 @@ def test_numbering_the_users_differently_gives_the_same_table(name: str) -> None
         fed = federate(one, make_backbone(name), batch_size=6)
         progress = started(fed)
         for _ in range(2):
-            run_round(fed, progress)
+            progress.server, _ = run_round(fed, progress.server, progress.devices)
         seen.append((progress.server.items, progress.clients.private))
     np.testing.assert_allclose(seen[1][0], seen[0][0], rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(seen[1][1], seen[0][1][order], rtol=1e-5, atol=1e-6)

@@ -39,7 +39,6 @@ from scipy.special import expit, logit
 from tacita import runs
 from tacita.backbones.scores import pair_scores, score_all
 from tacita.config import RunConfig
-from tacita.devices import Federation
 from tacita.errors import TacitaError
 from tacita.files import read_arrays
 from tacita.kernels.memory import remember
@@ -49,6 +48,7 @@ from tacita.methods import World, build_parts, preset_parts, proxies
 from tacita.methods.error_memory import ErrorMemory, unit_rows
 from tacita.methods.f3crec import Replay, TemporalMean, current_ranks, replay_size
 from tacita.methods.proxies import Proxies
+from tacita.plan import Federation
 from tacita.rng import Draws
 from tacita.rounds import Progress, begin_block, end_block, run_block, run_round, run_stream, start
 from tacita.trainer import Trained, train_cohort
@@ -99,7 +99,7 @@ def in_block(fed: Federation, index: int, rounds: int = 0) -> Progress:
 
 
 def play_round(fed: Federation, progress: Progress) -> None:
-    run_round(fed, progress)
+    progress.server, _ = run_round(fed, progress.server, progress.devices)
 
 
 def played(fed: Federation) -> Progress:

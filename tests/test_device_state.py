@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacita.device_state import DeviceState, Lists
+from tacita.device_state import DeviceState, Lists, device_arrays, read_devices, rows_taken
 from tacita.types import Ragged
 
 N = 6
@@ -29,7 +30,7 @@ def put(state: DeviceState, users: list[int], sizes: list[int], stamp: int) -> N
     ptr = np.concatenate([[0], np.cumsum(sizes)])
     item = np.arange(stamp, stamp + ptr[-1], dtype=np.int32)
     rows = np.stack([item, -item], axis=1).astype(np.float32)
-    state.put_lists("log", np.array(users), ptr, {"item": item, "row": rows})
+    state.put(np.array(users), {"log": Ragged(ptr, item, {"row": rows})})
     state.put(np.array(users), {"a": np.full((len(users), 2), stamp)})
 
 
@@ -63,7 +64,7 @@ def test_rows_lists_and_copies_are_what_a_full_copy_would_be(script: list[Any]) 
 def test_newcomers_leave_the_others_as_they_are() -> None:
     state = DeviceState({"a": np.ones((2, 3))}, {"log": Lists.empty(2, EMPTY)})
     put_ = Ragged.from_lists([[4, 5], [6]])
-    state.put_lists("log", np.arange(2), put_.ptr, {"item": put_.ids, "row": np.zeros((3, 2), np.float32)})
+    state.put(np.arange(2), {"log": replace(put_, values={"row": np.zeros((3, 2), np.float32)})})
     state.grow({"a": np.full((4, 3), 7.0)})
     assert state.arrays["a"].tolist() == [[1] * 3, [1] * 3, [7] * 3, [7] * 3]
     assert [state.list_of("log", np.array([u])).ids.tolist() for u in range(4)] == [[4, 5], [6], [], []]
@@ -85,5 +86,17 @@ def test_the_pool_does_not_grow_for_ever() -> None:
     state = DeviceState({}, {"log": Lists.empty(N, EMPTY)})
     for stamp in range(500):
         put_ = Ragged.from_lists([[stamp] * 4 for _ in range(N)])
-        state.put_lists("log", np.arange(N), put_.ptr, {"item": put_.ids, "row": np.zeros((24, 2), np.float32)})
+        state.put(np.arange(N), {"log": replace(put_, values={"row": np.zeros((24, 2), np.float32)})})
     assert len(state.lists["log"].columns["item"]) <= 4 * N * 4
+
+
+def test_some_rows_of_stored_devices_are_those_of_the_devices() -> None:
+    state = DeviceState({"private": np.arange(8.0).reshape(4, 2), "took_part": np.zeros(4, bool)})
+    state.grow({"parts/p/log": Ragged(np.zeros(5, np.int64), np.zeros(0, np.int32), {"row": np.zeros((0, 2))})})
+    lists = Ragged.from_lists([[7], [], [1, 2, 3], [5, 6]])
+    state.put(np.arange(4), {"parts/p/log": replace(lists, values={"row": np.arange(12.0).reshape(6, 2)})})
+    some = read_devices(rows_taken(device_arrays(state, ""), np.array([3, 0])), "")
+    assert some.private.tolist() == [[6, 7], [0, 1]]
+    found = some.lists_of(np.arange(2))["p"]["log"]
+    assert [found.row(0).tolist(), found.row(1).tolist()] == [[5, 6], [7]]
+    assert found.values["row"].tolist() == [[8, 9], [10, 11], [0, 1]]

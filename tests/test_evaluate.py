@@ -29,7 +29,6 @@ from tacita.controls import (
 from tacita.data.sources import load
 from tacita.data.splits import split
 from tacita.device_state import DeviceState
-from tacita.devices import Federation, block_scores, known_items, measure
 from tacita.errors import TacitaError
 from tacita.evaluate import (
     Evaluation,
@@ -40,9 +39,11 @@ from tacita.evaluate import (
     sample_candidates,
 )
 from tacita.kernels.ranking import best_items, list_ranks
+from tacita.measuring import block_scores, known_items, measure
+from tacita.plan import Federation
 from tacita.rng import Draws, keys_of
 from tacita.rounds import Progress, begin_block, start
-from tacita.types import AnyArray, Block, Doubles, Floats, Ints, Keys, Ragged, Stream
+from tacita.types import AnyArray, Block, Doubles, Down, Floats, Ints, Keys, Ragged, Stream
 
 DRAWS = Draws(1)
 ALL = ["ndcg", "recall", "precision", "hr", "mrr"]
@@ -576,7 +577,7 @@ def test_validation_follows_hidden_items_too() -> None:
         fed = federation(stream, hidden_items=hidden, select_by="recall@6")
         progress = with_scores(fed, np.repeat(descending(6), 2, 0), 0)
         progress.here.members = progress.here.mask = None
-        assert progress.here.validate(fed, progress.server, {})["recall@6"] == (expected, 2)
+        assert progress.here.validate(fed, progress.server, Down())["recall@6"] == (expected, 2)
 
 
 def test_sampled_negatives_are_untouched_in_any_block() -> None:

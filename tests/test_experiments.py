@@ -14,11 +14,11 @@ from tacita.backbones import backbone_names
 from tacita.backbones.linear import TallyConfig
 from tacita.cli import main
 from tacita.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
-from tacita.devices import Federation
 from tacita.errors import TacitaError
 from tacita.experiments import analyses, cells, plan, tables, tune
 from tacita.experiments.shared_base import go_on, train_base, with_parts
 from tacita.methods import part_class, preset_parts
+from tacita.plan import Federation
 from tacita.rounds import Progress, run_stream, start
 from tacita.runs import Machine, assemble, open_run
 

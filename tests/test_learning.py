@@ -24,10 +24,10 @@ from oracle import (
 
 from tacita import runs
 from tacita.config import RunConfig, TrainConfig, validated
-from tacita.devices import Federation
 from tacita.errors import TacitaError
 from tacita.forget import _without
 from tacita.methods import Part
+from tacita.plan import Federation
 from tacita.rounds import run_block, run_round
 from tacita.scoring import rows_of
 from tacita.trainer import Trained, check_training
@@ -239,7 +239,7 @@ def test_chunking_changes_no_bit(model: str, objective: str, solver: str) -> Non
     for chunk in (64, 1, 3):
         progress = started(one := replace(fed, chunk=chunk))
         for _ in range(2):
-            run_round(one, progress)
+            progress.server, _ = run_round(one, progress.server, progress.devices)
         seen.append((progress.server.items, progress.clients.private))
     for items, private in seen[1:]:
         assert np.array_equal(items, seen[0][0])

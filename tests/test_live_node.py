@@ -280,7 +280,7 @@ def test_a_round_is_one_transaction(store: NodeStore, monkeypatch: pytest.Monkey
     store.commit("run", 0, 1, "train", "sha", b"reply", devices(2, 1), devices(2, 0), model, release, [first])
     assert store.stored_reply("run", 0, 1, "train") == ("sha", b"reply")
     assert store.stored_reply("run", 0, 1, "evaluate") is None
-    assert [one[0] for one in store.waiting()] == [second]
+    assert [one.id for one in store.waiting()] == [second]
     assert store.ledger()[0]["epsilon"] == "no epsilon"
 
     def fails(*_: Any) -> None:

@@ -18,12 +18,15 @@ from hypothesis import strategies as st
 from tacita.config import RunConfig, validated
 from tacita.data import splits
 from tacita.data.sources import load
+from tacita.devices import Here
 from tacita.errors import TacitaError
 from tacita.live import session
 from tacita.live.coordinator import STORE, continue_run
+from tacita.live.letters import secret_of
 from tacita.live.node import Node, NodeConfig
 from tacita.live.server_store import ServerStore
 from tacita.live.wire import Request, decode_reply, decode_request, encode, sha_of
+from tacita.methods import preset_names, preset_parts
 from tacita.rng import Draws
 from tacita.rounds import Progress, run_stream, start
 from tacita.runs import Machine, assemble
@@ -31,12 +34,17 @@ from tacita.types import Arrays
 
 DATA = "synthetic:users=90,items=60,per_user=30,groups=4,drift=0.5,new=0.2"
 SPLIT = {"kind": "blocks", "n_blocks": 2, "base_share": 0.7}
+_MF = {"name": "mf", "dim": 8}
 MODELS: dict[str, dict[str, Any]] = {
     "fedavg": {"backbone": {"name": "mf", "dim": 8}, "method": "fedavg"},
     "f3crec": {"backbone": {"name": "mf", "dim": 8}, "method": "f3crec", "parts": [{"name": "replay", "top_n": 10}]},
     "tally": {"backbone": {"name": "tally", "ridge": 20.0, "min_item": 2, "keep": 20}},
     "ncf": {"backbone": {"name": "ncf", "dim": 8}, "method": "f3crec", "parts": [{"name": "replay", "top_n": 10}]},
 }
+
+
+# Presets that remember more items than this catalogue has.
+_SMALL = {name: [{"name": "replay", "top_n": 10}] for name in preset_names() if "replay" in str(preset_parts(name))}
 
 
 def config_of(name: str, rounds: int = 3, **train: Any) -> RunConfig:
@@ -159,6 +167,15 @@ def play(site: Site) -> None:
 def close(one: Any, other: Any, tolerance: float = 1e-5) -> bool:
     one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
     return one.shape == other.shape and bool(np.linalg.norm(one - other) <= tolerance * np.linalg.norm(other))
+
+
+MODELS |= {
+    f"preset {name}": {"backbone": _MF, "method": name, "parts": _SMALL.get(name)}
+    for name in preset_names()
+    if name not in MODELS
+}
+MODELS["pfedrec"] = {"backbone": {"name": "pfedrec", "dim": 8}, "method": "spp"}
+MODELS["ego"] = {"backbone": {"name": "ego", "dim": 8}, "method": "fedavg"}
 
 
 @pytest.mark.parametrize("site", [config_of(name) for name in MODELS], indirect=True, ids=list(MODELS))
@@ -664,7 +681,7 @@ def test_who_withdraws_while_a_sum_is_made_is_not_in_it(tmp_path: Path, monkeypa
     site = started_site(tmp_path, "fedavg")
     node = site.transport.members[1]
     person = node.store.users()[1][0]
-    whole, real, done = len(node.store.users()[1]), session.Here.exchange, []
+    whole, real, done = len(node.store.users()[1]), Here.exchange, []
 
     def slow(self: Any, *given: Any) -> Any:
         told = real(self, *given)
@@ -672,7 +689,7 @@ def test_who_withdraws_while_a_sum_is_made_is_not_in_it(tmp_path: Path, monkeypa
             done.append(node.store.set_consent(person, None, "keep"))
         return told
 
-    monkeypatch.setattr(session.Here, "exchange", slow)
+    monkeypatch.setattr(Here, "exchange", slow)
     site.next_block()
     first = next(decode_reply(reply) for number, _, reply in site.transport.log if number == 1)
     assert first.head.clients == whole - 1
@@ -680,8 +697,8 @@ def test_who_withdraws_while_a_sum_is_made_is_not_in_it(tmp_path: Path, monkeypa
 
 
 def test_draws_of_two_runs_have_nothing_in_common() -> None:
-    assert session.secret_of("s", "one") != session.secret_of("s", "two") != session.secret_of("t", "two")
-    assert session.secret_of("", "one") == ""
+    assert secret_of("s", "one") != secret_of("s", "two") != secret_of("t", "two")
+    assert secret_of("", "one") == ""
 
 
 # What goes wrong at the server

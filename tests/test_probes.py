@@ -9,17 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 from oracle import cohort, federate, make_backbone, make_block, make_stream, started, train_once
-from test_live_parity import close, close_all, config_of, lab, make_site, play
+from test_live_parity import close, close_all, config_of, home, lab, make_site, play, rows_of_blocks
 
 from tacita.config import RunConfig, validated
 from tacita.errors import TacitaError
-from tacita.fields import Rows, Spec, Total, Upload
-from tacita.learners import Answer, Learner
+from tacita.fields import Answer, Rows, Spec, Total, Upload
+from tacita.learners import Learner
 from tacita.learners import base as learners_base
+from tacita.live.settings import check_live
+from tacita.live.wire import decode_reply
 from tacita.methods import base as methods_base
-from tacita.methods.base import Part
-from tacita.rounds import run_round
-from tacita.types import Arrays, CohortView, Doubles, ServerState
+from tacita.methods.base import Ask, Part, Play
+from tacita.plan import Letters, to_serve
+from tacita.requests import given_after, handle
+from tacita.rounds import Progress, begin_block, end_block, run_block, run_round, start
+from tacita.runs import Machine, assemble
+from tacita.scoring import DeviceScorer
+from tacita.state_arrays import read_server, server_arrays, server_note
+from tacita.types import Arrays, CohortView, Doubles, Floats, Given, Held, Keys, Local, Ragged, Request, ServerState
 
 LISTS = [[0, 1, 2], [2, 3], [4], [0, 4, 5, 6], [1, 6]]
 
@@ -69,7 +76,7 @@ class ByLength(Part):
 
 
 class Scores(Learner):
-    """Clients send scores of their items, the server sees each upload and keeps the mean per item."""
+    """Clients send scores of their items and of those they were sent; the server keeps the mean of each item."""
 
     name = "probe-scores"
 
@@ -78,45 +85,119 @@ class Scores(Learner):
 
     @property
     def rounds(self) -> int:
-        return 1
+        return 3
 
     def questions(self, server: ServerState) -> tuple[str, ...]:
         return ("scores",)
 
     def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
-        return (Spec("scores", (len(server.items),), seen="each", most=1.0, least=0.0),)
+        return (Spec("scores", (len(server.items),), seen="each", most=1.0, least=-1.0),)
+
+    def model_bytes(self, server: ServerState) -> float:
+        return 0.0
 
     def answer(self, view: CohortView, question: str) -> Answer:
-        client = np.repeat(np.arange(view.n_clients, dtype=np.int32), np.diff(view.train.ptr[view.user_ptr]))
-        told = Rows(client, view.train.ids, np.full(len(client), 0.25) + 0.5 * (client % 2))
+        sent = view.own["probe-letters"]
+        lists = view.train.joined(Ragged(sent.ptr, sent.ids))
+        client = lists.rows()
+        own = 0.25 + 0.5 * (view.client_keys % np.uint64(2)).astype(np.float64)
+        value = np.concatenate([own[view.train.rows()], 0.5 * sent.values["score"]])
+        order = np.argsort(np.concatenate([view.train.rows(), sent.rows()]), kind="stable")
+        told = Rows(client, lists.ids, value[order].astype(np.float32))
         return Answer(Upload({"scores": told}, np.ones(view.n_clients), view.client_keys))
 
     def learn(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
-        told = total.each["scores"].value
-        assert isinstance(told, Rows)
+        told = total.each["scores"]
+        assert isinstance(told.value, Rows)
         n = len(server.items)
-        mean = np.bincount(told.item, told.value, n) / np.maximum(np.bincount(told.item, minlength=n), 1)
+        mean = np.bincount(told.value.item, told.value.value, n) / np.maximum(
+            np.bincount(told.value.item, minlength=n), 1
+        )
         items = server.items.copy()
         items[:, 0] = mean
-        return server.with_items(items).with_part("seen", {"sender": total.each["scores"].sender})
+        return server.with_items(items).with_part("seen", {"sender": np.sort(told.sender)})
 
 
-class SendsScores(Part):
-    name = "probe-sends-scores"
+class WritesLetters(Part):
+    """The server writes every chosen client the score of one item, counts that, and answers with its own means."""
+
+    name = "probe-letters"
     learner = "probe-scores"
     works_with = ("probe-scores",)
+
+    def own(self, server: ServerState, clients: Keys) -> tuple[ServerState, Ragged]:
+        item = (clients % np.uint64(len(server.items))).astype(np.int32)
+        ptr = np.arange(len(clients) + 1, dtype=np.int64)
+        so_far = server.parts[self.name].get("written", np.zeros(1))
+        changed = server.with_part(self.name, {"written": so_far + len(clients)})
+        return changed, Ragged(ptr, item, {"score": server.items[item, 0].astype(np.float32)})
+
+    def own_to_serve(self, server: ServerState, clients: Keys) -> Ragged:
+        n = len(server.items)
+        ptr = np.arange(len(clients) + 1, dtype=np.int64) * n
+        score = np.tile(server.items[:, 0], len(clients)).astype(np.float32)
+        return Ragged(ptr, np.tile(np.arange(n, dtype=np.int32), len(clients)), {"score": score})
+
+    def answers(self, view: CohortView) -> Floats:
+        sent = view.own[self.name]
+        scores = np.zeros((len(view.user), view.n_items), np.float32)
+        scores[sent.rows(), sent.ids] = sent.values["score"]
+        return scores
+
+
+class Log(Part):
+    """Devices keep what they sent; who wants to be forgotten sends the sum of it, and trains no more."""
+
+    name = "probe-log"
+
+    def device_arrays(self, n_users: int) -> Held:
+        width = self.world.backbone.item_width
+        none = Ragged(np.zeros(n_users + 1, np.int64), np.zeros(0, np.int32), {"row": np.zeros((0, width), np.float32)})
+        return {"sent": none, "gone": np.zeros(n_users, bool)}
+
+    def local_data(self, view: CohortView) -> CohortView:
+        stays = ~view.parts[self.name]["gone"][view.train.rows()]
+        train = Ragged.from_pairs(view.train.rows()[stays], view.train.ids[stays], len(view.train))
+        return replace(view, train=train, exclude=view.train)
+
+    def after_training(self, view: CohortView, local: Local) -> Held:
+        moved = Ragged(local.row_start, local.row_item, {"row": local.rows - view.items[local.row_item]})
+        return {"sent": view.lists[self.name]["sent"].joined(moved)}
+
+    def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
+        return (Spec("sent", server.items.shape, most=1e4),)
+
+    def answer(self, view: CohortView, question: str) -> Answer:
+        log = view.lists[self.name]["sent"]
+        told = Rows(log.rows(), log.ids, log.values["row"])
+        return Answer(Upload({"sent": told}, np.ones(view.n_clients), view.client_keys))
+
+    def handle_here(self, view: CohortView, request: Request) -> Held:
+        return {"gone": np.ones(len(view.user), bool)}
+
+    def handle(
+        self, server: ServerState, request: Request, ask: Ask, play: Play
+    ) -> tuple[ServerState, dict[str, Any]] | None:
+        total = ask(server, f"{self.name}/stored", np.array([request.sender], np.uint64))
+        assert total.n_clients == 1
+        denominator = self.world.train.denominator
+        assert denominator is not None
+        items = server.items - total["sent"] / denominator
+        return server.with_items(items.astype(np.float32)), {"taken back": float(np.abs(total["sent"]).sum())}
 
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    for part in (Budget, Clip, ByLength, SendsScores):
+    for part in (Budget, Clip, ByLength, WritesLetters, Log):
         monkeypatch.setitem(methods_base._PARTS, part.name, part)
     monkeypatch.setitem(learners_base._LEARNERS, Scores.name, Scores)
     Clip.seen.clear()
 
 
-def with_parts(name: str, *parts: type[Part], rounds: int = 3) -> RunConfig:
-    values = config_of(name, rounds).model_dump(mode="json") | {"parts": [{"name": part.name} for part in parts]}
+def with_parts(name: str, *parts: type[Part], rounds: int = 3, **train: Any) -> RunConfig:
+    values = config_of(name, rounds, **train).model_dump(mode="json") | {
+        "parts": [{"name": part.name} for part in parts]
+    }
     return validated(RunConfig, values, "the test")
 
 
@@ -140,7 +221,7 @@ def test_who_has_spent_everything_sends_nothing_more() -> None:
     moved = []
     for _ in range(3):
         before = progress.server.items.copy()
-        report = run_round(fed, progress)
+        progress.server, report = run_round(fed, progress.server, progress.devices)
         moved.append((before != progress.server.items).any(1))
         assert report.clients == 5  # they take part, and are served, all the same
     left = progress.clients.parts["probe-budget"]["left"]
@@ -201,7 +282,7 @@ def test_a_weighted_mean_is_the_sum_of_weighted_values_over_the_sum_of_weights()
     weight = 1.0 / (1.0 + view.train.counts())
     want = progress.server.items.astype(np.float64)
     np.add.at(want, sent.item, (weight[sent.client] / weight.sum())[:, None] * sent.value)
-    run_round(fed, progress)
+    progress.server, _ = run_round(fed, progress.server, progress.devices)
     np.testing.assert_allclose(progress.server.items, want, rtol=1e-5, atol=1e-7)
 
 
@@ -211,22 +292,156 @@ def test_weights_travel_from_nodes(tmp_path: Path) -> None:
     close_all(site)
 
 
-# Uploads that are seen each by itself
+# Uploads that are seen each by itself, and lists that are written to single clients
 
 
-def test_a_learner_that_sees_single_uploads() -> None:
-    fed = small(SendsScores)
+def test_a_learner_that_sees_single_uploads_and_answers_them_one_by_one() -> None:
+    fed = small(WritesLetters)
     assert fed.learner.name == "probe-scores"
-    progress = started(replace(fed, chunk=2))
-    run_round(replace(fed, chunk=2), progress)
-    assert sorted(progress.server.parts["seen"]["sender"].tolist()) == sorted(fed.stream.user_keys.tolist())
-    assert progress.server.items[5, 0] == pytest.approx(0.75)
+    assert fed.names_clients
+    fed = replace(fed, chunk=2)
+    progress = started(fed)
+    progress.server, report = run_round(fed, progress.server, progress.devices)
+    assert progress.server.parts["seen"]["sender"].tolist() == sorted(fed.stream.user_keys.tolist())
+    assert progress.server.parts["probe-letters"]["written"].tolist() == [5]
+    assert report.bytes_down == 8.0  # one id and one score, and no model
+    own = 0.25 + 0.5 * float(fed.stream.user_keys[3] % np.uint64(2))
+    sent = [int(key % np.uint64(7)) for key in fed.stream.user_keys]
+    if 5 not in sent:  # only user 3 has it
+        assert progress.server.items[5, 0] == pytest.approx(own)
+    scorer = DeviceScorer(
+        fed, progress.server, progress.clients, fed.stream.blocks[0], fed.stream.user_keys,
+        to_serve(fed, progress.server), "serve",
+    )  # fmt: skip
+    assert np.array_equal(scorer(np.array([4], np.int32))[0], progress.server.items[:, 0])
 
 
-def test_nodes_do_not_send_people_one_by_one(tmp_path: Path) -> None:
-    site = make_site(tmp_path, with_parts("fedavg", SendsScores))
-    with pytest.raises(TacitaError, match="sums only"):
+def test_only_chosen_clients_are_asked_and_written_to() -> None:
+    fed = small(WritesLetters)
+    progress = started(fed)
+    some = fed.stream.user_keys[[3, 1]]
+    server, report = run_round(fed, progress.server, progress.devices, some)
+    assert report.clients == 2
+    assert server.parts["seen"]["sender"].tolist() == sorted(some.tolist())
+
+
+def test_letters_find_their_readers() -> None:
+    written = Letters(np.array([9, 4, 7], np.uint64), {"p": Ragged.from_lists([[1], [2, 3], []])})
+    found = written.to(np.array([4, 5, 9], np.uint64))["p"]
+    assert [found.row(r).tolist() for r in range(3)] == [[2, 3], [], [1]]
+    assert len(Letters(np.zeros(0, np.uint64), {"p": Ragged.empty(0)}).to(written.clients)["p"]) == 3
+
+
+def test_nodes_that_may_send_people_one_by_one_give_what_the_lab_gives(tmp_path: Path) -> None:
+    config = with_parts("fedavg", WritesLetters)
+    site = make_site(tmp_path, config, insecure_single_user_uploads=True)
+    play(site)
+    whole, arrays = lab(config), site.arrays()
+    assert close(arrays["now/items"], whole.server.items)
+    assert arrays["now/parts/seen/sender"].tolist() == whole.server.parts["seen"]["sender"].tolist()
+    assert arrays["now/parts/probe-letters/written"].tolist() == [whole.server.parts["probe-letters"]["written"][0]]
+    with site.store as store:
+        note = store.run("r").note
+        assert note is not None
+        for live, there in zip(note["plain"]["results"], whole.results, strict=True):
+            assert live["ndcg@20"] == pytest.approx(there["ndcg@20"], rel=1e-4)
+    member = site.transport.members[1]
+    member.refresh()
+    person = member.store.users()[1][0]
+    best = whole.server.items[:, 0]
+    assert member.recommend(person, 3)[0]["score"] <= best.max()
+    assert any("one by one" in one["sees"] for one in member.store.ledger())
+    close_all(site)
+
+
+def test_nodes_do_not_send_people_one_by_one_unless_their_owner_allows_it(tmp_path: Path) -> None:
+    site = make_site(tmp_path, with_parts("fedavg", WritesLetters))
+    with pytest.raises(TacitaError, match="insecure_single_user_uploads"):
         play(site)
+    assert all("names" not in decode_reply(reply).arrays for _, _, reply in site.transport.log)
+    close_all(site)
+
+
+# Requests between rounds
+
+
+FIXED = {"aggregation": "fixed", "denominator": 40.0}
+
+
+def test_who_is_forgotten_leaves_what_a_round_without_them_leaves() -> None:
+    fed = small(Log, aggregation="fixed", denominator=5.0)
+    progress, other = started(fed), started(fed)
+    start = progress.server.items
+    progress.server, _ = run_round(fed, progress.server, progress.devices)
+    leaver = int(fed.stream.user_keys[3])
+    said = handle(fed, progress, Request("forget", leaver, np.zeros(0, np.int32)))
+    assert said["probe-log"]["taken back"] > 0
+    without, _ = run_round(fed, other.server, other.devices, np.delete(fed.stream.user_keys, 3))
+    np.testing.assert_allclose(progress.server.items, without.items, atol=1e-7)
+    assert not np.array_equal(without.items, start)
+    assert progress.best_server is progress.server  # no copy from before is left
+    before = progress.clients.private[3].copy()
+    progress.server, _ = run_round(fed, progress.server, progress.devices)
+    assert np.array_equal(progress.clients.private[3], before)  # trains no more
+
+
+def test_requests_travel_from_nodes_and_are_carried_out_between_rounds(tmp_path: Path) -> None:
+    config = with_parts("fedavg", Log, **FIXED)
+    site = make_site(tmp_path, config, insecure_single_user_uploads=True)
+    fed = assemble(config, Machine())
+    person = next(raw for raw in fed.stream.user_ids if home(raw) == 1)
+    key = int(fed.stream.user_keys[fed.stream.user_ids.index(person)])
+    progress, asked = start(fed), [0]
+
+    def after_the_first_round(report: Any, now: Progress) -> None:
+        if asked[0] == 0:
+            handle(fed, now, Request("forget", key, np.zeros(0, np.int32)))
+            asked[0] = 1
+
+    block = fed.stream.blocks[0]
+    site.publish(list(fed.stream.item_ids[: block.n_items]))
+    site.collect(rows_of_blocks(config)[0])
+    node = site.transport.members[1]
+    node.store.enqueue("forget", {"items": ["never told"]}, node.store.user(person))
+    site.next_block()
+    begin_block(fed, progress, 0)
+    run_block(fed, progress, after_the_first_round)
+    end_block(fed, progress)
+    with site.store as store:
+        told = [event for _, _, event in store.events("r") if event["event"] == "request"]
+        assert store.open_requests("r") == []
+    assert [one["kind"] for one in told] == ["forget"]
+    assert told[0]["done"]["probe-log"]["taken back"] > 0
+    assert b"never told" not in b"".join(reply for _, _, reply in site.transport.log)
+    assert close(site.arrays()["now/items"], progress.server.items)
+    assert not close(lab(config).server.items[: block.n_items], progress.server.items, 1e-6)
+    close_all(site)
+
+
+def test_what_people_shared_is_what_their_requests_left() -> None:
+    given = Given().with_shared(7, np.array([3, 1]), 1.0).with_shared(9, np.array([3]), 2.0)
+    given = given.with_shared(7, np.array([3, 5]), 3.0)  # 3 is there already
+    assert given.of(np.array([9, 8, 7], np.uint64)).row(2).tolist() == [1, 3, 5]
+    left = given_after(given, Request("unshare", 7, np.array([1, 5], np.int32)))
+    assert left.of(np.array([7], np.uint64)).ids.tolist() == [3]
+    assert given_after(left, Request("leave", 7, np.zeros(0, np.int32))).sender.tolist() == [9]
+    server = ServerState(np.zeros((6, 2), np.float32), {}, given=left)
+    back = read_server(server_arrays(server), server_note(server))
+    assert (back.given.item.tolist(), back.given.time.tolist()) == (left.item.tolist(), left.time.tolist())
+
+
+# Sampling
+
+
+def test_people_who_decide_by_themselves_are_the_same_wherever_they_live(tmp_path: Path) -> None:
+    config = config_of("fedavg", participation={"kind": "poisson", "rate": 0.7}, aggregation="fixed")
+    site = make_site(tmp_path, config)
+    play(site)
+    whole = lab(config)
+    assert close(site.arrays()["now/items"], whole.server.items)
+    with site.store as store:
+        counted = [n for _, _, kind, _, n in store.accepted("r") if kind == "round"]
+    assert len(set(counted)) > 2  # not everybody, and not always the same
     close_all(site)
 
 
@@ -237,7 +452,21 @@ def test_senseless_combinations_are_refused_with_a_sentence() -> None:
     with pytest.raises(TacitaError, match=r"part 'replay' changes local training.*sends a statistic"):
         lab(validated(RunConfig, config_of("tally").model_dump(mode="json") | {"method": "f3crec"}, "the test"))
     with pytest.raises(TacitaError, match=r"part 'probe-budget'.*sends a probe-scores, which it cannot change"):
-        lab(with_parts("tally", Budget, SendsScores))
+        lab(with_parts("tally", Budget, WritesLetters))
+    with pytest.raises(TacitaError, match=r"'fraction' needs somebody who knows everybody.*use 'poisson'"):
+        check_live(config_of("fedavg", participation={"kind": "fraction", "rate": 0.5}))
+    fed = small()
+    with pytest.raises(TacitaError, match="nothing in this run can carry out 'leave'"):
+        handle(fed, started(fed), Request("leave", 1, np.zeros(0, np.int32)))
+    with pytest.raises(TacitaError, match="no part of this run asks 'elsewhere/x'"):
+        small().fields(ServerState(np.zeros((7, 4), np.float32), {}), "elsewhere/x")
+
+
+@pytest.mark.parametrize("hook", ["local_data", "answers"])
+def test_two_parts_cannot_decide_the_same(hook: str) -> None:
+    kinds = [type(name, (Part,), {"name": name, hook: lambda self, view: None}) for name in ("one", "two")]
+    with pytest.raises(TacitaError, match="parts 'one' and 'two' both decide"):
+        small(*kinds)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "tally"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tacita.kernels.hashing import choose, hash_owners, normals, thin, uniforms
+from tacita.kernels.hashing import choose, decide, hash_owners, normals, uniforms
 from tacita.rng import Draws, keys_of
 from tacita.types import Floats, Longs
 
@@ -231,24 +231,24 @@ def test_choosing_all_gives_every_order_equally_often() -> None:
 def thinned() -> Floats:
     """Who is in (columns) under 10,000 keys (rows), at rate 0.2 of 30."""
     inside = np.zeros((10_000, 30), np.float32)
-    for row, key in enumerate(some_keys(len(inside), "thin")):
-        picked = thin(key, 30, 0.2)
+    for row, key in enumerate(some_keys(len(inside), "decide")):
+        picked = decide(key, np.arange(30, dtype=np.uint64), 0.2)
         assert (np.diff(picked) > 0).all()
         inside[row, picked] = 1
     return inside
 
 
-def test_thinning_includes_everybody_with_the_rate(thinned: Floats) -> None:
+def test_deciding_includes_everybody_with_the_rate(thinned: Floats) -> None:
     sd = np.sqrt(0.2 * 0.8 / len(thinned))
     assert np.abs(thinned.mean(0) - 0.2).max() < 5 * sd
 
 
-def test_thinning_decides_about_pairs_independently(thinned: Floats) -> None:
+def test_deciding_decides_about_pairs_independently(thinned: Floats) -> None:
     related = np.corrcoef(thinned.T)[np.triu_indices(30, 1)]
     assert np.abs(related).max() < 5 / np.sqrt(len(thinned))
 
 
-def test_thinned_counts_are_binomial(thinned: Floats) -> None:
+def test_decided_counts_are_binomial(thinned: Floats) -> None:
     counts = np.bincount(thinned.sum(1).astype(int), minlength=31)
     expected = len(thinned) * stats.binom.pmf(np.arange(31), 30, 0.2)
     kept = expected >= 5
@@ -257,16 +257,16 @@ def test_thinned_counts_are_binomial(thinned: Floats) -> None:
 
 
 @pytest.mark.parametrize("rate", [1.0, 1 - 1e-12])
-def test_thinning_at_rate_one_keeps_all(rate: float) -> None:
+def test_deciding_at_rate_one_keeps_all(rate: float) -> None:
     for key in some_keys(20):
-        assert thin(key, 1000, rate).tolist() == list(range(1000))
+        assert decide(key, np.arange(1000, dtype=np.uint64), rate).tolist() == list(range(1000))
 
 
 @pytest.mark.parametrize("rate", [1e-12, 1e-30, 1e-300])
-def test_thinning_at_a_vanishing_rate_keeps_nobody(rate: float) -> None:
+def test_deciding_at_a_vanishing_rate_keeps_nobody(rate: float) -> None:
     for key in some_keys(20):
-        assert len(thin(key, 1000, rate)) == 0
+        assert len(decide(key, np.arange(1000, dtype=np.uint64), rate)) == 0
 
 
-def test_thinning_nobody_gives_nobody() -> None:
-    assert len(thin(np.uint64(1), 0, 0.5)) == 0
+def test_deciding_nobody_gives_nobody() -> None:
+    assert len(decide(np.uint64(1), np.zeros(0, np.uint64), 0.5)) == 0

@@ -29,15 +29,15 @@ from tacita.backbones.tally_sums import Shape, Sums
 from tacita.cli import main
 from tacita.clients import users_view
 from tacita.config import RunConfig, validated
-from tacita.devices import Federation
 from tacita.errors import TacitaError
 from tacita.experiments import tally_choice
 from tacita.experiments.shared_base import go_on, train_base
 from tacita.fields import Total, add, empty_total, merge
 from tacita.kernels.threads import most_threads
+from tacita.plan import Federation
 from tacita.rounds import Progress, run_stream, start
 from tacita.state_arrays import read_server
-from tacita.types import Doubles, Floats, Ragged, ServerState, Stream
+from tacita.types import Doubles, Down, Floats, Ragged, ServerState, Stream
 from tests.oracle import Lists, federate, make_block, make_stream
 
 OPEN: dict[str, Any] = {"min_item": 0, "min_pair": 0, "keep": 0}  # nothing is cut
@@ -119,7 +119,7 @@ def test_it_learns_a_checkerboard() -> None:
     lists = [[i for i in range(12) if i % 2 == u % 2 and i != u % 12] for u in range(24)]
     fed, progress = trained(stream_of(12, lists), tally())
     users = np.arange(24, dtype=np.int32)
-    view = users_view(progress.clients, progress.server, fed.stream.blocks[0], users, fed.stream.user_keys, {})
+    view = users_view(progress.clients, progress.server, fed.stream.blocks[0], users, fed.stream.user_keys, Down())
     scores = fed.backbone.score_history(view)
     assert scores is not None
     for u, one in enumerate(lists):
@@ -173,7 +173,7 @@ def test_totals_of_two_cohorts_are_the_whole() -> None:
     block, keys = fed.stream.blocks[0], fed.stream.user_keys
 
     def total(users: Sequence[int]) -> Any:
-        view = users_view(progress.clients, progress.server, block, np.array(users), keys, {})
+        view = users_view(progress.clients, progress.server, block, np.array(users), keys, Down())
         specs = fed.fields(replace(progress.server, round=0), "statistic")
         return add(empty_total(specs), fed.learner.answer(view, "statistic").upload, specs)
 
@@ -305,7 +305,7 @@ def test_reading_most_items_is_close_to_reading_all() -> None:
     for backbone in (exact, read):
         fed, progress = trained(stream_of(40, lists), backbone)
         users = np.arange(300, dtype=np.int32)
-        view = users_view(progress.clients, progress.server, fed.stream.blocks[0], users, fed.stream.user_keys, {})
+        view = users_view(progress.clients, progress.server, fed.stream.blocks[0], users, fed.stream.user_keys, Down())
         found = backbone.score_history(view)
         rows = Ragged.from_lists(lists)
         found[rows.rows(), rows.ids] = 0  # what is known is not ranked
@@ -327,7 +327,7 @@ def test_older_items_count_less_and_earlier_blocks_are_avoided_or_preferred() ->
     backbone = tally(recency=2.0, repeat=-0.25)
     fed, progress = trained(stream_of(4, [[3], [1, 0]], [[0, 1], [2]]), backbone)
     users = np.array([0, 1], np.int32)
-    view = users_view(progress.clients, progress.server, fed.stream.blocks[1], users, fed.stream.user_keys, {})
+    view = users_view(progress.clients, progress.server, fed.stream.blocks[1], users, fed.stream.user_keys, Down())
     scores = backbone.score_history(replace(view, history=Ragged.from_lists([[3], [1, 0]])))
     b = weights(progress.server)
     want = np.stack([b[1] + np.exp(-0.5) * b[0], b[2]])
@@ -340,7 +340,7 @@ def test_who_did_nothing_lately_is_scored_by_what_came_earlier() -> None:
     backbone = tally()
     fed, progress = trained(stream_of(4, [[3, 1], [1, 0]], [[], [2]]), backbone)
     users = np.array([0], np.int32)
-    view = users_view(progress.clients, progress.server, fed.stream.blocks[1], users, fed.stream.user_keys, {})
+    view = users_view(progress.clients, progress.server, fed.stream.blocks[1], users, fed.stream.user_keys, Down())
     scores = backbone.score_history(replace(view, history=Ragged.from_lists([[3, 1]])))
     b = weights(progress.server)
     assert scores[0] == pytest.approx(b[3] + b[1], abs=1e-6)

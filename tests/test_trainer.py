@@ -29,9 +29,9 @@ from oracle import (
 from scipy import stats
 
 from tacita.config import TrainConfig
-from tacita.devices import Federation
 from tacita.errors import TacitaError
 from tacita.methods import Part
+from tacita.plan import Federation
 from tacita.rng import Draws
 from tacita.rounds import Progress, run_round
 from tacita.trainer.draw import lay_out
@@ -66,7 +66,7 @@ def federation(variant: str, *parts: type[Part], stream: Stream | None = None, *
 def numbers_after(fed: Federation, rounds: int) -> Numbers:
     progress = started(fed)
     for _ in range(rounds):
-        run_round(fed, progress)
+        progress.server, _ = run_round(fed, progress.server, progress.devices)
     return progress.server.items, progress.clients.private
 
 
@@ -213,7 +213,7 @@ def test_a_round_leaves_the_received_table_and_absent_users_alone() -> None:
     progress = started(fed)
     received, private = progress.server, progress.clients.private.copy()
     table = received.items.copy()
-    run_round(fed, progress)
+    progress.server, _ = run_round(fed, progress.server, progress.devices)
     assert np.array_equal(received.items, table)
     moved = (progress.clients.private != private).any(1)
     assert moved.tolist() == [len(one) > 0 for one in UNEVEN]

@@ -11,12 +11,13 @@ import numpy as np
 from tacita.audit.peeling import column_readings, peeled
 from tacita.audit.rebuilding import NEARLY, overlaps, rebuilt_gram
 from tacita.audit.trials import Scene, attack, n_steps
-from tacita.backbones.linear import STATE, Tally, dense_weights
+from tacita.backbones.linear import STATE, Tally, as_tally, dense_weights
 from tacita.backbones.tally_sums import Shape, Sums
 from tacita.config import RunConfig
 from tacita.controls import mean_of
-from tacita.devices import Federation, wire_bytes
 from tacita.errors import TacitaError
+from tacita.fields import wire_bytes
+from tacita.plan import Federation
 from tacita.rounds import begin_block, end_block, run_block, start
 from tacita.runs import Machine, assemble, build
 from tacita.types import Doubles, ServerState, Stream
@@ -68,9 +69,8 @@ def audit_tally(
     fed = assemble(config, machine)
     if on_data:
         on_data(fed.stream)
-    if not isinstance(fed.backbone, Tally):
-        raise TacitaError(f"backbone '{fed.backbone.name}' releases no B; this audit is for 'tally'.")
-    own = fed.backbone.config
+    asked = as_tally(fed.backbone)
+    own = asked.config
     if own.ridge_popularity or own.length_power or fed.stream.blocks[0].n_items > own.most_inputs:
         raise TacitaError(
             "the audit rebuilds G of plain sums: ridge_popularity and length_power must be 0, and the catalogue no "
@@ -84,8 +84,7 @@ def audit_tally(
     for done, (name, options) in enumerate(settings.items()):
         steps.reach(done * each)
         changed = config.model_copy(update={"backbone": {**config.backbone, "name": "tally", **options}})
-        backbone, _, _ = build(changed)
-        assert isinstance(backbone, Tally)
+        backbone = as_tally(build(changed)[0])
         rows.append({"setting": name, **audited(replace(fed, config=changed, backbone=backbone), backbone, steps.tell)})
     steps.reach(steps.total)
     counts = np.concatenate([b.train.counts() for b in fed.stream.blocks])
@@ -94,7 +93,7 @@ def audit_tally(
         "settings": own.model_dump(mode="json"),
         "users": users,
         "bytes_up_readable": 4.0 * float(counts[counts > 0].mean()),
-        "bytes_up_maskable": fed.backbone.upload_bytes(fed.stream.n_items),
+        "bytes_up_maskable": asked.upload_bytes(fed.stream.n_items),
         "rows": rows,
     }
 

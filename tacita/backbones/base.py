@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -59,6 +59,27 @@ class Context:
             np.add.at(out, self.user, entries)
             return out
         return entries.new_zeros(shape).index_add(0, self.user, entries)
+
+
+class Retracts(Protocol):
+    """A model that takes back what people told it, exactly."""
+
+    @property
+    def held(self) -> int:
+        """How many people a retraction waits for; 0: it is carried out at once."""
+        ...
+
+    def retracted(self, server: ServerState, before: list[Ragged], after: list[Ragged]) -> tuple[ServerState, int]:
+        """The server after some people told, block by block, `after` instead of `before`; the rank of the update."""
+        ...
+
+    def retrained(self, server: ServerState, told: list[Ragged]) -> ServerState:
+        """What the server would hold had it been told these lists alone."""
+        ...
+
+    def upload_bytes(self, n_items: int) -> float:
+        """What one client sends, whole."""
+        ...
 
 
 class Backbone(ABC):
@@ -191,6 +212,11 @@ class Backbone(ABC):
         `inside` is 1 where the sample's item is in the user's context, else 0; None: the model has no context.
         """
         raise TacitaError(f"backbone '{self.name}' scores whole histories, not single pairs.")
+
+    @property
+    def retracts(self) -> Retracts | None:
+        """The model itself, where it can take back what people told it."""
+        return None
 
     def score_history(self, view: CohortView) -> Floats | None:
         """Scores (users, items) of a model that reads the user's own history; None: it reads private vectors."""

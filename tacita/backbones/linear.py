@@ -161,6 +161,14 @@ class Tally(Backbone):
                 f"are free; read the catalogue through fewer: --set backbone.most_inputs={max(2, fits)}."
             )
 
+    @property
+    def retracts(self) -> Tally:
+        return self
+
+    @property
+    def held(self) -> int:
+        return self.config.hold_retractions
+
     # on the device
 
     @property
@@ -388,6 +396,13 @@ class Tally(Backbone):
                 sums = sums.with_block(index, self.total_of(train, past, shape), shape)
             past = past.joined(train)
         return self.solved(server, sums)
+
+
+def as_tally(backbone: Backbone) -> Tally:
+    """The backbone of a run that releases B."""
+    if not isinstance(backbone, Tally):
+        raise TacitaError(f"backbone '{backbone.name}' releases no B; this audit is for 'tally'.")
+    return backbone
 
 
 def _marks(lists: Ragged, user_ptr: Longs) -> Rows:

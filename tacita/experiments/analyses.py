@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from tacita.backbones.scores import score_all
-from tacita.devices import Federation, known_items, measure
 from tacita.experiments.plan import load_settings
 from tacita.experiments.shared_base import adopt_base, silent, with_parts
 from tacita.kernels.ranking import list_ranks
+from tacita.measuring import known_items, measure
 from tacita.methods.f3crec import Replay
+from tacita.plan import Federation
 from tacita.rounds import Progress, begin_block, end_block, run_block, run_round
 from tacita.types import Doubles, Longs
 
@@ -39,7 +40,7 @@ def preference_shift(fed: Federation, base: Progress) -> tuple[Longs, Longs]:
     progress = adopt_base(grouping, base)
     begin_block(grouping, progress, 1)
     block = grouping.stream.blocks[1]
-    run_round(grouping, progress)
+    progress.server, _ = run_round(grouping, progress.server, progress.devices)
     server = progress.server
     lists = progress.clients.parts[Replay.name]["list"]
     both = np.flatnonzero((block.train.counts() > 0) & (lists[:, 0] >= 0))

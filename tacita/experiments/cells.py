@@ -18,12 +18,12 @@ import numpy as np
 
 import tacita
 from tacita.config import RunConfig
-from tacita.devices import Federation
 from tacita.errors import TacitaError
 from tacita.experiments.analyses import forgetting_by_group, rank_changes_by_group
 from tacita.experiments.plan import Cell
 from tacita.experiments.shared_base import go_on, train_base, with_parts
 from tacita.files import disk_error, write_bytes
+from tacita.plan import Federation
 from tacita.rounds import Progress
 from tacita.runs import Machine, assemble
 from tacita.types import Doubles

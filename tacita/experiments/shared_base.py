@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tacita.config import RunConfig
-from tacita.device_state import DeviceState
-from tacita.devices import Federation, Here
+from tacita.device_state import PARTS, DeviceState
+from tacita.devices import Here
+from tacita.files import flat
 from tacita.methods import World, build_parts, effective_parts
+from tacita.plan import Federation
 from tacita.rounds import (
     OnRound,
     Progress,
@@ -53,9 +55,9 @@ def adopt_base(fed: Federation, base: Progress) -> Progress:
     def adopt(clients: DeviceState) -> DeviceState:
         mine = clients.copy()
         kept = {name: arrays for name, arrays in mine.parts.items() if name in wanted}
-        for part in fed.parts:
-            kept.setdefault(part.name, part.device_arrays(mine.n_users))
-        return DeviceState(DeviceState.of(mine.private, kept, mine.took_part).arrays, mine.lists, mine.common)
+        adopted = DeviceState(DeviceState.of(mine.private, kept, mine.took_part).arrays, mine.lists, mine.common)
+        adopted.grow(flat({p.name: p.device_arrays(mine.n_users) for p in fed.parts}, PARTS))
+        return adopted
 
     server, best = base.server, base.best_server
     for part in fed.parts:

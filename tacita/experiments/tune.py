@@ -21,12 +21,12 @@ import optuna
 import tomli_w
 
 from tacita.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig, later_defaults, read_toml
-from tacita.devices import Federation
 from tacita.errors import TacitaError
 from tacita.experiments.plan import CELL_VERSION, ROOT, Chosen, Settings, load_settings, settings_path
 from tacita.experiments.shared_base import go_on, train_base, with_parts
 from tacita.files import write_bytes
 from tacita.methods import preset_parts
+from tacita.plan import Federation
 from tacita.rounds import Progress
 from tacita.runs import Machine, assemble, save_run
 from tacita.types import Stream

@@ -103,21 +103,12 @@ def choose(key: np.uint64, n: int, k: int) -> Longs:
 
 
 @njit(cache=True)
-def thin(key: np.uint64, n: int, rate: float) -> Longs:
-    """Each of [0, n) independently with probability `rate`, by geometric gaps: O(rate * n)."""
-    out = []
-    position = np.int64(-1)
-    counter = np.uint64(0)
-    log_miss = math.log1p(-rate)
-    while True:
-        u = unit(key, counter)
-        counter += np.uint64(1)
-        gap = math.log(1.0 - u) / log_miss
-        if gap >= n - position - 1:  # compared as floats: a tiny rate gives gaps beyond 64 bits
-            break
-        position += np.int64(gap) + 1
-        out.append(position)
-    result = np.empty(len(out), np.int64)
-    for i in range(len(out)):
-        result[i] = out[i]
-    return result
+def decide(key: np.uint64, owners: Keys, rate: float) -> Longs:
+    """Places of the owners who say yes, each by itself with probability `rate`."""
+    out = np.empty(len(owners), np.int64)
+    n = 0
+    for i in range(len(owners)):
+        if unit(stream_of(key, owners[i]), np.uint64(0)) < rate:
+            out[n] = i
+            n += 1
+    return out[:n]

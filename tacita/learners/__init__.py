@@ -2,6 +2,6 @@
 
 from tacita.learners import rows as _rows  # noqa: F401  (each module registers its learner)
 from tacita.learners import statistic as _statistic  # noqa: F401
-from tacita.learners.base import Answer, Learner, learner_class, learner_of, register
+from tacita.learners.base import Learner, learner_class, learner_of, register
 
-__all__ = ["Answer", "Learner", "learner_class", "learner_of", "register"]
+__all__ = ["Learner", "learner_class", "learner_of", "register"]

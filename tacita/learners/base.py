@@ -6,23 +6,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import ClassVar
 
 from tacita.errors import TacitaError, unknown_name
-from tacita.fields import Spec, Total, Upload
+from tacita.fields import Answer, Spec, Total, wire_bytes
 from tacita.methods.base import Part, World
-from tacita.types import Arrays, CohortView, Longs, ServerState
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a cohort's devices make of a question; only the upload leaves them."""
-
-    upload: Upload
-    kept: Arrays = field(default_factory=dict)  # name in the device state -> new rows, one per user
-    lists: dict[str, tuple[Longs, Arrays]] = field(default_factory=dict)  # the same for lists
-    notes: Arrays = field(default_factory=dict)  # name -> (clients,) for the lab's log; nan: nothing
+from tacita.types import CohortView, Held, ServerState
 
 
 class Learner(ABC):
@@ -50,6 +39,14 @@ class Learner(ABC):
     @abstractmethod
     def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
         """What may be in an answer."""
+
+    def device_arrays(self, n_users: int) -> Held:
+        """What it keeps on devices, as it is before a user's first block; it stands beside what parts keep."""
+        return {}
+
+    def model_bytes(self, server: ServerState) -> float:
+        """What of the model travels down to a client that takes part in the next round."""
+        return float(server.items.nbytes + sum(wire_bytes(v) for v in server.heads.values()))
 
     @abstractmethod
     def answer(self, view: CohortView, question: str) -> Answer:

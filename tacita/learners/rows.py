@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from tacita.clients import OWN
 from tacita.config import TrainConfig
+from tacita.device_state import OWN, PARTS
 from tacita.errors import TacitaError
-from tacita.fields import Spec, Total, touched_of
-from tacita.learners.base import Answer, Learner, register
+from tacita.fields import Answer, Spec, Total, touched_of
+from tacita.files import flat
+from tacita.learners.base import Learner, register
 from tacita.methods.base import Part, World
 from tacita.trainer import Workspace, check_training, train_cohort
-from tacita.types import AnyArray, CohortView, Doubles, Floats, ServerState
+from tacita.types import AnyArray, CohortView, Doubles, Floats, Ragged, ServerState
 
 HEADS = "heads/"
 MOST_MOVE = 1e4  # of one number by one client in one round; where clients do that, training has diverged
@@ -52,10 +53,10 @@ class RowsLearner(Learner):
         upload, local = trained.upload, trained.local
         if world.train.aggregation == "weighted":
             upload = replace(upload, weight=np.diff(view.train.ptr[view.user_ptr]).astype(np.float64))
-        kept = {"private": local.private, "took_part": np.ones(len(view.user), bool)}
-        kept |= {f"parts/{part}/{name}": v for part, arrays in trained.parts.items() for name, v in arrays.items()}
-        own = {OWN: (local.row_start, {"item": local.row_item, "moved": local.rows})}
-        return Answer(upload, kept, own, local.notes)
+        kept: dict[str, AnyArray | Ragged] = {"private": local.private, "took_part": np.ones(len(view.user), bool)}
+        kept |= flat(trained.parts, PARTS)
+        kept[OWN] = Ragged(local.row_start, local.row_item, {"moved": local.rows})  # where devices have room for it
+        return Answer(upload, kept, local.notes)
 
     def learn(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
         return apply_total(server, total, self.world.train, expected)

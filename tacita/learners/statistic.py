@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from tacita.errors import TacitaError
-from tacita.fields import Spec, Total, Upload
-from tacita.learners.base import Answer, Learner, register
+from tacita.fields import Answer, Spec, Total, Upload
+from tacita.learners.base import Learner, register
 from tacita.types import CohortView, ServerState
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from tacita.errors import TacitaError
 from tacita.fields import Spec
+from tacita.live.letters import check_each, each_names
 from tacita.live.wire import Reply, ReplyHead, wanted_sums
 from tacita.types import AnyArray
 
@@ -28,18 +29,18 @@ class Asked:
     most_weight: float = 1.0  # of one person
     alike: bool = True  # everybody weighs 1
     may_drop: bool = False  # people may take part and then send nothing
+    sampled: bool = False  # people take part by chance, so more or fewer than expected do
     counted_by: str = ""  # the field that says how many people have each item, where pairs of items are summed
     inputs: AnyArray | None = None  # the items that the rows of pairs are about; None: all
 
 
 def check_total(reply: Reply, asked: Asked) -> None:
     """Refuse a sum that does not fit what was asked, before anything of its size is made, or that is too large."""
-    wanted = wanted_sums(asked.fields)
-    _check_shapes(reply, wanted)
-    head, arrays = reply.head, reply.arrays
+    wanted, head, arrays = wanted_sums(asked.fields), reply.head, reply.arrays
+    _check_shapes(reply, wanted, asked.fields)
     if head.weight > head.clients * asked.most_weight or (asked.alike and head.weight != head.clients):
         raise _too_much("weight", head)
-    if head.expected < head.clients or (head.expected > head.clients and not asked.may_drop):
+    if not asked.sampled and (head.expected < head.clients or (head.expected > head.clients and not asked.may_drop)):
         raise _too_much("expected", head)
     for one in wanted:
         name = one.name if one.name in arrays else f"{one.name}/value"
@@ -49,9 +50,15 @@ def check_total(reply: Reply, asked: Asked) -> None:
         _check_pairs(reply, asked)
 
 
-def _check_shapes(reply: Reply, wanted: list[Spec]) -> None:
+def _check_shapes(reply: Reply, wanted: list[Spec], fields: tuple[Spec, ...]) -> None:
     """Every field is there once, whole or as places and values, in its kind, and nothing else."""
-    arrays, fits = reply.arrays, set()
+    arrays = reply.arrays
+    fits: set[str] = set()
+    for one in fields:
+        if one.seen == "each":
+            fits |= each_names(one)
+            if not check_each(one, arrays, reply.head.clients):
+                raise TacitaError(f"the node's reply does not fit what was asked: see '{one.name[:100]}'.")
     for one in wanted:
         kind = np.dtype(np.float64 if one.exact else np.float32)
         at, value = f"{one.name}/at", f"{one.name}/value"

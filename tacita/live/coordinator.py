@@ -14,16 +14,17 @@ from typing import Any
 import numpy as np
 
 from tacita.config import RunConfig
-from tacita.devices import Federation
 from tacita.errors import TacitaError
 from tacita.live.remote import Patience, Remote, Transport
 from tacita.live.server_store import STORE, RunRow, ServerStore
 from tacita.live.settings import check_live
+from tacita.plan import Federation
+from tacita.requests import handle
 from tacita.rng import keys_of
 from tacita.rounds import Progress, RoundReport, begin_block, end_block, run_block, start
 from tacita.runs import build, check_settings
 from tacita.state_arrays import plain_of, read_server, server_arrays, server_note
-from tacita.types import Block, Ragged, Stream
+from tacita.types import Block, Ragged, Request, Stream
 
 log = logging.getLogger(__name__)
 
@@ -80,13 +81,13 @@ def _continue(store: ServerStore, row: RunRow, transport: Transport) -> None:
     progress = _progress(store, row, fed, remote)
     began = time.monotonic()
 
-    def commit(event: dict[str, Any], now: Progress) -> None:
+    def commit(event: dict[str, Any], now: Progress, request: int | None = None) -> None:
         arrays = server_arrays(now.server, "now/") | server_arrays(now.best_server, "best/")
         if any(v.dtype.kind == "f" and not np.isfinite(v).all() for v in arrays.values()):
             raise TacitaError("the model is no longer finite: training diverged, or a node sent a wrong sum.")
         note = {"plain": plain_of(now), "now": server_note(now.server), "best": server_note(now.best_server)}
         event["seconds"] = round(time.monotonic() - began, 3)
-        store.commit(row.name, note, arrays, remote.accepted, remote.asked_for, event)
+        store.commit(row.name, note, arrays, remote.accepted, remote.asked_for, event, request)
         remote.accepted, remote.asked_for = [], []
 
     def on_round(report: RoundReport, now: Progress) -> None:
@@ -94,6 +95,9 @@ def _continue(store: ServerStore, row: RunRow, transport: Transport) -> None:
         if report.valid is not None:
             event["valid"] = report.valid
         commit(event | {"bytes_up": report.bytes_up, "bytes_down": report.bytes_down}, now)
+        for number, request in store.open_requests(row.name):
+            said = _carry_out(fed, now, request)
+            commit({"event": "request", "kind": request["kind"], **said}, now, number)
 
     while len(progress.results) < row.opened:
         if not progress.in_block:
@@ -104,6 +108,20 @@ def _continue(store: ServerStore, row: RunRow, transport: Transport) -> None:
         commit({"event": "block done", **progress.results[-1]}, progress)
         row = store.run(row.name)
         fed = federation(store, row)  # another block may have been opened
+
+
+def _carry_out(fed: Federation, progress: Progress, told: dict[str, Any]) -> dict[str, Any]:
+    """One request that came with an answer; what cannot be carried out is told, and harms no round."""
+    try:
+        if told["kind"] not in ("share", "unshare", "forget", "leave"):
+            raise TacitaError("this is no request.")
+        items = np.array(told["items"], np.int32)
+        if len(items) and not 0 <= int(items.min()) <= int(items.max()) < len(progress.server.items):
+            raise TacitaError("the request is about items that are not in the catalogue.")
+        request = Request(told["kind"], int(told["sender"]), items, float(told["time"]), int(told["number"]))
+        return {"done": handle(fed, progress, request)}
+    except (TacitaError, LookupError, TypeError, ValueError, OverflowError) as error:
+        return {"said": str(error)[:500] if isinstance(error, TacitaError) else "the request is damaged."}
 
 
 def federation(store: ServerStore, row: RunRow) -> Federation:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tacita.device_state import LISTS, rows_taken
 from tacita.errors import TacitaError
 from tacita.live import blocks, node_file
 from tacita.live.blobs import pack, unpack
@@ -27,12 +28,23 @@ from tacita.types import AnyArray, Arrays, Doubles, Longs
 
 Level = Literal["learn", "keep"]
 LEVELS = ("learn", "keep")
-REQUESTS = ("share", "unshare", "forget")
+REQUESTS = ("share", "unshare", "forget", "leave")
 NO_EPSILON = "no epsilon"
 
 Interaction = tuple[str, str, float | None, float | None]  # raw user, raw item, time, rating
 Model = tuple[dict[str, Any], dict[str, tuple[str, AnyArray]]]  # note, name -> (sha256, array)
 Devices = tuple[dict[str, Any], Arrays]  # note, arrays with one row per entry of the array "users"
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What somebody here asks of the server."""
+
+    id: int
+    kind: str
+    payload: dict[str, Any]
+    user: int | None  # None: of the whole node
+    created: float
 
 
 @dataclass(frozen=True)
@@ -356,11 +368,12 @@ class NodeStore:
             )
             return int(made.lastrowid or 0)
 
-    def waiting(self) -> list[tuple[int, str, dict[str, Any]]]:
-        """Requests that no reply has carried yet: id, kind, payload."""
+    def waiting(self) -> list[Waiting]:
+        """Requests that no reply has carried yet."""
+        asked = "SELECT id, kind, payload, user, created FROM requests WHERE sent IS NULL ORDER BY id"
         with self._reading() as db:
-            found = db.execute("SELECT id, kind, payload FROM requests WHERE sent IS NULL ORDER BY id").fetchall()
-        return [(int(one), str(kind), json.loads(payload)) for one, kind, payload in found]
+            found = db.execute(asked).fetchall()
+        return [Waiting(one, kind, json.loads(payload), user, at) for one, kind, payload, user, at in found]
 
     # Catalogue
 
@@ -441,10 +454,10 @@ def _packed(devices: Devices, here: list[int]) -> tuple[str, bytes]:
     note, arrays = devices
     n = len(arrays["users"])
     for name, array in arrays.items():
-        if array.ndim == 0 or len(array) != n:
+        if not name.startswith(LISTS) and (array.ndim == 0 or len(array) != n):
             raise ValueError(f"device array {name!r} has not one row for each of the {n} users")
     stays = np.isin(arrays["users"], here)
-    return json.dumps(note), pack(arrays if stays.all() else {name: array[stays] for name, array in arrays.items()})
+    return json.dumps(note), pack(arrays if stays.all() else rows_taken(arrays, np.flatnonzero(stays)))
 
 
 def _put_model(db: sqlite3.Connection, run: str, model: Model, at: float) -> None:
@@ -465,5 +478,5 @@ def _drop_rows(db: sqlite3.Connection, user: int, where: str) -> None:
     for run, tag, blob in db.execute("SELECT run, tag, arrays FROM devices").fetchall():
         arrays = unpack(blob, where)
         stays = arrays["users"] != user
-        kept = pack({name: array[stays] for name, array in arrays.items()})
+        kept = pack(rows_taken(arrays, np.flatnonzero(stays)))
         db.execute("UPDATE devices SET arrays = ? WHERE run = ? AND tag = ?", (kept, run, tag))

@@ -15,23 +15,19 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from tacita.devices import Plan, Received, Sums, Told, selecting_metric
+from tacita.devices import Told
 from tacita.errors import TacitaError
 from tacita.evaluate import Evaluation
-from tacita.fields import merge
+from tacita.fields import Spec, merge
 from tacita.files import flat
 from tacita.live.bounds import Asked, check_sums, check_total
-from tacita.live.wire import (
-    Reply,
-    Request,
-    RequestHead,
-    catalogue_array,
-    decode_reply,
-    encode,
-    sha_of,
-)
+from tacita.live.letters import CHOSEN, NAMES, PART, ROSTER, read_each, written
+from tacita.live.wire import Reply, Request, RequestHead, catalogue_array, decode_reply, encode, sha_of
+from tacita.measuring import Sums, selecting_metric
 from tacita.methods.base import overrides
-from tacita.types import Arrays, ServerState
+from tacita.plan import Plan, to_serve
+from tacita.types import Arrays, Down, Keys, ServerState
+from tacita.types import Request as AskedFor
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +66,18 @@ class Accepted:
     clients: int
 
 
+@dataclass(frozen=True)
+class Question:
+    """What nodes are asked, and about whom."""
+
+    kind: str
+    plan: Plan
+    server: ServerState
+    down: Down
+    people: dict[int, Keys] | None = None  # node -> whom of its people, where the server knows them; None: everybody
+    chosen: bool = True  # they are to answer; else they only get what is for each of them alone
+
+
 @dataclass
 class Remote:
     """The people are on nodes. Everything the server learns of them is in what `ask` returns."""
@@ -87,26 +95,47 @@ class Remote:
     _validated: int = 0
     _told: set[tuple[int, int, int]] = field(default_factory=set)
     _have: dict[int, set[str]] = field(default_factory=dict)
+    _homes: dict[int, int] = field(default_factory=dict)  # name of a person -> node, where the server has to know
 
-    def begin_block(self, fed: Plan, server: ServerState, received: Received) -> None:
+    def begin_block(self, plan: Plan, server: ServerState, down: Down) -> None:
         """Nodes open a block when they first hear of it."""
         self.best_round = self._validated = 0
 
-    def anybody(self, fed: Plan, server: ServerState) -> bool:
+    def anybody(self, plan: Plan, server: ServerState) -> bool:
         return True
 
-    def exchange(self, fed: Plan, server: ServerState, received: Received, question: str) -> Told:
-        fields = fed.fields(server, question)
-        if any(one.seen == "each" for one in fields):
-            raise TacitaError("nodes send sums only: this run's learner wants to see people one by one.")
-        inputs = server.heads.get("inputs", np.zeros(0))
-        counted = "touched" if any(one.name == "touched" for one in fields) else ""
-        most = float(len(server.items)) if fed.config.train.aggregation == "weighted" else 1.0
-        may_drop = any(overrides(part, "encode") or overrides(part, "weight") for part in fed.parts)
-        among = inputs if len(inputs) else None
-        alike = fed.config.train.aggregation != "weighted" and not any(overrides(p, "weight") for p in fed.parts)
-        asked = Asked(fields, most * fed.most_weight, alike, may_drop, counted, among)
-        replies = self.ask(question, fed, server, received, lambda reply: check_total(reply, asked))
+    def choose(self, plan: Plan, server: ServerState) -> Keys:
+        """The names of those who take part: each decides at home, by the run's own rule."""
+        self._homes.clear()
+
+        def check(node: int, reply: Reply) -> None:
+            names, part = reply.arrays.get(NAMES), reply.arrays.get(PART)
+            if names is None or part is None or names.dtype != np.uint64 or names.ndim != 1:
+                raise TacitaError("the node's reply names nobody.")
+            if part.shape != names.shape or len(reply.arrays) != 2 or len(np.unique(names)) != len(names):
+                raise TacitaError("the node's reply names people in a way that makes no sense.")
+            if any(self._homes.get(int(name), node) != node for name in names):
+                raise TacitaError("the node's reply names people of another node.")
+            self._homes.update(dict.fromkeys((int(name) for name in names), node))
+
+        replies = self.ask(Question(ROSTER, plan, server, to_serve(plan, server)), check)
+        part = [one.arrays[NAMES][one.arrays[PART] > 0] for _, one in sorted(replies.items())]
+        if not part:
+            raise TacitaError(f"every node refused to say who takes part; one said: {self._refusal}")
+        return np.concatenate(part)
+
+    def exchange(self, plan: Plan, server: ServerState, down: Down, question: str, chosen: Keys | None = None) -> Told:
+        fields = plan.fields(server, question)
+        asked = self._asked(plan, server, fields)
+        homes = self._by_home(plan, server, chosen)
+
+        def check(node: int, reply: Reply) -> None:
+            check_total(reply, asked)
+            for one in read_each(reply.arrays, fields).values():
+                if homes is not None and not np.isin(one.sender, homes.get(node, np.zeros(0, np.uint64))).all():
+                    raise TacitaError("the node's reply speaks for people who were not asked.")
+
+        replies = self.ask(Question(question, plan, server, down, homes), check)
         if not replies:
             raise TacitaError(f"every node refused to take part in the round; one said: {self._refusal}")
         total = None
@@ -118,62 +147,88 @@ class Remote:
         size = sum(sum(v.nbytes for v in one.arrays.values()) for one in replies.values())
         return Told(total, total.n_clients, expected, float(size))
 
-    def validate(self, fed: Plan, server: ServerState, received: Received) -> Sums:
+    def _asked(self, plan: Plan, server: ServerState, fields: tuple[Spec, ...]) -> Asked:
+        """What a reply to a question may hold."""
+        inputs = server.heads.get("inputs", np.zeros(0))
+        counted = "touched" if any(one.name == "touched" for one in fields) else ""
+        train = plan.config.train
+        most = float(len(server.items)) if train.aggregation == "weighted" else 1.0
+        alike = train.aggregation != "weighted" and not any(overrides(p, "weight") for p in plan.parts)
+        return Asked(
+            fields,
+            most * plan.most_weight,
+            alike,
+            may_drop=any(overrides(part, "encode") or overrides(part, "weight") for part in plan.parts),
+            sampled=train.participation.kind != "all",
+            counted_by=counted,
+            inputs=inputs if len(inputs) else None,
+        )
+
+    def _by_home(self, plan: Plan, server: ServerState, chosen: Keys | None) -> dict[int, Keys] | None:
+        """Who of some people is on which node; None: everybody is meant."""
+        if chosen is None:
+            return None
+        if not self._homes:
+            self.choose(plan, server)
+        found: dict[int, list[int]] = {}
+        for name in chosen:
+            if int(name) in self._homes:
+                found.setdefault(self._homes[int(name)], []).append(int(name))
+        return {node: np.array(names, np.uint64) for node, names in found.items()}
+
+    def request(self, plan: Plan, server: ServerState, request: AskedFor) -> None:
+        """The person's own device did its part when the request was made."""
+
+    def validate(self, plan: Plan, server: ServerState, down: Down) -> Sums:
         self._validated = server.round
-        metric, k = selecting_metric(fed.config)
-        names = {f"{metric}@{k}"}
-        return _added(self.ask("validate", fed, server, received, lambda reply: check_sums(reply, names)))
+        metric, k = selecting_metric(plan.config)
+        return self._scores("validate", plan, server, down, {f"{metric}@{k}"})
+
+    def _scores(self, kind: str, plan: Plan, server: ServerState, down: Down, names: set[str]) -> Sums:
+        everybody = self._everybody(plan, server) if plan.names_clients else None
+        asked = Question(kind, plan, server, down, everybody, chosen=False)
+        return _added(self.ask(asked, lambda _, reply: check_sums(reply, names)))
+
+    def _everybody(self, plan: Plan, server: ServerState) -> dict[int, Keys]:
+        if not self._homes:
+            self.choose(plan, server)
+        return self._by_home(plan, server, np.array(list(self._homes), np.uint64)) or {}
 
     def keep_best(self) -> None:
         self.best_round = self._validated
 
-    def result(self, fed: Plan, server: ServerState, received: Received) -> tuple[dict[str, Any], Evaluation | None]:
+    def result(self, plan: Plan, server: ServerState, down: Down) -> tuple[dict[str, Any], Evaluation | None]:
         """Close the block on the nodes: they test the best round and go on from it."""
-        cfg = fed.config.evaluate
+        cfg = plan.config.evaluate
         names = {"auc" if metric == "auc" else f"{metric}@{k}" for metric in cfg.metrics for k in cfg.k}
-        sums = _added(self.ask("close", fed, server, received, lambda reply: check_sums(reply, names)))
+        sums = self._scores("close", plan, server, down, names)
         people = max((n for _, n in sums.values()), default=0)
         means = {name: total / n if n else 0.0 for name, (total, n) in sums.items()}
         return {**means, "users": people}, None
 
-    def end_block(self, fed: Plan, server: ServerState, received: Received) -> None:
+    def end_block(self, plan: Plan, server: ServerState, down: Down) -> None:
         """Nodes ended the block with `result`."""
 
     # One exchange
 
-    def ask(
-        self,
-        kind: str,
-        fed: Plan,
-        server: ServerState,
-        received: Received,
-        check: Callable[[Reply], None] = lambda reply: None,
-    ) -> dict[int, Reply]:
+    def ask(self, question: Question, check: Callable[[int, Reply], None]) -> dict[int, Reply]:
         """The answers of a quorum, without those of nodes that refused."""
-        arrays = self._arrays(server, received)
-        names = {name: sha_of(array) for name, array in arrays.items()}
-        head = RequestHead(
-            kind=kind,
-            run=self.run,
-            block=server.block,
-            round=server.round,
-            best_round=self.best_round,
-            config=fed.config.model_dump(mode="json"),
-            names=names,
-        )
+        kind, server, people = question.kind, question.server, question.people
+        asking = _Asking(self, question)
         replies: dict[int, Reply] = {}
         shas: dict[int, str] = {}
         began = told = time.monotonic()
         while True:
-            allowed = self.allowed()
-            asked = self._bodies(head, arrays, (set(self.transport.nodes()) & allowed) - replies.keys())
+            allowed = self._allowed(people)
+            asked = asking.bodies((set(self.transport.nodes()) & allowed) - replies.keys())
             for node, body in self.transport.exchange(asked, self.patience.timeout).items():
-                reply = self._read(node, body, head, check) if node in asked else None
+                reply = self._read(node, body, asking.head(node), check) if node in asked else None
                 if reply is not None:
                     replies[node], shas[node] = reply, hashlib.sha256(body).hexdigest()
-            allowed = self.allowed()  # somebody may have been revoked meanwhile
+            allowed = self._allowed(people)  # somebody may have been revoked meanwhile
             replies = {node: one for node, one in replies.items() if node in allowed}
-            need = len(allowed) if self.patience.quorum == "all" else self.patience.quorum
+            quorum = self.patience.quorum
+            need = len(allowed) if quorum == "all" or people is not None else quorum
             if len(replies) >= max(1, need):
                 break
             now = time.monotonic()
@@ -194,29 +249,18 @@ class Remote:
                 self.tell({"event": "refused", "kind": kind, "node": str(node), "said": said.said})
             if said.verdict == "refused":
                 continue
-            self.accepted.append(Accepted(head.block, head.round, kind, node, shas[node], said.clients))
+            self.accepted.append(Accepted(server.block, server.round, kind, node, shas[node], said.clients))
             self.asked_for += [(node, one) for one in said.requests]
         return {node: one for node, one in replies.items() if one.head.verdict == "ok"}
 
-    def _arrays(self, server: ServerState, received: Received) -> Arrays:
-        """The model as it travels."""
-        arrays: Arrays = {"items": server.items, "catalogue": catalogue_array(self.catalogue()[: len(server.items)])}
-        arrays |= {f"heads/{k}": v for k, v in server.heads.items()}
-        return arrays | flat(received, "parts-received/")
+    def have(self, node: int) -> set[str]:
+        """Digests of the arrays that a node is known to hold."""
+        return self._have.get(node, set())
 
-    def _bodies(self, head: RequestHead, arrays: Arrays, nodes: set[int]) -> dict[int, bytes]:
-        """What each node gets: all it does not have. Nodes that need the same share the bytes."""
-        made: dict[frozenset[str], bytes] = {}
-        bodies = {}
-        for node in sorted(nodes):
-            have = self._have.get(node, set())
-            lacks = frozenset(name for name, sha in head.names.items() if sha not in have)
-            if lacks not in made:
-                made[lacks] = encode(Request(head, {name: arrays[name] for name in lacks}))
-            bodies[node] = made[lacks]
-        return bodies
+    def _allowed(self, people: dict[int, Keys] | None) -> set[int]:
+        return self.allowed() if people is None else self.allowed() & people.keys()
 
-    def _read(self, node: int, body: bytes, head: RequestHead, check: Callable[[Reply], None]) -> Reply | None:
+    def _read(self, node: int, body: bytes, head: RequestHead, check: Callable[[int, Reply], None]) -> Reply | None:
         """An answer that fits the question; None: there is none, ask again."""
         try:
             reply = decode_reply(body)
@@ -228,7 +272,7 @@ class Remote:
                 return None
             if said.verdict == "refused":
                 return reply
-            check(reply)
+            check(node, reply)
         except TacitaError as error:
             log.warning("node %s: %s", node, str(error)[:500])
             if (node, head.block, head.round) not in self._told:  # once: it is asked again and again
@@ -236,6 +280,58 @@ class Remote:
                 self.tell({"event": "bad reply", "kind": head.kind, "node": str(node), "said": str(error)[:500]})
             return None
         return reply
+
+
+class _Asking:
+    """A question as it is put to each node: what everybody gets, and what is for some people alone."""
+
+    def __init__(self, remote: Remote, question: Question) -> None:
+        server, self.remote, self.question = question.server, remote, question
+        self.arrays: Arrays = {
+            "items": server.items,
+            "catalogue": catalogue_array(remote.catalogue()[: len(server.items)]),
+            **{f"heads/{k}": v for k, v in server.heads.items()},
+            **flat(question.down.common, "parts-received/"),
+        }
+        self.common = RequestHead(
+            kind=question.kind,
+            run=remote.run,
+            block=server.block,
+            round=server.round,
+            best_round=remote.best_round,
+            config=question.plan.config.model_dump(mode="json"),
+            names={name: sha_of(array) for name, array in self.arrays.items()},
+        )
+        self._letters: dict[int, Arrays] = {}
+
+    def letters(self, node: int) -> Arrays:
+        """What only this node gets."""
+        if self.question.people is None:
+            return {}
+        if node not in self._letters:
+            names = self.question.people.get(node, np.zeros(0, np.uint64))
+            asked = {CHOSEN: names} if self.question.chosen else {}
+            self._letters[node] = written(self.question.down, names) | asked
+        return self._letters[node]
+
+    def head(self, node: int) -> RequestHead:
+        more = {name: sha_of(array) for name, array in self.letters(node).items()}
+        return self.common.model_copy(update={"names": {**self.common.names, **more}}) if more else self.common
+
+    def bodies(self, nodes: set[int]) -> dict[int, bytes]:
+        """What each node gets: all it does not have. Nodes that need the same share the bytes."""
+        made: dict[frozenset[str], bytes] = {}
+        bodies = {}
+        for node in sorted(nodes):
+            have, head, letters = self.remote.have(node), self.head(node), self.letters(node)
+            lacks = frozenset(name for name, sha in head.names.items() if sha not in have)
+            if letters:
+                bodies[node] = encode(Request(head, {name: (self.arrays | letters)[name] for name in lacks}))
+                continue
+            if lacks not in made:
+                made[lacks] = encode(Request(head, {name: self.arrays[name] for name in lacks}))
+            bodies[node] = made[lacks]
+        return bodies
 
 
 def _added(replies: Mapping[int, Reply]) -> Sums:

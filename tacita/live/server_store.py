@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tacita.live.remote import Accepted  # brings the models, which `server status` has no use for
 
 STORE = "server.sqlite"
-FORMAT = 1
+FORMAT = 2
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 # Numbers of nodes are unsigned 64-bit, which an INTEGER does not hold: they are kept as text.
 _SCHEMA = """
@@ -46,7 +46,7 @@ CREATE TABLE accepted (run TEXT NOT NULL, block INTEGER NOT NULL, round INTEGER 
     PRIMARY KEY (run, block, round, kind, node)) STRICT;
 CREATE TABLE events (id INTEGER PRIMARY KEY, run TEXT NOT NULL, time REAL NOT NULL, event TEXT NOT NULL) STRICT;
 CREATE TABLE requests (id INTEGER PRIMARY KEY, run TEXT NOT NULL, node TEXT NOT NULL, time REAL NOT NULL,
-    request TEXT NOT NULL, UNIQUE (run, node, request)) STRICT;
+    request TEXT NOT NULL, done REAL, UNIQUE (run, node, request)) STRICT;
 """
 
 
@@ -231,8 +231,12 @@ class ServerStore:
         accepted: Sequence[Accepted],
         asked_for: Sequence[tuple[int, dict[str, Any]]],
         event: dict[str, Any],
+        done: int | None = None,
     ) -> None:
-        """A round in one transaction. An answer that is there already means that a round was counted twice: refused."""
+        """A round, or a request that was carried out, in one transaction.
+
+        An answer that is there already means that a round was counted twice: refused.
+        """
         at = time.time()
         with self._writing() as db:
             held = dict(db.execute("SELECT name, sha FROM arrays WHERE run = ?", (run,)).fetchall())
@@ -252,8 +256,14 @@ class ServerStore:
                 "INSERT OR IGNORE INTO requests (run, node, time, request) VALUES (?, ?, ?, ?)",
                 ((run, str(node), at, json.dumps(one, sort_keys=True)) for node, one in asked_for),
             )
+            db.execute("UPDATE requests SET done = ? WHERE id = ?", (at, done))
             db.execute("UPDATE runs SET note = ? WHERE name = ?", (json.dumps(note), run))
             db.execute("INSERT INTO events (run, time, event) VALUES (?, ?, ?)", (run, at, json.dumps(event)))
+
+    def open_requests(self, run: str) -> list[tuple[int, dict[str, Any]]]:
+        """What people asked for and was not carried out yet, oldest first."""
+        rows = self._all("SELECT id, request FROM requests WHERE run = ? AND done IS NULL ORDER BY id", run)
+        return [(int(one), {**json.loads(told), "number": int(one)}) for one, told in rows]
 
     def tell(self, run: str, event: dict[str, Any]) -> None:
         """An event that changes nothing."""

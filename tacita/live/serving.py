@@ -12,16 +12,18 @@ from typing import Any
 import numpy as np
 
 from tacita.config import RunConfig, validated
-from tacita.device_state import PARTS, DeviceState
+from tacita.device_state import DeviceState, Lists, read_devices, rows_taken
 from tacita.errors import TacitaError
 from tacita.evaluate import ScoreUsers
 from tacita.files import nested
 from tacita.kernels.ranking import best_items
+from tacita.live.letters import names_of, read_written, secret_of
 from tacita.live.node_store import NodeStore, Rows
+from tacita.plan import Plan
 from tacita.rng import keys_of
-from tacita.runs import build
-from tacita.scoring import device_scorer
-from tacita.types import AnyArray, Arrays, Block, Floats, Ragged, ServerState
+from tacita.runs import planned
+from tacita.scoring import DeviceScorer
+from tacita.types import AnyArray, Arrays, Block, Down, Floats, Held, Ragged, ServerState
 
 NO_MODEL = "the server has not sent a model yet; recommendations begin after the node's first round."
 
@@ -77,9 +79,8 @@ def take_snapshot(store: NodeStore, before: Snapshot | None = None) -> Snapshot 
     note, sent = found
     arrays: Arrays = {name: array for name, (_, array) in sent.items()}
     config = validated(RunConfig, json.loads(note["config"]), "the settings the server sent")
-    backbone, parts, _ = build(config)
-    names = [part.name for part in parts]
-    received: dict[str, Arrays] = {name: {} for name in names} | nested(arrays, "parts-received/")
+    plan = planned(config, secret_of(store.secret, run))
+    backbone = plan.backbone
     heads = {name.removeprefix("heads/"): array for name, array in arrays.items() if name.startswith("heads/")}
     # Column by column: a score runs over all items, and turning the table round costs more than scoring it.
     table: Floats = np.asfortranarray(arrays["items"])
@@ -102,17 +103,8 @@ def take_snapshot(store: NodeStore, before: Snapshot | None = None) -> Snapshot 
     past = lists.pick((now.block >= 0) & (now.block < server.block))
     n, none = len(users), Ragged.empty(len(users))
     block = Block(server.block, n, len(table), current, none, none, np.zeros(n, bool), len(current.ids))
-    scorer = device_scorer(
-        backbone,
-        parts,
-        server,
-        clients,
-        block,
-        keys_of(users),
-        received,
-        "serve",
-        past if backbone.reads_history else None,
-    )
+    earlier = past if backbone.reads_history else None
+    scorer = DeviceScorer(plan, server, clients, block, keys_of(users), _sent(plan, arrays), "serve", earlier)
     snapshot = Snapshot(
         run,
         server.block,
@@ -130,20 +122,29 @@ def take_snapshot(store: NodeStore, before: Snapshot | None = None) -> Snapshot 
     return snapshot
 
 
+def _sent(plan: Plan, arrays: Arrays) -> Down:
+    """What the server sent besides the model, to everybody and to each alone."""
+    letters = read_written(arrays, len(arrays["items"]))
+    common: dict[str, Arrays] = {part.name: {} for part in plan.parts} | nested(arrays, "parts-received/")
+    return Down(common, lambda keys: letters.to(names_of(plan.draws, keys)))
+
+
 def _clients(ids: AnyArray, held: Arrays, width: int) -> DeviceState:
-    """The devices' state in the order of `ids`; whoever has none starts with zeros."""
+    """The devices' state in the order of `ids`; whoever has none starts with zeros and empty lists."""
+    clients = DeviceState.of(np.zeros((len(ids), width), np.float32))
     if not held:
-        return DeviceState.of(np.zeros((len(ids), width), np.float32))
+        return clients
     place = {int(one): n for n, one in enumerate(held["users"])}
     at = np.array([place.get(int(one), -1) for one in ids], np.int64)
-
-    def rows(array: AnyArray) -> AnyArray:
-        out = np.zeros((len(ids), *array.shape[1:]), array.dtype)
-        out[at >= 0] = array[at[at >= 0]]
-        return out
-
-    kept = {part: {k: rows(v) for k, v in arrays.items()} for part, arrays in nested(held, PARTS).items()}
-    return DeviceState.of(rows(held["private"]), kept)
+    stored = read_devices(rows_taken({name: v for name, v in held.items() if name != "users"}, at[at >= 0]), "")
+    for name, array in stored.arrays.items():
+        clients.arrays[name] = np.zeros((len(ids), *array.shape[1:]), array.dtype)
+    for name, one in stored.lists.items():
+        clients.lists[name] = Lists.empty(len(ids), {k: v[:0] for k, v in one.columns.items()})
+    everybody = np.arange(int((at >= 0).sum()))
+    kept: Held = {**stored.arrays, **{name: stored.list_of(name, everybody) for name in stored.lists}}
+    clients.put(np.flatnonzero(at >= 0), kept)
+    return clients
 
 
 class _Lists:

@@ -8,25 +8,22 @@ A refusal changes nothing of a run. A node with too few people for a sum learns 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from tacita.clients import grow, no_devices, put_parts
 from tacita.config import RunConfig, validated
-from tacita.data.splits import collected_block
-from tacita.device_state import DeviceState
-from tacita.devices import Federation, Here, Received, Sums, block_sums, nobody_here
 from tacita.errors import TacitaError
 from tacita.fields import Total
-from tacita.files import flat, nested
+from tacita.live.letters import NAMES, PART, ROSTER, each_arrays
 from tacita.live.node import Node
-from tacita.live.node_store import Model, Release
+from tacita.live.node_store import Release, Waiting
+from tacita.live.received import Asked, as_json, asked_of, catalogue_of, whole_model
 from tacita.live.settings import check_live
+from tacita.live.standing import ALONE, Refusal, Standing, standing_of, stored_devices
 from tacita.live.wire import (
     MOST_REQUESTS,
     SCORES,
@@ -36,39 +33,14 @@ from tacita.live.wire import (
     RequestHead,
     decode_request,
     encode,
-    read_catalogue,
-    sha_of,
     total_arrays,
 )
-from tacita.rng import keys_of
-from tacita.runs import build, check_cutoffs, check_settings, planned
-from tacita.types import AnyArray, Arrays, Longs, ServerState, Stream
-
-MOST_AHEAD = 100  # blocks that a server may be ahead of a node
-NOW, ALONE = ("now", "best"), ("alone", "best alone")  # what devices are stored as
+from tacita.measuring import Sums, block_sums
+from tacita.runs import check_settings, planned
+from tacita.types import AnyArray
+from tacita.types import Request as AskedFor
 
 log = logging.getLogger(__name__)
-
-
-MOST_NUMBER = 1e6  # of a model that a node computes with; beyond, training has diverged or somebody is asking with it
-
-
-class Refusal(TacitaError):
-    """Why a request is not followed, in words that tell the server nothing about people."""
-
-
-@dataclass
-class Standing:
-    """Where a run stands on this node, in memory between requests."""
-
-    fed: Federation
-    here: Here
-    users: Longs  # ids of the store, in the order of the arrays
-    made_from: tuple[Any, ...]
-    tags: tuple[str, str] = NOW
-    block: int = -1  # begun last
-    round: int = 0  # the round of `here.clients`
-    ended: bool = True
 
 
 def handle(node: Node, body: bytes) -> bytes:
@@ -96,23 +68,22 @@ def _handle(node: Node, request: Request) -> bytes | None:
         if stored[0] == request.sha and stored[1]:
             return stored[1]
         raise Refusal("this round was already answered, for this or another model.")
-    model = _whole_model(node, request)
+    model = whole_model(node, request)
     if model is None:
         return encode(Reply(_echo(request, verdict="missing", have=_have(node, head.run))))
     arrays = {name: array for name, (_, array) in model[1].items()}
-    catalogue = _catalogue(node, arrays)
+    catalogue = catalogue_of(node, arrays)
     withdrawals = store.withdrawals
     try:
-        standing = _standing(node, request, config, catalogue)
-        server, received = _server(arrays, head.block, head.round), nested(arrays, "parts-received/")
-        _check_model(standing.fed, server, received)
+        standing = standing_of(node, head.run, head.block, config, [item for item, _ in catalogue])
+        asked = asked_of(standing, arrays, head.block, head.round)
         try:
-            reply, release = _answer(node, request, standing, server, received)
+            reply, release = _answer(node, request, standing, asked)
         except (LookupError, ValueError):
             raise Refusal("the arrays of the request do not fit each other.") from None
         answered = reply.head.verdict == "ok"
         queue = store.waiting()[:MOST_REQUESTS] if answered else []
-        carried = [{"id": n, "kind": kind, "payload": payload} for n, kind, payload in queue]
+        carried = [_carried(standing, asked, one, catalogue) for one in queue]
         have = [sha for sha, _ in model[1].values()]
         reply = replace(reply, head=reply.head.model_copy(update={"have": have, "requests": carried}))
         sent = encode(reply)
@@ -125,12 +96,12 @@ def _handle(node: Node, request: Request) -> bytes | None:
             head.kind,
             request.sha,
             sent if answered else None,  # who refused may be asked again
-            now=_devices(standing, standing.here.clients),
-            best=_devices(standing, standing.here.best),
+            now=stored_devices(standing, standing.here.clients),
+            best=stored_devices(standing, standing.here.best),
             model=model,
             ledger=None if release is None else replace(release, n_bytes=len(sent)),
-            sent=[n for n, _, _ in queue],
-            released=answered and head.kind not in SCORES,
+            sent=[one.id for one in queue],
+            released=answered and head.kind not in (*SCORES, ROSTER),
             unless_withdrawn_since=withdrawals,
             tags=standing.tags,
         )
@@ -157,7 +128,7 @@ def _settings(node: Node, head: RequestHead) -> RunConfig:
     except TacitaError as error:
         raise Refusal(str(error)) from None
     held = node.store.model(head.run)
-    if held is not None and _json(json.loads(held[0]["config"])) != config.model_dump_json():
+    if held is not None and as_json(json.loads(held[0]["config"])) != config.model_dump_json():
         raise Refusal("the settings of this run have changed; begin a new run.")
     most = plan.learner.rounds
     if head.round > most or head.best_round > most:
@@ -182,183 +153,70 @@ def _have(node: Node, run: str) -> list[str]:
     return [] if held is None else [sha for sha, _ in held[1].values()]
 
 
-# What the server sent
+# What people here ask of the server
 
 
-def _whole_model(node: Node, request: Request) -> Model | None:
-    """All arrays of the model: those that travelled and those that were here; None: some are missing."""
-    held = node.store.model(request.head.run)
-    kept = {} if held is None else {sha: array for sha, array in held[1].values()}
-    arrays = {}
-    for name, sha in request.head.names.items():
-        if name in request.arrays:
-            if sha_of(request.arrays[name]) != sha:
-                raise Refusal(f"the request is damaged: '{name[:100]}' does not match its digest.")
-            arrays[name] = (sha, request.arrays[name])
-        elif sha in kept:
-            arrays[name] = (sha, kept[sha])
-        else:
-            return None
-    if not {"items", "catalogue"} <= arrays.keys() or arrays["items"][1].ndim != 2:
-        raise Refusal("the request holds no item table and catalogue.")
-    if any(not name.startswith(("heads/", "parts-received/")) for name in arrays.keys() - {"items", "catalogue"}):
-        raise Refusal("the request holds arrays that no model has.")
-    head = request.head
-    note = {"config": _json(head.config), "block": head.block, "round": head.round, "tag": "now"}
-    return note, arrays
-
-
-def _catalogue(node: Node, arrays: Arrays) -> list[tuple[str, str]]:
-    """The items of the table, which must be the first of those this node knows, or the other way round."""
-    try:
-        items = read_catalogue(arrays["catalogue"])
-    except TacitaError as error:
-        raise Refusal(str(error)) from None
-    if any(new != old for (new, _), (old, _) in zip(items, node.store.catalogue(), strict=False)):
-        raise Refusal("the catalogue differs from the one this node has; an operator only adds items at its end.")
-    return items
-
-
-def _json(config: dict[str, Any]) -> str:
-    return validated(RunConfig, config, "the settings").model_dump_json()
-
-
-def _server(arrays: Arrays, block: int, round: int) -> ServerState:
-    heads = {name.removeprefix("heads/"): v for name, v in arrays.items() if name.startswith("heads/")}
-    return ServerState(arrays["items"], heads, block, round)
-
-
-def _check_model(fed: Federation, server: ServerState, received: Received) -> None:
-    """Refuse arrays that do not fit the settings: compiled loops trust the shapes they are given."""
-    items = server.items
-    fits = items.dtype == np.float32 and items.shape == (fed.stream.n_items, fed.backbone.item_width)
-    fits = fits and fed.backbone.heads_fit(server.heads, len(items))
-    fits = fits and received.keys() <= {part.name for part in fed.parts}
-    numbers = [items, *server.heads.values(), *(v for one in received.values() for v in one.values())]
-    fits = fits and all(v.dtype.kind != "f" or bool((np.abs(v) <= MOST_NUMBER).all()) for v in numbers)
-    if not fits or not all(p.received_fits(received.get(p.name, {}), len(items)) for p in fed.parts):
-        raise Refusal("the request does not fit its own settings: its arrays have other shapes.")
-    try:
-        check_cutoffs(fed.config, len(items))
-        for part in fed.parts:
-            part.check(len(items))
-            received.setdefault(part.name, {})
-    except TacitaError as error:
-        raise Refusal(str(error)) from None
-
-
-# The people here
-
-
-def _standing(node: Node, request: Request, config: RunConfig, items: list[tuple[str, str]]) -> Standing:
-    """The run as it stands on this node, with the block of the request opened."""
-    store, head = node.store, request.head
-    last = store.last_block(head.run)
-    if head.block > max(last, 0) + MOST_AHEAD:
-        raise Refusal(f"block {head.block} is too far ahead.")
-    least = 1 if node.config.insecure_single_user_uploads else node.config.min_users
-    store.reopen(head.run, head.block)
-    store.assign(head.run, head.block, least, [item for item, _ in items], config.split.min_rating)
-    made_from = (store.changes, head.block, len(items), config.model_dump_json())
-    standing = node.held.get(head.run)
-    if not isinstance(standing, Standing) or standing.made_from != made_from:
-        standing = _opened(node, head.run, head.block, config, [item for item, _ in items], made_from)
-        node.held[head.run] = standing
-    return standing
-
-
-def _opened(
-    node: Node, run: str, block: int, config: RunConfig, catalogue: list[str], made_from: tuple[Any, ...]
-) -> Standing:
-    """From what the store holds: the stream of this node's people, and their private state."""
-    store = node.store
-    ids, raws = store.users()
-    number = {item: n for n, item in enumerate(catalogue)}
-    row_of = {int(one): n for n, one in enumerate(ids)}
-    keys, item_keys = keys_of(raws), keys_of(catalogue)
-    seen, blocks = np.zeros(len(ids), bool), []
-    for index in range(block + 1):
-        rows = store.rows(run, index)
-        user = np.array([row_of[int(u)] for u in rows.user], np.int32)
-        item = np.array([number.get(i, -1) for i in rows.item], np.int32)
-        keep = item >= 0
-        if config.split.min_rating is not None:
-            keep &= rows.rating >= config.split.min_rating
-        new = ~seen
-        blocks.append(
-            collected_block(index, user[keep], item[keep], rows.time[keep], new, keys, item_keys, config.split)
-        )
-        seen[user[keep]] = True
-    backbone, parts, draws = build(config, secret_of(store.secret, run))
-    stream = Stream(run, tuple(blocks), tuple(raws), tuple(catalogue), keys, item_keys, {}, "")
-    fed = Federation(backbone, parts, config, draws, stream=stream)
-    here = nobody_here(backbone, config)
-    alone = node.too_few(int((blocks[block].train.counts() > 0).sum()))
-    standing = Standing(fed, here, ids, made_from, ALONE if alone else NOW)
-    kept = [[store.devices(run, tag) for tag in tags] for tags in ((NOW, ALONE) if alone else (NOW,))]
-    whole = [[one for one in both if one is not None] for both in kept if None not in both]
-    if whole:  # alone: from where the run stood, if that was later
-        found = max(whole, key=lambda both: (both[0][0]["block"], both[0][0]["round"]))
-        note = found[0][0]
-        standing.block, standing.round, standing.ended = int(note["block"]), int(note["round"]), bool(note["ended"])
-        now, best = (_clients(one[1], standing, ids) for one in found)
-        here.clients = now.with_kept(best)
-    return standing
-
-
-def secret_of(secret: str, run: str) -> str:
-    """Each run has draws of its own, so that those of two runs do not cancel; an empty secret draws as the lab does."""
-    return hashlib.sha256(f"{secret} {run}".encode()).hexdigest() if secret else ""
-
-
-def _clients(held: Arrays, standing: Standing, ids: Longs) -> DeviceState:
-    """Private state in the order of `ids`; people who came since start as the model has newcomers start."""
-    fed = standing.fed
-    clients = no_devices(fed.backbone)
-    grow(clients, fed.backbone, fed.parts, fed.draws, fed.stream.user_keys)
-    place = {int(one): n for n, one in enumerate(held["users"])}
-    at = np.array([place.get(int(one), -1) for one in ids], np.int64)
-    rows, source = np.flatnonzero(at >= 0).astype(np.int32), at[at >= 0]
-    clients.private[rows] = held["private"][source]
-    clients.took_part[rows] = held["took_part"][source].astype(bool)
-    parts = {part: {k: v[source] for k, v in one.items()} for part, one in nested(held, "parts/").items()}
-    put_parts(clients, rows, parts)
-    return clients
-
-
-def _devices(standing: Standing, clients: DeviceState) -> tuple[dict[str, Any], Arrays]:
-    note = {"block": standing.block, "round": standing.round, "ended": standing.ended}
-    arrays: Arrays = {"users": standing.users[: clients.n_users], "private": clients.private}
-    arrays["took_part"] = clients.took_part.astype(np.uint8)
-    return note, arrays | flat(clients.parts, "parts/")
+def _carried(standing: Standing, asked: Asked, waiting: Waiting, catalogue: list[tuple[str, str]]) -> dict[str, Any]:
+    """A request as the server gets it. Items travel only where they are, or were, shared with it; the person's own
+    device does its part now."""
+    row = np.flatnonzero(standing.users == waiting.user)
+    number = {item: n for n, (item, _) in enumerate(catalogue)}
+    named = waiting.payload.get("items", []) if waiting.kind in ("share", "unshare") else []
+    items = sorted({number[item] for item in named if item in number})
+    told: dict[str, Any] = {"id": waiting.id, "kind": waiting.kind, "items": items, "time": waiting.created}
+    if len(row):
+        told["sender"] = int(standing.names[row[0]])
+        whose = int(standing.keys[row[0]])
+        request = AskedFor(waiting.kind, whose, np.array(items, np.int32), waiting.created, waiting.id)  # type: ignore[arg-type]
+        standing.here.request(standing.fed, asked.server, request)
+    return told
 
 
 # The answer
 
 
-def _answer(
-    node: Node, request: Request, standing: Standing, server: ServerState, received: Received
-) -> tuple[Reply, Release | None]:
+def _answer(node: Node, request: Request, standing: Standing, asked: Asked) -> tuple[Reply, Release | None]:
     """The same questions that a lab's loop asks its devices."""
     fed, here, head = standing.fed, standing.here, request.head
     if standing.tags == ALONE and head.kind != "close":
-        return _learn_alone(node, request, standing, server, received), None
-    _advance(standing, head, server, received)
+        return _learn_alone(node, request, standing, asked), None
+    if head.kind == ROSTER:
+        return _roster(node, request, standing, asked)
+    _advance(standing, head, asked)
     if head.kind not in SCORES:
-        return _sum(node, request, standing, server, received)
+        return _sum(node, request, standing, asked)
     people = _asked_about(standing, head)
     refusal = node.refusal(people, head.kind)  # before anything is computed: what is said must not depend on that
     if head.kind == "close":  # the block ends here in any case; only its scores may have to stay
-        sums = {} if refusal else _scores(standing, head, server, received)
-        here.end_block(fed, server, received)
+        sums = {} if refusal else _scores(standing, head, asked)
+        here.end_block(fed, asked.server, asked.down)
         standing.ended = True
     elif refusal is not None:
         raise Refusal(refusal)
     else:
-        sums = _scores(standing, head, server, received)
+        sums = _scores(standing, head, asked)
     counted = max((n for _, n in sums.values()), default=0)
     release = Release(counted, 0, "sums of scores and how many people they are over") if counted else None
     return Reply(_echo(request, verdict="ok", sums=sums, clients=counted, said=refusal or "")), release
+
+
+def _named(node: Node) -> None:
+    """Refuse to speak of single people unless the owner of the node allowed it."""
+    if not node.config.insecure_single_user_uploads:
+        raise Refusal(
+            "this node sends sums over its people only, and the run wants to see them one by one; its owner can allow "
+            "that (insecure_single_user_uploads)."
+        )
+
+
+def _roster(node: Node, request: Request, standing: Standing, asked: Asked) -> tuple[Reply, Release | None]:
+    """What the people here are called in this run, and who of them takes part."""
+    _named(node)
+    _advance(standing, request.head, asked)
+    living = standing.here.living(standing.fed, asked.server).active
+    part = np.isin(living, standing.here.taking_part(standing.fed, asked.server)).astype(np.uint8)
+    reply = Reply(_echo(request, verdict="ok", clients=len(living)), {NAMES: standing.names[living], PART: part})
+    return reply, Release(len(living), 0, "made-up names of the people here, and who takes part")
 
 
 def _asked_about(standing: Standing, head: RequestHead) -> int:
@@ -367,16 +225,16 @@ def _asked_about(standing: Standing, head: RequestHead) -> int:
     return int(((block.valid if head.kind == "validate" else block.test).counts() > 0).sum())
 
 
-def _scores(standing: Standing, head: RequestHead, server: ServerState, received: Received) -> Sums:
+def _scores(standing: Standing, head: RequestHead, asked: Asked) -> Sums:
     try:
         if head.kind == "validate":
-            return standing.here.validate(standing.fed, server, received)
-        return block_sums(standing.fed, server, standing.here.best, received)
+            return standing.here.validate(standing.fed, asked.server, asked.down)
+        return block_sums(standing.fed, asked.server, standing.here.best, asked.down)
     except TacitaError:  # its scores are not finite
         raise Refusal("this model cannot be scored.") from None
 
 
-def _advance(standing: Standing, head: RequestHead, server: ServerState, received: Received) -> None:
+def _advance(standing: Standing, head: RequestHead, asked: Asked) -> None:
     """Open the block of a request and keep the round that was best; refuses what is over before it changes anything."""
     fed, here = standing.fed, standing.here
     if head.block < standing.block or (head.block == standing.block and standing.ended):
@@ -384,7 +242,7 @@ def _advance(standing: Standing, head: RequestHead, server: ServerState, receive
     if head.block > standing.block:
         if not standing.ended:  # its end was missed: go on from its best round
             here.clients = here.best.copy()
-        here.begin_block(fed, replace(server, round=0), received)
+        here.begin_block(fed, replace(asked.server, round=0), asked.down)
         standing.block, standing.round, standing.ended = head.block, 0, False
     if head.kind != "close" and head.round < standing.round:
         raise Refusal(f"round {head.round + 1} of block {head.block} is over on this node.")
@@ -392,42 +250,47 @@ def _advance(standing: Standing, head: RequestHead, server: ServerState, receive
         here.keep_best()
 
 
-def _learn_alone(node: Node, request: Request, standing: Standing, server: ServerState, received: Received) -> Reply:
+def _learn_alone(node: Node, request: Request, standing: Standing, asked: Asked) -> Reply:
     """Too few people for any sum: nothing is told, and they learn for themselves, once a round."""
+    kind, fed = request.head.kind, standing.fed
     with contextlib.suppress(Refusal):  # asked again: it was learned already
-        _advance(standing, request.head, server, received)
-        if request.head.kind in standing.fed.learner.questions(server) and not standing.fed.backbone.reads_history:
-            standing.here.exchange(standing.fed, server, received, request.head.kind)
+        _advance(standing, request.head, asked)
+        if kind in fed.learner.questions(asked.server) and not fed.backbone.reads_history:
+            standing.here.exchange(fed, asked.server, asked.down, kind)
             standing.round = request.head.round + 1
     return _refused(node, request, node.refusal(0) or "")
 
 
-def _sum(
-    node: Node, request: Request, standing: Standing, server: ServerState, received: Received
-) -> tuple[Reply, Release | None]:
-    """One sum over the people who take part."""
-    fed, here, head = standing.fed, standing.here, request.head
-    people = len(here.chosen(fed, server))
+def _sum(node: Node, request: Request, standing: Standing, asked: Asked) -> tuple[Reply, Release | None]:
+    """One sum over the people who take part, or what each of them sends."""
+    fed, here, head, server = standing.fed, standing.here, request.head, asked.server
     questions = fed.learner.questions(server)
-    if head.kind not in questions:
+    try:
+        known = head.kind in questions or fed.asker(head.kind) is not None
+    except TacitaError:
+        known = False
+    if not known:
         raise Refusal(f"this run has no {head.kind} in round {head.round}.")
-    refusal = node.refusal(people, head.kind)
+    fields = fed.fields(server, head.kind)
+    if asked.chosen is not None or any(one.seen == "each" for one in fields):
+        _named(node)
+    refusal = node.refusal(len(here.asked(fed, server, head.kind, asked.chosen)[1]), head.kind)
     if refusal is not None:
         raise Refusal(refusal)
-    fields = fed.fields(server, head.kind)
-    if any(one.seen == "each" for one in fields) and not node.config.insecure_single_user_uploads:
-        raise Refusal("this node sends sums over its people only, and the run wants to see them one by one.")
-    told = here.exchange(fed, server, received, head.kind)
-    if fed.backbone.reads_history:
+    told = here.exchange(fed, server, asked.down, head.kind, asked.chosen)
+    if fed.backbone.reads_history and head.kind in questions:
         told = replace(told, total=without_rare(told.total, node.fewest, server.heads.get("inputs")))
-    if head.kind == questions[-1]:
+    if questions and head.kind == questions[-1]:
         standing.round = head.round + 1
     total = told.total
     made = _echo(request, verdict="ok", clients=total.n_clients, expected=told.expected, weight=total.weight)
     about = next((one.about for one in fields if one.about), "a sum")
-    return Reply(made, total_arrays(total, fields)), Release(
-        total.n_clients, 0, f"one sum of {about}, over {total.n_clients} people"
-    )
+    called = dict(zip(standing.keys.tolist(), standing.names.tolist(), strict=True))
+    what = f"one sum of {about}, over {total.n_clients} people"
+    if total.each:
+        what = f"{about}, of {total.n_clients} people one by one"
+    arrays = total_arrays(total, fields) | each_arrays(total, called)
+    return Reply(made, arrays), Release(total.n_clients, 0, what)
 
 
 def without_rare(total: Total, least: int, inputs: AnyArray | None) -> Total:

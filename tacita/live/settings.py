@@ -34,9 +34,10 @@ def check_live(config: RunConfig) -> None:
         raise TacitaError("train.silos is for the lab: live, the nodes are what they are; leave it at 0.")
     if config.evaluate.item_table != "global":
         raise TacitaError("evaluate.item_table = 'personal' is for the lab; use 'global'.")
-    if plan.participation.kind != "all":
+    if plan.participation.kind == "fraction":
         raise TacitaError(
-            "train.participation is for the lab: two rounds with different people can be subtracted; use kind = 'all'."
+            "train.participation.kind = 'fraction' needs somebody who knows everybody; live, people decide by "
+            "themselves: use 'poisson' or 'all'."
         )
     if plan.negatives < 1:
         raise TacitaError("train.negatives = 0 would send nothing but what people have; use at least 1.")

@@ -16,6 +16,7 @@ from tacita.config import Strict, validated
 from tacita.errors import TacitaError
 from tacita.fields import Spec, Total, touched_of
 from tacita.live.blobs import pack, unpack
+from tacita.live.letters import read_each
 from tacita.types import AnyArray, Arrays
 
 VERSION = 1
@@ -88,13 +89,15 @@ class Reply:
                 sums[one.name].reshape(-1)[self.arrays[at]] = self.arrays[value]
             else:
                 sums[one.name] = self.arrays[one.name].astype(np.float64).reshape(one.shape)
-        return Total(sums, self.head.weight, self.head.clients)
+        return Total(sums, self.head.weight, self.head.clients, read_each(self.arrays, fields))
 
 
 def wanted_sums(fields: Sequence[Spec]) -> list[Spec]:
     """Every sum that belongs to some fields, those of touched rows among them."""
     wanted = []
     for one in fields:
+        if one.seen == "each":
+            continue
         wanted.append(one)
         if one.touched:
             wanted.append(replace(one, name=touched_of(one.name), shape=one.shape[:1], most=1.0, least=0.0))

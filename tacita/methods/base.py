@@ -1,13 +1,14 @@
 """Part: what a method adds to the federated round. A run is a backbone and a list of parts; FedAvg is none.
 
 A part overrides only the hooks it needs. Device hooks see a `CohortView` (what those clients may see) and return
-new device arrays; server hooks see `ServerState`, `Upload` and `Total` only. State is never kept on the part
-object: it lives in `view.parts[name]` (one row per user) and `server.parts[name]`, so it is snapshotted,
-restored with the best round and saved for resume.
+what to keep; server hooks see `ServerState`, `Upload` and `Total` only. State is never kept on the part object: it
+lives in `view.parts[name]` and `view.lists[name]` (one row or list per user) and in `server.parts[name]`, so it is
+snapshotted, restored with the best round and saved for resume.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -17,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from tacita.backbones.base import Backbone
 from tacita.config import TrainConfig, validated
 from tacita.errors import TacitaError, unknown_name
-from tacita.fields import Spec, Total, Upload
+from tacita.fields import Answer, Spec, Total, Upload
 from tacita.rng import Draws
 from tacita.types import (
     AnyArray,
@@ -26,13 +27,22 @@ from tacita.types import (
     Doubles,
     Extra,
     Floats,
+    Held,
+    Keys,
     Local,
     Pull,
     Ragged,
+    Request,
     ServerState,
 )
 
 Purpose = Literal["valid", "test", "serve"]
+
+Ask = Callable[[ServerState, str, Keys | None], Total]
+"""One exchange between rounds: the total of what some clients (None: everybody) answer to a part's own question."""
+
+Play = Callable[[ServerState, Keys | None], ServerState]
+"""One federated round more, with some clients or with those whom it would choose by itself."""
 
 
 @dataclass(frozen=True)
@@ -82,19 +92,23 @@ class Part:
     def check(self, n_items: int) -> None:
         """Refuse settings that cannot work on this catalogue, before anything is trained."""
 
-    # on the device
+    # on the device; what a hook returns to keep is an array (`view.parts`) or a list (`view.lists`) per user
 
-    def device_arrays(self, n_users: int) -> Arrays:
-        """What the part keeps per user, as it is before the user's first block."""
+    def device_arrays(self, n_users: int) -> Held:
+        """What the part keeps per user, as it is before the user's first block; a list is empty then."""
         return {}
 
-    def begin_block(self, view: CohortView) -> Arrays:
+    def begin_block(self, view: CohortView) -> Held:
         """Called for everybody who has data in the new block, with what the first broadcast carried."""
         return {}
 
-    def begin_round(self, view: CohortView) -> Arrays:
-        """New device arrays before local training; `view` holds the model as it was broadcast."""
+    def begin_round(self, view: CohortView) -> Held:
+        """What to keep before local training; `view` holds the model as it was broadcast."""
         return {}
+
+    def local_data(self, view: CohortView) -> CohortView:
+        """What a round learns from: `train`, `exclude` (never drawn as negatives) and `history` may differ."""
+        return view
 
     def at_hand(self, view: CohortView) -> Ragged | None:
         """Items per user whose rows the part will use in `extra_samples`."""
@@ -110,7 +124,7 @@ class Part:
     def pull(self, view: CohortView) -> Pull | None:
         return None
 
-    def after_training(self, view: CohortView, local: Local) -> Arrays:
+    def after_training(self, view: CohortView, local: Local) -> Held:
         return {}
 
     def extras(self, view: CohortView, local: Local) -> Arrays:
@@ -132,9 +146,21 @@ class Part:
         """The lab's shortcut for noise: what encoding every upload would have done to the sum, in distribution."""
         return total
 
-    def end_block(self, view: CohortView) -> Arrays:
+    def end_block(self, view: CohortView) -> Held:
         """Called for everybody who trained in the block, with the best round's table and parameters."""
         return {}
+
+    def answer(self, view: CohortView, question: str) -> Answer:
+        """What devices answer when the part itself asks, in `handle`: a question `NAME/...`."""
+        raise TacitaError(f"part '{self.name}' has no question '{question[:100]}'.")
+
+    def handle_here(self, view: CohortView, request: Request) -> Held:
+        """What a device keeps when its own person asks for something, before the server hears of it."""
+        return {}
+
+    def answers(self, view: CohortView) -> Floats | None:
+        """Scores (users, items) where another model than the run's own answers; `view.own` holds what was sent."""
+        return None
 
     def predict(self, view: CohortView, scores: Floats, purpose: Purpose) -> Floats:
         """Correct the (users, items) scores a device is about to rank."""
@@ -146,8 +172,34 @@ class Part:
         return server.parts.get(self.name, {})
 
     def broadcast(self, server: ServerState) -> Arrays:
-        """What travels down besides the item table and the shared parameters."""
+        """What travels down to everybody besides the item table and the shared parameters."""
         return {}
+
+    def own(self, server: ServerState, clients: Keys) -> tuple[ServerState, Ragged]:
+        """What each client of the round alone gets, one list each, once a round; may change what the server keeps."""
+        return server, Ragged.empty(len(clients))
+
+    def own_to_serve(self, server: ServerState, clients: Keys) -> Ragged | None:
+        """What each of some clients alone gets to be validated, tested or served with."""
+        return None
+
+    def own_fits(self, sent: Ragged, n_items: int) -> bool:
+        """Whether a list of one's own that came from elsewhere is safe to compute with; its items are in order."""
+        return all(column.dtype == np.float32 and column.ndim == 1 for column in sent.values.values())
+
+    def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
+        """What may be in an answer to a question of its own."""
+        return ()
+
+    def handle(
+        self, server: ServerState, request: Request, ask: Ask, play: Play
+    ) -> tuple[ServerState, dict[str, Any]] | None:
+        """What the server makes of a person's request between two rounds, and what its certificate says of that.
+
+        `ask(server, "NAME/...", clients)` asks devices a question of the part's own, `play(server, clients)` is one
+        more round. None: the request does not concern the part.
+        """
+        return None
 
     def received_fits(self, sent: Arrays, n_items: int) -> bool:
         """Whether what came as a broadcast from elsewhere is safe to compute with: item tables and shared parameters.
@@ -253,6 +305,19 @@ def build_parts(specs: list[dict[str, Any]], world: World) -> tuple[Part, ...]:
             )
         parts.append(cls(validated(cls.Config, options, f"part '{name}'"), world))
     return tuple(parts)
+
+
+def owner_of(parts: Sequence[Part], hook: str) -> Part | None:
+    """The one part that decides something only one may decide."""
+    owners = [part for part in parts if overrides(part, hook)]
+    if len(owners) > 1:
+        raise TacitaError(
+            f"parts '{owners[0].name}' and '{owners[1].name}' both decide {_DECIDES[hook]}; leave one of them out."
+        )
+    return owners[0] if owners else None
+
+
+_DECIDES = {"local_data": "what is learned from", "answers": "which model answers"}
 
 
 def overrides(part: Part, hook: str) -> bool:

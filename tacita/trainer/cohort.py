@@ -17,7 +17,7 @@ from tacita.rng import Draws
 from tacita.trainer.draw import Workspace, lay_out
 from tacita.trainer.fused import FusedStepper
 from tacita.trainer.stepper import CONTEXT, StepExtras, Stepper
-from tacita.types import Arrays, Bools, CohortView, Local, Pull
+from tacita.types import Bools, CohortView, Held, Local, Pull
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Trained:
 
     upload: Upload
     local: Local
-    parts: dict[str, Arrays]  # part name -> new device arrays
+    parts: dict[str, Held]  # part name -> what it wants to keep
 
 
 def check_training(backbone: Backbone, parts: Sequence[Part], plan: TrainConfig) -> None:
