@@ -32,8 +32,8 @@ from rich.progress import Progress
 from typer.core import TyperGroup, TyperOption
 
 import tacita
-from tacita import cli, console, files, runs
-from tacita.cli import app, main
+from tacita import files, runs
+from tacita.cli import app, console, entry, main
 from tacita.kernels.threads import most_threads
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
@@ -551,7 +551,7 @@ def test_wrong_calls_read_alike_whatever_typer_says(
     error = SimpleNamespace(format_message=lambda: theirs, __cause__=None)
     if given is not None:
         error.__cause__ = SimpleNamespace(errors=lambda: [{"input": given}])
-    assert cli._usage(error) == 2
+    assert entry._usage(error) == 2
     said = capsys.readouterr().err
     one_sentence(Said(2, "", said), ours)
 

@@ -17,7 +17,8 @@ import pytest
 
 pytest.importorskip("cryptography", reason="keys are made with it; pip install tacita[live]")
 
-from tacita import cli, cli_server, doctor
+from tacita import cli, doctor
+from tacita.cli import server as cli_server
 from tacita.data.columns import read_items
 from tacita.errors import TacitaError
 from tacita.live import server as live_server

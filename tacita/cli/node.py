@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tacita import console
-from tacita.cli_data import DateFormat, Decimal, columns_of, decimal_of
+from tacita.cli import console
+from tacita.cli.data import DateFormat, Decimal, columns_of, decimal_of
 from tacita.errors import TacitaError
 
 app = typer.Typer(no_args_is_help=True, help="A device or silo: its histories stay here, its models learn with others.")

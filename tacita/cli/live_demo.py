@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tacita import console
+from tacita.cli import console
 from tacita.errors import TacitaError
 
 NODES = ("library", "cinema", "school")
@@ -46,7 +46,7 @@ def show(user: str, data_dir: Path | None, out: Path | None, quiet: bool) -> Non
 
 
 def _story(folder: Path, user: str, data_dir: Path | None, quiet: bool, running: contextlib.ExitStack) -> None:
-    from tacita.cli_server import watch
+    from tacita.cli.server import watch
 
     console.tell(
         "[bold]tacita demo --live[/bold]: one server and three nodes on this machine, TLS and enrolment between them. "

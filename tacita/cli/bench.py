@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tacita import console
+from tacita.cli import console
 from tacita.errors import TacitaError
 
 app = typer.Typer(no_args_is_help=True, help="Speed and memory, as ratios in one run.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from tacita import console
+from tacita.cli import console
 from tacita.errors import TacitaError
 
 if TYPE_CHECKING:

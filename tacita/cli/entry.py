@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacita import __version__, cli_bench, cli_data, cli_experiments, cli_node, cli_privacy, cli_server, console
-from tacita.cli_data import AsJson, Columns, DataDir, DateFormat, Decimal, columns_of, decimal_of
+from tacita import __version__
+from tacita.cli import bench, console, data, experiments, node, privacy, server
+from tacita.cli.data import AsJson, Columns, DataDir, DateFormat, Decimal, columns_of, decimal_of
 from tacita.errors import DiskFull, TacitaError
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ app = typer.Typer(
     help="**tacita** recommends without collecting: histories stay on people's devices.",
     epilog="Start with `tacita demo`, or with your own file: `tacita data describe my.csv`.",
 )
-app.add_typer(cli_data.app, name="data")
-app.add_typer(cli_bench.app, name="bench")
+app.add_typer(data.app, name="data")
+app.add_typer(bench.app, name="bench")
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
 Threads = Annotated[int, typer.Option("--threads", help="Cores to use; 0: all. Never changes a number.")]
@@ -213,12 +214,12 @@ def report(
     console.say(f"wrote {out}")
 
 
-app.command()(cli_experiments.reproduce)
-app.command()(cli_experiments.tune)
-app.command()(cli_privacy.forget)
-app.add_typer(cli_privacy.audit_app, name="audit")
-app.add_typer(cli_node.app, name="node")
-app.add_typer(cli_server.app, name="server")
+app.command()(experiments.reproduce)
+app.command()(experiments.tune)
+app.command()(privacy.forget)
+app.add_typer(privacy.audit_app, name="audit")
+app.add_typer(node.app, name="node")
+app.add_typer(server.app, name="server")
 
 
 @app.command()
@@ -255,7 +256,7 @@ def demo(
     from tacita.config import RunConfig
 
     if live:
-        from tacita.cli_live_demo import show
+        from tacita.cli.live_demo import show
 
         show(user, data_dir, out, quiet)
         return

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tacita import console
+from tacita.cli import console
 from tacita.errors import TacitaError
 
 app = typer.Typer(no_args_is_help=True, help="One server for many nodes: it is sent sums, not histories.")
@@ -133,7 +133,7 @@ def catalogue_add(
 
     Example: `tacita server catalogue add items.csv`
     """
-    from tacita.cli_data import columns_of
+    from tacita.cli.data import columns_of
     from tacita.data.columns import read_items
     from tacita.live.server import open_store
 

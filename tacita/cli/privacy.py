@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tacita import console
+from tacita.cli import console
 from tacita.errors import TacitaError
 
 audit_app = typer.Typer(no_args_is_help=True, help="Attacks: what a release gives away, beside controls.")
