@@ -256,7 +256,7 @@ def demo(
     from tacita.config import RunConfig
 
     if live:
-        from tacita.cli.live_demo import show
+        from tacita.live.demo import show
 
         show(user, data_dir, out, quiet)
         return
