@@ -12,100 +12,104 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tacita.cli import console
+from tacita.data.sources import load
 from tacita.errors import TacitaError
 
+RUN = "demo"
 NODES = ("library", "cinema", "school")
 LONGEST = 240.0  # seconds for one block
 
 
-def show(user: str, data_dir: Path | None, out: Path | None, quiet: bool) -> None:
-    """Two blocks of MovieLens-100K over three nodes, then recommendations on one of them."""
-    _need_engine()
-    began = time.monotonic()
-    folder = out if out is not None else Path(tempfile.mkdtemp(prefix="tacita-live-"))
+@dataclass(frozen=True)
+class People:
+    """Who lives on which node, what each node's people did in the first and second block, and the items."""
+
+    files: dict[str, list[Path]]
+    items: Path
+    home: dict[str, str]
+
+    def home_of(self, user: str) -> str:
+        if user not in self.home:
+            raise TacitaError(f"user '{user}' is not in MovieLens-100K; choose a number from 1 to 943.")
+        return self.home[user]
+
+
+@contextlib.contextmanager
+def own_folder(out: Path | None) -> Iterator[Path]:
+    """A new folder for the demo; without a name it is gone afterwards."""
+    if find_spec("flwr") is None:
+        raise TacitaError("the live mode needs Flower; install it with `pip install tacita[live]`.")
     if out is not None:
         if out.exists():
             raise TacitaError(f"{out} exists; choose another --out.")
         out.mkdir(parents=True)
+        yield out
+        return
+    folder = Path(tempfile.mkdtemp(prefix="tacita-live-"))
     try:
-        with contextlib.ExitStack() as running:
-            _story(folder, user, data_dir, quiet, running)
-        console.say(f"All processes are stopped; {time.monotonic() - began:.0f} s in all.")
-        if out is not None:
-            console.say(
-                f"Server and nodes are in {out}; start them again with `tacita server up` and `tacita node run`."
-            )
+        yield folder
     finally:
-        if out is None:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _story(folder: Path, user: str, data_dir: Path | None, quiet: bool, running: contextlib.ExitStack) -> None:
-    from tacita.cli.server import watch
-
-    console.tell(
-        "[bold]tacita demo --live[/bold]: one server and three nodes on this machine, TLS and enrolment between them. "
-        "Each node holds a third of the people of MovieLens-100K; only sums leave it."
-    )
-    if os.geteuid() == 0:
-        console.say("You are root: while the demo runs, every account on this machine could become root through it.")
-    with console.working("splitting MovieLens-100K over three nodes", quiet):
-        files, items, home = _split(folder, data_dir)
-    if user not in home:
-        raise TacitaError(f"user '{user}' is not in MovieLens-100K; choose a number from 1 to 943.")
+def make_site(folder: Path, people: People) -> None:
+    """Keys, a server with a catalogue, and three enrolled nodes that hold their first block."""
     server, port, link = folder / "server", _free_port(), _free_port()
-    with console.working("making keys, a server and three nodes", quiet):
-        _tacita("server", "init", server, "--host", "127.0.0.1", "--port", port, "--link-port", link)
-        _tacita("server", "catalogue", "add", items, "--folder", server)
-        for name in NODES:
-            node = folder / name
-            address = f"127.0.0.1:{port}"
-            _tacita("node", "init", node, "--server", address, "--ca", server / "ca.pem", "--name", name)
-            _tacita("server", "enroll", node / "node.key.pub", "--name", name, "--folder", server)
-            _tacita("node", "import", files[name][0], "--folder", node)
-    with console.working("starting the server and the nodes", quiet):
+    _tacita("server", "init", server, "--host", "127.0.0.1", "--port", port, "--link-port", link)
+    _tacita("server", "catalogue", "add", people.items, "--folder", server)
+    for name in NODES:
+        node = folder / name
+        address = f"127.0.0.1:{port}"
+        _tacita("node", "init", node, "--server", address, "--ca", server / "ca.pem", "--name", name)
+        _tacita("server", "enroll", node / "node.key.pub", "--name", name, "--folder", server)
+    bring(folder, people, block=0)
+
+
+def bring(folder: Path, people: People, block: int) -> None:
+    """Import what each node's people did in a block."""
+    for name in NODES:
+        _tacita("node", "import", people.files[name][block], "--folder", folder / name)
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[Path]:
+    """The server and the nodes, until this is left; gives the server's folder."""
+    server = folder / "server"
+    with contextlib.ExitStack() as processes:
         as_root = ["--insecure-run-as-root"] if os.geteuid() == 0 else []
-        running.enter_context(_process(folder / "server.log", "server", "up", "--folder", server, *as_root))
+        processes.enter_context(_process(folder / "server.log", "server", "up", "--folder", server, *as_root))
         _until(lambda: json.loads(_tacita("server", "status", "--json", "--folder", server))["up"], "the server")
         for name in NODES:
-            running.enter_context(_process(folder / f"{name}.log", "node", "run", "--folder", folder / name))
-    config = folder / "demo.toml"
+            processes.enter_context(_process(folder / f"{name}.log", "node", "run", "--folder", folder / name))
+        yield server
+
+
+def begin_run(folder: Path) -> None:
+    config = folder / f"{RUN}.toml"
     config.write_text(
         'seed = 1\n[backbone]\nname = "tally"\nrecency = 20.0\n',  # learns a block in one exchange
         encoding="utf-8",
     )
-    _tacita("server", "train", config, "--folder", server, "--name", "demo", "--detach", "--timeout", 60)
-    _tell_block(watch(server, "demo", quiet, LONGEST))
-    with console.working("new interactions arrive on the nodes", quiet):
-        for name in NODES:
-            _tacita("node", "import", files[name][1], "--folder", folder / name)
-    _tacita("server", "next-block", "demo", "--folder", server, "--detach")
-    _tell_block(watch(server, "demo", quiet, LONGEST))
-    node = folder / home[user]
-    seen = json.loads(_tacita("node", "status", "--json", "--folder", node))
-    console.tell(f"What node '{home[user]}' says of itself: {seen['server sees']}")
-    found = json.loads(_tacita("node", "recommend", user, "--json", "--folder", node))
-    console.tell(f"On node '{home[user]}', without asking anybody:")
-    console.show_recommendations(user, found)
+    _tacita("server", "train", config, "--folder", folder / "server", "--name", RUN, "--detach", "--timeout", 60)
 
 
-def _tell_block(results: list[dict[str, Any]]) -> None:
-    last = results[-1]
-    console.tell(
-        f"Block {last['block']}: learned in one exchange of sums; NDCG@20 {last['ndcg@20']:.4f} over "
-        f"{last['users']:,} people, of which the server got the sum and the count."
-    )
+def next_block(folder: Path) -> None:
+    _tacita("server", "next-block", RUN, "--folder", folder / "server", "--detach")
 
 
-def _split(folder: Path, data_dir: Path | None) -> tuple[dict[str, list[Path]], Path, dict[str, str]]:
-    """Files for each node, first and second block, an item file for the operator, and where each person lives."""
-    from tacita.data.sources import load
+def ask_node(node: Path, *words: str) -> Any:
+    """What a node answers its owner, read from JSON."""
+    return json.loads(_tacita("node", *words, "--json", "--folder", node))
 
+
+def split(folder: Path, data_dir: Path | None) -> People:
+    """MovieLens-100K as files: two blocks for each node, items for the operator."""
     table = load("ml-100k", data_dir=data_dir)
     assert table.timestamp is not None
     home = {raw: NODES[n % len(NODES)] for n, raw in enumerate(table.user_ids)}
@@ -120,7 +124,7 @@ def _split(folder: Path, data_dir: Path | None) -> tuple[dict[str, list[Path]], 
     items = folder / "items.tsv"
     rows = [f"{item}\t{table.titles.get(item, '')}" for item in table.item_ids]
     items.write_text("\n".join(["item\ttitle", *rows]) + "\n", encoding="utf-8")
-    return files, items, home
+    return People(files, items, home)
 
 
 def _tacita(*words: object) -> str:
@@ -156,7 +160,7 @@ def _process(log: Path, *words: object) -> Iterator[None]:
             child.wait(10)
 
 
-def _until(done: Any, what: str, most: float = 90.0) -> None:
+def _until(done: Callable[[], bool], what: str, most: float = 90.0) -> None:
     end = time.monotonic() + most
     while not done():
         if time.monotonic() > end:
@@ -168,10 +172,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _need_engine() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("flwr") is None:
-        raise TacitaError("the live mode needs Flower; install it with `pip install tacita[live]`.")
