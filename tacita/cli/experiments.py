@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tacita.cli import console
-from tacita.errors import TacitaError
+from tacita.cli.options import AsJson, DataDir, Quiet
 
 if TYPE_CHECKING:
     from tacita.config import RunConfig
+    from tacita.experiments.tally_choice import Tried
+    from tacita.experiments.watching import Watcher
     from tacita.runs import Machine
-
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder that holds datasets (default: $TACITA_DATA).")]
 
 
 def reproduce(
@@ -26,8 +27,8 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Folder for tables and finished cells.")] = Path("docs/reproduction"),
     workers: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
     data_dir: DataDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """A table of a paper over seeds: ours with an interval, the paper's, a verdict per cell.
 
@@ -39,45 +40,22 @@ def reproduce(
 
     `tacita reproduce f3crec/table2 --only ml-100k --only mf --seeds 10`
     """
-    from tacita.experiments import cells, plan, tables
-    from tacita.files import write_bytes
+    from tacita.experiments import plan, tables
+    from tacita.experiments import reproduce as reproducing
 
     if table == "list":
-        print("\n".join(plan.experiment_names()))
+        console.answer("\n".join(plan.experiment_names()))
         return
-    experiment, settings = plan.load_experiment(table)
-    datasets, backbones = plan.narrowed(experiment, only or [])
-    count = seeds or experiment.seeds
-    if quick and only:
-        raise TacitaError("--quick has its own dataset and backbone; leave out --only.")
-    if quick:
-        datasets, backbones = experiment.quick.datasets, experiment.quick.backbones
-        count = seeds or experiment.quick.seeds
-    paper, _, name = table.partition("/")
-    wanted = plan.cells_of(experiment, settings, datasets, backbones, count)
+    wanted = reproducing.plan_table(table, only or [], seeds, quick)
     with console.counting("cells", quiet) as tell:
-        lines = cells.run_cells(wanted, cells.CellFile(out / "cells", paper), data_dir, workers, tell)
-    found = tables.entries(experiment, wanted, lines)
-    tests = tables.comparisons(experiment, wanted, lines)
-    folder = out / paper
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TacitaError(f"cannot write to {folder}: {error.strerror}.") from None
-    part = "-quick" if quick else "-part" if only or count < experiment.seeds else ""
-    stem = name + part  # a narrowed table does not overwrite the whole one
-    also = tables.beside(experiment, wanted, lines)
-    apart = tables.seed_differences(experiment, wanted, lines)
-    page = tables.to_markdown(experiment, found, tests, tables.failed_cells(wanted, lines), also, apart)
-    write_bytes(folder / f"{stem}.md", page.encode())
-    write_bytes(folder / f"{stem}.csv", tables.to_csv(found).encode())
-    write_bytes(folder / f"{stem}.html", tables.to_html(experiment, found, tests).encode())
+        found = reproducing.reproduce(wanted, out, data_dir, workers, tell)
     if as_json:
-        print(json.dumps([vars(e) for e in found]))
+        console.print_json([vars(one) for one in found.entries])
         return
-    console.show_entries(experiment.title, found, {k: v.label for k, v in experiment.variants.items()})
-    told = ", ".join(f"{n} {mark}" for mark, n in tables.disagreements(found).items() if n) or "nothing published"
-    console.say(f"against the paper: {told}; wrote {folder / stem}.md, .csv and .html")
+    experiment = wanted.experiment
+    console.show_entries(experiment.title, found.entries, {k: v.label for k, v in experiment.variants.items()})
+    counted = ", ".join(f"{n} {mark}" for mark, n in tables.disagreements(found.entries).items() if n)
+    console.say(f"against the paper: {counted or 'nothing published'}; wrote {found.path}.md, .csv and .html")
 
 
 def tune(
@@ -92,7 +70,7 @@ def tune(
     paper: Annotated[str, typer.Option(help="Tune every method of a paper's main table and store the choice.")] = "",
     only: Annotated[list[str] | None, typer.Option("--only", help="With --paper: a dataset or backbone.")] = None,
     data_dir: DataDir = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Search a method's options on validation; every trial is a run in --out, or a sentence that says why not.
 
@@ -106,31 +84,26 @@ def tune(
 
     `tacita tune --backbone tally --data ml-100k --data ml-latest-small --data lastfm-2k`
     """
-    from tacita.config import EvaluateConfig, RunConfig
-    from tacita.experiments import tune as tuning
-    from tacita.methods import preset_parts
+    from tacita.experiments.tune import tuning_config
+    from tacita.experiments.watching import Watcher
     from tacita.runs import Machine
 
     if paper:
         _tune_paper(paper, only or [], trials, out, data_dir, quiet)
         return
-    preset_parts(method)
     names = data or ["ml-100k"]
-    if len(names) > 1 and backbone != "tally":
-        raise TacitaError(
-            "several --data are for --backbone tally; the other models are tuned on one dataset at a time."
-        )
-    config = RunConfig(data=names[0], backbone={"name": backbone}, seed=seed, evaluate=EvaluateConfig(controls=False))
+    config, machine = tuning_config(names, backbone, method, seed), Machine(data_dir=data_dir)
+    watcher = Watcher(partial(console.counting, quiet=quiet), None if quiet else console.say_data)
     if backbone == "tally":
-        _tune_tally(config, names, Machine(data_dir=data_dir), quiet)
-        return
-    with console.counting("learning rates", quiet) as tell:
-        base = tuning.tune_lr(config, Machine(data_dir=data_dir), tell, None if quiet else console.say_data)
-    with console.counting("trials", quiet) as tell:
-        tell(0, trials)
-        found = tuning.tune_method(
-            base.fed, base.progress, method, trials, out, lambda n, score: tell(min(n, trials), trials)
-        )
+        _tune_tally(config, names, machine, watcher)
+    else:
+        _tune_method(config, method, trials, out, machine, watcher)
+
+
+def _tune_method(config: RunConfig, method: str, trials: int, out: Path, machine: Machine, watcher: Watcher) -> None:
+    from tacita.experiments import tune as tuning
+
+    base, found = tuning.tune(config, method, trials, out, machine, watcher)
     for lr, score in base.tried.items():
         console.answer(f"learning rate {lr}: block-0 validation {score:.4f}{', chosen' if lr == base.lr else ''}")
     for lr, why in base.failed.items():
@@ -144,37 +117,30 @@ def tune(
 
 
 def _tune_paper(paper: str, only: list[str], trials: int, out: Path, data_dir: Path | None, quiet: bool) -> None:
-    from tacita.experiments import plan
-    from tacita.experiments import tune as tuning
+    from tacita.experiments.tune_paper import paper_jobs, tune_paper
 
-    experiment, _ = plan.load_experiment(f"{paper}/table2")
-    datasets, backbones = plan.narrowed(experiment, only)
-    methods = tuple(v.method for v in experiment.variants.values() if v.settings_of is None)
-    jobs = [
-        tuning.PairJob(d, b, methods, experiment.rounds.get(d, 100), trials, out, data_dir)
-        for d in datasets
-        for b in backbones
-    ]
+    jobs = paper_jobs(paper, only, trials, out, data_dir)
     with console.counting("dataset-backbone pairs", quiet) as tell:
-        path, failed = tuning.tune_paper(paper, jobs, tell)
+        path, failed = tune_paper(paper, jobs, tell)
     for one in failed:
         console.answer(f"no score: {one}")
     console.say(f"stored the choices in {path}")
 
 
-def _tune_tally(config: RunConfig, names: list[str], machine: Machine, quiet: bool) -> None:
+def _tune_tally(config: RunConfig, names: list[str], machine: Machine, watcher: Watcher) -> None:
     from tacita.experiments import tally_choice
 
-    tried = {}
-    for name in names:
-        with console.counting(f"settings, {name}", quiet) as tell:
-            on_data = None if quiet else console.say_data
-            tried[name] = tally_choice.try_all(config.model_copy(update={"data": name}), machine, tell, on_data)
-        for one in tried[name]:
-            said = f"no score, {one.failed}" if one.failed else f"validation {one.valid:.4f}"
-            console.answer(f"{name}: options {json.dumps(one.options)}: {said}")
-        best = tally_choice.chosen(tried[name])
-        told = f"validation {best.valid:.4f}, test {json.dumps(best.test)}"
-        console.answer(f"{name}: chosen {json.dumps(best.options)}: {told}")
+    tried = tally_choice.try_datasets(config, names, machine, watcher, _show_tried)
     if len(tried) > 1:
         console.answer(f"together: options {json.dumps(tally_choice.chosen_together(tried))}")
+
+
+def _show_tried(name: str, tried: list[Tried]) -> None:
+    from tacita.experiments.tally_choice import chosen
+
+    for one in tried:
+        said = f"no score, {one.failed}" if one.failed else f"validation {one.valid:.4f}"
+        console.answer(f"{name}: options {json.dumps(one.options)}: {said}")
+    best = chosen(tried)
+    told = f"validation {best.valid:.4f}, test {json.dumps(best.test)}"
+    console.answer(f"{name}: chosen {json.dumps(best.options)}: {told}")

@@ -95,6 +95,12 @@ def audit_tally(
     if as_json:
         console.print_json(found)
         return
+    _show_audit(found)
+
+
+def _show_audit(found: dict[str, Any]) -> None:
+    from tacita import report_audit
+
     rows = [{"setting": report_audit.named(found, row)} | _row(row) for row in found["rows"]]
     console.show_bench({"data": found["data"], "users in each block": str(found["users"]), "rows": rows}, False)
     for row in found["rows"]:
