@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from tacita.errors import TacitaError
 from tacita.experiments import tables
 from tacita.experiments.cells import CellFile, Line, run_cells
 from tacita.experiments.plan import Cell, Experiment, cells_of, load_experiment, narrowed
+from tacita.experiments.watching import OnDone
 from tacita.files import write_bytes
 
 
@@ -49,7 +49,7 @@ def reproduce(
     out: Path,
     data_dir: Path | None = None,
     workers: int = 0,
-    on_done: Callable[[int, int], None] | None = None,
+    on_done: OnDone | None = None,
 ) -> Reproduced:
     """Run what is not finished under `out` and write the table beside it."""
     lines = run_cells(wanted.cells, CellFile(out / "cells", wanted.paper), data_dir, workers, on_done)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
 import tomli_w
@@ -13,6 +10,7 @@ import tomli_w
 from tacita.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
 from tacita.errors import TacitaError
 from tacita.experiments.plan import Chosen, Settings, load_experiment, load_settings, narrowed, settings_path
+from tacita.experiments.processes import in_processes
 from tacita.experiments.tune import tune_lr, tune_method
 from tacita.experiments.watching import OnDone
 from tacita.files import write_bytes
@@ -82,20 +80,17 @@ def tune_paper(paper: str, jobs: list[PairJob], on_done: OnDone | None = None) -
     Returns the file of choices and a sentence for everything that could not be tried.
     """
     settings = load_settings(paper)
-    done, failed = 0, []
+    failed: list[str] = []
     if on_done:
         on_done(0, len(jobs))
-    with ProcessPoolExecutor(min(len(jobs), os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
-        for finished in as_completed([pool.submit(tune_pair, job) for job in jobs]):
-            job, found = finished.result()
-            settings.lr.setdefault(job.dataset, {})[job.backbone] = found.lr
-            settings.lr_valid.setdefault(job.dataset, {})[job.backbone] = found.valid
-            settings.chosen.setdefault(job.dataset, {}).setdefault(job.backbone, {}).update(found.chosen)
-            store_settings(paper, settings)
-            failed += found.failed
-            done += 1
-            if on_done:
-                on_done(done, len(jobs))
+    for done, (job, found) in enumerate(in_processes(tune_pair, jobs), 1):
+        settings.lr.setdefault(job.dataset, {})[job.backbone] = found.lr
+        settings.lr_valid.setdefault(job.dataset, {})[job.backbone] = found.valid
+        settings.chosen.setdefault(job.dataset, {}).setdefault(job.backbone, {}).update(found.chosen)
+        store_settings(paper, settings)
+        failed += found.failed
+        if on_done:
+            on_done(done, len(jobs))
     return settings_path(paper), failed
 
 
