@@ -387,6 +387,35 @@ def test_a_paper_is_tuned_on_each_dataset_and_backbone_with_methods_of_their_own
     assert (job.dataset, job.backbone, job.methods, job.rounds, job.trials) == (TINY, "mf", ("ft",), 2, 7)
 
 
+def test_what_a_paper_was_tuned_to_is_stored_beside_its_tables(paper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "search_space", lambda: {"parts": {}, "backbones": {"mf": {"lr": [1e30, 0.5]}}})
+    told: list[tuple[int, int]] = []
+    jobs = tune_paper.paper_jobs("mine", [], 3, paper / "study", None)
+    path, failed = tune_paper.tune_paper("mine", jobs, lambda done, total: told.append((done, total)))
+    assert (path, told) == (paper / "papers" / "mine" / "settings.toml", [(0, 1), (1, 1)])
+    assert [one.startswith(f"{TINY}, mf, learning rate 1e+30: ") for one in failed] == [True]
+    stored = plan.load_settings("mine")
+    assert stored.lr == {TINY: {"mf": 0.5}}
+    assert stored.chosen[TINY]["mf"]["ft"].trials == 1
+
+
+@pytest.mark.parametrize("name", plan.experiment_names())
+def test_the_committed_pages_follow_from_the_committed_cells(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_none(work: object, jobs: list[cells.Job], workers: int) -> list[list[cells.Line]]:
+        assert jobs == [], "a cell is missing"
+        return []
+
+    monkeypatch.setattr(cells, "in_processes", run_none)
+    (tmp_path / "cells").symlink_to(COMMITTED)
+    found = reproduce.reproduce(reproduce.plan_table(name, [], None, quick=False), tmp_path)
+    for suffix in ("md", "csv", "html"):
+        page = f"{name}.{suffix}"
+        assert found.path.with_name(f"{found.path.name}.{suffix}") == tmp_path / page
+        assert (tmp_path / page).read_text() == (COMMITTED.parent / page).read_text()
+
+
 # analyses
 
 
