@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 import tacita
-from tacita import console, forget, runs
+from tacita import forget, runs
 from tacita.audit import table as audit
-from tacita.cli import main
+from tacita.cli import console, main
 from tacita.config import RunConfig
 from tacita.errors import TacitaError
 

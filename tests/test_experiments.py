@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 
 from tacita.backbones import backbone_names
 from tacita.backbones.linear import TallyConfig
 from tacita.cli import main
 from tacita.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
 from tacita.errors import TacitaError
-from tacita.experiments import analyses, cells, plan, tables, tune
+from tacita.experiments import analyses, cells, plan, reproduce, tables, tune, tune_paper
 from tacita.experiments.shared_base import go_on, train_base, with_parts
 from tacita.methods import part_class, preset_parts
 from tacita.plan import Federation
@@ -307,6 +309,111 @@ def test_pages_name_every_cell_and_escape_titles() -> None:
     rows = tables.to_csv(found).splitlines()
     assert len(rows) == 1 + len(found)
     assert tables.disagreements(found) == {"agrees": 3, "higher": 0, "lower": 1, "unclear": 0}
+
+
+# a whole table
+
+
+@pytest.fixture
+def paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A paper of one table, two columns on one small dataset, where papers are looked for."""
+    table = {
+        "title": "Tiny",
+        "datasets": [TINY],
+        "backbones": ["mf"],
+        "variants": {"a": {"label": "A", "method": "ft"}, "b": {"label": "B", "method": "reg", "settings_of": "ft"}},
+        "seeds": 2,
+        "rounds": {TINY: 2},
+        "published": {TINY: {"mf": {"ndcg@20": {"a": [9.0, 9.0, 9.0]}}}},
+        "quick": {"datasets": [TINY], "backbones": ["mf"], "seeds": 1},
+    }
+    monkeypatch.setattr(plan, "ROOT", tmp_path / "papers")
+    (tmp_path / "papers" / "mine").mkdir(parents=True)
+    (tmp_path / "papers" / "mine" / "table2.toml").write_text(tomli_w.dumps(table))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("only", "seeds", "quick", "n_cells", "stem"),
+    [
+        ([], None, False, 4, "table2"),
+        ([], 5, False, 10, "table2"),
+        ([], 1, False, 2, "table2-part"),
+        (["mf"], None, False, 4, "table2-part"),
+        ([], None, True, 2, "table2-quick"),
+        ([], 3, True, 6, "table2-quick"),
+    ],
+)
+def test_a_part_of_a_table_has_a_file_of_its_own(
+    paper: Path, only: list[str], seeds: int | None, quick: bool, n_cells: int, stem: str
+) -> None:
+    wanted = reproduce.plan_table("mine/table2", only, seeds, quick)
+    assert (len(wanted.cells), wanted.paper, wanted.stem) == (n_cells, "mine", stem)
+
+
+def test_quick_and_only_exclude_each_other(paper: Path) -> None:
+    with pytest.raises(TacitaError, match="leave out --only"):
+        reproduce.plan_table("mine/table2", ["mf"], None, quick=True)
+
+
+def test_a_table_is_written_and_told_and_its_cells_are_found_once(
+    paper: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[tuple[int, int]] = []
+    wanted = reproduce.plan_table("mine/table2", [], None, quick=True)
+    found = reproduce.reproduce(
+        wanted, paper / "out", workers=1, on_done=lambda done, total: told.append((done, total))
+    )
+    assert (told[0], told[-1]) == ((0, 2), (2, 2))
+    assert {one.variant for one in found.entries} == {"a", "b"}
+    assert found.path == paper / "out" / "mine" / "table2-quick"
+    assert sorted(one.name for one in found.path.parent.iterdir()) == [
+        f"table2-quick.{s}" for s in ("csv", "html", "md")
+    ]
+    monkeypatch.setattr(cells, "run_job", lambda job: pytest.fail("the cells are finished"))
+    with pytest.raises(SystemExit) as left:
+        main(["reproduce", "mine/table2", "--quick", "--out", str(paper / "out"), "--json"])
+    assert not left.value.code
+    assert [one["mean"] for one in json.loads(capsys.readouterr().out)] == [one.mean for one in found.entries]
+    with pytest.raises(SystemExit):
+        main(["reproduce", "mine/table2", "--quick", "--out", str(paper / "out"), "--quiet"])
+    out, err = capsys.readouterr()
+    assert out.startswith("Tiny")
+    assert err == f"against the paper: 4 lower; wrote {found.path}.md, .csv and .html\n"
+
+
+def test_a_paper_is_tuned_on_each_dataset_and_backbone_with_methods_of_their_own(paper: Path) -> None:
+    [job] = tune_paper.paper_jobs("mine", [], 7, paper / "study", None)
+    assert (job.dataset, job.backbone, job.methods, job.rounds, job.trials) == (TINY, "mf", ("ft",), 2, 7)
+
+
+def test_what_a_paper_was_tuned_to_is_stored_beside_its_tables(paper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "search_space", lambda: {"parts": {}, "backbones": {"mf": {"lr": [1e30, 0.5]}}})
+    told: list[tuple[int, int]] = []
+    jobs = tune_paper.paper_jobs("mine", [], 3, paper / "study", None)
+    path, failed = tune_paper.tune_paper("mine", jobs, lambda done, total: told.append((done, total)))
+    assert (path, told) == (paper / "papers" / "mine" / "settings.toml", [(0, 1), (1, 1)])
+    assert [one.startswith(f"{TINY}, mf, learning rate 1e+30: ") for one in failed] == [True]
+    stored = plan.load_settings("mine")
+    assert stored.lr == {TINY: {"mf": 0.5}}
+    assert stored.chosen[TINY]["mf"]["ft"].trials == 1
+
+
+@pytest.mark.parametrize("name", plan.experiment_names())
+def test_the_committed_pages_follow_from_the_committed_cells(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_none(work: object, jobs: list[cells.Job], workers: int) -> list[list[cells.Line]]:
+        assert jobs == [], "a cell is missing"
+        return []
+
+    monkeypatch.setattr(cells, "in_processes", run_none)
+    (tmp_path / "cells").symlink_to(COMMITTED)
+    found = reproduce.reproduce(reproduce.plan_table(name, [], None, quick=False), tmp_path)
+    for suffix in ("md", "csv", "html"):
+        page = f"{name}.{suffix}"
+        assert found.path.with_name(f"{found.path.name}.{suffix}") == tmp_path / page
+        assert (tmp_path / page).read_text() == (COMMITTED.parent / page).read_text()
 
 
 # analyses

@@ -17,9 +17,11 @@ import pytest
 
 pytest.importorskip("cryptography", reason="keys are made with it; pip install tacita[live]")
 
-from tacita import cli, cli_server, doctor
+from tacita import cli, doctor
+from tacita.cli import server as cli_server
 from tacita.data.columns import read_items
 from tacita.errors import TacitaError
+from tacita.live import demo as live_demo
 from tacita.live import server as live_server
 from tacita.live.server import is_up, open_store
 
@@ -300,6 +302,45 @@ def test_watching_tells_what_a_round_waits_for_once(enrolled: Path, capsys: pyte
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert "'clinic' sends nothing: a sum over 3 people is not sent." in lines[1]
+
+
+# The demo
+
+
+def test_the_demo_takes_a_new_folder_and_leaves_none_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_demo, "find_spec", lambda name: object())
+    with live_demo.own_folder(None) as folder:
+        assert folder.is_dir()
+    assert not folder.exists()
+    with live_demo.own_folder(tmp_path / "kept") as folder:
+        assert folder == tmp_path / "kept"
+    assert folder.is_dir()
+    assert "choose another --out" in refused("demo", "--live", "--out", tmp_path / "kept")
+    monkeypatch.setattr(live_demo, "find_spec", lambda name: None)
+    assert "pip install tacita[live]" in refused("demo", "--live", "--out", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_demo_gives_everything_to_the_node_where_its_person_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [(f"u{n % 5}", f"i{n}", n) for n in range(20)]
+    (tmp_path / "all.csv").write_text("user,item,timestamp\n" + "".join(f"{u},{i},{t}\n" for u, i, t in rows))
+    read = live_demo.load
+    monkeypatch.setattr(live_demo, "load", lambda name, data_dir: read(str(tmp_path / "all.csv")))
+    people = live_demo.split(tmp_path, None)
+    found = []
+    for name, both in people.files.items():
+        for block, path in enumerate(both):
+            lines = [line.split(",") for line in path.read_text().splitlines()[1:]]
+            assert all(people.home_of(user) == name for user, _, _ in lines)
+            assert all((int(at) > 16) == bool(block) for _, _, at in lines)
+            found += [(user, item, int(at)) for user, item, at in lines]
+    assert sorted(found) == sorted(rows)
+    with pytest.raises(TacitaError, match="user 'u9' is not in"):
+        people.home_of("u9")
 
 
 # Status

@@ -25,7 +25,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from tacita import cli_node, runs
+from tacita import runs
+from tacita.cli import node as cli_node
 from tacita.config import RunConfig, validated
 from tacita.errors import TacitaError
 from tacita.files import read_arrays, read_json

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,9 @@ from tacita.config import RunConfig
 from tacita.errors import TacitaError
 from tacita.experiments.analyses import forgetting_by_group, rank_changes_by_group
 from tacita.experiments.plan import Cell
+from tacita.experiments.processes import in_processes
 from tacita.experiments.shared_base import go_on, train_base, with_parts
+from tacita.experiments.watching import OnDone
 from tacita.files import disk_error, write_bytes
 from tacita.plan import Federation
 from tacita.rounds import Progress
@@ -157,7 +156,7 @@ def run_cells(
     kept: CellFile,
     data_dir: Path | None,
     workers: int = 0,
-    on_done: Callable[[int, int], None] | None = None,
+    on_done: OnDone | None = None,
 ) -> dict[str, Line]:
     """All cells, from the file where finished, run and appended where not."""
     found = kept.read(cells)
@@ -169,28 +168,9 @@ def run_cells(
     wanted = {c.key for c in cells}
     if on_done:
         on_done(len(wanted & found.keys()), len(wanted))
-    for lines in run_jobs(jobs, workers):
+    for lines in in_processes(run_job, jobs, workers):
         kept.append(lines)
         found |= {line["key"]: line for line in lines}
         if on_done:
             on_done(len(wanted & found.keys()), len(wanted))
     return found
-
-
-def run_jobs(jobs: list[Job], workers: int = 0) -> Iterable[list[Line]]:
-    """Jobs in parallel processes, finished ones first."""
-    if not jobs:
-        return
-    n = min(workers or os.cpu_count() or 1, len(jobs))
-    if n == 1:
-        for job in jobs:
-            yield run_job(job)
-        return
-    with ProcessPoolExecutor(n, mp_context=get_context("spawn")) as pool:
-        pending = [pool.submit(run_job, job) for job in jobs]
-        try:
-            for done in as_completed(pending):
-                yield done.result()
-        finally:
-            for one in pending:
-                one.cancel()

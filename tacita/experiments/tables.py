@@ -72,14 +72,19 @@ def verdict(mean: float, half: float, published: float | None, tolerance: float)
     return "agrees" if half <= tolerance * published else "unclear"
 
 
-def entries(experiment: Experiment, cells: list[Cell], lines: dict[str, Line]) -> list[Entry]:
-    """Every (dataset, backbone, metric, variant, block) with all finished seeds, and the mean over blocks."""
+def _seeds_with(what: str, cells: list[Cell], lines: dict[str, Line]) -> dict[tuple[str, str, str], list[Line]]:
+    """(dataset, backbone, variant) -> the lines of its finished seeds that tell this."""
     groups: dict[tuple[str, str, str], list[Line]] = {}
     for cell in cells:
-        if cell.key in lines and "failed" not in lines[cell.key]:
+        if what in lines.get(cell.key, {}):
             groups.setdefault((cell.dataset, cell.backbone, cell.variant), []).append(lines[cell.key])
+    return groups
+
+
+def entries(experiment: Experiment, cells: list[Cell], lines: dict[str, Line]) -> list[Entry]:
+    """Every (dataset, backbone, metric, variant, block) with all finished seeds, and the mean over blocks."""
     out = []
-    for (dataset, backbone, variant), found in groups.items():
+    for (dataset, backbone, variant), found in _seeds_with("values", cells, lines).items():
         for metric in experiment.metrics:
             paper = experiment.published.get(dataset, {}).get(backbone, {}).get(metric, {}).get(variant, [])
             for name, told, values in _columns(experiment, paper, [line["values"][metric] for line in found]):
@@ -140,12 +145,8 @@ def _shown(entry: Entry) -> str:
 
 def beside(experiment: Experiment, cells: list[Cell], lines: dict[str, Line]) -> list[list[str]]:
     """What a stream's cells also tell, as rows: means over blocks 1.. and seeds, and LA, RA, HM over all blocks."""
-    groups: dict[tuple[str, str, str], list[Line]] = {}
-    for cell in cells:
-        if "blocks" in lines.get(cell.key, {}):
-            groups.setdefault((cell.dataset, cell.backbone, cell.variant), []).append(lines[cell.key])
     rows = []
-    for (dataset, backbone, variant), found in groups.items():
+    for (dataset, backbone, variant), found in _seeds_with("blocks", cells, lines).items():
         later = [b for line in found for b in line["blocks"][1:]]
         means = [float(np.mean([b[k] for b in later])) for k in ("mask_history", "new", "returning")]
         kept = [
@@ -176,31 +177,32 @@ def seed_differences(experiment: Experiment, cells: list[Cell], lines: dict[str,
     return rows
 
 
+def _grid(head: list[str], rows: list[list[str]]) -> list[str]:
+    """A table in Markdown, a line each row."""
+    return [_line(head), "|" + "---|" * len(head), *map(_line, rows)]
+
+
+def _line(cells: list[str]) -> str:
+    return "|" + "|".join(f" {one} " if one else " " for one in cells) + "|"
+
+
 def _differences_markdown(experiment: Experiment, rows: list[list[str]]) -> list[str]:
     if not rows:
         return []
     name = experiment.variants[experiment.baseline].label
-    text = [
-        f"**Against {name}, seed by seed** (mean ndcg@20 of blocks 1.., 95 % interval of the paired difference)",
-        "",
-        f"| dataset | backbone | method | minus {name} | |",
-        "|---|---|---|---|---|",
-    ]
-    return [*text, *("| " + " | ".join(row) + " |" for row in rows), ""]
+    said = f"**Against {name}, seed by seed** (mean ndcg@20 of blocks 1.., 95 % interval of the paired difference)"
+    return [said, "", *_grid(["dataset", "backbone", "method", f"minus {name}", ""], rows), ""]
 
 
 def _beside_markdown(rows: list[list[str]]) -> list[str]:
     if not rows:
         return []
     head = ["dataset", "backbone", "method", "history mask", "new users", "returning users", "LA", "RA", "HM"]
-    text = [
+    said = (
         "**Beside it** (ndcg@20): all known items hidden; users by kind; learning (LA), retention (RA, every block's "
-        "test after the last block, own masks) and their harmonic mean",
-        "",
-        "| " + " | ".join(head) + " |",
-        "|" + "---|" * len(head),
-    ]
-    return [*text, *("| " + " | ".join(row) + " |" for row in rows), ""]
+        "test after the last block, own masks) and their harmonic mean"
+    )
+    return [said, "", *_grid(head, rows), ""]
 
 
 def failed_cells(cells: list[Cell], lines: dict[str, Line]) -> list[str]:
@@ -238,37 +240,36 @@ def to_markdown(
             if not variants:
                 continue
             text += [f"**{metric}, {backbone}**", ""]
-            text.append("| dataset | block | " + " | ".join(labels[v] for v in variants) + " |")
-            text.append("|---|---|" + "---|" * len(variants))
-            for dataset, column in dict.fromkeys((e.dataset, e.column) for e in rows):
-                here = {e.variant: e for e in rows if e.dataset == dataset and e.column == column}
-                cells = []
-                for v in variants:
-                    e = here.get(v)
-                    told = f"<br>({e.published:.4f} {e.verdict})" if e and e.published is not None else ""
-                    cells.append(f"{_shown(e)}{told}" if e else "–")
-                text.append(f"| {dataset} | {column} | " + " | ".join(cells) + " |")
-            text.append("")
+            text += [*_grid(["dataset", "block", *(labels[v] for v in variants)], _block_rows(rows, variants)), ""]
     text += _differences_markdown(experiment, differences or [])
     text += _tests_markdown(tests, labels) + _beside_markdown(also or [])
     return "\n".join(text).rstrip() + "\n"
 
 
+def _block_rows(rows: list[Entry], variants: list[str]) -> list[list[str]]:
+    """A row for each dataset and block: ours, and the published value below it."""
+    out = []
+    for dataset, column in dict.fromkeys((e.dataset, e.column) for e in rows):
+        here = {e.variant: e for e in rows if e.dataset == dataset and e.column == column}
+        cells = []
+        for v in variants:
+            e = here.get(v)
+            told = f"<br>({e.published:.4f} {e.verdict})" if e and e.published is not None else ""
+            cells.append(f"{_shown(e)}{told}" if e else "–")
+        out.append([dataset, column, *cells])
+    return out
+
+
 def _tests_markdown(tests: list[Comparison], labels: dict[str, str]) -> list[str]:
     if not tests:
         return []
-    text = [
-        "**Paired test per user** (ndcg@20; pairs are users of blocks 1.., averaged over seeds; two-sided t)",
-        "",
-        "| dataset | backbone | method | best other | relative difference | p | pairs |",
-        "|---|---|---|---|---|---|---|",
+    said = "**Paired test per user** (ndcg@20; pairs are users of blocks 1.., averaged over seeds; two-sided t)"
+    head = ["dataset", "backbone", "method", "best other", "relative difference", "p", "pairs"]
+    rows = [
+        [t.dataset, t.backbone, labels[t.variant], t.other(labels), f"{t.gain:+.1%}", f"{t.p:.3g}", f"{t.pairs}"]
+        for t in tests
     ]
-    for t in tests:
-        text.append(
-            f"| {t.dataset} | {t.backbone} | {labels[t.variant]} | {t.other(labels)} | {t.gain:+.1%} | "
-            f"{t.p:.3g} | {t.pairs} |"
-        )
-    return [*text, ""]
+    return [said, "", *_grid(head, rows), ""]
 
 
 def disagreements(found: list[Entry]) -> dict[str, int]:

@@ -18,6 +18,7 @@ from tacita.config import RunConfig
 from tacita.controls import mean_of
 from tacita.errors import TacitaError
 from tacita.experiments.tune import served_validation
+from tacita.experiments.watching import OnDone, Watcher
 from tacita.rounds import run_stream, start
 from tacita.runs import Machine, assemble, build
 from tacita.types import Stream
@@ -36,7 +37,7 @@ class Tried:
 def try_all(
     config: RunConfig,
     machine: Machine,
-    on_done: Callable[[int, int], None] | None = None,
+    on_done: OnDone | None = None,
     on_data: Callable[[Stream], None] | None = None,
 ) -> list[Tried]:
     """Every setting of the grid on one dataset; other options as in the config."""
@@ -57,6 +58,22 @@ def try_all(
         except TacitaError as error:
             found.append(Tried(options, float("nan"), {}, str(error)))
     return found
+
+
+def try_datasets(
+    config: RunConfig,
+    names: list[str],
+    machine: Machine,
+    watcher: Watcher,
+    on_tried: Callable[[str, list[Tried]], None],
+) -> dict[str, list[Tried]]:
+    """The grid on one dataset after the other; `on_tried` hears of each when it is done."""
+    tried = {}
+    for name in names:
+        with watcher.counting(f"settings, {name}") as tell:
+            tried[name] = try_all(config.model_copy(update={"data": name}), machine, tell, watcher.on_data)
+        on_tried(name, tried[name])
+    return tried
 
 
 def chosen(found: list[Tried]) -> Tried:

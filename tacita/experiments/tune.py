@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
-import tomli_w
 
-from tacita.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig, later_defaults, read_toml
+from tacita.config import EvaluateConfig, RunConfig, later_defaults, read_toml
 from tacita.errors import TacitaError
-from tacita.experiments.plan import CELL_VERSION, ROOT, Chosen, Settings, load_settings, settings_path
+from tacita.experiments.plan import CELL_VERSION, ROOT
 from tacita.experiments.shared_base import go_on, train_base, with_parts
-from tacita.files import write_bytes
+from tacita.experiments.watching import OnDone, Watcher
 from tacita.methods import preset_parts
 from tacita.plan import Federation
 from tacita.rounds import Progress
@@ -161,7 +157,7 @@ class Base:
 def tune_lr(
     config: RunConfig,
     machine: Machine,
-    on_done: Callable[[int, int], None] | None = None,
+    on_done: OnDone | None = None,
     on_data: Callable[[Stream], None] | None = None,
 ) -> Base:
     """The learning rate with the best block-0 validation, with its trained block 0."""
@@ -195,76 +191,25 @@ def tune_lr(
     return Base(*best, tried, failed)
 
 
-@dataclass(frozen=True)
-class PairJob:
-    """All methods of a paper on one dataset and backbone."""
-
-    dataset: str
-    backbone: str
-    methods: tuple[str, ...]
-    rounds: int
-    trials: int
-    folder: Path
-    data_dir: Path | None
+def tuning_config(names: list[str], backbone: str, method: str, seed: int) -> RunConfig:
+    """What is tuned, on the first dataset; refuses what cannot be."""
+    preset_parts(method)
+    if len(names) > 1 and backbone != "tally":
+        raise TacitaError(
+            "several --data are for --backbone tally; the other models are tuned on one dataset at a time."
+        )
+    return RunConfig(data=names[0], backbone={"name": backbone}, seed=seed, evaluate=EvaluateConfig(controls=False))
 
 
-@dataclass(frozen=True)
-class PairDone:
-    lr: float
-    valid: float
-    chosen: dict[str, Chosen]
-    failed: list[str]  # a sentence for everything that has no score
-
-
-def tune_pair(job: PairJob) -> tuple[PairJob, PairDone]:
-    config = RunConfig(
-        data=job.dataset,
-        backbone={"name": job.backbone},
-        seed=1,
-        split=SplitConfig(seed=1),
-        train=TrainConfig(rounds=job.rounds),
-        evaluate=EvaluateConfig(controls=False),
-    )
-    base = tune_lr(config, Machine(threads=1, data_dir=job.data_dir))
-    chosen, failed = {}, [f"learning rate {lr}: {why}" for lr, why in base.failed.items()]
-    for method in job.methods:
-        folder = job.folder / f"{job.dataset}-{job.backbone}"
-        try:
-            found = tune_method(base.fed, base.progress, method, job.trials, folder)
-        except TacitaError as error:
-            failed.append(str(error))
-            continue
-        failed += [f"{method} {options}: {why}" for options, why in found.failed.items()]
-        chosen[method] = Chosen(options=found.options, valid=round(found.valid, 6), trials=found.trials)
-    told = [f"{job.dataset}, {job.backbone}, {one}" for one in failed]
-    return job, PairDone(base.lr, round(base.tried[base.lr], 6), chosen, told)
-
-
-def tune_paper(
-    paper: str, jobs: list[PairJob], on_done: Callable[[int, int], None] | None = None
-) -> tuple[Path, list[str]]:
-    """Tune every (dataset, backbone) on its own core and store what was chosen beside the experiment files.
-
-    Returns the file of choices and a sentence for everything that could not be tried.
-    """
-    settings = load_settings(paper)
-    done, failed = 0, []
-    if on_done:
-        on_done(0, len(jobs))
-    with ProcessPoolExecutor(min(len(jobs), os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
-        for finished in as_completed([pool.submit(tune_pair, job) for job in jobs]):
-            job, found = finished.result()
-            settings.lr.setdefault(job.dataset, {})[job.backbone] = found.lr
-            settings.lr_valid.setdefault(job.dataset, {})[job.backbone] = found.valid
-            settings.chosen.setdefault(job.dataset, {}).setdefault(job.backbone, {}).update(found.chosen)
-            store_settings(paper, settings)
-            failed += found.failed
-            done += 1
-            if on_done:
-                on_done(done, len(jobs))
-    return settings_path(paper), failed
-
-
-def store_settings(paper: str, settings: Settings) -> None:
-    text = "# Chosen on validation by `tacita tune --paper`: one seed, the same budget for every method.\n"
-    write_bytes(settings_path(paper), (text + tomli_w.dumps(settings.model_dump(exclude_none=True))).encode())
+def tune(
+    config: RunConfig, method: str, trials: int, folder: Path, machine: Machine, watcher: Watcher
+) -> tuple[Base, Tuned]:
+    """The learning rate first, then the method's options from the block 0 it gave."""
+    with watcher.counting("learning rates") as tell:
+        base = tune_lr(config, machine, tell, watcher.on_data)
+    with watcher.counting("trials") as tell:
+        tell(0, trials)
+        found = tune_method(
+            base.fed, base.progress, method, trials, folder, lambda n, score: tell(min(n, trials), trials)
+        )
+    return base, found

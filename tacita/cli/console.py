@@ -65,6 +65,11 @@ def answer(text: str) -> None:
     Console(highlight=False, soft_wrap=True).print(text, markup=False)
 
 
+def print_json(found: Any) -> None:
+    """The whole answer, for machines."""
+    print(json.dumps(found))
+
+
 # While it runs
 
 
@@ -363,7 +368,7 @@ def _plain(key: str, value: Any) -> str:
 def show_bench(found: Mapping[str, Any], as_json: bool) -> None:
     """Medians; single timings are in the JSON."""
     if as_json:
-        print(json.dumps(found))
+        print_json(found)
         return
     show_facts({k: v for k, v in found.items() if k != "rows" and not k.endswith("_all")})
     rows = [{k: v for k, v in row.items() if not k.endswith("_all")} for row in found.get("rows", [])]

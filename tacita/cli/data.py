@@ -1,14 +1,14 @@
-"""Verbs on data: list, get, describe, import; and the options by which files are read."""
+"""Verbs on data: list, get, describe, import."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from tacita import console
+from tacita.cli import console
+from tacita.cli.options import AsJson, Columns, DataDir, DateFormat, Decimal, columns_of, decimal_of
 from tacita.errors import TacitaError
 
 if TYPE_CHECKING:
@@ -16,38 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Datasets: list, get, describe, import.")
 
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir", exists=True, file_okay=False, help="Folder that holds named datasets (default: $TACITA_DATA)."
-    ),
-]
-Columns = Annotated[
-    str,
-    typer.Option(
-        "--columns",
-        help="Which column is what: user=NAME,item=NAME; also rating, time, title, block, part.",
-    ),
-]
-DateFormat = Annotated[
-    str | None, typer.Option("--date-format", help="How the file writes dates, such as %d.%m.%Y or %Y%m%d.")
-]
-Decimal = Annotated[str | None, typer.Option("--decimal", help="The file's decimal mark: , or . (default: seen).")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A file, folder, dataset name or synthetic:...")]
-
-
-def columns_of(text: str) -> dict[str, str]:
-    """What --columns says: role -> name."""
-    roles: dict[str, str] = {}
-    for pair in filter(None, (one.strip() for one in text.split(","))):
-        role, equals, name = (piece.strip() for piece in pair.partition("="))
-        if not (equals and role and name):
-            raise TacitaError(f"--columns '{pair}' is not role=name, for example user=customer,item=sku.")
-        if role in roles:
-            raise TacitaError(f"--columns names the {role} twice, as '{roles[role]}' and as '{name}'; choose one.")
-        roles[role] = name
-    return roles
 
 
 @app.command("list")
@@ -59,7 +28,7 @@ def data_list(as_json: AsJson = False) -> None:
     from tacita.data.named import DATASETS
 
     if as_json:
-        print(json.dumps({name: vars(info) for name, info in DATASETS.items()}))
+        console.print_json({name: vars(info) for name, info in DATASETS.items()})
     else:
         console.show_datasets(DATASETS)
 
@@ -75,12 +44,6 @@ def data_get(name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: Dat
     with console.working(f"getting {name}"):
         folder = fetch(name, data_dir=data_dir)
     console.say(f"{name} is ready in {folder}")
-
-
-def decimal_of(text: str | None) -> str | None:
-    if text not in (None, ",", "."):
-        raise TacitaError(f"--decimal '{text}' is no decimal mark; use , or a point.")
-    return text
 
 
 def _load(
@@ -117,7 +80,7 @@ def data_describe(
         table = _load(source, columns, date_format, decimal, data_dir)
     facts = {"name": table.name, "guessed": table.guessed, **describe(table)}
     if as_json:
-        print(json.dumps(facts))
+        console.print_json(facts)
         return
     dates, notes = facts.pop("dates"), cast(list[str], facts.pop("notes"))
     told = ("columns", "unused columns")  # in the sentence of what was guessed

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tacita import console
+from tacita.cli import console
+from tacita.cli.options import AsJson, DataDir, Threads
 from tacita.errors import TacitaError
 
 app = typer.Typer(no_args_is_help=True, help="Speed and memory, as ratios in one run.")
 
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir", exists=True, file_okay=False, help="Folder that holds datasets (default: $TACITA_DATA)."
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-Threads = Annotated[int, typer.Option("--threads", help="Cores to use; 0: all. Never changes a number.")]
+Data = Annotated[str, typer.Option(help="Dataset name, file, or synthetic:...")]
 Repeats = Annotated[int, typer.Option(min=1, help="How often to measure; the median counts.")]
 
 
 @app.command("rounds")
 def bench_rounds(
-    data: Annotated[str, typer.Option(help="Dataset name, file, or synthetic:...")] = "ml-100k",
+    data: Data = "ml-100k",
     backbone: Annotated[str, typer.Option(help="mf, ncf or pfedrec.")] = "mf",
     repeats: Repeats = 5,
     data_dir: DataDir = None,
@@ -78,7 +71,7 @@ def bench_scale(
 
 @app.command("evaluate")
 def bench_evaluate(
-    data: Annotated[str, typer.Option(help="Dataset name, file, or synthetic:...")] = "ml-1m",
+    data: Data = "ml-1m",
     data_dir: DataDir = None,
     threads: Threads = 0,
     repeats: Repeats = 5,

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tacita import console
+from tacita.cli import console
+from tacita.cli.options import AsJson, DataDir, Quiet, Threads
 from tacita.errors import TacitaError
 
 audit_app = typer.Typer(no_args_is_help=True, help="Attacks: what a release gives away, beside controls.")
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
 def forget(
@@ -43,7 +41,7 @@ def forget(
     with console.working("taking it back", quiet=as_json):
         found = forgetting.forget(run, user, named, now, verify)
     if as_json:
-        print(json.dumps(found))
+        console.print_json(found)
         return
     if forgetting.ALONE in found["residual_risk"]:
         console.say(f"Note: {forgetting.ALONE}")
@@ -65,11 +63,11 @@ def audit_tally(
     run: Annotated[Path | None, typer.Option("--run", help="Run folder whose settings are audited.")] = None,
     data: Annotated[str | None, typer.Option("--data", help="Dataset name or file, with default settings.")] = None,
     brief: Annotated[bool, typer.Option("--brief", help="Only the settings of the run.")] = False,
-    data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Folder that holds datasets.")] = None,
-    threads: Annotated[int, typer.Option("--threads", help="Cores to use; 0: all.")] = 0,
+    data_dir: DataDir = None,
+    threads: Threads = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the table (CSV) and a picture (PNG).")] = None,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Who can be read from the matrices that tally releases, beside controls, and what each setting costs.
 
@@ -95,8 +93,14 @@ def audit_tally(
         stem = report_audit.write(found, out)
         console.say(f"wrote {stem}.csv and .png")
     if as_json:
-        print(json.dumps(found))
+        console.print_json(found)
         return
+    _show_audit(found)
+
+
+def _show_audit(found: dict[str, Any]) -> None:
+    from tacita import report_audit
+
     rows = [{"setting": report_audit.named(found, row)} | _row(row) for row in found["rows"]]
     console.show_bench({"data": found["data"], "users in each block": str(found["users"]), "rows": rows}, False)
     for row in found["rows"]:

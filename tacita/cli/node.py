@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -10,15 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from tacita import console
-from tacita.cli_data import DateFormat, Decimal, columns_of, decimal_of
+from tacita.cli import console
+from tacita.cli.options import AsJson, DateFormat, Decimal, HowMany, NodeColumns, Quiet, columns_of, decimal_of
 from tacita.errors import TacitaError
 
 app = typer.Typer(no_args_is_help=True, help="A device or silo: its histories stay here, its models learn with others.")
 
 Folder = Annotated[Path, typer.Option("--folder", file_okay=False, help="The node's folder.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
 Insecure = Annotated[
     bool,
     typer.Option(
@@ -55,9 +52,7 @@ def init(
 
     Example: `tacita node init clinic --server recommender.example.org:9092 --ca ca.pem --name clinic-7`
     """
-    from tacita.config import validated
-    from tacita.live.certificates import check_authority, fingerprint, make_node_key
-    from tacita.live.node import Node, NodeConfig
+    from tacita.live.joining import make_node
 
     if not server or ca is None:
         raise TacitaError("a node needs its server: give --server HOST:PORT and --ca FILE, both from the operator.")
@@ -68,21 +63,12 @@ def init(
         "insecure_single_user_uploads": insecure,
         "run_as": run_as,
     }
-    config = validated(NodeConfig, values, "the options")
-    check_authority(ca)
-    Node.create(folder, config, ca, also=lambda made: make_node_key(made / config.key))
-    public = folder / f"{config.key}.pub"
-    made = {
-        "folder": str(folder),
-        "name": config.name,
-        "public key": str(public),
-        "fingerprint": fingerprint(public.read_bytes()),
-    }
+    made = make_node(folder, values, ca)
     if as_json:
-        print(json.dumps(made))
+        console.print_json(made)
         return
-    console.answer(f"Node '{config.name}' is in {folder}.")
-    console.answer(f"Hand {public} to the operator of {server}, who enrols it; its fingerprint is")
+    console.answer(f"Node '{made['name']}' is in {folder}.")
+    console.answer(f"Hand {made['public key']} to the operator of {server}, who enrols it; its fingerprint is")
     console.answer(f"  {made['fingerprint']}")
     console.say(f"Then: tacita node import FILE --folder {folder}, and tacita node run --folder {folder}")
 
@@ -91,7 +77,7 @@ def init(
 def import_(
     file: Annotated[str, typer.Argument(metavar="FILE", help="CSV, TSV, Parquet or atomic file of interactions.")],
     folder: Folder = HERE,
-    columns: Annotated[str, typer.Option("--columns", help="Which column is what: user=NAME,item=NAME,...")] = "",
+    columns: NodeColumns = "",
     date_format: DateFormat = None,
     decimal: Decimal = None,
     as_json: AsJson = False,
@@ -105,7 +91,7 @@ def import_(
     said = {"columns": columns_of(columns), "date_format": date_format, "decimal": decimal_of(decimal)}
     found = _ask(folder, "import", f"importing {file}", quiet or as_json, file=where, **said)
     if as_json:
-        print(json.dumps(found))
+        console.print_json(found)
         return
     console.say(found["guessed"])
     console.answer(
@@ -145,7 +131,7 @@ def status(folder: Folder = HERE, as_json: AsJson = False) -> None:
     """
     found = {"running": False, **_ask(folder, "status", quiet=as_json)}
     if as_json:
-        print(json.dumps(found))
+        console.print_json(found)
         return
     if found["last release"] is not None:
         found["last release"] = f"{datetime.fromtimestamp(found['last release']):%Y-%m-%d %H:%M:%S}"
@@ -159,7 +145,7 @@ def status(folder: Folder = HERE, as_json: AsJson = False) -> None:
 @app.command()
 def recommend(
     user: Annotated[str, typer.Argument(metavar="USER", help="Raw user id.")],
-    k: Annotated[int, typer.Option("-k", help="How many.")] = 10,
+    k: HowMany = 10,
     folder: Folder = HERE,
     as_json: AsJson = False,
 ) -> None:
@@ -169,7 +155,7 @@ def recommend(
     """
     found = _ask(folder, "recommend", quiet=as_json, user=user, k=k)
     if as_json:
-        print(json.dumps(found))
+        console.print_json(found)
         return
     console.show_recommendations(user, found)
     if len(found) < k:
@@ -195,7 +181,7 @@ def consent(
     item = words[1] if len(words) == 3 else None
     found = _ask(folder, "consent", quiet=as_json, user=words[0], item=item, level=words[-1])
     if as_json:
-        print(json.dumps(found))
+        console.print_json(found)
         return
     what = "everything not marked 'keep'" if item is None and words[-1] == "learn" else "everything"
     console.say(f"{what if item is None else f'item {item}'} of user {words[0]}: {found['means']}.")
@@ -214,7 +200,7 @@ def export(
     """
     found = _ask(folder, "export", quiet=as_json, file=str(file.absolute()), user=user)
     if as_json:
-        print(json.dumps(found))
+        console.print_json(found)
     else:
         console.say(f"wrote {found['lines']:,} lines to {file}")
 
@@ -239,6 +225,6 @@ def erase(
         raise TacitaError("nothing was erased; --yes erases without asking.")
     found = _ask(folder, "erase", quiet=as_json, user=user, everybody=everybody)
     if as_json:
-        print(json.dumps(found))
+        console.print_json(found)
     else:
         console.say(f"{found['interactions']:,} interactions are gone from this node; users gone: {found['users']:,}.")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import time
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tacita import console
+from tacita.cli import console
+from tacita.cli.options import AsJson, ItemColumns, Quiet, columns_of
 from tacita.errors import TacitaError
 
 app = typer.Typer(no_args_is_help=True, help="One server for many nodes: it is sent sums, not histories.")
@@ -19,8 +18,6 @@ catalogue_app = typer.Typer(no_args_is_help=True, help="The items that can be le
 app.add_typer(catalogue_app, name="catalogue")
 
 Folder = Annotated[Path, typer.Option("--folder", file_okay=False, help="The server's folder.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Do not wait for the block to end.")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="The run's name; `tacita server status` lists them.")]
 HERE = Path("server")
@@ -127,13 +124,12 @@ def catalogue_add(
         Path, typer.Argument(metavar="FILE", help="Item ids, maybe with titles: CSV, TSV, Parquet or atomic file.")
     ],
     folder: Folder = HERE,
-    columns: Annotated[str, typer.Option("--columns", help="Which column is what: item=NAME,title=NAME.")] = "",
+    columns: ItemColumns = "",
 ) -> None:
     """Publish items. Known ones keep their place; new ones take part from the next block on.
 
     Example: `tacita server catalogue add items.csv`
     """
-    from tacita.cli_data import columns_of
     from tacita.data.columns import read_items
     from tacita.live.server import open_store
 
@@ -165,19 +161,12 @@ def train(
     Example: `tacita server train f3crec.toml --quorum 2`
     """
     from tacita.config import RunConfig, read_toml, validated
-    from tacita.live.coordinator import check_run
-    from tacita.live.server import open_store
+    from tacita.live.orders import Terms, begin_run
 
     given = read_toml(config)
     settings = validated(RunConfig, given, str(config))
     run = name or config.stem
-    nodes = _quorum(quorum)
-    with open_store(folder) as store:
-        check_run(settings, store.n_items())
-        _need_nodes(store, nodes)
-        _need_up(folder)
-        store.new_run(run, settings, {"quorum": nodes, "timeout": timeout, "give_up": give_up})
-        store.open_block(run)
+    begin_run(folder, run, settings, Terms(_quorum(quorum), timeout, give_up))
     if "data" in given and not as_json:
         console.say(f"'data' in {config} is not used: every node brings its own.")
     _watch(folder, run, detach, as_json, quiet)
@@ -185,44 +174,29 @@ def train(
 
 @app.command("next-block")
 def next_block(
-    run: Run,
-    folder: Folder = HERE,
-    detach: Detach = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    run: Run, folder: Folder = HERE, detach: Detach = False, as_json: AsJson = False, quiet: Quiet = False
 ) -> None:
     """Open the run's next block: nodes learn from what they collected since the last one.
 
     Example: `tacita server next-block f3crec`
     """
-    from tacita.live.server import open_store
+    from tacita.live.orders import open_block
 
-    with open_store(folder) as store:
-        store.run(run)
-        _need_up(folder)
-        store.open_block(run)
+    open_block(folder, run)
     _watch(folder, run, detach, as_json, quiet)
 
 
 @app.command()
 def resume(
-    run: Run,
-    folder: Folder = HERE,
-    detach: Detach = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    run: Run, folder: Folder = HERE, detach: Detach = False, as_json: AsJson = False, quiet: Quiet = False
 ) -> None:
     """Go on with a run that stopped, or watch one that is under way.
 
     Example: `tacita server resume f3crec`
     """
-    from tacita.live.server import open_store, why_stopped
+    from tacita.live.orders import resume_run
 
-    with open_store(folder) as store:
-        store.run(run)
-        _need_up(folder)
-        if why_stopped(store, run) is not None:
-            store.tell(run, {"event": "resumed"})
+    resume_run(folder, run)
     _watch(folder, run, detach, as_json, quiet)
 
 
@@ -236,7 +210,7 @@ def status(folder: Folder = HERE, as_json: AsJson = False) -> None:
 
     found = look(folder)
     if as_json:
-        print(json.dumps(found))
+        console.print_json(found)
         return
     state = "up" if found["up"] else f"not up; start it with `tacita server up --folder {folder}`"
     console.answer(f"The server on {found['address']} is {state}.")
@@ -272,23 +246,6 @@ def _quorum(text: str) -> int | str:
     return int(text)
 
 
-def _need_up(folder: Path) -> None:
-    from tacita.live.server import is_up
-
-    if not is_up(folder):
-        raise TacitaError(f"the server is not up; start it with `tacita server up --folder {folder}`.")
-
-
-def _need_nodes(store: Any, quorum: int | str) -> None:
-    enrolled = sum(row.revoked is None for row in store.nodes())
-    if enrolled == 0:
-        raise TacitaError("no node is enrolled; `tacita server enroll KEY.pub --name NAME` lets one in.")
-    if isinstance(quorum, int) and quorum > enrolled:
-        raise TacitaError(
-            f"--quorum {quorum} is more than the number of enrolled nodes, {enrolled}; enrol more or lower it."
-        )
-
-
 def _watch(folder: Path, run: str, detach: bool, as_json: bool, quiet: bool) -> None:
     """Show how a run goes until all its open blocks are done."""
     if detach:
@@ -300,45 +257,25 @@ def _watch(folder: Path, run: str, detach: bool, as_json: bool, quiet: bool) -> 
         console.say(f"Run '{run}' goes on in the server; `tacita server resume {run}` watches it again.")
         raise SystemExit(130) from None
     if as_json:
-        print(json.dumps(result))
+        console.print_json(result)
         return
     console.answer(f"Run '{run}': {len(result)} block{'s' if len(result) != 1 else ''} done{_scores(result)}")
 
 
 def watch(folder: Path, run: str, quiet: bool = False, most: float = float("inf")) -> list[dict[str, Any]]:
     """Wait until a run's open blocks are done, with a bar over its rounds; returns the results of its blocks."""
-    from tacita.live.server import is_up, open_store, why_stopped
-    from tacita.live.server_store import done_blocks
-    from tacita.runs import planned
+    from tacita.live.following import Look, follow
 
-    end = time.monotonic() + most
-    with open_store(folder) as store, console.counting(f"run '{run}'", quiet) as tell:
-        seen, news = 0, _News(quiet=True)  # what was before we came is not told again
-        while True:
-            row, events = store.run(run), store.events(run, seen)
-            for number, _, event in events:
-                seen = number
-                news.hear(event, {str(one.number): one.name for one in store.nodes()})
+    with console.counting(f"run '{run}'", quiet) as tell:
+        news = _News(quiet=True)  # what was before we came is not told again
+
+        def hear(look: Look) -> None:
+            for event in look.events:
+                news.hear(event, look.names)
             news.quiet = quiet
-            tell(news.rounds, planned(row.config).learner.rounds, news.note)
-            if done_blocks(row) == row.opened:
-                assert row.note is not None
-                results: list[dict[str, Any]] = row.note["plain"]["results"]
-                return results
-            said = why_stopped(store, run)
-            if said is not None:
-                raise TacitaError(f"run '{run}' stopped: {said.rstrip('.')}{_remedy(run, said)}.")
-            if not is_up(folder):
-                raise TacitaError(f"the server went down; `tacita server up` goes on with run '{run}'.")
-            if time.monotonic() > end:
-                raise TacitaError(f"run '{run}' did not end within {most:.0f} s; `tacita server status` tells more.")
-            time.sleep(0.3)
+            tell(news.rounds, look.rounds, news.note)
 
-
-def _remedy(run: str, said: str) -> str:
-    if "every node refused" in said:
-        return f"; when more people have something new, `tacita server resume {run}` asks again"
-    return "" if "resume" in said else f"; `tacita server resume {run}` tries again"
+        return follow(folder, run, hear, most)
 
 
 class _News:

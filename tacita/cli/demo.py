@@ -1,0 +1,100 @@
+"""The verb that tells the whole story: in the lab, or live with a server and three nodes on this machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tacita.cli import console
+from tacita.cli.options import DataDir, Quiet, RunOut, Threads
+from tacita.cli.server import watch
+from tacita.cli.train import training
+
+
+def demo(
+    out: RunOut = None,
+    user: Annotated[str, typer.Option(help="Whose recommendations to show.")] = "196",
+    live: Annotated[bool, typer.Option("--live", help="A server and three nodes on this machine, over TLS.")] = False,
+    data_dir: DataDir = None,
+    threads: Threads = 0,
+    quiet: Quiet = False,
+) -> None:
+    """The whole story on MovieLens-100K: a federated stream of four time blocks, controls, recommendations.
+
+    With --live: the same round on real nodes. Example: `tacita demo --out runs/demo`
+    """
+    if live:
+        _show_live(user, data_dir, out, quiet)
+        return
+    from tacita import runs
+    from tacita.config import RunConfig
+
+    config = RunConfig(data="ml-100k", backbone={"name": "mf"})
+    folder = out if out is not None else runs.free_folder(config)
+    console.tell(
+        "[bold]tacita demo[/bold]: MovieLens-100K in four blocks of time. Every user is a client; ratings stay with "
+        "it, only changes of item rows travel."
+    )
+    with training(folder, quiet) as watcher:
+        run = runs.train(config, folder, runs.Machine(threads, data_dir=data_dir), watcher)
+    console.show_result(run)
+    console.show_recommendations(user, run.recommend(user, 10))
+    console.say(f"Run folder: {run.folder} (open {run.folder / 'report.html'} in a browser)")
+    console.say(f"Go on with: tacita recommend --run {run.folder} --user {user} -k 20")
+
+
+def _show_live(user: str, data_dir: Path | None, out: Path | None, quiet: bool) -> None:
+    """Two blocks of MovieLens-100K over three nodes, then recommendations on one of them."""
+    from tacita.live.demo import own_folder
+
+    began = time.monotonic()
+    with own_folder(out) as folder:
+        _tell_story(folder, user, data_dir, quiet)
+        console.say(f"All processes are stopped; {time.monotonic() - began:.0f} s in all.")
+        if out is not None:
+            again = "start them again with `tacita server up` and `tacita node run`"
+            console.say(f"Server and nodes are in {out}; {again}.")
+
+
+def _tell_story(folder: Path, user: str, data_dir: Path | None, quiet: bool) -> None:
+    from tacita.live.demo import ask_node, begin_run, bring, make_site, next_block, running, split
+
+    console.tell(
+        "[bold]tacita demo --live[/bold]: one server and three nodes on this machine, TLS and enrolment between them. "
+        "Each node holds a third of the people of MovieLens-100K; only sums leave it."
+    )
+    if os.geteuid() == 0:
+        console.say("You are root: while the demo runs, every account on this machine could become root through it.")
+    with console.working("splitting MovieLens-100K over three nodes", quiet):
+        people = split(folder, data_dir)
+    home = people.home_of(user)
+    with console.working("making keys, a server and three nodes", quiet):
+        make_site(folder, people)
+    with ExitStack() as until_told:
+        with console.working("starting the server and the nodes", quiet):
+            server = until_told.enter_context(running(folder))
+        begin_run(folder)
+        _tell_block(server, quiet)
+        with console.working("new interactions arrive on the nodes", quiet):
+            bring(folder, people, block=1)
+        next_block(folder)
+        _tell_block(server, quiet)
+        console.tell(f"What node '{home}' says of itself: {ask_node(folder / home, 'status')['server sees']}")
+        found = ask_node(folder / home, "recommend", user)
+        console.tell(f"On node '{home}', without asking anybody:")
+        console.show_recommendations(user, found)
+
+
+def _tell_block(server: Path, quiet: bool) -> None:
+    from tacita.live.demo import LONGEST, RUN
+
+    last: dict[str, Any] = watch(server, RUN, quiet, LONGEST)[-1]
+    console.tell(
+        f"Block {last['block']}: learned in one exchange of sums; NDCG@20 {last['ndcg@20']:.4f} over "
+        f"{last['users']:,} people, of which the server got the sum and the count."
+    )

@@ -1,0 +1,24 @@
+"""The verb that looks at the installation."""
+
+from __future__ import annotations
+
+import typer
+
+from tacita.cli import console
+from tacita.cli.options import AsJson, DataDir
+
+
+def doctor(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Check the installation and say what is missing.
+
+    Example: `tacita doctor`
+    """
+    from tacita.doctor import examine
+
+    checks = examine(data_dir)
+    if as_json:
+        console.print_json(checks)
+    else:
+        console.show_checks(checks)
+    if any(c["state"] == "fails" for c in checks):
+        raise typer.Exit(1)

@@ -1,0 +1,146 @@
+"""The verbs of researchers: reproduce a table of a paper, tune settings on validation."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tacita.cli import console
+from tacita.cli.options import AsJson, DataDir, Quiet
+
+if TYPE_CHECKING:
+    from tacita.config import RunConfig
+    from tacita.experiments.tally_choice import Tried
+    from tacita.experiments.watching import Watcher
+    from tacita.runs import Machine
+
+
+def reproduce(
+    table: Annotated[str, typer.Argument(help="PAPER/TABLE, for example f3crec/table2; 'list' shows all.")],
+    only: Annotated[list[str] | None, typer.Option("--only", help="A dataset or backbone; repeat for more.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per cell.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One dataset, one backbone, two seeds.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for tables and finished cells.")] = Path("docs/reproduction"),
+    workers: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """A table of a paper over seeds: ours with an interval, the paper's, a verdict per cell.
+
+    Finished cells are kept, so an interrupted table goes on where it was.
+
+    Examples:
+
+    `tacita reproduce f3crec/table2 --quick`
+
+    `tacita reproduce f3crec/table2 --only ml-100k --only mf --seeds 10`
+    """
+    from tacita.experiments import plan, tables
+    from tacita.experiments import reproduce as reproducing
+
+    if table == "list":
+        console.answer("\n".join(plan.experiment_names()))
+        return
+    wanted = reproducing.plan_table(table, only or [], seeds, quick)
+    with console.counting("cells", quiet) as tell:
+        found = reproducing.reproduce(wanted, out, data_dir, workers, tell)
+    if as_json:
+        console.print_json([vars(one) for one in found.entries])
+        return
+    experiment = wanted.experiment
+    console.show_entries(experiment.title, found.entries, {k: v.label for k, v in experiment.variants.items()})
+    counted = ", ".join(f"{n} {mark}" for mark, n in tables.disagreements(found.entries).items() if n)
+    console.say(f"against the paper: {counted or 'nothing published'}; wrote {found.path}.md, .csv and .html")
+
+
+def tune(
+    data: Annotated[
+        list[str] | None, typer.Option(help="Dataset name or file (default: ml-100k); with tally repeat it for more.")
+    ] = None,
+    backbone: Annotated[str, typer.Option(help="mf, ncf, pfedrec or tally.")] = "mf",
+    method: Annotated[str, typer.Option(help="Preset whose options are searched.")] = "f3crec",
+    trials: Annotated[int, typer.Option(min=1, help="Different settings to try.")] = 12,
+    seed: Annotated[int, typer.Option(min=0)] = 1,
+    out: Annotated[Path, typer.Option(help="Folder of the study; an existing one goes on.")] = Path("runs/tune"),
+    paper: Annotated[str, typer.Option(help="Tune every method of a paper's main table and store the choice.")] = "",
+    only: Annotated[list[str] | None, typer.Option("--only", help="With --paper: a dataset or backbone.")] = None,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Search a method's options on validation; every trial is a run in --out, or a sentence that says why not.
+
+    The study is resumable. The settings of tally are few: all are tried, and listed with their scores.
+
+    Examples:
+
+    `tacita tune --data ml-100k --backbone mf --method f3crec --trials 12`
+
+    `tacita tune --paper f3crec`
+
+    `tacita tune --backbone tally --data ml-100k --data ml-latest-small --data lastfm-2k`
+    """
+    from tacita.experiments.tune import tuning_config
+    from tacita.experiments.watching import Watcher
+    from tacita.runs import Machine
+
+    if paper:
+        _tune_paper(paper, only or [], trials, out, data_dir, quiet)
+        return
+    names = data or ["ml-100k"]
+    config, machine = tuning_config(names, backbone, method, seed), Machine(data_dir=data_dir)
+    watcher = Watcher(partial(console.counting, quiet=quiet), None if quiet else console.say_data)
+    if backbone == "tally":
+        _tune_tally(config, names, machine, watcher)
+    else:
+        _tune_method(config, method, trials, out, machine, watcher)
+
+
+def _tune_method(config: RunConfig, method: str, trials: int, out: Path, machine: Machine, watcher: Watcher) -> None:
+    from tacita.experiments import tune as tuning
+
+    base, found = tuning.tune(config, method, trials, out, machine, watcher)
+    for lr, score in base.tried.items():
+        console.answer(f"learning rate {lr}: block-0 validation {score:.4f}{', chosen' if lr == base.lr else ''}")
+    for lr, why in base.failed.items():
+        console.answer(f"learning rate {lr}: no score, {why}")
+    for options, why in found.failed.items():
+        console.answer(f"options {options}: no score, {why}")
+    count = f"{found.trials} trial{'s' if found.trials != 1 else ''}"
+    told = f"after {count}" if tuning.open_options(method) else f"the one trial: method '{method}' has none to choose"
+    console.answer(f"options {json.dumps(found.options)}: validation {found.valid:.4f} {told}")
+    console.say(f"runs of the trials: {found.folder}")
+
+
+def _tune_paper(paper: str, only: list[str], trials: int, out: Path, data_dir: Path | None, quiet: bool) -> None:
+    from tacita.experiments.tune_paper import paper_jobs, tune_paper
+
+    jobs = paper_jobs(paper, only, trials, out, data_dir)
+    with console.counting("dataset-backbone pairs", quiet) as tell:
+        path, failed = tune_paper(paper, jobs, tell)
+    for one in failed:
+        console.answer(f"no score: {one}")
+    console.say(f"stored the choices in {path}")
+
+
+def _tune_tally(config: RunConfig, names: list[str], machine: Machine, watcher: Watcher) -> None:
+    from tacita.experiments import tally_choice
+
+    tried = tally_choice.try_datasets(config, names, machine, watcher, _show_tried)
+    if len(tried) > 1:
+        console.answer(f"together: options {json.dumps(tally_choice.chosen_together(tried))}")
+
+
+def _show_tried(name: str, tried: list[Tried]) -> None:
+    from tacita.experiments.tally_choice import chosen
+
+    for one in tried:
+        said = f"no score, {one.failed}" if one.failed else f"validation {one.valid:.4f}"
+        console.answer(f"{name}: options {json.dumps(one.options)}: {said}")
+    best = chosen(tried)
+    told = f"validation {best.valid:.4f}, test {json.dumps(best.test)}"
+    console.answer(f"{name}: chosen {json.dumps(best.options)}: {told}")

@@ -1,0 +1,97 @@
+"""Options that several verbs share, each defined once, and what their texts say."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tacita.errors import TacitaError
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
+Threads = Annotated[int, typer.Option("--threads", help="Cores to use; 0: all. Never changes a number.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", exists=True, file_okay=False, help="Folder that holds named datasets (default: $TACITA_DATA)."
+    ),
+]
+Columns = Annotated[
+    str,
+    typer.Option(
+        "--columns",
+        help="Which column is what: user=NAME,item=NAME; also rating, time, title, block, part.",
+    ),
+]
+NodeColumns = Annotated[str, typer.Option("--columns", help="Which column is what: user=NAME,item=NAME,...")]
+ItemColumns = Annotated[str, typer.Option("--columns", help="Which column is what: item=NAME,title=NAME.")]
+DateFormat = Annotated[
+    str | None, typer.Option("--date-format", help="How the file writes dates, such as %d.%m.%Y or %Y%m%d.")
+]
+Decimal = Annotated[str | None, typer.Option("--decimal", help="The file's decimal mark: , or . (default: seen).")]
+RunOut = Annotated[Path | None, typer.Option("--out", help="Run folder (default: a new one under runs/).")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeat for more.")
+]
+HowMany = Annotated[int, typer.Option("-k", help="How many.")]
+
+
+def columns_of(text: str) -> dict[str, str]:
+    """What --columns says: role -> name."""
+    roles: dict[str, str] = {}
+    for pair in filter(None, (one.strip() for one in text.split(","))):
+        role, equals, name = (piece.strip() for piece in pair.partition("="))
+        if not (equals and role and name):
+            raise TacitaError(f"--columns '{pair}' is not role=name, for example user=customer,item=sku.")
+        if role in roles:
+            raise TacitaError(f"--columns names the {role} twice, as '{roles[role]}' and as '{name}'; choose one.")
+        roles[role] = name
+    return roles
+
+
+def decimal_of(text: str | None) -> str | None:
+    if text not in (None, ",", "."):
+        raise TacitaError(f"--decimal '{text}' is no decimal mark; use , or a point.")
+    return text
+
+
+def settings_of(config: Path | None, flags: dict[str, Any], sets: list[str]) -> dict[str, Any]:
+    """The config file, changed by flags, changed by --set."""
+    from tacita.config import read_toml
+
+    if config is not None and config.suffix != ".toml":
+        raise TacitaError(f"'{config}' is not a .toml config file; data is given with --data {config}.")
+    values = read_toml(config) if config is not None else {}
+    for dotted, value in flags.items():
+        if value is not None:
+            _merge(values, dotted, value)
+    for one in sets:
+        key, equals, text = (piece.strip() for piece in one.partition("="))
+        if not equals or not all(key.split(".")):
+            raise TacitaError(f"--set '{one}' is not key=value, for example train.rounds=50.")
+        _merge(values, key, _value(key, text))
+    return values
+
+
+def _merge(into: dict[str, Any], dotted: str, value: Any) -> None:
+    *path, last = dotted.split(".")
+    for key in path:
+        into = into.setdefault(key, {})
+        if not isinstance(into, dict):
+            raise TacitaError(f"cannot set {dotted}: '{key}' is a single value here, not a table.")
+    into[last] = value
+
+
+def _value(key: str, text: str) -> Any:
+    """A TOML value; a bare word stands for itself."""
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        if text[:1] in ("[", "{", '"', "'"):
+            raise TacitaError(
+                f'--set {key}: {text} is not valid TOML; names in lists need quotes: ["a", "b"].'
+            ) from None
+        return text

@@ -1,0 +1,178 @@
+"""The verbs of a run: train it, ask it for recommendations, report on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tacita.cli import console
+from tacita.cli.options import (
+    AsJson,
+    Columns,
+    DataDir,
+    DateFormat,
+    Decimal,
+    HowMany,
+    Quiet,
+    RunOut,
+    Sets,
+    Threads,
+    columns_of,
+    decimal_of,
+    settings_of,
+)
+from tacita.errors import DiskFull, TacitaError
+
+if TYPE_CHECKING:
+    from tacita.runs import Machine, Run, Watcher
+
+
+@contextmanager
+def training(folder: Path, quiet: bool) -> Iterator[Watcher]:
+    """Show how a run goes; if the disk fills up after it began, say how it goes on."""
+    try:
+        with console.watching(quiet) as watcher:
+            yield watcher
+    except DiskFull as error:
+        if not folder.is_dir():
+            raise
+        remedy = f"free some, then `tacita train --out {folder} --resume` goes on"
+        raise TacitaError(f"no space left to write {error.path}; {remedy}.") from None
+
+
+def train(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Settings; flags override them.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Dataset name (default: ml-100k), file, or synthetic:...")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="The model: mf, ncf, pfedrec, ego or tally (its release gives people away).")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="fedavg, f3crec, reg, kd, rlp2, spp, ...")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same numbers.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Base learning rate of the backbone.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Most rounds in a block.")] = None,
+    out: RunOut = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    controls: Annotated[
+        bool, typer.Option("--controls/--no-controls", help="Controls beside the result; also with --resume.")
+    ] = True,
+    sets: Sets = None,
+    columns: Columns = "",
+    date_format: DateFormat = None,
+    decimal: Decimal = None,
+    data_dir: DataDir = None,
+    threads: Threads = 0,
+    chunk: Annotated[int, typer.Option(help="Clients trained together. Never changes a number.")] = 256,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train one run and write its folder.
+
+    CONFIG.toml holds settings; flags override them. The run's own config.toml lists every setting there is.
+
+    Examples:
+
+    `tacita train --data ml-100k --method f3crec --seed 1 --out runs/first`
+
+    `tacita train --data my.csv --columns user=customer,item=sku`
+
+    `tacita train study.toml --set train.batch_size=256`
+
+    `tacita train --out runs/first --resume`
+    """
+    from tacita import runs
+
+    flags: dict[str, Any] = {
+        "data": data,
+        "backbone.name": backbone,
+        "backbone.lr": lr,
+        "method": method,
+        "seed": seed,
+        "train.rounds": rounds,
+        "columns": columns_of(columns) or None,
+        "date_format": date_format,
+        "decimal": decimal_of(decimal),
+    }
+    if chunk < 1:
+        raise TacitaError(f"--chunk {chunk}: at least one client must be trained at a time.")
+    machine = runs.Machine(threads, chunk, data_dir)
+    if resume:
+        if out is None:
+            raise TacitaError("--resume needs --out FOLDER, the run to go on with.")
+        if config is not None or sets or any(value is not None for value in flags.values()):
+            raise TacitaError(f"--resume goes on with the settings in {out / 'config.toml'}; leave out all others.")
+        run = _go_on(out, machine, controls, quiet)
+    else:
+        flags["evaluate.controls"] = None if controls else False
+        run = _begin(settings_of(config, flags, sets or []), str(config or "the settings"), out, machine, quiet)
+    _show(run, as_json, quiet)
+
+
+def _begin(settings: dict[str, Any], source: str, out: Path | None, machine: Machine, quiet: bool) -> Run:
+    from tacita import runs
+    from tacita.config import RunConfig, validated
+
+    checked = validated(RunConfig, settings, source)
+    folder = out if out is not None else runs.free_folder(checked)
+    with training(folder, quiet) as watcher:
+        return runs.train(checked, folder, machine, watcher)
+
+
+def _go_on(folder: Path, machine: Machine, controls: bool, quiet: bool) -> Run:
+    from tacita import runs
+
+    finished = runs.is_finished(folder)
+    with training(folder, quiet) as watcher:
+        run = runs.resume(folder, machine, watcher, controls)
+    if finished and not quiet:
+        console.say(f"{folder} was finished before: nothing was left to do.")
+    return run
+
+
+def _show(run: Run, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        console.print_json(run.result)
+        return
+    console.show_result(run, brief=quiet)
+    if run.config.backbone["name"] == "tally" and not quiet:
+        console.say(f"Note: what tally releases gives people away: `tacita audit tally --run {run.folder}` shows it.")
+
+
+def recommend(
+    run: Annotated[Path, typer.Option("--run", help="Run folder.")],
+    user: Annotated[list[str], typer.Option("--user", help="Raw user id; repeat for more.")],
+    k: HowMany = 10,
+    seen: Annotated[bool, typer.Option("--seen", help="Also items the user already knows.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Top items for users of a run, with raw ids and titles.
+
+    Example: `tacita recommend --run runs/first --user 196 -k 10`
+    """
+    from tacita import runs
+
+    found = runs.recommend(run, user, k, exclude_seen=not seen)
+    if as_json:
+        console.print_json(found)
+        return
+    for one, items in found.items():
+        console.show_recommendations(one, items, k)
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="One or more run folders.")],
+    out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
+) -> None:
+    """An HTML report with pictures from one or many run folders.
+
+    Example: `tacita report runs/a runs/b --out compare.html`
+    """
+    from tacita.report import write_report
+
+    write_report(folders, out)
+    console.say(f"wrote {out}")
