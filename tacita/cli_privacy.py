@@ -81,9 +81,10 @@ def audit_tally(
 
     `tacita audit tally --run runs/mine --brief --json`
     """
-    from tacita import report_audit, runs
+    from tacita import runs
     from tacita.audit import table as audit
     from tacita.config import RunConfig
+    from tacita.report import audit as report_audit
 
     if (run is None) == (data is None):
         raise TacitaError("say what to audit: either --run FOLDER or --data NAME.")
@@ -118,7 +119,7 @@ def audit_tally(
 
 def _row(row: dict[str, Any]) -> dict[str, str]:
     """What a setting costs, and whom peeling reads in each block."""
-    from tacita.report_audit import quality_of
+    from tacita.report.audit import quality_of
 
     metric = quality_of(row)
     return {

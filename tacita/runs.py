@@ -46,7 +46,7 @@ from tacita.kernels.ranking import best_items
 from tacita.kernels.threads import most_threads, set_threads
 from tacita.learners import learner_of
 from tacita.methods import Part, World, build_parts, effective_parts
-from tacita.report_data import method_name, refuse_changed
+from tacita.report.data import method_name, refuse_changed
 from tacita.rng import Draws, keys_of
 from tacita.rounds import Progress, RoundReport, run_stream, start
 from tacita.scoring import device_scorer
@@ -322,7 +322,7 @@ def save_run(fed: Federation, progress: Progress, out: Path) -> None:
 
 def _published(out: Path) -> Run:
     """A finished run with its report and without its checkpoint, even if it was killed after its last round."""
-    from tacita.report import write_report
+    from tacita.report.pages import write_report
 
     run = open_run(out)
     if not (out / "report.html").is_file():
