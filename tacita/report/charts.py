@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from tacita.report.drawing import LIGHT, SERIES, Sheet, sheet
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
 
-WIDE, HIGH = 430.0, 262.0
+WIDE, HIGH = 400.0, 250.0
 LEFT, TOP, RIGHT, BOTTOM = 44.0, 26.0, 12.0, 42.0
 LETTER = 7.2  # pixels that a letter takes at most, on average
 SMALL = 10.5
@@ -128,13 +129,14 @@ def _legend(page: Sheet, names: Sequence[str], handles: Sequence[Any], columns: 
 
 
 def _columns(names: Sequence[str]) -> tuple[int, float]:
-    """How many columns of names a legend has room for, filled one after the other, and how high it is."""
+    """How many columns of names a legend has room for, and how high it is; matplotlib fills the first ones most."""
     wide = [LETTER * len(cut(name, 56)) + 46 for name in names]
     for columns in range(len(names), 0, -1):
-        rows = math.ceil(len(names) / columns)
-        if columns == 1 or sum(max(wide[n : n + rows]) for n in range(0, len(names), rows)) <= WIDE:
+        more = [len(names) // columns + (k < len(names) % columns) for k in range(columns)]
+        ends = list(accumulate(more))
+        if sum(max(wide[end - n : end]) for n, end in zip(more, ends)) <= WIDE:
             break
-    return columns, 18.0 * rows
+    return columns, 18.0 * more[0]
 
 
 def draw_lines(page: Sheet, axes: Axes, series: Sequence[Series], names: Sequence[str]) -> list[Line2D]:
@@ -249,7 +251,7 @@ def draw_curve(page: Sheet, axes: Axes, segments: Sequence[Segment], wide: float
         spots = [at for _, at, _ in found], [score for *_, score in found]
         (drawn,) = axes.plot(*spots, "o", ms=size, label="best round of a block", **look)
         page.tip(drawn, [f"{s.name}: best after round {at - s.start}, {short(score)}" for s, at, score in found])
-    _scale(axes, [v for s in segments for _, v in s.points])
+    _scale(axes, [*(v for s in segments for _, v in s.points), *(score for *_, score in found)])
     axes.set_xlim(0, last)
     axes.locator_params(axis="x", nbins=6, steps=[1, 2, 2.5, 5, 10], integer=True)
 
@@ -284,7 +286,7 @@ def heat(matrix: Sequence[Sequence[float]], alt: str) -> str:
             for j, s in enumerate(shown[: k + 1]):
                 change = matrix[t][s] / matrix[s][s] - 1 if t > s and matrix[s][s] > 0 else math.nan
                 words = f"{round(change, 2) + 0.0:+.0%}".replace("-", "−") if math.isfinite(change) else ""
-                share = matrix[t][s] / tops[s] if tops[s] > 0 and math.isfinite(matrix[t][s]) else 0.0
+                share = max(0.0, matrix[t][s]) / tops[s] if tops[s] > 0 and math.isfinite(matrix[t][s]) else 0.0
                 colour = (LIGHT["heat"], round(0.05 + 0.65 * share, 2))
                 box = (64 + wide * j, y, wide, tall)
                 (drawn,) = axes.barh(y + 1, box[2] - min(2, wide / 4), tall - 2, box[0], align="edge", color=[colour])

@@ -99,9 +99,11 @@ class Sheet:
         root = ElementTree.fromstring(self.save("svg"))
         shapes = {f"#{one.get('id')}": one for one in root.iter(f"{SVG}path") if one.get("id")}
         for group in root.iter(f"{SVG}g"):
-            words = self._tips.get(group.get("id", ""))
-            if words:
-                marks = list(group.iter(f"{SVG}use")) or list(group.iter(f"{SVG}path"))
+            words = self._tips.get(group.get("id", ""), [])
+            marks = list(group.iter(f"{SVG}use")) or list(group.iter(f"{SVG}path"))
+            if len(words) == len(
+                marks
+            ):  # matplotlib leaves out marks beyond the sheet: better no word than a wrong one
                 for mark, said in zip(marks, words, strict=True):
                     ElementTree.SubElement(mark, f"{SVG}title").text = said
         inside = "".join(_written(one, shapes) for one in root)

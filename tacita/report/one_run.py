@@ -59,7 +59,8 @@ def segments(run: RunData, values: Curve, mark_best: bool = True) -> list[Segmen
         points = sorted((start + r, v) for (b, r), v in values.items() if b == n and math.isfinite(v))
         end = start + max(block.rounds, 1)
         score = run.valid.get((n, block.best_round), block.valid)
-        best = (start + block.best_round, score) if mark_best and math.isfinite(score) else None
+        kept = mark_best and 0 < block.best_round <= block.rounds and math.isfinite(score)
+        best = (start + block.best_round, score) if kept else None
         out.append(Segment(f"block {n}", start, end, [p for p in points if p[0] <= end], best))
         start = end
     return out
