@@ -309,13 +309,14 @@ def to_html(experiment: Experiment, found: list[Entry], tests: list[Comparison])
 
     labels = {name: v.label for name, v in experiment.variants.items()}
     marks = disagreements(found)
-    told = [f"{n} {mark}" for mark, n in marks.items() if n]
+    told = [f"{mark} {n}" for mark, n in marks.items() if n]
+    how = _reading(experiment, found, "below it")
     page = render(
         "paper.html",
         title=experiment.title,
         about=f"Against {sum(marks.values())} published values: {', '.join(told)}" if told else "",
         version="",
-        how=_reading(experiment, found, "below it"),
+        how=how if told else how.partition(";")[0] + ".",
         notes=experiment.notes,
         drawn=_figures(experiment, found, labels),
         tables=[*_value_tables(experiment, found, labels), *_test_tables(tests, labels)],

@@ -73,6 +73,7 @@ def draw(found: dict[str, Any]) -> bytes:
         left.set(xlabel=f"{metric}, mean of the blocks after the first", xlim=(0, 1.1 * best))
         left.set(ylim=(-0.6, len(rows) - 0.4))
         left.set_yticks(range(len(rows)), names)
+        left.locator_params(axis="x", nbins=5)
         for k, name in enumerate(DRAWN):
             colour = LIGHT[f"s{k}"]
             for kind, fill in (("found", colour), ("control", LIGHT["card"])):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from tacita.report.drawing import LIGHT, SERIES, Sheet, sheet
@@ -312,23 +313,22 @@ def _number(axes: Axes, box: tuple[float, float, float, float], value: str, chan
 
 def dots(rows: Sequence[Dot], alt: str) -> str:
     """Means with their intervals, diamonds for what was published, the mean in figures at the right."""
-    names = [cut(one.name, 24) for one in rows]
-    left = min(170.0, LETTER * max(map(len, names)) + 10)
-    with sheet(WIDE, 34 + 27.0 * len(rows)) as page:
+    names = [wrap(cut(one.name, 44), 22) for one in rows]
+    left = LETTER * max(len(line) for name in names for line in name) + 10
+    tall = 27.0 if max(map(len, names)) == 1 else 34.0
+    with sheet(WIDE, 34 + tall * len(rows)) as page:
         axes = page.axes(left, 4, 56, 28)
         axes.set(ylim=(len(rows) - 0.5, -0.5))
-        halves = [one.half if math.isfinite(one.half) else 0.0 for one in rows]
-        at = range(len(rows))
-        axes.hlines(at, *_ends(rows, halves), color=LIGHT["s0"], lw=2)
+        at, (low, high) = range(len(rows)), _ends(rows)
+        axes.hlines(at, low, high, color=LIGHT["s0"], lw=2)
         (ours,) = axes.plot([one.mean for one in rows], at, "o", color=LIGHT["s0"], ms=8, mec=LIGHT["card"])
         page.tip(ours, [f"{one.name}: {one.mean:.4f}" for one in rows])
         told = [(one.published, n) for n, one in enumerate(rows) if one.published is not None]
         if told:
             (theirs,) = axes.plot(*zip(*told, strict=True), "D", color=LIGHT["s4"], ms=7, mec=LIGHT["card"])
             page.tip(theirs, [f"{rows[n].name}, published: {value}" for value, n in told])
-        low, high = _ends(rows, halves)
-        _scale(axes, [*low, *high, *(value for value, _ in told)], "x")
-        axes.set_yticks(at, names)
+        _scale(axes, [*low, *high, *(value for value, _ in told)], "x", nbins=4)
+        axes.set_yticks(at, ["\n".join(name) for name in names])
         axes.grid(axis="x", lw=1)
         axes.spines[["left", "bottom"]].set_visible(False)
         axes.tick_params(left=False, bottom=False, pad=5)
@@ -339,7 +339,9 @@ def dots(rows: Sequence[Dot], alt: str) -> str:
         return page.svg(alt)
 
 
-def _ends(rows: Sequence[Dot], halves: Sequence[float]) -> tuple[list[float], list[float]]:
+def _ends(rows: Sequence[Dot]) -> tuple[list[float], list[float]]:
+    """Where the intervals begin and end."""
+    halves = [one.half if math.isfinite(one.half) else 0.0 for one in rows]
     return [r.mean - h for r, h in zip(rows, halves)], [r.mean + h for r, h in zip(rows, halves)]
 
 
