@@ -48,7 +48,7 @@ from tacita.learners import learner_of
 from tacita.measuring import selecting_metric
 from tacita.methods import Part, World, build_parts, effective_parts
 from tacita.plan import Federation, Plan, to_serve
-from tacita.report_data import method_name, refuse_changed
+from tacita.report.data import method_name, refuse_changed
 from tacita.rng import Draws, keys_of
 from tacita.rounds import Progress, RoundReport, run_stream, start
 from tacita.scoring import DeviceScorer
@@ -322,7 +322,7 @@ def save_run(fed: Federation, progress: Progress, out: Path) -> None:
 
 def _published(out: Path) -> Run:
     """A finished run with its report and without its checkpoint, even if it was killed after its last round."""
-    from tacita.report import write_report
+    from tacita.report.pages import write_report
 
     run = open_run(out)
     if not (out / "report.html").is_file():

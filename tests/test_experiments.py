@@ -305,7 +305,12 @@ def test_pages_name_every_cell_and_escape_titles() -> None:
     assert "0.1020 ± " in text
     assert "(0.3000 lower)" in text
     assert "- tiny failed" in text
-    assert "A &lt;table&gt;" in tables.to_html(experiment, found, tests)
+    page = tables.to_html(experiment, found, tests)
+    assert "A &lt;table&gt;" in page
+    for one in found:
+        assert f"{one.mean:.4f}" in page
+        if one.published is not None:
+            assert f'<small class="{one.verdict}">{one.published:.4f} {one.verdict}</small>' in page
     rows = tables.to_csv(found).splitlines()
     assert len(rows) == 1 + len(found)
     assert tables.disagreements(found) == {"agrees": 3, "higher": 0, "lower": 1, "unclear": 0}

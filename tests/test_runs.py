@@ -24,7 +24,7 @@ from tacita.data.sources import load
 from tacita.errors import TacitaError
 from tacita.files import alone_in, read_arrays, write_arrays
 from tacita.kernels.threads import most_threads
-from tacita.report import write_report
+from tacita.report.pages import write_report
 from tacita.rounds import RoundReport
 from tacita.runs import Machine, Watcher
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacita import forget, report_audit, runs
+from tacita import forget, runs
 from tacita.audit import peeling, rebuilding, table
 from tacita.backbones.linear import (
     RECENCIES,
@@ -35,6 +35,7 @@ from tacita.experiments.shared_base import go_on, train_base
 from tacita.fields import Total, add, empty_total, merge
 from tacita.kernels.threads import most_threads
 from tacita.plan import Federation
+from tacita.report import audit as report_audit
 from tacita.rounds import Progress, run_stream, start
 from tacita.state_arrays import read_server
 from tacita.types import Doubles, Down, Floats, Ragged, ServerState, Stream

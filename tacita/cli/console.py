@@ -242,7 +242,7 @@ def say_data(stream: Stream) -> None:
 
 def show_result(run: Run, brief: bool = False) -> None:
     """Quality per block beside the controls, one table per metric, and what to think of it."""
-    from tacita.report_data import method_name
+    from tacita.report.data import method_name
 
     result, backbone = run.result, run.config.backbone.get("name", "mf")
     method = method_name(backbone, run.config.method, run.config.parts)
@@ -293,7 +293,7 @@ def _score_table(title: str, metric: str, scored: Mapping[str, tuple[list[dict[s
 
 
 def _show_verdict(run: Run) -> None:
-    from tacita.report_data import human_bytes, read_run, verdicts
+    from tacita.report.data import human_bytes, read_run, verdicts
 
     found = read_run(run.folder)
     for _, sentence in verdicts(found)[: max(1, len(found.better))]:

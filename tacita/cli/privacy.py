@@ -79,9 +79,10 @@ def audit_tally(
 
     `tacita audit tally --run runs/mine --brief --json`
     """
-    from tacita import report_audit, runs
+    from tacita import runs
     from tacita.audit import table as audit
     from tacita.config import RunConfig
+    from tacita.report import audit as report_audit
 
     if (run is None) == (data is None):
         raise TacitaError("say what to audit: either --run FOLDER or --data NAME.")
@@ -99,7 +100,7 @@ def audit_tally(
 
 
 def _show_audit(found: dict[str, Any]) -> None:
-    from tacita import report_audit
+    from tacita.report import audit as report_audit
 
     rows = [{"setting": report_audit.named(found, row)} | _row(row) for row in found["rows"]]
     console.show_bench({"data": found["data"], "users in each block": str(found["users"]), "rows": rows}, False)
@@ -122,7 +123,7 @@ def _show_audit(found: dict[str, Any]) -> None:
 
 def _row(row: dict[str, Any]) -> dict[str, str]:
     """What a setting costs, and whom peeling reads in each block."""
-    from tacita.report_audit import quality_of
+    from tacita.report.audit import quality_of
 
     metric = quality_of(row)
     return {

@@ -172,7 +172,7 @@ def report(
 
     Example: `tacita report runs/a runs/b --out compare.html`
     """
-    from tacita.report import write_report
+    from tacita.report.pages import write_report
 
     write_report(folders, out)
     console.say(f"wrote {out}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,9 @@ from scipy import stats
 from tacita.evaluate import continual_summary
 from tacita.experiments.cells import Line, unpack
 from tacita.experiments.plan import Cell, Experiment
+from tacita.report import elements
+from tacita.report.charts import Dot, dots
+from tacita.report.elements import Figure, Table
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,16 @@ def _shown(entry: Entry) -> str:
     return f"{entry.mean:.4f}{half}"
 
 
+def _reading(experiment: Experiment, found: list[Entry], where: str) -> str:
+    """How to read a cell."""
+    seeds = max((e.seeds for e in found), default=0)
+    return (
+        f"Mean ± half-width of the 95 % interval over {seeds} seed(s); {where} the published value and what we "
+        f"say of it (agrees: inside our interval or within "
+        f"{experiment.tolerance:.0%}; higher or lower: ours is; unclear: our interval is wider than that)."
+    )
+
+
 def beside(experiment: Experiment, cells: list[Cell], lines: dict[str, Line]) -> list[list[str]]:
     """What a stream's cells also tell, as rows: means over blocks 1.. and seeds, and LA, RA, HM over all blocks."""
     rows = []
@@ -225,13 +237,8 @@ def to_markdown(
     """Tables per dataset, backbone and metric; ours above, the paper's value and verdict below."""
     failures = failures or []
     labels = {name: v.label for name, v in experiment.variants.items()}
-    seeds = max((e.seeds for e in found), default=0)
     text = [f"### {experiment.title}", ""]
-    text.append(
-        f"Mean ± half-width of the 95 % interval over {seeds} seed(s); in brackets the published value and what we "
-        f"say of it (agrees: inside our interval or within "
-        f"{experiment.tolerance:.0%}; higher or lower: ours is; unclear: our interval is wider than that)."
-    )
+    text.append(_reading(experiment, found, "in brackets"))
     text += ["", *(f"- {note}" for note in [*experiment.notes, *failures]), ""]
     for metric in experiment.metrics:
         for backbone in dict.fromkeys(e.backbone for e in found):
@@ -260,16 +267,20 @@ def _block_rows(rows: list[Entry], variants: list[str]) -> list[list[str]]:
     return out
 
 
+PAIRED = "Paired test per user (ndcg@20; pairs are users of blocks 1.., averaged over seeds; two-sided t)"
+
+
+def _test_row(t: Comparison, labels: dict[str, str]) -> list[str]:
+    told = [f"{t.gain:+.1%}", f"{t.p:.3g}", str(t.pairs)]
+    return [t.dataset, t.backbone, labels[t.variant], t.other(labels), *told]
+
+
 def _tests_markdown(tests: list[Comparison], labels: dict[str, str]) -> list[str]:
     if not tests:
         return []
-    said = "**Paired test per user** (ndcg@20; pairs are users of blocks 1.., averaged over seeds; two-sided t)"
+    name, how = PAIRED.split(" (")
     head = ["dataset", "backbone", "method", "best other", "relative difference", "p", "pairs"]
-    rows = [
-        [t.dataset, t.backbone, labels[t.variant], t.other(labels), f"{t.gain:+.1%}", f"{t.p:.3g}", f"{t.pairs}"]
-        for t in tests
-    ]
-    return [said, "", *_grid(head, rows), ""]
+    return [f"**{name}** ({how}", "", *_grid(head, [_test_row(t, labels) for t in tests]), ""]
 
 
 def disagreements(found: list[Entry]) -> dict[str, int]:
@@ -293,72 +304,72 @@ def to_csv(found: list[Entry]) -> str:
     return out.getvalue()
 
 
-_STYLE = (
-    "body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem}"
-    "table{border-collapse:collapse;margin:1rem 0}td,th{padding:.3rem .6rem;border-bottom:1px solid #8886;"
-    "text-align:right}td:first-child,th:first-child{text-align:left}.agrees{color:#0a7d4b}.higher{color:#0a58b5}"
-    ".lower{color:#b3410e}.dot{fill:#0a58b5}.paper{fill:#b3410e}svg{max-width:100%;height:auto}"
-    "@media(prefers-color-scheme:dark){body{background:#14171a;color:#e6e6e6}}"
-)
-
-
 def to_html(experiment: Experiment, found: list[Entry], tests: list[Comparison]) -> str:
-    """The same as a page, with a picture of means and intervals beside the published values."""
+    """The same as a page, with pictures of means and intervals beside the published values."""
+    from tacita.report.pages import render
+
     labels = {name: v.label for name, v in experiment.variants.items()}
-    body = [f"<h1>{html.escape(experiment.title)}</h1>"]
-    for metric in experiment.metrics:
-        for dataset, backbone in dict.fromkeys((e.dataset, e.backbone) for e in found):
-            for column in dict.fromkeys(e.column for e in found if experiment.kind != "stream" or e.column == "mean"):
-                place = (metric, dataset, backbone, column)
-                rows = [e for e in found if (e.metric, e.dataset, e.backbone, e.column) == place]
-                title = f"{dataset}, {backbone}: {metric}, {column}"
-                body.append(f"<h2>{html.escape(title)}</h2>" + _picture(rows, labels, title))
-    body.append("<h2>All cells</h2>" + _html_table(found, labels))
-    if tests:
-        body.append("<h2>Paired tests</h2><ul>")
-        body += [
-            f"<li>{html.escape(f'{t.dataset}, {t.backbone}')}: {html.escape(labels[t.variant])} against "
-            f"{html.escape(t.other(labels))} {t.gain:+.1%}, p = {t.p:.3g} ({t.pairs} pairs)</li>"
-            for t in tests
-        ]
-        body.append("</ul>")
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<title>{html.escape(experiment.title)}</title><style>{_STYLE}</style>{''.join(body)}</html>\n"
+    marks = disagreements(found)
+    told = [f"{mark} {n}" for mark, n in marks.items() if n]
+    how = _reading(experiment, found, "below it")
+    page = render(
+        "paper.html",
+        title=experiment.title,
+        about=f"Against {sum(marks.values())} published values: {', '.join(told)}" if told else "",
+        version="",
+        how=how if told else how.partition(";")[0] + ".",
+        notes=experiment.notes,
+        drawn=_figures(experiment, found, labels),
+        tables=[*_value_tables(experiment, found, labels), *_test_tables(tests, labels)],
     )
+    return page.decode()
 
 
-def _picture(rows: list[Entry], labels: dict[str, str], title: str) -> str:
-    """Dots with intervals, diamonds for the published values."""
-    high = max(e.mean + (0 if np.isnan(e.half) else e.half) for e in rows)
-    top = 1.1 * max([high, *(e.published or 0 for e in rows)])
-    width, step, left = 640, 30, 150
-
-    def x(value: float) -> float:
-        return left + (width - left - 60) * value / top
-
-    parts = [f"<svg viewBox='0 0 {width} {step * len(rows) + 30}' role=img aria-label='{html.escape(title)}'>"]
-    for n, e in enumerate(rows):
-        y = 20 + n * step
-        half = 0.0 if np.isnan(e.half) else e.half
-        parts.append(f"<text x=0 y={y + 5} fill=currentColor font-size=14>{html.escape(labels[e.variant])}</text>")
-        parts.append(
-            f"<line x1={x(e.mean - half):.1f} x2={x(e.mean + half):.1f} y1={y} y2={y} stroke=currentColor />"
-            f"<circle class=dot cx={x(e.mean):.1f} cy={y} r=5><title>{e.mean:.4f}</title></circle>"
-        )
-        if e.published is not None:
-            px = x(e.published)
-            parts.append(f"<path class=paper d='M{px:.1f} {y - 6}l6 6l-6 6l-6 -6z'><title>{e.published}</title></path>")
-        parts.append(f"<text x={width - 52} y={y + 5} fill=currentColor font-size=13>{e.mean:.4f}</text>")
-    return "".join(parts) + "</svg><p>Dot and line: ours with its 95 % interval. Diamond: published.</p>"
+def _figures(experiment: Experiment, found: list[Entry], labels: dict[str, str]) -> list[Figure]:
+    """Per metric, dataset, backbone and column (of a stream: the mean) every variant as a dot."""
+    places: dict[tuple[str, str, str, str], list[Entry]] = {}
+    for e in found:
+        if experiment.kind != "stream" or e.column == "mean":
+            places.setdefault((e.metric, e.dataset, e.backbone, e.column), []).append(e)
+    out = []
+    for place, rows in sorted(places.items(), key=lambda one: experiment.metrics.index(one[0][0])):
+        metric, dataset, backbone, column = place
+        title = f"{dataset}, {backbone}: {metric}, {column}"
+        words = "; ".join(f"{labels[e.variant]}: {_shown(e)}" for e in rows)
+        drawing = dots([Dot(labels[e.variant], e.mean, e.half, e.published) for e in rows], f"{title}. {words}")
+        how = "Dot and line: ours with its 95 % interval."
+        out.append(Figure(title, drawing, how + " Diamond: published." * any(e.published is not None for e in rows)))
+    return out
 
 
-def _html_table(found: list[Entry], labels: dict[str, str]) -> str:
-    head = "<tr><th>cell</th><th>ours</th><th>published</th><th>verdict</th></tr>"
-    rows = [
-        f"<tr><td>{html.escape(f'{e.dataset} {e.backbone} {e.metric} {e.column} {labels[e.variant]}')}</td>"
-        f"<td>{_shown(e)}</td><td>{'' if e.published is None else e.published}</td>"
-        f"<td class='{e.verdict}'>{e.verdict}</td></tr>"
-        for e in found
-    ]
-    return f"<table>{head}{''.join(rows)}</table>"
+def _value_tables(experiment: Experiment, found: list[Entry], labels: dict[str, str]) -> list[Table]:
+    """Rows are variants; a dataset has a table of its own, unless it fills one column only."""
+    apart = len({e.column for e in found}) > 1
+    places: dict[tuple[str, str, str], dict[str, dict[str, Entry]]] = {}
+    for e in found:
+        table = places.setdefault((e.metric, e.backbone, e.dataset if apart else ""), {})
+        table.setdefault(e.variant, {})[e.column if apart else e.dataset] = e
+    out = []
+    for place, rows in sorted(places.items(), key=lambda one: experiment.metrics.index(one[0][0])):
+        columns = list(dict.fromkeys(name for row in rows.values() for name in row))
+        told = [
+            [elements.Cell(labels[name]), *(_cell(rows[name].get(column)) for column in columns)]
+            for name in experiment.variants
+            if name in rows
+        ]
+        out.append(Table(", ".join(filter(None, place)), elements.cells("", *columns), told))
+    return out
+
+
+def _cell(entry: Entry | None) -> elements.Cell:
+    if entry is None:
+        return elements.Cell("–")
+    told = "" if entry.published is None else f"{entry.published:.4f} {entry.verdict}"
+    return elements.Cell(_shown(entry), note=told, note_kind=entry.verdict)
+
+
+def _test_tables(tests: list[Comparison], labels: dict[str, str]) -> list[Table]:
+    if not tests:
+        return []
+    head = ["dataset", "backbone", "method", "best other", "relative difference", "p", "pairs"]
+    return [elements.plain_table(PAIRED, head, [_test_row(t, labels) for t in tests])]

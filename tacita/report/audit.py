@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tacita.files import write_bytes
-from tacita.report_charts import LIGHT
+from tacita.report.drawing import LIGHT, sheet
 
 ATTACKS = {
     "membership": "took part, 90 % known (AUC)",
@@ -60,35 +60,35 @@ def named(found: dict[str, Any], row: dict[str, Any]) -> str:
     return str(row["setting"]).replace("as set", f"as set: {own or 'none'}")
 
 
-def draw(found: dict[str, Any], path: Path) -> None:
-    """Quality on the left; on the right what three attacks find, filled, and their controls, hollow."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+def draw(found: dict[str, Any]) -> bytes:
+    """Quality on the left; on the right what three attacks find, filled, and their controls, hollow; as PNG."""
     rows = found["rows"][::-1]
     metric, names = quality_of(rows[0]), [named(found, row) for row in rows]
-    figure = Figure(figsize=(11, 2 + 0.4 * len(rows)), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2, sharey=True)
-    best = max(1e-3, *(row[metric] for row in rows), 0.0)
-    left.plot([row[metric] for row in rows], range(len(rows)), "o", color=LIGHT[0])
-    left.set(xlabel=f"{metric}, mean of the blocks after the first", xlim=(0, 1.1 * best), ylim=(-0.6, len(rows) - 0.4))
-    left.set_yticks(range(len(rows)), names)
-    for k, name in enumerate(DRAWN):
-        for kind, fill in (("found", LIGHT[k]), ("control", "white")):
-            spots = [(row["attacks"][name][kind], n) for n, row in enumerate(rows)]
-            told = [(x, n + 0.2 * (1 - k)) for x, n in spots if x is not None]
-            label = ATTACKS[name] if kind == "found" else None
-            right.scatter(*zip(*told, strict=True) if told else ([], []), c=fill, edgecolors=LIGHT[k], label=label)
-    right.set(xlabel="AUC, or share of people; hollow: control", xlim=(-0.03, 1.03))
-    figure.legend(*right.get_legend_handles_labels(), frameon=False, loc="outside lower right", ncols=3, fontsize=9)
-    for axes in (left, right):
-        axes.grid(axis="x", alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"tally on {found['data']}: what each setting costs, and what attacks find under it", fontsize=11)
-    page = io.BytesIO()
-    figure.savefig(page, format="png", dpi=130, metadata={"Software": None})
-    write_bytes(path, page.getvalue())
+    with sheet(800, 150 + 30 * len(rows)) as page:
+        page.figure.set_layout_engine("constrained")
+        page.figure.patch.set_visible(True)
+        left, right = page.figure.subplots(1, 2, sharey=True)
+        best = max(1e-3, *(row[metric] for row in rows), 0.0)
+        left.plot([row[metric] for row in rows], range(len(rows)), "o", color=LIGHT["s0"])
+        left.set(xlabel=f"{metric}, mean of the blocks after the first", xlim=(0, 1.1 * best))
+        left.set(ylim=(-0.6, len(rows) - 0.4))
+        left.set_yticks(range(len(rows)), names)
+        left.locator_params(axis="x", nbins=5)
+        for k, name in enumerate(DRAWN):
+            colour = LIGHT[f"s{k}"]
+            for kind, fill in (("found", colour), ("control", LIGHT["card"])):
+                spots = [(row["attacks"][name][kind], n) for n, row in enumerate(rows)]
+                told = [(x, n + 0.2 * (1 - k)) for x, n in spots if x is not None]
+                label = ATTACKS[name] if kind == "found" else None
+                right.scatter(*zip(*told, strict=True) if told else ([], []), c=fill, edgecolors=colour, label=label)
+        right.set(xlabel="AUC, or share of people; hollow: control", xlim=(-0.03, 1.03))
+        keys = right.get_legend_handles_labels()
+        page.figure.legend(*keys, loc="outside lower right", ncols=3, fontsize=10)
+        for axes in (left, right):
+            axes.grid(axis="x")
+        title = f"tally on {found['data']}: what each setting costs, and what attacks find under it"
+        page.figure.suptitle(title, fontsize=13)
+        return page.save("png")
 
 
 def write(found: dict[str, Any], folder: Path) -> Path:
@@ -96,5 +96,5 @@ def write(found: dict[str, Any], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / Path(found["data"]).stem
     write_bytes(stem.with_suffix(".csv"), to_csv(found).encode())
-    draw(found, stem.with_suffix(".png"))
+    write_bytes(stem.with_suffix(".png"), draw(found))
     return stem

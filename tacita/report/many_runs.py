@@ -1,0 +1,93 @@
+"""What a page says of several runs together: one chart, one table, and whether they may be compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tacita.report import charts
+from tacita.report.charts import Look, Series
+from tacita.report.data import RunData, human_bytes, nice, shown
+from tacita.report.elements import Cell, Comparison, Figure, Table, cells
+from tacita.report.one_run import LOOKS, in_words
+
+MOST_LINES = 16  # runs in one chart
+UNLIKE = "These runs differ in data, split, mask or metric: compare only those that agree in these."
+APART = "The runs report no metric in common, so there is no common chart."
+
+
+def labels_of(runs: Sequence[RunData]) -> list[str]:
+    """The shortest names that tell the runs apart: method, and what else differs; at last the folder."""
+    fields: list[Callable[[RunData], str]] = [
+        lambda r: r.method,
+        lambda r: r.backbone,
+        lambda r: charts.cut(r.data, 30),
+        lambda r: f"seed {r.seed}",
+    ]
+    used = [f for n, f in enumerate(fields) if n == 0 or len({f(r) for r in runs}) > 1]
+    labels = [" · ".join(dict.fromkeys(f(r) for f in used)) for r in runs]
+    return [x if labels.count(x) == 1 else f"{x} · {r.folder}" for x, r in zip(labels, runs, strict=True)]
+
+
+def compare(runs: Sequence[RunData], labels: Sequence[str]) -> Comparison:
+    fair = len({r.protocol for r in runs}) == 1
+    metric = next((m for m in runs[0].metrics if all(m in r.mean for r in runs)), None)
+    figures = _figures(runs, labels, metric, fair) if metric else []
+    warning = " ".join([*([] if fair else [UNLIKE]), *([] if metric else [APART])])
+    return Comparison(warning, figures, [_means_table(runs, labels, fair), *_seed_tables(runs)])
+
+
+def _means_table(runs: Sequence[RunData], labels: Sequence[str], fair: bool) -> Table:
+    metrics = list(dict.fromkeys(m for r in runs for m in r.metrics))
+    columns = [[r.mean[m] for r in runs] for m in metrics]
+    columns += [[r.continual[k] for r in runs] for k in ("la", "ra", "hm")]
+    best = [max((v for v in column if math.isfinite(v)), default=math.nan) for column in columns]
+    rows = []
+    for n, run in enumerate(runs):
+        numbers = [(column[n], top) for column, top in zip(columns, best, strict=True)]
+        told = [Cell(shown(v), "strong" if fair and v == top else "") for v, top in numbers]
+        names = ", ".join(c.name for c in run.better)
+        flag = Cell(names, "beats list") if names else Cell("none" if run.controls else "not run")
+        rows.append([Cell(labels[n], note=run.folder), *told, *cells(human_bytes(run.up), human_bytes(run.down)), flag])
+    head = ["run", *map(nice, metrics), "LA", "RA", "HM", "up", "down", "controls that are better"]
+    return Table("Means over blocks 1 and later; bytes per client and round", cells(*head), rows)
+
+
+def _seed_tables(runs: Sequence[RunData]) -> list[Table]:
+    """Mean and range where the same thing was run with several seeds."""
+    groups: dict[tuple[Any, ...], list[RunData]] = {}
+    for run in runs:
+        groups.setdefault((run.method, run.backbone, run.data, run.main, run.protocol), []).append(run)
+    rows = []
+    for same in groups.values():
+        if len({r.seed for r in same}) > 1:
+            one, values = same[0], [r.score for r in same]
+            spread = [shown(v) for v in (sum(values) / len(values), min(values), max(values))]
+            named = Cell(" · ".join(dict.fromkeys([one.method, one.backbone])), note=one.data)
+            rows.append([named, *cells(nice(one.main), str(len(same)), *spread)])
+    head = cells("what", "metric", "runs", "mean", "lowest", "highest")
+    return [Table("Over seeds", head, rows)] if rows else []
+
+
+def _figures(runs: Sequence[RunData], labels: Sequence[str], metric: str, fair: bool) -> list[Figure]:
+    """Quality per block, and on the mean, for all."""
+    chosen = sorted(sorted(range(len(runs)), key=lambda n: -runs[n].mean[metric])[:MOST_LINES])
+    longest = max(len(runs[n].blocks) for n in chosen)
+    series = []
+    for place, n in enumerate(chosen):
+        values = [b.scores[metric] for b in runs[n].blocks]
+        series.append(Series(labels[n], values + [math.nan] * (longest - len(values)), Look.number(place)))
+    few = f"The best {MOST_LINES} of {len(runs)} runs. " if len(runs) > MOST_LINES else ""
+    means = [Series(s.name, [runs[n].mean[metric]], s.look) for s, n in zip(series, chosen, strict=True)]
+    if fair and (popular := runs[0].popular):
+        series.append(Series("most popular", [b[metric] for b in popular.blocks], LOOKS["random"]))
+        means.append(Series("most popular", [popular.mean[metric]], LOOKS["random"]))
+    means.sort(key=lambda s: -s.values[0])
+    level = charts.level_bars(means, nice(metric), in_words(means))
+    out = [Figure("Mean test quality", level, f"{few}Longer is better.")]
+    if longest > 1:
+        how = f"{few}Higher is better. Blocks are comparable only between runs on the same data and split."
+        drawing = charts.lines(series, [str(n) for n in range(longest)], nice(metric), in_words(series))
+        out.insert(0, Figure("Test quality per block", drawing, how))
+    return out

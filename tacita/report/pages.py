@@ -1,0 +1,77 @@
+"""One HTML file from finished run folders, or from what a table of a paper says.
+
+A page loads nothing and runs nothing. Templates escape every text: names come from data.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from tacita.errors import TacitaError
+from tacita.files import write_bytes
+from tacita.report.charts import Picture, draw_picture
+from tacita.report.data import RunData, nice, read_run
+from tacita.report.drawing import COLOURS
+from tacita.report.many_runs import compare, labels_of
+from tacita.report.one_run import quality_series, run_body, segments, size_of
+
+PICTURES = (".png", ".svg")
+
+
+@cache
+def _templates() -> Environment:
+    loader = PackageLoader("tacita.report", "templates")
+    found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    found.globals["colours"] = COLOURS
+    return found
+
+
+def render(template: str, **shown: Any) -> bytes:
+    """A whole page; a value that a template wants and does not get is an error."""
+    text = _templates().get_template(template).render(**shown)
+    return text.encode("utf-8", "replace")
+
+
+def _one(run: RunData) -> bytes:
+    about = f"backbone {run.backbone} · seed {run.seed} · {size_of(run)}"
+    title = f"{run.method} on {run.data}"
+    return render("run.html", title=title, about=about, version=run.version, run=run_body(run))
+
+
+def _many(runs: list[RunData]) -> bytes:
+    labels = labels_of(runs)
+    return render(
+        "comparison.html",
+        title=f"{len(runs)} runs compared",
+        about=", ".join(dict.fromkeys(r.data for r in runs)),
+        version=runs[0].version,
+        together=compare(runs, labels),
+        runs=[run_body(run, label) for run, label in zip(runs, labels, strict=True)],
+    )
+
+
+def _picture(run: RunData, kind: str) -> bytes:
+    title = f"{run.method} · backbone {run.backbone} · {run.data} · seed {run.seed}"
+    valid = segments(run, run.valid)
+    return draw_picture(
+        Picture(title, nice(run.main), nice(run.select_by), run.names, quality_series(run), valid), kind
+    )
+
+
+def write_report(folders: list[Path], out: Path) -> None:
+    """One self-contained page from one or many finished run folders; of one run also a picture, a .png or .svg file."""
+    if not folders:
+        raise TacitaError("no run folder given; name one or more, as in `tacita report runs/x`.")
+    kind = out.suffix.lower()
+    if kind in PICTURES and len(folders) > 1:
+        raise TacitaError(f"cannot draw {out.name}: a picture shows one run; name one, or write a .html file.")
+    runs = [read_run(folder) for folder in folders]
+    if kind in PICTURES:
+        page = _picture(runs[0], kind.removeprefix("."))
+    else:
+        page = _one(runs[0]) if len(runs) == 1 else _many(runs)
+    write_bytes(out, page)
