@@ -30,9 +30,10 @@ class History:
 
     @staticmethod
     def of(upload: Ragged, n_items: int) -> History:
-        pairs = np.unique(upload.rows().astype(np.int64) * n_items + upload.ids)
+        width = max(n_items, 1 + int(upload.ids.max(initial=0)))
+        pairs = np.unique(upload.rows().astype(np.int64) * width + upload.ids)
         told = int((upload.counts() > 0).sum())
-        return History(np.bincount(pairs % n_items, minlength=n_items), told)
+        return History(np.bincount(pairs % width, minlength=n_items), told)
 
     def plus(self, other: History) -> History:
         """Both together: how a history that forgets nothing grows, and PTF-FedRec's counts."""
