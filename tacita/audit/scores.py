@@ -48,10 +48,11 @@ def mean_known(values: Doubles) -> float | None:
 def distinct(upload: Ragged) -> Ragged:
     """Every told item once, with its highest score, by id."""
     rows, ids, score = upload.rows(), upload.ids, upload.values["score"]
-    order = np.lexsort((-score, ids, rows))
-    new = np.ones(len(order), bool)
-    new[1:] = (np.diff(rows[order]) != 0) | (np.diff(ids[order]) != 0)
-    kept = order[new]
+    pair = rows.astype(np.int64) * (1 + int(ids.max(initial=0))) + ids
+    if (np.diff(pair) > 0).all():  # as devices send it
+        return upload
+    order = np.lexsort((-score, pair))
+    kept = order[np.diff(pair[order], prepend=-1) > 0]
     return Ragged.from_pairs(rows[kept], ids[kept], len(upload), {"score": score[kept]})
 
 

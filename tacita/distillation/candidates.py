@@ -31,9 +31,10 @@ class History:
     @staticmethod
     def of(upload: Ragged, n_items: int) -> History:
         width = max(n_items, 1 + int(upload.ids.max(initial=0)))
-        pairs = np.unique(upload.rows().astype(np.int64) * width + upload.ids)
+        pairs = np.sort(upload.rows().astype(np.int64) * width + upload.ids)
+        new = np.diff(pairs, prepend=-1) > 0  # an item that was told twice in an upload counts once
         told = int((upload.counts() > 0).sum())
-        return History(np.bincount(pairs % width, minlength=n_items), told)
+        return History(np.bincount(pairs[new] % width, minlength=n_items), told)
 
     def plus(self, other: History) -> History:
         """Both together: how a history that forgets nothing grows, and PTF-FedRec's counts."""
