@@ -103,6 +103,12 @@ def test_g4_2_a_share_of_the_pool_is_told_without_duplicates(some: Sizes, seed: 
         assert set(ids) <= set(own.row(r).tolist()) | set(received.row(r).tolist())
 
 
+def test_g4_2_at_least_one_item_is_told_where_there_is_one() -> None:
+    own, received = devices([(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1), (0, 0, 0)])
+    told = disguised(own, received, Disguise((0.3, 0.4)), dice_for(5))
+    assert told.counts().tolist() == [1, 1, 1, 1, 0]
+
+
 def test_g4_2_the_size_is_the_floor_of_the_drawn_share_and_uniform_over_items() -> None:
     n, m = 4000, 11
     own, received = devices([(3, 4, 4)] * n)
@@ -255,6 +261,14 @@ def test_ptf_counts_follow_the_draws(some: Sizes, seed: int, again: bool) -> Non
         wanted = max(1, int(g[r] * len(high)))
         assert len(rest) == (wanted * (n + s > 0) if again else min(wanted, n + s))
         assert again or len(set(rest)) == len(rest)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_ptf_without_one_of_the_kinds_and_by_id(again: bool) -> None:
+    own, received = devices([(6, 0, 0), (0, 6, 0), (0, 0, 6), (20, 60, 20), (0, 0, 0)])
+    told = ptf_disguised(own, received, PtfDisguise((1.0, 1.0), (3.0, 3.0), replace=again), dice_for(5))
+    assert told.counts().tolist() == [6, 1, 1, 80, 0]
+    assert (np.diff(told.row(3)) >= 0).all()  # positives do not come first
 
 
 def test_ptf_without_a_defence_tells_everything_as_predicted() -> None:

@@ -162,6 +162,12 @@ def test_items_that_rise_are_called_liked() -> None:
     assert np.isnan(by_order(upload_of({7: 1.0}), now, Ragged.from_lists([[3]]), dice).f1).all()
 
 
+def test_items_that_stay_are_not_called_liked() -> None:
+    told = upload_of({1: 0.9, 2: 0.8, 3: 0.1})
+    found = by_order(told, told, Ragged.from_lists([[1, 2, 3]]), dice_for(1))
+    assert (found.precision[0], found.recall[0], found.f1[0]) == (0, 0, 0)
+
+
 def test_ranks_may_be_among_all_that_each_upload_has() -> None:
     before, now = upload_of({1: 0.9, 5: 0.8, 6: 0.7, 2: 0.6}), upload_of({1: 0.9, 2: 0.6})
     liked = Ragged.from_lists([[2]])
@@ -203,6 +209,15 @@ def test_controls_find_what_chance_finds() -> None:
     assert table["top_precision"][1] == pytest.approx(20 / 110, abs=0.03)
     assert table["threshold_precision"][1] == pytest.approx(20 / 110, abs=0.03)
     assert table["order_precision"][1] == pytest.approx(20 / 110, abs=0.04)
+
+
+def test_the_control_of_two_uploads_shuffles_each_its_own_way() -> None:
+    own, received, liked = people(200)
+    told = disguised(own, received, NO_SWAP, dice_for(200))
+    table = attack_scores(told, liked, dice_for(200), Attacks(), told)
+    assert table["order_precision"]["found"] == 0
+    assert table["order_precision"]["control"] == pytest.approx(20 / 110, abs=0.03)
+    assert "order_precision" not in attack_scores(told, liked, dice_for(200), Attacks())
 
 
 def test_sampling_and_swapping_each_take_something_from_the_attack() -> None:
