@@ -1,0 +1,50 @@
+"""Means over ragged rows, cross entropy from logits, and scaling over the clients of a round."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from tacita.types import AnyArray, Doubles, Ragged
+
+Scale = Literal["z", "minmax"]
+_TINY = 1e-8
+
+
+def row_means(lists: Ragged, values: AnyArray) -> Doubles:
+    """Mean of each row's values (one per entry); 0 for a row without entries."""
+    sums = np.bincount(lists.rows(), weights=values, minlength=len(lists))
+    return np.asarray(sums / np.maximum(lists.counts(), 1))
+
+
+def pooled_rows(lists: Ragged, table: AnyArray) -> Doubles:
+    """Mean of the table's rows of each list's items; zeros for a list without items."""
+    ones = csr_matrix((np.ones(len(lists.ids)), lists.ids, lists.ptr), shape=(len(lists), len(table)))
+    return np.asarray(ones @ np.asarray(table, np.float64) / np.maximum(lists.counts(), 1)[:, None])
+
+
+def cross_entropy(logits: AnyArray, labels: AnyArray) -> Doubles:
+    """-(y ln p + (1 - y) ln(1 - p)) with p = sigmoid(logit); labels may be soft."""
+    x, y = np.asarray(logits, np.float64), np.asarray(labels, np.float64)
+    return np.asarray(np.maximum(x, 0) - x * y + np.log1p(np.exp(-np.abs(x))))
+
+
+def mean_losses(upload: Ragged, logits: AnyArray) -> Doubles:
+    """Mean cross entropy of each client's upload under the logits of its entries."""
+    return row_means(upload, cross_entropy(logits, upload.values["score"]))
+
+
+def scaled(values: Doubles, how: Scale = "z", cap: float | None = None) -> Doubles:
+    """Over the first axis: z-scores (population), or minmax to [-1, 1]; exactly 0 where all are equal."""
+    values = np.asarray(values, np.float64)
+    if len(values) == 0:
+        return values
+    low, high = values.min(0), values.max(0)
+    if how == "z":
+        out = (values - values.mean(0)) / (values.std(0) + _TINY)
+    else:
+        out = 2 * (values - low) / (high - low + _TINY) - 1
+    out = np.where(high == low, 0.0, out)
+    return out if cap is None else np.clip(out, -cap, cap)

@@ -1,0 +1,247 @@
+"""Attacks on uploaded scores: checks G.4.16, G.5.2 and G.5.4 of the spec, closed forms, and controls at chance."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_distillation import dice_for
+
+from tacita.audit import scores
+from tacita.audit.scores import Attacks, attack_scores, auc_per_client, by_order, by_threshold, by_top
+from tacita.distillation.uploads import Disguise, PtfDisguise, Swap, disguised, ptf_disguised
+from tacita.types import Doubles, Ragged
+
+NO_SWAP = Disguise(swap=None)
+
+
+def upload_of(*people: dict[int, float]) -> Ragged:
+    lists = Ragged.from_lists([list(one) for one in people])
+    values = [score for one in people for score in one.values()]
+    return Ragged(lists.ptr, lists.ids, {"score": np.array(values, np.float32)})
+
+
+def people(n: int = 60, n_liked: int = 20, skill: float = 1.5, seed: int = 0) -> tuple[Ragged, Ragged, Ragged]:
+    """Private sets with four other items for each liked one, what was received, and what is liked.
+
+    Predictions tell liked from other by `skill` standard deviations of their logits.
+    """
+    draws = np.random.default_rng(seed)
+    lists = [draws.permutation(1000)[: 5 * n_liked + 10].tolist() for _ in range(n)]
+    own = Ragged.from_lists([one[: 5 * n_liked] for one in lists])
+    label = np.tile(np.arange(5 * n_liked) < n_liked, n).astype(np.float32)
+    predicted = 1 / (1 + np.exp(-draws.normal(skill * label - 1, 1)))
+    received = Ragged.from_lists([one[5 * n_liked :] for one in lists])
+    given_back = {"prediction": draws.random(10 * n).astype(np.float32)}
+    return (
+        Ragged(own.ptr, own.ids, {"label": label, "prediction": predicted.astype(np.float32)}),
+        Ragged(received.ptr, received.ids, given_back),
+        Ragged.from_lists([one[:n_liked] for one in lists]),
+    )
+
+
+def f1(precision: float, recall: float) -> float:
+    return 2 * precision * recall / (precision + recall)
+
+
+# Threshold: the weakness of mixing
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.6, 1.0])
+def test_g4_16_a_threshold_reads_every_label_that_was_not_swapped(alpha: float) -> None:
+    own, _, liked = people()
+    told = disguised(own, Ragged.empty(len(own)), Disguise(alpha=alpha, swap=None), dice_for(len(own)))
+    found = by_threshold(told, liked, alpha)
+    assert (found.precision == 1).all()
+    assert (found.recall == 1).all()
+    assert (found.f1 == 1).all()
+
+
+def test_g4_16_with_swaps_all_but_the_swapped_share_is_read() -> None:
+    own, _, liked = people(n_liked=40)
+    dice = dice_for(len(own))
+    told = disguised(own, Ragged.empty(len(own)), Disguise((0.5, 0.5), swap=Swap(0.1)), dice)
+    n_liked = np.bincount(told.rows()[liked.holds(told.rows(), told.ids)], minlength=len(own))
+    q = np.maximum(1, n_liked // 10)
+    found = by_threshold(told, liked, 0.5)
+    assert found.recall == pytest.approx(1 - q / n_liked)
+    assert found.precision == pytest.approx(1 - q / n_liked)
+    assert np.mean(found.f1) == pytest.approx(0.9, abs=0.05)
+
+
+def test_below_a_half_the_bands_overlap() -> None:
+    own, _, liked = people()
+    told = disguised(own, Ragged.empty(len(own)), Disguise(alpha=0.25, swap=None), dice_for(len(own)))
+    assert np.mean(by_threshold(told, liked, 0.25).precision) < 0.9
+
+
+def test_recall_counts_what_was_told_or_everything_liked() -> None:
+    told = upload_of({1: 0.9, 2: 0.8, 3: 0.1}, {5: 0.7})
+    liked = Ragged.from_lists([[1, 7, 8, 9], [6]])
+    assert by_threshold(told, liked, 0.5).recall == pytest.approx([1, np.nan], nan_ok=True)
+    assert by_threshold(told, liked, 0.5, "all").recall == pytest.approx([0.25, 0])
+    assert by_threshold(told, liked, 0.5, "all").f1 == pytest.approx([f1(0.5, 0.25), 0])
+    assert by_threshold(told, liked, 0.5, "all").means()["recall"] == pytest.approx(0.125)
+
+
+# Top guess
+
+
+def ten_liked(swap: bool) -> tuple[Ragged, Ragged]:
+    """Ten liked items, of which four are told with eight others; perhaps the best of both sides are swapped."""
+    score = {i: 0.9 - 0.05 * i for i in range(4)} | {10 + i: 0.5 - 0.05 * i for i in range(8)}
+    if swap:
+        score[0], score[10] = score[10], score[0]
+    return upload_of(score), Ragged.from_lists([list(range(10))])
+
+
+def test_g5_2_top_guess_before_and_after_a_swap() -> None:
+    found = by_top(*ten_liked(False), dice_for(1))
+    assert (found.precision[0], found.recall[0], found.f1[0]) == pytest.approx((1, 0.2, 0.3333), abs=1e-4)
+    found = by_top(*ten_liked(True), dice_for(1))
+    assert (found.precision[0], found.recall[0], found.f1[0]) == pytest.approx((0.5, 0.1, 0.1667), abs=1e-4)
+
+
+def test_g5_4_without_a_defence_a_model_that_separates_gives_everything_away() -> None:
+    own, _, liked = people(skill=40)
+    none = PtfDisguise(positives=None, swap=None)
+    told = ptf_disguised(own, Ragged.empty(len(own)), none, dice_for(len(own)))
+    assert (by_top(told, liked, dice_for(len(own)), share=None).f1 == 1).all()
+    assert (auc_per_client(told, liked) == 1).all()
+
+
+def test_duplicates_count_once_with_their_highest_score() -> None:
+    lists = Ragged.from_lists([[3, 3, 3, 3, 3, 4, 5, 6, 7, 8]])
+    told = Ragged(lists.ptr, lists.ids, {"score": np.array([1, 5, 2, 1, 1, 4, 3, 2, 1, 0], np.float32) / 5})
+    assert scores.distinct(told).ids.tolist() == [3, 4, 5, 6, 7, 8]
+    assert scores.distinct(told).values["score"][0] == 1
+    assert by_top(told, Ragged.from_lists([[3, 4]]), dice_for(1)).recall.tolist() == [0.5]  # m = 1, not 2
+
+
+def test_equal_scores_are_guessed_as_by_chance() -> None:
+    n = 2000
+    told = upload_of(*[dict.fromkeys(range(10), 0.5)] * n)
+    liked = Ragged.from_lists([[0, 1, 2]] * n)  # a tie broken by id would always find them
+    assert np.mean(by_top(told, liked, dice_for(n)).precision) == pytest.approx(0.3, abs=0.05)
+
+
+def test_people_who_told_nothing_are_not_counted() -> None:
+    told = upload_of({1: 0.9, 2: 0.1}, {})
+    found = by_top(told, Ragged.from_lists([[1], [2]]), dice_for(2))
+    assert np.isnan(found.f1[1])
+    assert found.means() == {"precision": 1, "recall": 1, "f1": 1}
+    assert scores.mean_known(np.array([np.nan])) is None
+
+
+# AUC
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=15), min_size=1, max_size=5),
+)
+@settings(max_examples=60, deadline=None)
+def test_auc_counts_pairs(rows: list[list[tuple[int, bool]]]) -> None:
+    told = upload_of(*({i: s / 6 for i, (s, _) in enumerate(row)} for row in rows))
+    liked = Ragged.from_lists([[i for i, (_, y) in enumerate(row) if y] for row in rows])
+    for row, found in zip(rows, auc_per_client(told, liked), strict=True):
+        pairs = [(s > t) + (s == t) / 2 for s, y in row for t, z in row if y and not z]
+        assert found == pytest.approx(np.mean(pairs) if pairs else np.nan, nan_ok=True)
+
+
+# Order
+
+
+def test_items_that_rise_are_called_liked() -> None:
+    before = upload_of({1: 0.9, 2: 0.8, 3: 0.7, 4: 0.6, 9: 0.99})
+    now = upload_of({1: 0.5, 2: 0.4, 3: 0.6, 4: 0.7, 8: 0.99})  # 3 rises by one place, 4 by three; 8 and 9 do not count
+    dice = dice_for(1)
+    assert by_order(before, now, Ragged.from_lists([[3, 4]]), dice).f1.tolist() == [1]
+    assert by_order(before, now, Ragged.from_lists([[4]]), dice).f1.tolist() == [1]  # no more guesses than liked
+    assert by_order(before, now, Ragged.from_lists([[1, 2]]), dice).f1.tolist() == [0]
+    assert np.isnan(by_order(upload_of({7: 1.0}), now, Ragged.from_lists([[3]]), dice).f1).all()
+
+
+def test_items_that_stay_are_not_called_liked() -> None:
+    told = upload_of({1: 0.9, 2: 0.8, 3: 0.1})
+    found = by_order(told, told, Ragged.from_lists([[1, 2, 3]]), dice_for(1))
+    assert (found.precision[0], found.recall[0], found.f1[0]) == (0, 0, 0)
+
+
+def test_ranks_may_be_among_all_that_each_upload_has() -> None:
+    before, now = upload_of({1: 0.9, 5: 0.8, 6: 0.7, 2: 0.6}), upload_of({1: 0.9, 2: 0.6})
+    liked = Ragged.from_lists([[2]])
+    assert by_order(before, now, liked, dice_for(1), among="each").f1.tolist() == [1]  # fourth, then second
+    assert by_order(before, now, liked, dice_for(1)).f1.tolist() == [0]
+
+
+# All of them, beside their controls
+
+
+def found_in(how: Disguise | None) -> dict[str, tuple[float, float]]:
+    """What attacks find in two rounds of uploads, and in shuffled ones."""
+    own, received, liked = people(200)
+    dice = [dice_for(200, round_no) for round_no in (0, 1)]
+    if how is None:
+        before, now = (ptf_disguised(own, received, PtfDisguise(), one) for one in dice)
+    else:
+        before, now = (disguised(own, received, how, one) for one in dice)
+    table = attack_scores(now, liked, dice[0], Attacks(), before)
+    assert all(one["of"] == one["of_control"] for one in table.values())
+    assert all(one["of"] == 200 for name, one in table.items() if not name.startswith("order"))
+    return {name: (one["found"], one["control"]) for name, one in table.items()}
+
+
+@pytest.mark.parametrize("how", [NO_SWAP, Disguise(), Disguise(alpha=0.0), None])
+def test_attacks_find_more_than_their_controls(how: Disguise | None) -> None:
+    table = found_in(how)
+    assert set(table) == {"auc"} | {
+        f"{a}_{m}" for a in ("threshold", "top", "order") for m in ("precision", "recall", "f1")
+    }
+    for name in ("auc", "threshold_f1", "top_f1"):
+        found, control = table[name]
+        assert found > control + 0.03
+
+
+def test_controls_find_what_chance_finds() -> None:
+    table = found_in(NO_SWAP)
+    assert table["auc"][1] == pytest.approx(0.5, abs=0.03)
+    assert table["top_precision"][1] == pytest.approx(20 / 110, abs=0.03)
+    assert table["threshold_precision"][1] == pytest.approx(20 / 110, abs=0.03)
+    assert table["order_precision"][1] == pytest.approx(20 / 110, abs=0.04)
+
+
+def test_the_control_of_two_uploads_shuffles_each_its_own_way() -> None:
+    own, received, liked = people(200)
+    told = disguised(own, received, NO_SWAP, dice_for(200))
+    table = attack_scores(told, liked, dice_for(200), Attacks(), told)
+    assert table["order_precision"]["found"] == 0
+    assert table["order_precision"]["control"] == pytest.approx(20 / 110, abs=0.03)
+    assert "order_precision" not in attack_scores(told, liked, dice_for(200), Attacks())
+
+
+def test_sampling_and_swapping_each_take_something_from_the_attack() -> None:
+    own, received, liked = people(200)
+    dice = dice_for(200)
+
+    def top(how: PtfDisguise, share: float | None = 0.2) -> float:
+        return float(np.nanmean(by_top(ptf_disguised(own, received, how, dice), liked, dice, share).f1))
+
+    none, sampled, both = top(PtfDisguise(None, swap=None), None), top(PtfDisguise(swap=None)), top(PtfDisguise())
+    assert none > sampled > both
+
+
+def test_shuffling_stays_within_each_upload_and_follows_the_client() -> None:
+    own, received, _ = people(20)
+    told = disguised(own, received, NO_SWAP, dice_for(20))
+    dealt = scores.shuffled_scores(told, dice_for(20))
+
+    def scores_of(upload: Ragged, r: int) -> Doubles:
+        return upload.values["score"][upload.ptr[r] : upload.ptr[r + 1]]
+
+    order = np.arange(20)[::-1]
+    turned = scores.shuffled_scores(told.take(order), dice_for(20).take(order))
+    for r in range(20):
+        assert sorted(scores_of(dealt, r)) == sorted(scores_of(told, r))
+        assert scores_of(dealt, r).tolist() == scores_of(turned, 19 - r).tolist()
+    assert (dealt.values["score"] != told.values["score"]).mean() > 0.8
