@@ -81,6 +81,7 @@ def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) 
         fingerprint=print_of.hexdigest(),
         removed=removals(sizes),
         notes=(*([table.guessed] if table.columns else []), *table.notes, *([unrated] if unrated else [])),
+        items_from=table.items_from,
     )
 
 
