@@ -117,6 +117,10 @@ class EvaluateConfig(Strict):
         description="wanted items that the mask hides: not asked for, or asked for and never found",
     )
     sampled_negatives: int = Field(0, ge=0, description="0: full ranking; n: rank against n unseen items")
+    ties: Literal["hash", "against"] = Field(
+        "hash",
+        description="items of the same score: in an order that a hash gives, or the wanted ones last (FedKDRec)",
+    )
     item_table: Literal["global", "personal"] = Field(
         "global",
         description="personal: a user is scored with the rows it last trained (PFedRec's own protocol)",
@@ -141,7 +145,7 @@ class RunConfig(Strict):
     evaluate: EvaluateConfig = EvaluateConfig()
 
 
-_LATER = {"split.repeats", "evaluate.hidden_items", "date_format", "decimal"}
+_LATER = {"split.repeats", "evaluate.hidden_items", "evaluate.ties", "date_format", "decimal"}
 _LATER |= {
     f"train.{name}" for name in ("redraw", "objective", "bpr_scale", "l2", "weight_decay", "pfedme", "aggregator")
 }

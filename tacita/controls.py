@@ -159,7 +159,7 @@ def _scored(fed: Federation, block: Block, scorer: ScoreUsers) -> dict[str, Any]
     mask, sampled = known_items(fed, block, "test", cfg.mask), candidates_of(fed, block)
     keys, metrics = fed.stream.user_keys, list(cfg.metrics)
     count = cfg.hidden_items == "count"
-    found = evaluate(scorer, block.test, mask, keys, fed.draws, metrics, cfg.k, sampled, count)
+    found = evaluate(scorer, block.test, mask, keys, fed.draws, metrics, cfg.k, sampled, count, cfg.ties)
     return {"users": len(found.users), **found.mean()}
 
 

@@ -1,5 +1,7 @@
 """Ranking metrics as functions of ranks: full ranking by default, masks by name, ties broken by a seeded hash.
 
+With `ties = "against"` an item that is not wanted comes before a wanted one of the same score, as some papers count.
+
 A user counts if at least one wanted item is left after masking: what the mask hides cannot be asked for. With
 `count_hidden` it is asked for all the same and never found, as where a published split has an item in two parts.
 Definitions (k: cut-off, wanted: the user's held-out items): recall = hits / wanted, precision = hits / k, hr = any
@@ -54,13 +56,14 @@ def rank_wanted(
     keys: Keys,
     draws: Draws,
     sampled: Ragged | None = None,
+    ties: str = "hash",
 ) -> tuple[Ints, Ints, Longs, Ints]:
     """Users with something wanted, then ranks (0: masked), their row borders and candidate counts."""
     users = np.flatnonzero(wanted.counts() > 0).astype(np.int32)
     want = wanted.take(users)
     ranks = np.zeros(len(want.ids), np.int32)
     candidates = np.zeros(len(users), np.int32)
-    tie_key = draws.public("ties")
+    tie_key, against = draws.public("ties"), ties == "against"
     for lo in range(0, len(users), CHUNK):
         chosen = users[lo : lo + CHUNK]
         scores = np.ascontiguousarray(score_users(chosen), np.float32)
@@ -71,7 +74,7 @@ def rank_wanted(
         if sampled is None:
             hide = mask.take(chosen)
             full_ranks(
-                scores, part.ptr, part.ids, hide.ptr, hide.ids, tie_key, keys[chosen],
+                scores, part.ptr, part.ids, hide.ptr, hide.ids, tie_key, keys[chosen], against,
                 ranks[span], candidates[lo : lo + len(chosen)],
             )  # fmt: skip
         else:
@@ -80,7 +83,7 @@ def rank_wanted(
             asked = Ragged.from_pairs(part.rows()[~hidden], part.ids[~hidden], len(chosen))
             found = np.zeros(len(asked.ids), np.int32)
             sampled_ranks(
-                scores, asked.ptr, asked.ids, other.ptr, other.ids, tie_key, keys[chosen],
+                scores, asked.ptr, asked.ids, other.ptr, other.ids, tie_key, keys[chosen], against,
                 found, candidates[lo : lo + len(chosen)],
             )  # fmt: skip
             ranks[span][~hidden] = found
@@ -102,9 +105,10 @@ def evaluate(
     cutoffs: Sequence[int],
     sampled: Ragged | None = None,
     count_hidden: bool = False,
+    ties: str = "hash",
 ) -> Evaluation:
     """Rank every wanted item and turn ranks into metrics."""
-    users, ranks, ptr, candidates = rank_wanted(score_users, wanted, mask, keys, draws, sampled)
+    users, ranks, ptr, candidates = rank_wanted(score_users, wanted, mask, keys, draws, sampled, ties)
     row = np.repeat(np.arange(len(users)), np.diff(ptr))
     seen = ranks > 0
     asked = row if count_hidden else row[seen]

@@ -64,6 +64,7 @@ def measure(
         cutoffs or cfg.k,
         sampled,
         cfg.hidden_items == "count",
+        cfg.ties,
     )
 
 

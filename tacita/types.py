@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -143,6 +144,7 @@ class Stream:
     fingerprint: str  # of data and split together
     removed: tuple[Removed, ...] = ()  # what filtering took, in its order
     notes: tuple[str, ...] = ()  # sentences for people: what was read for what, and what could be
+    items_from: Path | None = None  # the file that may tell more of the items: `data.features` reads it
 
     @property
     def n_items(self) -> int:

@@ -16,11 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacita.distillation import candidates as cand
-from tacita.distillation import traffic
-from tacita.distillation.dice import Dice, floor_share, places
-from tacita.distillation.measures import cross_entropy, scaled
-from tacita.distillation.uploads import (
+from tacita.evaluate import evaluate
+from tacita.methods.distillation import candidates as cand
+from tacita.methods.distillation import traffic
+from tacita.methods.distillation.dice import Dice, floor_share, places
+from tacita.methods.distillation.measures import cross_entropy, scaled
+from tacita.methods.distillation.uploads import (
     Disguise,
     PtfDisguise,
     Swap,
@@ -32,7 +33,6 @@ from tacita.distillation.uploads import (
     ptf_sampled,
     sampled,
 )
-from tacita.evaluate import evaluate
 from tacita.rng import Draws, keys_of
 from tacita.types import Floats, Ints, Ragged
 

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from test_distillation import dice_for, offers
 from torch import nn
 
-from tacita.distillation import networks, rewards, selection, weighting
-from tacita.distillation.measures import cross_entropy, mean_losses, scaled
-from tacita.distillation.selection import Outcome, Selection, Walk, judge, take_walk, update_selection
-from tacita.distillation.weighting import Weighting, observe, sample_weights, update_weighting, weigh
 from tacita.files import read_arrays, write_arrays
+from tacita.methods.distillation import networks, rewards, selection, weighting
+from tacita.methods.distillation.measures import cross_entropy, mean_losses, scaled
+from tacita.methods.distillation.selection import Outcome, Selection, Walk, judge, take_walk, update_selection
+from tacita.methods.distillation.weighting import Weighting, observe, sample_weights, update_weighting, weigh
 from tacita.rng import Draws
 from tacita.types import Arrays, Doubles, Floats, Ragged
 

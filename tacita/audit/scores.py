@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tacita.audit.trials import figure
-from tacita.distillation.dice import Dice, floor_share, places
+from tacita.methods.distillation.dice import Dice, floor_share, places
 from tacita.types import AnyArray, Bools, Doubles, Longs, Ragged
 
 

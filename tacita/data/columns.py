@@ -19,7 +19,7 @@ from tacita.errors import TacitaError, unknown_name
 from tacita.types import Floats, Ints, Longs
 
 _SPLITS = {"train": 0, "valid": 1, "validation": 1, "val": 1, "dev": 1, "test": 2}
-_TITLE_FILES = {
+_ITEM_FILES = {
     "interactions.csv": "items.csv",
     "u.data": "u.item",
     "ratings.dat": "movies.dat",
@@ -59,6 +59,7 @@ def interactions(name: str, table: Table) -> Interactions:
         columns=dict(table.names),
         unused=table.unused,
         notes=table.notes,
+        items_from=item_file(table.path) or table.path,
     )
 
 
@@ -149,7 +150,7 @@ def _titles(table: Table, item_ids: Sequence[str]) -> tuple[dict[str, str], str]
     """Titles from the table itself or from the file that goes with it, and a note for the guess."""
     if "title" in table.names:
         return _title_map(table.frame, item_ids), ""
-    path = _title_file(table.path)
+    path = item_file(table.path)
     if path is None:
         return {}, ""
     try:
@@ -159,10 +160,10 @@ def _titles(table: Table, item_ids: Sequence[str]) -> tuple[dict[str, str], str]
         return {}, f"; titles left out ({str(error).rstrip('.')})"
 
 
-def _title_file(path: Path) -> Path | None:
-    """The file beside the interactions that names the items, by the habits of MovieLens and RecBole."""
+def item_file(path: Path) -> Path | None:
+    """The file beside the interactions that describes the items, by the habits of MovieLens and RecBole."""
     base = path.name.removesuffix(".gz")
-    partner = Path(base).stem + ".item" if base.endswith(".inter") else _TITLE_FILES.get(base)
+    partner = Path(base).stem + ".item" if base.endswith(".inter") else _ITEM_FILES.get(base)
     for name in (partner, f"{partner}.gz") if partner else ():
         if (path.parent / name).is_file():
             return path.parent / name

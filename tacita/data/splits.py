@@ -4,7 +4,8 @@ Kinds: time blocks as in F3CRec (k-core on row counts, cut by count after a sort
 user's rows share a time, a hash: item numbers follow popularity in MovieLens, so they must not decide what is last),
 leave-one-out, random 8:1:1, and the split a source ships, in one block or in its own. A user's repeated item inside
 a block counts once, at its first time, unless `repeats = keep`: then every row is put into a part by itself and counts
-once there. The same item in a later block is a new event (Last.fm: the same artist again).
+once there. The same item in a later block is a new event (Last.fm: the same artist again). The lists of a block keep
+the time and the rating of every entry, where the table has them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tacita.data.table import rating_note
 from tacita.errors import TacitaError
 from tacita.kernels.hashing import hash_owners
 from tacita.rng import Draws, keys_of
-from tacita.types import AnyArray, Block, Bools, Ints, Keys, Longs, Ragged, Stream
+from tacita.types import AnyArray, Arrays, Block, Bools, Ints, Keys, Longs, Ragged, Stream
 
 _NAMED_CORE = {"lastfm-2k": 5, "ml-100k": 10, "ml-latest-small": 10, "hetrec2011-movielens": 10, "ml-1m": 10}
 TRAIN, VALID, TEST = 0, 1, 2
@@ -60,7 +61,9 @@ def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) 
         )
     shuffled = _Shuffle(keys_of(user_ids), keys_of(item_ids), draws, config.repeats)
     cuts, roles_of = _plan(kind, table, rows, config, shuffled)
-    blocks = _blocks(user, item, cuts, roles_of, config.repeats)
+    told = {"time": table.timestamp, "rating": table.rating}
+    columns = {name: column for name, column in told.items() if column is not None}
+    blocks = _blocks(_Rows(user, item, rows, columns), cuts, roles_of, config.repeats)
     kept = sum(len(part.ids) for block in blocks for part in (block.train, block.valid, block.test))
     again = f"one row per pair in a {'block' if config.repeats == 'once' else 'part'} (split.repeats)"
     sizes.append((again, (kept, len(user_ids), len(item_ids))))
@@ -78,6 +81,7 @@ def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) 
         fingerprint=print_of.hexdigest(),
         removed=removals(sizes),
         notes=(*([table.guessed] if table.columns else []), *table.notes, *([unrated] if unrated else [])),
+        items_from=table.items_from,
     )
 
 
@@ -159,6 +163,22 @@ def _cuts(n: int, config: SplitConfig) -> list[int]:
     return [0, *(base + step * b for b in range(config.n_blocks - 1)), n]
 
 
+class _Rows(NamedTuple):
+    """Interactions in their order, and where to look up what else is known of each."""
+
+    user: Ints
+    item: Ints
+    place: Longs  # in the columns
+    columns: Arrays  # "time" and "rating" of the source, where it has them
+
+    def take(self, where: AnyArray | slice) -> _Rows:
+        return _Rows(self.user[where], self.item[where], self.place[where], self.columns)
+
+    def lists(self, n_users: int) -> Ragged:
+        found = {name: column[self.place] for name, column in self.columns.items()}
+        return Ragged.from_pairs(self.user, self.item, n_users, found)
+
+
 def _pairs(user: Ints, item: Ints) -> Longs:
     """One number per (user, item)."""
     return np.asarray(user.astype(np.int64) << 32 | item)
@@ -232,50 +252,56 @@ def _inner(config: SplitConfig, shuffled: _Shuffle) -> RolesOf:
     return roles_of
 
 
-def _blocks(user: Ints, item: Ints, cuts: list[int], roles_of: RolesOf, repeats: str) -> tuple[Block, ...]:
+def _blocks(rows: _Rows, cuts: list[int], roles_of: RolesOf, repeats: str) -> tuple[Block, ...]:
     blocks: list[Block] = []
     n_users = n_items = 0
     for index, (lo, hi) in enumerate(pairwise(cuts)):
+        some = rows.take(slice(lo, hi))
         known = n_users
-        n_users = max(n_users, int(user[lo:hi].max()) + 1)
-        n_items = max(n_items, int(item[lo:hi].max()) + 1)
+        n_users = max(n_users, int(some.user.max()) + 1)
+        n_items = max(n_items, int(some.item.max()) + 1)
         new = np.arange(n_users) >= known
-        blocks.append(_block(index, user[lo:hi], item[lo:hi], new, n_items, roles_of, repeats))
+        blocks.append(_block(index, some, new, n_items, roles_of, repeats))
     return tuple(blocks)
 
 
-def _block(index: int, user: Ints, item: Ints, new: Bools, n_items: int, roles_of: RolesOf, repeats: str) -> Block:
+def _block(index: int, told: _Rows, new: Bools, n_items: int, roles_of: RolesOf, repeats: str) -> Block:
     """One block of ordered rows; a pair is never twice in the same part."""
-    pair = _pairs(user, item)
-    rows = np.flatnonzero(_first_of(pair)) if repeats == "once" else np.arange(len(user))
-    role = roles_of(index, user[rows], item[rows], rows)
+    pair = _pairs(told.user, told.item)
+    rows = np.flatnonzero(_first_of(pair)) if repeats == "once" else np.arange(len(pair))
+    role = roles_of(index, told.user[rows], told.item[rows], rows)
     if repeats == "keep":
         once = np.zeros(len(rows), bool)
         for part in (TRAIN, VALID, TEST):
             once[np.flatnonzero(role == part)[_first_of(pair[role == part])]] = True
         rows, role = rows[once], role[once]
-    train, valid, test = (
-        Ragged.from_pairs(user[rows[role == part]], item[rows[role == part]], len(new)) for part in (TRAIN, VALID, TEST)
-    )
-    return Block(index, len(new), n_items, train, valid, test, new, len(user))
+    train, valid, test = (told.take(rows[role == part]).lists(len(new)) for part in (TRAIN, VALID, TEST))
+    return Block(index, len(new), n_items, train, valid, test, new, len(pair))
 
 
 def collected_block(
     index: int,
     user: AnyArray,
     item: AnyArray,
-    time: AnyArray,
+    columns: Arrays,
     new: Bools,
     keys: Keys,
     item_keys: Keys,
     config: SplitConfig,
 ) -> Block:
-    """A block that was collected rather than cut: rows of known users and items, split as a cut block would be."""
+    """A block that was collected rather than cut: rows of known users and items, split as a cut block would be.
+
+    `columns` are "time" and "rating", nan where a row has none: the block keeps those that all rows have.
+    """
     draws = Draws(config.seed)
     user, item = user.astype(np.int32), item.astype(np.int32)
-    order = np.lexsort((_ties(user, item, keys, item_keys, draws), user, time))
+    order = np.lexsort((_ties(user, item, keys, item_keys, draws), user, columns["time"]))
+    kept = {name: column for name, column in columns.items() if not np.isnan(column).any()}
+    if "rating" in kept:
+        kept["rating"] = kept["rating"].astype(np.float32)
     roles_of = _inner(config, _Shuffle(keys, item_keys, draws, config.repeats))
-    return _block(index, user[order], item[order], new, len(item_keys), roles_of, config.repeats)
+    told = _Rows(user[order], item[order], order, kept)
+    return _block(index, told, new, len(item_keys), roles_of, config.repeats)
 
 
 def _single(kind: str, table: Interactions, config: SplitConfig, shuffled: _Shuffle) -> RolesOf:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,7 @@ class Interactions:
     columns: dict[str, str] = field(default_factory=dict)  # role -> the column that was read for it
     unused: tuple[str, ...] = ()  # columns that were not read
     notes: tuple[str, ...] = ()  # sentences on columns that look usable
+    items_from: Path | None = None  # the file that may tell more of the items
 
 
 def describe(table: Interactions) -> dict[str, object]:

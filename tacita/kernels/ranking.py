@@ -26,12 +26,13 @@ def full_ranks(
     mask: Ints,
     tie_key: np.uint64,
     owners: Keys,
+    against: bool,
     ranks: Ints,
     candidates: Ints,
 ) -> None:
     """1-based rank of every wanted item among all unmasked items; 0 where the mask hides it.
 
-    Overwrites masked scores with -inf.
+    `against`: items that are not wanted come before a wanted one they tie with. Overwrites masked scores with -inf.
     """
     n_items = scores.shape[1]
     hidden = np.float32(-np.inf)
@@ -55,7 +56,12 @@ def full_ranks(
             for i in range(n_items):
                 higher += row[i] > s
                 tied += row[i] == s
-            if tied > 1:
+            if tied > 1 and against:
+                higher += tied - 1
+                for j in range(want_ptr[u], want_ptr[u + 1]):
+                    if row[want[j]] == s and want[j] != t and not _before(stream, want[j], t):
+                        higher -= 1
+            elif tied > 1:
                 for i in range(n_items):
                     if row[i] == s and i != t and _before(stream, i, t):
                         higher += 1
@@ -71,10 +77,11 @@ def sampled_ranks(
     other: Ints,
     tie_key: np.uint64,
     owners: Keys,
+    against: bool,
     ranks: Ints,
     candidates: Ints,
 ) -> None:
-    """Rank of every wanted item among the wanted items and the user's sampled others."""
+    """Rank of every wanted item among the wanted items and the user's sampled others; `against` as in full ranks."""
     for u in prange(len(owners)):
         row = scores[u]
         stream = stream_of(tie_key, owners[u])
@@ -88,7 +95,7 @@ def sampled_ranks(
                     higher += 1
             for j in range(other_ptr[u], other_ptr[u + 1]):
                 i = other[j]
-                if row[i] > row[t] or (row[i] == row[t] and i != t and _before(stream, i, t)):
+                if row[i] > row[t] or (row[i] == row[t] and i != t and (against or _before(stream, i, t))):
                     higher += 1
             ranks[k] = higher + 1
 

@@ -85,9 +85,8 @@ def _opened(
         if config.split.min_rating is not None:
             keep &= rows.rating >= config.split.min_rating
         new = ~seen
-        blocks.append(
-            collected_block(index, user[keep], item[keep], rows.time[keep], new, keys, item_keys, config.split)
-        )
+        told = {"time": rows.time[keep], "rating": rows.rating[keep]}
+        blocks.append(collected_block(index, user[keep], item[keep], told, new, keys, item_keys, config.split))
         seen[user[keep]] = True
     backbone, parts, draws = build(config, secret_of(store.secret, run))
     stream = Stream(run, tuple(blocks), tuple(raws), tuple(catalogue), keys, item_keys, {}, "")

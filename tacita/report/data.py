@@ -225,7 +225,7 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
     if any(len(c.blocks) != len(blocks) for c in controls):
         raise ValueError("a control has other blocks than the method")
     protocol = [how.get(k) for k in ("select_by", "mask", "old_block_mask", "sampled_negatives", "item_table")]
-    protocol.append(how.get("hidden_items", "drop"))  # runs from before there was a choice
+    protocol += [how.get("hidden_items", "drop"), how.get("ties", "hash")]  # runs from before there was a choice
     sampled = int(how.get("sampled_negatives", 0))
     return RunData(
         folder=_clean(folder.resolve().name),

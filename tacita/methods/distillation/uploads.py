@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from tacita.distillation.dice import Dice, floor_share, places
+from tacita.methods.distillation.dice import Dice, floor_share, places
 from tacita.types import Bools, Floats, Longs, Ragged, spans
 
 

@@ -12,8 +12,8 @@ from typing import Literal
 import numpy as np
 from scipy.special import log_softmax
 
-from tacita.distillation.dice import Dice
-from tacita.distillation.measures import pooled_rows, row_means
+from tacita.methods.distillation.dice import Dice
+from tacita.methods.distillation.measures import pooled_rows, row_means
 from tacita.types import AnyArray, Bools, Doubles, Longs, Ragged
 
 Diversity = Literal["softmax", "gauss"]

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from tacita.backbones.scores import sigmoid
-from tacita.distillation.dice import Dice, places
-from tacita.distillation.measures import Scale, mean_losses, scaled
-from tacita.distillation.networks import Layers, answer, bundle, descend, forward, part, start
-from tacita.distillation.rewards import Divergence, Diversity, adjusted, divergence, diversity, shuffled
+from tacita.methods.distillation.dice import Dice, places
+from tacita.methods.distillation.measures import Scale, mean_losses, scaled
+from tacita.methods.distillation.networks import Layers, answer, bundle, descend, forward, part, start
+from tacita.methods.distillation.rewards import Divergence, Diversity, adjusted, divergence, diversity, shuffled
 from tacita.types import AnyArray, Arrays, Bools, Doubles, Floats, Ints, Longs, Ragged
 
 

@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 
 from tacita.backbones.scores import sigmoid
-from tacita.distillation.dice import Dice, places
 from tacita.kernels.ranking import best_items
+from tacita.methods.distillation.dice import Dice, places
 from tacita.types import Bools, Doubles, Floats, Ints, Longs, Ragged
 
 Logits = Callable[[Ints], Floats]
