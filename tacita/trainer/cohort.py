@@ -58,8 +58,12 @@ def check_training(backbone: Backbone, parts: Sequence[Part], plan: TrainConfig)
             )
 
 
+def _fused(backbone: Backbone, plan: TrainConfig) -> bool:
+    return FusedStepper.supports(backbone, plan) and plan.stepper != "autograd"
+
+
 def choose_stepper(backbone: Backbone, plan: TrainConfig, local: Local) -> Stepper:
-    if FusedStepper.supports(backbone, plan) and plan.stepper != "autograd":
+    if _fused(backbone, plan):
         return FusedStepper(backbone, plan, local)
     from tacita.trainer.autograd import (
         AutogradStepper,
@@ -85,13 +89,16 @@ def train_cohort(
     lists = {p.name: made for p in parts if (made := p.at_hand(view)) is not None and len(made.ids)}
     if (seen := backbone.context(view)) is not None:
         lists[CONTEXT] = seen
-    local = lay_out(view, lists, plan, draws, space)
-    stepper = choose_stepper(backbone, plan, local)
     askers = [p for p in parts if p.name in lists and overrides(p, "extra_samples")]
     pulls = [one for p in parts if (one := p.pull(view)) is not None]
+    watched = askers or pulls or any(overrides(p, hook) for p in parts for hook in ("after_training", "extras"))
+    local = lay_out(view, lists, plan, draws, space, gather=bool(watched) or not _fused(backbone, plan))
+    stepper = choose_stepper(backbone, plan, local)
     none = StepExtras.none(view.n_clients)
     used = _rows_in_use(local) if lists else None
-    if not askers and not pulls:
+    if isinstance(stepper, FusedStepper) and not watched:
+        stepper.train()
+    elif not askers and not pulls:
         stepper.run(0, int(local.n_steps.max(initial=0)), None, none)
     else:
         for step in range(int(local.n_steps.max(initial=0))):
@@ -105,7 +112,8 @@ def train_cohort(
                 _apply_pull(pull, backbone, local, step)
     kept = {p.name: new for p in parts if (new := p.after_training(view, local))}
     small = {f"{p.name}.{k}": v for p in parts for k, v in p.extras(view, local).items()}
-    subtract_rows(local.row_item, local.rows, view.items)
+    if watched or not isinstance(stepper, FusedStepper):
+        subtract_rows(local.row_item, local.rows, view.items)
     client = np.repeat(np.arange(view.n_clients, dtype=np.int32), np.diff(local.row_start))
     sent = None if used is None or used.all() else np.flatnonzero(used)  # rows never needed stay at home
     rows = Rows(client, local.row_item, local.rows)

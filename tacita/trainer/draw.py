@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from tacita.config import TrainConfig
-from tacita.kernels.sampling import draw_samples, room_for_negatives, shuffle_order, touch_rows
+from tacita.kernels.sampling import draw_samples, pack_rows, room_for_negatives, shuffle_order, touch_rows
 from tacita.kernels.steps import gather_rows
+from tacita.kernels.threads import threads_in_use
 from tacita.rng import Draws
 from tacita.types import AnyArray, CohortView, Floats, Ints, Local, Longs, Ragged, spans
 
@@ -67,7 +68,8 @@ def _samples(view: CohortView, plan: TrainConfig, draws: Draws, space: Workspace
     for k in range(n_draws):
         key = draws.private("negatives", view.block, view.round, *([k] if k else []))
         some = (item, label) if n_draws == 1 else (np.empty(once[-1], np.int32), np.empty(once[-1], np.float32))
-        draw_samples(key, view.user_keys, train.ptr, train.ids, exclude.ptr, exclude.ids, once, view.n_items, *some)
+        ragged = (train.ptr, train.ids, exclude.ptr, exclude.ids)
+        draw_samples(threads_in_use(), key, view.user_keys, *ragged, once, view.n_items, *some)
         if n_draws > 1:
             place = drawn.epoch(k)
             item[place], label[place] = some
@@ -110,8 +112,9 @@ def lay_out(
     plan: TrainConfig,
     draws: Draws,
     space: Workspace | None = None,
+    gather: bool = True,
 ) -> Local:
-    """Samples, order and each client's own copy of the rows it will touch."""
+    """Samples, order and each client's own copy of the rows it will touch; or without `gather`, room for them."""
     space = space or Workspace()
     drawn = _samples(view, plan, draws, space)
     item, ptr = drawn.item, drawn.ptr[view.user_ptr]
@@ -122,12 +125,14 @@ def lay_out(
     row_of = space.array("row_of", (len(item),), np.int32)
     row_of_more = np.empty(len(merged.ids), np.int32)
     padded = space.array("padded", (len(item) + len(merged.ids),), np.int32)
-    counts = touch_rows(ptr, item, more_ptr, merged.ids, row_of, row_of_more, padded)
+    counts = touch_rows(threads_in_use(), view.n_items, ptr, item, more_ptr, merged.ids, row_of, row_of_more, padded)
     row_start = np.zeros(view.n_clients + 1, np.int64)
     np.cumsum(counts, out=row_start[1:])
     row_item = space.array("row_item", (row_start[-1],), np.int32)
     rows = space.array("rows", (row_start[-1], view.items.shape[1]), np.float32)
-    gather_rows((ptr + more_ptr)[:-1], row_start, padded, view.items, row_item, rows)
+    pack_rows(ptr + more_ptr, row_start, padded, row_item)
+    if gather:
+        gather_rows(row_item, view.items, rows)
     turn_ptr, order = _turns(view, drawn, plan, draws, space)
     return Local(
         view=view,
