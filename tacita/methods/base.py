@@ -26,7 +26,9 @@ from tacita.types import (
     Doubles,
     Extra,
     Floats,
+    Ints,
     Local,
+    Longs,
     Pull,
     Ragged,
     ServerState,
@@ -95,6 +97,17 @@ class Part:
     def begin_round(self, view: CohortView) -> Arrays:
         """New device arrays before local training; `view` holds the model as it was broadcast."""
         return {}
+
+    def negatives(self, view: CohortView, counts: Longs) -> Ints | None:
+        """counts[u] items for every user, flat in user order, to learn as not liked; None: drawn uniformly.
+
+        At most one part of a run chooses them. Where they are redrawn in every epoch, all epochs are asked for at once.
+        """
+        return None
+
+    def samples(self, view: CohortView) -> Ragged | None:
+        """Items per user with a "label" in [0, 1] each, which join the user's own samples for the round."""
+        return None
 
     def at_hand(self, view: CohortView) -> Ragged | None:
         """Items per user whose rows the part will use in `extra_samples`."""

@@ -48,10 +48,19 @@ def check_training(backbone: Backbone, parts: Sequence[Part], plan: TrainConfig)
             f"optimiser 'pfedme' moves a whole model at once, and backbone '{backbone.name}' moves in "
             f"{len(backbone.phases)} phases; use another backbone or train.optimiser = 'sgd'."
         )
+    choosing = [part.name for part in parts if overrides(part, "negatives")]
+    if len(choosing) > 1:
+        raise TacitaError(f"parts '{choosing[0]}' and '{choosing[1]}' both choose the negatives; use one of them.")
     for part in parts:
+        if plan.objective == "bpr" and overrides(part, "samples"):
+            raise TacitaError(
+                f"part '{part.name}' brings samples with soft labels, and train.objective = 'bpr' learns from pairs of "
+                "a positive and a negative; use train.objective = 'bce'."
+            )
         if plan.optimiser == "pfedme" and overrides(part, "pull"):
             raise TacitaError(f"part '{part.name}' pulls the model that 'pfedme' only follows; use another optimiser.")
-        if plan.objective == "squared" and (part.reads_logits or overrides(part, "extra_samples")):
+        deals = part.reads_logits or overrides(part, "extra_samples") or overrides(part, "samples")
+        if plan.objective == "squared" and deals:
             raise TacitaError(
                 f"part '{part.name}' deals in probabilities, and train.objective = 'squared' fits raw scores; "
                 "use train.objective = 'bce'."
@@ -92,7 +101,7 @@ def train_cohort(
     askers = [p for p in parts if p.name in lists and overrides(p, "extra_samples")]
     pulls = [one for p in parts if (one := p.pull(view)) is not None]
     watched = askers or pulls or any(overrides(p, hook) for p in parts for hook in ("after_training", "extras"))
-    local = lay_out(view, lists, plan, draws, space, gather=bool(watched) or not _fused(backbone, plan))
+    local = lay_out(view, lists, plan, draws, space, parts, gather=bool(watched) or not _fused(backbone, plan))
     stepper = choose_stepper(backbone, plan, local)
     none = StepExtras.none(view.n_clients)
     used = _rows_in_use(local) if lists else None
