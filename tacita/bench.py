@@ -6,8 +6,12 @@ import os
 import platform
 import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,6 +77,114 @@ def bench_rounds(fed: Federation, repeats: int = 5) -> dict[str, Any]:
         "ratio": round(naive_median / fast_median, 1),
         "fast_ms_all": [round(1000 * t, 3) for t in fast_times],
         "naive_ms_all": [round(1000 * t, 3) for t in naive_times],
+        "machine": machine(),
+    }
+
+
+_ROUNDS = """
+import hashlib, sys, time
+from pathlib import Path
+from tacita import runs
+from tacita.config import RunConfig
+from tacita.rounds import begin_block, run_round, start
+data, backbone, threads, folder = sys.argv[1:]
+machine = runs.Machine(int(threads), data_dir=Path(folder) if folder else None)
+fed = runs.assemble(RunConfig(data=data, backbone={"name": backbone}), machine)
+progress = start(fed)
+begin_block(fed, progress, 0)
+run_round(fed, progress)
+print("ready", flush=True)
+for line in sys.stdin:
+    began, worked = time.perf_counter(), time.process_time()
+    run_round(fed, progress)
+    took = time.perf_counter() - began, time.process_time() - worked
+    print("took", *took, hashlib.sha256(progress.server.items.tobytes()).hexdigest(), flush=True)
+"""
+"""Times single rounds when told to. Runs in checkouts of any age, so it uses only what all of them have."""
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """What `compare_rounds` runs on both sides."""
+
+    data: str = "ml-100k"
+    backbone: str = "mf"
+    threads: int = 0
+    data_dir: Path | None = None
+
+
+class _Checkout:
+    """A process that times rounds with one checkout's package."""
+
+    def __init__(self, root: Path, what: Rounds) -> None:
+        if not (root / "tacita" / "__init__.py").is_file():
+            raise TacitaError(f"'{root}' holds no tacita/__init__.py; name a checkout of tacita.")
+        self.root = root
+        words = [what.data, what.backbone, str(what.threads), str(what.data_dir.resolve()) if what.data_dir else ""]
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _ROUNDS, *words],
+            env={**os.environ, "PYTHONPATH": str(root.resolve())},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._answer("ready")
+
+    def _answer(self, word: str) -> list[str]:
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        for line in self.process.stdout:
+            if line.startswith(word):  # a dataset may print its terms first
+                return line.split()[1:]
+        why = (self.process.stderr.read().strip().splitlines() or ["it ended without a word"])[-1]
+        raise TacitaError(f"the rounds of '{self.root}' cannot be timed: {why}")
+
+    def round(self) -> tuple[float, float, str]:
+        """Wall clock and processor time of one round in ms, and a digest of the item table after it."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write("go\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended; its last words say why
+        wall, cpu, table = self._answer("took")
+        return 1000 * float(wall), 1000 * float(cpu), table
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def compare_rounds(old: Path, what: Rounds, repeats: int = 5) -> dict[str, Any]:
+    """Rounds of another checkout and of this one, in turns; lower quartiles, which other work disturbs least."""
+    sides: dict[str, _Checkout] = {}
+    took: dict[str, list[tuple[float, float, str]]] = {"old": [], "new": []}
+    try:
+        for side, root in (("old", old), ("new", Path(__file__).parents[1])):
+            sides[side] = _Checkout(root, what)
+        for _ in range(10 * repeats):
+            for side, checkout in sides.items():
+                took[side].append(checkout.round())
+    finally:
+        for checkout in sides.values():
+            checkout.close()
+    wall = {side: [one[0] for one in times] for side, times in took.items()}
+    cpu = {side: [one[1] for one in times] for side, times in took.items()}
+    quarter = {side: float(np.quantile(times, 0.25)) for side, times in wall.items()}
+    quarter_cpu = {side: float(np.quantile(times, 0.25)) for side, times in cpu.items()}
+    return {
+        "bench": "rounds against another checkout",
+        "data": what.data,
+        "backbone": what.backbone,
+        "rounds": len(wall["new"]),
+        **{f"{side}_ms": round(quarter[side], 3) for side in sides},
+        "ratio": round(quarter["new"] / quarter["old"], 3),
+        **{f"{side}_cpu_ms": round(quarter_cpu[side], 3) for side in sides},
+        "cpu_ratio": round(quarter_cpu["new"] / quarter_cpu["old"], 3),
+        **{f"{side}_least_ms": round(min(wall[side]), 3) for side in sides},
+        "same_numbers": [one[2] for one in took["old"]] == [one[2] for one in took["new"]],
+        **{f"{side}_ms_all": [round(t, 3) for t in wall[side]] for side in sides},
         "machine": machine(),
     }
 

@@ -326,9 +326,10 @@ def slow_round(
     draws: Draws,
     more: More = no_more,
     after_step: AfterStep = nothing_else,
+    parts: Sequence[Part] = (),
 ) -> Result:
-    """Train the clients one after the other and average their complete tables."""
-    local = lay_out(view, {}, plan, draws)
+    """Train the clients one after the other and average their complete tables; `parts` only give samples."""
+    local = lay_out(view, {}, plan, draws, parts=parts)
     tables, heads, private, personal = [], [], view.private.copy(), []
     for client in range(view.n_clients):
         users = list(range(view.user_ptr[client], view.user_ptr[client + 1]))

@@ -21,17 +21,28 @@ def bench_rounds(
     data: Data = "ml-100k",
     backbone: Annotated[str, typer.Option(help="mf, ncf or pfedrec.")] = "mf",
     repeats: Repeats = 5,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="Another checkout of tacita: time its rounds and these in turns, instead of the naive loop."),
+    ] = None,
     data_dir: DataDir = None,
     threads: Threads = 0,
     as_json: AsJson = False,
 ) -> None:
     """One round of block 0: the naive per-client loop against the fast path. Takes about half a minute.
 
-    Example: `tacita bench rounds --data ml-100k --backbone mf --json`
+    `--against` takes ten rounds of each side per repeat and prints lower quartiles; the ratio is new over old.
+
+    Examples: `tacita bench rounds --data ml-100k --backbone mf --json`, `tacita bench rounds --against ../older --json`
     """
     from tacita import bench, runs
     from tacita.config import RunConfig
 
+    if against is not None:
+        with console.working("timing rounds of both checkouts", quiet=as_json):
+            found = bench.compare_rounds(against, bench.Rounds(data, backbone, threads, data_dir), repeats)
+        console.show_bench(found, as_json)
+        return
     with console.working("timing the fast round and the naive loop", quiet=as_json):
         fed = runs.assemble(RunConfig(data=data, backbone={"name": backbone}), runs.Machine(threads, data_dir=data_dir))
         found = bench.bench_rounds(fed, repeats)

@@ -8,7 +8,8 @@ import numpy as np
 from numba import njit, prange
 
 from tacita.kernels.hashing import below, choose, stream_of
-from tacita.types import Floats, Ints, Keys, Longs
+from tacita.kernels.threads import first_of
+from tacita.types import Bools, Floats, Ints, Keys, Longs
 
 
 @njit(inline="always")
@@ -46,6 +47,7 @@ def room_for_negatives(ptr: Longs, excluded: Ints, n_items: int) -> Longs:
 
 @njit(cache=True, parallel=True)
 def draw_samples(
+    shares: int,
     key: np.uint64,
     owners: Keys,
     pos_ptr: Longs,
@@ -61,37 +63,37 @@ def draw_samples(
 
     A user who likes nearly everything is drawn from the listed remainder instead of by rejection.
     """
-    for u in prange(len(owners)):
-        stream = stream_of(key, owners[u])
-        at = out_ptr[u]
-        for k in range(pos_ptr[u], pos_ptr[u + 1]):
-            item[at] = pos_ids[k]
-            label[at] = 1.0
-            at += 1
-        n_excluded = ex_ptr[u + 1] - ex_ptr[u]
-        keys = np.full(table_size(n_excluded), -1, np.int32)
-        for k in range(ex_ptr[u], ex_ptr[u + 1]):
-            keys[slot(keys, ex_ids[k])] = ex_ids[k]
-        if at < out_ptr[u + 1] and 8 * (n_items - n_excluded) < n_items:
-            rest = np.empty(n_items, np.int32)
-            n_rest = 0
-            for i in range(n_items):
-                if keys[slot(keys, i)] < 0:
-                    rest[n_rest] = i
-                    n_rest += 1
-            for k in range(out_ptr[u + 1] - at):
-                item[at + k] = rest[below(stream, np.uint64(k), np.uint64(n_rest))]
-                label[at + k] = 0.0
-        else:
-            counter = np.uint64(0)
-            for k in range(at, out_ptr[u + 1]):
-                pick = below(stream, counter, np.uint64(n_items))
-                counter += np.uint64(1)
-                while keys[slot(keys, pick)] >= 0:
+    for share in prange(shares):
+        never = np.zeros(n_items, np.bool_)
+        for u in range(first_of(out_ptr, share, shares), first_of(out_ptr, share + 1, shares)):
+            stream = stream_of(key, owners[u])
+            at, end = out_ptr[u], out_ptr[u + 1]
+            for k in range(pos_ptr[u], pos_ptr[u + 1]):
+                item[at] = pos_ids[k]
+                label[at] = 1.0
+                at += 1
+            for k in range(at, end):
+                label[k] = 0.0
+            _mark(never, ex_ids[ex_ptr[u] : ex_ptr[u + 1]], True)
+            if at < end and 8 * (n_items - (ex_ptr[u + 1] - ex_ptr[u])) < n_items:
+                rest = np.flatnonzero(~never)
+                for k in range(end - at):
+                    item[at + k] = rest[below(stream, np.uint64(k), np.uint64(len(rest)))]
+            else:
+                counter = np.uint64(0)
+                while at < end:  # a pick that may not be is written over by the next: no branch to mispredict
                     pick = below(stream, counter, np.uint64(n_items))
                     counter += np.uint64(1)
-                item[k] = pick
-                label[k] = 0.0
+                    item[at] = pick
+                    at += not never[pick]
+            _mark(never, ex_ids[ex_ptr[u] : ex_ptr[u + 1]], False)
+
+
+@njit(inline="always")
+def _mark(marks: Bools, items: Ints, as_: bool) -> None:
+    for i in items:
+        if i < len(marks):
+            marks[i] = as_
 
 
 @njit(cache=True, parallel=True)
@@ -129,37 +131,74 @@ def shuffle_order(key: np.uint64, owners: Keys, ptr: Longs, batch: int, order: L
 
 @njit(cache=True, parallel=True)
 def touch_rows(
-    ptr: Longs, item: Ints, more_ptr: Longs, more: Ints, row_of: Ints, row_of_more: Ints, rows: Ints
+    shares: int,
+    n_items: int,
+    ptr: Longs,
+    item: Ints,
+    more_ptr: Longs,
+    more: Ints,
+    row_of: Ints,
+    row_of_more: Ints,
+    rows: Ints,
 ) -> Longs:
     """Number each client's distinct items: sample k uses local row `row_of[k]`.
 
     `more` lists further items a part wants at hand (replay lists). `rows` has room for every sample and every
     further item; client c's distinct items start at ptr[c] + more_ptr[c]. Returns how many each client has.
     """
-    n_clients = len(ptr) - 1
-    counts = np.zeros(n_clients, np.int64)
-    for c in prange(n_clients):
-        base = ptr[c] + more_ptr[c]
-        room = ptr[c + 1] + more_ptr[c + 1] - base
-        size = table_size(room)
-        keys = np.full(size, -1, np.int32)
-        slots = np.empty(size, np.int32)
-        n = 0
-        for k in range(ptr[c], ptr[c + 1]):
-            at = slot(keys, item[k])
-            if keys[at] < 0:
-                keys[at] = item[k]
-                slots[at] = n
-                rows[base + n] = item[k]
-                n += 1
-            row_of[k] = slots[at]
-        for k in range(more_ptr[c], more_ptr[c + 1]):
-            at = slot(keys, more[k])
-            if keys[at] < 0:
-                keys[at] = more[k]
-                slots[at] = n
-                rows[base + n] = more[k]
-                n += 1
-            row_of_more[k] = slots[at]
-        counts[c] = n
+    counts = np.zeros(len(ptr) - 1, np.int64)
+    for share in prange(shares):
+        begin, end = first_of(ptr, share, shares), first_of(ptr, share + 1, shares)
+        direct = n_items <= 64 * (ptr[end] - ptr[begin])  # a place for every item is cheap beside so many samples
+        place = np.full(n_items if direct else 0, -1, np.int32)
+        for c in range(begin, end):
+            own, further = slice(ptr[c], ptr[c + 1]), slice(more_ptr[c], more_ptr[c + 1])
+            mine = rows[own.start + further.start : own.stop + further.stop]
+            if direct:
+                n = _number(place, item[own], mine, 0, row_of[own])
+                n = _number(place, more[further], mine, n, row_of_more[further])
+                for k in range(n):
+                    place[mine[k]] = -1
+            else:
+                keys = np.full(table_size(len(mine)), -1, np.int32)
+                slots = np.empty(len(keys), np.int32)
+                n = _number_hashed(keys, slots, item[own], mine, 0, row_of[own])
+                n = _number_hashed(keys, slots, more[further], mine, n, row_of_more[further])
+            counts[c] = n
     return counts
+
+
+@njit(inline="always")
+def _number(place: Ints, items: Ints, rows: Ints, n: int, row_of: Ints) -> int:
+    """Number the items that have no place yet from n on; without branches, since nobody can foresee repeats."""
+    for k in range(len(items)):
+        i = items[k]
+        at = place[i]
+        is_new = at < 0
+        at = n if is_new else at
+        place[i] = at
+        row_of[k] = at
+        rows[n] = i
+        n += is_new
+    return n
+
+
+@njit(inline="always")
+def _number_hashed(keys: Ints, slots: Ints, items: Ints, rows: Ints, n: int, row_of: Ints) -> int:
+    for k in range(len(items)):
+        at = slot(keys, items[k])
+        if keys[at] < 0:
+            keys[at] = items[k]
+            slots[at] = n
+            rows[n] = items[k]
+            n += 1
+        row_of[k] = slots[at]
+    return n
+
+
+@njit(cache=True)
+def pack_rows(start: Longs, row_start: Longs, padded: Ints, row_item: Ints) -> None:
+    """Each client's distinct items, which begin at `start` with gaps between clients, one after the other."""
+    for c in range(len(row_start) - 1):
+        n = row_start[c + 1] - row_start[c]
+        row_item[row_start[c] : row_start[c + 1]] = padded[start[c] : start[c] + n]

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
+from tacita.kernels.lanes import LANES, add_lanes
+from tacita.kernels.threads import first_of
 from tacita.types import Bools, Doubles, Floats, Ints, Longs
 
 MF, PFEDREC, NCF = 0, 1, 2
@@ -56,6 +58,7 @@ def _step_private(kind: int, private: Floats, d: int, rate: Floats, grad: Floats
 
 @njit(cache=True, parallel=True, fastmath=_FAST)
 def affine_steps(
+    shares: int,
     kind: int,
     two_phases: bool,
     first_step: int,
@@ -76,62 +79,81 @@ def affine_steps(
     extra_row: Ints,
     extra_label: Floats,
     extra_weight: Floats,
+    whole: bool,
+    row_item: Ints,
+    items: Floats,
 ) -> None:
     """Run SGD steps first_step..last_step of every client, in place on `rows` and `private`.
 
     With two phases (PFedRec) phase 0 moves the private parameters and phase 1, after a second forward pass,
-    the rows; otherwise both move at once from the values before the step.
+    the rows; otherwise both move at once from the values before the step. `whole`: the rows are taken from the table
+    first, and how far they have moved is left, all while a client's rows are in the cache.
     """
     d = rows.shape[1]
-    for c in prange(len(ptr) - 1):
-        n = ptr[c + 1] - ptr[c]
-        per_epoch = (n + batch - 1) // batch
-        n_extra = extra_ptr[c + 1] - extra_ptr[c]
-        residual = np.empty(min(batch, n) + n_extra, np.float32)
-        at = np.empty(min(batch, n) + n_extra, np.int64)  # the row of each sample of the batch, extras last
+    for share in prange(shares):
+        begin, end = first_of(ptr, share, shares), first_of(ptr, share + 1, shares)
+        most = 0
+        for c in range(begin, end):
+            most = max(most, min(batch, ptr[c + 1] - ptr[c]) + extra_ptr[c + 1] - extra_ptr[c])
+        residual = np.empty(most, np.float32)
+        at = np.empty(most, np.int64)  # the row of each sample of the batch, extras last
         a = np.empty(d, np.float32)
         grad = np.empty(d, np.float32)
-        base = row_start[c]
-        for step in range(first_step, min(last_step, order.shape[0] * per_epoch)):
-            epoch = step // per_epoch
-            lo = ptr[c] + (step % per_epoch) * batch
-            size = min(batch, ptr[c + 1] - lo)
-            for phase in range(first_phase, last_phase):
-                offset = _read(kind, private[c], d, a)
-                grad[:] = 0.0
-                grad_c = np.float32(0.0)
-                scale = np.float32(1.0 / size)
-                for k in range(size):
-                    at[k] = base + row_of[order[epoch, lo + k]]
-                for e in range(n_extra):
-                    at[size + e] = base + extra_row[extra_ptr[c] + e]
-                for k in range(size + n_extra):
-                    row = rows[at[k]]
-                    s = offset
+        for c in range(begin, end):
+            n = ptr[c + 1] - ptr[c]
+            per_epoch = (n + batch - 1) // batch
+            n_extra = extra_ptr[c + 1] - extra_ptr[c]
+            base = row_start[c]
+            if whole:
+                for r in range(base, row_start[c + 1]):
+                    row, source = rows[r], items[row_item[r]]
                     for j in range(d):
-                        s += a[j] * row[j]
-                    residual[k] = s
-                for k in range(size):
-                    p = np.float32(1.0) / (np.float32(1.0) + math.exp(-residual[k]))
-                    residual[k] = scale * (p - label[order[epoch, lo + k]])
-                for e in range(n_extra):
-                    p = np.float32(1.0) / (np.float32(1.0) + math.exp(-residual[size + e]))
-                    residual[size + e] = extra_weight[extra_ptr[c] + e] * (p - extra_label[extra_ptr[c] + e])
-                if not two_phases or phase == 0:
+                        row[j] = source[j]
+            for step in range(first_step, min(last_step, order.shape[0] * per_epoch)):
+                epoch = step // per_epoch
+                lo = ptr[c] + (step % per_epoch) * batch
+                size = min(batch, ptr[c + 1] - lo)
+                for phase in range(first_phase, last_phase):
+                    offset = _read(kind, private[c], d, a)
+                    grad[:] = 0.0
+                    grad_c = np.float32(0.0)
+                    scale = np.float32(1.0 / size)
+                    for k in range(size):
+                        at[k] = base + row_of[order[epoch, lo + k]]
+                    for e in range(n_extra):
+                        at[size + e] = base + extra_row[extra_ptr[c] + e]
                     for k in range(size + n_extra):
                         row = rows[at[k]]
-                        r = residual[k]
-                        grad_c += r
+                        s = offset
                         for j in range(d):
-                            grad[j] += r * row[j]
-                if not two_phases or phase == 1:
-                    for k in range(size + n_extra):
-                        row = rows[at[k]]
-                        move = np.float32(item_rate * residual[k])
-                        for j in range(d):
-                            row[j] -= move * a[j]
-                if not two_phases or phase == 0:
-                    _step_private(kind, private[c], d, rate, grad, grad_c)
+                            s += a[j] * row[j]
+                        residual[k] = s
+                    for k in range(size):
+                        p = np.float32(1.0) / (np.float32(1.0) + math.exp(-residual[k]))
+                        residual[k] = scale * (p - label[order[epoch, lo + k]])
+                    for e in range(n_extra):
+                        p = np.float32(1.0) / (np.float32(1.0) + math.exp(-residual[size + e]))
+                        residual[size + e] = extra_weight[extra_ptr[c] + e] * (p - extra_label[extra_ptr[c] + e])
+                    if not two_phases or phase == 0:
+                        for k in range(size + n_extra):
+                            row = rows[at[k]]
+                            r = residual[k]
+                            grad_c += r
+                            for j in range(d):
+                                grad[j] += r * row[j]
+                    if not two_phases or phase == 1:
+                        for k in range(size + n_extra):
+                            row = rows[at[k]]
+                            move = np.float32(item_rate * residual[k])
+                            for j in range(d):
+                                row[j] -= move * a[j]
+                    if not two_phases or phase == 0:
+                        _step_private(kind, private[c], d, rate, grad, grad_c)
+            if whole:
+                for r in range(base, row_start[c + 1]):
+                    row, source = rows[r], items[row_item[r]]
+                    for j in range(d):
+                        row[j] -= source[j]
 
 
 @njit(inline="always")
@@ -181,17 +203,13 @@ def add_own_moves(a: Floats, row_start: Longs, row_item: Ints, moved: Floats, ou
 
 
 @njit(cache=True, parallel=True)
-def gather_rows(base: Longs, row_start: Longs, padded: Ints, items: Floats, row_item: Ints, rows: Floats) -> None:
-    """Pack each client's distinct items and copy their rows from the table."""
-    d = items.shape[1]
-    for c in prange(len(row_start) - 1):
-        for k in range(row_start[c + 1] - row_start[c]):
-            i = padded[base[c] + k]
-            row_item[row_start[c] + k] = i
-            source = items[i]
-            target = rows[row_start[c] + k]
-            for j in range(d):
-                target[j] = source[j]
+def gather_rows(row_item: Ints, items: Floats, rows: Floats) -> None:
+    """Copy rows from the table."""
+    for r in prange(len(rows)):
+        source = items[row_item[r]]
+        target = rows[r]
+        for j in range(rows.shape[1]):
+            target[j] = source[j]
 
 
 @njit(cache=True, parallel=True)
@@ -240,18 +258,17 @@ def fold_rows(client: Ints, item: Ints, value: Floats, weight: Doubles, total: D
     Threads take blocks of columns, so each sum runs in client order whatever the thread count or chunking.
     """
     d = value.shape[1]
-    for block in prange((d + 15) // 16):
-        lo = 16 * block
+    source = np.ascontiguousarray(value)
+    for block in prange((d + LANES - 1) // LANES):
+        lo = LANES * block
         for r in range(len(item)):
             w = weight[client[r]]
             if w > 0:
-                target = total[item[r], lo:]
-                source = value[r, lo:]
+                i = item[r]
                 if block == 0:
-                    row_weight[item[r]] += w
-                if d - lo >= 16:
-                    for j in range(16):  # a fixed count: the compiler unrolls it
-                        target[j] += w * source[j]
+                    row_weight[i] += w
+                if d - lo >= LANES:
+                    add_lanes(total, i, source, r, lo, w)
                 else:
-                    for j in range(d - lo):
-                        target[j] += w * source[j]
+                    for j in range(lo, d):
+                        total[i, j] += w * source[r, j]

@@ -1,8 +1,14 @@
-"""How many cores the compiled loops use."""
+"""How many cores the compiled loops use, and how they share out the work."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba
+import numpy as np
+from numba import njit
+
+from tacita.types import Longs
 
 
 def most_threads() -> int:
@@ -15,3 +21,11 @@ def threads_in_use() -> int:
 
 def set_threads(n: int) -> None:
     numba.set_num_threads(n)
+
+
+@njit(inline="always")
+def first_of(ptr: Longs, share: int, shares: int) -> Any:
+    """Where one share of the lists begins, if all shares are to hold about as many entries."""
+    if share == shares:
+        return len(ptr) - 1
+    return np.searchsorted(ptr, share * ptr[-1] // shares)

@@ -28,8 +28,10 @@ from tacita.types import (
     Extra,
     Floats,
     Held,
+    Ints,
     Keys,
     Local,
+    Longs,
     Pull,
     Ragged,
     Request,
@@ -109,6 +111,17 @@ class Part:
     def local_data(self, view: CohortView) -> CohortView:
         """What a round learns from: `train`, `exclude` (never drawn as negatives) and `history` may differ."""
         return view
+
+    def negatives(self, view: CohortView, counts: Longs) -> Ints | None:
+        """counts[u] items for every user, flat in user order, to learn as not liked; None: drawn uniformly.
+
+        At most one part of a run chooses them. Where they are redrawn in every epoch, all epochs are asked for at once.
+        """
+        return None
+
+    def samples(self, view: CohortView) -> Ragged | None:
+        """Items per user with a "label" in [0, 1] each, which join the user's own samples for the round."""
+        return None
 
     def at_hand(self, view: CohortView) -> Ragged | None:
         """Items per user whose rows the part will use in `extra_samples`."""

@@ -48,18 +48,31 @@ def check_training(backbone: Backbone, parts: Sequence[Part], plan: TrainConfig)
             f"optimiser 'pfedme' moves a whole model at once, and backbone '{backbone.name}' moves in "
             f"{len(backbone.phases)} phases; use another backbone or train.optimiser = 'sgd'."
         )
+    choosing = [part.name for part in parts if overrides(part, "negatives")]
+    if len(choosing) > 1:
+        raise TacitaError(f"parts '{choosing[0]}' and '{choosing[1]}' both choose the negatives; use one of them.")
     for part in parts:
+        if plan.objective == "bpr" and overrides(part, "samples"):
+            raise TacitaError(
+                f"part '{part.name}' brings samples with soft labels, and train.objective = 'bpr' learns from pairs of "
+                "a positive and a negative; use train.objective = 'bce'."
+            )
         if plan.optimiser == "pfedme" and overrides(part, "pull"):
             raise TacitaError(f"part '{part.name}' pulls the model that 'pfedme' only follows; use another optimiser.")
-        if plan.objective == "squared" and (part.reads_logits or overrides(part, "extra_samples")):
+        deals = part.reads_logits or overrides(part, "extra_samples") or overrides(part, "samples")
+        if plan.objective == "squared" and deals:
             raise TacitaError(
                 f"part '{part.name}' deals in probabilities, and train.objective = 'squared' fits raw scores; "
                 "use train.objective = 'bce'."
             )
 
 
+def _fused(backbone: Backbone, plan: TrainConfig) -> bool:
+    return FusedStepper.supports(backbone, plan) and plan.stepper != "autograd"
+
+
 def choose_stepper(backbone: Backbone, plan: TrainConfig, local: Local) -> Stepper:
-    if FusedStepper.supports(backbone, plan) and plan.stepper != "autograd":
+    if _fused(backbone, plan):
         return FusedStepper(backbone, plan, local)
     from tacita.trainer.autograd import (
         AutogradStepper,
@@ -85,13 +98,16 @@ def train_cohort(
     lists = {p.name: made for p in parts if (made := p.at_hand(view)) is not None and len(made.ids)}
     if (seen := backbone.context(view)) is not None:
         lists[CONTEXT] = seen
-    local = lay_out(view, lists, plan, draws, space)
-    stepper = choose_stepper(backbone, plan, local)
     askers = [p for p in parts if p.name in lists and overrides(p, "extra_samples")]
     pulls = [one for p in parts if (one := p.pull(view)) is not None]
+    watched = askers or pulls or any(overrides(p, hook) for p in parts for hook in ("after_training", "extras"))
+    local = lay_out(view, lists, plan, draws, space, parts, gather=bool(watched) or not _fused(backbone, plan))
+    stepper = choose_stepper(backbone, plan, local)
     none = StepExtras.none(view.n_clients)
     used = _rows_in_use(local) if lists else None
-    if not askers and not pulls:
+    if isinstance(stepper, FusedStepper) and not watched:
+        stepper.train()
+    elif not askers and not pulls:
         stepper.run(0, int(local.n_steps.max(initial=0)), None, none)
     else:
         for step in range(int(local.n_steps.max(initial=0))):
@@ -105,7 +121,8 @@ def train_cohort(
                 _apply_pull(pull, backbone, local, step)
     kept = {p.name: new for p in parts if (new := p.after_training(view, local))}
     small = {f"{p.name}.{k}": v for p in parts for k, v in p.extras(view, local).items()}
-    subtract_rows(local.row_item, local.rows, view.items)
+    if watched or not isinstance(stepper, FusedStepper):
+        subtract_rows(local.row_item, local.rows, view.items)
     client = np.repeat(np.arange(view.n_clients, dtype=np.int32), np.diff(local.row_start))
     sent = None if used is None or used.all() else np.flatnonzero(used)  # rows never needed stay at home
     rows = Rows(client, local.row_item, local.rows)

@@ -7,6 +7,7 @@ import numpy as np
 from tacita.backbones.base import Backbone
 from tacita.config import TrainConfig
 from tacita.kernels.steps import affine_steps
+from tacita.kernels.threads import threads_in_use
 from tacita.trainer.stepper import StepExtras, Stepper
 from tacita.types import Local
 
@@ -26,15 +27,23 @@ class FusedStepper(Stepper):
         return plain and backbone.affine_kind is not None
 
     def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
+        phases = (0, len(self.backbone.phases)) if phase is None else (phase, phase + 1)
+        self._steps(first, last, phases, extras, whole=False)
+
+    def train(self) -> None:
+        """Gather, take all steps and diff, client by client: for models whose rows nobody looks at in between."""
+        n_steps, phases = int(self.local.n_steps.max(initial=0)), (0, len(self.backbone.phases))
+        self._steps(0, n_steps, phases, StepExtras.none(self.local.view.n_clients), whole=True)
+
+    def _steps(self, first: int, last: int, phases: tuple[int, int], extras: StepExtras, whole: bool) -> None:
         local = self.local
-        n_phases = len(self.backbone.phases)
         affine_steps(
+            threads_in_use(),
             self.kind,
-            n_phases == 2,
+            len(self.backbone.phases) == 2,
             first,
             last,
-            0 if phase is None else phase,
-            n_phases if phase is None else phase + 1,
+            *phases,
             local.batch,
             local.turn_ptr,
             local.order,
@@ -49,4 +58,7 @@ class FusedStepper(Stepper):
             extras.row,
             extras.label,
             extras.weight,
+            whole,
+            local.row_item,
+            local.view.items,
         )
