@@ -15,6 +15,7 @@ from tacita.types import AnyArray, Arrays, Bools, Floats, Ints, Longs, Ragged
 
 CHUNK = 256  # users scored at once, padded to this shape by models that are not affine in the item row
 _TILE = 512  # items scored at once by such models
+_TOGETHER = 8  # users whose samples climb a tower at once: what they need of memory stays near the processor
 
 
 def score_all(
@@ -67,11 +68,13 @@ def _represented(backbone: Backbone, private: Floats, heads: Arrays, context: Co
         idle = CHUNK - len(private)
         ptr = np.append(context.ptr, np.full(idle, context.ptr[-1]))
         context = replace(context, ptr=ptr, count=np.append(context.count, np.zeros(idle, np.float32)))
-    repeated = {k: np.repeat(v[None], CHUNK, axis=0) for k, v in heads.items()}
+    repeated = {k: np.broadcast_to(v, (CHUNK, *v.shape)) for k, v in heads.items()}
     return backbone.represent(backbone.named(padded), repeated, context)
 
 
 def _tiled(backbone: Backbone, rep: dict[str, Any], heads: Arrays, items: Floats, inside: Floats | None) -> Floats:
+    if backbone.grouped:
+        return _climbed(backbone, rep, heads, items)
     n_items = len(items)
     out = np.empty((CHUNK, n_items), np.float32)
     users = {k: np.repeat(v, _TILE, axis=0) for k, v in rep.items()}
@@ -90,12 +93,40 @@ def _tiled(backbone: Backbone, rep: dict[str, Any], heads: Arrays, items: Floats
     return out
 
 
+def _climbed(backbone: Backbone, rep: dict[str, Any], heads: Arrays, items: Floats) -> Floats:
+    """Tiles of a few users and many items, without repeating either."""
+    shared = {k: v[None] for k, v in heads.items()}
+    out = np.empty((CHUNK, len(items)), np.float32)
+    for at in range(0, len(items), _TILE):
+        width = min(_TILE, len(items) - at)
+        tile = np.zeros((1, _TILE, items.shape[1]), np.float32)
+        tile[0, :width] = items[at : at + width]
+        for lo in range(0, CHUNK, _TOGETHER):
+            some = {k: v[lo : lo + _TOGETHER, None] for k, v in rep.items()}
+            out[lo : lo + _TOGETHER, at : at + width] = backbone.score_groups(some, shared, tile)[:, :width]
+    return out
+
+
+def _in_lanes(backbone: Backbone, mine: dict[str, Any], heads: Arrays, rows: Floats) -> Floats:
+    """Logits of aligned samples in groups of one size: the last one is filled up, so that no shape follows them."""
+    idle = -len(rows) % _TILE
+
+    def laid(x: Floats) -> Floats:
+        return np.pad(x, ((0, idle), (0, 0))).reshape(-1, _TILE, x.shape[1])
+
+    shared = {k: v[None] for k, v in heads.items()}
+    scored = backbone.score_groups({k: laid(v) for k, v in mine.items()}, shared, laid(rows))
+    return np.asarray(scored, np.float32).reshape(-1)[: len(rows)]
+
+
 def _pairs(
     backbone: Backbone, rep: dict[str, Any], heads: Arrays, user: AnyArray, sample: tuple[Floats, Floats | None]
 ) -> Floats:
     """Logits of samples (rows, inside), each of one of the users."""
     rows, inside = sample
     mine = {k: v[user] for k, v in rep.items()}
+    if backbone.grouped:
+        return _in_lanes(backbone, mine, heads, rows)
     repeated = {k: np.repeat(v[None], len(user), axis=0) for k, v in heads.items()}
     return np.asarray(backbone.score(mine, repeated, rows, inside), np.float32)
 
@@ -126,7 +157,10 @@ def own_scores(
         return _own_with_context(backbone, private, heads, items, own, context)
     reading = backbone.reading(private, heads)
     if reading is None:
-        raise TacitaError(f"backbone '{backbone.name}' cannot be scored with the users' own item rows.")
+        scores = score_all(backbone, private, heads, items)
+        sample = items[own.ids] + own.values["moved"], None
+        scores[own.rows(), own.ids] = _pairs(backbone, backbone.named(private), heads, own.rows(), sample)
+        return scores
     a, c = (np.ascontiguousarray(x, np.float32) for x in reading)
     scores = _affine(a, c, items)
     add_own_moves(a, own.ptr, own.ids, own.values["moved"], scores)

@@ -61,9 +61,12 @@ def check_training(backbone: Backbone, parts: Sequence[Part], plan: TrainConfig)
 def choose_stepper(backbone: Backbone, plan: TrainConfig, local: Local) -> Stepper:
     if FusedStepper.supports(backbone, plan) and plan.stepper != "autograd":
         return FusedStepper(backbone, plan, local)
-    from tacita.trainer.autograd import (
-        AutogradStepper,
-    )  # torch takes seconds to import; the fused path needs none
+    # torch takes seconds to import; the fused path needs none
+    if backbone.grouped:
+        from tacita.trainer.grouped import GroupedStepper
+
+        return GroupedStepper(backbone, plan, local)
+    from tacita.trainer.autograd import AutogradStepper
 
     return AutogradStepper(backbone, plan, local)
 

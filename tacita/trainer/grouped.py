@@ -1,0 +1,114 @@
+"""The torch stepper of models with towers: a client's samples of a step are one group, scored with its own tower.
+
+Groups of a like number of samples are filled up to one size and go through one batched product. The size follows the
+client alone, so numbers depend neither on the company nor on the number of threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tacita.backbones.base import Backbone
+from tacita.config import TrainConfig
+from tacita.kernels.adam import adam_rows
+from tacita.kernels.threads import threads_in_use
+from tacita.trainer.autograd import AutogradStepper, _rows, _Samples
+from tacita.trainer.solvers import LazyAdam, Moving
+from tacita.types import AnyArray, Local, Longs
+
+_LEAST = 16  # samples of the smallest group
+
+
+class CompiledLazyAdam(LazyAdam):
+    """The same numbers, without copies: a cohort's towers are too many for them."""
+
+    def __init__(self, plan: TrainConfig, moving: list[Moving], n_steps: Longs) -> None:
+        super().__init__(plan, moving, n_steps)
+        self.rate = [_spread(one) for one in moving]
+
+    def move(self, k: int, grad: Tensor, step: int, used: Tensor) -> None:
+        tensor, (mean, square) = self.moving[k].tensor.detach(), self.moments[k]
+        flat = [x.reshape(len(x), -1).numpy() for x in (grad.contiguous(), tensor, mean, square)]
+        decay = np.float32(self.plan.weight_decay)
+        adam_rows(used.numpy(), *flat, self.steps[k].numpy(), self.rate[k], decay)
+
+
+def _spread(one: Moving) -> AnyArray:
+    """The rate of every number of a row."""
+    width = one.tensor[0].numel() if len(one.tensor) else 0
+    return np.broadcast_to(np.asarray(one.rate, np.float32), (width,)).copy()
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Clients whose samples of a step fill groups of one size."""
+
+    client: Longs  # (groups,)
+    owner: Longs  # (groups, size), or (groups, 1) where a client is one user
+    row: Longs  # (groups, size)
+
+
+class GroupedStepper(AutogradStepper):
+    def __init__(self, backbone: Backbone, plan: TrainConfig, local: Local) -> None:
+        super().__init__(backbone, plan, local)
+        torch.set_num_threads(threads_in_use())
+        if type(self.solver) is LazyAdam:
+            self.solver = CompiledLazyAdam(plan, self.solver.moving, local.n_steps)
+
+    def _scores(self, users: Longs, blocks: list[_Samples]) -> list[Tensor]:
+        groups, place = self._laid_out(blocks)
+        logits = [self._logits(one) for one in groups]
+        flat = torch.cat([*logits, torch.zeros(1)])  # the last one stands for idle samples
+        return list(_rows(flat, place).split([len(one.row) for one in blocks]))
+
+    def _laid_out(self, blocks: list[_Samples]) -> tuple[list[_Groups], Longs]:
+        """Groups of every size, and where each sample, idle ones included, finds its logit."""
+        owner = np.concatenate([one.owner[: one.n] for one in blocks])
+        row = np.concatenate([one.row[: one.n] for one in blocks])
+        client = self.client_of_user[owner]
+        counts = np.bincount(client, minlength=self.local.view.n_clients)
+        order = np.argsort(client, kind="stable")
+        lane = np.empty(len(order), np.int64)
+        lane[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+        size = np.maximum(_LEAST, 2 ** np.ceil(np.log2(np.maximum(counts, 1))).astype(np.int64))
+        size[counts == 0] = 0
+        groups, at, place = [], 0, np.empty(len(order), np.int64)
+        for width in np.unique(size[counts > 0]):
+            one, inside, slot = self._group(int(width), size, (client, owner, row, lane))
+            place[inside] = at + slot
+            groups.append(one)
+            at += one.row.size
+        ends = np.cumsum([one.n for one in blocks])[:-1]
+        found = zip(np.split(place, ends), blocks, strict=True)
+        return groups, np.concatenate([np.append(p, np.full(len(b.row) - b.n, at)) for p, b in found])
+
+    def _group(self, width: int, size: Longs, samples: tuple[Longs, ...]) -> tuple[_Groups, AnyArray, Longs]:
+        """The groups of one size, which samples are in them, and where."""
+        local = self.local
+        mine = np.flatnonzero(size == width)
+        # a product of one pair of matrices is not computed as one of many are: a second group keeps it company
+        mine = np.append(mine, mine[0]) if len(mine) == 1 else mine
+        number = np.empty(len(size), np.int64)
+        number[mine[::-1]] = np.arange(len(mine))[::-1]
+        client, owner, row, lane = samples
+        inside = size[client] == width
+        slot = number[client[inside]] * width + lane[inside]
+        rows = np.repeat(local.row_start[mine], width)
+        rows[slot] = row[inside]
+        owners = local.view.user_ptr[mine][:, None]
+        if not local.view.one_user_each:
+            owners = np.repeat(owners, width)
+            owners[slot] = owner[inside]
+        return _Groups(mine, owners.reshape(len(mine), -1), rows.reshape(len(mine), width)), inside, slot
+
+    def _logits(self, groups: _Groups) -> Tensor:
+        everybody = len(groups.client) == self.local.view.n_clients and len(groups.client) > 1
+        heads = {k: v if everybody else _rows(v, groups.client) for k, v in self.heads.items()}
+        private = _rows(self.private, groups.owner.reshape(-1))
+        named = {k: v.reshape(*groups.owner.shape, -1) for k, v in self.backbone.named(private).items()}
+        rows = _rows(self.rows, groups.row.reshape(-1)).reshape(*groups.row.shape, -1)
+        return self.backbone.score_groups(named, heads, rows).reshape(-1)
