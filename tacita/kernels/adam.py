@@ -1,6 +1,7 @@
 """Adam on some rows of a table, a row at a time: moments, bias correction and decay act on the rows of a step only.
 
-Numbers are those of torch's SparseAdam with a count of steps per row (Kingma and Ba 2015).
+Numbers are those of torch's SparseAdam with a count of steps per row (Kingma and Ba 2015). The loops run on one core,
+for callers that keep every core busy themselves.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
 from tacita.types import Floats, Longs
 
@@ -27,7 +28,7 @@ def _move(row: Floats, grad: Floats, mean: Floats, square: Floats, steps: int, r
         row[j] -= rate[j] * scale * mean[j] / (np.sqrt(square[j]) + _EPS)
 
 
-@njit(cache=True, parallel=True)
+@njit(cache=True, nogil=True)
 def adam_rows(
     some: Longs,
     grad: Floats,
@@ -39,13 +40,13 @@ def adam_rows(
     decay: np.float32,
 ) -> None:
     """One step of the rows `some`, each given once, by rows of a gradient that is as long as the table."""
-    for k in prange(len(some)):
+    for k in range(len(some)):
         r = some[k]
         steps[r] += 1
         _move(table[r], grad[r], mean[r], square[r], steps[r], rate, decay)
 
 
-@njit(cache=True, parallel=True)
+@njit(cache=True, nogil=True)
 def adam_used(
     used: Longs,
     grad: Floats,
@@ -74,7 +75,7 @@ def adam_used(
         else:
             for j in range(grad.shape[1]):
                 total[at, j] += grad[k, j]
-    for k in prange(n):
+    for k in range(n):
         r = first[k]
         slot[r] = -1
         steps[r] += 1

@@ -1,12 +1,14 @@
 """The torch stepper of models with towers: a client's samples of a step are one group, scored with its own tower.
 
 Groups of a like number of samples are filled up to one size and go through one batched product. The size follows the
-client alone, so numbers depend neither on the company nor on the number of threads.
+client alone, so numbers do not depend on the company. A cohort trains in crews, each on one core, and small enough
+that what it computes stays near it: torch's own threads would wait for each other at every small operation.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,9 +20,76 @@ from tacita.kernels.adam import adam_rows
 from tacita.kernels.threads import threads_in_use
 from tacita.trainer.autograd import AutogradStepper, _rows, _Samples
 from tacita.trainer.solvers import LazyAdam, Moving
-from tacita.types import AnyArray, Local, Longs
+from tacita.trainer.stepper import StepExtras, Stepper
+from tacita.types import AnyArray, CohortView, Local, Longs, Ragged
 
 _LEAST = 16  # samples of the smallest group
+_CREW = 4096  # samples that a crew scores in a step, about
+
+
+class GroupedStepper(Stepper):
+    def __init__(self, backbone: Backbone, plan: TrainConfig, local: Local) -> None:
+        super().__init__(backbone, plan, local)
+        ends = _crew_ends(local)
+        self.crews = [_Crew(backbone, plan, local, (a, b)) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+
+    def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
+        with ThreadPoolExecutor(threads_in_use()) as pool:
+            list(pool.map(lambda crew: crew.run(first, last, phase, crew.own_extras(extras)), self.crews))
+        if self.plan.optimiser == "pfedme":
+            names = self.crews[0].local.personal if self.crews else {}
+            made = {name: np.concatenate([crew.local.personal[name] for crew in self.crews]) for name in names}
+            self.local.personal = made
+
+
+def _crew_ends(local: Local) -> list[int]:
+    """Cuts the clients, in their order, into crews of about as many samples a step."""
+    work = np.minimum(np.diff(local.turn_ptr), local.batch)
+    crew = (np.cumsum(work) - work) // _CREW
+    return [0, *(np.flatnonzero(np.diff(crew)) + 1).tolist(), len(work)] if len(work) else [0]
+
+
+def part_of(local: Local, first: int, last: int) -> Local:
+    """Clients first..last-1 of a cohort's local models: the same memory."""
+    view = local.view
+    a, b = view.user_ptr[first], view.user_ptr[last]
+    s, t = local.ptr[first], local.ptr[last]
+    rows = slice(local.row_start[first], local.row_start[last])
+    return replace(
+        local,
+        view=_view_of(view, first, last),
+        ptr=local.ptr[first : last + 1] - s,
+        item=local.item[s:t],
+        label=local.label[s:t],
+        user_ptr=local.user_ptr[a : b + 1] - s,
+        turn_ptr=local.turn_ptr[first : last + 1] - local.turn_ptr[first],
+        order=local.order[:, local.turn_ptr[first] : local.turn_ptr[last]] - s,
+        partner=None if local.partner is None else local.partner[s:t] - s,
+        row_of=local.row_of[s:t],
+        row_start=local.row_start[first : last + 1] - rows.start,
+        row_item=local.row_item[rows],
+        rows=local.rows[rows],
+        private=local.private[a:b],
+        heads={name: v[first:last] for name, v in local.heads.items()},
+        at_hand={},  # parts ask with the whole cohort's lists
+        personal={},
+    )
+
+
+def _view_of(view: CohortView, first: int, last: int) -> CohortView:
+    a, b = view.user_ptr[first], view.user_ptr[last]
+    nothing = Ragged.empty(int(b - a))  # samples are drawn already
+    return replace(
+        view,
+        user_ptr=view.user_ptr[first : last + 1] - a,
+        user=view.user[a:b],
+        user_keys=view.user_keys[a:b],
+        client_keys=view.client_keys[first:last],
+        train=nothing,
+        exclude=nothing,
+        private=view.private[a:b],
+        parts={},
+    )
 
 
 class CompiledLazyAdam(LazyAdam):
@@ -52,12 +121,20 @@ class _Groups:
     row: Longs  # (groups, size)
 
 
-class GroupedStepper(AutogradStepper):
-    def __init__(self, backbone: Backbone, plan: TrainConfig, local: Local) -> None:
-        super().__init__(backbone, plan, local)
-        torch.set_num_threads(threads_in_use())
+class _Crew(AutogradStepper):
+    def __init__(self, backbone: Backbone, plan: TrainConfig, cohort: Local, clients: tuple[int, int]) -> None:
+        super().__init__(backbone, plan, part_of(cohort, *clients))
+        self.first = clients[0]
+        self.first_user = cohort.view.user_ptr[self.first]
         if type(self.solver) is LazyAdam:
-            self.solver = CompiledLazyAdam(plan, self.solver.moving, local.n_steps)
+            self.solver = CompiledLazyAdam(plan, self.solver.moving, self.local.n_steps)
+
+    def own_extras(self, extras: StepExtras) -> StepExtras:
+        """What the parts ask of these clients, of all that they ask of the cohort."""
+        ptr = extras.ptr[self.first : self.first + self.local.view.n_clients + 1]
+        some = slice(ptr[0], ptr[-1])
+        owner = extras.owner[some] - self.first_user
+        return StepExtras(ptr - ptr[0], extras.row[some], owner, extras.label[some], extras.weight[some])
 
     def _scores(self, users: Longs, blocks: list[_Samples]) -> list[Tensor]:
         groups, place = self._laid_out(blocks)
