@@ -35,7 +35,14 @@ FREE_AMONG_THEMSELVES = {len(LEVELS) - 3, len(LEVELS) - 2, len(LEVELS) - 1}
 
 HOMES: dict[str, tuple[str, ...]] = {
     "numba": ("kernels.*", "runs"),
-    "torch": ("trainer.autograd", "trainer.central", "trainer.grouped", "trainer.objectives", "trainer.solvers", "bench"),
+    "torch": (
+        "trainer.autograd",
+        "trainer.central",
+        "trainer.grouped",
+        "trainer.objectives",
+        "trainer.solvers",
+        "bench",
+    ),
     "polars": ("data.*",),
     "typer": ("cli*",),
     "matplotlib": ("report*",),

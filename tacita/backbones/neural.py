@@ -87,9 +87,9 @@ class Tower(Factor):
 
     def _climb(self, user: Any, heads: dict[str, Any], item: Any) -> Any:
         """The output of the last hidden layer, (groups, samples, size)."""
-        up = relu(user @ heads["user_layer"] + heads["bias_0"][:, None] + item @ heads["item_layer"])
+        up = relu(linear(item, heads["item_layer"], heads["bias_0"]) + user @ heads["user_layer"])
         for k in range(1, len(self.config.tower)):
-            up = relu(up @ heads[f"layer_{k}"] + heads[f"bias_{k}"][:, None])
+            up = relu(linear(up, heads[f"layer_{k}"], heads[f"bias_{k}"]))
         return up
 
 
@@ -130,6 +130,11 @@ class NeuMF(Tower):
         up = self._climb(private["mlp"], heads, rows[..., d:])
         met = (private["gmf"] * heads["out_gmf"][:, None] * rows[..., :d]).sum(-1)
         return (up @ heads["out"][:, :, None])[:, :, 0] + met + heads["out_bias"]
+
+
+def linear(x: Any, matrix: Any, bias: Any) -> Any:
+    """x @ matrix + bias in every group; torch adds the bias on the way."""
+    return x @ matrix + bias[:, None] if isinstance(x, np.ndarray) else bias[:, None].baddbmm(x, matrix)
 
 
 def relu(x: Any) -> Any:

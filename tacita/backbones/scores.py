@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +12,12 @@ import scipy.special
 from tacita.backbones.base import Backbone, Context
 from tacita.errors import TacitaError
 from tacita.kernels.steps import add_own_moves, affine_scores
+from tacita.kernels.threads import threads_in_use
 from tacita.types import AnyArray, Arrays, Bools, Floats, Ints, Longs, Ragged
 
 CHUNK = 256  # users scored at once, padded to this shape by models that are not affine in the item row
 _TILE = 512  # items scored at once by such models
-_TOGETHER = 8  # users whose samples climb a tower at once: what they need of memory stays near the processor
+_LANES = 32  # samples of one product in a tower: so small a product stays on one core and costs no waiting
 
 
 def score_all(
@@ -94,29 +96,41 @@ def _tiled(backbone: Backbone, rep: dict[str, Any], heads: Arrays, items: Floats
 
 
 def _climbed(backbone: Backbone, rep: dict[str, Any], heads: Arrays, items: Floats) -> Floats:
-    """Tiles of a few users and many items, without repeating either."""
+    """A user at a time, users on all cores: neither users nor items are repeated."""
     shared = {k: v[None] for k, v in heads.items()}
-    out = np.empty((CHUNK, len(items)), np.float32)
-    for at in range(0, len(items), _TILE):
-        width = min(_TILE, len(items) - at)
-        tile = np.zeros((1, _TILE, items.shape[1]), np.float32)
-        tile[0, :width] = items[at : at + width]
-        for lo in range(0, CHUNK, _TOGETHER):
-            some = {k: v[lo : lo + _TOGETHER, None] for k, v in rep.items()}
-            out[lo : lo + _TOGETHER, at : at + width] = backbone.score_groups(some, shared, tile)[:, :width]
-    return out
+    rows = np.pad(items, ((0, -len(items) % _TILE), (0, 0)))
+    tiles = rows.reshape(-1, _TILE // _LANES, _LANES, items.shape[1])
+
+    def score_one(user: int) -> Floats:
+        mine = {k: v[None, None, user] for k, v in rep.items()}
+        scored = [backbone.score_groups(mine, shared, tile).reshape(-1) for tile in tiles]
+        return np.concatenate(scored)[: len(items)] if scored else np.zeros(0, np.float32)
+
+    with ThreadPoolExecutor(threads_in_use()) as pool:
+        return np.stack(list(pool.map(score_one, range(CHUNK)))).astype(np.float32)
+
+
+def aligned_scores(backbone: Backbone, private: Floats, heads: Arrays, rows: Floats) -> Floats:
+    """Logits of a private vector and a row each, by a model without context, all with the same heads."""
+    _need_context(backbone, None)
+    return _pairs(backbone, backbone.named(private), heads, np.arange(len(rows)), (rows, None))
 
 
 def _in_lanes(backbone: Backbone, mine: dict[str, Any], heads: Arrays, rows: Floats) -> Floats:
     """Logits of aligned samples in groups of one size: the last one is filled up, so that no shape follows them."""
-    idle = -len(rows) % _TILE
+    shared = {k: v[None] for k, v in heads.items()}
 
     def laid(x: Floats) -> Floats:
-        return np.pad(x, ((0, idle), (0, 0))).reshape(-1, _TILE, x.shape[1])
+        return np.pad(x, ((0, -len(x) % _LANES), (0, 0))).reshape(-1, _LANES, x.shape[1])
 
-    shared = {k: v[None] for k, v in heads.items()}
-    scored = backbone.score_groups({k: laid(v) for k, v in mine.items()}, shared, laid(rows))
-    return np.asarray(scored, np.float32).reshape(-1)[: len(rows)]
+    def score_some(at: int) -> Floats:
+        some = slice(at, at + _TILE)
+        scored = backbone.score_groups({k: laid(v[some]) for k, v in mine.items()}, shared, laid(rows[some]))
+        return np.asarray(scored, np.float32).reshape(-1)[: len(rows) - at]
+
+    with ThreadPoolExecutor(threads_in_use()) as pool:
+        made = list(pool.map(score_some, range(0, len(rows), _TILE)))
+    return np.concatenate(made) if made else np.zeros(0, np.float32)
 
 
 def _pairs(

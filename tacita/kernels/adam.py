@@ -50,13 +50,13 @@ def adam_rows(
 def adam_used(
     used: Longs,
     grad: Floats,
+    slot: Longs,
     table: Floats,
     mean: Floats,
     square: Floats,
     steps: Longs,
     rate: Floats,
     decay: np.float32,
-    slot: Longs,
 ) -> None:
     """One step of the rows that a batch uses: gradients of its samples add up, in their order, per row.
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +33,7 @@ class GroupedStepper(Stepper):
     def __init__(self, backbone: Backbone, plan: TrainConfig, local: Local) -> None:
         super().__init__(backbone, plan, local)
         ends = _crew_ends(local)
-        self.crews = [_Crew(backbone, plan, local, (a, b)) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+        self.crews = [_Crew(backbone, plan, local, (a, b)) for a, b in pairwise(ends)]
 
     def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
         with ThreadPoolExecutor(threads_in_use()) as pool:
@@ -101,9 +103,9 @@ class CompiledLazyAdam(LazyAdam):
 
     def move(self, k: int, grad: Tensor, step: int, used: Tensor) -> None:
         tensor, (mean, square) = self.moving[k].tensor.detach(), self.moments[k]
-        flat = [x.reshape(len(x), -1).numpy() for x in (grad.contiguous(), tensor, mean, square)]
+        slope, table, first, second = (x.reshape(len(x), -1).numpy() for x in (grad, tensor, mean, square))
         decay = np.float32(self.plan.weight_decay)
-        adam_rows(used.numpy(), *flat, self.steps[k].numpy(), self.rate[k], decay)
+        adam_rows(used.numpy(), slope, table, first, second, self.steps[k].numpy(), self.rate[k], decay)
 
 
 def _spread(one: Moving) -> AnyArray:
@@ -139,8 +141,8 @@ class _Crew(AutogradStepper):
     def _scores(self, users: Longs, blocks: list[_Samples]) -> list[Tensor]:
         groups, place = self._laid_out(blocks)
         logits = [self._logits(one) for one in groups]
-        flat = torch.cat([*logits, torch.zeros(1)])  # the last one stands for idle samples
-        return list(_rows(flat, place).split([len(one.row) for one in blocks]))
+        found: Any = _rows(torch.cat([*logits, torch.zeros(1)]), place)  # the last one stands for idle samples
+        return list(found.split([len(one.row) for one in blocks]))
 
     def _laid_out(self, blocks: list[_Samples]) -> tuple[list[_Groups], Longs]:
         """Groups of every size, and where each sample, idle ones included, finds its logit."""
@@ -183,9 +185,10 @@ class _Crew(AutogradStepper):
         return _Groups(mine, owners.reshape(len(mine), -1), rows.reshape(len(mine), width)), inside, slot
 
     def _logits(self, groups: _Groups) -> Tensor:
-        everybody = len(groups.client) == self.local.view.n_clients and len(groups.client) > 1
+        everybody = np.array_equal(groups.client, np.arange(self.local.view.n_clients))
         heads = {k: v if everybody else _rows(v, groups.client) for k, v in self.heads.items()}
         private = _rows(self.private, groups.owner.reshape(-1))
         named = {k: v.reshape(*groups.owner.shape, -1) for k, v in self.backbone.named(private).items()}
         rows = _rows(self.rows, groups.row.reshape(-1)).reshape(*groups.row.shape, -1)
-        return self.backbone.score_groups(named, heads, rows).reshape(-1)
+        found: Tensor = self.backbone.score_groups(named, heads, rows).reshape(-1)
+        return found
