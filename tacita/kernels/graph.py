@@ -34,9 +34,7 @@ def pass_along(ptr: Longs, to: Ints, weight: Floats, start: Floats, now: Floats,
 
 
 @njit(cache=True)
-def product_slopes(
-    left: Longs, right: Longs, label: Floats, weight: Floats, table: Floats, slope: Floats, losses: Floats
-) -> None:
+def product_slopes(left: Longs, right: Longs, label: Floats, weight: Floats, table: Floats, slope: Floats) -> None:
     """Adds the slopes of weighted BCE of logits left . right to `slope`, pair by pair."""
     width = table.shape[1]
     for k in range(len(left)):
@@ -44,7 +42,6 @@ def product_slopes(
         logit = np.float32(0.0)
         for j in range(width):
             logit += a[j] * b[j]
-        losses[k] = max(logit, 0.0) - logit * label[k] + math.log1p(math.exp(-abs(logit)))
         g = np.float32(weight[k] * (1.0 / (1.0 + math.exp(-logit)) - label[k]))
         for j in range(width):
             slope[left[k], j] += g * b[j]

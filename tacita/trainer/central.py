@@ -271,9 +271,8 @@ class _GraphTrainer(_Trainer):
 
     def step(self, batch: Samples, cores: ThreadPoolExecutor) -> None:
         ends = self.graph.smooth(self.both, self.layers)
-        slope, losses = np.zeros_like(ends), np.empty(len(batch.user), np.float32)
-        right = batch.item + self.n_users
-        product_slopes(batch.user, right, batch.label, batch.weight, ends, slope, losses)
+        slope = np.zeros_like(ends)
+        product_slopes(batch.user, batch.item + self.n_users, batch.label, batch.weight, ends, slope)
         slope = self.graph.smooth(slope, self.layers)
         for name, some in (("users", slice(0, self.n_users)), ("items", slice(self.n_users, None))):
             adam_rows(self.everything[name], slope[some], self.both[some], *self.moved(name))
