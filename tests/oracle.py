@@ -41,6 +41,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "ncf": {"dim": 6, "lr": 0.1, "lr_eta": 0.5},
     "ego": {"dim": 6, "lr": 0.5, "item_lr_scale": 3.0},
     "tally": {"ridge": 20.0, "min_item": 0},
+    "lightgcn": {"dim": 6, "lr": 0.5, "item_lr_scale": 3.0, "init_std": 0.5},
+    "neumf": {"dim": 6, "lr": 0.3, "item_lr_scale": 3.0, "init_std": 0.5, "tower": [8, 7, 5]},
+    "neuncf": {"dim": 6, "lr": 0.3, "item_lr_scale": 3.0, "init_std": 0.5, "tower": [12, 8]},
 }
 
 
@@ -264,6 +267,63 @@ class StarDevice(Device):
         return sorted({*item, *(i for u in user for i in self.likes[u])})
 
 
+class LayersDevice(StarDevice):
+    """LightGCN: the same matrix, several times, and inner products."""
+
+    def final(self, user: int) -> tuple[Tensor, Tensor]:
+        now = torch.cat([self.own["p"][user][None], self.items])
+        edges = torch.zeros(len(now), len(now))
+        for item in self.likes[user]:
+            edges[0, item + 1] = edges[item + 1, 0] = 1
+        degree = edges.sum(1)
+        scale = torch.where(degree > 0, degree.clamp(min=1).rsqrt(), torch.zeros(()))
+        layers = [now]
+        for _ in range(self.config.layers):
+            layers.append((scale[:, None] * edges * scale[None, :]) @ layers[-1])
+        ends = torch.stack(layers).mean(0)
+        return ends[0], ends[1:]
+
+    def logits(self, user: list[int], item: list[int]) -> Tensor:
+        ends = {u: self.final(u) for u in set(user)}
+        return torch.stack([ends[u][0] @ ends[u][1][i] for u, i in zip(user, item, strict=True)])
+
+
+class TowerDevice(Device):
+    """NeuNCF: layers on [p ; q] joined, as torch has them."""
+
+    def cut(self) -> dict[str, int]:
+        return {"p": self.config.dim}
+
+    def climb(self, user: Tensor, item: Tensor) -> Tensor:
+        first = torch.cat([self.heads["user_layer"], self.heads["item_layer"]])
+        weights = [first, *(self.heads[f"layer_{k}"] for k in range(1, len(self.config.tower)))]
+        up = torch.cat([user, item], dim=1)
+        for k, weight in enumerate(weights):
+            up = nn.functional.relu(nn.functional.linear(up, weight.T, self.heads[f"bias_{k}"]))
+        return up
+
+    def logits(self, user: list[int], item: list[int]) -> Tensor:
+        up = self.climb(self.own["p"][user], self.items[item])
+        return nn.functional.linear(up, self.heads["out"][None], self.heads["out_bias"])[:, 0]
+
+    def passes(self) -> list[Groups]:
+        small = [*self.own.values(), *self.heads.values()]
+        return [[(small, self.config.lr), ([self.items], self.table_rate)]]
+
+
+class TwoPathDevice(TowerDevice):
+    """NeuMF: products beside the tower, one output layer on both."""
+
+    def cut(self) -> dict[str, int]:
+        return {"gmf": self.config.dim, "mlp": self.config.dim}
+
+    def logits(self, user: list[int], item: list[int]) -> Tensor:
+        met, climbing = self.items[item].split(self.config.dim, dim=1)
+        both = torch.cat([self.own["gmf"][user] * met, self.climb(self.own["mlp"][user], climbing)], dim=1)
+        out = torch.cat([self.heads["out_gmf"], self.heads["out"]])
+        return nn.functional.linear(both, out[None], self.heads["out_bias"])[:, 0]
+
+
 class AnyDevice(Device):
     """A model the oracle has no formula for: its own score, rates and phases."""
 
@@ -282,7 +342,10 @@ class AnyDevice(Device):
         return [[group for kind in phase for group in moving[kind]] for phase in self.backbone.phases]
 
 
-DEVICES: dict[str, type[Device]] = {"mf": FactorDevice, "pfedrec": ScoreDevice, "ncf": LinearDevice, "ego": StarDevice}
+DEVICES: dict[str, type[Device]] = {
+    "mf": FactorDevice, "pfedrec": ScoreDevice, "ncf": LinearDevice, "ego": StarDevice, "lightgcn": LayersDevice,
+    "neuncf": TowerDevice, "neumf": TwoPathDevice,
+}  # fmt: skip
 
 
 # the round

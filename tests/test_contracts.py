@@ -133,6 +133,8 @@ LEARNS: dict[str, dict[str, Any]] = {
     "ncf": {"dim": 8, "lr": 0.05, "lr_eta": 15.0},
     "ego": {"dim": 8, "lr": 1.0, "item_lr_scale": 10.0},
     "tally": {"ridge": 5.0, "min_item": 0, "keep": 0},
+    "neumf": {"dim": 8, "lr": 1.0, "item_lr_scale": 3.0, "init_std": 0.3, "tower": [16, 8]},
+    "neuncf": {"dim": 8, "lr": 0.3, "item_lr_scale": 10.0, "init_std": 0.3, "tower": [16, 8]},
 }
 
 

@@ -43,6 +43,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "torch": (
         "methods.distillation.*",
         "trainer.autograd",
+        "trainer.central",
+        "trainer.grouped",
         "trainer.objectives",
         "trainer.solvers",
         "side.autoencoder",

@@ -99,6 +99,9 @@ class Backbone(ABC):
     reads_context: ClassVar[bool] = False
     """Scores with the rows of further items of the user (see `context`), not with the private vector alone."""
 
+    grouped: ClassVar[bool] = False
+    """Scores groups of samples that share their heads (see `score_groups`): heads too big to repeat for a sample."""
+
     affine_kind: ClassVar[int | None] = None
     """Which fused kernel trains it (see kernels.steps); None: autograd only."""
 
@@ -217,6 +220,11 @@ class Backbone(ABC):
     def retracts(self) -> Retracts | None:
         """The model itself, where it can take back what people told it."""
         return None
+
+    def score_groups(self, private: dict[str, Any], heads: dict[str, Any], rows: Any) -> Any:
+        """Logits (groups, samples) of private (groups, samples or 1, width), heads (groups, ...), rows (groups,
+        samples, width); a leading 1 serves all groups."""
+        raise TacitaError(f"backbone '{self.name}' scores single samples, not groups of them.")
 
     def score_history(self, view: CohortView) -> Floats | None:
         """Scores (users, items) of a model that reads the user's own history; None: it reads private vectors."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +12,12 @@ import scipy.special
 from tacita.backbones.base import Backbone, Context
 from tacita.errors import TacitaError
 from tacita.kernels.steps import add_own_moves, affine_scores
+from tacita.kernels.threads import threads_in_use
 from tacita.types import AnyArray, Arrays, Bools, Floats, Ints, Longs, Ragged
 
 CHUNK = 256  # users scored at once, padded to this shape by models that are not affine in the item row
 _TILE = 512  # items scored at once by such models
+_LANES = 32  # samples of one product in a tower: so small a product stays on one core and costs no waiting
 
 
 def score_all(
@@ -67,11 +70,13 @@ def _represented(backbone: Backbone, private: Floats, heads: Arrays, context: Co
         idle = CHUNK - len(private)
         ptr = np.append(context.ptr, np.full(idle, context.ptr[-1]))
         context = replace(context, ptr=ptr, count=np.append(context.count, np.zeros(idle, np.float32)))
-    repeated = {k: np.repeat(v[None], CHUNK, axis=0) for k, v in heads.items()}
+    repeated = {k: np.broadcast_to(v, (CHUNK, *v.shape)) for k, v in heads.items()}
     return backbone.represent(backbone.named(padded), repeated, context)
 
 
 def _tiled(backbone: Backbone, rep: dict[str, Any], heads: Arrays, items: Floats, inside: Floats | None) -> Floats:
+    if backbone.grouped:
+        return _climbed(backbone, rep, heads, items)
     n_items = len(items)
     out = np.empty((CHUNK, n_items), np.float32)
     users = {k: np.repeat(v, _TILE, axis=0) for k, v in rep.items()}
@@ -90,12 +95,52 @@ def _tiled(backbone: Backbone, rep: dict[str, Any], heads: Arrays, items: Floats
     return out
 
 
+def _climbed(backbone: Backbone, rep: dict[str, Any], heads: Arrays, items: Floats) -> Floats:
+    """A user at a time, users on all cores: neither users nor items are repeated."""
+    shared = {k: v[None] for k, v in heads.items()}
+    rows = np.pad(items, ((0, -len(items) % _TILE), (0, 0)))
+    tiles = rows.reshape(-1, _TILE // _LANES, _LANES, items.shape[1])
+
+    def score_one(user: int) -> Floats:
+        mine = {k: v[None, None, user] for k, v in rep.items()}
+        scored = [backbone.score_groups(mine, shared, tile).reshape(-1) for tile in tiles]
+        return np.concatenate(scored)[: len(items)] if scored else np.zeros(0, np.float32)
+
+    with ThreadPoolExecutor(threads_in_use()) as pool:
+        return np.stack(list(pool.map(score_one, range(CHUNK)))).astype(np.float32)
+
+
+def aligned_scores(backbone: Backbone, private: Floats, heads: Arrays, rows: Floats) -> Floats:
+    """Logits of a private vector and a row each, by a model without context, all with the same heads."""
+    _need_context(backbone, None)
+    return _pairs(backbone, backbone.named(private), heads, np.arange(len(rows)), (rows, None))
+
+
+def _in_lanes(backbone: Backbone, mine: dict[str, Any], heads: Arrays, rows: Floats) -> Floats:
+    """Logits of aligned samples in groups of one size: the last one is filled up, so that no shape follows them."""
+    shared = {k: v[None] for k, v in heads.items()}
+
+    def laid(x: Floats) -> Floats:
+        return np.pad(x, ((0, -len(x) % _LANES), (0, 0))).reshape(-1, _LANES, x.shape[1])
+
+    def score_some(at: int) -> Floats:
+        some = slice(at, at + _TILE)
+        scored = backbone.score_groups({k: laid(v[some]) for k, v in mine.items()}, shared, laid(rows[some]))
+        return np.asarray(scored, np.float32).reshape(-1)[: len(rows) - at]
+
+    with ThreadPoolExecutor(threads_in_use()) as pool:
+        made = list(pool.map(score_some, range(0, len(rows), _TILE)))
+    return np.concatenate(made) if made else np.zeros(0, np.float32)
+
+
 def _pairs(
     backbone: Backbone, rep: dict[str, Any], heads: Arrays, user: AnyArray, sample: tuple[Floats, Floats | None]
 ) -> Floats:
     """Logits of samples (rows, inside), each of one of the users."""
     rows, inside = sample
     mine = {k: v[user] for k, v in rep.items()}
+    if backbone.grouped:
+        return _in_lanes(backbone, mine, heads, rows)
     repeated = {k: np.repeat(v[None], len(user), axis=0) for k, v in heads.items()}
     return np.asarray(backbone.score(mine, repeated, rows, inside), np.float32)
 
@@ -126,7 +171,10 @@ def own_scores(
         return _own_with_context(backbone, private, heads, items, own, context)
     reading = backbone.reading(private, heads)
     if reading is None:
-        raise TacitaError(f"backbone '{backbone.name}' cannot be scored with the users' own item rows.")
+        scores = score_all(backbone, private, heads, items)
+        sample = items[own.ids] + own.values["moved"], None
+        scores[own.rows(), own.ids] = _pairs(backbone, backbone.named(private), heads, own.rows(), sample)
+        return scores
     a, c = (np.ascontiguousarray(x, np.float32) for x in reading)
     scores = _affine(a, c, items)
     add_own_moves(a, own.ptr, own.ids, own.values["moved"], scores)

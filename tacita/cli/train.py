@@ -50,7 +50,10 @@ def train(
     ] = None,
     data: Annotated[str | None, typer.Option(help="Dataset name (default: ml-100k), file, or synthetic:...")] = None,
     backbone: Annotated[
-        str | None, typer.Option(help="The model: mf, ncf, pfedrec, ego or tally (its release gives people away).")
+        str | None,
+        typer.Option(
+            help="The model: mf, ncf, pfedrec, ego, lightgcn, neumf, neuncf or tally (its release gives people away)."
+        ),
     ] = None,
     method: Annotated[str | None, typer.Option(help="fedavg, f3crec, reg, kd, rlp2, spp, ...")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same numbers.")] = None,

@@ -74,9 +74,12 @@ def _fused(backbone: Backbone, plan: TrainConfig) -> bool:
 def choose_stepper(backbone: Backbone, plan: TrainConfig, local: Local) -> Stepper:
     if _fused(backbone, plan):
         return FusedStepper(backbone, plan, local)
-    from tacita.trainer.autograd import (
-        AutogradStepper,
-    )  # torch takes seconds to import; the fused path needs none
+    # torch takes seconds to import; the fused path needs none
+    if backbone.grouped:
+        from tacita.trainer.grouped import GroupedStepper
+
+        return GroupedStepper(backbone, plan, local)
+    from tacita.trainer.autograd import AutogradStepper
 
     return AutogradStepper(backbone, plan, local)
 

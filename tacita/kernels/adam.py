@@ -1,0 +1,82 @@
+"""Adam on some rows of a table, a row at a time: moments, bias correction and decay act on the rows of a step only.
+
+Numbers are those of torch's SparseAdam with a count of steps per row (Kingma and Ba 2015). The loops run on one core,
+for callers that keep every core busy themselves.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from tacita.types import Floats, Longs
+
+_KEEP, _TAKE = np.float32(0.9), np.float32(0.1)
+_KEEP_SQUARE, _TAKE_SQUARE = np.float32(0.999), np.float32(0.001)
+_EPS = np.float32(1e-8)
+
+
+@njit(inline="always")
+def _move(row: Floats, grad: Floats, mean: Floats, square: Floats, steps: int, rate: Floats, decay: np.float32) -> None:
+    scale = np.float32(math.sqrt(1.0 - 0.999**steps) / (1.0 - 0.9**steps))
+    for j in range(len(row)):
+        slope = grad[j] + decay * row[j]
+        mean[j] = _KEEP * mean[j] + _TAKE * slope
+        square[j] = _KEEP_SQUARE * square[j] + _TAKE_SQUARE * (slope * slope)
+        row[j] -= rate[j] * scale * mean[j] / (np.sqrt(square[j]) + _EPS)
+
+
+@njit(cache=True, nogil=True)
+def adam_rows(
+    some: Longs,
+    grad: Floats,
+    table: Floats,
+    mean: Floats,
+    square: Floats,
+    steps: Longs,
+    rate: Floats,
+    decay: np.float32,
+) -> None:
+    """One step of the rows `some`, each given once, by rows of a gradient that is as long as the table."""
+    for k in range(len(some)):
+        r = some[k]
+        steps[r] += 1
+        _move(table[r], grad[r], mean[r], square[r], steps[r], rate, decay)
+
+
+@njit(cache=True, nogil=True)
+def adam_used(
+    used: Longs,
+    grad: Floats,
+    slot: Longs,
+    table: Floats,
+    mean: Floats,
+    square: Floats,
+    steps: Longs,
+    rate: Floats,
+    decay: np.float32,
+) -> None:
+    """One step of the rows that a batch uses: gradients of its samples add up, in their order, per row.
+
+    `slot` is scratch as long as the table, -1 everywhere, before and after.
+    """
+    first = np.empty(len(used), np.int64)
+    total = np.empty(grad.shape, np.float32)
+    n = 0
+    for k in range(len(used)):
+        at = slot[used[k]]
+        if at < 0:
+            slot[used[k]] = n
+            first[n] = used[k]
+            total[n] = grad[k]
+            n += 1
+        else:
+            for j in range(grad.shape[1]):
+                total[at, j] += grad[k, j]
+    for k in range(n):
+        r = first[k]
+        slot[r] = -1
+        steps[r] += 1
+        _move(table[r], total[k], mean[r], square[r], steps[r], rate, decay)

@@ -1,0 +1,197 @@
+"""Models with towers: how they start, what they compute, and that a cohort of them learns what each learns alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracle import averaged, cohort, federate, make_backbone, make_block, make_stream, slow_round, started, train_once
+from torch import nn
+
+from tacita.backbones import backbone_class
+from tacita.backbones import scores as catalogue_scores
+from tacita.backbones.scores import aligned_scores, own_scores, pair_scores, score_all
+from tacita.rng import Draws, keys_of
+from tacita.trainer import grouped
+from tacita.trainer.solvers import SOLVERS, LazyAdam
+from tacita.types import Arrays, Floats, Ragged, Stream
+
+TOWERS = ["neumf", "neuncf"]
+every_tower = pytest.mark.parametrize("name", TOWERS)
+UNEVEN = [[0, 3], [1, 2, 4, 7, 9], [5], [], [0, 1, 2, 3, 4, 5, 6], [11, 2, 6], [8], list(range(2, 12))]
+
+
+def uneven() -> Stream:
+    return make_stream(make_block(0, 14, UNEVEN))
+
+
+def some_model(name: str) -> tuple[Any, Floats, Arrays, Floats]:
+    """Nine users, thirteen items, and biases that are not 0."""
+    backbone = make_backbone(name)
+    rng = np.random.default_rng(4)
+    heads = {k: rng.normal(size=shape).astype("f4") for k, shape in backbone.shared().items()}
+    private = rng.normal(size=(9, backbone.private_width)).astype("f4")
+    return backbone, private, heads, rng.normal(size=(13, backbone.item_width)).astype("f4")
+
+
+def by_torch(name: str, private: Floats, heads: Arrays, rows: Floats, d: int) -> Floats:
+    """Aligned users and items through torch's own layers."""
+    h = {k: torch.from_numpy(v) for k, v in heads.items()}
+    p, q = torch.from_numpy(private), torch.from_numpy(rows)
+    up = torch.cat([p[:, -d:], q[:, -d:]], dim=1)
+    weights = [torch.cat([h["user_layer"], h["item_layer"]]), *(h[k] for k in sorted(h) if k.startswith("layer_"))]
+    for k, weight in enumerate(weights):
+        up = nn.functional.relu(up @ weight + h[f"bias_{k}"])
+    out = h["out"]
+    if name == "neumf":
+        up, out = torch.cat([p[:, :d] * q[:, :d], up], dim=1), torch.cat([h["out_gmf"], out])
+    return (up @ out + h["out_bias"]).numpy()
+
+
+# how they start
+
+
+@every_tower
+def test_vectors_start_as_narrow_normals_and_layers_as_xavier_has_them(name: str) -> None:
+    backbone = backbone_class(name)(backbone_class(name).Config())
+    keys = keys_of(f"one{k}" for k in range(400))
+    for made in (backbone.init_items(Draws(5), keys), backbone.init_private(Draws(5), keys)):
+        assert made.shape[1] == (64 if name == "neumf" else 32)
+        assert made.std() == pytest.approx(0.01, rel=0.03)
+        assert len(np.unique(made, axis=0)) == len(made)
+    heads = backbone.init_heads(Draws(5))
+    fans = {"user_layer": 64 + 64, "item_layer": 64 + 64, "layer_1": 64 + 128, "layer_2": 128 + 64}
+    fans |= {"out": 97, "out_gmf": 97} if name == "neumf" else {"out": 65}
+    for k, made in heads.items():
+        if k in fans:
+            bound = np.sqrt(6 / fans[k])
+            assert 0.9 * bound < np.abs(made).max() <= bound
+            assert abs(made.mean()) < 0.25 * bound
+        else:
+            assert not made.any()
+    assert not np.array_equal(heads["user_layer"], heads["item_layer"])
+    assert sum(v.size for v in heads.values()) == 64 * 64 + 64 + 64 * 128 + 128 + 128 * 64 + 64 + 65 + 32 * (
+        name == "neumf"
+    )
+
+
+# what they compute
+
+
+@every_tower
+def test_scores_are_those_of_torchs_layers(name: str) -> None:
+    backbone, private, heads, items = some_model(name)
+    user, item = np.repeat(np.arange(9), 13), np.tile(np.arange(13), 9)
+    want = by_torch(name, private[user], heads, items[item], 6).reshape(9, 13)
+    np.testing.assert_allclose(score_all(backbone, private, heads, items), want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(aligned_scores(backbone, private[user], heads, items[item]).reshape(9, 13), want, 1e-4)
+    lists = np.random.default_rng(0).integers(0, 13, (9, 4)).astype(np.int32)
+    found = pair_scores(backbone, private, heads, items, lists)
+    np.testing.assert_allclose(found, np.take_along_axis(want, lists, 1), rtol=1e-4, atol=1e-5)
+
+
+@every_tower
+def test_groups_have_towers_of_their_own(name: str) -> None:
+    backbone, private, _, items = some_model(name)
+    rng = np.random.default_rng(1)
+    heads = {k: rng.normal(size=(3, *shape)).astype("f4") for k, shape in backbone.shared().items()}
+    mine = {k: v.reshape(3, 3, -1) for k, v in backbone.named(private).items()}
+    got = backbone.score_groups(mine, heads, items[:9].reshape(3, 3, -1))
+    tensors = [{k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in one.items()} for one in (mine, heads)]
+    same = backbone.score_groups(*tensors, torch.from_numpy(items[:9].reshape(3, 3, -1)))
+    np.testing.assert_allclose(got, same.numpy(), rtol=1e-5, atol=1e-5)
+    for g in range(3):
+        own = {k: v[g] for k, v in heads.items()}
+        want = by_torch(name, private[3 * g : 3 * g + 3], own, items[3 * g : 3 * g + 3], 6)
+        np.testing.assert_allclose(got[g], want, rtol=1e-4, atol=1e-5)
+
+
+@every_tower
+def test_a_score_does_not_depend_on_the_company(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone, private, heads, _ = some_model(name)
+    items = np.random.default_rng(2).normal(size=(1100, backbone.item_width)).astype("f4")
+    whole = score_all(backbone, private, heads, items)
+    assert np.array_equal(score_all(backbone, private[4:6], heads, items[:700]), whole[4:6, :700])
+    user, item = np.arange(700) % 9, np.arange(700)
+    some = aligned_scores(backbone, private[user], heads, items[item])
+    assert np.array_equal(aligned_scores(backbone, private[user[50:90]], heads, items[item[50:90]]), some[50:90])
+    monkeypatch.setattr(catalogue_scores, "CHUNK", 4)
+    assert np.array_equal(score_all(backbone, private, heads, items), whole)
+
+
+@every_tower
+def test_users_can_be_scored_with_their_own_rows(name: str) -> None:
+    backbone, private, heads, items = some_model(name)
+    own = Ragged.from_lists([[10, 4], [3], [1], [], [5, 4], [0, 6, 5], [], [12], [2]])
+    change = np.random.default_rng(5).normal(size=(len(own.ids), items.shape[1])).astype("f4")
+    got = own_scores(backbone, private, heads, items, replace(own, values={"moved": change}))
+    for u in range(9):
+        table = items.copy()
+        table[own.row(u)] += change[own.ptr[u] : own.ptr[u + 1]]
+        want = score_all(backbone, private[u : u + 1], heads, table)
+        np.testing.assert_allclose(got[u], want[0], rtol=1e-4, atol=1e-5)
+
+
+# how a cohort of them learns
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "adam": {"optimiser": "adam"},
+    "lazy-adam": {"optimiser": "lazy-adam"},
+    "lazy-adam with decay": {"optimiser": "lazy-adam", "weight_decay": 0.2},
+    "pfedme": {"optimiser": "pfedme", "pfedme": {"lam": 2.0, "inner_steps": 3, "inner_lr": 0.1, "eta": 0.2}},
+    "bpr": {"objective": "bpr", "negatives": 2, "l2": 0.05},  # Adam would blow up the rounding of slopes that cancel
+    # decay, for torch's sparse Adam takes a row whose slope is all 0, behind a dead unit, for one that is not used
+    "silos": {"silos": 3, "optimiser": "lazy-adam", "weight_decay": 0.2},
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("crew", [4096, 20], ids=["one crew", "crews"])
+@every_tower
+def test_a_cohort_learns_what_its_clients_learn_one_by_one(
+    name: str, crew: int, setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grouped, "_CREW", crew)
+    backbone = make_backbone(name, lr=0.01, item_lr_scale=1.0)
+    fed = federate(uneven(), backbone, batch_size=18, local_epochs=2, **SETTINGS[setting])
+    progress = started(fed)
+    view = cohort(fed, progress)
+    slow = slow_round(view, fed.backbone, fed.config.train, fed.draws)
+    trained = train_once(fed, progress)
+    after = averaged(fed, progress.server, trained)
+    assert trained.local.n_steps.min() < trained.local.n_steps.max()
+    np.testing.assert_allclose(after.items, slow.items, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(trained.local.private, slow.private, rtol=1e-5, atol=1e-5)
+    for k, head in after.heads.items():
+        np.testing.assert_allclose(head, slow.heads[k], rtol=1e-5, atol=1e-5)
+        assert np.abs(head - view.heads[k]).max() > 1e-5 or (setting, k) == ("bpr", "out_bias")
+    if setting == "pfedme":
+        personal = np.concatenate([one[1] for one in slow.personal])
+        np.testing.assert_allclose(trained.local.personal["private"], personal, rtol=1e-5, atol=1e-5)
+
+
+@every_tower
+def test_crews_change_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = federate(uneven(), make_backbone(name), batch_size=18, optimiser="lazy-adam")
+    progress = started(fed)
+    seen = []
+    for crew in (4096, 30, 1):
+        monkeypatch.setattr(grouped, "_CREW", crew)
+        trained = train_once(fed, progress).local
+        seen.append((trained.rows.copy(), trained.private, trained.heads["layer_1"]))
+    for other in seen[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(seen[0], other, strict=True))
+
+
+def test_the_compiled_lazy_adam_is_the_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = federate(uneven(), make_backbone("neumf"), batch_size=18, optimiser="lazy-adam", weight_decay=0.1)
+    fast = train_once(fed, progress := started(fed)).local
+    assert SOLVERS["lazy-adam"] is LazyAdam
+    monkeypatch.setattr(grouped, "CompiledLazyAdam", LazyAdam)
+    slow = train_once(fed, progress).local
+    np.testing.assert_allclose(fast.rows, slow.rows, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(fast.heads["layer_1"], slow.heads["layer_1"], rtol=1e-5, atol=1e-6)
