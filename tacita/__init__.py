@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from tacita.runs import Run
+    from tacita.lab.runs import Run
 
 __all__ = ["__version__", "open_run", "train"]
 
@@ -18,8 +18,8 @@ def train(*, out: str | Path | None = None, data_dir: str | Path | None = None, 
 
     Without `out` the folder is made under runs/, named after data, backbone, method and seed.
     """
-    from tacita import runs
-    from tacita.config import RunConfig, validated
+    from tacita.core.config import RunConfig, validated
+    from tacita.lab import runs
 
     if isinstance(settings.get("backbone"), str):
         settings["backbone"] = {"name": settings["backbone"]}
@@ -31,6 +31,6 @@ def train(*, out: str | Path | None = None, data_dir: str | Path | None = None, 
 
 def open_run(folder: str | Path) -> Run:
     """A finished run, to read its result or recommend from it."""
-    from tacita import runs
+    from tacita.lab import runs
 
     return runs.open_run(Path(folder))

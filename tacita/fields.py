@@ -14,10 +14,10 @@ from typing import Literal
 
 import numpy as np
 
-from tacita.errors import TacitaError
+from tacita.core.errors import TacitaError
+from tacita.core.types import AnyArray, Arrays, Doubles, Held, Ints, Keys, Longs
 from tacita.kernels.pairs import pair_sums
 from tacita.kernels.steps import fold_rows
-from tacita.types import AnyArray, Arrays, Doubles, Held, Ints, Keys, Longs
 
 QUANTUM = 2.0**-24  # of the exact sums of the aggregator `ideal`; sums stay whole numbers of it below 2^53
 

@@ -13,11 +13,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tacita import runs
-from tacita.config import RunConfig, validated
+from tacita.core.config import RunConfig, validated
+from tacita.federation.rounds import RoundReport
+from tacita.lab import runs
+from tacita.lab.runs import Run, Watcher
 from tacita.methods import preset_names
-from tacita.rounds import RoundReport
-from tacita.runs import Run, Watcher
 
 FILE = Path(__file__).with_suffix(".json")
 DATA = "synthetic:users=90,items=60,per_user=14,groups=4,drift=0.3,new=0.2"

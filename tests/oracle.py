@@ -15,19 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tacita.backbones import Backbone, backbone_class, backbone_names
-from tacita.backbones.scores import score_all
-from tacita.clients import Members, Who, members_of, users_view, view_of
-from tacita.config import RunConfig, TrainConfig
+from tacita.core.config import RunConfig, TrainConfig
+from tacita.core.draws import Draws, keys_of
+from tacita.core.types import AnyArray, Arrays, Block, CohortView, Down, Floats, Local, Ragged, ServerState, Stream
+from tacita.federation.clients import Members, Who, members_of, users_view, view_of
+from tacita.federation.rounds import Progress, begin_block, start
 from tacita.fields import Total, Upload, add, empty_total
-from tacita.learners.rows import apply_total
+from tacita.learn.rows import apply_total
+from tacita.learn.training import Trained, train_cohort
+from tacita.learn.training.draw import lay_out
 from tacita.methods import Part, World
-from tacita.plan import Federation, to_serve
-from tacita.rng import Draws, keys_of
-from tacita.rounds import Progress, begin_block, start
-from tacita.trainer import Trained, train_cohort
-from tacita.trainer.draw import lay_out
-from tacita.types import AnyArray, Arrays, Block, CohortView, Down, Floats, Local, Ragged, ServerState, Stream
+from tacita.models import Backbone, backbone_class, backbone_names
+from tacita.models.scores import score_all
+from tacita.round.plan import Federation, to_serve
 
 Lists = Sequence[Sequence[int]]
 

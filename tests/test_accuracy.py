@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tacita.config import EvaluateConfig, RunConfig, TrainConfig
-from tacita.experiments.shared_base import adopt_base, train_base, with_parts
-from tacita.rounds import Progress, begin_block, run_round, run_stream, start
-from tacita.runs import Machine, assemble
+from tacita.core.config import EvaluateConfig, RunConfig, TrainConfig
+from tacita.federation.rounds import Progress, begin_block, run_round, run_stream, start
+from tacita.lab.experiments.shared_base import adopt_base, train_base, with_parts
+from tacita.lab.runs import Machine, assemble
 
 DATA = os.environ.get("TACITA_DATA", "")
 pytestmark = [
@@ -62,9 +62,9 @@ def test_replay_costs_at_most_a_second_round() -> None:
 
 HETREC_SHAPE = """
 import resource, sys
-from tacita.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
-from tacita.rounds import run_stream, start
-from tacita.runs import Machine, assemble
+from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
+from tacita.federation.rounds import run_stream, start
+from tacita.lab.runs import Machine, assemble
 data = "synthetic:users=2113,items=6829,per_user=398,groups=20,new=0.4,drift=0.3"
 fed = assemble(RunConfig(data=data, method=sys.argv[1], split=SplitConfig(k_core=10), train=TrainConfig(rounds=2),
                evaluate=EvaluateConfig(controls=False)), Machine())

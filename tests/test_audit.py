@@ -11,12 +11,12 @@ import pytest
 
 from tacita.audit import rebuilding, retraction, table, trials
 from tacita.audit.null_space import NullSpace, auc
-from tacita.backbones.linear import Tally, TallyConfig, dense_weights
 from tacita.cli import main
-from tacita.config import RunConfig
-from tacita.rounds import begin_block, start
-from tacita.runs import Machine, assemble
-from tacita.types import Bools, Ragged
+from tacita.core.config import RunConfig
+from tacita.core.types import Bools, Ragged
+from tacita.federation.rounds import begin_block, start
+from tacita.lab.runs import Machine, assemble
+from tacita.models.tally.model import Tally, TallyConfig, dense_weights
 from tests.oracle import federate, make_block, make_stream
 
 REAL = os.environ.get("TACITA_DATA", "")

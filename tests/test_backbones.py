@@ -21,15 +21,15 @@ from oracle import (
     train_once,
 )
 
-from tacita.backbones import Backbone, Context
-from tacita.backbones.scores import score_all
-from tacita.config import TrainConfig
+from tacita.core.config import TrainConfig
+from tacita.core.draws import Draws, keys_of
+from tacita.core.types import AnyArray, Floats, Ragged, ServerState, Stream
+from tacita.federation.rounds import begin_block, run_block, run_round
 from tacita.fields import Rows, Spec, Upload, add, empty_total
-from tacita.learners.rows import apply_total
-from tacita.plan import Federation
-from tacita.rng import Draws, keys_of
-from tacita.rounds import begin_block, run_block, run_round
-from tacita.types import AnyArray, Floats, Ragged, ServerState, Stream
+from tacita.learn.rows import apply_total
+from tacita.models import Backbone, Context
+from tacita.models.scores import score_all
+from tacita.round.plan import Federation
 
 DRAWS = Draws(5)
 STEPPERS = ["fused", "autograd"]

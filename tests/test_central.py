@@ -12,14 +12,14 @@ import torch
 from oracle import make_backbone
 from torch import nn
 
-from tacita.errors import TacitaError
-from tacita.files import read_arrays, write_arrays
+from tacita.core.draws import Draws, keys_of
+from tacita.core.errors import TacitaError
+from tacita.core.files import read_arrays, write_arrays
+from tacita.core.types import Doubles
 from tacita.kernels.sampling import shuffle_order
 from tacita.kernels.threads import set_threads, threads_in_use
-from tacita.rng import Draws, keys_of
-from tacita.trainer import central as central_module
-from tacita.trainer.central import Central, CentralState, Graph, Samples
-from tacita.types import Doubles
+from tacita.learn.training import central as central_module
+from tacita.learn.training.central import Central, CentralState, Graph, Samples
 
 DRAWS = Draws(5)
 N_USERS, N_ITEMS = 9, 13

@@ -32,9 +32,10 @@ from rich.progress import Progress
 from typer.core import TyperGroup, TyperOption
 
 import tacita
-from tacita import files, runs
 from tacita.cli import app, console, entry, main
+from tacita.core import files
 from tacita.kernels.threads import most_threads
+from tacita.lab import runs
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
 REAL = os.environ.get("TACITA_DATA", "")
@@ -185,8 +186,8 @@ def test_a_command_alone_shows_its_help(arguments: list[str]) -> None:
 
 
 def test_help_names_the_models_and_methods_there_are() -> None:
-    from tacita.backbones.base import backbone_names
     from tacita.methods import preset_names
+    from tacita.models.base import backbone_names
 
     told = " ".join(call("train", "--help").out.split())
     assert all(name in told for name in backbone_names())

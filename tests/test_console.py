@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 
 import tacita
-from tacita import forget, runs
 from tacita.audit import table as audit
 from tacita.cli import console, main
-from tacita.config import RunConfig
-from tacita.errors import TacitaError
+from tacita.core.config import RunConfig
+from tacita.core.errors import TacitaError
+from tacita.lab import forgetting as forget
+from tacita.lab import runs
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
 CLOCK = r"\d+:\d\d:\d\d"

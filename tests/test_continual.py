@@ -36,24 +36,25 @@ from oracle import (
 from scipy import stats
 from scipy.special import expit, logit
 
-from tacita import runs
-from tacita.backbones.scores import pair_scores, score_all
-from tacita.config import RunConfig
-from tacita.errors import TacitaError
-from tacita.files import read_arrays
+from tacita.core.config import RunConfig
+from tacita.core.draws import Draws
+from tacita.core.errors import TacitaError
+from tacita.core.files import read_arrays
+from tacita.core.types import AnyArray, Arrays, Block, CohortView, Floats, Local, ServerState, Stream
+from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round, run_stream, start
 from tacita.kernels.memory import remember
 from tacita.kernels.ranking import best_items
-from tacita.learners.rows import apply_total
-from tacita.methods import World, build_parts, preset_parts, proxies
-from tacita.methods.error_memory import ErrorMemory, unit_rows
-from tacita.methods.f3crec import Replay, TemporalMean, current_ranks, replay_size
-from tacita.methods.proxies import Proxies
-from tacita.plan import Federation
-from tacita.rng import Draws
-from tacita.rounds import Progress, begin_block, end_block, run_block, run_round, run_stream, start
-from tacita.trainer import Trained, train_cohort
-from tacita.trainer.draw import lay_out
-from tacita.types import AnyArray, Arrays, Block, CohortView, Floats, Local, ServerState, Stream
+from tacita.lab import runs
+from tacita.learn.rows import apply_total
+from tacita.learn.training import Trained, train_cohort
+from tacita.learn.training.draw import lay_out
+from tacita.methods import World, build_parts, preset_parts
+from tacita.methods.continual import proxies
+from tacita.methods.continual.error_memory import ErrorMemory, unit_rows
+from tacita.methods.continual.f3crec import Replay, TemporalMean, current_ranks, replay_size
+from tacita.methods.continual.proxies import Proxies
+from tacita.models.scores import pair_scores, score_all
+from tacita.round.plan import Federation
 
 BACKBONES = ["mf", "ncf", "pfedrec"]
 CONTINUAL = [

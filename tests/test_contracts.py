@@ -24,20 +24,11 @@ from oracle import (
     train_once,
 )
 
-from tacita.backbones import Backbone, Context, backbone_class, backbone_names
-from tacita.config import validated
-from tacita.device_state import DeviceState
-from tacita.devices import Here
-from tacita.errors import TacitaError
-from tacita.fields import Dense, Each, Rows, Spec, Total, Upload
-from tacita.files import flat, nested, read_arrays, write_arrays
-from tacita.methods import Part, World, build_parts, part_class, part_names, preset_names, preset_parts
-from tacita.methods import base as methods_base
-from tacita.plan import Federation, to_serve
-from tacita.rng import Draws, keys_of
-from tacita.rounds import Progress, begin_block, end_block, run_block, run_stream, start
-from tacita.scoring import DeviceScorer
-from tacita.types import (
+from tacita.core.config import validated
+from tacita.core.draws import Draws, keys_of
+from tacita.core.errors import TacitaError
+from tacita.core.files import flat, nested, read_arrays, write_arrays
+from tacita.core.types import (
     AnyArray,
     Arrays,
     Block,
@@ -50,6 +41,15 @@ from tacita.types import (
     ServerState,
     Stream,
 )
+from tacita.federation.devices import Here
+from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_stream, start
+from tacita.federation.scoring import DeviceScorer
+from tacita.fields import Dense, Each, Rows, Spec, Total, Upload
+from tacita.methods import Part, World, build_parts, part_class, part_names, preset_names, preset_parts
+from tacita.models import Backbone, Context, backbone_class, backbone_names
+from tacita.round import parts as methods_base
+from tacita.round.device_state import DeviceState
+from tacita.round.plan import Federation, to_serve
 
 every_backbone = pytest.mark.parametrize("name", TRAINED)
 every_model = pytest.mark.parametrize("name", backbone_names())

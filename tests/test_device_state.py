@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacita.device_state import DeviceState, Lists, device_arrays, read_devices, rows_taken
-from tacita.types import Ragged
+from tacita.core.types import Ragged
+from tacita.round.device_state import DeviceState, Lists, device_arrays, read_devices, rows_taken
 
 N = 6
 EMPTY = {"item": np.zeros(0, np.int32), "row": np.zeros((0, 2), np.float32)}

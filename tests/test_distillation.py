@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacita.evaluate import evaluate
+from tacita.core.draws import Draws, keys_of
+from tacita.core.types import Floats, Ints, Ragged
 from tacita.methods.distillation import candidates as cand
 from tacita.methods.distillation import traffic
 from tacita.methods.distillation.dice import Dice, floor_share, places
@@ -33,8 +34,7 @@ from tacita.methods.distillation.uploads import (
     ptf_sampled,
     sampled,
 )
-from tacita.rng import Draws, keys_of
-from tacita.types import Floats, Ints, Ragged
+from tacita.metrics import evaluate
 
 N_ITEMS = 300
 Sizes = list[tuple[int, int, int]]  # positives, negatives and received items of each client

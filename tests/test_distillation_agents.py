@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from test_distillation import dice_for, offers
 from torch import nn
 
-from tacita.files import read_arrays, write_arrays
+from tacita.core.draws import Draws
+from tacita.core.files import read_arrays, write_arrays
+from tacita.core.types import Arrays, Doubles, Floats, Ragged
 from tacita.methods.distillation import networks, rewards, selection, weighting
 from tacita.methods.distillation.measures import cross_entropy, mean_losses, scaled
 from tacita.methods.distillation.selection import Outcome, Selection, Walk, judge, take_walk, update_selection
 from tacita.methods.distillation.weighting import Weighting, observe, sample_weights, update_weighting, weigh
-from tacita.rng import Draws
-from tacita.types import Arrays, Doubles, Floats, Ragged
 
 DIM = 8
 

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from oracle import catalogue, cohort, federate, make_backbone, make_block, make_stream, started, train_once
 
-from tacita import runs
-from tacita.backbones import Backbone, Context
-from tacita.backbones import scores as catalogue_scores
-from tacita.backbones.ego import Ego
-from tacita.backbones.scores import own_scores, score_all
-from tacita.config import RunConfig, validated
-from tacita.errors import TacitaError
-from tacita.rng import Draws, keys_of
-from tacita.rounds import run_round
-from tacita.types import CohortView, Floats, Ragged
+from tacita.core.config import RunConfig, validated
+from tacita.core.draws import Draws, keys_of
+from tacita.core.errors import TacitaError
+from tacita.core.types import CohortView, Floats, Ragged
+from tacita.federation.rounds import run_round
+from tacita.lab import runs
+from tacita.models import Backbone, Context
+from tacita.models import scores as catalogue_scores
+from tacita.models.ego import Ego
+from tacita.models.scores import own_scores, score_all
 
 LISTS = Ragged.from_lists([[0, 10], [3], [], [0, 1, 2], [4], [5, 6, 7, 8], [9]])
 

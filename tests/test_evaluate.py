@@ -13,11 +13,18 @@ import pytest
 from ir_measures import RR, P, R, Success, nDCG
 from scipy import stats
 
-from tacita import controls
-from tacita import evaluate as module
-from tacita.backbones import backbone_class
-from tacita.config import EvaluateConfig, RunConfig, SplitConfig
-from tacita.controls import (
+from tacita import metrics as module
+from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig
+from tacita.core.draws import Draws, keys_of
+from tacita.core.errors import TacitaError
+from tacita.core.types import AnyArray, Block, Doubles, Down, Floats, Ints, Keys, Ragged, Stream
+from tacita.data.sources import load
+from tacita.data.splits import split
+from tacita.federation.measuring import block_scores, known_items, measure
+from tacita.federation.rounds import Progress, begin_block, start
+from tacita.kernels.ranking import best_items, list_ranks
+from tacita.lab import controls
+from tacita.lab.controls import (
     item_gram,
     linear_scorer,
     linear_weights,
@@ -26,11 +33,7 @@ from tacita.controls import (
     random_scorer,
     run_controls,
 )
-from tacita.data.sources import load
-from tacita.data.splits import split
-from tacita.device_state import DeviceState
-from tacita.errors import TacitaError
-from tacita.evaluate import (
+from tacita.metrics import (
     Evaluation,
     ScoreUsers,
     continual_summary,
@@ -38,12 +41,9 @@ from tacita.evaluate import (
     rank_wanted,
     sample_candidates,
 )
-from tacita.kernels.ranking import best_items, list_ranks
-from tacita.measuring import block_scores, known_items, measure
-from tacita.plan import Federation
-from tacita.rng import Draws, keys_of
-from tacita.rounds import Progress, begin_block, start
-from tacita.types import AnyArray, Block, Doubles, Down, Floats, Ints, Keys, Ragged, Stream
+from tacita.models import backbone_class
+from tacita.round.device_state import DeviceState
+from tacita.round.plan import Federation
 
 DRAWS = Draws(1)
 ALL = ["ndcg", "recall", "precision", "hr", "mrr"]

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import tomli_w
 
-from tacita.backbones import backbone_names
-from tacita.backbones.linear import TallyConfig
 from tacita.cli import main
-from tacita.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
-from tacita.errors import TacitaError
-from tacita.experiments import analyses, cells, plan, reproduce, tables, tune, tune_paper
-from tacita.experiments.shared_base import go_on, train_base, with_parts
+from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
+from tacita.core.errors import TacitaError
+from tacita.federation.rounds import Progress, run_stream, start
+from tacita.lab.experiments import analyses, cells, plan, reproduce, tables, tune, tune_paper
+from tacita.lab.experiments.shared_base import go_on, train_base, with_parts
+from tacita.lab.runs import Machine, assemble, open_run
 from tacita.methods import part_class, preset_parts
-from tacita.plan import Federation
-from tacita.rounds import Progress, run_stream, start
-from tacita.runs import Machine, assemble, open_run
+from tacita.models import backbone_names
+from tacita.models.tally.model import TallyConfig
+from tacita.round.plan import Federation
 
 TINY = "synthetic:users=60,items=60,per_user=15,groups=4,drift=0.3,new=0.2"
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from tacita.config import SplitConfig
+from tacita.core.config import SplitConfig
+from tacita.core.errors import TacitaError
 from tacita.data.features import ItemFeature, features_of, item_features
 from tacita.data.sources import load
 from tacita.data.splits import split
-from tacita.errors import TacitaError
 
 TOY = ItemFeature(("Animation", "Children's", "Comedy"), 1995, "Toy Story")
 DATA = Path(os.environ.get("TACITA_DATA", ""))

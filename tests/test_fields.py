@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacita.config import TrainConfig
-from tacita.errors import TacitaError
+from tacita.core.config import TrainConfig
+from tacita.core.errors import TacitaError
+from tacita.core.types import ServerState
 from tacita.fields import Dense, Rows, Spec, Terms, Total, Upload, add, empty_total, merge, touched_of
-from tacita.learners.rows import apply_total
-from tacita.types import ServerState
+from tacita.learn.rows import apply_total
 
 SERVER = ServerState(np.zeros((4, 3), np.float32), {"w": np.zeros((2, 2), np.float32)})
 SPECS = (Spec("rows", (4, 3), touched=True), Spec("heads/w", (2, 2)), Spec("part.share", ()))

@@ -14,11 +14,11 @@ import pytest
 
 import tacita
 from tacita.cli import main
-from tacita.config import RunConfig, SplitConfig
-from tacita.controls import MOST_LINEAR_ITEMS
+from tacita.core.config import RunConfig, SplitConfig
+from tacita.core.errors import TacitaError
 from tacita.data.sources import load
 from tacita.data.splits import split
-from tacita.errors import TacitaError
+from tacita.lab.controls import MOST_LINEAR_ITEMS
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
 

@@ -19,15 +19,15 @@ from oracle import (
     train_once,
 )
 
-from tacita.config import TrainConfig
-from tacita.devices import Federation
-from tacita.errors import TacitaError
+from tacita.core.config import TrainConfig
+from tacita.core.errors import TacitaError
+from tacita.core.types import CohortView, Floats, Ints, Local, Longs, Ragged
+from tacita.federation.devices import Federation
+from tacita.federation.rounds import run_round
+from tacita.learn.training import check_training
+from tacita.learn.training.draw import lay_out
+from tacita.learn.training.fused import FusedStepper
 from tacita.methods import Part
-from tacita.rounds import run_round
-from tacita.trainer import check_training
-from tacita.trainer.draw import lay_out
-from tacita.trainer.fused import FusedStepper
-from tacita.types import CohortView, Floats, Ints, Local, Longs, Ragged
 
 N_ITEMS = 12
 UNEVEN = [[0, 3], [1, 2, 4, 7, 9], [5], [], [0, 1, 2, 3, 4, 5, 6], [11, 2, 6], [8]]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from oracle import make_backbone
 
-from tacita.backbones import Backbone, Context
-from tacita.backbones.scores import own_scores, score_all
-from tacita.rng import Draws, keys_of
-from tacita.types import Doubles, Ragged
+from tacita.core.draws import Draws, keys_of
+from tacita.core.types import Doubles, Ragged
+from tacita.models import Backbone, Context
+from tacita.models.scores import own_scores, score_all
 
 
 def star_by_matrix(a: Doubles, items: Doubles, likes: list[int], layers: int) -> tuple[Doubles, Doubles]:

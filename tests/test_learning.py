@@ -22,21 +22,21 @@ from oracle import (
     train_once,
 )
 
-from tacita import runs
-from tacita.config import RunConfig, TrainConfig, validated
-from tacita.errors import TacitaError
-from tacita.forget import _without
+from tacita.core.config import RunConfig, TrainConfig, validated
+from tacita.core.errors import TacitaError
+from tacita.core.types import CohortView, Extra, Floats, Local, Pull, Ragged, Stream
+from tacita.federation.rounds import run_block, run_round
+from tacita.federation.scoring import rows_of
+from tacita.lab import runs
+from tacita.lab.forgetting import _without
+from tacita.learn.training import Trained, check_training
+from tacita.learn.training.autograd import AutogradStepper
+from tacita.learn.training.draw import lay_out
+from tacita.learn.training.fused import FusedStepper
+from tacita.learn.training.objectives import bpr
+from tacita.learn.training.stepper import StepExtras
 from tacita.methods import Part
-from tacita.plan import Federation
-from tacita.rounds import run_block, run_round
-from tacita.scoring import rows_of
-from tacita.trainer import Trained, check_training
-from tacita.trainer.autograd import AutogradStepper
-from tacita.trainer.draw import lay_out
-from tacita.trainer.fused import FusedStepper
-from tacita.trainer.objectives import bpr
-from tacita.trainer.stepper import StepExtras
-from tacita.types import CohortView, Extra, Floats, Local, Pull, Ragged, Stream
+from tacita.round.plan import Federation
 
 N_ITEMS = 12
 UNEVEN = [[0, 3], [1, 2, 4, 7, 9], [5], [], [0, 1, 2, 3, 4, 5, 6], [11, 2, 6], [8]]

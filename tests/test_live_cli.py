@@ -19,11 +19,11 @@ pytest.importorskip("cryptography", reason="keys are made with it; pip install t
 
 from tacita import cli, doctor
 from tacita.cli import server as cli_server
+from tacita.core.errors import TacitaError
 from tacita.data.columns import read_items
-from tacita.errors import TacitaError
-from tacita.live import demo as live_demo
-from tacita.live import server as live_server
-from tacita.live.server import is_up, open_store
+from tacita.live.running import demo as live_demo
+from tacita.live.running import server as live_server
+from tacita.live.running.server import is_up, open_store
 
 
 def said(*words: object) -> tuple[int, str, str]:
@@ -362,8 +362,10 @@ def test_status_tells_every_state(site: Path) -> None:
 def test_a_server_does_not_run_as_root_unless_told(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who reaches Flower's port on loopback runs code as the server's user."""
     began: list[Path] = []
-    monkeypatch.setattr("tacita.live.server._alone", lambda folder: began.append(folder) or contextlib.nullcontext())
-    monkeypatch.setattr("tacita.live.server.ServerStore", lambda path: fail_here())
+    monkeypatch.setattr(
+        "tacita.live.running.server._alone", lambda folder: began.append(folder) or contextlib.nullcontext()
+    )
+    monkeypatch.setattr("tacita.live.running.server.ServerStore", lambda path: fail_here())
     for user, words, starts in ((0, [], 0), (0, ["--insecure-run-as-root"], 1), (1000, [], 2)):
         monkeypatch.setattr("os.geteuid", lambda user=user: user)
         why = refused("server", "up", *words)

@@ -27,8 +27,9 @@ pytest.importorskip("flwr", reason="Flower is not installed; pip install tacita[
 
 import httpx
 
-from tacita.errors import TacitaError
-from tacita.live import certificates, door, gateway, shim
+from tacita.core.errors import TacitaError
+from tacita.live import certificates
+from tacita.live.engine import door, gateway, shim
 from tacita.live.processes import Child, other_user_works
 
 # Certificates
@@ -615,16 +616,24 @@ def test_another_user_is_refused_with_a_reason() -> None:
 
 
 def test_the_nodes_client_loads_nothing_of_the_recommender() -> None:
-    script = "import sys, tacita.live.flower_client; print(' '.join(sys.modules))"
+    script = "import sys, tacita.live.engine.flower_client; print(' '.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     loaded = {name.split(".")[0] for name in done.stdout.split()}
     assert not {"torch", "numba", "polars", "scipy", "matplotlib"} & loaded
     ours = {name for name in done.stdout.split() if name.startswith("tacita")}
-    assert ours == {"tacita", "tacita.errors", "tacita.live", "tacita.live.shim", "tacita.live.flower_client"}
+    assert ours == {
+        "tacita",
+        "tacita.core",
+        "tacita.core.errors",
+        "tacita.live",
+        "tacita.live.engine",
+        "tacita.live.engine.shim",
+        "tacita.live.engine.flower_client",
+    }
 
 
 def test_bodies_survive_flowers_records() -> None:
-    from tacita.live.flower_client import SMALL, pack, unpack
+    from tacita.live.engine.flower_client import SMALL, pack, unpack
 
     for size in (0, 1, SMALL, SMALL + 1, 300_000):
         body = os.urandom(size)
@@ -680,7 +689,7 @@ class Replies:
 def test_an_exchange_returns_what_came_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     from flwr.supercore.task_identity import TaskIdentity
 
-    from tacita.live.grid import GridTransport
+    from tacita.live.engine.grid import GridTransport
 
     for name in ("_run_id", "_node_id", "_task_id"):  # as in the process of a run
         monkeypatch.setattr(TaskIdentity, name, 1)

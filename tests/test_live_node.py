@@ -25,16 +25,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from tacita import runs
 from tacita.cli import node as cli_node
-from tacita.config import RunConfig, validated
-from tacita.errors import TacitaError
-from tacita.files import read_arrays, read_json
-from tacita.live import control, node_file, shim, verbs
-from tacita.live.daemon import Daemon, run_daemon
-from tacita.live.node import Node, NodeConfig
-from tacita.live.node_file import STORE
-from tacita.live.node_store import NodeStore, Release
+from tacita.core.config import RunConfig, validated
+from tacita.core.errors import TacitaError
+from tacita.core.files import read_arrays, read_json
+from tacita.lab import runs
+from tacita.live.engine import shim
+from tacita.live.node import control, verbs
+from tacita.live.node import file as node_file
+from tacita.live.node.file import STORE
+from tacita.live.node.node import Node, NodeConfig
+from tacita.live.node.store import NodeStore, Release
+from tacita.live.running.daemon import Daemon, run_daemon
 
 CONFIG = {"name": "clinic", "server": "localhost:9092"}
 
@@ -287,7 +289,7 @@ def test_a_round_is_one_transaction(store: NodeStore, monkeypatch: pytest.Monkey
     def fails(*_: Any) -> None:
         raise RuntimeError("in the middle")
 
-    monkeypatch.setattr("tacita.live.node_store._put_model", fails)
+    monkeypatch.setattr("tacita.live.node.store._put_model", fails)
     with pytest.raises(RuntimeError):
         store.commit("run", 0, 2, "train", "x", b"y", devices(2, 2), None, model, release, [second])
     now = store.devices("run")
@@ -344,7 +346,7 @@ def test_a_catalogue_only_grows_at_its_end(store: NodeStore) -> None:
 IMPORTER = """
 import sys
 from pathlib import Path
-from tacita.live.node_store import NodeStore, Release
+from tacita.live.node.store import NodeStore, Release
 import numpy as np
 store = NodeStore.open(Path(sys.argv[1]))
 at = len(store.ledger())
@@ -807,7 +809,7 @@ SERVER = """
 import contextlib, logging, sys
 from pathlib import Path
 from types import SimpleNamespace
-from tacita.live.daemon import run_daemon
+from tacita.live.running.daemon import run_daemon
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 link = contextlib.nullcontext(SimpleNamespace(state="online", reason=""))
 run_daemon(Path(sys.argv[1]), handle=lambda node, body: body, engine=lambda node, socket: link,

@@ -15,22 +15,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tacita.config import RunConfig, validated
+from tacita.core.config import RunConfig, validated
+from tacita.core.draws import Draws
+from tacita.core.errors import TacitaError
+from tacita.core.types import Arrays
 from tacita.data import splits
 from tacita.data.sources import load
-from tacita.devices import Here
-from tacita.errors import TacitaError
-from tacita.live import session
-from tacita.live.coordinator import STORE, continue_run
+from tacita.federation.devices import Here
+from tacita.federation.rounds import Progress, run_stream, start
+from tacita.lab.runs import Machine, assemble
 from tacita.live.letters import secret_of
-from tacita.live.node import Node, NodeConfig
-from tacita.live.server_store import ServerStore
+from tacita.live.node import session
+from tacita.live.node.node import Node, NodeConfig
+from tacita.live.server.coordinator import STORE, continue_run
+from tacita.live.server.store import ServerStore
 from tacita.live.wire import Request, decode_reply, decode_request, encode, sha_of
 from tacita.methods import preset_names, preset_parts
-from tacita.rng import Draws
-from tacita.rounds import Progress, run_stream, start
-from tacita.runs import Machine, assemble
-from tacita.types import Arrays
 
 DATA = "synthetic:users=90,items=60,per_user=30,groups=4,drift=0.5,new=0.2"
 SPLIT = {"kind": "blocks", "n_blocks": 2, "base_share": 0.7}

@@ -22,12 +22,12 @@ from test_live_parity import (
     started_site,
 )
 
-from tacita.errors import TacitaError
-from tacita.live import session
-from tacita.live.node import Node
-from tacita.live.node_store import NodeStore
+from tacita.core.errors import TacitaError
+from tacita.lab.runs import Machine, assemble
+from tacita.live.node import session
+from tacita.live.node.node import Node
+from tacita.live.node.store import NodeStore
 from tacita.live.wire import Reply, ReplyHead, catalogue_array, decode_reply, decode_request, encode, read_catalogue
-from tacita.runs import Machine, assemble
 
 
 def dump(node: Node) -> dict[str, list[Any]]:
@@ -270,10 +270,10 @@ def test_what_people_cannot_have_said_is_refused_by_name(
         return told
 
     expect: list[str] = []
-    caplog.set_level(logging.WARNING, "tacita.live.remote")
+    caplog.set_level(logging.WARNING, "tacita.live.server.remote")
     site.transport.spoil = lying
     play(site)
-    said = [record.getMessage() for record in caplog.records if record.name == "tacita.live.remote"]
+    said = [record.getMessage() for record in caplog.records if record.name == "tacita.live.server.remote"]
     assert not any(todo.values())
     assert len(said) == len(expect)
     for line, word in zip(said, expect, strict=True):

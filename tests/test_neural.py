@@ -11,13 +11,13 @@ import torch
 from oracle import averaged, cohort, federate, make_backbone, make_block, make_stream, slow_round, started, train_once
 from torch import nn
 
-from tacita.backbones import backbone_class
-from tacita.backbones import scores as catalogue_scores
-from tacita.backbones.scores import aligned_scores, own_scores, pair_scores, score_all
-from tacita.rng import Draws, keys_of
-from tacita.trainer import grouped
-from tacita.trainer.solvers import SOLVERS, LazyAdam
-from tacita.types import Arrays, Floats, Ragged, Stream
+from tacita.core.draws import Draws, keys_of
+from tacita.core.types import Arrays, Floats, Ragged, Stream
+from tacita.learn.training import grouped
+from tacita.learn.training.solvers import SOLVERS, LazyAdam
+from tacita.models import backbone_class
+from tacita.models import scores as catalogue_scores
+from tacita.models.scores import aligned_scores, own_scores, pair_scores, score_all
 
 TOWERS = ["neumf", "neuncf"]
 every_tower = pytest.mark.parametrize("name", TOWERS)

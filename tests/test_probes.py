@@ -11,22 +11,34 @@ import pytest
 from oracle import cohort, federate, make_backbone, make_block, make_stream, started, train_once
 from test_live_parity import close, close_all, config_of, home, lab, make_site, play, rows_of_blocks
 
-from tacita.config import RunConfig, validated
-from tacita.errors import TacitaError
+from tacita.core.config import RunConfig, validated
+from tacita.core.errors import TacitaError
+from tacita.core.types import (
+    Arrays,
+    CohortView,
+    Doubles,
+    Floats,
+    Given,
+    Held,
+    Keys,
+    Local,
+    Ragged,
+    Request,
+    ServerState,
+)
+from tacita.federation.requests import given_after, handle
+from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round, start
+from tacita.federation.scoring import DeviceScorer
+from tacita.federation.state_arrays import read_server, server_arrays, server_note
 from tacita.fields import Answer, Rows, Spec, Total, Upload
-from tacita.learners import Learner
-from tacita.learners import base as learners_base
+from tacita.lab.runs import Machine, assemble
 from tacita.live.settings import check_live
 from tacita.live.wire import decode_reply
-from tacita.methods import base as methods_base
-from tacita.methods.base import Ask, Part, Play
-from tacita.plan import Letters, to_serve
-from tacita.requests import given_after, handle
-from tacita.rounds import Progress, begin_block, end_block, run_block, run_round, start
-from tacita.runs import Machine, assemble
-from tacita.scoring import DeviceScorer
-from tacita.state_arrays import read_server, server_arrays, server_note
-from tacita.types import Arrays, CohortView, Doubles, Floats, Given, Held, Keys, Local, Ragged, Request, ServerState
+from tacita.round import learner as learners_base
+from tacita.round import parts as methods_base
+from tacita.round.learner import Learner
+from tacita.round.parts import Ask, Part, Play
+from tacita.round.plan import Letters, to_serve
 
 LISTS = [[0, 1, 2], [2, 3], [4], [0, 4, 5, 6], [1, 6]]
 

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacita import runs
-from tacita.config import RunConfig, SplitConfig, validated
+from tacita.core.config import RunConfig, SplitConfig, validated
+from tacita.core.draws import Draws, keys_of
+from tacita.core.errors import TacitaError
+from tacita.core.types import Floats, Ints, Ragged
 from tacita.data.sources import load
 from tacita.data.splits import split
-from tacita.devices import Federation, candidates_of
-from tacita.errors import TacitaError
-from tacita.evaluate import evaluate, rank_wanted
-from tacita.rng import Draws, keys_of
-from tacita.runs import Machine, assemble
-from tacita.types import Floats, Ints, Ragged
+from tacita.federation.devices import Federation, candidates_of
+from tacita.lab import runs
+from tacita.lab.runs import Machine, assemble
+from tacita.metrics import evaluate, rank_wanted
 
 DATA = Path(os.environ.get("TACITA_DATA", ""))
 INDUSTRIAL = "amazon-industrial-scientific"

@@ -10,10 +10,10 @@ from typing import Any
 import polars as pl
 import pytest
 
-from tacita.config import SplitConfig
+from tacita.core.config import SplitConfig
+from tacita.core.errors import TacitaError
 from tacita.data.sources import describe, load, save_csv
 from tacita.data.splits import split
-from tacita.errors import TacitaError
 
 SECOND = 1_600_003_298
 DAYS = ("2020-09-13", "2020-09-14", "2020-09-12")

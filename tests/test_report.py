@@ -17,7 +17,7 @@ import matplotlib
 import pytest
 from jinja2 import UndefinedError
 
-from tacita.errors import TacitaError
+from tacita.core.errors import TacitaError
 from tacita.report import charts
 from tacita.report.charts import Dot, Look, Segment, Series
 from tacita.report.drawing import COLOURS
@@ -421,7 +421,7 @@ def test_a_template_refuses_a_value_it_does_not_get() -> None:
 
 def test_matplotlib_waits_for_the_first_drawing() -> None:
     script = (
-        "import sys, tacita.cli, tacita.report.pages, tacita.experiments.tables; print('matplotlib' in sys.modules)"
+        "import sys, tacita.cli, tacita.report.pages, tacita.lab.experiments.tables; print('matplotlib' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

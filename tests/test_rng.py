@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tacita.core.draws import Draws, keys_of
+from tacita.core.types import Floats, Longs
 from tacita.kernels.hashing import choose, decide, hash_owners, normals, uniforms
-from tacita.rng import Draws, keys_of
-from tacita.types import Floats, Longs
 
 CHANGES = {"seed": 8, "purpose": "noise", "block": 1, "round": 4, "owner": 1, "counter": 3}
 RARE = 1e-6  # probability with which a sound generator would fail a bound

@@ -17,16 +17,16 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 import tacita
-from tacita import controls, runs
 from tacita.cli import main
-from tacita.config import RunConfig, to_toml, validated
+from tacita.core.config import RunConfig, to_toml, validated
+from tacita.core.errors import TacitaError
+from tacita.core.files import alone_in, read_arrays, write_arrays
 from tacita.data.sources import load
-from tacita.errors import TacitaError
-from tacita.files import alone_in, read_arrays, write_arrays
+from tacita.federation.rounds import RoundReport
 from tacita.kernels.threads import most_threads
+from tacita.lab import controls, runs
+from tacita.lab.runs import Machine, Watcher
 from tacita.report.pages import write_report
-from tacita.rounds import RoundReport
-from tacita.runs import Machine, Watcher
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
 
@@ -282,8 +282,9 @@ KILLER = """
 import json, math, os, random, shutil, signal, sys, time
 from pathlib import Path
 
-from tacita import files, runs
-from tacita.config import RunConfig, validated
+from tacita.core import files
+from tacita.lab import runs
+from tacita.core.config import RunConfig, validated
 
 runs.CHECKPOINT_SECONDS, runs.CHECKPOINT_SHARE = 0.0, math.inf
 config = validated(RunConfig, json.loads(sys.argv[1]), "the test")

@@ -10,8 +10,8 @@ from test_distillation import dice_for
 
 from tacita.audit import scores
 from tacita.audit.scores import Attacks, attack_scores, auc_per_client, by_order, by_threshold, by_top
+from tacita.core.types import Doubles, Ragged
 from tacita.methods.distillation.uploads import Disguise, PtfDisguise, Swap, disguised, ptf_disguised
-from tacita.types import Doubles, Ragged
 
 NO_SWAP = Disguise(swap=None)
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import scipy.sparse
 
+from tacita.core.draws import Draws
+from tacita.core.errors import TacitaError
+from tacita.core.types import Bools, Floats
 from tacita.data.features import ItemFeature, ItemFeatures, item_features
 from tacita.data.sources import load
-from tacita.errors import TacitaError
-from tacita.rng import Draws
-from tacita.side import rows, side_rows, sources_of
-from tacita.side.matrix import feature_matrix
-from tacita.side.sentences import has_encoder, sentence_vectors
-from tacita.side.words import reduced, terms_of, tfidf
-from tacita.types import Bools, Floats
+from tacita.models.side import rows, side_rows, sources_of
+from tacita.models.side.matrix import feature_matrix
+from tacita.models.side.sentences import has_encoder, sentence_vectors
+from tacita.models.side.words import reduced, terms_of, tfidf
 
 DATA = Path(os.environ.get("TACITA_DATA", ""))
 needs_ml100k = pytest.mark.skipif(not (DATA / "ml-100k").is_dir(), reason="needs TACITA_DATA with ml-100k")

@@ -11,12 +11,13 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacita.backbones import linear, solving
-from tacita.backbones.linear import Tally, TallyConfig, add_products, as_heads
-from tacita.backbones.tally_sums import Shape, sum_terms
-from tacita.errors import TacitaError
+from tacita.core.errors import TacitaError
+from tacita.core.types import Doubles, Ragged
 from tacita.fields import Terms
-from tacita.types import Doubles, Ragged
+from tacita.models.tally import model as linear
+from tacita.models.tally import solver as solving
+from tacita.models.tally.model import Tally, TallyConfig, add_products, as_heads
+from tacita.models.tally.sums import Shape, sum_terms
 
 
 def positive(n: int, seed: int = 0) -> Doubles:
@@ -46,7 +47,7 @@ def test_halves_see_a_matrix_that_is_not_positive_definite(at: int, monkeypatch:
 
 LARGE = """
 import numpy as np
-from tacita.backbones.solving import inverted
+from tacita.models.tally.solver import inverted
 n, rank = 18_000, 40
 x = np.random.default_rng(0).normal(size=(n, rank))
 gram = x @ x.T

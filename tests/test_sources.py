@@ -17,10 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tacita.core.errors import TacitaError
 from tacita.data import named
 from tacita.data.sources import DATASETS, Interactions, cache_dir, describe, fetch, load, save_csv
 from tacita.data.synthetic import SPAN, START, synthetic
-from tacita.errors import TacitaError
 
 ML100K_FINGERPRINT = "c2e3ef01df5e0ccdc5b6189c07e7b7cb187f5715542ea103841a8208c8d95ad5"
 DATA = Path(os.environ.get("TACITA_DATA") or "no-such-folder")

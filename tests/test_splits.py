@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import averaged, cohort, federate, make_backbone, started, train_once
 
-from tacita.config import RunConfig, SplitConfig, validated
+from tacita.core.config import RunConfig, SplitConfig, validated
+from tacita.core.draws import keys_of
+from tacita.core.errors import TacitaError
+from tacita.core.types import Block, Ragged, Stream
 from tacita.data.sources import Interactions, load
 from tacita.data.splits import collected_block, split
-from tacita.errors import TacitaError
-from tacita.rng import keys_of
-from tacita.runs import Machine, assemble
-from tacita.trainer.draw import lay_out
-from tacita.types import Block, Ragged, Stream
+from tacita.lab.runs import Machine, assemble
+from tacita.learn.training.draw import lay_out
 
 Row = tuple[int, int, int]  # user, item, time
 Lists = dict[str, list[str]]

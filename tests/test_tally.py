@@ -15,30 +15,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacita import forget, runs
 from tacita.audit import peeling, rebuilding, table
-from tacita.backbones.linear import (
+from tacita.cli import main
+from tacita.core.config import RunConfig, validated
+from tacita.core.errors import TacitaError
+from tacita.core.types import Doubles, Down, Floats, Ragged, ServerState, Stream
+from tacita.federation.clients import users_view
+from tacita.federation.rounds import Progress, run_stream, start
+from tacita.federation.state_arrays import read_server
+from tacita.fields import Total, add, empty_total, merge
+from tacita.kernels.threads import most_threads
+from tacita.lab import forgetting as forget
+from tacita.lab import runs
+from tacita.lab.experiments import tally_choice
+from tacita.lab.experiments.shared_base import go_on, train_base
+from tacita.models.tally.model import (
     RECENCIES,
     STATE,
     Tally,
     TallyConfig,
     dense_weights,
 )
-from tacita.backbones.solving import inverted, lower_triangle, mirrored, packed
-from tacita.backbones.tally_sums import Shape, Sums
-from tacita.cli import main
-from tacita.clients import users_view
-from tacita.config import RunConfig, validated
-from tacita.errors import TacitaError
-from tacita.experiments import tally_choice
-from tacita.experiments.shared_base import go_on, train_base
-from tacita.fields import Total, add, empty_total, merge
-from tacita.kernels.threads import most_threads
-from tacita.plan import Federation
+from tacita.models.tally.solver import inverted, lower_triangle, mirrored, packed
+from tacita.models.tally.sums import Shape, Sums
 from tacita.report import audit as report_audit
-from tacita.rounds import Progress, run_stream, start
-from tacita.state_arrays import read_server
-from tacita.types import Doubles, Down, Floats, Ragged, ServerState, Stream
+from tacita.round.plan import Federation
 from tests.oracle import Lists, federate, make_block, make_stream
 
 OPEN: dict[str, Any] = {"min_item": 0, "min_pair": 0, "keep": 0}  # nothing is cut

@@ -28,15 +28,15 @@ from oracle import (
 )
 from scipy import stats
 
-from tacita.config import TrainConfig
-from tacita.errors import TacitaError
+from tacita.core.config import TrainConfig
+from tacita.core.draws import Draws
+from tacita.core.errors import TacitaError
+from tacita.core.types import CohortView, Extra, Floats, Local, Pull, Ragged, Stream
+from tacita.federation.rounds import Progress, run_round
+from tacita.learn.training.draw import lay_out
+from tacita.learn.training.fused import FusedStepper
 from tacita.methods import Part
-from tacita.plan import Federation
-from tacita.rng import Draws
-from tacita.rounds import Progress, run_round
-from tacita.trainer.draw import lay_out
-from tacita.trainer.fused import FusedStepper
-from tacita.types import CohortView, Extra, Floats, Local, Pull, Ragged, Stream
+from tacita.round.plan import Federation
 
 N_ITEMS = 12
 UNEVEN = [[0, 3], [1, 2, 4, 7, 9], [5], [], [0, 1, 2, 3, 4, 5, 6], [11, 2, 6], [8]]

@@ -14,7 +14,7 @@ import numpy as np
 import scipy.linalg
 
 from tacita.audit.rebuilding import Rebuilt
-from tacita.types import Bools, Doubles, Floats, Longs
+from tacita.core.types import Bools, Doubles, Floats, Longs
 
 QUIET = 0.5  # share of the eigenvectors, from below, that histories are taken to span
 STEPS, MOST = 20, 2.5  # growth of a history of which a part is known: to so many times the part, in so many steps

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
-from tacita.types import Bools, Doubles, Floats, Longs
+from tacita.core.types import Bools, Doubles, Floats, Longs
 
 LIKE = 0.25  # counts that differ by less than this are the same to the reader
 PER_ITEM = 20  # lone pairs of an item that are looked at, those with the fewest common items first

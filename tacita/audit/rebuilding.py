@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse
 import scipy.sparse.csgraph
 
-from tacita.types import AnyArray, Bools, Doubles, Floats, Longs, Ragged
+from tacita.core.types import AnyArray, Bools, Doubles, Floats, Longs, Ragged
 
 NEARLY = 0.9  # overlap of a guess with a history (Jaccard) that counts as nearly read
 

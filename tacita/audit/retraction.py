@@ -15,7 +15,7 @@ import scipy.linalg
 import scipy.sparse.linalg
 
 from tacita.audit.rebuilding import rebuild, two_sided
-from tacita.types import Bools, Doubles, Floats, Longs
+from tacita.core.types import Bools, Doubles, Floats, Longs
 
 SWEEPS = 30  # of fitting a matrix of low rank
 TRIED = 10  # falls that are looked at, by size and by ratio

@@ -18,8 +18,8 @@ from typing import Any, Literal
 import numpy as np
 
 from tacita.audit.trials import figure
+from tacita.core.types import AnyArray, Bools, Doubles, Longs, Ragged
 from tacita.methods.distillation.dice import Dice, floor_share, places
-from tacita.types import AnyArray, Bools, Doubles, Longs, Ragged
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,16 @@ import numpy as np
 from tacita.audit.peeling import column_readings, peeled
 from tacita.audit.rebuilding import NEARLY, overlaps, rebuilt_gram
 from tacita.audit.trials import Scene, attack, n_steps
-from tacita.backbones.linear import STATE, Tally, as_tally, dense_weights
-from tacita.backbones.tally_sums import Shape, Sums
-from tacita.config import RunConfig
-from tacita.controls import mean_of
-from tacita.errors import TacitaError
+from tacita.core.config import RunConfig
+from tacita.core.errors import TacitaError
+from tacita.core.types import Doubles, ServerState, Stream
+from tacita.federation.rounds import begin_block, end_block, run_block, start
 from tacita.fields import wire_bytes
-from tacita.plan import Federation
-from tacita.rounds import begin_block, end_block, run_block, start
-from tacita.runs import Machine, assemble, build
-from tacita.types import Doubles, ServerState, Stream
+from tacita.lab.controls import mean_of
+from tacita.lab.runs import Machine, assemble, build
+from tacita.models.tally.model import STATE, Tally, as_tally, dense_weights
+from tacita.models.tally.sums import Shape, Sums
+from tacita.round.plan import Federation
 
 OFF: dict[str, Any] = {"min_item": 0, "min_pair": 0, "keep": 0}
 SETTINGS: list[dict[str, int]] = [

@@ -9,7 +9,7 @@ import typer
 
 from tacita.cli import console
 from tacita.cli.options import AsJson, DataDir, Threads
-from tacita.errors import TacitaError
+from tacita.core.errors import TacitaError
 
 app = typer.Typer(no_args_is_help=True, help="Speed and memory, as ratios in one run.")
 
@@ -36,8 +36,8 @@ def bench_rounds(
 
     Examples: `tacita bench rounds --data ml-100k --backbone mf --json`, `tacita bench rounds --against ../older --json`
     """
-    from tacita import bench, runs
-    from tacita.config import RunConfig
+    from tacita.core.config import RunConfig
+    from tacita.lab import bench, runs
 
     if against is not None:
         with console.working("timing rounds of both checkouts", quiet=as_json):
@@ -64,7 +64,7 @@ def bench_scale(
 
     Example: `tacita bench scale --json`
     """
-    from tacita import bench, runs
+    from tacita.lab import bench, runs
 
     try:
         sizes = tuple(sorted(int(n) for n in users.split(",")))
@@ -93,8 +93,8 @@ def bench_evaluate(
 
     Example: `tacita bench evaluate --data ml-1m --json`
     """
-    from tacita import bench, runs
-    from tacita.config import RunConfig, SplitConfig
+    from tacita.core.config import RunConfig, SplitConfig
+    from tacita.lab import bench, runs
 
     with console.working("timing evaluation", quiet=as_json):
         config = RunConfig(data=data, split=SplitConfig(kind="random"))

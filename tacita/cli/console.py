@@ -32,13 +32,13 @@ from rich.progress import (
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from tacita.core.types import Stream
     from tacita.data.named import DatasetInfo
-    from tacita.experiments.tables import Entry
-    from tacita.plan import Federation
-    from tacita.rounds import Progress as Standing
-    from tacita.rounds import RoundReport
-    from tacita.runs import Run, Watcher
-    from tacita.types import Stream
+    from tacita.federation.rounds import Progress as Standing
+    from tacita.federation.rounds import RoundReport
+    from tacita.lab.experiments.tables import Entry
+    from tacita.lab.runs import Run, Watcher
+    from tacita.round.plan import Federation
 
 CONTROL_NAMES = {
     "random": "random",
@@ -165,7 +165,7 @@ class Pace:
 @contextmanager
 def watching(quiet: bool = False) -> Iterator[Watcher]:
     """A bar over all rounds a run may take, then one over the controls; a block that ends early moves it ahead."""
-    from tacita.runs import Watcher
+    from tacita.lab.runs import Watcher
 
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -220,7 +220,7 @@ def watching(quiet: bool = False) -> Iterator[Watcher]:
 
 def _about_run(fed: Federation) -> list[str]:
     """What people should know before the first round, a line each."""
-    from tacita.config import TrainConfig
+    from tacita.core.config import TrainConfig
     from tacita.data.filters import about_data
 
     notes = about_data(fed.stream, [part.name for part in fed.parts])

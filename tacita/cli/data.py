@@ -9,7 +9,7 @@ import typer
 
 from tacita.cli import console
 from tacita.cli.options import AsJson, Columns, DataDir, DateFormat, Decimal, columns_of, decimal_of
-from tacita.errors import TacitaError
+from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
     from tacita.data.table import Interactions

@@ -31,8 +31,8 @@ def demo(
     if live:
         _show_live(user, data_dir, out, quiet)
         return
-    from tacita import runs
-    from tacita.config import RunConfig
+    from tacita.core.config import RunConfig
+    from tacita.lab import runs
 
     config = RunConfig(data="ml-100k", backbone={"name": "mf"})
     folder = out if out is not None else runs.free_folder(config)
@@ -50,7 +50,7 @@ def demo(
 
 def _show_live(user: str, data_dir: Path | None, out: Path | None, quiet: bool) -> None:
     """Two blocks of MovieLens-100K over three nodes, then recommendations on one of them."""
-    from tacita.live.demo import own_folder
+    from tacita.live.running.demo import own_folder
 
     began = time.monotonic()
     with own_folder(out) as folder:
@@ -62,7 +62,7 @@ def _show_live(user: str, data_dir: Path | None, out: Path | None, quiet: bool) 
 
 
 def _tell_story(folder: Path, user: str, data_dir: Path | None, quiet: bool) -> None:
-    from tacita.live.demo import ask_node, begin_run, bring, make_site, next_block, running, split
+    from tacita.live.running.demo import ask_node, begin_run, bring, make_site, next_block, running, split
 
     console.tell(
         "[bold]tacita demo --live[/bold]: one server and three nodes on this machine, TLS and enrolment between them. "
@@ -91,7 +91,7 @@ def _tell_story(folder: Path, user: str, data_dir: Path | None, quiet: bool) -> 
 
 
 def _tell_block(server: Path, quiet: bool) -> None:
-    from tacita.live.demo import LONGEST, RUN
+    from tacita.live.running.demo import LONGEST, RUN
 
     last: dict[str, Any] = watch(server, RUN, quiet, LONGEST)[-1]
     console.tell(

@@ -12,7 +12,7 @@ import typer
 
 from tacita import __version__
 from tacita.cli import bench, data, demo, doctor, experiments, node, privacy, server, train
-from tacita.errors import DiskFull, TacitaError
+from tacita.core.errors import DiskFull, TacitaError
 
 app = typer.Typer(
     no_args_is_help=True,

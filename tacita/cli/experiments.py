@@ -13,10 +13,10 @@ from tacita.cli import console
 from tacita.cli.options import AsJson, DataDir, Quiet
 
 if TYPE_CHECKING:
-    from tacita.config import RunConfig
-    from tacita.experiments.tally_choice import Tried
-    from tacita.experiments.watching import Watcher
-    from tacita.runs import Machine
+    from tacita.core.config import RunConfig
+    from tacita.lab.experiments.tally_choice import Tried
+    from tacita.lab.experiments.watching import Watcher
+    from tacita.lab.runs import Machine
 
 
 def reproduce(
@@ -40,8 +40,8 @@ def reproduce(
 
     `tacita reproduce f3crec/table2 --only ml-100k --only mf --seeds 10`
     """
-    from tacita.experiments import plan, tables
-    from tacita.experiments import reproduce as reproducing
+    from tacita.lab.experiments import plan, tables
+    from tacita.lab.experiments import reproduce as reproducing
 
     if table == "list":
         console.answer("\n".join(plan.experiment_names()))
@@ -84,9 +84,9 @@ def tune(
 
     `tacita tune --backbone tally --data ml-100k --data ml-latest-small --data lastfm-2k`
     """
-    from tacita.experiments.tune import tuning_config
-    from tacita.experiments.watching import Watcher
-    from tacita.runs import Machine
+    from tacita.lab.experiments.tune import tuning_config
+    from tacita.lab.experiments.watching import Watcher
+    from tacita.lab.runs import Machine
 
     if paper:
         _tune_paper(paper, only or [], trials, out, data_dir, quiet)
@@ -101,7 +101,7 @@ def tune(
 
 
 def _tune_method(config: RunConfig, method: str, trials: int, out: Path, machine: Machine, watcher: Watcher) -> None:
-    from tacita.experiments import tune as tuning
+    from tacita.lab.experiments import tune as tuning
 
     base, found = tuning.tune(config, method, trials, out, machine, watcher)
     for lr, score in base.tried.items():
@@ -117,7 +117,7 @@ def _tune_method(config: RunConfig, method: str, trials: int, out: Path, machine
 
 
 def _tune_paper(paper: str, only: list[str], trials: int, out: Path, data_dir: Path | None, quiet: bool) -> None:
-    from tacita.experiments.tune_paper import paper_jobs, tune_paper
+    from tacita.lab.experiments.tune_paper import paper_jobs, tune_paper
 
     jobs = paper_jobs(paper, only, trials, out, data_dir)
     with console.counting("dataset-backbone pairs", quiet) as tell:
@@ -128,7 +128,7 @@ def _tune_paper(paper: str, only: list[str], trials: int, out: Path, data_dir: P
 
 
 def _tune_tally(config: RunConfig, names: list[str], machine: Machine, watcher: Watcher) -> None:
-    from tacita.experiments import tally_choice
+    from tacita.lab.experiments import tally_choice
 
     tried = tally_choice.try_datasets(config, names, machine, watcher, _show_tried)
     if len(tried) > 1:
@@ -136,7 +136,7 @@ def _tune_tally(config: RunConfig, names: list[str], machine: Machine, watcher: 
 
 
 def _show_tried(name: str, tried: list[Tried]) -> None:
-    from tacita.experiments.tally_choice import chosen
+    from tacita.lab.experiments.tally_choice import chosen
 
     for one in tried:
         said = f"no score, {one.failed}" if one.failed else f"validation {one.valid:.4f}"

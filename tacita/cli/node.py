@@ -11,7 +11,7 @@ import typer
 
 from tacita.cli import console
 from tacita.cli.options import AsJson, DateFormat, Decimal, HowMany, NodeColumns, Quiet, columns_of, decimal_of
-from tacita.errors import TacitaError
+from tacita.core.errors import TacitaError
 
 app = typer.Typer(no_args_is_help=True, help="A device or silo: its histories stay here, its models learn with others.")
 
@@ -27,7 +27,7 @@ HERE = Path("node")
 
 
 def _ask(folder: Path, verb: str, what: str = "", quiet: bool = False, **arguments: Any) -> Any:
-    from tacita.live import control
+    from tacita.live.running import control
 
     with console.working(what or verb, quiet):
         return control.ask(folder, verb, **arguments)
@@ -52,7 +52,7 @@ def init(
 
     Example: `tacita node init clinic --server recommender.example.org:9092 --ca ca.pem --name clinic-7`
     """
-    from tacita.live.joining import make_node
+    from tacita.live.running.joining import make_node
 
     if not server or ca is None:
         raise TacitaError("a node needs its server: give --server HOST:PORT and --ca FILE, both from the operator.")
@@ -114,7 +114,7 @@ def run(folder: Folder = HERE, insecure: Insecure = False) -> None:
     """
     import logging
 
-    from tacita.live.daemon import run_daemon
+    from tacita.live.running.daemon import run_daemon
 
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
     try:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tacita.errors import TacitaError
+from tacita.core.errors import TacitaError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
@@ -60,7 +60,7 @@ def decimal_of(text: str | None) -> str | None:
 
 def settings_of(config: Path | None, flags: dict[str, Any], sets: list[str]) -> dict[str, Any]:
     """The config file, changed by flags, changed by --set."""
-    from tacita.config import read_toml
+    from tacita.core.config import read_toml
 
     if config is not None and config.suffix != ".toml":
         raise TacitaError(f"'{config}' is not a .toml config file; data is given with --data {config}.")

@@ -9,7 +9,7 @@ import typer
 
 from tacita.cli import console
 from tacita.cli.options import AsJson, DataDir, Quiet, Threads
-from tacita.errors import TacitaError
+from tacita.core.errors import TacitaError
 
 audit_app = typer.Typer(no_args_is_help=True, help="Attacks: what a release gives away, beside controls.")
 
@@ -33,7 +33,7 @@ def forget(
 
     `tacita forget --run runs/mine --user 196 --all --verify`
     """
-    from tacita import forget as forgetting
+    from tacita.lab import forgetting
 
     if everything == (items is not None):
         raise TacitaError("say what to forget: either --items a,b or --all.")
@@ -79,9 +79,9 @@ def audit_tally(
 
     `tacita audit tally --run runs/mine --brief --json`
     """
-    from tacita import runs
     from tacita.audit import table as audit
-    from tacita.config import RunConfig
+    from tacita.core.config import RunConfig
+    from tacita.lab import runs
     from tacita.report import audit as report_audit
 
     if (run is None) == (data is None):

@@ -11,7 +11,7 @@ import typer
 
 from tacita.cli import console
 from tacita.cli.options import AsJson, ItemColumns, Quiet, columns_of
-from tacita.errors import TacitaError
+from tacita.core.errors import TacitaError
 
 app = typer.Typer(no_args_is_help=True, help="One server for many nodes: it is sent sums, not histories.")
 catalogue_app = typer.Typer(no_args_is_help=True, help="The items that can be learned and recommended.")
@@ -39,7 +39,7 @@ def init(
 
     Example: `tacita server init --name recommender.example.org`
     """
-    from tacita.live.server import ServerConfig, create
+    from tacita.live.running.server import ServerConfig, create
 
     if port == link_port:
         raise TacitaError(f"--port and --link-port are both {port}; give each its own.")
@@ -63,7 +63,7 @@ def up(
 
     Example: `tacita server up --folder server`
     """
-    from tacita.live.server import Server
+    from tacita.live.running.server import Server
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     for chatty in ("httpx", "uvicorn"):
@@ -82,7 +82,7 @@ def renew(folder: Folder = HERE) -> None:
     """
     from tacita.live.certificates import SERVER, expires
     from tacita.live.certificates import renew as make_new
-    from tacita.live.server import read_config
+    from tacita.live.running.server import read_config
 
     read_config(folder)
     make_new(folder)
@@ -99,7 +99,7 @@ def enroll(
 
     Example: `tacita server enroll clinic-7.pub --name clinic-7`
     """
-    from tacita.live.server import enroll as let_in
+    from tacita.live.running.server import enroll as let_in
 
     found = let_in(folder, key, name)
     console.answer(f"Node '{name}' is enrolled; `tacita node init` showed its owner the same fingerprint:\n  {found}")
@@ -111,7 +111,7 @@ def revoke(name: Annotated[str, typer.Argument(help="The node's name.")], folder
 
     Example: `tacita server revoke clinic-7`
     """
-    from tacita.live.server import open_store
+    from tacita.live.running.server import open_store
 
     with open_store(folder) as store:
         store.revoke(name)
@@ -131,7 +131,7 @@ def catalogue_add(
     Example: `tacita server catalogue add items.csv`
     """
     from tacita.data.columns import read_items
-    from tacita.live.server import open_store
+    from tacita.live.running.server import open_store
 
     with open_store(folder) as store:
         with console.working(f"reading {file}"):
@@ -160,8 +160,8 @@ def train(
 
     Example: `tacita server train f3crec.toml --quorum 2`
     """
-    from tacita.config import RunConfig, read_toml, validated
-    from tacita.live.orders import Terms, begin_run
+    from tacita.core.config import RunConfig, read_toml, validated
+    from tacita.live.running.orders import Terms, begin_run
 
     given = read_toml(config)
     settings = validated(RunConfig, given, str(config))
@@ -180,7 +180,7 @@ def next_block(
 
     Example: `tacita server next-block f3crec`
     """
-    from tacita.live.orders import open_block
+    from tacita.live.running.orders import open_block
 
     open_block(folder, run)
     _watch(folder, run, detach, as_json, quiet)
@@ -194,7 +194,7 @@ def resume(
 
     Example: `tacita server resume f3crec`
     """
-    from tacita.live.orders import resume_run
+    from tacita.live.running.orders import resume_run
 
     resume_run(folder, run)
     _watch(folder, run, detach, as_json, quiet)
@@ -206,7 +206,7 @@ def status(folder: Folder = HERE, as_json: AsJson = False) -> None:
 
     Example: `tacita server status`
     """
-    from tacita.live.server import status as look
+    from tacita.live.running.server import status as look
 
     found = look(folder)
     if as_json:
@@ -264,7 +264,7 @@ def _watch(folder: Path, run: str, detach: bool, as_json: bool, quiet: bool) -> 
 
 def watch(folder: Path, run: str, quiet: bool = False, most: float = float("inf")) -> list[dict[str, Any]]:
     """Wait until a run's open blocks are done, with a bar over its rounds; returns the results of its blocks."""
-    from tacita.live.following import Look, follow
+    from tacita.live.running.following import Look, follow
 
     with console.counting(f"run '{run}'", quiet) as tell:
         news = _News(quiet=True)  # what was before we came is not told again

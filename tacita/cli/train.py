@@ -25,10 +25,10 @@ from tacita.cli.options import (
     decimal_of,
     settings_of,
 )
-from tacita.errors import DiskFull, TacitaError
+from tacita.core.errors import DiskFull, TacitaError
 
 if TYPE_CHECKING:
-    from tacita.runs import Machine, Run, Watcher
+    from tacita.lab.runs import Machine, Run, Watcher
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def train(
 
     `tacita train --out runs/first --resume`
     """
-    from tacita import runs
+    from tacita.lab import runs
 
     flags: dict[str, Any] = {
         "data": data,
@@ -117,8 +117,8 @@ def train(
 
 
 def _begin(settings: dict[str, Any], source: str, out: Path | None, machine: Machine, quiet: bool) -> Run:
-    from tacita import runs
-    from tacita.config import RunConfig, validated
+    from tacita.core.config import RunConfig, validated
+    from tacita.lab import runs
 
     checked = validated(RunConfig, settings, source)
     folder = out if out is not None else runs.free_folder(checked)
@@ -127,7 +127,7 @@ def _begin(settings: dict[str, Any], source: str, out: Path | None, machine: Mac
 
 
 def _go_on(folder: Path, machine: Machine, controls: bool, quiet: bool) -> Run:
-    from tacita import runs
+    from tacita.lab import runs
 
     finished = runs.is_finished(folder)
     with training(folder, quiet) as watcher:
@@ -157,7 +157,7 @@ def recommend(
 
     Example: `tacita recommend --run runs/first --user 196 -k 10`
     """
-    from tacita import runs
+    from tacita.lab import runs
 
     found = runs.recommend(run, user, k, exclude_seen=not seen)
     if as_json:

@@ -10,13 +10,13 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from tacita.core.errors import TacitaError, unknown_name
+from tacita.core.types import Floats, Ints, Longs
 from tacita.data.problems import listed, problem, shown
 from tacita.data.reading import Table, is_atomic, read_columns
 from tacita.data.roles import column_at, is_position, rank
 from tacita.data.table import Interactions, fingerprint
 from tacita.data.values import finite, times
-from tacita.errors import TacitaError, unknown_name
-from tacita.types import Floats, Ints, Longs
 
 _SPLITS = {"train": 0, "valid": 1, "validation": 1, "val": 1, "dev": 1, "test": 2}
 _ITEM_FILES = {

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import polars as pl
 
+from tacita.core.errors import TacitaError, unknown_name
+from tacita.core.types import Stream
 from tacita.data.columns import item_file
 from tacita.data.named import DATASETS, checked_file
 from tacita.data.problems import listed, problem, unreadable
 from tacita.data.reading import main_file, read_columns
 from tacita.data.roles import column_at, rank
-from tacita.errors import TacitaError, unknown_name
-from tacita.types import Stream
 
 _NAMES = {
     "item": "id",

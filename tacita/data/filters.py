@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from tacita.core.errors import TacitaError
+from tacita.core.types import AnyArray, Longs, Removed, Stream
 from tacita.data.sources import Interactions
-from tacita.errors import TacitaError
-from tacita.types import AnyArray, Longs, Removed, Stream
 
 Size = tuple[int, int, int]
 """Rows, users, items."""

@@ -12,9 +12,9 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from tacita.core.errors import TacitaError, unknown_name
 from tacita.data.problems import unreadable
 from tacita.data.reading import main_file
-from tacita.errors import TacitaError, unknown_name
 
 _PACKAGE = "recbole==1.2.1"
 WHEEL_SHA256 = "9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tacita.errors import TacitaError
+from tacita.core.errors import TacitaError
 
 
 def problem(path: Path, what: str, remedy: str) -> TacitaError:

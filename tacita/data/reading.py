@@ -16,12 +16,12 @@ from pathlib import Path
 
 import polars as pl
 
+from tacita.core.errors import TacitaError
 from tacita.data.jsonlines import is_json, line_of, read_json_lines
 from tacita.data.problems import listed, problem, shown, unreadable
 from tacita.data.roles import has_header, places, rank, roles_by_name, roles_by_place
 from tacita.data.unused import look_over
 from tacita.data.values import Hints
-from tacita.errors import TacitaError
 
 _WELL_KNOWN = (
     "interactions.csv.gz",

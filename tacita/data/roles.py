@@ -8,9 +8,9 @@ from pathlib import Path
 
 import polars as pl
 
+from tacita.core.errors import TacitaError, unknown_name
 from tacita.data.problems import listed, problem, shown
 from tacita.data.values import as_number, dates
-from tacita.errors import TacitaError, unknown_name
 
 # Names that a column may go by, best first; compared without case, punctuation, ending "id" and RecBole type.
 _WORDS = {

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from tacita.core.errors import TacitaError
+from tacita.core.files import write_bytes
 from tacita.data.columns import interactions
 from tacita.data.named import DATASETS, DatasetInfo, cache_dir, checked_file, fetch
 from tacita.data.problems import problem, unreadable
@@ -20,8 +22,6 @@ from tacita.data.roles import check_roles
 from tacita.data.synthetic import synthetic
 from tacita.data.table import Interactions, by_appearance, describe, fingerprint
 from tacita.data.values import Hints
-from tacita.errors import TacitaError
-from tacita.files import write_bytes
 
 __all__ = ["DATASETS", "DatasetInfo", "Interactions", "cache_dir", "describe", "fetch", "load", "save_csv"]
 

@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tacita.config import SplitConfig, later_defaults
+from tacita.core.config import SplitConfig, later_defaults
+from tacita.core.draws import Draws, keys_of
+from tacita.core.errors import TacitaError
+from tacita.core.types import AnyArray, Arrays, Block, Bools, Ints, Keys, Longs, Ragged, Stream
 from tacita.data.filters import Size, k_core, rated, removals, size_of
 from tacita.data.sources import Interactions
 from tacita.data.table import rating_note
-from tacita.errors import TacitaError
 from tacita.kernels.hashing import hash_owners
-from tacita.rng import Draws, keys_of
-from tacita.types import AnyArray, Arrays, Block, Bools, Ints, Keys, Longs, Ragged, Stream
 
 _NAMED_CORE = {"lastfm-2k": 5, "ml-100k": 10, "ml-latest-small": 10, "hetrec2011-movielens": 10, "ml-1m": 10}
 TRAIN, VALID, TEST = 0, 1, 2

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tacita.errors import TacitaError, unknown_name
-from tacita.types import Floats, Ints, Longs
+from tacita.core.errors import TacitaError, unknown_name
+from tacita.core.types import Floats, Ints, Longs
 
 KINDS = ("groups", "checkerboard")
 LOYALTY = 0.8  # share of interactions inside the preferred group

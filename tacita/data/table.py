@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tacita.types import AnyArray, Floats, Ints, Longs
+from tacita.core.types import AnyArray, Floats, Ints, Longs
 
 
 @dataclass(frozen=True)

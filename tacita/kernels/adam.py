@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numba import njit
 
-from tacita.types import Floats, Longs
+from tacita.core.types import Floats, Longs
 
 _KEEP, _TAKE = np.float32(0.9), np.float32(0.1)
 _KEEP_SQUARE, _TAKE_SQUARE = np.float32(0.999), np.float32(0.001)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numba import njit, prange
 
-from tacita.types import Floats, Ints, Longs
+from tacita.core.types import Floats, Ints, Longs
 
 _FAST = {"reassoc", "contract", "nsz"}
 

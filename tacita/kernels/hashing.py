@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numba import njit, prange
 
-from tacita.types import Floats, Keys, Longs
+from tacita.core.types import Floats, Keys, Longs
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MUL_A = np.uint64(0xBF58476D1CE4E5B9)

@@ -7,9 +7,9 @@ import math
 import numpy as np
 from numba import njit, prange
 
+from tacita.core.types import Floats, Ints, Longs
 from tacita.kernels.sampling import slot, table_size
 from tacita.kernels.steps import _FAST, dot, score_row
-from tacita.types import Floats, Ints, Longs
 
 
 @njit(cache=True, parallel=True, fastmath=_FAST)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, prange
 
-from tacita.types import AnyArray, Doubles, Floats, Ints, Longs
+from tacita.core.types import AnyArray, Doubles, Floats, Ints, Longs
 
 
 @njit(cache=True, parallel=True)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
+from tacita.core.types import Floats, Ints, Keys, Longs
 from tacita.kernels.hashing import bits, stream_of
-from tacita.types import Floats, Ints, Keys, Longs
 
 
 @njit(inline="always")

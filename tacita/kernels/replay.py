@@ -7,9 +7,9 @@ import math
 import numpy as np
 from numba import njit, prange
 
+from tacita.core.types import Floats, Ints, Keys, Longs
 from tacita.kernels.hashing import below, stream_of, unit
 from tacita.kernels.steps import dot, score_row
-from tacita.types import Floats, Ints, Keys, Longs
 
 
 @njit(cache=True, parallel=True)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
+from tacita.core.types import Bools, Floats, Ints, Keys, Longs
 from tacita.kernels.hashing import below, choose, stream_of
 from tacita.kernels.threads import first_of
-from tacita.types import Bools, Floats, Ints, Keys, Longs
 
 
 @njit(inline="always")

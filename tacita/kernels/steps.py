@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
+from tacita.core.types import Bools, Doubles, Floats, Ints, Longs
 from tacita.kernels.lanes import LANES, add_lanes
 from tacita.kernels.threads import first_of
-from tacita.types import Bools, Doubles, Floats, Ints, Longs
 
 MF, PFEDREC, NCF = 0, 1, 2
 _FAST = {"reassoc", "contract", "nsz"}

@@ -8,7 +8,7 @@ import numba
 import numpy as np
 from numba import njit
 
-from tacita.types import Longs
+from tacita.core.types import Longs
 
 
 def most_threads() -> int:

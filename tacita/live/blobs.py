@@ -6,8 +6,8 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from tacita.errors import TacitaError
-from tacita.types import Arrays
+from tacita.core.errors import TacitaError
+from tacita.core.types import Arrays
 
 
 def pack(arrays: Arrays) -> bytes:

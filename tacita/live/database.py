@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from tacita.errors import TacitaError
+from tacita.core.errors import TacitaError
 
 
 class Damaged(TacitaError):

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tacita.errors import TacitaError
+from tacita.core.draws import Draws
+from tacita.core.errors import TacitaError
+from tacita.core.files import nested
+from tacita.core.types import AnyArray, Arrays, Down, Keys, Ragged
 from tacita.fields import Dense, Each, Form, Rows, Spec, Total
-from tacita.files import nested
 from tacita.kernels.hashing import hash_owners
-from tacita.plan import Letters
-from tacita.rng import Draws
-from tacita.types import AnyArray, Arrays, Down, Keys, Ragged
+from tacita.round.plan import Letters
 
 ROSTER = "roster"  # the question who takes part, where the server has to know
 CHOSEN, NAMES, PART = "chosen", "names", "part"

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tacita.errors import TacitaError
+from tacita.core.errors import TacitaError
 
 MOST_LOG = 5_000_000  # bytes; a longer log is put aside when the process starts again
 
@@ -147,7 +147,7 @@ def other_user_works(name: str, folder: Path | None = None) -> str | None:
         return f"'{name}' is the user that runs the node, so nothing is kept apart; name another."
     if os.geteuid() != 0:
         return f"only root can start a process as '{name}'; start the node as root or as a service."
-    script = "import os, sys; [os.stat(f) for f in sys.argv[1:]]; import flwr, tacita.live.flower_client"
+    script = "import os, sys; [os.stat(f) for f in sys.argv[1:]]; import flwr, tacita.live.engine.flower_client"
     where = [str(folder)] if folder is not None else []
     try:
         tried = subprocess.run(

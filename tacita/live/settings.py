@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeVar
 
-from tacita.config import RunConfig, Strict, read_toml, validated
-from tacita.errors import TacitaError
+from tacita.core.config import RunConfig, Strict, read_toml, validated
+from tacita.core.errors import TacitaError
 
 Settings = TypeVar("Settings", bound=Strict)
 MOST_EPOCHS, MOST_NEGATIVES = 20, 100  # what a server may ask of a node in one round

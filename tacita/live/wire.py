@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 from pydantic import AfterValidator, Field
 
-from tacita.config import Strict, validated
-from tacita.errors import TacitaError
+from tacita.core.config import Strict, validated
+from tacita.core.errors import TacitaError
+from tacita.core.types import AnyArray, Arrays
 from tacita.fields import Spec, Total, touched_of
 from tacita.live.blobs import pack, unpack
 from tacita.live.letters import read_each
-from tacita.types import AnyArray, Arrays
 
 VERSION = 1
 MAGIC = b"tacita/1"

@@ -1,11 +1,11 @@
 """Methods as lists of parts."""
 
-from tacita.methods import error_memory as _error_memory  # noqa: F401  (each module registers its parts and presets)
-from tacita.methods import f3crec as _f3crec  # noqa: F401
-from tacita.methods import noise as _noise  # noqa: F401
-from tacita.methods import proxies as _proxies  # noqa: F401
-from tacita.methods import proximal as _proximal  # noqa: F401
-from tacita.methods.base import (
+from tacita.methods.continual import error_memory as _error_memory  # noqa: F401  (each module registers its parts and presets)
+from tacita.methods.continual import f3crec as _f3crec  # noqa: F401
+from tacita.methods.continual import noise as _noise  # noqa: F401
+from tacita.methods.continual import proxies as _proxies  # noqa: F401
+from tacita.methods.continual import proximal as _proximal  # noqa: F401
+from tacita.round.parts import (
     Part,
     PartConfig,
     World,

@@ -7,7 +7,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from tacita.files import write_bytes
+from tacita.core.files import write_bytes
 from tacita.report.drawing import LIGHT, sheet
 
 ATTACKS = {

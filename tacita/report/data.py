@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tacita.backbones import backbone_class, backbone_names
+from tacita.core.errors import TacitaError
+from tacita.core.files import read_json
+from tacita.core.types import Removed
 from tacita.data.filters import removed_text
-from tacita.errors import TacitaError
-from tacita.files import read_json
 from tacita.methods import label_of
-from tacita.types import Removed
+from tacita.models import backbone_class, backbone_names
 
 CONTROLS = {
     "popular": ("most popular", "showing everybody the same popular items"),

@@ -11,8 +11,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from tacita.errors import TacitaError
-from tacita.files import write_bytes
+from tacita.core.errors import TacitaError
+from tacita.core.files import write_bytes
 from tacita.report.charts import Picture, draw_picture
 from tacita.report.data import RunData, nice, read_run
 from tacita.report.drawing import COLOURS

@@ -10,7 +10,7 @@ pytest.importorskip("flwr", reason="Flower is not installed; pip install tacita[
 
 from live_cluster import Cluster, eventually
 
-from tacita.live.flower import Supernode
+from tacita.live.engine.flower import Supernode
 
 
 @pytest.fixture(scope="module")

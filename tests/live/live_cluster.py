@@ -9,14 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tacita.live import certificates, shim
-from tacita.live.flower import Link, Supernode, write_app
-from tacita.live.gateway import Gateway
+from tacita.live import certificates
+from tacita.live.engine import shim
+from tacita.live.engine.flower import Link, Supernode, write_app
+from tacita.live.engine.gateway import Gateway
 
 ECHO = '''
 import hashlib, json, os, time
 from pathlib import Path
-from tacita.live.grid import server_app
+from tacita.live.engine.grid import server_app
 
 def body(transport, settings):
     """Send what the file asks for and write down what came back."""

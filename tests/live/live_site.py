@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 from live_cluster import eventually, free_port
 
-from tacita.config import RunConfig, validated
+from tacita.core.config import RunConfig, validated
+from tacita.core.draws import Draws
+from tacita.core.types import Arrays
 from tacita.data import splits
 from tacita.data.sources import load
-from tacita.live import control
+from tacita.lab.runs import Machine, assemble
 from tacita.live.certificates import make_node_key
-from tacita.live.coordinator import STORE
-from tacita.live.node import Node, NodeConfig
+from tacita.live.node import control
+from tacita.live.node.node import Node, NodeConfig
 from tacita.live.processes import _descendants, _same, _stat
-from tacita.live.server_store import ServerStore, done_blocks
-from tacita.rng import Draws
-from tacita.runs import Machine, assemble
-from tacita.types import Arrays
+from tacita.live.server.coordinator import STORE
+from tacita.live.server.store import ServerStore, done_blocks
 
 NODES = ("library", "cinema", "school")
 MADE = "synthetic:users=120,items=300,per_user=20,groups=4,drift=0.9,new=0.2"
@@ -215,7 +215,7 @@ class Site:
 
     def train(self, name: str, config: RunConfig, *more: object) -> None:
         """Begin a run; `wait` tells when it is done."""
-        from tacita.config import to_toml
+        from tacita.core.config import to_toml
 
         path = self.folder / f"{name}.toml"
         path.write_text(to_toml(config.model_copy(update={"data": "ml-100k"})), encoding="utf-8")

@@ -45,16 +45,16 @@ from live_site import (
     said,
 )
 
-from tacita.config import RunConfig
+from tacita.core.config import RunConfig
+from tacita.core.draws import keys_of
+from tacita.federation.rounds import Progress, run_stream, start
+from tacita.lab.runs import Machine, assemble
 from tacita.live import certificates
-from tacita.live.coordinator import STORE
-from tacita.live.node_file import STORE as NODE_STORE
-from tacita.live.server import ServerConfig
-from tacita.live.server import create as create_server
-from tacita.live.server_store import ServerStore
-from tacita.rng import keys_of
-from tacita.rounds import Progress, run_stream, start
-from tacita.runs import Machine, assemble
+from tacita.live.node.file import STORE as NODE_STORE
+from tacita.live.running.server import ServerConfig
+from tacita.live.running.server import create as create_server
+from tacita.live.server.coordinator import STORE
+from tacita.live.server.store import ServerStore
 
 pytestmark = pytest.mark.live
 

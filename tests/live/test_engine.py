@@ -16,9 +16,9 @@ pytest.importorskip("flwr", reason="Flower is not installed; pip install tacita[
 from flwr.proto import control_pb2, fleet_pb2
 from live_cluster import Cluster, eventually, free_port
 
-from tacita.errors import TacitaError
+from tacita.core.errors import TacitaError
 from tacita.live import certificates
-from tacita.live.flower import Supernode
+from tacita.live.engine.flower import Supernode
 from tacita.live.processes import other_user_works
 
 pytestmark = pytest.mark.live
@@ -252,7 +252,7 @@ def test_the_client_runs_as_another_user(cluster: Cluster) -> None:
 
 
 def test_a_port_that_is_taken_is_one_sentence(cluster: Cluster, tmp_path: Path) -> None:
-    from tacita.live.flower import Link
+    from tacita.live.engine.flower import Link
 
     with pytest.raises(TacitaError, match=f"port {cluster.link.port} is in use"):
         Link(tmp_path, cluster.link.port, insecure=True).start()

@@ -12,10 +12,10 @@ from typing import Literal
 
 import numpy as np
 
-from tacita.backbones.scores import sigmoid
+from tacita.core.types import Bools, Doubles, Floats, Ints, Longs, Ragged
 from tacita.kernels.ranking import best_items
 from tacita.methods.distillation.dice import Dice, places
-from tacita.types import Bools, Doubles, Floats, Ints, Longs, Ragged
+from tacita.models.scores import sigmoid
 
 Logits = Callable[[Ints], Floats]
 CHUNK = 256  # clients whose logits exist at once

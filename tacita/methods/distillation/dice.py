@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tacita.core.draws import Draws
+from tacita.core.types import AnyArray, Doubles, Keys, Longs
 from tacita.kernels.hashing import hash_owners, uniforms
-from tacita.rng import Draws
-from tacita.types import AnyArray, Doubles, Keys, Longs
 
 _UNIT = 2.0**-53
 

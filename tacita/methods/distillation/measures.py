@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from tacita.types import AnyArray, Doubles, Ragged
+from tacita.core.types import AnyArray, Doubles, Ragged
 
 Scale = Literal["z", "minmax"]
 _TINY = 1e-8

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tacita.core.types import AnyArray, Arrays
 from tacita.kernels.hashing import uniforms
-from tacita.types import AnyArray, Arrays
 
 Layers = dict[str, Tensor]
 _DECAYS = (0.9, 0.999)

@@ -12,9 +12,9 @@ from typing import Literal
 import numpy as np
 from scipy.special import log_softmax
 
+from tacita.core.types import AnyArray, Bools, Doubles, Longs, Ragged
 from tacita.methods.distillation.dice import Dice
 from tacita.methods.distillation.measures import pooled_rows, row_means
-from tacita.types import AnyArray, Bools, Doubles, Longs, Ragged
 
 Diversity = Literal["softmax", "gauss"]
 Divergence = Literal["bernoulli", "vector"]

@@ -17,12 +17,12 @@ from scipy.special import expit
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from tacita.backbones.scores import sigmoid
+from tacita.core.types import AnyArray, Arrays, Bools, Doubles, Floats, Ints, Longs, Ragged
 from tacita.methods.distillation.dice import Dice, places
 from tacita.methods.distillation.measures import Scale, mean_losses, scaled
 from tacita.methods.distillation.networks import Layers, answer, bundle, descend, forward, part, start
 from tacita.methods.distillation.rewards import Divergence, Diversity, adjusted, divergence, diversity, shuffled
-from tacita.types import AnyArray, Arrays, Bools, Doubles, Floats, Ints, Longs, Ragged
+from tacita.models.scores import sigmoid
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tacita.types import Longs, Ragged
+from tacita.core.types import Longs, Ragged
 
 PAIR = 4 + 4  # an item id and a score; the channel says whose
 PAPER_SAMPLE = 160  # bytes that 4.578 for 30 samples implies; what they are made of is unknown

@@ -13,8 +13,8 @@ from typing import Literal
 
 import numpy as np
 
+from tacita.core.types import Bools, Floats, Longs, Ragged, spans
 from tacita.methods.distillation.dice import Dice, floor_share, places
-from tacita.types import Bools, Floats, Longs, Ragged, spans
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tacita.core.types import AnyArray, Arrays, Doubles, Floats, Ragged
 from tacita.methods.distillation.measures import Scale, mean_losses, row_means, scaled
 from tacita.methods.distillation.networks import answer, descend, forward, start
-from tacita.types import AnyArray, Arrays, Doubles, Floats, Ragged
 
 _COLUMNS = {"size": (0,), "statistics": (1, 2), "loss": (3,)}
 

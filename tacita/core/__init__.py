@@ -1,0 +1,1 @@
+"""Values everybody uses: types, settings, named draws, files, errors."""

@@ -1,0 +1,264 @@
+"""What a run is made of: pydantic models that forbid unknown keys, read from and written to TOML."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from tacita.core.errors import TacitaError
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class SplitConfig(Strict):
+    """How a dataset becomes blocks with train, validation and test parts."""
+
+    kind: Literal["auto", "blocks", "leave-one-out", "random", "given"] = Field(
+        "auto", description="auto: blocks where there are timestamps, else the source's own split or random"
+    )
+    n_blocks: int = Field(4, ge=1, le=1000, description="time blocks (kind = blocks)")
+    base_share: float = Field(0.6, gt=0, le=1, description="share of all interactions in block 0")
+    k_core: int | None = Field(
+        None,
+        ge=0,
+        description="drop users and items with fewer rows, repeatedly; default: as published for named data, else 0",
+    )
+    inner: Literal["chronological", "random"] = Field(
+        "chronological",
+        description="how users' interactions of blocks 1.. are split (block 0: always random)",
+    )
+    held_out: Literal["last", "random"] = Field("last", description="which item leave-one-out keeps back")
+    min_rating: float | None = Field(None, description="keep only interactions rated at least this")
+    repeats: Literal["once", "keep"] = Field(
+        "once",
+        description="a user's repeated item in a block: only its first row, or every row, each in a part of its own",
+    )
+    seed: int = Field(0, ge=0, description="seed of the random splits, apart from the run's seed")
+
+
+class ParticipationConfig(Strict):
+    kind: Literal["all", "fraction", "poisson"] = "all"
+    rate: float = Field(1.0, gt=0, le=1, description="share of clients (fraction) or their probability (poisson)")
+
+
+class PFedMeConfig(Strict):
+    """pFedMe's inner loop; these rates take the place of the backbone's."""
+
+    lam: float = Field(15.0, gt=0, description="how strongly the personal model is held to the local one")
+    inner_steps: int = Field(5, ge=1, description="gradient steps of the personal model in every step")
+    inner_lr: float = Field(0.01, gt=0, description="learning rate of the personal model")
+    eta: float = Field(0.005, gt=0, description="the local model moves eta * lam of its way to the personal one")
+
+
+class TrainConfig(Strict):
+    """The local training of a round and when a block ends."""
+
+    rounds: int = Field(100, ge=1, description="most rounds in a block")
+    patience: int = Field(30, ge=1, description="rounds without a better validation score before a block ends")
+    batch_size: int = Field(512, ge=1)
+    negatives: int = Field(4, ge=0, description="negatives per positive")
+    redraw: Literal["round", "epoch"] = Field("round", description="how often negatives are drawn anew")
+    local_epochs: int = Field(1, ge=1)
+    objective: Literal["bce", "squared", "bpr"] = Field(
+        "bce",
+        description="bce on labels in [0, 1]; squared error of the raw score, on ratings where there are any; "
+        "bpr: positives above their negatives",
+    )
+    bpr_scale: float = Field(1.0, gt=0, description="factor on the difference of scores in bpr")
+    l2: float = Field(
+        0.0, ge=0, description="weight of |x|^2 of a batch's item rows and private vectors, over its size"
+    )
+    optimiser: Literal["sgd", "adam", "lazy-adam", "pfedme"] = Field(
+        "sgd",
+        description="fresh in every round; lazy-adam leaves what a batch does not use alone; all but sgd need autograd",
+    )
+    weight_decay: float = Field(0.0, ge=0, description="of what a batch uses, for lazy-adam")
+    pfedme: PFedMeConfig = PFedMeConfig()
+    participation: ParticipationConfig = ParticipationConfig()
+    aggregation: Literal["mean", "per-row", "weighted", "fixed"] = Field(
+        "mean",
+        description="denominator of the sum: participants, those who touched the row, their data, or fixed",
+    )
+    aggregator: Literal["plain", "ideal"] = Field(
+        "plain", description="how sums are made: in double precision, or exactly, as a secure sum would make them"
+    )
+    denominator: float | None = Field(None, gt=0, description="for aggregation = fixed; default: expected clients")
+    server_lr: float = Field(1.0, gt=0, description="factor on the aggregated change")
+    silos: int = Field(0, ge=0, description="0: every user is a client; n: users live in n silos")
+    resume_from: Literal["best", "last"] = Field("best", description="which round the next block starts from")
+    reset_private_each_block: bool = Field(False, description="as the F3CRec release does for NCF and PFedRec")
+    stepper: Literal["auto", "fused", "autograd"] = "auto"
+
+
+class EvaluateConfig(Strict):
+    k: list[int] = Field([20], min_length=1, description="cut-offs")
+    metrics: list[Literal["ndcg", "recall", "hr", "precision", "mrr", "auc"]] = Field(["ndcg", "recall"], min_length=1)
+    select_by: str = Field("ndcg@20", description="validation metric that picks the round")
+    mask: Literal["block", "history"] = Field(
+        "block", description="what is not ranked: the block's own known items, or those of all blocks"
+    )
+    old_block_mask: Literal["own", "current"] = Field(
+        "own",
+        description="mask on an earlier block's test: its own known items, or (released code) the current's",
+    )
+    hidden_items: Literal["drop", "count"] = Field(
+        "drop",
+        description="wanted items that the mask hides: not asked for, or asked for and never found",
+    )
+    sampled_negatives: int = Field(0, ge=0, description="0: full ranking; n: rank against n unseen items")
+    ties: Literal["hash", "against"] = Field(
+        "hash",
+        description="items of the same score: in an order that a hash gives, or the wanted ones last (FedKDRec)",
+    )
+    item_table: Literal["global", "personal"] = Field(
+        "global",
+        description="personal: a user is scored with the rows it last trained (PFedRec's own protocol)",
+    )
+    every: int = Field(1, ge=1, description="validate every n rounds")
+    controls: bool = Field(True, description="run the controls beside the method")
+
+
+class RunConfig(Strict):
+    """One run: a dataset, a split, a backbone, a method."""
+
+    data: str = Field("ml-100k", description="dataset name, file, or synthetic:...")
+    columns: dict[str, str] = Field({}, description="role -> column name, where guessing fails")
+    date_format: str | None = Field(None, description="how the file writes its dates, such as %d.%m.%Y")
+    decimal: Literal[".", ","] | None = Field(None, description="the file's decimal mark, where it is not clear")
+    split: SplitConfig = SplitConfig()
+    backbone: dict[str, Any] = Field({"name": "mf"}, description="name and options of the model")
+    method: str = Field("fedavg", description="preset: a named list of parts")
+    parts: list[dict[str, Any]] | None = Field(None, description="parts added to the preset, or changes of its options")
+    seed: int = Field(1, ge=0)
+    train: TrainConfig = TrainConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+
+
+_LATER = {"split.repeats", "evaluate.hidden_items", "evaluate.ties", "date_format", "decimal"}
+_LATER |= {
+    f"train.{name}" for name in ("redraw", "objective", "bpr_scale", "l2", "weight_decay", "pfedme", "aggregator")
+}
+"""Settings that came after results had been kept under a hash of their config."""
+
+
+def later_defaults(config: BaseModel, prefix: str = "") -> dict[str, Any]:
+    """Later settings at their default, for `exclude`: without them a hash is what it was before they existed."""
+    out: dict[str, Any] = {}
+    for name, info in type(config).model_fields.items():
+        value = getattr(config, name)
+        if prefix + name in _LATER and value == info.default:
+            out[name] = True
+        elif isinstance(value, BaseModel):
+            out[name] = later_defaults(value, f"{prefix}{name}.")
+    return out
+
+
+def validated(model: type[M], values: dict[str, Any], where: str) -> M:
+    """Build a config or raise one sentence that names the key."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise TacitaError(_sentence(model, error, where)) from None
+
+
+def _sentence(model: type[BaseModel], error: ValidationError, where: str) -> str:
+    first = error.errors()[0]
+    path = ".".join(str(p) for p in first["loc"] if "[" not in str(p))  # without the branches of a union
+    if first["type"] == "extra_forbidden":
+        return f"unknown key '{path}' in {where}; {_hint(model, path, dotted='.' in str(first['loc'][-1]))}"
+    given = first.get("input")
+    shown = f", not {given!r}" if isinstance(given, str | int | float | bool) else ""
+    return f"'{path}' in {where} must be {_wanted(first)}{shown}."
+
+
+def _hint(model: type[BaseModel], path: str, dotted: bool) -> str:
+    """The nearest key or table; for a key that was given with its point, how a table is written."""
+    keys = _known_keys(model)
+    tables = {".".join(key.split(".")[:n]) for key in keys for n in range(1, key.count(".") + 1)}
+    known = sorted({*keys, *tables})
+    near = difflib.get_close_matches(path, known, n=1) or difflib.get_close_matches(path.split(".")[-1], known, n=1)
+    if dotted and near:
+        *outer, last = (path if path.split(".")[0] in keys else near[0]).split(".")  # a free table, such as backbone
+        if outer:
+            inner = f'{{"{last}": ...}}'
+            for name in reversed(outer[1:]):
+                inner = f'{{"{name}": {inner}}}'
+            return f"in Python write {outer[0]}={inner}, in TOML [{'.'.join(outer)}] and below it {last} = ..."
+    return f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(sorted(keys))}."
+
+
+def _wanted(error: ErrorDetails) -> str:
+    """What pydantic asked for, in plain words."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "literal_error":
+        return f"one of {context['expected'].replace(' or ', ', ')}"
+    for word, text in _WORDS.items():
+        if kind.startswith(word):
+            return text.format(**context)
+    message = error["msg"].removeprefix("Input should be ")
+    return message[:1].lower() + message[1:]
+
+
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a finite number",
+    "bool": "true or false",
+    "string": "a text",
+    "list": "a list",
+    "dict": "a table",
+    "model": "a table",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
+    "too_short": "a list with at least {min_length} entry",
+    "missing": "given",
+}
+
+
+def _known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    keys: list[str] = []
+    for name, info in model.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            keys += _known_keys(kind, f"{prefix}{name}.")
+        else:
+            keys.append(prefix + name)
+    return keys
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise TacitaError(f"no such config file: {path}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TacitaError(f"{path} is not valid TOML: {error}.") from None
+
+
+def to_toml(config: BaseModel) -> str:
+    """Every setting with its value; those that have none are listed at the end, with what they would do."""
+    lines = [f"# {key}: {about}\n" for key, about in _unset(config)]
+    unset = ["\n# Not set:\n", *lines] if lines else []
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)) + "".join(unset)
+
+
+def _unset(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, info in type(config).model_fields.items():
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            yield from _unset(value, f"{prefix}{name}.")
+        elif value is None:
+            yield prefix + name, info.description or "no value"

@@ -1,0 +1,169 @@
+"""Files that are either whole or not there: safetensors and JSON, written to the side, synced, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from tacita.core.errors import DiskFull, TacitaError
+from tacita.core.types import AnyArray, Arrays
+
+V = TypeVar("V")
+_SIDE = re.compile(r"\..+\.\d+")  # what a write to the side is called
+
+
+def side_of(path: Path) -> Path:
+    """The hidden name beside a path under which this process prepares it."""
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace a file atomically; a full disk leaves the old one in place."""
+    if path.exists() and not (path.is_file() or path.is_dir()):  # to replace a pipe or device would destroy it
+        raise TacitaError(f"cannot write {path}: it is a pipe or device, not a file.")
+    side = side_of(path)
+    try:
+        with open(side, "wb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(side, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            side.unlink()
+        raise disk_error(path, error) from None
+
+
+def disk_error(path: Path, error: OSError) -> TacitaError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(path)
+    if error.errno == errno.ENOENT and not path.parent.is_dir():
+        return TacitaError(f"cannot write {path}: there is no folder {path.parent}.")
+    return TacitaError(f"cannot write {path}: {error.strerror or error}.")
+
+
+def clear_sides(folder: Path) -> None:
+    """Remove what a killed process was preparing in a folder that nobody else is writing to."""
+    for one in folder.iterdir():
+        if one.is_file() and _SIDE.fullmatch(one.name):
+            one.unlink(missing_ok=True)
+
+
+class Lines:
+    """A file that grows by whole lines; closing it can no longer fail."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (closed by __exit__)
+        except OSError as error:
+            raise disk_error(path, error) from None
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def add(self, value: Any) -> None:
+        line = (json.dumps(value) + "\n").encode()
+        try:
+            done = 0
+            while done < len(line):
+                done += self._file.write(line[done:]) or 0
+        except OSError as error:
+            raise disk_error(self.path, error) from None
+
+    def sync(self) -> None:
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise disk_error(self.path, error) from None
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder; the lock goes with the process, however it ends."""
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TacitaError(f"another process is at work in {folder}; wait until it ends.") from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(held)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise TacitaError(f"{path} is missing; is {path.parent} a finished run folder?") from None
+    except OSError as error:
+        raise TacitaError(f"cannot read {path}: {error.strerror or error}.") from None
+    except (ValueError, RecursionError):
+        raise TacitaError(f"{path} is damaged: not valid JSON.") from None
+
+
+def write_arrays(path: Path, arrays: Arrays, note: dict[str, str] | None = None) -> None:
+    """Arrays and a note with a checksum over both; equal contents give equal bytes."""
+    packed = {name: np.asarray(a, order="C") for name, a in arrays.items()}
+    kept = {"note": note or {}, "sha256": _digest(packed, note or {})}
+    write_bytes(path, safetensors.numpy.save(packed, metadata={"tacita": json.dumps(kept, sort_keys=True)}))
+
+
+def read_arrays(path: Path, remedy: str = "train again") -> tuple[Arrays, dict[str, str]]:
+    if not path.is_file():
+        raise TacitaError(f"{path} is missing; is {path.parent} a finished run folder?")
+    try:
+        with safetensors.safe_open(path, framework="numpy") as opened:
+            arrays: dict[str, AnyArray] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            kept = json.loads((opened.metadata() or {})["tacita"])
+            note = {str(k): str(v) for k, v in kept["note"].items()}
+            whole = kept["sha256"] == _digest(arrays, note)
+    except (safetensors.SafetensorError, OSError, ValueError, LookupError, TypeError, AttributeError):
+        whole = False
+    if not whole:
+        raise TacitaError(f"{path} is damaged: its contents do not match its checksum; {remedy}.")
+    return arrays, note
+
+
+def _digest(arrays: Arrays, note: dict[str, str]) -> str:
+    total = hashlib.sha256(json.dumps(note, sort_keys=True).encode())
+    for name in sorted(arrays):
+        total.update(f"{name} {arrays[name].dtype} {arrays[name].shape} ".encode())
+        total.update(arrays[name].reshape(-1).view(np.uint8).data)
+    return total.hexdigest()
+
+
+def nested(values: Mapping[str, V], prefix: str) -> dict[str, dict[str, V]]:
+    """`prefix/part/name` entries as part -> name -> value."""
+    out: dict[str, dict[str, V]] = {}
+    for key, value in values.items():
+        if key.startswith(prefix):
+            part, _, name = key[len(prefix) :].partition("/")
+            out.setdefault(part, {})[name] = value
+    return out
+
+
+def flat(parts: Mapping[str, Mapping[str, V]], prefix: str) -> dict[str, V]:
+    return {f"{prefix}{part}/{name}": v for part, held in parts.items() for name, v in held.items()}

@@ -1,0 +1,1 @@
+"""The one federated loop, and the devices it talks to."""

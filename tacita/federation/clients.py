@@ -1,0 +1,145 @@
+"""Who exists, who takes part, and what each device holds; gathers views and puts results back.
+
+The lab keeps all devices in a few arrays. Only this module indexes them by user; everything else gets a
+`CohortView` with the rows of the clients at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tacita.core.config import ParticipationConfig
+from tacita.core.draws import Draws
+from tacita.core.files import flat, nested
+from tacita.core.types import AnyArray, Arrays, Block, CohortView, Down, Held, Ints, Keys, Longs, Ragged, ServerState
+from tacita.kernels.hashing import choose, decide, hash_owners
+from tacita.models.base import Backbone
+from tacita.round.device_state import OWN, PARTS, DeviceState, Lists
+from tacita.round.plan import Plan
+
+
+def grow(clients: DeviceState, plan: Plan, keys: Keys) -> None:
+    """A new block: room for users up to len(keys), existing rows bit for bit as they are, nobody has trained."""
+    fresh = plan.backbone.init_private(plan.draws, keys[clients.n_users :])
+    keeping = {part.name: part.device_arrays(len(keys)) for part in plan.parts}
+    keeping[plan.learner.name] = plan.learner.device_arrays(len(keys))
+    clients.grow(
+        {
+            "private": np.concatenate([clients.private, fresh]),
+            **flat(keeping, PARTS),
+            "took_part": np.zeros(len(keys), bool),
+        }
+    )
+    clients.arrays["took_part"] = np.zeros(len(keys), bool)
+
+
+def put_parts(clients: DeviceState, users: Ints, changed: Mapping[str, Held]) -> None:
+    clients.put(users, flat(changed, PARTS))
+
+
+def no_devices(backbone: Backbone, own_rows: bool = False) -> DeviceState:
+    """No devices yet; `own_rows`: users are going to be scored with their own item tables."""
+    clients = DeviceState.of(np.zeros((0, backbone.private_width), np.float32))
+    if own_rows:
+        width = backbone.item_width
+        columns: Arrays = {"item": np.zeros(0, np.int32), "moved": np.zeros((0, width), np.float32)}
+        clients.lists[OWN] = Lists.empty(0, columns)
+        clients.common[OWN] = np.zeros((0, width), np.float32)
+    return clients
+
+
+@dataclass(frozen=True)
+class Members:
+    """Which users of a block live on which client; a client is one user unless there are silos."""
+
+    users: Ragged  # client -> users with training data in the block, or everybody
+    keys: Keys  # client -> key of its random streams
+    active: Longs  # clients with at least one such user, ascending
+
+    def find(self, keys: Keys) -> Longs:
+        """The clients that have these keys, ascending; nobody has to be here."""
+        order = np.argsort(self.keys)
+        at = np.minimum(np.searchsorted(self.keys, keys, sorter=order), len(order) - 1)
+        return np.sort(order[at[self.keys[order[at]] == keys]]) if len(order) else np.zeros(0, np.int64)
+
+
+def members_of(block: Block, user_keys: Keys, silos: int, draws: Draws, everybody: bool = False) -> Members:
+    here = np.ones(block.n_users, bool) if everybody else block.train.counts() > 0
+    living = np.flatnonzero(here)
+    if silos == 0:
+        ptr = np.zeros(block.n_users + 1, np.int64)
+        np.cumsum(here, out=ptr[1:])
+        return Members(Ragged(ptr, living.astype(np.int32)), user_keys[: block.n_users], living)
+    users = Ragged.from_pairs(silo_of(user_keys[living], silos, draws), living, silos)
+    return Members(users, np.arange(silos, dtype=np.uint64), np.flatnonzero(users.counts() > 0))
+
+
+def silo_of(user_keys: Keys, silos: int, draws: Draws) -> Longs:
+    """The silo a user lives in, by a hash of the user alone."""
+    return (hash_owners(draws.public("silo"), user_keys) % np.uint64(silos)).astype(np.int64)
+
+
+def participants(members: Members, config: ParticipationConfig, draws: Draws, block: int, round: int) -> Longs:
+    """Who takes part in a round, ascending.
+
+    With kind = "poisson" every client decides by itself, wherever it lives, by a draw that nobody else knows.
+    """
+    active = members.active
+    if config.kind == "all" or (config.kind == "poisson" and config.rate >= 1):
+        return active
+    if config.kind == "poisson":
+        return active[decide(draws.private("participants", block, round), members.keys[active], config.rate)]
+    key = draws.public("participants", block, round)
+    return active[np.sort(choose(key, len(active), int(expected_clients(active, config))))]
+
+
+def expected_clients(active: Longs, config: ParticipationConfig) -> float:
+    """How many take part: exactly, or on average where each decides by itself."""
+    if config.kind == "all":
+        return float(len(active))
+    return config.rate * len(active) if config.kind == "poisson" else float(max(1, round(config.rate * len(active))))
+
+
+@dataclass(frozen=True)
+class Who:
+    """Some clients, with the users that live on them."""
+
+    users: Ragged  # client -> users
+    keys: Keys  # of these clients
+    user_keys: Keys  # of everybody
+
+
+def view_of(clients: DeviceState, server: ServerState, block: Block, who: Who, down: Down) -> CohortView:
+    """What some clients' devices see: their own rows, and what the server sent."""
+    users = who.users.ids
+    train, mine = block.train.take(users), clients.take(users)
+    return CohortView(
+        block=server.block,  # now, even where an earlier block is looked at
+        round=server.round,
+        n_items=len(server.items),
+        user_ptr=who.users.ptr,
+        user=users,
+        user_keys=who.user_keys[users],
+        client_keys=who.keys,
+        train=train,
+        exclude=train,
+        private=mine["private"],
+        parts=nested(mine, PARTS),
+        items=server.items,
+        heads=server.heads,
+        received=down.common,
+        own=down.own(who.keys),
+        lists=clients.lists_of(users),
+    )
+
+
+def users_view(
+    clients: DeviceState, server: ServerState, block: Block, users: AnyArray, keys: Keys, down: Down
+) -> CohortView:
+    """A view in which every user stands for itself, as when a device scores."""
+    users = np.asarray(users, np.int32)
+    alone = Ragged(np.arange(len(users) + 1, dtype=np.int64), users)
+    return view_of(clients, server, block, Who(alone, keys[users], keys), down)

@@ -1,0 +1,261 @@
+"""Devices: where the people are. `Here` holds them in this process: all users of the lab, or those of one node.
+
+The federated loop talks to devices through a handful of questions: who takes part, one exchange, validate, keep the
+best round, begin and end a block. A server whose people are elsewhere asks the same questions over a network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from tacita.core.types import AnyArray, CohortView, Down, Held, Keys, Longs, Ragged, Request, ServerState
+from tacita.federation.clients import (
+    Members,
+    Who,
+    expected_clients,
+    grow,
+    members_of,
+    no_devices,
+    participants,
+    put_parts,
+    users_view,
+    view_of,
+)
+from tacita.federation.measuring import Sums, block_scores, known_items, measure, selecting_metric
+from tacita.federation.scoring import rows_of
+from tacita.fields import Answer, Total, Upload, add, empty_total
+from tacita.metrics import Evaluation
+from tacita.round.device_state import OWN, DeviceState
+from tacita.round.parts import overrides, owner_of
+from tacita.round.plan import Federation, Plan
+
+
+@dataclass(frozen=True)
+class Told:
+    """What came back from the devices in one exchange."""
+
+    total: Total
+    clients: int  # took part
+    expected: float  # how many were to take part on average
+    bytes_up: float = 0.0  # summed over clients
+    notes: dict[str, float] = field(default_factory=dict)
+
+
+class Devices(Protocol):
+    """What a federated loop asks of the people's devices; the server's state and `down` are what travels down."""
+
+    def begin_block(self, plan: Any, server: ServerState, down: Down) -> None: ...
+
+    def anybody(self, plan: Any, server: ServerState) -> bool:
+        """Whether somebody has data to learn from in this block."""
+        ...
+
+    def choose(self, plan: Any, server: ServerState) -> Keys:
+        """The keys of the clients that take part in the next round, for a server that has to know them."""
+        ...
+
+    def exchange(self, plan: Any, server: ServerState, down: Down, question: str, chosen: Keys | None = None) -> Told:
+        """Ask some clients, or everybody who takes part in the round by itself."""
+        ...
+
+    def request(self, plan: Any, server: ServerState, request: Request) -> None:
+        """Let a person's own device do its part of what the person asks for, where it has not done it already."""
+        ...
+
+    def validate(self, plan: Any, server: ServerState, down: Down) -> Sums: ...
+
+    def keep_best(self) -> None:
+        """The round just validated is the best of the block so far."""
+        ...
+
+    def result(self, plan: Any, server: ServerState, down: Down) -> tuple[dict[str, Any], Evaluation | None]:
+        """Test scores of the best round, and per user where that stays in one process."""
+        ...
+
+    def end_block(self, plan: Any, server: ServerState, down: Down) -> None:
+        """Keep what the parts need of the best round and go on from it."""
+        ...
+
+
+@dataclass
+class Here:
+    """Devices in this process, as a few arrays."""
+
+    clients: DeviceState
+    members: Members | None = None
+    mask: Ragged | None = None  # what validation does not rank
+    past: Ragged | None = None  # what everybody told in earlier blocks, where the model reads it
+
+    @property
+    def best(self) -> DeviceState:
+        """The devices as they were in the best round of the block."""
+        return self.clients.kept
+
+    def begin_block(self, fed: Federation, server: ServerState, down: Down) -> None:
+        """Room for new users; let the parts prepare."""
+        block, clients = fed.stream.blocks[server.block], self.clients
+        known = clients.n_users
+        grow(clients, fed, fed.stream.user_keys[: block.n_users])
+        if fed.config.train.reset_private_each_block and block.index > 0:
+            back = np.flatnonzero(block.train.counts()[:known] > 0)
+            clients.put(back, {"private": fed.backbone.init_private(fed.draws, fed.stream.user_keys[back])})
+        _on_devices(fed, server, clients, down, "begin_block", np.flatnonzero(block.train.counts() > 0))
+        self.members = self.mask = self.past = None
+        self.keep_best()
+
+    def living(self, fed: Federation, server: ServerState) -> Members:
+        if self.members is None:
+            block = fed.stream.blocks[server.block]
+            self.members = members_of(block, fed.stream.user_keys, fed.config.train.silos, fed.draws)
+        return self.members
+
+    def anybody(self, fed: Federation, server: ServerState) -> bool:
+        return len(self.living(fed, server).active) > 0
+
+    def taking_part(self, fed: Federation, server: ServerState) -> Longs:
+        """The clients that take part in the round."""
+        living = self.living(fed, server)
+        return participants(living, fed.config.train.participation, fed.draws, server.block, server.round)
+
+    def choose(self, fed: Federation, server: ServerState) -> Keys:
+        return self.living(fed, server).keys[self.taking_part(fed, server)]
+
+    def asked(self, fed: Federation, server: ServerState, question: str, chosen: Keys | None) -> tuple[Members, Longs]:
+        """Whom a question goes to: those of the round, or, where a part asks, everybody there is."""
+        if fed.asker(question) is None:
+            living = self.living(fed, server)
+            return living, self.taking_part(fed, server) if chosen is None else living.find(chosen)
+        block = fed.stream.blocks[server.block]
+        everybody = members_of(block, fed.stream.user_keys, fed.config.train.silos, fed.draws, everybody=True)
+        return everybody, everybody.active if chosen is None else everybody.find(chosen)
+
+    def exchange(
+        self, fed: Federation, server: ServerState, down: Down, question: str, chosen: Keys | None = None
+    ) -> Told:
+        """The answers of everybody asked, as one total; what devices keep is changed in place."""
+        fields = fed.fields(server, question)
+        members, asked = self.asked(fed, server, question, chosen)
+        total, bytes_up = empty_total(fields), 0.0
+        told: dict[str, list[AnyArray]] = {}
+        if OWN in self.clients.lists:
+            self.clients.common[OWN] = server.items
+        whole = any(p.sends_whole_table(server.block) for p in fed.parts)
+        exact = fed.config.train.aggregator == "ideal"
+        for lo in range(0, len(asked), fed.chunk):
+            view = self._view(fed, server, down, members, asked[lo : lo + fed.chunk])
+            answer = fed.answer(view, question)
+            upload = self._encoded(fed, view, answer.upload)
+            total = add(total, upload, fields, exact)
+            bytes_up += upload.n_bytes(fields, whole)
+            self.clients.put(view.user, self._room_for(answer))
+            for name, values in answer.notes.items():
+                told.setdefault(name, []).append(values)
+        for part in fed.parts:
+            total = part.encode_sum(server, total)
+        expected = float(len(asked))
+        if chosen is None and fed.asker(question) is None:
+            expected = expected_clients(members.active, fed.config.train.participation)
+        return Told(total, len(asked), expected, bytes_up, _means(told))
+
+    def _view(self, fed: Federation, server: ServerState, down: Down, members: Members, cohort: Longs) -> CohortView:
+        """What some clients see of themselves, with the parts ready for the round."""
+        block, users = fed.stream.blocks[server.block], members.users.take(cohort)
+        view = view_of(self.clients, server, block, Who(users, members.keys[cohort], fed.stream.user_keys), down)
+        if fed.backbone.reads_history:
+            if self.past is None:
+                self.past = fed.stream.trained(block.index - 1)
+            view = replace(view, history=rows_of(self.past, users.ids))
+        for part in fed.parts:
+            if overrides(part, "begin_round"):
+                renewed = part.begin_round(view)
+                put_parts(self.clients, users.ids, {part.name: renewed})
+                view = _with(view, part.name, renewed)
+        chooser = owner_of(fed.parts, "local_data")
+        return chooser.local_data(view) if chooser else view
+
+    def _room_for(self, answer: Answer) -> Held:
+        """What an answer wants to be kept, without lists that these devices do not keep."""
+        held = self.clients.lists
+        return {name: v for name, v in answer.kept.items() if not isinstance(v, Ragged) or name in held}
+
+    def _encoded(self, fed: Federation, view: CohortView, upload: Upload) -> Upload:
+        """Uploads as they leave: weighed, then changed by each part, which notes what it did on the device first."""
+        for part in fed.parts:
+            factor = part.weight(view, upload) if overrides(part, "weight") else None
+            if factor is not None:
+                upload = replace(upload, weight=upload.weight * np.clip(factor, 0.0, part.most_weight))
+        for part in fed.parts:
+            upload, noted = part.encode(view, upload)
+            if noted:
+                put_parts(self.clients, view.user, {part.name: noted})
+        return upload
+
+    def request(self, fed: Federation, server: ServerState, request: Request) -> None:
+        block = fed.stream.blocks[server.block]
+        user = np.flatnonzero(fed.stream.user_keys[: self.clients.n_users] == np.uint64(request.sender))
+        view = users_view(self.clients, server, block, user, fed.stream.user_keys, Down())
+        for part in fed.parts:
+            if len(user) and overrides(part, "handle_here"):
+                put_parts(self.clients, view.user, {part.name: part.handle_here(view, request)})
+
+    def validate(self, fed: Federation, server: ServerState, down: Down) -> Sums:
+        block = fed.stream.blocks[server.block]
+        if len(block.valid.ids) == 0:
+            return {}
+        if self.mask is None:
+            self.mask = known_items(fed, block, "valid", fed.config.evaluate.mask)
+        metric, k = selecting_metric(fed.config)
+        return measure(fed, server, self.clients, block, "valid", self.mask, [metric], [k], down=down).sums()
+
+    def keep_best(self) -> None:
+        self.clients.keep()
+
+    def result(self, fed: Federation, server: ServerState, down: Down) -> tuple[dict[str, Any], Evaluation]:
+        """Scores of the best round on this block's test and on every earlier block's."""
+        return block_scores(fed, server, self.best, down)
+
+    def end_block(self, fed: Federation, server: ServerState, down: Down) -> None:
+        _on_devices(fed, server, self.best, down, "end_block", np.flatnonzero(self.best.took_part))
+        last = fed.config.train.resume_from == "last"
+        self.clients = self.clients.with_parts_of(self.best) if last else self.best
+        self.clients.keep()
+
+
+def nobody_here(plan: Plan) -> Here:
+    """No devices yet."""
+    clients = no_devices(plan.backbone, own_rows=plan.config.evaluate.item_table == "personal")
+    clients.keep()
+    return Here(clients)
+
+
+def _with(view: CohortView, name: str, renewed: Mapping[str, AnyArray | Ragged]) -> CohortView:
+    """The same view after a part kept something else."""
+    arrays = {k: v for k, v in renewed.items() if not isinstance(v, Ragged)}
+    lists = {k: v for k, v in renewed.items() if isinstance(v, Ragged)}
+    return replace(
+        view,
+        parts={**view.parts, name: {**view.parts.get(name, {}), **arrays}},
+        lists={**view.lists, name: {**view.lists.get(name, {}), **lists}},
+    )
+
+
+def _means(told: dict[str, list[AnyArray]]) -> dict[str, float]:
+    """Mean over the clients that had something to say."""
+    joined = {name: np.concatenate(values) for name, values in told.items()}
+    return {name: float(np.nanmean(v)) for name, v in joined.items() if not np.isnan(v).all()}
+
+
+def _on_devices(
+    fed: Federation, server: ServerState, clients: DeviceState, down: Down, hook: str, users: Longs
+) -> None:
+    """Call a block hook on the devices of these users."""
+    block, asked = fed.stream.blocks[server.block], [p for p in fed.parts if overrides(p, hook)]
+    for lo in range(0, len(users) if asked else 0, fed.chunk):
+        some = users[lo : lo + fed.chunk].astype(np.int32)
+        view = users_view(clients, server, block, some, fed.stream.user_keys, down)
+        for part in asked:
+            put_parts(clients, some, {part.name: getattr(part, hook)(view)})

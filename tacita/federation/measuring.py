@@ -1,0 +1,123 @@
+"""What devices measure: validation and test scores of a block, under the masks and candidates of the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tacita.core.config import RunConfig
+from tacita.core.errors import TacitaError
+from tacita.core.types import Block, Down, Ragged, ServerState
+from tacita.federation.scoring import DeviceScorer
+from tacita.metrics import Evaluation, evaluate, sample_candidates
+from tacita.round.device_state import DeviceState
+from tacita.round.parts import Purpose, overrides
+from tacita.round.plan import Federation, to_serve
+
+Sums = dict[str, tuple[float, int]]
+"""Metric -> sum over users, number of users: what several groups of devices can add up."""
+
+
+def known_items(fed: Federation, block: Block, purpose: Purpose, mask: str) -> Ragged:
+    """What is not ranked for a block's users: its train part, at test its validation part, maybe all history."""
+    known = block.train if purpose == "valid" else block.train.joined(block.valid)
+    return known.joined(fed.stream.history(block.index)) if mask == "history" else known
+
+
+def candidates_of(fed: Federation, block: Block) -> Ragged | None:
+    """What a block's wanted items are ranked against; None: the whole catalogue."""
+    n = fed.config.evaluate.sampled_negatives
+    if n == 0:
+        return None
+    touched = fed.stream.history(len(fed.stream.blocks))
+    return sample_candidates(touched, n, block.n_items, fed.stream.user_keys, fed.draws, block.index)
+
+
+def measure(
+    fed: Federation,
+    server: ServerState,
+    clients: DeviceState,
+    block: Block,
+    purpose: Purpose,
+    mask: Ragged,
+    metrics: list[str] | None = None,
+    cutoffs: list[int] | None = None,
+    wanted: Ragged | None = None,
+    down: Down | None = None,
+) -> Evaluation:
+    """Evaluate the devices' own scores on a block's validation or test items."""
+    cfg = fed.config.evaluate
+    past = fed.stream.history(block.index) if fed.backbone.reads_history else None
+    down = down or to_serve(fed, server)
+    scorer = DeviceScorer(fed, server, clients, block, fed.stream.user_keys, down, purpose, past)
+    sampled = candidates_of(fed, block)
+    if wanted is None:
+        wanted = block.valid if purpose == "valid" else block.test
+    return evaluate(
+        scorer,
+        wanted,
+        mask,
+        fed.stream.user_keys,
+        fed.draws,
+        metrics or list(cfg.metrics),
+        cutoffs or cfg.k,
+        sampled,
+        cfg.hidden_items == "count",
+        cfg.ties,
+    )
+
+
+def selecting_metric(config: RunConfig) -> tuple[str, int]:
+    name, _, k = config.evaluate.select_by.partition("@")
+    if name not in {"ndcg", "recall", "hr", "precision", "mrr"} or not k.isdigit() or int(k) < 1:
+        raise TacitaError(
+            f"evaluate.select_by = '{config.evaluate.select_by}' is not a metric at a cut-off such as 'ndcg@20'."
+        )
+    return name, int(k)
+
+
+def block_sums(fed: Federation, server: ServerState, clients: DeviceState, down: Down) -> Sums:
+    """Test scores on the current block, as sums that several groups of devices can add up."""
+    block = fed.stream.blocks[server.block]
+    mask = known_items(fed, block, "test", fed.config.evaluate.mask)
+    return measure(fed, server, clients, block, "test", mask, down=down).sums()
+
+
+def block_scores(
+    fed: Federation, server: ServerState, clients: DeviceState, down: Down | None = None
+) -> tuple[dict[str, Any], Evaluation]:
+    """Test scores on this block and on every earlier block, for new and returning users, under both masks."""
+    block, cfg = fed.stream.blocks[server.block], fed.config.evaluate
+    new = np.zeros(fed.stream.n_users, bool)
+    new[: block.n_users] = block.new_users
+
+    def test(on: Block, mask: Ragged, only_chosen: bool = False, wanted: Ragged | None = None) -> Evaluation:
+        metrics, cutoffs = ([metric], [k]) if only_chosen else (None, None)
+        return measure(fed, server, clients, on, "test", mask, metrics, cutoffs, wanted, down)
+
+    metric, k = selecting_metric(fed.config)
+    chosen = f"{metric}@{k}"
+    found = test(block, known_items(fed, block, "test", cfg.mask))
+    other = "history" if cfg.mask == "block" else "block"
+    masks_differ = block.index > 0  # before the first block there is no history
+    result: dict[str, Any] = {
+        **found.mean(),
+        "users": len(found.users),
+        "new": {"users": int(new[found.users].sum()), **found.mean(new)},
+        "returning": {"users": int((~new)[found.users].sum()), **found.mean(~new)},
+        f"mask_{other}": (test(block, known_items(fed, block, "test", other)) if masks_differ else found).mean(),
+        "on_blocks": [],
+    }
+    for earlier in fed.stream.blocks[: block.index + 1]:
+        if earlier.index == block.index and chosen in found.values:
+            result["on_blocks"].append(found.mean()[chosen])
+            continue
+        own = cfg.old_block_mask == "own" or earlier.index == block.index
+        seen = test(earlier, known_items(fed, earlier if own else block, "test", cfg.mask), only_chosen=True)
+        result["on_blocks"].append(seen.mean()[chosen])
+    if len(block.valid.ids) and any(overrides(p, "predict") for p in fed.parts):
+        # with the corrections that only serving applies; what tuning looks at
+        mask = known_items(fed, block, "valid", cfg.mask)
+        result["valid_served"] = test(block, mask, only_chosen=True, wanted=block.valid).mean()[chosen]
+    return result, found

@@ -1,0 +1,68 @@
+"""From what a device holds to scores over the catalogue; the same path validates, tests and serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tacita.core.types import Block, CohortView, Down, Floats, Ints, Keys, Ragged, ServerState
+from tacita.federation.clients import users_view
+from tacita.models.scores import own_scores, score_all
+from tacita.round.device_state import OWN, DeviceState
+from tacita.round.parts import Purpose, overrides, owner_of
+from tacita.round.plan import Plan
+
+
+def rows_of(lists: Ragged, users: Ints) -> Ragged:
+    """The users' lists; nothing for users who came later."""
+    short = max(0, int(users.max(initial=-1)) + 1 - len(lists))
+    return replace(lists, ptr=np.append(lists.ptr, np.full(short, lists.ptr[-1]))).take(users)
+
+
+@dataclass(frozen=True)
+class DeviceScorer:
+    """Scores as the users' own devices would compute them, corrections by parts included."""
+
+    plan: Plan
+    server: ServerState
+    clients: DeviceState
+    block: Block
+    keys: Keys
+    down: Down
+    purpose: Purpose
+    past: Ragged | None = None  # what everybody did in earlier blocks, where the model reads it
+
+    def __call__(self, users: Ints) -> Floats:
+        correcting = [p for p in self.plan.parts if overrides(p, "predict")]
+        answering = owner_of(self.plan.parts, "answers")
+        backbone, view = self.plan.backbone, None
+        if correcting or answering or backbone.reads_context or backbone.reads_history:
+            view = self._view(users)
+        scores = answering.answers(view) if answering and view else None
+        if scores is None:
+            scores = self._own_model(users, view)
+        for part in correcting:
+            assert view is not None
+            scores = part.predict(view, scores, self.purpose)
+        return scores
+
+    def _view(self, users: Ints) -> CohortView:
+        view = users_view(self.clients, self.server, self.block, users, self.keys, self.down)
+        past = rows_of(self.past, users) if self.past is not None else None
+        return replace(view, history=past) if self.plan.backbone.reads_history else view
+
+    def _own_model(self, users: Ints, view: CohortView | None) -> Floats:
+        """The run's own model, read with the private vectors of these users."""
+        backbone, server, clients = self.plan.backbone, self.server, self.clients
+        if view is not None and backbone.reads_history:
+            found = backbone.score_history(view)
+            assert found is not None
+            return found
+        context = None if view is None else backbone.context(view)
+        private = clients.private[users]
+        if OWN not in clients.lists:
+            return score_all(backbone, private, server.heads, server.items, context)
+        table = server.items.copy()  # rows that are newer than the last broadcast
+        table[: len(clients.common[OWN])] = clients.common[OWN]
+        return own_scores(backbone, private, server.heads, table, clients.list_of(OWN, users), context)

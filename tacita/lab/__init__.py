@@ -1,0 +1,1 @@
+"""Runs in one process: folders, serving, forgetting, controls, speed, tables of papers."""

@@ -1,0 +1,171 @@
+"""Scorers that stand beside every method under the same protocol: random, most popular, alone, centralised linear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+from tacita.core.types import Block, CohortView, Doubles, Floats, Ints, Ragged
+from tacita.federation.measuring import candidates_of, known_items
+from tacita.fields import Terms
+from tacita.kernels.hashing import uniforms
+from tacita.kernels.pairs import dense_products
+from tacita.learn.training import train_cohort
+from tacita.metrics import ScoreUsers, evaluate
+from tacita.models.scores import own_scores
+from tacita.models.tally.solver import bytes_to_solve, free_memory, inverted, zero_diagonal
+from tacita.round.plan import Federation
+
+RIDGE = 200.0  # of the linear control, on every dataset
+MOST_LINEAR_ITEMS = 20_000
+ALONE_EPOCHS = 30
+
+
+def random_scorer(fed: Federation, block: Block) -> ScoreUsers:
+    key = fed.draws.public("random-control", block.index)
+    return lambda users: uniforms(key, fed.stream.user_keys[users], block.n_items)
+
+
+def popular_scorer(fed: Federation, block: Block) -> ScoreUsers:
+    """How many users have the item among their training items so far."""
+    counts = chosen_by(fed.stream.trained(block.index), block.n_items).sum(axis=0).astype(np.float32)
+    return lambda users: np.repeat(counts[None], len(users), axis=0)
+
+
+def alone_scorer(fed: Federation, block: Block) -> ScoreUsers:
+    """Every client by itself: its own copy of the initial table, its own data so far, nothing exchanged.
+
+    The item rate is divided by the number of clients, as averaging would have done to each client's step.
+    """
+    n_clients = max(1, int((block.train.counts() > 0).sum()))
+    scale = fed.backbone.item_scale(block.n_items) / n_clients
+    config = fed.backbone.config.model_copy(update={"item_lr_scale": scale})
+    backbone = type(fed.backbone)(config)
+    plan = fed.config.train.model_copy(update={"local_epochs": ALONE_EPOCHS, "silos": 0})
+    items = backbone.init_items(fed.draws, fed.stream.item_keys[: block.n_items])
+    heads = backbone.init_heads(fed.draws)
+    data = fed.stream.trained(block.index)
+
+    def score_users(users: Ints) -> Floats:
+        keys = fed.stream.user_keys[users]
+        mine = data.take(users)
+        view = CohortView(
+            block=block.index,
+            round=0,
+            n_items=block.n_items,
+            user_ptr=np.arange(len(users) + 1, dtype=np.int64),
+            user=users,
+            user_keys=keys,
+            client_keys=keys,
+            train=mine,
+            exclude=mine,
+            private=backbone.init_private(fed.draws, keys),
+            parts={},
+            items=items,
+            heads=heads,
+            received={},
+        )
+        local = train_cohort(view, backbone, (), plan, fed.draws).local
+        own = Ragged(local.row_start, local.row_item, {"moved": local.rows})
+        return own_scores(backbone, local.private, heads, items, own, backbone.context(view))
+
+    return score_users
+
+
+def chosen_by(train: Ragged, n_items: int) -> scipy.sparse.csr_array:
+    """1 where a user has an item, however often."""
+    chosen = scipy.sparse.csr_array((np.ones(len(train.ids)), train.ids, train.ptr), shape=(len(train), n_items))
+    chosen.sum_duplicates()
+    chosen.data[:] = 1
+    return chosen
+
+
+def item_gram(train: Ragged, n_items: int) -> Doubles:
+    """How often each pair of items has been chosen by the same user."""
+    chosen, gram = chosen_by(train, n_items), np.zeros((n_items, n_items))
+    ptr, item = chosen.indptr.astype(np.int64), chosen.indices.astype(np.int32)
+    client, ones = np.arange(len(train), dtype=np.int32), np.ones(len(train))
+    Terms(client, ptr, item, ones, n_items).add_to(gram, np.zeros(0), ones)
+    return gram
+
+
+def linear_weights(gram: Doubles, ridge: float) -> Floats:
+    """The ridge solution with zero diagonal (EASE): B = I - P / diag(P), P = (G + ridge I)^-1; G is overwritten."""
+    gram[np.diag_indices(len(gram))] += ridge
+    inverse = inverted(gram)
+    assert inverse is not None, "a sum of squares with a ridge is positive definite"
+    return zero_diagonal(inverse)
+
+
+def linear_scorer(fed: Federation, block: Block) -> ScoreUsers:
+    """A linear item-item model on everybody's pooled training data; scores with the current block's items."""
+    gram = item_gram(fed.stream.trained(block.index), block.n_items)
+    weights = linear_weights(gram, RIDGE)
+
+    def score_users(users: Ints) -> Floats:
+        mine = block.train.take(users)
+        scores = np.zeros((len(users), block.n_items), np.float32)
+        every = np.arange(block.n_items, dtype=np.int32)
+        dense_products(mine.ptr, mine.ids, np.ones(len(mine.ids), np.float32), every, weights, scores)
+        return scores
+
+    return score_users
+
+
+CONTROLS: dict[str, Callable[[Federation, Block], ScoreUsers]] = {
+    "random": random_scorer,
+    "popular": popular_scorer,
+    "alone": alone_scorer,
+    "linear": linear_scorer,
+}
+
+
+def why_skipped(name: str, fed: Federation) -> str | None:
+    if name == "linear" and fed.stream.n_items > MOST_LINEAR_ITEMS:
+        return f"more than {MOST_LINEAR_ITEMS:,} items"
+    if name == "linear" and bytes_to_solve(fed.stream.n_items) > free_memory():
+        return f"{bytes_to_solve(fed.stream.n_items) / 1e9:.0f} GB of free memory are needed for it"
+    if name == "alone" and fed.learner.name != "rows":
+        return f"backbone '{fed.backbone.name}' does not train item rows"
+    if name == "alone" and fed.backbone.shared():
+        return "parameters other than item rows are shared, and alone nobody shares"
+    return None
+
+
+def run_controls(
+    fed: Federation, on_each: Callable[[str, int], None] | None = None, without: tuple[str, ...] = ()
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every control on every block's test items, with the run's own masks and metrics, one after the other."""
+    for name, make in CONTROLS.items():
+        if name in without:
+            continue
+        reason = why_skipped(name, fed)
+        if reason is not None:
+            yield name, {"skipped": reason}
+            continue
+        blocks = []
+        for block in fed.stream.blocks:
+            blocks.append(_scored(fed, block, make(fed, block)))
+            if on_each:
+                on_each(name, block.index)
+        yield name, {"blocks": blocks, "mean": mean_of(blocks)}
+
+
+def _scored(fed: Federation, block: Block, scorer: ScoreUsers) -> dict[str, Any]:
+    cfg = fed.config.evaluate
+    mask, sampled = known_items(fed, block, "test", cfg.mask), candidates_of(fed, block)
+    keys, metrics = fed.stream.user_keys, list(cfg.metrics)
+    count = cfg.hidden_items == "count"
+    found = evaluate(scorer, block.test, mask, keys, fed.draws, metrics, cfg.k, sampled, count, cfg.ties)
+    return {"users": len(found.users), **found.mean()}
+
+
+def mean_of(blocks: list[dict[str, Any]]) -> dict[str, float]:
+    """Means over the incremental blocks (1..) in which somebody was tested, or of the only block there is."""
+    later = blocks[1:] or blocks
+    counted = [b for b in later if b["users"]] or later
+    names = [k for k, v in counted[0].items() if isinstance(v, float) and ("@" in k or k == "auc")]
+    return {k: float(np.mean([b[k] for b in counted])) for k in names}

@@ -1,0 +1,176 @@
+"""Run cells on all cores and keep each finished one as a line of JSON, so that an interrupted table goes on."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tacita
+from tacita.core.config import RunConfig
+from tacita.core.errors import TacitaError
+from tacita.core.files import disk_error, write_bytes
+from tacita.core.types import Doubles
+from tacita.federation.rounds import Progress
+from tacita.lab.experiments.analyses import forgetting_by_group, rank_changes_by_group
+from tacita.lab.experiments.plan import Cell
+from tacita.lab.experiments.processes import in_processes
+from tacita.lab.experiments.shared_base import go_on, train_base, with_parts
+from tacita.lab.experiments.watching import OnDone
+from tacita.lab.runs import Machine, assemble
+from tacita.round.plan import Federation
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """All wanted cells that share data, backbone, training settings of block 0 and seed."""
+
+    cells: tuple[Cell, ...]
+    data_dir: Path | None
+
+
+def pack(values: Doubles) -> str:
+    """Per-user scores in half precision: enough for a paired test, small enough to keep."""
+    return base64.b64encode(values.astype(np.float16).tobytes()).decode()
+
+
+def unpack(text: str) -> Doubles:
+    return np.frombuffer(base64.b64decode(text), np.float16).astype(np.float64)
+
+
+def run_job(job: Job) -> list[Line]:
+    """Block 0 once, then every method from it. Runs in a process of its own, on one core."""
+    first = job.cells[0].config
+    fed = assemble(first, Machine(threads=1, data_dir=job.data_dir))
+    base = train_base(fed)
+    lines = []
+    for cell in job.cells:
+        began = time.perf_counter()
+        try:
+            found = _MEASURES[cell.kind](with_parts(fed, cell.config), base)
+        except TacitaError as error:  # a run that diverges is a finding, not the end of the table
+            found = {"failed": str(error)}
+        about = {
+            "key": cell.key,
+            "kind": cell.kind,
+            "dataset": cell.dataset,
+            "backbone": cell.backbone,
+            "variant": cell.variant,
+            "seed": cell.seed,
+            "tacita": tacita.__version__,
+            "seconds": round(time.perf_counter() - began, 2),
+            "parts": cell.config.parts,
+            "lr": cell.config.backbone.get("lr"),
+        }
+        lines.append({**about, **found})
+    return lines
+
+
+def _stream(fed: Federation, base: Progress) -> Line:
+    """Quality of every block after training on it, and every user's for paired tests."""
+    progress = go_on(fed, base)
+    kept = ("ndcg@20", "recall@20", "rounds", "best_round", "valid", "valid_served", "users", "on_blocks")
+    blocks = []
+    for result in progress.results:
+        row = {k: _rounded(result[k]) for k in kept}
+        row["new"] = _rounded(result["new"]["ndcg@20"])
+        row["returning"] = _rounded(result["returning"]["ndcg@20"])
+        row["mask_history"] = _rounded(result["mask_history"]["ndcg@20"])
+        blocks.append(row)
+    scores = np.concatenate([found.values["ndcg@20"] for found in progress.found[1:]])
+    metrics = {m: [b[m] for b in blocks[1:]] for m in ("ndcg@20", "recall@20")}
+    values = {m: [*row, round(float(np.mean(row)), 6)] for m, row in metrics.items()}
+    return {"values": values, "blocks": blocks, "users": pack(scores)}
+
+
+_MEASURES: dict[str, Callable[[Federation, Progress], Line]] = {
+    "stream": _stream,
+    "users": forgetting_by_group,
+    "items": rank_changes_by_group,
+}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 6)
+    return [round(v, 6) for v in value] if isinstance(value, list) else value
+
+
+def _base_of(config: RunConfig) -> str:
+    """Cells with the same text here share block 0."""
+    train = config.train.model_dump_json(exclude={"resume_from", "reset_private_each_block"})
+    how = config.evaluate.model_dump_json()  # validation picks the round
+    return json.dumps([config.data, config.backbone, config.seed, train, config.split.model_dump_json(), how])
+
+
+class CellFile:
+    """Finished cells under a folder, one file per dataset and backbone."""
+
+    def __init__(self, folder: Path, paper: str) -> None:
+        self.folder = folder
+        self.paper = paper
+
+    def _path(self, dataset: str, backbone: str) -> Path:
+        return self.folder / f"{self.paper}-{dataset}-{backbone}.jsonl"
+
+    def read(self, cells: Iterable[Cell]) -> dict[str, Line]:
+        found: dict[str, Line] = {}
+        for dataset, backbone in sorted({(c.dataset, c.backbone) for c in cells}):
+            path = self._path(dataset, backbone)
+            if not path.is_file():
+                continue
+            whole = path.read_text(encoding="utf-8")
+            for number, text in enumerate(whole.splitlines(keepends=True), 1):
+                try:
+                    line = json.loads(text)
+                    found[line["key"]] = line
+                except (ValueError, KeyError, TypeError):
+                    if not text.endswith("\n"):  # cut off by a kill: as if it had not been begun
+                        write_bytes(path, whole[: len(whole) - len(text)].encode())
+                        break
+                    raise TacitaError(f"{path}, line {number}: not a finished cell; delete that line.") from None
+        return found
+
+    def append(self, lines: list[Line]) -> None:
+        for line in lines:
+            path = self._path(line["dataset"], line["backbone"])
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with open(path, "a", encoding="utf-8") as out:
+                    out.write(json.dumps(line) + "\n")
+            except OSError as error:
+                raise disk_error(path, error) from None
+
+
+def run_cells(
+    cells: list[Cell],
+    kept: CellFile,
+    data_dir: Path | None,
+    workers: int = 0,
+    on_done: OnDone | None = None,
+) -> dict[str, Line]:
+    """All cells, from the file where finished, run and appended where not."""
+    found = kept.read(cells)
+    groups: dict[str, dict[str, Cell]] = defaultdict(dict)
+    for cell in cells:
+        if cell.key not in found:
+            groups[_base_of(cell.config)].setdefault(cell.key, cell)
+    jobs = [Job(tuple(group.values()), data_dir) for group in groups.values()]
+    wanted = {c.key for c in cells}
+    if on_done:
+        on_done(len(wanted & found.keys()), len(wanted))
+    for lines in in_processes(run_job, jobs, workers):
+        kept.append(lines)
+        found |= {line["key"]: line for line in lines}
+        if on_done:
+            on_done(len(wanted & found.keys()), len(wanted))
+    return found

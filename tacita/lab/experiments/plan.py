@@ -1,0 +1,198 @@
+"""An experiment is one TOML file: datasets, backbones, variants, seeds, the published cells and the tolerance.
+
+Settings chosen by tuning lie beside it in settings.toml, with the validation scores they were chosen by.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from tacita.core.config import (
+    EvaluateConfig,
+    RunConfig,
+    SplitConfig,
+    Strict,
+    TrainConfig,
+    later_defaults,
+    read_toml,
+    validated,
+)
+from tacita.core.errors import TacitaError, unknown_name
+from tacita.methods import preset_parts
+
+ROOT = Path(str(resources.files("tacita.lab.experiments")))
+CELL_VERSION = 1  # raise it when a change makes earlier cells incomparable
+
+
+class Variant(Strict):
+    """One column: a method, possibly with the settings of another and some options changed."""
+
+    label: str
+    method: str = Field(description="preset whose parts are run")
+    settings_of: str | None = Field(None, description="preset whose tuned options are taken (default: its own)")
+    options: dict[str, dict[str, Any]] = Field({}, description="part -> options on top")
+    train: dict[str, Any] = {}
+    backbone: dict[str, Any] = {}
+    split: dict[str, Any] = {}
+    evaluate: dict[str, Any] = {}
+    backbones: list[str] = Field([], description="the only backbones it is run with; none named: all")
+
+
+class Scope(Strict):
+    datasets: list[str]
+    backbones: list[str]
+    seeds: int = Field(ge=1)
+
+
+class Experiment(Strict):
+    title: str
+    kind: Literal["stream", "users", "items"] = "stream"
+    datasets: list[str]
+    backbones: list[str]
+    variants: dict[str, Variant]
+    seeds: int = Field(ge=1)
+    metrics: list[str] = ["ndcg@20", "recall@20"]
+    tolerance: float = Field(0.1, description="relative difference that still counts as agreement")
+    rounds: dict[str, int] = Field({}, description="dataset -> most rounds in a block")
+    compare: list[str] = Field([], description="variant tested per user against the best of the others")
+    across: bool = Field(False, description="the others are those of all backbones")
+    baseline: str = Field("", description="variant whose mean is subtracted seed by seed")
+    quick: Scope
+    published: dict[str, dict[str, dict[str, dict[str, list[float | None]]]]] = Field(
+        {}, description="dataset -> backbone -> metric -> variant -> one value per column of the paper"
+    )
+    published_columns: list[str] = ["D1", "D2", "D3"]
+    notes: list[str] = []
+
+
+class Chosen(Strict):
+    """What tuning chose for one method on one dataset and backbone."""
+
+    options: dict[str, dict[str, Any]] = {}
+    valid: float | None = None
+    trials: int | None = None
+
+
+class Settings(Strict):
+    """dataset -> backbone -> learning rate and per-method options."""
+
+    lr: dict[str, dict[str, float]] = {}
+    lr_valid: dict[str, dict[str, float]] = {}
+    chosen: dict[str, dict[str, dict[str, Chosen]]] = {}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number to find: a variant on a dataset with a backbone and a seed."""
+
+    dataset: str
+    backbone: str
+    variant: str
+    seed: int
+    config: RunConfig
+    kind: str = "stream"
+
+    @property
+    def key(self) -> str:
+        """Cells with the same effective config are the same cell, whichever table asks for them."""
+        what = self.config.model_dump(mode="json", exclude={"method": True, **later_defaults(self.config)})
+        return hashlib.sha256(json.dumps([CELL_VERSION, self.kind, what], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def experiment_names() -> list[str]:
+    return sorted(f"{p.parent.name}/{p.stem}" for p in ROOT.glob("*/*.toml") if p.stem != "settings")
+
+
+def load_experiment(name: str) -> tuple[Experiment, Settings]:
+    if name not in experiment_names():
+        raise unknown_name("experiment", name, experiment_names())
+    path = ROOT / f"{name}.toml"
+    experiment = validated(Experiment, read_toml(path), name)
+    return experiment, load_settings(name.partition("/")[0])
+
+
+def settings_path(paper: str) -> Path:
+    return ROOT / paper / "settings.toml"
+
+
+def load_settings(paper: str) -> Settings:
+    path = settings_path(paper)
+    return validated(Settings, read_toml(path), str(path.name)) if path.is_file() else Settings()
+
+
+def run_config(
+    experiment: Experiment, settings: Settings, dataset: str, backbone: str, variant: Variant, seed: int
+) -> RunConfig:
+    """The effective config of a cell: preset, tuned options, the variant's own on top."""
+    source = variant.settings_of or variant.method
+    tuned = settings.chosen.get(dataset, {}).get(backbone, {}).get(source, Chosen()).options
+    parts = []
+    for spec in preset_parts(variant.method):
+        fixed = {k: v for k, v in spec.items() if k != "name"}
+        parts.append({"name": spec["name"], **tuned.get(spec["name"], {}), **fixed})
+    for name, options in variant.options.items():
+        matching = [p for p in parts if p["name"] == name]
+        if matching:
+            matching[0].update(options)
+        else:
+            parts.append({"name": name, **options})
+    lr = settings.lr.get(dataset, {}).get(backbone)
+    train = {"rounds": experiment.rounds.get(dataset, 100), **variant.train}
+    where = f"variant '{variant.label}'"
+    # Tied times leave the cut open: every seed draws its own.
+    split = validated(SplitConfig, {"seed": seed, **variant.split}, where)
+    return RunConfig(
+        data=dataset,
+        backbone={"name": backbone, **({"lr": lr} if lr is not None else {}), **variant.backbone},
+        method=variant.method,
+        parts=parts,
+        seed=seed,
+        split=split,
+        train=validated(TrainConfig, train, where),
+        evaluate=validated(EvaluateConfig, {"controls": False, **variant.evaluate}, where),
+    )
+
+
+def cells_of(
+    experiment: Experiment,
+    settings: Settings,
+    datasets: list[str],
+    backbones: list[str],
+    seeds: int,
+) -> list[Cell]:
+    """Every cell of a table, seeds first so that an interrupted run covers all columns evenly."""
+    return [
+        Cell(
+            dataset,
+            backbone,
+            name,
+            seed,
+            run_config(experiment, settings, dataset, backbone, variant, seed),
+            experiment.kind,
+        )
+        for seed in range(1, seeds + 1)
+        for dataset in datasets
+        for backbone in backbones
+        for name, variant in experiment.variants.items()
+        if not variant.backbones or backbone in variant.backbones
+    ]
+
+
+def narrowed(experiment: Experiment, only: list[str]) -> tuple[list[str], list[str]]:
+    """Datasets and backbones left by `--only` words."""
+    known = {*experiment.datasets, *experiment.backbones}
+    for word in only:
+        if word not in known:
+            raise unknown_name("dataset or backbone of this table", word, known)
+    datasets = [d for d in experiment.datasets if d in only] or experiment.datasets
+    backbones = [b for b in experiment.backbones if b in only] or experiment.backbones
+    if not datasets or not backbones:
+        raise TacitaError("--only leaves nothing to run.")
+    return datasets, backbones

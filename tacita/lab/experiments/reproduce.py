@@ -1,0 +1,75 @@
+"""Reproduce a table of a paper: run the cells that are missing, compare with the published ones, write the pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tacita.core.errors import TacitaError
+from tacita.core.files import write_bytes
+from tacita.lab.experiments import tables
+from tacita.lab.experiments.cells import CellFile, Line, run_cells
+from tacita.lab.experiments.plan import Cell, Experiment, cells_of, load_experiment, narrowed
+from tacita.lab.experiments.watching import OnDone
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A table, or the part of it that was asked for."""
+
+    experiment: Experiment
+    cells: list[Cell]
+    paper: str
+    stem: str  # of the files; a narrowed table does not overwrite the whole one
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    entries: list[tables.Entry]
+    path: Path  # of the files, without their suffix
+
+
+def plan_table(table: str, only: list[str], seeds: int | None, quick: bool) -> Wanted:
+    """The cells of PAPER/TABLE that the words ask for."""
+    experiment, settings = load_experiment(table)
+    datasets, backbones = narrowed(experiment, only)
+    count = seeds or experiment.seeds
+    if quick and only:
+        raise TacitaError("--quick has its own dataset and backbone; leave out --only.")
+    if quick:
+        datasets, backbones = experiment.quick.datasets, experiment.quick.backbones
+        count = seeds or experiment.quick.seeds
+    paper, _, name = table.partition("/")
+    part = "-quick" if quick else "-part" if only or count < experiment.seeds else ""
+    return Wanted(experiment, cells_of(experiment, settings, datasets, backbones, count), paper, name + part)
+
+
+def reproduce(
+    wanted: Wanted,
+    out: Path,
+    data_dir: Path | None = None,
+    workers: int = 0,
+    on_done: OnDone | None = None,
+) -> Reproduced:
+    """Run what is not finished under `out` and write the table beside it."""
+    lines = run_cells(wanted.cells, CellFile(out / "cells", wanted.paper), data_dir, workers, on_done)
+    entries = tables.entries(wanted.experiment, wanted.cells, lines)
+    folder = out / wanted.paper
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TacitaError(f"cannot write to {folder}: {error.strerror}.") from None
+    path = folder / wanted.stem
+    _write_pages(wanted, lines, entries, path)
+    return Reproduced(entries, path)
+
+
+def _write_pages(wanted: Wanted, lines: dict[str, Line], entries: list[tables.Entry], path: Path) -> None:
+    given = (wanted.experiment, wanted.cells, lines)
+    tests = tables.comparisons(*given)
+    failed = tables.failed_cells(wanted.cells, lines)
+    also, apart = tables.beside(*given), tables.seed_differences(*given)
+    page = tables.to_markdown(wanted.experiment, entries, tests, failed, also, apart)
+    csv, html = tables.to_csv(entries), tables.to_html(wanted.experiment, entries, tests)
+    for suffix, text in (("md", page), ("csv", csv), ("html", html)):
+        write_bytes(path.with_name(f"{path.name}.{suffix}"), text.encode())

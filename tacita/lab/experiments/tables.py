@@ -1,0 +1,375 @@
+"""From finished cells to a table: mean, interval over seeds, the published value, a verdict for every cell."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from tacita.lab.experiments.cells import Line, unpack
+from tacita.lab.experiments.plan import Cell, Experiment
+from tacita.metrics import continual_summary
+from tacita.report import elements
+from tacita.report.charts import Dot, dots
+from tacita.report.elements import Figure, Table
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell of the table."""
+
+    dataset: str
+    backbone: str
+    metric: str
+    variant: str
+    column: str
+    mean: float
+    half: float  # half-width of the 95 % interval over seeds; nan with one seed
+    seeds: int
+    published: float | None
+    verdict: str  # agrees, higher, lower, or "" where nothing was published
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A paired test per user of one variant against the best of the others."""
+
+    dataset: str
+    backbone: str
+    variant: str
+    against: str
+    gain: float  # relative difference of the means
+    p: float
+    pairs: int
+    its_backbone: str  # of what it is compared with
+
+    def other(self, labels: dict[str, str]) -> str:
+        """What it is compared with, in words."""
+        return labels[self.against] + ("" if self.its_backbone == self.backbone else f" ({self.its_backbone})")
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """Mean and half-width of the 95 % t-interval."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return mean, float("nan")
+    spread = float(np.std(values, ddof=1)) / np.sqrt(len(values))
+    return mean, float(stats.t.ppf(0.975, len(values) - 1)) * spread
+
+
+def verdict(mean: float, half: float, published: float | None, tolerance: float) -> str:
+    """Agreement: the published value lies in our interval, or within the tolerance of our mean.
+
+    An interval wider than the tolerance cannot tell agreement from chance: unclear.
+    """
+    if published is None:
+        return ""
+    inside = not np.isnan(half) and abs(mean - published) <= half
+    if not inside and abs(mean - published) > tolerance * published:
+        return "higher" if mean > published else "lower"
+    return "agrees" if half <= tolerance * published else "unclear"
+
+
+def _seeds_with(what: str, cells: list[Cell], lines: dict[str, Line]) -> dict[tuple[str, str, str], list[Line]]:
+    """(dataset, backbone, variant) -> the lines of its finished seeds that tell this."""
+    groups: dict[tuple[str, str, str], list[Line]] = {}
+    for cell in cells:
+        if what in lines.get(cell.key, {}):
+            groups.setdefault((cell.dataset, cell.backbone, cell.variant), []).append(lines[cell.key])
+    return groups
+
+
+def entries(experiment: Experiment, cells: list[Cell], lines: dict[str, Line]) -> list[Entry]:
+    """Every (dataset, backbone, metric, variant, block) with all finished seeds, and the mean over blocks."""
+    out = []
+    for (dataset, backbone, variant), found in _seeds_with("values", cells, lines).items():
+        for metric in experiment.metrics:
+            paper = experiment.published.get(dataset, {}).get(backbone, {}).get(metric, {}).get(variant, [])
+            for name, told, values in _columns(experiment, paper, [line["values"][metric] for line in found]):
+                mean, half = interval(values)
+                mark = verdict(mean, half, told, experiment.tolerance)
+                out.append(Entry(dataset, backbone, metric, variant, name, mean, half, len(values), told, mark))
+    return out
+
+
+def _columns(
+    experiment: Experiment, paper: list[float | None], rows: list[list[float]]
+) -> list[tuple[str, float | None, list[float]]]:
+    """Name, published value and our values over seeds of each column; a stream's last value is its mean."""
+    names = list(experiment.published_columns)
+    told = [*paper, *[None] * len(names)][: len(names)]
+    if experiment.kind == "stream" and names == ["mean"]:
+        return [("mean", told[0], [row[-1] for row in rows])]
+    if experiment.kind == "stream":
+        known = [p for p in told if p is not None]
+        names.append("mean")
+        told.append(round(float(np.mean(known)), 4) if len(known) == len(told) else None)
+    return [(name, told[n], [row[n] for row in rows]) for n, name in enumerate(names)]
+
+
+def comparisons(experiment: Experiment, cells: list[Cell], lines: dict[str, Line]) -> list[Comparison]:
+    """Pairs are (block, user), each averaged over the seeds first: seeds are not new people.
+
+    Where seeds tested different people, as when hidden items leave somebody nothing to ask for, there are no pairs.
+    """
+    scores: dict[str, dict[tuple[str, str], list[Any]]] = {}
+    for cell in cells:
+        if cell.key in lines and "users" in lines[cell.key]:
+            place = scores.setdefault(cell.dataset, {})
+            place.setdefault((cell.backbone, cell.variant), []).append(unpack(lines[cell.key]["users"]))
+    out = []
+    for dataset, found in scores.items():
+        if len({len(run) for runs in found.values() for run in runs}) > 1:
+            continue
+        means = {place: np.mean(runs, axis=0) for place, runs in found.items()}
+        for backbone, variant in means:
+            if variant not in experiment.compare:
+                continue
+            others = {p: m for p, m in means.items() if p[1] != variant and (p[0] != backbone) == experiment.across}
+            if not others:
+                continue
+            best = max(others, key=lambda place: float(others[place].mean()))
+            mine, theirs = means[backbone, variant], others[best]
+            p = float(stats.ttest_rel(mine, theirs).pvalue) if not np.array_equal(mine, theirs) else 1.0
+            gain = float(mine.mean() / theirs.mean() - 1)
+            out.append(Comparison(dataset, backbone, variant, best[1], gain, p, len(mine), best[0]))
+    return out
+
+
+def _shown(entry: Entry) -> str:
+    half = "" if np.isnan(entry.half) else f" ± {entry.half:.4f}"
+    return f"{entry.mean:.4f}{half}"
+
+
+def _reading(experiment: Experiment, found: list[Entry], where: str) -> str:
+    """How to read a cell."""
+    seeds = max((e.seeds for e in found), default=0)
+    return (
+        f"Mean ± half-width of the 95 % interval over {seeds} seed(s); {where} the published value and what we "
+        f"say of it (agrees: inside our interval or within "
+        f"{experiment.tolerance:.0%}; higher or lower: ours is; unclear: our interval is wider than that)."
+    )
+
+
+def beside(experiment: Experiment, cells: list[Cell], lines: dict[str, Line]) -> list[list[str]]:
+    """What a stream's cells also tell, as rows: means over blocks 1.. and seeds, and LA, RA, HM over all blocks."""
+    rows = []
+    for (dataset, backbone, variant), found in _seeds_with("blocks", cells, lines).items():
+        later = [b for line in found for b in line["blocks"][1:]]
+        means = [float(np.mean([b[k] for b in later])) for k in ("mask_history", "new", "returning")]
+        kept = [
+            continual_summary([b["on_blocks"] for b in line["blocks"]], [b["users"] for b in line["blocks"]])
+            for line in found
+        ]
+        means += [float(np.mean([k[name] for k in kept])) for name in ("la", "ra", "hm")]
+        rows.append([dataset, backbone, experiment.variants[variant].label, *(f"{m:.4f}" for m in means)])
+    return rows
+
+
+def seed_differences(experiment: Experiment, cells: list[Cell], lines: dict[str, Line]) -> list[list[str]]:
+    """Mean ndcg@20 of blocks 1.. minus the baseline's of the same seed, as rows: seeds share split and block 0."""
+    scores: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
+    for cell in cells:
+        if "blocks" in lines.get(cell.key, {}):
+            place = scores.setdefault((cell.dataset, cell.backbone), {})
+            place.setdefault(cell.variant, {})[cell.seed] = lines[cell.key]["values"]["ndcg@20"][-1]
+    rows = []
+    for (dataset, backbone), found in scores.items():
+        for variant in experiment.variants:
+            both = sorted(found.get(variant, {}).keys() & found.get(experiment.baseline, {}).keys())
+            if variant == experiment.baseline or len(both) < 2:
+                continue
+            mean, half = interval([found[variant][s] - found[experiment.baseline][s] for s in both])
+            said = "above" if mean > half else "below" if mean < -half else "no clear difference"
+            rows.append([dataset, backbone, experiment.variants[variant].label, f"{mean:+.4f} ± {half:.4f}", said])
+    return rows
+
+
+def _grid(head: list[str], rows: list[list[str]]) -> list[str]:
+    """A table in Markdown, a line each row."""
+    return [_line(head), "|" + "---|" * len(head), *map(_line, rows)]
+
+
+def _line(cells: list[str]) -> str:
+    return "|" + "|".join(f" {one} " if one else " " for one in cells) + "|"
+
+
+def _differences_markdown(experiment: Experiment, rows: list[list[str]]) -> list[str]:
+    if not rows:
+        return []
+    name = experiment.variants[experiment.baseline].label
+    said = f"**Against {name}, seed by seed** (mean ndcg@20 of blocks 1.., 95 % interval of the paired difference)"
+    return [said, "", *_grid(["dataset", "backbone", "method", f"minus {name}", ""], rows), ""]
+
+
+def _beside_markdown(rows: list[list[str]]) -> list[str]:
+    if not rows:
+        return []
+    head = ["dataset", "backbone", "method", "history mask", "new users", "returning users", "LA", "RA", "HM"]
+    said = (
+        "**Beside it** (ndcg@20): all known items hidden; users by kind; learning (LA), retention (RA, every block's "
+        "test after the last block, own masks) and their harmonic mean"
+    )
+    return [said, "", *_grid(head, rows), ""]
+
+
+def failed_cells(cells: list[Cell], lines: dict[str, Line]) -> list[str]:
+    """One sentence per run that could not be finished."""
+    return [
+        f"{c.dataset}, {c.backbone}, {c.variant}, seed {c.seed}: {lines[c.key]['failed']}"
+        for c in cells
+        if "failed" in lines.get(c.key, {})
+    ]
+
+
+def to_markdown(
+    experiment: Experiment,
+    found: list[Entry],
+    tests: list[Comparison],
+    failures: list[str] | None = None,
+    also: list[list[str]] | None = None,
+    differences: list[list[str]] | None = None,
+) -> str:
+    """Tables per dataset, backbone and metric; ours above, the paper's value and verdict below."""
+    failures = failures or []
+    labels = {name: v.label for name, v in experiment.variants.items()}
+    text = [f"### {experiment.title}", ""]
+    text.append(_reading(experiment, found, "in brackets"))
+    text += ["", *(f"- {note}" for note in [*experiment.notes, *failures]), ""]
+    for metric in experiment.metrics:
+        for backbone in dict.fromkeys(e.backbone for e in found):
+            rows = [e for e in found if e.metric == metric and e.backbone == backbone]
+            variants = [v for v in experiment.variants if any(e.variant == v for e in rows)]
+            if not variants:
+                continue
+            text += [f"**{metric}, {backbone}**", ""]
+            text += [*_grid(["dataset", "block", *(labels[v] for v in variants)], _block_rows(rows, variants)), ""]
+    text += _differences_markdown(experiment, differences or [])
+    text += _tests_markdown(tests, labels) + _beside_markdown(also or [])
+    return "\n".join(text).rstrip() + "\n"
+
+
+def _block_rows(rows: list[Entry], variants: list[str]) -> list[list[str]]:
+    """A row for each dataset and block: ours, and the published value below it."""
+    out = []
+    for dataset, column in dict.fromkeys((e.dataset, e.column) for e in rows):
+        here = {e.variant: e for e in rows if e.dataset == dataset and e.column == column}
+        cells = []
+        for v in variants:
+            e = here.get(v)
+            told = f"<br>({e.published:.4f} {e.verdict})" if e and e.published is not None else ""
+            cells.append(f"{_shown(e)}{told}" if e else "–")
+        out.append([dataset, column, *cells])
+    return out
+
+
+PAIRED = "Paired test per user (ndcg@20; pairs are users of blocks 1.., averaged over seeds; two-sided t)"
+
+
+def _test_row(t: Comparison, labels: dict[str, str]) -> list[str]:
+    told = [f"{t.gain:+.1%}", f"{t.p:.3g}", str(t.pairs)]
+    return [t.dataset, t.backbone, labels[t.variant], t.other(labels), *told]
+
+
+def _tests_markdown(tests: list[Comparison], labels: dict[str, str]) -> list[str]:
+    if not tests:
+        return []
+    name, how = PAIRED.split(" (")
+    head = ["dataset", "backbone", "method", "best other", "relative difference", "p", "pairs"]
+    return [f"**{name}** ({how}", "", *_grid(head, [_test_row(t, labels) for t in tests]), ""]
+
+
+def disagreements(found: list[Entry]) -> dict[str, int]:
+    """How many cells with a published value agree, are higher, are lower."""
+    marks = [e.verdict for e in found if e.verdict]
+    return {m: marks.count(m) for m in ("agrees", "higher", "lower", "unclear")}
+
+
+def to_csv(found: list[Entry]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(
+        ["dataset", "backbone", "metric", "variant", "block", "mean", "half_width_95", "seeds", "published", "verdict"]
+    )
+    for e in found:
+        half = "" if np.isnan(e.half) else f"{e.half:.6f}"
+        told = "" if e.published is None else e.published
+        writer.writerow(
+            [e.dataset, e.backbone, e.metric, e.variant, e.column, f"{e.mean:.6f}", half, e.seeds, told, e.verdict]
+        )
+    return out.getvalue()
+
+
+def to_html(experiment: Experiment, found: list[Entry], tests: list[Comparison]) -> str:
+    """The same as a page, with pictures of means and intervals beside the published values."""
+    from tacita.report.pages import render
+
+    labels = {name: v.label for name, v in experiment.variants.items()}
+    marks = disagreements(found)
+    told = [f"{mark} {n}" for mark, n in marks.items() if n]
+    how = _reading(experiment, found, "below it")
+    page = render(
+        "paper.html",
+        title=experiment.title,
+        about=f"Against {sum(marks.values())} published values: {', '.join(told)}" if told else "",
+        version="",
+        how=how if told else how.partition(";")[0] + ".",
+        notes=experiment.notes,
+        drawn=_figures(experiment, found, labels),
+        tables=[*_value_tables(experiment, found, labels), *_test_tables(tests, labels)],
+    )
+    return page.decode()
+
+
+def _figures(experiment: Experiment, found: list[Entry], labels: dict[str, str]) -> list[Figure]:
+    """Per metric, dataset, backbone and column (of a stream: the mean) every variant as a dot."""
+    places: dict[tuple[str, str, str, str], list[Entry]] = {}
+    for e in found:
+        if experiment.kind != "stream" or e.column == "mean":
+            places.setdefault((e.metric, e.dataset, e.backbone, e.column), []).append(e)
+    out = []
+    for place, rows in sorted(places.items(), key=lambda one: experiment.metrics.index(one[0][0])):
+        metric, dataset, backbone, column = place
+        title = f"{dataset}, {backbone}: {metric}, {column}"
+        words = "; ".join(f"{labels[e.variant]}: {_shown(e)}" for e in rows)
+        drawing = dots([Dot(labels[e.variant], e.mean, e.half, e.published) for e in rows], f"{title}. {words}")
+        how = "Dot and line: ours with its 95 % interval."
+        out.append(Figure(title, drawing, how + " Diamond: published." * any(e.published is not None for e in rows)))
+    return out
+
+
+def _value_tables(experiment: Experiment, found: list[Entry], labels: dict[str, str]) -> list[Table]:
+    """Rows are variants; a dataset has a table of its own, unless it fills one column only."""
+    apart = len({e.column for e in found}) > 1
+    places: dict[tuple[str, str, str], dict[str, dict[str, Entry]]] = {}
+    for e in found:
+        table = places.setdefault((e.metric, e.backbone, e.dataset if apart else ""), {})
+        table.setdefault(e.variant, {})[e.column if apart else e.dataset] = e
+    out = []
+    for place, rows in sorted(places.items(), key=lambda one: experiment.metrics.index(one[0][0])):
+        columns = list(dict.fromkeys(name for row in rows.values() for name in row))
+        told = [
+            [elements.Cell(labels[name]), *(_cell(rows[name].get(column)) for column in columns)]
+            for name in experiment.variants
+            if name in rows
+        ]
+        out.append(Table(", ".join(filter(None, place)), elements.cells("", *columns), told))
+    return out
+
+
+def _cell(entry: Entry | None) -> elements.Cell:
+    if entry is None:
+        return elements.Cell("–")
+    told = "" if entry.published is None else f"{entry.published:.4f} {entry.verdict}"
+    return elements.Cell(_shown(entry), note=told, note_kind=entry.verdict)
+
+
+def _test_tables(tests: list[Comparison], labels: dict[str, str]) -> list[Table]:
+    if not tests:
+        return []
+    head = ["dataset", "backbone", "method", "best other", "relative difference", "p", "pairs"]
+    return [elements.plain_table(PAIRED, head, [_test_row(t, labels) for t in tests])]

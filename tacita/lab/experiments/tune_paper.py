@@ -1,0 +1,99 @@
+"""Tune every method of a paper's main table, a core for each dataset and backbone, and store what was chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+
+from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
+from tacita.core.errors import TacitaError
+from tacita.core.files import write_bytes
+from tacita.lab.experiments.plan import Chosen, Settings, load_experiment, load_settings, narrowed, settings_path
+from tacita.lab.experiments.processes import in_processes
+from tacita.lab.experiments.tune import tune_lr, tune_method
+from tacita.lab.experiments.watching import OnDone
+from tacita.lab.runs import Machine
+
+
+@dataclass(frozen=True)
+class PairJob:
+    """All methods of a paper on one dataset and backbone."""
+
+    dataset: str
+    backbone: str
+    methods: tuple[str, ...]
+    rounds: int
+    trials: int
+    folder: Path
+    data_dir: Path | None
+
+
+@dataclass(frozen=True)
+class PairDone:
+    lr: float
+    valid: float
+    chosen: dict[str, Chosen]
+    failed: list[str]  # a sentence for everything that has no score
+
+
+def tune_pair(job: PairJob) -> tuple[PairJob, PairDone]:
+    config = RunConfig(
+        data=job.dataset,
+        backbone={"name": job.backbone},
+        seed=1,
+        split=SplitConfig(seed=1),
+        train=TrainConfig(rounds=job.rounds),
+        evaluate=EvaluateConfig(controls=False),
+    )
+    base = tune_lr(config, Machine(threads=1, data_dir=job.data_dir))
+    chosen, failed = {}, [f"learning rate {lr}: {why}" for lr, why in base.failed.items()]
+    for method in job.methods:
+        folder = job.folder / f"{job.dataset}-{job.backbone}"
+        try:
+            found = tune_method(base.fed, base.progress, method, job.trials, folder)
+        except TacitaError as error:
+            failed.append(str(error))
+            continue
+        failed += [f"{method} {options}: {why}" for options, why in found.failed.items()]
+        chosen[method] = Chosen(options=found.options, valid=round(found.valid, 6), trials=found.trials)
+    told = [f"{job.dataset}, {job.backbone}, {one}" for one in failed]
+    return job, PairDone(base.lr, round(base.tried[base.lr], 6), chosen, told)
+
+
+def paper_jobs(paper: str, only: list[str], trials: int, folder: Path, data_dir: Path | None) -> list[PairJob]:
+    """A job for each dataset and backbone of the paper's main table that the words leave."""
+    experiment, _ = load_experiment(f"{paper}/table2")
+    datasets, backbones = narrowed(experiment, only)
+    methods = tuple(v.method for v in experiment.variants.values() if v.settings_of is None)
+    return [
+        PairJob(dataset, backbone, methods, experiment.rounds.get(dataset, 100), trials, folder, data_dir)
+        for dataset in datasets
+        for backbone in backbones
+    ]
+
+
+def tune_paper(paper: str, jobs: list[PairJob], on_done: OnDone | None = None) -> tuple[Path, list[str]]:
+    """Tune every (dataset, backbone) on its own core and store what was chosen beside the experiment files.
+
+    Returns the file of choices and a sentence for everything that could not be tried.
+    """
+    settings = load_settings(paper)
+    failed: list[str] = []
+    if on_done:
+        on_done(0, len(jobs))
+    for done, (job, found) in enumerate(in_processes(tune_pair, jobs), 1):
+        settings.lr.setdefault(job.dataset, {})[job.backbone] = found.lr
+        settings.lr_valid.setdefault(job.dataset, {})[job.backbone] = found.valid
+        settings.chosen.setdefault(job.dataset, {}).setdefault(job.backbone, {}).update(found.chosen)
+        store_settings(paper, settings)
+        failed += found.failed
+        if on_done:
+            on_done(done, len(jobs))
+    return settings_path(paper), failed
+
+
+def store_settings(paper: str, settings: Settings) -> None:
+    text = "# Chosen on validation by `tacita tune --paper`: one seed, the same budget for every method.\n"
+    write_bytes(settings_path(paper), (text + tomli_w.dumps(settings.model_dump(exclude_none=True))).encode())

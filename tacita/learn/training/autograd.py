@@ -1,0 +1,209 @@
+"""The torch stepper: any backbone, objective and solver, whole cohort at once, gradients by autograd.
+
+Every client has its own rows, private vectors and heads, so one backward pass over the sum of the clients' mean
+losses gives each client exactly its own gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tacita.core.config import TrainConfig
+from tacita.core.types import AnyArray, Floats, Local, Longs, Ragged, spans
+from tacita.learn.training.objectives import POINTWISE, bpr, squares
+from tacita.learn.training.solvers import SOLVERS, Moving, Used
+from tacita.learn.training.stepper import CONTEXT, StepExtras, Stepper
+from tacita.models.base import Backbone, Context
+
+_LANES = 64
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Samples that are scored together."""
+
+    owner: Longs
+    row: Longs
+    inside: Floats
+    label: Floats
+    weight: Floats
+    n: int  # what follows is idle: weightless, so that no odd tail is left, whose rounding would differ
+
+    @staticmethod
+    def padded(owner: AnyArray, row: AnyArray, inside: AnyArray, label: AnyArray, weight: AnyArray) -> _Samples:
+        idle = (0, -len(row) % _LANES)
+        who, place = (np.pad(x.astype(np.int64), idle, mode="edge" if len(x) else "constant") for x in (owner, row))
+        among, wanted, force = (np.pad(x.astype(np.float32), idle) for x in (inside, label, weight))
+        return _Samples(who, place, among, wanted, force, len(row))
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """One step of every client that has it."""
+
+    own: _Samples  # pointwise: the samples; in pairs: the negatives
+    above: _Samples | None  # in pairs: the positive of each
+    extra: _Samples
+    users: Longs  # whose samples these are
+    used: Used
+    size: Longs  # (clients,) turns in its batch
+
+
+def _rows(table: Tensor, which: AnyArray) -> Tensor:
+    """Rows of a table, with a gradient that adds up in the order of `which`."""
+    return table.index_select(0, torch.from_numpy(which))
+
+
+def _distinct(numbers: list[Longs], n: int) -> Longs:
+    """The different numbers below n, ascending; much faster than np.unique where n is small."""
+    seen = np.zeros(n, bool)
+    for some in numbers:
+        seen[some] = True
+    return np.flatnonzero(seen)
+
+
+class AutogradStepper(Stepper):
+    def __init__(self, backbone: Backbone, plan: TrainConfig, local: Local) -> None:
+        torch.set_num_threads(1)
+        super().__init__(backbone, plan, local)
+        view = local.view
+        clients = np.arange(view.n_clients)
+        self.owner = local.owner
+        self.client_of_user = np.repeat(clients, np.diff(view.user_ptr))
+        self.sample_row = local.row_of + np.repeat(local.row_start[:-1], np.diff(local.ptr))
+        self.context: Ragged | None = None
+        self.context_row = np.zeros(0, np.int64)
+        self.sample_inside = np.zeros(len(local.item), bool)
+        if CONTEXT in local.at_hand:
+            self.context, row = local.at_hand[CONTEXT]
+            self.context_row = row + local.row_start[self.client_of_user[self.context.rows()]]
+            self.sample_inside = self.context.holds(self.owner, local.item)
+        rates = backbone.rates(view.n_items)
+        vector = [torch.full((width,), rates[name]) for name, width in backbone.layout.items()]
+        private = self._opened("private", local.private, torch.cat(vector) if vector else 0.0, self.client_of_user)
+        heads = {name: self._opened("heads", v, rates[name], clients) for name, v in local.heads.items()}
+        rows = self._opened("rows", local.rows, rates["rows"], np.repeat(clients, np.diff(local.row_start)))
+        self.private, self.rows = private.tensor, rows.tensor
+        self.heads = {name: one.tensor for name, one in heads.items()}
+        self.solver = SOLVERS[plan.optimiser](plan, [private, *heads.values(), rows], local.n_steps)
+        if plan.optimiser == "pfedme":
+            named = {f"heads.{name}": tensor for name, tensor in self.heads.items()}
+            named |= {"private": self.private, "rows": self.rows}
+            local.personal = {name: tensor.detach().numpy() for name, tensor in named.items()}
+
+    def _opened(self, kind: str, array: AnyArray, rate: Any, client: AnyArray) -> Moving:
+        """An array of the local models to be moved in place; pFedMe learns a personal one beside it."""
+        own = torch.from_numpy(array)
+        live = own.clone() if self.plan.optimiser == "pfedme" else own
+        return Moving(kind, live.requires_grad_(), own.detach(), rate, torch.from_numpy(client))
+
+    def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
+        phases = self.backbone.phases if phase is None else (self.backbone.phases[phase],)
+        for step in range(first, min(last, int(self.local.n_steps.max(initial=0)))):
+            batch = self._batch(step, extras)
+            for moving in phases:
+                self.solver.take(step, moving, partial(self._loss, batch), batch.used)
+
+    def _batch(self, step: int, extras: StepExtras) -> _Batch:
+        local = self.local
+        n = np.diff(local.turn_ptr)
+        active = np.flatnonzero(step < local.n_steps)
+        epoch, within = np.divmod(step, local.steps_per_epoch[active])
+        size = np.minimum(local.batch, n[active] - within * local.batch)
+        place = spans(local.turn_ptr[active] + within * local.batch, size)
+        sample = local.order[np.repeat(epoch, size), place]
+        each = np.repeat(1.0 / size, size)
+        extra = self._extras(step, extras)
+        own, above = self._samples(sample, each), None
+        taken = [own.row[: own.n], extra.row[: extra.n]]
+        if local.partner is not None:
+            above = self._samples(local.partner[sample], each)
+            taken.append(above.row[: above.n])
+        users = _distinct([own.owner[: own.n], extra.owner[: extra.n]], len(local.view.user))
+        if self.context is not None:
+            taken.append(self.context_row[spans(self.context.ptr[users], self.context.counts()[users])])
+        kinds = {"private": users, "rows": _distinct(taken, len(local.rows)), "heads": active}
+        used = {kind: torch.from_numpy(some) for kind, some in kinds.items()}
+        full = np.zeros(len(n), np.int64)
+        full[active] = size
+        return _Batch(own, above, extra, users, used, full)
+
+    def _samples(self, sample: Longs, weight: AnyArray) -> _Samples:
+        label = self.local.label[sample]
+        return _Samples.padded(self.owner[sample], self.sample_row[sample], self.sample_inside[sample], label, weight)
+
+    def _extras(self, step: int, extras: StepExtras) -> _Samples:
+        """The parts' samples of the clients that have this step."""
+        local = self.local
+        keep = np.repeat(step < local.n_steps, np.diff(extras.ptr))
+        client = np.repeat(np.arange(local.view.n_clients), np.diff(extras.ptr))[keep]
+        row, owner = extras.row[keep] + local.row_start[client], extras.owner[keep]
+        inside = np.zeros(len(row), bool)
+        if self.context is not None and len(row):
+            inside = self.context.holds(owner, local.row_item[row])
+        return _Samples.padded(owner, row, inside, extras.label[keep], extras.weight[keep])
+
+    def _loss(self, batch: _Batch) -> Tensor:
+        """The sum over clients of the means over their batches, and of the parts' weighted samples."""
+        blocks = [one for one in (batch.own, batch.above, batch.extra) if one is not None]
+        scores = self._scores(batch.users, blocks)
+        label, weight = torch.from_numpy(batch.own.label), torch.from_numpy(batch.own.weight)
+        pointwise = POINTWISE.get(self.plan.objective, POINTWISE["bce"])  # a part's labels are probabilities
+        if batch.above is None:
+            loss = (weight * pointwise(scores[0], label)).sum()
+        else:
+            loss = (weight * bpr(scores[1], scores[0], self.plan.bpr_scale)).sum()
+        if len(batch.extra.row):
+            each = pointwise(scores[-1], torch.from_numpy(batch.extra.label))
+            loss = loss + (torch.from_numpy(batch.extra.weight) * each).sum()
+        return loss + self._penalty(batch) if self.plan.l2 > 0 else loss
+
+    def _scores(self, users: Longs, blocks: list[_Samples]) -> list[Tensor]:
+        """Represents every user once, and scores the samples of all blocks with it."""
+        own = {name: _rows(tensor, self.client_of_user[users]) for name, tensor in self.heads.items()}
+        rep = self.backbone.represent(self.backbone.named(_rows(self.private, users)), own, self._context(users))
+        owner = np.concatenate([one.owner for one in blocks])
+        at = np.searchsorted(users, owner)
+        inside = None
+        if self.context is not None:
+            inside = torch.from_numpy(np.concatenate([one.inside for one in blocks]))
+        scores = self.backbone.score(
+            {name: _rows(value, at) for name, value in rep.items()},
+            {name: _rows(tensor, self.client_of_user[owner]) for name, tensor in self.heads.items()},
+            _rows(self.rows, np.concatenate([one.row for one in blocks])),
+            inside,
+        )
+        return list(scores.split([len(one.row) for one in blocks]))
+
+    def _context(self, users: Longs) -> Context | None:
+        """What these users' models read, from the client's own rows."""
+        if self.context is None:
+            return None
+        count = self.context.counts()[users]
+        entry = spans(self.context.ptr[users], count)
+        ptr = np.concatenate([[0], np.cumsum(count)])
+        return Context(
+            ptr,
+            torch.from_numpy(np.repeat(np.arange(len(users)), count)),
+            torch.from_numpy(count.astype(np.float32)),
+            _rows(self.rows, self.context_row[entry]),
+            {name: torch.from_numpy(column[entry]) for name, column in self.context.values.items()},
+        )
+
+    def _penalty(self, batch: _Batch) -> Tensor:
+        """l2 times the squared lengths of the rows and private vectors of a batch's own samples, over its size."""
+        blocks = [one for one in (batch.own, batch.above) if one is not None]
+        row, first = np.unique(np.concatenate([one.row for one in blocks]), return_index=True)
+        owner = np.concatenate([one.owner for one in blocks])
+        user = np.unique(owner)
+        total = torch.zeros(())
+        for table, some, whose in ((self.rows, row, owner[first]), (self.private, user, user)):
+            weight = self.plan.l2 / batch.size[self.client_of_user[whose]]
+            total = total + squares(table, torch.from_numpy(some), torch.from_numpy(weight.astype(np.float32)))
+        return total

@@ -1,0 +1,158 @@
+"""train_cohort: local training of many clients at once, touching only the rows they use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tacita.core.config import TrainConfig
+from tacita.core.draws import Draws
+from tacita.core.errors import TacitaError
+from tacita.core.types import Bools, CohortView, Held, Local, Pull
+from tacita.fields import Dense, Form, Rows, Upload
+from tacita.kernels.steps import pull_rows, subtract_rows
+from tacita.learn.training.draw import Workspace, lay_out
+from tacita.learn.training.fused import FusedStepper
+from tacita.learn.training.stepper import CONTEXT, StepExtras, Stepper
+from tacita.models.base import Backbone
+from tacita.round.parts import Part, overrides
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a cohort's training produced; only the upload leaves the devices."""
+
+    upload: Upload
+    local: Local
+    parts: dict[str, Held]  # part name -> what it wants to keep
+
+
+def check_training(backbone: Backbone, parts: Sequence[Part], plan: TrainConfig) -> None:
+    """Refuse settings of local training that cannot work together."""
+    if plan.stepper == "fused" and not FusedStepper.supports(backbone, plan):
+        raise TacitaError(
+            f"no fused step for backbone '{backbone.name}' with these settings (it does bce with sgd, no silos and no "
+            "l2, for models that are affine in the item row); use train.stepper = 'autograd'."
+        )
+    if plan.objective == "bpr" and plan.negatives == 0:
+        raise TacitaError("train.objective = 'bpr' ranks positives above negatives; set train.negatives to 1 or more.")
+    if plan.weight_decay > 0 and plan.optimiser != "lazy-adam":
+        raise TacitaError(
+            f"train.weight_decay with optimiser '{plan.optimiser}' would move rows that a client does not have; "
+            "use train.optimiser = 'lazy-adam', or train.l2."
+        )
+    if plan.optimiser == "pfedme" and len(backbone.phases) > 1:
+        raise TacitaError(
+            f"optimiser 'pfedme' moves a whole model at once, and backbone '{backbone.name}' moves in "
+            f"{len(backbone.phases)} phases; use another backbone or train.optimiser = 'sgd'."
+        )
+    choosing = [part.name for part in parts if overrides(part, "negatives")]
+    if len(choosing) > 1:
+        raise TacitaError(f"parts '{choosing[0]}' and '{choosing[1]}' both choose the negatives; use one of them.")
+    for part in parts:
+        if plan.objective == "bpr" and overrides(part, "samples"):
+            raise TacitaError(
+                f"part '{part.name}' brings samples with soft labels, and train.objective = 'bpr' learns from pairs of "
+                "a positive and a negative; use train.objective = 'bce'."
+            )
+        if plan.optimiser == "pfedme" and overrides(part, "pull"):
+            raise TacitaError(f"part '{part.name}' pulls the model that 'pfedme' only follows; use another optimiser.")
+        deals = part.reads_logits or overrides(part, "extra_samples") or overrides(part, "samples")
+        if plan.objective == "squared" and deals:
+            raise TacitaError(
+                f"part '{part.name}' deals in probabilities, and train.objective = 'squared' fits raw scores; "
+                "use train.objective = 'bce'."
+            )
+
+
+def _fused(backbone: Backbone, plan: TrainConfig) -> bool:
+    return FusedStepper.supports(backbone, plan) and plan.stepper != "autograd"
+
+
+def choose_stepper(backbone: Backbone, plan: TrainConfig, local: Local) -> Stepper:
+    if _fused(backbone, plan):
+        return FusedStepper(backbone, plan, local)
+    # torch takes seconds to import; the fused path needs none
+    if backbone.grouped:
+        from tacita.learn.training.grouped import GroupedStepper
+
+        return GroupedStepper(backbone, plan, local)
+    from tacita.learn.training.autograd import AutogradStepper
+
+    return AutogradStepper(backbone, plan, local)
+
+
+def train_cohort(
+    view: CohortView,
+    backbone: Backbone,
+    parts: Sequence[Part],
+    plan: TrainConfig,
+    draws: Draws,
+    space: Workspace | None = None,
+) -> Trained:
+    """gather -> step -> diff, with the parts' extra samples and pulls in every step.
+
+    After training `local.rows` holds the changes that were uploaded. With a workspace, all of it lives until the
+    next cohort only.
+    """
+    check_training(backbone, parts, plan)
+    lists = {p.name: made for p in parts if (made := p.at_hand(view)) is not None and len(made.ids)}
+    if (seen := backbone.context(view)) is not None:
+        lists[CONTEXT] = seen
+    askers = [p for p in parts if p.name in lists and overrides(p, "extra_samples")]
+    pulls = [one for p in parts if (one := p.pull(view)) is not None]
+    watched = askers or pulls or any(overrides(p, hook) for p in parts for hook in ("after_training", "extras"))
+    local = lay_out(view, lists, plan, draws, space, parts, gather=bool(watched) or not _fused(backbone, plan))
+    stepper = choose_stepper(backbone, plan, local)
+    none = StepExtras.none(view.n_clients)
+    used = _rows_in_use(local) if lists else None
+    if isinstance(stepper, FusedStepper) and not watched:
+        stepper.train()
+    elif not askers and not pulls:
+        stepper.run(0, int(local.n_steps.max(initial=0)), None, none)
+    else:
+        for step in range(int(local.n_steps.max(initial=0))):
+            for phase in range(len(backbone.phases)):
+                given = {p.name: e for p in askers if (e := p.extra_samples(view, local, step, phase)) is not None}
+                extras = StepExtras.collect(local, given) if given else none
+                stepper.run(step, step + 1, phase, extras)
+                if used is not None:
+                    used[extras.row + np.repeat(local.row_start[:-1], np.diff(extras.ptr))] = True
+            for pull in pulls:
+                _apply_pull(pull, backbone, local, step)
+    kept = {p.name: new for p in parts if (new := p.after_training(view, local))}
+    small = {f"{p.name}.{k}": v for p in parts for k, v in p.extras(view, local).items()}
+    if watched or not isinstance(stepper, FusedStepper):
+        subtract_rows(local.row_item, local.rows, view.items)
+    client = np.repeat(np.arange(view.n_clients, dtype=np.int32), np.diff(local.row_start))
+    sent = None if used is None or used.all() else np.flatnonzero(used)  # rows never needed stay at home
+    rows = Rows(client, local.row_item, local.rows)
+    if sent is not None:
+        rows = Rows(client[sent], local.row_item[sent], local.rows.take(sent, axis=0))
+    moved = {f"heads/{name}": Dense(local.heads[name] - v) for name, v in view.heads.items()}
+    values: dict[str, Form] = {"rows": rows, **moved, **{name: Dense(np.asarray(v)) for name, v in small.items()}}
+    return Trained(Upload(values, np.ones(view.n_clients), view.client_keys), local, kept)
+
+
+def _rows_in_use(local: Local) -> Bools:
+    """Marks the rows that the round's own samples use and that the model reads."""
+    used = np.zeros(len(local.row_item), bool)
+    used[local.row_of + np.repeat(local.row_start[:-1], np.diff(local.ptr))] = True
+    if CONTEXT in local.at_hand:
+        lists, row = local.at_hand[CONTEXT]
+        used[row + np.repeat(local.row_start[:-1], np.diff(lists.ptr[local.view.user_ptr]))] = True
+    return used
+
+
+def _apply_pull(pull: Pull, backbone: Backbone, local: Local, step: int) -> None:
+    """The implicit step x <- (x + 2 eta s target) / (1 + 2 eta s) on the rows and vectors that took step `step`."""
+    rates = backbone.rates(local.view.n_items)
+    active = step < local.n_steps
+    k = 2 * rates["rows"] * pull.strength
+    pull_rows(active, local.row_start, local.row_item, local.rows, pull.rows, k)
+    rate = np.concatenate([np.full(w, rates[name], np.float32) for name, w in backbone.layout.items()])
+    k_private = 2 * rate * pull.strength
+    users = np.flatnonzero(pull.pulls_private & np.repeat(active, np.diff(local.view.user_ptr)))
+    local.private[users] = (local.private[users] + k_private * pull.private[users]) / (1 + k_private)

@@ -1,0 +1,205 @@
+"""Draw a cohort's samples for a round and lay out the local models: everything before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tacita.core.config import TrainConfig
+from tacita.core.draws import Draws
+from tacita.core.types import AnyArray, CohortView, Floats, Ints, Local, Longs, Ragged, spans
+from tacita.kernels.sampling import draw_samples, pack_rows, room_for_negatives, shuffle_order, touch_rows
+from tacita.kernels.steps import gather_rows
+from tacita.kernels.threads import threads_in_use
+from tacita.learn.training.given import chosen_negatives, given_samples
+from tacita.round.parts import Part
+
+
+class Workspace:
+    """Buffers that are used again for every cohort: fresh memory costs as much as the training itself.
+
+    Arrays from a workspace are valid until it is used for the next cohort.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, AnyArray] = {}
+
+    def array(self, name: str, shape: tuple[int, ...], kind: Any) -> AnyArray:
+        size = int(np.prod(shape))
+        if name not in self._held or len(self._held[name]) < size:
+            self._held[name] = np.empty(size + size // 4, kind)
+        return self._held[name][:size].reshape(shape)
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Every user's samples, flat: its positives, then the negatives of each draw, then what parts gave it."""
+
+    ptr: Longs  # (users + 1,)
+    item: Ints
+    label: Floats
+    positives: Longs  # (users,)
+    negatives: Longs  # (users,) in one draw
+    given: Longs  # (users,)
+    draws: int  # one a round, or one an epoch
+
+    def epoch(self, k: int) -> Longs:
+        """The samples of draw k and those given, user by user."""
+        return _joined_spans((self._own, self._of(k), (self.ptr[1:] - self.given, self.given)))
+
+    def drawn(self, k: int) -> Longs:
+        """The positives and the negatives of draw k, user by user."""
+        return _joined_spans((self._own, self._of(k)))
+
+    def pairs(self, k: int) -> Longs:
+        """The negatives of draw k, user by user."""
+        return spans(*self._of(k))
+
+    @property
+    def _own(self) -> tuple[Longs, Longs]:
+        return self.ptr[:-1], self.positives
+
+    def _of(self, k: int) -> tuple[Longs, Longs]:
+        return self.ptr[:-1] + self.positives + k * self.negatives, self.negatives
+
+
+def _joined_spans(each: Sequence[tuple[Longs, Longs]]) -> Longs:
+    """Spans of several kinds, user by user."""
+    starts, counts = (np.stack(columns, axis=1).reshape(-1) for columns in zip(*each, strict=True))
+    return spans(starts, counts)
+
+
+def _samples(view: CohortView, plan: TrainConfig, draws: Draws, space: Workspace, parts: Sequence[Part]) -> _Drawn:
+    positives = view.train.counts()
+    negatives = positives * plan.negatives
+    full = np.flatnonzero(view.exclude.counts() >= view.n_items)  # these may have nothing left to be drawn
+    if len(full):
+        lists = view.exclude.take(full)
+        negatives[full[room_for_negatives(lists.ptr, lists.ids, view.n_items) == 0]] = 0
+    n_draws = plan.local_epochs if plan.redraw == "epoch" else 1
+    given, chosen = given_samples(view, parts), chosen_negatives(view, parts, n_draws * negatives)
+    n_given = np.zeros_like(positives) if given is None else given.counts()
+    ptr = _borders(positives + n_draws * negatives + n_given)
+    item = space.array("item", (ptr[-1],), np.int32)
+    label = space.array("label", (ptr[-1],), np.float32)
+    made = _Drawn(ptr, item, label, positives, negatives, n_given, n_draws)
+    if given is not None:
+        place = spans(ptr[1:] - n_given, n_given)
+        item[place], label[place] = given.ids, given.values["label"]
+    if chosen is None:
+        _draw_uniformly(view, made, draws)
+    else:
+        own, other = spans(ptr[:-1], positives), spans(ptr[:-1] + positives, n_draws * negatives)
+        item[own], label[own] = view.train.ids, 1.0
+        item[other], label[other] = chosen, 0.0
+    if plan.objective == "squared" and "rating" in view.train.values:
+        label[spans(ptr[:-1], positives)] = view.train.values["rating"]
+    return made
+
+
+def _draw_uniformly(view: CohortView, made: _Drawn, draws: Draws) -> None:
+    """Write the positives, and the negatives of every draw, uniform over the items each user may get."""
+    train, exclude = view.train, view.exclude
+    once = _borders(made.positives + made.negatives)
+    in_place = once[-1] == made.ptr[-1]
+    for k in range(made.draws):
+        key = draws.private("negatives", view.block, view.round, *([k] if k else []))
+        some = (made.item, made.label) if in_place else (np.empty(once[-1], np.int32), np.empty(once[-1], np.float32))
+        lists = (train.ptr, train.ids, exclude.ptr, exclude.ids)
+        draw_samples(threads_in_use(), key, view.user_keys, *lists, once, view.n_items, *some)
+        if not in_place:
+            place = made.drawn(k)
+            made.item[place], made.label[place] = some
+
+
+def _borders(counts: Longs) -> Longs:
+    ptr = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=ptr[1:])
+    return ptr
+
+
+def _turns(view: CohortView, drawn: _Drawn, plan: TrainConfig, draws: Draws, space: Workspace) -> tuple[Longs, Longs]:
+    """Where each client's turns of an epoch begin, and the sample of every turn, shuffled inside each client."""
+    pairs = plan.objective == "bpr"
+    per_user = drawn.negatives if pairs else drawn.positives + drawn.negatives + drawn.given
+    ptr = _borders(per_user)[view.user_ptr]
+    order = space.array("order", (plan.local_epochs, ptr[-1]), np.int64)
+    for epoch in range(plan.local_epochs):
+        key = draws.private("order", view.block, view.round, epoch)
+        shuffle_order(key, view.client_keys, ptr, plan.batch_size, order[epoch])
+        if pairs or drawn.draws > 1:
+            which = epoch if drawn.draws > 1 else 0
+            order[epoch] = (drawn.pairs(which) if pairs else drawn.epoch(which))[order[epoch]]
+    return ptr, order
+
+
+def _partners(drawn: _Drawn) -> Longs:
+    """The positive of every negative: each has the same number of them, in turn; a positive is its own."""
+    first = np.repeat(drawn.ptr[:-1], np.diff(drawn.ptr))
+    of_user = np.arange(drawn.ptr[-1]) - first
+    positives = np.repeat(np.maximum(drawn.positives, 1), np.diff(drawn.ptr))
+    return np.asarray(first + of_user % positives, np.int64)
+
+
+def lay_out(
+    view: CohortView,
+    lists: dict[str, Ragged],
+    plan: TrainConfig,
+    draws: Draws,
+    space: Workspace | None = None,
+    parts: Sequence[Part] = (),
+    gather: bool = True,
+) -> Local:
+    """Samples, order and each client's own copy of the rows it will touch; or without `gather`, room for them."""
+    space = space or Workspace()
+    drawn = _samples(view, plan, draws, space, parts)
+    item, ptr = drawn.item, drawn.ptr[view.user_ptr]
+    merged = Ragged.empty(len(view.user))
+    for one in lists.values():
+        merged = merged.joined(one)
+    more_ptr = merged.ptr[view.user_ptr]
+    row_of = space.array("row_of", (len(item),), np.int32)
+    row_of_more = np.empty(len(merged.ids), np.int32)
+    padded = space.array("padded", (len(item) + len(merged.ids),), np.int32)
+    counts = touch_rows(threads_in_use(), view.n_items, ptr, item, more_ptr, merged.ids, row_of, row_of_more, padded)
+    row_start = np.zeros(view.n_clients + 1, np.int64)
+    np.cumsum(counts, out=row_start[1:])
+    row_item = space.array("row_item", (row_start[-1],), np.int32)
+    rows = space.array("rows", (row_start[-1], view.items.shape[1]), np.float32)
+    pack_rows(ptr + more_ptr, row_start, padded, row_item)
+    if gather:
+        gather_rows(row_item, view.items, rows)
+    turn_ptr, order = _turns(view, drawn, plan, draws, space)
+    return Local(
+        view=view,
+        ptr=ptr,
+        item=item,
+        label=drawn.label,
+        user_ptr=drawn.ptr,
+        turn_ptr=turn_ptr,
+        order=order,
+        partner=_partners(drawn) if plan.objective == "bpr" else None,
+        batch=plan.batch_size,
+        row_of=row_of,
+        row_start=row_start,
+        row_item=row_item,
+        rows=rows,
+        private=view.private.copy(),
+        heads={name: np.repeat(v[None], view.n_clients, axis=0) for name, v in view.heads.items()},
+        at_hand=_rows_at_hand(lists, merged, row_of_more),
+    )
+
+
+def _rows_at_hand(lists: dict[str, Ragged], merged: Ragged, row_of_more: Ints) -> dict[str, tuple[Ragged, Ints]]:
+    """Each part's own view of the merged lists: in every user's row its entries follow the earlier parts'."""
+    out: dict[str, tuple[Ragged, Ints]] = {}
+    skip = np.zeros(len(merged), np.int64)
+    for name, one in lists.items():
+        counts = one.counts()
+        where = np.repeat(merged.ptr[:-1] + skip - one.ptr[:-1], counts) + np.arange(len(one.ids))
+        out[name] = (one, row_of_more[where])
+        skip = skip + counts
+    return out

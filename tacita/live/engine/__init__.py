@@ -1,0 +1,1 @@
+"""How messages travel: Flower and the gateway."""

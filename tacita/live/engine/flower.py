@@ -1,0 +1,409 @@
+"""Flower's processes on either side: the SuperLink with the operator's calls to it, and the node's connection."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import pwd
+import re
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import httpx
+from flwr.proto import control_pb2
+
+from tacita.core.errors import TacitaError
+from tacita.live.certificates import check, public_pem
+from tacita.live.engine.gateway import bind
+from tacita.live.processes import Child, other_user_works
+
+Response = TypeVar("Response")
+
+log = logging.getLogger(__name__)
+
+_APP = {
+    "pyproject.toml": """[project]
+name = "tacita-live"
+version = "1.0.0"
+description = "Hands messages to tacita; holds no logic"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "tacita"
+
+[tool.flwr.app.components]
+serverapp = "tacita_live.server_app:app"
+clientapp = "tacita_live.client_app:app"
+
+[tool.flwr.app.config]
+store = ""
+run = ""
+""",
+    "tacita_live/__init__.py": '"""Handed to Flower."""\n',
+    "tacita_live/server_app.py": "from tacita.live.engine.grid import make_server_app\n\napp = make_server_app()\n",
+    "tacita_live/client_app.py": "from tacita.live.engine.flower_client import make_app\n\napp = make_app()\n",
+}
+
+
+def write_app(folder: Path) -> Path:
+    """The Flower app: two files that import from here; what Flower delivers to nodes holds no logic."""
+    for name, text in _APP.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+    return folder
+
+
+def environment(home: Path, whole: bool = False) -> dict[str, str]:
+    """The environment of a Flower process: nothing is sent home, and its files stay under `home`.
+
+    A node's process gets only what it needs; the server's, which runs our own code, gets the `whole` environment.
+    """
+    kept = {"LANG", "LC_ALL", "LC_CTYPE", "TZ", "HTTPS_PROXY", "https_proxy", "LD_LIBRARY_PATH"}
+    found = {k: v for k, v in os.environ.items() if whole or k in kept}
+    for name in ("NO_PROXY", "no_proxy"):
+        found[name] = ",".join(filter(None, [found.get(name, ""), "127.0.0.1,localhost"]))
+    programs = os.path.dirname(sys.executable)
+    if not whole:
+        found |= {"HOME": str(home), "TMPDIR": str(home / "tmp")}
+    return found | {
+        "PATH": os.pathsep.join([programs, os.environ.get("PATH", os.defpath)]),
+        "FLWR_HOME": str(home / "flwr"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+# The server
+
+
+class Control:
+    """The operator's calls to a SuperLink on this machine; `ca` is None for a link without TLS."""
+
+    def __init__(self, port: int, ca: Path | None) -> None:
+        self.port, self.ca = port, ca
+
+    @property
+    def url(self) -> str:
+        return f"{'http' if self.ca is None else 'https'}://127.0.0.1:{self.port}"
+
+    def register(self, public_key: Path, name: str) -> int:
+        """Enrol a node's public key; the number under which the SuperLink knows the node."""
+        try:
+            pem = public_pem(public_key.read_bytes())
+        except OSError as error:
+            raise TacitaError(f"cannot read {public_key}: {error.strerror or error}.") from None
+        request = control_pb2.RegisterNodeRequest(public_key=pem, name=name)
+        return int(self._call("register-node", request, control_pb2.RegisterNodeResponse).node_id)
+
+    def unregister(self, node: int) -> None:
+        self._call(
+            "unregister-node", control_pb2.UnregisterNodeRequest(node_id=node), control_pb2.UnregisterNodeResponse
+        )
+
+    def nodes(self) -> dict[int, str]:
+        """The nodes that are enrolled: number -> registered, online or offline."""
+        found = self._call("list-nodes", control_pb2.ListNodesRequest(), control_pb2.ListNodesResponse)
+        return {int(one.node_id): str(one.status) for one in found.nodes_info if one.status != "unregistered"}
+
+    def submit(self, run_config: Mapping[str, str | int | float | bool], app: Path) -> int:
+        """Start the app of a folder (see `write_app`); the number of the run in Flower."""
+        from flwr.cli.build import build_fab_from_disk
+        from flwr.common.serde import fab_to_proto, user_config_to_proto
+        from flwr.supercore.fab import Fab
+
+        content = build_fab_from_disk(app)
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        request = control_pb2.StartRunRequest(
+            fab=fab_to_proto(fab), override_config=user_config_to_proto(dict(run_config)), federation=""
+        )
+        found = self._call("start-run", request, control_pb2.StartRunResponse)
+        if not found.HasField("run_id"):
+            raise TacitaError("the SuperLink did not start the run; its log says why.")
+        return int(found.run_id)
+
+    def run_state(self, run: int) -> str:
+        """pending, starting, running, or finished:completed, finished:failed, finished:stopped."""
+        found = self._call("list-runs", control_pb2.ListRunsRequest(run_id=run), control_pb2.ListRunsResponse)
+        status = found.run_dict[run].status
+        return ":".join(filter(None, [status.status, status.sub_status]))
+
+    def stop_run(self, run: int) -> None:
+        self._call("stop-run", control_pb2.StopRunRequest(run_id=run), control_pb2.StopRunResponse)
+
+    def _call(self, name: str, request: Any, response: type[Response]) -> Response:
+        verify = True if self.ca is None else _trust(self.ca)
+        headers = {"content-type": "application/protobuf", "accept": "application/protobuf"}
+        try:
+            with httpx.Client(verify=verify, timeout=30.0, trust_env=False) as client:
+                content = request.SerializeToString()
+                got = client.post(f"{self.url}/v1/control/{name}", content=content, headers=headers)
+        except httpx.TransportError as error:
+            raise TacitaError(
+                f"the SuperLink does not answer on port {self.port} ({error}); is the server up?"
+            ) from None
+        if got.status_code != 200:
+            raise TacitaError(f"the SuperLink refused {name}: {_said(got)}.")
+        found: Any = response()
+        found.ParseFromString(got.content)
+        return cast(Response, found)
+
+
+def _trust(ca: Path) -> Any:
+    import ssl
+
+    return ssl.create_default_context(cafile=str(ca))
+
+
+def _said(got: httpx.Response) -> str:
+    with contextlib.suppress(ValueError, AttributeError, TypeError):
+        told = json.loads(got.text)
+        said = [told[k] for k in ("message", "public_details", "detail") if told.get(k)]
+        if said:
+            return " ".join(map(str, said)).rstrip(".")
+    return f"{got.status_code} {got.text[:200]}".strip()
+
+
+class Link(Control):
+    """The SuperLink process, on loopback only; nodes reach it through the gateway."""
+
+    def __init__(
+        self,
+        home: Path,
+        port: int,
+        *,
+        ca: Path | None = None,
+        certificate: Path | None = None,
+        key: Path | None = None,
+        insecure: bool = False,
+    ) -> None:
+        if not insecure and (ca is None or certificate is None or key is None):
+            raise TacitaError("a SuperLink needs an authority, a certificate and a key.")
+        super().__init__(port, None if insecure else ca)
+        self.home = home
+        self._certificate, self._key = certificate, key
+        self._child: Child | None = None
+
+    def start(self, timeout: float = 90.0) -> None:
+        """Start it and wait until it answers."""
+        (self.home / "flwr").mkdir(parents=True, exist_ok=True, mode=0o700)
+        bind("127.0.0.1", self.port).close()
+        command = [_program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--database", str(self.home / "link.db"), "--disable-runtime-dependency-installation"]
+        if self.ca is None:
+            command.append("--insecure")
+        else:
+            assert self._certificate is not None
+            check(self.ca)
+            check(self._certificate)
+            command += ["--ssl-ca-certfile", str(self.ca), "--ssl-certfile", str(self._certificate)]
+            command += ["--ssl-keyfile", str(self._key), "--enable-supernode-auth"]
+        env = environment(self.home, whole=True)
+        self._child = Child(command, self.home, self.home / "superlink.log", env, None)
+        end = time.monotonic() + timeout
+        while True:
+            with contextlib.suppress(TacitaError):
+                self.nodes()
+                return
+            if not self.alive or time.monotonic() > end:
+                self.stop()
+                raise TacitaError(f"the SuperLink did not start; {self.home / 'superlink.log'} says why.")
+            time.sleep(0.2)
+
+    @property
+    def alive(self) -> bool:
+        return self._child is not None and self._child.code is None
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid if self._child is not None else None
+
+    def stop(self) -> None:
+        if self._child is not None:
+            self._child.stop()
+            self._child = None
+
+    def __enter__(self) -> Link:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _program(name: str) -> str:
+    """A program of the installation we run in."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if not found:
+        raise TacitaError(f"{name} is missing; install Flower with `pip install tacita[live]`.")
+    return found
+
+
+# The node
+
+
+class Supernode:
+    """The node's connection to the server, kept alive: restarted with patience when it ends.
+
+    `resident` runs our own client (`flower_client`), which fetches messages as a SuperNode does but executes nothing
+    that comes from the server. Without it Flower's own `flower-supernode` is run, which executes the app it is sent
+    and starts a process per message; it needs a `port` of its own on loopback.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        server: str,
+        socket: Path,
+        *,
+        ca: Path | None = None,
+        key: Path | None = None,
+        insecure: bool = False,
+        user: str | None = None,
+        resident: bool = True,
+        port: int | None = None,
+    ) -> None:
+        if not insecure and (ca is None or key is None):
+            raise TacitaError("a node needs the server's authority file and its own key.")
+        self.home, self.server, self.socket = home, server, socket
+        self._ca, self._key, self._insecure, self._user = ca, key, insecure, user
+        self._resident, self._port = resident, port
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._child: Child | None = None
+        self.restarts = 0
+        self.reason = ""  # why it is not online, in one sentence
+
+    def start(self) -> None:
+        """Begin to connect; `state` tells how it goes."""
+        command = self._prepare()
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._keep, args=(command,), name="supernode", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Leave the server and end all processes."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    @property
+    def state(self) -> str:
+        """stopped, connecting, online or waiting (to try again, see `reason`)."""
+        if self._thread is None:
+            return "stopped"
+        if self._child is None or self._child.code is not None:
+            return "waiting" if self.restarts else "connecting"
+        return "online" if self.node_id is not None else "connecting"
+
+    @property
+    def node_id(self) -> int | None:
+        child = self._child
+        found = re.search(r"SuperNode ID: (\d+)", child.head()) if child is not None and child.code is None else None
+        return int(found[1]) if found else None
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid if self._child is not None else None
+
+    def __enter__(self) -> Supernode:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _prepare(self) -> list[str]:
+        """Files the client may read, in a folder of its own, and the command that starts it."""
+        if self._user is not None and (why := other_user_works(self._user)) is not None:
+            raise TacitaError(why)
+        owner = pwd.getpwnam(self._user).pw_uid if self._user is not None else -1
+        for folder in (self.home, self.home / "tmp", self.home / "flwr"):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.chown(folder, owner, -1)
+        copies = {}
+        for name, given in (("ca.pem", self._ca), ("node.key", self._key)):
+            if given is not None and not self._insecure:
+                copies[name] = self.home / name
+                _copy_private(given, copies[name], owner)
+        if self._ca is not None and not self._insecure:
+            check(self._ca)
+        if self._resident:
+            command = [sys.executable, "-P", "-m", "tacita.live.engine.flower_client", "--superlink", self.server]
+            command += ["--socket", str(self.socket), "--memory", str(self.home / "connection")]
+            key_option = "--key"
+        else:
+            if self._port is None:
+                raise TacitaError("flower-supernode needs a port of its own.")
+            bind("127.0.0.1", self._port).close()
+            command = [_program("flower-supernode"), "--superlink", self.server, "--port", str(self._port)]
+            command += ["--node-config", f"socket={json.dumps(str(self.socket))}"]
+            key_option = "--auth-supernode-private-key"
+        if self._insecure:
+            return [*command, "--insecure"]
+        return [*command, "--root-certificates", str(copies["ca.pem"]), key_option, str(copies["node.key"])]
+
+    def _keep(self, command: list[str]) -> None:
+        pause = 1.0
+        env = environment(self.home)
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                self._child = Child(command, self.home, self.home / "client.log", env, self._user)
+            except TacitaError as error:
+                self.reason = str(error)
+            else:
+                while not self._child.wait(0.2) and not self._stopping.is_set():
+                    pass
+                if self._stopping.is_set():
+                    break
+                self.reason = _why_ended(self._child.output())
+            self.restarts += 1
+            if time.monotonic() - began > 120:
+                pause = 1.0
+            log.warning("the connection to %s ended; next try in %g s: %s", self.server, pause, self.reason)
+            self._stopping.wait(pause)
+            pause = min(2 * pause, 20.0)  # after a kill the server holds the node online for up to a minute
+        if self._child is not None:
+            self._child.stop()
+
+
+def _why_ended(text: str) -> str:
+    """What the client's last words mean."""
+    if "refuses the key" in text:
+        return "the server does not know this node's key; ask its operator to enrol it (if revoked: make a new node)."
+    if "Failed to activate SuperNode" in text:
+        return "the server still holds this node's last connection (for up to 90 s) or has not enrolled its key."
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return "the server's certificate is not signed by this node's authority; get the right ca.pem."
+    if "[SSL" in text:
+        return "no TLS connection with the server; is the address the gateway's?"
+    return "the connection ended; client.log says why."
+
+
+def _copy_private(source: Path, target: Path, owner: int) -> None:
+    """A copy that only its owner reads, replaced atomically: the owner may be another user."""
+    try:
+        content = source.read_bytes()
+        side = target.with_name(f".{target.name}.{os.getpid()}")
+        side.unlink(missing_ok=True)
+        held = os.open(side, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with open(held, "wb") as out:
+            out.write(content)
+            os.fchown(held, owner, -1)
+        os.replace(side, target)
+    except OSError as error:
+        raise TacitaError(f"cannot copy {source} to {target}: {error.strerror or error}.") from None

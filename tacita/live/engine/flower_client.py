@@ -1,0 +1,220 @@
+"""The node's side of Flower: fetch messages, hand their bodies to the node's daemon, send back what it answers.
+
+`main` is a process that stays: it speaks to the SuperLink as a SuperNode does, but runs no code that comes from the
+server and costs no process start per message. `make_app` is the same as a Flower app, for a plain SuperNode.
+Neither loads anything of the recommender.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+
+from tacita.core.errors import TacitaError
+from tacita.live.engine import shim
+
+if TYPE_CHECKING:
+    from flwr.clientapp import ClientApp
+
+MESSAGE_TYPE = "query"  # one type for Flower; the body says what it is
+SMALL = 2**16  # up to here one record, above an array, which Flower sends in pieces
+FAILED = 1000  # Flower's own codes end far below
+_QUICK, _SLOW, _QUICK_FOR = 0.5, 3.0, 60.0  # seconds between polls, and for how long after a message
+_SEEN_GONE = 3.0  # longer than a round waits between two looks
+
+log = logging.getLogger("tacita.live")
+
+
+def pack(body: bytes) -> RecordDict:
+    """A body as Flower carries it."""
+    if len(body) <= SMALL:
+        return RecordDict({"body": ConfigRecord({"body": body})})
+    array = Array(dtype="uint8", shape=(len(body),), stype="bytes", data=body)
+    return RecordDict({"body": ArrayRecord({"body": array})})
+
+
+def unpack(content: RecordDict) -> bytes:
+    """The body of a message; ValueError if it holds something else."""
+    record = content.get("body")
+    if isinstance(record, ConfigRecord):
+        value = record.get("body")
+    elif isinstance(record, ArrayRecord) and "body" in record:
+        value = record["body"].data
+    else:
+        value = None
+    if not isinstance(value, bytes):
+        raise ValueError("the message has no body")
+    return value
+
+
+def answer(message: Message, socket_path: str) -> Message:
+    """What the daemon says to a message; a failure goes back without its reason, which may name files."""
+    try:
+        return Message(pack(shim.ask(socket_path, unpack(message.content))), reply_to=message)
+    except (TacitaError, ValueError, OSError) as error:
+        log.error("a message was not answered: %s", error)
+        return Message(Error(FAILED, "the node did not answer"), reply_to=message)
+
+
+def make_app() -> ClientApp:
+    """A Flower app that does the same in a SuperNode, which starts a process for every message."""
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        return answer(message, str(context.node_config["socket"]))
+
+    return app
+
+
+class Sparing(logging.Filter):
+    """One line a minute about a server that is away, which Flower reports with every try."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = -60.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.getMessage().startswith("Connection attempt failed"):
+            return True
+        if time.monotonic() - self._last < 60:
+            return False
+        self._last = time.monotonic()
+        return True
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve messages until SIGTERM; exit code 3 if the server refuses the key."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--superlink", required=True)
+    parser.add_argument("--socket", required=True)
+    parser.add_argument("--root-certificates", type=Path)
+    parser.add_argument("--key", type=Path)
+    parser.add_argument("--memory", type=Path, help="where the number of an open connection is kept")
+    parser.add_argument("--insecure", action="store_true")
+    given = parser.parse_args(arguments)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("flwr").propagate = False  # it writes by itself
+    logging.getLogger("flwr").addFilter(Sparing())
+
+    def stop(_: int, __: FrameType | None) -> None:
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        _serve(given.superlink, given.socket, given.root_certificates, given.key, given.memory, given.insecure)
+    except KeyboardInterrupt:  # how Flower's client reacts to 401
+        log.error("the server refuses the key of this node")
+        return 3
+    except TacitaError as error:
+        log.error("%s", error)
+        return 2
+    return 1
+
+
+def _serve(
+    server: str, socket_path: str, ca: Path | None, key: Path | None, memory: Path | None, insecure: bool
+) -> None:
+    from flwr.supercore.run import RunNotRunningException
+    from flwr.supernode.fleet_http_connection import http_request_response
+
+    from tacita.live.certificates import load_node_key
+
+    private = None if key is None else load_node_key(key)
+    keys = None if private is None else (private, private.public_key())
+    roots = None if ca is None or insecure else ca.read_bytes()
+    if memory is not None and keys is not None and memory.exists():
+        _close_last(server, roots, keys, memory)
+    with contextlib.ExitStack() as stack:
+        if memory is not None:
+            stack.callback(memory.unlink, missing_ok=True)  # after the connection below is closed
+        connection = http_request_response(server, insecure, roots, keys)
+        node, receive, send, _, _, pull, push, confirm = stack.enter_context(connection)
+        if memory is not None:
+            memory.write_text(str(node))
+        log.info("SuperNode ID: %s", node)
+        last = time.monotonic()
+        while True:
+            try:
+                got = receive()
+                if got is None:
+                    time.sleep(_QUICK if time.monotonic() - last < _QUICK_FOR else _SLOW)
+                    continue
+                message, tree = got
+                run = message.metadata.run_id
+                began = time.monotonic()
+                message = _fetch(tree, functools.partial(pull, run), functools.partial(confirm, run))
+                _reply(answer(message, socket_path), began, send, push)
+            except RunNotRunningException:
+                log.info("the run has ended; its message is dropped")
+                time.sleep(_QUICK)
+            last = time.monotonic()
+
+
+def _close_last(server: str, roots: bytes | None, keys: tuple[Any, Any], memory: Path) -> None:
+    """Close the connection of a client that was killed, which the server would hold for a minute.
+
+    Then wait until a round that runs has seen the node gone: what the killed client was asked is lost, and the round
+    should not wait for it.
+    """
+    import httpx
+    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    try:
+        node = int(memory.read_text())
+        with FleetHttpClient.from_server_address(server, False, roots, [NodeAuthHttpInterceptor(*keys)]) as client:
+            client.DeactivateNode(DeactivateNodeRequest(node_id=node))
+    except (ValueError, httpx.HTTPError) as error:  # gone already, or the server will say more
+        log.info("the last connection could not be closed: %s", error)
+    else:
+        time.sleep(_SEEN_GONE)
+
+
+def _fetch(tree: Any, pull: Callable[[str], bytes], confirm: Callable[[str], None]) -> Message:
+    """The message of an object tree, as Flower's client process pulls it."""
+    from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+
+    message = pull_and_inflate_object_from_tree(tree, pull, confirm, return_type=Message)
+    message.metadata.__dict__["_message_id"] = tree.object_id
+    return message
+
+
+def _reply(
+    reply: Message,
+    began: float,
+    send: Callable[[Message, Any, float], tuple[set[str], str]],
+    push: Callable[[int, str, str, bytes], None],
+) -> None:
+    """Send an answer and the objects of it that the server does not have, as Flower's SuperNode does."""
+    from flwr.supercore.inflatable.inflatable_object import (
+        get_all_nested_objects,
+        get_object_tree,
+        no_object_id_recompute,
+    )
+    from flwr.supercore.inflatable.inflatable_utils import push_objects
+
+    with no_object_id_recompute():
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        wanted, session = send(reply, get_object_tree(reply), time.monotonic() - began)
+        pushed = functools.partial(push, reply.metadata.run_id, session)
+        push_objects(get_all_nested_objects(reply), pushed, object_ids_to_push=wanted)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,255 @@
+"""What nodes dial: a TLS proxy that passes to the SuperLink only the calls a node makes, from keys that are enrolled.
+
+The SuperLink itself listens on loopback, because whoever reaches its port may submit code (it has no operator login).
+A call is matched by the bytes of its path, before any decoding, so there is nothing to normalise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import errno
+import functools
+import logging
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+import uvicorn
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tacita.core.errors import TacitaError
+from tacita.live.certificates import check, fingerprint
+from tacita.live.engine.door import Connection, Door
+
+# What a registered SuperNode calls. register-node and unregister-node are for nodes that enrol themselves.
+CALLS = (
+    "activate-node",
+    "deactivate-node",
+    "send-node-heartbeat",
+    "pull-messages",
+    "push-messages",
+    "get-run",
+    "get-fab",
+    "push-object",
+    "pull-object",
+    "confirm-message-received",
+)
+PATHS = frozenset(f"/v1/fleet/{call}".encode() for call in CALLS)
+KEY_HEADER = "flwr-public-key"
+HEADERS = frozenset({"content-type", "accept", "content-length"})  # and all that begin with flwr-
+LAST = {"connection": "close"}  # who is refused does not stay
+MOST_BYTES = 16 * 2**20  # Flower cuts arrays into objects of 5 MiB, one per call
+_BETWEEN_PIECES, _WHOLE_CALL = 30.0, 300.0  # seconds
+
+log = logging.getLogger(__name__)
+
+
+def refusal(method: str, raw_path: bytes, query: bytes) -> str | None:
+    """Why a call is not passed on, or None if it is one that nodes make."""
+    if raw_path not in PATHS:
+        return "this call is not for nodes"
+    if method != "POST" or query:
+        return "nodes call with POST and without a query"
+    return None
+
+
+def make_app(upstream: httpx.AsyncClient, allowed: Callable[[str], bool], most: int = MOST_BYTES) -> ASGIApp:
+    """The proxy as an ASGI application; `allowed` is asked for every call with the fingerprint of the caller's key."""
+
+    async def answer(request: Request) -> Response:
+        why = refusal(request.method, request.scope.get("raw_path") or b"", request.scope["query_string"])
+        if why is not None:
+            return PlainTextResponse(why, 403, LAST)
+        who = _caller(request)
+        # 401 and not 403: Flower's node stops on 401, but takes 403 for the end of a run and goes on asking.
+        if who is None or not await asyncio.to_thread(allowed, who):
+            return PlainTextResponse("this key is not enrolled", 401, LAST)
+        if recognise := request.scope.get("state", {}).get("recognise"):
+            recognise(who)
+        size = request.headers.get("content-length", "")
+        if "transfer-encoding" in request.headers or not (size.isascii() and size.isdigit()):
+            return PlainTextResponse("say the length of the body", 411)
+        if int(size) > most:
+            return PlainTextResponse(f"a body may have {most} bytes", 413)
+        return await _pass_on(upstream, request)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        try:
+            response = await answer(Request(scope, receive))
+        except ClientDisconnect:
+            return
+        if response.status_code == 401:
+            log.warning("refused a key that is not enrolled: %s", _caller(Request(scope)) or "none given")
+        elif response.status_code == 403:
+            log.warning("refused a call that is not for nodes: %s %.80r", scope["method"], scope.get("raw_path"))
+        await response(scope, receive, send)
+
+    return app
+
+
+def _caller(request: Request) -> str | None:
+    given = request.headers.getlist(KEY_HEADER)
+    if len(given) != 1 or len(given[0]) > 4096:
+        return None
+    try:
+        return fingerprint(base64.b64decode(given[0], validate=True))
+    except (TacitaError, binascii.Error, ValueError):
+        return None
+
+
+async def _pass_on(upstream: httpx.AsyncClient, request: Request) -> Response:
+    async def body() -> AsyncIterator[bytes]:
+        end = time.monotonic() + _WHOLE_CALL
+        pieces = aiter(request.stream())
+        while True:
+            async with asyncio.timeout(min(_BETWEEN_PIECES, end - time.monotonic())):
+                piece = await anext(pieces, None)
+            if piece is None:
+                return
+            yield piece
+
+    headers = [(k, v) for k, v in request.headers.items() if k in HEADERS or k.startswith("flwr-")]
+    path = request.scope["raw_path"].decode("ascii")
+    try:
+        got = await upstream.send(upstream.build_request("POST", path, headers=headers, content=body()), stream=True)
+    except TimeoutError:
+        return PlainTextResponse("the body came too slowly", 408)
+    except httpx.TimeoutException:
+        return PlainTextResponse("the server did not answer in time", 504)
+    except httpx.TransportError:
+        return PlainTextResponse("the server is not ready", 503)  # Flower's node tries again on 503
+
+    async def back() -> AsyncIterator[bytes]:
+        try:
+            async for piece in got.aiter_raw():
+                yield piece
+        finally:
+            await got.aclose()
+
+    kept = {"content-type", "content-length", "content-encoding", "flwr-version-incompatibility-message"}
+    return StreamingResponse(back(), got.status_code, {k: v for k, v in got.headers.items() if k in kept})
+
+
+class Gateway:
+    """The proxy in a thread, from `start` to `stop`."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        upstream: str,
+        *,
+        ca: Path,
+        certificate: Path,
+        key: Path,
+        allowed: Callable[[str], bool],
+        most: int = MOST_BYTES,
+    ) -> None:
+        self.host, self.port = host, port
+        self._upstream, self._ca, self._certificate, self._key = upstream, ca, certificate, key
+        self._allowed, self._most = allowed, most
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Listen; port 0 takes a free one, which `port` then holds."""
+        check(self._ca)
+        check(self._certificate)
+        listener = bind(self.host, self.port)
+        self.port = listener.getsockname()[1]
+        client = httpx.AsyncClient(
+            base_url=self._upstream,
+            verify=ssl.create_default_context(cafile=str(self._ca)),
+            timeout=httpx.Timeout(60.0, connect=5.0),
+            limits=httpx.Limits(max_connections=64, max_keepalive_connections=16),
+            trust_env=False,  # loopback: no proxy of the environment in between
+        )
+        config = uvicorn.Config(
+            make_app(client, self._allowed, self._most),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=3,
+            ssl_certfile=str(self._certificate),
+            ssl_keyfile=str(self._key),
+        )
+        try:
+            config.load()
+        except (OSError, ssl.SSLError) as error:
+            listener.close()
+            raise TacitaError(f"the gateway cannot use {self._certificate} with {self._key}: {error}.") from None
+        server = self._server = uvicorn.Server(config)
+
+        async def run() -> None:
+            door, tls = Door(), config.ssl
+            assert tls is not None
+            async with client:
+                make = functools.partial(Connection, door, config, server.server_state)
+                accepting = asyncio.create_task(door.accept(listener, make, tls))
+                try:
+                    await server.serve(sockets=[])
+                finally:
+                    accepting.cancel()
+                    listener.close()
+
+        self._thread = threading.Thread(target=lambda: asyncio.run(run()), name="gateway", daemon=True)
+        self._thread.start()
+        end = time.monotonic() + 10
+        while not server.started:
+            if not self._thread.is_alive() or time.monotonic() > end:
+                raise TacitaError(f"the gateway did not start on {self.host}:{self.port}; the log says why.")
+            time.sleep(0.02)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def stop(self) -> None:
+        if self._server is not None and self._thread is not None:
+            self._server.should_exit = True
+            self._thread.join(15)
+            self._server = self._thread = None
+
+    def __enter__(self) -> Gateway:
+        self.start()
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        self.stop()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening address, or one sentence why not."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if os.name == "posix":
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(256)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise TacitaError(
+                f"port {port} is in use; stop the program that holds it or choose another (a server's ports are in "
+                "server.toml)."
+            ) from None
+        raise TacitaError(f"cannot listen on {host}:{port}: {error}.") from None
+    return listener

@@ -1,0 +1,1 @@
+"""A node: what it keeps, what it answers, what it recommends."""

@@ -1,0 +1,287 @@
+"""The file behind a node's store: its tables, how it is opened safely, exported and scrubbed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tacita.core.errors import TacitaError
+from tacita.core.files import disk_error, side_of
+from tacita.live import database
+from tacita.live.database import Damaged, read_only
+
+STORE = "node.sqlite"
+REMEDY = "restore a copy or export what can be read with `tacita node export`"
+FORMAT = 1
+SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE users (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    raw TEXT NOT NULL UNIQUE,
+    level TEXT NOT NULL DEFAULT 'learn' CHECK (level IN ('learn', 'keep'))
+);
+CREATE TABLE interactions (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    user INTEGER NOT NULL REFERENCES users ON DELETE CASCADE,
+    item TEXT NOT NULL,
+    time REAL,
+    rating REAL,
+    released INTEGER NOT NULL DEFAULT 0 -- 1: was part of a sum that left
+);
+CREATE UNIQUE INDEX interaction_once ON interactions (user, item, ifnull(time, 'none'));
+CREATE TABLE consent (
+    user INTEGER NOT NULL REFERENCES users ON DELETE CASCADE,
+    item TEXT NOT NULL,
+    level TEXT NOT NULL CHECK (level IN ('learn', 'keep')),
+    PRIMARY KEY (user, item)
+) WITHOUT ROWID;
+CREATE TABLE consent_events (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    time REAL NOT NULL,
+    user INTEGER NOT NULL REFERENCES users ON DELETE CASCADE,
+    item TEXT,
+    level TEXT NOT NULL
+);
+CREATE INDEX consent_events_of ON consent_events (user);
+CREATE TABLE blocks (run TEXT, block INTEGER, time REAL NOT NULL, PRIMARY KEY (run, block)) WITHOUT ROWID;
+CREATE TABLE assigned (
+    interaction INTEGER NOT NULL REFERENCES interactions ON DELETE CASCADE,
+    run TEXT NOT NULL,
+    block INTEGER NOT NULL,
+    PRIMARY KEY (interaction, run)
+) WITHOUT ROWID;
+CREATE INDEX assigned_to ON assigned (run, block);
+CREATE TABLE devices (run TEXT, tag TEXT, note TEXT NOT NULL, arrays BLOB NOT NULL, PRIMARY KEY (run, tag));
+CREATE TABLE models (run TEXT PRIMARY KEY, note TEXT NOT NULL, changed REAL NOT NULL);
+CREATE TABLE model_arrays (run TEXT, name TEXT, sha TEXT NOT NULL, array BLOB NOT NULL, PRIMARY KEY (run, name));
+CREATE TABLE replies (
+    run TEXT, block INTEGER, round INTEGER, kind TEXT,
+    request_sha TEXT NOT NULL,
+    reply BLOB NOT NULL,
+    PRIMARY KEY (run, block, round, kind)
+);
+CREATE TABLE ledger (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    time REAL NOT NULL,
+    run TEXT NOT NULL, block INTEGER NOT NULL, round INTEGER NOT NULL, kind TEXT NOT NULL,
+    users INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    sees TEXT NOT NULL,
+    epsilon TEXT NOT NULL
+);
+CREATE INDEX ledger_by_time ON ledger (time);
+CREATE TABLE requests (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    kind TEXT NOT NULL,
+    payload TEXT NOT NULL,
+    user INTEGER REFERENCES users ON DELETE CASCADE,
+    created REAL NOT NULL,
+    sent REAL
+);
+CREATE INDEX requests_of ON requests (user);
+"""
+
+# Every table with people's data, as lines of an export: kind, columns, where they are. `one` limits it to a user.
+_EXPORTED = {
+    "user": (
+        ("user", "consent"),
+        "SELECT t.id, t.raw, t.level FROM users t WHERE (:one IS NULL OR t.id = :one)",
+    ),
+    "interaction": (
+        ("user", "item", "time", "rating"),
+        "SELECT t.id, (SELECT raw FROM users u WHERE u.id = t.user), t.item, t.time, t.rating "
+        "FROM interactions t WHERE (:one IS NULL OR t.user = :one)",
+    ),
+    "consent": (
+        ("user", "item", "level", "time"),
+        "SELECT t.id, (SELECT raw FROM users u WHERE u.id = t.user), t.item, t.level, t.time "
+        "FROM consent_events t WHERE (:one IS NULL OR t.user = :one)",
+    ),
+    "request": (
+        ("request", "payload", "created", "sent"),
+        "SELECT t.id, t.kind, t.payload, t.created, t.sent FROM requests t WHERE (:one IS NULL OR t.user = :one)",
+    ),
+    "release": (
+        ("time", "run", "block", "round", "what", "people", "bytes", "server sees", "epsilon"),
+        "SELECT t.id, t.time, t.run, t.block, t.round, t.kind, t.users, t.bytes, t.sees, t.epsilon "
+        "FROM ledger t WHERE true",
+    ),
+}
+
+
+def make(path: Path, secret: str) -> None:
+    """A new file that appears whole or not at all."""
+    if path.exists():
+        raise TacitaError(f"{path} exists; a node's file is never made anew, choose another folder.")
+    side = side_of(path)
+    try:
+        os.close(os.open(side, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        with plain_errors(path), contextlib.closing(sqlite3.connect(side, isolation_level=None)) as db:
+            db.executescript(f"BEGIN; {SCHEMA} COMMIT;")
+            meta = (("format", FORMAT), ("secret", secret))
+            db.executemany("INSERT INTO meta (key, value) VALUES (?, ?)", meta)
+            db.execute("PRAGMA journal_mode = WAL")
+        os.rename(side, path)
+    except OSError as error:
+        raise disk_error(path, error) from None
+    finally:
+        for end in ("", "-wal", "-shm", "-journal"):
+            side.with_name(side.name + end).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def alone_with(path: Path) -> Iterator[None]:
+    """Keep a second process away from the file; the lock goes with the process, however it ends."""
+    if not path.is_file():
+        raise TacitaError(f"there is no node in {path.parent}: {path.name} is missing; `tacita node init` makes one.")
+    try:
+        held = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
+    except OSError as error:
+        raise disk_error(path, error) from None
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise taken(path) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(held)
+
+
+def taken(path: Path) -> TacitaError:
+    return TacitaError(f"another process has {path} open; a node's file belongs to one process, stop the other first.")
+
+
+def is_taken(path: Path) -> bool:
+    """Whether a process has the file open as its own."""
+    try:
+        with open(path.with_name(path.name + ".lock"), "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass  # not there yet, or a file system without locks
+    return False
+
+
+def inspect(path: Path) -> None:
+    """Refuse a damaged file or one of another version, without writing to it."""
+    try:
+        with contextlib.closing(read_only(path)) as db:
+            verdict = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
+            if verdict != "ok":
+                raise damaged(path, verdict)
+            found = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+            format = found[0] if found is not None else None
+    except sqlite3.Error as error:
+        raise damaged(path, str(error)) from None
+    if not isinstance(format, int):
+        raise damaged(path, "it does not say its format")
+    if format != FORMAT:
+        made, remedy = ("a newer", "update tacita") if format > FORMAT else ("an older", "export it with that version")
+        raise TacitaError(f"{path} was made by {made} tacita (format {format}, this one reads {FORMAT}); {remedy}.")
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    with plain_errors(path):
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
+        for setting in (
+            "journal_mode = WAL",
+            "synchronous = FULL",
+            "foreign_keys = ON",
+            "busy_timeout = 10000",
+            "secure_delete = ON",
+            "temp_store = MEMORY",  # nothing of a person in a temporary file
+        ):
+            db.execute(f"PRAGMA {setting}")
+        return db
+
+
+def damaged(path: Path, why: str) -> Damaged:
+    return database.damaged(path, why, REMEDY)
+
+
+def plain_errors(path: Path) -> contextlib.AbstractContextManager[None]:
+    return database.plain_errors(path, REMEDY)
+
+
+# Taking data out
+
+
+def export(db: sqlite3.Connection, path: Path, user: int | None) -> int:
+    """Everything that belongs to people as JSON lines; returns how many."""
+    return _write_lines(path, _lines(db, user))
+
+
+def salvage(store: Path, path: Path) -> int:
+    """What can still be read of a damaged file, which stays as it is."""
+    with alone_with(store), contextlib.closing(read_only(store)) as db:
+        return _write_lines(path, _lines(db, None, stop_at_damage=True))
+
+
+def _lines(db: sqlite3.Connection, user: int | None, stop_at_damage: bool = False) -> Iterator[dict[str, Any]]:
+    for kind, (names, sql) in _EXPORTED.items():
+        last: int | None = None
+        try:
+            for one, *values in db.execute(f"{sql} ORDER BY t.id", {"one": user}):
+                last = one
+                yield {"kind": kind, **dict(zip(names, values))}
+        except sqlite3.Error:
+            if not stop_at_damage:
+                raise
+            yield from _from_the_end(db, kind, last)
+
+
+def _from_the_end(db: sqlite3.Connection, kind: str, last: int | None) -> Iterator[dict[str, Any]]:
+    """The rows behind a damaged spot, read backwards down to the spot."""
+    names, sql = _EXPORTED[kind]
+    found = []
+    with contextlib.suppress(sqlite3.Error):
+        for one, *values in db.execute(f"{sql} ORDER BY t.id DESC", {"one": None}):
+            if last is not None and one <= last:
+                break
+            found.append({"kind": kind, **dict(zip(names, values))})
+    yield from reversed(found)
+    yield {"kind": "damage", "in": kind}
+
+
+def _write_lines(path: Path, lines: Iterator[dict[str, Any]]) -> int:
+    """To the side, synced, then renamed; readable by its owner only."""
+    if path.exists():
+        raise TacitaError(f"{path} exists; choose another file.")
+    side, count = side_of(path), 0
+    try:
+        with open(os.open(side, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w", encoding="utf-8") as out:
+            for count, line in enumerate(lines, 1):  # noqa: B007
+                out.write(json.dumps(line, ensure_ascii=False) + "\n")
+            out.flush()
+            os.fsync(out.fileno())
+        os.rename(side, path)
+    except OSError as error:
+        raise disk_error(path, error) from None
+    finally:
+        side.unlink(missing_ok=True)
+    return count
+
+
+def ask_scrub(db: sqlite3.Connection) -> None:
+    """Note, in the transaction of a deletion, that old bytes are still to be removed."""
+    db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('scrub', 1)")
+
+
+def scrub(db: sqlite3.Connection) -> None:
+    """After a deletion: no old page in the file, no old frame in the log."""
+    if db.execute("SELECT 1 FROM meta WHERE key = 'scrub'").fetchone() is None:
+        return
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    db.execute("VACUUM")
+    db.execute("DELETE FROM meta WHERE key = 'scrub'")
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

@@ -1,0 +1,277 @@
+"""A node: a folder with its settings and its store, and what its owner can ask of it.
+
+A node is a device or a silo of many people. What it lets out, and when, is decided here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from tacita.core.config import Strict, to_toml
+from tacita.core.errors import TacitaError
+from tacita.core.files import disk_error, side_of, write_bytes
+from tacita.data.sources import load
+from tacita.data.table import Interactions
+from tacita.live.node.file import STORE
+from tacita.live.node.serving import NO_MODEL, Snapshot, take_snapshot
+from tacita.live.node.store import Interaction, NodeStore
+from tacita.live.settings import read_settings
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+DAY = 86_400.0
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+
+
+class NodeConfig(Strict):
+    """node.toml: where the server is, and what may be sent to it."""
+
+    version: int = Field(VERSION, description="of this file's format")
+    name: str = Field(min_length=1, max_length=100, description="what the operator calls this node")
+    server: str = Field(description="address of the server, host:port")
+    ca: str = Field("ca.pem", description="certificate of the server's authority, a file in this folder")
+    key: str = Field("node.key", description="this node's private key, a file in this folder")
+    min_users: int = Field(20, ge=1, description="send nothing readable that sums fewer people")
+    min_contributors: int = Field(5, ge=1, description="statistics leave out items that fewer people here have")
+    insecure_single_user_uploads: bool = Field(False, description="send sums of fewer people all the same")
+    min_seconds_between_rounds: float = Field(0.0, ge=0, description="refuse to send sooner than this")
+    max_releases_per_day: int = Field(10_000, ge=0, description="refuse to send more often than this in 24 hours")
+    run_as: str = Field("auto", description="OS user of Flower's process; '': the node's own; auto: nobody, if it can")
+
+    @field_validator("server")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        found = _ADDRESS.fullmatch(value)
+        if found is None or not 0 < int(found[2]) < 65536:
+            raise PydanticCustomError("address", "an address such as recommender.example.org:9092")
+        return value
+
+
+class Node:
+    """An open node. One process at a time has it."""
+
+    def __init__(self, folder: Path, config: NodeConfig, store: NodeStore) -> None:
+        self.folder, self.config, self.store = folder, config, store
+        self.held: dict[str, Any] = {}  # run -> where it stands, kept between requests by the session
+        self.trouble = ""  # why nothing can be served, if that is so
+        self._snapshot: Snapshot | None = None
+        self._refreshing = threading.Lock()
+        self.refresh()
+
+    @staticmethod
+    def create(
+        folder: Path,
+        config: NodeConfig,
+        ca: Path | None = None,
+        secret: str | None = None,
+        also: Callable[[Path], object] = lambda made: None,
+    ) -> None:
+        """A new folder that appears whole or not at all; `ca` is copied into it, `also` adds files to it.
+
+        `secret` is for tests that need known draws.
+        """
+        if folder.exists() or folder.is_symlink():
+            raise TacitaError(f"{folder} exists; a node is made in a new folder, choose another.")
+        trusted = None if ca is None else _certificate(ca)
+        side = side_of(folder)
+        try:
+            side.mkdir(parents=True, mode=0o711)  # Flower's process passes through to its socket, and reads nothing
+            side.chmod(0o711)
+            write_bytes(side / "node.toml", to_toml(config).encode())
+            if trusted is not None:
+                write_bytes(side / config.ca, trusted)
+            NodeStore.create(side / STORE, secret).close()
+            also(side)
+            side.rename(folder)
+        except OSError as error:
+            raise disk_error(folder, error) from None
+        finally:
+            shutil.rmtree(side, ignore_errors=True)
+
+    @staticmethod
+    def open(folder: Path, insecure_single_user_uploads: bool = False) -> Node:
+        """Open a node's folder for this process; the flag adds to what node.toml says."""
+        config = read_config(folder)
+        if insecure_single_user_uploads:
+            config = config.model_copy(update={"insecure_single_user_uploads": True})
+        store = NodeStore.open(folder / STORE)
+        try:
+            return Node(folder, config, store)
+        except BaseException:
+            store.close()
+            raise
+
+    def close(self) -> None:
+        self.store.close()
+
+    def __enter__(self) -> Node:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Serving
+
+    def refresh(self) -> None:
+        """Serve from what the store holds now: after a handled request, an import, an erasure."""
+        with self._refreshing:
+            try:
+                self._snapshot, self.trouble = take_snapshot(self.store, self._snapshot), ""
+            except Exception as error:  # whatever a server sent, the owner must still be able to export and erase
+                known = isinstance(error, TacitaError)
+                self._snapshot = None
+                self.trouble = str(error) if known else "the last model cannot be served; wait for the next round."
+                log.warning("nothing can be recommended: %s", str(error)[:500])
+
+    def recommend(self, user: str, k: int = 10) -> list[dict[str, Any]]:
+        """Top k for a raw user id: [{item, title, score}], best first. Reads memory only."""
+        snapshot = self._snapshot
+        if snapshot is None:
+            raise TacitaError(self.trouble or NO_MODEL)
+        return snapshot.recommend(user, k)
+
+    # What the owner asks
+
+    def import_file(
+        self,
+        path: str,
+        columns: dict[str, str] | None = None,
+        date_format: str | None = None,
+        decimal: str | None = None,
+    ) -> dict[str, Any]:
+        """Add the interactions of a file; what is there already is not added twice."""
+        table = load(path, columns=columns or None, date_format=date_format, decimal=decimal)
+        known = {item for item, _ in self.store.catalogue()}
+        n_users, n_rows = self.store.add(_interactions(table))
+        self.refresh()
+        unknown = sum(item not in known for item in table.item_ids) if known else 0
+        return {
+            "guessed": " ".join([table.guessed, *table.notes]),
+            "rows": len(table.user),
+            "new interactions": n_rows,
+            "new users": n_users,
+            "items": len(table.item_ids),
+            "items not in the catalogue": unknown,
+            "catalogue": len(known),
+        }
+
+    def set_consent(self, user: str, item: str | None, level: str) -> dict[str, Any]:
+        self.store.set_consent(user, item, level)
+        return {"user": user, "item": item, "level": level, "means": LEVEL_MEANS[level]}
+
+    def export(self, path: Path, user: str | None = None) -> dict[str, Any]:
+        return {"lines": self.store.export(path, user), "file": str(path)}
+
+    def erase(self, user: str | None) -> dict[str, Any]:
+        """Remove a user, or everybody (None), from this node."""
+        gone: dict[str, Any] = dict(self.store.erase(user))
+        self._snapshot = None  # holds what was erased
+        self.refresh()
+        return gone
+
+    def status(self) -> dict[str, Any]:
+        """Where the node stands, and in plain words what the server can see."""
+        counts, snapshot = self.store.counts(), self._snapshot
+        today, last = self.store.releases_since(time.time() - DAY)
+        return {
+            "name": self.config.name,
+            "server": self.config.server,
+            **counts,
+            "catalogue": len(self.store.catalogue()),
+            "releases today": today,
+            "last release": last,
+            "serving": None if snapshot is None else f"block {snapshot.block} round {snapshot.round}",
+            "server sees": self.what_the_server_sees(),
+            "epsilon": "no epsilon: sums are sent without noise, so nothing bounds what could be worked out from them",
+        }
+
+    # What may leave
+
+    @property
+    def fewest(self) -> int:
+        """How many people must have an item before a statistic tells of it."""
+        return 1 if self.config.insecure_single_user_uploads else self.config.min_contributors
+
+    def what_the_server_sees(self) -> str:
+        people, least = self.store.learning_users(), self.config.min_users
+        if people == 0:
+            return "Nothing of anybody: there is nobody on this node whose data may be learned from."
+        if people >= least:
+            return (
+                f"The server sees one sum over up to {people:,} people per round: how item rows moved, or which items "
+                "go together, how many people took part, and sums of scores. It is not told who they are. That does "
+                "not hide what one of them did from a server that looks for it: two runs with other settings can be "
+                "subtracted, every new run is another exact answer, and people whom somebody invented on this node "
+                f"hide nobody. An item must be with {self.config.min_contributors} people before a statistic tells of "
+                "it; a moved row may be one "
+                "person's. It also sees when this node is online, and its address."
+            )
+        if self.config.insecure_single_user_uploads:
+            return (
+                f"insecure_single_user_uploads is on and this node has {people:,} "
+                f"{'person' if people == 1 else 'people'}: from what is sent in a round the server can work out "
+                f"{'everything this person' if people == 1 else 'much of what they'} did in the block."
+            )
+        return (
+            f"Nothing of anybody: {people:,} of the {least:,} people are here that one sum needs (min_users), so this "
+            "node receives models and sends no sum. The server sees when this node is online, and its address."
+        )
+
+    def too_few(self, people: int) -> bool:
+        """Whether a sum over so many people is never sent, whenever it is asked for."""
+        return people < self.config.min_users and not self.config.insecure_single_user_uploads
+
+    def refusal(self, people: int, kind: str | None = None) -> str | None:
+        """Why a sum over so many people may not be sent now; None: it may. The server reads it, so it counts nobody.
+
+        With a kind, the pause between rounds is counted from the last release of that kind: a round has several.
+        """
+        config = self.config
+        if self.too_few(people):
+            return "fewer people than this node's minimum (min_users) take part, so nothing is sent."
+        today, last = self.store.releases_since(time.time() - DAY, kind)
+        if today >= config.max_releases_per_day:
+            return "this node has answered as often as it does in 24 hours (max_releases_per_day)."
+        waited = time.time() - last if last is not None else float("inf")
+        if 0 <= waited < config.min_seconds_between_rounds:
+            return "this node takes a pause between answers (min_seconds_between_rounds); ask later."
+        return None
+
+
+LEVEL_MEANS = {
+    "learn": "may take part in sums that are sent to the server",
+    "keep": "never leaves this node; still used for that person's own recommendations",
+}
+
+
+def read_config(folder: Path) -> NodeConfig:
+    return read_settings(folder, "node", NodeConfig, VERSION)
+
+
+def _interactions(table: Interactions) -> Iterator[Interaction]:
+    users = [table.user_ids[n] for n in table.user.tolist()]
+    items = [table.item_ids[n] for n in table.item.tolist()]
+    times = [None] * len(users) if table.timestamp is None else [float(t) for t in table.timestamp.tolist()]
+    ratings = [None] * len(users) if table.rating is None else table.rating.tolist()
+    return zip(users, items, times, ratings, strict=True)
+
+
+def _certificate(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise TacitaError(f"cannot read {path}: {error.strerror or error}.") from None
+    if b"BEGIN CERTIFICATE" not in content:
+        raise TacitaError(f"{path} holds no certificate; ask the operator for the server's ca.pem.")
+    return content

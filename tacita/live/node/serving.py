@@ -1,0 +1,162 @@
+"""Recommendations on a node, from memory alone: a snapshot of model, private vectors and histories.
+
+A snapshot never changes; a new one takes its place after a round or an import, so nobody waits for training.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tacita.core.config import RunConfig, validated
+from tacita.core.draws import keys_of
+from tacita.core.errors import TacitaError
+from tacita.core.files import nested
+from tacita.core.types import AnyArray, Arrays, Block, Down, Floats, Held, Ragged, ServerState
+from tacita.federation.scoring import DeviceScorer
+from tacita.kernels.ranking import best_items
+from tacita.lab.runs import planned
+from tacita.live.letters import names_of, read_written, secret_of
+from tacita.live.node.store import NodeStore, Rows
+from tacita.metrics import ScoreUsers
+from tacita.round.device_state import DeviceState, Lists, read_devices, rows_taken
+from tacita.round.plan import Plan
+
+NO_MODEL = "the server has not sent a model yet; recommendations begin after the node's first round."
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that one answer needs. Rows of the lists are users of the model, items are places in the catalogue."""
+
+    run: str
+    block: int
+    round: int
+    row_of: dict[str, int]  # raw user id -> row
+    waiting: frozenset[str]  # users who came after the last round
+    seen: Ragged
+    items: list[tuple[str, str]]  # raw id and title of what the model knows and the catalogue names
+    score: ScoreUsers
+    lists: _Lists  # kept for the next snapshot, with what they were made from
+    made_from: tuple[Any, ...]
+
+    def recommend(self, user: str, k: int) -> list[dict[str, Any]]:
+        """Top k of what the user does not have yet: [{item, title, score}], best first."""
+        row = self.row_of.get(user)
+        if row is None:
+            raise TacitaError(_unknown(user, user in self.waiting))
+        if not 1 <= k <= len(self.items):
+            raise TacitaError(f"cannot recommend {k} items; choose from 1 to the {len(self.items):,} there are.")
+        scores = self.score(np.array([row], np.int32))
+        scores[0, self.seen.row(row)] = -np.inf
+        scores[0, len(self.items) :] = -np.inf
+        top, value = best_items(scores, k)
+        return [
+            {"item": self.items[i][0], "title": self.items[i][1], "score": float(s)}
+            for i, s in zip(top[0].tolist(), value[0].tolist(), strict=True)
+            if np.isfinite(s)
+        ]
+
+
+def _unknown(user: str, is_here: bool) -> str:
+    shown = user[:100]
+    if is_here:
+        return (
+            f"the model does not know user '{shown}' yet; recommendations begin with the next round they take part in."
+        )
+    return f"this node has nothing of user '{shown}'; check the id, or import a file first."
+
+
+def take_snapshot(store: NodeStore, before: Snapshot | None = None) -> Snapshot | None:
+    """What can be served now, reusing what has not changed since `before`; None before the first model."""
+    run = store.latest_run()
+    found = None if run is None else store.model(run)
+    if run is None or found is None:
+        return None
+    note, sent = found
+    arrays: Arrays = {name: array for name, (_, array) in sent.items()}
+    config = validated(RunConfig, json.loads(note["config"]), "the settings the server sent")
+    plan = planned(config, secret_of(store.secret, run))
+    backbone = plan.backbone
+    heads = {name.removeprefix("heads/"): array for name, array in arrays.items() if name.startswith("heads/")}
+    # Column by column: a score runs over all items, and turning the table round costs more than scoring it.
+    table: Floats = np.asfortranarray(arrays["items"])
+    server = ServerState(table, heads, int(note["block"]), int(note["round"]))
+    ids, raws = store.users()
+    held = store.devices(run, str(note.get("tag", "now")))
+    device_users = held[1]["users"] if held is not None else np.zeros(0, np.int64)
+    # A model that reads histories serves everybody; one that trains knows those who have trained.
+    known = np.isin(ids, device_users) if not backbone.reads_history else np.ones(len(ids), bool)
+    clients = _clients(ids[known], held[1] if held is not None else {}, backbone.private_width)
+    users = [raw for raw, is_known in zip(raws, known) if is_known]
+    catalogue = store.catalogue()[: len(table)]
+    made_from = (store.changes, run, len(catalogue), ids[known].tobytes())
+    if before is not None and before.made_from == made_from:
+        lists = before.lists
+    else:
+        lists = _Lists(store.history(run=run), ids[known], {item: n for n, (item, _) in enumerate(catalogue)})
+    now = lists.rows
+    current = lists.pick((now.block == server.block) | (now.block < 0))
+    past = lists.pick((now.block >= 0) & (now.block < server.block))
+    n, none = len(users), Ragged.empty(len(users))
+    block = Block(server.block, n, len(table), current, none, none, np.zeros(n, bool), len(current.ids))
+    earlier = past if backbone.reads_history else None
+    scorer = DeviceScorer(plan, server, clients, block, keys_of(users), _sent(plan, arrays), "serve", earlier)
+    snapshot = Snapshot(
+        run,
+        server.block,
+        server.round,
+        {raw: row for row, raw in enumerate(users)},
+        frozenset(raw for raw, is_known in zip(raws, known) if not is_known),
+        lists.pick(np.ones(len(now), bool)),
+        catalogue,
+        scorer,
+        lists,
+        made_from,
+    )
+    if users and catalogue:
+        snapshot.recommend(users[0], 1)  # load the compiled loops before somebody waits for them
+    return snapshot
+
+
+def _sent(plan: Plan, arrays: Arrays) -> Down:
+    """What the server sent besides the model, to everybody and to each alone."""
+    letters = read_written(arrays, len(arrays["items"]))
+    common: dict[str, Arrays] = {part.name: {} for part in plan.parts} | nested(arrays, "parts-received/")
+    return Down(common, lambda keys: letters.to(names_of(plan.draws, keys)))
+
+
+def _clients(ids: AnyArray, held: Arrays, width: int) -> DeviceState:
+    """The devices' state in the order of `ids`; whoever has none starts with zeros and empty lists."""
+    clients = DeviceState.of(np.zeros((len(ids), width), np.float32))
+    if not held:
+        return clients
+    place = {int(one): n for n, one in enumerate(held["users"])}
+    at = np.array([place.get(int(one), -1) for one in ids], np.int64)
+    stored = read_devices(rows_taken({name: v for name, v in held.items() if name != "users"}, at[at >= 0]), "")
+    for name, array in stored.arrays.items():
+        clients.arrays[name] = np.zeros((len(ids), *array.shape[1:]), array.dtype)
+    for name, one in stored.lists.items():
+        clients.lists[name] = Lists.empty(len(ids), {k: v[:0] for k, v in one.columns.items()})
+    everybody = np.arange(int((at >= 0).sum()))
+    kept: Held = {**stored.arrays, **{name: stored.list_of(name, everybody) for name in stored.lists}}
+    clients.put(np.flatnonzero(at >= 0), kept)
+    return clients
+
+
+class _Lists:
+    """The histories of some users as places in the catalogue, oldest first."""
+
+    def __init__(self, rows: Rows, ids: AnyArray, place: dict[str, int]) -> None:
+        self.rows, self._n = rows, len(ids)
+        row_of = {int(one): n for n, one in enumerate(ids)}
+        self._row = np.array([row_of.get(int(user), -1) for user in rows.user], np.int64)
+        self._item = np.array([place.get(item, -1) for item in rows.item], np.int64)
+        self._order = np.argsort(rows.time, kind="stable")  # without a time: last, as imported
+
+    def pick(self, where: AnyArray) -> Ragged:
+        order = self._order[(where & (self._row >= 0) & (self._item >= 0))[self._order]]
+        return Ragged.from_pairs(self._row[order], self._item[order], self._n)

@@ -1,0 +1,307 @@
+"""What a node does with one request of its server: the lab's own round on the people at hand, then one commit.
+
+A request has a number (run, block, round, kind). Asked again, the node sends the reply it stored; asked something
+else under the same number, it refuses, since two answers to nearly the same question give more away than one.
+A refusal changes nothing of a run. A node with too few people for a sum learns for them beside the run (`alone`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tacita.core.config import RunConfig, validated
+from tacita.core.errors import TacitaError
+from tacita.core.types import AnyArray
+from tacita.core.types import Request as AskedFor
+from tacita.federation.measuring import Sums, block_sums
+from tacita.fields import Total
+from tacita.lab.runs import check_settings, planned
+from tacita.live.letters import NAMES, PART, ROSTER, each_arrays
+from tacita.live.node.node import Node
+from tacita.live.node.received import Asked, as_json, asked_of, catalogue_of, whole_model
+from tacita.live.node.standing import ALONE, Refusal, Standing, standing_of, stored_devices
+from tacita.live.node.store import Release, Waiting
+from tacita.live.settings import check_live
+from tacita.live.wire import (
+    MOST_REQUESTS,
+    SCORES,
+    Reply,
+    ReplyHead,
+    Request,
+    RequestHead,
+    decode_request,
+    encode,
+    total_arrays,
+)
+
+log = logging.getLogger(__name__)
+
+
+def handle(node: Node, body: bytes) -> bytes:
+    """Answer one request; raises a sentence for a request that is not one."""
+    request = decode_request(body)
+    try:
+        for _ in range(3):  # again if somebody withdrew while the sum was being made
+            answer = _handle(node, request)
+            if answer is not None:
+                return answer
+        raise Refusal("people are changing what they share; ask again later.")
+    except Refusal as why:
+        return encode(_refused(node, request, str(why)[:500]))
+    finally:
+        if len(node.held) > 4:
+            node.held.clear()
+
+
+def _handle(node: Node, request: Request) -> bytes | None:
+    """The stored answer, or a new one that was committed; None: what it was made from has changed."""
+    head, store = request.head, node.store
+    config = _settings(node, head)
+    stored = store.stored_reply(head.run, head.block, head.round, head.kind)
+    if stored is not None:
+        if stored[0] == request.sha and stored[1]:
+            return stored[1]
+        raise Refusal("this round was already answered, for this or another model.")
+    model = whole_model(node, request)
+    if model is None:
+        return encode(Reply(_echo(request, verdict="missing", have=_have(node, head.run))))
+    arrays = {name: array for name, (_, array) in model[1].items()}
+    catalogue = catalogue_of(node, arrays)
+    withdrawals = store.withdrawals
+    try:
+        standing = standing_of(node, head.run, head.block, config, [item for item, _ in catalogue])
+        asked = asked_of(standing, arrays, head.block, head.round)
+        try:
+            reply, release = _answer(node, request, standing, asked)
+        except (LookupError, ValueError):
+            raise Refusal("the arrays of the request do not fit each other.") from None
+        answered = reply.head.verdict == "ok"
+        queue = store.waiting()[:MOST_REQUESTS] if answered else []
+        carried = [_carried(standing, asked, one, catalogue) for one in queue]
+        have = [sha for sha, _ in model[1].values()]
+        reply = replace(reply, head=reply.head.model_copy(update={"have": have, "requests": carried}))
+        sent = encode(reply)
+        model[0]["tag"] = standing.tags[0]
+        store.set_catalogue(catalogue)
+        done = store.commit(
+            head.run,
+            head.block,
+            head.round,
+            head.kind,
+            request.sha,
+            sent if answered else None,  # who refused may be asked again
+            now=stored_devices(standing, standing.here.clients),
+            best=stored_devices(standing, standing.here.best),
+            model=model,
+            ledger=None if release is None else replace(release, n_bytes=len(sent)),
+            sent=[one.id for one in queue],
+            released=answered and head.kind not in (*SCORES, ROSTER),
+            unless_withdrawn_since=withdrawals,
+            tags=standing.tags,
+        )
+    except BaseException as error:
+        node.held.pop(head.run, None)  # what was not committed did not happen
+        if isinstance(error, Refusal):
+            store.reopen(head.run, head.block)
+        raise
+    if not done:
+        node.held.pop(head.run, None)
+        return None
+    if not answered:
+        store.reopen(head.run, head.block)
+    return sent
+
+
+def _settings(node: Node, head: RequestHead) -> RunConfig:
+    """The run's settings: such that a node can follow them, and the same as when the run began."""
+    try:
+        config = validated(RunConfig, head.config, "the settings the server sent")
+        check_live(config)
+        plan = planned(config)
+        check_settings(config, plan.backbone)
+    except TacitaError as error:
+        raise Refusal(str(error)) from None
+    held = node.store.model(head.run)
+    if held is not None and as_json(json.loads(held[0]["config"])) != config.model_dump_json():
+        raise Refusal("the settings of this run have changed; begin a new run.")
+    most = plan.learner.rounds
+    if head.round > most or head.best_round > most:
+        raise Refusal(f"this run has no {head.kind} in round {head.round}.")
+    return config
+
+
+def _echo(request: Request, **more: Any) -> ReplyHead:
+    head = request.head
+    return ReplyHead(kind=head.kind, run=head.run, block=head.block, round=head.round, **more)
+
+
+def _refused(node: Node, request: Request, said: str) -> Reply:
+    head = request.head
+    log.info("block %d round %d %s: nothing left this node: %s", head.block, head.round, head.kind, said)
+    return Reply(_echo(request, verdict="refused", said=said, have=_have(node, head.run)))
+
+
+def _have(node: Node, run: str) -> list[str]:
+    """Digests of what need not travel again."""
+    held = node.store.model(run)
+    return [] if held is None else [sha for sha, _ in held[1].values()]
+
+
+# What people here ask of the server
+
+
+def _carried(standing: Standing, asked: Asked, waiting: Waiting, catalogue: list[tuple[str, str]]) -> dict[str, Any]:
+    """A request as the server gets it. Items travel only where they are, or were, shared with it; the person's own
+    device does its part now."""
+    row = np.flatnonzero(standing.users == waiting.user)
+    number = {item: n for n, (item, _) in enumerate(catalogue)}
+    named = waiting.payload.get("items", []) if waiting.kind in ("share", "unshare") else []
+    items = sorted({number[item] for item in named if item in number})
+    told: dict[str, Any] = {"id": waiting.id, "kind": waiting.kind, "items": items, "time": waiting.created}
+    if len(row):
+        told["sender"] = int(standing.names[row[0]])
+        whose = int(standing.keys[row[0]])
+        request = AskedFor(waiting.kind, whose, np.array(items, np.int32), waiting.created, waiting.id)  # type: ignore[arg-type]
+        standing.here.request(standing.fed, asked.server, request)
+    return told
+
+
+# The answer
+
+
+def _answer(node: Node, request: Request, standing: Standing, asked: Asked) -> tuple[Reply, Release | None]:
+    """The same questions that a lab's loop asks its devices."""
+    fed, here, head = standing.fed, standing.here, request.head
+    if standing.tags == ALONE and head.kind != "close":
+        return _learn_alone(node, request, standing, asked), None
+    if head.kind == ROSTER:
+        return _roster(node, request, standing, asked)
+    _advance(standing, head, asked)
+    if head.kind not in SCORES:
+        return _sum(node, request, standing, asked)
+    people = _asked_about(standing, head)
+    refusal = node.refusal(people, head.kind)  # before anything is computed: what is said must not depend on that
+    if head.kind == "close":  # the block ends here in any case; only its scores may have to stay
+        sums = {} if refusal else _scores(standing, head, asked)
+        here.end_block(fed, asked.server, asked.down)
+        standing.ended = True
+    elif refusal is not None:
+        raise Refusal(refusal)
+    else:
+        sums = _scores(standing, head, asked)
+    counted = max((n for _, n in sums.values()), default=0)
+    release = Release(counted, 0, "sums of scores and how many people they are over") if counted else None
+    return Reply(_echo(request, verdict="ok", sums=sums, clients=counted, said=refusal or "")), release
+
+
+def _named(node: Node) -> None:
+    """Refuse to speak of single people unless the owner of the node allowed it."""
+    if not node.config.insecure_single_user_uploads:
+        raise Refusal(
+            "this node sends sums over its people only, and the run wants to see them one by one; its owner can allow "
+            "that (insecure_single_user_uploads)."
+        )
+
+
+def _roster(node: Node, request: Request, standing: Standing, asked: Asked) -> tuple[Reply, Release | None]:
+    """What the people here are called in this run, and who of them takes part."""
+    _named(node)
+    _advance(standing, request.head, asked)
+    living = standing.here.living(standing.fed, asked.server).active
+    part = np.isin(living, standing.here.taking_part(standing.fed, asked.server)).astype(np.uint8)
+    reply = Reply(_echo(request, verdict="ok", clients=len(living)), {NAMES: standing.names[living], PART: part})
+    return reply, Release(len(living), 0, "made-up names of the people here, and who takes part")
+
+
+def _asked_about(standing: Standing, head: RequestHead) -> int:
+    """How many people have something to be scored in the block, whatever the model."""
+    block = standing.fed.stream.blocks[head.block]
+    return int(((block.valid if head.kind == "validate" else block.test).counts() > 0).sum())
+
+
+def _scores(standing: Standing, head: RequestHead, asked: Asked) -> Sums:
+    try:
+        if head.kind == "validate":
+            return standing.here.validate(standing.fed, asked.server, asked.down)
+        return block_sums(standing.fed, asked.server, standing.here.best, asked.down)
+    except TacitaError:  # its scores are not finite
+        raise Refusal("this model cannot be scored.") from None
+
+
+def _advance(standing: Standing, head: RequestHead, asked: Asked) -> None:
+    """Open the block of a request and keep the round that was best; refuses what is over before it changes anything."""
+    fed, here = standing.fed, standing.here
+    if head.block < standing.block or (head.block == standing.block and standing.ended):
+        raise Refusal(f"block {head.block} of this run is over on this node.")
+    if head.block > standing.block:
+        if not standing.ended:  # its end was missed: go on from its best round
+            here.clients = here.best.copy()
+        here.begin_block(fed, replace(asked.server, round=0), asked.down)
+        standing.block, standing.round, standing.ended = head.block, 0, False
+    if head.kind != "close" and head.round < standing.round:
+        raise Refusal(f"round {head.round + 1} of block {head.block} is over on this node.")
+    if head.best_round >= standing.round:
+        here.keep_best()
+
+
+def _learn_alone(node: Node, request: Request, standing: Standing, asked: Asked) -> Reply:
+    """Too few people for any sum: nothing is told, and they learn for themselves, once a round."""
+    kind, fed = request.head.kind, standing.fed
+    with contextlib.suppress(Refusal):  # asked again: it was learned already
+        _advance(standing, request.head, asked)
+        if kind in fed.learner.questions(asked.server) and not fed.backbone.reads_history:
+            standing.here.exchange(fed, asked.server, asked.down, kind)
+            standing.round = request.head.round + 1
+    return _refused(node, request, node.refusal(0) or "")
+
+
+def _sum(node: Node, request: Request, standing: Standing, asked: Asked) -> tuple[Reply, Release | None]:
+    """One sum over the people who take part, or what each of them sends."""
+    fed, here, head, server = standing.fed, standing.here, request.head, asked.server
+    questions = fed.learner.questions(server)
+    try:
+        known = head.kind in questions or fed.asker(head.kind) is not None
+    except TacitaError:
+        known = False
+    if not known:
+        raise Refusal(f"this run has no {head.kind} in round {head.round}.")
+    fields = fed.fields(server, head.kind)
+    if asked.chosen is not None or any(one.seen == "each" for one in fields):
+        _named(node)
+    refusal = node.refusal(len(here.asked(fed, server, head.kind, asked.chosen)[1]), head.kind)
+    if refusal is not None:
+        raise Refusal(refusal)
+    told = here.exchange(fed, server, asked.down, head.kind, asked.chosen)
+    if fed.backbone.reads_history and head.kind in questions:
+        told = replace(told, total=without_rare(told.total, node.fewest, server.heads.get("inputs")))
+    if questions and head.kind == questions[-1]:
+        standing.round = head.round + 1
+    total = told.total
+    made = _echo(request, verdict="ok", clients=total.n_clients, expected=told.expected, weight=total.weight)
+    about = next((one.about for one in fields if one.about), "a sum")
+    called = dict(zip(standing.keys.tolist(), standing.names.tolist(), strict=True))
+    what = f"one sum of {about}, over {total.n_clients} people"
+    if total.each:
+        what = f"{about}, of {total.n_clients} people one by one"
+    arrays = total_arrays(total, fields) | each_arrays(total, called)
+    return Reply(made, arrays), Release(total.n_clients, 0, what)
+
+
+def without_rare(total: Total, least: int, inputs: AnyArray | None) -> Total:
+    """A statistic without items that fewer people have: the row of an item with one consumer is that one's history."""
+    name = "touched" if "touched" in total.sums else "counts"
+    rare = total[name] < least
+    changed = {name: np.where(rare, 0.0, total[name])}
+    first = rare if inputs is None or len(inputs) == 0 else rare[inputs]
+    for square, value in total.sums.items():
+        if value.ndim == 2:
+            changed[square] = value.copy()
+            changed[square][first] = 0.0
+            changed[square][:, rare] = 0.0
+    return total.with_sums(changed)

@@ -1,0 +1,128 @@
+"""Where a run stands on a node: the stream of its people, and what their devices keep, in memory and as stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tacita.core.config import RunConfig
+from tacita.core.draws import keys_of
+from tacita.core.errors import TacitaError
+from tacita.core.types import Arrays, Held, Keys, Longs, Stream
+from tacita.data.splits import collected_block
+from tacita.federation.clients import grow, no_devices
+from tacita.federation.devices import Here, nobody_here
+from tacita.lab.runs import build
+from tacita.live.letters import names_of, secret_of
+from tacita.live.node.node import Node
+from tacita.round.device_state import DeviceState, device_arrays, read_devices, rows_taken
+from tacita.round.plan import Federation
+
+MOST_AHEAD = 100  # blocks that a server may be ahead of a node
+NOW, ALONE = ("now", "best"), ("alone", "best alone")  # what devices are stored as
+
+
+class Refusal(TacitaError):
+    """Why a request is not followed, in words that tell the server nothing about people."""
+
+
+@dataclass
+class Standing:
+    """Where a run stands on this node, in memory between requests."""
+
+    fed: Federation
+    here: Here
+    users: Longs  # ids of the store, in the order of the arrays
+    made_from: tuple[Any, ...]
+    tags: tuple[str, str] = NOW
+    block: int = -1  # begun last
+    round: int = 0  # the round of `here.clients`
+    ended: bool = True
+
+    @property
+    def keys(self) -> Keys:
+        return self.fed.stream.user_keys
+
+    @property
+    def names(self) -> Keys:
+        """What the server of this run may call people."""
+        return names_of(self.fed.draws, self.keys)
+
+
+def standing_of(node: Node, run: str, block: int, config: RunConfig, items: list[str]) -> Standing:
+    """The run as it stands on this node, with the block of the request opened."""
+    store = node.store
+    if block > max(store.last_block(run), 0) + MOST_AHEAD:
+        raise Refusal(f"block {block} is too far ahead.")
+    least = 1 if node.config.insecure_single_user_uploads else node.config.min_users
+    store.reopen(run, block)
+    store.assign(run, block, least, items, config.split.min_rating)
+    made_from = (store.changes, block, len(items), config.model_dump_json())
+    standing = node.held.get(run)
+    if not isinstance(standing, Standing) or standing.made_from != made_from:
+        standing = _opened(node, run, block, config, items, made_from)
+        node.held[run] = standing
+    return standing
+
+
+def _opened(
+    node: Node, run: str, block: int, config: RunConfig, catalogue: list[str], made_from: tuple[Any, ...]
+) -> Standing:
+    """From what the store holds: the stream of this node's people, and their private state."""
+    store = node.store
+    ids, raws = store.users()
+    number = {item: n for n, item in enumerate(catalogue)}
+    row_of = {int(one): n for n, one in enumerate(ids)}
+    keys, item_keys = keys_of(raws), keys_of(catalogue)
+    seen, blocks = np.zeros(len(ids), bool), []
+    for index in range(block + 1):
+        rows = store.rows(run, index)
+        user = np.array([row_of[int(u)] for u in rows.user], np.int32)
+        item = np.array([number.get(i, -1) for i in rows.item], np.int32)
+        keep = item >= 0
+        if config.split.min_rating is not None:
+            keep &= rows.rating >= config.split.min_rating
+        new = ~seen
+        told = {"time": rows.time[keep], "rating": rows.rating[keep]}
+        blocks.append(collected_block(index, user[keep], item[keep], told, new, keys, item_keys, config.split))
+        seen[user[keep]] = True
+    backbone, parts, draws = build(config, secret_of(store.secret, run))
+    stream = Stream(run, tuple(blocks), tuple(raws), tuple(catalogue), keys, item_keys, {}, "")
+    fed = Federation(backbone, parts, config, draws, stream=stream)
+    here = nobody_here(fed)
+    alone = node.too_few(int((blocks[block].train.counts() > 0).sum()))
+    standing = Standing(fed, here, ids, made_from, ALONE if alone else NOW)
+    kept = [[store.devices(run, tag) for tag in tags] for tags in ((NOW, ALONE) if alone else (NOW,))]
+    whole = [[one for one in both if one is not None] for both in kept if None not in both]
+    if whole:  # alone: from where the run stood, if that was later
+        found = max(whole, key=lambda both: (both[0][0]["block"], both[0][0]["round"]))
+        note = found[0][0]
+        standing.block, standing.round, standing.ended = int(note["block"]), int(note["round"]), bool(note["ended"])
+        now, best = (_clients(one[1], standing, ids) for one in found)
+        here.clients = now.with_kept(best)
+    return standing
+
+
+def _clients(held: Arrays, standing: Standing, ids: Longs) -> DeviceState:
+    """Private state in the order of `ids`; people who came since start as the model has newcomers start."""
+    fed = standing.fed
+    clients = no_devices(fed.backbone)
+    grow(clients, fed, fed.stream.user_keys)
+    place = {int(one): n for n, one in enumerate(held["users"])}
+    at = np.array([place.get(int(one), -1) for one in ids], np.int64)
+    rows, source = np.flatnonzero(at >= 0).astype(np.int32), at[at >= 0]
+    stored = read_devices(rows_taken({name: v for name, v in held.items() if name != "users"}, source), "")
+    kept: Held = {name: v.astype(clients.arrays[name].dtype) for name, v in stored.arrays.items()}
+    lists = {name: stored.list_of(name, np.arange(len(source))) for name in stored.lists}
+    clients.put(rows, {**kept, **lists})
+    return clients
+
+
+def stored_devices(standing: Standing, clients: DeviceState) -> tuple[dict[str, Any], Arrays]:
+    """What devices keep, with a note of where the run stands, ready for the store."""
+    note = {"block": standing.block, "round": standing.round, "ended": standing.ended}
+    arrays = {name: v for name, v in device_arrays(clients, "").items() if not name.startswith("common/")}
+    arrays["took_part"] = clients.took_part.astype(np.uint8)
+    return note, {"users": standing.users[: clients.n_users], **arrays}

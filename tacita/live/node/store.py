@@ -1,0 +1,483 @@
+"""What a node holds, in one SQLite file that only its own process opens: histories, consent, models, ledger.
+
+Everything that is acknowledged was committed with `synchronous=FULL`. A round is one transaction: the reply is
+stored together with what it changed, so a repeated request finds the reply and nothing is counted twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from tacita.core.errors import TacitaError
+from tacita.core.types import AnyArray, Arrays, Doubles, Longs
+from tacita.live.blobs import pack, unpack
+from tacita.live.database import transaction
+from tacita.live.node import blocks
+from tacita.live.node import file as node_file
+from tacita.round.device_state import LISTS, rows_taken
+
+Level = Literal["learn", "keep"]
+LEVELS = ("learn", "keep")
+REQUESTS = ("share", "unshare", "forget", "leave")
+NO_EPSILON = "no epsilon"
+
+Interaction = tuple[str, str, float | None, float | None]  # raw user, raw item, time, rating
+Model = tuple[dict[str, Any], dict[str, tuple[str, AnyArray]]]  # note, name -> (sha256, array)
+Devices = tuple[dict[str, Any], Arrays]  # note, arrays with one row per entry of the array "users"
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What somebody here asks of the server."""
+
+    id: int
+    kind: str
+    payload: dict[str, Any]
+    user: int | None  # None: of the whole node
+    created: float
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Interactions in the order in which they were imported; nan where there is no time or rating."""
+
+    user: Longs
+    item: list[str]
+    time: Doubles
+    rating: Doubles
+    block: Longs  # of the run asked about; -1: in none
+
+    def __len__(self) -> int:
+        return len(self.item)
+
+
+@dataclass(frozen=True)
+class Release:
+    """Something that left the device, as the ledger keeps it."""
+
+    users: int  # how many people were summed
+    n_bytes: int
+    sees: str  # what the server can see, in a few words
+    epsilon: str = NO_EPSILON
+
+
+class NodeStore:
+    """The node's file. All methods may be called from any thread of the process that opened it."""
+
+    def __init__(self, db: sqlite3.Connection, path: Path, held: contextlib.ExitStack) -> None:
+        self.path = path
+        self.changes = 0  # counts what touched histories or consent since the file was opened
+        self.withdrawals = 0  # counts what may have taken something back since then
+        self._db, self._held = db, held
+        self._lock = threading.RLock()
+
+    @staticmethod
+    def create(path: Path, secret: str | None = None) -> NodeStore:
+        """A new file with its own secret; `secret` is for tests that need known draws."""
+        node_file.make(path, secrets.token_hex(32) if secret is None else secret)
+        return NodeStore.open(path)
+
+    @staticmethod
+    def open(path: Path) -> NodeStore:
+        """Look at the file without touching it, then open it for this process alone."""
+        with contextlib.ExitStack() as held:
+            held.enter_context(node_file.alone_with(path))
+            node_file.inspect(path)
+            db = node_file.connect(path)
+            held.callback(db.close)
+            with node_file.plain_errors(path):
+                node_file.scrub(db)  # if an erasure was cut short
+            return NodeStore(db, path, held.pop_all())
+
+    def close(self) -> None:
+        with self._lock:
+            self._held.close()
+
+    def __enter__(self) -> NodeStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, node_file.plain_errors(self.path):
+            yield self._db
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: everything in it is on the disk when this returns, or nothing is."""
+        with self._lock, node_file.plain_errors(self.path), transaction(self._db):
+            yield self._db
+
+    @property
+    def secret(self) -> str:
+        """What the node's own draws are made from; never logged, exported or sent."""
+        with self._reading() as db:
+            return str(db.execute("SELECT value FROM meta WHERE key = 'secret'").fetchone()[0])
+
+    # Histories
+
+    def add(self, rows: Iterable[Interaction]) -> tuple[int, int]:
+        """New users and new interactions; what is already there stays as it is."""
+        listed = list(rows)
+        raws = list(dict.fromkeys(row[0] for row in listed))
+        with self._writing() as db:
+            ids = {raw: one for raw in raws for (one,) in db.execute("SELECT id FROM users WHERE raw = ?", (raw,))}
+            fresh = [raw for raw in raws if raw not in ids]
+            for raw in fresh:
+                ids[raw] = db.execute("INSERT INTO users (raw) VALUES (?)", (raw,)).lastrowid
+            before = db.total_changes
+            db.executemany(
+                "INSERT OR IGNORE INTO interactions (user, item, time, rating) VALUES (?, ?, ?, ?)",
+                ((ids[user], item, at, rating) for user, item, at, rating in listed),
+            )
+            n_rows = db.total_changes - before
+        self.changes += 1
+        return len(fresh), n_rows
+
+    def users(self) -> tuple[Longs, list[str]]:
+        """Ids, ascending, and raw ids."""
+        with self._reading() as db:
+            found = db.execute("SELECT id, raw FROM users ORDER BY id").fetchall()
+        return np.array([one for one, _ in found], np.int64), [raw for _, raw in found]
+
+    def user(self, raw: str) -> int:
+        with self._reading() as db:
+            found = db.execute("SELECT id FROM users WHERE raw = ?", (raw,)).fetchone()
+        if found is None:
+            raise TacitaError(f"this node has nothing of user '{raw[:100]}'; check the id, or import a file first.")
+        return int(found[0])
+
+    def history(self, users: Sequence[int] | None = None, run: str = "") -> Rows:
+        """Everything of some users (None: of all), whatever their consent: for what stays on this node."""
+        whose = "" if users is None else "WHERE i.user IN (SELECT value FROM json_each(?))"
+        given = () if users is None else (json.dumps([int(one) for one in users]),)
+        return self._rows(
+            "SELECT i.user, i.item, i.time, i.rating, ifnull(a.block, -1) FROM interactions i "
+            f"LEFT JOIN assigned a ON a.interaction = i.id AND a.run = ? {whose} ORDER BY i.id",
+            (run, *given),
+        )
+
+    def _rows(self, sql: str, given: tuple[Any, ...]) -> Rows:
+        with self._reading() as db:
+            found = db.execute(sql, given).fetchall()
+        user, item, at, rating, block = zip(*found) if found else ((), (), (), (), ())
+        return Rows(np.array(user, np.int64), list(item), _numbers(at), _numbers(rating), np.array(block, np.int64))
+
+    # Consent
+
+    def set_consent(self, user: str, item: str | None, level: str) -> None:
+        """Whether an item, or everything of a user, may take part in sums.
+
+        A word about everything takes back permissions for single items, never a `keep`.
+        """
+        if level not in LEVELS:
+            raise TacitaError(f"'{level[:100]}' is no consent; say 'learn' or 'keep'.")
+        one = self.user(user)
+        with self._writing() as db:
+            if item is None:
+                db.execute("UPDATE users SET level = ? WHERE id = ?", (level, one))
+                db.execute("DELETE FROM consent WHERE user = ? AND level = 'learn'", (one,))
+            else:
+                db.execute("INSERT OR REPLACE INTO consent (user, item, level) VALUES (?, ?, ?)", (one, item, level))
+            db.execute(
+                "INSERT INTO consent_events (time, user, item, level) VALUES (?, ?, ?, ?)",
+                (time.time(), one, item, level),
+            )
+            self.changes += 1
+            self.withdrawals += 1
+
+    # Blocks
+
+    def assign(
+        self,
+        run: str,
+        block: int,
+        least: int = 1,
+        items: Sequence[str] | None = None,
+        min_rating: float | None = None,
+    ) -> int:
+        """Close a block: it gets all that may and can be learned from and is in no block yet. Returns how many it got.
+
+        `items`, `min_rating`: what the run can learn from; the rest waits for a block that can. A block that exists, or
+        that a later one has overtaken, gets nothing more. What was never part of a sum joins what was only together
+        with that of at least `least` people who have something new in it: otherwise a sum with it and one without it,
+        of two runs, would differ by what a few did.
+        """
+        usable = blocks.Usable(None if items is None else list(items), min_rating)
+        with self._writing() as db:
+            got = blocks.assign(db, run, block, least, usable)
+            self.changes += got is not None
+        return got or 0
+
+    def reopen(self, run: str, block: int) -> None:
+        """Take a run's last block back if nothing was told of it: what it got is free for whoever asks next."""
+        with self._writing() as db:
+            self.changes += blocks.reopen(db, run, block)
+
+    def last_block(self, run: str) -> int:
+        """The latest block of a run that was opened here; -1: none."""
+        with self._reading() as db:
+            found = db.execute("SELECT max(block) FROM blocks WHERE run = ?", (run,)).fetchone()[0]
+        return -1 if found is None else int(found)
+
+    def rows(self, run: str, block: int) -> Rows:
+        """What a block may learn from now: consent that was taken back since takes its rows out."""
+        return self._rows(
+            "SELECT i.user, i.item, i.time, i.rating, a.block FROM assigned a JOIN interactions i "
+            f"ON i.id = a.interaction WHERE a.run = ? AND a.block = ? AND {blocks.ALLOWED} ORDER BY i.id",
+            (run, block),
+        )
+
+    # What the devices and the server's model look like
+
+    def devices(self, run: str, tag: str = "now") -> Devices | None:
+        """The private state of the node's users, current ("now") or of the best round ("best").
+
+        What a node learns beside a run in which it has too few people goes by tags of its own.
+        """
+        with self._reading() as db:
+            found = db.execute("SELECT note, arrays FROM devices WHERE run = ? AND tag = ?", (run, tag)).fetchone()
+        return None if found is None else (json.loads(found[0]), unpack(found[1], str(self.path)))
+
+    def model(self, run: str) -> Model | None:
+        """What the server sent last."""
+        with self._reading() as db:
+            note = db.execute("SELECT note FROM models WHERE run = ?", (run,)).fetchone()
+            found = db.execute("SELECT name, sha, array FROM model_arrays WHERE run = ?", (run,)).fetchall()
+        if note is None:
+            return None
+        return json.loads(note[0]), {name: (sha, unpack(blob, str(self.path))["array"]) for name, sha, blob in found}
+
+    def latest_run(self) -> str | None:
+        """The run whose model came last."""
+        with self._reading() as db:
+            found = db.execute("SELECT run FROM models ORDER BY changed DESC, run LIMIT 1").fetchone()
+        return None if found is None else str(found[0])
+
+    def stored_reply(self, run: str, block: int, round: int, kind: str) -> tuple[str, bytes] | None:
+        """The digest of a request that was answered, and the answer."""
+        with self._reading() as db:
+            found = db.execute(
+                "SELECT request_sha, reply FROM replies WHERE run = ? AND block = ? AND round = ? AND kind = ?",
+                (run, block, round, kind),
+            ).fetchone()
+        return None if found is None else (str(found[0]), bytes(found[1]))
+
+    def commit(
+        self,
+        run: str,
+        block: int,
+        round: int,
+        kind: str,
+        request_sha: str,
+        reply: bytes | None,
+        now: Devices | None = None,
+        best: Devices | None = None,
+        model: Model | None = None,
+        ledger: Release | None = None,
+        sent: Sequence[int] = (),
+        released: bool = False,
+        unless_withdrawn_since: int | None = None,
+        tags: tuple[str, str] = ("now", "best"),
+    ) -> bool:
+        """A handled request in one transaction: the reply, all it changed, what it let out.
+
+        Without a reply the request may be asked again.
+
+        Replies go once the server is past them; it validates a round before it commits it, so one more round stays.
+        People who were erased meanwhile do not come back. `released`: the block's rows were part of a sum in the reply.
+        Nothing is done, and False returned, if somebody withdrew since `withdrawals` had that value.
+        """
+        at = time.time()
+        with self._writing() as db:
+            if unless_withdrawn_since is not None and self.withdrawals != unless_withdrawn_since:
+                return False
+            if released:
+                those = "SELECT interaction FROM assigned WHERE run = ? AND block = ?"
+                db.execute(f"UPDATE interactions SET released = 1 WHERE id IN ({those})", (run, block))
+            here = [one for (one,) in db.execute("SELECT id FROM users")]
+            for tag, devices in zip(tags, (now, best), strict=True):
+                if devices is None:
+                    continue
+                note, blob = _packed(devices, here)
+                db.execute(
+                    "INSERT OR REPLACE INTO devices (run, tag, note, arrays) VALUES (?, ?, ?, ?)",
+                    (run, tag, note, blob),
+                )
+            if model is not None:
+                _put_model(db, run, model, at)
+            # what an answer was is dropped; that there was one, and to what, stays while the block lasts
+            db.execute("DELETE FROM replies WHERE run = ? AND block < ?", (run, block))
+            older = (run, block, round - 1)
+            db.execute("UPDATE replies SET reply = x'' WHERE run = ? AND block = ? AND round < ?", older)
+            if reply is not None:
+                db.execute(
+                    "INSERT OR REPLACE INTO replies (run, block, round, kind, request_sha, reply) "
+                    "VALUES (?, ?, ?, ?, ?, ?)",
+                    (run, block, round, kind, request_sha, reply),
+                )
+            if ledger is not None:
+                db.execute(
+                    "INSERT INTO ledger (time, run, block, round, kind, users, bytes, sees, epsilon) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (at, run, block, round, kind, ledger.users, ledger.n_bytes, ledger.sees, ledger.epsilon),
+                )
+            db.executemany("UPDATE requests SET sent = ? WHERE id = ? AND sent IS NULL", ((at, one) for one in sent))
+        return True
+
+    # Ledger and requests
+
+    def ledger(self, after: int = 0) -> list[dict[str, Any]]:
+        """Everything that left the device, oldest first."""
+        names = ("id", "time", "run", "block", "round", "kind", "users", "bytes", "sees", "epsilon")
+        with self._reading() as db:
+            found = db.execute(f"SELECT {', '.join(names)} FROM ledger WHERE id > ? ORDER BY id", (after,)).fetchall()
+        return [dict(zip(names, row)) for row in found]
+
+    def releases_since(self, at: float, kind: str | None = None) -> tuple[int, float | None]:
+        """How many releases there were after a moment, and when the last one was (of a kind, or of all).
+
+        Lines of nobody are refusals, which older versions wrote down.
+        """
+        some = "FROM ledger WHERE users > 0 AND"
+        with self._reading() as db:
+            count = db.execute(f"SELECT count(*) {some} time > ?", (at,)).fetchone()[0]
+            last = db.execute(f"SELECT max(time) {some} (? IS NULL OR kind = ?)", (kind, kind)).fetchone()[0]
+        return int(count), last
+
+    def enqueue(self, kind: str, payload: dict[str, Any], user: int | None = None) -> int:
+        """Keep a request for the server until a reply can carry it."""
+        if kind not in REQUESTS:
+            raise TacitaError(f"'{kind[:100]}' is no request; known: {', '.join(REQUESTS)}.")
+        with self._writing() as db:
+            made = db.execute(
+                "INSERT INTO requests (kind, payload, user, created) VALUES (?, ?, ?, ?)",
+                (kind, json.dumps(payload), user, time.time()),
+            )
+            return int(made.lastrowid or 0)
+
+    def waiting(self) -> list[Waiting]:
+        """Requests that no reply has carried yet."""
+        asked = "SELECT id, kind, payload, user, created FROM requests WHERE sent IS NULL ORDER BY id"
+        with self._reading() as db:
+            found = db.execute(asked).fetchall()
+        return [Waiting(one, kind, json.loads(payload), user, at) for one, kind, payload, user, at in found]
+
+    # Catalogue
+
+    def catalogue(self) -> list[tuple[str, str]]:
+        """The items the operator published: raw id and title, in the order of the item table."""
+        with self._reading() as db:
+            found = db.execute("SELECT value FROM meta WHERE key = 'catalogue'").fetchone()
+        return [(item, title) for item, title in json.loads(found[0])] if found is not None else []
+
+    def set_catalogue(self, items: Sequence[tuple[str, str]]) -> bool:
+        """Take a longer catalogue, or new titles; known items must keep their places. Returns whether it was taken."""
+        held = self.catalogue()
+        if [item for item, _ in items[: len(held)]] != [item for item, _ in held[: len(items)]]:
+            raise TacitaError(
+                "the server published a catalogue whose first items differ from the one this node has; an operator "
+                "only adds items at its end (is this the same server?)."
+            )
+        if len(items) < len(held) or list(items) == held:
+            return False
+        with self._writing() as db:
+            listed = json.dumps([[item, title] for item, title in items], ensure_ascii=False)
+            db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('catalogue', ?)", (listed,))
+        self.changes += 1
+        return True
+
+    # What the owner may ask
+
+    def counts(self) -> dict[str, int]:
+        """How much there is of everything, for people."""
+        asked = {
+            "users": "SELECT count(*) FROM users",
+            "interactions": "SELECT count(*) FROM interactions",
+            "kept": f"SELECT count(*) FROM interactions i WHERE NOT {blocks.ALLOWED}",
+            "releases": "SELECT count(*) FROM ledger",
+            "requests waiting": "SELECT count(*) FROM requests WHERE sent IS NULL",
+        }
+        with self._reading() as db:
+            return {name: int(db.execute(sql).fetchone()[0]) for name, sql in asked.items()}
+
+    def learning_users(self) -> int:
+        """People of whom at least one interaction may take part in sums."""
+        with self._reading() as db:
+            asked = f"SELECT count(DISTINCT i.user) FROM interactions i WHERE {blocks.ALLOWED}"
+            return int(db.execute(asked).fetchone()[0])
+
+    def export(self, path: Path, user: str | None = None) -> int:
+        """Histories, consent and ledger as JSON lines; returns how many lines."""
+        whose = None if user is None else self.user(user)
+        with self._reading() as db:
+            return node_file.export(db, path, whose)
+
+    def erase(self, user: str | None) -> dict[str, int]:
+        """Remove a user (None: everybody) so that no byte of it stays in the file; the ledger names nobody."""
+        one = None if user is None else self.user(user)
+        with self._writing() as db:
+            lines = db.execute("SELECT count(*) FROM interactions WHERE ? IS NULL OR user = ?", (one, one))
+            gone = {"interactions": int(lines.fetchone()[0])}
+            gone["users"] = db.execute("DELETE FROM users WHERE ? IS NULL OR id = ?", (one, one)).rowcount
+            if one is None:
+                for table in ("devices", "replies", "requests", "consent_events"):
+                    db.execute(f"DELETE FROM {table}")
+            else:
+                _drop_rows(db, one, str(self.path))
+            node_file.ask_scrub(db)
+            self.changes += 1
+            self.withdrawals += 1
+        with self._reading() as db:
+            node_file.scrub(db)
+        return gone
+
+
+def _numbers(values: Sequence[float | None]) -> Doubles:
+    return np.array([np.nan if v is None else v for v in values], np.float64)
+
+
+def _packed(devices: Devices, here: list[int]) -> tuple[str, bytes]:
+    """The rows of the people who are here, ready to be stored."""
+    note, arrays = devices
+    n = len(arrays["users"])
+    for name, array in arrays.items():
+        if not name.startswith(LISTS) and (array.ndim == 0 or len(array) != n):
+            raise ValueError(f"device array {name!r} has not one row for each of the {n} users")
+    stays = np.isin(arrays["users"], here)
+    return json.dumps(note), pack(arrays if stays.all() else rows_taken(arrays, np.flatnonzero(stays)))
+
+
+def _put_model(db: sqlite3.Connection, run: str, model: Model, at: float) -> None:
+    """Replace what the server sent; arrays whose digest is the same are not written again."""
+    note, arrays = model
+    held = dict(db.execute("SELECT name, sha FROM model_arrays WHERE run = ?", (run,)).fetchall())
+    db.execute("INSERT OR REPLACE INTO models (run, note, changed) VALUES (?, ?, ?)", (run, json.dumps(note), at))
+    gone = ((run, name) for name in held.keys() - arrays.keys())
+    db.executemany("DELETE FROM model_arrays WHERE run = ? AND name = ?", gone)
+    for name, (sha, array) in arrays.items():
+        if held.get(name) != sha:
+            put = "INSERT OR REPLACE INTO model_arrays (run, name, sha, array) VALUES (?, ?, ?, ?)"
+            db.execute(put, (run, name, sha, pack({"array": array})))
+
+
+def _drop_rows(db: sqlite3.Connection, user: int, where: str) -> None:
+    """Take one user's rows out of every run's device arrays."""
+    for run, tag, blob in db.execute("SELECT run, tag, arrays FROM devices").fetchall():
+        arrays = unpack(blob, where)
+        stays = arrays["users"] != user
+        kept = pack(rows_taken(arrays, np.flatnonzero(stays)))
+        db.execute("UPDATE devices SET arrays = ? WHERE run = ? AND tag = ?", (kept, run, tag))

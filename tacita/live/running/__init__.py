@@ -1,0 +1,1 @@
+"""Processes: a server, a node, and what their owners ask of them."""

@@ -1,0 +1,48 @@
+"""Asking a node, running or not: through its daemon's socket if one has the store open, else directly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tacita.core.errors import TacitaError
+from tacita.live.database import Damaged
+from tacita.live.engine import shim
+from tacita.live.node import file as node_file
+from tacita.live.node.file import STORE
+
+MOST_BYTES = 2**24  # of a question or an answer
+CONTROL = Path("run") / "control.sock"
+SHIM = Path("run") / "shim.sock"
+
+
+def ask(folder: Path, verb: str, **arguments: Any) -> Any:
+    """Ask a node: its daemon if one has it open, else the store itself, for as long as the answer takes."""
+    if not node_file.is_taken(folder / STORE):
+        return _ask_directly(folder, verb, arguments)
+    if not (folder / CONTROL).exists():
+        raise node_file.taken(folder / STORE)
+    return ask_daemon(folder, verb, **arguments)
+
+
+def ask_daemon(folder: Path, verb: str, **arguments: Any) -> Any:
+    said = shim.ask(folder / CONTROL, json.dumps({"verb": verb, **arguments}).encode(), most=MOST_BYTES)
+    found = json.loads(said)
+    if "error" in found:
+        raise TacitaError(found["error"])
+    return found["ok"]
+
+
+def _ask_directly(folder: Path, verb: str, arguments: dict[str, Any]) -> Any:
+    from tacita.live.node.node import Node  # brings the models, which a running daemon has loaded already
+    from tacita.live.node.verbs import perform
+
+    try:
+        node = Node.open(folder)
+    except Damaged:
+        if verb != "export" or arguments.get("user") is not None:
+            raise
+        return {"lines": node_file.salvage(folder / STORE, Path(arguments["file"])), "file": arguments["file"]}
+    with node:
+        return perform(node, verb, arguments)

@@ -1,0 +1,288 @@
+"""A server: a folder with its settings, keys and store, and the processes that serve nodes.
+
+The operator's verbs write to the store; the running server looks there every second and acts: it registers and
+unregisters nodes with the engine and keeps a coordinator at work on every run that has an open block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from tacita.core.config import Strict, to_toml
+from tacita.core.errors import TacitaError
+from tacita.core.files import disk_error, side_of, write_bytes
+from tacita.live.certificates import CA, SERVER, SERVER_KEY, check, fingerprint, make_ca, make_server, public_pem
+from tacita.live.processes import stopped_by_signals
+from tacita.live.server.store import STORE, NodeRow, RunRow, ServerStore, done_blocks, standing
+from tacita.live.settings import read_settings
+
+VERSION = 1
+LOOK = 0.5  # seconds between two looks at the store
+
+log = logging.getLogger(__name__)
+
+
+class ServerConfig(Strict):
+    """server.toml: where nodes find the server."""
+
+    version: int = Field(VERSION, description="of this file's format")
+    host: str = Field("0.0.0.0", description="address on which nodes are served")
+    port: int = Field(9092, ge=0, le=65535, description="port on which nodes are served")
+    link_port: int = Field(9091, ge=0, le=65535, description="port of Flower's SuperLink, on loopback only")
+
+
+def create(folder: Path, config: ServerConfig, names: list[str]) -> None:
+    """A new folder that appears whole or not at all; `names` are the hosts and addresses that nodes will dial."""
+    if folder.exists() or folder.is_symlink():
+        raise TacitaError(f"{folder} exists; a server is made in a new folder, `tacita server init FOLDER`.")
+    side = side_of(folder)
+    try:
+        side.mkdir(parents=True, mode=0o700)
+        write_bytes(side / "server.toml", to_toml(config).encode())
+        make_ca(side)
+        make_server(side, names)
+        ServerStore.create(side / STORE).close()
+        side.rename(folder)
+    except OSError as error:
+        raise disk_error(folder, error) from None
+    finally:
+        shutil.rmtree(side, ignore_errors=True)
+
+
+def read_config(folder: Path) -> ServerConfig:
+    return read_settings(folder, "server", ServerConfig, VERSION)
+
+
+def open_store(folder: Path) -> ServerStore:
+    read_config(folder)
+    return ServerStore(folder / STORE)
+
+
+def enroll(folder: Path, public_key: Path, name: str) -> str:
+    """Let a node in by its public key; returns the key's fingerprint, to compare with what the node's owner says."""
+    try:
+        pem = public_pem(public_key.read_bytes())
+    except OSError as error:
+        raise TacitaError(f"cannot read {public_key}: {error.strerror or error}.") from None
+    with open_store(folder) as store:
+        store.add_node(name, pem.decode())
+    return fingerprint(pem)
+
+
+def is_up(folder: Path) -> bool:
+    """Whether a process serves this folder. Those who look share the lock, so they do not take each other for it."""
+    try:
+        with open(folder / "up.lock", "rb") as held:
+            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        pass
+    return False
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    held = os.open(folder / "up.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        end = time.monotonic() + 1.0  # somebody may be looking just now
+        while True:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise TacitaError(f"the server in {folder} is up already; one process serves it.") from None
+                time.sleep(0.02)
+        yield
+    finally:
+        os.close(held)
+
+
+class Server:
+    """The running server: gateway, SuperLink and, through it, the coordinators of runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        self.config = read_config(folder)
+        self.stopping = threading.Event()
+        self._flower: dict[str, int] = {}  # run -> Flower's run that is at work on it
+        self._tries: dict[str, tuple[int, float]] = {}  # run -> failures in a row, not before
+        self._keys: tuple[float, frozenset[str]] = (0.0, frozenset())
+        self._looking = threading.Lock()
+
+    def serve(self, ready: Callable[[Server], None] = lambda server: None, insecure_run_as_root: bool = False) -> None:
+        """Serve until told to stop."""
+        if os.geteuid() == 0 and not insecure_run_as_root:
+            raise TacitaError(
+                "a server that runs as root gives every account on this machine root, because whoever reaches Flower's "
+                "port on loopback can run code as the server's user; start it as a user of its own, or with "
+                "--insecure-run-as-root."
+            )
+        from tacita.live.engine.flower import Link, write_app  # late: Flower takes a second to load
+        from tacita.live.engine.gateway import Gateway, bind
+
+        with contextlib.ExitStack() as held:
+            held.enter_context(_alone(self.folder))
+            self.store = held.enter_context(ServerStore(self.folder / STORE))
+            self._enrolled = held.enter_context(ServerStore(self.folder / STORE))
+            ca, certificate, key = (self.folder / name for name in (CA, SERVER, SERVER_KEY))
+            check(ca)
+            check(certificate)
+            bind(self.config.host, self.config.port).close()  # before anything is started
+            log.info("starting Flower's SuperLink")
+            app = write_app(self.folder / "app")
+            self.link = Link(self.folder / "flower", self.config.link_port, ca=ca, certificate=certificate, key=key)
+            held.enter_context(self.link)
+            self._settle_nodes()
+            gateway = Gateway(
+                self.config.host,
+                self.config.port,
+                self.link.url,
+                ca=ca,
+                certificate=certificate,
+                key=key,
+                allowed=self.is_enrolled,
+            )
+            held.enter_context(gateway)
+            held.enter_context(stopped_by_signals(self.stopping))
+            log.info("serving nodes on %s:%d; Ctrl-C stops", self.config.host, gateway.port)
+            ready(self)
+            while not self.stopping.wait(LOOK):
+                self._look(app)
+                if not gateway.alive:
+                    raise TacitaError("the gateway ended; the log says why.")
+            log.info("stopping")
+            self._stop_runs()
+        log.info("stopped")
+
+    def is_enrolled(self, key: str) -> bool:
+        """Whether a key's fingerprint may speak; a revoked one may not from the next second on."""
+        with self._looking:
+            at, keys = self._keys
+            if time.monotonic() - at > LOOK:
+                rows = self._enrolled.nodes()
+                keys = frozenset(fingerprint(one.public_key.encode()) for one in rows if one.revoked is None)
+                self._keys = (time.monotonic(), keys)
+            return key in keys
+
+    def _look(self, app: Path) -> None:
+        """One look at the store: nodes that came or left, runs that need a coordinator."""
+        try:
+            if not self.link.alive:
+                log.warning("the SuperLink ended and is started again")
+                self._flower.clear()
+                self.link.stop()
+                self.link.start()
+            self._settle_nodes()
+            for row in self.store.runs():
+                self._settle_run(row, app)
+        except TacitaError as error:
+            log.warning("%s", error)
+            self.stopping.wait(2.0)
+
+    def _settle_nodes(self) -> None:
+        known: dict[int, str] | None = None
+        for row in self.store.nodes():
+            if row.revoked is None and row.number is None:
+                self.store.set_number(row.name, self._register(row))
+                log.info("node '%s' is enrolled", row.name)
+            elif row.revoked is not None and row.number is not None:
+                known = self.link.nodes() if known is None else known
+                if row.number in known:
+                    self.link.unregister(row.number)
+                    log.info("node '%s' is revoked", row.name)
+
+    def _register(self, row: NodeRow) -> int:
+        path = self.folder / "flower" / f".{row.name}.pub"
+        write_bytes(path, row.public_key.encode())
+        try:
+            return self.link.register(path, row.name)
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _settle_run(self, row: RunRow, app: Path) -> None:
+        """Keep a coordinator at work on a run with an open block, unless it stopped for a reason."""
+        flower = self._flower.get(row.name)
+        if flower is not None:
+            state = self.link.run_state(flower)
+            if not state.startswith("finished"):
+                return
+            del self._flower[row.name]
+            if state == "finished:completed":
+                self._tries.pop(row.name, None)
+            else:
+                failures = self._tries.get(row.name, (0, 0.0))[0] + 1
+                self._tries[row.name] = (failures, time.monotonic() + min(60.0, 2.0**failures))
+                log.warning("the coordinator of run '%s' ended: %s", row.name, state)
+        if row.opened == done_blocks(row) or why_stopped(self.store, row.name) is not None:
+            return
+        if time.monotonic() >= self._tries.get(row.name, (0, 0.0))[1]:
+            self._flower[row.name] = self.link.submit({"store": str(self.folder), "run": row.name}, app)
+            log.info("run '%s': block %d is under way", row.name, done_blocks(row))
+
+    def _stop_runs(self) -> None:
+        for flower in self._flower.values():
+            with contextlib.suppress(TacitaError):
+                self.link.stop_run(flower)
+
+
+def why_stopped(store: ServerStore, run: str) -> str | None:
+    """Why a run stopped for good; None: it goes on."""
+    last = store.last_event(run)
+    return str(last["said"]) if last is not None and last.get("event") == "stopped" else None
+
+
+def status(folder: Path) -> dict[str, Any]:
+    """Where the server stands, for people and machines."""
+    config, up = read_config(folder), is_up(folder)
+    with ServerStore(folder / STORE) as store:
+        online = _online(folder, config) if up else {}
+        nodes = [
+            {
+                "name": row.name,
+                "state": "revoked" if row.revoked is not None else "enrolled" if row.number is not None else "waiting",
+                "online": None if row.number is None or row.number not in online else online[row.number] == "online",
+                "fingerprint": fingerprint(row.public_key.encode()),
+                "last answer": store.last_answer(row.number),
+            }
+            for row in store.nodes()
+        ]
+        runs = [
+            {
+                "name": row.name,
+                "standing": standing(row),
+                "stopped": why_stopped(store, row.name),
+                "results": [] if row.note is None else row.note["plain"]["results"],
+            }
+            for row in store.runs()
+        ]
+        return {
+            "up": up,
+            "address": f"{config.host}:{config.port}",
+            "catalogue": len(store.catalogue()),
+            "nodes": nodes,
+            "runs": runs,
+            "sees": "one sum per node and round, how many people are in it, sums of scores, and when a node is online; "
+            "sums of several runs can be subtracted down to one person",
+        }
+
+
+def _online(folder: Path, config: ServerConfig) -> dict[int, str]:
+    """What the engine says of the nodes it knows; nothing while it starts."""
+    from tacita.live.engine.flower import Control
+
+    with contextlib.suppress(TacitaError):
+        return Control(config.link_port, folder / CA).nodes()
+    return {}

@@ -1,0 +1,1 @@
+"""A server: what it holds, what it asks of nodes, what it accepts."""

@@ -1,0 +1,151 @@
+"""The server's side of a live run: the lab's own loop with the people on nodes, one commit after each round."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tacita.core.config import RunConfig
+from tacita.core.draws import keys_of
+from tacita.core.errors import TacitaError
+from tacita.core.types import Block, Ragged, Request, Stream
+from tacita.federation.requests import handle
+from tacita.federation.rounds import Progress, RoundReport, begin_block, end_block, run_block, start
+from tacita.federation.state_arrays import plain_of, read_server, server_arrays, server_note
+from tacita.lab.runs import build, check_settings
+from tacita.live.server.remote import Patience, Remote, Transport
+from tacita.live.server.store import STORE, RunRow, ServerStore
+from tacita.live.settings import check_live
+from tacita.round.plan import Federation
+
+log = logging.getLogger(__name__)
+
+
+def check_run(config: RunConfig, n_items: int) -> None:
+    """Refuse settings that cannot be followed live, before anybody is asked anything."""
+    check_live(config)
+    backbone, parts, _ = build(config)
+    check_settings(config, backbone)
+    for part in parts:
+        part.check(n_items)
+
+
+def continue_run(folder: Path, run: str, transport: Transport) -> None:
+    """Go on with a run until all blocks that were opened are done."""
+    with ServerStore(folder / STORE) as store, _alone(folder, run):
+        row = store.run(run)
+        try:
+            _continue(store, row, transport)
+        except Exception as error:  # whatever it was, somebody has to look: trying again would end the same way
+            said = str(error) if isinstance(error, TacitaError) else f"{type(error).__name__}: {error}"
+            store.tell(run, {"event": "stopped", "said": said[:500]})
+            raise
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, run: str) -> Iterator[None]:
+    """One coordinator for a run; a dead one's lock goes with it."""
+    held = os.open(folder / f"run-{run}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        for attempt in range(60):  # a killed server's coordinator may take a moment to end
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if attempt == 59:
+                    raise TacitaError(f"run '{run}' is being coordinated by another process.") from None
+                time.sleep(1.0)
+        yield
+    finally:
+        os.close(held)
+
+
+def _continue(store: ServerStore, row: RunRow, transport: Transport) -> None:
+    fed = federation(store, row)
+    remote = Remote(
+        transport,
+        row.name,
+        store.allowed,
+        store.catalogue,
+        Patience(**row.options),
+        tell=lambda event: store.tell(row.name, event),
+    )
+    progress = _progress(store, row, fed, remote)
+    began = time.monotonic()
+
+    def commit(event: dict[str, Any], now: Progress, request: int | None = None) -> None:
+        arrays = server_arrays(now.server, "now/") | server_arrays(now.best_server, "best/")
+        if any(v.dtype.kind == "f" and not np.isfinite(v).all() for v in arrays.values()):
+            raise TacitaError("the model is no longer finite: training diverged, or a node sent a wrong sum.")
+        note = {"plain": plain_of(now), "now": server_note(now.server), "best": server_note(now.best_server)}
+        event["seconds"] = round(time.monotonic() - began, 3)
+        store.commit(row.name, note, arrays, remote.accepted, remote.asked_for, event, request)
+        remote.accepted, remote.asked_for = [], []
+
+    def on_round(report: RoundReport, now: Progress) -> None:
+        event = {"event": "round", "block": report.block, "round": report.round, "clients": report.clients}
+        if report.valid is not None:
+            event["valid"] = report.valid
+        commit(event | {"bytes_up": report.bytes_up, "bytes_down": report.bytes_down}, now)
+        for number, request in store.open_requests(row.name):
+            said = _carry_out(fed, now, request)
+            commit({"event": "request", "kind": request["kind"], **said}, now, number)
+
+    while len(progress.results) < row.opened:
+        if not progress.in_block:
+            store.tell(row.name, {"event": "block", "block": len(progress.results)})
+            begin_block(fed, progress, len(progress.results))
+        run_block(fed, progress, on_round)
+        end_block(fed, progress)
+        commit({"event": "block done", **progress.results[-1]}, progress)
+        row = store.run(row.name)
+        fed = federation(store, row)  # another block may have been opened
+
+
+def _carry_out(fed: Federation, progress: Progress, told: dict[str, Any]) -> dict[str, Any]:
+    """One request that came with an answer; what cannot be carried out is told, and harms no round."""
+    try:
+        if told["kind"] not in ("share", "unshare", "forget", "leave"):
+            raise TacitaError("this is no request.")
+        items = np.array(told["items"], np.int32)
+        if len(items) and not 0 <= int(items.min()) <= int(items.max()) < len(progress.server.items):
+            raise TacitaError("the request is about items that are not in the catalogue.")
+        request = Request(told["kind"], int(told["sender"]), items, float(told["time"]), int(told["number"]))
+        return {"done": handle(fed, progress, request)}
+    except (TacitaError, LookupError, TypeError, ValueError, OverflowError) as error:
+        return {"said": str(error)[:500] if isinstance(error, TacitaError) else "the request is damaged."}
+
+
+def federation(store: ServerStore, row: RunRow) -> Federation:
+    """What a server knows of the federation: items and settings, and nobody."""
+    backbone, parts, draws = build(row.config)
+    items = store.catalogue()
+    nobody, none = Ragged.empty(0), np.zeros(0, bool)
+    sizes = store.block_sizes(row.name)
+    blocks = tuple(Block(b, 0, n, nobody, nobody, nobody, none, 0) for b, n in enumerate(sizes))
+    ids = tuple(item for item, _ in items)
+    stream = Stream(row.name, blocks, (), ids, np.zeros(0, np.uint64), keys_of(ids), dict(items), "")
+    for part in parts:
+        if sizes:
+            part.check(sizes[0])
+    return Federation(backbone, parts, row.config, draws, stream=stream)
+
+
+def _progress(store: ServerStore, row: RunRow, fed: Federation, remote: Remote) -> Progress:
+    """Where the run stands: as it was committed after its last round."""
+    if row.note is None:
+        return start(fed, remote)
+    arrays = store.arrays(row.name)
+    now, best = (read_server(arrays, row.note[tag], f"{tag}/") for tag in ("now", "best"))
+    progress = Progress(now, remote, best, **row.note["plain"])
+    remote.best_round = progress.best_round
+    log.info("run '%s' goes on after block %d round %d", row.name, now.block, now.round)
+    return progress

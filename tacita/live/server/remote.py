@@ -1,0 +1,343 @@
+"""Devices behind a network: the questions of the federated loop as messages to nodes, their answers as one sum.
+
+A round waits for a quorum. Nodes that did not answer are asked again under the same number, which is harmless: they
+send the reply they stored. An answer counts once, and only from a node that was asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from tacita.core.errors import TacitaError
+from tacita.core.files import flat
+from tacita.core.types import Arrays, Down, Keys, ServerState
+from tacita.core.types import Request as AskedFor
+from tacita.federation.devices import Told
+from tacita.federation.measuring import Sums, selecting_metric
+from tacita.fields import Spec, merge
+from tacita.live.letters import CHOSEN, NAMES, PART, ROSTER, read_each, written
+from tacita.live.server.bounds import Asked, check_sums, check_total
+from tacita.live.wire import Reply, Request, RequestHead, catalogue_array, decode_reply, encode, sha_of
+from tacita.metrics import Evaluation
+from tacita.round.parts import overrides
+from tacita.round.plan import Plan, to_serve
+
+log = logging.getLogger(__name__)
+
+
+class Transport(Protocol):
+    """Carries bodies to nodes and answers back."""
+
+    def nodes(self) -> list[int]:
+        """The nodes that are online."""
+        ...
+
+    def exchange(self, requests: Mapping[int, bytes], timeout: float) -> dict[int, bytes]:
+        """Answers that came in time."""
+        ...
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How many nodes a round needs and how long it waits for them."""
+
+    quorum: int | Literal["all"] = "all"  # of the nodes that may take part
+    timeout: float = 300.0  # seconds for one exchange
+    give_up: float = 3600.0  # seconds without a quorum after which the run stops
+    pause: float = 2.0  # between attempts
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """An answer that counted."""
+
+    block: int
+    round: int
+    kind: str
+    node: int
+    sha: str
+    clients: int
+
+
+@dataclass(frozen=True)
+class Question:
+    """What nodes are asked, and about whom."""
+
+    kind: str
+    plan: Plan
+    server: ServerState
+    down: Down
+    people: dict[int, Keys] | None = None  # node -> whom of its people, where the server knows them; None: everybody
+    chosen: bool = True  # they are to answer; else they only get what is for each of them alone
+
+
+@dataclass
+class Remote:
+    """The people are on nodes. Everything the server learns of them is in what `ask` returns."""
+
+    transport: Transport
+    run: str
+    allowed: Callable[[], set[int]]  # nodes that are enrolled now
+    catalogue: Callable[[], list[tuple[str, str]]]
+    patience: Patience = Patience()
+    best_round: int = 0
+    tell: Callable[[dict[str, Any]], None] = lambda event: None
+    accepted: list[Accepted] = field(default_factory=list)  # since the last commit
+    asked_for: list[tuple[int, dict[str, Any]]] = field(default_factory=list)  # (node, request) since the last commit
+    _refusal: str = ""  # what a node that refused said last
+    _validated: int = 0
+    _told: set[tuple[int, int, int]] = field(default_factory=set)
+    _have: dict[int, set[str]] = field(default_factory=dict)
+    _homes: dict[int, int] = field(default_factory=dict)  # name of a person -> node, where the server has to know
+
+    def begin_block(self, plan: Plan, server: ServerState, down: Down) -> None:
+        """Nodes open a block when they first hear of it."""
+        self.best_round = self._validated = 0
+
+    def anybody(self, plan: Plan, server: ServerState) -> bool:
+        return True
+
+    def choose(self, plan: Plan, server: ServerState) -> Keys:
+        """The names of those who take part: each decides at home, by the run's own rule."""
+        self._homes.clear()
+
+        def check(node: int, reply: Reply) -> None:
+            names, part = reply.arrays.get(NAMES), reply.arrays.get(PART)
+            if names is None or part is None or names.dtype != np.uint64 or names.ndim != 1:
+                raise TacitaError("the node's reply names nobody.")
+            if part.shape != names.shape or len(reply.arrays) != 2 or len(np.unique(names)) != len(names):
+                raise TacitaError("the node's reply names people in a way that makes no sense.")
+            if any(self._homes.get(int(name), node) != node for name in names):
+                raise TacitaError("the node's reply names people of another node.")
+            self._homes.update(dict.fromkeys((int(name) for name in names), node))
+
+        replies = self.ask(Question(ROSTER, plan, server, to_serve(plan, server)), check)
+        part = [one.arrays[NAMES][one.arrays[PART] > 0] for _, one in sorted(replies.items())]
+        if not part:
+            raise TacitaError(f"every node refused to say who takes part; one said: {self._refusal}")
+        return np.concatenate(part)
+
+    def exchange(self, plan: Plan, server: ServerState, down: Down, question: str, chosen: Keys | None = None) -> Told:
+        fields = plan.fields(server, question)
+        asked = self._asked(plan, server, fields)
+        homes = self._by_home(plan, server, chosen)
+
+        def check(node: int, reply: Reply) -> None:
+            check_total(reply, asked)
+            for one in read_each(reply.arrays, fields).values():
+                if homes is not None and not np.isin(one.sender, homes.get(node, np.zeros(0, np.uint64))).all():
+                    raise TacitaError("the node's reply speaks for people who were not asked.")
+
+        replies = self.ask(Question(question, plan, server, down, homes), check)
+        if not replies:
+            raise TacitaError(f"every node refused to take part in the round; one said: {self._refusal}")
+        total = None
+        for node in sorted(replies):
+            one = replies[node].total(fields)
+            total = one if total is None else merge(total, one)
+        assert total is not None
+        expected = sum(one.head.expected for one in replies.values())
+        size = sum(sum(v.nbytes for v in one.arrays.values()) for one in replies.values())
+        return Told(total, total.n_clients, expected, float(size))
+
+    def _asked(self, plan: Plan, server: ServerState, fields: tuple[Spec, ...]) -> Asked:
+        """What a reply to a question may hold."""
+        inputs = server.heads.get("inputs", np.zeros(0))
+        counted = "touched" if any(one.name == "touched" for one in fields) else ""
+        train = plan.config.train
+        most = float(len(server.items)) if train.aggregation == "weighted" else 1.0
+        alike = train.aggregation != "weighted" and not any(overrides(p, "weight") for p in plan.parts)
+        return Asked(
+            fields,
+            most * plan.most_weight,
+            alike,
+            may_drop=any(overrides(part, "encode") or overrides(part, "weight") for part in plan.parts),
+            sampled=train.participation.kind != "all",
+            counted_by=counted,
+            inputs=inputs if len(inputs) else None,
+        )
+
+    def _by_home(self, plan: Plan, server: ServerState, chosen: Keys | None) -> dict[int, Keys] | None:
+        """Who of some people is on which node; None: everybody is meant."""
+        if chosen is None:
+            return None
+        if not self._homes:
+            self.choose(plan, server)
+        found: dict[int, list[int]] = {}
+        for name in chosen:
+            if int(name) in self._homes:
+                found.setdefault(self._homes[int(name)], []).append(int(name))
+        return {node: np.array(names, np.uint64) for node, names in found.items()}
+
+    def request(self, plan: Plan, server: ServerState, request: AskedFor) -> None:
+        """The person's own device did its part when the request was made."""
+
+    def validate(self, plan: Plan, server: ServerState, down: Down) -> Sums:
+        self._validated = server.round
+        metric, k = selecting_metric(plan.config)
+        return self._scores("validate", plan, server, down, {f"{metric}@{k}"})
+
+    def _scores(self, kind: str, plan: Plan, server: ServerState, down: Down, names: set[str]) -> Sums:
+        everybody = self._everybody(plan, server) if plan.names_clients else None
+        asked = Question(kind, plan, server, down, everybody, chosen=False)
+        return _added(self.ask(asked, lambda _, reply: check_sums(reply, names)))
+
+    def _everybody(self, plan: Plan, server: ServerState) -> dict[int, Keys]:
+        if not self._homes:
+            self.choose(plan, server)
+        return self._by_home(plan, server, np.array(list(self._homes), np.uint64)) or {}
+
+    def keep_best(self) -> None:
+        self.best_round = self._validated
+
+    def result(self, plan: Plan, server: ServerState, down: Down) -> tuple[dict[str, Any], Evaluation | None]:
+        """Close the block on the nodes: they test the best round and go on from it."""
+        cfg = plan.config.evaluate
+        names = {"auc" if metric == "auc" else f"{metric}@{k}" for metric in cfg.metrics for k in cfg.k}
+        sums = self._scores("close", plan, server, down, names)
+        people = max((n for _, n in sums.values()), default=0)
+        means = {name: total / n if n else 0.0 for name, (total, n) in sums.items()}
+        return {**means, "users": people}, None
+
+    def end_block(self, plan: Plan, server: ServerState, down: Down) -> None:
+        """Nodes ended the block with `result`."""
+
+    # One exchange
+
+    def ask(self, question: Question, check: Callable[[int, Reply], None]) -> dict[int, Reply]:
+        """The answers of a quorum, without those of nodes that refused."""
+        kind, server, people = question.kind, question.server, question.people
+        asking = _Asking(self, question)
+        replies: dict[int, Reply] = {}
+        shas: dict[int, str] = {}
+        began = told = time.monotonic()
+        while True:
+            allowed = self._allowed(people)
+            asked = asking.bodies((set(self.transport.nodes()) & allowed) - replies.keys())
+            for node, body in self.transport.exchange(asked, self.patience.timeout).items():
+                reply = self._read(node, body, asking.head(node), check) if node in asked else None
+                if reply is not None:
+                    replies[node], shas[node] = reply, hashlib.sha256(body).hexdigest()
+            allowed = self._allowed(people)  # somebody may have been revoked meanwhile
+            replies = {node: one for node, one in replies.items() if node in allowed}
+            quorum = self.patience.quorum
+            need = len(allowed) if quorum == "all" or people is not None else quorum
+            if len(replies) >= max(1, need):
+                break
+            now = time.monotonic()
+            if now - began > self.patience.give_up:
+                raise TacitaError(
+                    f"block {server.block} round {server.round + 1}: {len(replies)} of the {need} nodes that a round "
+                    f"needs answered within {self.patience.give_up:.0f} s; start the others and continue with "
+                    "`tacita server resume`."
+                )
+            if now - told > 10:
+                told = now
+                self.tell({"event": "waiting", "kind": kind, "answered": len(replies), "needed": need})
+            time.sleep(self.patience.pause)
+        for node in sorted(replies):
+            said = replies[node].head
+            if said.said:  # why it refused, or keeps its scores to itself
+                self._refusal = said.said
+                self.tell({"event": "refused", "kind": kind, "node": str(node), "said": said.said})
+            if said.verdict == "refused":
+                continue
+            self.accepted.append(Accepted(server.block, server.round, kind, node, shas[node], said.clients))
+            self.asked_for += [(node, one) for one in said.requests]
+        return {node: one for node, one in replies.items() if one.head.verdict == "ok"}
+
+    def have(self, node: int) -> set[str]:
+        """Digests of the arrays that a node is known to hold."""
+        return self._have.get(node, set())
+
+    def _allowed(self, people: dict[int, Keys] | None) -> set[int]:
+        return self.allowed() if people is None else self.allowed() & people.keys()
+
+    def _read(self, node: int, body: bytes, head: RequestHead, check: Callable[[int, Reply], None]) -> Reply | None:
+        """An answer that fits the question; None: there is none, ask again."""
+        try:
+            reply = decode_reply(body)
+            said = reply.head
+            if (said.kind, said.run, said.block, said.round) != (head.kind, head.run, head.block, head.round):
+                raise TacitaError("the node's reply is to another question.")
+            self._have[node] = set(said.have)
+            if said.verdict == "missing":
+                return None
+            if said.verdict == "refused":
+                return reply
+            check(node, reply)
+        except TacitaError as error:
+            log.warning("node %s: %s", node, str(error)[:500])
+            if (node, head.block, head.round) not in self._told:  # once: it is asked again and again
+                self._told.add((node, head.block, head.round))
+                self.tell({"event": "bad reply", "kind": head.kind, "node": str(node), "said": str(error)[:500]})
+            return None
+        return reply
+
+
+class _Asking:
+    """A question as it is put to each node: what everybody gets, and what is for some people alone."""
+
+    def __init__(self, remote: Remote, question: Question) -> None:
+        server, self.remote, self.question = question.server, remote, question
+        self.arrays: Arrays = {
+            "items": server.items,
+            "catalogue": catalogue_array(remote.catalogue()[: len(server.items)]),
+            **{f"heads/{k}": v for k, v in server.heads.items()},
+            **flat(question.down.common, "parts-received/"),
+        }
+        self.common = RequestHead(
+            kind=question.kind,
+            run=remote.run,
+            block=server.block,
+            round=server.round,
+            best_round=remote.best_round,
+            config=question.plan.config.model_dump(mode="json"),
+            names={name: sha_of(array) for name, array in self.arrays.items()},
+        )
+        self._letters: dict[int, Arrays] = {}
+
+    def letters(self, node: int) -> Arrays:
+        """What only this node gets."""
+        if self.question.people is None:
+            return {}
+        if node not in self._letters:
+            names = self.question.people.get(node, np.zeros(0, np.uint64))
+            asked = {CHOSEN: names} if self.question.chosen else {}
+            self._letters[node] = written(self.question.down, names) | asked
+        return self._letters[node]
+
+    def head(self, node: int) -> RequestHead:
+        more = {name: sha_of(array) for name, array in self.letters(node).items()}
+        return self.common.model_copy(update={"names": {**self.common.names, **more}}) if more else self.common
+
+    def bodies(self, nodes: set[int]) -> dict[int, bytes]:
+        """What each node gets: all it does not have. Nodes that need the same share the bytes."""
+        made: dict[frozenset[str], bytes] = {}
+        bodies = {}
+        for node in sorted(nodes):
+            have, head, letters = self.remote.have(node), self.head(node), self.letters(node)
+            lacks = frozenset(name for name, sha in head.names.items() if sha not in have)
+            if letters:
+                bodies[node] = encode(Request(head, {name: (self.arrays | letters)[name] for name in lacks}))
+                continue
+            if lacks not in made:
+                made[lacks] = encode(Request(head, {name: self.arrays[name] for name in lacks}))
+            bodies[node] = made[lacks]
+        return bodies
+
+
+def _added(replies: Mapping[int, Reply]) -> Sums:
+    sums: Sums = {}
+    for node in sorted(replies):
+        for name, (total, n) in replies[node].head.sums.items():
+            before = sums.get(name, (0.0, 0))
+            sums[name] = (before[0] + total, before[1] + n)
+    return sums

@@ -1,0 +1,318 @@
+"""What a server holds, in one SQLite file: catalogue, enrolled nodes, runs and their models.
+
+After each round the model, its number and the answers that counted are committed together, so a killed server goes on
+from its last round. No row of it tells of a person.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tacita.core.config import RunConfig, validated
+from tacita.core.errors import TacitaError
+from tacita.core.types import Arrays
+from tacita.live.blobs import pack, unpack
+from tacita.live.database import plain_errors, read_only, transaction
+from tacita.live.wire import sha_of
+
+if TYPE_CHECKING:
+    from tacita.live.server.remote import Accepted  # brings the models, which `server status` has no use for
+
+STORE = "server.sqlite"
+FORMAT = 2
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+# Numbers of nodes are unsigned 64-bit, which an INTEGER does not hold: they are kept as text.
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE catalogue (number INTEGER PRIMARY KEY, item TEXT NOT NULL UNIQUE, title TEXT NOT NULL) STRICT;
+CREATE TABLE nodes (name TEXT PRIMARY KEY, public_key TEXT NOT NULL UNIQUE, number TEXT UNIQUE,
+    enrolled REAL NOT NULL, revoked REAL) STRICT;
+CREATE TABLE runs (name TEXT PRIMARY KEY, config TEXT NOT NULL, options TEXT NOT NULL, created REAL NOT NULL,
+    opened INTEGER NOT NULL, note TEXT) STRICT;
+CREATE TABLE block_items (run TEXT NOT NULL, block INTEGER NOT NULL, n_items INTEGER NOT NULL,
+    PRIMARY KEY (run, block)) STRICT;
+CREATE TABLE arrays (run TEXT NOT NULL, name TEXT NOT NULL, sha TEXT NOT NULL, array BLOB NOT NULL,
+    PRIMARY KEY (run, name)) STRICT;
+CREATE TABLE accepted (run TEXT NOT NULL, block INTEGER NOT NULL, round INTEGER NOT NULL, kind TEXT NOT NULL,
+    node TEXT NOT NULL, sha TEXT NOT NULL, clients INTEGER NOT NULL, time REAL NOT NULL,
+    PRIMARY KEY (run, block, round, kind, node)) STRICT;
+CREATE TABLE events (id INTEGER PRIMARY KEY, run TEXT NOT NULL, time REAL NOT NULL, event TEXT NOT NULL) STRICT;
+CREATE TABLE requests (id INTEGER PRIMARY KEY, run TEXT NOT NULL, node TEXT NOT NULL, time REAL NOT NULL,
+    request TEXT NOT NULL, done REAL, UNIQUE (run, node, request)) STRICT;
+"""
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    name: str
+    public_key: str
+    number: int | None  # under which the engine knows it; None: not registered there yet
+    enrolled: float
+    revoked: float | None
+
+
+@dataclass(frozen=True)
+class RunRow:
+    name: str
+    config: RunConfig
+    options: dict[str, Any]  # quorum, timeout
+    opened: int  # blocks that were opened
+    note: dict[str, Any] | None  # where it stands; None: nothing was committed yet
+
+
+class ServerStore:
+    """The server's file; several processes of the same server may have it open."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.is_file():
+            raise TacitaError(f"there is no server in {path.parent}; `tacita server init` makes one.")
+        with self._plain(), contextlib.closing(read_only(path)) as db:  # a damaged file stays as it is
+            verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if verdict != "ok":
+                raise sqlite3.DatabaseError(verdict)
+            found = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+        if found is None or found[0] != str(FORMAT):
+            made = "nobody" if found is None else f"format {found[0]}"
+            raise TacitaError(f"{path} was made by another tacita ({made}, this one reads format {FORMAT}).")
+        with self._plain():
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute("PRAGMA busy_timeout = 30000")
+
+    @staticmethod
+    def create(path: Path) -> ServerStore:
+        if path.exists():
+            raise TacitaError(f"{path} exists; a server is made in a new folder.")
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+            path.chmod(0o600)
+            db.execute("PRAGMA journal_mode = WAL")
+            db.executescript(f"BEGIN;{_SCHEMA}INSERT INTO meta VALUES ('format', '{FORMAT}');COMMIT;")
+        return ServerStore(path)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> ServerStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _plain(self) -> contextlib.AbstractContextManager[None]:
+        return plain_errors(self.path, "restore a copy")
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._plain(), transaction(self._db):
+            yield self._db
+
+    def _all(self, sql: str, *given: Any) -> list[tuple[Any, ...]]:
+        with self._plain():
+            return self._db.execute(sql, given).fetchall()
+
+    # Catalogue
+
+    def catalogue(self) -> list[tuple[str, str]]:
+        """Raw id and title of every item, in the order of the item table."""
+        return [(item, title) for item, title in self._all("SELECT item, title FROM catalogue ORDER BY number")]
+
+    def n_items(self) -> int:
+        """How many items a block would have now: enough to learn from, or a sentence."""
+        found = int(self._all("SELECT count(*) FROM catalogue")[0][0])
+        if found < 2:
+            raise TacitaError("the catalogue has fewer than two items; `tacita server catalogue add FILE` fills it.")
+        return found
+
+    def add_items(self, items: Sequence[tuple[str, str]]) -> int:
+        """Add items at the end; those that are there keep their place and get the title if they had none."""
+        with self._writing() as db:
+            known = dict(db.execute("SELECT item, title FROM catalogue").fetchall())
+            fresh: dict[str, str] = {}
+            for item, title in items:
+                if item not in known:
+                    fresh[item] = fresh.get(item) or title
+                elif title and not known[item]:
+                    db.execute("UPDATE catalogue SET title = ? WHERE item = ?", (title, item))
+            rows = ((len(known) + n, item, title) for n, (item, title) in enumerate(fresh.items()))
+            db.executemany("INSERT INTO catalogue (number, item, title) VALUES (?, ?, ?)", rows)
+        return len(fresh)
+
+    # Nodes
+
+    def nodes(self) -> list[NodeRow]:
+        rows = self._all("SELECT name, public_key, number, enrolled, revoked FROM nodes ORDER BY enrolled, name")
+        return [NodeRow(name, key, None if n is None else int(n), at, gone) for name, key, n, at, gone in rows]
+
+    def allowed(self) -> set[int]:
+        """Numbers of the nodes that may take part."""
+        return {row.number for row in self.nodes() if row.number is not None and row.revoked is None}
+
+    def add_node(self, name: str, public_key: str) -> None:
+        _check_name("node", name)
+        with self._writing() as db:
+            if db.execute("SELECT 1 FROM nodes WHERE name = ?", (name,)).fetchone():
+                raise TacitaError(f"a node named '{name}' is enrolled already; choose another --name.")
+            if db.execute("SELECT 1 FROM nodes WHERE public_key = ?", (public_key,)).fetchone():
+                raise TacitaError("this key is or was enrolled already; a node that was revoked needs a new key.")
+            row = (name, public_key, time.time())
+            db.execute("INSERT INTO nodes (name, public_key, enrolled) VALUES (?, ?, ?)", row)
+
+    def set_number(self, name: str, number: int) -> None:
+        with self._writing() as db:
+            db.execute("UPDATE nodes SET number = ? WHERE name = ?", (str(number), name))
+
+    def revoke(self, name: str) -> NodeRow:
+        found = {row.name: row for row in self.nodes()}
+        if name not in found:
+            listed = ", ".join(sorted(found)) or "none"
+            raise TacitaError(f"no node is named '{name}'; enrolled nodes: {listed}.")
+        if found[name].revoked is not None:
+            raise TacitaError(f"node '{name}' was revoked already.")
+        with self._writing() as db:
+            db.execute("UPDATE nodes SET revoked = ? WHERE name = ?", (time.time(), name))
+        return found[name]
+
+    # Runs
+
+    def new_run(self, name: str, config: RunConfig, options: dict[str, Any]) -> None:
+        _check_name("run", name)
+        with self._writing() as db:
+            if db.execute("SELECT 1 FROM runs WHERE name = ?", (name,)).fetchone():
+                raise TacitaError(f"there is a run '{name}' already; choose another --name.")
+            row = (name, config.model_dump_json(), json.dumps(options), time.time())
+            db.execute("INSERT INTO runs (name, config, options, created, opened) VALUES (?, ?, ?, ?, 0)", row)
+
+    def runs(self) -> list[RunRow]:
+        rows = self._all("SELECT name, config, options, opened, note FROM runs ORDER BY created")
+        return [_run_row(*row) for row in rows]
+
+    def run(self, name: str) -> RunRow:
+        found = self._all("SELECT name, config, options, opened, note FROM runs WHERE name = ?", name)
+        if not found:
+            listed = ", ".join(row[0] for row in self._all("SELECT name FROM runs ORDER BY created"))
+            raise TacitaError(f"there is no run '{name}' on this server; runs: {listed or 'none yet'}.")
+        return _run_row(*found[0])
+
+    def open_block(self, name: str) -> int:
+        """Open the next block with the catalogue as it is now; the one before must be done."""
+        row = self.run(name)
+        if row.opened > done_blocks(row):
+            raise TacitaError(
+                f"block {row.opened - 1} of run '{name}' is not done yet; `tacita server resume {name}` watches it."
+            )
+        n_items = self.n_items()
+        with self._writing() as db:
+            db.execute("UPDATE runs SET opened = opened + 1 WHERE name = ?", (name,))
+            db.execute("INSERT INTO block_items (run, block, n_items) VALUES (?, ?, ?)", (name, row.opened, n_items))
+        return row.opened
+
+    def block_sizes(self, name: str) -> list[int]:
+        """Items of the catalogue in each opened block."""
+        return [n for (n,) in self._all("SELECT n_items FROM block_items WHERE run = ? ORDER BY block", name)]
+
+    def arrays(self, name: str) -> Arrays:
+        rows = self._all("SELECT name, array FROM arrays WHERE run = ?", name)
+        return {key: unpack(blob, str(self.path))["array"] for key, blob in rows}
+
+    def commit(
+        self,
+        run: str,
+        note: dict[str, Any],
+        arrays: Arrays,
+        accepted: Sequence[Accepted],
+        asked_for: Sequence[tuple[int, dict[str, Any]]],
+        event: dict[str, Any],
+        done: int | None = None,
+    ) -> None:
+        """A round, or a request that was carried out, in one transaction.
+
+        An answer that is there already means that a round was counted twice: refused.
+        """
+        at = time.time()
+        with self._writing() as db:
+            held = dict(db.execute("SELECT name, sha FROM arrays WHERE run = ?", (run,)).fetchall())
+            gone = ((run, name) for name in held.keys() - arrays.keys())
+            db.executemany("DELETE FROM arrays WHERE run = ? AND name = ?", gone)
+            for name, array in arrays.items():
+                sha = sha_of(array)
+                if held.get(name) != sha:
+                    put = "INSERT OR REPLACE INTO arrays (run, name, sha, array) VALUES (?, ?, ?, ?)"
+                    db.execute(put, (run, name, sha, pack({"array": array})))
+            db.executemany(
+                "INSERT INTO accepted (run, block, round, kind, node, sha, clients, time) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                ((run, o.block, o.round, o.kind, str(o.node), o.sha, o.clients, at) for o in accepted),
+            )
+            db.executemany(
+                "INSERT OR IGNORE INTO requests (run, node, time, request) VALUES (?, ?, ?, ?)",
+                ((run, str(node), at, json.dumps(one, sort_keys=True)) for node, one in asked_for),
+            )
+            db.execute("UPDATE requests SET done = ? WHERE id = ?", (at, done))
+            db.execute("UPDATE runs SET note = ? WHERE name = ?", (json.dumps(note), run))
+            db.execute("INSERT INTO events (run, time, event) VALUES (?, ?, ?)", (run, at, json.dumps(event)))
+
+    def open_requests(self, run: str) -> list[tuple[int, dict[str, Any]]]:
+        """What people asked for and was not carried out yet, oldest first."""
+        rows = self._all("SELECT id, request FROM requests WHERE run = ? AND done IS NULL ORDER BY id", run)
+        return [(int(one), {**json.loads(told), "number": int(one)}) for one, told in rows]
+
+    def tell(self, run: str, event: dict[str, Any]) -> None:
+        """An event that changes nothing."""
+        with self._writing() as db:
+            row = (run, time.time(), json.dumps(event))
+            db.execute("INSERT INTO events (run, time, event) VALUES (?, ?, ?)", row)
+
+    def events(self, run: str, after: int = 0) -> list[tuple[int, float, dict[str, Any]]]:
+        rows = self._all("SELECT id, time, event FROM events WHERE run = ? AND id > ? ORDER BY id", run, after)
+        return [(one, at, json.loads(event)) for one, at, event in rows]
+
+    def last_event(self, run: str) -> dict[str, Any] | None:
+        found = self._all("SELECT event FROM events WHERE run = ? ORDER BY id DESC LIMIT 1", run)
+        return json.loads(found[0][0]) if found else None
+
+    def last_answer(self, node: int | None) -> float | None:
+        """When a node's answer last counted."""
+        return None if node is None else self._all("SELECT max(time) FROM accepted WHERE node = ?", str(node))[0][0]
+
+    def accepted(self, run: str) -> list[tuple[Any, ...]]:
+        """(block, round, kind, node, clients) of every answer that counted."""
+        asked = "SELECT block, round, kind, node, clients FROM accepted WHERE run = ? ORDER BY block, round, kind, node"
+        return [(block, round, kind, int(node), n) for block, round, kind, node, n in self._all(asked, run)]
+
+
+def _check_name(what: str, name: str) -> None:
+    """Names become parts of file names and of messages."""
+    if not _NAME.fullmatch(name):
+        raise TacitaError(
+            f"'{name[:100]}' cannot be the name of a {what}; give --name of letters, digits, '.', '_' and '-'."
+        )
+
+
+def done_blocks(row: RunRow) -> int:
+    """How many blocks of a run are done."""
+    return 0 if row.note is None else len(row.note["plain"]["results"])
+
+
+def _run_row(name: str, config: str, options: str, opened: int, note: str | None) -> RunRow:
+    read = validated(RunConfig, json.loads(config), f"the settings of run '{name}'")
+    return RunRow(name, read, json.loads(options), opened, None if note is None else json.loads(note))
+
+
+def standing(row: RunRow) -> str:
+    """Where a run is, for people."""
+    done = done_blocks(row)
+    if row.note is None:
+        return "waits for its first round" if row.opened else "no block is open"
+    if done == row.opened:
+        return f"{done} block{'s' if done != 1 else ''} done"
+    now = row.note["now"]
+    return f"block {now['block']}, round {now['round']}" if row.note["plain"]["in_block"] else f"opens block {done}"

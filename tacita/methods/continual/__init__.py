@@ -1,0 +1,1 @@
+"""Continual learning: F3CRec and the methods it is compared with."""

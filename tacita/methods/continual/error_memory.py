@@ -1,0 +1,115 @@
+"""RLP2: every device remembers its recent errors and corrects its predictions by them (spec C.4, ReLoop2).
+
+Training is plain fine-tuning. This is a replay method: labels of earlier blocks stay on the device, which the
+other methods do not need. Where we differ from the original: one memory per client, at most one entry per item,
+the key of an entry is the item's current row (so only its id is stored), and the round is picked on uncorrected
+validation scores, so that a run shares the trajectory of fine-tuning.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from tacita.core.types import Arrays, CohortView, Floats, Local
+from tacita.kernels.memory import corrected, remember, sample_scores
+from tacita.models.scores import sigmoid
+from tacita.round.parts import Part, PartConfig, Purpose, preset, register
+
+
+class ErrorMemoryConfig(PartConfig):
+    size: int = Field(500, ge=1, le=10_000, description="entries per client; the oldest is overwritten")
+    threshold: float = Field(0.5, ge=0, lt=1, description="a sample is remembered if its error exceeds this (sigma)")
+    neighbours: int = Field(10, ge=1, description="most similar entries that are read (k)")
+    weight: float = Field(0.2, ge=0, le=1, description="share of the estimated error that is corrected (lambda)")
+    tau: float = Field(0.1, gt=0, description="temperature of the weights among the neighbours")
+    gate: float = Field(1.0, ge=0, le=1, description="1: error of this prediction; 0: of the remembered ones (g)")
+
+
+@register
+class ErrorMemory(Part):
+    """Remember samples the local model got wrong; at prediction, lean towards the labels of similar items."""
+
+    name = "error-memory"
+    reads_logits = True
+    Config: ClassVar[type[PartConfig]] = ErrorMemoryConfig
+    config: ErrorMemoryConfig
+
+    def device_arrays(self, n_users: int) -> Arrays:
+        shape = (n_users, self.config.size)
+        return {
+            "item": np.full(shape, -1, np.int32),
+            "label": np.zeros(shape, np.float32),
+            "base": np.zeros(shape, np.float32),
+            "position": np.zeros(n_users, np.int32),
+        }
+
+    def after_training(self, view: CohortView, local: Local) -> Arrays:
+        """Write the round's own samples, judged by the model that has just learned from them."""
+        mine = {k: v.copy() for k, v in view.parts[self.name].items()}
+        remember(
+            local.user_ptr,
+            local.item,
+            local.label,
+            sigmoid(self.sample_scores(view, local)),
+            self.config.threshold,
+            mine["item"],
+            mine["label"],
+            mine["base"],
+            mine["position"],
+        )
+        return mine
+
+    def sample_scores(self, view: CohortView, local: Local) -> Floats:
+        """Logit of every sample of the round under the local model it belongs to."""
+        backbone = self.world.backbone
+        client_of = np.repeat(np.arange(view.n_clients), np.diff(view.user_ptr))
+        first_row = local.row_start[client_of]
+        reading = None if local.heads else backbone.reading(local.private, {})
+        if reading is not None:
+            a, c = (np.ascontiguousarray(x, np.float32) for x in reading)
+            return sample_scores(local.user_ptr, a, c, first_row, local.row_of, local.rows)
+        owner = local.owner
+        heads = {name: v[client_of[owner]] for name, v in local.heads.items()}
+        rows = local.rows[first_row[owner] + local.row_of]
+        return np.asarray(backbone.score(backbone.named(local.private[owner]), heads, rows), np.float32)
+
+    def predict(self, view: CohortView, scores: Floats, purpose: Purpose) -> Floats:
+        """Probabilities in place of logits for those who remember something; a ranking needs no more."""
+        if purpose == "valid" or view.block == 0 or self.config.weight == 0:
+            return scores
+        mine = view.parts[self.name]
+        filled = mine["item"] >= 0
+        who = np.flatnonzero(filled.any(1))
+        if len(who) == 0:
+            return scores
+        remembered, place = np.unique(mine["item"][filled], return_inverse=True)
+        normal = unit_rows(view.items)
+        ptr = np.zeros(len(who) + 1, np.int64)
+        np.cumsum(filled[who].sum(1), out=ptr[1:])
+        out = scores.copy()
+        out[who] = corrected(
+            sigmoid(scores[who]),
+            normal,
+            np.ascontiguousarray(normal[remembered].T),
+            ptr,
+            place.astype(np.int32),
+            mine["label"][filled],
+            mine["base"][filled],
+            self.config.neighbours,
+            self.config.tau,
+            self.config.weight,
+            self.config.gate,
+        )
+        return out
+
+
+def unit_rows(items: Floats) -> Floats:
+    """Rows of length one; a row of zeros stays, and is like no other."""
+    length = np.sqrt((items.astype(np.float64) ** 2).sum(1, keepdims=True))
+    return np.asarray(items / np.maximum(length, 1e-30), np.float32)
+
+
+preset("rlp2", {"name": "error-memory"})

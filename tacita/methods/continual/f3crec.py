@@ -1,0 +1,214 @@
+"""F3CRec: adaptive replay on the client and an item-wise temporal mean on the server (spec B; KD is C.3).
+
+The two are parts of their own, so all ablations are lists of parts. Departures from the paper's text follow spec
+B.5: squared shift, mean over the replayed items, and a user without an earlier block is not distilled.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from tacita.core.errors import TacitaError
+from tacita.core.types import Arrays, CohortView, Doubles, Extra, Ints, Local, Longs, Ragged, ServerState
+from tacita.fields import Total
+from tacita.kernels.ranking import best_items
+from tacita.kernels.replay import local_list_ranks, pick_subset
+from tacita.models.scores import pair_scores, score_all, sigmoid
+from tacita.round.parts import Part, PartConfig, preset, register
+
+
+class ReplayConfig(PartConfig):
+    top_n: int = Field(30, ge=1, description="items remembered per client from its last block (N)")
+    eps: float = Field(0.006, ge=0, description="how fast replay fades as ranks move; 0: always all (KD)")
+    weight: float = Field(0.1, ge=0, description="weight of the distillation loss (lambda_KD)")
+    reduction: Literal["mean", "sum"] = Field("mean", description="over the replayed items; the paper prints a sum")
+    topn_mask: Literal["none", "train"] = Field("none", description="leave the block's training items out of the list")
+
+
+@register
+class Replay(Part):
+    """Distil from the client's own last model on items it ranked high, fewer the more its ranks have moved."""
+
+    name = "replay"
+    reads_logits = True
+    Config: ClassVar[type[PartConfig]] = ReplayConfig
+    broadcast_once = True
+    config: ReplayConfig
+
+    def check(self, n_items: int) -> None:
+        if self.config.top_n > n_items:
+            raise TacitaError(
+                f"replay.top_n = {self.config.top_n} is larger than the catalogue of {n_items} items; lower it."
+            )
+        if self.world.backbone.shared():
+            raise TacitaError("replay ranks with private parameters only; turn backbone.share_mlp off.")
+        nobody = np.zeros((1, self.world.backbone.private_width), np.float32)
+        if self.config.eps > 0 and self.world.backbone.reading(nobody, {}) is None:
+            raise TacitaError(
+                f"replay with eps > 0 needs a backbone that is affine in the item row, not "
+                f"'{self.world.backbone.name}'; use eps = 0 (method kd) or another backbone."
+            )
+
+    # on the server: the last block's table, for the teachers' scores
+
+    def server_end_block(self, server: ServerState) -> Arrays:
+        return {"table": server.items}
+
+    def broadcast(self, server: ServerState) -> Arrays:
+        return dict(server.parts.get(self.name, {}))
+
+    # on the device
+
+    def device_arrays(self, n_users: int) -> Arrays:
+        width = self.world.backbone.private_width
+        return {
+            "list": np.full((n_users, self.config.top_n), -1, np.int32),
+            "teacher": np.zeros((n_users, width), np.float32),
+            "label": np.zeros((n_users, self.config.top_n), np.float32),
+        }
+
+    def begin_block(self, view: CohortView) -> Arrays:
+        """Teacher scores: the client's last private parameters on the last block's table."""
+        mine = view.parts[self.name]
+        label = mine["label"].copy()
+        back = np.flatnonzero(mine["list"][:, 0] >= 0)
+        if len(back):
+            table = view.received[self.name]["table"]
+            chosen = mine["list"][back]
+            scores = pair_scores(self.world.backbone, mine["teacher"][back], view.heads, table, chosen)
+            label[back] = sigmoid(scores)
+        return {"label": label}
+
+    def end_block(self, view: CohortView) -> Arrays:
+        scores = score_all(self.world.backbone, view.private, view.heads, view.items)
+        if self.config.topn_mask == "train":
+            scores[view.train.rows(), view.train.ids] = -np.inf
+        top, _ = best_items(scores, self.config.top_n)
+        return {"list": top, "teacher": view.private.copy()}
+
+    def at_hand(self, view: CohortView) -> Ragged | None:
+        if view.block == 0 or self.config.weight == 0:
+            return None
+        lists = view.parts[self.name]["list"]
+        counts = np.where(lists[:, 0] >= 0, lists.shape[1], 0)
+        ptr = np.zeros(len(lists) + 1, np.int64)
+        np.cumsum(counts, out=ptr[1:])
+        return Ragged(ptr, np.ascontiguousarray(lists[counts > 0].reshape(-1)))
+
+    def shift(self, view: CohortView, local: Local, back: Ints) -> Longs:
+        """How far the remembered items have moved in the clients' current rankings (Delta)."""
+        lists = view.parts[self.name]["list"][back]
+        n = lists.shape[1]
+        ranks = current_ranks(self, view, local, back, lists).reshape(-1, n)
+        return np.asarray(np.abs(ranks - np.arange(1, n + 1)).sum(1), np.int64)
+
+    def sizes(self, view: CohortView, local: Local, back: Ints) -> Longs:
+        """How many items each of these users replays, given how its ranks stand now."""
+        if self.config.eps == 0:
+            return np.full(len(back), self.config.top_n, np.int64)
+        return replay_size(self.shift(view, local, back), self.config.eps, self.config.top_n)
+
+    def extra_samples(self, view: CohortView, local: Local, step: int, phase: int) -> Extra | None:
+        """The replayed subset of each list, drawn again in every step and phase."""
+        lists, _ = local.at_hand[self.name]
+        client_of = np.repeat(np.arange(view.n_clients), np.diff(view.user_ptr))
+        back = np.flatnonzero((lists.counts() > 0) & (step < local.n_steps)[client_of]).astype(np.int32)
+        n = self.config.top_n
+        size = self.sizes(view, local, back)
+        if step == 0 and phase == 0 and view.one_user_each:
+            local.notes["replayed"] = np.full(view.n_clients, np.nan)
+            local.notes["replayed"][back] = size
+        key = self.world.draws.private("replay", view.block, view.round, step, phase)
+        where = pick_subset(key, view.user_keys[back], n, size)
+        user = np.repeat(back, size)
+        strength = self.config.weight / np.maximum(size, 1) if self.config.reduction == "mean" else None
+        weight = np.repeat(strength, size) if strength is not None else np.full(len(user), self.config.weight)
+        ptr = np.zeros(view.n_clients + 1, np.int64)
+        np.cumsum(np.bincount(client_of[user], minlength=view.n_clients), out=ptr[1:])
+        return Extra(
+            ptr=ptr,
+            pick=lists.ptr[user] + where,
+            label=view.parts[self.name]["label"][user, where],
+            weight=weight.astype(np.float32),
+        )
+
+
+def replay_size(shift: Longs, eps: float, n: int) -> Longs:
+    """How many of the n remembered items are replayed: floor(n exp(-eps Delta))."""
+    return np.asarray(np.floor(np.exp(-eps * shift.astype(np.float64)) * n), np.int64)
+
+
+def current_ranks(part: Part, view: CohortView, local: Local, users: Ints, lists: Ints) -> Ints:
+    """1-based ranks of listed items among all items under the users' local models, ties to the smaller id."""
+    client_of = np.repeat(np.arange(view.n_clients, dtype=np.int32), np.diff(view.user_ptr))
+    backbone = part.world.backbone
+    heads = view.heads
+    reading = backbone.reading(local.private[users], heads)
+    if reading is None:
+        raise TacitaError(f"part '{part.name}' needs a backbone that is affine in the item row, not '{backbone.name}'.")
+    a, c = (np.ascontiguousarray(x, np.float32) for x in reading)
+    ptr = np.arange(len(users) + 1, dtype=np.int64) * lists.shape[1]
+    return local_list_ranks(
+        client_of[users],
+        a,
+        c,
+        np.ascontiguousarray(view.items.T),
+        local.row_start,
+        local.row_item,
+        local.rows,
+        ptr,
+        np.ascontiguousarray(lists.reshape(-1)),
+    )
+
+
+class TemporalMeanConfig(PartConfig):
+    beta: float = Field(0.9, ge=0, lt=1, description="most weight an item's earlier row may have")
+    phi: Literal["sq", "l2"] = Field("sq", description="squared shift (released code) or un-squared (printed)")
+    itemwise: bool = Field(True, description="false: the same weight beta for every item")
+
+
+@register
+class TemporalMean(Part):
+    """Keep each known item's row near the last block's, the nearer the less it has moved (B8-B10)."""
+
+    name = "temporal-mean"
+    Config: ClassVar[type[PartConfig]] = TemporalMeanConfig
+    config: TemporalMeanConfig
+
+    def server_end_block(self, server: ServerState) -> Arrays:
+        return {"anchor": server.items}
+
+    def gamma(self, anchor: Doubles, now: Doubles) -> Doubles:
+        """The weight of the earlier row, per item."""
+        if not self.config.itemwise:
+            return np.full(len(anchor), self.config.beta)
+        square = ((anchor - now) ** 2).sum(1)
+        moved = square if self.config.phi == "sq" else np.sqrt(square)
+        return np.asarray(self.config.beta / (1 + moved / np.sqrt(anchor.shape[1])))
+
+    def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
+        anchor = server.parts.get(self.name, {}).get("anchor")
+        if anchor is None or self.config.beta == 0:
+            return server
+        known = len(anchor)
+        earlier, now = anchor.astype(np.float64), server.items[:known].astype(np.float64)
+        gamma = self.gamma(earlier, now)
+        items = server.items.copy()
+        items[:known] = (1 - gamma[:, None]) * now + gamma[:, None] * earlier
+        return server.with_items(items).with_part(self.name, {"anchor": anchor, "gamma": np.array([gamma.mean()])})
+
+    def server_notes(self, server: ServerState) -> dict[str, float]:
+        used = server.parts.get(self.name, {}).get("gamma")
+        return {} if used is None else {"gamma": float(used[0])}
+
+
+preset("ft")
+preset("kd", {"name": "replay", "eps": 0.0})
+preset("f3crec", {"name": "replay"}, {"name": "temporal-mean"})
+preset("f3crec-no-client", {"name": "temporal-mean"})
+preset("f3crec-fixed-replay", {"name": "replay", "eps": 0.0}, {"name": "temporal-mean"})
+preset("f3crec-no-server", {"name": "replay"})
+preset("f3crec-uniform-mean", {"name": "replay"}, {"name": "temporal-mean", "itemwise": False})

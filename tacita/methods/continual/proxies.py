@@ -1,0 +1,174 @@
+"""SPP: replay from a slow and a fast average of earlier models (spec C.5, the proxies of CCD).
+
+Where we differ from the original: private parts of the proxies stay on the devices and the server sends the two
+tables once per block; reference ranks come from the current model, not from the one at block start; the loss is a
+mean; only the current block's training items can be masked; the server averages plainly.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from tacita.core.types import AnyArray, Arrays, CohortView, Extra, Floats, Ints, Local, Longs, Ragged, ServerState
+from tacita.kernels.ranking import best_items, list_ranks
+from tacita.kernels.replay import weighted_picks
+from tacita.models.scores import CHUNK, pair_scores, score_all, sigmoid
+from tacita.round.parts import Part, PartConfig, preset, register
+
+STABILITY, PLASTICITY = "stability", "plasticity"
+
+
+class ProxiesConfig(PartConfig):
+    w_stability: float = Field(0.9, ge=0, le=1, description="share the stability proxy keeps of itself in a block")
+    w_plasticity: float = Field(0.0, ge=0, le=1, description="share the plasticity proxy keeps of itself")
+    n_stability: int = Field(3, ge=0, le=1000, description="items drawn from the stability proxy")
+    n_plasticity: int = Field(3, ge=0, le=1000, description="items drawn from the plasticity proxy, from block 2 on")
+    rank_limit: int = Field(50, ge=1, description="only the proxy's best items are drawn (R_abs)")
+    eps_r: float = Field(1e-4, ge=0, description="how much rather items are drawn that the model has let drop")
+    weight: float = Field(0.1, ge=0, description="weight of the replay loss in the first round (lambda_SPP)")
+    every: int = Field(5, ge=1, description="rounds between draws")
+    fade: float = Field(10.0, gt=0, description="rounds in which the weight falls by e")
+
+
+@register
+class Proxies(Part):
+    """Distil, with fading weight, on items that the proxies rank high and the model has let drop."""
+
+    name = "proxies"
+    reads_logits = True
+    Config: ClassVar[type[PartConfig]] = ProxiesConfig
+    broadcast_once = True
+    config: ProxiesConfig
+
+    def keeps(self, proxy: str) -> float:
+        return self.config.w_stability if proxy == STABILITY else self.config.w_plasticity
+
+    # on the server: the public half of both proxies
+
+    def server_end_block(self, server: ServerState) -> Arrays:
+        held = server.parts.get(self.name, {})
+        newest = {"table": server.items, **{f"heads.{k}": v for k, v in server.heads.items()}}
+        return {
+            f"{proxy}.{k}": averaged(held.get(f"{proxy}.{k}", v[:0]), v, self.keeps(proxy))
+            for proxy in (STABILITY, PLASTICITY)
+            for k, v in newest.items()
+        }
+
+    def broadcast(self, server: ServerState) -> Arrays:
+        return dict(server.parts.get(self.name, {}))
+
+    # on the device: the private half, and what was drawn last
+
+    def device_arrays(self, n_users: int) -> Arrays:
+        width, drawn = self.world.backbone.private_width, self.config.n_stability + self.config.n_plasticity
+        return {
+            STABILITY: np.zeros((n_users, width), np.float32),
+            PLASTICITY: np.zeros((n_users, width), np.float32),
+            "seen": np.zeros(n_users, bool),
+            "item": np.full((n_users, drawn), -1, np.int32),
+            "label": np.zeros((n_users, drawn), np.float32),
+        }
+
+    def end_block(self, view: CohortView) -> Arrays:
+        mine, now = view.parts[self.name], view.private
+        seen = mine["seen"][:, None]
+        kept = {
+            proxy: np.where(seen, averaged(mine[proxy], now, self.keeps(proxy)), now)
+            for proxy in (STABILITY, PLASTICITY)
+        }
+        return {**kept, "seen": np.ones(len(now), bool)}
+
+    def begin_block(self, view: CohortView) -> Arrays:
+        """Draws of an earlier block are forgotten: what they were drawn against is gone."""
+        return {"item": np.full_like(view.parts[self.name]["item"], -1)}
+
+    def begin_round(self, view: CohortView) -> Arrays:
+        """Draw anew every few rounds, and for who was not there when the others drew."""
+        if view.block == 0 or self.config.weight == 0:
+            return {}
+        mine = view.parts[self.name]
+        due = mine["seen"] & ((view.round % self.config.every == 0) | (mine["item"] < 0).all(1))
+        item, label = mine["item"].copy(), mine["label"].copy()
+        users = np.flatnonzero(due)
+        for lo in range(0, len(users), CHUNK):
+            some = users[lo : lo + CHUNK]
+            item[some], label[some] = self.draw(view, some)
+        return {"item": item, "label": label}
+
+    def draw(self, view: CohortView, users: Longs) -> tuple[Ints, Floats]:
+        """Items and labels for these users of the view; in block 1 both proxies coincide and one is enough."""
+        model = score_all(self.world.backbone, view.private[users], view.heads, view.items)
+        train = view.train.take(users)
+        model[train.rows(), train.ids] = -np.inf
+        drawn = [self.draw_from(view, users, model, STABILITY, self.config.n_stability)]
+        if view.block > 1:
+            drawn.append(self.draw_from(view, users, model, PLASTICITY, self.config.n_plasticity))
+        item, label = (np.concatenate(both, axis=1) for both in zip(*drawn, strict=True))
+        return merged(item, label, self.config.n_stability + self.config.n_plasticity)
+
+    def draw_from(self, view: CohortView, users: Longs, model: Floats, proxy: str, n: int) -> tuple[Ints, Floats]:
+        """n items of the proxy's best for each user, and what the proxy thinks of them."""
+        private = view.parts[self.name][proxy][users]
+        sent = view.received[self.name]
+        table = sent[f"{proxy}.table"]
+        heads = {k: sent[f"{proxy}.heads.{k}"] for k in view.heads}
+        scores = score_all(self.world.backbone, private, heads, table)
+        train = view.train.take(users)
+        known = train.ids < len(table)  # items of this block alone have no row in a proxy
+        scores[train.rows()[known], train.ids[known]] = -np.inf
+        best, value = best_items(scores, self.config.rank_limit)
+        ranks = list_ranks(model, np.arange(len(users) + 1) * best.shape[1], best.reshape(-1)).reshape(best.shape) - 1
+        drop = ranks - np.arange(best.shape[1])
+        log_weight = np.where(np.isfinite(value), self.config.eps_r * drop, -np.inf).astype(np.float32)
+        key = self.world.draws.private(f"proxies-{proxy}", view.block, view.round)
+        place = weighted_picks(key, view.user_keys[users], log_weight, n)
+        item = np.where(place < 0, -1, np.take_along_axis(best, np.maximum(place, 0), 1)).astype(np.int32)
+        label = sigmoid(pair_scores(self.world.backbone, private, heads, table, np.maximum(item, 0)))
+        return item, np.where(item < 0, np.float32(0), label)
+
+    def at_hand(self, view: CohortView) -> Ragged | None:
+        if view.block == 0 or self.config.weight == 0:
+            return None
+        item = view.parts[self.name]["item"]
+        ptr = np.zeros(len(item) + 1, np.int64)
+        np.cumsum((item >= 0).sum(1), out=ptr[1:])
+        return Ragged(ptr, item[item >= 0])
+
+    def extra_samples(self, view: CohortView, local: Local, step: int, phase: int) -> Extra:
+        """All that is drawn, in every step."""
+        lists, _ = local.at_hand[self.name]
+        mine = view.parts[self.name]
+        strength = self.config.weight * np.exp(-view.round / self.config.fade)
+        counts = lists.counts()
+        return Extra(
+            ptr=lists.ptr[view.user_ptr],
+            pick=np.arange(len(lists.ids)),
+            label=mine["label"][mine["item"] >= 0],
+            weight=np.repeat(strength / np.maximum(counts, 1), counts).astype(np.float32),
+        )
+
+
+def averaged(held: AnyArray, newest: AnyArray, keep: float) -> AnyArray:
+    """keep * held + (1 - keep) * newest; rows that are new are copied."""
+    out = newest.copy()
+    out[: len(held)] = keep * held + (1 - keep) * newest[: len(held)]
+    return out
+
+
+def merged(item: Ints, label: Floats, width: int) -> tuple[Ints, Floats]:
+    """One entry per item, with the larger of its labels; padded to a width."""
+    out_item = np.full((len(item), width), -1, np.int32)
+    out_label = np.zeros((len(item), width), np.float32)
+    out_item[:, : item.shape[1]], out_label[:, : item.shape[1]] = item, label
+    for late in range(1, item.shape[1]):
+        twice = (out_item[:, :late] == out_item[:, late, None]) & (out_item[:, late, None] >= 0)
+        rows, first = np.nonzero(twice)
+        out_label[rows, first] = np.maximum(out_label[rows, first], out_label[rows, late])
+        out_item[rows, late], out_label[rows, late] = -1, 0
+    return out_item, out_label
+
+
+preset("spp", {"name": "proxies"})

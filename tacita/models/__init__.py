@@ -1,0 +1,10 @@
+"""The models that can stand behind a federated round."""
+
+from tacita.models import ego as _ego  # noqa: F401  (each module registers its models)
+from tacita.models import factor as _factor  # noqa: F401
+from tacita.models import graph as _graph  # noqa: F401
+from tacita.models import neural as _neural  # noqa: F401
+from tacita.models.base import Backbone, BackboneConfig, Context, backbone_class, backbone_names, register
+from tacita.models.tally import model as _linear  # noqa: F401
+
+__all__ = ["Backbone", "BackboneConfig", "Context", "backbone_class", "backbone_names", "register"]

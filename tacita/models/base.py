@@ -1,0 +1,269 @@
+"""Backbone: which parameters are item rows, shared or private, how they start, how they score.
+
+Private parameters of a user are one flat vector with named slices, so stores, snapshots and files need to know
+nothing else about a model. `represent` and `score` are written with operators that numpy arrays and torch tensors
+share: `represent` runs once per user, `score` once per sample.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from tacita.core.draws import Draws
+from tacita.core.errors import TacitaError, unknown_name
+from tacita.core.types import Arrays, CohortView, Floats, Keys, Longs, Ragged, ServerState
+from tacita.fields import Form, Spec, Total
+
+
+class BackboneConfig(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class TrainedConfig(BackboneConfig):
+    """Settings of models that learn by local steps on item rows."""
+
+    dim: int = Field(32, ge=1, le=4096, description="width of an item row")
+    lr: float = Field(1.0, gt=0, description="base learning rate")
+    item_lr_scale: Literal["items"] | float = Field(
+        "items", description="item-table rate = lr * this: 'items' (number of items, F3CRec) or a number"
+    )
+
+
+@dataclass(frozen=True)
+class Context:
+    """The items that a model reads of each user, with the rows they have at the moment; numpy or torch."""
+
+    ptr: Longs  # (users + 1,) entries of each user, oldest first
+    user: Any  # (entries,)
+    count: Any  # (users,) entries, as floats
+    rows: Any  # (entries, width)
+    values: dict[str, Any]  # columns aligned with the entries, such as "rating" and "time"
+
+    @staticmethod
+    def of(lists: Ragged, items: Floats) -> Context:
+        """Lists with the rows of one table."""
+        count = lists.counts().astype(np.float32)
+        return Context(lists.ptr, lists.rows(), count, items[lists.ids], dict(lists.values))
+
+    def total(self, entries: Any) -> Any:
+        """The sum of each user's entries, added up in their order, so that it does not depend on the company."""
+        shape = (len(self.ptr) - 1, *entries.shape[1:])
+        if isinstance(entries, np.ndarray):
+            out = np.zeros(shape, entries.dtype)
+            np.add.at(out, self.user, entries)
+            return out
+        return entries.new_zeros(shape).index_add(0, self.user, entries)
+
+
+class Retracts(Protocol):
+    """A model that takes back what people told it, exactly."""
+
+    @property
+    def held(self) -> int:
+        """How many people a retraction waits for; 0: it is carried out at once."""
+        ...
+
+    def retracted(self, server: ServerState, before: list[Ragged], after: list[Ragged]) -> tuple[ServerState, int]:
+        """The server after some people told, block by block, `after` instead of `before`; the rank of the update."""
+        ...
+
+    def retrained(self, server: ServerState, told: list[Ragged]) -> ServerState:
+        """What the server would hold had it been told these lists alone."""
+        ...
+
+    def upload_bytes(self, n_items: int) -> float:
+        """What one client sends, whole."""
+        ...
+
+
+class Backbone(ABC):
+    """What a model tells the federation about itself. Subclasses override the methods below."""
+
+    name: ClassVar[str]
+    Config: ClassVar[type[BackboneConfig]] = BackboneConfig
+    learner: ClassVar[str] = "rows"
+    """What travels where no part says otherwise: `rows` (local steps on item rows) or a `statistic`."""
+
+    reads_history: ClassVar[bool] = False
+    """Scores what a user did, in this block and in earlier ones, instead of private vectors."""
+
+    phases: ClassVar[tuple[tuple[str, ...], ...]] = (("private", "rows"),)
+    """What moves in each pass of a step: every phase has its own forward pass."""
+
+    reads_context: ClassVar[bool] = False
+    """Scores with the rows of further items of the user (see `context`), not with the private vector alone."""
+
+    grouped: ClassVar[bool] = False
+    """Scores groups of samples that share their heads (see `score_groups`): heads too big to repeat for a sample."""
+
+    affine_kind: ClassVar[int | None] = None
+    """Which fused kernel trains it (see kernels.steps); None: autograd only."""
+
+    def __init__(self, config: BackboneConfig) -> None:
+        self.config = config
+
+    # what exists
+
+    @property
+    @abstractmethod
+    def item_width(self) -> int:
+        """Numbers in an item's row of the shared table."""
+
+    @property
+    @abstractmethod
+    def layout(self) -> dict[str, int]:
+        """Private parameters of one user: name -> width."""
+
+    def shared(self) -> dict[str, tuple[int, ...]]:
+        """Shared parameters that are not item rows: name -> shape."""
+        return {}
+
+    @property
+    def private_width(self) -> int:
+        return sum(self.layout.values())
+
+    def named(self, private: Any) -> dict[str, Any]:
+        """The flat private vectors (users, width) as named slices."""
+        out, at = {}, 0
+        for name, width in self.layout.items():
+            out[name] = private[:, at : at + width]
+            at += width
+        return out
+
+    def check(self, first_items: int, all_items: int) -> None:  # noqa: B027  (most models carry any)
+        """Refuse a catalogue, of the first block and in the end, that cannot be carried, before anything is trained."""
+
+    # how it starts
+
+    @abstractmethod
+    def init_items(self, draws: Draws, item_keys: Keys) -> Floats:
+        """The initial item rows, a function of the item's key alone."""
+
+    @abstractmethod
+    def init_private(self, draws: Draws, user_keys: Keys) -> Floats:
+        """The initial private vectors, a function of the user's key alone."""
+
+    def init_heads(self, draws: Draws) -> Arrays:
+        return {}
+
+    def heads_fit(self, heads: Arrays, n_items: int) -> bool:
+        """Whether shared parameters that came from elsewhere are safe to compute with."""
+        own = self.init_heads(Draws(0))
+        return heads.keys() == own.keys() and all(
+            heads[name].shape == v.shape and heads[name].dtype == v.dtype for name, v in own.items()
+        )
+
+    # how it learns
+
+    def rates(self, n_items: int) -> dict[str, float]:
+        """Learning rate per private or shared parameter name, plus 'rows' for the item table."""
+        return {}
+
+    def item_scale(self, n_items: int) -> float:
+        """What the item rate is beyond the base rate."""
+        return 1.0
+
+    # where it learns from a statistic
+
+    def questions(self, server: ServerState) -> tuple[str, ...]:
+        """What is asked at the beginning of a block."""
+        return ("statistic",)
+
+    def statistic_fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
+        raise TacitaError(f"backbone '{self.name}' learns by training, not from a statistic.")
+
+    def tell(self, view: CohortView, question: str) -> dict[str, Form]:
+        """What the cohort's clients have to tell, by field."""
+        raise TacitaError(f"backbone '{self.name}' learns by training, not from a statistic.")
+
+    def learn(self, server: ServerState, total: Total, question: str) -> ServerState:
+        """What the server makes of a total."""
+        raise TacitaError(f"backbone '{self.name}' learns by training, not from a statistic.")
+
+    @property
+    def trials(self) -> int:
+        """Ways of scoring among which a block's validation chooses, a round each."""
+        return 1
+
+    def try_next(self, server: ServerState) -> ServerState:
+        """The same statistic with another way of scoring."""
+        return server
+
+    def popularity(self, server: ServerState) -> Floats:
+        """How many people told the server of each item, where that is something it is told."""
+        return np.zeros(len(server.items), np.float32)
+
+    # how it scores
+
+    def context(self, view: CohortView) -> Ragged | None:
+        """Per user, the items whose rows `represent` reads; a client trains and sends these rows like its samples'."""
+        return None
+
+    def represent(self, private: dict[str, Any], heads: dict[str, Any], context: Context | None) -> dict[str, Any]:
+        """What `score` needs of every user: leading dimension users, heads repeated for each."""
+        return private
+
+    def score(self, rep: dict[str, Any], heads: dict[str, Any], rows: Any, inside: Any = None) -> Any:
+        """Logits of aligned (user, head, row) triples: leading dimension samples.
+
+        `inside` is 1 where the sample's item is in the user's context, else 0; None: the model has no context.
+        """
+        raise TacitaError(f"backbone '{self.name}' scores whole histories, not single pairs.")
+
+    @property
+    def retracts(self) -> Retracts | None:
+        """The model itself, where it can take back what people told it."""
+        return None
+
+    def score_groups(self, private: dict[str, Any], heads: dict[str, Any], rows: Any) -> Any:
+        """Logits (groups, samples) of private (groups, samples or 1, width), heads (groups, ...), rows (groups,
+        samples, width); a leading 1 serves all groups."""
+        raise TacitaError(f"backbone '{self.name}' scores single samples, not groups of them.")
+
+    def score_history(self, view: CohortView) -> Floats | None:
+        """Scores (users, items) of a model that reads the user's own history; None: it reads private vectors."""
+        return None
+
+    def reading(self, private: Floats, heads: Arrays) -> tuple[Floats, Floats] | None:
+        """(a, c) with logit a . q + c for every item, where the model is affine in the item row."""
+        return None
+
+    def reading_outside(
+        self, rep: dict[str, Any], heads: Arrays, items: Floats
+    ) -> tuple[Floats, Floats, Floats] | None:
+        """(a, c, rows) with logit a . row + c for every item outside a user's context, where there are such rows."""
+        return None
+
+
+_REGISTRY: dict[str, type[Backbone]] = {}
+
+
+def register(cls: type[Backbone]) -> type[Backbone]:
+    _REGISTRY[cls.name] = cls
+    return cls
+
+
+def backbone_names() -> list[str]:
+    return sorted(_REGISTRY)
+
+
+def backbone_class(name: str) -> type[Backbone]:
+    if name not in _REGISTRY:
+        raise unknown_name("backbone", name, _REGISTRY)
+    return _REGISTRY[name]
+
+
+def spread(value: Floats, count: int) -> Floats:
+    """The same start for everybody."""
+    return np.repeat(value.reshape(1, -1), count, axis=0)
+
+
+def linear_bound(fan_in: int) -> float:
+    """Half-width of the usual uniform start of a linear layer."""
+    return 1.0 / math.sqrt(fan_in)

@@ -1,0 +1,1 @@
+"""tally: a linear model from a sum over people."""

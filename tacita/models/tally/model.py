@@ -1,0 +1,491 @@
+"""tally: a linear model whose training statistic is a sum over users, so it learns in one round and forgets exactly.
+
+A user's term is w_u x_u x_u^T with x_u the items of the block. The server keeps the sums of every block
+(`tally_sums`), adds them up to G with decay, solves the ridge problem with zero diagonal (EASE: B = I - P / diag(P),
+P = (G + ridge)^-1) and sends B back; the device scores its own history with it. A catalogue that is larger than
+`most_inputs` in the first block is read through its most popular items (inputs) only, while all items can be
+recommended: columns of other items are plain ridge solutions P G. With all items as inputs both are the same.
+
+What it gives away: whoever gets B tells who took part and completes histories; whoever gets B before and after a
+lone retraction reads it. Waiting for contributors (`min_item`, `min_pair`) and sending few entries a column (`keep`)
+saves bytes and stops weaker readers. These are mitigations, at the defaults and elsewhere; only noise with a budget
+would protect, and there is none yet. `tacita audit tally` runs the attacks beside their controls.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import scipy.sparse
+from pydantic import Field
+
+from tacita.core.draws import Draws
+from tacita.core.errors import TacitaError
+from tacita.core.types import (
+    AnyArray,
+    Arrays,
+    CohortView,
+    Doubles,
+    Floats,
+    Ints,
+    Keys,
+    Longs,
+    Ragged,
+    ServerState,
+)
+from tacita.fields import Dense, Form, Rows, Spec, Terms, Total, Upload, add, empty_total
+from tacita.kernels.pairs import dense_products, sparse_products
+from tacita.models.base import Backbone, BackboneConfig, register
+from tacita.models.tally.solver import (
+    TILE,
+    bytes_to_solve,
+    columns_of,
+    free_memory,
+    inverted,
+    lower_triangle,
+    mirrored,
+    packed,
+)
+from tacita.models.tally.sums import Shape, Sums, told_again
+
+STATE = "tally"  # the name of its server-side arrays
+COME_BACK, AVOID = 0.05, -1.0  # what repeat = "learn" adds to items of earlier blocks
+RECENCIES = 0.0, 10.0, 20.0, 80.0, 40.0  # what recency = "learn" tries; the last one stays where nobody validates
+SURVEY, STATISTIC = "survey", "statistic"  # its questions
+MOST_WEIGHT = 1e6  # of an entry of B that a device computes with: what a solve gives lies far below
+MOST_DOUBLINGS = 30  # of the ridge; what a billion times the ridge does not make up for is no sum of histories
+
+log = logging.getLogger(__name__)
+
+
+class TallyConfig(BackboneConfig):
+    ridge: float = Field(500.0, gt=0, description="ridge of the linear problem")
+    ridge_popularity: float = Field(0.0, ge=0, le=2, description="an item's ridge grows with its count to this power")
+    decay: float = Field(0.7, gt=0, le=1, description="what earlier blocks keep of their weight in each new block")
+    length_power: float = Field(0.0, ge=0, le=2, description="a user with n items weighs n to minus this power")
+    most_items: int = Field(0, ge=0, description="only a user's latest items of the block count; 0: all")
+    recency: Annotated[float, Field(ge=0)] | Literal["learn"] = Field(
+        "learn",
+        description="e-fold, in items, of the weight of older items in scoring; 0: alike; learn: each block's "
+        "validation chooses",
+    )
+    repeat: float | Literal["learn"] = Field(
+        "learn",
+        description="added to the score of items of the user's earlier blocks; negative: avoid; learn: whether people "
+        "come back to items more often than chance decides",
+    )
+    min_item: int = Field(
+        5, ge=0, description="an item's increments wait for this many contributors; 0: no wait; a mitigation"
+    )
+    min_pair: int = Field(0, ge=0, description="a pair's increments wait for this many contributors; 0: no wait")
+    keep: int = Field(
+        200,
+        ge=0,
+        description="entries of B kept per column on the way down; 0: all; saves bytes, a mitigation",
+    )
+    hold_retractions: int = Field(0, ge=0, description="a retraction waits until this many users asked; 0: no wait")
+    most_inputs: int = Field(10_000, ge=2, description="larger catalogues are read through this many popular items")
+
+
+@register
+class Tally(Backbone):
+    """Linear item-item model from a sum of users' statistics."""
+
+    name = "tally"
+    Config: ClassVar[type[BackboneConfig]] = TallyConfig
+    learner = "statistic"
+    reads_history = True
+    config: TallyConfig
+
+    # it has no rows and no private parameters: all is in the shared matrix
+
+    @property
+    def item_width(self) -> int:
+        return 0
+
+    @property
+    def layout(self) -> dict[str, int]:
+        return {}
+
+    def init_items(self, draws: Draws, item_keys: Keys) -> Floats:
+        return np.zeros((len(item_keys), 0), np.float32)
+
+    def init_private(self, draws: Draws, user_keys: Keys) -> Floats:
+        return np.zeros((len(user_keys), 0), np.float32)
+
+    def init_heads(self, draws: Draws) -> Arrays:
+        return {
+            **as_heads(np.zeros((0, 0), np.float32)),
+            "inputs": np.zeros(0, np.int32),  # empty: all
+            "recency": np.zeros(1, np.float32),
+            "repeat": np.zeros(1, np.float32),
+        }
+
+    def heads_fit(self, heads: Arrays, n_items: int) -> bool:
+        """B is read without further checks, so its places must lie inside it."""
+        own = self.init_heads(Draws(0))
+        if heads.keys() != own.keys() or any(heads[name].dtype != v.dtype for name, v in own.items()):
+            return False
+        weights, column, ptr, inputs = (heads[name] for name in ("weights", "column", "ptr", "inputs"))
+        if any(heads[name].shape != (1,) for name in ("known", "recency", "repeat")) or inputs.ndim != 1:
+            return False
+        known, n_inputs = int(heads["known"][0]), len(inputs)
+        ascending = n_inputs <= n_items and bool((np.diff(inputs.astype(np.int64)) > 0).all())
+        inside = 0 <= known <= n_items and ascending and (n_inputs == 0 or 0 <= inputs[0] <= inputs[-1] < n_items)
+        rows = n_inputs or known
+        mild = (
+            heads["recency"][0] >= 0 and bool((np.abs(weights) <= MOST_WEIGHT).all()) and abs(heads["repeat"][0]) <= 10
+        )
+        if not (inside and mild):
+            return False
+        if weights.ndim == 2:
+            learned = weights.shape == (rows, known) or (weights.shape == (0, 0) and known == 0)
+            return learned and column.size == ptr.size == 0
+        whole = weights.ndim == column.ndim == ptr.ndim == 1 and len(weights) == len(column)
+        if not (whole and len(ptr) == rows + 1 and ptr[0] == 0 and ptr[-1] == len(column)):
+            return False
+        steps = np.diff(ptr.astype(np.int64))  # in 32 bits a difference may wrap and look right
+        return bool((steps >= 0).all() and (len(column) == 0 or 0 <= column.min() <= column.max() < known))
+
+    def check(self, first_items: int, all_items: int) -> None:
+        n_inputs = all_items if first_items <= self.config.most_inputs else self.config.most_inputs
+        need, free = bytes_to_solve(n_inputs), free_memory()
+        if need > free:
+            fits = int((free / bytes_to_solve(1)) ** 0.5) // 100 * 100
+            fits = min(fits, first_items - 1)  # a first block that fits is read whole, and so is what comes after it
+            raise TacitaError(
+                f"a solve over {n_inputs:,} items needs about {need / 1e9:.0f} GB of memory and {free / 1e9:.0f} GB "
+                f"are free; read the catalogue through fewer: --set backbone.most_inputs={max(2, fits)}."
+            )
+
+    @property
+    def retracts(self) -> Tally:
+        return self
+
+    @property
+    def held(self) -> int:
+        return self.config.hold_retractions
+
+    # on the device
+
+    @property
+    def weighted(self) -> bool:
+        """Whether a term differs from the mere fact that somebody contributed."""
+        return self.config.length_power > 0
+
+    def user_terms(self, train: Ragged, n_items: int) -> tuple[scipy.sparse.csr_array, Doubles]:
+        """What users put into the sum: binary rows of their counted items, and a weight each."""
+        lists = self.counted(train)
+        ones = np.ones(len(lists.ids))
+        chosen = scipy.sparse.csr_array((ones, lists.ids, lists.ptr), shape=(len(lists), n_items))
+        return chosen, np.maximum(lists.counts(), 1.0) ** -self.config.length_power
+
+    def counted(self, train: Ragged) -> Ragged:
+        """The items that count: of each list the latest, where only some do."""
+        if not self.config.most_items:
+            return train
+        counts = train.counts()
+        place = np.arange(len(train.ids)) - np.repeat(train.ptr[:-1], counts)
+        kept = place >= np.repeat(counts, counts) - self.config.most_items
+        return Ragged.from_pairs(train.rows()[kept], train.ids[kept], len(train))
+
+    def tell(self, view: CohortView, question: str) -> dict[str, Form]:
+        """A person's term x x^T, in which nobody's own is there to be read once it is summed, and small counts."""
+        if question == SURVEY:
+            return {"counts": _marks(view.train, view.user_ptr)}
+        return self.told(view.train, view.history, view.user_ptr, Shape.of(view.n_items, view.heads["inputs"]))
+
+    def told(self, train: Ragged, history: Ragged | None, user_ptr: Longs, shape: Shape) -> dict[str, Form]:
+        lists = self.counted(train)
+        weight = np.maximum(lists.counts(), 1.0) ** -self.config.length_power
+        client = np.repeat(np.arange(len(user_ptr) - 1, dtype=np.int32), np.diff(user_ptr))
+        again = np.zeros((len(user_ptr) - 1, 2))
+        np.add.at(again, client, told_again(train, history, shape.n_items))
+        terms = Terms(client, lists.ptr, lists.ids, weight, shape.n_items, shape.inputs)
+        told: dict[str, Form] = {"pairs": terms, "touched": _marks(lists, user_ptr), "repeats": Dense(again)}
+        if self.weighted:
+            told["count"] = replace(terms, factor=np.ones(len(lists)))
+        return told
+
+    def upload_bytes(self, n_items: int) -> float:
+        """What one client sends, whole, as it could be masked."""
+        most = self.config.most_inputs
+        shape = Shape(n_items, np.arange(most, dtype=np.int32) if n_items > most else None)
+        return sum(one.n_bytes for one in self._fields(shape))
+
+    def total_of(self, train: Ragged, history: Ragged | None, shape: Shape) -> Total:
+        """The sum over some users."""
+        ptr, n = np.arange(len(train) + 1, dtype=np.int64), len(train)
+        upload = Upload(self.told(train, history, ptr, shape), np.ones(n), np.zeros(n, np.uint64))
+        fields = self._fields(shape)
+        return add(empty_total(fields), upload, fields)
+
+    def score_history(self, view: CohortView) -> Floats:
+        """x_u B with older items counting less, and a word on items of earlier blocks.
+
+        x_u is what the user did in this block, or earlier if that is nothing.
+        """
+        latest = view.train
+        if view.history is not None:
+            absent = np.flatnonzero(latest.counts() == 0)
+            earlier = view.history.take(absent)
+            latest = latest.joined(Ragged.from_pairs(absent[earlier.rows()], earlier.ids, len(latest)))
+        scores = np.zeros((len(view.user), view.n_items), np.float32)
+        add_products(latest, recency_weights(latest, float(view.heads["recency"][0])), view.heads, scores)
+        repeat = view.heads["repeat"][0]
+        if repeat and view.history is not None:
+            scores[view.history.rows(), view.history.ids] += repeat
+        return scores
+
+    # on the server
+
+    def questions(self, server: ServerState) -> tuple[str, ...]:
+        """Whoever reads a large catalogue through its most popular items has to know them first, once."""
+        unknown = len(server.items) > self.config.most_inputs and STATE not in server.parts
+        return (SURVEY, STATISTIC) if unknown else (STATISTIC,)
+
+    def statistic_fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
+        n = len(server.items)
+        if question == SURVEY:
+            return (Spec("counts", (n,), most=1.0, least=0.0, exact=True, about="how many people have each item"),)
+        return self._fields(Shape.of(n, server.heads["inputs"]))
+
+    def _fields(self, shape: Shape) -> tuple[Spec, ...]:
+        size, n, whole = (shape.n_inputs, shape.n_items), shape.n_items, shape.inputs is None
+        one = Spec("touched", (n,), most=1.0, least=0.0, exact=True)
+        pairs = replace(one, name="pairs", shape=size, symmetric=whole, about="which items go together")
+        fields = [pairs, one, replace(one, name="repeats", shape=(2,), most=float(n) ** 2)]
+        if self.weighted:
+            fields.append(replace(pairs, name="count", about=""))
+        return tuple(fields)
+
+    def learn(self, server: ServerState, total: Total, question: str) -> ServerState:
+        """Choose the inputs of a large catalogue; or add the block to the sums and solve."""
+        if question == SURVEY:
+            inputs = popular_inputs(total["counts"], self.config.most_inputs)
+            return replace(server, heads={**server.heads, "inputs": inputs})
+        shape = Shape.of(len(server.items), server.heads["inputs"])
+        sums = Sums.read(server.parts.get(STATE)).with_block(server.block, total, shape)
+        return self.with_recency(self.solved(server, sums), 0)
+
+    def popularity(self, server: ServerState) -> Floats:
+        """People of each item, counted again in every block in which they told it."""
+        touched = Sums.read(server.parts.get(STATE)).touched.sum(axis=0)
+        return np.pad(touched, (0, len(server.items) - len(touched))).astype(np.float32)
+
+    @property
+    def trials(self) -> int:
+        return len(RECENCIES) if self.config.recency == "learn" else 1
+
+    def try_next(self, server: ServerState) -> ServerState:
+        return self.with_recency(server, server.round)
+
+    def with_recency(self, server: ServerState, trial: int) -> ServerState:
+        recency = RECENCIES[trial] if self.config.recency == "learn" else self.config.recency
+        return replace(server, heads={**server.heads, "recency": np.array([recency], np.float32)})
+
+    def solved(self, server: ServerState, sums: Sums, inverse: Doubles | None = None) -> ServerState:
+        """The matrix that belongs to the sums, and to the inverse where that is known already."""
+        shape = Shape.of(len(server.items), server.heads["inputs"])
+        where = None if shape.inputs is None else sums.places()
+        gram = self.released(sums, shape, where) if inverse is None else np.zeros(0)
+        doublings = 0
+        while inverse is None:
+            inverse = inverted(self.regular(gram, where, shape, 2.0**doublings))
+            doublings += inverse is None
+            if doublings > MOST_DOUBLINGS:
+                raise TacitaError(
+                    f"the sums of block {server.block} cannot be solved, though the ridge was doubled {MOST_DOUBLINGS} "
+                    "times: they are not what people's histories add up to; look for a wrong sum, or raise "
+                    "backbone.ridge."
+                )
+        if doublings:
+            log.warning(
+                "the ridge was doubled %d times: without that, block %d has no solution", doublings, server.block
+            )
+        repeat = self.config.repeat
+        if repeat == "learn":
+            repeat = (0.0, COME_BACK, AVOID)[sums.habit(shape.n_items)]
+        weights = as_heads(to_weights(inverse, gram, where, shape, self.config.keep))
+        heads = {**server.heads, **weights, "repeat": np.array([repeat], np.float32)}
+        kept = packed(inverse) if shape.inputs is None else np.zeros(0)  # only there it is ever updated
+        state = {**sums.arrays(), "inverse": kept, "doublings": np.array([doublings])}
+        return replace(server, heads=heads).with_part(STATE, state)
+
+    def released(self, sums: Sums, shape: Shape, where: Longs | None) -> Doubles:
+        """The entries of G that are out, after everything that waits; where: None means the whole triangle."""
+        return sums.released(shape, self.config.decay, self.config.min_item, self.config.min_pair, where)
+
+    def regular(self, gram: Doubles, where: Longs | None, shape: Shape, more: float) -> Doubles:
+        """The lower triangle of G + ridge over the inputs.
+
+        G without the pairs that wait need not be positive; where the ridge does not make up for that, it doubles.
+        """
+        lower = lower_triangle(gram) if where is None else shape.square(where, gram)
+        counts = np.diag(lower)
+        mean = max(float(counts.mean()), 1e-12)
+        ridge = more * self.config.ridge * ((counts + 1) / (mean + 1)) ** self.config.ridge_popularity
+        lower[np.diag_indices(len(lower))] += ridge
+        return lower
+
+    # taking back
+
+    def retracted(self, server: ServerState, before: list[Ragged], after: list[Ragged]) -> tuple[ServerState, int]:
+        """What the server makes of terms taken back: some users' lists per block, as told and as they are now.
+
+        Also the rank of the update of the inverse; 0: it was solved anew.
+        """
+        shape = Shape.of(len(server.items), server.heads["inputs"])
+        sums = changed = Sums.read(server.parts[STATE])
+        past = Ragged.empty(0), Ragged.empty(0)
+        for index, lists in enumerate(zip(before, after, strict=True)):
+            if index in sums.index and any(len(one.ids) for one in lists):
+                gone, come = (self.user_terms(one, shape.n_items) for one in lists)
+                was, now = (told_again(one, p, shape.n_items).sum(axis=0) for one, p in zip(lists, past, strict=True))
+                changed = changed.exchanged(index, gone, come, now - was, shape, self.weighted)
+            past = past[0].joined(lists[0]), past[1].joined(lists[1])
+        changed = changed.tidied()
+        if shape.inputs is not None or self.config.ridge_popularity or server.parts[STATE]["doublings"][0]:
+            return self.solved(server, changed), 0
+        inverse = mirrored(lower_triangle(server.parts[STATE]["inverse"]))
+        items = np.unique(np.concatenate([one.ids for one in (*before, *after)]))
+        rank = self.update(inverse, items, sums, changed, shape)
+        return self.solved(server, changed, inverse if rank else None), rank
+
+    def update(self, inverse: Doubles, items: AnyArray, old: Sums, new: Sums, shape: Shape) -> int:
+        """Bring an inverse from old to new sums in place by a low-rank update (Woodbury); 0: a solve is cheaper.
+
+        A withdrawal changes G between the user's own items only, unless one of them is out in other blocks now.
+        """
+        n = len(inverse)
+        if len(items) > n // 4:
+            return 0
+        least = max(1, self.config.min_item, self.config.min_pair)
+        shifted = np.flatnonzero((old.openings(least) != new.openings(least)).any(axis=0))
+        where = np.union1d(shape.around(items, items), shape.around(shifted, np.arange(n)))
+        change = self.released(new, shape, where) - self.released(old, shape, where)
+        row, col = shape.pairs(where[change != 0])
+        items = np.union1d(row, col)
+        if not 0 < len(items) <= n // 4:
+            return 0
+        small = np.zeros((len(items), len(items)))
+        small[np.searchsorted(items, row), np.searchsorted(items, col)] = change[change != 0]
+        values, vectors = np.linalg.eigh(small)  # it reads the lower triangle
+        strong = np.abs(values) > 1e-13 * np.abs(values).max()
+        values, vectors = values[strong], vectors[:, strong]
+        if len(values) > n // 8:
+            return 0
+        moved = inverse[:, items] @ vectors  # (n, rank)
+        core = np.diag(1 / values) + vectors.T @ moved[items]
+        if (np.linalg.eigvalsh(core) > 0).sum() != (values > 0).sum():
+            return 0  # no longer positive definite
+        back = np.linalg.solve(core, moved.T)
+        for lo in range(0, n, TILE):
+            inverse[lo : lo + TILE] -= moved[lo : lo + TILE] @ back
+        return len(values)
+
+    def retrained(self, server: ServerState, told: list[Ragged]) -> ServerState:
+        """What the server would hold had it been told these lists alone, with the same catalogue and inputs."""
+        shape = Shape.of(len(server.items), server.heads["inputs"])
+        sums, past = Sums.read(None), Ragged.empty(0)
+        for index, train in enumerate(told):
+            if index in server.parts[STATE]["index"]:
+                sums = sums.with_block(index, self.total_of(train, past, shape), shape)
+            past = past.joined(train)
+        return self.solved(server, sums)
+
+
+def as_tally(backbone: Backbone) -> Tally:
+    """The backbone of a run that releases B."""
+    if not isinstance(backbone, Tally):
+        raise TacitaError(f"backbone '{backbone.name}' releases no B; this audit is for 'tally'.")
+    return backbone
+
+
+def _marks(lists: Ragged, user_ptr: Longs) -> Rows:
+    """1 for every item of a client's lists."""
+    client = np.repeat(np.arange(len(user_ptr) - 1, dtype=np.int32), np.diff(lists.ptr[user_ptr]))
+    return Rows(client, lists.ids, np.ones(len(lists.ids)))
+
+
+def recency_weights(lists: Ragged, recency: float) -> Floats:
+    """What each entry counts: the newest of a list 1, one that is `recency` items older 1/e."""
+    age = np.repeat(lists.ptr[1:], lists.counts()) - 1 - np.arange(len(lists.ids))
+    weight = np.exp(-age / recency) if recency else np.ones(len(lists.ids))
+    return weight.astype(np.float32)
+
+
+def add_products(lists: Ragged, weight: Floats, heads: Arrays, scores: Floats) -> None:
+    """Add x B to the scores, x a list with weights; items that are no input, or came too late for B, say nothing."""
+    inputs, dense = heads["inputs"], heads["weights"].ndim == 2
+    known = heads["weights"].shape[1] if dense else int(heads["known"][0])
+    row_of = np.full(scores.shape[1], -1, np.int32)
+    row_of[inputs if len(inputs) else slice(0, known)] = np.arange(len(inputs) or known)
+    if dense:
+        dense_products(lists.ptr, lists.ids, weight, row_of, heads["weights"], scores)
+    else:
+        column = heads["column"].view(np.uint32)  # never negative, which the loop need not check then
+        sparse_products(lists.ptr, lists.ids, weight, row_of, heads["ptr"], column, heads["weights"], scores)
+
+
+def popular_inputs(counts: AnyArray, most: int) -> Ints:
+    """The items that a large catalogue is read through, ascending."""
+    return np.sort(np.argsort(-counts, kind="stable")[:most]).astype(np.int32)
+
+
+# the solution
+
+
+def to_weights(inverse: Doubles, gram: Doubles, where: Longs | None, shape: Shape, keep: int) -> Any:
+    """B: zero-diagonal columns for the inputs, plain ridge columns for everything else; few entries a column."""
+    tiles = []
+    cut = 0 < keep < shape.n_inputs / 2  # a matrix that is not much cut is smaller as it is
+    single = inverse.astype(np.float32) if shape.inputs is not None else inverse
+    for lo in range(0, shape.n_items, TILE):
+        hi = min(lo + TILE, shape.n_items)
+        if shape.inputs is None or where is None:
+            tile: AnyArray = columns_of(inverse, lo, hi)
+        else:
+            tile = np.dot(shape.columns(where, gram, lo, hi).astype(np.float32), single)
+            first, last = np.searchsorted(shape.inputs, [lo, hi])
+            tile[shape.inputs[first:last] - lo] = columns_of(inverse, first, last)
+        tile = sparsified(tile, keep).astype(np.float32)
+        tiles.append(scipy.sparse.csr_array(tile) if cut else tile)
+    return scipy.sparse.vstack(tiles, format="csr").T.tocsr() if cut else np.ascontiguousarray(np.vstack(tiles).T)
+
+
+def as_heads(weights: Any) -> Arrays:
+    """B as it is sent and stored: whole, or row by row the columns that are not zero."""
+    none = np.zeros(0, np.int32)
+    known = np.array([weights.shape[1]], np.int32)
+    if scipy.sparse.issparse(weights):
+        ptr, column = weights.indptr.astype(np.int32), weights.indices.astype(np.int32)
+        return {"weights": weights.data, "column": column, "ptr": ptr, "known": known}
+    return {"weights": weights, "column": none, "ptr": none, "known": known}
+
+
+def matrix_of(heads: Arrays) -> Any:
+    """B (inputs, known items) from what was sent, dense or sparse."""
+    if heads["weights"].ndim == 2:
+        return heads["weights"]
+    parts = heads["weights"], heads["column"], heads["ptr"]
+    return scipy.sparse.csr_array(parts, shape=(len(heads["ptr"]) - 1, int(heads["known"][0])))
+
+
+def dense_weights(heads: Arrays) -> Floats:
+    found = matrix_of(heads)
+    return np.asarray(found.toarray() if scipy.sparse.issparse(found) else found)
+
+
+def sparsified(columns: AnyArray, keep: int) -> AnyArray:
+    """Only the `keep` largest entries of each column, given as rows; as large up to rounding is as large."""
+    width = columns.shape[1]
+    if keep == 0 or keep >= width:
+        return columns
+    size = np.abs(columns)
+    cut = np.partition(size, width - keep, axis=1)[:, width - keep]
+    columns[size < cut[:, None] * (1 - 1e-6)] = 0.0
+    return columns

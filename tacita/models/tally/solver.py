@@ -1,0 +1,118 @@
+"""Inverses of large positive definite matrices, and the zero-diagonal solution (EASE) that is read from them.
+
+Symmetric matrices are C-ordered with their lower triangle, which LAPACK reads as an upper one.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import scipy.linalg
+
+from tacita.core.types import Doubles, Floats
+
+TILE = 1024  # columns worked on at once, so that nothing as large as the result is made twice
+WHOLE = 8192  # larger matrices are inverted by halves: the threaded Cholesky of common BLAS builds crashes from 17,500
+
+
+def inverted(lower: Doubles) -> Doubles | None:
+    """The whole inverse of a positive definite matrix, in place of its lower triangle; None: it is not."""
+    if len(lower) <= WHOLE:
+        return _inverted_at_once(lower)
+    mirrored(lower)
+    return mirrored(lower) if _invert_by_halves(lower) else None  # products leave the last bits uneven
+
+
+def _inverted_at_once(lower: Doubles) -> Doubles | None:
+    factor, info = scipy.linalg.lapack.dpotrf(lower.T, lower=0, clean=0, overwrite_a=1)
+    if info != 0:
+        return None
+    inverse, _ = scipy.linalg.lapack.dpotri(factor, lower=0, overwrite_c=1)
+    return mirrored(inverse.T)
+
+
+def _invert_by_halves(whole: Doubles) -> bool:
+    """Invert a symmetric matrix in place: the first half, what the second is beyond it, then both together.
+
+    Nearly all of it is products of matrices, which every BLAS does well and in any size. False: not positive definite.
+    """
+    n = len(whole)
+    if n <= WHOLE:
+        inverse = _inverted_at_once(whole.copy())
+        if inverse is not None:
+            whole[:] = inverse
+        return inverse is not None
+    half = n // 2
+    first, side, second = whole[:half, :half], whole[half:, :half], whole[half:, half:]
+    if not _invert_by_halves(first):
+        return False
+    slope = side @ first
+    second -= slope @ side.T
+    if not _invert_by_halves(second):
+        return False
+    np.matmul(second, slope, out=side)
+    first += slope.T @ side
+    np.negative(side, out=side)
+    whole[:half, half:] = side.T
+    return True
+
+
+def bytes_to_solve(n_inputs: int) -> float:
+    """Memory that a solve over this many items takes at its peak: sums, their inverse, the halves' products."""
+    return 24.0 * n_inputs**2
+
+
+def free_memory() -> float:
+    """Bytes that can be had now; endless where the system does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as told:
+            for line in told:
+                if line.startswith("MemAvailable:"):
+                    return float(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (OSError, ValueError):
+        return float("inf")
+
+
+def mirrored(lower: Doubles) -> Doubles:
+    """Copy the lower triangle to the upper one, in place, in tiles that fit into a cache."""
+    n, step = len(lower), 128
+    for lo in range(0, n, step):
+        own = slice(lo, lo + step)
+        corner = np.tril(lower[own, own])
+        lower[own, own] = corner + np.tril(corner, -1).T
+        for at in range(lo + step, n, step):
+            lower[own, at : at + step] = lower[at : at + step, own].T
+    return lower
+
+
+def packed(square: Doubles) -> Doubles:
+    """The lower triangle of a symmetric matrix, row by row."""
+    triangle, _ = scipy.linalg.lapack.dtrttp(square.T, uplo="U")
+    return np.asarray(triangle)
+
+
+def lower_triangle(packed: Doubles) -> Doubles:
+    """A matrix with the given lower triangle; what is above it means nothing."""
+    square, _ = scipy.linalg.lapack.dtpttr(int(np.sqrt(2.0 * len(packed))), packed, uplo="U")
+    return np.asarray(square.T)
+
+
+def columns_of(inverse: Doubles, lo: int, hi: int) -> Doubles:
+    """Columns of B = I - P / diag(P) as rows: P is symmetric, and its rows lie together."""
+    found = inverse[lo:hi] / -np.diag(inverse)[lo:hi, None]
+    found[np.arange(hi - lo), np.arange(lo, hi)] = 0.0
+    return np.asarray(found)
+
+
+def zero_diagonal(inverse: Doubles) -> Floats:
+    """B = I - P / diag(P), in single precision."""
+    n = len(inverse)
+    weights = np.empty((n, n), np.float32)
+    for lo in range(0, n, TILE):
+        weights[:, lo : lo + TILE] = columns_of(inverse, lo, min(lo + TILE, n)).T
+    return weights

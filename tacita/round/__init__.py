@@ -1,0 +1,1 @@
+"""The shapes of a federated round: what devices keep, parts and their hooks, learners, the plan."""

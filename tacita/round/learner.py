@@ -1,0 +1,93 @@
+"""Learner: what travels in a run. It names the questions of a round, the fields of an answer, how a device makes it
+and what the server learns from it; there is exactly one in a run, named by a part or else by the model.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from tacita.core.errors import TacitaError, unknown_name
+from tacita.core.types import CohortView, Held, ServerState
+from tacita.fields import Answer, Spec, Total, wire_bytes
+from tacita.round.parts import Part, World
+
+
+class Learner(ABC):
+    """The part of a run that decides what is exchanged. Holds no state: that is in the server's and devices' values."""
+
+    name: ClassVar[str]
+
+    def __init__(self, world: World, parts: Sequence[Part]) -> None:
+        self.world = world
+        self.parts = tuple(parts)
+
+    @abstractmethod
+    def check(self) -> None:
+        """Refuse settings that this way of learning cannot follow."""
+
+    @property
+    @abstractmethod
+    def rounds(self) -> int:
+        """The most rounds of a block."""
+
+    @abstractmethod
+    def questions(self, server: ServerState) -> tuple[str, ...]:
+        """What is asked in the next round, in this order; nothing: the server goes on by itself."""
+
+    @abstractmethod
+    def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
+        """What may be in an answer."""
+
+    def device_arrays(self, n_users: int) -> Held:
+        """What it keeps on devices, as it is before a user's first block; it stands beside what parts keep."""
+        return {}
+
+    def model_bytes(self, server: ServerState) -> float:
+        """What of the model travels down to a client that takes part in the next round."""
+        return float(server.items.nbytes + sum(wire_bytes(v) for v in server.heads.values()))
+
+    @abstractmethod
+    def answer(self, view: CohortView, question: str) -> Answer:
+        """On the devices."""
+
+    @abstractmethod
+    def learn(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
+        """On the server; `expected`: how many clients were to answer, on average."""
+
+    def go_on(self, server: ServerState) -> ServerState:
+        """A round in which nobody was asked."""
+        return server
+
+
+_LEARNERS: dict[str, type[Learner]] = {}
+
+
+def register(cls: type[Learner]) -> type[Learner]:
+    _LEARNERS[cls.name] = cls
+    return cls
+
+
+def learner_class(name: str) -> type[Learner]:
+    if name not in _LEARNERS:
+        raise unknown_name("learner", name, _LEARNERS)
+    return _LEARNERS[name]
+
+
+def learner_of(world: World, parts: Sequence[Part]) -> Learner:
+    """The one learner of a run; parts that cannot work with it are refused."""
+    bringing = [part for part in parts if part.learner]
+    if len({part.learner for part in bringing}) > 1:
+        raise TacitaError(
+            f"parts '{bringing[0].name}' and '{bringing[1].name}' each decide what travels; use one of them."
+        )
+    name = bringing[0].learner if bringing else world.backbone.learner
+    assert name is not None
+    for part in parts:
+        if name not in part.works_with:
+            raise TacitaError(
+                f"part '{part.name}' changes local training or its uploads, and backbone '{world.backbone.name}' sends "
+                f"a {name}, which it cannot change; leave it out, or use another backbone."
+            )
+    return learner_class(name)(world, parts)

@@ -1,0 +1,137 @@
+"""The plan of a run: what everybody may know of it, who answers which question, and what travels down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tacita.core.config import RunConfig
+from tacita.core.draws import Draws
+from tacita.core.errors import TacitaError
+from tacita.core.types import Arrays, CohortView, Down, Keys, Ragged, ServerState, Stream
+from tacita.fields import Answer, Spec
+from tacita.models.base import Backbone
+from tacita.round.learner import Learner, learner_of
+from tacita.round.parts import Part, World, overrides, owner_of
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What everybody may know of a run: model, learner, parts, settings, public draws. It holds nobody's history."""
+
+    backbone: Backbone
+    parts: tuple[Part, ...]
+    config: RunConfig
+    draws: Draws
+    chunk: int = 256  # clients that answer together; changes speed and memory, never a number
+    learner: Learner = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        world = World(self.backbone, self.draws, self.config.train)
+        object.__setattr__(self, "learner", learner_of(world, self.parts))
+        for hook in ("local_data", "answers"):
+            owner_of(self.parts, hook)
+
+    def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
+        """What may be in the answer to a question."""
+        asker = self.asker(question)
+        return asker.fields(server, question) if asker else self.learner.fields(server, question)
+
+    def answer(self, view: CohortView, question: str) -> Answer:
+        """What devices make of a question."""
+        asker = self.asker(question)
+        return asker.answer(view, question) if asker else self.learner.answer(view, question)
+
+    def asker(self, question: str) -> Part | None:
+        """The part whose own question it is; None: it is one of the learner's."""
+        name, slash, _ = question.partition("/")
+        if not slash:
+            return None
+        for part in self.parts:
+            if part.name == name:
+                return part
+        raise TacitaError(f"no part of this run asks '{question[:100]}'.")
+
+    @property
+    def names_clients(self) -> bool:
+        """Whether the server has to know who is who: it writes to single clients."""
+        return any(overrides(part, "own") or overrides(part, "own_to_serve") for part in self.parts)
+
+    @property
+    def most_weight(self) -> float:
+        """What one client may count at most in a weighted sum, where a client of weight 1 counts 1."""
+        return float(np.prod([part.most_weight for part in self.parts if overrides(part, "weight")]))
+
+
+@dataclass(frozen=True)
+class Federation(Plan):
+    """A plan and the people of the lab, or of one node: their histories, cut into blocks."""
+
+    stream: Stream = field(kw_only=True)
+
+
+# What travels down
+
+
+def send_down(plan: Plan, server: ServerState, chosen: Keys | None) -> tuple[ServerState, Down]:
+    """What the clients of a round get. Writing to single clients may change what the server keeps of them."""
+    letters: dict[str, Ragged] = {}
+    for part in plan.parts:
+        if overrides(part, "own"):
+            assert chosen is not None, "who writes to single clients has to know them"
+            server, letters[part.name] = part.own(server, chosen)
+    common, size = _common(plan, server)
+    if chosen is None or not letters:
+        return server, Down(common, n_bytes=size)
+    size += sum(list_bytes(one) for one in letters.values()) / max(1, len(chosen))
+    return server, Down(common, Letters(chosen, letters).to, size)
+
+
+def to_serve(plan: Plan, server: ServerState) -> Down:
+    """What devices get to begin a block, to be validated, tested or served."""
+    common, size = _common(plan, server)
+    writing = [part for part in plan.parts if overrides(part, "own_to_serve")]
+
+    def own(clients: Keys) -> dict[str, Ragged]:
+        made = {part.name: part.own_to_serve(server, clients) for part in writing}
+        return {name: one for name, one in made.items() if one is not None}
+
+    return Down(common, own, size)
+
+
+def _common(plan: Plan, server: ServerState) -> tuple[dict[str, Arrays], float]:
+    """What everybody gets besides the model, and the bytes of both."""
+    common = {part.name: part.broadcast(server) for part in plan.parts}
+    size = plan.learner.model_bytes(server)
+    for part in plan.parts:
+        if not part.broadcast_once or server.round == 0:
+            size += sum(v.nbytes for v in common[part.name].values())
+    return common, size
+
+
+def list_bytes(lists: Ragged) -> float:
+    """Four bytes an id and what the columns hold; the channel names the client."""
+    return float(4 * len(lists.ids) + sum(column.nbytes for column in lists.values.values()))
+
+
+@dataclass(frozen=True)
+class Letters:
+    """Lists that were written to some clients, to be looked up by their keys; whoever got none has an empty one."""
+
+    clients: Keys
+    lists: dict[str, Ragged]
+
+    def to(self, wanted: Keys) -> dict[str, Ragged]:
+        order = np.argsort(self.clients)
+        at = np.minimum(np.searchsorted(self.clients, wanted, sorter=order), max(0, len(order) - 1))
+        found = self.clients[order[at]] == wanted if len(order) else np.zeros(len(wanted), bool)
+        out = {}
+        for name, lists in self.lists.items():
+            mine = lists.take(order[at[found]])
+            ptr = np.zeros(len(wanted) + 1, np.int64)
+            counts = np.zeros(len(wanted), np.int64)
+            counts[found] = mine.counts()
+            np.cumsum(counts, out=ptr[1:])
+            out[name] = Ragged(ptr, mine.ids, mine.values)
+        return out
