@@ -10,18 +10,16 @@ from pydantic import Field
 from tacita.core.draws import Draws
 from tacita.core.types import Arrays, Floats, Keys
 from tacita.kernels.hashing import normals
-from tacita.models.base import Backbone, BackboneConfig, register
+from tacita.models.base import BackboneConfig, TrainedConfig, register
+from tacita.models.factor import Factor
 
 
-class BiasedConfig(BackboneConfig):
-    dim: int = Field(16, ge=1, description="width of a private vector")
-    lr: float = Field(3.0, gt=0, description="learning rate of private vectors")
-    item_lr: float = Field(100.0, gt=0, description="learning rate of item rows")
+class BiasedConfig(TrainedConfig):
     init_std: float = Field(0.1, ge=0, description="standard deviation of the initial entries")
 
 
 @register
-class BiasedMF(Backbone):
+class BiasedMF(Factor):
     """Private p_u; a public row is [q_i, b_i]; the logit is p_u . q_i + b_i."""
 
     name = "biased-mf"
@@ -43,7 +41,7 @@ class BiasedMF(Backbone):
         return self.config.init_std * normals(draws.private("init-private"), user_keys, self.config.dim)
 
     def rates(self, n_items: int) -> dict[str, float]:
-        return {"p": self.config.lr, "rows": self.config.item_lr}
+        return {"p": self.config.lr, "rows": self.config.lr * self.item_scale(n_items)}
 
     def score(self, rep: dict[str, Any], heads: dict[str, Any], rows: Any, inside: Any = None) -> Any:
         return (rep["p"] * rows[:, :-1]).sum(-1) + rows[:, -1]

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, ServerState
+from tacita.core.types import Arrays, CohortView, Floats, ServerState
 from tacita.fields import Total, Upload
 from tacita.round.parts import Part, PartConfig, preset, register
 
@@ -45,7 +45,8 @@ class Steady(Part):
         return {"moved": np.zeros_like(server.items)}
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
-        items = server.items + np.float32(self.config.momentum) * server.parts[self.name]["moved"]
+        moved = server.parts[self.name]["moved"]
+        items: Floats = (server.items + self.config.momentum * moved).astype(np.float32)
         return server.with_items(items).with_part(self.name, {"moved": items - before.items})
 
 

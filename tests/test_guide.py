@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -74,6 +75,17 @@ def test_the_guide_quotes_the_example_as_it_is(name: str) -> None:
     assert len(text.splitlines()) < 60
 
 
+def test_the_guides_own_lines_train_the_toy_method(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (lines,) = [one for one in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL) if "import toy_method" in one]
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.delitem(sys.modules, "toy_method", raising=False)
+    exec(compile(lines, "CONTRIBUTING.md", "exec"), {})
+    assert "ndcg@20" in capsys.readouterr().out
+    del sys.modules["toy_method"]
+
+
 def test_the_toy_method_is_plain_averaging_where_it_does_nothing() -> None:
     off = [{"name": "steady", "most": 1e9, "momentum": 0.0}]
     one = trained("off", method="steady", parts=off, train={"rounds": 5})
@@ -120,7 +132,7 @@ def test_the_toy_backbone_finds_more_than_what_is_popular() -> None:
 class TestToyBackbone(contracts.TrainedContract):
     def make(self, name: str) -> Backbone:
         cls = backbone_class(name)
-        return cls(cls.Config(dim=6, lr=0.3, item_lr=3.0, init_std=0.5))
+        return cls(cls.Config(dim=6, lr=0.3, item_lr_scale=10.0, init_std=0.3))
 
     def make_learner(self, name: str) -> Backbone:
         return self.make(name)
