@@ -27,7 +27,7 @@ from oracle import (
 from tacita.core.config import validated
 from tacita.core.draws import Draws, keys_of
 from tacita.core.errors import TacitaError
-from tacita.core.files import flat, nested, read_arrays, write_arrays
+from tacita.core.files import flat, read_arrays, write_arrays
 from tacita.core.types import (
     AnyArray,
     Arrays,
@@ -41,14 +41,14 @@ from tacita.core.types import (
     ServerState,
     Stream,
 )
-from tacita.federation.devices import Here
 from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_stream, start
 from tacita.federation.scoring import DeviceScorer
+from tacita.federation.state_arrays import progress_arrays, read_progress
 from tacita.fields import Dense, Each, Rows, Spec, Total, Upload
 from tacita.methods import Part, World, build_parts, part_class, part_names, preset_names, preset_parts
 from tacita.models import Backbone, Context, backbone_class, backbone_names
 from tacita.round import parts as methods_base
-from tacita.round.device_state import DeviceState
+from tacita.round.device_state import DeviceState, device_arrays
 from tacita.round.plan import Federation, to_serve
 
 every_backbone = pytest.mark.parametrize("name", TRAINED)
@@ -88,7 +88,7 @@ def refusal(specs: Specs, backbone: str) -> str | None:
         return "sends a statistic, which it cannot change"
     if backbone_class(backbone).reads_context and names & {"replay", "error-memory", "proxies"}:
         return "scores with private vectors alone"
-    if make_backbone(backbone).shared() and "replay" in names:
+    if "replay" in names and make_backbone(backbone).shared():
         return "ranks with private parameters only"
     return None
 
@@ -103,8 +103,8 @@ def all_numbers(progress: Progress) -> Arrays:
     """Everything that both sides hold."""
     server, clients = progress.server, progress.clients
     heads = {f"heads/{k}": v for k, v in server.heads.items()}
-    sides = flat(server.parts, "server/") | flat(clients.parts, "device/")
-    return {"items": server.items, "private": clients.private, **heads, **sides}
+    sides = flat(server.parts, "server/") | device_arrays(clients, "device/")
+    return {"items": server.items, **heads, **sides}
 
 
 def assert_same_numbers(one: Progress, other: Progress) -> None:
@@ -322,18 +322,25 @@ class PartContract:
         (part,) = self.federation(name).parts
         few, many = part.device_arrays(4), part.device_arrays(7)
         assert few.keys() == many.keys()
-        for k in few:
-            assert len(few[k]) == 4
-            assert many[k].dtype == few[k].dtype
-            assert np.array_equal(many[k][:4], few[k])
+        for k, v in few.items():
+            assert len(v) == 4
+            if isinstance(v, Ragged):
+                assert len(many[k]) == 7
+                assert len(v.ids) == 0
+                continue
+            assert many[k].dtype == v.dtype
+            assert np.array_equal(many[k][:4], v)
 
     def test_it_runs_both_blocks_and_keeps_the_kinds_it_declared(self, name: str) -> None:
         fed = self.federation(name)
         progress = run(fed)
         assert all(np.isfinite(list(numbers_in(one))).all() for one in progress.results)
         declared = fed.parts[0].device_arrays(12)
+        lists = {k for k, v in declared.items() if isinstance(v, Ragged)}
+        assert progress.clients.lists_of(np.arange(12)).get(name, {}).keys() == lists
         held = progress.clients.parts.get(name, {})
-        assert {k: (v.shape, v.dtype) for k, v in held.items()} == {k: (v.shape, v.dtype) for k, v in declared.items()}
+        kinds = {k: (v.shape, v.dtype) for k, v in declared.items() if k not in lists}
+        assert {k: (v.shape, v.dtype) for k, v in held.items()} == kinds
         for k, v in all_numbers(progress).items():
             assert isinstance(v, np.ndarray), k
             assert v.dtype != object, k
@@ -410,28 +417,9 @@ def server_arrays(server: ServerState) -> Arrays:
 
 def through_a_file(progress: Progress, path: Path) -> Progress:
     """Everything that both sides hold, written and read back."""
-    arrays: Arrays = {}
-    sides = {"now": (progress.server, progress.clients), "best": (progress.best_server, progress.best_clients)}
-    for tag, (server, clients) in sides.items():
-        heads = {f"{tag}/heads/{k}": v for k, v in server.heads.items()}
-        arrays |= {f"{tag}/items": server.items, f"{tag}/private": clients.private} | heads
-        arrays |= flat(server.parts, f"{tag}/server/") | flat(clients.parts, f"{tag}/device/")
-    write_arrays(path, arrays)
-    back, _ = read_arrays(path)
-    made: dict[str, tuple[ServerState, DeviceState]] = {}
-    for tag, (server, clients) in sides.items():
-        heads = {k: back[f"{tag}/heads/{k}"] for k in server.heads}
-        on_server = {k: {} for k in server.parts} | nested(back, f"{tag}/server/")
-        on_device = {k: {} for k in clients.parts} | nested(back, f"{tag}/device/")
-        made[tag] = (
-            replace(server, items=back[f"{tag}/items"], heads=heads, parts=on_server),
-            DeviceState.of(back[f"{tag}/private"], on_device, clients.took_part),
-        )
-    (server, clients), (best_server, best_clients) = made["now"], made["best"]
-    return replace(
-        progress, server=server, devices=Here(clients.with_kept(best_clients)), best_server=best_server,
-        results=list(progress.results),
-    )  # fmt: skip
+    arrays, note = progress_arrays(progress)
+    write_arrays(path, arrays, note)
+    return read_progress(*read_arrays(path))
 
 
 @every_part
