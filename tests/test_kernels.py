@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numba import njit
 from oracle import federate, make_backbone, make_block, make_stream, started
 
 from tacita.kernels.sampling import touch_rows
-from tacita.kernels.steps import fold_rows
+from tacita.kernels.steps import _FAST, NCF, _read, fold_rows
 from tacita.kernels.threads import first_of
 from tacita.methods import Part
 from tacita.rounds import run_round
@@ -66,6 +67,25 @@ def test_uploads_are_folded_row_by_row(width: int, kind: str) -> None:
         seen[item[r]] += weight[client[r]]
     assert np.array_equal(total, slow)
     assert np.array_equal(touched, seen)
+
+
+@njit(fastmath=_FAST)
+def read(kind: int, private: Floats, d: int, a: Floats) -> Any:
+    return _read(kind, private, d, a)
+
+
+@pytest.mark.parametrize("d", [8, 32, 64])
+def test_what_a_model_reads_does_not_depend_on_where_its_arrays_lie(d: int) -> None:
+    """Compilers guard loops against arrays that are close to each other by a second version of the loop."""
+    vector = np.random.default_rng(d).normal(size=3 * d + 1).astype(np.float32)
+    found = set()
+    for gap in (0, 1, 8, 32, 5000):
+        memory = np.zeros(10_000, np.float32)
+        private, a = memory[100 : 101 + 3 * d], memory[101 + 3 * d + gap : 101 + 4 * d + gap]
+        private[:] = vector
+        found.add(float(read(NCF, private, d, a)))
+        assert np.array_equal(a, vector[2 * d : 3 * d])
+    assert len(found) == 1
 
 
 class Watcher(Part):
