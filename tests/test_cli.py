@@ -529,6 +529,7 @@ USAGE: list[tuple[str, tuple[str, ...]]] = [
     ("bench scale --users 1", ("--users",)),
     ("bench rounds --repeats 0", ("--repeats",)),
     ("bench rounds --data nope", ("nope",)),
+    ("bench rounds --against /nowhere", ("/nowhere", "checkout of tacita")),
     ("bench rounds --data synthetic --backbone nope", ("unknown backbone 'nope'",)),
     ("data describe nope", ("nope",)),
     ("doctor --data-dir nowhere", ("nowhere",)),
@@ -909,6 +910,21 @@ def test_bench_prints_figures_and_json() -> None:
     assert [row["users"] for row in json.loads(call(*line, "--json").out)["rows"]] == [50, 100]
     told = json.loads(call("bench", "evaluate", "--data", SMALL, "--repeats", "1", "--json").out)
     assert told["users"] > 0
+
+
+def test_bench_takes_rounds_of_two_checkouts_in_turns(tmp_path: Path) -> None:
+    this = str(Path(tacita.__file__).parents[1])
+    told = json.loads(
+        call("bench", "rounds", "--data", SMALL, "--against", this, "--repeats", "1", "--threads", "1", "--json").out
+    )
+    assert told["same_numbers"]
+    assert len(told["old_ms_all"]) == len(told["new_ms_all"]) == told["rounds"] == 10
+    assert told["ratio"] == pytest.approx(told["new_ms"] / told["old_ms"], abs=0.01)
+    (tmp_path / "tacita").mkdir()
+    (tmp_path / "tacita" / "__init__.py").write_text("raise ValueError('too old')")
+    said = call("bench", "rounds", "--data", SMALL, "--against", str(tmp_path))
+    assert said.code == 2
+    assert "cannot be timed: ValueError: too old" in " ".join(said.err.split())
 
 
 def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:

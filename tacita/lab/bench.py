@@ -8,6 +8,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -120,24 +121,29 @@ class _Checkout:
         if not (root / "tacita" / "__init__.py").is_file():
             raise TacitaError(f"'{root}' holds no tacita/__init__.py; name a checkout of tacita.")
         self.root = root
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (a pipe that nobody reads could fill up)
         words = [what.data, what.backbone, str(what.threads), str(what.data_dir.resolve()) if what.data_dir else ""]
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", _ROUNDS, *words],
             env={**os.environ, "PYTHONPATH": str(root.resolve())},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self.errors,
             text=True,
         )
-        self._answer("ready")
+        try:
+            self._answer("ready")
+        except TacitaError:
+            self.close()
+            raise
 
     def _answer(self, word: str) -> list[str]:
         assert self.process.stdout is not None
-        assert self.process.stderr is not None
         for line in self.process.stdout:
             if line.startswith(word):  # a dataset may print its terms first
                 return line.split()[1:]
-        why = (self.process.stderr.read().strip().splitlines() or ["it ended without a word"])[-1]
+        self.errors.seek(0)
+        why = (self.errors.read().strip().splitlines() or ["it ended without a word"])[-1]
         raise TacitaError(f"the rounds of '{self.root}' cannot be timed: {why}")
 
     def round(self) -> tuple[float, float, str]:
@@ -154,6 +160,7 @@ class _Checkout:
     def close(self) -> None:
         self.process.kill()
         self.process.communicate()
+        self.errors.close()
 
 
 def compare_rounds(old: Path, what: Rounds, repeats: int = 5) -> dict[str, Any]:
