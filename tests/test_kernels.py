@@ -9,12 +9,12 @@ import pytest
 from numba import njit
 from oracle import federate, make_backbone, make_block, make_stream, started
 
+from tacita.core.types import Arrays, CohortView, Floats, Local
+from tacita.federation.rounds import run_round
 from tacita.kernels.sampling import touch_rows
 from tacita.kernels.steps import _FAST, NCF, _read, fold_rows
 from tacita.kernels.threads import first_of
 from tacita.methods import Part
-from tacita.rounds import run_round
-from tacita.types import Arrays, CohortView, Floats, Local
 
 HUGE = 10**9  # a catalogue with which no table of all items is made
 
@@ -108,7 +108,7 @@ def test_training_client_by_client_changes_no_bit(backbone: str, dim: int) -> No
     def numbers(*parts: type[Part]) -> tuple[Floats, Floats]:
         fed = federate(stream, make_backbone(backbone, dim=dim), *parts, batch_size=40, local_epochs=2)
         progress = started(fed)
-        run_round(fed, progress)
+        progress.server, _ = run_round(fed, progress.server, progress.devices)
         return progress.server.items, progress.clients.private
 
     at_once, watched = numbers(), numbers(Watcher)
