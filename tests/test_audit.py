@@ -15,7 +15,7 @@ from tacita.cli import main
 from tacita.core.config import RunConfig
 from tacita.core.types import Bools, Ragged
 from tacita.federation.rounds import begin_block, start
-from tacita.lab.runs import Machine, assemble
+from tacita.lab.assembling import Machine, assemble
 from tacita.models.tally.model import Tally, TallyConfig, dense_weights
 from tests.oracle import federate, make_block, make_stream
 

@@ -29,7 +29,8 @@ from tacita.cli import node as cli_node
 from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays, read_json
-from tacita.lab import runs
+from tacita.lab import assembling, training
+from tacita.lab.run_folder import lists_of
 from tacita.live.engine import shim
 from tacita.live.node import control, verbs
 from tacita.live.node import file as node_file
@@ -555,12 +556,12 @@ def test_a_node_recommends_what_the_lab_would(tmp_path: Path, method: str) -> No
         },
         "the test",
     )
-    run = runs.train(config, tmp_path / "run")
+    run = training.train(config, tmp_path / "run")
     ids = read_json(run.folder / "ids.json")
     served, _ = read_arrays(run.folder / "server.safetensors")
     held, _ = read_arrays(run.folder / "clients.safetensors")
     with Node.open(made(tmp_path / "node")) as node:
-        seen = runs.lists_of(held, "history")
+        seen = lists_of(held, "history")
         node.store.add([(ids["users"][u], ids["items"][i], None, None) for u, i in zip(seen.rows(), seen.ids)])
         order, raws = node.store.users()
         number = [ids["users"].index(raw) for raw in raws]
@@ -591,7 +592,7 @@ def test_a_node_recommends_what_the_lab_would(tmp_path: Path, method: str) -> No
 
 def test_a_model_that_reads_histories_serves_everybody(tmp_path: Path) -> None:
     config = RunConfig(backbone={"name": "tally"})
-    backbone, _, draws = runs.build(config)
+    backbone, _, draws = assembling.build(config)
     weights = np.zeros((4, 4), np.float32)
     weights[0] = [0, 1, 3, 2]
     heads = {**backbone.init_heads(draws), "weights": weights}
@@ -619,7 +620,7 @@ def big_node(folder: Path, n_items: int = 100_000, n_users: int = 300) -> Path:
         store.add([(f"u{u}", f"i{i}", None, None) for u in range(n_users) for i in seen[u]])
         store.set_catalogue([(f"i{i}", f"title {i}") for i in range(n_items)])
         ids, _ = store.users()
-        private = rng.normal(size=(n_users, runs.build(RunConfig())[0].private_width)).astype(np.float32)
+        private = rng.normal(size=(n_users, assembling.build(RunConfig())[0].private_width)).astype(np.float32)
         note = {"config": RunConfig().model_dump_json(), "block": 0, "round": 1}
         items = rng.normal(size=(n_items, 32)).astype(np.float32)
         now = ({}, {"users": ids, "private": private})

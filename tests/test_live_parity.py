@@ -23,7 +23,7 @@ from tacita.data import splits
 from tacita.data.sources import load
 from tacita.federation.devices import Here
 from tacita.federation.rounds import Progress, run_stream, start
-from tacita.lab.runs import Machine, assemble
+from tacita.lab.assembling import Machine, assemble
 from tacita.live.letters import secret_of
 from tacita.live.node import session
 from tacita.live.node.node import Node, NodeConfig

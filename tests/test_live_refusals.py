@@ -23,7 +23,7 @@ from test_live_parity import (
 )
 
 from tacita.core.errors import TacitaError
-from tacita.lab.runs import Machine, assemble
+from tacita.lab.assembling import Machine, assemble
 from tacita.live.node import session
 from tacita.live.node.node import Node
 from tacita.live.node.store import NodeStore

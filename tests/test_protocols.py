@@ -18,8 +18,8 @@ from tacita.core.types import Floats, Ints, Ragged
 from tacita.data.sources import load
 from tacita.data.splits import split
 from tacita.federation.devices import Federation, candidates_of
-from tacita.lab import runs
-from tacita.lab.runs import Machine, assemble
+from tacita.lab import training
+from tacita.lab.assembling import Machine, assemble
 from tacita.metrics import evaluate, rank_wanted
 
 DATA = Path(os.environ.get("TACITA_DATA", ""))
@@ -88,7 +88,7 @@ def test_a_run_and_its_controls_follow_the_setting(tmp_path: Path) -> None:
             "train": {"rounds": 1},
             "evaluate": {"sampled_negatives": 20, "ties": ties, "metrics": ["hr"], "k": [10], "select_by": "hr@10"},
         }
-        told[ties] = runs.train(validated(RunConfig, said, "a test"), tmp_path / ties).result
+        told[ties] = training.train(validated(RunConfig, said, "a test"), tmp_path / ties).result
     assert told["hash"]["mean"]["hr@10"] > 0.2
     assert told["against"]["mean"]["hr@10"] == 0.0
     popular = [told[ties]["controls"]["popular"]["mean"]["hr@10"] for ties in ("hash", "against")]

@@ -22,7 +22,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Block, Ragged, Stream
 from tacita.data.sources import Interactions, load
 from tacita.data.splits import collected_block, split
-from tacita.lab.runs import Machine, assemble
+from tacita.lab.assembling import Machine, assemble
 from tacita.learn.training.draw import lay_out
 
 Row = tuple[int, int, int]  # user, item, time

@@ -81,15 +81,15 @@ def audit_tally(
     """
     from tacita.audit import table as audit
     from tacita.core.config import RunConfig
-    from tacita.lab import runs
+    from tacita.lab import assembling, serving
     from tacita.report import audit as report_audit
 
     if (run is None) == (data is None):
         raise TacitaError("say what to audit: either --run FOLDER or --data NAME.")
-    config = runs.open_run(run).config if run is not None else RunConfig(data=data or "", backbone={"name": "tally"})
+    config = serving.open_run(run).config if run is not None else RunConfig(data=data or "", backbone={"name": "tally"})
     with console.counting("attacks", quiet) as tell:
         on_data = None if quiet else console.say_data
-        found = audit.audit_tally(config, runs.Machine(threads, data_dir=data_dir), brief, tell, on_data)
+        found = audit.audit_tally(config, assembling.Machine(threads, data_dir=data_dir), brief, tell, on_data)
     if out is not None:
         stem = report_audit.write(found, out)
         console.say(f"wrote {stem}.csv and .png")

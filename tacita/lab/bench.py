@@ -84,12 +84,12 @@ def bench_rounds(fed: Federation, repeats: int = 5) -> dict[str, Any]:
 _ROUNDS = """
 import hashlib, sys, time
 from pathlib import Path
-from tacita.lab import runs
+from tacita.lab import assembling
 from tacita.core.config import RunConfig
 from tacita.federation.rounds import begin_block, run_round, start
 data, backbone, threads, folder = sys.argv[1:]
-machine = runs.Machine(int(threads), data_dir=Path(folder) if folder else None)
-fed = runs.assemble(RunConfig(data=data, backbone={"name": backbone}), machine)
+machine = assembling.Machine(int(threads), data_dir=Path(folder) if folder else None)
+fed = assembling.assemble(RunConfig(data=data, backbone={"name": backbone}), machine)
 progress = start(fed)
 begin_block(fed, progress, 0)
 run_round(fed, progress)

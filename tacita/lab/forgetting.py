@@ -25,7 +25,9 @@ from tacita.core.types import AnyArray, Arrays, Ints, Ragged, ServerState
 from tacita.federation.scoring import rows_of
 from tacita.federation.state_arrays import read_server, server_arrays
 from tacita.fields import wire_bytes
-from tacita.lab.runs import Saved, build, lists_of, open_run, open_saved, serve
+from tacita.lab.assembling import build
+from tacita.lab.run_folder import Saved, lists_of, open_saved
+from tacita.lab.serving import open_run, serve
 from tacita.models.base import Backbone, Retracts
 from tacita.models.scores import CHUNK
 
@@ -118,10 +120,10 @@ def _checked(saved: Saved, user: str, items: Sequence[str] | None, now: bool, ho
             raise TacitaError("no item is named; give --items a,b or --all.")
         for raw in items:
             if known.get(raw, -1) not in has and not (now and known.get(raw, -1) in _withdrawn(saved, number)):
-                raise TacitaError(f"user '{user}' has no item '{raw}' in {saved.run.folder}: never liked or forgotten.")
+                raise TacitaError(f"user '{user}' has no item '{raw}' in {saved.folder}: never liked or forgotten.")
         gone = np.intersect1d(has, [known.get(raw, -1) for raw in items]).astype(np.int32)
     if len(gone) == 0 and not _waits(saved, number):
-        raise TacitaError(f"nothing of user '{user}' is left in {saved.run.folder}: it is already forgotten.")
+        raise TacitaError(f"nothing of user '{user}' is left in {saved.folder}: it is already forgotten.")
     if len(gone) == 0 and not now and len(saved.held["asked"]) < hold:
         raise TacitaError(f"the request of user '{user}' already waits for others; --now sends it alone.")
     told = sum(int(np.isin(one.row(number), gone).sum()) for one in _told(saved) if number < len(one))
@@ -170,7 +172,7 @@ def _forgotten_on_device(saved: Saved, request: Request) -> Saved:
     asked = held.get("asked", np.zeros(0, np.int32))
     held["asked"] = np.union1d(asked, [request.number] if request.told else []).astype(np.int32)
     if len(request.items):
-        write_arrays(saved.run.folder / "clients.safetensors", held, saved.origin)
+        write_arrays(saved.folder / "clients.safetensors", held, saved.origin)
     return replace(saved, held=held)
 
 
@@ -201,7 +203,7 @@ def _published(saved: Saved, outcome: Outcome) -> Saved:
     """Write the model, then what its devices have told it."""
     served = server_arrays(outcome.after)
     note = saved.note | {"retractions": str(int(saved.note.get("retractions", "0")) + 1)}
-    write_arrays(saved.run.folder / "server.safetensors", served, note)
+    write_arrays(saved.folder / "server.safetensors", served, note)
     return _finished(replace(saved, served=served, note=note))
 
 
@@ -214,7 +216,7 @@ def _finished(saved: Saved) -> Saved:
         held |= _named(one, f"told/{block}")
     held["asked"] = np.zeros(0, np.int32)
     origin = saved.origin | {"retractions": saved.note["retractions"]}
-    write_arrays(saved.run.folder / "clients.safetensors", held, origin)
+    write_arrays(saved.folder / "clients.safetensors", held, origin)
     return replace(saved, held=held, origin=origin)
 
 
@@ -249,7 +251,7 @@ def _certificate(
     saved: Saved, backbone: Backbone, model: Retracts, request: Request, outcome: Outcome | None, proof: Proof | None
 ) -> dict[str, Any]:
     """Spec D.5: what was asked, done and checked, and what was not. No item is named in it."""
-    users, config = saved.ids["users"], saved.run.config
+    users, config = saved.ids["users"], saved.config
     heads = nested(saved.served, "")["heads"]
     waits = request.number in saved.held["asked"]
     others = [] if outcome is None else [int(u) for u in outcome.subjects if u != request.number]

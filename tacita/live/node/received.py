@@ -11,7 +11,7 @@ from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
 from tacita.core.files import nested
 from tacita.core.types import Arrays, Down, Keys, ServerState
-from tacita.lab.runs import check_cutoffs
+from tacita.lab.assembling import check_cutoffs
 from tacita.live.letters import CHOSEN, OWN, people_named, read_written
 from tacita.live.node.node import Node
 from tacita.live.node.standing import Refusal, Standing

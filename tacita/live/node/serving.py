@@ -18,7 +18,7 @@ from tacita.core.files import nested
 from tacita.core.types import AnyArray, Arrays, Block, Down, Floats, Held, Ragged, ServerState
 from tacita.federation.scoring import DeviceScorer
 from tacita.kernels.ranking import best_items
-from tacita.lab.runs import planned
+from tacita.lab.assembling import planned
 from tacita.live.letters import names_of, read_written, secret_of
 from tacita.live.node.store import NodeStore, Rows
 from tacita.metrics import ScoreUsers

@@ -14,7 +14,7 @@ from tacita.core.types import Arrays, Held, Keys, Longs, Stream
 from tacita.data.splits import collected_block
 from tacita.federation.clients import grow, no_devices
 from tacita.federation.devices import Here, nobody_here
-from tacita.lab.runs import build
+from tacita.lab.assembling import build
 from tacita.live.letters import names_of, secret_of
 from tacita.live.node.node import Node
 from tacita.round.device_state import DeviceState, device_arrays, read_devices, rows_taken
