@@ -16,7 +16,8 @@ from tacita.core.config import RunConfig
 from tacita.core.types import Bools, Ragged
 from tacita.federation.rounds import begin_block, start
 from tacita.lab.assembling import Machine, assemble
-from tacita.models.tally.model import Tally, TallyConfig, dense_weights
+from tacita.models.tally.model import Tally, TallyConfig
+from tacita.models.tally.weights import dense_weights
 from tests.oracle import federate, make_block, make_stream
 
 REAL = os.environ.get("TACITA_DATA", "")

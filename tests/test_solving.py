@@ -16,8 +16,9 @@ from tacita.core.types import Doubles, Ragged
 from tacita.fields import Terms
 from tacita.models.tally import model as linear
 from tacita.models.tally import solver as solving
-from tacita.models.tally.model import Tally, TallyConfig, add_products, as_heads
+from tacita.models.tally.model import Tally, TallyConfig
 from tacita.models.tally.sums import Shape, sum_terms
+from tacita.models.tally.weights import add_products, as_heads
 
 
 def positive(n: int, seed: int = 0) -> Doubles:

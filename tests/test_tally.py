@@ -35,10 +35,10 @@ from tacita.models.tally.model import (
     STATE,
     Tally,
     TallyConfig,
-    dense_weights,
 )
 from tacita.models.tally.solver import inverted, lower_triangle, mirrored, packed
 from tacita.models.tally.sums import Shape, Sums
+from tacita.models.tally.weights import dense_weights
 from tacita.report import audit as report_audit
 from tacita.round.plan import Federation
 from tests.oracle import Lists, federate, make_block, make_stream
