@@ -65,7 +65,14 @@ HOMES: dict[str, tuple[str, ...]] = {
     "httpx": ("live.engine.gateway", "live.engine.flower", "live.engine.flower_client"),
     "starlette": ("live.engine.gateway",),
     "uvicorn": ("live.engine.door", "live.engine.gateway"),
-    "sqlite3": ("live.database", "live.node.blocks", "live.node.file", "live.node.store", "live.server.store"),
+    "sqlite3": (
+        "live.database",
+        "live.node.answers",
+        "live.node.blocks",
+        "live.node.file",
+        "live.node.store",
+        "live.server.store",
+    ),
 }
 
 

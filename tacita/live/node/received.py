@@ -13,9 +13,9 @@ from tacita.core.files import nested
 from tacita.core.types import Arrays, Down, Keys, ServerState
 from tacita.lab.assembling import check_cutoffs
 from tacita.live.letters import CHOSEN, OWN, people_named, read_written
+from tacita.live.node.answers import Model
 from tacita.live.node.node import Node
 from tacita.live.node.standing import Refusal, Standing
-from tacita.live.node.store import Model
 from tacita.live.wire import Request, read_catalogue, sha_of
 from tacita.round.plan import Letters
 
