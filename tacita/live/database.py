@@ -1,14 +1,16 @@
-"""What both stores ask of SQLite: looking without touching, one transaction, and its errors as sentences."""
+"""What both stores ask of SQLite: to look without touching, one transaction, arrays in cells, errors as sentences."""
 
 from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
+from tacita.core.codec import pack
 from tacita.core.errors import TacitaError
+from tacita.core.types import AnyArray
 
 
 class Damaged(TacitaError):
@@ -54,3 +56,14 @@ def plain_errors(path: Path, remedy: str) -> Iterator[None]:
 def damaged(path: Path, why: str, remedy: str) -> Damaged:
     said = " ".join(why.split())[:200].rstrip(".")
     return Damaged(f"{path} is damaged: {said}; {remedy}.")
+
+
+def put_arrays(db: sqlite3.Connection, table: str, run: str, arrays: Mapping[str, tuple[str, AnyArray]]) -> None:
+    """Replace a run's arrays, given with their digests; those whose digest is the same are not written again."""
+    held = dict(db.execute(f"SELECT name, sha FROM {table} WHERE run = ?", (run,)).fetchall())
+    gone = ((run, name) for name in held.keys() - arrays.keys())
+    db.executemany(f"DELETE FROM {table} WHERE run = ? AND name = ?", gone)
+    for name, (sha, array) in arrays.items():
+        if held.get(name) != sha:
+            put = f"INSERT OR REPLACE INTO {table} (run, name, sha, array) VALUES (?, ?, ?, ?)"
+            db.execute(put, (run, name, sha, pack({"array": array})))

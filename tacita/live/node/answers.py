@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from tacita.core.codec import pack, unpack
 from tacita.core.types import AnyArray, Arrays
-from tacita.live.blobs import pack, unpack
+from tacita.live.database import put_arrays
 from tacita.round.device_state import LISTS, rows_taken
 
 NO_EPSILON = "no epsilon"
@@ -117,16 +118,10 @@ def packed(devices: Devices, here: list[int]) -> tuple[str, bytes]:
 
 
 def put_model(db: sqlite3.Connection, run: str, model: Model, at: float) -> None:
-    """Replace what the server sent; arrays whose digest is the same are not written again."""
+    """Replace what the server sent."""
     note, arrays = model
-    held = dict(db.execute("SELECT name, sha FROM model_arrays WHERE run = ?", (run,)).fetchall())
     db.execute("INSERT OR REPLACE INTO models (run, note, changed) VALUES (?, ?, ?)", (run, json.dumps(note), at))
-    gone = ((run, name) for name in held.keys() - arrays.keys())
-    db.executemany("DELETE FROM model_arrays WHERE run = ? AND name = ?", gone)
-    for name, (sha, array) in arrays.items():
-        if held.get(name) != sha:
-            put = "INSERT OR REPLACE INTO model_arrays (run, name, sha, array) VALUES (?, ?, ?, ?)"
-            db.execute(put, (run, name, sha, pack({"array": array})))
+    put_arrays(db, "model_arrays", run, arrays)
 
 
 def drop_rows(db: sqlite3.Connection, user: int, where: str) -> None:

@@ -19,9 +19,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tacita.core.codec import unpack
 from tacita.core.errors import TacitaError
 from tacita.core.types import Doubles, Longs
-from tacita.live.blobs import unpack
 from tacita.live.database import transaction
 from tacita.live.node import answers, blocks
 from tacita.live.node import file as node_file
