@@ -25,7 +25,7 @@ from tacita.federation.rounds import Progress, run_stream, start
 from tacita.federation.state_arrays import read_server
 from tacita.fields import Total, add, empty_total, merge
 from tacita.kernels.threads import most_threads
-from tacita.lab import assembling, serving, training
+from tacita.lab import assembling, certificate, serving, training
 from tacita.lab import forgetting as forget
 from tacita.lab.experiments import tally_choice
 from tacita.lab.experiments.shared_base import go_on, train_base
@@ -603,7 +603,7 @@ def test_a_waiting_retraction_can_be_sent_now(held: Path) -> None:
         forget.forget(held, "u1")
     found = forget.forget(held, "u1", now=True, verify=True)
     assert found["verdict"].startswith("pass")
-    assert forget.ALONE in found["residual_risk"]
+    assert certificate.ALONE in found["residual_risk"]
     (held / "forget-1.json").unlink()
     assert forget.forget(held, "u2", now=True)["request"]["id"] == 3  # no certificate is ever replaced
     with pytest.raises(TacitaError, match="already forgotten"):
@@ -693,7 +693,7 @@ def test_the_verb_tells_what_it_did(opened: Path, capsys: pytest.CaptureFixture[
     assert not left.value.code
     assert "items of user u1 have left the device" in said.out
     assert "largest difference of a score" in said.out
-    assert forget.ALONE in said.err
+    assert certificate.ALONE in said.err
     assert "forget-1.json" in said.err
 
 

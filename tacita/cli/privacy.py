@@ -33,7 +33,7 @@ def forget(
 
     `tacita forget --run runs/mine --user 196 --all --verify`
     """
-    from tacita.lab import forgetting
+    from tacita.lab import certificate, forgetting
 
     if everything == (items is not None):
         raise TacitaError("say what to forget: either --items a,b or --all.")
@@ -43,8 +43,8 @@ def forget(
     if as_json:
         console.print_json(found)
         return
-    if forgetting.ALONE in found["residual_risk"]:
-        console.say(f"Note: {forgetting.ALONE}")
+    if certificate.ALONE in found["residual_risk"]:
+        console.say(f"Note: {certificate.ALONE}")
     cost, path = found["cost"], run / f"forget-{found['request']['id']}.json"
     console.tell(
         f"{found['request']['n_items']} items of user {user} have left the device; "
