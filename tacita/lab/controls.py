@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from tacita.core.sparse import matrix_of_lists
 from tacita.core.types import Block, CohortView, Doubles, Floats, Ints, Ragged
 from tacita.federation.measuring import known_items, rules_of
 from tacita.fields import Terms
@@ -77,7 +78,7 @@ def alone_scorer(fed: Federation, block: Block) -> ScoreUsers:
 
 def chosen_by(train: Ragged, n_items: int) -> scipy.sparse.csr_array:
     """1 where a user has an item, however often."""
-    chosen = scipy.sparse.csr_array((np.ones(len(train.ids)), train.ids, train.ptr), shape=(len(train), n_items))
+    chosen = matrix_of_lists(train, n_items)
     chosen.sum_duplicates()
     chosen.data[:] = 1
     return chosen

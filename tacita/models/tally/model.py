@@ -24,6 +24,7 @@ from pydantic import Field
 
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
+from tacita.core.sparse import matrix_of_lists
 from tacita.core.types import (
     AnyArray,
     Arrays,
@@ -178,9 +179,7 @@ class Tally(Backbone):
     def user_terms(self, train: Ragged, n_items: int) -> tuple[scipy.sparse.csr_array, Doubles]:
         """What users put into the sum: binary rows of their counted items, and a weight each."""
         lists = self.counted(train)
-        ones = np.ones(len(lists.ids))
-        chosen = scipy.sparse.csr_array((ones, lists.ids, lists.ptr), shape=(len(lists), n_items))
-        return chosen, np.maximum(lists.counts(), 1.0) ** -self.config.length_power
+        return matrix_of_lists(lists, n_items), np.maximum(lists.counts(), 1.0) ** -self.config.length_power
 
     def counted(self, train: Ragged) -> Ragged:
         """The items that count: of each list the latest, where only some do."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from tacita.core.sparse import matrix_of_rows
 from tacita.core.types import AnyArray, Arrays, Doubles, Floats, Longs, Ragged
 from tacita.kernels.pairs import dense_products, sparse_products
 from tacita.models.tally.solver import TILE, columns_of
@@ -56,8 +57,7 @@ def matrix_of(heads: Arrays) -> Any:
     """B (inputs, known items) from what was sent, dense or sparse."""
     if heads["weights"].ndim == 2:
         return heads["weights"]
-    parts = heads["weights"], heads["column"], heads["ptr"]
-    return scipy.sparse.csr_array(parts, shape=(len(heads["ptr"]) - 1, int(heads["known"][0])))
+    return matrix_of_rows(heads["ptr"], heads["column"], heads["weights"], int(heads["known"][0]))
 
 
 def dense_weights(heads: Arrays) -> Floats:
