@@ -227,6 +227,12 @@ def test_the_root_holds_few_modules_and_none_is_long() -> None:
     assert [name for name, path in MODULES.items() if len(path.read_text().splitlines()) > 450] == []
 
 
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_says_first_what_it_is_for(module: str) -> None:
+    said = (ast.get_docstring(ast.parse(MODULES[module].read_text(encoding="utf-8"))) or "").split("\n\n")[0]
+    assert said.endswith("."), f"tacita/{module.replace('.', '/')} does not begin with a sentence"
+
+
 def is_verb(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Whether a function of the command line is a verb, registered wherever: typer reads its parameters."""
     said = [ast.unparse(one.annotation) for one in (*node.args.args, *node.args.kwonlyargs) if one.annotation]

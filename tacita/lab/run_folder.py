@@ -32,7 +32,7 @@ from tacita.federation.state_arrays import (
     server_arrays,
     server_note,
 )
-from tacita.report.data import method_name, refuse_changed
+from tacita.report.data import damaged_ids, method_name, no_run_folder, refuse_changed
 from tacita.round.device_state import device_arrays
 from tacita.round.plan import Federation
 
@@ -106,7 +106,7 @@ def is_finished(out: Path) -> bool:
 def read_result(folder: Path) -> dict[str, Any]:
     """The numbers of a finished run."""
     if not folder.is_dir():
-        raise TacitaError(f"no run folder {folder}; `tacita train --out {folder}` makes one.")
+        raise no_run_folder(folder)
     if not (folder / "config.toml").is_file():
         raise TacitaError(f"{folder} is not a run folder: it has no config.toml.")
     if not (folder / "result.json").is_file():
@@ -127,7 +127,7 @@ def read_ids(folder: Path) -> dict[str, Any]:
     ids = read_json(folder / "ids.json")
     kinds = {"fingerprint": str, "users": list, "items": list, "titles": dict}
     if not isinstance(ids, dict) or any(not isinstance(ids.get(name), kind) for name, kind in kinds.items()):
-        raise TacitaError(f"{folder / 'ids.json'} is damaged: not the ids of a run; train again.")
+        raise damaged_ids(folder)
     return ids
 
 

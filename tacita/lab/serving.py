@@ -41,14 +41,19 @@ def open_run(folder: Path) -> Run:
     return Run(folder, read_config(folder), result)
 
 
+def check_wanted(k: int, n_items: int) -> None:
+    """Refuse to recommend nothing, or more items than there are."""
+    if not 1 <= k <= n_items:
+        raise TacitaError(f"cannot recommend {k} items; choose from 1 to the {n_items:,} there are.")
+
+
 def recommend(
     folder: Path, users: list[str], k: int = 10, exclude_seen: bool = True
 ) -> dict[str, list[dict[str, Any]]]:
     """Top k items for raw user ids, scored as their own devices would, or popular ones where nothing is known."""
     saved = open_saved(folder)
     chosen, ids = saved.numbers(users), saved.ids
-    if not 1 <= k <= len(ids["items"]):
-        raise TacitaError(f"cannot recommend {k} items; choose from 1 to the {len(ids['items']):,} there are.")
+    check_wanted(k, len(ids["items"]))
     scores = serve(saved, chosen)
     hidden, seen = np.zeros(scores.shape, bool), lists_of(saved.held, "history").take(chosen)
     hidden[seen.rows(), seen.ids] = exclude_seen

@@ -6,10 +6,11 @@ import contextlib
 import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from tacita.core.codec import pack
-from tacita.core.errors import TacitaError
+from tacita.core.errors import DiskFull, TacitaError
 from tacita.core.types import AnyArray
 
 
@@ -19,6 +20,16 @@ class Damaged(TacitaError):
 
 def read_only(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, isolation_level=None)
+
+
+def format_of(path: Path) -> Any:
+    """What a file says of its format, None: nothing; a damaged one is an error of SQLite, and stays as it is."""
+    with contextlib.closing(read_only(path)) as db:
+        verdict = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(verdict)
+        found = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+    return None if found is None else found[0]
 
 
 @contextlib.contextmanager
@@ -41,7 +52,7 @@ def plain_errors(path: Path, remedy: str) -> Iterator[None]:
         yield
     except sqlite3.OperationalError as error:
         if "full" in str(error):
-            raise TacitaError(f"no space left to write {path}; free some and try again.") from None
+            raise DiskFull(path) from None
         raise TacitaError(f"cannot use {path}: {error}.") from None
     except sqlite3.IntegrityError:
         raise  # a mistake of ours, not of the file

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from tacita.live.node import answers, blocks
 from tacita.live.node import file as node_file
 from tacita.live.node.answers import Answer, Devices, Model, RequestNumber
 
-Level = Literal["learn", "keep"]
 LEVELS = ("learn", "keep")
 REQUESTS = ("share", "unshare", "forget", "leave")
 
@@ -144,7 +143,7 @@ class NodeStore:
         with self._reading() as db:
             found = db.execute("SELECT id FROM users WHERE raw = ?", (raw,)).fetchone()
         if found is None:
-            raise TacitaError(f"this node has nothing of user '{raw[:100]}'; check the id, or import a file first.")
+            raise nothing_of(raw)
         return int(found[0])
 
     def history(self, users: Sequence[int] | None = None, run: str = "") -> Rows:
@@ -217,8 +216,8 @@ class NodeStore:
     def last_block(self, run: str) -> int:
         """The latest block of a run that was opened here; -1: none."""
         with self._reading() as db:
-            found = db.execute("SELECT max(block) FROM blocks WHERE run = ?", (run,)).fetchone()[0]
-        return -1 if found is None else int(found)
+            found = blocks.latest(db, run)
+        return -1 if found is None else found
 
     def rows(self, run: str, block: int) -> Rows:
         """What a block may learn from now: consent that was taken back since takes its rows out."""
@@ -376,6 +375,10 @@ class NodeStore:
         with self._reading() as db:
             node_file.scrub(db)
         return gone
+
+
+def nothing_of(user: str) -> TacitaError:
+    return TacitaError(f"this node has nothing of user '{user[:100]}'; check the id, or import a file first.")
 
 
 def _numbers(values: Sequence[float | None]) -> Doubles:
