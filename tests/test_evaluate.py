@@ -20,7 +20,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Block, Doubles, Down, Floats, Ints, Keys, Ragged, Stream
 from tacita.data.sources import load
 from tacita.data.splits import split
-from tacita.federation.measuring import Held, block_scores, evaluate_devices, known_items, rules_of
+from tacita.federation.measuring import Learned, block_scores, evaluate_devices, known_items, rules_of
 from tacita.federation.rounds import Progress, begin_block, start
 from tacita.kernels.ranking import best_items, list_ranks
 from tacita.lab import controls
@@ -500,8 +500,8 @@ def scores_of(fed: Federation, progress: Progress) -> dict[str, Any]:
 
 
 def ranks_in(fed: Federation, progress: Progress, block: int, mask: Ragged) -> list[float]:
-    on, held = fed.stream.blocks[block], Held(progress.server, progress.clients)
-    found = evaluate_devices(fed, held, on, "test", mask, rules_of(fed, on, ["mrr"], [6]))
+    on, learned = fed.stream.blocks[block], Learned(progress.server, progress.clients)
+    found = evaluate_devices(fed, learned, on, "test", mask, rules_of(fed, on, ["mrr"], [6]))
     return [round(1 / value, 9) for value in found.values["mrr@6"]]
 
 

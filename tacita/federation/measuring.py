@@ -37,7 +37,7 @@ def candidates_of(fed: Federation, block: Block) -> Ragged | None:
 
 
 @dataclass(frozen=True)
-class Held:
+class Learned:
     """What scores come from: what the server holds, what devices hold, and what they receive."""
 
     server: ServerState
@@ -56,7 +56,7 @@ def rules_of(
 
 def evaluate_devices(
     fed: Federation,
-    held: Held,
+    learned: Learned,
     block: Block,
     purpose: Purpose,
     mask: Ragged,
@@ -65,9 +65,9 @@ def evaluate_devices(
 ) -> Evaluation:
     """Evaluate the devices' own scores on a block's validation or test items."""
     past = fed.stream.history(block.index) if fed.backbone.reads_history else None
-    down = held.down or to_serve(fed, held.server)
+    down = learned.down or to_serve(fed, learned.server)
     keys = fed.stream.user_keys
-    scorer = DeviceScorer(fed, held.server, held.clients, block, keys, down, purpose, past)
+    scorer = DeviceScorer(fed, learned.server, learned.clients, block, keys, down, purpose, past)
     if wanted is None:
         wanted = block.valid if purpose == "valid" else block.test
     return evaluate(scorer, wanted, mask, keys, fed.draws, rules or rules_of(fed, block))
@@ -86,7 +86,7 @@ def measure(
 ) -> Evaluation:
     """The same with its values one by one."""
     rules = rules_of(fed, block, metrics, cutoffs)
-    return evaluate_devices(fed, Held(server, clients, down), block, purpose, mask, rules)
+    return evaluate_devices(fed, Learned(server, clients, down), block, purpose, mask, rules)
 
 
 def selecting_metric(config: RunConfig) -> tuple[str, int]:
@@ -102,7 +102,7 @@ def block_sums(fed: Federation, server: ServerState, clients: DeviceState, down:
     """Test scores on the current block, as sums that several groups of devices can add up."""
     block = fed.stream.blocks[server.block]
     mask = known_items(fed, block, "test", fed.config.evaluate.mask)
-    return evaluate_devices(fed, Held(server, clients, down), block, "test", mask).sums()
+    return evaluate_devices(fed, Learned(server, clients, down), block, "test", mask).sums()
 
 
 def block_scores(
@@ -112,11 +112,11 @@ def block_scores(
     block, cfg = fed.stream.blocks[server.block], fed.config.evaluate
     new = np.zeros(fed.stream.n_users, bool)
     new[: block.n_users] = block.new_users
-    held = Held(server, clients, down)
+    learned = Learned(server, clients, down)
 
     def test(on: Block, mask: Ragged, only_chosen: bool = False, wanted: Ragged | None = None) -> Evaluation:
         rules = rules_of(fed, on, [metric], [k]) if only_chosen else None
-        return evaluate_devices(fed, held, on, "test", mask, rules, wanted)
+        return evaluate_devices(fed, learned, on, "test", mask, rules, wanted)
 
     metric, k = selecting_metric(fed.config)
     chosen = f"{metric}@{k}"

@@ -20,7 +20,7 @@ from tacita.core.config import ParticipationConfig, RunConfig, TrainConfig
 from tacita.core.draws import Draws, keys_of
 from tacita.core.errors import TacitaError
 from tacita.core.types import Block, Floats, Ints, Ragged, Stream
-from tacita.federation.measuring import Held, evaluate_devices, known_items, rules_of
+from tacita.federation.measuring import Learned, evaluate_devices, known_items, rules_of
 from tacita.federation.rounds import Progress, begin_block, run_round, start
 from tacita.kernels.threads import threads_in_use
 from tacita.metrics import Evaluation
@@ -270,13 +270,13 @@ def bench_evaluate(fed: Federation, repeats: int = 5) -> dict[str, Any]:
     progress = start(fed)
     begin_block(fed, progress, 0)
     block = fed.stream.blocks[0]
-    held, metrics = Held(progress.server, progress.clients), ["ndcg", "recall", "hr"]
+    learned, metrics = Learned(progress.server, progress.clients), ["ndcg", "recall", "hr"]
     found: list[Evaluation] = []
 
     def one() -> None:
         mask = known_items(fed, block, "test", "block")
         rules = rules_of(fed, block, metrics, [20])
-        found[:] = [evaluate_devices(fed, held, block, "test", mask, rules)]
+        found[:] = [evaluate_devices(fed, learned, block, "test", mask, rules)]
 
     median, times = _median_seconds(one, repeats)
     return {
