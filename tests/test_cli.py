@@ -35,7 +35,7 @@ import tacita
 from tacita.cli import app, console, entry, main
 from tacita.core import files
 from tacita.kernels.threads import most_threads
-from tacita.lab import runs
+from tacita.lab import serving
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
 REAL = os.environ.get("TACITA_DATA", "")
@@ -278,7 +278,7 @@ def test_settings_come_from_the_file_then_flags_then_set() -> None:
     Path("c.toml").write_text(f'data = "{SMALL}"\nseed = 5\n[train]\nrounds = 9\nbatch_size = 7\nnegatives = 1\n')
     args = ("c.toml", "--rounds", "8", "--set", "train.rounds=2", "--set", "train.batch_size=6", "--quiet")
     assert call("train", *args, "--set", "evaluate.controls=false", "--set", "method=ft", "--out", "x").code == 0
-    config = runs.open_run(Path("x")).config
+    config = serving.open_run(Path("x")).config
     assert (config.seed, config.method, config.evaluate.controls) == (5, "ft", False)
     assert (config.train.rounds, config.train.batch_size, config.train.negatives) == (2, 6, 1)
 
@@ -736,7 +736,7 @@ def test_recommend_prints_a_table_and_json(finished: Path) -> None:
     assert "for user u1" in said.out
     assert "for user u2" in said.out
     told = call("recommend", "--run", str(finished), "--user", "u1", "-k", "3", "--json")
-    assert json.loads(told.out) == runs.recommend(finished, ["u1"], 3)
+    assert json.loads(told.out) == serving.recommend(finished, ["u1"], 3)
 
 
 def test_recommend_says_when_there_are_fewer(finished: Path) -> None:
