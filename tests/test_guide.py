@@ -24,7 +24,7 @@ from tacita.cli.entry import CallError, app
 from tacita.core.config import RunConfig, _known_keys
 from tacita.core.errors import TacitaError
 from tacita.federation.rounds import run_round
-from tacita.lab.run_folder import Run
+from tacita.lab.serving import Run
 from tacita.methods import World, build_parts, preset_names
 from tacita.models import Backbone, backbone_class, backbone_names
 from tacita.models import base as models_base

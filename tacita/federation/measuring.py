@@ -73,22 +73,6 @@ def evaluate_devices(
     return evaluate(scorer, wanted, mask, keys, fed.draws, rules or rules_of(fed, block))
 
 
-def measure(
-    fed: Federation,
-    server: ServerState,
-    clients: DeviceState,
-    block: Block,
-    purpose: Purpose,
-    mask: Ragged,
-    metrics: list[str] | None = None,
-    cutoffs: list[int] | None = None,
-    down: Down | None = None,
-) -> Evaluation:
-    """The same with its values one by one."""
-    rules = rules_of(fed, block, metrics, cutoffs)
-    return evaluate_devices(fed, Learned(server, clients, down), block, purpose, mask, rules)
-
-
 def selecting_metric(config: RunConfig) -> tuple[str, int]:
     name, _, k = config.evaluate.select_by.partition("@")
     if name not in {"ndcg", "recall", "hr", "precision", "mrr"} or not k.isdigit() or int(k) < 1:

@@ -33,6 +33,7 @@ class LightGCN(Factor):
     """Private p_u, public rows; both are means over layers, and the logit is their inner product."""
 
     name = "lightgcn"
+    on_graph = True
     Config: ClassVar[type[BackboneConfig]] = LightGCNConfig
     reads_context = True
     config: LightGCNConfig
