@@ -12,11 +12,10 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from tacita.core.draws import Draws
 from tacita.core.types import Arrays, CohortView, Floats, Keys, Ragged
 from tacita.kernels.hashing import uniforms
 from tacita.models.base import BackboneConfig, Context, TrainedConfig, register
-from tacita.models.factor import Factor
+from tacita.models.factor import TwoVectors
 
 _TINY = 1e-24  # keeps a cosine with a vector of zeros finite
 
@@ -26,7 +25,7 @@ class EgoConfig(TrainedConfig):
 
 
 @register
-class Ego(Factor):
+class Ego(TwoVectors):
     """Private p_u, public rows: u = (p_u + sum of the user's rows / sqrt n) / 2, score cos(u, v)."""
 
     name = "ego"
@@ -34,23 +33,10 @@ class Ego(Factor):
     reads_context = True
     config: EgoConfig
 
-    @property
-    def layout(self) -> dict[str, int]:
-        return {"p": self.config.dim}
-
-    def _start(self, key: np.uint64, owners: Keys) -> Floats:
+    def start(self, key: np.uint64, owners: Keys) -> Floats:
         """Xavier's uniform start of a single row."""
         bound = math.sqrt(6 / (1 + self.config.dim))
         return (bound * (2 * uniforms(key, owners, self.config.dim) - 1)).astype(np.float32)
-
-    def init_items(self, draws: Draws, item_keys: Keys) -> Floats:
-        return self._start(draws.public("init-items"), item_keys)
-
-    def init_private(self, draws: Draws, user_keys: Keys) -> Floats:
-        return self._start(draws.private("init-private"), user_keys)
-
-    def rates(self, n_items: int) -> dict[str, float]:
-        return {"p": self.config.lr, "rows": self.config.lr * self.item_scale(n_items)}
 
     def context(self, view: CohortView) -> Ragged:
         return view.train

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,12 +31,33 @@ class Factor(Backbone):
         return float(n_items) if isinstance(scale, str) else float(scale)
 
 
+class TwoVectors(Factor):
+    """A private vector for the user, a public one for the item, of the same width; both start alike."""
+
+    @property
+    def layout(self) -> dict[str, int]:
+        return {"p": self.config.dim}
+
+    @abstractmethod
+    def start(self, key: np.uint64, owners: Keys) -> Floats:
+        """The first vector of each owner."""
+
+    def init_items(self, draws: Draws, item_keys: Keys) -> Floats:
+        return self.start(draws.public("init-items"), item_keys)
+
+    def init_private(self, draws: Draws, user_keys: Keys) -> Floats:
+        return self.start(draws.private("init-private"), user_keys)
+
+    def rates(self, n_items: int) -> dict[str, float]:
+        return {"p": self.config.lr, "rows": self.config.lr * self.item_scale(n_items)}
+
+
 class MFConfig(TrainedConfig):
     init_std: float = Field(0.01, ge=0, description="standard deviation of the initial entries")
 
 
 @register
-class MF(Factor):
+class MF(TwoVectors):
     """Matrix factorisation: private p_u, public q_i, logit p_u . q_i, no bias."""
 
     name = "mf"
@@ -43,18 +65,8 @@ class MF(Factor):
     affine_kind = steps.MF
     config: MFConfig
 
-    @property
-    def layout(self) -> dict[str, int]:
-        return {"p": self.config.dim}
-
-    def init_items(self, draws: Draws, item_keys: Keys) -> Floats:
-        return self.config.init_std * normals(draws.public("init-items"), item_keys, self.config.dim)
-
-    def init_private(self, draws: Draws, user_keys: Keys) -> Floats:
-        return self.config.init_std * normals(draws.private("init-private"), user_keys, self.config.dim)
-
-    def rates(self, n_items: int) -> dict[str, float]:
-        return {"p": self.config.lr, "rows": self.config.lr * self.item_scale(n_items)}
+    def start(self, key: np.uint64, owners: Keys) -> Floats:
+        return self.config.init_std * normals(key, owners, self.config.dim)
 
     def score(self, rep: dict[str, Any], heads: dict[str, Any], rows: Any, inside: Any = None) -> Any:
         return (rep["p"] * rows).sum(-1)

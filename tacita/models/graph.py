@@ -12,11 +12,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from tacita.core.draws import Draws
 from tacita.core.types import Arrays, CohortView, Floats, Keys, Ragged
 from tacita.kernels.hashing import normals
 from tacita.models.base import BackboneConfig, Context, TrainedConfig, register
-from tacita.models.factor import Factor
+from tacita.models.factor import TwoVectors
 
 
 class LightGCNConfig(TrainedConfig):
@@ -29,7 +28,7 @@ class LightGCNConfig(TrainedConfig):
 
 
 @register
-class LightGCN(Factor):
+class LightGCN(TwoVectors):
     """Private p_u, public rows; both are means over layers, and the logit is their inner product."""
 
     name = "lightgcn"
@@ -38,18 +37,8 @@ class LightGCN(Factor):
     reads_context = True
     config: LightGCNConfig
 
-    @property
-    def layout(self) -> dict[str, int]:
-        return {"p": self.config.dim}
-
-    def init_items(self, draws: Draws, item_keys: Keys) -> Floats:
-        return self.config.init_std * normals(draws.public("init-items"), item_keys, self.config.dim)
-
-    def init_private(self, draws: Draws, user_keys: Keys) -> Floats:
-        return self.config.init_std * normals(draws.private("init-private"), user_keys, self.config.dim)
-
-    def rates(self, n_items: int) -> dict[str, float]:
-        return {"p": self.config.lr, "rows": self.config.lr * self.item_scale(n_items)}
+    def start(self, key: np.uint64, owners: Keys) -> Floats:
+        return self.config.init_std * normals(key, owners, self.config.dim)
 
     def context(self, view: CohortView) -> Ragged:
         return view.train
