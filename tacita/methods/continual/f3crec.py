@@ -16,6 +16,7 @@ from tacita.core.types import Arrays, CohortView, Doubles, Extra, Ints, Local, L
 from tacita.fields import Total
 from tacita.kernels.ranking import best_items
 from tacita.kernels.replay import local_list_ranks, pick_subset
+from tacita.methods.continual.last_table import LastTable
 from tacita.models.scores import pair_scores, score_all, sigmoid
 from tacita.round.parts import Part, PartConfig, preset, register
 
@@ -29,13 +30,12 @@ class ReplayConfig(PartConfig):
 
 
 @register
-class Replay(Part):
+class Replay(LastTable):
     """Distil from the client's own last model on items it ranked high, fewer the more its ranks have moved."""
 
     name = "replay"
     reads_logits = True
     Config: ClassVar[type[PartConfig]] = ReplayConfig
-    broadcast_once = True
     config: ReplayConfig
 
     def check(self, n_items: int) -> None:
@@ -54,16 +54,6 @@ class Replay(Part):
                 f"replay with eps > 0 needs a backbone that is affine in the item row, not "
                 f"'{self.world.backbone.name}'; use eps = 0 (method kd) or another backbone."
             )
-
-    # on the server: the last block's table, for the teachers' scores
-
-    def server_end_block(self, server: ServerState) -> Arrays:
-        return {"table": server.items}
-
-    def broadcast(self, server: ServerState) -> Arrays:
-        return dict(server.parts.get(self.name, {}))
-
-    # on the device
 
     def device_arrays(self, n_users: int) -> Arrays:
         width = self.world.backbone.private_width

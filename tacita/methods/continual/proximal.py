@@ -16,7 +16,8 @@ from pydantic import Field
 from tacita.core.types import Arrays, CohortView, Local, Pull, ServerState
 from tacita.fields import Dense, Rows, Spec, Total, Upload, touched_of
 from tacita.kernels.steps import subtract_background
-from tacita.round.parts import Part, PartConfig, preset, register
+from tacita.methods.continual.last_table import LastTable
+from tacita.round.parts import PartConfig, preset, register
 
 
 class ProximalConfig(PartConfig):
@@ -24,20 +25,13 @@ class ProximalConfig(PartConfig):
 
 
 @register
-class Proximal(Part):
+class Proximal(LastTable):
     """Pull old item rows, and returning users' private vectors, towards where the last block left them."""
 
     name = "proximal"
     Config: ClassVar[type[PartConfig]] = ProximalConfig
-    broadcast_once = True
     extra_fields = (Spec("share", (), most=1.0, least=0.0),)
     config: ProximalConfig
-
-    def server_end_block(self, server: ServerState) -> Arrays:
-        return {"table": server.items}
-
-    def broadcast(self, server: ServerState) -> Arrays:
-        return dict(server.parts.get(self.name, {}))
 
     def device_arrays(self, n_users: int) -> Arrays:
         width = self.world.backbone.private_width

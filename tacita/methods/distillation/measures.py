@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from scipy.sparse import csr_matrix
 
+from tacita.core.sparse import matrix_of_lists
 from tacita.core.types import AnyArray, Doubles, Ragged
 
 Scale = Literal["z", "minmax"]
@@ -21,8 +21,9 @@ def row_means(lists: Ragged, values: AnyArray) -> Doubles:
 
 def pooled_rows(lists: Ragged, table: AnyArray) -> Doubles:
     """Mean of the table's rows of each list's items; zeros for a list without items."""
-    ones = csr_matrix((np.ones(len(lists.ids)), lists.ids, lists.ptr), shape=(len(lists), len(table)))
-    return np.asarray(ones @ np.asarray(table, np.float64) / np.maximum(lists.counts(), 1)[:, None])
+    return np.asarray(
+        matrix_of_lists(lists, len(table)) @ np.asarray(table, np.float64) / np.maximum(lists.counts(), 1)[:, None]
+    )
 
 
 def cross_entropy(logits: AnyArray, labels: AnyArray) -> Doubles:
