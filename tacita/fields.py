@@ -104,6 +104,7 @@ class Dense:
     def add_to(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
         for c in np.flatnonzero(weight):  # one by one: the sum must not depend on how clients are chunked
             total += weight[c] * self.value[c].astype(np.float64)
+            touched += weight[c]
 
     def squares(self, n_clients: int) -> Doubles:
         return np.asarray((self.value.astype(np.float64) ** 2).sum(axis=tuple(range(1, self.value.ndim))))
@@ -282,6 +283,8 @@ def add(total: Total, upload: Upload, fields: Sequence[Spec], exact: bool = Fals
         )
         if isinstance(value, Rows):
             np.add.at(touched, value.item, upload.weight[value.client])
+        elif isinstance(value, Dense):
+            touched += upload.weight.sum()
     weight = np.add.accumulate(np.append(total.weight, upload.weight))[-1]  # one by one, as the sums are
     return Total(total.sums, float(weight), total.n_clients + len(keep), each)
 

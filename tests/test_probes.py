@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from tacita.federation.requests import given_after, handle
 from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round, start
 from tacita.federation.scoring import DeviceScorer
 from tacita.federation.state_arrays import read_server, server_arrays, server_note
-from tacita.fields import Answer, Rows, Spec, Total, Upload
+from tacita.fields import Answer, Dense, Rows, Spec, Total, Upload
 from tacita.lab.assembling import Machine, assemble
 from tacita.live.settings import check_live
 from tacita.live.wire import decode_reply
@@ -48,6 +49,8 @@ class Budget(Part):
 
     name = "probe-budget"
     works_with = ("rows", "statistic")
+    every_release = True
+    lasting = ("left",)
 
     def device_arrays(self, n_users: int) -> Arrays:
         return {"left": np.full(n_users, 2.0)}
@@ -63,6 +66,7 @@ class Clip(Part):
 
     name = "probe-clip"
     works_with = ("rows", "statistic")
+    every_release = True
     most, noise = 0.05, 0.0
     seen: list[Doubles] = []
 
@@ -200,7 +204,7 @@ class Log(Part):
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    for part in (Budget, Clip, ByLength, WritesLetters, Log):
+    for part in (Budget, Clip, ByLength, WritesLetters, Log, Unlearns, Feedback, Whole):
         monkeypatch.setitem(methods_base._PARTS, part.name, part)
     monkeypatch.setitem(learners_base._LEARNERS, Scores.name, Scores)
     Clip.seen.clear()
@@ -249,12 +253,73 @@ def test_a_budget_is_kept_on_nodes_as_in_the_lab(tmp_path: Path, name: str) -> N
     assert close(arrays["now/items"], whole.server.items) or name == "tally"
     for head, value in whole.server.heads.items():
         assert close(arrays[f"now/heads/{head}"], value)
-    left = whole.clients.parts["probe-budget"]["left"]
-    assert left.min() == 0
-    held = site.transport.members[1].store.devices("r", "now")[1]["parts/probe-budget/left"]
-    assert set(held.tolist()) <= {0.0, 1.0, 2.0}
-    assert 0.0 in held
+    left = dict(zip(assemble(site.config, Machine()).stream.user_ids, whole.clients.parts["probe-budget"]["left"]))
+    assert min(left.values()) == 0
+    for node in site.transport.members.values():
+        held = node.store.devices("r", "now")[1]
+        raw_of = dict(zip(*node.store.users(), strict=True))
+        assert [left[raw_of[one]] for one in held["users"]] == held["parts/probe-budget/left"].tolist()
     close_all(site)
+
+
+def test_going_back_to_the_best_round_gives_no_budget_back() -> None:
+    fed = small(Budget, rounds=6)
+    progress = started(fed)
+    progress.clients.arrays["parts/probe-budget/left"][:] = 9.0
+    progress.server, _ = run_round(fed, progress.server, progress.devices)
+    progress.devices.keep_best(1)
+    for _ in range(3):
+        progress.server, _ = run_round(fed, progress.server, progress.devices)
+    vectors = progress.best_clients.private.copy()
+    end_block(fed, progress)
+    assert progress.clients.parts["probe-budget"]["left"].tolist() == [5.0] * 5
+    assert np.array_equal(progress.clients.private, vectors)
+
+
+class Feedback(Part):
+    """What training kept is there when the upload is encoded, and what encoding notes is the last word."""
+
+    name = "probe-feedback"
+
+    def device_arrays(self, n_users: int) -> Held:
+        return {"error": np.zeros(n_users)}
+
+    def after_training(self, view: CohortView, local: Local) -> Held:
+        return {"error": np.ones(len(view.user))}
+
+    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
+        return upload, {"error": view.parts[self.name]["error"] + 100}
+
+
+def test_an_upload_is_encoded_after_training_was_remembered() -> None:
+    fed = small(Feedback)
+    progress = started(fed)
+    run_round(fed, progress.server, progress.devices)
+    assert progress.clients.parts["probe-feedback"]["error"].tolist() == [101.0] * 5
+
+
+class Whole(Part):
+    """Sends every row, as noise on all coordinates would."""
+
+    name = "probe-whole"
+
+    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
+        rows = upload.values["rows"]
+        assert isinstance(rows, Rows)
+        whole = np.zeros((upload.n_clients, *view.items.shape), np.float32)
+        whole[rows.client, rows.item] = rows.value
+        return upload.with_value("rows", Dense(whole)), {}
+
+
+@pytest.mark.parametrize("aggregator", ["plain", "ideal"])
+def test_whole_tables_touch_every_row(aggregator: str) -> None:
+    fed = small(Whole, aggregation="per-row", aggregator=aggregator)
+    progress = started(fed)
+    server, _ = run_round(fed, progress.server, progress.devices)
+    mean = small(Whole)
+    other = started(mean)
+    wanted, _ = run_round(mean, other.server, other.devices)
+    np.testing.assert_allclose(server.items, wanted.items, atol=1e-6)
 
 
 # Clip and noise on every learner
@@ -428,6 +493,71 @@ def test_requests_travel_from_nodes_and_are_carried_out_between_rounds(tmp_path:
     assert close(site.arrays()["now/items"], progress.server.items)
     assert not close(lab(config).server.items[: block.n_items], progress.server.items, 1e-6)
     close_all(site)
+
+
+class Unlearns(Log):
+    """Forgets in two more rounds without the leaver, and asks twice."""
+
+    name = "probe-unlearns"
+
+    def handle(
+        self, server: ServerState, request: Request, ask: Ask, play: Play
+    ) -> tuple[ServerState, dict[str, Any]] | None:
+        stays = ask(server, f"{self.name}/stored", None)
+        again = ask(server, f"{self.name}/stored", None)
+        for _ in range(2):
+            server = play(server, None)
+        if request.kind == "leave":
+            raise TacitaError("this one fails when it has played.")
+        return server, {"asked": [stays.n_clients, again.n_clients], "round": server.round}
+
+
+@pytest.mark.parametrize("kind", ["forget", "leave"])
+def test_a_request_may_play_rounds_of_its_own(tmp_path: Path, kind: str) -> None:
+    """Whether it succeeds or fails then, the run goes on with all of its own rounds, live as in the lab."""
+    config = with_parts("fedavg", Unlearns, Budget, **FIXED)
+    site = make_site(tmp_path, config, insecure_single_user_uploads=True)
+    fed = assemble(config, Machine())
+    person = next(raw for raw in fed.stream.user_ids if home(raw) == 1)
+    key = int(fed.stream.user_keys[fed.stream.user_ids.index(person)])
+    progress, rounds = start(fed), []
+
+    def on_round(report: Any, now: Progress) -> None:
+        rounds.append(report.round)
+        if len(rounds) == 1:
+            with contextlib.suppress(TacitaError):
+                handle(fed, now, Request(kind, key, np.zeros(0, np.int32)))  # type: ignore[arg-type]
+
+    block = fed.stream.blocks[0]
+    site.publish(list(fed.stream.item_ids[: block.n_items]))
+    site.collect(rows_of_blocks(config)[0])
+    node = site.transport.members[1]
+    node.store.enqueue(kind, {}, node.store.user(person))
+    site.next_block()
+    begin_block(fed, progress, 0)
+    run_block(fed, progress, on_round)
+    end_block(fed, progress)
+    assert rounds == [1, 4, 5]
+    with site.store as store:
+        told = [event for _, _, event in store.events("r") if event["event"] == "round"]
+    assert [one["round"] for one in told] == rounds
+    assert close(site.arrays()["now/items"], progress.server.items)
+    close_all(site)
+
+
+def test_what_nobody_carries_out_changes_nothing() -> None:
+    fed = small(Budget)
+    progress = started(fed)
+    with pytest.raises(TacitaError, match="nothing in this run can carry out 'share'"):
+        handle(fed, progress, Request("share", int(fed.stream.user_keys[0]), np.array([1], np.int32)))
+    assert len(progress.server.given) == 0
+
+
+def test_chosen_clients_have_to_be_known() -> None:
+    fed = small(Log)
+    progress = started(fed)
+    with pytest.raises(TacitaError, match="not known here"):
+        run_round(fed, progress.server, progress.devices, np.array([12345], np.uint64))
 
 
 def test_what_people_shared_is_what_their_requests_left() -> None:

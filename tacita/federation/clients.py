@@ -13,6 +13,7 @@ import numpy as np
 
 from tacita.core.config import ParticipationConfig
 from tacita.core.draws import Draws
+from tacita.core.errors import TacitaError
 from tacita.core.files import flat, nested
 from tacita.core.types import AnyArray, Arrays, Block, CohortView, Down, Held, Ints, Keys, Longs, Ragged, ServerState
 from tacita.kernels.hashing import choose, decide, hash_owners
@@ -60,10 +61,12 @@ class Members:
     active: Longs  # clients with at least one such user, ascending
 
     def find(self, keys: Keys) -> Longs:
-        """The clients that have these keys, ascending; nobody has to be here."""
+        """The clients that have these keys, ascending."""
         order = np.argsort(self.keys)
-        at = np.minimum(np.searchsorted(self.keys, keys, sorter=order), len(order) - 1)
-        return np.sort(order[at[self.keys[order[at]] == keys]]) if len(order) else np.zeros(0, np.int64)
+        at = np.minimum(np.searchsorted(self.keys, keys, sorter=order), max(0, len(order) - 1))
+        if len(keys) and (len(order) == 0 or not (self.keys[order[at]] == keys).all()):
+            raise TacitaError("some of the clients that were chosen are not known here.")
+        return np.sort(order[at])
 
 
 def members_of(block: Block, user_keys: Keys, silos: int, draws: Draws, everybody: bool = False) -> Members:

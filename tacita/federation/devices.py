@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tacita.core.errors import TacitaError
+from tacita.core.files import nested
 from tacita.core.types import AnyArray, CohortView, Down, Held, Keys, Longs, Ragged, Request, ServerState
 from tacita.federation.clients import (
     Members,
@@ -37,7 +39,7 @@ from tacita.federation.measuring import (
 from tacita.federation.scoring import rows_of
 from tacita.fields import Answer, Total, Upload, add, empty_total
 from tacita.metrics import Evaluation
-from tacita.round.device_state import OWN, DeviceState
+from tacita.round.device_state import OWN, PARTS, DeviceState
 from tacita.round.parts import overrides, owner_of
 from tacita.round.plan import Federation, Plan
 
@@ -76,8 +78,8 @@ class Devices(Protocol):
 
     def validate(self, plan: Any, server: ServerState, down: Down) -> Sums: ...
 
-    def keep_best(self) -> None:
-        """The round just validated is the best of the block so far."""
+    def keep_best(self, round: int) -> None:
+        """The round that has just ended is the best of the block so far."""
         ...
 
     def result(self, plan: Any, server: ServerState, down: Down) -> tuple[dict[str, Any], Evaluation | None]:
@@ -113,7 +115,7 @@ class Here:
             clients.put(back, {"private": fed.backbone.init_private(fed.draws, fed.stream.user_keys[back])})
         _on_devices(fed, server, clients, down, "begin_block", np.flatnonzero(block.train.counts() > 0))
         self.members = self.mask = self.past = None
-        self.keep_best()
+        self.clients.keep()
 
     def living(self, fed: Federation, server: ServerState) -> Members:
         if self.members is None:
@@ -136,7 +138,9 @@ class Here:
         """Whom a question goes to: those of the round, or, where a part asks, everybody there is."""
         if fed.asker(question) is None:
             living = self.living(fed, server)
-            return living, self.taking_part(fed, server) if chosen is None else living.find(chosen)
+            if chosen is None:
+                return living, self.taking_part(fed, server)
+            return living, np.intersect1d(living.find(chosen), living.active)
         block = fed.stream.blocks[server.block]
         everybody = members_of(block, fed.stream.user_keys, fed.config.train.silos, fed.draws, everybody=True)
         return everybody, everybody.active if chosen is None else everybody.find(chosen)
@@ -155,48 +159,56 @@ class Here:
         exact = fed.config.train.aggregator == "ideal"
         for lo in range(0, len(asked), fed.chunk):
             view = self._view(fed, server, down, members, asked[lo : lo + fed.chunk])
+            if fed.asker(question) is None:
+                view = self._prepared(fed, view)
             answer = fed.answer(view, question)
-            upload = self._encoded(fed, view, answer.upload)
+            self.clients.put(view.user, self._room_for(answer))
+            upload = self._encoded(fed, _having(view, answer.kept), answer.upload, question)
             total = add(total, upload, fields, exact)
             bytes_up += upload.n_bytes(fields, whole)
-            self.clients.put(view.user, self._room_for(answer))
             for name, values in answer.notes.items():
                 told.setdefault(name, []).append(values)
-        for part in fed.parts:
+        for part in fed.transforming(question):
             total = part.encode_sum(server, total)
         expected = float(len(asked))
-        if chosen is None and fed.asker(question) is None:
+        if fed.asker(question) is None and np.array_equal(asked, self.taking_part(fed, server)):
             expected = expected_clients(members.active, fed.config.train.participation)
         return Told(total, len(asked), expected, bytes_up, _means(told))
 
     def _view(self, fed: Federation, server: ServerState, down: Down, members: Members, cohort: Longs) -> CohortView:
-        """What some clients see of themselves, with the parts ready for the round."""
+        """What some clients see of themselves."""
         block, users = fed.stream.blocks[server.block], members.users.take(cohort)
         view = view_of(self.clients, server, block, Who(users, members.keys[cohort], fed.stream.user_keys), down)
         if fed.backbone.reads_history:
             if self.past is None:
                 self.past = fed.stream.trained(block.index - 1)
             view = replace(view, history=rows_of(self.past, users.ids))
+        return view
+
+    def _prepared(self, fed: Federation, view: CohortView) -> CohortView:
+        """The parts ready for the round, and what it learns from."""
         for part in fed.parts:
             if overrides(part, "begin_round"):
                 renewed = part.begin_round(view)
-                put_parts(self.clients, users.ids, {part.name: renewed})
+                put_parts(self.clients, view.user, {part.name: renewed})
                 view = _with(view, part.name, renewed)
         chooser = owner_of(fed.parts, "local_data")
         return chooser.local_data(view) if chooser else view
 
     def _room_for(self, answer: Answer) -> Held:
-        """What an answer wants to be kept, without lists that these devices do not keep."""
-        held = self.clients.lists
-        return {name: v for name, v in answer.kept.items() if not isinstance(v, Ragged) or name in held}
+        """What an answer wants to be kept; own rows only where users are scored with them."""
+        kept = {name: v for name, v in answer.kept.items() if name != OWN or OWN in self.clients.lists}
+        for name in kept.keys() - self.clients.arrays.keys() - self.clients.lists.keys():
+            raise TacitaError(f"'{name}' is to be kept on devices, and no `device_arrays` makes room for it.")
+        return kept
 
-    def _encoded(self, fed: Federation, view: CohortView, upload: Upload) -> Upload:
+    def _encoded(self, fed: Federation, view: CohortView, upload: Upload, question: str) -> Upload:
         """Uploads as they leave: weighed, then changed by each part, which notes what it did on the device first."""
-        for part in fed.parts:
+        for part in fed.parts if fed.asker(question) is None else ():
             factor = part.weight(view, upload) if overrides(part, "weight") else None
             if factor is not None:
                 upload = replace(upload, weight=upload.weight * np.clip(factor, 0.0, part.most_weight))
-        for part in fed.parts:
+        for part in fed.transforming(question):
             upload, noted = part.encode(view, upload)
             if noted:
                 put_parts(self.clients, view.user, {part.name: noted})
@@ -220,8 +232,13 @@ class Here:
         learned, rules = Learned(server, self.clients, down), rules_of(fed, block, [metric], [k])
         return evaluate_devices(fed, learned, block, "valid", self.mask, rules).sums()
 
-    def keep_best(self) -> None:
+    def keep_best(self, round: int) -> None:
         self.clients.keep()
+
+    def back_to_best(self, fed: Federation) -> None:
+        """Go on from the best round; what no going back undoes stays as it is now."""
+        names = [f"{PARTS}{part.name}/{name}" for part in fed.parts for name in part.lasting]
+        self.clients = self.best.lasting(self.clients, names)
 
     def result(self, fed: Federation, server: ServerState, down: Down) -> tuple[dict[str, Any], Evaluation]:
         """Scores of the best round on this block's test and on every earlier block's."""
@@ -229,8 +246,10 @@ class Here:
 
     def end_block(self, fed: Federation, server: ServerState, down: Down) -> None:
         _on_devices(fed, server, self.best, down, "end_block", np.flatnonzero(self.best.took_part))
-        last = fed.config.train.resume_from == "last"
-        self.clients = self.clients.with_parts_of(self.best) if last else self.best
+        now = self.clients
+        self.back_to_best(fed)
+        if fed.config.train.resume_from == "last":
+            self.clients = now.with_parts_of(self.clients)
         self.clients.keep()
 
 
@@ -250,6 +269,13 @@ def _with(view: CohortView, name: str, renewed: Mapping[str, AnyArray | Ragged])
         parts={**view.parts, name: {**view.parts.get(name, {}), **arrays}},
         lists={**view.lists, name: {**view.lists.get(name, {}), **lists}},
     )
+
+
+def _having(view: CohortView, kept: Held) -> CohortView:
+    """The same view after an answer kept something else."""
+    for name, renewed in nested(kept, PARTS).items():
+        view = _with(view, name, renewed)
+    return view
 
 
 def _means(told: dict[str, list[AnyArray]]) -> dict[str, float]:

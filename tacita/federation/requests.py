@@ -16,37 +16,58 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Given, Keys, Request, ServerState
 from tacita.federation.rounds import Progress, decoded, run_round
 from tacita.fields import Total
+from tacita.round.parts import overrides
 from tacita.round.plan import Plan, to_serve
 
 
 def handle(plan: Plan, progress: Progress, request: Request) -> dict[str, Any]:
     """Carry out one request; returns what each part that it concerns says of it."""
+    _check(plan, request)
     server = replace(progress.server, given=given_after(progress.server.given, request))
     progress.devices.request(plan, server, request)
+    asked, played = 0, 0
 
     def ask(now: ServerState, question: str, chosen: Keys | None) -> Total:
+        nonlocal asked
         if plan.asker(question) is None:
             raise TacitaError(f"'{question[:100]}' is no question of a part's own; play a round instead.")
-        told = progress.devices.exchange(plan, now, to_serve(plan, now), f"{question}/{request.number}", chosen)
-        return decoded(plan, now, told.total)
+        asked += 1  # nodes answer each question once
+        named = f"{question}/{request.number}.{asked}"
+        told = progress.devices.exchange(plan, now, to_serve(plan, now), named, chosen)
+        return decoded(plan, now, told.total, named)
 
     def play(now: ServerState, chosen: Keys | None) -> ServerState:
-        return run_round(plan, now, progress.devices, chosen)[0]
+        nonlocal played
+        after, report = run_round(plan, now, progress.devices, chosen)
+        played += 1
+        progress.bytes_up += report.bytes_up
+        progress.bytes_down += report.bytes_down
+        return after
 
     said: dict[str, Any] = {}
-    for part in plan.parts:
-        handled = part.handle(server, request, ask, play)
-        if handled is not None:
-            server, said[part.name] = handled
-    if not said and request.kind in ("forget", "leave"):
+    try:
+        for part in plan.parts:
+            handled = part.handle(server, request, ask, play)
+            if handled is not None:
+                server, said[part.name] = handled
+    finally:  # devices have played those rounds, whatever became of the request
+        progress.server = replace(progress.server, round=progress.server.round + played)
+        progress.played += played
+    progress.server = progress.best_server = replace(server, round=progress.server.round)
+    progress.best_score, progress.best_round, progress.stale = -1.0, progress.server.round, 0
+    progress.devices.keep_best(progress.server.round)
+    return said
+
+
+def _check(plan: Plan, request: Request) -> None:
+    """Refuse what nobody would carry out, before any device or record changes."""
+    if plan.config.train.silos:
+        raise TacitaError("requests are for clients that are one user each; train.silos must be 0.")
+    if not any(overrides(part, "handle") for part in plan.parts):
         raise TacitaError(
             f"nothing in this run can carry out '{request.kind}': its parts are "
-            f"{', '.join(part.name for part in plan.parts) or 'none'}; train again without the data."
+            f"{', '.join(part.name for part in plan.parts) or 'none'}; train again with other data."
         )
-    progress.server = progress.best_server = server
-    progress.best_score, progress.best_round, progress.stale = -1.0, server.round, 0
-    progress.devices.keep_best()
-    return said
 
 
 def given_after(given: Given, request: Request) -> Given:

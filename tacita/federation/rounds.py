@@ -43,6 +43,7 @@ class Progress:
     best_round: int = 0
     stale: int = 0  # validations since the best
     in_block: bool = False
+    played: int = 0  # rounds of this block that requests took, beside its own
     bytes_up: float = 0.0  # summed over the rounds of this block
     bytes_down: float = 0.0
     results: list[dict[str, Any]] = field(default_factory=list)
@@ -84,15 +85,15 @@ def run_round(
     total = None
     for question in plan.learner.questions(server):
         told.append(devices.exchange(plan, server, down, question, chosen))
-        total = decoded(plan, server, told[-1].total)
+        total = decoded(plan, server, told[-1].total, question)
         server = plan.learner.learn(server, total, question, told[-1].expected)
     server = replace(server_steps(plan, before, server, total), round=before.round + 1)
     return server, _report(plan, server, told, down.n_bytes)
 
 
-def decoded(plan: Plan, server: ServerState, total: Total) -> Total:
+def decoded(plan: Plan, server: ServerState, total: Total, question: str) -> Total:
     """What came back, as the parts that encoded it read it."""
-    for part in reversed(plan.parts):
+    for part in reversed(plan.transforming(question)):
         total = part.decode(server, total)
     return total
 
@@ -129,6 +130,7 @@ def begin_block(fed: Federation, progress: Progress, index: int) -> None:
     progress.devices.begin_block(fed, server, to_serve(fed, server))
     progress.best_score, progress.best_round, progress.stale, progress.in_block = -1.0, 0, 0, True
     progress.bytes_up = progress.bytes_down = 0.0
+    progress.played = 0
 
 
 def run_block(fed: Federation, progress: Progress, on_round: OnRound) -> None:
@@ -137,11 +139,11 @@ def run_block(fed: Federation, progress: Progress, on_round: OnRound) -> None:
     metric, k = selecting_metric(fed.config)
     rounds = fed.learner.rounds
     somebody = progress.devices.anybody(fed, progress.server)
-    while progress.server.round < rounds and progress.stale < plan.patience and somebody:
+    while progress.server.round - progress.played < rounds and progress.stale < plan.patience and somebody:
         progress.server, report = run_round(fed, progress.server, progress.devices)
         progress.bytes_up += report.bytes_up
         progress.bytes_down += report.bytes_down
-        if report.round % every == 0 or report.round == rounds:
+        if report.round % every == 0 or report.round - progress.played == rounds:
             down = to_serve(fed, progress.server)
             total, users = progress.devices.validate(fed, progress.server, down).get(f"{metric}@{k}", (0.0, 0))
             if users:
@@ -149,7 +151,7 @@ def run_block(fed: Federation, progress: Progress, on_round: OnRound) -> None:
             if _is_best(report, progress):
                 progress.best_score, progress.best_round = -1.0 if report.valid is None else report.valid, report.round
                 progress.best_server, progress.stale = progress.server, 0
-                progress.devices.keep_best()
+                progress.devices.keep_best(report.round)
             elif users:
                 progress.stale += every
         on_round(report, progress)

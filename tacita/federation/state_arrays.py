@@ -32,7 +32,7 @@ def read_server(arrays: Arrays, note: dict[str, str], prefix: str = "") -> Serve
     return ServerState(arrays[f"{prefix}items"], heads, int(note["block"]), int(note["round"]), parts, Given(*held))
 
 
-_PLAIN = ("best_score", "best_round", "stale", "in_block", "bytes_up", "bytes_down", "results")
+_PLAIN = ("best_score", "best_round", "stale", "in_block", "played", "bytes_up", "bytes_down", "results")
 
 
 def plain_of(now: Progress) -> dict[str, Any]:

@@ -333,7 +333,7 @@ def bench_scale(
 
         def one(fed: Federation = fed, progress: Progress = progress) -> None:
             progress.server, _ = run_round(fed, progress.server, progress.devices)
-            progress.here.keep_best()
+            progress.here.keep_best(progress.server.round)
 
         median, times = _median_seconds(one, repeats)
         taking_part = min(participants, n_users)

@@ -10,6 +10,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import CohortView, ServerState
 from tacita.fields import Answer, Spec, Total, Upload
 from tacita.round.learner import Learner, register
+from tacita.round.parts import overrides
 
 
 @register
@@ -28,6 +29,12 @@ class StatisticLearner(Learner):
             raise TacitaError(
                 f"there is no fused step for backbone '{backbone.name}': it trains nothing; use train.stepper = 'auto'."
             )
+
+        for part in self.parts:
+            if overrides(part, "extras") or overrides(part, "after_training"):
+                raise TacitaError(
+                    f"part '{part.name}' looks at local training; backbone '{backbone.name}' has none: leave it out."
+                )
 
     @property
     def rounds(self) -> int:

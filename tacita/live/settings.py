@@ -39,6 +39,8 @@ def check_live(config: RunConfig) -> None:
             "train.participation.kind = 'fraction' needs somebody who knows everybody; live, people decide by "
             "themselves: use 'poisson' or 'all'."
         )
+    if plan.aggregator != "plain":
+        raise TacitaError(f"train.aggregator = '{plan.aggregator}' is for the lab: nodes send plain sums; use 'plain'.")
     if plan.negatives < 1:
         raise TacitaError("train.negatives = 0 would send nothing but what people have; use at least 1.")
     if plan.local_epochs > MOST_EPOCHS or plan.negatives > MOST_NEGATIVES:

@@ -6,6 +6,7 @@ called, so the price of remembering the best round grows with those who took par
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -182,6 +183,13 @@ class DeviceState:
     def with_kept(self, kept: DeviceState) -> DeviceState:
         """This state beside a copy of an earlier one that came from elsewhere."""
         self._kept, self._changed = kept, [np.arange(self.n_users)]
+        return self
+
+    def lasting(self, other: DeviceState, names: Sequence[str]) -> DeviceState:
+        """The same devices with some of what others keep, where these are an earlier state of those."""
+        everybody = np.arange(self.n_users)
+        self.put(everybody, {name: other.arrays[name][: self.n_users] for name in names if name in other.arrays})
+        self.put(everybody, {name: other.list_of(name, everybody) for name in names if name in other.lists})
         return self
 
     def with_parts_of(self, other: DeviceState) -> DeviceState:

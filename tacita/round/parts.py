@@ -77,6 +77,12 @@ class Part:
     most_weight: ClassVar[float] = 1.0
     """The largest factor that `weight` may give a client."""
 
+    every_release: ClassVar[bool] = False
+    """`encode`, `encode_sum` and `decode` also concern answers to other parts' questions: a budget, a clip."""
+
+    lasting: ClassVar[tuple[str, ...]] = ()
+    """What it keeps on devices that going back to an earlier round does not undo, such as what was spent."""
+
     broadcast_once: ClassVar[bool] = False
     """What `broadcast` sends stays the same during a block, so it travels in the first round only."""
 

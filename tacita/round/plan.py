@@ -53,6 +53,11 @@ class Plan:
                 return part
         raise TacitaError(f"no part of this run asks '{question[:100]}'.")
 
+    def transforming(self, question: str) -> tuple[Part, ...]:
+        """The parts that encode and decode answers: of another part's question only who minds every release."""
+        asker = self.asker(question)
+        return tuple(part for part in self.parts if asker is None or part is asker or part.every_release)
+
     @property
     def names_clients(self) -> bool:
         """Whether the server has to know who is who: it writes to single clients."""

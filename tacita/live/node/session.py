@@ -41,6 +41,8 @@ from tacita.live.wire import (
     total_arrays,
 )
 
+MOST_PLAYED = 1000  # rounds that requests may take in a block, beside its own
+
 log = logging.getLogger(__name__)
 
 
@@ -128,7 +130,7 @@ def _settings(node: Node, head: RequestHead) -> RunConfig:
     held = node.store.model(head.run)
     if held is not None and as_json(json.loads(held[0]["config"])) != config.model_dump_json():
         raise Refusal("the settings of this run have changed; begin a new run.")
-    most = plan.learner.rounds
+    most = plan.learner.rounds + MOST_PLAYED
     if head.round > most or head.best_round > most:
         raise Refusal(f"this run has no {head.kind} in round {head.round}.")
     return config
@@ -211,10 +213,10 @@ def _roster(node: Node, request: Request, standing: Standing, asked: Asked) -> t
     """What the people here are called in this run, and who of them takes part."""
     _named(node)
     _advance(standing, request.head, asked)
-    living = standing.here.living(standing.fed, asked.server).active
-    part = np.isin(living, standing.here.taking_part(standing.fed, asked.server)).astype(np.uint8)
-    reply = Reply(_echo(request, verdict="ok", clients=len(living)), {NAMES: standing.names[living], PART: part})
-    return reply, Release(len(living), 0, "made-up names of the people here, and who takes part")
+    everybody = np.arange(len(standing.names))
+    part = np.isin(everybody, standing.here.taking_part(standing.fed, asked.server)).astype(np.uint8)
+    reply = Reply(_echo(request, verdict="ok", clients=len(everybody)), {NAMES: standing.names, PART: part})
+    return reply, Release(len(everybody), 0, "made-up names of the people here, and who takes part")
 
 
 def _asked_about(standing: Standing, head: RequestHead) -> int:
@@ -239,13 +241,13 @@ def _advance(standing: Standing, head: RequestHead, asked: Asked) -> None:
         raise Refusal(f"block {head.block} of this run is over on this node.")
     if head.block > standing.block:
         if not standing.ended:  # its end was missed: go on from its best round
-            here.clients = here.best.copy()
+            here.back_to_best(fed)
         here.begin_block(fed, replace(asked.server, round=0), asked.down)
         standing.block, standing.round, standing.ended = head.block, 0, False
     if head.kind != "close" and head.round < standing.round:
         raise Refusal(f"round {head.round + 1} of block {head.block} is over on this node.")
     if head.best_round >= standing.round:
-        here.keep_best()
+        here.keep_best(head.best_round)
 
 
 def _learn_alone(node: Node, request: Request, standing: Standing, asked: Asked) -> Reply:

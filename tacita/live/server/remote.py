@@ -93,14 +93,13 @@ class Remote:
     accepted: list[Accepted] = field(default_factory=list)  # since the last commit
     asked_for: list[tuple[int, dict[str, Any]]] = field(default_factory=list)  # (node, request) since the last commit
     _refusal: str = ""  # what a node that refused said last
-    _validated: int = 0
     _told: set[tuple[int, int, int]] = field(default_factory=set)
     _have: dict[int, set[str]] = field(default_factory=dict)
     _homes: dict[int, int] = field(default_factory=dict)  # name of a person -> node, where the server has to know
 
     def begin_block(self, plan: Plan, server: ServerState, down: Down) -> None:
         """Nodes open a block when they first hear of it."""
-        self.best_round = self._validated = 0
+        self.best_round = 0
 
     def anybody(self, plan: Plan, server: ServerState) -> bool:
         return True
@@ -181,7 +180,6 @@ class Remote:
         """The person's own device did its part when the request was made."""
 
     def validate(self, plan: Plan, server: ServerState, down: Down) -> Sums:
-        self._validated = server.round
         metric, k = selecting_metric(plan.config)
         return self._scores("validate", plan, server, down, {f"{metric}@{k}"})
 
@@ -195,8 +193,8 @@ class Remote:
             self.choose(plan, server)
         return self._by_home(plan, server, np.array(list(self._homes), np.uint64)) or {}
 
-    def keep_best(self) -> None:
-        self.best_round = self._validated
+    def keep_best(self, round: int) -> None:
+        self.best_round = round
 
     def result(self, plan: Plan, server: ServerState, down: Down) -> tuple[dict[str, Any], Evaluation | None]:
         """Close the block on the nodes: they test the best round and go on from it."""
