@@ -103,6 +103,7 @@ def test_what_single_people_send_arrives_as_it_was_sent() -> None:
         {"scores/client": np.array([0, 0, 3], np.int32)},
         {"scores/client": np.array([2, 0, 0], np.int32)},
         {"scores/client": np.array([-1, 0, 2], np.int32)},
+        {"scores/item": np.array([4, 4, 0], np.int32)},  # one item twice
         {"scores/each": np.array([0.5, 1.1, 0.0], np.float32)},
         {"scores/each": np.array([0.5, -0.1, 0.0], np.float32)},
         {"scores/each": np.array([0.5, 1.0, 0.0])},

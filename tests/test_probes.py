@@ -114,12 +114,12 @@ class Scores(Learner):
 
     def answer(self, view: CohortView, question: str) -> Answer:
         sent = view.own["probe-letters"]
-        lists = view.train.joined(Ragged(sent.ptr, sent.ids))
-        client = lists.rows()
         own = 0.25 + 0.5 * (view.client_keys % np.uint64(2)).astype(np.float64)
         value = np.concatenate([own[view.train.rows()], 0.5 * sent.values["score"]])
-        order = np.argsort(np.concatenate([view.train.rows(), sent.rows()]), kind="stable")
-        told = Rows(client, lists.ids, value[order].astype(np.float32))
+        pairs = np.concatenate([view.train.rows(), sent.rows()]) * view.n_items
+        pairs, first = np.unique(pairs + np.concatenate([view.train.ids, sent.ids]), return_index=True)
+        client, item = (one.astype(np.int32) for one in np.divmod(pairs, view.n_items))
+        told = Rows(client, item, value[first].astype(np.float32))
         return Answer(Upload({"scores": told}, np.ones(view.n_clients), view.client_keys))
 
     def learn(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
@@ -577,13 +577,20 @@ def test_what_people_shared_is_what_their_requests_left() -> None:
 
 def test_people_who_decide_by_themselves_are_the_same_wherever_they_live(tmp_path: Path) -> None:
     config = config_of("fedavg", participation={"kind": "poisson", "rate": 0.7}, aggregation="fixed")
-    site = make_site(tmp_path, config)
+    site = make_site(tmp_path, config, insecure_single_user_uploads=True)
     play(site)
     whole = lab(config)
     assert close(site.arrays()["now/items"], whole.server.items)
     with site.store as store:
         counted = [n for _, _, kind, _, n in store.accepted("r") if kind == "round"]
     assert len(set(counted)) > 2  # not everybody, and not always the same
+    close_all(site)
+
+
+def test_nodes_that_send_sums_only_take_part_in_no_sample(tmp_path: Path) -> None:
+    site = make_site(tmp_path, config_of("fedavg", participation={"kind": "poisson", "rate": 0.9}))
+    with pytest.raises(TacitaError, match="insecure_single_user_uploads"):
+        play(site)
     close_all(site)
 
 

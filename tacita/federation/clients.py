@@ -15,7 +15,20 @@ from tacita.core.config import ParticipationConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.files import flat, nested
-from tacita.core.types import AnyArray, Arrays, Block, CohortView, Down, Held, Ints, Keys, Longs, Ragged, ServerState
+from tacita.core.types import (
+    AnyArray,
+    Arrays,
+    Block,
+    Bools,
+    CohortView,
+    Down,
+    Held,
+    Ints,
+    Keys,
+    Longs,
+    Ragged,
+    ServerState,
+)
 from tacita.kernels.hashing import choose, decide, hash_owners
 from tacita.models.base import Backbone
 from tacita.round.device_state import OWN, PARTS, DeviceState, Lists
@@ -56,7 +69,7 @@ def no_devices(backbone: Backbone, own_rows: bool = False) -> DeviceState:
 class Members:
     """Which users of a block live on which client; a client is one user unless there are silos."""
 
-    users: Ragged  # client -> users with training data in the block, or everybody
+    users: Ragged  # client -> users with training data in the block, or in any
     keys: Keys  # client -> key of its random streams
     active: Longs  # clients with at least one such user, ascending
 
@@ -69,8 +82,9 @@ class Members:
         return np.sort(order[at])
 
 
-def members_of(block: Block, user_keys: Keys, silos: int, draws: Draws, everybody: bool = False) -> Members:
-    here = np.ones(block.n_users, bool) if everybody else block.train.counts() > 0
+def members_of(block: Block, user_keys: Keys, silos: int, draws: Draws, among: Bools | None = None) -> Members:
+    """The clients of a block: of the users who have data in it, or of others."""
+    here = block.train.counts() > 0 if among is None else among
     living = np.flatnonzero(here)
     if silos == 0:
         ptr = np.zeros(block.n_users + 1, np.int64)

@@ -135,14 +135,17 @@ class Here:
         return self.living(fed, server).keys[self.taking_part(fed, server)]
 
     def asked(self, fed: Federation, server: ServerState, question: str, chosen: Keys | None) -> tuple[Members, Longs]:
-        """Whom a question goes to: those of the round, or, where a part asks, everybody there is."""
+        """Whom a question goes to: those of the round, or, where a part asks, everybody who ever had data to tell."""
         if fed.asker(question) is None:
             living = self.living(fed, server)
             if chosen is None:
                 return living, self.taking_part(fed, server)
             return living, np.intersect1d(living.find(chosen), living.active)
         block = fed.stream.blocks[server.block]
-        everybody = members_of(block, fed.stream.user_keys, fed.config.train.silos, fed.draws, everybody=True)
+        told = fed.stream.trained(server.block)
+        ever = np.zeros(block.n_users, bool)
+        ever[: len(told)] = told.counts() > 0
+        everybody = members_of(block, fed.stream.user_keys, fed.config.train.silos, fed.draws, ever)
         return everybody, everybody.active if chosen is None else everybody.find(chosen)
 
     def exchange(

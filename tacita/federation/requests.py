@@ -2,7 +2,8 @@
 
 First the person's own device does its part, then the server's record of what was shared changes, then every part that
 the request concerns handles it; it may ask devices questions of its own and play rounds. What it did is told in a
-certificate. The best round so far still holds what was withdrawn, so the block goes on from the state that is left.
+certificate. Where that changes the model, the best round so far still holds what was withdrawn, so the block goes on
+from the state that is left.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def handle(plan: Plan, progress: Progress, request: Request) -> dict[str, Any]:
     _check(plan, request)
     server = replace(progress.server, given=given_after(progress.server.given, request))
     progress.devices.request(plan, server, request)
-    asked, played = 0, 0
+    asked, played, before = 0, 0, progress.server
 
     def ask(now: ServerState, question: str, chosen: Keys | None) -> Total:
         nonlocal asked
@@ -53,10 +54,19 @@ def handle(plan: Plan, progress: Progress, request: Request) -> dict[str, Any]:
     finally:  # devices have played those rounds, whatever became of the request
         progress.server = replace(progress.server, round=progress.server.round + played)
         progress.played += played
+    if not played and not _changed(before, server):
+        progress.server, progress.best_server = server, replace(progress.best_server, given=server.given)
+        return said
     progress.server = progress.best_server = replace(server, round=progress.server.round)
     progress.best_score, progress.best_round, progress.stale = -1.0, progress.server.round, 0
     progress.devices.keep_best(progress.server.round)
     return said
+
+
+def _changed(before: ServerState, after: ServerState) -> bool:
+    """Whether a request changed more than the record of what people shared."""
+    same = before.items is after.items and before.heads is after.heads
+    return not same or any(after.parts[name] is not v for name, v in before.parts.items() if name in after.parts)
 
 
 def _check(plan: Plan, request: Request) -> None:

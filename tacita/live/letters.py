@@ -29,9 +29,9 @@ def secret_of(secret: str, run: str) -> str:
     return hashlib.sha256(f"{secret} {run}".encode()).hexdigest() if secret else ""
 
 
-def names_of(draws: Draws, keys: Keys) -> Keys:
+def names_of(draws: Draws, keys: Keys, purpose: str = "name") -> Keys:
     """What people are called in one run; an empty secret calls them as the lab does."""
-    return hash_owners(draws.private("name"), keys) if draws.secret else keys
+    return hash_owners(draws.private(purpose), keys) if draws.secret else keys
 
 
 def written(down: Down, names: Keys) -> Arrays:
@@ -49,6 +49,8 @@ def written(down: Down, names: Keys) -> Arrays:
 def read_written(arrays: Arrays, n_items: int) -> Letters:
     """What a server wrote to single people, found to be what it seems: compiled loops trust places and borders."""
     to = arrays.get(TO, np.zeros(0, np.uint64))
+    if to.dtype != np.uint64 or to.ndim != 1 or len(np.unique(to)) != len(to):
+        raise TacitaError("the request names people in a way that this node does not know.")
     lists = {}
     for part, held in nested({k: v for k, v in arrays.items() if k != TO}, OWN).items():
         ptr, ids = held.pop("ptr", np.zeros(0)), held.pop("ids", np.zeros(0))
@@ -59,8 +61,6 @@ def read_written(arrays: Arrays, n_items: int) -> Letters:
         if not whole or (len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < n_items):
             raise TacitaError("the lists that the request writes to single people do not fit each other.")
         lists[part] = Ragged(ptr, ids, columns)
-    if to.dtype != np.uint64 or to.ndim != 1 or len(np.unique(to)) != len(to):
-        raise TacitaError("the request names people in a way that this node does not know.")
     return Letters(to, lists)
 
 
@@ -125,8 +125,8 @@ def check_each(one: Spec, arrays: Arrays, clients: int) -> bool:
         return False
     if value.shape[1:] != one.shape[1:] or len(item) > clients * one.shape[0]:
         return False
-    ascending = bool((np.diff(client) >= 0).all())
-    inside = len(item) == 0 or (
-        client[0] >= 0 and client[-1] < clients and item.min() >= 0 and item.max() < one.shape[0]
-    )
-    return ascending and bool(inside)
+    if len(item) == 0:
+        return True
+    inside = client.min() >= 0 and client.max() < clients and item.min() >= 0 and item.max() < one.shape[0]
+    once = np.diff(client.astype(np.int64) * one.shape[0] + item) > 0  # nobody speaks of an item twice
+    return bool(inside and once.all())

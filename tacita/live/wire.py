@@ -25,7 +25,7 @@ MOST_HEADER = 2**24
 _LENGTH = struct.Struct(">I")
 
 MOST_PEOPLE = 10**9
-MOST_REQUESTS = 1000  # in one reply; the others wait for the next
+MOST_REQUESTS = 100  # in one reply; the others wait for the next
 SCORES = ("validate", "close")
 """Questions about scores; every other one belongs to the learner of the run and is answered by a sum over people."""
 
@@ -42,6 +42,16 @@ class RequestHead(Strict):
     names: dict[str, str]  # every array of the model -> its sha256; what is not sent the node already has
 
 
+class Wanted(Strict):
+    """What somebody on a node asks of the server."""
+
+    id: int = Field(ge=0, le=2**62)
+    kind: Literal["share", "unshare", "forget", "leave"]
+    sender: int = Field(0, ge=0, lt=2**64)  # what the person is called; 0: nobody in particular
+    items: list[Annotated[int, Field(ge=0, le=2**31 - 1)]] = Field([], max_length=100_000)
+    time: float = Field(0.0, ge=0, le=1e12)
+
+
 class ReplyHead(Strict):
     """What a node answers, without the arrays."""
 
@@ -56,9 +66,7 @@ class ReplyHead(Strict):
     weight: float = Field(0.0, ge=0, le=1e12)
     sums: dict[str, tuple[float, int]] = {}
     have: list[str] = Field([], max_length=10_000)  # digests of the arrays the node holds
-    requests: list[dict[str, Any]] = Field(
-        [], max_length=MOST_REQUESTS
-    )  # share, unshare and forget requests that waited for a reply
+    requests: list[Wanted] = Field([], max_length=MOST_REQUESTS)  # those that waited for a reply
 
 
 @dataclass(frozen=True)

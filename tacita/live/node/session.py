@@ -22,7 +22,7 @@ from tacita.core.types import Request as AskedFor
 from tacita.federation.measuring import Sums, block_sums
 from tacita.fields import Total
 from tacita.lab.assembling import check_settings, planned
-from tacita.live.letters import NAMES, PART, ROSTER, each_arrays
+from tacita.live.letters import NAMES, PART, ROSTER, each_arrays, names_of
 from tacita.live.node.answers import Answer, Release, RequestNumber
 from tacita.live.node.node import Node
 from tacita.live.node.received import Asked, as_json, asked_of, catalogue_of, whole_model
@@ -36,10 +36,12 @@ from tacita.live.wire import (
     ReplyHead,
     Request,
     RequestHead,
+    Wanted,
     decode_request,
     encode,
     total_arrays,
 )
+from tacita.round.parts import overrides
 
 MOST_PLAYED = 1000  # rounds that requests may take in a block, beside its own
 
@@ -87,7 +89,7 @@ def _handle(node: Node, request: Request) -> bytes | None:
             raise Refusal("the arrays of the request do not fit each other.") from None
         answered = reply.head.verdict == "ok"
         queue = store.waiting()[:MOST_REQUESTS] if answered else []
-        carried = [_carried(standing, asked, one, catalogue) for one in queue]
+        carried = [_carried(node, standing, asked, one) for one in queue]
         have = [sha for sha, _ in model[1].values()]
         reply = replace(reply, head=reply.head.model_copy(update={"have": have, "requests": carried}))
         sent = encode(reply)
@@ -107,7 +109,7 @@ def _handle(node: Node, request: Request) -> bytes | None:
         done = store.commit(number, answer, unless_withdrawn_since=withdrawals)
     except BaseException as error:
         node.held.pop(head.run, None)  # what was not committed did not happen
-        if isinstance(error, Refusal):
+        if isinstance(error, Exception):
             store.reopen(head.run, head.block)
         raise
     if not done:
@@ -156,20 +158,25 @@ def _have(node: Node, run: str) -> list[str]:
 # What people here ask of the server
 
 
-def _carried(standing: Standing, asked: Asked, waiting: Waiting, catalogue: list[tuple[str, str]]) -> dict[str, Any]:
-    """A request as the server gets it. Items travel only where they are, or were, shared with it; the person's own
-    device does its part now."""
+def _carried(node: Node, standing: Standing, asked: Asked, waiting: Waiting) -> Wanted:
+    """A request as the server gets it; the person's own device does its part now.
+
+    Items travel only where they are, or were, shared with the server. A node that does not name its people calls who
+    asks for something by a name that nothing else of the run knows.
+    """
     row = np.flatnonzero(standing.users == waiting.user)
-    number = {item: n for n, (item, _) in enumerate(catalogue)}
+    number = {item: n for n, item in enumerate(standing.fed.stream.item_ids)}
     named = waiting.payload.get("items", []) if waiting.kind in ("share", "unshare") else []
     items = sorted({number[item] for item in named if item in number})
-    told: dict[str, Any] = {"id": waiting.id, "kind": waiting.kind, "items": items, "time": waiting.created}
-    if len(row):
-        told["sender"] = int(standing.names[row[0]])
-        whose = int(standing.keys[row[0]])
-        request = AskedFor(waiting.kind, whose, np.array(items, np.int32), waiting.created, waiting.id)  # type: ignore[arg-type]
-        standing.here.request(standing.fed, asked.server, request)
-    return told
+    told = validated(
+        Wanted, {"id": waiting.id, "kind": waiting.kind, "items": items, "time": waiting.created}, "a request"
+    )
+    if not len(row):
+        return told
+    purpose = "name" if node.config.insecure_single_user_uploads else "requester"
+    request = AskedFor(told.kind, int(standing.keys[row[0]]), np.array(items, np.int32), told.time, told.id)
+    standing.here.request(standing.fed, asked.server, request)
+    return told.model_copy(update={"sender": int(names_of(standing.fed.draws, standing.keys[row], purpose)[0])})
 
 
 # The answer
@@ -178,6 +185,8 @@ def _carried(standing: Standing, asked: Asked, waiting: Waiting, catalogue: list
 def _answer(node: Node, request: Request, standing: Standing, asked: Asked) -> tuple[Reply, Release | None]:
     """The same questions that a lab's loop asks its devices."""
     fed, here, head = standing.fed, standing.here, request.head
+    if asked.singles or fed.config.train.participation.kind != "all":
+        _named(node)
     if standing.tags == ALONE and head.kind != "close":
         return _learn_alone(node, request, standing, asked), None
     if head.kind == ROSTER:
@@ -201,11 +210,14 @@ def _answer(node: Node, request: Request, standing: Standing, asked: Asked) -> t
 
 
 def _named(node: Node) -> None:
-    """Refuse to speak of single people unless the owner of the node allowed it."""
+    """Refuse what shows single people unless the owner of the node allowed it.
+
+    Sums over people who take part by chance are among that: two of them may differ by one person.
+    """
     if not node.config.insecure_single_user_uploads:
         raise Refusal(
-            "this node sends sums over its people only, and the run wants to see them one by one; its owner can allow "
-            "that (insecure_single_user_uploads)."
+            "this node sends sums over all of its people only, and the run would show them one by one; its owner can "
+            "allow that (insecure_single_user_uploads)."
         )
 
 
@@ -266,14 +278,14 @@ def _sum(node: Node, request: Request, standing: Standing, asked: Asked) -> tupl
     fed, here, head, server = standing.fed, standing.here, request.head, asked.server
     questions = fed.learner.questions(server)
     try:
-        known = head.kind in questions or fed.asker(head.kind) is not None
+        asker = fed.asker(head.kind)
     except TacitaError:
-        known = False
-    if not known:
+        asker = None
+    if head.kind not in questions and (asker is None or not overrides(asker, "answer")):
         raise Refusal(f"this run has no {head.kind} in round {head.round}.")
     fields = fed.fields(server, head.kind)
-    if asked.chosen is not None or any(one.seen == "each" for one in fields):
-        _named(node)
+    if asker is not None or any(one.seen == "each" for one in fields):
+        _named(node)  # a part may ask as often as it likes, so who came or left in between would show
     refusal = node.refusal(len(here.asked(fed, server, head.kind, asked.chosen)[1]), head.kind)
     if refusal is not None:
         raise Refusal(refusal)

@@ -24,6 +24,7 @@ from tacita.lab.assembling import build, check_settings
 from tacita.live.server.remote import Patience, Remote, Transport
 from tacita.live.server.store import STORE, RunRow, ServerStore
 from tacita.live.settings import check_live
+from tacita.live.wire import Wanted
 from tacita.round.plan import Federation
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ def _continue(store: ServerStore, row: RunRow, transport: Transport) -> None:
 
     def commit(event: dict[str, Any], now: Progress, request: int | None = None) -> None:
         arrays = server_arrays(now.server, "now/") | server_arrays(now.best_server, "best/")
+        arrays |= {f"homes/{name}": v for name, v in remote.homes().items()}
         if any(v.dtype.kind == "f" and not np.isfinite(v).all() for v in arrays.values()):
             raise TacitaError("the model is no longer finite: training diverged, or a node sent a wrong sum.")
         note = {"plain": plain_of(now), "now": server_note(now.server), "best": server_note(now.best_server)}
@@ -95,9 +97,9 @@ def _continue(store: ServerStore, row: RunRow, transport: Transport) -> None:
         if report.valid is not None:
             event["valid"] = report.valid
         commit(event | {"bytes_up": report.bytes_up, "bytes_down": report.bytes_down}, now)
-        for number, request in store.open_requests(row.name):
-            said = _carry_out(fed, now, request)
-            commit({"event": "request", "kind": request["kind"], **said}, now, number)
+        for number, node, wanted in store.open_requests(row.name):
+            said = _carry_out(fed, now, (number, node, wanted))
+            commit({"event": "request", "kind": wanted.kind, **said}, now, number)
 
     while len(progress.results) < row.opened:
         if not progress.in_block:
@@ -110,18 +112,22 @@ def _continue(store: ServerStore, row: RunRow, transport: Transport) -> None:
         fed = federation(store, row)  # another block may have been opened
 
 
-def _carry_out(fed: Federation, progress: Progress, told: dict[str, Any]) -> dict[str, Any]:
-    """One request that came with an answer; what cannot be carried out is told, and harms no round."""
+def _carry_out(fed: Federation, progress: Progress, asked: tuple[int, int, Wanted]) -> dict[str, Any]:
+    """One request that came with an answer; what cannot be carried out is told, and stops no run."""
+    number, node, wanted = asked
     try:
-        if told["kind"] not in ("share", "unshare", "forget", "leave"):
-            raise TacitaError("this is no request.")
-        items = np.array(told["items"], np.int32)
-        if len(items) and not 0 <= int(items.min()) <= int(items.max()) < len(progress.server.items):
+        items = np.array(wanted.items, np.int32)
+        if len(items) and int(items.max()) >= len(progress.server.items):
             raise TacitaError("the request is about items that are not in the catalogue.")
-        request = Request(told["kind"], int(told["sender"]), items, float(told["time"]), int(told["number"]))
-        return {"done": handle(fed, progress, request)}
-    except (TacitaError, LookupError, TypeError, ValueError, OverflowError) as error:
-        return {"said": str(error)[:500] if isinstance(error, TacitaError) else "the request is damaged."}
+        assert isinstance(progress.devices, Remote)
+        if progress.devices.home(wanted.sender) not in (None, node):
+            raise TacitaError("the request is for somebody of another node.")
+        return {"done": handle(fed, progress, Request(wanted.kind, wanted.sender, items, wanted.time, number))}
+    except TacitaError as error:
+        return {"said": str(error)[:500]}
+    except Exception as error:  # of a part: whatever it was, the next round must not meet it again
+        log.exception("request %d", number)
+        return {"said": f"it failed: {type(error).__name__}"}
 
 
 def federation(store: ServerStore, row: RunRow) -> Federation:
@@ -144,6 +150,7 @@ def _progress(store: ServerStore, row: RunRow, fed: Federation, remote: Remote) 
     if row.note is None:
         return start(fed, remote)
     arrays = store.arrays(row.name)
+    remote.settle({k.removeprefix("homes/"): v for k, v in arrays.items() if k.startswith("homes/")})
     now, best = (read_server(arrays, row.note[tag], f"{tag}/") for tag in ("now", "best"))
     progress = Progress(now, remote, best, **row.note["plain"])
     remote.best_round = progress.best_round

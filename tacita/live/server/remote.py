@@ -25,7 +25,7 @@ from tacita.federation.measuring import Sums, selecting_metric
 from tacita.fields import Spec, merge
 from tacita.live.letters import CHOSEN, NAMES, PART, ROSTER, read_each, written
 from tacita.live.server.bounds import Asked, check_sums, check_total
-from tacita.live.wire import Reply, Request, RequestHead, catalogue_array, decode_reply, encode
+from tacita.live.wire import Reply, Request, RequestHead, Wanted, catalogue_array, decode_reply, encode
 from tacita.metrics import Evaluation
 from tacita.round.parts import overrides
 from tacita.round.plan import Plan, to_serve
@@ -91,7 +91,7 @@ class Remote:
     best_round: int = 0
     tell: Callable[[dict[str, Any]], None] = lambda event: None
     accepted: list[Accepted] = field(default_factory=list)  # since the last commit
-    asked_for: list[tuple[int, dict[str, Any]]] = field(default_factory=list)  # (node, request) since the last commit
+    asked_for: list[tuple[int, Wanted]] = field(default_factory=list)  # (node, request) since the last commit
     _refusal: str = ""  # what a node that refused said last
     _told: set[tuple[int, int, int]] = field(default_factory=set)
     _have: dict[int, set[str]] = field(default_factory=dict)
@@ -131,6 +131,9 @@ class Remote:
 
         def check(node: int, reply: Reply) -> None:
             check_total(reply, asked)
+            people = np.inf if homes is None else len(homes.get(node, ()))
+            if reply.head.clients > people or reply.head.expected > people:
+                raise TacitaError("the node's reply is over more people than were asked.")
             for one in read_each(reply.arrays, fields).values():
                 if homes is not None and not np.isin(one.sender, homes.get(node, np.zeros(0, np.uint64))).all():
                     raise TacitaError("the node's reply speaks for people who were not asked.")
@@ -251,6 +254,18 @@ class Remote:
             self.accepted.append(Accepted(server.block, server.round, kind, node, shas[node], said.clients))
             self.asked_for += [(node, one) for one in said.requests]
         return {node: one for node, one in replies.items() if one.head.verdict == "ok"}
+
+    def home(self, name: int) -> int | None:
+        """The node that a person is known to live on."""
+        return self._homes.get(name)
+
+    def homes(self) -> Arrays:
+        """Who lives where, as arrays: a server that goes on has to know."""
+        names = np.array(list(self._homes), np.uint64)
+        return {"names": names, "nodes": np.array(list(self._homes.values()), np.uint64)} if self._homes else {}
+
+    def settle(self, arrays: Arrays) -> None:
+        self._homes = dict(zip(arrays["names"].tolist(), arrays["nodes"].tolist(), strict=True)) if arrays else {}
 
     def have(self, node: int) -> set[str]:
         """Digests of the arrays that a node is known to hold."""

@@ -1,7 +1,8 @@
 """What a server holds, in one SQLite file: catalogue, enrolled nodes, runs and their models.
 
 After each round the model, its number and the answers that counted are committed together, so a killed server goes on
-from its last round. No row of it tells of a person.
+from its last round. Of people it holds what they shared, and what they ask for until that is carried out; where a run
+names people, what their nodes call them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays
 from tacita.live.database import format_of, plain_errors, put_arrays, transaction
+from tacita.live.wire import Wanted
 
 if TYPE_CHECKING:
     from tacita.live.server.remote import Accepted  # brings the models, which `server status` has no use for
@@ -45,7 +47,7 @@ CREATE TABLE accepted (run TEXT NOT NULL, block INTEGER NOT NULL, round INTEGER 
     PRIMARY KEY (run, block, round, kind, node)) STRICT;
 CREATE TABLE events (id INTEGER PRIMARY KEY, run TEXT NOT NULL, time REAL NOT NULL, event TEXT NOT NULL) STRICT;
 CREATE TABLE requests (id INTEGER PRIMARY KEY, run TEXT NOT NULL, node TEXT NOT NULL, time REAL NOT NULL,
-    request TEXT NOT NULL, done REAL, UNIQUE (run, node, request)) STRICT;
+    number INTEGER NOT NULL, request TEXT NOT NULL, done REAL, UNIQUE (run, node, number)) STRICT;
 """
 
 
@@ -82,6 +84,7 @@ class ServerStore:
         with self._plain():
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
             self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute("PRAGMA secure_delete = ON")
             self._db.execute("PRAGMA busy_timeout = 30000")
 
     @staticmethod
@@ -225,7 +228,7 @@ class ServerStore:
         note: dict[str, Any],
         arrays: Arrays,
         accepted: Sequence[Accepted],
-        asked_for: Sequence[tuple[int, dict[str, Any]]],
+        asked_for: Sequence[tuple[int, Wanted]],
         event: dict[str, Any],
         done: int | None = None,
     ) -> None:
@@ -242,17 +245,18 @@ class ServerStore:
                 ((run, o.block, o.round, o.kind, str(o.node), o.sha, o.clients, at) for o in accepted),
             )
             db.executemany(
-                "INSERT OR IGNORE INTO requests (run, node, time, request) VALUES (?, ?, ?, ?)",
-                ((run, str(node), at, json.dumps(one, sort_keys=True)) for node, one in asked_for),
+                "INSERT OR IGNORE INTO requests (run, node, time, number, request) VALUES (?, ?, ?, ?, ?)",
+                ((run, str(node), at, one.id, one.model_dump_json()) for node, one in asked_for),
             )
-            db.execute("UPDATE requests SET done = ? WHERE id = ?", (at, done))
+            # what was asked for is not kept: who took something back would find it here
+            db.execute("UPDATE requests SET done = ?, request = '' WHERE id = ?", (at, done))
             db.execute("UPDATE runs SET note = ? WHERE name = ?", (json.dumps(note), run))
             db.execute("INSERT INTO events (run, time, event) VALUES (?, ?, ?)", (run, at, json.dumps(event)))
 
-    def open_requests(self, run: str) -> list[tuple[int, dict[str, Any]]]:
-        """What people asked for and was not carried out yet, oldest first."""
-        rows = self._all("SELECT id, request FROM requests WHERE run = ? AND done IS NULL ORDER BY id", run)
-        return [(int(one), {**json.loads(told), "number": int(one)}) for one, told in rows]
+    def open_requests(self, run: str) -> list[tuple[int, int, Wanted]]:
+        """What people asked for and was not carried out yet, oldest first: number, node, request."""
+        rows = self._all("SELECT id, node, request FROM requests WHERE run = ? AND done IS NULL ORDER BY id", run)
+        return [(int(one), int(node), validated(Wanted, json.loads(told), "a request")) for one, node, told in rows]
 
     def tell(self, run: str, event: dict[str, Any]) -> None:
         """An event that changes nothing."""
