@@ -18,12 +18,12 @@ def train(*, out: str | Path | None = None, data_dir: str | Path | None = None, 
 
     Without `out` the folder is made under runs/, named after data, backbone, method and seed.
     """
-    from tacita.core.config import RunConfig, validated
     from tacita.lab import runs
+    from tacita.methods import configured
 
     if isinstance(settings.get("backbone"), str):
         settings["backbone"] = {"name": settings["backbone"]}
-    config = validated(RunConfig, settings, "the settings")
+    config = configured(settings, "the settings")
     folder = Path(out) if out is not None else runs.free_folder(config)
     where = Path(data_dir) if data_dir is not None else None
     return runs.train(config, folder, runs.Machine(data_dir=where))

@@ -117,10 +117,10 @@ def train(
 
 
 def _begin(settings: dict[str, Any], source: str, out: Path | None, machine: Machine, quiet: bool) -> Run:
-    from tacita.core.config import RunConfig, validated
     from tacita.lab import runs
+    from tacita.methods import configured
 
-    checked = validated(RunConfig, settings, source)
+    checked = configured(settings, source)
     folder = out if out is not None else runs.free_folder(checked)
     with training(folder, quiet) as watcher:
         return runs.train(checked, folder, machine, watcher)
