@@ -88,6 +88,8 @@ def refusal(specs: Specs, backbone: str) -> str | None:
         return "sends a statistic, which it cannot change"
     if backbone_class(backbone).reads_context and names & {"replay", "error-memory", "proxies"}:
         return "scores with private vectors alone"
+    if make_backbone(backbone).shared() and "replay" in names:
+        return "ranks with private parameters only"
     return None
 
 

@@ -43,6 +43,7 @@ ROOMS = (
 
 HOMES: dict[str, tuple[str, ...]] = {
     "numba": ("kernels.*",),
+    "llvmlite": ("kernels.lanes",),
     "torch": (
         "learn.training.autograd",
         "learn.training.central",

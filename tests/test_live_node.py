@@ -31,11 +31,12 @@ from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays, read_json
 from tacita.lab import runs
 from tacita.live.engine import shim
-from tacita.live.node import control, verbs
 from tacita.live.node import file as node_file
+from tacita.live.node import verbs
 from tacita.live.node.file import STORE
 from tacita.live.node.node import Node, NodeConfig
 from tacita.live.node.store import NodeStore, Release
+from tacita.live.running import control
 from tacita.live.running.daemon import Daemon, run_daemon
 
 CONFIG = {"name": "clinic", "server": "localhost:9092"}

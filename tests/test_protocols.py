@@ -17,10 +17,11 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Floats, Ints, Ragged
 from tacita.data.sources import load
 from tacita.data.splits import split
-from tacita.federation.devices import Federation, candidates_of
+from tacita.federation.measuring import candidates_of
 from tacita.lab import runs
 from tacita.lab.runs import Machine, assemble
 from tacita.metrics import evaluate, rank_wanted
+from tacita.round.plan import Federation
 
 DATA = Path(os.environ.get("TACITA_DATA", ""))
 INDUSTRIAL = "amazon-industrial-scientific"

@@ -25,9 +25,9 @@ from tacita.data import splits
 from tacita.data.sources import load
 from tacita.lab.runs import Machine, assemble
 from tacita.live.certificates import make_node_key
-from tacita.live.node import control
 from tacita.live.node.node import Node, NodeConfig
 from tacita.live.processes import _descendants, _same, _stat
+from tacita.live.running import control
 from tacita.live.server.coordinator import STORE
 from tacita.live.server.store import ServerStore, done_blocks
 
