@@ -27,7 +27,7 @@ from oracle import (
 from tacita.core.config import validated
 from tacita.core.draws import Draws, keys_of
 from tacita.core.errors import TacitaError
-from tacita.core.files import flat, nested, read_arrays, write_arrays
+from tacita.core.files import flat, read_arrays, write_arrays
 from tacita.core.types import (
     AnyArray,
     Arrays,
@@ -41,9 +41,9 @@ from tacita.core.types import (
     ServerState,
     Stream,
 )
-from tacita.federation.devices import Here
 from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_stream, start
 from tacita.federation.scoring import DeviceScorer
+from tacita.federation.state_arrays import progress_arrays, read_progress
 from tacita.fields import Dense, Each, Rows, Spec, Total, Upload
 from tacita.methods import Part, World, build_parts, part_class, part_names, preset_names, preset_parts
 from tacita.models import Backbone, Context, backbone_class, backbone_names
@@ -76,6 +76,7 @@ def with_parts(specs: Specs, backbone: str = "mf", **train: Any) -> Federation:
     fed = federate(two_blocks(), make_backbone(backbone), **{"rounds": 2, "batch_size": 8} | train)
     parts = build_parts(specs, World(fed.backbone, fed.draws, fed.config.train))
     made = replace(fed, parts=parts)
+    made.learner.check()
     for part in parts:
         part.check(fed.stream.blocks[0].n_items)
     return made
@@ -84,8 +85,12 @@ def with_parts(specs: Specs, backbone: str = "mf", **train: Any) -> Federation:
 def refusal(specs: Specs, backbone: str) -> str | None:
     """What a backbone says to parts that cannot work with it."""
     names = {spec["name"] for spec in specs}
+    if backbone_class(backbone).learner == "statistic" and "prediction-transfer" in names:
+        return "trains nothing on devices"
     if backbone_class(backbone).learner == "statistic" and names:
         return "sends a statistic, which it cannot change"
+    if backbone == "ego" and "prediction-transfer" in names:
+        return "has no central model"
     if backbone_class(backbone).reads_context and names & {"replay", "error-memory", "proxies"}:
         return "scores with private vectors alone"
     if make_backbone(backbone).shared() and "replay" in names:
@@ -400,6 +405,10 @@ class PartContract:
 
     @pytest.mark.parametrize("settings", [{"silos": 3}, {"participation": {"kind": "fraction", "rate": 0.5}}], ids=str)
     def test_it_runs_in_silos_and_with_few_participants(self, name: str, settings: dict[str, Any]) -> None:
+        if name == "prediction-transfer" and "silos" in settings:
+            with pytest.raises(TacitaError, match="clients that are one user each"):
+                self.federation(name, **settings)
+            return
         progress = run(self.federation(name, **settings))
         assert all(np.isfinite(v).all() for v in all_numbers(progress).values())
 
@@ -410,28 +419,8 @@ def server_arrays(server: ServerState) -> Arrays:
 
 def through_a_file(progress: Progress, path: Path) -> Progress:
     """Everything that both sides hold, written and read back."""
-    arrays: Arrays = {}
-    sides = {"now": (progress.server, progress.clients), "best": (progress.best_server, progress.best_clients)}
-    for tag, (server, clients) in sides.items():
-        heads = {f"{tag}/heads/{k}": v for k, v in server.heads.items()}
-        arrays |= {f"{tag}/items": server.items, f"{tag}/private": clients.private} | heads
-        arrays |= flat(server.parts, f"{tag}/server/") | flat(clients.parts, f"{tag}/device/")
-    write_arrays(path, arrays)
-    back, _ = read_arrays(path)
-    made: dict[str, tuple[ServerState, DeviceState]] = {}
-    for tag, (server, clients) in sides.items():
-        heads = {k: back[f"{tag}/heads/{k}"] for k in server.heads}
-        on_server = {k: {} for k in server.parts} | nested(back, f"{tag}/server/")
-        on_device = {k: {} for k in clients.parts} | nested(back, f"{tag}/device/")
-        made[tag] = (
-            replace(server, items=back[f"{tag}/items"], heads=heads, parts=on_server),
-            DeviceState.of(back[f"{tag}/private"], on_device, clients.took_part),
-        )
-    (server, clients), (best_server, best_clients) = made["now"], made["best"]
-    return replace(
-        progress, server=server, devices=Here(clients.with_kept(best_clients)), best_server=best_server,
-        results=list(progress.results),
-    )  # fmt: skip
+    write_arrays(path, *progress_arrays(progress))
+    return read_progress(*read_arrays(path))
 
 
 @every_part
@@ -558,6 +547,7 @@ def spy_on(tap: Wiretap) -> type[Part]:
 
     class Spy(Part):
         name = "spy"
+        works_with = ("rows", "statistic", "scores")
 
         def device_arrays(self, n_users: int) -> Arrays:
             return {"diary": np.zeros((n_users, 3), np.float32)}

@@ -17,7 +17,7 @@ from pydantic import Field
 from tacita.core.config import validated
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, CohortView, Doubles, Floats, Held, Keys, Local, Ragged, ServerState
-from tacita.fields import Rows, Total
+from tacita.fields import Each, Rows, Total
 from tacita.learn.scores import SCORES, Tells
 from tacita.learn.training.central import Central, Samples
 from tacita.methods.distillation.candidates import candidates, confident, scheduled
@@ -236,13 +236,9 @@ class Transfer(Tells):
         """Steps 5 to 9 of a round: weigh, distil, let the agents learn, remember what was told."""
         if SCORES not in total.each:
             return server
-        sent = total.each[SCORES]
-        assert isinstance(sent.value, Rows)
-        told = Ragged.from_pairs(
-            sent.value.client, sent.value.item, len(sent.sender), {"score": sent.value.value.astype(np.float32)}
-        )
-        teacher = self._teacher(server, sent.sender)
-        users, before_model = teacher.rows_of(sent.sender), teacher.model
+        clients, told = _in_order(total.each[SCORES])
+        teacher = self._teacher(server, clients)
+        users, before_model = teacher.rows_of(clients), teacher.model
         state, weights = self._weights(teacher, users, told)
         teacher = teacher.hearing(users, told)
         central = self._central(teacher)
@@ -254,7 +250,7 @@ class Transfer(Tells):
         model = central.train(before_model, samples, self.config.server_batch, orders)
         teacher = replace(teacher, model=model)
         after = central.pairs(model, samples.user, samples.item)
-        agents, notes = self._agents_after(server, teacher, central, (told, sent.sender, after, state))
+        agents, notes = self._agents_after(server, teacher, central, (told, clients, after, state))
         notes |= {
             "server_loss": float(cross_entropy(after, samples.label).mean()),
             "weight_concentration": concentration(weights),
@@ -310,6 +306,15 @@ class Transfer(Tells):
 def _no_scores(n: int) -> Ragged:
     """Nothing for anybody."""
     return Ragged(np.zeros(n + 1, np.int64), np.zeros(0, np.int32), {"score": np.zeros(0, np.float32)})
+
+
+def _in_order(sent: Each) -> tuple[Keys, Ragged]:
+    """Who told what, in an order that does not depend on where people live."""
+    assert isinstance(sent.value, Rows)
+    score = sent.value.value.astype(np.float32)
+    told = Ragged.from_pairs(sent.value.client, sent.value.item, len(sent.sender), {"score": score})
+    order = np.argsort(sent.sender)
+    return sent.sender[order], told.take(order)
 
 
 def _no_items(part: Transfer) -> Floats:
