@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from tacita.lab.runs import Run
+    from tacita.lab.serving import Run
 
 __all__ = ["__version__", "open_run", "train"]
 
@@ -18,19 +18,20 @@ def train(*, out: str | Path | None = None, data_dir: str | Path | None = None, 
 
     Without `out` the folder is made under runs/, named after data, backbone, method and seed.
     """
-    from tacita.lab import runs
+    from tacita.lab import assembling, training
+    from tacita.lab.run_folder import free_folder
     from tacita.methods import configured
 
     if isinstance(settings.get("backbone"), str):
         settings["backbone"] = {"name": settings["backbone"]}
     config = configured(settings, "the settings")
-    folder = Path(out) if out is not None else runs.free_folder(config)
+    folder = Path(out) if out is not None else free_folder(config)
     where = Path(data_dir) if data_dir is not None else None
-    return runs.train(config, folder, runs.Machine(data_dir=where))
+    return training.train(config, folder, assembling.Machine(data_dir=where))
 
 
 def open_run(folder: str | Path) -> Run:
     """A finished run, to read its result or recommend from it."""
-    from tacita.lab import runs
+    from tacita.lab import serving
 
-    return runs.open_run(Path(folder))
+    return serving.open_run(Path(folder))

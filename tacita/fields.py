@@ -282,8 +282,8 @@ def add(total: Total, upload: Upload, fields: Sequence[Spec], exact: bool = Fals
         )
         if isinstance(value, Rows):
             np.add.at(touched, value.item, upload.weight[value.client])
-    weight = total.weight + float(upload.weight.sum())
-    return Total(total.sums, weight, total.n_clients + len(keep), each)
+    weight = np.add.accumulate(np.append(total.weight, upload.weight))[-1]  # one by one, as the sums are
+    return Total(total.sums, float(weight), total.n_clients + len(keep), each)
 
 
 def _quantised(value: Form, weight: Doubles) -> Form:

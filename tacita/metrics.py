@@ -95,32 +95,35 @@ def _pairs(lists: Ragged, n_items: int) -> Longs:
     return lists.rows().astype(np.int64) * n_items + lists.ids
 
 
+@dataclass(frozen=True)
+class Rules:
+    """What is counted of a ranking, and against what."""
+
+    metrics: Sequence[str]
+    cutoffs: Sequence[int]
+    sampled: Ragged | None = None  # what each user's wanted items are ranked against; None: the whole catalogue
+    count_hidden: bool = False  # a wanted item that the mask hides is asked for, and never found
+    ties: str = "hash"
+
+
 def evaluate(
-    score_users: ScoreUsers,
-    wanted: Ragged,
-    mask: Ragged,
-    keys: Keys,
-    draws: Draws,
-    metrics: Sequence[str],
-    cutoffs: Sequence[int],
-    sampled: Ragged | None = None,
-    count_hidden: bool = False,
-    ties: str = "hash",
+    score_users: ScoreUsers, wanted: Ragged, mask: Ragged, keys: Keys, draws: Draws, rules: Rules
 ) -> Evaluation:
     """Rank every wanted item and turn ranks into metrics."""
-    users, ranks, ptr, candidates = rank_wanted(score_users, wanted, mask, keys, draws, sampled, ties)
+    ranked = rank_wanted(score_users, wanted, mask, keys, draws, rules.sampled, rules.ties)
+    users, ranks, ptr, candidates = ranked
     row = np.repeat(np.arange(len(users)), np.diff(ptr))
     seen = ranks > 0
-    asked = row if count_hidden else row[seen]
+    asked = row if rules.count_hidden else row[seen]
     n_wanted = np.bincount(asked, minlength=len(users)).astype(np.float64)
     row, places = row[seen], ranks[seen].astype(np.float64)
     counted = n_wanted > 0
     values: dict[str, Doubles] = {}
-    for metric in metrics:
+    for metric in rules.metrics:
         if metric == "auc":
             values["auc"] = _auc(row, places, n_wanted, candidates.astype(np.float64))[counted]
             continue
-        for k in cutoffs:
+        for k in rules.cutoffs:
             values[f"{metric}@{k}"] = _at_k(metric, row, places, n_wanted, k)[counted]
     return Evaluation(users[counted], values)
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from tacita.core.config import RunConfig, validated
 from tacita.federation.rounds import RoundReport
-from tacita.lab import runs
-from tacita.lab.runs import Run, Watcher
+from tacita.lab import serving, training
+from tacita.lab.serving import Run
+from tacita.lab.training import Watcher
 from tacita.methods import preset_names
 
 FILE = Path(__file__).with_suffix(".json")
@@ -72,7 +73,7 @@ def numbers_of(run: Run) -> dict[str, Any]:
     """A result without the echo of its settings, which may grow, and what some users are recommended from it."""
     told = {name: run.result[name] for name in ("blocks", "mean", "continual", "controls", "bytes")}
     users = json.loads((run.folder / "ids.json").read_text())["users"][::20]
-    found = runs.recommend(run.folder, users, 5)
+    found = serving.recommend(run.folder, users, 5)
     served = {user: [{k: one[k] for k in ("item", "title", "score")} for one in items] for user, items in found.items()}
     return {**told, "served": served}
 
@@ -84,13 +85,13 @@ def summary_of(numbers: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(kind: str, out: Path) -> dict[str, Any]:
-    return numbers_of(runs.train(config_of(kind), out))
+    return numbers_of(training.train(config_of(kind), out))
 
 
 def resumed(out: Path) -> dict[str, Any]:
     """A run that was stopped in its sixth round, and went on."""
     rounds = 0
-    runs.CHECKPOINT_SECONDS, runs.CHECKPOINT_SHARE = -1.0, float("inf")  # after every round
+    training.CHECKPOINT_SECONDS, training.CHECKPOINT_SHARE = -1.0, float("inf")  # after every round
 
     def stop(_: RoundReport) -> None:
         nonlocal rounds
@@ -99,10 +100,10 @@ def resumed(out: Path) -> dict[str, Any]:
             raise KeyboardInterrupt
 
     try:
-        runs.train(config_of("mf f3crec"), out, watcher=Watcher(on_round=stop))
+        training.train(config_of("mf f3crec"), out, watcher=Watcher(on_round=stop))
     except KeyboardInterrupt:
         assert (out / "checkpoint.safetensors").is_file()
-        return numbers_of(runs.resume(out))
+        return numbers_of(training.resume(out))
     raise AssertionError("the run was not stopped")
 
 

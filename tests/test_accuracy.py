@@ -13,8 +13,8 @@ import pytest
 
 from tacita.core.config import EvaluateConfig, RunConfig, TrainConfig
 from tacita.federation.rounds import Progress, begin_block, run_round, run_stream, start
+from tacita.lab.assembling import Machine, assemble
 from tacita.lab.experiments.shared_base import adopt_base, train_base, with_parts
-from tacita.lab.runs import Machine, assemble
 
 DATA = os.environ.get("TACITA_DATA", "")
 pytestmark = [
@@ -64,7 +64,7 @@ HETREC_SHAPE = """
 import resource, sys
 from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
 from tacita.federation.rounds import run_stream, start
-from tacita.lab.runs import Machine, assemble
+from tacita.lab.assembling import Machine, assemble
 data = "synthetic:users=2113,items=6829,per_user=398,groups=20,new=0.4,drift=0.3"
 fed = assemble(RunConfig(data=data, method=sys.argv[1], split=SplitConfig(k_core=10), train=TrainConfig(rounds=2),
                evaluate=EvaluateConfig(controls=False)), Machine())

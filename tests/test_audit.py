@@ -15,8 +15,9 @@ from tacita.cli import main
 from tacita.core.config import RunConfig
 from tacita.core.types import Bools, Ragged
 from tacita.federation.rounds import begin_block, start
-from tacita.lab.runs import Machine, assemble
-from tacita.models.tally.model import Tally, TallyConfig, dense_weights
+from tacita.lab.assembling import Machine, assemble
+from tacita.models.tally.model import Tally, TallyConfig
+from tacita.models.tally.weights import dense_weights
 from tests.oracle import federate, make_block, make_stream
 
 REAL = os.environ.get("TACITA_DATA", "")

@@ -35,7 +35,7 @@ import tacita
 from tacita.cli import app, console, entry, main
 from tacita.core import files
 from tacita.kernels.threads import most_threads
-from tacita.lab import runs
+from tacita.lab import serving
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
 REAL = os.environ.get("TACITA_DATA", "")
@@ -278,7 +278,7 @@ def test_settings_come_from_the_file_then_flags_then_set() -> None:
     Path("c.toml").write_text(f'data = "{SMALL}"\nseed = 5\n[train]\nrounds = 9\nbatch_size = 7\nnegatives = 1\n')
     args = ("c.toml", "--rounds", "8", "--set", "train.rounds=2", "--set", "train.batch_size=6", "--quiet")
     assert call("train", *args, "--set", "evaluate.controls=false", "--set", "method=ft", "--out", "x").code == 0
-    config = runs.open_run(Path("x")).config
+    config = serving.open_run(Path("x")).config
     assert (config.seed, config.method, config.evaluate.controls) == (5, "ft", False)
     assert (config.train.rounds, config.train.batch_size, config.train.negatives) == (2, 6, 1)
 
@@ -529,6 +529,7 @@ USAGE: list[tuple[str, tuple[str, ...]]] = [
     ("bench scale --users 1", ("--users",)),
     ("bench rounds --repeats 0", ("--repeats",)),
     ("bench rounds --data nope", ("nope",)),
+    ("bench rounds --against /nowhere", ("/nowhere", "checkout of tacita")),
     ("bench rounds --data synthetic --backbone nope", ("unknown backbone 'nope'",)),
     ("data describe nope", ("nope",)),
     ("doctor --data-dir nowhere", ("nowhere",)),
@@ -735,7 +736,7 @@ def test_recommend_prints_a_table_and_json(finished: Path) -> None:
     assert "for user u1" in said.out
     assert "for user u2" in said.out
     told = call("recommend", "--run", str(finished), "--user", "u1", "-k", "3", "--json")
-    assert json.loads(told.out) == runs.recommend(finished, ["u1"], 3)
+    assert json.loads(told.out) == serving.recommend(finished, ["u1"], 3)
 
 
 def test_recommend_says_when_there_are_fewer(finished: Path) -> None:
@@ -909,6 +910,21 @@ def test_bench_prints_figures_and_json() -> None:
     assert [row["users"] for row in json.loads(call(*line, "--json").out)["rows"]] == [50, 100]
     told = json.loads(call("bench", "evaluate", "--data", SMALL, "--repeats", "1", "--json").out)
     assert told["users"] > 0
+
+
+def test_bench_takes_rounds_of_two_checkouts_in_turns(tmp_path: Path) -> None:
+    this = str(Path(tacita.__file__).parents[1])
+    told = json.loads(
+        call("bench", "rounds", "--data", SMALL, "--against", this, "--repeats", "1", "--threads", "1", "--json").out
+    )
+    assert told["same_numbers"]
+    assert len(told["old_ms_all"]) == len(told["new_ms_all"]) == told["rounds"] == 10
+    assert told["ratio"] == pytest.approx(told["new_ms"] / told["old_ms"], abs=0.01)
+    (tmp_path / "tacita").mkdir()
+    (tmp_path / "tacita" / "__init__.py").write_text("raise ValueError('too old')")
+    said = call("bench", "rounds", "--data", SMALL, "--against", str(tmp_path))
+    assert said.code == 2
+    assert "cannot be timed: ValueError: too old" in " ".join(said.err.split())
 
 
 def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,8 @@ from tacita.cli import console, main
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.lab import forgetting as forget
-from tacita.lab import runs
+from tacita.lab import serving
+from tacita.lab.run_folder import free_folder, lists_of, open_saved
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
 CLOCK = r"\d+:\d\d:\d\d"
@@ -124,8 +125,8 @@ def test_a_reader_who_leaves_does_not_stop_the_work() -> None:
 
 
 def test_a_run_of_tally_goes_by_its_own_name() -> None:
-    assert runs.free_folder(RunConfig(data="ml-100k", backbone={"name": "tally"})) == Path("runs/ml-100k-tally-1")
-    assert runs.free_folder(RunConfig(data="ml-100k", method="reg")) == Path("runs/ml-100k-mf-reg-1")
+    assert free_folder(RunConfig(data="ml-100k", backbone={"name": "tally"})) == Path("runs/ml-100k-tally-1")
+    assert free_folder(RunConfig(data="ml-100k", method="reg")) == Path("runs/ml-100k-mf-reg-1")
     out, err = call("train", "--data", SMALL, "--backbone", "tally")
     assert "ndcg@20: tally on synthetic" in out
     page = Path("runs/synthetic-tally-1/report.html").read_text()
@@ -173,18 +174,16 @@ def test_who_is_forgotten_gets_popular_items_that_say_so(forgotten: Path) -> Non
 
 def test_what_is_popular_no_longer_counts_who_left(tally: Path, forgotten: Path) -> None:
     """Against the lists of everybody else."""
-    saved = runs.open_saved(forgotten)
-    told = [runs.lists_of(saved.held, f"told/{b}") for b in range(4)]
+    saved = open_saved(forgotten)
+    told = [lists_of(saved.held, f"told/{b}") for b in range(4)]
     counts = {raw: 0 for raw in saved.ids["items"]}
     for lists in told:
         for item in lists.ids:
             counts[saved.ids["items"][item]] += 1
-    found = runs.recommend(forgotten, ["u1"], 40)["u1"]
+    found = serving.recommend(forgotten, ["u1"], 40)["u1"]
     assert {one["item"]: one["score"] for one in found} == counts
     assert [one["score"] for one in found] == sorted(counts.values(), reverse=True)
-    assert sum(counts.values()) < sum(
-        len(runs.lists_of(runs.open_saved(tally).held, f"told/{b}").ids) for b in range(4)
-    )
+    assert sum(counts.values()) < sum(len(lists_of(open_saved(tally).held, f"told/{b}").ids) for b in range(4))
 
 
 # The shell

@@ -44,7 +44,7 @@ from tacita.core.types import AnyArray, Arrays, Block, CohortView, Floats, Local
 from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round, run_stream, start
 from tacita.kernels.memory import remember
 from tacita.kernels.ranking import best_items
-from tacita.lab import runs
+from tacita.lab import training
 from tacita.learn.rows import apply_total
 from tacita.learn.training import Trained, train_cohort
 from tacita.learn.training.draw import lay_out
@@ -1092,9 +1092,9 @@ class Stopped(Exception):
 def test_a_run_goes_on_from_a_checkpoint_with_the_parts_state(
     specs: list[Spec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "CHECKPOINT_SECONDS", -1.0)  # after every round
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)  # after every round
     config = tiny(parts=specs)
-    whole = runs.train(config, tmp_path / "whole")
+    whole = training.train(config, tmp_path / "whole")
     rounds = sum(b["rounds"] for b in whole.result["blocks"])
     for stop in (2, rounds // 2, rounds - 1):
         left = iter(range(stop - 1))
@@ -1105,8 +1105,8 @@ def test_a_run_goes_on_from_a_checkpoint_with_the_parts_state(
 
         folder = tmp_path / f"stopped-{stop}"
         with pytest.raises(Stopped):
-            runs.train(config, folder, watcher=runs.Watcher(on_round=on_round))
-        again = runs.resume(folder)
+            training.train(config, folder, watcher=training.Watcher(on_round=on_round))
+        again = training.resume(folder)
         assert again.result["blocks"] == whole.result["blocks"]
         for file in ("server.safetensors", "clients.safetensors"):
             mine, yours = read_arrays(folder / file)[0], read_arrays(whole.folder / file)[0]
@@ -1140,7 +1140,7 @@ def test_a_run_goes_on_from_a_checkpoint_with_the_parts_state(
 )
 def test_a_bad_value_is_refused_in_a_sentence_before_anything_is_written(spec: Spec, said: str, tmp_path: Path) -> None:
     with pytest.raises(TacitaError) as refused:
-        runs.train(tiny(parts=[spec]), tmp_path / "run")
+        training.train(tiny(parts=[spec]), tmp_path / "run")
     message = str(refused.value)
     assert said in message
     assert "\n" not in message

@@ -48,7 +48,7 @@ from tacita.fields import Dense, Each, Rows, Spec, Total, Upload
 from tacita.methods import Part, World, build_parts, part_class, part_names, preset_names, preset_parts
 from tacita.models import Backbone, Context, backbone_class, backbone_names
 from tacita.round import parts as methods_base
-from tacita.round.device_state import DeviceState
+from tacita.round.device_state import DeviceState, device_arrays
 from tacita.round.plan import Federation, to_serve
 
 every_backbone = pytest.mark.parametrize("name", TRAINED)
@@ -93,7 +93,7 @@ def refusal(specs: Specs, backbone: str) -> str | None:
         return "has no central model"
     if backbone_class(backbone).reads_context and names & {"replay", "error-memory", "proxies"}:
         return "scores with private vectors alone"
-    if make_backbone(backbone).shared() and "replay" in names:
+    if "replay" in names and make_backbone(backbone).shared():
         return "ranks with private parameters only"
     return None
 
@@ -108,8 +108,8 @@ def all_numbers(progress: Progress) -> Arrays:
     """Everything that both sides hold."""
     server, clients = progress.server, progress.clients
     heads = {f"heads/{k}": v for k, v in server.heads.items()}
-    sides = flat(server.parts, "server/") | flat(clients.parts, "device/")
-    return {"items": server.items, "private": clients.private, **heads, **sides}
+    sides = flat(server.parts, "server/") | device_arrays(clients, "device/")
+    return {"items": server.items, **heads, **sides}
 
 
 def assert_same_numbers(one: Progress, other: Progress) -> None:
@@ -327,18 +327,25 @@ class PartContract:
         (part,) = self.federation(name).parts
         few, many = part.device_arrays(4), part.device_arrays(7)
         assert few.keys() == many.keys()
-        for k in few:
-            assert len(few[k]) == 4
-            assert many[k].dtype == few[k].dtype
-            assert np.array_equal(many[k][:4], few[k])
+        for k, v in few.items():
+            assert len(v) == 4
+            if isinstance(v, Ragged):
+                assert len(many[k]) == 7
+                assert len(v.ids) == 0
+                continue
+            assert many[k].dtype == v.dtype
+            assert np.array_equal(many[k][:4], v)
 
     def test_it_runs_both_blocks_and_keeps_the_kinds_it_declared(self, name: str) -> None:
         fed = self.federation(name)
         progress = run(fed)
         assert all(np.isfinite(list(numbers_in(one))).all() for one in progress.results)
         declared = fed.parts[0].device_arrays(12)
+        lists = {k for k, v in declared.items() if isinstance(v, Ragged)}
+        assert progress.clients.lists_of(np.arange(12)).get(name, {}).keys() == lists
         held = progress.clients.parts.get(name, {})
-        assert {k: (v.shape, v.dtype) for k, v in held.items()} == {k: (v.shape, v.dtype) for k, v in declared.items()}
+        kinds = {k: (v.shape, v.dtype) for k, v in declared.items() if k not in lists}
+        assert {k: (v.shape, v.dtype) for k, v in held.items()} == kinds
         for k, v in all_numbers(progress).items():
             assert isinstance(v, np.ndarray), k
             assert v.dtype != object, k
@@ -419,7 +426,8 @@ def server_arrays(server: ServerState) -> Arrays:
 
 def through_a_file(progress: Progress, path: Path) -> Progress:
     """Everything that both sides hold, written and read back."""
-    write_arrays(path, *progress_arrays(progress))
+    arrays, note = progress_arrays(progress)
+    write_arrays(path, arrays, note)
     return read_progress(*read_arrays(path))
 
 

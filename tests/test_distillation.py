@@ -34,7 +34,7 @@ from tacita.methods.distillation.uploads import (
     ptf_sampled,
     sampled,
 )
-from tacita.metrics import evaluate
+from tacita.metrics import Rules, evaluate
 
 N_ITEMS = 300
 Sizes = list[tuple[int, int, int]]  # positives, negatives and received items of each client
@@ -408,7 +408,7 @@ def test_g4_13_random_and_constant_scores_over_one_in_a_hundred(constant: bool) 
     others = np.tile(np.delete(np.arange(100, dtype=np.int32), 7), n)
     found = evaluate(
         lambda users: scores[users].copy(), wanted, Ragged.empty(n), np.arange(n, dtype=np.uint64), Draws(1),
-        ["hr", "ndcg"], [10], Ragged(np.arange(n + 1) * 99, others),
+        Rules(["hr", "ndcg"], [10], Ragged(np.arange(n + 1) * 99, others)),
     ).mean()  # fmt: skip
     expected = (1 / np.log2(np.arange(1, 11) + 1)).sum() / 100
     assert expected == pytest.approx(0.045436, abs=5e-7)

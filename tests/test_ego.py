@@ -15,7 +15,7 @@ from tacita.core.draws import Draws, keys_of
 from tacita.core.errors import TacitaError
 from tacita.core.types import CohortView, Floats, Ragged
 from tacita.federation.rounds import run_round
-from tacita.lab import runs
+from tacita.lab import serving, training
 from tacita.models import Backbone, Context
 from tacita.models import scores as catalogue_scores
 from tacita.models.ego import Ego
@@ -264,7 +264,7 @@ def test_a_run_with_pairs_and_controls_beats_chance(personal: bool, tmp_path: Pa
                   "optimiser": "lazy-adam", "aggregation": "per-row"},
         "evaluate": {"item_table": "personal" if personal else "global"},
     }  # fmt: skip
-    run = runs.train(validated(RunConfig, values, "a test"), tmp_path / "run")
+    run = training.train(validated(RunConfig, values, "a test"), tmp_path / "run")
     chance = run.result["controls"]["random"]["mean"]["ndcg@20"]
     assert run.result["mean"]["ndcg@20"] > 1.2 * chance
-    assert runs.recommend(tmp_path / "run", ["u1"], 3).keys() == {"u1"}
+    assert serving.recommend(tmp_path / "run", ["u1"], 3).keys() == {"u1"}

@@ -20,7 +20,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Block, Doubles, Down, Floats, Ints, Keys, Ragged, Stream
 from tacita.data.sources import load
 from tacita.data.splits import split
-from tacita.federation.measuring import block_scores, known_items, measure
+from tacita.federation.measuring import Learned, block_scores, evaluate_devices, known_items, rules_of
 from tacita.federation.rounds import Progress, begin_block, start
 from tacita.kernels.ranking import best_items, list_ranks
 from tacita.lab import controls
@@ -35,6 +35,7 @@ from tacita.lab.controls import (
 )
 from tacita.metrics import (
     Evaluation,
+    Rules,
     ScoreUsers,
     continual_summary,
     evaluate,
@@ -79,7 +80,7 @@ def scored(
     hide = Ragged.from_lists(mask) if mask else nobody(len(wanted))
     want = Ragged.from_lists(wanted)
     asked = (metrics or ALL, [k], sampled, count_hidden)
-    found = evaluate(fixed(scores), want, hide, keys(len(wanted)), DRAWS, *asked)
+    found = evaluate(fixed(scores), want, hide, keys(len(wanted)), DRAWS, Rules(*asked))
     return {name.split("@")[0]: values.tolist() for name, values in found.values.items()}
 
 
@@ -124,7 +125,7 @@ def test_a_first_hit_beyond_the_cut_off_counts_nothing() -> None:
 
 def test_users_without_wanted_items_are_not_counted() -> None:
     want = Ragged.from_lists([[0], [], [1]])
-    found = evaluate(fixed(np.repeat(descending(4), 3, 0)), want, nobody(3), keys(3), DRAWS, ["mrr"], [4])
+    found = evaluate(fixed(np.repeat(descending(4), 3, 0)), want, nobody(3), keys(3), DRAWS, Rules(["mrr"], [4]))
     assert found.users.tolist() == [0, 2]
     assert found.values["mrr@4"].tolist() == [1.0, 0.5]
     assert found.mean() == {"mrr@4": 0.75}
@@ -182,7 +183,7 @@ def test_full_ranking_equals_ir_measures(seed: int) -> None:
     scores, wanted, masked = random_case(seed)
     cutoffs = [1, 3, 10, 20]
     hide = Ragged.from_lists(masked)
-    found = evaluate(fixed(scores), Ragged.from_lists(wanted), hide, keys(100), DRAWS, ALL, cutoffs)
+    found = evaluate(fixed(scores), Ragged.from_lists(wanted), hide, keys(100), DRAWS, Rules(ALL, cutoffs))
     visible = [[i for i in mine if i not in hidden] for mine, hidden in zip(wanted, masked)]
     candidates = [[i for i in range(scores.shape[1]) if i not in hidden] for hidden in masked]
     expected = reference(scores, visible, candidates, cutoffs)
@@ -196,7 +197,7 @@ def test_sampled_ranking_equals_ir_measures(seed: int) -> None:
     scores, wanted, _ = random_case(seed)
     want = Ragged.from_lists(wanted)
     others = sample_candidates(want, 9, scores.shape[1], keys(100), DRAWS, 0)
-    found = evaluate(fixed(scores), want, nobody(100), keys(100), DRAWS, ALL, [5], others)
+    found = evaluate(fixed(scores), want, nobody(100), keys(100), DRAWS, Rules(ALL, [5], others))
     candidates = [[*mine, *others.row(u).tolist()] for u, mine in enumerate(wanted)]
     expected = reference(scores, wanted, candidates, [5])
     for name, values in found.values.items():
@@ -207,7 +208,7 @@ def test_sampled_ranking_equals_ir_measures(seed: int) -> None:
 def test_auc_equals_brute_force(seed: int) -> None:
     scores, wanted, masked = random_case(seed)
     hide = Ragged.from_lists(masked)
-    found = evaluate(fixed(scores), Ragged.from_lists(wanted), hide, keys(100), DRAWS, ["auc"], [1])
+    found = evaluate(fixed(scores), Ragged.from_lists(wanted), hide, keys(100), DRAWS, Rules(["auc"], [1]))
     expected = []
     for u in found.users:
         left = [i for i in range(scores.shape[1]) if i not in masked[u]]
@@ -261,7 +262,7 @@ def test_a_constant_scorer_is_at_chance_in_a_full_ranking() -> None:
     wanted = [order[:m].tolist() for order, m in zip(orders, n_wanted)]
     hidden = [order[n_items - m :].tolist() for order, m in zip(orders, n_hidden)]
     want, hide = Ragged.from_lists(wanted), Ragged.from_lists(hidden)
-    found = evaluate(constant(n_items), want, hide, keys(n), DRAWS, [*ALL, "auc"], [k])
+    found = evaluate(constant(n_items), want, hide, keys(n), DRAWS, Rules([*ALL, "auc"], [k]))
     left = n_items - n_hidden
     ideal = np.array([discounts(min(k, m)) for m in n_wanted])
     assert near(found.values[f"ndcg@{k}"], n_wanted / left * discounts(k) / ideal, 0.005)
@@ -274,7 +275,7 @@ def test_a_constant_scorer_is_at_chance_among_99_sampled_items() -> None:
     n = 20_000
     want = Ragged.from_lists(one_each(n, 400))
     others = sample_candidates(want, 99, 400, keys(n), DRAWS, 0)
-    found = evaluate(constant(400), want, nobody(n), keys(n), DRAWS, ["hr", "ndcg"], [10], others)
+    found = evaluate(constant(400), want, nobody(n), keys(n), DRAWS, Rules(["hr", "ndcg"], [10], others))
     assert discounts(10) / 100 == pytest.approx(0.045436, abs=5e-7)
     assert near(found.values["hr@10"], 0.1, 0.0025)
     assert near(found.values["ndcg@10"], discounts(10) / 100, 0.0015)
@@ -382,7 +383,7 @@ def test_the_scorer_is_asked_in_chunks_without_changing_values(monkeypatch: pyte
 
     def values() -> dict[str, Doubles]:
         want, hide = Ragged.from_lists(wanted), Ragged.from_lists(masked)
-        return evaluate(score_users, want, hide, keys(100), DRAWS, [*ALL, "auc"], [5, 10]).values
+        return evaluate(score_users, want, hide, keys(100), DRAWS, Rules([*ALL, "auc"], [5, 10])).values
 
     together = values()
     monkeypatch.setattr(module, "CHUNK", 7)
@@ -499,7 +500,8 @@ def scores_of(fed: Federation, progress: Progress) -> dict[str, Any]:
 
 
 def ranks_in(fed: Federation, progress: Progress, block: int, mask: Ragged) -> list[float]:
-    found = measure(fed, progress.server, progress.clients, fed.stream.blocks[block], "test", mask, ["mrr"], [6])
+    on, learned = fed.stream.blocks[block], Learned(progress.server, progress.clients)
+    found = evaluate_devices(fed, learned, on, "test", mask, rules_of(fed, on, ["mrr"], [6]))
     return [round(1 / value, 9) for value in found.values["mrr@6"]]
 
 
@@ -599,7 +601,7 @@ def structured(**options: Any) -> Federation:
 def control(fed: Federation, make: Any) -> Evaluation:
     block = fed.stream.blocks[0]
     mask = known_items(fed, block, "test", "block")
-    return evaluate(make(fed, block), block.test, mask, fed.stream.user_keys, DRAWS, ["ndcg", "auc"], [10])
+    return evaluate(make(fed, block), block.test, mask, fed.stream.user_keys, DRAWS, Rules(["ndcg", "auc"], [10]))
 
 
 def test_popular_beats_random_and_linear_beats_popular_where_there_is_structure() -> None:

@@ -16,9 +16,10 @@ from tacita.cli import main
 from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
 from tacita.core.errors import TacitaError
 from tacita.federation.rounds import Progress, run_stream, start
+from tacita.lab.assembling import Machine, assemble
 from tacita.lab.experiments import analyses, cells, plan, reproduce, tables, tune, tune_paper
 from tacita.lab.experiments.shared_base import go_on, train_base, with_parts
-from tacita.lab.runs import Machine, assemble, open_run
+from tacita.lab.serving import open_run
 from tacita.methods import part_class, preset_parts
 from tacita.models import backbone_names
 from tacita.models.tally.model import TallyConfig

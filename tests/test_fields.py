@@ -35,6 +35,22 @@ def upload(
     return Upload({**values, **named}, weights, np.arange(2, dtype=np.uint64))
 
 
+def test_the_sum_of_weights_does_not_depend_on_how_clients_are_chunked() -> None:
+    weight = np.random.default_rng(1).random(1000)
+    value = Dense(np.ones((1000, 1)))
+
+    def summed(chunk: int) -> float:
+        total = empty_total((Spec("x", (1,)),))
+        for lo in range(0, 1000, chunk):
+            some = slice(lo, lo + chunk)
+            part = Upload({"x": Dense(value.value[some])}, weight[some], np.arange(1000, dtype=np.uint64)[some])
+            total = add(total, part, (Spec("x", (1,)),))
+        assert total.weight == total["x"][0]
+        return total.weight
+
+    assert len({summed(chunk) for chunk in (1, 3, 64, 1000)}) == 1
+
+
 def bytes_of(total: Total) -> list[bytes]:
     return [one.tobytes() for one in total.sums.values()]
 

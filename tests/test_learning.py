@@ -27,7 +27,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import CohortView, Extra, Floats, Local, Pull, Ragged, Stream
 from tacita.federation.rounds import run_block, run_round
 from tacita.federation.scoring import rows_of
-from tacita.lab import runs
+from tacita.lab import assembling
 from tacita.lab.forgetting import _without
 from tacita.learn.training import Trained, check_training
 from tacita.learn.training.autograd import AutogradStepper
@@ -451,7 +451,7 @@ def test_settings_that_cannot_work_are_refused_before_anything_is_loaded(
 ) -> None:
     values = {"data": "no such file", "backbone": {"name": backbone}, "train": train}
     with pytest.raises(TacitaError, match=said) as refused:
-        runs.build(validated(RunConfig, values, "a test"))
+        assembling.build(validated(RunConfig, values, "a test"))
     assert str(refused.value).endswith(".")
 
 
@@ -475,7 +475,7 @@ def test_parts_that_cannot_work_with_them_are_refused(part: type[Part], train: d
 @pytest.mark.parametrize("method", ["kd", "spp", "rlp2"])
 def test_a_part_that_scores_private_vectors_is_refused_with_a_model_that_reads_more(method: str) -> None:
     with pytest.raises(TacitaError, match="reads the user's own items"):
-        runs.build(RunConfig(backbone={"name": "ego"}, method=method))
+        assembling.build(RunConfig(backbone={"name": "ego"}, method=method))
 
 
 def test_the_fused_step_is_chosen_for_what_it_can_do() -> None:

@@ -305,14 +305,14 @@ def test_what_the_server_does_is_told_in_codes_that_nodes_retry(
 
 
 def test_the_gateway_speaks_only_tls_and_needs_a_free_port(server: Path) -> None:
-    kept = {"ca": server / "ca.pem", "certificate": server / "server.pem", "key": server / "server.key"}
-    with gateway.Gateway("127.0.0.1", 0, "https://127.0.0.1:9", **kept, allowed=lambda _: True) as one:
+    kept = certificates.ServerKeys.of(server)
+    with gateway.Gateway("127.0.0.1", 0, "https://127.0.0.1:9", kept, allowed=lambda _: True) as one:
         trust = ssl.create_default_context(cafile=str(server / "ca.pem"))
         with httpx.Client(verify=trust, trust_env=False) as client:
             assert client.get(f"https://localhost:{one.port}/").status_code == 403
         with pytest.raises(httpx.TransportError):
             httpx.get(f"http://127.0.0.1:{one.port}/", trust_env=False)
-        second = gateway.Gateway("127.0.0.1", one.port, "https://127.0.0.1:9", **kept, allowed=lambda _: True)
+        second = gateway.Gateway("127.0.0.1", one.port, "https://127.0.0.1:9", kept, allowed=lambda _: True)
         with pytest.raises(TacitaError, match=f"port {one.port} is in use"):
             second.start()
     assert not one.alive
@@ -366,7 +366,7 @@ def still_open(strangers: list[ssl.SSLSocket]) -> int:
 
 def test_strangers_never_stop_a_node_and_are_few(server: Path, upstream: str, signed: dict[str, str]) -> None:
     """600 idle connections without a key: an enrolled node gets through, on its old connection and on a new one."""
-    kept = {"ca": server / "ca.pem", "certificate": server / "server.pem", "key": server / "server.key"}
+    kept = certificates.ServerKeys.of(server)
     trust = ssl.create_default_context(cafile=str(server / "ca.pem"))
     strangers: list[ssl.SSLSocket] = []
 
@@ -374,7 +374,7 @@ def test_strangers_never_stop_a_node_and_are_few(server: Path, upstream: str, si
         return client.post("/v1/fleet/pull-messages", headers=signed, content=b"abc")
 
     with contextlib.ExitStack() as held:
-        one = held.enter_context(gateway.Gateway("127.0.0.1", 0, upstream, **kept, allowed=lambda _: True))
+        one = held.enter_context(gateway.Gateway("127.0.0.1", 0, upstream, kept, allowed=lambda _: True))
         held.callback(lambda: [stranger.close() for stranger in strangers])
         url = f"https://127.0.0.1:{one.port}"
         node = held.enter_context(httpx.Client(verify=trust, trust_env=False, base_url=url))
@@ -401,9 +401,9 @@ def test_who_is_silent_before_or_after_tls_is_dropped_in_time(
     monkeypatch.setattr(door, "HANDSHAKE", 0.5)
     monkeypatch.setattr(door, "HEADERS", 0.5)
     monkeypatch.setattr(door, "MOST_PER_KEY", 3)
-    kept = {"ca": server / "ca.pem", "certificate": server / "server.pem", "key": server / "server.key"}
+    kept = certificates.ServerKeys.of(server)
     trust = ssl.create_default_context(cafile=str(server / "ca.pem"))
-    with gateway.Gateway("127.0.0.1", 0, upstream, **kept, allowed=lambda _: True) as one:
+    with gateway.Gateway("127.0.0.1", 0, upstream, kept, allowed=lambda _: True) as one:
 
         def connected() -> ssl.SSLSocket:
             plain = socket.create_connection(("127.0.0.1", one.port))

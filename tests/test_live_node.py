@@ -29,13 +29,15 @@ from tacita.cli import node as cli_node
 from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays, read_json
-from tacita.lab import runs
+from tacita.lab import assembling, training
+from tacita.lab.run_folder import lists_of
 from tacita.live.engine import shim
 from tacita.live.node import file as node_file
 from tacita.live.node import verbs
+from tacita.live.node.answers import Answer, Release, RequestNumber
 from tacita.live.node.file import STORE
 from tacita.live.node.node import Node, NodeConfig
-from tacita.live.node.store import NodeStore, Release
+from tacita.live.node.store import NodeStore
 from tacita.live.running import control
 from tacita.live.running.daemon import Daemon, run_daemon
 
@@ -281,42 +283,49 @@ def test_a_round_is_one_transaction(store: NodeStore, monkeypatch: pytest.Monkey
     second = store.enqueue("forget", {})
     model = ({"config": "{}"}, {"items": ("s1", np.ones((3, 2), np.float32)), "heads/w": ("s2", np.zeros(2))})
     release = Release(2, 50, "one sum over 2 people")
-    store.commit("run", 0, 1, "train", "sha", b"reply", devices(2, 1), devices(2, 0), model, release, [first])
-    assert store.stored_reply("run", 0, 1, "train") == ("sha", b"reply")
-    assert store.stored_reply("run", 0, 1, "evaluate") is None
+    store.commit(
+        RequestNumber("run", 0, 1, "train"),
+        Answer("sha", b"reply", devices(2, 1), devices(2, 0), model, release, [first]),
+    )
+    assert store.stored_reply(RequestNumber("run", 0, 1, "train")) == ("sha", b"reply")
+    assert store.stored_reply(RequestNumber("run", 0, 1, "evaluate")) is None
     assert [one.id for one in store.waiting()] == [second]
     assert store.ledger()[0]["epsilon"] == "no epsilon"
 
     def fails(*_: Any) -> None:
         raise RuntimeError("in the middle")
 
-    monkeypatch.setattr("tacita.live.node.store._put_model", fails)
+    monkeypatch.setattr("tacita.live.node.answers.put_model", fails)
     with pytest.raises(RuntimeError):
-        store.commit("run", 0, 2, "train", "x", b"y", devices(2, 2), None, model, release, [second])
+        store.commit(
+            RequestNumber("run", 0, 2, "train"), Answer("x", b"y", devices(2, 2), None, model, release, [second])
+        )
     now = store.devices("run")
     assert now is not None
     assert now[0] == {"round": 1}
     np.testing.assert_array_equal(now[1]["private"], np.ones((2, 2)))
-    assert store.stored_reply("run", 0, 1, "train") == ("sha", b"reply")
+    assert store.stored_reply(RequestNumber("run", 0, 1, "train")) == ("sha", b"reply")
     assert len(store.ledger()) == 1
     assert len(store.waiting()) == 1
 
 
 def test_replies_of_earlier_rounds_go(store: NodeStore) -> None:
     for block, round, kind in [(0, 1, "train"), (0, 1, "evaluate"), (0, 2, "train"), (1, 0, "train")]:
-        store.commit("run", block, round, kind, "sha", b"r")
-        store.commit("other", 0, 0, kind, "sha", b"r")
+        store.commit(RequestNumber("run", block, round, kind), Answer("sha", b"r"))
+        store.commit(RequestNumber("other", 0, 0, kind), Answer("sha", b"r"))
         if (block, round, kind) == (0, 1, "evaluate"):
-            assert store.stored_reply("run", 0, 1, "train") is not None
-    assert store.stored_reply("run", 0, 2, "train") is None
-    assert store.stored_reply("run", 1, 0, "train") == ("sha", b"r")
-    assert store.stored_reply("other", 0, 0, "train") == ("sha", b"r")
+            assert store.stored_reply(RequestNumber("run", 0, 1, "train")) is not None
+    assert store.stored_reply(RequestNumber("run", 0, 2, "train")) is None
+    assert store.stored_reply(RequestNumber("run", 1, 0, "train")) == ("sha", b"r")
+    assert store.stored_reply(RequestNumber("other", 0, 0, "train")) == ("sha", b"r")
 
 
 def test_only_changed_arrays_of_a_model_are_written(store: NodeStore) -> None:
     big = np.zeros((1000, 8), np.float32)
-    store.commit("run", 0, 0, "t", "", b"", model=({}, {"items": ("a", big), "old": ("b", big)}))
-    store.commit("run", 0, 1, "t", "", b"", model=({"n": 1}, {"items": ("a", big + 1), "new": ("c", big)}))
+    store.commit(RequestNumber("run", 0, 0, "t"), Answer("", b"", model=({}, {"items": ("a", big), "old": ("b", big)})))
+    store.commit(
+        RequestNumber("run", 0, 1, "t"), Answer("", b"", model=({"n": 1}, {"items": ("a", big + 1), "new": ("c", big)}))
+    )
     found = store.model("run")
     assert found is not None
     note, arrays = found
@@ -329,7 +338,10 @@ def test_only_changed_arrays_of_a_model_are_written(store: NodeStore) -> None:
 
 def test_device_arrays_have_a_row_for_every_user(store: NodeStore) -> None:
     with pytest.raises(ValueError, match="one row"):
-        store.commit("run", 0, 0, "t", "", b"", now=({}, {"users": np.arange(3), "private": np.zeros((2, 4))}))
+        store.commit(
+            RequestNumber("run", 0, 0, "t"),
+            Answer("", b"", now=({}, {"users": np.arange(3), "private": np.zeros((2, 4))})),
+        )
 
 
 def test_a_catalogue_only_grows_at_its_end(store: NodeStore) -> None:
@@ -347,7 +359,8 @@ def test_a_catalogue_only_grows_at_its_end(store: NodeStore) -> None:
 IMPORTER = """
 import sys
 from pathlib import Path
-from tacita.live.node.store import NodeStore, Release
+from tacita.live.node.answers import Answer, Release, RequestNumber
+from tacita.live.node.store import NodeStore
 import numpy as np
 store = NodeStore.open(Path(sys.argv[1]))
 at = len(store.ledger())
@@ -357,7 +370,8 @@ while True:
     ids, _ = store.users()
     arrays = {"users": ids, "private": np.full((len(ids), 64), at, np.float32)}
     model = ({}, {"items": (str(at), np.full((500, 64), at, np.float32))})
-    store.commit("run", 0, at, "train", f"sha{at}", b"r" * at, ({"at": at}, arrays), None, model, Release(20, at, ""))
+    answer = Answer(f"sha{at}", b"r" * at, ({"at": at}, arrays), None, model, Release(20, at, ""))
+    store.commit(RequestNumber("run", 0, at, "train"), answer)
     print(at, flush=True)
 """
 
@@ -385,8 +399,8 @@ def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
             assert now is not None
             assert model is not None
             assert now[0]["at"] == at == now[1]["private"][0, 0] == model[1]["items"][1][0, 0]
-            assert store.stored_reply("run", 0, at, "train") == (f"sha{at}", b"r" * at)
-            assert store.stored_reply("run", 0, at - 2, "train") == (f"sha{at - 2}", b"")
+            assert store.stored_reply(RequestNumber("run", 0, at, "train")) == (f"sha{at}", b"r" * at)
+            assert store.stored_reply(RequestNumber("run", 0, at - 2, "train")) == (f"sha{at - 2}", b"")
 
 
 # Taking everything back
@@ -405,7 +419,9 @@ def test_erasing_leaves_no_byte(tmp_path: Path) -> None:
         node.set_consent("quetzal", "quetzal-3", "keep")
         node.store.enqueue("share", {"items": ["quetzal-4"]}, 1)
         state = ({}, {"users": np.array([1, 2]), "private": private})
-        node.store.commit("run", 0, 0, "t", "", b"", now=state, best=state, ledger=Release(2, 3, "a sum"))
+        node.store.commit(
+            RequestNumber("run", 0, 0, "t"), Answer("", b"", now=state, best=state, ledger=Release(2, 3, "a sum"))
+        )
         node.store.assign("run", 0)
         assert files_hold(folder, "quetzal") == {"quetzal"}
         assert node.erase("quetzal") == {"interactions": 500, "users": 1}
@@ -432,7 +448,7 @@ def test_who_is_erased_during_a_round_does_not_come_back_with_it(store: NodeStor
     store.add(rows("u1 a", "u2 a", "u3 a"))
     before = devices(3, 1)
     store.erase("u2")
-    store.commit("run", 0, 0, "train", "", b"", now=before, best=before)
+    store.commit(RequestNumber("run", 0, 0, "train"), Answer("", b"", now=before, best=before))
     for tag in ("now", "best"):
         kept = store.devices("run", tag)
         assert kept is not None
@@ -457,7 +473,7 @@ def test_an_export_has_everything_but_the_secret(tmp_path: Path) -> None:
     with Node.open(folder) as node:
         node.store.add([("u1", "a", 1.5, 4.0), ("ü2", "b", None, None)])
         node.set_consent("u1", "a", "keep")
-        node.store.commit("run", 0, 3, "train", "", b"", ledger=Release(2, 99, "one sum"))
+        node.store.commit(RequestNumber("run", 0, 3, "train"), Answer("", b"", ledger=Release(2, 99, "one sum")))
         secret = node.store.secret
         node.export(tmp_path / "all")
         node.export(tmp_path / "one", "ü2")
@@ -532,11 +548,11 @@ def test_too_many_or_too_early_releases_are_refused(tmp_path: Path) -> None:
     folder = made(tmp_path / "node", min_users=1, max_releases_per_day=2, min_seconds_between_rounds=60.0)
     with Node.open(folder) as node:
         assert node.refusal(5) is None
-        node.store.commit("run", 0, 0, "t", "", b"", ledger=Release(5, 1, ""))
+        node.store.commit(RequestNumber("run", 0, 0, "t"), Answer("", b"", ledger=Release(5, 1, "")))
         assert "between answers" in (node.refusal(5) or "")
         assert "between answers" in (node.refusal(5, "t") or "")
         assert node.refusal(5, "validate") is None
-        node.store.commit("run", 0, 1, "t", "", b"", ledger=Release(5, 1, ""))
+        node.store.commit(RequestNumber("run", 0, 1, "t"), Answer("", b"", ledger=Release(5, 1, "")))
         assert "24 hours" in (node.refusal(5) or "")
 
 
@@ -556,12 +572,12 @@ def test_a_node_recommends_what_the_lab_would(tmp_path: Path, method: str) -> No
         },
         "the test",
     )
-    run = runs.train(config, tmp_path / "run")
+    run = training.train(config, tmp_path / "run")
     ids = read_json(run.folder / "ids.json")
     served, _ = read_arrays(run.folder / "server.safetensors")
     held, _ = read_arrays(run.folder / "clients.safetensors")
     with Node.open(made(tmp_path / "node")) as node:
-        seen = runs.lists_of(held, "history")
+        seen = lists_of(held, "history")
         node.store.add([(ids["users"][u], ids["items"][i], None, None) for u, i in zip(seen.rows(), seen.ids)])
         order, raws = node.store.users()
         number = [ids["users"].index(raw) for raw in raws]
@@ -569,7 +585,9 @@ def test_a_node_recommends_what_the_lab_would(tmp_path: Path, method: str) -> No
         sent = {"items": ("", served["items"])}
         note = {"config": config.model_dump_json(), "block": 1, "round": 3}
         node.store.set_catalogue([(item, f"the {item}") for item in ids["items"]])
-        node.store.commit("run", 1, 3, "t", "", b"", now=({}, {"users": order, **own}), model=(note, sent))
+        node.store.commit(
+            RequestNumber("run", 1, 3, "t"), Answer("", b"", now=({}, {"users": order, **own}), model=(note, sent))
+        )
         node.store.add(rows("newcomer i1"))
         node.refresh()
         for user in ids["users"][:10]:
@@ -592,7 +610,7 @@ def test_a_node_recommends_what_the_lab_would(tmp_path: Path, method: str) -> No
 
 def test_a_model_that_reads_histories_serves_everybody(tmp_path: Path) -> None:
     config = RunConfig(backbone={"name": "tally"})
-    backbone, _, draws = runs.build(config)
+    backbone, _, draws = assembling.build(config)
     weights = np.zeros((4, 4), np.float32)
     weights[0] = [0, 1, 3, 2]
     heads = {**backbone.init_heads(draws), "weights": weights}
@@ -605,7 +623,7 @@ def test_a_model_that_reads_histories_serves_everybody(tmp_path: Path) -> None:
         note = {"config": config.model_dump_json(), "block": 0, "round": 1}
         sent = {"items": ("", np.zeros((4, backbone.item_width), np.float32))}
         sent |= {f"heads/{name}": ("", array) for name, array in heads.items()}
-        node.store.commit("run", 0, 1, "t", "", b"", model=(note, sent))
+        node.store.commit(RequestNumber("run", 0, 1, "t"), Answer("", b"", model=(note, sent)))
         node.refresh()
         assert [one["item"] for one in node.recommend("u1", 3)] == ["c", "d", "b"]
         assert "d" not in [one["item"] for one in node.recommend("u2", 4)]
@@ -620,11 +638,11 @@ def big_node(folder: Path, n_items: int = 100_000, n_users: int = 300) -> Path:
         store.add([(f"u{u}", f"i{i}", None, None) for u in range(n_users) for i in seen[u]])
         store.set_catalogue([(f"i{i}", f"title {i}") for i in range(n_items)])
         ids, _ = store.users()
-        private = rng.normal(size=(n_users, runs.build(RunConfig())[0].private_width)).astype(np.float32)
+        private = rng.normal(size=(n_users, assembling.build(RunConfig())[0].private_width)).astype(np.float32)
         note = {"config": RunConfig().model_dump_json(), "block": 0, "round": 1}
         items = rng.normal(size=(n_items, 32)).astype(np.float32)
         now = ({}, {"users": ids, "private": private})
-        store.commit("run", 0, 1, "t", "", b"", now=now, model=(note, {"items": ("", items)}))
+        store.commit(RequestNumber("run", 0, 1, "t"), Answer("", b"", now=now, model=(note, {"items": ("", items)})))
     return folder
 
 

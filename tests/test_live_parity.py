@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tacita.core.codec import digest_of
 from tacita.core.config import RunConfig, validated
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
@@ -23,13 +24,13 @@ from tacita.data import splits
 from tacita.data.sources import load
 from tacita.federation.devices import Here
 from tacita.federation.rounds import Progress, run_stream, start
-from tacita.lab.runs import Machine, assemble, planned
+from tacita.lab.assembling import Machine, assemble, planned
 from tacita.live.letters import secret_of
 from tacita.live.node import session
 from tacita.live.node.node import Node, NodeConfig
 from tacita.live.server.coordinator import STORE, continue_run
 from tacita.live.server.store import ServerStore
-from tacita.live.wire import Request, decode_reply, decode_request, encode, sha_of
+from tacita.live.wire import Request, decode_reply, decode_request, encode
 from tacita.methods import preset_names, preset_parts
 
 DATA = "synthetic:users=90,items=60,per_user=30,groups=4,drift=0.5,new=0.2"
@@ -423,7 +424,7 @@ def test_a_node_never_computes_with_arrays_that_do_not_fit(site: Site) -> None:
 
     def send(run: str, **changed: Any) -> bytes:
         arrays = {name: array for name, array in {**whole, **changed}.items() if array is not None}
-        names = {name: sha_of(array) for name, array in arrays.items()}
+        names = {name: digest_of(array) for name, array in arrays.items()}
         return session.handle(node, encode(Request(asked.head.model_copy(update={"run": run, "names": names}), arrays)))
 
     assert decode_reply(send("fresh")).head.verdict == "ok"
@@ -631,7 +632,7 @@ def test_a_few_people_are_not_read_from_refusals(tmp_path: Path) -> None:
         heads = {"weights": loud, "column": np.zeros(0, np.int32), "ptr": np.zeros(0, np.int32)}
         arrays = {**asked.arrays, **{f"heads/{k}": v for k, v in heads.items()}}
         arrays["heads/known"] = np.array([n], np.int32)
-        names = {name: sha_of(array) for name, array in arrays.items()}
+        names = {name: digest_of(array) for name, array in arrays.items()}
         for kind in ("validate", "close"):
             head = asked.head.model_copy(update={"run": f"{kind}{item}", "names": names, "kind": kind})
             reply = decode_reply(session.handle(node, encode(Request(head, arrays)))).head

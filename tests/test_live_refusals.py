@@ -23,8 +23,9 @@ from test_live_parity import (
 )
 
 from tacita.core.errors import TacitaError
-from tacita.lab.runs import Machine, assemble
+from tacita.lab.assembling import Machine, assemble
 from tacita.live.node import session
+from tacita.live.node.answers import Answer, RequestNumber
 from tacita.live.node.node import Node
 from tacita.live.node.store import NodeStore
 from tacita.live.wire import Reply, ReplyHead, catalogue_array, decode_reply, decode_request, encode, read_catalogue
@@ -162,7 +163,7 @@ def test_what_a_run_cannot_learn_from_waits(tmp_path: Path) -> None:
     with NodeStore.create(tmp_path / "node.sqlite") as store:
         store.add([(f"u{n}", "a", None, 5.0) for n in range(3)])
         assert store.assign("one", 0, 3, ["a"], 4.0) == 3
-        store.commit("one", 0, 0, "statistic", "", b"", released=True)
+        store.commit(RequestNumber("one", 0, 0, "statistic"), Answer("", b"", released=True))
         store.add([("u0", "b", None, 5.0), ("u1", "b", None, 3.0), ("u2", "c", None, 5.0)])
         assert store.assign("two", 0, 3, ["a", "b"], 4.0) == 3  # one person's row would be the difference
         assert store.rows("two", 0).item == ["a", "a", "a"]

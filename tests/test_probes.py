@@ -31,7 +31,7 @@ from tacita.federation.rounds import Progress, begin_block, end_block, run_block
 from tacita.federation.scoring import DeviceScorer
 from tacita.federation.state_arrays import read_server, server_arrays, server_note
 from tacita.fields import Answer, Rows, Spec, Total, Upload
-from tacita.lab.runs import Machine, assemble
+from tacita.lab.assembling import Machine, assemble
 from tacita.live.settings import check_live
 from tacita.live.wire import decode_reply
 from tacita.round import learner as learners_base

@@ -18,9 +18,9 @@ from tacita.core.types import Floats, Ints, Ragged
 from tacita.data.sources import load
 from tacita.data.splits import split
 from tacita.federation.measuring import candidates_of
-from tacita.lab import runs
-from tacita.lab.runs import Machine, assemble
-from tacita.metrics import evaluate, rank_wanted
+from tacita.lab import training
+from tacita.lab.assembling import Machine, assemble
+from tacita.metrics import Rules, evaluate, rank_wanted
 from tacita.round.plan import Federation
 
 DATA = Path(os.environ.get("TACITA_DATA", ""))
@@ -63,7 +63,7 @@ def test_pairs_of_a_wanted_and_another_item_that_tie_are_wrong() -> None:
     """Wanted: 3 and 4, of the others two tie with them, one is above and one below: 2 of 8 pairs are right."""
     table = np.array([[5, 5, 7, 5, 5, 1]], np.float32)
     want, hide = Ragged.from_lists([[3, 4]]), Ragged.empty(1)
-    found = evaluate(lambda users: table[users], want, hide, KEYS, Draws(1), ["auc"], [1], ties="against")
+    found = evaluate(lambda users: table[users], want, hide, KEYS, Draws(1), Rules(["auc"], [1], ties="against"))
     assert found.values["auc"].tolist() == [2 / 8]
 
 
@@ -89,7 +89,7 @@ def test_a_run_and_its_controls_follow_the_setting(tmp_path: Path) -> None:
             "train": {"rounds": 1},
             "evaluate": {"sampled_negatives": 20, "ties": ties, "metrics": ["hr"], "k": [10], "select_by": "hr@10"},
         }
-        told[ties] = runs.train(validated(RunConfig, said, "a test"), tmp_path / ties).result
+        told[ties] = training.train(validated(RunConfig, said, "a test"), tmp_path / ties).result
     assert told["hash"]["mean"]["hr@10"] > 0.2
     assert told["against"]["mean"]["hr@10"] == 0.0
     popular = [told[ties]["controls"]["popular"]["mean"]["hr@10"] for ties in ("hash", "against")]

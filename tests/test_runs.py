@@ -24,8 +24,9 @@ from tacita.core.files import alone_in, read_arrays, write_arrays
 from tacita.data.sources import load
 from tacita.federation.rounds import RoundReport
 from tacita.kernels.threads import most_threads
-from tacita.lab import controls, runs
-from tacita.lab.runs import Machine, Watcher
+from tacita.lab import assembling, controls, serving, training
+from tacita.lab.assembling import Machine
+from tacita.lab.training import Watcher
 from tacita.report.pages import write_report
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
@@ -62,19 +63,19 @@ def _own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TACITA_DATA", raising=False)
     yield
-    runs.use_threads(0)
+    assembling.use_threads(0)
 
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint after every round."""
-    monkeypatch.setattr(runs, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(runs, "CHECKPOINT_SHARE", float("inf"))
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(training, "CHECKPOINT_SHARE", float("inf"))
 
 
 def result_of(config: RunConfig, machine: Machine = Machine()) -> bytes:  # noqa: B008
     out = Path(f"run-{len(list(Path.cwd().iterdir()))}")
-    return (runs.train(config, out, machine).folder / "result.json").read_bytes()
+    return (training.train(config, out, machine).folder / "result.json").read_bytes()
 
 
 def interrupted(config: RunConfig, out: Path, after: int) -> None:
@@ -88,7 +89,7 @@ def interrupted(config: RunConfig, out: Path, after: int) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runs.train(config, out, watcher=Watcher(on_round=stop))
+        training.train(config, out, watcher=Watcher(on_round=stop))
 
 
 # Same numbers
@@ -113,7 +114,7 @@ def test_another_seed_gives_another_result() -> None:
 
 def test_equal_runs_have_equal_files() -> None:
     config = settings(method="f3crec")
-    one, two = (runs.train(config, Path(name)).folder for name in ("a", "b"))
+    one, two = (training.train(config, Path(name)).folder for name in ("a", "b"))
     for name in ("config.toml", "ids.json", "result.json", "server.safetensors", "clients.safetensors"):
         assert (one / name).read_bytes() == (two / name).read_bytes(), name
 
@@ -121,7 +122,7 @@ def test_equal_runs_have_equal_files() -> None:
 def test_threads_beyond_the_machine_are_refused() -> None:
     for threads in (-1, most_threads() + 1):
         with pytest.raises(TacitaError, match=f"--threads {threads}"):
-            runs.use_threads(threads)
+            assembling.use_threads(threads)
 
 
 # Resume
@@ -131,13 +132,13 @@ def test_threads_beyond_the_machine_are_refused() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_resume_equals_unbroken(kind: str) -> None:
     config = settings(**KINDS[kind])
-    whole = runs.train(config, Path("whole")).folder
+    whole = training.train(config, Path("whole")).folder
     rounds = (whole / "events.jsonl").read_text().splitlines()
     for after in (1, len(rounds) // 2, len(rounds)):
         out = Path(f"cut-{after}")
         interrupted(config, out, after)
         assert (out / "checkpoint.safetensors").is_file()
-        runs.resume(out, Machine(chunk=13))
+        training.resume(out, Machine(chunk=13))
         for name in ("result.json", "server.safetensors", "clients.safetensors"):
             assert (out / name).read_bytes() == (whole / name).read_bytes(), (after, name)
         assert places(out) == places(whole)
@@ -153,7 +154,7 @@ def places(folder: Path) -> list[tuple[int, int, float]]:
 
 
 def test_events_are_a_line_a_round() -> None:
-    folder = runs.train(settings(), Path("run")).folder
+    folder = training.train(settings(), Path("run")).folder
     assert [p[:2] for p in places(folder)] == [(b, r) for b in range(4) for r in (1, 2, 3)]
 
 
@@ -161,7 +162,7 @@ def test_resume_without_a_checkpoint_starts_over() -> None:
     whole = result_of(settings())
     interrupted(settings(), Path("cut"), 5)
     assert not Path("cut/checkpoint.safetensors").exists()
-    runs.resume(Path("cut"))
+    training.resume(Path("cut"))
     assert Path("cut/result.json").read_bytes() == whole
     assert len(places(Path("cut"))) == 12
 
@@ -175,7 +176,7 @@ def test_resume_bears_events_that_were_cut_or_lost() -> None:
     for damaged in (kept + b'{"block": 1, "rou', kept + b"17\n\xff\xfe\n", kept[:-3], b""):
         shutil.copytree("cut", "again")
         Path("again/events.jsonl").write_bytes(damaged)
-        runs.resume(Path("again"))
+        training.resume(Path("again"))
         assert Path("again/result.json").read_bytes() == whole
         assert places(Path("again"))[-1][:2] == (3, 3)
         shutil.rmtree("again")
@@ -189,12 +190,12 @@ def test_resume_refuses_changed_data() -> None:
     interrupted(settings(data="x.csv"), Path("cut"), 4)
     Path("x.csv").write_text("user,item,timestamp\n" + "\n".join([*rows, "u1,i1,999"]) + "\n")
     with pytest.raises(TacitaError, match=r"cut was trained on other data than 'x\.csv' holds now"):
-        runs.resume(Path("cut"))
+        training.resume(Path("cut"))
     Path("x.csv").unlink()
     with pytest.raises(TacitaError, match=r"x\.csv"):
-        runs.resume(Path("cut"))
+        training.resume(Path("cut"))
     Path("x.csv").write_text("user,item,timestamp\n" + "\n".join(rows) + "\n")
-    assert runs.resume(Path("cut")).result["data"]["users"] == 20
+    assert training.resume(Path("cut")).result["data"]["users"] == 20
 
 
 @pytest.mark.usefixtures("often")
@@ -204,7 +205,7 @@ def test_resume_refuses_changed_settings(change: tuple[str, str]) -> None:
     config = Path("cut/config.toml")
     config.write_text(config.read_text().replace(*change, 1))
     with pytest.raises(TacitaError, match=r"config\.toml was changed or damaged after the run began"):
-        runs.resume(Path("cut"))
+        training.resume(Path("cut"))
 
 
 def as_before(folder: Path) -> None:
@@ -231,15 +232,15 @@ def test_a_run_that_an_earlier_version_began_is_not_mistaken_for_other_data() ->
     interrupted(settings(), Path("cut"), 4)
     as_before(Path("cut"))
     with pytest.raises(TacitaError, match=r"cut was begun by an earlier version of tacita; start a new run"):
-        runs.resume(Path("cut"))
+        training.resume(Path("cut"))
 
 
 def test_a_run_that_an_earlier_version_finished_is_served() -> None:
-    run = runs.train(settings(), Path("run"))
+    run = training.train(settings(), Path("run"))
     user = json.loads(Path("run/ids.json").read_text())["users"][0]
     found = run.recommend(user, 3)
     as_before(Path("run"))
-    assert runs.open_run(Path("run")).recommend(user, 3) == found
+    assert serving.open_run(Path("run")).recommend(user, 3) == found
 
 
 @pytest.mark.usefixtures("often")
@@ -252,9 +253,9 @@ def test_resume_refuses_a_damaged_checkpoint_and_says_what_to_do(how: str) -> No
     broken = {"cut": bytes(content[:-100]), "flipped": bytes(content), "empty": b"", "text": b"not a checkpoint"}
     saved.write_bytes(broken[how])
     with pytest.raises(TacitaError, match=r"checkpoint\.safetensors is damaged.*delete it"):
-        runs.resume(Path("cut"))
+        training.resume(Path("cut"))
     saved.unlink()
-    runs.resume(Path("cut"))
+    training.resume(Path("cut"))
     assert Path("cut/result.json").read_bytes() == result_of(settings())
 
 
@@ -262,17 +263,17 @@ def test_resume_refuses_a_damaged_checkpoint_and_says_what_to_do(how: str) -> No
 def test_only_one_process_trains_a_folder() -> None:
     interrupted(settings(), Path("cut"), 4)
     with alone_in(Path("cut")), pytest.raises(TacitaError, match="another process is at work in cut"):
-        runs.resume(Path("cut"))
-    runs.resume(Path("cut"))
+        training.resume(Path("cut"))
+    training.resume(Path("cut"))
 
 
 def test_a_run_that_fails_before_its_first_round_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise TacitaError("not this time.")
 
-    monkeypatch.setattr(runs, "run_stream", fails)
+    monkeypatch.setattr(training, "run_stream", fails)
     with pytest.raises(TacitaError, match="not this time"):
-        runs.train(settings(), Path("deep/run"))
+        training.train(settings(), Path("deep/run"))
     assert list(Path("deep").iterdir()) == []
 
 
@@ -283,10 +284,10 @@ import json, math, os, random, shutil, signal, sys, time
 from pathlib import Path
 
 from tacita.core import files
-from tacita.lab import runs
+from tacita.lab import training
 from tacita.core.config import RunConfig, validated
 
-runs.CHECKPOINT_SECONDS, runs.CHECKPOINT_SHARE = 0.0, math.inf
+training.CHECKPOINT_SECONDS, training.CHECKPOINT_SHARE = 0.0, math.inf
 config = validated(RunConfig, json.loads(sys.argv[1]), "the test")
 rng = random.Random(int(sys.argv[2]))
 until = time.monotonic() + float(sys.argv[3])
@@ -334,7 +335,7 @@ def child(work, last):
 
 
 def go_on():
-    runs.resume(out) if out.exists() else runs.train(config, out)
+    training.resume(out) if out.exists() else training.train(config, out)
 
 
 def ended(pid):
@@ -400,7 +401,7 @@ def test_kill_9_at_any_moment(more: dict[str, Any], tmp_path: Path) -> None:
 @pytest.fixture(scope="module", params=["mf fedavg with controls", "ncf rlp2", "pfedrec own tables", "tally"])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("trained") / "run"
-    return runs.train(settings(**KINDS[request.param]), out).folder
+    return training.train(settings(**KINDS[request.param]), out).folder
 
 
 def test_recommend_leaves_out_what_the_user_knows(trained: Path) -> None:
@@ -411,29 +412,29 @@ def test_recommend_leaves_out_what_the_user_knows(trained: Path) -> None:
     everybody = json.loads((trained / "ids.json").read_text())["users"]
     assert set(everybody) == set(known)
     every = set(table.item_ids)
-    for user, found in runs.recommend(trained, everybody, 40).items():
+    for user, found in serving.recommend(trained, everybody, 40).items():
         assert {one["item"] for one in found} == every - known[user]
         scores = [one["score"] for one in found]
         assert scores == sorted(scores, reverse=True)
-    with_seen = runs.recommend(trained, everybody[:1], 40, exclude_seen=False)[everybody[0]]
+    with_seen = serving.recommend(trained, everybody[:1], 40, exclude_seen=False)[everybody[0]]
     assert {one["item"] for one in with_seen} == every
 
 
 def test_many_users_at_once_get_what_each_gets_alone(trained: Path) -> None:
     everybody = json.loads((trained / "ids.json").read_text())["users"]
-    together = runs.recommend(trained, everybody, 7)
+    together = serving.recommend(trained, everybody, 7)
     assert list(together) == everybody
     for user in everybody[::6]:
-        assert runs.recommend(trained, [user], 7) == {user: together[user]}
-        assert runs.recommend(trained, [user], 3)[user] == together[user][:3]
+        assert serving.recommend(trained, [user], 7) == {user: together[user]}
+        assert serving.recommend(trained, [user], 3)[user] == together[user][:3]
 
 
 def test_recommend_refuses(trained: Path) -> None:
     for k in (0, -1, 41):
         with pytest.raises(TacitaError, match=f"cannot recommend {k} items"):
-            runs.recommend(trained, ["u1"], k)
+            serving.recommend(trained, ["u1"], k)
     with pytest.raises(TacitaError, match="user 'nobody' is not in"):
-        runs.recommend(trained, ["u1", "nobody"], 3)
+        serving.recommend(trained, ["u1", "nobody"], 3)
 
 
 # The Python door
@@ -510,21 +511,21 @@ def test_every_setting_changes_the_text_and_comes_back(path: tuple[str, ...], ki
 
 def test_the_folder_holds_the_effective_settings() -> None:
     config = settings(seed=7, split={"n_blocks": 2}, parts=[{"name": "replay", "top_n": 9}])
-    folder = runs.train(config, Path("run")).folder
+    folder = training.train(config, Path("run")).folder
     written = tomllib.loads((folder / "config.toml").read_text())
     assert written["train"]["patience"] == config.train.patience
     assert written["backbone"] == {"name": "mf", "dim": 32, "lr": 1.0, "item_lr_scale": "items", "init_std": 0.01}
     assert (written["split"]["kind"], written["split"]["k_core"], written["split"]["n_blocks"]) == ("blocks", 0, 2)
     assert written["parts"][0]["top_n"] == 9
     assert written["parts"][0].keys() > {"name", "top_n", "eps"}  # those that were not given, too
-    found = runs.open_run(folder).config
+    found = serving.open_run(folder).config
     assert json.loads((folder / "result.json").read_text())["config"] == found.model_dump(mode="json")
-    again = runs.train(found, Path("again"))  # the same run
-    assert again.result == runs.open_run(folder).result
+    again = training.train(found, Path("again"))  # the same run
+    assert again.result == serving.open_run(folder).result
 
 
 def test_settings_without_a_value_are_named_with_what_they_would_do() -> None:
-    text = (runs.train(settings(), Path("run")).folder / "config.toml").read_text()
+    text = (training.train(settings(), Path("run")).folder / "config.toml").read_text()
     assert "# split.min_rating: keep only interactions rated at least this" in text
 
 
@@ -537,19 +538,19 @@ def crash(*_: Any) -> Any:
 
 def test_a_crash_in_a_control_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     config = settings(evaluate={"controls": True})
-    whole = runs.train(config, Path("whole"))
+    whole = training.train(config, Path("whole"))
     with monkeypatch.context() as broken:
         broken.setitem(controls.CONTROLS, "linear", crash)
         with pytest.raises(KeyboardInterrupt):
-            runs.train(config, Path("cut"))
-    halfway = runs.open_run(Path("cut"))
+            training.train(config, Path("cut"))
+    halfway = serving.open_run(Path("cut"))
     assert halfway.result["blocks"] == whole.result["blocks"]
     assert set(halfway.result["controls"]) == {"random", "popular", "alone"}
-    assert runs.recommend(Path("cut"), ["u1"]) == runs.recommend(Path("whole"), ["u1"])
+    assert serving.recommend(Path("cut"), ["u1"]) == serving.recommend(Path("whole"), ["u1"])
     with monkeypatch.context() as trained:  # neither a round nor a finished control runs again
-        trained.setattr(runs, "run_stream", crash)
+        trained.setattr(training, "run_stream", crash)
         trained.setitem(controls.CONTROLS, "random", crash)
-        runs.resume(Path("cut"))
+        training.resume(Path("cut"))
     assert Path("cut/result.json").read_bytes() == Path("whole/result.json").read_bytes()
     assert sorted(os.listdir("cut")) == sorted(os.listdir("whole"))
 
@@ -557,7 +558,7 @@ def test_a_crash_in_a_control_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 def test_resume_without_controls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(controls.CONTROLS, "linear", crash)
     with pytest.raises(KeyboardInterrupt):
-        runs.train(settings(evaluate={"controls": True}), Path("cut"))
+        training.train(settings(evaluate={"controls": True}), Path("cut"))
     with pytest.raises(SystemExit) as ended:
         main(["train", "--resume", "--no-controls", "--out", "cut"])
     assert not ended.value.code
@@ -574,10 +575,10 @@ def test_memory_that_ends_in_a_control_names_the_way_out(monkeypatch: pytest.Mon
 
     monkeypatch.setitem(controls.CONTROLS, "linear", hungry)
     with pytest.raises(TacitaError, match=r"the run itself is in big: .*--out big --resume --no-controls"):
-        runs.train(settings(evaluate={"controls": True}), Path("big"))
+        training.train(settings(evaluate={"controls": True}), Path("big"))
     write_report([Path("big")], Path("early.html"))
     assert "not yet: the run goes on with --resume" in Path("early.html").read_text()
-    assert runs.resume(Path("big"), controls=False).result["controls"]["linear"] == {"skipped": "switched off"}
+    assert training.resume(Path("big"), controls=False).result["controls"]["linear"] == {"skipped": "switched off"}
 
 
 def test_controls_that_go_on_know_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -585,26 +586,26 @@ def test_controls_that_go_on_know_how_many_there_are(monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as broken:
         broken.setitem(controls.CONTROLS, "popular", crash)
         with pytest.raises(KeyboardInterrupt):
-            runs.train(settings(evaluate={"controls": True}), Path("cut"))
+            training.train(settings(evaluate={"controls": True}), Path("cut"))
     told: list[Any] = []
     blocks, one = lambda fed: told.append(len(fed.stream.blocks)), lambda *control: told.append(control)
-    runs.resume(Path("cut"), watcher=Watcher(on_controls=blocks, on_control=one))
+    training.resume(Path("cut"), watcher=Watcher(on_controls=blocks, on_control=one))
     assert told[0] == 4
     assert told[1:] == [(name, block) for name in ("popular", "alone", "linear") for block in range(4)]
 
 
 def test_two_processes_make_one_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one is first, between our look and our making it; its folder stays as it is."""
-    assembled = runs.assemble
+    assembled = assembling.assemble
 
     def meanwhile(*given: Any) -> Any:
         Path("new").mkdir()
         Path("new/theirs").touch()
         return assembled(*given)
 
-    monkeypatch.setattr(runs, "assemble", meanwhile)
+    monkeypatch.setattr(training, "assemble", meanwhile)
     with pytest.raises(TacitaError, match=r"another process has just made new; choose another --out"):
-        runs.train(settings(), Path("new"))
+        training.train(settings(), Path("new"))
     assert (os.listdir("."), os.listdir("new")) == (["new"], ["theirs"])
 
 

@@ -12,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tacita.core.errors import TacitaError
+from tacita.core.sparse import matrix_of_lists
 from tacita.core.types import Doubles, Ragged
 from tacita.fields import Terms
 from tacita.models.tally import model as linear
 from tacita.models.tally import solver as solving
-from tacita.models.tally.model import Tally, TallyConfig, add_products, as_heads
+from tacita.models.tally.model import Tally, TallyConfig
 from tacita.models.tally.sums import Shape, sum_terms
+from tacita.models.tally.weights import add_products, as_heads
 
 
 def positive(n: int, seed: int = 0) -> Doubles:
@@ -88,7 +90,7 @@ def test_compiled_sums_are_the_sparse_products(lists: list[list[int]], weighted:
     told = Ragged.from_lists(lists)
     shape = Shape(12, np.array([1, 4, 11], np.int32) if through_inputs else None)
     factor = np.arange(1.0, len(lists) + 1) ** -0.5 if weighted else np.ones(len(lists))
-    chosen = scipy.sparse.csr_array((np.ones(len(told.ids)), told.ids, told.ptr), shape=(len(lists), 12))
+    chosen = matrix_of_lists(told, 12)
     want, _ = sum_terms((chosen, factor), shape, weighted)
     total, n = np.zeros((shape.n_inputs, 12)), len(lists)
     terms = Terms(np.arange(n, dtype=np.int32), told.ptr, told.ids, factor, 12, shape.inputs)

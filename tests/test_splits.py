@@ -21,8 +21,8 @@ from tacita.core.draws import keys_of
 from tacita.core.errors import TacitaError
 from tacita.core.types import Block, Ragged, Stream
 from tacita.data.sources import Interactions, load
-from tacita.data.splits import collected_block, split
-from tacita.lab.runs import Machine, assemble
+from tacita.data.splits import Collected, collected_block, split
+from tacita.lab.assembling import Machine, assemble
 from tacita.learn.training.draw import lay_out
 
 Row = tuple[int, int, int]  # user, item, time
@@ -490,8 +490,8 @@ def test_lists_have_only_the_columns_that_the_data_has() -> None:
 def collected(times: Sequence[float], ratings: Sequence[float]) -> Block:
     keys, new = keys_of(["a", "b", "c", "d"]), np.ones(2, bool)
     user, item = np.array([0, 0, 0, 1]), np.array([2, 0, 1, 3])
-    columns = {"time": np.array(times, np.float64), "rating": np.array(ratings, np.float64)}
-    return collected_block(1, user, item, columns, new, keys[:2], keys, SplitConfig())
+    rows = Collected(user, item, np.array(times, np.float64), np.array(ratings, np.float64))
+    return collected_block(1, rows, new, keys[:2], keys, SplitConfig())
 
 
 def test_a_collected_block_keeps_the_columns_that_all_its_rows_have() -> None:

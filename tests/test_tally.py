@@ -25,19 +25,20 @@ from tacita.federation.rounds import Progress, run_stream, start
 from tacita.federation.state_arrays import read_server
 from tacita.fields import Total, add, empty_total, merge
 from tacita.kernels.threads import most_threads
+from tacita.lab import assembling, certificate, serving, training
 from tacita.lab import forgetting as forget
-from tacita.lab import runs
 from tacita.lab.experiments import tally_choice
 from tacita.lab.experiments.shared_base import go_on, train_base
+from tacita.lab.run_folder import lists_of, open_saved
 from tacita.models.tally.model import (
     RECENCIES,
     STATE,
     Tally,
     TallyConfig,
-    dense_weights,
 )
 from tacita.models.tally.solver import inverted, lower_triangle, mirrored, packed
 from tacita.models.tally.sums import Shape, Sums
+from tacita.models.tally.weights import dense_weights
 from tacita.report import audit as report_audit
 from tacita.round.plan import Federation
 from tests.oracle import Lists, federate, make_block, make_stream
@@ -455,9 +456,9 @@ def config_of(**options: Any) -> RunConfig:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("tally")
-    runs.train(config_of(), out / "open")
-    runs.train(config_of(min_item=2, keep=10, decay=0.7, hold_retractions=3), out / "held")
-    runs.train(
+    training.train(config_of(), out / "open")
+    training.train(config_of(min_item=2, keep=10, decay=0.7, hold_retractions=3), out / "held")
+    training.train(
         validated(RunConfig, {"data": SMALL, "train": {"rounds": 1}, "evaluate": {"controls": False}}, ""), out / "mf"
     )
     return out
@@ -489,13 +490,13 @@ def digest(folder: Path) -> str:
 
 
 def items_of(folder: Path, user: str) -> list[str]:
-    saved = runs.open_saved(folder)
-    return [saved.ids["items"][i] for i in runs.lists_of(saved.held, "history").row(saved.numbers([user])[0])]
+    saved = open_saved(folder)
+    return [saved.ids["items"][i] for i in lists_of(saved.held, "history").row(saved.numbers([user])[0])]
 
 
 def scores_of(folder: Path) -> Floats:
-    saved = runs.open_saved(folder)
-    return runs.serve(saved, np.arange(len(saved.ids["users"]), dtype=np.int32))
+    saved = open_saved(folder)
+    return serving.serve(saved, np.arange(len(saved.ids["users"]), dtype=np.int32))
 
 
 @pytest.mark.parametrize("which", ["open", "held"])
@@ -508,13 +509,13 @@ def test_forgetting_equals_training_again_without_it(folders: Path, tmp_path: Pa
     assert found["guarantee"]["max_score_difference"] <= 1e-6
     assert found["verdict"].startswith("pass")
     forget.forget(folder, "u2", None, now=True, verify=True)
-    saved = runs.open_saved(folder)
-    backbone, _, _ = runs.build(saved.run.config)
+    saved = open_saved(folder)
+    backbone, _, _ = assembling.build(saved.config)
     assert isinstance(backbone, Tally)
     n = len(saved.ids["items"])
     blocks = []
     for b in range(4):
-        lists = runs.lists_of(saved.held, f"told/{b}")
+        lists = lists_of(saved.held, f"told/{b}")
         blocks.append([lists.row(u).tolist() for u in range(len(lists))])
     fresh = learned(backbone, n, *blocks)
     server = read_server(saved.served, saved.note)
@@ -523,7 +524,7 @@ def test_forgetting_equals_training_again_without_it(folders: Path, tmp_path: Pa
     assert not set(gone) & set(known)
     assert items_of(folder, "u2") == []
     assert (folder / "result.json").read_bytes() == before
-    assert {one["item"] for one in runs.recommend(folder, ["u1"], 40)["u1"]}.isdisjoint(known)
+    assert {one["item"] for one in serving.recommend(folder, ["u1"], 40)["u1"]}.isdisjoint(known)
 
 
 def test_forgetting_item_by_item_is_forgetting_all_at_once(opened: Path, tmp_path: Path) -> None:
@@ -566,12 +567,10 @@ def test_the_certificate_says_what_was_done_and_what_was_not(opened: Path) -> No
 
 
 def test_what_was_never_told_leaves_the_device_only(opened: Path) -> None:
-    saved = runs.open_saved(opened)
+    saved = open_saved(opened)
     number = saved.numbers(["u1"])[0]
-    told = {
-        int(i) for b in range(4) if number < len(t := runs.lists_of(saved.held, f"told/{b}")) for i in t.row(number)
-    }
-    kept = [i for i in runs.lists_of(saved.held, "history").row(number) if int(i) not in told]
+    told = {int(i) for b in range(4) if number < len(t := lists_of(saved.held, f"told/{b}")) for i in t.row(number)}
+    kept = [i for i in lists_of(saved.held, "history").row(number) if int(i) not in told]
     before = (opened / "server.safetensors").read_bytes()
     found = forget.forget(opened, "u1", [saved.ids["items"][kept[0]]])
     assert found["method"]["mode"].startswith("none")
@@ -590,7 +589,7 @@ def test_retractions_wait_for_others(held: Path) -> None:
     assert third["verdict"].startswith("pass")
     assert set(third["request"]["sent_with"]) == {one["request"]["subject_pseudonym"] for one in (first, second)}
     assert (held / "server.safetensors").read_bytes() != before
-    assert len(runs.open_saved(held).held["asked"]) == 0
+    assert len(open_saved(held).held["asked"]) == 0
 
 
 def test_a_waiting_retraction_can_be_sent_now(held: Path) -> None:
@@ -604,7 +603,7 @@ def test_a_waiting_retraction_can_be_sent_now(held: Path) -> None:
         forget.forget(held, "u1")
     found = forget.forget(held, "u1", now=True, verify=True)
     assert found["verdict"].startswith("pass")
-    assert forget.ALONE in found["residual_risk"]
+    assert certificate.ALONE in found["residual_risk"]
     (held / "forget-1.json").unlink()
     assert forget.forget(held, "u2", now=True)["request"]["id"] == 3  # no certificate is ever replaced
     with pytest.raises(TacitaError, match="already forgotten"):
@@ -694,14 +693,14 @@ def test_the_verb_tells_what_it_did(opened: Path, capsys: pytest.CaptureFixture[
     assert not left.value.code
     assert "items of user u1 have left the device" in said.out
     assert "largest difference of a score" in said.out
-    assert forget.ALONE in said.err
+    assert certificate.ALONE in said.err
     assert "forget-1.json" in said.err
 
 
 def test_threads_and_chunks_change_no_number(folders: Path, tmp_path: Path) -> None:
     config = config_of()
-    other = runs.train(config, tmp_path / "other", runs.Machine(threads=1, chunk=7))
-    runs.use_threads(most_threads())
+    other = training.train(config, tmp_path / "other", assembling.Machine(threads=1, chunk=7))
+    assembling.use_threads(most_threads())
     for name in ("result.json", "server.safetensors", "clients.safetensors"):
         assert (other.folder / name).read_bytes() == (folders / "open" / name).read_bytes()
 
@@ -713,7 +712,7 @@ def test_partial_participation_is_refused(tmp_path: Path) -> None:
         "train": {"participation": {"kind": "fraction", "rate": 0.5}},
     }
     with pytest.raises(TacitaError, match="asks everybody once a block"):
-        runs.train(validated(RunConfig, values, ""), tmp_path / "run")
+        training.train(validated(RunConfig, values, ""), tmp_path / "run")
 
 
 # What it gives away
@@ -812,7 +811,7 @@ def test_the_audit_of_a_run(folders: Path, tmp_path: Path, capsys: pytest.Captur
         main(["audit", "tally"])
     assert left.value.code == 2
     with pytest.raises(TacitaError, match="this audit is for 'tally'"):
-        table.audit_tally(runs.open_run(folders / "mf").config, runs.Machine())
+        table.audit_tally(serving.open_run(folders / "mf").config, assembling.Machine())
 
 
 # Settings
@@ -820,7 +819,7 @@ def test_the_audit_of_a_run(folders: Path, tmp_path: Path, capsys: pytest.Captur
 
 def test_the_grid_is_the_same_for_all_and_the_best_validation_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tally_choice, "GRID", {"ridge": [1.0, 100.0], "decay": [1.0]})
-    found = tally_choice.try_all(config_of(), runs.Machine())
+    found = tally_choice.try_all(config_of(), assembling.Machine())
     assert [one.options for one in found] == [{"ridge": 1.0, "decay": 1.0}, {"ridge": 100.0, "decay": 1.0}]
     assert tally_choice.chosen(found).valid == max(one.valid for one in found)
     assert tally_choice.chosen_together({"a": found, "b": found}) == tally_choice.chosen(found).options
@@ -843,7 +842,7 @@ def test_tuning_names_the_setting_that_serves_all(
 
 def test_a_cell_of_a_table_is_a_run_of_its_own() -> None:
     config = config_of(min_item=2)
-    fed = runs.assemble(config, runs.Machine())
+    fed = assembling.assemble(config, assembling.Machine())
     shared, alone = go_on(fed, train_base(fed)), start(fed)
     run_stream(fed, alone, lambda report, now: None)
     assert shared.results == alone.results

@@ -12,6 +12,7 @@ import numpy as np
 import scipy.sparse
 import scipy.sparse.csgraph
 
+from tacita.core.sparse import matrix_of_cells
 from tacita.core.types import AnyArray, Bools, Doubles, Floats, Longs, Ragged
 
 NEARLY = 0.9  # overlap of a guess with a history (Jaccard) that counts as nearly read
@@ -45,7 +46,7 @@ def rebuild(weights: Floats, scaled: Bools | None = None) -> Rebuilt:
     given = weights[np.ix_(items, items)].astype(np.float64)
     row, col = np.nonzero((two_sided(weights) if scaled is None else scaled)[np.ix_(items, items)])
     both = np.abs(given[row, col] * given[col, row])
-    graph = scipy.sparse.csr_array((1 / both, (row, col)), shape=given.shape)  # of strong entries: they are exact
+    graph = matrix_of_cells(row, col, 1 / both, given.shape)  # of strong entries: they are exact
     tree = scipy.sparse.csgraph.minimum_spanning_tree(graph)
     root = int(np.bincount(row, both, minlength=1).argmax())
     order, parent = scipy.sparse.csgraph.breadth_first_order(tree, root, directed=False)

@@ -16,10 +16,11 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Doubles, ServerState, Stream
 from tacita.federation.rounds import begin_block, end_block, run_block, start
 from tacita.fields import wire_bytes
+from tacita.lab.assembling import Machine, assemble, build
 from tacita.lab.controls import mean_of
-from tacita.lab.runs import Machine, assemble, build
-from tacita.models.tally.model import STATE, Tally, as_tally, dense_weights
+from tacita.models.tally.model import STATE, Tally, as_tally
 from tacita.models.tally.sums import Shape, Sums
+from tacita.models.tally.weights import dense_weights
 from tacita.round.plan import Federation
 
 OFF: dict[str, Any] = {"min_item": 0, "min_pair": 0, "keep": 0}

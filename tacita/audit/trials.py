@@ -25,8 +25,9 @@ from tacita.audit.null_space import NullSpace, auc
 from tacita.audit.rebuilding import NEARLY, Rebuilt, as_lists, overlap, overlaps, rebuild
 from tacita.audit.retraction import read_item, read_leaver
 from tacita.core.types import Bools, Floats, Longs, Ragged, ServerState
-from tacita.models.tally.model import Tally, dense_weights
+from tacita.models.tally.model import Tally
 from tacita.models.tally.sums import Shape
+from tacita.models.tally.weights import dense_weights
 
 FEWEST = 5  # items that are out, of people who are asked about; twice as many where half of them are known
 DRAWS, ENOUGH = 5, 250  # draws of two tenths of the people: at most, and until so many were inside

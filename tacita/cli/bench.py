@@ -37,7 +37,7 @@ def bench_rounds(
     Examples: `tacita bench rounds --data ml-100k --backbone mf --json`, `tacita bench rounds --against ../older --json`
     """
     from tacita.core.config import RunConfig
-    from tacita.lab import bench, runs
+    from tacita.lab import assembling, bench
 
     if against is not None:
         with console.working("timing rounds of both checkouts", quiet=as_json):
@@ -45,7 +45,9 @@ def bench_rounds(
         console.show_bench(found, as_json)
         return
     with console.working("timing the fast round and the naive loop", quiet=as_json):
-        fed = runs.assemble(RunConfig(data=data, backbone={"name": backbone}), runs.Machine(threads, data_dir=data_dir))
+        fed = assembling.assemble(
+            RunConfig(data=data, backbone={"name": backbone}), assembling.Machine(threads, data_dir=data_dir)
+        )
         found = bench.bench_rounds(fed, repeats)
     console.show_bench(found, as_json)
 
@@ -64,7 +66,7 @@ def bench_scale(
 
     Example: `tacita bench scale --json`
     """
-    from tacita.lab import bench, runs
+    from tacita.lab import assembling, bench
 
     try:
         sizes = tuple(sorted(int(n) for n in users.split(",")))
@@ -72,7 +74,7 @@ def bench_scale(
         raise TacitaError(f"--users '{users}' is not a list of numbers such as 10000,100000.") from None
     if not sizes or sizes[0] < 2:
         raise TacitaError("--users needs numbers from 2.")
-    runs.use_threads(threads)
+    assembling.use_threads(threads)
     with console.counting("sizes", quiet=as_json) as tell:
         tell(0, len(sizes))
         found = bench.bench_scale(
@@ -94,10 +96,10 @@ def bench_evaluate(
     Example: `tacita bench evaluate --data ml-1m --json`
     """
     from tacita.core.config import RunConfig, SplitConfig
-    from tacita.lab import bench, runs
+    from tacita.lab import assembling, bench
 
     with console.working("timing evaluation", quiet=as_json):
         config = RunConfig(data=data, split=SplitConfig(kind="random"))
-        fed = runs.assemble(config, runs.Machine(threads, data_dir=data_dir))
+        fed = assembling.assemble(config, assembling.Machine(threads, data_dir=data_dir))
         found = bench.bench_evaluate(fed, repeats)
     console.show_bench(found, as_json)

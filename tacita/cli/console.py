@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from tacita.federation.rounds import Progress as Standing
     from tacita.federation.rounds import RoundReport
     from tacita.lab.experiments.tables import Entry
-    from tacita.lab.runs import Run, Watcher
+    from tacita.lab.serving import Run
+    from tacita.lab.training import Watcher
     from tacita.round.plan import Federation
 
 CONTROL_NAMES = {
@@ -165,7 +166,7 @@ class Pace:
 @contextmanager
 def watching(quiet: bool = False) -> Iterator[Watcher]:
     """A bar over all rounds a run may take, then one over the controls; a block that ends early moves it ahead."""
-    from tacita.lab.runs import Watcher
+    from tacita.lab.training import Watcher
 
     columns = (
         TextColumn("{task.description}", markup=False),

@@ -13,7 +13,7 @@ import typer
 from tacita.cli import console
 from tacita.cli.options import DataDir, Quiet, RunOut, Threads
 from tacita.cli.server import watch
-from tacita.cli.train import training
+from tacita.cli.train import watching_run
 
 
 def demo(
@@ -32,16 +32,17 @@ def demo(
         _show_live(user, data_dir, out, quiet)
         return
     from tacita.core.config import RunConfig
-    from tacita.lab import runs
+    from tacita.lab import assembling, training
+    from tacita.lab.run_folder import free_folder
 
     config = RunConfig(data="ml-100k", backbone={"name": "mf"})
-    folder = out if out is not None else runs.free_folder(config)
+    folder = out if out is not None else free_folder(config)
     console.tell(
         "[bold]tacita demo[/bold]: MovieLens-100K in four blocks of time. Every user is a client; ratings stay with "
         "it, only changes of item rows travel."
     )
-    with training(folder, quiet) as watcher:
-        run = runs.train(config, folder, runs.Machine(threads, data_dir=data_dir), watcher)
+    with watching_run(folder, quiet) as watcher:
+        run = training.train(config, folder, assembling.Machine(threads, data_dir=data_dir), watcher)
     console.show_result(run)
     console.show_recommendations(user, run.recommend(user, 10))
     console.say(f"Run folder: {run.folder} (open {run.folder / 'report.html'} in a browser)")

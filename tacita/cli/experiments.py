@@ -14,9 +14,9 @@ from tacita.cli.options import AsJson, DataDir, Quiet
 
 if TYPE_CHECKING:
     from tacita.core.config import RunConfig
+    from tacita.lab.assembling import Machine
     from tacita.lab.experiments.tally_choice import Tried
     from tacita.lab.experiments.watching import Watcher
-    from tacita.lab.runs import Machine
 
 
 def reproduce(
@@ -84,9 +84,9 @@ def tune(
 
     `tacita tune --backbone tally --data ml-100k --data ml-latest-small --data lastfm-2k`
     """
+    from tacita.lab.assembling import Machine
     from tacita.lab.experiments.tune import tuning_config
     from tacita.lab.experiments.watching import Watcher
-    from tacita.lab.runs import Machine
 
     if paper:
         _tune_paper(paper, only or [], trials, out, data_dir, quiet)

@@ -33,7 +33,7 @@ def forget(
 
     `tacita forget --run runs/mine --user 196 --all --verify`
     """
-    from tacita.lab import forgetting
+    from tacita.lab import certificate, forgetting
 
     if everything == (items is not None):
         raise TacitaError("say what to forget: either --items a,b or --all.")
@@ -43,8 +43,8 @@ def forget(
     if as_json:
         console.print_json(found)
         return
-    if forgetting.ALONE in found["residual_risk"]:
-        console.say(f"Note: {forgetting.ALONE}")
+    if certificate.ALONE in found["residual_risk"]:
+        console.say(f"Note: {certificate.ALONE}")
     cost, path = found["cost"], run / f"forget-{found['request']['id']}.json"
     console.tell(
         f"{found['request']['n_items']} items of user {user} have left the device; "
@@ -81,15 +81,15 @@ def audit_tally(
     """
     from tacita.audit import table as audit
     from tacita.core.config import RunConfig
-    from tacita.lab import runs
+    from tacita.lab import assembling, serving
     from tacita.report import audit as report_audit
 
     if (run is None) == (data is None):
         raise TacitaError("say what to audit: either --run FOLDER or --data NAME.")
-    config = runs.open_run(run).config if run is not None else RunConfig(data=data or "", backbone={"name": "tally"})
+    config = serving.open_run(run).config if run is not None else RunConfig(data=data or "", backbone={"name": "tally"})
     with console.counting("attacks", quiet) as tell:
         on_data = None if quiet else console.say_data
-        found = audit.audit_tally(config, runs.Machine(threads, data_dir=data_dir), brief, tell, on_data)
+        found = audit.audit_tally(config, assembling.Machine(threads, data_dir=data_dir), brief, tell, on_data)
     if out is not None:
         stem = report_audit.write(found, out)
         console.say(f"wrote {stem}.csv and .png")

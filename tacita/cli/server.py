@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -63,11 +62,10 @@ def up(
 
     Example: `tacita server up --folder server`
     """
+    from tacita.live.processes import start_log
     from tacita.live.running.server import Server
 
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    for chatty in ("httpx", "uvicorn"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    start_log()
     try:
         Server(folder).serve(insecure_run_as_root=insecure_run_as_root)
     except KeyboardInterrupt:  # while it was starting

@@ -28,11 +28,13 @@ from tacita.cli.options import (
 from tacita.core.errors import DiskFull, TacitaError
 
 if TYPE_CHECKING:
-    from tacita.lab.runs import Machine, Run, Watcher
+    from tacita.lab.assembling import Machine
+    from tacita.lab.serving import Run
+    from tacita.lab.training import Watcher
 
 
 @contextmanager
-def training(folder: Path, quiet: bool) -> Iterator[Watcher]:
+def watching_run(folder: Path, quiet: bool) -> Iterator[Watcher]:
     """Show how a run goes; if the disk fills up after it began, say how it goes on."""
     try:
         with console.watching(quiet) as watcher:
@@ -88,7 +90,7 @@ def train(
 
     `tacita train --out runs/first --resume`
     """
-    from tacita.lab import runs
+    from tacita.lab import assembling
 
     flags: dict[str, Any] = {
         "data": data,
@@ -103,7 +105,7 @@ def train(
     }
     if chunk < 1:
         raise TacitaError(f"--chunk {chunk}: at least one client must be trained at a time.")
-    machine = runs.Machine(threads, chunk, data_dir)
+    machine = assembling.Machine(threads, chunk, data_dir)
     if resume:
         if out is None:
             raise TacitaError("--resume needs --out FOLDER, the run to go on with.")
@@ -117,21 +119,23 @@ def train(
 
 
 def _begin(settings: dict[str, Any], source: str, out: Path | None, machine: Machine, quiet: bool) -> Run:
-    from tacita.lab import runs
+    from tacita.lab import training
+    from tacita.lab.run_folder import free_folder
     from tacita.methods import configured
 
     checked = configured(settings, source)
-    folder = out if out is not None else runs.free_folder(checked)
-    with training(folder, quiet) as watcher:
-        return runs.train(checked, folder, machine, watcher)
+    folder = out if out is not None else free_folder(checked)
+    with watching_run(folder, quiet) as watcher:
+        return training.train(checked, folder, machine, watcher)
 
 
 def _go_on(folder: Path, machine: Machine, controls: bool, quiet: bool) -> Run:
-    from tacita.lab import runs
+    from tacita.lab import training
+    from tacita.lab.run_folder import is_finished
 
-    finished = runs.is_finished(folder)
-    with training(folder, quiet) as watcher:
-        run = runs.resume(folder, machine, watcher, controls)
+    finished = is_finished(folder)
+    with watching_run(folder, quiet) as watcher:
+        run = training.resume(folder, machine, watcher, controls)
     if finished and not quiet:
         console.say(f"{folder} was finished before: nothing was left to do.")
     return run
@@ -157,9 +161,9 @@ def recommend(
 
     Example: `tacita recommend --run runs/first --user 196 -k 10`
     """
-    from tacita.lab import runs
+    from tacita.lab import serving
 
-    found = runs.recommend(run, user, k, exclude_seen=not seen)
+    found = serving.recommend(run, user, k, exclude_seen=not seen)
     if as_json:
         console.print_json(found)
         return

@@ -1,11 +1,10 @@
-"""Files that are either whole or not there: safetensors and JSON, written to the side, synced, then renamed."""
+"""Files that are either whole or not there: arrays and JSON, written to the side, synced, then renamed."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -13,12 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-import safetensors
-import safetensors.numpy
-
+from tacita.core.codec import digest, pack, unpack_file
 from tacita.core.errors import DiskFull, TacitaError
-from tacita.core.types import AnyArray, Arrays
+from tacita.core.types import Arrays
 
 V = TypeVar("V")
 _SIDE = re.compile(r"\..+\.\d+")  # what a write to the side is called
@@ -126,33 +122,27 @@ def read_json(path: Path) -> Any:
 
 def write_arrays(path: Path, arrays: Arrays, note: dict[str, str] | None = None) -> None:
     """Arrays and a note with a checksum over both; equal contents give equal bytes."""
-    packed = {name: np.asarray(a, order="C") for name, a in arrays.items()}
-    kept = {"note": note or {}, "sha256": _digest(packed, note or {})}
-    write_bytes(path, safetensors.numpy.save(packed, metadata={"tacita": json.dumps(kept, sort_keys=True)}))
+    kept = {"note": note or {}, "sha256": _checksum(arrays, note or {})}
+    write_bytes(path, pack(arrays, {"tacita": json.dumps(kept, sort_keys=True)}))
 
 
 def read_arrays(path: Path, remedy: str = "train again") -> tuple[Arrays, dict[str, str]]:
     if not path.is_file():
         raise TacitaError(f"{path} is missing; is {path.parent} a finished run folder?")
     try:
-        with safetensors.safe_open(path, framework="numpy") as opened:
-            arrays: dict[str, AnyArray] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-            kept = json.loads((opened.metadata() or {})["tacita"])
-            note = {str(k): str(v) for k, v in kept["note"].items()}
-            whole = kept["sha256"] == _digest(arrays, note)
-    except (safetensors.SafetensorError, OSError, ValueError, LookupError, TypeError, AttributeError):
+        arrays, said = unpack_file(path)
+        kept = json.loads(said["tacita"])
+        note = {str(k): str(v) for k, v in kept["note"].items()}
+        whole = kept["sha256"] == _checksum(arrays, note)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         whole = False
     if not whole:
         raise TacitaError(f"{path} is damaged: its contents do not match its checksum; {remedy}.")
     return arrays, note
 
 
-def _digest(arrays: Arrays, note: dict[str, str]) -> str:
-    total = hashlib.sha256(json.dumps(note, sort_keys=True).encode())
-    for name in sorted(arrays):
-        total.update(f"{name} {arrays[name].dtype} {arrays[name].shape} ".encode())
-        total.update(arrays[name].reshape(-1).view(np.uint8).data)
-    return total.hexdigest()
+def _checksum(arrays: Arrays, note: dict[str, str]) -> str:
+    return digest(arrays, json.dumps(note, sort_keys=True))
 
 
 def nested(values: Mapping[str, V], prefix: str) -> dict[str, dict[str, V]]:

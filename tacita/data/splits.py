@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
@@ -21,7 +22,7 @@ import numpy as np
 from tacita.core.config import SplitConfig, later_defaults
 from tacita.core.draws import Draws, keys_of
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Arrays, Block, Bools, Ints, Keys, Longs, Ragged, Stream
+from tacita.core.types import AnyArray, Arrays, Block, Bools, Doubles, Ints, Keys, Longs, Ragged, Stream
 from tacita.data.filters import Size, k_core, rated, removals, size_of
 from tacita.data.sources import Interactions
 from tacita.data.table import rating_note
@@ -279,24 +280,26 @@ def _block(index: int, told: _Rows, new: Bools, n_items: int, roles_of: RolesOf,
     return Block(index, len(new), n_items, train, valid, test, new, len(pair))
 
 
-def collected_block(
-    index: int,
-    user: AnyArray,
-    item: AnyArray,
-    columns: Arrays,
-    new: Bools,
-    keys: Keys,
-    item_keys: Keys,
-    config: SplitConfig,
-) -> Block:
-    """A block that was collected rather than cut: rows of known users and items, split as a cut block would be.
+@dataclass(frozen=True)
+class Collected:
+    """Rows of known users and items; nan where a row has no time or rating."""
 
-    `columns` are "time" and "rating", nan where a row has none: the block keeps those that all rows have.
+    user: AnyArray
+    item: AnyArray
+    time: Doubles
+    rating: Doubles
+
+
+def collected_block(index: int, rows: Collected, new: Bools, keys: Keys, item_keys: Keys, config: SplitConfig) -> Block:
+    """A block that was collected rather than cut, split as a cut block would be.
+
+    It keeps the times and the ratings if all its rows have them.
     """
     draws = Draws(config.seed)
-    user, item = user.astype(np.int32), item.astype(np.int32)
-    order = np.lexsort((_ties(user, item, keys, item_keys, draws), user, columns["time"]))
-    kept = {name: column for name, column in columns.items() if not np.isnan(column).any()}
+    user, item = rows.user.astype(np.int32), rows.item.astype(np.int32)
+    order = np.lexsort((_ties(user, item, keys, item_keys, draws), user, rows.time))
+    columns = {"time": rows.time, "rating": rows.rating}
+    kept: Arrays = {name: column for name, column in columns.items() if not np.isnan(column).any()}
     if "rating" in kept:
         kept["rating"] = kept["rating"].astype(np.float32)
     roles_of = _inner(config, _Shuffle(keys, item_keys, draws, config.repeats))

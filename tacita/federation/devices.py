@@ -25,7 +25,15 @@ from tacita.federation.clients import (
     users_view,
     view_of,
 )
-from tacita.federation.measuring import Sums, block_scores, known_items, measure, selecting_metric
+from tacita.federation.measuring import (
+    Learned,
+    Sums,
+    block_scores,
+    evaluate_devices,
+    known_items,
+    rules_of,
+    selecting_metric,
+)
 from tacita.federation.scoring import rows_of
 from tacita.fields import Answer, Total, Upload, add, empty_total
 from tacita.metrics import Evaluation
@@ -209,7 +217,8 @@ class Here:
         if self.mask is None:
             self.mask = known_items(fed, block, "valid", fed.config.evaluate.mask)
         metric, k = selecting_metric(fed.config)
-        return measure(fed, server, self.clients, block, "valid", self.mask, [metric], [k], down=down).sums()
+        learned, rules = Learned(server, self.clients, down), rules_of(fed, block, [metric], [k])
+        return evaluate_devices(fed, learned, block, "valid", self.mask, rules).sums()
 
     def keep_best(self) -> None:
         self.clients.keep()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.core.types import Block, Down, Ragged, ServerState
 from tacita.federation.scoring import DeviceScorer
-from tacita.metrics import Evaluation, evaluate, sample_candidates
+from tacita.metrics import Evaluation, Rules, evaluate, sample_candidates
 from tacita.round.device_state import DeviceState
 from tacita.round.parts import Purpose, overrides
 from tacita.round.plan import Federation, to_serve
@@ -34,38 +36,41 @@ def candidates_of(fed: Federation, block: Block) -> Ragged | None:
     return sample_candidates(touched, n, block.n_items, fed.stream.user_keys, fed.draws, block.index)
 
 
-def measure(
+@dataclass(frozen=True)
+class Learned:
+    """What scores come from: what the server holds, what devices hold, and what they receive."""
+
+    server: ServerState
+    clients: DeviceState
+    down: Down | None = None  # None: what they receive to serve
+
+
+def rules_of(
+    fed: Federation, block: Block, metrics: Sequence[str] | None = None, cutoffs: Sequence[int] | None = None
+) -> Rules:
+    """What the run counts on a block, or other metrics under its rules."""
+    cfg = fed.config.evaluate
+    count = cfg.hidden_items == "count"
+    return Rules(metrics or list(cfg.metrics), cutoffs or cfg.k, candidates_of(fed, block), count, cfg.ties)
+
+
+def evaluate_devices(
     fed: Federation,
-    server: ServerState,
-    clients: DeviceState,
+    learned: Learned,
     block: Block,
     purpose: Purpose,
     mask: Ragged,
-    metrics: list[str] | None = None,
-    cutoffs: list[int] | None = None,
+    rules: Rules | None = None,
     wanted: Ragged | None = None,
-    down: Down | None = None,
 ) -> Evaluation:
     """Evaluate the devices' own scores on a block's validation or test items."""
-    cfg = fed.config.evaluate
     past = fed.stream.history(block.index) if fed.backbone.reads_history else None
-    down = down or to_serve(fed, server)
-    scorer = DeviceScorer(fed, server, clients, block, fed.stream.user_keys, down, purpose, past)
-    sampled = candidates_of(fed, block)
+    down = learned.down or to_serve(fed, learned.server)
+    keys = fed.stream.user_keys
+    scorer = DeviceScorer(fed, learned.server, learned.clients, block, keys, down, purpose, past)
     if wanted is None:
         wanted = block.valid if purpose == "valid" else block.test
-    return evaluate(
-        scorer,
-        wanted,
-        mask,
-        fed.stream.user_keys,
-        fed.draws,
-        metrics or list(cfg.metrics),
-        cutoffs or cfg.k,
-        sampled,
-        cfg.hidden_items == "count",
-        cfg.ties,
-    )
+    return evaluate(scorer, wanted, mask, keys, fed.draws, rules or rules_of(fed, block))
 
 
 def selecting_metric(config: RunConfig) -> tuple[str, int]:
@@ -81,7 +86,7 @@ def block_sums(fed: Federation, server: ServerState, clients: DeviceState, down:
     """Test scores on the current block, as sums that several groups of devices can add up."""
     block = fed.stream.blocks[server.block]
     mask = known_items(fed, block, "test", fed.config.evaluate.mask)
-    return measure(fed, server, clients, block, "test", mask, down=down).sums()
+    return evaluate_devices(fed, Learned(server, clients, down), block, "test", mask).sums()
 
 
 def block_scores(
@@ -91,10 +96,11 @@ def block_scores(
     block, cfg = fed.stream.blocks[server.block], fed.config.evaluate
     new = np.zeros(fed.stream.n_users, bool)
     new[: block.n_users] = block.new_users
+    learned = Learned(server, clients, down)
 
     def test(on: Block, mask: Ragged, only_chosen: bool = False, wanted: Ragged | None = None) -> Evaluation:
-        metrics, cutoffs = ([metric], [k]) if only_chosen else (None, None)
-        return measure(fed, server, clients, on, "test", mask, metrics, cutoffs, wanted, down)
+        rules = rules_of(fed, on, [metric], [k]) if only_chosen else None
+        return evaluate_devices(fed, learned, on, "test", mask, rules, wanted)
 
     metric, k = selecting_metric(fed.config)
     chosen = f"{metric}@{k}"

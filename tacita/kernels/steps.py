@@ -31,9 +31,10 @@ def _read(kind: int, private: Floats, d: int, a: Floats) -> Any:
         for j in range(d):
             a[j] = private[j]
         return private[d]
-    c = private[3 * d]
     for j in range(d):
         a[j] = private[2 * d + j]
+    c = private[3 * d]
+    for j in range(d):  # alone: beside a store the order of the sum would depend on where the arrays lie
         c += private[j] * private[d + j]
     return c
 

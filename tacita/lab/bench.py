@@ -8,6 +8,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from tacita.core.config import ParticipationConfig, RunConfig, TrainConfig
 from tacita.core.draws import Draws, keys_of
 from tacita.core.errors import TacitaError
 from tacita.core.types import Block, Floats, Ints, Ragged, Stream
-from tacita.federation.measuring import known_items, measure
+from tacita.federation.measuring import Learned, evaluate_devices, known_items, rules_of
 from tacita.federation.rounds import Progress, begin_block, run_round, start
 from tacita.kernels.threads import threads_in_use
 from tacita.metrics import Evaluation
@@ -82,21 +83,32 @@ def bench_rounds(fed: Federation, repeats: int = 5) -> dict[str, Any]:
 
 
 _ROUNDS = """
-import hashlib, sys, time
+import hashlib, inspect, sys, time
 from pathlib import Path
-from tacita.lab import runs
-from tacita.core.config import RunConfig
-from tacita.federation.rounds import begin_block, run_round, start
+try:
+    from tacita.core.config import RunConfig
+    from tacita.federation.rounds import begin_block, run_round, start
+    from tacita.lab.assembling import Machine, assemble
+except ImportError:  # before there were rooms
+    from tacita.config import RunConfig
+    from tacita.rounds import begin_block, run_round, start
+    from tacita.runs import Machine, assemble
 data, backbone, threads, folder = sys.argv[1:]
-machine = runs.Machine(int(threads), data_dir=Path(folder) if folder else None)
-fed = runs.assemble(RunConfig(data=data, backbone={"name": backbone}), machine)
+machine = Machine(int(threads), data_dir=Path(folder) if folder else None)
+fed = assemble(RunConfig(data=data, backbone={"name": backbone}), machine)
 progress = start(fed)
 begin_block(fed, progress, 0)
-run_round(fed, progress)
+of_values = "devices" in inspect.signature(run_round).parameters
+def play():
+    if of_values:
+        progress.server, _ = run_round(fed, progress.server, progress.devices)
+    else:
+        run_round(fed, progress)
+play()
 print("ready", flush=True)
 for line in sys.stdin:
     began, worked = time.perf_counter(), time.process_time()
-    run_round(fed, progress)
+    play()
     took = time.perf_counter() - began, time.process_time() - worked
     print("took", *took, hashlib.sha256(progress.server.items.tobytes()).hexdigest(), flush=True)
 """
@@ -120,24 +132,29 @@ class _Checkout:
         if not (root / "tacita" / "__init__.py").is_file():
             raise TacitaError(f"'{root}' holds no tacita/__init__.py; name a checkout of tacita.")
         self.root = root
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (a pipe that nobody reads could fill up)
         words = [what.data, what.backbone, str(what.threads), str(what.data_dir.resolve()) if what.data_dir else ""]
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", _ROUNDS, *words],
             env={**os.environ, "PYTHONPATH": str(root.resolve())},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self.errors,
             text=True,
         )
-        self._answer("ready")
+        try:
+            self._answer("ready")
+        except TacitaError:
+            self.close()
+            raise
 
     def _answer(self, word: str) -> list[str]:
         assert self.process.stdout is not None
-        assert self.process.stderr is not None
         for line in self.process.stdout:
             if line.startswith(word):  # a dataset may print its terms first
                 return line.split()[1:]
-        why = (self.process.stderr.read().strip().splitlines() or ["it ended without a word"])[-1]
+        self.errors.seek(0)
+        why = (self.errors.read().strip().splitlines() or ["it ended without a word"])[-1]
         raise TacitaError(f"the rounds of '{self.root}' cannot be timed: {why}")
 
     def round(self) -> tuple[float, float, str]:
@@ -154,6 +171,7 @@ class _Checkout:
     def close(self) -> None:
         self.process.kill()
         self.process.communicate()
+        self.errors.close()
 
 
 def compare_rounds(old: Path, what: Rounds, repeats: int = 5) -> dict[str, Any]:
@@ -161,7 +179,7 @@ def compare_rounds(old: Path, what: Rounds, repeats: int = 5) -> dict[str, Any]:
     sides: dict[str, _Checkout] = {}
     took: dict[str, list[tuple[float, float, str]]] = {"old": [], "new": []}
     try:
-        for side, root in (("old", old), ("new", Path(__file__).parents[1])):
+        for side, root in (("old", old), ("new", Path(__file__).parents[2])):
             sides[side] = _Checkout(root, what)
         for _ in range(10 * repeats):
             for side, checkout in sides.items():
@@ -270,12 +288,13 @@ def bench_evaluate(fed: Federation, repeats: int = 5) -> dict[str, Any]:
     progress = start(fed)
     begin_block(fed, progress, 0)
     block = fed.stream.blocks[0]
-    metrics = ["ndcg", "recall", "hr"]
+    learned, metrics = Learned(progress.server, progress.clients), ["ndcg", "recall", "hr"]
     found: list[Evaluation] = []
 
     def one() -> None:
         mask = known_items(fed, block, "test", "block")
-        found[:] = [measure(fed, progress.server, progress.clients, block, "test", mask, metrics, [20])]
+        rules = rules_of(fed, block, metrics, [20])
+        found[:] = [evaluate_devices(fed, learned, block, "test", mask, rules)]
 
     median, times = _median_seconds(one, repeats)
     return {

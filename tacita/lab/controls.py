@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from tacita.core.sparse import matrix_of_lists
 from tacita.core.types import Block, CohortView, Doubles, Floats, Ints, Ragged
-from tacita.federation.measuring import candidates_of, known_items
+from tacita.federation.measuring import known_items, rules_of
 from tacita.fields import Terms
 from tacita.kernels.hashing import uniforms
 from tacita.kernels.pairs import dense_products
@@ -77,7 +78,7 @@ def alone_scorer(fed: Federation, block: Block) -> ScoreUsers:
 
 def chosen_by(train: Ragged, n_items: int) -> scipy.sparse.csr_array:
     """1 where a user has an item, however often."""
-    chosen = scipy.sparse.csr_array((np.ones(len(train.ids)), train.ids, train.ptr), shape=(len(train), n_items))
+    chosen = matrix_of_lists(train, n_items)
     chosen.sum_duplicates()
     chosen.data[:] = 1
     return chosen
@@ -155,11 +156,8 @@ def run_controls(
 
 
 def _scored(fed: Federation, block: Block, scorer: ScoreUsers) -> dict[str, Any]:
-    cfg = fed.config.evaluate
-    mask, sampled = known_items(fed, block, "test", cfg.mask), candidates_of(fed, block)
-    keys, metrics = fed.stream.user_keys, list(cfg.metrics)
-    count = cfg.hidden_items == "count"
-    found = evaluate(scorer, block.test, mask, keys, fed.draws, metrics, cfg.k, sampled, count, cfg.ties)
+    mask = known_items(fed, block, "test", fed.config.evaluate.mask)
+    found = evaluate(scorer, block.test, mask, fed.stream.user_keys, fed.draws, rules_of(fed, block))
     return {"users": len(found.users), **found.mean()}
 
 

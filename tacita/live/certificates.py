@@ -12,6 +12,7 @@ import hashlib
 import ipaddress
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -26,6 +27,33 @@ from tacita.core.errors import TacitaError
 LOOPBACK = ("localhost", "127.0.0.1")
 CA, CA_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
 _MARGIN = timedelta(minutes=5)  # for clocks that disagree
+
+
+@dataclass(frozen=True)
+class ServerKeys:
+    """The files with which a server shows who it is."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+    @staticmethod
+    def of(folder: Path) -> ServerKeys:
+        """Where `make_ca` and `make_server` put them."""
+        return ServerKeys(folder / CA, folder / SERVER, folder / SERVER_KEY)
+
+    def check(self) -> None:
+        """Refuse certificates that are not valid today."""
+        check(self.ca)
+        check(self.certificate)
+
+
+@dataclass(frozen=True)
+class NodeKeys:
+    """The server's authority, and the key that a node is enrolled by."""
+
+    ca: Path
+    key: Path
 
 
 def make_ca(folder: Path, days: int = 3650) -> None:

@@ -1,14 +1,17 @@
-"""What both stores ask of SQLite: looking without touching, one transaction, and its errors as sentences."""
+"""What both stores ask of SQLite: to look without touching, one transaction, arrays in cells, errors as sentences."""
 
 from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
-from tacita.core.errors import TacitaError
+from tacita.core.codec import pack
+from tacita.core.errors import DiskFull, TacitaError
+from tacita.core.types import AnyArray
 
 
 class Damaged(TacitaError):
@@ -17,6 +20,16 @@ class Damaged(TacitaError):
 
 def read_only(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, isolation_level=None)
+
+
+def format_of(path: Path) -> Any:
+    """What a file says of its format, None: nothing; a damaged one is an error of SQLite, and stays as it is."""
+    with contextlib.closing(read_only(path)) as db:
+        verdict = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(verdict)
+        found = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+    return None if found is None else found[0]
 
 
 @contextlib.contextmanager
@@ -39,7 +52,7 @@ def plain_errors(path: Path, remedy: str) -> Iterator[None]:
         yield
     except sqlite3.OperationalError as error:
         if "full" in str(error):
-            raise TacitaError(f"no space left to write {path}; free some and try again.") from None
+            raise DiskFull(path) from None
         raise TacitaError(f"cannot use {path}: {error}.") from None
     except sqlite3.IntegrityError:
         raise  # a mistake of ours, not of the file
@@ -54,3 +67,14 @@ def plain_errors(path: Path, remedy: str) -> Iterator[None]:
 def damaged(path: Path, why: str, remedy: str) -> Damaged:
     said = " ".join(why.split())[:200].rstrip(".")
     return Damaged(f"{path} is damaged: {said}; {remedy}.")
+
+
+def put_arrays(db: sqlite3.Connection, table: str, run: str, arrays: Mapping[str, tuple[str, AnyArray]]) -> None:
+    """Replace a run's arrays, given with their digests; those whose digest is the same are not written again."""
+    held = dict(db.execute(f"SELECT name, sha FROM {table} WHERE run = ?", (run,)).fetchall())
+    gone = ((run, name) for name in held.keys() - arrays.keys())
+    db.executemany(f"DELETE FROM {table} WHERE run = ? AND name = ?", gone)
+    for name, (sha, array) in arrays.items():
+        if held.get(name) != sha:
+            put = f"INSERT OR REPLACE INTO {table} (run, name, sha, array) VALUES (?, ?, ?, ?)"
+            db.execute(put, (run, name, sha, pack({"array": array})))

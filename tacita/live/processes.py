@@ -1,4 +1,4 @@
-"""Child processes that end when we end, write to a file and may belong to another user of the system."""
+"""Child processes that end when we end, write to a file and may belong to another user; how processes of ours log."""
 
 from __future__ import annotations
 
@@ -21,6 +21,13 @@ from tacita.core.errors import TacitaError
 MOST_LOG = 5_000_000  # bytes; a longer log is put aside when the process starts again
 
 log = logging.getLogger(__name__)
+
+
+def start_log() -> None:
+    """What a process of ours says, with the time and without what libraries say of every call."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    for chatty in ("httpx", "uvicorn"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
 class Child:

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 from pydantic import AfterValidator, Field
 
+from tacita.core.codec import pack, unpack
 from tacita.core.config import Strict, validated
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays
 from tacita.fields import Spec, Total, touched_of
-from tacita.live.blobs import pack, unpack
 from tacita.live.letters import read_each
 
 VERSION = 1
@@ -149,12 +149,6 @@ def _decode(body: bytes, model: type[Head], what: str) -> tuple[Head, Arrays]:
         if array.dtype.kind not in "fiu":
             raise TacitaError(f"{what} holds '{name}' of kind {array.dtype}, which is not a number.")
     return validated(model, values, what), arrays
-
-
-def sha_of(array: AnyArray) -> str:
-    total = hashlib.sha256(f"{array.dtype.str} {array.shape} ".encode())
-    total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return total.hexdigest()
 
 
 def total_arrays(total: Total, fields: Sequence[Spec]) -> Arrays:

@@ -102,6 +102,9 @@ class Backbone(ABC):
     grouped: ClassVar[bool] = False
     """Scores groups of samples that share their heads (see `score_groups`): heads too big to repeat for a sample."""
 
+    on_graph: ClassVar[bool] = False
+    """Where all users are in one place it scores on the graph of what they have (see learn/training/central.py)."""
+
     affine_kind: ClassVar[int | None] = None
     """Which fused kernel trains it (see kernels.steps); None: autograd only."""
 

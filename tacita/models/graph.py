@@ -1,8 +1,8 @@
 """LightGCN on a device: its graph is one user and that user's items, a star (He et al. 2020; spec A.6).
 
 On a star with n items the layers repeat. With s = sum b_j / sqrt n, the user's vector is a, s, a, s, ... and that of an
-item b_j, a / sqrt n, s / sqrt n, a / sqrt n, ...; so any number of layers costs one sum. `trainer/central.py` has the
-model on the graph of many users.
+item b_j, a / sqrt n, s / sqrt n, a / sqrt n, ...; so any number of layers costs one sum. `learn/training/central.py`
+has the model on the graph of many users.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class LightGCN(Factor):
     """Private p_u, public rows; both are means over layers, and the logit is their inner product."""
 
     name = "lightgcn"
+    on_graph = True
     Config: ClassVar[type[BackboneConfig]] = LightGCNConfig
     reads_context = True
     config: LightGCNConfig

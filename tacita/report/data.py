@@ -283,16 +283,24 @@ def refuse_changed(path: Path, noted: str | None) -> None:
         raise TacitaError(f"{path} was changed or damaged after the run began; put it back, or start a new run.")
 
 
+def no_run_folder(folder: Path) -> TacitaError:
+    return TacitaError(f"no run folder {folder}; `tacita train --out {folder}` makes one.")
+
+
+def damaged_ids(folder: Path) -> TacitaError:
+    return TacitaError(f"{folder / 'ids.json'} is damaged: not the ids of a run; train again.")
+
+
 def read_run(folder: Path) -> RunData:
     if not folder.is_dir():
-        raise TacitaError(f"no run folder {folder}; `tacita train --out {folder}` makes one.")
+        raise no_run_folder(folder)
     path = folder / "result.json"
     raw = read_json(path)
     settings, events = _read_text(folder / "config.toml"), _read_events(folder / "events.jsonl")
     if (folder / "ids.json").is_file():
         ids = read_json(folder / "ids.json")
         if not isinstance(ids, dict):
-            raise TacitaError(f"{folder / 'ids.json'} is damaged: not the ids of a run; train again.")
+            raise damaged_ids(folder)
         refuse_changed(folder / "config.toml", ids.get("settings"))
     try:
         return _run_data(folder, _clean(raw), settings, events)

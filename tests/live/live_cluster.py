@@ -63,19 +63,12 @@ class Cluster:
         self._to_stop: list[Callable[[], None]] = []
         certificates.make_ca(folder)
         certificates.make_server(folder, ["localhost"])
-        self.ca, certificate, key = folder / "ca.pem", folder / "server.pem", folder / "server.key"
+        keys = certificates.ServerKeys.of(folder)
+        self.ca = keys.ca
         self.app = write_app(folder / "app")
         (self.app / "tacita_live" / "server_app.py").write_text(ECHO)
-        self.link = Link(folder / "link", free_port(), ca=self.ca, certificate=certificate, key=key)
-        self.gateway = Gateway(
-            "127.0.0.1",
-            0,
-            self.link.url,
-            ca=self.ca,
-            certificate=certificate,
-            key=key,
-            allowed=lambda who: who in self.allowed,
-        )
+        self.link = Link(folder / "link", free_port(), keys)
+        self.gateway = Gateway("127.0.0.1", 0, self.link.url, keys, allowed=lambda who: who in self.allowed)
 
     def start(self) -> None:
         self._to_stop.append(self.link.stop)
@@ -104,7 +97,8 @@ class Cluster:
 
     def node(self, name: str, **other: Any) -> Supernode:
         """The client of a node, started."""
-        given = {"ca": self.ca, "key": self.folder / name, "socket": self.folder / f"{name}.sock"} | other
+        keys = certificates.NodeKeys(other.pop("ca", self.ca), self.folder / name)
+        given = {"keys": keys, "socket": self.folder / f"{name}.sock"} | other
         server = given.pop("server", f"127.0.0.1:{self.gateway.port}")
         one = Supernode(self.folder / f"{name}.home", server, **given)
         self._to_stop.append(one.stop)

@@ -23,7 +23,7 @@ from tacita.core.draws import Draws
 from tacita.core.types import Arrays
 from tacita.data import splits
 from tacita.data.sources import load
-from tacita.lab.runs import Machine, assemble
+from tacita.lab.assembling import Machine, assemble
 from tacita.live.certificates import make_node_key
 from tacita.live.node.node import Node, NodeConfig
 from tacita.live.processes import _descendants, _same, _stat

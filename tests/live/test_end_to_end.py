@@ -48,7 +48,7 @@ from live_site import (
 from tacita.core.config import RunConfig
 from tacita.core.draws import keys_of
 from tacita.federation.rounds import Progress, run_stream, start
-from tacita.lab.runs import Machine, assemble
+from tacita.lab.assembling import Machine, assemble
 from tacita.live import certificates
 from tacita.live.node.file import STORE as NODE_STORE
 from tacita.live.running.server import ServerConfig

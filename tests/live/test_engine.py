@@ -53,7 +53,7 @@ def test_flowers_own_supernode_carries_the_app(cluster: Cluster, three: dict[int
     """The app that is delivered works where Flower runs it, though our nodes do not."""
     number = cluster.enrol("plain")
     cluster.serve("plain")
-    one = cluster.node("plain", resident=False, port=free_port())
+    one = cluster.node("plain", port=free_port())
     eventually(lambda: one.node_id == number, 60, "flower-supernode online")
     told = cluster.echo(4, [100])
     assert set(told["rounds"][0]["same"]) == {*three, number}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tacita.core.types import Doubles, Longs
-from tacita.federation.measuring import known_items, measure
+from tacita.federation.measuring import Learned, evaluate_devices, known_items, rules_of
 from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round
 from tacita.kernels.ranking import list_ranks
 from tacita.lab.experiments.plan import load_settings
@@ -87,7 +87,8 @@ def forgetting_by_group(fed: Federation, base: Progress) -> dict[str, Any]:
 
 def _by_user(fed: Federation, progress: Progress, mask: Any) -> Doubles:
     """NDCG@20 on block 0's test items per user; nan where a user has none."""
-    found = measure(fed, progress.server, progress.clients, fed.stream.blocks[0], "test", mask, ["ndcg"], [20])
+    block, learned = fed.stream.blocks[0], Learned(progress.server, progress.clients)
+    found = evaluate_devices(fed, learned, block, "test", mask, rules_of(fed, block, ["ndcg"], [20]))
     out = np.full(fed.stream.n_users, np.nan)
     out[found.users] = found.values["ndcg@20"]
     return out

@@ -19,12 +19,12 @@ from tacita.core.errors import TacitaError
 from tacita.core.files import disk_error, write_bytes
 from tacita.core.types import Doubles
 from tacita.federation.rounds import Progress
+from tacita.lab.assembling import Machine, assemble
 from tacita.lab.experiments.analyses import forgetting_by_group, rank_changes_by_group
 from tacita.lab.experiments.plan import Cell
 from tacita.lab.experiments.processes import in_processes
 from tacita.lab.experiments.shared_base import go_on, train_base, with_parts
 from tacita.lab.experiments.watching import OnDone
-from tacita.lab.runs import Machine, assemble
 from tacita.round.plan import Federation
 
 Line = dict[str, Any]

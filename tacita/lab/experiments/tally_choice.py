@@ -18,10 +18,10 @@ from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.core.types import Stream
 from tacita.federation.rounds import run_stream, start
+from tacita.lab.assembling import Machine, assemble, build
 from tacita.lab.controls import mean_of
 from tacita.lab.experiments.tune import served_validation
 from tacita.lab.experiments.watching import OnDone, Watcher
-from tacita.lab.runs import Machine, assemble, build
 
 GRID: dict[str, list[float]] = {"ridge": [100.0, 200.0, 500.0, 1000.0], "decay": [1.0, 0.7, 0.5]}
 

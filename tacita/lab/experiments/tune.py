@@ -20,10 +20,11 @@ from tacita.core.config import EvaluateConfig, RunConfig, later_defaults, read_t
 from tacita.core.errors import TacitaError
 from tacita.core.types import Stream
 from tacita.federation.rounds import Progress
+from tacita.lab.assembling import Machine, assemble
 from tacita.lab.experiments.plan import CELL_VERSION, ROOT
 from tacita.lab.experiments.shared_base import go_on, train_base, with_parts
 from tacita.lab.experiments.watching import OnDone, Watcher
-from tacita.lab.runs import Machine, assemble, save_run
+from tacita.lab.training import save_run
 from tacita.methods import preset_parts
 from tacita.round.plan import Federation
 

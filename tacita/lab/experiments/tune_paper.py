@@ -10,11 +10,11 @@ import tomli_w
 from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
 from tacita.core.errors import TacitaError
 from tacita.core.files import write_bytes
+from tacita.lab.assembling import Machine
 from tacita.lab.experiments.plan import Chosen, Settings, load_experiment, load_settings, narrowed, settings_path
 from tacita.lab.experiments.processes import in_processes
 from tacita.lab.experiments.tune import tune_lr, tune_method
 from tacita.lab.experiments.watching import OnDone
-from tacita.lab.runs import Machine
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from tacita.kernels.steps import affine_scores
 from tacita.kernels.threads import threads_in_use
 from tacita.learn.training.objectives import bce
 from tacita.models.base import Backbone
-from tacita.models.graph import LightGCN
 from tacita.models.scores import aligned_scores, score_all
 
 HEADS = "heads/"
@@ -122,7 +121,7 @@ class Central:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.backbone, LightGCN):
+        if self.backbone.on_graph:
             if self.graph is None:
                 raise TacitaError(f"backbone '{self.backbone.name}' scores on a graph, and none was given.")
         elif self.backbone.reads_context or self.backbone.learner != "rows":
@@ -147,7 +146,7 @@ class Central:
         """An epoch for every key of `orders`: weighted BCE, mean over a batch, each shuffled by its key."""
         if len(samples.user) == 0:
             return state
-        worker = (_GraphTrainer if isinstance(self.backbone, LightGCN) else _RowTrainer)(self, state)
+        worker = (_GraphTrainer if self.backbone.on_graph else _RowTrainer)(self, state)
         order = np.empty(len(samples.user), np.int64)
         with ThreadPoolExecutor(threads_in_use()) as cores:
             for key in orders:
@@ -160,23 +159,23 @@ class Central:
     def vectors(self, state: CentralState) -> tuple[Floats, Floats]:
         """A vector of `dim` numbers for each: of NeuMF those it multiplies, of a graph model the final ones."""
         users, items = state.values["users"], state.values["items"]
-        if isinstance(self.backbone, LightGCN):
+        if self.backbone.on_graph:
             assert self.graph is not None
-            both = self.graph.smooth(np.concatenate([users, items]), self.backbone.config.layers)
+            both = self.graph.smooth(np.concatenate([users, items]), self.backbone.config.layers)  # type: ignore[attr-defined]
             return both[: len(users)], both[len(users) :]
         dim = self.backbone.config.dim  # type: ignore[attr-defined]
         return users[:, :dim], items[:, :dim]
 
     def score(self, state: CentralState, users: AnyArray) -> Floats:
         """Logits (users, items), in tiles of one shape."""
-        if isinstance(self.backbone, LightGCN):
+        if self.backbone.on_graph:
             mine, items = self.vectors(state)
             return affine_scores(mine[users], np.zeros(len(users), np.float32), np.ascontiguousarray(items.T))
         return score_all(self.backbone, state.values["users"][users], state.heads, state.values["items"])
 
     def pairs(self, state: CentralState, user: AnyArray, item: AnyArray) -> Floats:
         """Logits of aligned users and items."""
-        if isinstance(self.backbone, LightGCN):
+        if self.backbone.on_graph:
             mine, items = self.vectors(state)
             return np.asarray((mine[user] * items[item]).sum(1), np.float32)
         values = state.values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,7 +29,7 @@ class Workspace:
         self._held: dict[str, AnyArray] = {}
 
     def array(self, name: str, shape: tuple[int, ...], kind: Any) -> AnyArray:
-        size = int(np.prod(shape))
+        size = math.prod(int(n) for n in shape)
         if name not in self._held or len(self._held[name]) < size:
             self._held[name] = np.empty(size + size // 4, kind)
         return self._held[name][:size].reshape(shape)

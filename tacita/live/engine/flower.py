@@ -21,7 +21,7 @@ import httpx
 from flwr.proto import control_pb2
 
 from tacita.core.errors import TacitaError
-from tacita.live.certificates import check, public_pem
+from tacita.live.certificates import NodeKeys, ServerKeys, check, public_pem
 from tacita.live.engine.gateway import bind
 from tacita.live.processes import Child, other_user_works
 
@@ -178,21 +178,12 @@ def _said(got: httpx.Response) -> str:
 class Link(Control):
     """The SuperLink process, on loopback only; nodes reach it through the gateway."""
 
-    def __init__(
-        self,
-        home: Path,
-        port: int,
-        *,
-        ca: Path | None = None,
-        certificate: Path | None = None,
-        key: Path | None = None,
-        insecure: bool = False,
-    ) -> None:
-        if not insecure and (ca is None or certificate is None or key is None):
+    def __init__(self, home: Path, port: int, keys: ServerKeys | None = None, insecure: bool = False) -> None:
+        if not insecure and keys is None:
             raise TacitaError("a SuperLink needs an authority, a certificate and a key.")
-        super().__init__(port, None if insecure else ca)
+        super().__init__(port, None if insecure or keys is None else keys.ca)
         self.home = home
-        self._certificate, self._key = certificate, key
+        self._keys = None if insecure else keys
         self._child: Child | None = None
 
     def start(self, timeout: float = 90.0) -> None:
@@ -201,14 +192,12 @@ class Link(Control):
         bind("127.0.0.1", self.port).close()
         command = [_program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--database", str(self.home / "link.db"), "--disable-runtime-dependency-installation"]
-        if self.ca is None:
+        if self._keys is None:
             command.append("--insecure")
         else:
-            assert self._certificate is not None
-            check(self.ca)
-            check(self._certificate)
-            command += ["--ssl-ca-certfile", str(self.ca), "--ssl-certfile", str(self._certificate)]
-            command += ["--ssl-keyfile", str(self._key), "--enable-supernode-auth"]
+            self._keys.check()
+            command += ["--ssl-ca-certfile", str(self._keys.ca), "--ssl-certfile", str(self._keys.certificate)]
+            command += ["--ssl-keyfile", str(self._keys.key), "--enable-supernode-auth"]
         env = environment(self.home, whole=True)
         self._child = Child(command, self.home, self.home / "superlink.log", env, None)
         end = time.monotonic() + timeout
@@ -257,9 +246,9 @@ def _program(name: str) -> str:
 class Supernode:
     """The node's connection to the server, kept alive: restarted with patience when it ends.
 
-    `resident` runs our own client (`flower_client`), which fetches messages as a SuperNode does but executes nothing
-    that comes from the server. Without it Flower's own `flower-supernode` is run, which executes the app it is sent
-    and starts a process per message; it needs a `port` of its own on loopback.
+    It runs our own client (`flower_client`), which fetches messages as a SuperNode does but executes nothing that comes
+    from the server. With a `port` of its own on loopback Flower's `flower-supernode` is run instead, which executes the
+    app it is sent and starts a process per message.
     """
 
     def __init__(
@@ -267,19 +256,15 @@ class Supernode:
         home: Path,
         server: str,
         socket: Path,
-        *,
-        ca: Path | None = None,
-        key: Path | None = None,
+        keys: NodeKeys | None = None,
         insecure: bool = False,
         user: str | None = None,
-        resident: bool = True,
         port: int | None = None,
     ) -> None:
-        if not insecure and (ca is None or key is None):
+        if not insecure and keys is None:
             raise TacitaError("a node needs the server's authority file and its own key.")
         self.home, self.server, self.socket = home, server, socket
-        self._ca, self._key, self._insecure, self._user = ca, key, insecure, user
-        self._resident, self._port = resident, port
+        self._keys, self._user, self._port = None if insecure else keys, user, port
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._child: Child | None = None
@@ -334,27 +319,22 @@ class Supernode:
         for folder in (self.home, self.home / "tmp", self.home / "flwr"):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.chown(folder, owner, -1)
-        copies = {}
-        for name, given in (("ca.pem", self._ca), ("node.key", self._key)):
-            if given is not None and not self._insecure:
-                copies[name] = self.home / name
-                _copy_private(given, copies[name], owner)
-        if self._ca is not None and not self._insecure:
-            check(self._ca)
-        if self._resident:
+        if self._port is None:
             command = [sys.executable, "-P", "-m", "tacita.live.engine.flower_client", "--superlink", self.server]
             command += ["--socket", str(self.socket), "--memory", str(self.home / "connection")]
             key_option = "--key"
         else:
-            if self._port is None:
-                raise TacitaError("flower-supernode needs a port of its own.")
             bind("127.0.0.1", self._port).close()
             command = [_program("flower-supernode"), "--superlink", self.server, "--port", str(self._port)]
             command += ["--node-config", f"socket={json.dumps(str(self.socket))}"]
             key_option = "--auth-supernode-private-key"
-        if self._insecure:
+        if self._keys is None:
             return [*command, "--insecure"]
-        return [*command, "--root-certificates", str(copies["ca.pem"]), key_option, str(copies["node.key"])]
+        ca, key = self.home / "ca.pem", self.home / "node.key"
+        _copy_private(self._keys.ca, ca, owner)
+        _copy_private(self._keys.key, key, owner)
+        check(self._keys.ca)
+        return [*command, "--root-certificates", str(ca), key_option, str(key)]
 
     def _keep(self, command: list[str]) -> None:
         pause = 1.0

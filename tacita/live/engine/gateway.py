@@ -18,7 +18,6 @@ import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from types import TracebackType
 
 import httpx
@@ -28,7 +27,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tacita.core.errors import TacitaError
-from tacita.live.certificates import check, fingerprint
+from tacita.live.certificates import ServerKeys, fingerprint
 from tacita.live.engine.door import Connection, Door
 
 # What a registered SuperNode calls. register-node and unregister-node are for nodes that enrol themselves.
@@ -150,28 +149,24 @@ class Gateway:
         host: str,
         port: int,
         upstream: str,
-        *,
-        ca: Path,
-        certificate: Path,
-        key: Path,
+        keys: ServerKeys,
         allowed: Callable[[str], bool],
         most: int = MOST_BYTES,
     ) -> None:
         self.host, self.port = host, port
-        self._upstream, self._ca, self._certificate, self._key = upstream, ca, certificate, key
+        self._upstream, self._keys = upstream, keys
         self._allowed, self._most = allowed, most
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Listen; port 0 takes a free one, which `port` then holds."""
-        check(self._ca)
-        check(self._certificate)
+        self._keys.check()
         listener = bind(self.host, self.port)
         self.port = listener.getsockname()[1]
         client = httpx.AsyncClient(
             base_url=self._upstream,
-            verify=ssl.create_default_context(cafile=str(self._ca)),
+            verify=ssl.create_default_context(cafile=str(self._keys.ca)),
             timeout=httpx.Timeout(60.0, connect=5.0),
             limits=httpx.Limits(max_connections=64, max_keepalive_connections=16),
             trust_env=False,  # loopback: no proxy of the environment in between
@@ -187,14 +182,16 @@ class Gateway:
             proxy_headers=False,
             timeout_keep_alive=30,
             timeout_graceful_shutdown=3,
-            ssl_certfile=str(self._certificate),
-            ssl_keyfile=str(self._key),
+            ssl_certfile=str(self._keys.certificate),
+            ssl_keyfile=str(self._keys.key),
         )
         try:
             config.load()
         except (OSError, ssl.SSLError) as error:
             listener.close()
-            raise TacitaError(f"the gateway cannot use {self._certificate} with {self._key}: {error}.") from None
+            raise TacitaError(
+                f"the gateway cannot use {self._keys.certificate} with {self._keys.key}: {error}."
+            ) from None
         server = self._server = uvicorn.Server(config)
 
         async def run() -> None:

@@ -14,6 +14,7 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from tacita.live.engine.flower_client import MESSAGE_TYPE, pack, unpack
+from tacita.live.processes import start_log
 
 log = logging.getLogger(__name__)
 
@@ -113,8 +114,7 @@ def server_app(body: Callable[[GridTransport, dict[str, Any]], None]) -> ServerA
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-        logging.getLogger("httpx").setLevel(logging.WARNING)
+        start_log()
         _end_with_parent()
         body(GridTransport(grid), dict(context.run_config))
 

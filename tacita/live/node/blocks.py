@@ -29,8 +29,8 @@ class Usable:
 
 def assign(db: sqlite3.Connection, run: str, block: int, least: int, usable: Usable) -> int | None:
     """Give a block what is due; how many interactions it got. None: it is closed already."""
-    latest = _latest(db, run)
-    if latest is not None and block <= latest:
+    last = latest(db, run)
+    if last is not None and block <= last:
         return None
     listed = None if usable.items is None else json.dumps(usable.items)
     given = {"run": run, "block": block, "items": listed, "rating": usable.min_rating}
@@ -45,13 +45,14 @@ def assign(db: sqlite3.Connection, run: str, block: int, least: int, usable: Usa
 def reopen(db: sqlite3.Connection, run: str, block: int) -> bool:
     """Take a block back if it is the last one and nothing was told of it; returns whether it was."""
     told = db.execute("SELECT 1 FROM ledger WHERE run = ? AND block = ? AND users > 0", (run, block)).fetchone()
-    if block != _latest(db, run) or told is not None:
+    if block != latest(db, run) or told is not None:
         return False
     for table in ("assigned", "blocks"):
         db.execute(f"DELETE FROM {table} WHERE run = ? AND block = ?", (run, block))
     return True
 
 
-def _latest(db: sqlite3.Connection, run: str) -> int | None:
+def latest(db: sqlite3.Connection, run: str) -> int | None:
+    """The last block of a run that was opened here."""
     found: int | None = db.execute("SELECT max(block) FROM blocks WHERE run = ?", (run,)).fetchone()[0]
     return found

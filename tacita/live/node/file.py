@@ -14,7 +14,7 @@ from typing import Any
 from tacita.core.errors import TacitaError
 from tacita.core.files import disk_error, side_of
 from tacita.live import database
-from tacita.live.database import Damaged, read_only
+from tacita.live.database import Damaged, format_of, read_only
 
 STORE = "node.sqlite"
 REMEDY = "restore a copy or export what can be read with `tacita node export`"
@@ -175,12 +175,7 @@ def is_taken(path: Path) -> bool:
 def inspect(path: Path) -> None:
     """Refuse a damaged file or one of another version, without writing to it."""
     try:
-        with contextlib.closing(read_only(path)) as db:
-            verdict = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
-            if verdict != "ok":
-                raise damaged(path, verdict)
-            found = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
-            format = found[0] if found is not None else None
+        format = format_of(path)
     except sqlite3.Error as error:
         raise damaged(path, str(error)) from None
     if not isinstance(format, int):

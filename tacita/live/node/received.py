@@ -7,16 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from tacita.core.codec import digest_of
 from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
 from tacita.core.files import nested
 from tacita.core.types import Arrays, Down, Keys, ServerState
-from tacita.lab.runs import check_cutoffs
+from tacita.lab.assembling import check_cutoffs
 from tacita.live.letters import CHOSEN, OWN, people_named, read_written
+from tacita.live.node.answers import Model
 from tacita.live.node.node import Node
 from tacita.live.node.standing import Refusal, Standing
-from tacita.live.node.store import Model
-from tacita.live.wire import Request, read_catalogue, sha_of
+from tacita.live.wire import Request, read_catalogue
 from tacita.round.plan import Letters
 
 MOST_NUMBER = 1e6  # of a model that a node computes with; beyond, training has diverged or somebody is asking with it
@@ -38,7 +39,7 @@ def whole_model(node: Node, request: Request) -> Model | None:
     arrays = {}
     for name, sha in request.head.names.items():
         if name in request.arrays:
-            if sha_of(request.arrays[name]) != sha:
+            if digest_of(request.arrays[name]) != sha:
                 raise Refusal(f"the request is damaged: '{name[:100]}' does not match its digest.")
             arrays[name] = (sha, request.arrays[name])
         elif sha in kept:

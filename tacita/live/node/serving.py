@@ -18,9 +18,10 @@ from tacita.core.files import nested
 from tacita.core.types import AnyArray, Arrays, Block, Down, Floats, Held, Ragged, ServerState
 from tacita.federation.scoring import DeviceScorer
 from tacita.kernels.ranking import best_items
-from tacita.lab.runs import planned
+from tacita.lab.assembling import planned
+from tacita.lab.serving import check_wanted
 from tacita.live.letters import names_of, read_written, secret_of
-from tacita.live.node.store import NodeStore, Rows
+from tacita.live.node.store import NodeStore, Rows, nothing_of
 from tacita.metrics import ScoreUsers
 from tacita.round.device_state import DeviceState, Lists, read_devices, rows_taken
 from tacita.round.plan import Plan
@@ -47,9 +48,8 @@ class Snapshot:
         """Top k of what the user does not have yet: [{item, title, score}], best first."""
         row = self.row_of.get(user)
         if row is None:
-            raise TacitaError(_unknown(user, user in self.waiting))
-        if not 1 <= k <= len(self.items):
-            raise TacitaError(f"cannot recommend {k} items; choose from 1 to the {len(self.items):,} there are.")
+            raise _not_yet(user) if user in self.waiting else nothing_of(user)
+        check_wanted(k, len(self.items))
         scores = self.score(np.array([row], np.int32))
         scores[0, self.seen.row(row)] = -np.inf
         scores[0, len(self.items) :] = -np.inf
@@ -61,13 +61,10 @@ class Snapshot:
         ]
 
 
-def _unknown(user: str, is_here: bool) -> str:
-    shown = user[:100]
-    if is_here:
-        return (
-            f"the model does not know user '{shown}' yet; recommendations begin with the next round they take part in."
-        )
-    return f"this node has nothing of user '{shown}'; check the id, or import a file first."
+def _not_yet(user: str) -> TacitaError:
+    return TacitaError(
+        f"the model does not know user '{user[:100]}' yet; recommendations begin with the next round they take part in."
+    )
 
 
 def take_snapshot(store: NodeStore, before: Snapshot | None = None) -> Snapshot | None:

@@ -21,12 +21,13 @@ from tacita.core.types import AnyArray
 from tacita.core.types import Request as AskedFor
 from tacita.federation.measuring import Sums, block_sums
 from tacita.fields import Total
-from tacita.lab.runs import check_settings, planned
+from tacita.lab.assembling import check_settings, planned
 from tacita.live.letters import NAMES, PART, ROSTER, each_arrays
+from tacita.live.node.answers import Answer, Release, RequestNumber
 from tacita.live.node.node import Node
 from tacita.live.node.received import Asked, as_json, asked_of, catalogue_of, whole_model
 from tacita.live.node.standing import ALONE, Refusal, Standing, standing_of, stored_devices
-from tacita.live.node.store import Release, Waiting
+from tacita.live.node.store import Waiting
 from tacita.live.settings import check_live
 from tacita.live.wire import (
     MOST_REQUESTS,
@@ -63,7 +64,8 @@ def _handle(node: Node, request: Request) -> bytes | None:
     """The stored answer, or a new one that was committed; None: what it was made from has changed."""
     head, store = request.head, node.store
     config = _settings(node, head)
-    stored = store.stored_reply(head.run, head.block, head.round, head.kind)
+    number = RequestNumber(head.run, head.block, head.round, head.kind)
+    stored = store.stored_reply(number)
     if stored is not None:
         if stored[0] == request.sha and stored[1]:
             return stored[1]
@@ -89,11 +91,7 @@ def _handle(node: Node, request: Request) -> bytes | None:
         sent = encode(reply)
         model[0]["tag"] = standing.tags[0]
         store.set_catalogue(catalogue)
-        done = store.commit(
-            head.run,
-            head.block,
-            head.round,
-            head.kind,
+        answer = Answer(
             request.sha,
             sent if answered else None,  # who refused may be asked again
             now=stored_devices(standing, standing.here.clients),
@@ -102,9 +100,9 @@ def _handle(node: Node, request: Request) -> bytes | None:
             ledger=None if release is None else replace(release, n_bytes=len(sent)),
             sent=[one.id for one in queue],
             released=answered and head.kind not in (*SCORES, ROSTER),
-            unless_withdrawn_since=withdrawals,
             tags=standing.tags,
         )
+        done = store.commit(number, answer, unless_withdrawn_since=withdrawals)
     except BaseException as error:
         node.held.pop(head.run, None)  # what was not committed did not happen
         if isinstance(error, Refusal):

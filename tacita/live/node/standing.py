@@ -11,10 +11,10 @@ from tacita.core.config import RunConfig
 from tacita.core.draws import keys_of
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, Held, Keys, Longs, Stream
-from tacita.data.splits import collected_block
+from tacita.data.splits import Collected, collected_block
 from tacita.federation.clients import grow, no_devices
 from tacita.federation.devices import Here, nobody_here
-from tacita.lab.runs import build
+from tacita.lab.assembling import build
 from tacita.live.letters import names_of, secret_of
 from tacita.live.node.node import Node
 from tacita.round.device_state import DeviceState, device_arrays, read_devices, rows_taken
@@ -85,8 +85,8 @@ def _opened(
         if config.split.min_rating is not None:
             keep &= rows.rating >= config.split.min_rating
         new = ~seen
-        told = {"time": rows.time[keep], "rating": rows.rating[keep]}
-        blocks.append(collected_block(index, user[keep], item[keep], told, new, keys, item_keys, config.split))
+        told = Collected(user[keep], item[keep], rows.time[keep], rows.rating[keep])
+        blocks.append(collected_block(index, told, new, keys, item_keys, config.split))
         seen[user[keep]] = True
     backbone, parts, draws = build(config, secret_of(store.secret, run))
     stream = Stream(run, tuple(blocks), tuple(raws), tuple(catalogue), keys, item_keys, {}, "")

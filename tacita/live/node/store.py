@@ -15,26 +15,22 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from tacita.core.codec import unpack
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Arrays, Doubles, Longs
-from tacita.live.blobs import pack, unpack
+from tacita.core.types import Doubles, Longs
 from tacita.live.database import transaction
-from tacita.live.node import blocks
+from tacita.live.node import answers, blocks
 from tacita.live.node import file as node_file
-from tacita.round.device_state import LISTS, rows_taken
+from tacita.live.node.answers import Answer, Devices, Model, RequestNumber
 
-Level = Literal["learn", "keep"]
 LEVELS = ("learn", "keep")
 REQUESTS = ("share", "unshare", "forget", "leave")
-NO_EPSILON = "no epsilon"
 
 Interaction = tuple[str, str, float | None, float | None]  # raw user, raw item, time, rating
-Model = tuple[dict[str, Any], dict[str, tuple[str, AnyArray]]]  # note, name -> (sha256, array)
-Devices = tuple[dict[str, Any], Arrays]  # note, arrays with one row per entry of the array "users"
 
 
 @dataclass(frozen=True)
@@ -60,16 +56,6 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.item)
-
-
-@dataclass(frozen=True)
-class Release:
-    """Something that left the device, as the ledger keeps it."""
-
-    users: int  # how many people were summed
-    n_bytes: int
-    sees: str  # what the server can see, in a few words
-    epsilon: str = NO_EPSILON
 
 
 class NodeStore:
@@ -157,7 +143,7 @@ class NodeStore:
         with self._reading() as db:
             found = db.execute("SELECT id FROM users WHERE raw = ?", (raw,)).fetchone()
         if found is None:
-            raise TacitaError(f"this node has nothing of user '{raw[:100]}'; check the id, or import a file first.")
+            raise nothing_of(raw)
         return int(found[0])
 
     def history(self, users: Sequence[int] | None = None, run: str = "") -> Rows:
@@ -230,8 +216,8 @@ class NodeStore:
     def last_block(self, run: str) -> int:
         """The latest block of a run that was opened here; -1: none."""
         with self._reading() as db:
-            found = db.execute("SELECT max(block) FROM blocks WHERE run = ?", (run,)).fetchone()[0]
-        return -1 if found is None else int(found)
+            found = blocks.latest(db, run)
+        return -1 if found is None else found
 
     def rows(self, run: str, block: int) -> Rows:
         """What a block may learn from now: consent that was taken back since takes its rows out."""
@@ -267,75 +253,20 @@ class NodeStore:
             found = db.execute("SELECT run FROM models ORDER BY changed DESC, run LIMIT 1").fetchone()
         return None if found is None else str(found[0])
 
-    def stored_reply(self, run: str, block: int, round: int, kind: str) -> tuple[str, bytes] | None:
+    def stored_reply(self, asked: RequestNumber) -> tuple[str, bytes] | None:
         """The digest of a request that was answered, and the answer."""
         with self._reading() as db:
-            found = db.execute(
-                "SELECT request_sha, reply FROM replies WHERE run = ? AND block = ? AND round = ? AND kind = ?",
-                (run, block, round, kind),
-            ).fetchone()
-        return None if found is None else (str(found[0]), bytes(found[1]))
+            return answers.stored(db, asked)
 
-    def commit(
-        self,
-        run: str,
-        block: int,
-        round: int,
-        kind: str,
-        request_sha: str,
-        reply: bytes | None,
-        now: Devices | None = None,
-        best: Devices | None = None,
-        model: Model | None = None,
-        ledger: Release | None = None,
-        sent: Sequence[int] = (),
-        released: bool = False,
-        unless_withdrawn_since: int | None = None,
-        tags: tuple[str, str] = ("now", "best"),
-    ) -> bool:
+    def commit(self, asked: RequestNumber, answer: Answer, unless_withdrawn_since: int | None = None) -> bool:
         """A handled request in one transaction: the reply, all it changed, what it let out.
 
-        Without a reply the request may be asked again.
-
-        Replies go once the server is past them; it validates a round before it commits it, so one more round stays.
-        People who were erased meanwhile do not come back. `released`: the block's rows were part of a sum in the reply.
         Nothing is done, and False returned, if somebody withdrew since `withdrawals` had that value.
         """
-        at = time.time()
         with self._writing() as db:
             if unless_withdrawn_since is not None and self.withdrawals != unless_withdrawn_since:
                 return False
-            if released:
-                those = "SELECT interaction FROM assigned WHERE run = ? AND block = ?"
-                db.execute(f"UPDATE interactions SET released = 1 WHERE id IN ({those})", (run, block))
-            here = [one for (one,) in db.execute("SELECT id FROM users")]
-            for tag, devices in zip(tags, (now, best), strict=True):
-                if devices is None:
-                    continue
-                note, blob = _packed(devices, here)
-                db.execute(
-                    "INSERT OR REPLACE INTO devices (run, tag, note, arrays) VALUES (?, ?, ?, ?)",
-                    (run, tag, note, blob),
-                )
-            if model is not None:
-                _put_model(db, run, model, at)
-            # what an answer was is dropped; that there was one, and to what, stays while the block lasts
-            db.execute("DELETE FROM replies WHERE run = ? AND block < ?", (run, block))
-            older = (run, block, round - 1)
-            db.execute("UPDATE replies SET reply = x'' WHERE run = ? AND block = ? AND round < ?", older)
-            if reply is not None:
-                db.execute(
-                    "INSERT OR REPLACE INTO replies (run, block, round, kind, request_sha, reply) "
-                    "VALUES (?, ?, ?, ?, ?, ?)",
-                    (run, block, round, kind, request_sha, reply),
-                )
-            if ledger is not None:
-                db.execute(
-                    "INSERT INTO ledger (time, run, block, round, kind, users, bytes, sees, epsilon) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (at, run, block, round, kind, ledger.users, ledger.n_bytes, ledger.sees, ledger.epsilon),
-                )
-            db.executemany("UPDATE requests SET sent = ? WHERE id = ? AND sent IS NULL", ((at, one) for one in sent))
+            answers.put(db, asked, answer, time.time())
         return True
 
     # Ledger and requests
@@ -437,7 +368,7 @@ class NodeStore:
                 for table in ("devices", "replies", "requests", "consent_events"):
                     db.execute(f"DELETE FROM {table}")
             else:
-                _drop_rows(db, one, str(self.path))
+                answers.drop_rows(db, one, str(self.path))
             node_file.ask_scrub(db)
             self.changes += 1
             self.withdrawals += 1
@@ -446,38 +377,9 @@ class NodeStore:
         return gone
 
 
+def nothing_of(user: str) -> TacitaError:
+    return TacitaError(f"this node has nothing of user '{user[:100]}'; check the id, or import a file first.")
+
+
 def _numbers(values: Sequence[float | None]) -> Doubles:
     return np.array([np.nan if v is None else v for v in values], np.float64)
-
-
-def _packed(devices: Devices, here: list[int]) -> tuple[str, bytes]:
-    """The rows of the people who are here, ready to be stored."""
-    note, arrays = devices
-    n = len(arrays["users"])
-    for name, array in arrays.items():
-        if not name.startswith(LISTS) and (array.ndim == 0 or len(array) != n):
-            raise ValueError(f"device array {name!r} has not one row for each of the {n} users")
-    stays = np.isin(arrays["users"], here)
-    return json.dumps(note), pack(arrays if stays.all() else rows_taken(arrays, np.flatnonzero(stays)))
-
-
-def _put_model(db: sqlite3.Connection, run: str, model: Model, at: float) -> None:
-    """Replace what the server sent; arrays whose digest is the same are not written again."""
-    note, arrays = model
-    held = dict(db.execute("SELECT name, sha FROM model_arrays WHERE run = ?", (run,)).fetchall())
-    db.execute("INSERT OR REPLACE INTO models (run, note, changed) VALUES (?, ?, ?)", (run, json.dumps(note), at))
-    gone = ((run, name) for name in held.keys() - arrays.keys())
-    db.executemany("DELETE FROM model_arrays WHERE run = ? AND name = ?", gone)
-    for name, (sha, array) in arrays.items():
-        if held.get(name) != sha:
-            put = "INSERT OR REPLACE INTO model_arrays (run, name, sha, array) VALUES (?, ?, ?, ?)"
-            db.execute(put, (run, name, sha, pack({"array": array})))
-
-
-def _drop_rows(db: sqlite3.Connection, user: int, where: str) -> None:
-    """Take one user's rows out of every run's device arrays."""
-    for run, tag, blob in db.execute("SELECT run, tag, arrays FROM devices").fetchall():
-        arrays = unpack(blob, where)
-        stays = arrays["users"] != user
-        kept = pack(rows_taken(arrays, np.flatnonzero(stays)))
-        db.execute("UPDATE devices SET arrays = ? WHERE run = ? AND tag = ?", (kept, run, tag))

@@ -162,8 +162,9 @@ def _session() -> Handle:
 
 def _supernode(node: Node, socket: Path) -> contextlib.AbstractContextManager[Any]:
     """Flower's process, which reaches this one by the socket only."""
+    from tacita.live.certificates import NodeKeys
     from tacita.live.engine.flower import Supernode
 
     config, folder = node.config, node.folder.absolute()
-    ca, key = folder / config.ca, folder / config.key
-    return Supernode(folder / "flower", config.server, socket, ca=ca, key=key, user=config.run_as or None)
+    keys = NodeKeys(folder / config.ca, folder / config.key)
+    return Supernode(folder / "flower", config.server, socket, keys, user=config.run_as or None)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tacita.core.errors import TacitaError
-from tacita.lab.runs import planned
+from tacita.lab.assembling import planned
 from tacita.live.running.server import is_up, open_store, why_stopped
 from tacita.live.server.store import done_blocks
 

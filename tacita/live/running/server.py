@@ -22,7 +22,14 @@ from pydantic import Field
 from tacita.core.config import Strict, to_toml
 from tacita.core.errors import TacitaError
 from tacita.core.files import disk_error, side_of, write_bytes
-from tacita.live.certificates import CA, SERVER, SERVER_KEY, check, fingerprint, make_ca, make_server, public_pem
+from tacita.live.certificates import (
+    CA,
+    ServerKeys,
+    fingerprint,
+    make_ca,
+    make_server,
+    public_pem,
+)
 from tacita.live.processes import stopped_by_signals
 from tacita.live.server.store import STORE, NodeRow, RunRow, ServerStore, done_blocks, standing
 from tacita.live.settings import read_settings
@@ -137,24 +144,15 @@ class Server:
             held.enter_context(_alone(self.folder))
             self.store = held.enter_context(ServerStore(self.folder / STORE))
             self._enrolled = held.enter_context(ServerStore(self.folder / STORE))
-            ca, certificate, key = (self.folder / name for name in (CA, SERVER, SERVER_KEY))
-            check(ca)
-            check(certificate)
+            keys = ServerKeys.of(self.folder)
+            keys.check()
             bind(self.config.host, self.config.port).close()  # before anything is started
             log.info("starting Flower's SuperLink")
             app = write_app(self.folder / "app")
-            self.link = Link(self.folder / "flower", self.config.link_port, ca=ca, certificate=certificate, key=key)
+            self.link = Link(self.folder / "flower", self.config.link_port, keys)
             held.enter_context(self.link)
             self._settle_nodes()
-            gateway = Gateway(
-                self.config.host,
-                self.config.port,
-                self.link.url,
-                ca=ca,
-                certificate=certificate,
-                key=key,
-                allowed=self.is_enrolled,
-            )
+            gateway = Gateway(self.config.host, self.config.port, self.link.url, keys, self.is_enrolled)
             held.enter_context(gateway)
             held.enter_context(stopped_by_signals(self.stopping))
             log.info("serving nodes on %s:%d; Ctrl-C stops", self.config.host, gateway.port)

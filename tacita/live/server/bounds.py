@@ -40,7 +40,7 @@ def check_total(reply: Reply, asked: Asked) -> None:
     _check_shapes(reply, wanted, asked.fields)
     if head.weight > head.clients * asked.most_weight or (asked.alike and head.weight != head.clients):
         raise _too_much("weight", head)
-    if not asked.sampled and (head.expected < head.clients or (head.expected > head.clients and not asked.may_drop)):
+    if not _likely(head, asked):
         raise _too_much("expected", head)
     for one in wanted:
         name = one.name if one.name in arrays else f"{one.name}/value"
@@ -48,6 +48,12 @@ def check_total(reply: Reply, asked: Asked) -> None:
         _within(name, arrays[name], np.array(most), head, one.least)
     if asked.counted_by:
         _check_pairs(reply, asked)
+
+
+def _likely(head: ReplyHead, asked: Asked) -> bool:
+    """Whether so many can have taken part of those who were to: exactly they, or a number that chance may give."""
+    more = 8 * (head.expected**0.5 + 1) if asked.sampled else 0.0
+    return head.clients <= head.expected + more and (asked.may_drop or head.expected <= head.clients + more)
 
 
 def _check_shapes(reply: Reply, wanted: list[Spec], fields: tuple[Spec, ...]) -> None:

@@ -20,7 +20,7 @@ from tacita.core.types import Block, Ragged, Request, Stream
 from tacita.federation.requests import handle
 from tacita.federation.rounds import Progress, RoundReport, begin_block, end_block, run_block, start
 from tacita.federation.state_arrays import plain_of, read_server, server_arrays, server_note
-from tacita.lab.runs import build, check_settings
+from tacita.lab.assembling import build, check_settings
 from tacita.live.server.remote import Patience, Remote, Transport
 from tacita.live.server.store import STORE, RunRow, ServerStore
 from tacita.live.settings import check_live

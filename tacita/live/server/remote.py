@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from tacita.core.codec import digest_of
 from tacita.core.errors import TacitaError
 from tacita.core.files import flat
 from tacita.core.types import Arrays, Down, Keys, ServerState
@@ -24,7 +25,7 @@ from tacita.federation.measuring import Sums, selecting_metric
 from tacita.fields import Spec, merge
 from tacita.live.letters import CHOSEN, NAMES, PART, ROSTER, read_each, written
 from tacita.live.server.bounds import Asked, check_sums, check_total
-from tacita.live.wire import Reply, Request, RequestHead, catalogue_array, decode_reply, encode, sha_of
+from tacita.live.wire import Reply, Request, RequestHead, catalogue_array, decode_reply, encode
 from tacita.metrics import Evaluation
 from tacita.round.parts import overrides
 from tacita.round.plan import Plan, to_serve
@@ -300,7 +301,7 @@ class _Asking:
             round=server.round,
             best_round=remote.best_round,
             config=question.plan.config.model_dump(mode="json"),
-            names={name: sha_of(array) for name, array in self.arrays.items()},
+            names={name: digest_of(array) for name, array in self.arrays.items()},
         )
         self._letters: dict[int, Arrays] = {}
 
@@ -315,7 +316,7 @@ class _Asking:
         return self._letters[node]
 
     def head(self, node: int) -> RequestHead:
-        more = {name: sha_of(array) for name, array in self.letters(node).items()}
+        more = {name: digest_of(array) for name, array in self.letters(node).items()}
         return self.common.model_copy(update={"names": {**self.common.names, **more}}) if more else self.common
 
     def bodies(self, nodes: set[int]) -> dict[int, bytes]:

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tacita.core.codec import digest_of, unpack
 from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays
-from tacita.live.blobs import pack, unpack
-from tacita.live.database import plain_errors, read_only, transaction
-from tacita.live.wire import sha_of
+from tacita.live.database import format_of, plain_errors, put_arrays, transaction
 
 if TYPE_CHECKING:
     from tacita.live.server.remote import Accepted  # brings the models, which `server status` has no use for
@@ -75,13 +74,10 @@ class ServerStore:
         self.path = path
         if not path.is_file():
             raise TacitaError(f"there is no server in {path.parent}; `tacita server init` makes one.")
-        with self._plain(), contextlib.closing(read_only(path)) as db:  # a damaged file stays as it is
-            verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-            if verdict != "ok":
-                raise sqlite3.DatabaseError(verdict)
-            found = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
-        if found is None or found[0] != str(FORMAT):
-            made = "nobody" if found is None else f"format {found[0]}"
+        with self._plain():
+            found = format_of(path)
+        if found != str(FORMAT):
+            made = "nobody" if found is None else f"format {found}"
             raise TacitaError(f"{path} was made by another tacita ({made}, this one reads format {FORMAT}).")
         with self._plain():
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
@@ -239,14 +235,7 @@ class ServerStore:
         """
         at = time.time()
         with self._writing() as db:
-            held = dict(db.execute("SELECT name, sha FROM arrays WHERE run = ?", (run,)).fetchall())
-            gone = ((run, name) for name in held.keys() - arrays.keys())
-            db.executemany("DELETE FROM arrays WHERE run = ? AND name = ?", gone)
-            for name, array in arrays.items():
-                sha = sha_of(array)
-                if held.get(name) != sha:
-                    put = "INSERT OR REPLACE INTO arrays (run, name, sha, array) VALUES (?, ?, ?, ?)"
-                    db.execute(put, (run, name, sha, pack({"array": array})))
+            put_arrays(db, "arrays", run, {name: (digest_of(array), array) for name, array in arrays.items()})
             db.executemany(
                 "INSERT INTO accepted (run, block, round, kind, node, sha, clients, time) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",

@@ -44,7 +44,10 @@ class Replay(Part):
                 f"replay.top_n = {self.config.top_n} is larger than the catalogue of {n_items} items; lower it."
             )
         if self.world.backbone.shared():
-            raise TacitaError("replay ranks with private parameters only; turn backbone.share_mlp off.")
+            raise TacitaError(
+                f"replay ranks with private parameters only, and backbone '{self.world.backbone.name}' shares others "
+                "as well; use another backbone (of ncf, turn backbone.share_mlp off)."
+            )
         nobody = np.zeros((1, self.world.backbone.private_width), np.float32)
         if self.config.eps > 0 and self.world.backbone.reading(nobody, {}) is None:
             raise TacitaError(

@@ -12,6 +12,7 @@ import scipy.sparse
 import scipy.sparse.linalg
 
 from tacita.core.draws import Draws
+from tacita.core.sparse import matrix_of_cells
 from tacita.core.types import Doubles
 from tacita.kernels.hashing import normals
 
@@ -42,7 +43,7 @@ def tfidf(texts: Sequence[str], most: int = MOST_TERMS) -> scipy.sparse.csr_arra
     idf = np.log((1 + len(texts)) / (1 + np.array([spread[term] for term in kept], np.float64))) + 1
     value = n * idf[column]
     length = np.sqrt(np.bincount(row, weights=value**2, minlength=len(texts)))
-    return scipy.sparse.csr_array((value / length[row], (row, column)), shape=(len(texts), len(kept)))
+    return matrix_of_cells(row, column, value / length[row], (len(texts), len(kept)))
 
 
 def reduced(matrix: scipy.sparse.csr_array | Doubles, width: int) -> Doubles:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import scipy.sparse
@@ -24,6 +24,7 @@ from pydantic import Field
 
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
+from tacita.core.sparse import matrix_of_lists
 from tacita.core.types import (
     AnyArray,
     Arrays,
@@ -37,12 +38,10 @@ from tacita.core.types import (
     ServerState,
 )
 from tacita.fields import Dense, Form, Rows, Spec, Terms, Total, Upload, add, empty_total
-from tacita.kernels.pairs import dense_products, sparse_products
 from tacita.models.base import Backbone, BackboneConfig, register
+from tacita.models.tally.retraction import may_differ, told_instead, update_inverse
 from tacita.models.tally.solver import (
-    TILE,
     bytes_to_solve,
-    columns_of,
     free_memory,
     inverted,
     lower_triangle,
@@ -50,6 +49,7 @@ from tacita.models.tally.solver import (
     packed,
 )
 from tacita.models.tally.sums import Shape, Sums, told_again
+from tacita.models.tally.weights import add_products, as_heads, recency_weights, to_weights
 
 STATE = "tally"  # the name of its server-side arrays
 COME_BACK, AVOID = 0.05, -1.0  # what repeat = "learn" adds to items of earlier blocks
@@ -179,9 +179,7 @@ class Tally(Backbone):
     def user_terms(self, train: Ragged, n_items: int) -> tuple[scipy.sparse.csr_array, Doubles]:
         """What users put into the sum: binary rows of their counted items, and a weight each."""
         lists = self.counted(train)
-        ones = np.ones(len(lists.ids))
-        chosen = scipy.sparse.csr_array((ones, lists.ids, lists.ptr), shape=(len(lists), n_items))
-        return chosen, np.maximum(lists.counts(), 1.0) ** -self.config.length_power
+        return matrix_of_lists(lists, n_items), np.maximum(lists.counts(), 1.0) ** -self.config.length_power
 
     def counted(self, train: Ragged) -> Ragged:
         """The items that count: of each list the latest, where only some do."""
@@ -339,15 +337,10 @@ class Tally(Backbone):
         Also the rank of the update of the inverse; 0: it was solved anew.
         """
         shape = Shape.of(len(server.items), server.heads["inputs"])
-        sums = changed = Sums.read(server.parts[STATE])
-        past = Ragged.empty(0), Ragged.empty(0)
-        for index, lists in enumerate(zip(before, after, strict=True)):
-            if index in sums.index and any(len(one.ids) for one in lists):
-                gone, come = (self.user_terms(one, shape.n_items) for one in lists)
-                was, now = (told_again(one, p, shape.n_items).sum(axis=0) for one, p in zip(lists, past, strict=True))
-                changed = changed.exchanged(index, gone, come, now - was, shape, self.weighted)
-            past = past[0].joined(lists[0]), past[1].joined(lists[1])
-        changed = changed.tidied()
+        sums = Sums.read(server.parts[STATE])
+        changed = told_instead(
+            sums, before, after, lambda lists: self.user_terms(lists, shape.n_items), shape, self.weighted
+        )
         if shape.inputs is not None or self.config.ridge_popularity or server.parts[STATE]["doublings"][0]:
             return self.solved(server, changed), 0
         inverse = mirrored(lower_triangle(server.parts[STATE]["inverse"]))
@@ -356,36 +349,12 @@ class Tally(Backbone):
         return self.solved(server, changed, inverse if rank else None), rank
 
     def update(self, inverse: Doubles, items: AnyArray, old: Sums, new: Sums, shape: Shape) -> int:
-        """Bring an inverse from old to new sums in place by a low-rank update (Woodbury); 0: a solve is cheaper.
-
-        A withdrawal changes G between the user's own items only, unless one of them is out in other blocks now.
-        """
-        n = len(inverse)
-        if len(items) > n // 4:
+        """Bring an inverse from old to new sums in place, if that is cheaper than a solve; 0: it is not."""
+        if len(items) > len(inverse) // 4:
             return 0
-        least = max(1, self.config.min_item, self.config.min_pair)
-        shifted = np.flatnonzero((old.openings(least) != new.openings(least)).any(axis=0))
-        where = np.union1d(shape.around(items, items), shape.around(shifted, np.arange(n)))
+        where = may_differ(items, old, new, shape, max(1, self.config.min_item, self.config.min_pair))
         change = self.released(new, shape, where) - self.released(old, shape, where)
-        row, col = shape.pairs(where[change != 0])
-        items = np.union1d(row, col)
-        if not 0 < len(items) <= n // 4:
-            return 0
-        small = np.zeros((len(items), len(items)))
-        small[np.searchsorted(items, row), np.searchsorted(items, col)] = change[change != 0]
-        values, vectors = np.linalg.eigh(small)  # it reads the lower triangle
-        strong = np.abs(values) > 1e-13 * np.abs(values).max()
-        values, vectors = values[strong], vectors[:, strong]
-        if len(values) > n // 8:
-            return 0
-        moved = inverse[:, items] @ vectors  # (n, rank)
-        core = np.diag(1 / values) + vectors.T @ moved[items]
-        if (np.linalg.eigvalsh(core) > 0).sum() != (values > 0).sum():
-            return 0  # no longer positive definite
-        back = np.linalg.solve(core, moved.T)
-        for lo in range(0, n, TILE):
-            inverse[lo : lo + TILE] -= moved[lo : lo + TILE] @ back
-        return len(values)
+        return update_inverse(inverse, *shape.pairs(where[change != 0]), change[change != 0])
 
     def retrained(self, server: ServerState, told: list[Ragged]) -> ServerState:
         """What the server would hold had it been told these lists alone, with the same catalogue and inputs."""
@@ -411,81 +380,6 @@ def _marks(lists: Ragged, user_ptr: Longs) -> Rows:
     return Rows(client, lists.ids, np.ones(len(lists.ids)))
 
 
-def recency_weights(lists: Ragged, recency: float) -> Floats:
-    """What each entry counts: the newest of a list 1, one that is `recency` items older 1/e."""
-    age = np.repeat(lists.ptr[1:], lists.counts()) - 1 - np.arange(len(lists.ids))
-    weight = np.exp(-age / recency) if recency else np.ones(len(lists.ids))
-    return weight.astype(np.float32)
-
-
-def add_products(lists: Ragged, weight: Floats, heads: Arrays, scores: Floats) -> None:
-    """Add x B to the scores, x a list with weights; items that are no input, or came too late for B, say nothing."""
-    inputs, dense = heads["inputs"], heads["weights"].ndim == 2
-    known = heads["weights"].shape[1] if dense else int(heads["known"][0])
-    row_of = np.full(scores.shape[1], -1, np.int32)
-    row_of[inputs if len(inputs) else slice(0, known)] = np.arange(len(inputs) or known)
-    if dense:
-        dense_products(lists.ptr, lists.ids, weight, row_of, heads["weights"], scores)
-    else:
-        column = heads["column"].view(np.uint32)  # never negative, which the loop need not check then
-        sparse_products(lists.ptr, lists.ids, weight, row_of, heads["ptr"], column, heads["weights"], scores)
-
-
 def popular_inputs(counts: AnyArray, most: int) -> Ints:
     """The items that a large catalogue is read through, ascending."""
     return np.sort(np.argsort(-counts, kind="stable")[:most]).astype(np.int32)
-
-
-# the solution
-
-
-def to_weights(inverse: Doubles, gram: Doubles, where: Longs | None, shape: Shape, keep: int) -> Any:
-    """B: zero-diagonal columns for the inputs, plain ridge columns for everything else; few entries a column."""
-    tiles = []
-    cut = 0 < keep < shape.n_inputs / 2  # a matrix that is not much cut is smaller as it is
-    single = inverse.astype(np.float32) if shape.inputs is not None else inverse
-    for lo in range(0, shape.n_items, TILE):
-        hi = min(lo + TILE, shape.n_items)
-        if shape.inputs is None or where is None:
-            tile: AnyArray = columns_of(inverse, lo, hi)
-        else:
-            tile = np.dot(shape.columns(where, gram, lo, hi).astype(np.float32), single)
-            first, last = np.searchsorted(shape.inputs, [lo, hi])
-            tile[shape.inputs[first:last] - lo] = columns_of(inverse, first, last)
-        tile = sparsified(tile, keep).astype(np.float32)
-        tiles.append(scipy.sparse.csr_array(tile) if cut else tile)
-    return scipy.sparse.vstack(tiles, format="csr").T.tocsr() if cut else np.ascontiguousarray(np.vstack(tiles).T)
-
-
-def as_heads(weights: Any) -> Arrays:
-    """B as it is sent and stored: whole, or row by row the columns that are not zero."""
-    none = np.zeros(0, np.int32)
-    known = np.array([weights.shape[1]], np.int32)
-    if scipy.sparse.issparse(weights):
-        ptr, column = weights.indptr.astype(np.int32), weights.indices.astype(np.int32)
-        return {"weights": weights.data, "column": column, "ptr": ptr, "known": known}
-    return {"weights": weights, "column": none, "ptr": none, "known": known}
-
-
-def matrix_of(heads: Arrays) -> Any:
-    """B (inputs, known items) from what was sent, dense or sparse."""
-    if heads["weights"].ndim == 2:
-        return heads["weights"]
-    parts = heads["weights"], heads["column"], heads["ptr"]
-    return scipy.sparse.csr_array(parts, shape=(len(heads["ptr"]) - 1, int(heads["known"][0])))
-
-
-def dense_weights(heads: Arrays) -> Floats:
-    found = matrix_of(heads)
-    return np.asarray(found.toarray() if scipy.sparse.issparse(found) else found)
-
-
-def sparsified(columns: AnyArray, keep: int) -> AnyArray:
-    """Only the `keep` largest entries of each column, given as rows; as large up to rounding is as large."""
-    width = columns.shape[1]
-    if keep == 0 or keep >= width:
-        return columns
-    size = np.abs(columns)
-    cut = np.partition(size, width - keep, axis=1)[:, width - keep]
-    columns[size < cut[:, None] * (1 - 1e-6)] = 0.0
-    return columns

@@ -1,0 +1,122 @@
+"""From a config to a run that can start: its model, parts, draws and data, refused before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tacita.core.config import RunConfig, validated
+from tacita.core.draws import Draws
+from tacita.core.errors import TacitaError
+from tacita.data.sources import load
+from tacita.data.splits import effective_split, split
+from tacita.federation.measuring import selecting_metric
+from tacita.kernels.threads import most_threads, set_threads
+from tacita.methods import Part, World, build_parts, effective_parts
+from tacita.models import backbone_class
+from tacita.models.base import Backbone
+from tacita.round.learner import learner_of
+from tacita.round.plan import Federation, Plan
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How to run, as opposed to what: none of this can change a result."""
+
+    threads: int = 0  # 0: all cores
+    chunk: int = 256
+    data_dir: Path | None = None
+
+
+ALL_CORES = Machine()
+
+
+def use_threads(threads: int) -> None:
+    most = most_threads()
+    if threads < 0 or threads > most:
+        raise TacitaError(f"--threads {threads}: this machine offers 1 to {most}, or 0 for all.")
+    set_threads(threads or most)
+
+
+def assemble(config: RunConfig, machine: Machine) -> Federation:
+    """Load, split and check everything, so that bad input is refused before anything is written."""
+    backbone, parts, draws = build(config)
+    check_settings(config, backbone)
+    use_threads(machine.threads)
+    table = load(
+        config.data,
+        data_dir=machine.data_dir,
+        columns=config.columns or None,
+        date_format=config.date_format,
+        decimal=config.decimal,
+    )
+    config = effective(config.model_copy(update={"split": effective_split(table, config.split)}), backbone, parts)
+    stream = split(table, config.split)
+    smallest = stream.blocks[0].n_items
+    check_cutoffs(config, smallest)
+    backbone.check(smallest, stream.n_items)
+    for part in parts:
+        part.check(smallest)
+    return Federation(backbone, parts, config, draws, machine.chunk, stream=stream)
+
+
+def effective(config: RunConfig, backbone: Backbone, parts: tuple[Part, ...]) -> RunConfig:
+    """The same run with the value of every setting of its model and parts written out."""
+    model = {"name": backbone.name, **backbone.config.model_dump(mode="json", exclude_none=True)}
+    listed = [{"name": p.name, **p.config.model_dump(mode="json", exclude_none=True)} for p in parts]
+    return config.model_copy(update={"backbone": model, "parts": listed})
+
+
+def build(config: RunConfig, secret: str = "") -> tuple[Backbone, tuple[Part, ...], Draws]:
+    """Model and parts; `secret` is what a device adds to the seed of draws that protect its people."""
+    options = dict(config.backbone)
+    name = options.pop("name", "mf")
+    if not isinstance(name, str):
+        raise TacitaError("backbone.name must be a name such as 'mf'.")
+    cls = backbone_class(name)
+    backbone = cls(validated(cls.Config, options, f"backbone '{name}'"))
+    draws = Draws(config.seed, secret)
+    specs = effective_parts(config.method, config.parts)
+    world = World(backbone, draws, config.train)
+    parts = build_parts(specs, world)
+    learner_of(world, parts).check()
+    return backbone, parts, draws
+
+
+def planned(config: RunConfig, secret: str = "") -> Plan:
+    """What everybody may know of a run, and, with a secret, draws that only a device knows."""
+    backbone, parts, draws = build(config, secret)
+    return Plan(backbone, parts, config, draws)
+
+
+def check_settings(config: RunConfig, backbone: Backbone) -> None:
+    """Refuse what cannot be trained on any data."""
+    plan = config.train
+    selecting_metric(config)
+    if config.evaluate.item_table == "personal" and (
+        plan.silos or backbone.learner != "rows" or plan.participation.kind != "all"
+    ):
+        raise TacitaError(
+            "evaluate.item_table = 'personal' is for users who are clients, train item rows and take part in every "
+            f"round; use 'global' with train.silos = {plan.silos}, train.participation.kind = "
+            f"'{plan.participation.kind}' and backbone '{backbone.name}'."
+        )
+    if config.evaluate.mask == "history" and config.evaluate.old_block_mask == "current":
+        raise TacitaError(
+            "evaluate.old_block_mask = 'current' with evaluate.mask = 'history' would hide an old block's own test "
+            "items; use 'own'."
+        )
+
+
+def check_cutoffs(config: RunConfig, n_items: int) -> None:
+    asked = {f"evaluate.k = {k}": k for k in config.evaluate.k}
+    asked[f"evaluate.select_by = '{config.evaluate.select_by}'"] = selecting_metric(config)[1]
+    for setting, k in asked.items():
+        if k < 1:
+            raise TacitaError(f"{setting} makes no sense; a cut-off is a number from 1.")
+        if k > n_items:
+            fits = max(1, n_items // 2)
+            raise TacitaError(
+                f"{setting} is larger than the catalogue of {n_items} items; try --set evaluate.k=[{fits}] "
+                f"--set evaluate.select_by=ndcg@{fits}."
+            )

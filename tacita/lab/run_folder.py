@@ -1,0 +1,178 @@
+"""A run folder on disk: made whole or not at all, and read back with every doubt about it said in one sentence.
+
+It holds config.toml, events.jsonl, result.json, server.safetensors, clients.safetensors, ids.json and report.html.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tacita.core.config import RunConfig, read_toml, to_toml, validated
+from tacita.core.errors import TacitaError
+from tacita.core.files import (
+    disk_error,
+    read_arrays,
+    read_json,
+    side_of,
+    write_arrays,
+    write_bytes,
+    write_json,
+)
+from tacita.core.types import Arrays, Ints, Ragged, Stream
+from tacita.federation.rounds import Progress
+from tacita.federation.state_arrays import (
+    server_arrays,
+    server_note,
+)
+from tacita.report.data import damaged_ids, method_name, no_run_folder, refuse_changed
+from tacita.round.device_state import device_arrays
+from tacita.round.plan import Federation
+
+UNFINISHED = "unfinished"  # says in result.json what a run still has to do
+
+
+def free_folder(config: RunConfig) -> Path:
+    """A new name under runs/ that says what is in it."""
+    data = Path(config.data.partition(":")[0]).stem
+    backbone = str(config.backbone.get("name", "mf"))
+    named = dict.fromkeys([backbone, method_name(backbone, config.method, None)])
+    stem = "-".join([data, *named, str(config.seed)])
+    for n in range(1, 10_000):
+        path = Path("runs") / (stem if n == 1 else f"{stem}-{n}")
+        if not path.exists():
+            return path
+    raise TacitaError("runs/ holds ten thousand runs of this name; choose one with --out.")
+
+
+def make_folder(out: Path, config: RunConfig, stream: Stream) -> None:
+    """A run folder appears whole, with its config and ids, or not at all."""
+    side, settings = side_of(out), to_toml(config).encode()
+    try:
+        side.mkdir(parents=True)
+        write_bytes(side / "config.toml", settings)
+        write_json(side / "ids.json", {**_ids(stream), "settings": hashlib.sha256(settings).hexdigest()})
+        side.rename(out)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY) and out.exists():
+            raise TacitaError(f"another process has just made {out}; choose another --out.") from None
+        raise disk_error(out, error) from None
+    finally:
+        shutil.rmtree(side, ignore_errors=True)
+
+
+def _ids(stream: Stream) -> dict[str, Any]:
+    return {
+        "data": stream.name,
+        "fingerprint": stream.fingerprint,
+        "users": list(stream.user_ids),
+        "items": list(stream.item_ids),
+        "titles": {i: stream.titles[i] for i in stream.item_ids if i in stream.titles},
+    }
+
+
+def write_models(fed: Federation, progress: Progress, out: Path) -> None:
+    """What each side holds at the end, kept apart; the devices' file includes their own histories."""
+    server, clients = progress.server, progress.clients
+    origin = {"config": fed.config.model_dump_json(), "fingerprint": fed.stream.fingerprint}
+    write_arrays(out / "server.safetensors", server_arrays(server), {**server_note(server), **origin})
+    history = fed.stream.history(len(fed.stream.blocks))
+    last = fed.stream.blocks[-1].train
+    lists: Arrays = {
+        "history/ptr": history.ptr,
+        "history/ids": history.ids,
+        "current/ptr": last.ptr,
+        "current/ids": last.ids,
+    }
+    if fed.backbone.reads_history:  # it scores what was done in earlier blocks, too
+        past = fed.stream.history(len(fed.stream.blocks) - 1)
+        lists |= {"past/ptr": past.ptr, "past/ids": past.ids}
+        for block in fed.stream.blocks:
+            lists |= {f"told/{block.index}/ptr": block.train.ptr, f"told/{block.index}/ids": block.train.ids}
+    write_arrays(out / "clients.safetensors", {**device_arrays(clients, ""), **lists}, origin)
+
+
+def is_finished(out: Path) -> bool:
+    return (out / "result.json").is_file() and UNFINISHED not in read_result(out)
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """The numbers of a finished run."""
+    if not folder.is_dir():
+        raise no_run_folder(folder)
+    if not (folder / "config.toml").is_file():
+        raise TacitaError(f"{folder} is not a run folder: it has no config.toml.")
+    if not (folder / "result.json").is_file():
+        raise TacitaError(f"{folder} is not finished; go on with `tacita train --out {folder} --resume`.")
+    result: dict[str, Any] = read_json(folder / "result.json")
+    if not isinstance(result, dict) or not {"data", "blocks", "mean", "controls", "bytes"} <= result.keys():
+        raise TacitaError(f"{folder / 'result.json'} is damaged: not the result of a run; train again.")
+    return result
+
+
+def read_config(folder: Path) -> RunConfig:
+    path = folder / "config.toml"
+    refuse_changed(path, read_ids(folder).get("settings"))
+    return validated(RunConfig, read_toml(path), str(path))
+
+
+def read_ids(folder: Path) -> dict[str, Any]:
+    ids = read_json(folder / "ids.json")
+    kinds = {"fingerprint": str, "users": list, "items": list, "titles": dict}
+    if not isinstance(ids, dict) or any(not isinstance(ids.get(name), kind) for name, kind in kinds.items()):
+        raise damaged_ids(folder)
+    return ids
+
+
+def made_with(note: dict[str, str], config: RunConfig) -> bool:
+    """Whether a file was written under these settings; settings it does not know have their defaults."""
+    return validated(RunConfig, json.loads(note["config"]), "the settings of the run") == config
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The models of a finished run: ids, and what each side holds with its note."""
+
+    folder: Path
+    config: RunConfig
+    ids: dict[str, Any]
+    served: Arrays
+    note: dict[str, str]
+    held: Arrays
+    origin: dict[str, str]
+
+    def numbers(self, users: list[str]) -> Ints:
+        """The rows of raw user ids."""
+        number = {raw: n for n, raw in enumerate(self.ids["users"])}
+        missing = [u for u in users if u not in number]
+        if missing:
+            raise TacitaError(
+                f"user '{missing[0]}' is not in {self.folder}; its {len(number):,} users have ids such as "
+                f"'{self.ids['users'][0]}' (see ids.json)."
+            )
+        return np.array([number[u] for u in users], np.int32)
+
+
+def open_saved(folder: Path) -> Saved:
+    read_result(folder)  # without one there is no run to speak of
+    config, ids = read_config(folder), read_ids(folder)
+    (served, note), (held, origin) = (read_arrays(folder / f"{side}.safetensors") for side in ("server", "clients"))
+    for name, made in (("server", note), ("clients", origin)):
+        if made["fingerprint"] != ids["fingerprint"] or not made_with(made, config):
+            raise TacitaError(
+                f"{folder / name}.safetensors belongs to another dataset or run than the ids.json and config.toml "
+                "beside it; train again."
+            )
+    return Saved(folder, config, ids, served, note, held, origin)
+
+
+def lists_of(held: Arrays, name: str) -> Ragged:
+    """One of the lists that devices hold, per user."""
+    return Ragged(held[f"{name}/ptr"], held[f"{name}/ids"])

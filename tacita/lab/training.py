@@ -1,0 +1,237 @@
+"""Train a run into its folder, resumable after a kill at any moment.
+
+While it trains, checkpoint.safetensors holds where it stands; rounds are deterministic, so going on from any
+checkpoint gives the numbers of an unbroken run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tacita
+from tacita.core.config import RunConfig
+from tacita.core.errors import TacitaError
+from tacita.core.files import (
+    Lines,
+    alone_in,
+    clear_sides,
+    read_arrays,
+    write_arrays,
+    write_bytes,
+    write_json,
+)
+from tacita.federation.rounds import Progress, RoundReport, run_stream, start
+from tacita.federation.state_arrays import (
+    progress_arrays,
+    read_progress,
+)
+from tacita.lab.assembling import ALL_CORES, Machine, assemble
+from tacita.lab.controls import CONTROLS, mean_of, run_controls
+from tacita.lab.run_folder import (
+    UNFINISHED,
+    is_finished,
+    made_with,
+    make_folder,
+    read_config,
+    read_ids,
+    read_result,
+    write_models,
+)
+from tacita.lab.serving import Run, open_run
+from tacita.metrics import continual_summary
+from tacita.round.plan import Federation
+
+CHECKPOINT_SECONDS = 10.0  # at least this long between two checkpoints
+CHECKPOINT_SHARE = 0.05  # of the time, at most, goes into writing them
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """Who wants to know how a run is going."""
+
+    on_start: Callable[[Federation, Progress], None] = lambda fed, progress: None
+    on_round: Callable[[RoundReport], None] = lambda report: None
+    on_controls: Callable[[Federation], None] = lambda fed: None  # the run is trained, its controls begin
+    on_control: Callable[[str, int], None] = lambda name, block: None
+
+
+NOBODY = Watcher()
+
+
+def train(config: RunConfig, out: Path, machine: Machine = ALL_CORES, watcher: Watcher = NOBODY) -> Run:
+    """A new run in a new folder; what fails before its first round leaves no folder."""
+    if out.exists() or out.is_symlink():
+        begun = (out / "config.toml").is_file()
+        told = "exists; go on with --resume, or" if begun else "exists and holds no run;"
+        raise TacitaError(f"{out} {told} choose another --out.")
+    fed = assemble(config, machine)
+    make_folder(out, fed.config, fed.stream)
+    with alone_in(out):
+        try:
+            _train_to_end(fed, start(fed), out, watcher)
+        except (TacitaError, MemoryError):
+            events = out / "events.jsonl"
+            if not events.is_file() or events.stat().st_size == 0:
+                shutil.rmtree(out, ignore_errors=True)
+            raise
+        return _with_controls(fed, out, watcher)
+
+
+def resume(
+    out: Path,
+    machine: Machine = ALL_CORES,
+    watcher: Watcher = NOBODY,
+    controls: bool = True,
+) -> Run:
+    """Go on with a run that was interrupted; a finished one is simply opened.
+
+    A run that was only killed in its controls does not train again; without `controls` it ends without the rest.
+    """
+    if not (out / "config.toml").is_file() or not (out / "ids.json").is_file():
+        remedy = "leave out --resume and choose another --out" if out.exists() else "leave out --resume"
+        raise TacitaError(f"{out} holds no run to go on with; {remedy} to start one.")
+    saved = out / "checkpoint.safetensors"
+    with alone_in(out):
+        clear_sides(out)
+        if is_finished(out):
+            return _published(out)
+        config, ids = read_config(out), read_ids(out)
+        if "settings" not in ids:
+            raise TacitaError(f"{out} was begun by an earlier version of tacita; start a new run with this one.")
+        fed = assemble(config, machine)
+        if ids["fingerprint"] != fed.stream.fingerprint:
+            raise TacitaError(f"{out} was trained on other data than '{config.data}' holds now; start a new run.")
+        if not (out / "result.json").is_file():
+            progress = _read_checkpoint(saved, config) if saved.is_file() else start(fed)
+            spent = _trim_events(out / "events.jsonl", progress)
+            _train_to_end(fed, progress, out, watcher, spent)
+        return _with_controls(fed, out, watcher, controls)
+
+
+def _train_to_end(fed: Federation, progress: Progress, out: Path, watcher: Watcher, spent: float = 0.0) -> None:
+    """All rounds, then models and numbers on disk: what comes after cannot lose them."""
+    watcher.on_start(fed, progress)
+    began = time.monotonic() - spent
+    due = time.monotonic() + CHECKPOINT_SECONDS
+    with Lines(out / "events.jsonl") as events:
+
+        def on_round(report: RoundReport, now: Progress) -> None:
+            nonlocal due
+            ended = time.monotonic()
+            events.add({**asdict(report), "seconds": round(ended - began, 3)})
+            if ended >= due:
+                events.sync()
+                arrays, note = progress_arrays(now)
+                note["config"] = fed.config.model_dump_json()
+                write_arrays(out / "checkpoint.safetensors", arrays, note)
+                cost = time.monotonic() - ended
+                due = ended + cost + max(CHECKPOINT_SECONDS, cost / CHECKPOINT_SHARE)
+            watcher.on_round(report)
+
+        run_stream(fed, progress, on_round)
+    write_models(fed, progress, out)
+    pending = {UNFINISHED: "controls"} if fed.config.evaluate.controls else {}
+    write_json(out / "result.json", {**_result(fed, progress), **pending})
+    (out / "checkpoint.safetensors").unlink(missing_ok=True)
+
+
+def _with_controls(fed: Federation, out: Path, watcher: Watcher, wanted: bool = True) -> Run:
+    """The controls that are still missing, each on disk as soon as it is there."""
+    result = read_result(out)
+    if result.pop(UNFINISHED, None):
+        (out / "report.html").unlink(missing_ok=True)  # somebody may have looked before the controls were there
+        if wanted:
+            watcher.on_controls(fed)
+            try:
+                for name, found in run_controls(fed, watcher.on_control, without=tuple(result["controls"])):
+                    result["controls"][name] = found
+                    write_json(out / "result.json", {**result, UNFINISHED: "controls"})
+            except MemoryError:
+                raise TacitaError(
+                    f"not enough memory for a control; the run itself is in {out}: end it without the rest with "
+                    f"`tacita train --out {out} --resume --no-controls`."
+                ) from None
+        result["controls"] = {name: {"skipped": "switched off"} for name in CONTROLS} | result["controls"]
+        write_json(out / "result.json", result)
+    return _published(out)
+
+
+def save_run(fed: Federation, progress: Progress, out: Path) -> None:
+    """A run that was trained elsewhere (a trial) as a finished folder, without controls."""
+    if out.exists():
+        return
+    make_folder(out, fed.config, fed.stream)
+    write_bytes(out / "events.jsonl", b"")
+    write_models(fed, progress, out)
+    write_json(out / "result.json", _result(fed, progress))
+
+
+def _published(out: Path) -> Run:
+    """A finished run with its report and without its checkpoint, even if it was killed after its last round."""
+    from tacita.report.pages import write_report
+
+    run = open_run(out)
+    if not (out / "report.html").is_file():
+        write_report([out], out / "report.html")
+    if (out / "checkpoint.safetensors").is_file():
+        (out / "checkpoint.safetensors").unlink()
+    return run
+
+
+def _result(fed: Federation, progress: Progress) -> dict[str, Any]:
+    blocks = progress.results
+    kept = continual_summary([b["on_blocks"] for b in blocks], [b["users"] for b in blocks])
+    return {
+        "tacita": tacita.__version__,
+        "config": fed.config.model_dump(mode="json"),
+        "data": {
+            "name": fed.stream.name,
+            "fingerprint": fed.stream.fingerprint,
+            "users": fed.stream.n_users,
+            "items": fed.stream.n_items,
+            "removed": [asdict(one) for one in fed.stream.removed],
+            "notes": list(fed.stream.notes),
+        },
+        "blocks": blocks,
+        "mean": mean_of(blocks),
+        "continual": {name: None if math.isnan(value) else value for name, value in kept.items()},
+        "controls": {},
+        "bytes": {
+            "up_per_client_and_round": float(np.mean([b["bytes_up"] for b in blocks])),
+            "down_per_client_and_round": float(np.mean([b["bytes_down"] for b in blocks])),
+        },
+    }
+
+
+def _read_checkpoint(path: Path, config: RunConfig) -> Progress:
+    arrays, note = read_arrays(path, "delete it to train this run again from its first round")
+    if not made_with(note, config):
+        raise TacitaError(f"{path.parent / 'config.toml'} was changed after the run began; start a new run instead.")
+    return read_progress(arrays, note)
+
+
+def _trim_events(path: Path, progress: Progress) -> float:
+    """Forget events after the checkpoint, whose rounds are about to be run again; returns the time spent before."""
+    if not path.is_file():
+        return 0.0
+    reached = (progress.server.block, progress.server.round) if progress.in_block else (len(progress.results), 0)
+    kept, spent = [], 0.0
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            event = json.loads(line)
+            if (event["block"], event["round"]) <= reached:
+                kept.append(line + "\n")
+                spent = float(event["seconds"])
+        except (ValueError, TypeError, LookupError):
+            break  # the line that was being written when the run was killed
+    write_bytes(path, "".join(kept).encode())
+    return spent

@@ -1,0 +1,133 @@
+"""What an answered request leaves in a node's file: the reply, devices, model and ledger, all in one transaction."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tacita.core.codec import pack, unpack
+from tacita.core.types import AnyArray, Arrays
+from tacita.live.database import put_arrays
+from tacita.round.device_state import LISTS, rows_taken
+
+NO_EPSILON = "no epsilon"
+
+Model = tuple[dict[str, Any], dict[str, tuple[str, AnyArray]]]  # note, name -> (sha256, array)
+Devices = tuple[dict[str, Any], Arrays]  # note, arrays with one row per entry of the array "users"
+
+
+@dataclass(frozen=True)
+class RequestNumber:
+    """What tells one request of a server from another."""
+
+    run: str
+    block: int
+    round: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Release:
+    """Something that left the device, as the ledger keeps it."""
+
+    users: int  # how many people were summed
+    n_bytes: int
+    sees: str  # what the server can see, in a few words
+    epsilon: str = NO_EPSILON
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A reply, and what making it changed."""
+
+    request_sha: str
+    reply: bytes | None  # None: the request may be asked again
+    now: Devices | None = None
+    best: Devices | None = None
+    model: Model | None = None
+    ledger: Release | None = None
+    sent: Sequence[int] = ()  # the requests of people here that the reply carries
+    released: bool = False  # the block's rows were part of a sum in the reply
+    tags: tuple[str, str] = ("now", "best")
+
+
+def stored(db: sqlite3.Connection, asked: RequestNumber) -> tuple[str, bytes] | None:
+    """The digest of a request that was answered, and the answer."""
+    found = db.execute(
+        "SELECT request_sha, reply FROM replies WHERE run = ? AND block = ? AND round = ? AND kind = ?",
+        (asked.run, asked.block, asked.round, asked.kind),
+    ).fetchone()
+    return None if found is None else (str(found[0]), bytes(found[1]))
+
+
+def put(db: sqlite3.Connection, asked: RequestNumber, answer: Answer, at: float) -> None:
+    """Everything of an answer; people who were erased meanwhile do not come back."""
+    run, block = asked.run, asked.block
+    if answer.released:
+        those = "SELECT interaction FROM assigned WHERE run = ? AND block = ?"
+        db.execute(f"UPDATE interactions SET released = 1 WHERE id IN ({those})", (run, block))
+    here = [one for (one,) in db.execute("SELECT id FROM users")]
+    for tag, devices in zip(answer.tags, (answer.now, answer.best), strict=True):
+        if devices is None:
+            continue
+        note, blob = packed(devices, here)
+        db.execute(
+            "INSERT OR REPLACE INTO devices (run, tag, note, arrays) VALUES (?, ?, ?, ?)",
+            (run, tag, note, blob),
+        )
+    if answer.model is not None:
+        put_model(db, run, answer.model, at)
+    put_reply(db, asked, answer)
+    if answer.ledger is not None:
+        one = answer.ledger
+        db.execute(
+            "INSERT INTO ledger (time, run, block, round, kind, users, bytes, sees, epsilon) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (at, run, block, asked.round, asked.kind, one.users, one.n_bytes, one.sees, one.epsilon),
+        )
+    db.executemany("UPDATE requests SET sent = ? WHERE id = ? AND sent IS NULL", ((at, one) for one in answer.sent))
+
+
+def put_reply(db: sqlite3.Connection, asked: RequestNumber, answer: Answer) -> None:
+    """Replies go once the server is past them; it validates a round before it commits it, so one more round stays."""
+    # what an answer was is dropped; that there was one, and to what, stays while the block lasts
+    db.execute("DELETE FROM replies WHERE run = ? AND block < ?", (asked.run, asked.block))
+    older = (asked.run, asked.block, asked.round - 1)
+    db.execute("UPDATE replies SET reply = x'' WHERE run = ? AND block = ? AND round < ?", older)
+    if answer.reply is not None:
+        db.execute(
+            "INSERT OR REPLACE INTO replies (run, block, round, kind, request_sha, reply) VALUES (?, ?, ?, ?, ?, ?)",
+            (asked.run, asked.block, asked.round, asked.kind, answer.request_sha, answer.reply),
+        )
+
+
+def packed(devices: Devices, here: list[int]) -> tuple[str, bytes]:
+    """The rows of the people who are here, ready to be stored."""
+    note, arrays = devices
+    n = len(arrays["users"])
+    for name, array in arrays.items():
+        if not name.startswith(LISTS) and (array.ndim == 0 or len(array) != n):
+            raise ValueError(f"device array {name!r} has not one row for each of the {n} users")
+    stays = np.isin(arrays["users"], here)
+    return json.dumps(note), pack(arrays if stays.all() else rows_taken(arrays, np.flatnonzero(stays)))
+
+
+def put_model(db: sqlite3.Connection, run: str, model: Model, at: float) -> None:
+    """Replace what the server sent."""
+    note, arrays = model
+    db.execute("INSERT OR REPLACE INTO models (run, note, changed) VALUES (?, ?, ?)", (run, json.dumps(note), at))
+    put_arrays(db, "model_arrays", run, arrays)
+
+
+def drop_rows(db: sqlite3.Connection, user: int, where: str) -> None:
+    """Take one user's rows out of every run's device arrays."""
+    for run, tag, blob in db.execute("SELECT run, tag, arrays FROM devices").fetchall():
+        arrays = unpack(blob, where)
+        stays = arrays["users"] != user
+        kept = pack(rows_taken(arrays, np.flatnonzero(stays)))
+        db.execute("UPDATE devices SET arrays = ? WHERE run = ? AND tag = ?", (kept, run, tag))

@@ -1,0 +1,294 @@
+"""What the documents say is true: examples run, commands parse, links lead somewhere, rooms and hooks exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import test_contracts as contracts
+import test_layout as layout
+import typer
+from oracle import federate, make_backbone, make_block, make_stream, started
+
+import tacita
+from tacita.cli.entry import CallError, app
+from tacita.core.config import RunConfig, _known_keys
+from tacita.core.errors import TacitaError
+from tacita.federation.rounds import run_round
+from tacita.lab.serving import Run
+from tacita.methods import World, build_parts, preset_names
+from tacita.models import Backbone, backbone_class, backbone_names
+from tacita.models import base as models_base
+from tacita.round import parts as parts_module
+from tacita.round.parts import Part
+
+ROOT = Path(tacita.__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+SMALL = "synthetic:users=300,items=120,per_user=20,seed=3"
+
+every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+
+
+# The examples
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def _toys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The examples are registered while a test of this file runs, and nowhere else."""
+    for module, name in ((parts_module, "_PARTS"), (parts_module, "_PRESETS"), (models_base, "_REGISTRY")):
+        monkeypatch.setattr(module, name, dict(getattr(module, name)))
+    monkeypatch.chdir(tmp_path)
+    for name in ("toy_method", "toy_backbone"):
+        load(name)
+
+
+def trained(name: str, **settings: Any) -> Run:
+    """A small run whose answer is known: everybody likes one of eight groups of items."""
+    quiet = {"controls": False} | settings.pop("evaluate", {})
+    return tacita.train(data=SMALL, split={"kind": "random"}, evaluate=quiet, out=name, **settings)
+
+
+@pytest.mark.parametrize("name", ["toy_method", "toy_backbone"])
+def test_the_guide_quotes_the_example_as_it_is(name: str) -> None:
+    text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
+    assert f"```python\n{text}```\n" in GUIDE
+    assert len(text.splitlines()) < 60
+
+
+def test_the_guides_own_lines_train_the_toy_method(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (lines,) = [one for one in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL) if "import toy_method" in one]
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.delitem(sys.modules, "toy_method", raising=False)
+    exec(compile(lines, "CONTRIBUTING.md", "exec"), {})
+    assert "ndcg@20" in capsys.readouterr().out
+    del sys.modules["toy_method"]
+
+
+def test_the_toy_method_is_plain_averaging_where_it_does_nothing() -> None:
+    off = [{"name": "steady", "most": 1e9, "momentum": 0.0}]
+    one = trained("off", method="steady", parts=off, train={"rounds": 5})
+    plain = trained("plain", train={"rounds": 5})
+    assert one.result["blocks"] == plain.result["blocks"]
+
+
+def test_the_toy_method_carries_a_share_of_the_last_move_on() -> None:
+    stream = make_stream(make_block(0, 8, [[0, 1, 2], [3, 4], [5, 6, 7, 0]]))
+    plain = federate(stream, make_backbone("mf"))
+    world = World(plain.backbone, plain.draws, plain.config.train)
+    (part,) = build_parts([{"name": "steady", "momentum": 0.5}], world)
+    progress = started(plain)
+    start = progress.server.with_part("steady", part.server_begin_block(progress.server))
+    first, _ = run_round(plain, start, progress.devices)
+    once = part.server_step(start, first, None)  # type: ignore[arg-type]
+    assert np.array_equal(once.items, first.items)
+    twice = part.server_step(once, once.with_items(once.items + 1), None)  # type: ignore[arg-type]
+    np.testing.assert_allclose(twice.items, first.items + 1 + 0.5 * (first.items - start.items), rtol=1e-6)
+
+
+def test_the_toy_method_shortens_uploads_and_its_devices_remember() -> None:
+    fed = contracts.with_parts([{"name": "steady", "most": 1e-6, "momentum": 0.0}], patience=9)
+    progress = started(fed)
+    before = progress.server.items.copy()
+    for _ in range(2):
+        progress.server, _ = run_round(fed, progress.server, progress.devices)
+    assert 0 < np.abs(progress.server.items - before).max() <= 2e-6
+    assert progress.clients.parts["steady"]["shortened"].tolist() == [2] * 10
+
+
+def test_the_toy_method_refuses_what_it_cannot_do_in_one_sentence() -> None:
+    with pytest.raises(TacitaError, match=r"train.server_lr = 1.0 or less"):
+        trained("refused", method="steady", train={"rounds": 1, "server_lr": 2.0})
+
+
+def test_the_toy_backbone_finds_more_than_what_is_popular() -> None:
+    run = trained("toy", backbone="biased-mf", train={"rounds": 30}, evaluate={"controls": True})
+    popular = run.result["controls"]["popular"]["mean"]["ndcg@20"]
+    assert run.result["mean"]["ndcg@20"] > 2 * popular
+
+
+@pytest.mark.parametrize("name", ["biased-mf"])
+class TestToyBackbone(contracts.TrainedContract):
+    def make(self, name: str) -> Backbone:
+        cls = backbone_class(name)
+        return cls(cls.Config(dim=6, lr=0.3, item_lr_scale=10.0, init_std=0.3))
+
+    def make_learner(self, name: str) -> Backbone:
+        return self.make(name)
+
+
+@pytest.mark.parametrize("name", ["steady"])
+class TestToyMethod(contracts.PartContract):
+    pass
+
+
+# Rooms and hooks
+
+
+def table_under(heading: str) -> list[list[str]]:
+    """The cells of the first table below a heading of the guide, without its head."""
+    rows = [line for line in GUIDE.split(f"{heading}\n", 1)[1].splitlines() if line.startswith("|") or line[:1] == "#"]
+    cells = []
+    for line in rows:
+        if line.startswith("#"):
+            break
+        cells.append([one.strip() for one in line.strip("|").split("|")])
+    return cells[2:]
+
+
+def test_the_guide_lists_the_rooms_there_are_lowest_first() -> None:
+    told = [re.sub("`", "", row[0]) for row in table_under("## The rooms")]
+    assert told == [room for room in layout.ROOMS if "." not in room and not room.startswith("__")]
+    picture = GUIDE.split("```\n", 2)[1]
+    drawn = [word for word in re.findall(r"[a-z]+", picture) if word in told]
+    assert list(dict.fromkeys(reversed(drawn))) == told
+    inner = [room.split(".")[1] for room in layout.ROOMS if room.startswith("live.")]
+    assert " ► ".join(reversed(inner)) in picture
+
+
+def test_files_named_for_a_room_are_in_it() -> None:
+    for room, _, files in table_under("## The rooms"):
+        for name in re.findall(r"`([\w/]+\.py)`", files):
+            folder = ROOT / "tacita" / room.strip("`")
+            assert (folder / name).is_file() or folder.with_name(name).is_file(), f"{room}: {name}"
+
+
+def test_the_guide_lists_every_hook_of_a_part_and_no_other() -> None:
+    told = [hook for row in table_under("### The hooks") for hook in re.findall(r"`(\w+)`", row[0])]
+    hooks = [name for name, _ in inspect.getmembers(Part, inspect.isfunction) if not name.startswith("_")]
+    assert sorted(told) == sorted(hooks)
+    single = {row[0].strip("`") for row in table_under("### The hooks") if row[2] == "one"}
+    assert single == {*parts_module._DECIDES, "negatives"}
+
+
+def test_a_round_is_followed_in_six_files() -> None:
+    walk = GUIDE.split("## One round, in six files")[1].split("**The same live.**")
+    files = [re.findall(r"^\d\. `(tacita/[\w/.]+)`(?:, `([\w.]+)`)?", line) for line in walk[0].splitlines()]
+    steps = [one[0] for one in files if one]
+    assert 1 <= len(steps) <= 6
+    for path, name in steps:
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert f"def {name.rpartition('.')[2]}(" in text or not name, f"{path}: {name}"
+
+
+# Links, paths, names
+
+
+@every_document
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        found = (path.parent / file).resolve() if file else path
+        assert found.exists(), f"{path.name}: {target}"
+        if anchor:
+            heads = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads], target
+
+
+@every_document
+def test_files_named_in_documents_exist(path: Path) -> None:
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for name in re.findall(r"`([\w.-]+(?:/[\w.-]+)+\.(?:py|toml|json|txt))`", text):
+        assert any((base / name).exists() for base in (ROOT, ROOT / "tacita", *(ROOT / "tacita").iterdir())), name
+
+
+def settings_in(text: str) -> Iterator[str]:
+    for found in re.findall(r"`(?:--set )?((?:train|evaluate|split)\.[a-z_.0-9]+)", text):
+        yield found.rstrip(".")
+
+
+@every_document
+def test_settings_named_in_documents_exist(path: Path) -> None:
+    keys = _known_keys(RunConfig)
+    for name in settings_in(path.read_text(encoding="utf-8")):
+        assert any(key == name or key.startswith(f"{name}.") for key in keys), f"{path.name}: {name}"
+
+
+def test_the_readme_names_every_backbone_and_method() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"`([\w-]+)`", text))
+    assert {name for name in backbone_names() if name != "biased-mf"} - told == set()
+    unsaid = {name for name in preset_names() if name != "steady"} - told
+    assert all(name.startswith("f3crec-") for name in unsaid), unsaid
+
+
+# Commands
+
+
+def commands(path: Path) -> Iterator[tuple[str, bool]]:
+    """Every call of tacita in a document, and whether it is whole: in a sentence it may only name its verb."""
+    text = path.read_text(encoding="utf-8")
+    for fence in re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        for line in fence.splitlines():
+            if re.match(r"(\$ )?tacita [a-z-]", line):
+                yield line.removeprefix("$ "), True
+    bare = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    yield from ((" ".join(one.split()), False) for one in re.findall(r"`(tacita [^`]+)`", bare))
+
+
+def parse(line: str) -> None:
+    """What the command line makes of a line, up to calling the verb; raises what a person would be told."""
+    words = [word for word in shlex.split(line, comments=True)[1:] if word != "..."]
+    command: Any = typer.main.get_command(app)
+    if words[0].startswith("--"):  # acts while it is being parsed: completion would be installed
+        assert words[0] in [option for one in command.params for option in one.opts], line
+        return
+    context: Any = None
+    while True:
+        context = command.make_context(command.name or "tacita", list(words), parent=context)
+        if not hasattr(command, "resolve_command"):
+            return
+        rest = [*context._protected_args, *context.args] if hasattr(context, "_protected_args") else context.args
+        if not rest:
+            return
+        _, command, words = command.resolve_command(context, rest)
+
+
+def test_a_wrong_command_does_not_parse() -> None:
+    with pytest.raises(AssertionError):
+        parse("tacita --install-complection")
+    for wrong in ("tacita trian", "tacita train --round 3", "tacita node recommend 1 -k many", "tacita server enroll"):
+        with pytest.raises(CallError):
+            parse(wrong)
+    parse("tacita train --rounds 3")
+
+
+@every_document
+def test_commands_shown_in_documents_parse(path: Path) -> None:
+    shown = list(commands(path))
+    assert shown or path.name not in ("README.md", "live.md", "tally.md", "performance.md")
+    for line, whole in shown:
+        try:
+            parse(line)
+        except CallError as error:
+            if whole or type(error).__name__ not in ("MissingParameter", "NoArgsIsHelpError"):
+                pytest.fail(f"{path.name}: `{line}`: {error.format_message()}")
+
+
+def test_python_shown_in_documents_compiles() -> None:
+    for path in DOCUMENTS:
+        for fence in re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+            compile(fence, str(path), "exec")

@@ -1,0 +1,115 @@
+"""Compiled loops against plain numpy, and what must not matter to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numba import njit
+from oracle import federate, make_backbone, make_block, make_stream, started
+
+from tacita.core.types import Arrays, CohortView, Floats, Local
+from tacita.federation.rounds import run_round
+from tacita.kernels.sampling import touch_rows
+from tacita.kernels.steps import _FAST, NCF, _read, fold_rows
+from tacita.kernels.threads import first_of
+from tacita.methods import Part
+
+HUGE = 10**9  # a catalogue with which no table of all items is made
+
+
+def borders(counts: list[int]) -> Any:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+@pytest.mark.parametrize("counts", [[3, 0, 5, 1], [0, 0], [7], [0, 4, 0]])
+@pytest.mark.parametrize("shares", [1, 2, 3, 8])
+def test_shares_cover_everything_once(counts: list[int], shares: int) -> None:
+    ptr = borders(counts)
+    at = [int(first_of(ptr, share, shares)) for share in range(shares + 1)]
+    assert at[0] == 0
+    assert at[-1] == len(counts)
+    assert at == sorted(at)
+
+
+@pytest.mark.parametrize("n_items", [30, HUGE], ids=["a place for every item", "hashed"])
+@pytest.mark.parametrize("shares", [1, 2, 5])
+def test_distinct_items_are_numbered_as_they_appear(n_items: int, shares: int) -> None:
+    rng = np.random.default_rng(0)
+    ptr, more_ptr = borders([9, 0, 40, 1]), borders([2, 3, 0, 0])
+    item, more = (rng.integers(0, 30, int(p[-1])).astype(np.int32) for p in (ptr, more_ptr))
+    row_of, row_of_more = np.full(len(item), -1, np.int32), np.full(len(more), -1, np.int32)
+    rows = np.full(len(item) + len(more), -1, np.int32)
+    counts = touch_rows(shares, n_items, ptr, item, more_ptr, more, row_of, row_of_more, rows)
+    for c in range(4):
+        own, further = item[ptr[c] : ptr[c + 1]].tolist(), more[more_ptr[c] : more_ptr[c + 1]].tolist()
+        wanted = list(dict.fromkeys(own + further))
+        first = ptr[c] + more_ptr[c]
+        assert rows[first : first + counts[c]].tolist() == wanted
+        assert row_of[ptr[c] : ptr[c + 1]].tolist() == [wanted.index(i) for i in own]
+        assert row_of_more[more_ptr[c] : more_ptr[c + 1]].tolist() == [wanted.index(i) for i in further]
+
+
+@pytest.mark.parametrize("width", [1, 15, 16, 33, 64])
+@pytest.mark.parametrize("kind", ["float32", "float64", "every second column"])
+def test_uploads_are_folded_row_by_row(width: int, kind: str) -> None:
+    rng = np.random.default_rng(width)
+    client = np.sort(rng.integers(0, 5, 60)).astype(np.int32)
+    item, weight = rng.integers(0, 7, 60).astype(np.int32), np.array([1.0, 0.3, 0.0, 2.5, 1 / 3])
+    value = rng.normal(size=(60, 2 * width)).astype(np.float64 if kind == "float64" else np.float32)
+    value = value[:, ::2] if kind == "every second column" else value[:, :width].copy()
+    total, touched = rng.normal(size=(7, width)), np.zeros(7)
+    slow, seen = total.copy(), np.zeros(7)
+    fold_rows(client, item, value, weight, total, touched)
+    for r in range(60):
+        slow[item[r]] += weight[client[r]] * value[r].astype(np.float64)
+        seen[item[r]] += weight[client[r]]
+    assert np.array_equal(total, slow)
+    assert np.array_equal(touched, seen)
+
+
+@njit(fastmath=_FAST)
+def read(kind: int, private: Floats, d: int, a: Floats) -> Any:
+    return _read(kind, private, d, a)
+
+
+@pytest.mark.parametrize("d", [8, 32, 64])
+def test_what_a_model_reads_does_not_depend_on_where_its_arrays_lie(d: int) -> None:
+    """Compilers guard loops against arrays that are close to each other by a second version of the loop."""
+    vector = np.random.default_rng(d).normal(size=3 * d + 1).astype(np.float32)
+    found = set()
+    for gap in (0, 1, 8, 32, 5000):
+        memory = np.zeros(10_000, np.float32)
+        private, a = memory[100 : 101 + 3 * d], memory[101 + 3 * d + gap : 101 + 4 * d + gap]
+        private[:] = vector
+        found.add(float(read(NCF, private, d, a)))
+        assert np.array_equal(a, vector[2 * d : 3 * d])
+    assert len(found) == 1
+
+
+class Watcher(Part):
+    """Looks at the trained rows, so that they cannot be trained and compared in one go."""
+
+    name = "watcher"
+
+    def after_training(self, view: CohortView, local: Local) -> Arrays:
+        assert np.abs(local.rows - view.items[local.row_item]).max() > 0
+        return {}
+
+
+@pytest.mark.parametrize("backbone", ["mf", "ncf", "pfedrec"])
+@pytest.mark.parametrize("dim", [6, 32])
+def test_training_client_by_client_changes_no_bit(backbone: str, dim: int) -> None:
+    rng = np.random.default_rng(1)
+    lists = [rng.choice(50, n, replace=False).tolist() for n in (1, 30, 7, 12, 3)]
+    stream = make_stream(make_block(0, 50, lists))
+
+    def numbers(*parts: type[Part]) -> tuple[Floats, Floats]:
+        fed = federate(stream, make_backbone(backbone, dim=dim), *parts, batch_size=40, local_epochs=2)
+        progress = started(fed)
+        progress.server, _ = run_round(fed, progress.server, progress.devices)
+        return progress.server.items, progress.clients.private
+
+    at_once, watched = numbers(), numbers(Watcher)
+    assert all(np.array_equal(one, other) for one, other in zip(at_once, watched, strict=True))

@@ -1,0 +1,136 @@
+"""What travels to and from single people: nothing that a hostile server or node made up is computed with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tacita.core.draws import Draws, keys_of
+from tacita.core.errors import TacitaError
+from tacita.core.types import Arrays, Down, Ragged
+from tacita.fields import Dense, Each, Rows, Spec, Total
+from tacita.live.letters import each_arrays, names_of, people_named, read_each, read_written, written
+from tacita.live.server.bounds import Asked, check_total
+from tacita.live.wire import Reply, ReplyHead
+
+SCORES = Spec("scores", (6,), seen="each", most=1.0, least=0.0)
+VECTOR = Spec("vector", (2,), seen="each", most=5.0)
+NAMES = np.array([11, 7, 2**63 + 5], np.uint64)
+LISTS = Ragged(
+    np.array([0, 2, 2, 5]), np.array([1, 4, 0, 2, 5], np.int32), {"score": np.linspace(0, 1, 5).astype(np.float32)}
+)
+
+
+def test_what_is_written_to_people_is_what_they_read() -> None:
+    arrays = written(Down(own=lambda keys: {"part": LISTS}), NAMES)
+    read = read_written(arrays, 6)
+    assert read.clients.tolist() == NAMES.tolist()
+    found = read.to(NAMES[[2, 0]])["part"]
+    assert [found.row(r).tolist() for r in range(2)] == [[0, 2, 5], [1, 4]]
+    assert found.values["score"].dtype == np.float32
+    assert written(Down(), NAMES) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("own/part/ids", np.array([1, 4, 0, 2, 6], np.int32)),  # no such item
+        ("own/part/ids", np.array([1, 4, -1, 2, 5], np.int32)),
+        ("own/part/ids", np.arange(5, dtype=np.int64)),
+        ("own/part/ptr", np.array([0, 5, 2, 5])),
+        ("own/part/ptr", np.array([0, 2, 2, 4])),
+        ("own/part/ptr", np.array([0, 2, 5])),
+        ("own/part/ptr", np.array([0, 2**63 - 1, 2, 5])),
+        ("own/part/column.score", np.zeros(4, np.float32)),
+        ("own/part/column.score", np.float32(0.5)),
+        ("own/to", np.array([11, 11, 7], np.uint64)),  # one person twice
+        ("own/to", np.array([11, 7, 5])),
+        ("own/to", NAMES[:2]),
+    ],
+)
+def test_lists_that_do_not_fit_are_refused(name: str, wrong: Any) -> None:
+    arrays = {**written(Down(own=lambda keys: {"part": LISTS}), NAMES), name: np.asarray(wrong)}
+    with pytest.raises(TacitaError):
+        read_written(arrays, 6)
+
+
+def test_a_node_knows_only_its_own_people_by_their_names() -> None:
+    keys = keys_of(["a", "b", "c"])
+    names = names_of(Draws(1, "secret"), keys)
+    assert people_named(names[[2, 0]], names, keys).tolist() == keys[[2, 0]].tolist()
+    for wrong in (keys, names.astype(np.int64), np.append(names, np.uint64(1)), names[None]):
+        with pytest.raises(TacitaError, match="not on this node"):
+            people_named(wrong, names, keys)
+    assert not set(names.tolist()) & set(names_of(Draws(1, "another"), keys).tolist())
+    assert names_of(Draws(1), keys).tolist() == keys.tolist()  # the lab's own
+
+
+def a_total() -> Total:
+    told = Rows(np.array([0, 0, 2], np.int32), np.array([1, 4, 0], np.int32), np.array([0.5, 1.0, 0.0], np.float32))
+    each = {"scores": Each(NAMES, told), "vector": Each(NAMES, Dense(np.ones((3, 2), np.float32)))}
+    return Total({}, 3.0, 3, each)
+
+
+def a_reply(**changed: Any) -> Reply:
+    arrays: Arrays = {**each_arrays(a_total(), {int(n): int(n) for n in NAMES}), **changed}
+    head = ReplyHead(kind="k", run="r", block=0, round=0, verdict="ok", clients=3, expected=3.0, weight=3.0)
+    return Reply(head, {k: v for k, v in arrays.items() if v is not None})
+
+
+ASKED = Asked((SCORES, VECTOR))
+
+
+def test_what_single_people_send_arrives_as_it_was_sent() -> None:
+    reply = a_reply()
+    check_total(reply, ASKED)
+    found = read_each(reply.arrays, ASKED.fields)
+    assert found["scores"].sender.tolist() == NAMES.tolist()
+    value = found["scores"].value
+    assert isinstance(value, Rows)
+    assert value.item.tolist() == [1, 4, 0]
+    assert isinstance(found["vector"].value, Dense)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"scores/item": np.array([1, 4, 6], np.int32)},
+        {"scores/item": np.array([1, 4], np.int32)},
+        {"scores/item": None},
+        {"scores/client": np.array([0, 0, 3], np.int32)},
+        {"scores/client": np.array([2, 0, 0], np.int32)},
+        {"scores/client": np.array([-1, 0, 2], np.int32)},
+        {"scores/each": np.array([0.5, 1.1, 0.0], np.float32)},
+        {"scores/each": np.array([0.5, -0.1, 0.0], np.float32)},
+        {"scores/each": np.array([0.5, 1.0, 0.0])},
+        {"scores/sender": NAMES[:2]},
+        {"scores/sender": np.array([7, 7, 11], np.uint64)},
+        {"scores/sender": None},
+        {"vector/each": np.ones((3, 3), np.float32)},
+        {"vector/each": np.full((3, 2), 9.0, np.float32)},
+        {"vector/client": np.zeros(3, np.int32)},
+        {"more": np.zeros(1, np.float32)},
+    ],
+    ids=str,
+)
+def test_what_single_people_cannot_have_sent_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(TacitaError):
+        check_total(a_reply(**changed), ASKED)
+
+
+@pytest.mark.parametrize(
+    ("clients", "expected", "fits"), [(3, 3.0, True), (0, 3.0, True), (3, 90.0, False), (90, 3.0, False)]
+)
+def test_who_takes_part_by_chance_is_about_as_many_as_expected(clients: int, expected: float, fits: bool) -> None:
+    head = ReplyHead(
+        kind="k", run="r", block=0, round=0, verdict="ok", clients=clients, expected=expected, weight=float(clients)
+    )
+    asked = replace(Asked(()), sampled=True)
+    if fits:
+        check_total(Reply(head), asked)
+    else:
+        with pytest.raises(TacitaError, match="expected"):
+            check_total(Reply(head), asked)
