@@ -18,13 +18,13 @@ def train(*, out: str | Path | None = None, data_dir: str | Path | None = None, 
 
     Without `out` the folder is made under runs/, named after data, backbone, method and seed.
     """
-    from tacita.core.config import RunConfig, validated
     from tacita.lab import assembling, training
     from tacita.lab.run_folder import free_folder
+    from tacita.methods import configured
 
     if isinstance(settings.get("backbone"), str):
         settings["backbone"] = {"name": settings["backbone"]}
-    config = validated(RunConfig, settings, "the settings")
+    config = configured(settings, "the settings")
     folder = Path(out) if out is not None else free_folder(config)
     where = Path(data_dir) if data_dir is not None else None
     return training.train(config, folder, assembling.Machine(data_dir=where))

@@ -76,6 +76,7 @@ def with_parts(specs: Specs, backbone: str = "mf", **train: Any) -> Federation:
     fed = federate(two_blocks(), make_backbone(backbone), **{"rounds": 2, "batch_size": 8} | train)
     parts = build_parts(specs, World(fed.backbone, fed.draws, fed.config.train))
     made = replace(fed, parts=parts)
+    made.learner.check()
     for part in parts:
         part.check(fed.stream.blocks[0].n_items)
     return made
@@ -84,8 +85,12 @@ def with_parts(specs: Specs, backbone: str = "mf", **train: Any) -> Federation:
 def refusal(specs: Specs, backbone: str) -> str | None:
     """What a backbone says to parts that cannot work with it."""
     names = {spec["name"] for spec in specs}
+    if backbone_class(backbone).learner == "statistic" and "prediction-transfer" in names:
+        return "trains nothing on devices"
     if backbone_class(backbone).learner == "statistic" and names:
         return "sends a statistic, which it cannot change"
+    if backbone == "ego" and "prediction-transfer" in names:
+        return "has no central model"
     if backbone_class(backbone).reads_context and names & {"replay", "error-memory", "proxies"}:
         return "scores with private vectors alone"
     if "replay" in names and make_backbone(backbone).shared():
@@ -407,6 +412,10 @@ class PartContract:
 
     @pytest.mark.parametrize("settings", [{"silos": 3}, {"participation": {"kind": "fraction", "rate": 0.5}}], ids=str)
     def test_it_runs_in_silos_and_with_few_participants(self, name: str, settings: dict[str, Any]) -> None:
+        if name == "prediction-transfer" and "silos" in settings:
+            with pytest.raises(TacitaError, match="clients that are one user each"):
+                self.federation(name, **settings)
+            return
         progress = run(self.federation(name, **settings))
         assert all(np.isfinite(v).all() for v in all_numbers(progress).values())
 
@@ -546,6 +555,7 @@ def spy_on(tap: Wiretap) -> type[Part]:
 
     class Spy(Part):
         name = "spy"
+        works_with = ("rows", "statistic", "scores")
 
         def device_arrays(self, n_users: int) -> Arrays:
             return {"diary": np.zeros((n_users, 3), np.float32)}

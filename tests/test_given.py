@@ -45,7 +45,7 @@ class Hints(Part):
     def hints_of(self, user: int) -> list[Sample]:
         return [((7 * user + k) % N_ITEMS, 0.25 + 0.5 * k) for k in range(1 + user % 2)]
 
-    def samples(self, view: CohortView) -> Ragged:
+    def samples(self, view: CohortView, own: Ragged) -> Ragged:
         made = [self.hints_of(int(u)) for u in view.user]
         lists = Ragged.from_lists([[item for item, _ in one] for one in made])
         return Ragged(lists.ptr, lists.ids, {"label": np.array([y for one in made for _, y in one], np.float32)})
@@ -78,7 +78,7 @@ class Usual(Part):
     def negatives(self, view: CohortView, counts: Longs) -> Ints | None:
         return None
 
-    def samples(self, view: CohortView) -> Ragged | None:
+    def samples(self, view: CohortView, own: Ragged) -> Ragged | None:
         return None
 
 
@@ -195,7 +195,7 @@ def test_a_soft_label_by_hand(stepper: str) -> None:
     class Hint(Part):
         name = "hint"
 
-        def samples(self, view: CohortView) -> Ragged:
+        def samples(self, view: CohortView, own: Ragged) -> Ragged:
             return Ragged(np.array([0, 1]), np.array([1], np.int32), {"label": np.array([0.25], np.float32)})
 
     stream = make_stream(make_block(0, 2, [[0]]))
@@ -256,7 +256,7 @@ class TooSure(Hints):
 class Unlabelled(Part):
     name = "unlabelled"
 
-    def samples(self, view: CohortView) -> Ragged:
+    def samples(self, view: CohortView, own: Ragged) -> Ragged:
         return Ragged.from_lists([[0]] * len(view.user))
 
 

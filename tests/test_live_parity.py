@@ -24,7 +24,7 @@ from tacita.data import splits
 from tacita.data.sources import load
 from tacita.federation.devices import Here
 from tacita.federation.rounds import Progress, run_stream, start
-from tacita.lab.assembling import Machine, assemble
+from tacita.lab.assembling import Machine, assemble, planned
 from tacita.live.letters import secret_of
 from tacita.live.node import session
 from tacita.live.node.node import Node, NodeConfig
@@ -128,6 +128,7 @@ def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
 
 
 def make_site(folder: Path, config: RunConfig, **more: Any) -> Site:
+    more = {"insecure_single_user_uploads": planned(config).names_clients} | more
     ServerStore.create(folder / STORE).close()
     members = {}
     with ServerStore(folder / STORE) as store:

@@ -158,11 +158,12 @@ def train(
 
     Example: `tacita server train f3crec.toml --quorum 2`
     """
-    from tacita.core.config import RunConfig, read_toml, validated
+    from tacita.core.config import read_toml
     from tacita.live.running.orders import Terms, begin_run
+    from tacita.methods import configured
 
     given = read_toml(config)
-    settings = validated(RunConfig, given, str(config))
+    settings = configured(given, str(config))
     run = name or config.stem
     begin_run(folder, run, settings, Terms(_quorum(quorum), timeout, give_up))
     if "data" in given and not as_json:

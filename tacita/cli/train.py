@@ -119,11 +119,11 @@ def train(
 
 
 def _begin(settings: dict[str, Any], source: str, out: Path | None, machine: Machine, quiet: bool) -> Run:
-    from tacita.core.config import RunConfig, validated
     from tacita.lab import training
     from tacita.lab.run_folder import free_folder
+    from tacita.methods import configured
 
-    checked = validated(RunConfig, settings, source)
+    checked = configured(settings, source)
     folder = out if out is not None else free_folder(checked)
     with watching_run(folder, quiet) as watcher:
         return training.train(checked, folder, machine, watcher)

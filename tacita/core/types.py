@@ -298,6 +298,7 @@ class Local:
     private: Floats  # (users, private width)
     heads: Arrays  # name -> (clients, ...)
     at_hand: dict[str, tuple[Ragged, Ints]]  # part name -> its lists per user, local row of each entry
+    given: Longs | None = None  # (users,) how many of a user's samples, the last ones, parts gave it
     personal: Arrays = field(default_factory=dict)  # pFedMe: the device's own private, rows and heads.<name>
     notes: Arrays = field(default_factory=dict)  # name -> (clients,) what parts leave for the lab's log; nan: nothing
 

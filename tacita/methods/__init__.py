@@ -5,11 +5,14 @@ from tacita.methods.continual import f3crec as _f3crec  # noqa: F401
 from tacita.methods.continual import noise as _noise  # noqa: F401
 from tacita.methods.continual import proxies as _proxies  # noqa: F401
 from tacita.methods.continual import proximal as _proximal  # noqa: F401
+from tacita.methods.distillation import presets as _presets  # noqa: F401
+from tacita.methods.distillation import transfer as _transfer  # noqa: F401
 from tacita.round.parts import (
     Part,
     PartConfig,
     World,
     build_parts,
+    configured,
     effective_parts,
     label_of,
     overrides,
@@ -26,6 +29,7 @@ __all__ = [
     "PartConfig",
     "World",
     "build_parts",
+    "configured",
     "effective_parts",
     "label_of",
     "overrides",

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from tacita.core.config import TrainConfig, validated
+from tacita.core.config import RunConfig, TrainConfig, validated
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError, unknown_name
 from tacita.core.types import (
@@ -125,8 +125,8 @@ class Part:
         """
         return None
 
-    def samples(self, view: CohortView) -> Ragged | None:
-        """Items per user with a "label" in [0, 1] each, which join the user's own samples for the round."""
+    def samples(self, view: CohortView, own: Ragged) -> Ragged | None:
+        """Items per user with a "label" in [0, 1] each, which join the user's `own` samples for the round."""
         return None
 
     def at_hand(self, view: CohortView) -> Ragged | None:
@@ -254,6 +254,7 @@ class Part:
 
 _PARTS: dict[str, type[Part]] = {}
 _PRESETS: dict[str, list[dict[str, Any]]] = {"fedavg": []}
+_SETTINGS: dict[str, dict[str, Any]] = {}
 
 
 def register(cls: type[Part]) -> type[Part]:
@@ -261,9 +262,30 @@ def register(cls: type[Part]) -> type[Part]:
     return cls
 
 
-def preset(name: str, *parts: dict[str, Any]) -> None:
-    """Give a list of parts a name for `--method`."""
+def preset(name: str, *parts: dict[str, Any], settings: dict[str, Any] | None = None) -> None:
+    """Give a list of parts a name for `--method`; its paper's `settings` hold wherever nobody says otherwise."""
     _PRESETS[name] = list(parts)
+    if settings:
+        _SETTINGS[name] = settings
+
+
+def configured(values: dict[str, Any], where: str) -> RunConfig:
+    """The settings of a run: what is said, then what its method brings along, then the defaults."""
+    method = values.get("method")
+    brought = _SETTINGS.get(method, {}) if isinstance(method, str) else {}
+    named, own = values.get("backbone"), brought.get("backbone")
+    if own and isinstance(named, dict) and named.get("name", own["name"]) != own["name"]:
+        brought = {k: v for k, v in brought.items() if k != "backbone"}  # options of another model do not fit
+    return validated(RunConfig, _beneath(values, brought), where)
+
+
+def _beneath(said: dict[str, Any], brought: dict[str, Any]) -> dict[str, Any]:
+    """Nested settings with what is not said filled in."""
+    out = {**brought, **said}
+    for name, value in brought.items():
+        if isinstance(value, dict) and isinstance(said.get(name), dict):
+            out[name] = _beneath(said[name], value)
+    return out
 
 
 def part_names() -> list[str]:

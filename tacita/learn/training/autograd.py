@@ -110,6 +110,16 @@ class AutogradStepper(Stepper):
             for moving in phases:
                 self.solver.take(step, moving, partial(self._loss, batch), batch.used)
 
+    def row_logits(self) -> Floats:
+        local = self.local
+        client = np.repeat(np.arange(local.view.n_clients), np.diff(local.row_start))
+        owner, row = local.view.user_ptr[client], np.arange(len(local.rows))
+        inside = np.zeros(len(row), bool) if self.context is None else self.context.holds(owner, local.row_item)
+        nothing = np.zeros(len(row), np.float32)
+        block = _Samples.padded(owner, row, inside, nothing, nothing)
+        with torch.no_grad():
+            return self._scores(_distinct([owner], len(local.view.user)), [block])[0].numpy()[: block.n]
+
     def _batch(self, step: int, extras: StepExtras) -> _Batch:
         local = self.local
         n = np.diff(local.turn_ptr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from tacita.kernels.sampling import draw_samples, pack_rows, room_for_negatives,
 from tacita.kernels.steps import gather_rows
 from tacita.kernels.threads import threads_in_use
 from tacita.learn.training.given import chosen_negatives, given_samples
-from tacita.round.parts import Part
+from tacita.round.parts import Part, overrides
 
 
 class Workspace:
@@ -81,15 +81,11 @@ def _samples(view: CohortView, plan: TrainConfig, draws: Draws, space: Workspace
         lists = view.exclude.take(full)
         negatives[full[room_for_negatives(lists.ptr, lists.ids, view.n_items) == 0]] = 0
     n_draws = plan.local_epochs if plan.redraw == "epoch" else 1
-    given, chosen = given_samples(view, parts), chosen_negatives(view, parts, n_draws * negatives)
-    n_given = np.zeros_like(positives) if given is None else given.counts()
-    ptr = _borders(positives + n_draws * negatives + n_given)
+    chosen = chosen_negatives(view, parts, n_draws * negatives)
+    ptr = _borders(positives + n_draws * negatives)
     item = space.array("item", (ptr[-1],), np.int32)
     label = space.array("label", (ptr[-1],), np.float32)
-    made = _Drawn(ptr, item, label, positives, negatives, n_given, n_draws)
-    if given is not None:
-        place = spans(ptr[1:] - n_given, n_given)
-        item[place], label[place] = given.ids, given.values["label"]
+    made = _Drawn(ptr, item, label, positives, negatives, np.zeros_like(positives), n_draws)
     if chosen is None:
         _draw_uniformly(view, made, draws)
     else:
@@ -98,7 +94,21 @@ def _samples(view: CohortView, plan: TrainConfig, draws: Draws, space: Workspace
         item[other], label[other] = chosen, 0.0
     if plan.objective == "squared" and "rating" in view.train.values:
         label[spans(ptr[:-1], positives)] = view.train.values["rating"]
-    return made
+    if not any(overrides(part, "samples") for part in parts):
+        return made
+    given = given_samples(view, parts, Ragged(ptr, item, {"label": label}))
+    return made if given is None else _with_given(made, given)
+
+
+def _with_given(made: _Drawn, given: Ragged) -> _Drawn:
+    """The same samples, and after each user's own those that parts gave it."""
+    counts, own = given.counts(), np.diff(made.ptr)
+    ptr = _borders(own + counts)
+    item, label = np.empty(ptr[-1], np.int32), np.empty(ptr[-1], np.float32)
+    mine, theirs = spans(ptr[:-1], own), spans(ptr[1:] - counts, counts)
+    item[mine], label[mine] = made.item, made.label
+    item[theirs], label[theirs] = given.ids, given.values["label"]
+    return replace(made, ptr=ptr, item=item, label=label, given=counts)
 
 
 def _draw_uniformly(view: CohortView, made: _Drawn, draws: Draws) -> None:
@@ -191,6 +201,7 @@ def lay_out(
         private=view.private.copy(),
         heads={name: np.repeat(v[None], view.n_clients, axis=0) for name, v in view.heads.items()},
         at_hand=_rows_at_hand(lists, merged, row_of_more),
+        given=drawn.given,
     )
 
 

@@ -11,9 +11,9 @@ from tacita.core.types import AnyArray, CohortView, Ints, Longs, Ragged
 from tacita.round.parts import Part, overrides
 
 
-def given_samples(view: CohortView, parts: Sequence[Part]) -> Ragged | None:
+def given_samples(view: CohortView, parts: Sequence[Part], own: Ragged) -> Ragged | None:
     """All parts' soft-labelled samples, user by user in the order of the parts; None: nobody gave any."""
-    found = [(p, one) for p in parts if overrides(p, "samples") and (one := p.samples(view)) is not None]
+    found = [(p, one) for p in parts if overrides(p, "samples") and (one := p.samples(view, own)) is not None]
     joined = Ragged.empty(len(view.user))
     for part, one in found:
         label = one.values.get("label", np.zeros(0))

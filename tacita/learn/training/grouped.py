@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tacita.core.config import TrainConfig
-from tacita.core.types import AnyArray, CohortView, Local, Longs, Ragged
+from tacita.core.types import AnyArray, CohortView, Floats, Local, Longs, Ragged
 from tacita.kernels.adam import adam_rows
 from tacita.kernels.threads import threads_in_use
 from tacita.learn.training.autograd import AutogradStepper, _rows, _Samples
@@ -42,6 +42,10 @@ class GroupedStepper(Stepper):
             names = self.crews[0].local.personal if self.crews else {}
             made = {name: np.concatenate([crew.local.personal[name] for crew in self.crews]) for name in names}
             self.local.personal = made
+
+    def row_logits(self) -> Floats:
+        with ThreadPoolExecutor(threads_in_use()) as pool:
+            return np.concatenate([np.zeros(0, np.float32), *pool.map(lambda crew: crew.row_logits(), self.crews)])
 
 
 def _crew_ends(local: Local) -> list[int]:

@@ -61,6 +61,14 @@ class Stepper(ABC):
         self.plan = plan
         self.local = local
 
+    def row_logits(self) -> Floats:
+        """The logit of every local row under its client's own model, as it stands; clients are one user each."""
+        reading = self.backbone.reading(self.local.private, {})
+        assert reading is not None, "models that are not affine in the item row have steppers that say it"
+        a, c = reading
+        client = np.repeat(np.arange(self.local.view.n_clients), np.diff(self.local.row_start))
+        return np.asarray((a[client] * self.local.rows).sum(1) + c[client], np.float32)
+
     @abstractmethod
     def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
         """Steps first..last-1 of every client that has them; one phase of them, or all in turn."""

@@ -1,0 +1,172 @@
+"""scores: clients keep models of their own and send predictions; the server distils what it is told into its model.
+
+Parameters travel once, as the table and heads that everybody starts from. A device keeps its private vector, its own
+version of the rows it has touched and of the heads, and trains them whenever it takes part; Adam's moments start
+afresh. What a device tells of its predictions, and what the server learns from that, is the business of the one part
+that brings this learner along (`Tells`).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from tacita.core.errors import TacitaError
+from tacita.core.files import flat
+from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Held, Local, Ragged, ServerState
+from tacita.fields import Answer, Rows, Spec, Total, Upload
+from tacita.learn.training import Workspace, check_training
+from tacita.learn.training.cohort import choose_stepper
+from tacita.learn.training.draw import lay_out
+from tacita.learn.training.stepper import CONTEXT, StepExtras
+from tacita.models.scores import sigmoid
+from tacita.round.device_state import PARTS
+from tacita.round.learner import Learner, register
+from tacita.round.parts import Part, World
+
+SCORES = "scores"
+HEAD = "head."
+
+
+class Tells(Part):
+    """A part that says what devices tell of their predictions, and learns from it in its server step."""
+
+    learner: ClassVar[str | None] = SCORES
+    works_with: ClassVar[tuple[str, ...]] = (SCORES,)
+
+    def check_server(self) -> None:
+        """Refuse settings of the server's model that cannot work, before anything is trained."""
+
+    @abstractmethod
+    def tell(self, view: CohortView, own: Ragged, received: Ragged) -> Ragged:
+        """What each client tells: items with a `score` in [0, 1].
+
+        `own`: a client's samples of the round with `label` and `prediction`; `received`: what it was sent, with
+        `prediction`.
+        """
+
+
+@register
+class ScoresLearner(Learner):
+    name = SCORES
+
+    def __init__(self, world: World, parts: Sequence[Part]) -> None:
+        super().__init__(world, parts)
+        self.space = Workspace()
+
+    @property
+    def teller(self) -> Tells:
+        found = [part for part in self.parts if isinstance(part, Tells)]
+        if len(found) != 1:
+            raise TacitaError("a run that sends scores needs exactly one part that says what is told of them.")
+        return found[0]
+
+    def check(self) -> None:
+        train, backbone = self.world.train, self.world.backbone
+        check_training(backbone, self.parts, train)
+        if train.silos:
+            raise TacitaError("train.silos: prediction transfer is for clients that are one user each; leave it at 0.")
+        if train.objective != "bce":
+            raise TacitaError(f"train.objective = '{train.objective}': predictions are probabilities; use 'bce'.")
+        if train.optimiser == "pfedme":
+            raise TacitaError("train.optimiser = 'pfedme' follows a model that is sent, and here none is; use another.")
+        if backbone.learner != "rows":
+            raise TacitaError(f"backbone '{backbone.name}' trains nothing on devices: there are no predictions.")
+        self.teller.check_server()
+
+    @property
+    def rounds(self) -> int:
+        return self.world.train.rounds
+
+    def questions(self, server: ServerState) -> tuple[str, ...]:
+        return (SCORES,)
+
+    def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
+        about = "predictions for some items, disguised"
+        return (Spec(SCORES, (len(server.items),), seen="each", most=1.0, least=0.0, about=about),)
+
+    def device_arrays(self, n_users: int) -> Held:
+        backbone = self.world.backbone
+        none = np.zeros((0, backbone.item_width), np.float32)
+        rows = Ragged(np.zeros(n_users + 1, np.int64), np.zeros(0, np.int32), {"row": none})
+        heads = backbone.init_heads(self.world.draws)
+        return {"rows": rows, **{f"{HEAD}{k}": np.repeat(v[None], n_users, axis=0) for k, v in heads.items()}}
+
+    def model_bytes(self, server: ServerState) -> float:
+        """Parameters travel before the first round only; what that costs is told apart."""
+        return 0.0
+
+    def answer(self, view: CohortView, question: str) -> Answer:
+        local = self._laid_out(view)
+        stepper = choose_stepper(self.world.backbone, self.world.train, local)
+        stepper.run(0, int(local.n_steps.max(initial=0)), None, StepExtras.none(view.n_clients))
+        predicted = sigmoid(stepper.row_logits())
+        told = self.teller.tell(view, *self._predictions(view, local, predicted))
+        upload = Rows(told.rows(), told.ids, told.values["score"].astype(np.float32))
+        kept: dict[str, AnyArray | Ragged] = {"private": local.private, "took_part": np.ones(len(view.user), bool)}
+        kept |= {f"{PARTS}{SCORES}/{HEAD}{k}": v for k, v in local.heads.items()}
+        kept[f"{PARTS}{SCORES}/rows"] = _with_rows(view.lists[SCORES]["rows"], local)
+        kept |= flat({p.name: new for p in self.parts if (new := p.after_training(view, local))}, PARTS)
+        return Answer(Upload({SCORES: upload}, np.ones(view.n_clients), view.client_keys), kept, local.notes)
+
+    def _laid_out(self, view: CohortView) -> Local:
+        """The clients' own models: what they have moved so far, the common start elsewhere."""
+        world = self.world
+        context = world.backbone.context(view)
+        lists = {} if context is None else {CONTEXT: context}
+        local = lay_out(view, lists, world.train, world.draws, self.space, self.parts)
+        mine = view.lists[SCORES]["rows"]
+        at, found = _places(mine, Ragged(local.row_start, local.row_item))
+        local.rows[found] = mine.values["row"][at]
+        local.heads = {k: view.parts[SCORES][f"{HEAD}{k}"].copy() for k in view.heads}
+        return local
+
+    def _predictions(self, view: CohortView, local: Local, predicted: Floats) -> tuple[Ragged, Ragged]:
+        """The clients' own samples of the round, and what they were sent, with what their models say now."""
+        assert local.given is not None
+        counts = np.diff(local.user_ptr)
+        sample = np.arange(len(local.item)) - np.repeat(local.user_ptr[:-1], counts)
+        own = sample < np.repeat(counts - local.given, counts)
+        client = np.repeat(np.arange(view.n_clients), counts)
+        score = predicted[local.row_of + local.row_start[client]]
+
+        def of(some: AnyArray) -> Ragged:
+            columns: Arrays = {"label": local.label[some], "prediction": score[some]}
+            return Ragged.from_pairs(client[some], local.item[some], view.n_clients, columns)
+
+        return of(own), of(~own)
+
+    def learn(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
+        """The part that brings this learner along learns, in its server step."""
+        return server
+
+
+def _keys(lists: Ragged, width: int) -> AnyArray:
+    return lists.rows().astype(np.int64) * width + lists.ids
+
+
+def _width(*lists: Ragged) -> int:
+    return 1 + max(int(one.ids.max(initial=0)) for one in lists)
+
+
+def _places(held: Ragged, wanted: Ragged) -> tuple[AnyArray, AnyArray]:
+    """Where held entries are that are wanted, and which of the wanted ones those are; held lists are sorted."""
+    width = _width(held, wanted)
+    keys, want = _keys(held, width), _keys(wanted, width)
+    at = np.minimum(np.searchsorted(keys, want), max(0, len(keys) - 1))
+    found = keys[at] == want if len(keys) else np.zeros(len(want), bool)
+    return at[found], found
+
+
+def _with_rows(held: Ragged, local: Local) -> Ragged:
+    """What clients have touched so far, each list sorted by item, with the rows as they are after training."""
+    now = Ragged(local.row_start, local.row_item)
+    width = _width(held, now)
+    keys = np.concatenate([_keys(now, width), _keys(held, width)])
+    kept, first = np.unique(keys, return_index=True)  # the newer one of two
+    rows = np.concatenate([local.rows, held.values["row"]])[first]
+    ptr = np.searchsorted(kept, np.arange(len(held) + 1, dtype=np.int64) * width)
+    return Ragged(ptr.astype(np.int64), (kept % width).astype(np.int32), {"row": rows})

@@ -1,0 +1,54 @@
+"""FedKDRec, its ablations and what it is compared with, by name; each brings the settings of its paper along."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tacita.round.parts import preset
+
+TRANSFER = "prediction-transfer"
+SETTINGS: dict[str, Any] = {
+    "backbone": {"name": "neumf"},
+    "train": {
+        "rounds": 200,
+        "local_epochs": 2,
+        "batch_size": 256,
+        "optimiser": "lazy-adam",
+        "weight_decay": 1e-6,
+        "participation": {"kind": "fraction", "rate": 0.1},
+    },
+}
+"""E.1: what the paper's methods share."""
+
+PTF: dict[str, Any] = {
+    "backbone": {"name": "neuncf", "dim": 16, "tower": [32, 16], "lr": 0.01},
+    "train": {"rounds": 20, "local_epochs": 5, "batch_size": 256, "optimiser": "lazy-adam"},
+}
+"""F.1: PTF-FedRec's own procedure: everybody takes part in every round."""
+
+_SERVER = {"name": "neuncf", "dim": 32, "tower": [32, 16], "lr": 1e-3}
+
+
+def _fedkdrec(name: str, **options: Any) -> None:
+    preset(name, {"name": TRANSFER, **options}, settings=SETTINGS)
+
+
+_fedkdrec("fedkdrec")
+_fedkdrec("fedkdrec-paper", alpha=0.5)
+_fedkdrec("fedkdrec-no-mix", alpha=0.0)  # -m
+_fedkdrec("fedkdrec-no-weights", alpha=0.5, weighting=False)  # -c
+_fedkdrec("fedkdrec-no-picks", alpha=0.5, select="none")  # -s
+_fedkdrec("fedkdrec-confident", alpha=0.5, select="confident")  # ~s
+_fedkdrec("ptf-fedrec-inframe", alpha=0.0, weighting=False, select="confident")  # -m-c~s
+preset(
+    "ptf-fedrec",
+    {
+        "name": TRANSFER, "scheme": "ptf", "swap_select": "top", "weighting": False, "select": "confident",
+        "server": _SERVER, "server_epochs": 2, "server_loss": "sum", "server_decay": 0.0,
+    },
+    settings=PTF,
+)  # fmt: skip
+
+_ROWS = {**SETTINGS, "backbone": {"name": "mf", "lr": 1e-3, "item_lr_scale": 1.0}}
+preset("fedmf-kd", settings=_ROWS)
+preset("fedncf-kd", settings={**SETTINGS, "backbone": {"name": "neuncf", "tower": [128, 64]}})

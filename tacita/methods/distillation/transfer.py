@@ -1,0 +1,334 @@
+"""Prediction transfer: FedKDRec (spec E) and PTF-FedRec (spec F) as one part with a switch for each of their steps.
+
+On the device: what is received joins the client's own samples, and its predictions are sampled, mixed and swapped
+before they are told. On the server: uploads are weighed, distilled into one model of everybody, and the agents learn
+from what came of it; then some items are picked for every client of the next round. The server's model answers,
+or, if asked, each client's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from tacita.core.config import validated
+from tacita.core.errors import TacitaError
+from tacita.core.types import Arrays, CohortView, Doubles, Floats, Held, Keys, Local, Ragged, ServerState
+from tacita.fields import Each, Rows, Total
+from tacita.learn.scores import SCORES, Tells
+from tacita.learn.training.central import Central, Samples
+from tacita.methods.distillation.candidates import candidates, confident, scheduled
+from tacita.methods.distillation.client_model import client_scores
+from tacita.methods.distillation.dice import Dice
+from tacita.methods.distillation.measures import cross_entropy, mean_losses
+from tacita.methods.distillation.networks import bundle, part
+from tacita.methods.distillation.selection import (
+    Outcome,
+    Selection,
+    Walk,
+    judge,
+    start_selection,
+    take_walk,
+    update_selection,
+)
+from tacita.methods.distillation.server_model import Teacher
+from tacita.methods.distillation.uploads import Disguise, PtfDisguise, Swap, disguised, drop_own, ptf_disguised
+from tacita.methods.distillation.weighting import (
+    Weighting,
+    concentration,
+    observe,
+    sample_weights,
+    start_weighting,
+    update_weighting,
+    weigh,
+)
+from tacita.models import backbone_class
+from tacita.models.base import Backbone
+from tacita.round.parts import PartConfig, register
+
+WALK = "walk/"
+
+
+class TransferConfig(PartConfig):
+    alpha: float = Field(0.3, ge=0, le=1, description="weight of the hard label in what is told; 0.5 reveals it")
+    beta_low: float = Field(0.3, ge=0, le=1, description="least share of its predictions that a client tells")
+    beta_high: float = Field(0.7, ge=0, le=1, description="largest share of them")
+    swap: float = Field(0.1, ge=0, le=1, description="share of told positives whose value is swapped; 0: no swap")
+    swap_select: Literal["random", "top"] = Field("random", description="which values are swapped")
+    scheme: Literal["mix", "ptf"] = Field("mix", description="how predictions are told: FedKDRec's way or PTF-FedRec's")
+    accumulate: bool = Field(False, description="received items stay with a client for good, as PTF-FedRec's code does")
+    server: dict[str, Any] = Field({}, description="name and options of the server's model; default: the clients' own")
+    server_epochs: int = Field(4, ge=1, description="passes over the uploads of a round")
+    server_batch: int = Field(1024, ge=1)
+    server_loss: Literal["mean", "sum"] = Field("mean", description="over a batch; sum as PTF-FedRec's code")
+    server_decay: float = Field(1e-6, ge=0, description="weight decay of the server's model")
+    weighting: bool = Field(True, description="an agent weighs the uploads (false: -c)")
+    weighting_without: Literal["", "size", "statistics", "loss"] = Field("", description="state it does without")
+    weighting_lr: float = Field(1e-3, gt=0)
+    select: Literal["agent", "confident", "random", "top", "none"] = Field(
+        "agent", description="what the server sends: an agent's picks, PTF-FedRec's rule, a schedule, nothing"
+    )
+    most: int = Field(30, ge=1, description="items that may be sent to a client in a round (mu)")
+    scheduled: float = Field(1.0, ge=0, description="items a client gets under select = random or top, on average")
+    select_lr: float = Field(1e-3, gt=0)
+    select_without: Literal["", "loss", "diversity", "divergence"] = Field("", description="reward it does without")
+    select_adjust: bool = Field(True, description="picking pays less the later in the list (control ii: false)")
+    select_shuffle: bool = Field(False, description="rewards are dealt anew among the clients (control i)")
+    select_rho: float = Field(4.0, gt=0)
+    history: Literal["last", "all"] = Field("last", description="uploads that candidates come from")
+    answers: Literal["server", "client"] = Field("server", description="whose model recommends and is measured")
+
+
+@register
+class Transfer(Tells):
+    """Devices tell disguised predictions; the server distils them, and sends some of its own."""
+
+    name = "prediction-transfer"
+    Config: ClassVar[type[PartConfig]] = TransferConfig
+    config: TransferConfig
+
+    # what it is made of
+
+    @property
+    def server_backbone(self) -> Backbone:
+        options = dict(self.config.server)
+        if not options:
+            return self.world.backbone
+        name = options.pop("name", self.world.backbone.name)
+        if not isinstance(name, str):
+            raise TacitaError("server.name of part 'prediction-transfer' must be a name such as 'neumf'.")
+        cls = backbone_class(name)
+        return cls(validated(cls.Config, options, f"server model '{name}'"))
+
+    @property
+    def weighting(self) -> Weighting:
+        return Weighting(lr=self.config.weighting_lr, without=self.config.weighting_without)
+
+    @property
+    def selection(self) -> Selection:
+        c = self.config
+        return Selection(
+            most=c.most, lr=c.select_lr, rho=c.select_rho, adjust=c.select_adjust, shuffle=c.select_shuffle,
+            without=c.select_without,
+        )  # fmt: skip
+
+    def check_server(self) -> None:
+        c = self.config
+        if c.beta_low > c.beta_high:
+            raise TacitaError(f"beta_low = {c.beta_low} is above beta_high = {c.beta_high}; swap them.")
+        if self.server_backbone.learner != "rows":
+            raise TacitaError(
+                f"server model '{self.server_backbone.name}' cannot be taught; use neumf, neuncf, lightgcn or mf."
+            )
+        Central(self.server_backbone, Teacher.new(self.server_backbone, self.world.draws, _no_items(self)).graph())
+
+    def check(self, n_items: int) -> None:
+        if self.config.most > n_items:
+            raise TacitaError(
+                f"prediction-transfer.most = {self.config.most} is more than the {n_items} items there are; lower it."
+            )
+
+    def _dice(self, keys: Keys, block: int, round: int, public: bool) -> Dice:
+        return Dice(self.world.draws, keys, block, round, public)
+
+    # on the device
+
+    def device_arrays(self, n_users: int) -> Held:
+        if not self.config.accumulate:
+            return {}
+        return {"received": _no_scores(n_users)}
+
+    def samples(self, view: CohortView, own: Ragged) -> Ragged | None:
+        """What was received and is not the client's own: of PTF-FedRec not its positives."""
+        received = self._received(view)
+        mine = own if self.config.scheme == "mix" else view.train
+        kept = drop_own(received, Ragged(mine.ptr, mine.ids))
+        return Ragged(kept.ptr, kept.ids, {"label": np.clip(kept.values["score"], 0, 1)}) if len(kept.ids) else None
+
+    def _received(self, view: CohortView) -> Ragged:
+        now = view.own.get(self.name, _no_scores(len(view.user)))
+        return view.lists[self.name]["received"].joined(now) if self.config.accumulate else now
+
+    def after_training(self, view: CohortView, local: Local) -> Held:
+        if not self.config.accumulate:
+            return {}
+        kept = drop_own(self._received(view), Ragged(view.train.ptr, view.train.ids))
+        score = kept.values.get("score", np.zeros(0, np.float32))
+        return {"received": Ragged(kept.ptr, kept.ids, {"score": score})}
+
+    def tell(self, view: CohortView, own: Ragged, received: Ragged) -> Ragged:
+        c, dice = self.config, self._dice(view.client_keys, view.block, view.round, public=False)
+        swap = Swap(c.swap, select=c.swap_select) if c.swap > 0 else None
+        if c.scheme == "ptf":
+            return ptf_disguised(own, received, PtfDisguise(swap=swap), dice)
+        return disguised(own, received, Disguise((c.beta_low, c.beta_high), c.alpha, swap), dice)
+
+    def answers(self, view: CohortView) -> Floats | None:
+        if self.config.answers == "client":
+            return client_scores(self.world.backbone, view)
+        sent = view.own[self.name]
+        return sent.values["score"].reshape(len(view.user), view.n_items).copy()
+
+    # on the server
+
+    def server_begin_block(self, server: ServerState) -> Arrays:
+        held = server.parts.get(self.name)
+        backbone, draws = self.server_backbone, self.world.draws
+        teacher = Teacher.of(held) if held else self._with_agents(Teacher.new(backbone, draws, server.items))
+        return teacher.with_items(backbone, draws, server.items).arrays()
+
+    def _with_agents(self, teacher: Teacher) -> Teacher:
+        draws, dim = self.world.draws, self._dim(teacher)
+        weights = start_weighting(self.weighting, draws.public("weighting-agent"))
+        picks = start_selection(self.selection, dim, draws.public("actor"), draws.public("critic"))
+        return replace(teacher, agents=bundle(weights=weights, picks=picks))
+
+    def _dim(self, teacher: Teacher) -> int:
+        return int(self._central(teacher).vectors(teacher.model)[1].shape[1])
+
+    def _central(self, teacher: Teacher) -> Central:
+        return Central(self.server_backbone, teacher.graph(), self.config.server_decay)
+
+    def _teacher(self, server: ServerState, clients: Keys) -> Teacher:
+        held = {k: v for k, v in server.parts[self.name].items() if not k.startswith(WALK)}
+        return Teacher.of(held).with_clients(self.server_backbone, self.world.draws, clients)
+
+    def own(self, server: ServerState, clients: Keys) -> tuple[ServerState, Ragged]:
+        """What every client of the round is sent; an agent's walk is kept until the round is over."""
+        teacher, c = self._teacher(server, clients), self.config
+        nothing = Ragged(
+            np.zeros(len(clients) + 1, np.int64), np.zeros(0, np.int32), {"score": np.zeros(0, np.float32)}
+        )
+        if c.select == "none" or teacher.recent.n_uploads == 0:
+            return server.with_part(self.name, teacher.arrays()), nothing
+        central, users = self._central(teacher), teacher.rows_of(clients)
+        last, dice = teacher.last.take(users), self._dice(clients, server.block, server.round, public=True)
+
+        def logits(some: Any) -> Floats:
+            return central.score(teacher.model, some)
+
+        if c.select == "confident":
+            sent = confident(teacher.ever.counts, last, users, logits, c.most)
+            return server.with_part(self.name, teacher.arrays()), sent
+        history = teacher.recent if c.history == "last" else teacher.ever
+        found = candidates(history, last, users, logits, c.most)
+        if c.select != "agent":
+            sent = scheduled(found, c.scheduled, c.select, dice)
+            return server.with_part(self.name, teacher.arrays()), sent
+        people, items = central.vectors(teacher.model)
+        walk = take_walk(part(teacher.agents, "picks"), found, people[users], items, self.selection, dice)
+        kept = {f"{WALK}{one.name}": getattr(walk, one.name) for one in fields(Walk)} | {f"{WALK}clients": clients}
+        return server.with_part(self.name, {**teacher.arrays(), **kept}), walk.picked()
+
+    def own_to_serve(self, server: ServerState, clients: Keys) -> Ragged | None:
+        """The server's logits of the whole catalogue, for each client."""
+        if self.config.answers == "client":
+            return None
+        teacher, n = self._teacher(server, clients), len(server.items)
+        scores = self._central(teacher).score(teacher.model, teacher.rows_of(clients))
+        ptr = np.arange(len(clients) + 1, dtype=np.int64) * n
+        return Ragged(ptr, np.tile(np.arange(n, dtype=np.int32), len(clients)), {"score": scores.reshape(-1)})
+
+    def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
+        """Steps 5 to 9 of a round: weigh, distil, let the agents learn, remember what was told."""
+        if SCORES not in total.each:
+            return server
+        clients, told = _in_order(total.each[SCORES])
+        teacher = self._teacher(server, clients)
+        users, before_model = teacher.rows_of(clients), teacher.model
+        state, weights = self._weights(teacher, users, told)
+        teacher = teacher.hearing(users, told)
+        central = self._central(teacher)
+        samples = self._samples(users, told, weights)
+        orders = [
+            self.world.draws.public("server-order", server.block, server.round, epoch)
+            for epoch in range(self.config.server_epochs)
+        ]
+        model = central.train(before_model, samples, self.config.server_batch, orders)
+        teacher = replace(teacher, model=model)
+        after = central.pairs(model, samples.user, samples.item)
+        agents, notes = self._agents_after(server, teacher, central, (told, clients, after, state))
+        notes |= {
+            "server_loss": float(cross_entropy(after, samples.label).mean()),
+            "weight_concentration": concentration(weights),
+        }
+        return server.with_part(self.name, replace(teacher, agents=agents, notes=notes).arrays())
+
+    def _weights(self, teacher: Teacher, users: Any, told: Ragged) -> tuple[Doubles | None, Doubles]:
+        """What the weighting agent saw, and a weight for each client."""
+        if not self.config.weighting:
+            return None, np.full(len(told), 1.0 / max(1, len(told)))
+        logits = self._central(teacher).pairs(teacher.model, users[told.rows()], told.ids)
+        state = observe(told, logits, self.weighting)
+        return state, weigh(part(teacher.agents, "weights"), state)
+
+    def _samples(self, users: Any, told: Ragged, weights: Doubles) -> Samples:
+        weight = sample_weights(weights, told)
+        if self.config.server_loss == "sum":
+            weight = weight * np.float32(self.config.server_batch)
+        return Samples(users[told.rows()].astype(np.int64), told.ids.astype(np.int64), told.values["score"], weight)
+
+    def _agents_after(
+        self,
+        server: ServerState,
+        teacher: Teacher,
+        central: Central,
+        heard: tuple[Ragged, Keys, Floats, Doubles | None],
+    ) -> tuple[Arrays, dict[str, float]]:
+        told, clients, after, state = heard
+        agents = {name: part(teacher.agents, name) for name in ("weights", "picks")}
+        if state is not None:
+            losses = mean_losses(told, after)
+            agents["weights"] = update_weighting(agents["weights"], state, losses, self.weighting)
+        kept = server.parts[self.name]
+        notes = {}
+        if f"{WALK}clients" in kept:
+            walk = Walk(**{one.name: kept[f"{WALK}{one.name}"] for one in fields(Walk)})
+            asked = kept[f"{WALK}clients"]
+            outcome = Outcome(*_aligned(told, clients, after, asked), central.vectors(teacher.model)[1])
+            dice = self._dice(asked, server.block, server.round, public=True)
+            reward = judge(walk, outcome, self.selection, dice)
+            agents["picks"] = update_selection(agents["picks"], walk, reward, self.selection)
+            notes["picked"] = float(walk.action.sum() / max(1, len(asked)))
+        return bundle(**agents), notes
+
+    def server_notes(self, server: ServerState) -> dict[str, float]:
+        return Teacher.of(_without_walk(server.parts[self.name])).notes if self.name in server.parts else {}
+
+    def own_fits(self, sent: Ragged, n_items: int) -> bool:
+        score = sent.values.get("score")
+        return set(sent.values) == {"score"} and score is not None and score.dtype == np.float32 and score.ndim == 1
+
+
+def _no_scores(n: int) -> Ragged:
+    """Nothing for anybody."""
+    return Ragged(np.zeros(n + 1, np.int64), np.zeros(0, np.int32), {"score": np.zeros(0, np.float32)})
+
+
+def _in_order(sent: Each) -> tuple[Keys, Ragged]:
+    """Who told what, in an order that does not depend on where people live."""
+    assert isinstance(sent.value, Rows)
+    score = sent.value.value.astype(np.float32)
+    told = Ragged.from_pairs(sent.value.client, sent.value.item, len(sent.sender), {"score": score})
+    order = np.argsort(sent.sender)
+    return sent.sender[order], told.take(order)
+
+
+def _no_items(part: Transfer) -> Floats:
+    return np.zeros((0, part.world.backbone.item_width), np.float32)
+
+
+def _without_walk(held: Arrays) -> Arrays:
+    return {k: v for k, v in held.items() if not k.startswith(WALK)}
+
+
+def _aligned(told: Ragged, clients: Keys, logits: Floats, wanted: Keys) -> tuple[Ragged, Floats]:
+    """Uploads and their logits in another order of clients; who sent nothing has an empty row."""
+    order = np.argsort(wanted)
+    row = order[np.searchsorted(wanted, clients[told.rows()], sorter=order)]
+    columns = {"score": told.values["score"], "logit": logits}
+    made = Ragged.from_pairs(row, told.ids, len(wanted), columns)
+    return Ragged(made.ptr, made.ids, {"score": made.values["score"]}), made.values["logit"]
