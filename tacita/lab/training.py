@@ -71,7 +71,7 @@ def train(config: RunConfig, out: Path, machine: Machine = ALL_CORES, watcher: W
     """A new run in a new folder; what fails before its first round leaves no folder."""
     if out.exists() or out.is_symlink():
         begun = (out / "config.toml").is_file()
-        told = "exists; go on with --resume, or" if begun else "exists and holds no run;"
+        told = f"exists; go on with `tacita train --out {out} --resume`, or" if begun else "exists and holds no run;"
         raise TacitaError(f"{out} {told} choose another --out.")
     fed = assemble(config, machine)
     make_folder(out, fed.config, fed.stream)

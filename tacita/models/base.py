@@ -102,6 +102,9 @@ class Backbone(ABC):
     grouped: ClassVar[bool] = False
     """Scores groups of samples that share their heads (see `score_groups`): heads too big to repeat for a sample."""
 
+    brings: ClassVar[dict[str, Any]] = {}
+    """Settings that hold with this model wherever nobody says otherwise."""
+
     on_graph: ClassVar[bool] = False
     """Where all users are in one place it scores on the graph of what they have (see learn/training/central.py)."""
 

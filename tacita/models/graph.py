@@ -33,6 +33,7 @@ class LightGCN(TwoVectors):
 
     name = "lightgcn"
     on_graph = True
+    brings: ClassVar[dict[str, Any]] = {"train": {"optimiser": "lazy-adam"}}
     Config: ClassVar[type[BackboneConfig]] = LightGCNConfig
     reads_context = True
     config: LightGCNConfig

@@ -43,6 +43,7 @@ class Tower(Factor):
     Config: ClassVar[type[BackboneConfig]] = TowerConfig
     config: TowerConfig
     grouped = True
+    brings: ClassVar[dict[str, Any]] = {"train": {"optimiser": "lazy-adam"}}
 
     @property
     def layout(self) -> dict[str, int]:

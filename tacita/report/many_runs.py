@@ -51,7 +51,8 @@ def _means_table(runs: Sequence[RunData], labels: Sequence[str], fair: bool) -> 
         flag = Cell(names, "beats list") if names else Cell("none" if run.controls else "not run")
         rows.append([Cell(labels[n], note=run.folder), *told, *cells(human_bytes(run.up), human_bytes(run.down)), flag])
     head = ["run", *map(nice, metrics), "LA", "RA", "HM", "up", "down", "controls that are better"]
-    return Table("Means over blocks 1 and later; bytes per client and round", cells(*head), rows)
+    said = "Means over blocks 1 and later (LA, RA and HM: over all); bytes per client and round"
+    return Table(said, cells(*head), rows)
 
 
 def _seed_tables(runs: Sequence[RunData]) -> list[Table]:

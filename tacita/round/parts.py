@@ -36,6 +36,7 @@ from tacita.core.types import (
     ServerState,
 )
 from tacita.fields import Answer, Spec, Total, Upload
+from tacita.models import backbone_class
 from tacita.models.base import Backbone
 
 Purpose = Literal["valid", "test", "serve"]
@@ -270,13 +271,16 @@ def preset(name: str, *parts: dict[str, Any], settings: dict[str, Any] | None = 
 
 
 def configured(values: dict[str, Any], where: str) -> RunConfig:
-    """The settings of a run: what is said, then what its method brings along, then the defaults."""
+    """The settings of a run: what is said, then what its method and its model bring along, then the defaults."""
     method = values.get("method")
     brought = _SETTINGS.get(method, {}) if isinstance(method, str) else {}
     named, own = values.get("backbone"), brought.get("backbone")
     if own and isinstance(named, dict) and named.get("name", own["name"]) != own["name"]:
         brought = {k: v for k, v in brought.items() if k != "backbone"}  # options of another model do not fit
-    return validated(RunConfig, _beneath(values, brought), where)
+    said = _beneath(values, brought)
+    model = said.get("backbone")
+    name = model.get("name") if isinstance(model, dict) else None
+    return validated(RunConfig, _beneath(said, backbone_class(name).brings) if isinstance(name, str) else said, where)
 
 
 def _beneath(said: dict[str, Any], brought: dict[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from tacita.lab.experiments.shared_base import go_on, train_base, with_parts
 from tacita.lab.experiments.watching import OnDone, Watcher
 from tacita.lab.training import save_run
 from tacita.methods import preset_parts
+from tacita.models import backbone_class
 from tacita.round.plan import Federation
 
 Options = dict[str, dict[str, Any]]
@@ -165,7 +166,11 @@ def tune_lr(
     name = config.backbone["name"]
     rates = search_space()["backbones"].get(name, {}).get("lr", [])
     if not rates:
-        raise TacitaError(f"no learning rates to try for backbone '{name}' in the search space.")
+        backbone_class(name)  # a misspelt one is told so
+        known = ", ".join(sorted(search_space()["backbones"]))
+        raise TacitaError(
+            f"tune has no rates to try for backbone '{name}' (it knows {known}); give train --lr."
+        )
     tried: dict[float, float] = {}
     failed: dict[float, str] = {}
     best: tuple[Federation, Progress, float] | None = None
