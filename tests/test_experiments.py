@@ -16,7 +16,7 @@ from tacita.cli import main
 from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
 from tacita.core.errors import TacitaError
 from tacita.federation.rounds import Progress, run_stream, start
-from tacita.lab.experiments import analyses, cells, plan, reproduce, tables, tune, tune_paper
+from tacita.lab.experiments import analyses, cells, once, plan, reproduce, tables, tune, tune_paper
 from tacita.lab.experiments.shared_base import go_on, train_base, with_parts
 from tacita.lab.runs import Machine, assemble, open_run
 from tacita.methods import part_class, preset_parts
@@ -194,7 +194,7 @@ def test_a_run_that_diverges_is_a_finding(tmp_path: Path) -> None:
 
 def test_per_user_scores_survive_packing_to_three_digits() -> None:
     values = np.random.default_rng(0).random(500)
-    assert np.abs(cells.unpack(cells.pack(values)) - values).max() < 5e-4
+    assert np.abs(once.unpack(once.pack(values)) - values).max() < 5e-4
 
 
 # tables
@@ -244,7 +244,7 @@ def fabricated() -> tuple[plan.Experiment, list[plan.Cell], dict[str, cells.Line
         lift = 0.01 if cell.variant == "b" else 0.0
         users = np.linspace(0.05, 0.15, 50) + lift + rng.normal(0, 0.001, 50)
         d1 = 0.1 + lift + 0.001 * cell.seed
-        lines[cell.key] = {"values": {"ndcg@20": [d1, 0.2, (d1 + 0.2) / 2]}, "users": cells.pack(users)}
+        lines[cell.key] = {"values": {"ndcg@20": [d1, 0.2, (d1 + 0.2) / 2]}, "users": once.pack(users)}
     return experiment, wanted, lines
 
 
@@ -269,7 +269,7 @@ def test_the_paired_test_sees_a_small_lift_for_everybody() -> None:
 def test_seeds_that_tested_different_people_are_not_paired() -> None:
     experiment, wanted, lines = fabricated()
     one = lines[wanted[0].key]
-    one["users"] = cells.pack(cells.unpack(one["users"])[:-3])
+    one["users"] = once.pack(once.unpack(one["users"])[:-3])
     assert tables.comparisons(experiment, wanted, lines) == []
 
 
@@ -281,7 +281,7 @@ def test_a_variant_may_have_backbones_of_its_own_and_is_compared_across() -> Non
     table2 = plan.cells_of(*plan.load_experiment("f3crec/table2"), ["ml-100k"], ["mf"], 1)
     assert {c.key for c in table2} == {c.key for c in found if c.backbone == "mf"}
     level = {"ft": 0.1, "f3crec": 0.11, "tally": 0.13, "open": 0.14}
-    lines = {c.key: {"users": cells.pack(np.arange(4.0) ** 2 * level.get(c.variant, 0.05))} for c in found}
+    lines = {c.key: {"users": once.pack(np.arange(4.0) ** 2 * level.get(c.variant, 0.05))} for c in found}
     tests = tables.comparisons(experiment, found, lines)
     assert {(t.variant, t.other({"f3crec": "F3CRec"})) for t in tests} == {
         ("tally", "F3CRec (mf)"),

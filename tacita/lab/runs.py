@@ -52,6 +52,7 @@ from tacita.federation.state_arrays import (
 from tacita.kernels.ranking import best_items
 from tacita.kernels.threads import most_threads, set_threads
 from tacita.lab.controls import CONTROLS, mean_of, run_controls
+from tacita.lab.item_rows import with_side_rows
 from tacita.methods import Part, World, build_parts, effective_parts
 from tacita.metrics import continual_summary
 from tacita.models import backbone_class
@@ -114,7 +115,7 @@ def assemble(config: RunConfig, machine: Machine) -> Federation:
     backbone.check(smallest, stream.n_items)
     for part in parts:
         part.check(smallest)
-    return Federation(backbone, parts, config, draws, machine.chunk, stream=stream)
+    return with_side_rows(Federation(backbone, parts, config, draws, machine.chunk, stream=stream))
 
 
 def effective(config: RunConfig, backbone: Backbone, parts: tuple[Part, ...]) -> RunConfig:
