@@ -258,7 +258,8 @@ def to_markdown(
             if not variants:
                 continue
             text += [f"**{metric}, {backbone}**", ""]
-            text += [*_grid(["dataset", "block", *(labels[v] for v in variants)], _block_rows(rows, variants)), ""]
+            head = ["dataset", "" if experiment.kind == "once" else "block", *(labels[v] for v in variants)]
+            text += [*_grid(head, _block_rows(rows, variants)), ""]
     text += _differences_markdown(experiment, differences or [])
     text += _tests_markdown(experiment, tests, labels) + _beside_markdown(also or [])
     return "\n".join(text).rstrip() + "\n"
