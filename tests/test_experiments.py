@@ -154,7 +154,7 @@ def test_finished_cells_are_kept_and_not_run_again(tmp_path: Path, monkeypatch: 
     ran: list[str] = []
     real = cells.run_job
 
-    def spy(job: cells.Job) -> list[cells.Line]:
+    def spy(job: cells.Job) -> list[once.Line]:
         ran.extend(c.variant for c in job.cells)
         return real(job)
 
@@ -223,7 +223,7 @@ def test_verdicts(mean: float, half: float, published: float | None, expected: s
     assert tables.verdict(mean, half, published, 0.1) == expected
 
 
-def fabricated() -> tuple[plan.Experiment, list[plan.Cell], dict[str, cells.Line]]:
+def fabricated() -> tuple[plan.Experiment, list[plan.Cell], dict[str, once.Line]]:
     """Two methods, three seeds; method b is 0.01 better for every user, with a little noise."""
     experiment = plan.Experiment(
         title="A <table>",
@@ -415,7 +415,7 @@ def test_every_table_of_f3crec_has_its_page() -> None:
 def test_the_committed_pages_follow_from_the_committed_cells(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_none(work: object, jobs: list[cells.Job], workers: int) -> list[list[cells.Line]]:
+    def run_none(work: object, jobs: list[cells.Job], workers: int) -> list[list[once.Line]]:
         assert jobs == [], "a cell is missing"
         return []
 
@@ -583,7 +583,7 @@ SMALL_TOWER = {"dim": 4, "tower": [8], "lr": 0.01}
 
 
 @pytest.fixture(scope="module")
-def once_lines() -> tuple[plan.Experiment, list[plan.Cell], dict[str, cells.Line]]:
+def once_lines() -> tuple[plan.Experiment, list[plan.Cell], dict[str, once.Line]]:
     experiment = once_table()
     found = plan.cells_of(experiment, plan.Settings(), [ONE], ["neuncf"], 2)
     lines = [line for cell in found for line in cells.run_job(cells.Job((cell,), None))]
@@ -599,7 +599,7 @@ def test_a_method_brings_its_paper_along_and_the_table_has_the_last_word() -> No
 
 
 def test_runs_of_one_block_tell_quality_traffic_and_their_course(
-    once_lines: tuple[plan.Experiment, list[plan.Cell], dict[str, cells.Line]],
+    once_lines: tuple[plan.Experiment, list[plan.Cell], dict[str, once.Line]],
 ) -> None:
     _, found, lines = once_lines
     by = {c.variant: lines[c.key] for c in found if c.seed == 1}
@@ -616,7 +616,7 @@ def test_runs_of_one_block_tell_quality_traffic_and_their_course(
 
 
 def test_a_run_in_a_table_has_the_numbers_of_a_run_by_itself(
-    once_lines: tuple[plan.Experiment, list[plan.Cell], dict[str, cells.Line]],
+    once_lines: tuple[plan.Experiment, list[plan.Cell], dict[str, once.Line]],
 ) -> None:
     _, found, lines = once_lines
     cell = next(c for c in found if c.variant == "ours")
@@ -627,7 +627,7 @@ def test_a_run_in_a_table_has_the_numbers_of_a_run_by_itself(
 
 
 def test_a_table_of_such_runs_compares_seeds_and_people(
-    once_lines: tuple[plan.Experiment, list[plan.Cell], dict[str, cells.Line]],
+    once_lines: tuple[plan.Experiment, list[plan.Cell], dict[str, once.Line]],
 ) -> None:
     experiment, found, lines = once_lines
     entries = tables.entries(experiment, found, lines)
@@ -646,7 +646,7 @@ def test_a_table_of_such_runs_compares_seeds_and_people(
 
 
 def test_a_course_is_shown_at_the_rounds_that_are_asked_for(
-    once_lines: tuple[plan.Experiment, list[plan.Cell], dict[str, cells.Line]],
+    once_lines: tuple[plan.Experiment, list[plan.Cell], dict[str, once.Line]],
 ) -> None:
     _, found, lines = once_lines
     shown = once_table(metrics=["picked"], published_columns=["round 2", "round 4", "round 9"], published={})

@@ -8,7 +8,8 @@ from pathlib import Path
 from tacita.core.errors import TacitaError
 from tacita.core.files import write_bytes
 from tacita.lab.experiments import tables
-from tacita.lab.experiments.cells import CellFile, Line, run_cells
+from tacita.lab.experiments.cells import CellFile, run_cells
+from tacita.lab.experiments.once import Line
 from tacita.lab.experiments.plan import Cell, Experiment, cells_of, load_experiment, narrowed
 from tacita.lab.experiments.watching import OnDone
 
