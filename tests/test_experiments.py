@@ -671,6 +671,11 @@ def test_a_variant_can_be_run_by_itself_and_what_leaves_nothing_is_refused() -> 
         reproduce.plan_table("fedkdrec/table1", ["neumf", "fedncf"], 1, quick=False)
 
 
+def test_runs_of_one_block_are_not_tuned_as_streams(tmp_path: Path) -> None:
+    with pytest.raises(TacitaError, match="--paper fedkdrec: its runs are of kind 'once', and only streams"):
+        tune_paper.paper_jobs("fedkdrec", [], 3, tmp_path, None)
+
+
 def test_tables_of_fedkdrec_share_their_cells() -> None:
     keys = {}
     for name in ("table1", "table2", "table3", "table4", "figure2", "selection"):

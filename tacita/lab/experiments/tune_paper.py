@@ -65,6 +65,10 @@ def tune_pair(job: PairJob) -> tuple[PairJob, PairDone]:
 def paper_jobs(paper: str, only: list[str], trials: int, folder: Path, data_dir: Path | None) -> list[PairJob]:
     """A job for each dataset and backbone of the paper's main table that the words leave."""
     experiment, _ = load_experiment(f"{paper}/table2")
+    if experiment.kind != "stream":
+        raise TacitaError(
+            f"--paper {paper}: its runs are of kind '{experiment.kind}', and only streams of blocks are tuned."
+        )
     datasets, backbones, named = narrowed(experiment, only)
     asked = [v for name, v in experiment.variants.items() if not named or name in named]
     methods = tuple(v.method for v in asked if v.settings_of is None)
