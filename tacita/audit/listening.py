@@ -2,8 +2,8 @@
 
 Each setting (how much of the hard label is mixed in, with and without swaps) is trained by itself for a few rounds, and
 what every client told last, and the time before, is attacked. The threshold is a half throughout: at alpha 0.5 it parts
-liked from other items. It took the place of alpha itself, which read less at alpha 0.3 on ml-100k; the AUC depends on no
-such choice.
+liked from other items. It took the place of alpha itself, which read less at alpha 0.3 on ml-100k; the AUC depends on
+no such choice.
 """
 
 from __future__ import annotations
