@@ -17,7 +17,7 @@ from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, TrainConf
 from tacita.core.errors import TacitaError
 from tacita.federation.rounds import Progress, run_stream, start
 from tacita.lab.assembling import Machine, assemble
-from tacita.lab.experiments import analyses, cells, plan, reproduce, tables, tune, tune_paper
+from tacita.lab.experiments import analyses, cells, once, plan, reproduce, tables, tune, tune_paper
 from tacita.lab.experiments.shared_base import go_on, train_base, with_parts
 from tacita.lab.serving import open_run
 from tacita.methods import part_class, preset_parts
@@ -155,7 +155,7 @@ def test_finished_cells_are_kept_and_not_run_again(tmp_path: Path, monkeypatch: 
     ran: list[str] = []
     real = cells.run_job
 
-    def spy(job: cells.Job) -> list[cells.Line]:
+    def spy(job: cells.Job) -> list[once.Line]:
         ran.extend(c.variant for c in job.cells)
         return real(job)
 
@@ -195,7 +195,7 @@ def test_a_run_that_diverges_is_a_finding(tmp_path: Path) -> None:
 
 def test_per_user_scores_survive_packing_to_three_digits() -> None:
     values = np.random.default_rng(0).random(500)
-    assert np.abs(cells.unpack(cells.pack(values)) - values).max() < 5e-4
+    assert np.abs(once.unpack(once.pack(values)) - values).max() < 5e-4
 
 
 # tables
@@ -224,7 +224,7 @@ def test_verdicts(mean: float, half: float, published: float | None, expected: s
     assert tables.verdict(mean, half, published, 0.1) == expected
 
 
-def fabricated() -> tuple[plan.Experiment, list[plan.Cell], dict[str, cells.Line]]:
+def fabricated() -> tuple[plan.Experiment, list[plan.Cell], dict[str, once.Line]]:
     """Two methods, three seeds; method b is 0.01 better for every user, with a little noise."""
     experiment = plan.Experiment(
         title="A <table>",
@@ -245,7 +245,7 @@ def fabricated() -> tuple[plan.Experiment, list[plan.Cell], dict[str, cells.Line
         lift = 0.01 if cell.variant == "b" else 0.0
         users = np.linspace(0.05, 0.15, 50) + lift + rng.normal(0, 0.001, 50)
         d1 = 0.1 + lift + 0.001 * cell.seed
-        lines[cell.key] = {"values": {"ndcg@20": [d1, 0.2, (d1 + 0.2) / 2]}, "users": cells.pack(users)}
+        lines[cell.key] = {"values": {"ndcg@20": [d1, 0.2, (d1 + 0.2) / 2]}, "users": once.pack(users)}
     return experiment, wanted, lines
 
 
@@ -270,7 +270,7 @@ def test_the_paired_test_sees_a_small_lift_for_everybody() -> None:
 def test_seeds_that_tested_different_people_are_not_paired() -> None:
     experiment, wanted, lines = fabricated()
     one = lines[wanted[0].key]
-    one["users"] = cells.pack(cells.unpack(one["users"])[:-3])
+    one["users"] = once.pack(once.unpack(one["users"])[:-3])
     assert tables.comparisons(experiment, wanted, lines) == []
 
 
@@ -282,7 +282,7 @@ def test_a_variant_may_have_backbones_of_its_own_and_is_compared_across() -> Non
     table2 = plan.cells_of(*plan.load_experiment("f3crec/table2"), ["ml-100k"], ["mf"], 1)
     assert {c.key for c in table2} == {c.key for c in found if c.backbone == "mf"}
     level = {"ft": 0.1, "f3crec": 0.11, "tally": 0.13, "open": 0.14}
-    lines = {c.key: {"users": cells.pack(np.arange(4.0) ** 2 * level.get(c.variant, 0.05))} for c in found}
+    lines = {c.key: {"users": once.pack(np.arange(4.0) ** 2 * level.get(c.variant, 0.05))} for c in found}
     tests = tables.comparisons(experiment, found, lines)
     assert {(t.variant, t.other({"f3crec": "F3CRec"})) for t in tests} == {
         ("tally", "F3CRec (mf)"),
@@ -405,11 +405,18 @@ def test_what_a_paper_was_tuned_to_is_stored_beside_its_tables(paper: Path, monk
     assert stored.chosen[TINY]["mf"]["ft"].trials == 1
 
 
-@pytest.mark.parametrize("name", plan.experiment_names())
+WITH_PAGES = [name for name in plan.experiment_names() if (COMMITTED.parent / f"{name}.md").is_file()]
+
+
+def test_every_table_of_f3crec_has_its_page() -> None:
+    assert {name for name in plan.experiment_names() if name.startswith("f3crec/")} <= set(WITH_PAGES)
+
+
+@pytest.mark.parametrize("name", WITH_PAGES)
 def test_the_committed_pages_follow_from_the_committed_cells(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_none(work: object, jobs: list[cells.Job], workers: int) -> list[list[cells.Line]]:
+    def run_none(work: object, jobs: list[cells.Job], workers: int) -> list[list[once.Line]]:
         assert jobs == [], "a cell is missing"
         return []
 
@@ -541,3 +548,140 @@ def test_a_preset_that_fixes_an_option_is_not_tuned_on_it() -> None:
     assert "replay.eps" in tune.open_options("f3crec")
     assert "replay.eps" not in tune.open_options("kd")
     assert tune.open_options("ft") == {}
+
+
+# runs of one block (FedKDRec)
+
+
+def once_table(**more: Any) -> plan.Experiment:
+    said: dict[str, Any] = {
+        "title": "Once",
+        "kind": "once",
+        "datasets": [ONE],
+        "backbones": ["neuncf"],
+        "seeds": 2,
+        "metrics": ["ndcg@10", "hr@10", "full ndcg@10", "client ndcg@10", "samples down", "KB once"],
+        "published_columns": ["test"],
+        "baseline": "central",
+        "compare": ["ours"],
+        "quick": {"datasets": [ONE], "backbones": ["neuncf"], "seeds": 1},
+        "train": {"rounds": 4, "participation": {"kind": "fraction", "rate": 0.5}},
+        "split": {"kind": "leave-one-out"},
+        "evaluate": {"k": [10], "metrics": ["ndcg", "hr"], "select_by": "ndcg@10", "sampled_negatives": 30, "every": 2},
+        "variants": {
+            "central": {"label": "centralised", "method": "fedavg", "kind": "central", "backbone": SMALL_TOWER},
+            "ours": {"label": "FedKDRec", "method": "fedkdrec-paper", "backbone": SMALL_TOWER},
+            "tally": {"label": "tally", "method": "fedavg", "backbone": {"name": "tally"}, "train": ALL},
+        },
+        "published": {ONE: {"neuncf": {"ndcg@10": {"ours": [0.4]}}}},
+    }
+    return plan.Experiment.model_validate(said | more)
+
+
+ONE = "synthetic:users=60,items=80,per_user=12,groups=4"
+ALL = {"participation": {"kind": "all"}}
+SMALL_TOWER = {"dim": 4, "tower": [8], "lr": 0.01}
+
+
+@pytest.fixture(scope="module")
+def once_lines() -> tuple[plan.Experiment, list[plan.Cell], dict[str, once.Line]]:
+    experiment = once_table()
+    found = plan.cells_of(experiment, plan.Settings(), [ONE], ["neuncf"], 2)
+    lines = [line for cell in found for line in cells.run_job(cells.Job((cell,), None))]
+    return experiment, found, {line["key"]: line for line in lines}
+
+
+def test_a_method_brings_its_paper_along_and_the_table_has_the_last_word() -> None:
+    ours = {c.variant: c.config for c in plan.cells_of(once_table(), plan.Settings(), [ONE], ["neuncf"], 1)}["ours"]
+    assert (ours.train.optimiser, ours.train.local_epochs, ours.train.rounds) == ("lazy-adam", 2, 4)
+    assert ours.train.participation.rate == 0.5
+    assert ours.split.kind == "leave-one-out"
+    assert ours.item_rows == "random"
+
+
+def test_runs_of_one_block_tell_quality_traffic_and_their_course(
+    once_lines: tuple[plan.Experiment, list[plan.Cell], dict[str, once.Line]],
+) -> None:
+    _, found, lines = once_lines
+    by = {c.variant: lines[c.key] for c in found if c.seed == 1}
+    ours = by["ours"]["values"]
+    assert {"ndcg@10", "full hr@10", "client hr@10", "KB up", "down, paper's KB"} <= ours.keys()
+    assert len(ours["picked"]) == len(ours["server_loss"]) == by["ours"]["rounds"] == 4
+    assert ours["picked"][0] == 0.0
+    assert np.mean(ours["picked"]) == pytest.approx(ours["samples down"][0], abs=1e-3)
+    assert ours["KB down"][0] == pytest.approx(8 * ours["samples down"][0] / 1024, abs=1e-5)
+    assert ours["full ndcg@10"] < ours["ndcg@10"]
+    assert "client ndcg@10" not in by["central"]["values"]
+    assert "KB up" not in by["central"]["values"]
+    assert "client ndcg@10" not in by["tally"]["values"]
+
+
+def test_a_run_in_a_table_has_the_numbers_of_a_run_by_itself(
+    once_lines: tuple[plan.Experiment, list[plan.Cell], dict[str, once.Line]],
+) -> None:
+    _, found, lines = once_lines
+    cell = next(c for c in found if c.variant == "ours")
+    fed = assemble(cell.config, Machine(threads=1))
+    progress = start(fed)
+    run_stream(fed, progress, lambda report, now: None)
+    assert lines[cell.key]["values"]["ndcg@10"] == [round(progress.results[0]["ndcg@10"], 6)]
+
+
+def test_a_table_of_such_runs_compares_seeds_and_people(
+    once_lines: tuple[plan.Experiment, list[plan.Cell], dict[str, once.Line]],
+) -> None:
+    experiment, found, lines = once_lines
+    entries = tables.entries(experiment, found, lines)
+    assert {(e.variant, e.column) for e in entries} == {("central", "test"), ("ours", "test"), ("tally", "test")}
+    [ours] = [e for e in entries if e.variant == "ours" and e.metric == "ndcg@10"]
+    assert (ours.seeds, ours.published) == (2, 0.4)
+    tests = tables.comparisons(experiment, found, lines)
+    assert [(t.variant, t.pairs) for t in tests] == [("ours", 60)]
+    apart = tables.seed_differences(experiment, found, lines)
+    assert [row[2] for row in apart] == ["FedKDRec", "tally"]
+    page = tables.to_markdown(experiment, entries, tests, [], tables.beside(experiment, found, lines), apart)
+    assert "**Against centralised, seed by seed** (ndcg@10, 95 %" in page
+    assert "(ndcg@10; pairs are users, averaged over seeds; two-sided t)" in page
+    assert "LA" not in page
+    assert "Once" in tables.to_html(experiment, entries, tests)
+
+
+def test_a_course_is_shown_at_the_rounds_that_are_asked_for(
+    once_lines: tuple[plan.Experiment, list[plan.Cell], dict[str, once.Line]],
+) -> None:
+    _, found, lines = once_lines
+    shown = once_table(metrics=["picked"], published_columns=["round 2", "round 4", "round 9"], published={})
+    entries = tables.entries(shown, found, lines)
+    assert [e.column for e in entries] == ["round 2", "round 4"]
+    own = [lines[c.key]["values"]["picked"][3] for c in found if c.variant == "ours"]
+    assert entries[1].mean == pytest.approx(np.mean(own))
+
+
+def test_a_stream_of_blocks_is_no_run_of_one_block() -> None:
+    cell = plan.cells_of(once_table(split={"kind": "blocks", "n_blocks": 2}), plan.Settings(), [ONE], ["neuncf"], 1)[0]
+    [line] = cells.run_job(cells.Job((cell,), None))
+    assert line["failed"].startswith("a table of kind 'once' wants one block")
+
+
+def test_a_variant_can_be_run_by_itself_and_what_leaves_nothing_is_refused() -> None:
+    wanted = reproduce.plan_table("fedkdrec/table1", ["ml-100k", "central"], 1, quick=False)
+    assert {(c.variant, c.backbone) for c in wanted.cells} >= {("central", "neumf"), ("central", "lightgcn")}
+    assert {c.variant for c in wanted.cells} == {"central"}
+    assert wanted.stem == "table1-part"
+    with pytest.raises(TacitaError, match="--only neumf --only fedncf leaves nothing of fedkdrec/table1 to run"):
+        reproduce.plan_table("fedkdrec/table1", ["neumf", "fedncf"], 1, quick=False)
+
+
+def test_runs_of_one_block_are_not_tuned_as_streams(tmp_path: Path) -> None:
+    with pytest.raises(TacitaError, match="--paper fedkdrec: its runs are of kind 'once', and only streams"):
+        tune_paper.paper_jobs("fedkdrec", [], 3, tmp_path, None)
+
+
+def test_tables_of_fedkdrec_share_their_cells() -> None:
+    keys = {}
+    for name in ("table1", "table2", "table3", "table4", "figure2", "selection"):
+        wanted = reproduce.plan_table(f"fedkdrec/{name}", ["ml-100k", "neuncf"], 1, quick=False)
+        keys[name] = {c.variant: c.key for c in wanted.cells if c.variant == "fedkdrec_paper"}["fedkdrec_paper"]
+    assert len(set(keys.values())) == 1
+    figure = reproduce.plan_table("fedkdrec/figure3", ["ml-100k", "neuncf"], 1, quick=False)
+    assert keys["table1"] in {c.key for c in figure.cells}  # alpha 0.5, however it is said

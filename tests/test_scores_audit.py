@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_distillation import dice_for
 
-from tacita.audit import scores
+from tacita.audit import listening, scores
 from tacita.audit.scores import Attacks, attack_scores, auc_per_client, by_order, by_threshold, by_top
+from tacita.cli import main
+from tacita.core.config import RunConfig
+from tacita.core.errors import TacitaError
 from tacita.core.types import Doubles, Ragged
+from tacita.lab.assembling import Machine
+from tacita.methods import configured
 from tacita.methods.distillation.uploads import Disguise, PtfDisguise, Swap, disguised, ptf_disguised
 
 NO_SWAP = Disguise(swap=None)
@@ -245,3 +254,90 @@ def test_shuffling_stays_within_each_upload_and_follows_the_client() -> None:
         assert sorted(scores_of(dealt, r)) == sorted(scores_of(told, r))
         assert scores_of(dealt, r).tolist() == scores_of(turned, 19 - r).tolist()
     assert (dealt.values["score"] != told.values["score"]).mean() > 0.8
+
+
+# Listening to a run
+
+
+SMALL = "synthetic:users=60,items=60,per_user=12,groups=4"
+
+
+def small(**more: Any) -> RunConfig:
+    said: dict[str, Any] = {
+        "data": SMALL,
+        "method": "fedkdrec",
+        "backbone": {"name": "neuncf", "dim": 4, "tower": [8], "lr": 0.01, "init_std": 0.3},
+        "train": {"participation": {"kind": "fraction", "rate": 0.5}},
+        "split": {"kind": "leave-one-out"},
+    }
+    return configured(said | more, "the test")
+
+
+def test_a_table_of_alpha_and_swap_with_a_control_for_every_attack() -> None:
+    found = listening.audit_scores(small(), Machine(threads=1), 4)
+    assert [(row["alpha"], row["swap"]) for row in found["rows"]] == [
+        (alpha, swap) for alpha in (0.0, 0.3, 0.5) for swap in (0.0, 0.1)
+    ]
+    assert all(row["attacks"].keys() == listening.ATTACKS.keys() for row in found["rows"])
+    assert "No epsilon is claimed" in found["note"]
+    by = {(row["alpha"], row["swap"]): row["attacks"] for row in found["rows"]}
+    # own items are read without fail; what was received is told as predicted, and that may be more than a half
+    assert by[0.5, 0.0]["auc"]["found"] > 0.9
+    assert by[0.5, 0.0]["threshold_f1"]["found"] > by[0.5, 0.1]["threshold_f1"]["found"] > 0.5
+    assert by[0.0, 0.0]["auc"]["found"] < by[0.3, 0.0]["auc"]["found"] <= 1.0
+    for row in by.values():
+        assert abs(row["auc"]["control"] - 0.5) < 0.1
+        assert row["order_f1"]["of"] > 10  # half take part in each of four rounds: most have told twice
+
+
+def test_what_each_client_told_last_and_before() -> None:
+    keys = [np.array(one, np.uint64) for one in ([7, 5], [9], [5, 7])]
+    told = [upload_of({1: 0.1}, {2: 0.2, 3: 0.3}), upload_of({4: 0.4}), upload_of({5: 0.5}, {})]
+    clients, last, before = listening.latest(list(zip(keys, told, strict=True)))
+    assert clients.tolist() == [5, 7, 9]
+    assert [last.row(r).tolist() for r in range(3)] == [[5], [], [4]]
+    assert [before.row(r).tolist() for r in range(3)] == [[2, 3], [1], []]
+    assert before.values["score"] == pytest.approx([0.2, 0.3, 0.1])
+    assert [len(one) for one in listening.latest([])] == [0, 0, 0]
+
+
+def test_ptf_fedrec_mixes_nothing_so_only_its_swap_is_varied() -> None:
+    found = listening.audit_scores(small(method="ptf-fedrec"), Machine(threads=1), 1)
+    assert [(row["alpha"], row["swap"], row["threshold"]) for row in found["rows"]] == [(0, 0, 0.5), (0, 0.1, 0.5)]
+
+
+def test_a_method_that_sends_no_scores_is_refused_in_a_sentence() -> None:
+    with pytest.raises(TacitaError, match="method 'fedmf-kd' sends no scores, so there are none to read; "):
+        listening.audit_scores(small(method="fedmf-kd", backbone={"name": "mf"}), Machine(threads=1), 1)
+
+
+def test_the_verb_writes_a_table_and_says_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new"
+    with pytest.raises(SystemExit, match="0"):
+        main(["audit", "scores", "--data", SMALL, "--rounds", "1", "--threads", "1", "--out", str(out), "--json"])
+    said, err = capsys.readouterr()
+    found = json.loads(said)
+    assert len(found["rows"]) == 6
+    [page] = out.glob("*.md")
+    assert "| alpha | swap | clients | score against label (AUC) |" in page.read_text()
+    assert "No epsilon is claimed" in page.read_text()
+    assert len(page.with_suffix(".csv").read_text().splitlines()) == 7
+    assert "wrote" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "say what to audit: either --run FOLDER or --data NAME."),
+        (["--run", "nowhere"], "no run folder nowhere"),
+        (["--data", SMALL, "--method", "fedavg"], "method 'fedavg' sends no scores"),
+        (["--data", SMALL, "--method", "fedkdrecc"], "did you mean 'fedkdrec'?"),
+        (["--run", "x", "--method", "fedkdrec"], "--method goes with --data"),
+    ],
+)
+def test_wrong_calls_get_one_sentence(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["audit", "scores", *options, "--quiet"])
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1

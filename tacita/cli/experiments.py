@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 def reproduce(
     table: Annotated[str, typer.Argument(help="PAPER/TABLE, for example f3crec/table2; 'list' shows all.")],
-    only: Annotated[list[str] | None, typer.Option("--only", help="A dataset or backbone; repeat for more.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="A dataset, backbone or variant; repeat for more.")
+    ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per cell.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One dataset, one backbone, two seeds.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for tables and finished cells.")] = Path("docs/reproduction"),
@@ -39,6 +41,8 @@ def reproduce(
     `tacita reproduce f3crec/table2 --quick`
 
     `tacita reproduce f3crec/table2 --only ml-100k --only mf --seeds 10`
+
+    `tacita reproduce fedkdrec/table1 --only ml-100k --only central`
     """
     from tacita.lab.experiments import plan, tables
     from tacita.lab.experiments import reproduce as reproducing

@@ -99,6 +99,59 @@ def audit_tally(
     _show_audit(found)
 
 
+@audit_app.command("scores")
+def audit_scores(
+    run: Annotated[Path | None, typer.Option("--run", help="Run folder whose settings are audited.")] = None,
+    data: Annotated[str | None, typer.Option("--data", help="Dataset name or file, with fedkdrec's settings.")] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", help="With --data: another method that sends scores.")
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=1000, help="Rounds that are listened to.")] = 10,
+    data_dir: DataDir = None,
+    threads: Threads = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the table (Markdown, CSV).")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """What a server reads from the scores that devices send: four attacks beside controls, alpha and swap varied.
+
+    No epsilon is claimed for any setting; with alpha of 0.5 or more a threshold reads every label that is not swapped.
+
+    Examples:
+
+    `tacita audit scores --data ml-100k --out audits`
+
+    `tacita audit scores --run runs/mine --rounds 20 --json`
+    """
+    from tacita.audit import listening
+    from tacita.lab.assembling import Machine
+    from tacita.lab.serving import open_run
+    from tacita.methods import configured
+    from tacita.report import score_audit
+
+    if (run is None) == (data is None):
+        raise TacitaError("say what to audit: either --run FOLDER or --data NAME.")
+    if run is not None and method is not None:
+        raise TacitaError("--method goes with --data: a run folder has its own.")
+    if run is not None:
+        config = open_run(run).config
+    else:
+        config = configured({"data": data, "method": method or "fedkdrec"}, "the options")
+    with console.counting("settings", quiet) as tell:
+        on_data = None if quiet else console.say_data
+        found = listening.audit_scores(config, Machine(threads, data_dir=data_dir), rounds, tell, on_data)
+    if out is not None:
+        stem = score_audit.write(found, listening.ATTACKS, out)
+        console.say(f"wrote {stem}.md and .csv")
+    if as_json:
+        console.print_json(found)
+        return
+    facts = {name: str(found[name]) for name in ("data", "method", "backbone", "rounds", "seed")}
+    console.show_bench({**facts, "rows": score_audit.rows_of(found, listening.ATTACKS)}, False)
+    console.say("In brackets the control: the same attack on scores shuffled within every upload.")
+    console.say(found["note"])
+
+
 def _show_audit(found: dict[str, Any]) -> None:
     from tacita.report import audit as report_audit
 

@@ -140,12 +140,17 @@ class RunConfig(Strict):
     backbone: dict[str, Any] = Field({"name": "mf"}, description="name and options of the model")
     method: str = Field("fedavg", description="preset: a named list of parts")
     parts: list[dict[str, Any]] | None = Field(None, description="parts added to the preset, or changes of its options")
+    item_rows: Literal["random", "side", "sentences"] = Field(
+        "random",
+        description="what item rows start from: chance, or what the source says of its items (genres, year, words); "
+        "sentences: with vectors of tacita[text] as well",
+    )
     seed: int = Field(1, ge=0)
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
 
 
-_LATER = {"split.repeats", "evaluate.hidden_items", "evaluate.ties", "date_format", "decimal"}
+_LATER = {"split.repeats", "evaluate.hidden_items", "evaluate.ties", "date_format", "decimal", "item_rows"}
 _LATER |= {
     f"train.{name}" for name in ("redraw", "objective", "bpr_scale", "l2", "weight_decay", "pfedme", "aggregator")
 }

@@ -121,8 +121,7 @@ def _report(plan: Plan, server: ServerState, told: list[Told], bytes_down: float
 def begin_block(fed: Federation, progress: Progress, index: int) -> None:
     """Grow tables for new items and users; let the parts prepare both sides."""
     block, server = fed.stream.blocks[index], progress.server
-    fresh = fed.stream.item_keys[len(server.items) : block.n_items]
-    items = np.concatenate([server.items, fed.backbone.init_items(fed.draws, fresh)])
+    items = np.concatenate([server.items, fed.first_rows(len(server.items), block.n_items)])
     server = replace(server, items=items, block=index, round=0)
     for part in fed.parts:
         server = server.with_part(part.name, part.server_begin_block(server))

@@ -12,6 +12,7 @@ from tacita.data.sources import load
 from tacita.data.splits import effective_split, split
 from tacita.federation.measuring import selecting_metric
 from tacita.kernels.threads import most_threads, set_threads
+from tacita.lab.item_rows import with_side_rows
 from tacita.methods import Part, World, build_parts, effective_parts
 from tacita.models import backbone_class
 from tacita.models.base import Backbone
@@ -57,7 +58,7 @@ def assemble(config: RunConfig, machine: Machine) -> Federation:
     backbone.check(smallest, stream.n_items)
     for part in parts:
         part.check(smallest)
-    return Federation(backbone, parts, config, draws, machine.chunk, stream=stream)
+    return with_side_rows(Federation(backbone, parts, config, draws, machine.chunk, stream=stream))
 
 
 def effective(config: RunConfig, backbone: Backbone, parts: tuple[Part, ...]) -> RunConfig:

@@ -54,9 +54,7 @@ def _median_seconds(work: Callable[[], object], repeats: int) -> tuple[float, li
 def bench_rounds(fed: Federation, repeats: int = 5) -> dict[str, Any]:
     """One round of block 0, naive and fast, both with sampling and averaging."""
     if fed.learner.name != "rows" or fed.backbone.reads_context or fed.backbone.shared():
-        raise TacitaError(
-            f"backbone '{fed.backbone.name}' has no naive loop to compare with; use mf, ncf or pfedrec."
-        )
+        raise TacitaError(f"backbone '{fed.backbone.name}' has no naive loop to compare with; use mf, ncf or pfedrec.")
     progress = start(fed)
     begin_block(fed, progress, 0)
 

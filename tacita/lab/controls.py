@@ -10,12 +10,12 @@ import scipy.sparse
 
 from tacita.core.sparse import matrix_of_lists
 from tacita.core.types import Block, CohortView, Doubles, Floats, Ints, Ragged
-from tacita.federation.measuring import known_items, rules_of
 from tacita.fields import Terms
 from tacita.kernels.hashing import uniforms
 from tacita.kernels.pairs import dense_products
+from tacita.lab.centralised import scored
 from tacita.learn.training import train_cohort
-from tacita.metrics import ScoreUsers, evaluate
+from tacita.metrics import ScoreUsers
 from tacita.models.scores import own_scores
 from tacita.models.tally.solver import bytes_to_solve, free_memory, inverted, zero_diagonal
 from tacita.round.plan import Federation
@@ -46,7 +46,7 @@ def alone_scorer(fed: Federation, block: Block) -> ScoreUsers:
     config = fed.backbone.config.model_copy(update={"item_lr_scale": scale})
     backbone = type(fed.backbone)(config)
     plan = fed.config.train.model_copy(update={"local_epochs": ALONE_EPOCHS, "silos": 0})
-    items = backbone.init_items(fed.draws, fed.stream.item_keys[: block.n_items])
+    items = fed.first_rows(0, block.n_items)
     heads = backbone.init_heads(fed.draws)
     data = fed.stream.trained(block.index)
 
@@ -156,8 +156,7 @@ def run_controls(
 
 
 def _scored(fed: Federation, block: Block, scorer: ScoreUsers) -> dict[str, Any]:
-    mask = known_items(fed, block, "test", fed.config.evaluate.mask)
-    found = evaluate(scorer, block.test, mask, fed.stream.user_keys, fed.draws, rules_of(fed, block))
+    found = scored(fed, block, scorer)
     return {"users": len(found.users), **found.mean()}
 
 

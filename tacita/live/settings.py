@@ -34,6 +34,10 @@ def check_live(config: RunConfig) -> None:
         raise TacitaError("train.silos is for the lab: live, the nodes are what they are; leave it at 0.")
     if config.evaluate.item_table != "global":
         raise TacitaError("evaluate.item_table = 'personal' is for the lab; use 'global'.")
+    if config.item_rows != "random":
+        raise TacitaError(
+            f"item_rows = '{config.item_rows}' is for the lab: a live catalogue tells nothing of items; use 'random'."
+        )
     if plan.participation.kind == "fraction":
         raise TacitaError(
             "train.participation.kind = 'fraction' needs somebody who knows everybody; live, people decide by "

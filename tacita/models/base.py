@@ -151,6 +151,15 @@ class Backbone(ABC):
     def init_items(self, draws: Draws, item_keys: Keys) -> Floats:
         """The initial item rows, a function of the item's key alone."""
 
+    @property
+    def code_width(self) -> int:
+        """Numbers of an item's code from which its row can start, where codes are given."""
+        return self.item_width
+
+    def rows_of_codes(self, codes: Floats) -> Floats:
+        """Item rows (items, item width) that start from codes (items, code width) instead of chance."""
+        return codes
+
     @abstractmethod
     def init_private(self, draws: Draws, user_keys: Keys) -> Floats:
         """The initial private vectors, a function of the user's key alone."""

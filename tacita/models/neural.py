@@ -116,6 +116,14 @@ class NeuMF(Tower):
         return 2 * self.config.dim
 
     @property
+    def code_width(self) -> int:
+        return self.config.dim
+
+    def rows_of_codes(self, codes: Floats) -> Floats:
+        """The same start in both tables."""
+        return np.concatenate([codes, codes], axis=1)
+
+    @property
     def layout(self) -> dict[str, int]:
         return {"gmf": self.config.dim, "mlp": self.config.dim}
 

@@ -9,7 +9,7 @@ import numpy as np
 from tacita.core.config import RunConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Down, Keys, Ragged, ServerState, Stream
+from tacita.core.types import Arrays, CohortView, Down, Floats, Keys, Ragged, ServerState, Stream
 from tacita.fields import Answer, Spec
 from tacita.models.base import Backbone
 from tacita.round.learner import Learner, learner_of
@@ -74,6 +74,13 @@ class Federation(Plan):
     """A plan and the people of the lab, or of one node: their histories, cut into blocks."""
 
     stream: Stream = field(kw_only=True)
+    rows: Floats | None = field(default=None, kw_only=True, repr=False)  # item rows to start from; None: drawn
+
+    def first_rows(self, start: int, end: int) -> Floats:
+        """The rows of items start..end before anybody has trained them."""
+        if self.rows is not None:
+            return self.rows[start:end].copy()
+        return self.backbone.init_items(self.draws, self.stream.item_keys[start:end])
 
 
 # What travels down

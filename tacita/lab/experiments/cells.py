@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from collections import defaultdict
@@ -17,17 +16,15 @@ import tacita
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.core.files import disk_error, write_bytes
-from tacita.core.types import Doubles
 from tacita.federation.rounds import Progress
 from tacita.lab.assembling import Machine, assemble
 from tacita.lab.experiments.analyses import forgetting_by_group, rank_changes_by_group
+from tacita.lab.experiments.once import Line, pack, train_once, train_pooled
 from tacita.lab.experiments.plan import Cell
 from tacita.lab.experiments.processes import in_processes
 from tacita.lab.experiments.shared_base import go_on, train_base, with_parts
 from tacita.lab.experiments.watching import OnDone
 from tacita.round.plan import Federation
-
-Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -38,25 +35,18 @@ class Job:
     data_dir: Path | None
 
 
-def pack(values: Doubles) -> str:
-    """Per-user scores in half precision: enough for a paired test, small enough to keep."""
-    return base64.b64encode(values.astype(np.float16).tobytes()).decode()
-
-
-def unpack(text: str) -> Doubles:
-    return np.frombuffer(base64.b64decode(text), np.float16).astype(np.float64)
-
-
 def run_job(job: Job) -> list[Line]:
-    """Block 0 once, then every method from it. Runs in a process of its own, on one core."""
-    first = job.cells[0].config
-    fed = assemble(first, Machine(threads=1, data_dir=job.data_dir))
-    base = train_base(fed)
+    """Block 0 once, then every method from it; or a run by itself. In a process of its own, on one core."""
+    fed = assemble(job.cells[0].config, Machine(threads=1, data_dir=job.data_dir))
+    base = None if job.cells[0].kind in _ALONE else train_base(fed)
     lines = []
     for cell in job.cells:
         began = time.perf_counter()
         try:
-            found = _MEASURES[cell.kind](with_parts(fed, cell.config), base)
+            if base is None:
+                found = _ALONE[cell.kind](fed)
+            else:
+                found = _MEASURES[cell.kind](with_parts(fed, cell.config), base)
         except TacitaError as error:  # a run that diverges is a finding, not the end of the table
             found = {"failed": str(error)}
         about = {
@@ -97,6 +87,8 @@ _MEASURES: dict[str, Callable[[Federation, Progress], Line]] = {
     "users": forgetting_by_group,
     "items": rank_changes_by_group,
 }
+_ALONE: dict[str, Callable[[Federation], Line]] = {"once": train_once, "central": train_pooled}
+"""Runs of one block: there is no block 0 to share."""
 
 
 def _rounded(value: Any) -> Any:
@@ -105,8 +97,12 @@ def _rounded(value: Any) -> Any:
     return [round(v, 6) for v in value] if isinstance(value, list) else value
 
 
+def _job_of(cell: Cell) -> str:
+    """Cells with the same text here are one job: they share block 0."""
+    return cell.key if cell.kind in _ALONE else _base_of(cell.config)
+
+
 def _base_of(config: RunConfig) -> str:
-    """Cells with the same text here share block 0."""
     train = config.train.model_dump_json(exclude={"resume_from", "reset_private_each_block"})
     how = config.evaluate.model_dump_json()  # validation picks the round
     return json.dumps([config.data, config.backbone, config.seed, train, config.split.model_dump_json(), how])
@@ -163,7 +159,7 @@ def run_cells(
     groups: dict[str, dict[str, Cell]] = defaultdict(dict)
     for cell in cells:
         if cell.key not in found:
-            groups[_base_of(cell.config)].setdefault(cell.key, cell)
+            groups[_job_of(cell)].setdefault(cell.key, cell)
     jobs = [Job(tuple(group.values()), data_dir) for group in groups.values()]
     wanted = {c.key for c in cells}
     if on_done:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -24,8 +25,8 @@ from tacita.core.config import (
     read_toml,
     validated,
 )
-from tacita.core.errors import TacitaError, unknown_name
-from tacita.methods import preset_parts
+from tacita.core.errors import unknown_name
+from tacita.methods import configured, preset_parts
 
 ROOT = Path(str(resources.files("tacita.lab.experiments")))
 CELL_VERSION = 1  # raise it when a change makes earlier cells incomparable
@@ -43,6 +44,8 @@ class Variant(Strict):
     split: dict[str, Any] = {}
     evaluate: dict[str, Any] = {}
     backbones: list[str] = Field([], description="the only backbones it is run with; none named: all")
+    kind: Literal["central"] | None = Field(None, description="central: its model on pooled data; default: the table's")
+    item_rows: Literal["random", "side", "sentences"] | None = Field(None, description="default: the table's")
 
 
 class Scope(Strict):
@@ -53,7 +56,9 @@ class Scope(Strict):
 
 class Experiment(Strict):
     title: str
-    kind: Literal["stream", "users", "items"] = "stream"
+    kind: Literal["stream", "users", "items", "once"] = Field(
+        "stream", description="once: one block, trained to its end (FedKDRec); the others go on from a shared block 0"
+    )
     datasets: list[str]
     backbones: list[str]
     variants: dict[str, Variant]
@@ -61,6 +66,11 @@ class Experiment(Strict):
     metrics: list[str] = ["ndcg@20", "recall@20"]
     tolerance: float = Field(0.1, description="relative difference that still counts as agreement")
     rounds: dict[str, int] = Field({}, description="dataset -> most rounds in a block")
+    train: dict[str, Any] = Field({}, description="settings of all variants; their own come on top")
+    split: dict[str, Any] = {}
+    splits: dict[str, dict[str, Any]] = Field({}, description="dataset -> what is split otherwise")
+    evaluate: dict[str, Any] = {}
+    item_rows: Literal["random", "side", "sentences"] = "random"
     compare: list[str] = Field([], description="variant tested per user against the best of the others")
     across: bool = Field(False, description="the others are those of all backbones")
     baseline: str = Field("", description="variant whose mean is subtracted seed by seed")
@@ -144,20 +154,24 @@ def run_config(
         else:
             parts.append({"name": name, **options})
     lr = settings.lr.get(dataset, {}).get(backbone)
-    train = {"rounds": experiment.rounds.get(dataset, 100), **variant.train}
     where = f"variant '{variant.label}'"
-    # Tied times leave the cut open: every seed draws its own.
-    split = validated(SplitConfig, {"seed": seed, **variant.split}, where)
-    return RunConfig(
-        data=dataset,
-        backbone={"name": backbone, **({"lr": lr} if lr is not None else {}), **variant.backbone},
-        method=variant.method,
-        parts=parts,
-        seed=seed,
-        split=split,
-        train=validated(TrainConfig, train, where),
-        evaluate=validated(EvaluateConfig, {"controls": False, **variant.evaluate}, where),
-    )
+    rounds = {"rounds": experiment.rounds[dataset]} if dataset in experiment.rounds else {}
+    split = {**experiment.split, **experiment.splits.get(dataset, {}), **variant.split}
+    evaluate = {"controls": False, **experiment.evaluate, **variant.evaluate}
+    said: dict[str, Any] = {
+        "data": dataset,
+        "backbone": {"name": backbone, **({"lr": lr} if lr is not None else {}), **variant.backbone},
+        "method": variant.method,
+        "parts": parts,
+        "seed": seed,
+        "item_rows": variant.item_rows or experiment.item_rows,
+        # Tied times leave the cut open: every seed draws its own.
+        "split": validated(SplitConfig, {"seed": seed, **split}, where).model_dump(),
+        "train": {**experiment.train, **rounds, **variant.train},
+        "evaluate": validated(EvaluateConfig, evaluate, where).model_dump(),
+    }
+    validated(TrainConfig, said["train"], where)
+    return configured(said, where)
 
 
 def cells_of(
@@ -166,8 +180,9 @@ def cells_of(
     datasets: list[str],
     backbones: list[str],
     seeds: int,
+    only: Sequence[str] = (),
 ) -> list[Cell]:
-    """Every cell of a table, seeds first so that an interrupted run covers all columns evenly."""
+    """Every cell, or those of some variants; seeds first so that an interrupted run covers all columns evenly."""
     return [
         Cell(
             dataset,
@@ -175,24 +190,22 @@ def cells_of(
             name,
             seed,
             run_config(experiment, settings, dataset, backbone, variant, seed),
-            experiment.kind,
+            variant.kind or experiment.kind,
         )
         for seed in range(1, seeds + 1)
         for dataset in datasets
         for backbone in backbones
         for name, variant in experiment.variants.items()
-        if not variant.backbones or backbone in variant.backbones
+        if (not variant.backbones or backbone in variant.backbones) and (not only or name in only)
     ]
 
 
-def narrowed(experiment: Experiment, only: list[str]) -> tuple[list[str], list[str]]:
-    """Datasets and backbones left by `--only` words."""
-    known = {*experiment.datasets, *experiment.backbones}
+def narrowed(experiment: Experiment, only: list[str]) -> tuple[list[str], list[str], list[str]]:
+    """Datasets, backbones and variants left by `--only` words; a table with its variants unnarrowed names none."""
+    known = {*experiment.datasets, *experiment.backbones, *experiment.variants}
     for word in only:
         if word not in known:
-            raise unknown_name("dataset or backbone of this table", word, known)
+            raise unknown_name("dataset, backbone or variant of this table", word, known)
     datasets = [d for d in experiment.datasets if d in only] or experiment.datasets
     backbones = [b for b in experiment.backbones if b in only] or experiment.backbones
-    if not datasets or not backbones:
-        raise TacitaError("--only leaves nothing to run.")
-    return datasets, backbones
+    return datasets, backbones, [v for v in experiment.variants if v in only and v not in experiment.backbones]

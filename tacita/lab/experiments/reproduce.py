@@ -8,7 +8,8 @@ from pathlib import Path
 from tacita.core.errors import TacitaError
 from tacita.core.files import write_bytes
 from tacita.lab.experiments import tables
-from tacita.lab.experiments.cells import CellFile, Line, run_cells
+from tacita.lab.experiments.cells import CellFile, run_cells
+from tacita.lab.experiments.once import Line
 from tacita.lab.experiments.plan import Cell, Experiment, cells_of, load_experiment, narrowed
 from tacita.lab.experiments.watching import OnDone
 
@@ -32,7 +33,7 @@ class Reproduced:
 def plan_table(table: str, only: list[str], seeds: int | None, quick: bool) -> Wanted:
     """The cells of PAPER/TABLE that the words ask for."""
     experiment, settings = load_experiment(table)
-    datasets, backbones = narrowed(experiment, only)
+    datasets, backbones, variants = narrowed(experiment, only)
     count = seeds or experiment.seeds
     if quick and only:
         raise TacitaError("--quick has its own dataset and backbone; leave out --only.")
@@ -41,7 +42,10 @@ def plan_table(table: str, only: list[str], seeds: int | None, quick: bool) -> W
         count = seeds or experiment.quick.seeds
     paper, _, name = table.partition("/")
     part = "-quick" if quick else "-part" if only or count < experiment.seeds else ""
-    return Wanted(experiment, cells_of(experiment, settings, datasets, backbones, count), paper, name + part)
+    cells = cells_of(experiment, settings, datasets, backbones, count, variants)
+    if not cells:
+        raise TacitaError(f"--only {' --only '.join(only)} leaves nothing of {table} to run; leave one of them out.")
+    return Wanted(experiment, cells, paper, name + part)
 
 
 def reproduce(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from tacita.lab.experiments.cells import Line, unpack
+from tacita.lab.experiments.once import Line, unpack
 from tacita.lab.experiments.plan import Cell, Experiment
 from tacita.metrics import continual_summary
 from tacita.report import elements
@@ -88,8 +88,11 @@ def entries(experiment: Experiment, cells: list[Cell], lines: dict[str, Line]) -
     out = []
     for (dataset, backbone, variant), found in _seeds_with("values", cells, lines).items():
         for metric in experiment.metrics:
+            rows = [line["values"][metric] for line in found if metric in line["values"]]
+            if not rows:  # a central model sends nothing
+                continue
             paper = experiment.published.get(dataset, {}).get(backbone, {}).get(metric, {}).get(variant, [])
-            for name, told, values in _columns(experiment, paper, [line["values"][metric] for line in found]):
+            for name, told, values in _columns(experiment, paper, rows):
                 mean, half = interval(values)
                 mark = verdict(mean, half, told, experiment.tolerance)
                 out.append(Entry(dataset, backbone, metric, variant, name, mean, half, len(values), told, mark))
@@ -108,6 +111,12 @@ def _columns(
         known = [p for p in told if p is not None]
         names.append("mean")
         told.append(round(float(np.mean(known)), 4) if len(known) == len(told) else None)
+    if names[0].startswith("round "):
+        at = {name: int(name.removeprefix("round ")) for name in names}
+        found = [
+            (name, told[n], [row[at[name] - 1] for row in rows if len(row) >= at[name]]) for n, name in enumerate(names)
+        ]
+        return [one for one in found if one[2]]
     return [(name, told[n], [row[n] for row in rows]) for n, name in enumerate(names)]
 
 
@@ -171,12 +180,13 @@ def beside(experiment: Experiment, cells: list[Cell], lines: dict[str, Line]) ->
 
 
 def seed_differences(experiment: Experiment, cells: list[Cell], lines: dict[str, Line]) -> list[list[str]]:
-    """Mean ndcg@20 of blocks 1.. minus the baseline's of the same seed, as rows: seeds share split and block 0."""
+    """The first metric (of a stream: its mean) minus the baseline's of the same seed, as rows: a seed is a split."""
     scores: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
     for cell in cells:
-        if "blocks" in lines.get(cell.key, {}):
+        told = lines.get(cell.key, {}).get("values", {}).get(experiment.metrics[0])
+        if told:
             place = scores.setdefault((cell.dataset, cell.backbone), {})
-            place.setdefault(cell.variant, {})[cell.seed] = lines[cell.key]["values"]["ndcg@20"][-1]
+            place.setdefault(cell.variant, {})[cell.seed] = told[-1]
     rows = []
     for (dataset, backbone), found in scores.items():
         for variant in experiment.variants:
@@ -202,7 +212,8 @@ def _differences_markdown(experiment: Experiment, rows: list[list[str]]) -> list
     if not rows:
         return []
     name = experiment.variants[experiment.baseline].label
-    said = f"**Against {name}, seed by seed** (mean ndcg@20 of blocks 1.., 95 % interval of the paired difference)"
+    what = f"mean {experiment.metrics[0]} of blocks 1.." if experiment.kind == "stream" else experiment.metrics[0]
+    said = f"**Against {name}, seed by seed** ({what}, 95 % interval of the paired difference)"
     return [said, "", *_grid(["dataset", "backbone", "method", f"minus {name}", ""], rows), ""]
 
 
@@ -247,9 +258,10 @@ def to_markdown(
             if not variants:
                 continue
             text += [f"**{metric}, {backbone}**", ""]
-            text += [*_grid(["dataset", "block", *(labels[v] for v in variants)], _block_rows(rows, variants)), ""]
+            head = ["dataset", "" if experiment.kind == "once" else "block", *(labels[v] for v in variants)]
+            text += [*_grid(head, _block_rows(rows, variants)), ""]
     text += _differences_markdown(experiment, differences or [])
-    text += _tests_markdown(tests, labels) + _beside_markdown(also or [])
+    text += _tests_markdown(experiment, tests, labels) + _beside_markdown(also or [])
     return "\n".join(text).rstrip() + "\n"
 
 
@@ -267,7 +279,9 @@ def _block_rows(rows: list[Entry], variants: list[str]) -> list[list[str]]:
     return out
 
 
-PAIRED = "Paired test per user (ndcg@20; pairs are users of blocks 1.., averaged over seeds; two-sided t)"
+def _paired(experiment: Experiment) -> str:
+    whom = "users of blocks 1.." if experiment.kind == "stream" else "users"
+    return f"Paired test per user ({experiment.metrics[0]}; pairs are {whom}, averaged over seeds; two-sided t)"
 
 
 def _test_row(t: Comparison, labels: dict[str, str]) -> list[str]:
@@ -275,10 +289,10 @@ def _test_row(t: Comparison, labels: dict[str, str]) -> list[str]:
     return [t.dataset, t.backbone, labels[t.variant], t.other(labels), *told]
 
 
-def _tests_markdown(tests: list[Comparison], labels: dict[str, str]) -> list[str]:
+def _tests_markdown(experiment: Experiment, tests: list[Comparison], labels: dict[str, str]) -> list[str]:
     if not tests:
         return []
-    name, how = PAIRED.split(" (")
+    name, how = _paired(experiment).split(" (")
     head = ["dataset", "backbone", "method", "best other", "relative difference", "p", "pairs"]
     return [f"**{name}** ({how}", "", *_grid(head, [_test_row(t, labels) for t in tests]), ""]
 
@@ -320,7 +334,7 @@ def to_html(experiment: Experiment, found: list[Entry], tests: list[Comparison])
         how=how if told else how.partition(";")[0] + ".",
         notes=experiment.notes,
         drawn=_figures(experiment, found, labels),
-        tables=[*_value_tables(experiment, found, labels), *_test_tables(tests, labels)],
+        tables=[*_value_tables(experiment, found, labels), *_test_tables(experiment, tests, labels)],
     )
     return page.decode()
 
@@ -368,8 +382,8 @@ def _cell(entry: Entry | None) -> elements.Cell:
     return elements.Cell(_shown(entry), note=told, note_kind=entry.verdict)
 
 
-def _test_tables(tests: list[Comparison], labels: dict[str, str]) -> list[Table]:
+def _test_tables(experiment: Experiment, tests: list[Comparison], labels: dict[str, str]) -> list[Table]:
     if not tests:
         return []
     head = ["dataset", "backbone", "method", "best other", "relative difference", "p", "pairs"]
-    return [elements.plain_table(PAIRED, head, [_test_row(t, labels) for t in tests])]
+    return [elements.plain_table(_paired(experiment), head, [_test_row(t, labels) for t in tests])]

@@ -168,9 +168,7 @@ def tune_lr(
     if not rates:
         backbone_class(name)  # a misspelt one is told so
         known = ", ".join(sorted(search_space()["backbones"]))
-        raise TacitaError(
-            f"tune has no rates to try for backbone '{name}' (it knows {known}); give train --lr."
-        )
+        raise TacitaError(f"tune has no rates to try for backbone '{name}' (it knows {known}); give train --lr.")
     tried: dict[float, float] = {}
     failed: dict[float, str] = {}
     best: tuple[Federation, Progress, float] | None = None

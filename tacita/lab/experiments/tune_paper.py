@@ -65,8 +65,13 @@ def tune_pair(job: PairJob) -> tuple[PairJob, PairDone]:
 def paper_jobs(paper: str, only: list[str], trials: int, folder: Path, data_dir: Path | None) -> list[PairJob]:
     """A job for each dataset and backbone of the paper's main table that the words leave."""
     experiment, _ = load_experiment(f"{paper}/table2")
-    datasets, backbones = narrowed(experiment, only)
-    methods = tuple(v.method for v in experiment.variants.values() if v.settings_of is None)
+    if experiment.kind != "stream":
+        raise TacitaError(
+            f"--paper {paper}: its runs are of kind '{experiment.kind}', and only streams of blocks are tuned."
+        )
+    datasets, backbones, named = narrowed(experiment, only)
+    asked = [v for name, v in experiment.variants.items() if not named or name in named]
+    methods = tuple(v.method for v in asked if v.settings_of is None)
     return [
         PairJob(dataset, backbone, methods, experiment.rounds.get(dataset, 100), trials, folder, data_dir)
         for dataset in datasets

@@ -1,0 +1,31 @@
+"""Item rows that start from side information, for every method alike: worked out once, before anybody trains."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tacita.core.errors import TacitaError
+from tacita.data.features import features_of
+from tacita.models.side import side_rows, sources_of
+from tacita.round.plan import Federation
+
+
+def with_side_rows(fed: Federation) -> Federation:
+    """The same run from the rows that its settings ask for; a note of the stream says what they are made of.
+
+    All items of the stream are coded together, those of later blocks too: what is said of items is public.
+    """
+    asked, backbone, stream = fed.config.item_rows, fed.backbone, fed.stream
+    if asked == "random":
+        return fed
+    if backbone.learner != "rows":
+        raise TacitaError(
+            f"item_rows = '{asked}': backbone '{backbone.name}' trains no item rows that could start from side "
+            "information; use 'random'."
+        )
+    told, sentences = features_of(stream), asked == "sentences"
+    codes = side_rows(told, stream.item_ids, backbone.code_width, fed.draws, sentences)
+    known = sum(item in told.of for item in stream.item_ids)
+    sources = ", ".join(sources_of(told, sentences))
+    note = f"item rows start from {sources}: known of {known:,} of {stream.n_items:,} items."
+    return replace(fed, rows=backbone.rows_of_codes(codes), stream=replace(stream, notes=(*stream.notes, note)))
