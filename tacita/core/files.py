@@ -7,15 +7,17 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import safetensors
-import safetensors.numpy
 
 from tacita.core.errors import DiskFull, TacitaError
 from tacita.core.types import AnyArray, Arrays
@@ -31,12 +33,18 @@ def side_of(path: Path) -> Path:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace a file atomically; a full disk leaves the old one in place."""
+    write_pieces(path, (content,))
+
+
+def write_pieces(path: Path, content: Iterable[bytes | memoryview]) -> None:
+    """The same, for what should not be in memory as a whole."""
     if path.exists() and not (path.is_file() or path.is_dir()):  # to replace a pipe or device would destroy it
         raise TacitaError(f"cannot write {path}: it is a pipe or device, not a file.")
     side = side_of(path)
     try:
         with open(side, "wb") as out:
-            out.write(content)
+            for piece in content:
+                out.write(piece)
             out.flush()
             os.fsync(out.fileno())
         os.replace(side, path)
@@ -124,11 +132,44 @@ def read_json(path: Path) -> Any:
         raise TacitaError(f"{path} is damaged: not valid JSON.") from None
 
 
-def write_arrays(path: Path, arrays: Arrays, note: dict[str, str] | None = None) -> None:
+@dataclass(frozen=True)
+class Pieces:
+    """An array that is only ever written, piece by piece: too large to be in memory twice."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    make: Callable[[], Iterator[AnyArray]]  # from the first row on
+
+
+def write_arrays(path: Path, arrays: Mapping[str, AnyArray | Pieces], note: dict[str, str] | None = None) -> None:
     """Arrays and a note with a checksum over both; equal contents give equal bytes."""
-    packed = {name: np.asarray(a, order="C") for name, a in arrays.items()}
-    kept = {"note": note or {}, "sha256": _digest(packed, note or {})}
-    write_bytes(path, safetensors.numpy.save(packed, metadata={"tacita": json.dumps(kept, sort_keys=True)}))
+    whole = {name: a if isinstance(a, Pieces) else np.asarray(a, order="C") for name, a in arrays.items()}
+    kept = {"note": note or {}, "sha256": _digest(whole, note or {})}
+    order = sorted(whole, key=lambda name: (-whole[name].dtype.itemsize, name))  # so that all of them are aligned
+    header: dict[str, Any] = {"__metadata__": {"tacita": json.dumps(kept, sort_keys=True)}}
+    at = 0
+    for name in order:
+        kind, shape = whole[name].dtype, whole[name].shape
+        end = at + kind.itemsize * math.prod(shape)
+        header[name] = {"dtype": _KINDS[kind.name], "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    data = (piece for name in order for piece in _pieces(whole[name]))
+    write_pieces(path, chain([len(text).to_bytes(8, "little"), text], data))
+
+
+_KINDS = {"bool": "BOOL"} | {
+    f"{name}{8 * size}": f"{letter}{8 * size}"
+    for name, letter, sizes in (("float", "F", (2, 4, 8)), ("int", "I", (1, 2, 4, 8)), ("uint", "U", (1, 2, 4, 8)))
+    for size in sizes
+}
+"""What safetensors calls the kinds of numbers."""
+
+
+def _pieces(array: AnyArray | Pieces) -> Iterator[memoryview]:
+    for piece in array.make() if isinstance(array, Pieces) else (array,):
+        yield np.asarray(piece, order="C").reshape(-1).view(np.uint8).data
 
 
 def read_arrays(path: Path, remedy: str = "train again") -> tuple[Arrays, dict[str, str]]:
@@ -147,11 +188,12 @@ def read_arrays(path: Path, remedy: str = "train again") -> tuple[Arrays, dict[s
     return arrays, note
 
 
-def _digest(arrays: Arrays, note: dict[str, str]) -> str:
+def _digest(arrays: Mapping[str, AnyArray | Pieces], note: dict[str, str]) -> str:
     total = hashlib.sha256(json.dumps(note, sort_keys=True).encode())
     for name in sorted(arrays):
         total.update(f"{name} {arrays[name].dtype} {arrays[name].shape} ".encode())
-        total.update(arrays[name].reshape(-1).view(np.uint8).data)
+        for piece in _pieces(arrays[name]):
+            total.update(piece)
     return total.hexdigest()
 
 

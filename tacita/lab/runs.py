@@ -57,7 +57,7 @@ from tacita.metrics import continual_summary
 from tacita.models import backbone_class
 from tacita.models.base import Backbone
 from tacita.report.data import method_name, refuse_changed
-from tacita.round.device_state import device_arrays, read_devices
+from tacita.round.device_state import device_pieces, read_devices
 from tacita.round.learner import learner_of
 from tacita.round.plan import Federation, Plan, to_serve
 
@@ -385,7 +385,7 @@ def _write_models(fed: Federation, progress: Progress, out: Path) -> None:
         lists |= {"past/ptr": past.ptr, "past/ids": past.ids}
         for block in fed.stream.blocks:
             lists |= {f"told/{block.index}/ptr": block.train.ptr, f"told/{block.index}/ids": block.train.ids}
-    write_arrays(out / "clients.safetensors", {**device_arrays(clients, ""), **lists}, origin)
+    write_arrays(out / "clients.safetensors", {**device_pieces(clients, ""), **lists}, origin)
 
 
 def _read_checkpoint(path: Path, config: RunConfig) -> Progress:

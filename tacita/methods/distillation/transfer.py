@@ -115,6 +115,10 @@ class Transfer(Tells):
             without=c.select_without,
         )  # fmt: skip
 
+    @property
+    def asks_clients(self) -> bool:
+        return self.config.answers == "client"
+
     def check_server(self) -> None:
         c = self.config
         if c.beta_low > c.beta_high:
