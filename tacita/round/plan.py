@@ -97,7 +97,12 @@ def to_serve(plan: Plan, server: ServerState) -> Down:
         made = {part.name: part.own_to_serve(server, clients) for part in writing}
         return {name: one for name, one in made.items() if one is not None}
 
-    return Down(common, own, size)
+    def some(clients: Keys, only: Ragged) -> dict[str, Ragged]:
+        sparing = [part for part in writing if overrides(part, "answers_some")]
+        made = {part.name: part.own_to_serve(server, clients, only) for part in sparing}
+        return {name: one for name, one in made.items() if one is not None}
+
+    return Down(common, own, size, some)
 
 
 def _common(plan: Plan, server: ServerState) -> tuple[dict[str, Arrays], float]:
