@@ -162,7 +162,7 @@ class _Model(torch.nn.Module):
         super().__init__()
         self.backbone = backbone
         self.users, self.items = (
-            torch.nn.Embedding(*rows.shape, sparse=True, _weight=torch.from_numpy(rows.copy()))
+            torch.nn.Embedding(len(rows), rows.shape[1], sparse=True, _weight=torch.from_numpy(rows.copy()))
             for rows in (users, items)
         )
         self.heads = torch.nn.ParameterDict(
