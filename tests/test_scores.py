@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
 from tacita.core.config import TrainConfig
+from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays, write_arrays
 from tacita.core.types import AnyArray, Arrays, CohortView, Ragged, Stream
 from tacita.federation.clients import Who, view_of
@@ -24,6 +25,7 @@ from tacita.federation.scoring import DeviceScorer
 from tacita.federation.state_arrays import progress_arrays, read_progress
 from tacita.fields import Rows
 from tacita.kernels.sampling import shuffle_order
+from tacita.lab.bench_scores import bench_scores
 from tacita.learn.scores import HEAD, SCORES
 from tacita.learn.training import Workspace
 from tacita.learn.training.draw import lay_out
@@ -424,3 +426,18 @@ def test_clients_go_on_from_the_last_round_and_the_server_from_its_best() -> Non
     assert np.array_equal(progress.server.parts[TRANSFER]["model/values/items"], seen[0][0])
     assert np.array_equal(progress.clients.private, seen[2][1])
     assert not np.array_equal(seen[0][1], seen[2][1])
+
+
+@pytest.mark.parametrize("options", [{}, {"weighting": False, "select": "confident"}], ids=["agents", "none"])
+@two_models
+def test_the_bench_times_both_loops_and_the_agents_where_there_are_any(name: str, options: dict[str, Any]) -> None:
+    found = bench_scores(transferring(make_backbone(name, **SMALL[name]), **options), repeats=1)
+    assert found["clients"] == len(TRAIN)
+    assert min(found["fast_s"], found["naive_s"]) > 0
+    assert ("agents_s" in found) == (options == {})
+
+
+def test_the_bench_refuses_a_model_that_its_naive_loop_does_not_have() -> None:
+    fed = transferring(make_backbone("mf", **SMALL["mf"]), server={"name": "lightgcn", "dim": 4})
+    with pytest.raises(TacitaError, match="naive loop has no model 'lightgcn'"):
+        bench_scores(fed, repeats=1)
