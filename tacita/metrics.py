@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -26,6 +27,15 @@ from tacita.models.scores import CHUNK
 
 ScoreUsers = Callable[[Ints], Floats]
 """Scores (users, items) of the given users; the result may be overwritten."""
+
+
+@runtime_checkable
+class ScoreSome(Protocol):
+    """A scorer that need not score a whole catalogue."""
+
+    def some(self, users: Ints, only: Ragged) -> Floats | None:
+        """Scores of a list of items for each user, flat in their order; None: it cannot."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,7 @@ def rank_wanted(
     tie_key, against = draws.public("ties"), ties == "against"
     for lo in range(0, len(users), CHUNK):
         chosen = users[lo : lo + CHUNK]
-        scores = np.ascontiguousarray(score_users(chosen), np.float32)
+        scores = _scores_of(score_users, chosen, wanted, sampled)
         if not np.isfinite(scores).all():
             raise TacitaError("the model's scores are no longer finite: training diverged; lower backbone.lr.")
         part = want.take(np.arange(lo, lo + len(chosen)))
@@ -79,7 +89,7 @@ def rank_wanted(
             )  # fmt: skip
         else:
             other = sampled.take(chosen)
-            hidden = np.isin(_pairs(part, scores.shape[1]), _pairs(mask.take(chosen), scores.shape[1]))
+            hidden = mask.take(chosen).holds(part.rows(), part.ids)
             asked = Ragged.from_pairs(part.rows()[~hidden], part.ids[~hidden], len(chosen))
             found = np.zeros(len(asked.ids), np.int32)
             sampled_ranks(
@@ -88,6 +98,18 @@ def rank_wanted(
             )  # fmt: skip
             ranks[span][~hidden] = found
     return users, ranks, want.ptr, candidates
+
+
+def _scores_of(score_users: ScoreUsers, chosen: Ints, wanted: Ragged, sampled: Ragged | None) -> Floats:
+    """Scores (users, items); where a scorer can, of candidates alone, and the rest are zeros that nobody looks at."""
+    if sampled is not None and isinstance(score_users, ScoreSome):
+        only = wanted.take(chosen).joined(sampled.take(chosen))
+        found = score_users.some(chosen, only)
+        if found is not None:
+            out = np.zeros((len(chosen), 1 + int(only.ids.max(initial=0))), np.float32)
+            out[only.rows(), only.ids] = found
+            return out
+    return np.ascontiguousarray(score_users(chosen), np.float32)
 
 
 def _pairs(lists: Ragged, n_items: int) -> Longs:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tacita.core.files import read_arrays, write_arrays
 from tacita.core.types import Ragged
-from tacita.round.device_state import DeviceState, Lists, device_arrays, read_devices, rows_taken
+from tacita.kernels.pages import NONE, PAGE
+from tacita.round.device_state import DeviceState, Lists, device_arrays, device_pieces, read_devices, rows_taken
 
 N = 6
 EMPTY = {"item": np.zeros(0, np.int32), "row": np.zeros((0, 2), np.float32)}
@@ -19,6 +22,8 @@ changes = st.lists(st.integers(0, N - 1), unique=True, min_size=1, max_size=N).f
     lambda users: st.tuples(st.just(users), st.lists(st.integers(0, 5), min_size=len(users), max_size=len(users)))
 )
 steps = st.lists(st.one_of(changes, st.just("keep"), st.just("write to the copy")), max_size=25)
+sizes = st.lists(st.integers(0, 3 * PAGE), min_size=N, max_size=N)
+copying = st.lists(st.one_of(changes, st.just("copy"), st.just("drop")), max_size=30)
 
 
 def told(state: DeviceState) -> list[Any]:
@@ -100,3 +105,102 @@ def test_some_rows_of_stored_devices_are_those_of_the_devices() -> None:
     found = some.lists_of(np.arange(2))["p"]["log"]
     assert [found.row(0).tolist(), found.row(1).tolist()] == [[5, 6], [7]]
     assert found.values["row"].tolist() == [[8, 9], [10, 11], [0, 1]]
+
+
+def log_of(counts: list[int], stamp: int = 0) -> tuple[Any, dict[str, Any]]:
+    ptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    item = np.arange(stamp, stamp + ptr[-1], dtype=np.int32)
+    return ptr, {"item": item, "row": np.stack([item, -item], axis=1).astype(np.float32)}
+
+
+def pages_owned(*copies: Lists) -> int:
+    """Pages that at least one of some copies of the same lists has."""
+    owned = set()
+    for one in copies:
+        for first, count in zip(one._first.tolist(), one.count.tolist(), strict=True):
+            for _ in range(-(-count // PAGE)):
+                owned.add(first)
+                first = int(one._pool.following[first])
+            assert first == NONE
+    return len(owned)
+
+
+@settings(max_examples=100, deadline=None)
+@given(copying)
+def test_a_page_is_free_exactly_when_no_copy_has_it(script: list[Any]) -> None:
+    lists, copies, most = Lists.empty(N, EMPTY), [], 0
+    held: list[tuple[Any, ...]] = []
+    for stamp, step in enumerate(script, 1):
+        if step == "copy":
+            copies.append(lists.copy())
+            held.append(tuple(map(str, lists.take(np.arange(N))[1].values())))
+        elif step == "drop":
+            copies, held = copies[1:], held[1:]
+        else:
+            users, counts = step
+            lists.put(np.array(users), *log_of([7 * n for n in counts], 1000 * stamp))
+        most = max(most, pages_owned(lists, *copies))
+        pool = lists._pool
+        assert len(pool.owners) - pool.n_free == pages_owned(lists, *copies)
+        assert len(set(pool.free[: pool.n_free].tolist())) == pool.n_free
+        assert [tuple(map(str, one.take(np.arange(N))[1].values())) for one in copies] == held
+    assert len(lists._pool.owners) <= most + most // 16
+
+
+@settings(max_examples=50, deadline=None)
+@given(sizes, st.permutations(range(N)))
+def test_lists_come_back_in_any_order(counts: list[int], order: list[int]) -> None:
+    lists = Lists.packed(*log_of(counts))
+    ptr, columns = lists.take(np.array(order))
+    start = np.concatenate([[0], np.cumsum(counts)])
+    wanted = [i for u in order for i in range(start[u], start[u] + counts[u])]
+    assert columns["item"].tolist() == wanted
+    assert columns["row"][:, 1].tolist() == [-i for i in wanted]
+    assert np.diff(ptr).tolist() == [counts[u] for u in order]
+
+
+def test_what_lasts_is_the_same_in_the_copy_and_the_rest_is_not() -> None:
+    kinds = {"now": Lists.empty(N, EMPTY), "then": Lists.empty(N, EMPTY)}
+    state = DeviceState({"a": np.zeros(N), "b": np.zeros(N)}, kinds, lasting=frozenset({"a", "now"}))
+    state.keep()
+    ptr, columns = log_of([2])
+    lists = Ragged(ptr, columns["item"], {"row": columns["row"]})
+    state.put(np.array([1]), {"a": np.ones(1), "b": np.ones(1), "now": lists, "then": lists})
+    assert [state.kept.arrays[name][1] for name in "ab"] == [1, 0]
+    assert [len(state.kept.list_of(name, np.array([1])).ids) for name in ("now", "then")] == [2, 0]
+    pool = state.lists["now"]._pool
+    assert pool.owners[pool.owners > 0].tolist() == [1]
+    state.keep()
+    assert state.kept.arrays["b"][1] == 1
+
+
+def test_a_file_without_what_lasts_in_the_copy_gives_both_back(tmp_path: Path) -> None:
+    state = DeviceState({"private": np.arange(N)[:, None] * 1.0, "took_part": np.zeros(N, bool)})
+    state.lists["parts/p/log"] = Lists.packed(*log_of([40, 0, 3, 16, 17, 1]))
+    state.lasting = frozenset({"private", "parts/p/log"})
+    state.keep()
+    state.put(np.array([2]), {"took_part": np.ones(1, bool), "private": np.array([[9.0]])})
+    arrays = {**device_pieces(state, "now/"), **device_pieces(state.kept, "best/", state.lasting)}
+    write_arrays(tmp_path / "x", arrays)
+    found, _ = read_arrays(tmp_path / "x")
+    assert {name for name in found if name.startswith("best/")} == {"best/took_part"}
+    again = read_devices(found, "now/").with_kept(read_devices(found, "best/"))
+    assert again.lasting == state.lasting
+    assert again.kept.private.tolist() == again.private.tolist() == state.private.tolist()
+    assert again.kept.took_part.sum() == 0
+    for mine in (again, again.kept):
+        for name, array in device_arrays(state, "").items():
+            if name != "took_part":
+                np.testing.assert_array_equal(device_arrays(mine, "")[name], array)
+
+
+def test_pieces_of_lists_are_the_packed_lists() -> None:
+    lists = Lists.packed(*log_of([70_000, 0, 3, 65_536, 1, 140_000]))
+    ptr, columns = lists.pieces()
+    whole_ptr, whole = lists.take(np.arange(N))
+    assert ptr.tolist() == whole_ptr.tolist()
+    for name, one in columns.items():
+        parts = list(one.make())
+        assert len(parts) > 1
+        np.testing.assert_array_equal(np.concatenate(parts), whole[name])
+        assert one.shape == whole[name].shape

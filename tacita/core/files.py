@@ -8,11 +8,11 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tacita.core.codec import digest, pack, unpack_file
+from tacita.core.codec import Written, digest, packed, unpack_file
 from tacita.core.errors import DiskFull, TacitaError
 from tacita.core.types import Arrays
 
@@ -27,12 +27,18 @@ def side_of(path: Path) -> Path:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace a file atomically; a full disk leaves the old one in place."""
+    write_pieces(path, (content,))
+
+
+def write_pieces(path: Path, content: Iterable[bytes | memoryview]) -> None:
+    """The same, for what should not be in memory as a whole."""
     if path.exists() and not (path.is_file() or path.is_dir()):  # to replace a pipe or device would destroy it
         raise TacitaError(f"cannot write {path}: it is a pipe or device, not a file.")
     side = side_of(path)
     try:
         with open(side, "wb") as out:
-            out.write(content)
+            for piece in content:
+                out.write(piece)
             out.flush()
             os.fsync(out.fileno())
         os.replace(side, path)
@@ -120,10 +126,10 @@ def read_json(path: Path) -> Any:
         raise TacitaError(f"{path} is damaged: not valid JSON.") from None
 
 
-def write_arrays(path: Path, arrays: Arrays, note: dict[str, str] | None = None) -> None:
+def write_arrays(path: Path, arrays: Written, note: dict[str, str] | None = None) -> None:
     """Arrays and a note with a checksum over both; equal contents give equal bytes."""
     kept = {"note": note or {}, "sha256": _checksum(arrays, note or {})}
-    write_bytes(path, pack(arrays, {"tacita": json.dumps(kept, sort_keys=True)}))
+    write_pieces(path, packed(arrays, {"tacita": json.dumps(kept, sort_keys=True)}))
 
 
 def read_arrays(path: Path, remedy: str = "train again") -> tuple[Arrays, dict[str, str]]:
@@ -141,7 +147,7 @@ def read_arrays(path: Path, remedy: str = "train again") -> tuple[Arrays, dict[s
     return arrays, note
 
 
-def _checksum(arrays: Arrays, note: dict[str, str]) -> str:
+def _checksum(arrays: Written, note: dict[str, str]) -> str:
     return digest(arrays, json.dumps(note, sort_keys=True))
 
 

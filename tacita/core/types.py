@@ -239,6 +239,7 @@ class Down:
     common: dict[str, Arrays] = field(default_factory=dict)  # part -> what its broadcast carries
     own: Callable[[Keys], dict[str, Ragged]] = lambda clients: {}  # keys of clients -> part -> a list for each of them
     n_bytes: float = 0.0  # on average per client, the model included
+    some: Callable[[Keys, Ragged], dict[str, Ragged]] | None = None  # the same about some items of each client only
 
 
 @dataclass(frozen=True)

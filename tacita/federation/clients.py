@@ -48,6 +48,7 @@ def grow(clients: DeviceState, plan: Plan, keys: Keys) -> None:
         }
     )
     clients.arrays["took_part"] = np.zeros(len(keys), bool)
+    clients.lasting = plan.lasting
 
 
 def put_parts(clients: DeviceState, users: Ints, changed: Mapping[str, Held]) -> None:

@@ -238,21 +238,14 @@ class Here:
     def keep_best(self, round: int) -> None:
         self.clients.keep()
 
-    def back_to_best(self, fed: Federation) -> None:
-        """Go on from the best round; what no going back undoes stays as it is now."""
-        names = [f"{PARTS}{part.name}/{name}" for part in fed.parts for name in part.lasting]
-        self.clients = self.best.lasting(self.clients, names)
-
     def result(self, fed: Federation, server: ServerState, down: Down) -> tuple[dict[str, Any], Evaluation]:
         """Scores of the best round on this block's test and on every earlier block's."""
         return block_scores(fed, server, self.best, down)
 
     def end_block(self, fed: Federation, server: ServerState, down: Down) -> None:
         _on_devices(fed, server, self.best, down, "end_block", np.flatnonzero(self.best.took_part))
-        now = self.clients
-        self.back_to_best(fed)
-        if fed.config.train.resume_from == "last":
-            self.clients = now.with_parts_of(self.clients)
+        last = fed.config.train.resume_from == "last"
+        self.clients = self.clients.with_parts_of(self.best) if last else self.best
         self.clients.keep()
 
 

@@ -47,8 +47,17 @@ class DeviceScorer:
             scores = part.predict(view, scores, self.purpose)
         return scores
 
-    def _view(self, users: Ints) -> CohortView:
-        view = users_view(self.clients, self.server, self.block, users, self.keys, self.down)
+    def some(self, users: Ints, only: Ragged) -> Floats | None:
+        """Scores of some items of each user, flat; None where a model can only score the catalogue."""
+        answering, some = owner_of(self.plan.parts, "answers"), self.down.some
+        corrected = any(overrides(p, "predict") for p in self.plan.parts)
+        if corrected or some is None or answering is None or not overrides(answering, "answers_some"):
+            return None
+        view = self._view(users, replace(self.down, own=lambda clients: some(clients, only)))
+        return answering.answers_some(view, only)
+
+    def _view(self, users: Ints, down: Down | None = None) -> CohortView:
+        view = users_view(self.clients, self.server, self.block, users, self.keys, down or self.down)
         past = rows_of(self.past, users) if self.past is not None else None
         return replace(view, history=past) if self.plan.backbone.reads_history else view
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tacita.core.codec import Pieces
 from tacita.core.files import flat, nested
-from tacita.core.types import Arrays, Given, ServerState
+from tacita.core.types import AnyArray, Arrays, Given, ServerState
 from tacita.federation.devices import Here
 from tacita.federation.rounds import Progress
-from tacita.round.device_state import device_arrays, read_devices
+from tacita.round.device_state import device_pieces, read_devices
 
 _GIVEN = ("sender", "item", "time")
 
@@ -40,11 +41,15 @@ def plain_of(now: Progress) -> dict[str, Any]:
     return {name: getattr(now, name) for name in _PLAIN}
 
 
-def progress_arrays(now: Progress) -> tuple[Arrays, dict[str, str]]:
-    """Where a run stands, with its devices here."""
-    arrays: Arrays = {}
-    for tag, server, clients in (("now", now.server, now.clients), ("best", now.best_server, now.best_clients)):
-        arrays |= server_arrays(server, f"{tag}/server/") | device_arrays(clients, f"{tag}/device/")
+def progress_arrays(now: Progress) -> tuple[dict[str, AnyArray | Pieces], dict[str, str]]:
+    """Where a run stands, with its devices here, for a file."""
+    lasting = now.clients.lasting  # the same in both
+    arrays: dict[str, AnyArray | Pieces] = {
+        **server_arrays(now.server, "now/server/"),
+        **server_arrays(now.best_server, "best/server/"),
+        **device_pieces(now.clients, "now/device/"),
+        **device_pieces(now.best_clients, "best/device/", without=lasting),
+    }
     note = {
         "plain": json.dumps(plain_of(now)),
         "now": json.dumps(server_note(now.server)),

@@ -33,7 +33,7 @@ from tacita.federation.state_arrays import (
     server_note,
 )
 from tacita.report.data import damaged_ids, method_name, no_run_folder, refuse_changed
-from tacita.round.device_state import device_arrays
+from tacita.round.device_state import device_pieces
 from tacita.round.plan import Federation
 
 UNFINISHED = "unfinished"  # says in result.json what a run still has to do
@@ -96,7 +96,7 @@ def write_models(fed: Federation, progress: Progress, out: Path) -> None:
         lists |= {"past/ptr": past.ptr, "past/ids": past.ids}
         for block in fed.stream.blocks:
             lists |= {f"told/{block.index}/ptr": block.train.ptr, f"told/{block.index}/ids": block.train.ids}
-    write_arrays(out / "clients.safetensors", {**device_arrays(clients, ""), **lists}, origin)
+    write_arrays(out / "clients.safetensors", {**device_pieces(clients, ""), **lists}, origin)
 
 
 def is_finished(out: Path) -> bool:

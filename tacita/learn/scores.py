@@ -37,6 +37,11 @@ class Tells(Part):
     learner: ClassVar[str | None] = SCORES
     works_with: ClassVar[tuple[str, ...]] = (SCORES,)
 
+    @property
+    def asks_clients(self) -> bool:
+        """Whether clients' own models recommend and are measured, so that they belong to the best round."""
+        return False
+
     def check_server(self) -> None:
         """Refuse settings of the server's model that cannot work, before anything is trained."""
 
@@ -94,6 +99,18 @@ class ScoresLearner(Learner):
         rows = Ragged(np.zeros(n_users + 1, np.int64), np.zeros(0, np.int32), {"row": none})
         heads = backbone.init_heads(self.world.draws)
         return {"rows": rows, **{f"{HEAD}{k}": np.repeat(v[None], n_users, axis=0) for k, v in heads.items()}}
+
+    @property
+    def lasting(self) -> frozenset[str]:
+        """The clients' models, where the server's is the one that counts.
+
+        A second copy of everybody's rows would double what a run holds, and the best round of the server's model says
+        nothing of the clients': they go on learning from where they are.
+        """
+        if self.teller.asks_clients:
+            return frozenset()
+        heads = (f"{PARTS}{SCORES}/{HEAD}{k}" for k in self.world.backbone.shared())
+        return frozenset({"private", f"{PARTS}{SCORES}/rows", *heads})
 
     def model_bytes(self, server: ServerState) -> float:
         """Parameters travel before the first round only; what that costs is told apart."""

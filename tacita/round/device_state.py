@@ -1,88 +1,157 @@
 """What devices keep, one row per user: arrays of fixed width, lists of any length, and copies of earlier rounds.
 
 The lab holds all devices in one `DeviceState`, a node its own people's. `keep` copies what changed since it was last
-called, so the price of remembering the best round grows with those who took part, not with those who exist.
+called, so the price of remembering the best round grows with those who took part, not with those who exist. What a
+learner names as lasting is not copied at all: it is the same in the copy, and goes on from the last round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
+from tacita.core.codec import Pieces
 from tacita.core.files import flat, nested
-from tacita.core.types import AnyArray, Arrays, Bools, Floats, Held, Longs, Ragged
+from tacita.core.types import AnyArray, Arrays, Bools, Floats, Held, Ints, Longs, Ragged
+from tacita.kernels.pages import NONE, PAGE, find_entries, leave_lists, link_pages
 
 PARTS = "parts/"
 LISTS = "lists/"  # in files, before `name:column` of a list; `name:` holds its borders
+_SLAB = 2**16  # entries of a list that are written at once, about
 OWN = "own"  # every user's own version of the item rows it last trained: `item`, and `moved` beyond the table
 
 
-@dataclass
-class Lists:
-    """A list per user in one pool that only grows: a new list is appended, and the old one is left behind.
+class _Pool:
+    """Pages that lists are written to; copies of lists share it, and a page is free when nobody's list has it."""
 
-    Entry e of user u is row `start[u] + e` of every column of the pool. Columns are replaced, never changed, when the
-    pool is packed, so that a copy of `start` and `count` stays right with the columns it was made with.
+    def __init__(self, columns: Arrays) -> None:
+        self.columns = {name: np.zeros((0, *v.shape[1:]), v.dtype) for name, v in columns.items()}
+        self.following = np.zeros(0, np.int32)  # (pages,) the next page of the same list
+        self.owners = np.zeros(0, np.int32)  # (pages,) copies whose list begins with this page
+        self.free = np.zeros(0, np.int32)  # a stack
+        self.n_free = 0
+
+    def write(self, ptr: Longs, columns: Arrays) -> Ints:
+        """New lists with one owner each; returns their first pages."""
+        counts = np.diff(ptr)
+        needed = int((-(-counts // PAGE)).sum())
+        if needed > self.n_free:
+            self._grow(needed - self.n_free)
+        self.n_free -= needed
+        pages = self.free[self.n_free : self.n_free + needed][::-1].copy()
+        first = np.empty(len(counts), np.int32)
+        link_pages(pages, counts, self.following, first)
+        self.owners[first[first != NONE]] = 1
+        where = self.entries(first, counts)
+        for name, column in columns.items():
+            self.columns[name][where] = column
+        return first
+
+    def entries(self, first: Ints, counts: Longs) -> Longs:
+        where = np.empty(int(counts.sum()), np.int64)
+        find_entries(first, counts, self.following, where)
+        return where
+
+    def join(self, first: Ints) -> None:
+        """One owner more for each of these lists."""
+        self.owners[first[first != NONE]] += 1
+
+    def leave(self, first: Ints) -> None:
+        self.n_free = leave_lists(first, self.following, self.owners, self.free, self.n_free)
+
+    def _grow(self, more: int) -> None:
+        """Columns grow where they are: a second copy of them would be as large as all that is held."""
+        old = len(self.owners)
+        new = old + max(more, old // 16)
+        for column in self.columns.values():
+            column.resize((new * PAGE, *column.shape[1:]), refcheck=False)
+        for array in (self.following, self.owners, self.free):
+            array.resize(new, refcheck=False)
+        self.free[self.n_free : self.n_free + new - old] = np.arange(new - 1, old - 1, -1, dtype=np.int32)
+        self.n_free += new - old
+
+
+class Lists:
+    """A list per user, in pages of a pool: what is held takes little more room than its entries do.
+
+    A new list goes to free pages, and the pages of the old one are free once no copy has it any more. A copy costs a
+    page number and a length for each user.
     """
 
-    columns: Arrays  # name -> (pool, ...); rows past `used` are room
-    start: Longs  # (users,)
-    count: Longs  # (users,)
-    used: int = 0
-    shared: bool = False  # another copy goes on writing to these columns
+    def __init__(self, pool: _Pool, first: Ints, count: Longs) -> None:
+        self._pool = pool
+        self._first = first  # (users,) page
+        self.count = count  # (users,)
 
     @staticmethod
     def empty(n_users: int, columns: Arrays) -> Lists:
         """Nobody has anything; `columns` are empty arrays that say kind and width."""
-        return Lists(dict(columns), np.zeros(n_users, np.int64), np.zeros(n_users, np.int64))
+        return Lists(_Pool(columns), np.full(n_users, NONE, np.int32), np.zeros(n_users, np.int64))
+
+    @staticmethod
+    def packed(ptr: Longs, columns: Arrays) -> Lists:
+        """Everybody's lists from one array a column."""
+        made = Lists.empty(len(ptr) - 1, columns)
+        made.put(np.arange(len(ptr) - 1), ptr, columns)
+        return made
+
+    def __del__(self) -> None:
+        self._pool.leave(self._first)
+
+    @property
+    def columns(self) -> Arrays:
+        """The pool's columns, free pages included."""
+        return self._pool.columns
 
     def take(self, users: AnyArray) -> tuple[Longs, Arrays]:
         """Row borders and columns of some users' lists."""
-        start, count = self.start[users], self.count[users]
+        count = self.count[users]
         ptr = np.zeros(len(count) + 1, np.int64)
         np.cumsum(count, out=ptr[1:])
-        where = np.repeat(start - ptr[:-1], count) + np.arange(ptr[-1])
-        return ptr, {name: column[where] for name, column in self.columns.items()}
+        where = self._pool.entries(self._first[users], count)
+        return ptr, {name: column[where] for name, column in self._pool.columns.items()}
+
+    def pieces(self) -> tuple[Longs, dict[str, Pieces]]:
+        """Row borders and columns of everybody's lists, which exist only while they are written."""
+        ptr = np.concatenate([[0], np.cumsum(self.count)])
+        cuts = np.flatnonzero(np.diff(ptr[:-1] // _SLAB)) + 1
+        ends = [0, *cuts.tolist(), len(self.count)]
+
+        def column(name: str) -> Pieces:
+            def make() -> Iterator[AnyArray]:
+                for a, b in pairwise(ends):
+                    yield self._pool.columns[name][self._pool.entries(self._first[a:b], self.count[a:b])]
+
+            kind = self._pool.columns[name]
+            return Pieces((int(ptr[-1]), *kind.shape[1:]), kind.dtype, make)
+
+        return ptr, {name: column(name) for name in self._pool.columns}
 
     def put(self, users: AnyArray, ptr: Longs, columns: Arrays) -> None:
-        """Replace the lists of some users."""
-        more = int(ptr[-1])
-        if self.shared or self.used + more > self._room():
-            self._make_room(users, more)
-        for name, column in columns.items():
-            self.columns[name][self.used : self.used + more] = column
-        self.start[users] = self.used + ptr[:-1]
+        """Replace the lists of some users, each given once."""
+        self._pool.leave(self._first[users])
+        self._first[users] = self._pool.write(ptr, columns)
         self.count[users] = np.diff(ptr)
-        self.used += more
-
-    def _room(self) -> int:
-        return min((len(column) for column in self.columns.values()), default=0)
-
-    def _make_room(self, leaving: AnyArray, more: int) -> None:
-        """New columns with the lists that stay, packed, and as much room again."""
-        self.count[leaving] = 0
-        ptr, kept = self.take(np.arange(len(self.count)))
-        self.used = int(ptr[-1])
-        size = 2 * (self.used + more)
-        self.columns = {name: np.empty((size, *v.shape[1:]), v.dtype) for name, v in kept.items()}
-        for name, column in kept.items():
-            self.columns[name][: self.used] = column
-        self.start, self.count, self.shared = ptr[:-1].copy(), np.diff(ptr), False
 
     def grow(self, n_users: int) -> None:
-        more = np.zeros(n_users - len(self.start), np.int64)
-        self.start, self.count = np.append(self.start, more), np.append(self.count, more)
+        more = n_users - len(self.count)
+        self._first = np.append(self._first, np.full(more, NONE, np.int32))
+        self.count = np.append(self.count, np.zeros(more, np.int64))
 
     def copy(self) -> Lists:
-        return Lists(dict(self.columns), self.start.copy(), self.count.copy(), self.used, shared=True)
+        self._pool.join(self._first)
+        return Lists(self._pool, self._first.copy(), self.count.copy())
 
     def follow(self, other: Lists, users: AnyArray) -> Lists:
         """This copy brought up to date where `other` changed for some users."""
-        if any(self.columns[name] is not column for name, column in other.columns.items()):
+        if self._pool is not other._pool:
             return other.copy()
-        self.start[users], self.count[users], self.used = other.start[users], other.count[users], other.used
+        self._pool.join(other._first[users])
+        self._pool.leave(self._first[users])
+        self._first[users], self.count[users] = other._first[users], other.count[users]
         return self
 
 
@@ -93,6 +162,7 @@ class DeviceState:
     arrays: Arrays = field(default_factory=dict)  # name -> (users, ...)
     lists: dict[str, Lists] = field(default_factory=dict)
     common: Arrays = field(default_factory=dict)  # what everybody received alike and keeps; replaced, never changed
+    lasting: frozenset[str] = frozenset()  # arrays and lists that copies share
     _changed: list[AnyArray] = field(default_factory=list, repr=False)
     _kept: DeviceState | None = field(default=None, repr=False)
 
@@ -158,9 +228,10 @@ class DeviceState:
         self._kept = None
 
     def copy(self) -> DeviceState:
-        arrays = {name: v.copy() for name, v in self.arrays.items()}
-        lists = {name: one.copy() for name, one in self.lists.items()}
-        return DeviceState(arrays, lists, dict(self.common))
+        shared = self.lasting
+        arrays = {name: v if name in shared else v.copy() for name, v in self.arrays.items()}
+        lists = {name: one if name in shared else one.copy() for name, one in self.lists.items()}
+        return DeviceState(arrays, lists, dict(self.common), shared)
 
     def keep(self) -> None:
         """Remember everything as it is now, at the price of what changed since the last time."""
@@ -168,9 +239,10 @@ class DeviceState:
             self._kept = self.copy()
         elif changed := self._changed + self._kept._changed:
             users = np.unique(np.concatenate(changed))
-            for name, v in self.arrays.items():
-                self._kept.arrays[name][users] = v[users]
-            self._kept.lists = {n: self._kept.lists[n].follow(one, users) for n, one in self.lists.items()}
+            for name in self.arrays.keys() - self.lasting:
+                self._kept.arrays[name][users] = self.arrays[name][users]
+            for name in self.lists.keys() - self.lasting:
+                self._kept.lists[name] = self._kept.lists[name].follow(self.lists[name], users)
         self._kept.common = dict(self.common)
         self._changed, self._kept._changed = [], []
 
@@ -181,15 +253,12 @@ class DeviceState:
         return self._kept
 
     def with_kept(self, kept: DeviceState) -> DeviceState:
-        """This state beside a copy of an earlier one that came from elsewhere."""
+        """This state beside a copy of an earlier one that came from elsewhere; what lasts it need not have."""
+        mine, others = self.arrays.keys() | self.lists.keys(), kept.arrays.keys() | kept.lists.keys()
+        self.lasting = kept.lasting = self.lasting | frozenset(mine - others)
+        kept.arrays |= {name: v for name, v in self.arrays.items() if name in self.lasting}
+        kept.lists |= {name: one for name, one in self.lists.items() if name in self.lasting}
         self._kept, self._changed = kept, [np.arange(self.n_users)]
-        return self
-
-    def lasting(self, other: DeviceState, names: Sequence[str]) -> DeviceState:
-        """The same devices with some of what others keep, where these are an earlier state of those."""
-        everybody = np.arange(self.n_users)
-        self.put(everybody, {name: other.arrays[name][: self.n_users] for name in names if name in other.arrays})
-        self.put(everybody, {name: other.list_of(name, everybody) for name in names if name in other.lists})
         return self
 
     def with_parts_of(self, other: DeviceState) -> DeviceState:
@@ -198,7 +267,7 @@ class DeviceState:
         arrays |= {name: v for name, v in other.arrays.items() if name.startswith(PARTS)}
         lists = {name: one for name, one in self.lists.items() if not name.startswith(PARTS)}
         lists |= {name: one for name, one in other.lists.items() if name.startswith(PARTS)}
-        return DeviceState(arrays, lists, self.common)
+        return DeviceState(arrays, lists, self.common, self.lasting)
 
 
 # As named arrays, for a file or a database
@@ -206,20 +275,30 @@ class DeviceState:
 
 def device_arrays(clients: DeviceState, prefix: str) -> Arrays:
     """What devices hold, lists packed in the order of users: the same bytes however they came about."""
-    arrays: Arrays = {f"{prefix}{name}": v for name, v in clients.arrays.items()}
-    arrays |= {f"{prefix}common/{name}": v for name, v in clients.common.items()}
+    arrays: Arrays = {f"{prefix}{name}": v for name, v in _plain(clients).items()}
     packed = {name: one.take(np.arange(clients.n_users)) for name, one in clients.lists.items()}
     return arrays | {f"{prefix}{name}": v for name, v in _as_arrays(packed).items()}
+
+
+def device_pieces(clients: DeviceState, prefix: str, without: Collection[str] = ()) -> dict[str, AnyArray | Pieces]:
+    """The same for a file, without a second copy of the lists, and without what a copy shares."""
+    out: dict[str, AnyArray | Pieces] = {n: v for n, v in _plain(clients).items() if n not in without}
+    for name, one in clients.lists.items():
+        if name not in without:
+            ptr, columns = one.pieces()
+            out |= {f"{LISTS}{name}:": ptr} | {f"{LISTS}{name}:{column}": v for column, v in columns.items()}
+    return {f"{prefix}{name}": v for name, v in out.items()}
+
+
+def _plain(clients: DeviceState) -> Arrays:
+    return clients.arrays | {f"common/{name}": v for name, v in clients.common.items()}
 
 
 def read_devices(arrays: Arrays, prefix: str) -> DeviceState:
     mine = {name.removeprefix(prefix): v for name, v in arrays.items() if name.startswith(prefix)}
     plain = {name: v for name, v in mine.items() if name in ("private", "took_part") or name.startswith(PARTS)}
     common = {name.removeprefix("common/"): v for name, v in mine.items() if name.startswith("common/")}
-    lists = {
-        name: Lists(columns, ptr[:-1].copy(), np.diff(ptr), int(ptr[-1]))
-        for name, (ptr, columns) in _as_lists(mine).items()
-    }
+    lists = {name: Lists.packed(ptr, columns) for name, (ptr, columns) in _as_lists(mine).items()}
     return DeviceState(plain, lists, common)
 
 

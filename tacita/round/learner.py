@@ -44,6 +44,14 @@ class Learner(ABC):
         """What it keeps on devices, as it is before a user's first block; it stands beside what parts keep."""
         return {}
 
+    @property
+    def lasting(self) -> frozenset[str]:
+        """What of the devices' state goes on from the last round of a block, even if an earlier one was the best.
+
+        It is not copied with the best round, so the best round may not be measured with it.
+        """
+        return frozenset()
+
     def model_bytes(self, server: ServerState) -> float:
         """What of the model travels down to a client that takes part in the next round."""
         return float(server.items.nbytes + sum(wire_bytes(v) for v in server.heads.values()))

@@ -182,6 +182,10 @@ class Part:
         """Scores (users, items) where another model than the run's own answers; `view.own` holds what was sent."""
         return None
 
+    def answers_some(self, view: CohortView, only: Ragged) -> Floats | None:
+        """The same for some items of each user, flat in the order of `only`; None: the whole catalogue is needed."""
+        return None
+
     def predict(self, view: CohortView, scores: Floats, purpose: Purpose) -> Floats:
         """Correct the (users, items) scores a device is about to rank."""
         return scores
@@ -199,8 +203,11 @@ class Part:
         """What each client of the round alone gets, one list each, once a round; may change what the server keeps."""
         return server, Ragged.empty(len(clients))
 
-    def own_to_serve(self, server: ServerState, clients: Keys) -> Ragged | None:
-        """What each of some clients alone gets to be validated, tested or served with."""
+    def own_to_serve(self, server: ServerState, clients: Keys, only: Ragged | None = None) -> Ragged | None:
+        """What each of some clients alone gets to be validated, tested or served with.
+
+        `only`: the items of each that are going to be asked for; given where the part overrides `answers_some`.
+        """
         return None
 
     def own_fits(self, sent: Ragged, n_items: int) -> bool:

@@ -12,6 +12,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, CohortView, Down, Floats, Keys, Ragged, ServerState, Stream
 from tacita.fields import Answer, Spec
 from tacita.models.base import Backbone
+from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner, learner_of
 from tacita.round.parts import Part, World, overrides, owner_of
 
@@ -57,6 +58,12 @@ class Plan:
         """The parts that encode and decode answers: of another part's question only who minds every release."""
         asker = self.asker(question)
         return tuple(part for part in self.parts if asker is None or part is asker or part.every_release)
+
+    @property
+    def lasting(self) -> frozenset[str]:
+        """What of the devices' state no going back to an earlier round undoes."""
+        spent = (f"{PARTS}{part.name}/{name}" for part in self.parts for name in part.lasting)
+        return self.learner.lasting | frozenset(spent)
 
     @property
     def names_clients(self) -> bool:
@@ -109,7 +116,12 @@ def to_serve(plan: Plan, server: ServerState) -> Down:
         made = {part.name: part.own_to_serve(server, clients) for part in writing}
         return {name: one for name, one in made.items() if one is not None}
 
-    return Down(common, own, size)
+    def some(clients: Keys, only: Ragged) -> dict[str, Ragged]:
+        sparing = [part for part in writing if overrides(part, "answers_some")]
+        made = {part.name: part.own_to_serve(server, clients, only) for part in sparing}
+        return {name: one for name, one in made.items() if one is not None}
+
+    return Down(common, own, size, some)
 
 
 def _common(plan: Plan, server: ServerState) -> tuple[dict[str, Arrays], float]:

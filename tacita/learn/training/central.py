@@ -8,7 +8,7 @@ of them, move in every step.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -171,7 +171,32 @@ class Central:
         if self.backbone.on_graph:
             mine, items = self.vectors(state)
             return affine_scores(mine[users], np.zeros(len(users), np.float32), np.ascontiguousarray(items.T))
-        return score_all(self.backbone, state.values["users"][users], state.heads, state.values["items"])
+        mine, items = state.values["users"][users], state.values["items"]
+        if not self.backbone.grouped:
+            return score_all(self.backbone, mine, state.heads, items)
+        rows = np.pad(items, ((0, -len(items) % _PIECE), (0, 0)))
+        tiles = [torch.from_numpy(rows[None, at : at + _PIECE]) for at in range(0, len(rows), _PIECE)]
+        out, heads = np.empty((len(users), len(items)), np.float32), _grouped_heads(state)
+
+        def score_one(k: int) -> None:
+            one = torch.from_numpy(mine[None, k : k + 1])
+            found = [self._climbed(heads, one, tile) for tile in tiles]
+            out[k] = torch.cat(found)[: len(items)].numpy() if found else 0.0
+
+        self._on_cores(score_one, range(len(users)))
+        return out
+
+    def _climbed(self, heads: dict[str, torch.Tensor], users: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Logits of one group of samples, (1, samples, width); one user may stand for all."""
+        with torch.no_grad():
+            named = {k: v.reshape(1, users.shape[1], -1) for k, v in self.backbone.named(users[0]).items()}
+            found: torch.Tensor = self.backbone.score_groups(named, heads, rows)
+        return found.reshape(-1)
+
+    def _on_cores(self, work: Callable[[int], None], numbers: Iterable[int]) -> None:
+        torch.set_num_threads(1)
+        with ThreadPoolExecutor(threads_in_use()) as cores:
+            list(cores.map(work, numbers))
 
     def pairs(self, state: CentralState, user: AnyArray, item: AnyArray) -> Floats:
         """Logits of aligned users and items."""
@@ -179,7 +204,23 @@ class Central:
             mine, items = self.vectors(state)
             return np.asarray((mine[user] * items[item]).sum(1), np.float32)
         values = state.values
-        return aligned_scores(self.backbone, values["users"][user], state.heads, values["items"][item])
+        if not self.backbone.grouped:
+            return aligned_scores(self.backbone, values["users"][user], state.heads, values["items"][item])
+        n, heads = len(user), _grouped_heads(state)
+        out = np.empty(n + -n % _PIECE, np.float32)
+        whose, what = (np.pad(np.asarray(x, np.int64), (0, -n % _PIECE)) for x in (user, item))
+
+        def score_some(at: int) -> None:
+            some = slice(at, at + _PIECE)
+            users, rows = values["users"][whose[some]], values["items"][what[some]]
+            out[some] = self._climbed(heads, torch.from_numpy(users[None]), torch.from_numpy(rows[None])).numpy()
+
+        self._on_cores(score_some, range(0, n, _PIECE))
+        return out[:n]
+
+
+def _grouped_heads(state: CentralState) -> dict[str, torch.Tensor]:
+    return {k: torch.from_numpy(v)[None] for k, v in state.heads.items()}
 
 
 class _Trainer:
@@ -228,10 +269,16 @@ class _RowTrainer(_Trainer):
     def step(self, batch: Samples, cores: ThreadPoolExecutor) -> None:
         pieces = [batch.take(slice(at, at + _PIECE)) for at in range(0, len(batch.user), _PIECE)]
         slopes = list(zip(*cores.map(self._slopes, pieces), strict=True))
-        for name, used, some in zip(_ROWS, (batch.user, batch.item), slopes, strict=False):
-            adam_used(used, np.concatenate(some), self.slots[name], self.values[name], *self.moved(name))
-        if self.heads:
-            adam_rows(self.only, sum(slopes[2][1:], slopes[2][0]), self.flat, *self.moved("heads"))
+        used = dict(zip(_ROWS, (batch.user, batch.item), strict=True))
+
+        def move(name: str) -> None:
+            slope = slopes[("users", "items", "heads").index(name)]
+            if name == "heads":
+                adam_rows(self.only, sum(slope[1:], slope[0]), self.flat, *self.moved(name))
+            else:
+                adam_used(used[name], np.concatenate(slope), self.slots[name], self.values[name], *self.moved(name))
+
+        list(cores.map(move, (*_ROWS, "heads") if self.heads else _ROWS))
 
     def _slopes(self, piece: Samples) -> tuple[Floats, Floats, Floats]:
         """Of the loss of some samples, in their users' rows, their items' rows and all heads."""

@@ -253,7 +253,7 @@ def _advance(standing: Standing, head: RequestHead, asked: Asked) -> None:
         raise Refusal(f"block {head.block} of this run is over on this node.")
     if head.block > standing.block:
         if not standing.ended:  # its end was missed: go on from its best round
-            here.back_to_best(fed)
+            here.clients = here.best.copy()
         here.begin_block(fed, replace(asked.server, round=0), asked.down)
         standing.block, standing.round, standing.ended = head.block, 0, False
     if head.kind != "close" and head.round < standing.round:

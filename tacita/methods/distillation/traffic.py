@@ -7,6 +7,7 @@ from tacita.core.types import Longs, Ragged
 PAIR = 4 + 4  # an item id and a score; the channel says whose
 PAPER_SAMPLE = 160  # bytes that 4.578 for 30 samples implies; what they are made of is unknown
 MEGABYTE = 2**20
+KILOBYTE = 2**10
 
 
 def pair_bytes(lists: Ragged) -> Longs:

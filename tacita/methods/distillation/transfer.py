@@ -47,6 +47,7 @@ from tacita.methods.distillation.weighting import (
 )
 from tacita.models import backbone_class
 from tacita.models.base import Backbone
+from tacita.models.graph import LightGCN
 from tacita.round.parts import PartConfig, register
 
 WALK = "walk/"
@@ -115,6 +116,10 @@ class Transfer(Tells):
             without=c.select_without,
         )  # fmt: skip
 
+    @property
+    def asks_clients(self) -> bool:
+        return self.config.answers == "client"
+
     def check_server(self) -> None:
         c = self.config
         if c.beta_low > c.beta_high:
@@ -172,6 +177,12 @@ class Transfer(Tells):
         sent = view.own[self.name]
         return sent.values["score"].reshape(len(view.user), view.n_items).copy()
 
+    def answers_some(self, view: CohortView, only: Ragged) -> Floats | None:
+        if self.config.answers == "client":
+            return None
+        sent: Floats = view.own[self.name].values["score"]
+        return sent
+
     # on the server
 
     def server_begin_block(self, server: ServerState) -> Arrays:
@@ -190,7 +201,9 @@ class Transfer(Tells):
         return int(self._central(teacher).vectors(teacher.model)[1].shape[1])
 
     def _central(self, teacher: Teacher) -> Central:
-        return Central(self.server_backbone, teacher.graph(), self.config.server_decay)
+        backbone = self.server_backbone
+        graph = teacher.graph() if isinstance(backbone, LightGCN) else None
+        return Central(backbone, graph, self.config.server_decay)
 
     def _teacher(self, server: ServerState, clients: Keys) -> Teacher:
         held = {k: v for k, v in server.parts[self.name].items() if not k.startswith(WALK)}
@@ -223,12 +236,16 @@ class Transfer(Tells):
         kept = {f"{WALK}{one.name}": getattr(walk, one.name) for one in fields(Walk)} | {f"{WALK}clients": clients}
         return server.with_part(self.name, {**teacher.arrays(), **kept}), walk.picked()
 
-    def own_to_serve(self, server: ServerState, clients: Keys) -> Ragged | None:
-        """The server's logits of the whole catalogue, for each client."""
+    def own_to_serve(self, server: ServerState, clients: Keys, only: Ragged | None = None) -> Ragged | None:
+        """The server's logits of the whole catalogue, or of some items, for each client."""
         if self.config.answers == "client":
             return None
         teacher, n = self._teacher(server, clients), len(server.items)
-        scores = self._central(teacher).score(teacher.model, teacher.rows_of(clients))
+        central, users = self._central(teacher), teacher.rows_of(clients)
+        if only is not None:
+            found = central.pairs(teacher.model, users[only.rows()], only.ids)
+            return Ragged(only.ptr, only.ids, {"score": found})
+        scores = central.score(teacher.model, users)
         ptr = np.arange(len(clients) + 1, dtype=np.int64) * n
         return Ragged(ptr, np.tile(np.arange(n, dtype=np.int32), len(clients)), {"score": scores.reshape(-1)})
 

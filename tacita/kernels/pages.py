@@ -1,0 +1,54 @@
+"""Lists in pages of a pool: chains of pages that several copies may own, and a stack of free ones."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from tacita.core.types import Ints, Longs
+
+PAGE = 16  # entries of a page
+NONE = -1  # the page of an empty list, and what follows the last page
+
+
+@njit(cache=True, nogil=True)
+def link_pages(pages: Ints, counts: Longs, following: Ints, first: Ints) -> None:
+    """Chains the given pages into lists of `counts` entries, in turn; `first` becomes the first page of each."""
+    at = 0
+    for k in range(len(counts)):
+        n = (counts[k] + PAGE - 1) // PAGE
+        first[k] = pages[at] if n else NONE
+        for j in range(n):
+            following[pages[at + j]] = pages[at + j + 1] if j + 1 < n else NONE
+        at += n
+
+
+@njit(cache=True, nogil=True)
+def find_entries(first: Ints, counts: Longs, following: Ints, where: Longs) -> None:
+    """The places in the pool of all entries of some lists, list by list."""
+    at = 0
+    for k in range(len(first)):
+        page, left = first[k], counts[k]
+        while left > 0:
+            n = min(left, PAGE)
+            for j in range(n):
+                where[at + j] = np.int64(page) * PAGE + j
+            at += n
+            left -= n
+            page = following[page]
+
+
+@njit(cache=True, nogil=True)
+def leave_lists(first: Ints, following: Ints, owners: Ints, free: Ints, n_free: int) -> int:
+    """One owner less for each list; pages without any go onto the stack, whose new height is returned."""
+    for k in range(len(first)):
+        page = first[k]
+        if page == NONE:
+            continue
+        owners[page] -= 1
+        if owners[page] == 0:
+            while page != NONE:
+                free[n_free] = page
+                n_free += 1
+                page = following[page]
+    return n_free
