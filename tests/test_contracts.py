@@ -89,7 +89,8 @@ def refusal(specs: Specs, backbone: str) -> str | None:
         return "trains nothing on devices"
     if backbone_class(backbone).learner == "statistic" and names:
         return "sends a statistic, which it cannot change"
-    if backbone == "ego" and "prediction-transfer" in names:
+    alike = not any("server" in spec for spec in specs)
+    if backbone == "ego" and "prediction-transfer" in names and alike:
         return "has no central model"
     if backbone_class(backbone).reads_context and names & {"replay", "error-memory", "proxies"}:
         return "scores with private vectors alone"

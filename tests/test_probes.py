@@ -432,7 +432,7 @@ def test_nodes_that_may_send_people_one_by_one_give_what_the_lab_gives(tmp_path:
 
 
 def test_nodes_do_not_send_people_one_by_one_unless_their_owner_allows_it(tmp_path: Path) -> None:
-    site = make_site(tmp_path, with_parts("fedavg", WritesLetters))
+    site = make_site(tmp_path, with_parts("fedavg", WritesLetters), insecure_single_user_uploads=False)
     with pytest.raises(TacitaError, match="insecure_single_user_uploads"):
         play(site)
     assert all("names" not in decode_reply(reply).arrays for _, _, reply in site.transport.log)
