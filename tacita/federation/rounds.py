@@ -113,7 +113,7 @@ def _report(plan: Plan, server: ServerState, told: list[Told], bytes_down: float
     notes = {name: value for one in told for name, value in one.notes.items()}
     notes |= {k: v for p in plan.parts for k, v in p.server_notes(server).items()}
     up = sum(one.bytes_up for one in told) / max(1, told[-1].clients)
-    if plan.backbone.reads_history:  # what it scores with comes after the sum
+    if plan.learner.model_after:
         bytes_down = to_serve(plan, server).n_bytes
     return RoundReport(server.block, server.round, told[-1].clients, up, bytes_down, None, notes)
 

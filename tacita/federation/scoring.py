@@ -64,9 +64,8 @@ class DeviceScorer:
     def _own_model(self, users: Ints, view: CohortView | None) -> Floats:
         """The run's own model, read with the private vectors of these users."""
         backbone, server, clients = self.plan.backbone, self.server, self.clients
-        if view is not None and backbone.reads_history:
-            found = backbone.score_history(view)
-            assert found is not None
+        found = None if view is None else backbone.score_history(view)
+        if found is not None:
             return found
         context = None if view is None else backbone.context(view)
         private = clients.private[users]

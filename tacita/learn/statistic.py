@@ -18,6 +18,7 @@ class StatisticLearner(Learner):
     """Passes the questions of a round on to a model that learns from sums."""
 
     name = "statistic"
+    model_after = True
 
     def check(self) -> None:
         train, backbone = self.world.train, self.world.backbone

@@ -91,7 +91,7 @@ class Backbone(ABC):
     """What travels where no part says otherwise: `rows` (local steps on item rows) or a `statistic`."""
 
     reads_history: ClassVar[bool] = False
-    """Scores what a user did, in this block and in earlier ones, instead of private vectors."""
+    """Its views hold what a user did in earlier blocks (`history`), to train with or to score (`score_history`)."""
 
     phases: ClassVar[tuple[tuple[str, ...], ...]] = (("private", "rows"),)
     """What moves in each pass of a step: every phase has its own forward pass."""
@@ -242,7 +242,7 @@ class Backbone(ABC):
         raise TacitaError(f"backbone '{self.name}' scores single samples, not groups of them.")
 
     def score_history(self, view: CohortView) -> Floats | None:
-        """Scores (users, items) of a model that reads the user's own history; None: it reads private vectors."""
+        """Scores (users, items) from the user's own history alone; None: it also has private vectors and rows."""
         return None
 
     def reading(self, private: Floats, heads: Arrays) -> tuple[Floats, Floats] | None:

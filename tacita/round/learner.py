@@ -18,6 +18,8 @@ class Learner(ABC):
     """The part of a run that decides what is exchanged. Holds no state: that is in the server's and devices' values."""
 
     name: ClassVar[str]
+    model_after: ClassVar[bool] = False
+    """Devices get what they score with after a round, made of everybody's answers, and train nothing themselves."""
 
     def __init__(self, world: World, parts: Sequence[Part]) -> None:
         self.world = world

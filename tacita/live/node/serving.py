@@ -86,7 +86,7 @@ def take_snapshot(store: NodeStore, before: Snapshot | None = None) -> Snapshot 
     held = store.devices(run, str(note.get("tag", "now")))
     device_users = held[1]["users"] if held is not None else np.zeros(0, np.int64)
     # A model that reads histories serves everybody; one that trains knows those who have trained.
-    known = np.isin(ids, device_users) if not backbone.reads_history else np.ones(len(ids), bool)
+    known = np.isin(ids, device_users) if not plan.learner.model_after else np.ones(len(ids), bool)
     clients = _clients(ids[known], held[1] if held is not None else {}, backbone.private_width)
     users = [raw for raw, is_known in zip(raws, known) if is_known]
     catalogue = store.catalogue()[: len(table)]

@@ -267,7 +267,7 @@ def _learn_alone(node: Node, request: Request, standing: Standing, asked: Asked)
     kind, fed = request.head.kind, standing.fed
     with contextlib.suppress(Refusal):  # asked again: it was learned already
         _advance(standing, request.head, asked)
-        if kind in fed.learner.questions(asked.server) and not fed.backbone.reads_history:
+        if kind in fed.learner.questions(asked.server) and not fed.learner.model_after:
             standing.here.exchange(fed, asked.server, asked.down, kind)
             standing.round = request.head.round + 1
     return _refused(node, request, node.refusal(0) or "")
@@ -290,7 +290,7 @@ def _sum(node: Node, request: Request, standing: Standing, asked: Asked) -> tupl
     if refusal is not None:
         raise Refusal(refusal)
     told = here.exchange(fed, server, asked.down, head.kind, asked.chosen)
-    if fed.backbone.reads_history and head.kind in questions:
+    if fed.learner.model_after and head.kind in questions:
         told = replace(told, total=without_rare(told.total, node.fewest, server.heads.get("inputs")))
     if questions and head.kind == questions[-1]:
         standing.round = head.round + 1
