@@ -18,7 +18,7 @@ from tacita.federation.rounds import RoundReport
 from tacita.lab import serving, training
 from tacita.lab.serving import Run
 from tacita.lab.training import Watcher
-from tacita.methods import preset_names
+from tacita.methods import preset_names, preset_parts
 
 FILE = Path(__file__).with_suffix(".json")
 DATA = "synthetic:users=90,items=60,per_user=14,groups=4,drift=0.3,new=0.2"
@@ -26,8 +26,15 @@ ROUNDS = {"rounds": 6}
 MF = {"name": "mf", "lr": 2.0, "init_std": 0.1}  # learns something in so few rounds
 PLAIN: dict[str, Any] = {"controls": False}
 
+ADAM: dict[str, Any] = {
+    "train": {**ROUNDS, "optimiser": "lazy-adam"},
+    "backbone": {**MF, "lr": 0.02, "item_lr_scale": 1.0},
+}
+TRANSFER = [name for name in preset_names() if "prediction-transfer" in str(preset_parts(name))]
+
 KINDS: dict[str, dict[str, Any]] = {
-    **{f"mf {name}": {"method": name} for name in preset_names()},
+    **{f"mf {name}": {"method": name} for name in preset_names() if name not in TRANSFER},
+    **{f"mf {name}": {"method": name, **ADAM} for name in TRANSFER},
     "mf controls": {"evaluate": {}},
     "rlp2 that remembers": {"method": "rlp2", "parts": [{"name": "error-memory", "threshold": 0.3}]},
     "ncf": {"backbone": {"name": "ncf"}, "evaluate": {}},
