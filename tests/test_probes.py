@@ -33,8 +33,9 @@ from tacita.federation.scoring import DeviceScorer
 from tacita.federation.state_arrays import read_server, server_arrays, server_note
 from tacita.fields import Answer, Dense, Rows, Spec, Total, Upload
 from tacita.lab.assembling import Machine, assemble
+from tacita.live.server.coordinator import continue_run
 from tacita.live.settings import check_live
-from tacita.live.wire import decode_reply
+from tacita.live.wire import decode_reply, decode_request
 from tacita.models.factor import MF
 from tacita.round import learner as learners_base
 from tacita.round import parts as methods_base
@@ -429,6 +430,30 @@ def test_nodes_that_may_send_people_one_by_one_give_what_the_lab_gives(tmp_path:
     best = whole.server.items[:, 0]
     assert member.recommend(person, 3)[0]["score"] <= best.max()
     assert any("one by one" in one["sees"] for one in member.store.ledger())
+    close_all(site)
+
+
+def test_a_server_that_was_killed_still_knows_who_lives_where(tmp_path: Path) -> None:
+    config = with_parts("fedavg", WritesLetters)
+    site = make_site(tmp_path, config, insecure_single_user_uploads=True)
+    fed = assemble(config, Machine())
+    site.publish(list(fed.stream.item_ids[: fed.stream.blocks[0].n_items]))
+    site.collect(rows_of_blocks(config)[0])
+
+    def killed(number: int, body: bytes, answer: Any) -> bytes:
+        if decode_request(body).head.kind == "close":
+            raise KeyboardInterrupt
+        return bytes(answer())
+
+    site.transport.spoil = killed
+    with pytest.raises(KeyboardInterrupt):
+        site.next_block()
+    site.transport.spoil = lambda number, body, answer: answer()
+    continue_run(site.folder, site.run, site.transport)
+    with site.store as store:
+        note = store.run("r").note
+    assert note is not None
+    assert len(note["plain"]["results"]) == 1
     close_all(site)
 
 
