@@ -8,6 +8,7 @@ of them, move in every step.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -223,7 +224,7 @@ def _grouped_heads(state: CentralState) -> dict[str, torch.Tensor]:
     return {k: torch.from_numpy(v)[None] for k, v in state.heads.items()}
 
 
-class _Trainer:
+class _Trainer(ABC):
     """Arrays of a state while they move."""
 
     def __init__(self, central: Central, state: CentralState) -> None:
@@ -242,8 +243,9 @@ class _Trainer:
         """What one of Adam's kernels moves, after the gradient."""
         return (*(self.moments[f"{name}.{kind}"] for kind in ("mean", "square", "steps")), self.rate[name], self.decay)
 
+    @abstractmethod
     def step(self, batch: Samples, cores: ThreadPoolExecutor) -> None:
-        raise NotImplementedError
+        """Move everything by one batch."""
 
     def state(self) -> CentralState:
         return CentralState(self.values, self.moments)
