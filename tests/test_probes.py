@@ -27,6 +27,7 @@ from tacita.core.types import (
     Request,
     ServerState,
 )
+from tacita.data.sources import load
 from tacita.federation.requests import given_after, handle
 from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round, run_stream, start
 from tacita.federation.scoring import DeviceScorer
@@ -76,6 +77,9 @@ class Clip(Part):
         clipped = upload.scaled(np.minimum(1.0, self.most / np.maximum(upload.norms(), 1e-12)))
         self.seen.append(clipped.norms())
         return clipped, {}
+
+    def field_sent(self, field: Spec) -> Spec:
+        return replace(field, most=field.most + 1.0, least=-np.inf) if self.noise else field
 
     def encode_sum(self, server: ServerState, total: Total) -> Total:
         if not self.noise:
@@ -617,6 +621,54 @@ def test_nodes_that_send_sums_only_take_part_in_no_sample(tmp_path: Path) -> Non
     site = make_site(tmp_path, config_of("fedavg", participation={"kind": "poisson", "rate": 0.9}))
     with pytest.raises(TacitaError, match="insecure_single_user_uploads"):
         play(site)
+    close_all(site)
+
+
+# Objectives of the papers to come, here and on nodes
+
+
+@pytest.mark.parametrize("objective", ["bpr", "squared"])
+def test_objectives_are_the_same_on_nodes(tmp_path: Path, objective: str) -> None:
+    """Pairs under cosines on a user's own star; squared error, on ratings where people gave some."""
+    config = config_of("ego" if objective == "bpr" else "fedavg", objective=objective)
+    table = load(config.data)
+    assert table.timestamp is not None
+    rated = [
+        (table.user_ids[u], table.item_ids[i], float(t), float(1 + (u + i) % 5))
+        for u, i, t in zip(table.user.tolist(), table.item.tolist(), table.timestamp.tolist(), strict=True)
+    ]
+    if objective == "squared":
+        lines = "".join(f"{u},{i},{t},{r}\n" for u, i, t, r in rated)
+        (tmp_path / "rated.csv").write_text("user,item,timestamp,rating\n" + lines)
+        slow = {"data": str(tmp_path / "rated.csv"), "backbone": {"name": "mf", "dim": 8, "lr": 0.01}}
+        config = validated(RunConfig, config.model_dump(mode="json") | slow, "the test")
+    rating = {(u, i): r for u, i, _, r in rated}
+    site = make_site(tmp_path, config)
+    fed = assemble(config, Machine())
+    for block, rows in zip(fed.stream.blocks, rows_of_blocks(config), strict=True):
+        site.publish(list(fed.stream.item_ids[: block.n_items]))
+        for number, node in site.transport.members.items():
+            node.store.add([(u, i, t, rating[u, i]) for u, i, t in rows if home(u) == number])
+        site.next_block()
+    assert ("rating" in fed.stream.blocks[0].train.values) == (objective == "squared")
+    whole = lab(config)
+    assert close(site.arrays()["now/items"], whole.server.items)
+    plain = config_of("ego" if objective == "bpr" else "fedavg")
+    assert not close(whole.server.items, lab(plain).server.items, 1e-3)
+    close_all(site)
+
+
+def test_noise_reaches_a_statistic_that_nodes_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every node adds its own, so the sum carries three times the variance; the server solves what it gets."""
+    monkeypatch.setattr(Clip, "noise", 0.01)
+    monkeypatch.setattr(Clip, "most", 1e9)
+    config = with_parts("tally", Clip)
+    site = make_site(tmp_path, config)
+    play(site)
+    quiet = lab(with_parts("tally")).server.parts["tally"]
+    found = site.arrays()
+    assert len(found["now/parts/tally/total"]) > len(quiet["total"])  # pairs that nobody has are no longer zero
+    assert all(np.isfinite(v).all() for v in found.values() if v.dtype.kind == "f")
     close_all(site)
 
 

@@ -162,6 +162,10 @@ class Part:
         """
         return upload, {}
 
+    def field_sent(self, field: Spec) -> Spec:
+        """A field as it leaves the device after `encode`: noise, for one, makes its bounds wider."""
+        return field
+
     def encode_sum(self, server: ServerState, total: Total) -> Total:
         """The lab's shortcut for noise: what encoding every upload would have done to the sum, in distribution."""
         return total

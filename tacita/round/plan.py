@@ -37,7 +37,10 @@ class Plan:
     def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
         """What may be in the answer to a question."""
         asker = self.asker(question)
-        return asker.fields(server, question) if asker else self.learner.fields(server, question)
+        found = asker.fields(server, question) if asker else self.learner.fields(server, question)
+        for part in self.transforming(question):
+            found = tuple(part.field_sent(one) for one in found)
+        return found
 
     def answer(self, view: CohortView, question: str) -> Answer:
         """What devices make of a question."""

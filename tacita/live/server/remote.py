@@ -153,7 +153,8 @@ class Remote:
     def _asked(self, plan: Plan, server: ServerState, fields: tuple[Spec, ...]) -> Asked:
         """What a reply to a question may hold."""
         inputs = server.heads.get("inputs", np.zeros(0))
-        counted = "touched" if any(one.name == "touched" for one in fields) else ""
+        exact = not any(overrides(part, "field_sent") for part in plan.parts)  # noise fits no count of people
+        counted = "touched" if exact and any(one.name == "touched" for one in fields) else ""
         train = plan.config.train
         most = float(len(server.items)) if train.aggregation == "weighted" else 1.0
         alike = train.aggregation != "weighted" and not any(overrides(p, "weight") for p in plan.parts)
