@@ -54,7 +54,7 @@ WALK = "walk/"
 
 
 class TransferConfig(PartConfig):
-    alpha: float = Field(0.3, ge=0, le=1, description="weight of the hard label in what is told; from 0.5 on a threshold reads it")
+    alpha: float = Field(0.3, ge=0, le=1, description="weight of the hard label; from 0.5 on a threshold reads it")
     beta_low: float = Field(0.3, ge=0, le=1, description="least share of its predictions that a client tells")
     beta_high: float = Field(0.7, ge=0, le=1, description="largest share of them")
     swap: float = Field(0.1, ge=0, le=1, description="share of told positives whose value is swapped; 0: no swap")
