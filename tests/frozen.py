@@ -98,6 +98,7 @@ def run(kind: str, out: Path) -> dict[str, Any]:
 def resumed(out: Path) -> dict[str, Any]:
     """A run that was stopped in its sixth round, and went on."""
     rounds = 0
+    before = training.CHECKPOINT_SECONDS, training.CHECKPOINT_SHARE
     training.CHECKPOINT_SECONDS, training.CHECKPOINT_SHARE = -1.0, float("inf")  # after every round
 
     def stop(_: RoundReport) -> None:
@@ -111,6 +112,8 @@ def resumed(out: Path) -> dict[str, Any]:
     except KeyboardInterrupt:
         assert (out / "checkpoint.safetensors").is_file()
         return numbers_of(training.resume(out))
+    finally:
+        training.CHECKPOINT_SECONDS, training.CHECKPOINT_SHARE = before
     raise AssertionError("the run was not stopped")
 
 
