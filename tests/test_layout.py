@@ -44,6 +44,7 @@ ROOMS = (
 HOMES: dict[str, tuple[str, ...]] = {
     "numba": ("kernels.*",),
     "llvmlite": ("kernels.lanes",),
+    "threadpoolctl": ("kernels.threads",),
     "torch": (
         "learn.training.autograd",
         "learn.training.central",

@@ -13,7 +13,7 @@ from torch import nn
 
 from tacita.core.draws import Draws, keys_of
 from tacita.core.types import Arrays, Floats, Ragged, Stream
-from tacita.learn.training import grouped
+from tacita.learn.training import grouped, towers
 from tacita.learn.training.solvers import SOLVERS, LazyAdam
 from tacita.models import backbone_class
 from tacita.models import scores as catalogue_scores
@@ -142,6 +142,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "adam": {"optimiser": "adam"},
     "lazy-adam": {"optimiser": "lazy-adam"},
     "lazy-adam with decay": {"optimiser": "lazy-adam", "weight_decay": 0.2},
+    "lazy-adam by torch": {"optimiser": "lazy-adam", "weight_decay": 0.2, "stepper": "autograd"},
     "pfedme": {"optimiser": "pfedme", "pfedme": {"lam": 2.0, "inner_steps": 3, "inner_lr": 0.1, "eta": 0.2}},
     "bpr": {"objective": "bpr", "negatives": 2, "l2": 0.05},  # Adam would blow up the rounding of slopes that cancel
     # decay, for torch's sparse Adam takes a row whose slope is all 0, behind a dead unit, for one that is not used
@@ -174,13 +175,15 @@ def test_a_cohort_learns_what_its_clients_learn_one_by_one(
         np.testing.assert_allclose(trained.local.personal["private"], personal, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("stepper", ["auto", "autograd"])
 @every_tower
-def test_crews_change_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fed = federate(uneven(), make_backbone(name), batch_size=18, optimiser="lazy-adam")
+def test_crews_change_no_bit(name: str, stepper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = federate(uneven(), make_backbone(name), batch_size=18, optimiser="lazy-adam", stepper=stepper)
     progress = started(fed)
     seen = []
-    for crew in (4096, 30, 1):
+    for crew, shares in ((4096, 1), (30, 3), (1, 100)):
         monkeypatch.setattr(grouped, "_CREW", crew)
+        monkeypatch.setattr(towers, "_SHARES", shares)
         trained = train_once(fed, progress).local
         seen.append((trained.rows.copy(), trained.private, trained.heads["layer_1"]))
     for other in seen[1:]:
@@ -188,7 +191,9 @@ def test_crews_change_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_compiled_lazy_adam_is_the_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    fed = federate(uneven(), make_backbone("neumf"), batch_size=18, optimiser="lazy-adam", weight_decay=0.1)
+    fed = federate(
+        uneven(), make_backbone("neumf"), batch_size=18, optimiser="lazy-adam", weight_decay=0.1, stepper="autograd"
+    )
     fast = train_once(fed, progress := started(fed)).local
     assert SOLVERS["lazy-adam"] is LazyAdam
     monkeypatch.setattr(grouped, "CompiledLazyAdam", LazyAdam)

@@ -18,8 +18,11 @@ _KEEP_SQUARE, _TAKE_SQUARE = np.float32(0.999), np.float32(0.001)
 _EPS = np.float32(1e-8)
 
 
-@njit(inline="always")
-def _move(row: Floats, grad: Floats, mean: Floats, square: Floats, steps: int, rate: Floats, decay: np.float32) -> None:
+@njit(nogil=True, cache=True, error_model="numpy")
+def move_row(
+    row: Floats, grad: Floats, mean: Floats, square: Floats, steps: int, rate: Floats, decay: np.float32
+) -> None:
+    """One step of one row, its step number `steps`."""
     scale = np.float32(math.sqrt(1.0 - 0.999**steps) / (1.0 - 0.9**steps))
     for j in range(len(row)):
         slope = grad[j] + decay * row[j]
@@ -43,7 +46,7 @@ def adam_rows(
     for k in range(len(some)):
         r = some[k]
         steps[r] += 1
-        _move(table[r], grad[r], mean[r], square[r], steps[r], rate, decay)
+        move_row(table[r], grad[r], mean[r], square[r], steps[r], rate, decay)
 
 
 @njit(cache=True, nogil=True)
@@ -79,4 +82,4 @@ def adam_used(
         r = first[k]
         slot[r] = -1
         steps[r] += 1
-        _move(table[r], total[k], mean[r], square[r], steps[r], rate, decay)
+        move_row(table[r], total[k], mean[r], square[r], steps[r], rate, decay)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import numba
 import numpy as np
+import scipy.linalg  # so that its BLAS, which compiled products call, is there to be found  # noqa: F401
 from numba import njit
+from threadpoolctl import ThreadpoolController
 
 from tacita.core.types import Longs
 
@@ -21,6 +25,17 @@ def threads_in_use() -> int:
 
 def set_threads(n: int) -> None:
     numba.set_num_threads(n)
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+def one_core_each() -> AbstractContextManager[Any]:
+    """Inside it a matrix product stays on the core that asks for it: for callers that keep all cores busy."""
+    found: AbstractContextManager[Any] = _libraries().limit(limits=1, user_api="blas")
+    return found
 
 
 @njit(inline="always")

@@ -118,7 +118,7 @@ class ScoresLearner(Learner):
 
     def answer(self, view: CohortView, question: str) -> Answer:
         local = self._laid_out(view)
-        stepper = choose_stepper(self.world.backbone, self.world.train, local)
+        stepper = choose_stepper(self.world.backbone, self.world.train, local, alone=True)
         stepper.run(0, int(local.n_steps.max(initial=0)), None, StepExtras.none(view.n_clients))
         predicted = sigmoid(stepper.row_logits())
         told = self.teller.tell(view, *self._predictions(view, local, predicted))

@@ -83,6 +83,22 @@ class Tower(Factor):
         lr = self.config.lr
         return {name: lr for name in (*self.layout, *self.shared())} | {"rows": lr * self.item_scale(n_items)}
 
+    @property
+    def met(self) -> int:
+        """How many of a vector's numbers are multiplied with their like; the others climb."""
+        return self.item_width - self.config.dim
+
+    def joined(self, heads: Arrays) -> Floats:
+        """All that is shared as one vector each, as compiled loops want it."""
+        return np.concatenate([heads[name].reshape(len(heads[name]), -1) for name in self.shared()], axis=1)
+
+    def parted(self, flat: Floats) -> Arrays:
+        """What `joined` joined."""
+        shapes = self.shared()
+        ends = np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1]
+        pieces = np.split(flat, ends, axis=1)
+        return {k: v.reshape(-1, *shape) for (k, shape), v in zip(shapes.items(), pieces, strict=True)}
+
     def score(self, rep: dict[str, Any], heads: dict[str, Any], rows: Any, inside: Any = None) -> Any:
         return self.score_groups({k: v[:, None] for k, v in rep.items()}, heads, rows[:, None])[:, 0]
 

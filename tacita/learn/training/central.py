@@ -24,13 +24,16 @@ from tacita.kernels.adam import adam_rows, adam_used
 from tacita.kernels.graph import pass_along, product_slopes
 from tacita.kernels.sampling import shuffle_order
 from tacita.kernels.steps import affine_scores
-from tacita.kernels.threads import threads_in_use
+from tacita.kernels.threads import one_core_each, threads_in_use
+from tacita.kernels.tower import tower_catalogue, tower_logits, tower_slopes
 from tacita.learn.training.objectives import bce
 from tacita.models.base import Backbone
+from tacita.models.neural import Tower
 from tacita.models.scores import aligned_scores, score_all
 
 HEADS = "heads/"
 _ROWS = ("users", "items")
+_CROWD = 32  # users whom one core scores at a time
 _PIECE = 512  # samples that one core scores; the same whatever the number of cores, so that sums are the same
 
 
@@ -147,15 +150,20 @@ class Central:
         """An epoch for every key of `orders`: weighted BCE, mean over a batch, each shuffled by its key."""
         if len(samples.user) == 0:
             return state
-        worker = (_GraphTrainer if self.backbone.on_graph else _RowTrainer)(self, state)
+        worker = self._trainer(state)
         order = np.empty(len(samples.user), np.int64)
-        with ThreadPoolExecutor(threads_in_use()) as cores:
+        with one_core_each(), ThreadPoolExecutor(threads_in_use()) as cores:
             for key in orders:
                 shuffle_order(key, np.zeros(1, np.uint64), np.array([0, len(order)]), batch, order)
                 for at in range(0, len(order), batch):
                     some = samples.take(order[at : at + batch])
                     worker.step(replace(some, weight=some.weight / np.float32(len(some.user))), cores)
         return worker.state()
+
+    def _trainer(self, state: CentralState) -> _Trainer:
+        if self.backbone.on_graph:
+            return _GraphTrainer(self, state)
+        return (_TowerTrainer if isinstance(self.backbone, Tower) else _RowTrainer)(self, state)
 
     def vectors(self, state: CentralState) -> tuple[Floats, Floats]:
         """A vector of `dim` numbers for each: of NeuMF those it multiplies, of a graph model the final ones."""
@@ -176,27 +184,23 @@ class Central:
         if not self.backbone.grouped:
             return score_all(self.backbone, mine, state.heads, items)
         rows = np.pad(items, ((0, -len(items) % _PIECE), (0, 0)))
-        tiles = [torch.from_numpy(rows[None, at : at + _PIECE]) for at in range(0, len(rows), _PIECE)]
-        out, heads = np.empty((len(users), len(items)), np.float32), _grouped_heads(state)
+        out, form = np.empty((len(users), len(items)), np.float32), self._form(state)
 
-        def score_one(k: int) -> None:
-            one = torch.from_numpy(mine[None, k : k + 1])
-            found = [self._climbed(heads, one, tile) for tile in tiles]
-            out[k] = torch.cat(found)[: len(items)].numpy() if found else 0.0
+        def score_some(at: int) -> None:
+            some = slice(at, at + _CROWD)
+            tower_catalogue(*form, mine[some], rows, _PIECE, out[some])
 
-        self._on_cores(score_one, range(len(users)))
+        self._on_cores(score_some, range(0, len(users), _CROWD))
         return out
 
-    def _climbed(self, heads: dict[str, torch.Tensor], users: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Logits of one group of samples, (1, samples, width); one user may stand for all."""
-        with torch.no_grad():
-            named = {k: v.reshape(1, users.shape[1], -1) for k, v in self.backbone.named(users[0]).items()}
-            found: torch.Tensor = self.backbone.score_groups(named, heads, rows)
-        return found.reshape(-1)
+    def _form(self, state: CentralState) -> tuple[Floats, Longs, int]:
+        """A tower as compiled loops want it."""
+        assert isinstance(self.backbone, Tower)
+        flat = self.backbone.joined({k: v[None] for k, v in state.heads.items()})[0]
+        return flat, np.array(self.backbone.config.tower, np.int64), self.backbone.met
 
     def _on_cores(self, work: Callable[[int], None], numbers: Iterable[int]) -> None:
-        torch.set_num_threads(1)
-        with ThreadPoolExecutor(threads_in_use()) as cores:
+        with one_core_each(), ThreadPoolExecutor(threads_in_use()) as cores:
             list(cores.map(work, numbers))
 
     def pairs(self, state: CentralState, user: AnyArray, item: AnyArray) -> Floats:
@@ -207,21 +211,16 @@ class Central:
         values = state.values
         if not self.backbone.grouped:
             return aligned_scores(self.backbone, values["users"][user], state.heads, values["items"][item])
-        n, heads = len(user), _grouped_heads(state)
+        n, form = len(user), self._form(state)
         out = np.empty(n + -n % _PIECE, np.float32)
         whose, what = (np.pad(np.asarray(x, np.int64), (0, -n % _PIECE)) for x in (user, item))
 
         def score_some(at: int) -> None:
             some = slice(at, at + _PIECE)
-            users, rows = values["users"][whose[some]], values["items"][what[some]]
-            out[some] = self._climbed(heads, torch.from_numpy(users[None]), torch.from_numpy(rows[None])).numpy()
+            out[some] = tower_logits(*form, values["users"], values["items"], whose[some], what[some])
 
         self._on_cores(score_some, range(0, n, _PIECE))
         return out[:n]
-
-
-def _grouped_heads(state: CentralState) -> dict[str, torch.Tensor]:
-    return {k: torch.from_numpy(v)[None] for k, v in state.heads.items()}
 
 
 class _Trainer(ABC):
@@ -295,15 +294,23 @@ class _RowTrainer(_Trainer):
 
     def _logits(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         named = self.backbone.named(users)
-        if self.backbone.grouped:
-            heads = {k: v[None] for k, v in self.heads.items()}
-            found: torch.Tensor = self.backbone.score_groups(
-                {k: v[None] for k, v in named.items()}, heads, items[None]
-            )[0]
-            return found
         wide = {k: v[None].expand(len(users), *v.shape) for k, v in self.heads.items()}
         one_by_one: torch.Tensor = self.backbone.score(named, wide, items)
         return one_by_one
+
+
+class _TowerTrainer(_RowTrainer):
+    """A tower goes up and down by hand."""
+
+    def __init__(self, central: Central, state: CentralState) -> None:
+        super().__init__(central, state)
+        assert isinstance(self.backbone, Tower)
+        self.form = (np.array(self.backbone.config.tower, np.int64), self.backbone.met)
+
+    def _slopes(self, piece: Samples) -> tuple[Floats, Floats, Floats]:
+        users, items = (self.values[name] for name in _ROWS)
+        made = tower_slopes(self.flat[0], *self.form, users, items, piece.user, piece.item, piece.label, piece.weight)
+        return made[0], made[1], made[2][None]
 
 
 class _GraphTrainer(_Trainer):

@@ -16,7 +16,9 @@ from tacita.kernels.steps import pull_rows, subtract_rows
 from tacita.learn.training.draw import Workspace, lay_out
 from tacita.learn.training.fused import FusedStepper
 from tacita.learn.training.stepper import CONTEXT, StepExtras, Stepper
+from tacita.learn.training.towers import TowerStepper
 from tacita.models.base import Backbone
+from tacita.models.neural import Tower
 from tacita.round.parts import Part, overrides
 
 
@@ -31,10 +33,10 @@ class Trained:
 
 def check_training(backbone: Backbone, parts: Sequence[Part], plan: TrainConfig) -> None:
     """Refuse settings of local training that cannot work together."""
-    if plan.stepper == "fused" and not FusedStepper.supports(backbone, plan):
+    if plan.stepper == "fused" and not (_fused(backbone, plan) or TowerStepper.supports(backbone, plan)):
         raise TacitaError(
-            f"no fused step for backbone '{backbone.name}' with these settings (it does bce with sgd, no silos and no "
-            "l2, for models that are affine in the item row); use train.stepper = 'autograd'."
+            f"no fused step for backbone '{backbone.name}' with these settings (bce with no silos and no l2: sgd "
+            "for models that are affine in the item row, lazy-adam for towers); use train.stepper = 'autograd'."
         )
     if plan.objective == "bpr" and plan.negatives == 0:
         raise TacitaError("train.objective = 'bpr' ranks positives above negatives; set train.negatives to 1 or more.")
@@ -71,9 +73,13 @@ def _fused(backbone: Backbone, plan: TrainConfig) -> bool:
     return FusedStepper.supports(backbone, plan) and plan.stepper != "autograd"
 
 
-def choose_stepper(backbone: Backbone, plan: TrainConfig, local: Local) -> Stepper:
+def choose_stepper(backbone: Backbone, plan: TrainConfig, local: Local, alone: bool = False) -> Stepper:
+    """The fastest that can; alone: nothing joins a step from outside, so that all can be taken at once."""
     if _fused(backbone, plan):
         return FusedStepper(backbone, plan, local)
+    if alone and plan.stepper != "autograd" and TowerStepper.supports(backbone, plan):
+        assert isinstance(backbone, Tower)
+        return TowerStepper(backbone, plan, local)
     # torch takes seconds to import; the fused path needs none
     if backbone.grouped:
         from tacita.learn.training.grouped import GroupedStepper
@@ -105,7 +111,7 @@ def train_cohort(
     pulls = [one for p in parts if (one := p.pull(view)) is not None]
     watched = askers or pulls or any(overrides(p, hook) for p in parts for hook in ("after_training", "extras"))
     local = lay_out(view, lists, plan, draws, space, parts, gather=bool(watched) or not _fused(backbone, plan))
-    stepper = choose_stepper(backbone, plan, local)
+    stepper = choose_stepper(backbone, plan, local, alone=not askers and not pulls)
     none = StepExtras.none(view.n_clients)
     used = _rows_in_use(local) if lists else None
     if isinstance(stepper, FusedStepper) and not watched:

@@ -1,0 +1,307 @@
+"""NeuMF's and NeuNCF's towers, up and down again by hand: products by BLAS, everything between them in one pass.
+
+A model is three vectors: a user's, an item's, and all that is shared, one after another in the order of `places`. Rows
+hold the numbers that are multiplied first (NeuNCF has none), then those that climb. A client's products are its own, so
+that numbers do not depend on the company; the loops run on one core, for callers that keep every core busy.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from tacita.core.types import Floats, Ints, Longs
+from tacita.kernels.adam import adam_used, move_row
+
+_FAST = {"reassoc", "contract", "nsz"}
+
+
+@njit(cache=True)
+def places(sizes: Longs, d: int, g: int) -> Longs:
+    """Where each piece of the shared numbers begins.
+
+    Two halves of the first layer, the deeper layers, a bias a layer, the output, its bias, the weights of products.
+    """
+    n = len(sizes)
+    at = np.zeros(2 * n + 5, np.int64)
+    at[1] = d * sizes[0]
+    at[2] = 2 * d * sizes[0]
+    for k in range(1, n):
+        at[k + 2] = at[k + 1] + sizes[k - 1] * sizes[k]
+    for k in range(n):
+        at[n + k + 2] = at[n + k + 1] + sizes[k]
+    at[2 * n + 2] = at[2 * n + 1] + sizes[n - 1]
+    at[2 * n + 3] = at[2 * n + 2] + 1
+    at[2 * n + 4] = at[2 * n + 3] + g
+    return at
+
+
+@njit(inline="always")
+def _matrix(flat: Floats, start: int, rows: int, columns: int) -> Floats:
+    return flat[start : start + rows * columns].reshape((rows, columns))
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
+def _above_zero(layer: Floats, bias: Floats) -> None:
+    for i in range(layer.shape[0]):
+        for j in range(layer.shape[1]):
+            layer[i, j] = max(layer[i, j] + bias[j], np.float32(0.0))
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
+def _where_above(slope: Floats, layer: Floats) -> None:
+    for i in range(slope.shape[0]):
+        for j in range(slope.shape[1]):
+            slope[i, j] = slope[i, j] if layer[i, j] > 0 else np.float32(0.0)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
+def _sum_down(table: Floats, out: Floats) -> None:
+    out[:] = 0
+    for i in range(table.shape[0]):
+        for j in range(table.shape[1]):
+            out[j] += table[i, j]
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
+def _met(a: Floats, b: Floats, c: Floats) -> np.float32:
+    total = np.float32(0.0)
+    for j in range(len(a)):
+        total += a[j] * b[j] * c[j]
+    return total
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def climb(
+    flat: Floats, at: Longs, sizes: Longs, own: Floats, own_met: Floats, item: Floats, item_met: Floats, up: Floats,
+    logit: Floats,
+) -> None:  # fmt: skip
+    """Logits of samples; own: (samples or 1, d), one user may stand for all. `up` keeps every layer's output."""
+    n, d, layers = item.shape[0], item.shape[1], len(sizes)
+    s = sizes[0]
+    now = _matrix(up, 0, n, s)
+    np.dot(item, _matrix(flat, at[1], d, s), now)
+    bias = flat[at[layers + 1] : at[layers + 1] + s]
+    user = np.dot(own, _matrix(flat, at[0], d, s))
+    if len(own) == 1:
+        _above_zero(now, user[0] + bias)
+    else:
+        now += user
+        _above_zero(now, bias)
+    start = n * s
+    for k in range(1, layers):
+        after = _matrix(up, start, n, sizes[k])
+        np.dot(now, _matrix(flat, at[k + 1], sizes[k - 1], sizes[k]), after)
+        _above_zero(after, flat[at[layers + 1 + k] : at[layers + 1 + k] + sizes[k]])
+        start += n * sizes[k]
+        now = after
+    out, product = flat[at[2 * layers + 1] : at[2 * layers + 2]], flat[at[2 * layers + 3] : at[2 * layers + 4]]
+    np.dot(now, out, logit)
+    for i in range(n):
+        mine = own_met[0] if len(own_met) == 1 else own_met[i]
+        logit[i] += flat[at[2 * layers + 2]] + _met(mine, item_met[i], product)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
+def _met_slopes(
+    slope: Floats, product: Floats, own: Floats, item: Floats, d_product: Floats, d_own: Floats, d_item: Floats
+) -> None:
+    """Of the products: each pair of numbers meets with a weight."""
+    d_product[:] = 0
+    d_own[:] = 0
+    for i in range(len(item)):
+        u = 0 if len(own) == 1 else i
+        for j in range(item.shape[1]):
+            d_item[i, j] = slope[i] * own[u, j] * product[j]
+            d_own[u, j] += slope[i] * item[i, j] * product[j]
+            d_product[j] += slope[i] * own[u, j] * item[i, j]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def descend(
+    flat: Floats, at: Longs, sizes: Longs, own: Floats, own_met: Floats, item: Floats, item_met: Floats, up: Floats,
+    slope: Floats, down: Floats, d_flat: Floats, d_own: Floats, d_own_met: Floats, d_item: Floats, d_item_met: Floats,
+) -> None:  # fmt: skip
+    """Slopes of all there is, from those of the logits and what `climb` kept; `down` is scratch as large as `up`."""
+    n, d, layers = item.shape[0], item.shape[1], len(sizes)
+    k = layers - 1
+    total = 0
+    for j in range(k):
+        total += sizes[j]
+    start = n * total
+    now = _matrix(up, start, n, sizes[k])
+    out = flat[at[2 * layers + 1] : at[2 * layers + 2]]
+    np.dot(slope, now, d_flat[at[2 * layers + 1] : at[2 * layers + 2]])
+    d_flat[at[2 * layers + 2]] = slope.sum()
+    back = _matrix(down, start, n, sizes[k])
+    for i in range(n):
+        for j in range(sizes[k]):
+            back[i, j] = slope[i] * out[j]
+    _where_above(back, now)
+    while k > 0:
+        _sum_down(back, d_flat[at[layers + 1 + k] : at[layers + 1 + k] + sizes[k]])
+        start -= n * sizes[k - 1]
+        before, further = _matrix(up, start, n, sizes[k - 1]), _matrix(down, start, n, sizes[k - 1])
+        np.dot(before.T, back, _matrix(d_flat, at[k + 1], sizes[k - 1], sizes[k]))
+        np.dot(back, _matrix(flat, at[k + 1], sizes[k - 1], sizes[k]).T, further)
+        _where_above(further, before)
+        back = further
+        k -= 1
+    s = sizes[0]
+    bias = d_flat[at[layers + 1] : at[layers + 1] + s]
+    _sum_down(back, bias)
+    np.dot(item.T, back, _matrix(d_flat, at[1], d, s))
+    np.dot(back, _matrix(flat, at[1], d, s).T, d_item)
+    theirs = bias.copy().reshape((1, s)) if len(own) == 1 else back
+    np.dot(own.T, theirs, _matrix(d_flat, at[0], d, s))
+    np.dot(theirs, _matrix(flat, at[0], d, s).T, d_own)
+    product, d_product = (
+        flat[at[2 * layers + 3] : at[2 * layers + 4]],
+        d_flat[at[2 * layers + 3] : at[2 * layers + 4]],
+    )
+    _met_slopes(slope, product, own_met, item_met, d_product, d_own_met, d_item_met)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def bce_slopes(logit: Floats, label: Floats, weight: Floats) -> None:
+    """Logits become the slopes of their weighted loss."""
+    for i in range(len(logit)):
+        logit[i] = weight[i] * (np.float32(1.0 / (1.0 + math.exp(-logit[i]))) - label[i])
+
+
+@njit(nogil=True, cache=True)
+def _parted(rows: Floats, which: Longs, met: Floats, item: Floats) -> None:
+    """Rows of a table, in two: what is multiplied, and what climbs."""
+    g, w = met.shape[1], rows.shape[1]
+    for i in range(len(which)):
+        r = which[i]
+        for j in range(g):
+            met[i, j] = rows[r, j]
+        for j in range(g, w):
+            item[i, j - g] = rows[r, j]
+
+
+@njit(nogil=True, cache=True)
+def tower_slopes(
+    flat: Floats, sizes: Longs, g: int, users: Floats, items: Floats, user: Longs, item: Longs, label: Floats,
+    weight: Floats,
+) -> tuple[Floats, Floats, Floats]:  # fmt: skip
+    """Of the loss of some samples, in their users' rows, their items' rows and all that is shared."""
+    n, w = len(user), items.shape[1]
+    d = w - g
+    at = places(sizes, d, g)
+    own, own_met = np.empty((n, d), np.float32), np.empty((n, g), np.float32)
+    theirs, theirs_met = np.empty((n, d), np.float32), np.empty((n, g), np.float32)
+    _parted(users, user, own_met, own)
+    _parted(items, item, theirs_met, theirs)
+    up, logit = np.empty(n * sizes.sum(), np.float32), np.empty(n, np.float32)
+    climb(flat, at, sizes, own, own_met, theirs, theirs_met, up, logit)
+    bce_slopes(logit, label, weight)
+    down, d_flat = np.empty_like(up), np.empty_like(flat)
+    d_own, d_own_met = np.empty_like(own), np.empty_like(own_met)
+    d_item, d_item_met = np.empty_like(theirs), np.empty_like(theirs_met)
+    descend(
+        flat, at, sizes, own, own_met, theirs, theirs_met, up, logit, down, d_flat, d_own, d_own_met, d_item, d_item_met
+    )
+    return np.concatenate((d_own_met, d_own), 1), np.concatenate((d_item_met, d_item), 1), d_flat
+
+
+@njit(nogil=True, cache=True)
+def tower_logits(flat: Floats, sizes: Longs, g: int, users: Floats, items: Floats, user: Longs, item: Longs) -> Floats:
+    """Logits of aligned samples, or of one user's with all of them."""
+    n, w = len(item), items.shape[1]
+    d = w - g
+    own, own_met = np.empty((len(user), d), np.float32), np.empty((len(user), g), np.float32)
+    theirs, theirs_met = np.empty((n, d), np.float32), np.empty((n, g), np.float32)
+    _parted(users, user, own_met, own)
+    _parted(items, item, theirs_met, theirs)
+    up, logit = np.empty(n * sizes.sum(), np.float32), np.empty(n, np.float32)
+    climb(flat, places(sizes, d, g), sizes, own, own_met, theirs, theirs_met, up, logit)
+    return logit
+
+
+@njit(nogil=True, cache=True)
+def tower_steps(
+    first: int,
+    last: int,
+    batch: int,
+    g: int,
+    sizes: Longs,
+    turn_ptr: Longs,
+    order: Longs,  # (epochs, turns)
+    row_of: Ints,
+    label: Floats,
+    row_start: Longs,
+    rows: Floats,
+    private: Floats,
+    flat: Floats,  # (clients, shared)
+    rate: Floats,  # (private width,)
+    row_rate: Floats,  # (row width,)
+    flat_rate: Floats,
+    decay: np.float32,
+) -> None:
+    """All steps of clients first..last-1, each with Adam's moments begun afresh."""
+    w = rows.shape[1]
+    d = w - g
+    at, many = places(sizes, d, g), sizes.sum()
+    own, own_met = np.empty((1, d), np.float32), np.empty((1, g), np.float32)
+    d_own, d_own_met, d_mine = np.empty_like(own), np.empty_like(own_met), np.empty(w, np.float32)
+    d_flat = np.empty(flat.shape[1], np.float32)
+    for c in range(first, last):
+        start, n = turn_ptr[c], turn_ptr[c + 1] - turn_ptr[c]
+        mine, shared = rows[row_start[c] : row_start[c + 1]], flat[c]
+        mean, square, steps = np.zeros_like(mine), np.zeros_like(mine), np.zeros(len(mine), np.int64)
+        flat_mean, flat_square = np.zeros_like(shared), np.zeros_like(shared)
+        own_mean, own_square = np.zeros(w, np.float32), np.zeros(w, np.float32)
+        slot, step = np.full(len(mine), -1, np.int64), 0
+        for epoch in range(len(order)):
+            for begin in range(0, n, batch):
+                m = min(batch, n - begin)
+                used, wanted = np.empty(m, np.int64), np.empty(m, np.float32)
+                for k in range(m):
+                    sample = order[epoch, start + begin + k]
+                    used[k] = row_of[sample]
+                    wanted[k] = label[sample]
+                own_met[0], own[0] = private[c, :g], private[c, g:]
+                item, item_met = np.empty((m, d), np.float32), np.empty((m, g), np.float32)
+                _parted(mine, used, item_met, item)
+                up, logit = np.empty(m * many, np.float32), np.empty(m, np.float32)
+                climb(shared, at, sizes, own, own_met, item, item_met, up, logit)
+                bce_slopes(logit, wanted, np.full(m, np.float32(1.0 / m)))
+                d_item, d_item_met = np.empty_like(item), np.empty_like(item_met)
+                descend(
+                    shared, at, sizes, own, own_met, item, item_met, up, logit, np.empty_like(up), d_flat, d_own,
+                    d_own_met, d_item, d_item_met,
+                )  # fmt: skip
+                step += 1
+                d_mine[:g], d_mine[g:] = d_own_met[0], d_own[0]
+                move_row(private[c], d_mine, own_mean, own_square, step, rate, decay)
+                move_row(shared, d_flat, flat_mean, flat_square, step, flat_rate, decay)
+                slopes = np.concatenate((d_item_met, d_item), 1)
+                adam_used(used, slopes, slot, mine, mean, square, steps, row_rate, decay)
+
+
+@njit(nogil=True, cache=True)
+def tower_row_logits(
+    first: int, last: int, g: int, sizes: Longs, row_start: Longs, rows: Floats, private: Floats, flat: Floats,
+    out: Floats,
+) -> None:  # fmt: skip
+    """Logits of every local row of clients first..last-1, each under its own model."""
+    for c in range(first, last):
+        mine = rows[row_start[c] : row_start[c + 1]]
+        one = np.full(1, c)
+        out[row_start[c] : row_start[c + 1]] = tower_logits(flat[c], sizes, g, private, mine, one, np.arange(len(mine)))
+
+
+@njit(nogil=True, cache=True)
+def tower_catalogue(
+    flat: Floats, sizes: Longs, g: int, users: Floats, items: Floats, tile: int, out: Floats
+) -> None:  # fmt: skip
+    """Logits (users, items) in tiles of one shape: items are filled up to a number of whole ones."""
+    for begin in range(0, out.shape[1], tile):
+        n = min(tile, out.shape[1] - begin)
+        some = np.arange(begin, begin + tile)
+        for u in range(len(users)):
+            out[u, begin : begin + n] = tower_logits(flat, sizes, g, users, items, np.full(1, u), some)[:n]

@@ -1,0 +1,71 @@
+"""The compiled stepper of NeuMF and NeuNCF: all steps of a client at once, clients on all cores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import numpy as np
+
+from tacita.core.config import TrainConfig
+from tacita.core.types import Floats, Local
+from tacita.kernels.threads import one_core_each, threads_in_use
+from tacita.kernels.tower import tower_row_logits, tower_steps
+from tacita.learn.training.stepper import StepExtras, Stepper
+from tacita.models.base import Backbone
+from tacita.models.neural import Tower
+
+_SHARES = 8  # for every core, so that none waits long for another
+
+
+class TowerStepper(Stepper):
+    backbone: Tower
+
+    def __init__(self, backbone: Tower, plan: TrainConfig, local: Local) -> None:
+        super().__init__(backbone, plan, local)
+        rates = backbone.rates(local.view.n_items)
+        self.rate = np.concatenate([np.full(width, rates[name], np.float32) for name, width in backbone.layout.items()])
+        self.row_rate = np.full(backbone.item_width, rates["rows"], np.float32)
+        each = {name: np.full(shape, rates[name], np.float32) for name, shape in backbone.shared().items()}
+        self.flat_rate = backbone.joined({name: v[None] for name, v in each.items()})[0]
+        self.form = (backbone.met, np.array(backbone.config.tower, np.int64))
+
+    @staticmethod
+    def supports(backbone: Backbone, plan: TrainConfig) -> bool:
+        plain = plan.objective == "bce" and plan.optimiser == "lazy-adam" and plan.l2 == 0 and plan.silos == 0
+        return plain and isinstance(backbone, Tower)
+
+    def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
+        local = self.local
+        whole = first == 0 and last >= int(local.n_steps.max(initial=0)) and len(extras.row) == 0
+        assert whole, "a client's steps are taken all at once"
+        flat, decay = self.backbone.joined(local.heads), np.float32(self.plan.weight_decay)
+
+        def train(some: tuple[int, int]) -> None:
+            tower_steps(
+                *some, local.batch, *self.form, local.turn_ptr, local.order, local.row_of, local.label,
+                local.row_start, local.rows, local.private, flat, self.rate, self.row_rate, self.flat_rate, decay,
+            )  # fmt: skip
+
+        self._on_cores(train)
+        for name, value in self.backbone.parted(flat).items():
+            local.heads[name][...] = value
+
+    def row_logits(self) -> Floats:
+        local, flat = self.local, self.backbone.joined(self.local.heads)
+        out = np.empty(len(local.rows), np.float32)
+
+        def read(some: tuple[int, int]) -> None:
+            tower_row_logits(*some, *self.form, local.row_start, local.rows, local.private, flat, out)
+
+        self._on_cores(read)
+        return out
+
+    def _on_cores(self, work: Callable[[tuple[int, int]], None]) -> None:
+        """Some neighbouring clients at a time, with about as many samples."""
+        ptr, cores = self.local.turn_ptr, threads_in_use()
+        marks = np.linspace(0, ptr[-1], cores * _SHARES + 1).astype(np.int64)
+        ends = np.unique(np.append(np.searchsorted(ptr, marks), [0, len(ptr) - 1]))
+        with one_core_each(), ThreadPoolExecutor(cores) as pool:
+            list(pool.map(work, pairwise(ends.tolist())))
