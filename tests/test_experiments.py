@@ -16,8 +16,8 @@ from tacita.cli import main
 from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
 from tacita.core.errors import TacitaError
 from tacita.federation.rounds import Progress, run_stream, start
-from tacita.lab.assembling import Machine, assemble
-from tacita.lab.experiments import analyses, cells, once, plan, reproduce, tables, tune, tune_paper
+from tacita.lab.assembling import Machine, assemble, build
+from tacita.lab.experiments import analyses, cells, once, plan, rates, reproduce, tables, tune, tune_paper
 from tacita.lab.experiments.shared_base import go_on, train_base, with_parts
 from tacita.lab.serving import open_run
 from tacita.methods import part_class, preset_parts
@@ -672,9 +672,115 @@ def test_a_variant_can_be_run_by_itself_and_what_leaves_nothing_is_refused() -> 
         reproduce.plan_table("fedkdrec/table1", ["neumf", "fedncf"], 1, quick=False)
 
 
-def test_runs_of_one_block_are_not_tuned_as_streams(tmp_path: Path) -> None:
-    with pytest.raises(TacitaError, match="--paper fedkdrec: its runs are of kind 'once', and only streams"):
-        tune_paper.paper_jobs("fedkdrec", [], 3, tmp_path, None)
+# rates
+
+
+@pytest.fixture
+def once_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> plan.Experiment:
+    """A paper of single runs, of which one variant goes with the rates of another and one has none."""
+    tune = {"datasets": [ONE], "seed": 100, "rounds": 2, "lowest": 1e-3, "highest": 0.1}
+    central, ours, tally = once_table().model_dump(exclude_none=True)["variants"].values()
+    small = {"dim": 4, "tower": [8]}
+    variants = {
+        "central": {**central, "backbone": small},
+        "ours": {**ours, "backbone": small},
+        "less": {**ours, "backbone": small, "method": "fedkdrec-no-picks", "settings_of": "fedkdrec-paper"},
+        "tally": tally,
+    }
+    made = once_table(tune=tune, variants=variants, published={}, compare=[])
+    monkeypatch.setattr(plan, "ROOT", tmp_path / "papers")
+    (tmp_path / "papers" / "mine").mkdir(parents=True)
+    text = tomli_w.dumps(made.model_dump(exclude_none=True, exclude_defaults=True))
+    (tmp_path / "papers" / "mine" / "table1.toml").write_text(text)
+    return plan.main_table("mine")
+
+
+def test_rates_that_are_tried_fill_their_range_and_a_larger_budget_goes_on() -> None:
+    for dimensions, farthest in ((1, 0.1), (2, 0.35)):
+        few, many = rates.spread(11, dimensions), rates.spread(40, dimensions)
+        assert many[:11] == few
+        axes = np.meshgrid(*[np.linspace(0, 1, 41)] * dimensions)
+        anywhere = np.stack([one.ravel() for one in axes], axis=1)
+        apart = np.linalg.norm(anywhere[:, None] - np.array(few)[None], axis=2)
+        assert apart.min(axis=1).max() < farthest
+
+
+def test_every_method_has_the_same_budget_and_begins_at_its_default_rates(once_paper: plan.Experiment) -> None:
+    entries = {one.source: one for one in rates.entries_of(once_paper, [], 5)}
+    assert entries.keys() == {"central", "fedkdrec-paper"}
+    assert {len(one.cells) for one in entries.values()} == {5}
+    assert {c.config.train.rounds for one in entries.values() for c in one.cells} == {2}
+    ours = entries["fedkdrec-paper"]
+    assert (ours.trials[0].lr, ours.trials[0].server_lr) == (1e-3, 1e-3)
+    for one, cell in zip(ours.trials, ours.cells, strict=True):
+        assert (cell.config.seed, cell.config.split.seed, cell.kind) == (100, 100, "once, tried")
+        backbone, (part,), _ = build(cell.config)
+        assert (backbone.config.lr, part.server_backbone.config.lr) == (one.lr, one.server_lr)
+        assert part.server_backbone.config.tower == [8]  # all but its rate is the clients' own
+    assert {one.server_lr for one in entries["central"].trials} == {None}
+    with pytest.raises(TacitaError, match="--only less leaves no method with rates of its own"):
+        rates.entries_of(once_paper, ["less"], 5)
+
+
+def test_no_seed_of_a_table_is_tuned_on() -> None:
+    experiment = plan.main_table("fedkdrec")
+    assert experiment.tune
+    assert experiment.tune.seed not in range(experiment.seeds + 1)
+    found = {(one.backbone, one.source) for one in rates.entries_of(experiment, [], 1)}
+    assert {("neumf", "fedmf-kd"), ("neuncf", "ptf-fedrec"), ("lightgcn", "central")} <= found
+    assert ("tally", "fedavg") not in found
+
+
+def test_rates_are_tuned_once_and_taken_by_the_tables(
+    once_paper: plan.Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def tune_them(*more: str) -> str:
+        words = ["tune", "--paper", "mine", "--out", str(tmp_path), "--workers", "1", "--quiet", *more]
+        with pytest.raises(SystemExit) as left:
+            main(words)
+        assert not left.value.code
+        return capsys.readouterr().out
+
+    def never(*_: object) -> None:
+        pytest.fail("a trial looks at the test items")
+
+    monkeypatch.setattr(once, "run_stream", never)
+    monkeypatch.setattr(once, "train_once", never)
+    tune_them("--trials", "2", "--only", "ours")
+    stored = plan.load_settings("mine")
+    assert stored.chosen[ONE]["neuncf"].keys() == {"fedkdrec-paper"}
+    told = tune_them("--trials", "3")
+    lines = [json.loads(one) for one in (tmp_path / "trials" / f"mine-{ONE}-neuncf.jsonl").read_text().splitlines()]
+    assert [one["variant"] for one in lines] == ["ours", "ours", "central", "central", "central", "ours"]
+    assert all("values" not in one for one in lines)
+    best = max((one for one in lines if one["variant"] == "ours"), key=lambda one: one["valid"])
+    stored = plan.load_settings("mine")
+    chosen = stored.of("another dataset", "neuncf", "fedkdrec-paper")
+    assert (chosen.lr, chosen.server_lr) == (best["lr"], best["parts"][0]["server"]["lr"])
+    assert (chosen.valid, chosen.trials) == (best["valid"], 3)
+    assert f"validation {best['valid']:.4f}, best of 3" in told
+    by = {c.variant: c.config for c in plan.cells_of(once_paper, stored, [ONE], ["neuncf"], 1)}
+    for name in ("ours", "less"):
+        backbone, (part,), _ = build(by[name])
+        assert (backbone.config.lr, part.server_backbone.config.lr) == (chosen.lr, chosen.server_lr)
+    monkeypatch.setattr(cells, "run_job", lambda job: pytest.fail("the trials are finished"))
+    assert tune_them("--trials", "3") == told
+
+
+def test_a_trial_that_fails_is_told_and_not_chosen(once_paper: plan.Experiment) -> None:
+    [entry] = rates.entries_of(once_paper, ["central"], 3)
+    first, second, third = (cell.key for cell in entry.cells)
+    lines = {first: {"failed": "diverged."}, second: {"valid": 0.2}, third: {"valid": 0.1}}
+    assert rates.choose(entry, lines).lr == entry.trials[1].lr
+    with pytest.raises(TacitaError, match=r"no trial has a score; the first one: diverged\."):
+        rates.choose(entry, {key: {"failed": "diverged."} for key in lines})
+
+
+def test_every_cell_of_the_tables_can_be_built() -> None:
+    for name in ("table1", "table2", "table3", "table4", "selection"):
+        experiment, settings = plan.load_experiment(f"fedkdrec/{name}")
+        for cell in plan.cells_of(experiment, settings, ["ml-100k"], experiment.backbones, 1):
+            build(cell.config)
 
 
 def test_tables_of_fedkdrec_share_their_cells() -> None:

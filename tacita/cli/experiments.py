@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from tacita.lab.experiments.tally_choice import Tried
     from tacita.lab.experiments.watching import Watcher
 
+TABLES, STUDIES = Path("docs/reproduction"), Path("runs/tune")
+
 
 def reproduce(
     table: Annotated[str, typer.Argument(help="PAPER/TABLE, for example f3crec/table2; 'list' shows all.")],
@@ -26,7 +29,7 @@ def reproduce(
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per cell.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One dataset, one backbone, two seeds.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder for tables and finished cells.")] = Path("docs/reproduction"),
+    out: Annotated[Path, typer.Option(help="Folder for tables and finished cells.")] = TABLES,
     workers: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -70,9 +73,20 @@ def tune(
     method: Annotated[str, typer.Option(help="Preset whose options are searched.")] = "f3crec",
     trials: Annotated[int, typer.Option(min=1, help="Different settings to try.")] = 12,
     seed: Annotated[int, typer.Option(min=0)] = 1,
-    out: Annotated[Path, typer.Option(help="Folder of the study; an existing one goes on.")] = Path("runs/tune"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the study (default: runs/tune; trials of a paper of single runs: docs/reproduction)."
+        ),
+    ] = None,
     paper: Annotated[str, typer.Option(help="Tune every method of a paper's main table and store the choice.")] = "",
-    only: Annotated[list[str] | None, typer.Option("--only", help="With --paper: a dataset or backbone.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="With --paper: a dataset, backbone or variant; repeat for more.")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="With --paper: most rounds of a trial (default: the table's).")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=0, help="With --paper: processes; 0: one per core.")] = 0,
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
@@ -86,6 +100,8 @@ def tune(
 
     `tacita tune --paper f3crec`
 
+    `tacita tune --paper fedkdrec --only neumf --only fedkdrec_paper --workers 1`
+
     `tacita tune --backbone tally --data ml-100k --data ml-latest-small --data lastfm-2k`
     """
     from tacita.lab.assembling import Machine
@@ -93,7 +109,7 @@ def tune(
     from tacita.lab.experiments.watching import Watcher
 
     if paper:
-        _tune_paper(paper, only or [], trials, out, data_dir, quiet)
+        _tune_paper(paper, only or [], Budget(trials, rounds, workers), out, data_dir, quiet)
         return
     names = data or ["ml-100k"]
     config, machine = tuning_config(names, backbone, method, seed), Machine(data_dir=data_dir)
@@ -101,7 +117,7 @@ def tune(
     if backbone == "tally":
         _tune_tally(config, names, machine, watcher)
     else:
-        _tune_method(config, method, trials, out, machine, watcher)
+        _tune_method(config, method, trials, out or STUDIES, machine, watcher)
 
 
 def _tune_method(config: RunConfig, method: str, trials: int, out: Path, machine: Machine, watcher: Watcher) -> None:
@@ -120,15 +136,48 @@ def _tune_method(config: RunConfig, method: str, trials: int, out: Path, machine
     console.say(f"runs of the trials: {found.folder}")
 
 
-def _tune_paper(paper: str, only: list[str], trials: int, out: Path, data_dir: Path | None, quiet: bool) -> None:
+@dataclass(frozen=True)
+class Budget:
+    """What a paper's tuning may cost."""
+
+    trials: int
+    rounds: int | None
+    workers: int
+
+
+def _tune_paper(
+    paper: str, only: list[str], budget: Budget, out: Path | None, data_dir: Path | None, quiet: bool
+) -> None:
+    from tacita.lab.experiments.plan import main_table, settings_path
     from tacita.lab.experiments.tune_paper import paper_jobs, tune_paper
 
-    jobs = paper_jobs(paper, only, trials, out, data_dir)
-    with console.counting("dataset-backbone pairs", quiet) as tell:
-        path, failed = tune_paper(paper, jobs, tell)
-    for one in failed:
-        console.answer(f"no score: {one}")
-    console.say(f"stored the choices in {path}")
+    if main_table(paper).tune:
+        _tune_rates(paper, only, budget, (out or TABLES) / "trials", data_dir, quiet)
+    else:
+        jobs = paper_jobs(paper, only, budget.trials, out or STUDIES, data_dir, budget.rounds)
+        with console.counting("dataset-backbone pairs", quiet) as tell:
+            _, failed = tune_paper(paper, jobs, tell, budget.workers)
+        for one in failed:
+            console.answer(f"no score: {one}")
+    console.say(f"stored the choices in {settings_path(paper)}")
+
+
+def _tune_rates(paper: str, only: list[str], budget: Budget, folder: Path, data_dir: Path | None, quiet: bool) -> None:
+    from tacita.lab.experiments.cells import CellFile
+    from tacita.lab.experiments.plan import main_table
+    from tacita.lab.experiments.rates import at_the_end, entries_of
+    from tacita.lab.experiments.tune_paper import Search, shown, tune_rates
+
+    experiment = main_table(paper)
+    entries = entries_of(experiment, only, budget.trials, budget.rounds)
+    search = Search(paper, CellFile(folder, paper), data_dir, budget.workers)
+    with console.counting("trials", quiet) as tell:
+        chosen, failed = tune_rates(search, experiment, entries, tell)
+    for name, one in chosen.items():
+        edge = ", next to an end of the range" if at_the_end(experiment, one) else ""
+        console.answer(f"{name}: {shown(one)}: validation {one.valid:.4f}, best of {one.trials}{edge}")
+    for why in failed:
+        console.answer(f"no score: {why}")
 
 
 def _tune_tally(config: RunConfig, names: list[str], machine: Machine, watcher: Watcher) -> None:

@@ -15,9 +15,9 @@ import numpy as np
 from tacita.core.errors import TacitaError
 from tacita.core.types import Block, Doubles, ServerState
 from tacita.federation.measuring import Learned, evaluate_devices, known_items
-from tacita.federation.rounds import Progress, RoundReport, run_stream, start
+from tacita.federation.rounds import Progress, RoundReport, begin_block, run_block, run_stream, start
 from tacita.lab.centralised import scored, train_centrally
-from tacita.lab.experiments.shared_base import with_parts
+from tacita.lab.experiments.shared_base import silent, with_parts
 from tacita.learn.scores import SCORES
 from tacita.methods.distillation.traffic import KILOBYTE, MEGABYTE, PAIR, paper_units
 from tacita.round.plan import Federation
@@ -70,6 +70,27 @@ def train_pooled(fed: Federation) -> Line:
         "notes": list(fed.stream.notes),
         "users": pack(found.values[_first(fed)]),
     }
+
+
+def try_once(fed: Federation) -> Line:
+    """The run's method, looked at on validation only."""
+    _only_block(fed)
+    progress = start(fed)
+    begin_block(fed, progress, 0)
+    run_block(fed, progress, silent)
+    return _validated(progress.best_score, progress.server.round, progress.best_round)
+
+
+def try_pooled(fed: Federation) -> Line:
+    """The run's model on everybody's data, looked at on validation only."""
+    trained = train_centrally(fed, _only_block(fed))
+    return _validated(-1.0 if trained.valid is None else trained.valid, trained.epochs, trained.best_epoch)
+
+
+def _validated(score: float, rounds: int, best_round: int) -> Line:
+    if score < 0:
+        raise TacitaError("nobody could be validated, so there is nothing to choose by.")
+    return {"valid": round(score, 6), "rounds": rounds, "best_round": best_round}
 
 
 def _only_block(fed: Federation) -> Block:

@@ -27,6 +27,7 @@ from tacita.core.config import (
 )
 from tacita.core.errors import unknown_name
 from tacita.methods import configured, preset_parts
+from tacita.methods.distillation.presets import TRANSFER
 
 ROOT = Path(str(resources.files("tacita.lab.experiments")))
 CELL_VERSION = 1  # raise it when a change makes earlier cells incomparable
@@ -37,7 +38,7 @@ class Variant(Strict):
 
     label: str
     method: str = Field(description="preset whose parts are run")
-    settings_of: str | None = Field(None, description="preset whose tuned options are taken (default: its own)")
+    settings_of: str | None = Field(None, description="preset whose tuned settings are taken (default: its own)")
     options: dict[str, dict[str, Any]] = Field({}, description="part -> options on top")
     train: dict[str, Any] = {}
     backbone: dict[str, Any] = {}
@@ -46,6 +47,21 @@ class Variant(Strict):
     backbones: list[str] = Field([], description="the only backbones it is run with; none named: all")
     kind: Literal["central"] | None = Field(None, description="central: its model on pooled data; default: the table's")
     item_rows: Literal["random", "side", "sentences"] | None = Field(None, description="default: the table's")
+
+    @property
+    def source(self) -> str:
+        """The name under which its tuned settings are stored."""
+        return self.settings_of or self.kind or self.method
+
+
+class Tuning(Strict):
+    """How the methods of a paper get their learning rates: every one the same budget, on validation."""
+
+    datasets: list[str] = Field(description="where they are tuned; other datasets take the rates of the first")
+    seed: int = Field(ge=0, description="none of the tables' own")
+    rounds: int = Field(ge=1, description="most rounds, or epochs, of a trial")
+    lowest: float = Field(gt=0, description="lowest rate that is tried beside a method's default")
+    highest: float = Field(gt=0)
 
 
 class Scope(Strict):
@@ -75,6 +91,8 @@ class Experiment(Strict):
     across: bool = Field(False, description="the others are those of all backbones")
     baseline: str = Field("", description="variant whose mean is subtracted seed by seed")
     quick: Scope
+    tune: Tuning | None = Field(None, description="in a paper's main table: its variants are tuned this way")
+    tuned: bool = Field(True, description="false: every method at its default rates and options")
     published: dict[str, dict[str, dict[str, dict[str, list[float | None]]]]] = Field(
         {}, description="dataset -> backbone -> metric -> variant -> one value per column of the paper"
     )
@@ -85,6 +103,8 @@ class Experiment(Strict):
 class Chosen(Strict):
     """What tuning chose for one method on one dataset and backbone."""
 
+    lr: float | None = Field(None, description="of the clients' model, or of the centralised one")
+    server_lr: float | None = Field(None, description="of the server's model, where predictions are sent")
     options: dict[str, dict[str, Any]] = {}
     valid: float | None = None
     trials: int | None = None
@@ -96,6 +116,11 @@ class Settings(Strict):
     lr: dict[str, dict[str, float]] = {}
     lr_valid: dict[str, dict[str, float]] = {}
     chosen: dict[str, dict[str, dict[str, Chosen]]] = {}
+    elsewhere: str | None = Field(None, description="dataset whose choices hold where none were made")
+
+    def of(self, dataset: str, backbone: str, source: str) -> Chosen:
+        places = [self.chosen.get(name or "", {}).get(backbone, {}).get(source) for name in (dataset, self.elsewhere)]
+        return next((one for one in places if one), Chosen())
 
 
 @dataclass(frozen=True)
@@ -125,7 +150,15 @@ def load_experiment(name: str) -> tuple[Experiment, Settings]:
         raise unknown_name("experiment", name, experiment_names())
     path = ROOT / f"{name}.toml"
     experiment = validated(Experiment, read_toml(path), name)
-    return experiment, load_settings(name.partition("/")[0])
+    return experiment, load_settings(name.partition("/")[0]) if experiment.tuned else Settings()
+
+
+def main_table(paper: str) -> Experiment:
+    """The table whose variants are tuned: the one that says how, or the second."""
+    for name in experiment_names():
+        if name.startswith(f"{paper}/") and (found := load_experiment(name)[0]).tune:
+            return found
+    return load_experiment(f"{paper}/table2")[0]
 
 
 def settings_path(paper: str) -> Path:
@@ -141,19 +174,20 @@ def run_config(
     experiment: Experiment, settings: Settings, dataset: str, backbone: str, variant: Variant, seed: int
 ) -> RunConfig:
     """The effective config of a cell: preset, tuned options, the variant's own on top."""
-    source = variant.settings_of or variant.method
-    tuned = settings.chosen.get(dataset, {}).get(backbone, {}).get(source, Chosen()).options
+    tuned = settings.of(dataset, backbone, variant.source)
     parts = []
     for spec in preset_parts(variant.method):
         fixed = {k: v for k, v in spec.items() if k != "name"}
-        parts.append({"name": spec["name"], **tuned.get(spec["name"], {}), **fixed})
+        parts.append({"name": spec["name"], **tuned.options.get(spec["name"], {}), **fixed})
+        if spec["name"] == TRANSFER and tuned.server_lr is not None:
+            parts[-1]["server"] = {**fixed.get("server", {}), "lr": tuned.server_lr}
     for name, options in variant.options.items():
         matching = [p for p in parts if p["name"] == name]
         if matching:
             matching[0].update(options)
         else:
             parts.append({"name": name, **options})
-    lr = settings.lr.get(dataset, {}).get(backbone)
+    lr = settings.lr.get(dataset, {}).get(backbone) if tuned.lr is None else tuned.lr
     where = f"variant '{variant.label}'"
     rounds = {"rounds": experiment.rounds[dataset]} if dataset in experiment.rounds else {}
     split = {**experiment.split, **experiment.splits.get(dataset, {}), **variant.split}

@@ -1,4 +1,7 @@
-"""Tune every method of a paper's main table, a core for each dataset and backbone, and store what was chosen."""
+"""Tune every method of a paper's main table and store what was chosen beside its experiment files.
+
+Streams of blocks have a core for each dataset and backbone; runs of one block (`rates.py`) one for each trial.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,18 @@ from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, TrainConf
 from tacita.core.errors import TacitaError
 from tacita.core.files import write_bytes
 from tacita.lab.assembling import Machine
-from tacita.lab.experiments.plan import Chosen, Settings, load_experiment, load_settings, narrowed, settings_path
+from tacita.lab.experiments.cells import CellFile, run_cells
+from tacita.lab.experiments.plan import (
+    Chosen,
+    Experiment,
+    Settings,
+    load_settings,
+    main_table,
+    narrowed,
+    settings_path,
+)
 from tacita.lab.experiments.processes import in_processes
+from tacita.lab.experiments.rates import Entry, cells_in_turn, choose
 from tacita.lab.experiments.tune import tune_lr, tune_method
 from tacita.lab.experiments.watching import OnDone
 
@@ -62,24 +75,24 @@ def tune_pair(job: PairJob) -> tuple[PairJob, PairDone]:
     return job, PairDone(base.lr, round(base.tried[base.lr], 6), chosen, told)
 
 
-def paper_jobs(paper: str, only: list[str], trials: int, folder: Path, data_dir: Path | None) -> list[PairJob]:
+def paper_jobs(
+    paper: str, only: list[str], trials: int, folder: Path, data_dir: Path | None, rounds: int | None = None
+) -> list[PairJob]:
     """A job for each dataset and backbone of the paper's main table that the words leave."""
-    experiment, _ = load_experiment(f"{paper}/table2")
-    if experiment.kind != "stream":
-        raise TacitaError(
-            f"--paper {paper}: its runs are of kind '{experiment.kind}', and only streams of blocks are tuned."
-        )
+    experiment = main_table(paper)
     datasets, backbones, named = narrowed(experiment, only)
     asked = [v for name, v in experiment.variants.items() if not named or name in named]
     methods = tuple(v.method for v in asked if v.settings_of is None)
     return [
-        PairJob(dataset, backbone, methods, experiment.rounds.get(dataset, 100), trials, folder, data_dir)
+        PairJob(dataset, backbone, methods, rounds or experiment.rounds.get(dataset, 100), trials, folder, data_dir)
         for dataset in datasets
         for backbone in backbones
     ]
 
 
-def tune_paper(paper: str, jobs: list[PairJob], on_done: OnDone | None = None) -> tuple[Path, list[str]]:
+def tune_paper(
+    paper: str, jobs: list[PairJob], on_done: OnDone | None = None, workers: int = 0
+) -> tuple[Path, list[str]]:
     """Tune every (dataset, backbone) on its own core and store what was chosen beside the experiment files.
 
     Returns the file of choices and a sentence for everything that could not be tried.
@@ -88,7 +101,7 @@ def tune_paper(paper: str, jobs: list[PairJob], on_done: OnDone | None = None) -
     failed: list[str] = []
     if on_done:
         on_done(0, len(jobs))
-    for done, (job, found) in enumerate(in_processes(tune_pair, jobs), 1):
+    for done, (job, found) in enumerate(in_processes(tune_pair, jobs, workers), 1):
         settings.lr.setdefault(job.dataset, {})[job.backbone] = found.lr
         settings.lr_valid.setdefault(job.dataset, {})[job.backbone] = found.valid
         settings.chosen.setdefault(job.dataset, {}).setdefault(job.backbone, {}).update(found.chosen)
@@ -97,6 +110,47 @@ def tune_paper(paper: str, jobs: list[PairJob], on_done: OnDone | None = None) -
         if on_done:
             on_done(done, len(jobs))
     return settings_path(paper), failed
+
+
+@dataclass(frozen=True)
+class Search:
+    """Where the trials of a paper are kept, and how they are run."""
+
+    paper: str
+    kept: CellFile
+    data_dir: Path | None
+    workers: int = 0
+
+
+def tune_rates(
+    search: Search, experiment: Experiment, entries: list[Entry], on_done: OnDone | None = None
+) -> tuple[dict[str, Chosen], list[str]]:
+    """Run the trials that are not kept yet and store the best rates of every method.
+
+    Returns what was chosen, by the entry's name, and a sentence for every trial and method without a score.
+    """
+    cells = cells_in_turn(entries)
+    lines = run_cells(cells, search.kept, search.data_dir, search.workers, on_done)
+    chosen: dict[str, Chosen] = {}
+    failed: list[str] = []
+    settings = load_settings(search.paper)  # only now: another process may have stored its own meanwhile
+    for entry in entries:
+        rates = zip(entry.trials, entry.cells, strict=True)
+        told = [(one, lines[cell.key].get("failed")) for one, cell in rates]
+        failed += [f"{entry.name}, {shown(one)}: {why}" for one, why in told if why]
+        try:
+            best = choose(entry, lines)
+        except TacitaError:
+            continue
+        chosen[entry.name] = best
+        settings.chosen.setdefault(entry.dataset, {}).setdefault(entry.backbone, {})[entry.source] = best
+    first = experiment.tune.datasets[0] if experiment.tune else None
+    store_settings(search.paper, settings.model_copy(update={"elsewhere": first}))
+    return chosen, failed
+
+
+def shown(rates: Chosen) -> str:
+    return f"learning rate {rates.lr}" + ("" if rates.server_lr is None else f", server {rates.server_lr}")
 
 
 def store_settings(paper: str, settings: Settings) -> None:

@@ -61,7 +61,9 @@ class TransferConfig(PartConfig):
     swap_select: Literal["random", "top"] = Field("random", description="which values are swapped")
     scheme: Literal["mix", "ptf"] = Field("mix", description="how predictions are told: FedKDRec's way or PTF-FedRec's")
     accumulate: bool = Field(False, description="received items stay with a client for good, as PTF-FedRec's code does")
-    server: dict[str, Any] = Field({}, description="name and options of the server's model; default: the clients' own")
+    server: dict[str, Any] = Field(
+        {}, description="the server's model; without a name the clients' own, with options changed"
+    )
     server_epochs: int = Field(4, ge=1, description="passes over the uploads of a round")
     server_batch: int = Field(1024, ge=1)
     server_loss: Literal["mean", "sum"] = Field("mean", description="over a batch; sum as PTF-FedRec's code")
@@ -98,6 +100,8 @@ class Transfer(Tells):
         options = dict(self.config.server)
         if not options:
             return self.world.backbone
+        if "name" not in options:
+            options = {**self.world.backbone.config.model_dump(), **options}
         name = options.pop("name", self.world.backbone.name)
         if not isinstance(name, str):
             raise TacitaError("server.name of part 'prediction-transfer' must be a name such as 'neumf'.")
