@@ -31,6 +31,11 @@ class RowsLearner(Learner):
 
     def check(self) -> None:
         check_training(self.world.backbone, self.parts, self.world.train)
+        if self.world.train.moments == "kept":
+            raise TacitaError(
+                "train.moments = 'kept' is for clients that keep models of their own, and here they begin every round "
+                "with the server's; leave it at 'fresh'."
+            )
 
     @property
     def rounds(self) -> int:

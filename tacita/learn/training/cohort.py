@@ -45,6 +45,8 @@ def check_training(backbone: Backbone, parts: Sequence[Part], plan: TrainConfig)
             f"train.weight_decay with optimiser '{plan.optimiser}' would move rows that a client does not have; "
             "use train.optimiser = 'lazy-adam', or train.l2."
         )
+    if plan.moments == "kept" and plan.optimiser != "lazy-adam":
+        raise TacitaError(f"train.moments = 'kept' is for train.optimiser = 'lazy-adam', not '{plan.optimiser}'.")
     if plan.optimiser == "pfedme" and len(backbone.phases) > 1:
         raise TacitaError(
             f"optimiser 'pfedme' moves a whole model at once, and backbone '{backbone.name}' moves in "

@@ -22,7 +22,13 @@ SETTINGS: dict[str, Any] = {
 
 PTF: dict[str, Any] = {
     "backbone": {"name": "neuncf", "dim": 16, "tower": [32, 16], "lr": 0.01},
-    "train": {"rounds": 20, "local_epochs": 5, "batch_size": 256, "optimiser": "lazy-adam"},
+    "train": {
+        "rounds": 20,
+        "local_epochs": 5,
+        "batch_size": 256,
+        "optimiser": "lazy-adam",
+        "moments": "kept",
+    },
 }
 """F.1: PTF-FedRec's own procedure: everybody takes part in every round."""
 
