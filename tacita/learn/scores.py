@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from tacita.core.config import TrainConfig
 from tacita.core.errors import TacitaError
 from tacita.core.files import flat
 from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Held, Local, Ragged, ServerState
@@ -58,6 +59,7 @@ class Tells(Part):
 @register
 class ScoresLearner(Learner):
     name = SCORES
+    sends = "predictions"
 
     def __init__(self, world: World, parts: Sequence[Part]) -> None:
         super().__init__(world, parts)
@@ -75,6 +77,13 @@ class ScoresLearner(Learner):
         check_training(backbone, self.parts, train)
         if train.silos:
             raise TacitaError("train.silos: prediction transfer is for clients that are one user each; leave it at 0.")
+        for name in ("aggregator", "aggregation", "denominator", "server_lr"):
+            said = getattr(train, name)
+            if said != TrainConfig.model_fields[name].default:
+                raise TacitaError(
+                    f"train.{name} = {said!r} is about sums, secure ones among them, and predictions are never summed: "
+                    "the server reads every client's own; leave it out."
+                )
         if train.objective != "bce":
             raise TacitaError(f"train.objective = '{train.objective}': predictions are probabilities; use 'bce'.")
         if train.optimiser == "pfedme":
