@@ -42,6 +42,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "ego": {"dim": 6, "lr": 0.5, "item_lr_scale": 3.0},
     "tally": {"ridge": 20.0, "min_item": 0},
     "lightgcn": {"dim": 6, "lr": 0.5, "item_lr_scale": 3.0, "init_std": 0.5},
+    "fedpergnn": {"dim": 6, "lr": 0.5, "item_lr_scale": 3.0, "init_std": 0.5, "most": 3},
     "neumf": {"dim": 6, "lr": 0.3, "item_lr_scale": 3.0, "init_std": 0.5, "tower": [8, 7, 5]},
     "neuncf": {"dim": 6, "lr": 0.3, "item_lr_scale": 3.0, "init_std": 0.5, "tower": [12, 8]},
 }
