@@ -10,7 +10,7 @@ import numpy as np
 from tacita.core.config import RunConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Down, Floats, Keys, Ragged, ServerState, Stream
+from tacita.core.types import Arrays, CohortView, Down, Floats, Given, Keys, Ragged, ServerState, Stream
 from tacita.fields import Answer, Spec, Total
 from tacita.models.base import Backbone
 from tacita.round.device_state import PARTS
@@ -66,12 +66,12 @@ class Plan:
     # What a party sees, where some part's server side is not played by the server
 
     def seen_by(self, party: str, server: ServerState) -> ServerState:
-        """The state without what other parties hold."""
-        theirs = {part.name for part in self.parts if part.party != party}
-        if party == SERVER and not theirs:
-            return server
-        mine = {part.name for part in self.parts} - theirs if party != SERVER else server.parts.keys() - theirs
-        return replace(server, parts={name: v for name, v in server.parts.items() if name in mine})
+        """The state without what other parties hold; of the server's, others see the model alone."""
+        if party != SERVER:
+            mine = {part.name for part in self.parts if part.party == party}
+            return replace(server, parts={k: v for k, v in server.parts.items() if k in mine}, given=Given())
+        theirs = {part.name for part in self.parts if part.party != SERVER}
+        return replace(server, parts={k: v for k, v in server.parts.items() if k not in theirs}) if theirs else server
 
     def heard_by(self, party: str, total: Total) -> Total:
         """What came back for a party."""
