@@ -342,7 +342,7 @@ def test_without_options_an_upload_leaves_as_it_is() -> None:
 
 
 def test_pseudo_items_are_others_and_look_like_the_clients_own() -> None:
-    """Some 200 rows a client: means of columns lie within 4 standard errors of the client's own, spreads within 30 %."""
+    """Some 200 rows a client: means of columns lie within 4 standard errors of its own, spreads within 30 %."""
     _, plain, sent = covered(pseudo_items=300)
     before, after = plain.values["rows"], sent.values["rows"]
     assert isinstance(before, Rows)
