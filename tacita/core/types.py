@@ -240,6 +240,7 @@ class Down:
     own: Callable[[Keys], dict[str, Ragged]] = lambda clients: {}  # keys of clients -> part -> a list for each of them
     n_bytes: float = 0.0  # on average per client, the model included
     some: Callable[[Keys, Ragged], dict[str, Ragged]] | None = None  # the same about some items of each client only
+    opened: Callable[[dict[str, Ragged], int], dict[str, Ragged]] = lambda lists, n_items: lists  # as devices read them
 
 
 @dataclass(frozen=True)

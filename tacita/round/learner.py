@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from tacita.core.errors import TacitaError, unknown_name
@@ -72,6 +73,15 @@ class Learner(ABC):
     def go_on(self, server: ServerState) -> ServerState:
         """A round in which nobody was asked."""
         return server
+
+
+def extra_fields(parts: Sequence[Part], n_items: int) -> tuple[Spec, ...]:
+    """What parts send beside a learner's own fields, each to the party that plays the part."""
+    return tuple(
+        replace(one, name=f"{part.name}.{one.name}", by=part.party)
+        for part in parts
+        for one in part.extra_fields(n_items)
+    )
 
 
 _LEARNERS: dict[str, type[Learner]] = {}

@@ -189,12 +189,12 @@ class AutogradStepper(Stepper):
         rep = self.backbone.represent(self.backbone.named(_rows(self.private, users)), own, self._context(users))
         owner = np.concatenate([one.owner for one in blocks])
         at = np.searchsorted(users, owner)
-        inside = None
+        inside, read = None, self.backbone.heads_to_score(self.heads)
         if self.context is not None:
             inside = torch.from_numpy(np.concatenate([one.inside for one in blocks]))
         scores = self.backbone.score(
             {name: _rows(value, at) for name, value in rep.items()},
-            {name: _rows(tensor, self.client_of_user[owner]) for name, tensor in self.heads.items()},
+            {name: _rows(tensor, self.client_of_user[owner]) for name, tensor in read.items()},
             _rows(self.rows, np.concatenate([one.row for one in blocks])),
             inside,
         )

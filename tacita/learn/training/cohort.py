@@ -140,7 +140,8 @@ def train_cohort(
     if sent is not None:
         rows = Rows(client[sent], local.row_item[sent], local.rows.take(sent, axis=0))
     moved = {f"heads/{name}": Dense(local.heads[name] - v) for name, v in view.heads.items()}
-    values: dict[str, Form] = {"rows": rows, **moved, **{name: Dense(np.asarray(v)) for name, v in small.items()}}
+    values: dict[str, Form] = {"rows": rows, **moved}
+    values |= {name: v if isinstance(v, Form) else Dense(np.asarray(v)) for name, v in small.items()}
     return Trained(Upload(values, np.ones(view.n_clients), view.client_keys), local, kept)
 
 

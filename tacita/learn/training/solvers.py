@@ -48,7 +48,8 @@ class Solver(ABC):
     def take(self, step: int, phase: tuple[str, ...], loss: Callable[[], Tensor], used: Used) -> None:
         """One step of what moves in this phase."""
         chosen = [k for k, one in enumerate(self.moving) if one.phase in phase]
-        grads = torch.autograd.grad(loss(), [self.moving[k].tensor for k in chosen])
+        moved = [self.moving[k].tensor for k in chosen]
+        grads = torch.autograd.grad(loss(), moved, allow_unused=True, materialize_grads=True)  # unused: it has none
         with torch.no_grad():
             for k, grad in zip(chosen, grads, strict=True):
                 self.move(k, grad, step, used[self.moving[k].kind])

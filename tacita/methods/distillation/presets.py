@@ -58,3 +58,9 @@ preset(
 _ROWS = {**SETTINGS, "backbone": {"name": "mf", "lr": 1e-3, "item_lr_scale": 1.0}}
 preset("fedmf-kd", settings=_ROWS)
 preset("fedncf-kd", settings={**SETTINGS, "backbone": {"name": "neuncf", "tower": [128, 64]}})
+preset(
+    "fedpergnn",
+    {"name": "neighbours"},
+    {"name": "cover"},
+    settings={**SETTINGS, "backbone": {"name": "fedpergnn"}},
+)
