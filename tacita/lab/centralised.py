@@ -21,6 +21,7 @@ from tacita.round.parts import Purpose
 from tacita.round.plan import Federation
 
 BATCH = 1024
+GRAPH_BATCH = 8192  # a step of a graph model passes along every edge there is, so that small ones cost too much
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,10 @@ def train_centrally(fed: Federation, block: Block) -> Trained:
     central = Central(fed.backbone, _graph(fed, data, block), plan.weight_decay)
     state = _start(fed, central, block)
     best = Trained(central, state, 0, 0, None)
+    batch = GRAPH_BATCH if fed.backbone.on_graph else BATCH
     for epoch in range(1, plan.rounds + 1):
         order = fed.draws.public("central-order", block.index, epoch)
-        state = central.train(state, _samples(fed, data, block, epoch), BATCH, [order])
+        state = central.train(state, _samples(fed, data, block, epoch), batch, [order])
         if epoch % every and epoch != plan.rounds:
             continue
         score = _validated(fed, block, Trained(central, state, epoch, epoch, None))
