@@ -412,7 +412,7 @@ def test_taking_back_is_retraining_without_it(
     left = [[[i for i in one if not (u in users and i in gone)] for u, one in enumerate(b)] for b in blocks]
     told, kept = ([Ragged.from_lists(b) for b in lists] for lists in (blocks, left))
     who = np.array(sorted(users))
-    after, _ = backbone.retracted(server, [t.take(who) for t in told], [k.take(who) for k in kept])
+    after, _ = backbone.replaced(server, [t.take(who) for t in told], [k.take(who) for k in kept])
     again = backbone.retrained(server, kept)
     for name in ("at", "ptr", "touched", "repeats", "doublings"):
         assert np.array_equal(after.parts[STATE][name], again.parts[STATE][name])
@@ -437,7 +437,7 @@ def test_a_low_rank_update_is_a_new_solve(options: dict[str, Any]) -> None:
     told = [Ragged.from_lists(b) for b in blocks]
     before = [one.take(np.array([7])) for one in told]
     after = [Ragged.from_lists([one.row(0)[1:].tolist()]) for one in before]
-    found, rank = backbone.retracted(server, before, after)
+    found, rank = backbone.replaced(server, before, after)
     assert rank > 0
     fresh = backbone.solved(found, Sums.read(found.parts[STATE]))
     old, new = (one.parts[STATE]["inverse"] for one in (found, fresh))

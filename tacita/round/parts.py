@@ -376,6 +376,6 @@ def owner_of(parts: Sequence[Part], hook: str) -> Part | None:
 _DECIDES = {"local_data": "what is learned from", "answers": "which model answers"}
 
 
-def overrides(part: Part, hook: str) -> bool:
+def overrides(part: Any, hook: str) -> bool:
     """Whether the part changes a hook, so that costly preparations can be skipped where nobody asks."""
     return getattr(type(part), hook) is not getattr(Part, hook)

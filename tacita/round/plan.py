@@ -47,11 +47,13 @@ class Plan:
         asker = self.asker(question)
         return asker.answer(view, question) if asker else self.learner.answer(view, question)
 
-    def asker(self, question: str) -> Part | None:
-        """The part whose own question it is; None: it is one of the learner's."""
+    def asker(self, question: str) -> Part | Learner | None:
+        """Whose own question it is, a part's or the learner's to those who take something back; None: of a round."""
         name, slash, _ = question.partition("/")
         if not slash:
             return None
+        if name == self.learner.name and self.learner.takes_back:
+            return self.learner
         for part in self.parts:
             if part.name == name:
                 return part
