@@ -268,6 +268,7 @@ class Requests:
     items: Ragged  # of each
     time: float = 0.0
     number: int = 0
+    alone: bool = False  # not to wait for others, where a method would
 
     @staticmethod
     def of(request: Request | Requests) -> Requests:

@@ -145,6 +145,8 @@ class Here:
         told = fed.stream.trained(server.block)
         ever = np.zeros(block.n_users, bool)
         ever[: len(told)] = told.counts() > 0
+        if chosen is not None and not fed.config.train.silos:  # who withdrew everything may still be asked for it
+            ever |= np.isin(fed.stream.user_keys[: block.n_users], chosen)
         everybody = members_of(block, fed.stream.user_keys, fed.config.train.silos, fed.draws, ever)
         return everybody, everybody.active if chosen is None else everybody.find(chosen)
 
@@ -231,6 +233,9 @@ class Here:
                 for n, request in enumerate(requests.each()):
                     view = users_view(self.clients, server, block, users[n : n + 1], fed.stream.user_keys, Down())
                     put_parts(self.clients, view.user, {part.name: part.handle_here(view, request)})
+        if fed.learner.takes_back and len(users):
+            view = users_view(self.clients, server, block, users, fed.stream.user_keys, Down())
+            put_parts(self.clients, view.user, {fed.learner.name: fed.learner.handle_many_here(view, requests)})
 
     def enrol(self, fed: Federation, server: ServerState, part: Part) -> Requests | None:
         """What those with data in the block choose as it begins; the price of one view of all of them."""

@@ -16,7 +16,8 @@ from tacita.core.types import Given, Keys, Request, Requests, ServerState
 from tacita.federation.devices import Here
 from tacita.federation.one_round import Progress, decoded, run_round
 from tacita.fields import Total
-from tacita.round.parts import overrides
+from tacita.round.learner import Learner
+from tacita.round.parts import Part, overrides
 from tacita.round.plan import Federation, Plan, to_serve
 
 
@@ -47,15 +48,19 @@ def handle(plan: Plan, progress: Progress, request: Request | Requests) -> dict[
 
     said: dict[str, Any] = {}
     try:
-        for part in plan.parts:
-            handled = part.handle_many(server, asked_for, ask, play)
+        handlers: tuple[Part | Learner, ...] = (*plan.parts, plan.learner)
+        for one in handlers:
+            handled = one.handle_many(server, asked_for, ask, play)
             if handled is not None:
-                server, said[part.name] = handled
+                server, said[one.name] = handled
     finally:  # devices have played those rounds, whatever became of the request
         progress.server = replace(progress.server, round=progress.server.round + played)
         progress.played += played
-    if not played and not _changed(before, server):
-        progress.server, progress.best_server = server, replace(progress.best_server, given=server.given)
+    if not played and not _changed(before, server, plan.learner.name):
+        waiting = {name: v for name, v in server.parts.items() if name == plan.learner.name}
+        parts = {**progress.best_server.parts, **waiting}
+        progress.server = server
+        progress.best_server = replace(progress.best_server, given=server.given, parts=parts)
         return said
     progress.server = progress.best_server = replace(server, round=progress.server.round)
     progress.best_score, progress.best_round, progress.stale = -1.0, progress.server.round, 0
@@ -63,17 +68,19 @@ def handle(plan: Plan, progress: Progress, request: Request | Requests) -> dict[
     return said
 
 
-def _changed(before: ServerState, after: ServerState) -> bool:
-    """Whether a request changed more than the record of what people shared."""
+def _changed(before: ServerState, after: ServerState, learner: str) -> bool:
+    """Whether a request changed more than the record of what people shared, and of who waits to take some back."""
     same = before.items is after.items and before.heads is after.heads
-    return not same or any(after.parts[name] is not v for name, v in before.parts.items() if name in after.parts)
+    held = {name: v for name, v in before.parts.items() if name in after.parts and name != learner}
+    return not same or any(after.parts[name] is not v for name, v in held.items())
 
 
 def _check(plan: Plan, request: Requests) -> None:
     """Refuse what nobody would carry out, before any device or record changes."""
     if plan.config.train.silos:
         raise TacitaError("requests are for clients that are one user each; train.silos must be 0.")
-    if not any(overrides(part, "handle") or overrides(part, "handle_many") for part in plan.parts):
+    able = any(overrides(part, "handle") or overrides(part, "handle_many") for part in plan.parts)
+    if not able and not (plan.learner.takes_back and request.kind in ("forget", "leave")):
         raise TacitaError(
             f"nothing in this run can carry out '{request.kind}': its parts are "
             f"{', '.join(part.name for part in plan.parts) or 'none'}; train again with other data."

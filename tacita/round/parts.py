@@ -79,6 +79,9 @@ class Part:
     most_weight: ClassVar[float] = 1.0
     """The largest factor that `weight` may give a client."""
 
+    takes_back: ClassVar[tuple[Literal["given", "local"], ...]] = ("given", "local")
+    """What its `handle` takes out of the model: what people shared, what their devices learned from."""
+
     every_release: ClassVar[bool] = False
     """`encode`, `encode_sum` and `decode` also concern answers to other parts' questions: a budget, a clip."""
 

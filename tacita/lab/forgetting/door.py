@@ -25,9 +25,9 @@ from tacita.federation.state_arrays import read_server
 from tacita.lab.artefacts import find_traces, needles_of
 from tacita.lab.assembling import ALL_CORES, Machine, assemble
 from tacita.lab.controls import mean_of
-from tacita.lab.forgetting.certificate import Case, Done, certify
+from tacita.lab.forgetting.certificate import Case, certify
 from tacita.lab.forgetting.paths import Way, way_of
-from tacita.lab.forgetting.proof import prove
+from tacita.lab.forgetting.proof import Done, Proof, prove
 from tacita.lab.forgetting.wishes import Asked, Standing, Wish, checked, nothing_to_do
 from tacita.lab.run_folder import Saved, changing, lists_of, open_saved, read_result, settle, write_models
 from tacita.metrics import continual_summary
@@ -76,7 +76,7 @@ def grant(folder: Path, wish: Wish, verify: bool = False, machine: Machine = ALL
         asked = checked(wish, run.standing())
         if asked.empty:
             return Granted(nothing_to_do(wish, run.standing()))
-        way = way_of(run.fed, asked.requests, run.progress.server.given)
+        way = way_of(run.fed, asked, run.progress.server.given)
         done = carried_out(run, asked, way)
         proof = None
         if verify and wish.kind != "share" and not done.waits:
@@ -90,7 +90,7 @@ def opened(folder: Path, machine: Machine = ALL_CORES) -> Opened:
     fed = assemble(saved.config, machine)
     if saved.ids["fingerprint"] != fed.stream.fingerprint:
         raise TacitaError(
-            f"{folder} was trained on other data than '{saved.config.data}' holds now; restore the data, or train again."
+            f"{folder} was trained on other data than '{saved.config.data}' holds now; restore it, or train again."
         )
     fed = replace(fed, stream=left_of(fed.stream, lists_of(saved.held, "history")))
     server, clients = read_server(saved.served, saved.note), read_devices(saved.held, "")
@@ -145,18 +145,16 @@ _TRAINED = ("rounds", "best_round", "valid", "valid_served", "bytes_up", "bytes_
 
 def _withdrawn(clients: DeviceState, asked: Asked, fed: Federation) -> Ragged:
     """Per user, what is nobody's any more: what is to be forgotten, and what parts dropped for good."""
-    n = fed.stream.n_users
-    rows, ids = [], []
+    none = np.zeros(0, np.int32)
+    rows, ids = [none], [none]
     if asked.requests.kind in ("forget", "leave"):
-        items = asked.requests.items
-        rows, ids = [asked.users[items.rows()]], [items.ids]
+        rows, ids = [asked.users[asked.items.rows()]], [asked.items.ids]
     for name in clients.lists:
         if name.endswith("/gone"):
             found = clients.list_of(name, asked.users)
             rows.append(asked.users[found.rows()])
             ids.append(found.ids)
-    flat = [np.concatenate(side) if side else np.zeros(0, np.int32) for side in (rows, ids)]
-    return Ragged.from_pairs(*flat, n)
+    return Ragged.from_pairs(np.concatenate(rows), np.concatenate(ids), fed.stream.n_users)
 
 
 def purge(clients: DeviceState, gone: Ragged, asked: Asked, learner: str) -> None:
@@ -178,7 +176,7 @@ def purge(clients: DeviceState, gone: Ragged, asked: Asked, learner: str) -> Non
     clients.keep()
 
 
-def _written(done: Done, asked: Asked, proof: Any, began: float) -> Granted:
+def _written(done: Done, asked: Asked, proof: Proof | None, began: float) -> Granted:
     """New files in place of the old ones, all of them or none."""
     folder = done.saved.folder
     progress = Progress(done.now.server, Here(done.now.clients), done.now.server)

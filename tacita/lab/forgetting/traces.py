@@ -93,25 +93,23 @@ def look(fed: Federation, learned: Learned, pairs: Pairs) -> Seen:
         some = np.arange(lo, min(lo + CHUNK, len(pairs.users)))
         scores = score(pairs.users[some]).astype(np.float64)
         mine, other, have = pairs.members.take(some), pairs.others.take(some), known.take(pairs.users[some])
-        at = scores[mine.rows(), mine.ids]
+        at, beside = scores[mine.rows(), mine.ids], scores[other.rows(), other.ids]
         order = np.sort(scores, axis=1)
         below = np.array([np.searchsorted(order[r], s) for r, s in zip(mine.rows(), at, strict=True)], np.float64)
         scores[have.rows(), have.ids] = -np.inf
         top, _ = best_items(scores.astype(np.float32), min(TOP, scores.shape[1]))
-        clear = scores
-        parts.append((at, _at(score, clear, other, pairs.users[some]), below / max(1, scores.shape[1] - 1), top))
+        parts.append((at, beside, below / max(1, scores.shape[1] - 1), top))
     if not parts:
         none = np.zeros(0)
         return Seen(none, none, none, Ragged.empty(0))
-    joined = [np.concatenate([one[k] for one in parts]) for k in range(3)]
+    members, others, rank = (np.concatenate([one[k] for one in parts]) for k in range(3))
     lists = np.concatenate([one[3] for one in parts])
     ptr = np.arange(len(lists) + 1, dtype=np.int64) * lists.shape[1]
-    return Seen(*joined, Ragged(ptr, lists.reshape(-1).astype(np.int32)))
+    return Seen(members, others, rank, Ragged(ptr, lists.reshape(-1).astype(np.int32)))
 
 
-def _at(score: DeviceScorer, scores: Doubles, lists: Ragged, users: Ints) -> Doubles:
-    """Scores of the items in lists; none of them is hidden, as nobody has them."""
-    return scores[lists.rows(), lists.ids]
+def mean_or_none(values: Doubles) -> float | None:
+    return float(values.mean()) if len(values) else None
 
 
 def auc_of(members: Doubles, others: Doubles, owner: Longs | None = None, weight: Doubles | None = None) -> float:
@@ -119,7 +117,9 @@ def auc_of(members: Doubles, others: Doubles, owner: Longs | None = None, weight
     if len(members) == 0:
         return float("nan")
     times = np.ones(len(members)) if weight is None or owner is None else weight[owner]
-    return _auc(np.concatenate([members, others]), np.concatenate([times, times * 0]), np.concatenate([times * 0, times]))
+    return _auc(
+        np.concatenate([members, others]), np.concatenate([times, times * 0]), np.concatenate([times * 0, times])
+    )
 
 
 def _auc(score: Doubles, positive: Doubles, negative: Doubles) -> float:
@@ -154,9 +154,7 @@ def paired_interval(a: Seen, b: Seen, owner: Longs, seed: int) -> list[float]:
     draws, found = np.random.default_rng([seed, people]), []
     for _ in range(RESAMPLED):
         times = _resampled(draws, people)
-        found.append(
-            auc_of(a.members, a.others, owner, times) - auc_of(b.members, b.others, owner, times)
-        )
+        found.append(auc_of(a.members, a.others, owner, times) - auc_of(b.members, b.others, owner, times))
     return [float(x) for x in np.nanpercentile(found, [2.5, 97.5])]
 
 
@@ -175,7 +173,9 @@ def jaccard(a: Seen, b: Seen) -> float:
 def vector_of(learned: Learned) -> Doubles:
     """All numbers of a model that everybody gets."""
     server = learned.server
-    return np.concatenate([server.items.ravel(), *(server.heads[k].ravel() for k in sorted(server.heads))]).astype(float)
+    return np.concatenate([server.items.ravel(), *(server.heads[k].ravel() for k in sorted(server.heads))]).astype(
+        float
+    )
 
 
 def distance(a: Learned, b: Learned) -> float | None:

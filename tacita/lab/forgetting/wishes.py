@@ -57,14 +57,15 @@ def read_wish(path: Path, kind: Kind) -> Wish:
 class Asked:
     """A wish in numbers: whose it is, and which of their items it is about."""
 
-    requests: Requests
+    requests: Requests  # as the server hears it: of who leaves, no items
     users: Ints  # (people,) row of each sender
+    items: Ragged  # (people) what it is about
     whole: bool  # everything that they have
     waiting: bool = False  # some of them asked before, and what they told still waits to be taken back
 
     @property
     def empty(self) -> bool:
-        return len(self.requests.items.ids) == 0 and not self.waiting
+        return len(self.items.ids) == 0 and not self.waiting
 
 
 @dataclass(frozen=True)
@@ -92,14 +93,14 @@ def checked(wish: Wish, now: Standing) -> Asked:
             chosen = np.setdiff1d(chosen, shared.row(row))
         rows.append(np.full(len(chosen), row))
         ids.append(chosen)
-    flat = (np.concatenate(side) if side else np.zeros(0, np.int64) for side in (rows, ids))
-    items = Ragged.from_pairs(*flat, len(users))
+    items = Ragged.from_pairs(np.concatenate([*rows, _NONE]), np.concatenate([*ids, _NONE]), len(users))
     whole = wish.kind == "forget" and bool(wish.items) and all(one is None for one in wish.items.values())
     waits = np.isin(now.keys[users], now.waiting) if wish.alone else np.zeros(len(users), bool)
     asking = np.flatnonzero((items.counts() > 0) | waits)
     kind: Literal["share", "unshare", "forget", "leave"] = "leave" if whole else wish.kind
-    requests = Requests(kind, now.keys[users[asking]], items.take(asking), alone=wish.alone)
-    return Asked(requests, users[asking], whole, bool(waits.any()))
+    told = Ragged.empty(len(asking)) if whole else items.take(asking)
+    requests = Requests(kind, now.keys[users[asking]], told, alone=wish.alone)
+    return Asked(requests, users[asking], items.take(asking), whole, bool(waits.any()))
 
 
 def _has(kind: Kind, now: Standing, user: int, shared: AnyArray) -> Longs:
@@ -110,9 +111,7 @@ def _has(kind: Kind, now: Standing, user: int, shared: AnyArray) -> Longs:
     return np.unique(own.row(user)) if user < len(own) else np.zeros(0, np.int64)
 
 
-def _named(
-    wish: Wish, now: Standing, user: str, named: list[str], number: dict[str, int], has: Longs
-) -> Longs:
+def _named(wish: Wish, now: Standing, user: str, named: list[str], number: dict[str, int], has: Longs) -> Longs:
     """The items that somebody names, of those that they have."""
     folder = now.saved.folder
     if not named:
@@ -129,6 +128,8 @@ def _named(
     return np.intersect1d(has, chosen)
 
 
+_NONE = np.zeros(0, np.int64)
+
 _LACKS = {
     "forget": "has no item '{item}' in {folder}: never liked or forgotten.",
     "share": "has no item '{item}' to share in {folder}: never learned from, or forgotten.",
@@ -142,9 +143,14 @@ NOTHING = {
 }
 
 
-def nothing_to_do(wish: Wish, folder: Path) -> str:
+def nothing_to_do(wish: Wish, now: Standing) -> str:
     """Why a wish changes nothing."""
+    folder = now.saved.folder
     if not wish.items:
         return f"nobody asks for anything; {folder} stays as it is."
+    waits = np.isin(now.keys[now.saved.numbers(list(wish.items))], now.waiting)
+    if waits.any():
+        first = list(wish.items)[int(waits.argmax())]
+        return f"the request of user '{first}' already waits for others; --now sends it alone."
     whom = f"user '{next(iter(wish.items))}'" if len(wish.items) == 1 else f"these {len(wish.items)} users"
     return NOTHING[wish.kind].format(whom=whom, folder=folder)

@@ -42,6 +42,7 @@ class Sharing(Part):
     name = "sharing"
     Config: ClassVar[type[PartConfig]] = SharingConfig
     config: SharingConfig
+    takes_back = ()  # it keeps the record only
     lasting = ("shared", "gone", "group", "left")
 
     def check(self, n_items: int) -> None:

@@ -351,9 +351,7 @@ class Tally(Backbone):
     def retraction(self, view: CohortView, told: list[Ragged], left: list[Ragged]) -> dict[str, Form]:
         return self.told_instead(told, left, view.user_ptr, Shape.of(view.n_items, view.heads["inputs"]))
 
-    def told_instead(
-        self, told: list[Ragged], left: list[Ragged], user_ptr: Longs, shape: Shape
-    ) -> dict[str, Form]:
+    def told_instead(self, told: list[Ragged], left: list[Ragged], user_ptr: Longs, shape: Shape) -> dict[str, Form]:
         """What people take back of each block, and what they say again."""
         client = np.repeat(np.arange(len(user_ptr) - 1, dtype=np.int32), np.diff(user_ptr))
         twice = np.repeat(client, 2)

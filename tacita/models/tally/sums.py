@@ -157,7 +157,7 @@ class Sums:
         touched, told_again = self.touched.copy(), self.repeats.copy()
         touched[k] += change["touched"]
         told_again[k] += change["repeats"]
-        return replace(held, **sides, touched=touched, repeats=told_again)
+        return replace(held, total=sides["total"], count=sides["count"], touched=touched, repeats=told_again)
 
     def _with_room(self, k: int, places: Longs) -> Sums:
         """The same sums with an entry for each of the places in a block."""
