@@ -129,6 +129,8 @@ def _any_row(array: AnyArray, rows: AnyArray) -> bool:
     if width * rows.itemsize < SMALL or array.size == 0 or array.size % width or array.dtype.kind != "f":
         return False
     wanted = np.ascontiguousarray(rows[rows.any(axis=1)].astype(array.dtype))
+    if len(wanted) == 0:
+        return False
     flat = np.ascontiguousarray(array).reshape(-1, width)
     hits = flat[np.isin(_hashed(flat), _hashed(wanted))]
     exact = {row.tobytes() for row in wanted}
