@@ -253,6 +253,48 @@ def audit_scores(
     console.say(found["note"])
 
 
+@audit_app.command("forget")
+def audit_forget(
+    run: Annotated[Path, typer.Argument(help="Run folder of a method that takes data back.")],
+    requests: Annotated[
+        float, typer.Option("--requests", min=0.001, max=1.0, help="Share of the sharers, or of all, who withdraw.")
+    ] = 0.3,
+    brief: Annotated[
+        bool, typer.Option("--brief", help="The run's own model: nothing planted, nobody held out.")
+    ] = False,
+    data_dir: DataDir = None,
+    threads: Threads = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the table (Markdown, CSV).")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """What withdrawn data still shows of itself, beside training again without it. The run stays as it is.
+
+    Examples:
+
+    `tacita audit forget runs/mine`
+
+    `tacita audit forget runs/mine --requests 0.3 --brief --out audits`
+    """
+    from tacita.audit import forgetting
+    from tacita.lab.assembling import Machine
+    from tacita.report import forgetting_audit
+
+    with console.counting("models", quiet) as tell:
+        machine = Machine(threads, data_dir=data_dir)
+        found = forgetting.audit_forgetting(run, requests, not brief, machine, tell)
+    if out is not None:
+        stem = forgetting_audit.write(found, forgetting.MODELS, out)
+        console.say(f"wrote {stem}.md and .csv")
+    if as_json:
+        console.print_json(found)
+        return
+    console.say(forgetting_audit.about(found))
+    console.show_bench({"rows": forgetting_audit.rows_of(found, forgetting.MODELS)}, False)
+    for line in forgetting_audit.lines_of(found):
+        console.say(line)
+
+
 def _show_audit(found: dict[str, Any]) -> None:
     from tacita.report import audit as report_audit
 

@@ -32,7 +32,7 @@ from tacita.lab.forgetting.wishes import Asked, Standing, Wish, checked, nothing
 from tacita.lab.run_folder import Saved, changing, lists_of, open_saved, read_result, settle, write_models
 from tacita.metrics import continual_summary
 from tacita.report.pages import write_report
-from tacita.round.device_state import DeviceState, read_devices
+from tacita.round.device_state import DeviceState, device_arrays, read_devices
 from tacita.round.plan import Federation
 
 
@@ -118,11 +118,12 @@ def carried_out(run: Opened, asked: Asked, way: Way) -> Done:
     """The request on the run's state; what was withdrawn is nowhere on the devices then."""
     fed, progress, saved = run.fed, run.progress, run.saved
     before, results = progress.server, progress.results
+    was = Learned(before, read_devices(device_arrays(progress.clients, ""), ""))
     began = time.perf_counter()
     said = handle(fed, progress, asked.requests)
     seconds = time.perf_counter() - began
     gone = _withdrawn(progress.clients, asked, fed)
-    history = lists_of(saved.held, "history")
+    history = fed.stream.history(len(fed.stream.blocks))
     left = replace(fed, stream=left_of(fed.stream, history.where(~gone.holds(history.rows(), history.ids))))
     changed = progress.server.items is not before.items or progress.server.heads is not before.heads
     if changed:
@@ -134,7 +135,6 @@ def carried_out(run: Opened, asked: Asked, way: Way) -> Done:
         scores, _ = block_scores(left, progress.server, progress.clients)
     progress.results = [*results[:-1], {**results[-1], **scores}]
     purge(progress.clients, gone, asked, fed.learner.name)
-    was = Learned(before, read_devices(saved.held, ""))
     now = Learned(progress.server, progress.clients)
     return Done(saved, fed, left, asked, way, gone, said, was, now, seconds, progress.results)
 

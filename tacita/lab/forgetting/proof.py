@@ -11,7 +11,7 @@ import numpy as np
 from tacita.core.codec import digest
 from tacita.core.types import CohortView, Given, Held, Ragged, Requests
 from tacita.federation.measuring import Learned
-from tacita.federation.rounds import run_stream, start
+from tacita.federation.rounds import Progress, run_stream, start
 from tacita.lab.assembling import build
 from tacita.lab.forgetting import traces
 from tacita.lab.forgetting.paths import Way
@@ -93,7 +93,13 @@ def retrained(done: Done) -> Learned:
 
 
 def trained_again(fed: Federation, given: Given, seed: int | None = None) -> Learned:
-    """The run from its beginning, where people share what is in `given`; maybe with other draws."""
+    """What the run comes to from its beginning, where people share what is in `given`; maybe with other draws."""
+    progress = run_again(fed, given, seed)
+    return Learned(progress.server, progress.clients)
+
+
+def run_again(fed: Federation, given: Given, seed: int | None = None) -> Progress:
+    """The same, as a run that can go on."""
     if seed is not None:
         config = fed.config.model_copy(update={"seed": seed})
         backbone, parts, draws = build(config)
@@ -101,7 +107,7 @@ def trained_again(fed: Federation, given: Given, seed: int | None = None) -> Lea
     fed = replace(fed, parts=tuple(decided(part, given) for part in fed.parts))
     progress = start(fed)
     run_stream(fed, progress, lambda report, now: None)
-    return Learned(progress.server, progress.clients)
+    return progress
 
 
 def decided(part: Part, given: Given) -> Part:

@@ -122,6 +122,12 @@ def auc_of(members: Doubles, others: Doubles, owner: Longs | None = None, weight
     )
 
 
+def auc_of_groups(members: Doubles, others: Doubles) -> float:
+    """The same for two groups of any size."""
+    here, there = np.ones(len(members)), np.ones(len(others))
+    return _auc(np.concatenate([members, others]), np.append(here, there * 0), np.append(here * 0, there))
+
+
 def _auc(score: Doubles, positive: Doubles, negative: Doubles) -> float:
     order = np.argsort(score, kind="stable")
     s, p, n = score[order], positive[order], negative[order]
