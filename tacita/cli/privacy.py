@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 audit_app = typer.Typer(no_args_is_help=True, help="Attacks: what a release gives away, beside controls.")
 
 
-Run = Annotated[Path, typer.Option("--run", help="Run folder.")]
 User = Annotated[str | None, typer.Option("--user", help="Raw user id.")]
 Items = Annotated[str | None, typer.Option("--items", help="Raw item ids, comma-separated.")]
 Everything = Annotated[bool, typer.Option("--all", help="All that the user has.")]
@@ -30,7 +29,7 @@ Verify = Annotated[bool, typer.Option("--verify", help="Train again on what rema
 
 
 def forget(
-    run: Run,
+    run: Annotated[Path, typer.Option("--run", help="Run folder.")],
     user: User = None,
     items: Items = None,
     everything: Everything = False,
@@ -59,7 +58,7 @@ def forget(
 
 
 def unshare(
-    run: Run,
+    run: Annotated[Path, typer.Option("--run", help="Run folder.")],
     user: User = None,
     items: Items = None,
     everything: Everything = False,
@@ -87,7 +86,7 @@ def unshare(
 
 
 def share(
-    run: Run,
+    run: Annotated[Path, typer.Option("--run", help="Run folder.")],
     user: User = None,
     items: Items = None,
     everything: Everything = False,

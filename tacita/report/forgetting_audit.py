@@ -40,8 +40,8 @@ def about(found: dict[str, Any]) -> str:
     what = "canaries planted and people held out" if found["planted"] else "the run's own model"
     return (
         f"{found['data']}, {found['method']}, {found['backbone']}, seed {found['seed']}, {what}: "
-        f"{found['people']} people withdraw {found['withdrawn']} interactions, carried out by {' and '.join(found['by'])} in "
-        f"{found['seconds']:.2f} s (training again {found['seconds_retrain']:.2f} s)."
+        f"{found['people']} people withdraw {found['withdrawn']} interactions, carried out by "
+        f"{' and '.join(found['by'])} in {found['seconds']:.2f} s (training again {found['seconds_retrain']:.2f} s)."
     )
 
 
