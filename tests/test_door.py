@@ -419,7 +419,7 @@ def needles(folder: Path, user: str, items: list[str], rows: Any = None) -> Need
     gone = Ragged.from_pairs(np.repeat(number, len(ids)), ids, len(saved.ids["users"]))
     known = saved.served["items"][ids] if rows is None else rows
     return Needles(
-        gone, number, keys_of(saved.ids["users"]), tuple(saved.ids["users"]), tuple(saved.ids["items"]), rows=known
+        gone, gone, keys_of(saved.ids["users"]), tuple(saved.ids["users"]), tuple(saved.ids["items"]), rows=known
     )
 
 

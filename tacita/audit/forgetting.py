@@ -185,9 +185,8 @@ def relearning(judged: Judged, pairs: traces.Pairs) -> dict[str, float]:
 def artefacts(judged: Judged) -> dict[str, Any]:
     """What a search finds of withdrawn data in a folder of the run before and after, every file of it."""
     done, stream = judged.done, judged.done.fed.stream
-    users = np.flatnonzero(done.gone.counts() > 0).astype(np.int32)
     rows = done.was.server.items[np.unique(done.withdrawn.ids)]
-    needles = Needles(done.gone, users, stream.user_keys, stream.user_ids, stream.item_ids, rows=rows)
+    needles = Needles(done.gone, done.withdrawn, stream.user_keys, stream.user_ids, stream.item_ids, rows=rows)
     out: dict[str, Any] = {}
     for name, fed, one in (("O", done.fed, done.was), ("X", done.left, done.now)):
         with tempfile.TemporaryDirectory() as place:

@@ -68,7 +68,7 @@ class Opened:
 def grant(folder: Path, wish: Wish, verify: bool = False, machine: Machine = ALL_CORES) -> Granted:
     """Carry out what people ask of a run folder."""
     began = time.perf_counter()
-    open_saved(folder)  # what is no finished run is refused before anybody is kept out of it
+    read_result(folder)  # what is no finished run is refused before anybody is kept out of it
     with alone_in(folder):
         clear_sides(folder)
         settle(folder)
@@ -187,7 +187,8 @@ def _written(done: Done, asked: Asked, proof: Proof | None, began: float) -> Gra
         if asked.requests.kind != "share":
             number = 1 + max((_number(one) for one in folder.glob("*-*.json")), default=0)
             name = f"{'unshare' if asked.requests.kind == 'unshare' else 'forget'}-{number}.json"
-            needles = needles_of(done.saved, done.gone, asked.users if asked.whole else asked.users[:0], done.was)
+            leavers = asked.users if asked.whole else asked.users[:0]
+            needles = needles_of(done.saved, done.gone, done.withdrawn, leavers, done.was)
             traces = find_traces(side, needles, besides=folder)
             certificate = certify(Case(done, proof, traces, number, time.perf_counter() - began))
             path = folder / name
