@@ -5,6 +5,7 @@ A block ends after its last round or when patience runs out; its best round is r
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,13 +13,13 @@ from typing import Any
 import numpy as np
 
 import tacita.learn  # noqa: F401  (learners register themselves)
-from tacita.core.types import Keys, ServerState
+from tacita.core.types import Again, Keys, ServerState
 from tacita.federation.devices import Devices, Here, Told, nobody_here
 from tacita.federation.measuring import selecting_metric
 from tacita.fields import Total
 from tacita.metrics import Evaluation
 from tacita.round.device_state import DeviceState
-from tacita.round.plan import Federation, Plan, send_down, to_serve
+from tacita.round.plan import Federation, Plan, repeated, send_down, to_serve
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class RoundReport:
     bytes_down: float
     valid: float | None = None  # the selecting metric on the block's validation items
     notes: dict[str, float] = field(default_factory=dict)  # what the parts say of the round
+    seconds: float = 0.0  # until the devices had answered
 
 
 @dataclass
@@ -74,21 +76,27 @@ def start(fed: Federation, devices: Devices | None = None) -> Progress:
 
 
 def run_round(
-    plan: Plan, server: ServerState, devices: Devices, chosen: Keys | None = None
+    plan: Plan, server: ServerState, devices: Devices, chosen: Keys | None = None, again: Again | None = None
 ) -> tuple[ServerState, RoundReport]:
-    """One federated round, with some clients or with those that it chooses. Devices change in place."""
-    before = server
+    """One federated round, with some clients or with those that it chooses. Devices change in place.
+
+    `again`: an earlier round once more. Everybody draws as in that one, and answers under the number of this one.
+    """
+    number = server.round
+    before = server if again is None else replace(server, round=again.round)
     if chosen is None and plan.names_clients:
-        chosen = devices.choose(plan, server)
-    server, down = send_down(plan, server, chosen)
+        chosen = devices.choose(plan, before)
+    server, down = send_down(plan, before, chosen)
     told: list[Told] = []
-    total = None
+    total, seconds = None, 0.0
     for question in plan.learner.questions(server):
-        told.append(devices.exchange(plan, server, down, question, chosen))
+        began = time.perf_counter()
+        told.append(devices.exchange(plan, replace(server, round=number), down, repeated(question, again), chosen))
+        seconds += time.perf_counter() - began
         total = decoded(plan, server, told[-1].total, question)
         server = plan.learner.learn(server, total, question, told[-1].expected)
-    server = replace(server_steps(plan, before, server, total), round=before.round + 1)
-    return server, _report(plan, server, told, down.n_bytes)
+    server = replace(server_steps(plan, before, server, total), round=number + 1)
+    return server, replace(_report(plan, server, told, down.n_bytes), seconds=seconds)
 
 
 def decoded(plan: Plan, server: ServerState, total: Total, question: str) -> Total:
