@@ -3,7 +3,7 @@
 First the person's own device does its part, then the server's record of what was shared changes, then every part that
 the request concerns handles it; it may ask devices questions of its own and play rounds. What it did is told in a
 certificate. Where that changes the model, the best round so far still holds what was withdrawn, so the block goes on
-from the state that is left.
+from the state that is left. The same asked for by many people is carried out together, at the price of one request.
 """
 
 from __future__ import annotations
@@ -12,32 +12,30 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from tacita.core.errors import TacitaError
-from tacita.core.types import Again, Given, Keys, Request, ServerState
+from tacita.core.types import Again, Given, Keys, Request, Requests, ServerState
 from tacita.federation.devices import Here
-from tacita.federation.rounds import Progress, begin_block, decoded, run_round, start
+from tacita.federation.one_round import Progress, decoded, open_block, run_round, start
 from tacita.fields import Total
 from tacita.round.device_state import DeviceState
 from tacita.round.parts import overrides
 from tacita.round.plan import Federation, Plan, to_serve
 
 
-def handle(plan: Plan, progress: Progress, request: Request) -> dict[str, Any]:
-    """Carry out one request; returns what each part that it concerns says of it, and what it took."""
-    _check(plan, request)
-    server = replace(progress.server, given=given_after(progress.server.given, request))
-    progress.devices.request(plan, server, request)
-    before, play = progress.server, Rounds(plan, progress)
-    asked = 0
+def handle(plan: Plan, progress: Progress, request: Request | Requests) -> dict[str, Any]:
+    """Carry out what one person asks for, or many; returns what each part that it concerns says, and what it took."""
+    asked_for = Requests.of(request)
+    _check(plan, asked_for)
+    server = replace(progress.server, given=given_after(progress.server.given, asked_for))
+    progress.devices.request(plan, server, asked_for)
+    asked, before, play = 0, progress.server, Rounds(plan, progress)
 
     def ask(now: ServerState, question: str, chosen: Keys | None) -> Total:
         nonlocal asked
         if plan.asker(question) is None:
             raise TacitaError(f"'{question[:100]}' is no question of a part's own; play a round instead.")
         asked += 1  # nodes answer each question once
-        named = f"{question}/{request.number}.{asked}"
+        named = f"{question}/{asked_for.number}.{asked}"
         down, began = to_serve(plan, now), time.perf_counter()
         told = progress.devices.exchange(plan, now, down, named, chosen)
         play.spend(told.clients, told.bytes_up, down.n_bytes * told.clients, time.perf_counter() - began)
@@ -47,7 +45,7 @@ def handle(plan: Plan, progress: Progress, request: Request) -> dict[str, Any]:
     try:
         for part in plan.parts:
             play.spent, began = Spent(), time.perf_counter()
-            handled = part.handle(server, request, ask, play)
+            handled = part.handle_many(server, asked_for, ask, play)
             if handled is not None:
                 server, told = handled
                 said[part.name] = {**play.spent.said(time.perf_counter() - began), **told}
@@ -122,7 +120,7 @@ class Rounds:
             for part in self.plan.parts:
                 server = server.with_part(part.name, part.server_end_block(server))
         anew = Progress(server, devices, server)
-        begin_block(self.plan, anew, block)
+        open_block(self.plan, anew, block)
         devices.restore(self.plan, self.everybody)
         self.began_anew = True
         return anew.server
@@ -141,20 +139,31 @@ def _changed(before: ServerState, after: ServerState) -> bool:
     return not same or any(after.parts[name] is not v for name, v in before.parts.items() if name in after.parts)
 
 
-def _check(plan: Plan, request: Request) -> None:
+def _check(plan: Plan, request: Requests) -> None:
     """Refuse what nobody would carry out, before any device or record changes."""
     if plan.config.train.silos:
         raise TacitaError("requests are for clients that are one user each; train.silos must be 0.")
-    if not any(overrides(part, "handle") for part in plan.parts):
+    if not any(overrides(part, "handle") or overrides(part, "handle_many") for part in plan.parts):
         raise TacitaError(
             f"nothing in this run can carry out '{request.kind}': its parts are "
             f"{', '.join(part.name for part in plan.parts) or 'none'}; train again with other data."
         )
 
 
-def given_after(given: Given, request: Request) -> Given:
+def given_after(given: Given, request: Request | Requests) -> Given:
     """What the server holds of people's own after a request: who leaves takes everything."""
-    if request.kind == "share":
-        return given.with_shared(request.sender, request.items, request.time)
-    mine = given.of(np.array([request.sender], np.uint64)).ids
-    return given.without(request.sender, mine if request.kind == "leave" else request.items)
+    asked = Requests.of(request)
+    if asked.kind == "share":
+        return given.with_lists(asked.senders, asked.items, asked.time)
+    return given.without_lists(asked.senders, given.of(asked.senders) if asked.kind == "leave" else asked.items)
+
+
+def enrol(fed: Federation, progress: Progress) -> None:
+    """What the lab's people choose as a block begins; people elsewhere choose by themselves, when they like."""
+    if not isinstance(progress.devices, Here):
+        return
+    for part in fed.parts:
+        if overrides(part, "enrol"):
+            asked = progress.devices.enrol(fed, progress.server, part)
+            if asked is not None and len(asked.senders):
+                handle(fed, progress, asked)

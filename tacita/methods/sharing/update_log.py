@@ -14,7 +14,7 @@ import numpy as np
 from tacita.core.codec import pack
 from tacita.core.config import TrainConfig
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, Bools, CohortView, Doubles, Floats, Held, Keys, Longs, Ragged, Request, spans
+from tacita.core.types import Arrays, Bools, CohortView, Doubles, Floats, Held, Keys, Longs, Ragged, Requests, spans
 from tacita.fields import Dense, Form, Rows, Upload
 
 Moment = tuple[int, int]  # a block and a round of it
@@ -22,7 +22,7 @@ Lists = dict[str, Ragged]
 
 
 def check_going_back(name: str, plan: TrainConfig) -> None:
-    """Refuse settings under which nobody could tell later which rounds led to the model, or what they were divided by."""
+    """Refuse settings under which nobody could tell which rounds led to the model, or what divided them."""
     if plan.resume_from == "last":
         raise TacitaError(
             f"part '{name}' goes over the rounds that led to the best one once more; use train.resume_from = 'best'."
@@ -34,9 +34,9 @@ def check_going_back(name: str, plan: TrainConfig) -> None:
         )
 
 
-def is_empty(request: Request) -> bool:
-    """Whether a request asks for nothing."""
-    return request.kind != "leave" and len(request.items) == 0
+def asks_to_forget(requests: Requests) -> bool:
+    """Whether requests ask for something to be forgotten at all."""
+    return requests.kind == "leave" or (requests.kind != "share" and len(requests.items.ids) > 0)
 
 
 # On devices

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tacita.core.types import CohortView, Doubles, Held, Ragged, Request
+from tacita.core.types import CohortView, Doubles, Held, Ragged, Requests
 from tacita.fields import Upload
 from tacita.round.parts import Part, register
 
@@ -23,22 +23,23 @@ class Withdrawal(Part):
     def device_arrays(self, n_users: int) -> Held:
         return {"gone": Ragged.empty(n_users), "left": np.zeros(n_users, bool)}
 
-    def handle_here(self, view: CohortView, request: Request) -> Held:
-        if request.kind == "leave":
+    def handle_many_here(self, view: CohortView, requests: Requests) -> Held:
+        if requests.kind == "leave":
             return {"left": np.ones(len(view.user), bool)}
-        gone = view.lists[self.name]["gone"]
-        items = np.setdiff1d(request.items, gone.ids) if request.kind == "forget" else np.zeros(0, np.int32)
-        one = Ragged(np.array([0, len(items)], np.int64), items.astype(np.int32))
-        return {"gone": gone.joined(one)} if len(view.user) else {}
+        if requests.kind != "forget":
+            return {}
+        gone, asked = view.lists[self.name]["gone"], requests.items
+        return {"gone": gone.joined(asked.where(~gone.holds(asked.rows(), asked.ids)))}
 
     def local_data(self, view: CohortView) -> CohortView:
         mine, owner = view.train, view.train.rows()
         stays = ~view.parts[self.name]["left"][owner] & ~view.lists[self.name]["gone"].holds(owner, mine.ids)
-        if stays.all():
-            return view
-        columns = {name: column[stays] for name, column in mine.values.items()}
-        train = Ragged.from_pairs(owner[stays], mine.ids[stays], len(mine), columns)
+        train = mine if stays.all() else mine.where(stays)
         return replace(view, train=train, exclude=train)
+
+    def serving(self, view: CohortView) -> CohortView:
+        """A model that reads its person's items reads what is left of them."""
+        return self.local_data(view)
 
     def weight(self, view: CohortView, upload: Upload) -> Doubles:
         """Who has nothing left to learn from does not count."""
