@@ -17,6 +17,7 @@ from tacita.fields import Rows
 from tacita.learn.training.draw import lay_out
 from tacita.methods import World, build_parts
 from tacita.methods.sharing import update_log as log
+from tacita.methods.sharing.cufru import turned
 from tacita.methods.sharing.negatives import mixed_negatives
 from tacita.round.plan import Federation, again_of, plain, repeated
 
@@ -329,7 +330,43 @@ def test_cfru_learns_as_without_it_and_nobody_leaving_changes_nothing() -> None:
     assert moved.tolist() == [4]
 
 
-@pytest.mark.parametrize("name", ["fru", "cfru", "retrain"])
+# CUFRU-like
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_station_that_heeds_nobody_gives_the_table_back(every: int) -> None:
+    """kappa = 0, every row kept and nobody gone: the old steps once more, in entries of one round or of several."""
+    fed = federation({"name": "withdrawal"}, {"name": "cufru", "every": every, "keep": 1.0, "fresh": 0.0})
+    progress = played(fed, 4)
+    before = progress.server.items
+    said = handle(fed, progress, Requests("unshare", keys(fed, 0), Ragged.from_lists([[0]])))["cufru"]
+    np.testing.assert_allclose(progress.server.items, before, atol=1e-6)
+    assert said["rounds"] == 4 // every
+    assert said["clients_asked"] == (4 // every) * 2  # a fifth of six, rounded up
+
+
+def test_a_step_keeps_its_length_and_turns_half_way() -> None:
+    old, new = np.array([[2.0, 0.0], [0.0, 3.0], [0.0, 0.0]]), np.array([[0.0, 9.0], [0.0, 0.0], [1.0, 1.0]])
+    made = turned(old, new, 0.5)
+    np.testing.assert_allclose(made, [[2**0.5, 2**0.5], [0, 3], [0, 0]])
+    np.testing.assert_allclose(turned(old, new, 1.0)[0], [0, 2])
+
+
+def test_the_station_asks_nobody_who_left_and_keeps_a_share_of_rows() -> None:
+    fed = federation({"name": "withdrawal"}, {"name": "cufru", "asked": 1.0})
+    progress = played(fed, 3)
+    before = progress.server.items
+    private = progress.clients.private[3].copy()
+    said = handle(fed, progress, leaving(fed, 3))["cufru"]
+    assert said["clients_asked"] == 3 * 5
+    assert not np.array_equal(progress.server.items, before)
+    assert np.array_equal(progress.clients.private[3], private)
+    held = progress.server.parts["cufru"]
+    assert not np.isin(keys(fed, 3), held["clients"]).any()
+    assert all(len(v) <= N_ITEMS // 2 for name, v in held.items() if name.endswith(".item"))
+
+
+@pytest.mark.parametrize("name", ["fru", "cufru", "cfru", "retrain"])
 def test_an_empty_request_changes_nothing_and_asks_nobody(name: str) -> None:
     fed = federation({"name": "withdrawal"}, {"name": name})
     progress = played(fed, 2)
