@@ -11,6 +11,7 @@ from tacita.methods.sharing import cfru as _cfru  # noqa: F401
 from tacita.methods.sharing import cufru as _cufru  # noqa: F401
 from tacita.methods.sharing import fru as _fru  # noqa: F401
 from tacita.methods.sharing import presets as _sharing_presets  # noqa: F401
+from tacita.methods.sharing import retraction as _retraction  # noqa: F401
 from tacita.methods.sharing import retrain as _retrain  # noqa: F401
 from tacita.methods.sharing import sharing as _sharing  # noqa: F401
 from tacita.methods.sharing import withdrawal as _withdrawal  # noqa: F401
