@@ -75,7 +75,7 @@ def test_the_order_of_two_leavers_does_not_matter() -> None:
 
 
 def quadratic(rounds: int, away: int | None, step: float = 0.1) -> tuple[Doubles, list[Doubles], Any]:
-    """Five clients with quadratic losses and a fixed denominator: the table, client 0's pieces, the others' operator."""
+    """Five quadratic clients, a fixed denominator: the table, client 0's pieces and the others' operator."""
     rng = np.random.default_rng(4)
     curves = [np.diag(rng.uniform(0.2, 3.0, 6)) for _ in range(5)]
     wants = rng.normal(size=(5, 6))

@@ -73,7 +73,7 @@ class Trained:
 
     table: Floats
     pieces: list[list[Doubles]]  # group -> round -> (items, width)
-    weighing: list[list[float]]  # group -> round -> what all others weighed
+    weighing: list[list[float]]  # group -> round -> what all but one of it weighed
 
 
 def distance_ratio(whole: Trained, without: Floats, group: int, alpha: float) -> float:
@@ -109,10 +109,11 @@ def trained(fed: Federation, rounds: int, away: Keys, watched: Any = ()) -> Trai
         server = progress.server
         stay = everybody[~np.isin(everybody, away)]
         after, _ = run_round(plan, server, progress.devices, stay)
+        weight = sum(float(one.sum()) for _, _, one, _ in seen)
         for k, group in enumerate(watched):
-            piece, weight = _added(seen, group, server.items.shape)
+            piece, own = _added(seen, group, server.items.shape)
             pieces[k].append(train.server_lr * piece / denominator)
-            weighing[k].append(train.server_lr * (sum(float(w.sum()) for _, _, w, _ in seen) - weight) / denominator)
+            weighing[k].append(train.server_lr * (weight - own) / denominator)
         progress.server = after
     return Trained(progress.server.items, pieces, weighing)
 
@@ -132,11 +133,11 @@ def _keep_watched(seen: list[Any], watched: Keys) -> None:
 
 
 def _added(seen: list[Any], group: Keys, shape: tuple[int, ...]) -> tuple[Doubles, float]:
-    """What a group added to the sum of a round, and what it weighed."""
-    total, weighed = np.zeros(shape), 0.0
+    """What a group added to the sum of a round, and what one of it weighed who took part."""
+    total, weighed, n = np.zeros(shape), 0.0, 0
     for _, sender, weight, rows in seen:
         inside = np.isin(sender, group)
-        weighed += float(weight[inside].sum())
+        weighed, n = weighed + float(weight[inside].sum()), n + int((weight[inside] > 0).sum())
         mine = inside[rows.client]
         np.add.at(total, rows.item[mine], weight[rows.client[mine], None] * rows.value[mine])
-    return total, weighed
+    return total, weighed / max(1, n)
