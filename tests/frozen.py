@@ -36,6 +36,7 @@ TRANSFER = [name for name in preset_names() if "prediction-transfer" in str(pres
 KINDS: dict[str, dict[str, Any]] = {
     **{f"mf {name}": {"method": name} for name in preset_names() if name not in TRANSFER},
     **{f"mf {name}": {"method": name, **ADAM} for name in TRANSFER},
+    "mf retraction": {"method": "retraction", "train": {**ROUNDS, "aggregation": "fixed"}},
     "mf controls": {"evaluate": {}},
     "rlp2 that remembers": {"method": "rlp2", "parts": [{"name": "error-memory", "threshold": 0.3}]},
     "ncf": {"backbone": {"name": "ncf"}, "evaluate": {}},
