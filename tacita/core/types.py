@@ -289,6 +289,14 @@ class Requests:
 
 
 @dataclass(frozen=True)
+class Again:
+    """A round that is played once more: with the draws of an earlier one, and with a share of its local steps."""
+
+    round: int
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
 class Down:
     """What travels down besides the model: the same for everybody, and for some clients a list of their own."""
 
@@ -322,6 +330,7 @@ class CohortView:
     own: dict[str, Ragged] = field(default_factory=dict)  # received: part name -> (clients) what is for each alone
     lists: dict[str, dict[str, Ragged]] = field(default_factory=dict)  # like `parts`: lists that a part keeps
     history: Ragged | None = None  # (users) what each did in earlier blocks, where the model reads it
+    again: Again | None = None  # a round that is played once more; `round` is the earlier one
 
     @property
     def n_clients(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -19,6 +19,7 @@ from tacita.core.config import RunConfig, TrainConfig, validated
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError, unknown_name
 from tacita.core.types import (
+    Again,
     AnyArray,
     Arrays,
     CohortView,
@@ -45,8 +46,20 @@ Purpose = Literal["valid", "test", "serve"]
 Ask = Callable[[ServerState, str, Keys | None], Total]
 """One exchange between rounds: the total of what some clients (None: everybody) answer to a part's own question."""
 
-Play = Callable[[ServerState, Keys | None], ServerState]
-"""One federated round more, with some clients or with those whom it would choose by itself."""
+
+class Play(Protocol):
+    """Rounds that a request takes."""
+
+    def __call__(self, server: ServerState, chosen: Keys | None, again: Again | None = None) -> ServerState:
+        """One federated round more, with some clients or with those whom it would choose by itself.
+
+        `again`: it is an earlier round once more, with that one's draws and perhaps fewer local steps.
+        """
+        ...
+
+    def begin(self, server: ServerState, block: int) -> ServerState:
+        """A block anew, as after the given state; block 0: from nothing. What lasts on devices stays. Lab only."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -159,7 +172,7 @@ class Part:
         """A factor per client on its upload, which travels with it: the device sends [s, s * value]."""
         return None
 
-    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
+    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Held]:
         """What happens to an upload before it leaves the device, and what the device remembers of that.
 
         Called in the order of the parts, for every learner; a client of weight 0 sends nothing.
