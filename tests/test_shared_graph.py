@@ -18,7 +18,7 @@ from tacita.core.types import Arrays, Doubles, Floats, Given, Keys, ServerState
 from tacita.federation.rounds import run_round
 from tacita.methods import World, build_parts
 from tacita.methods.sharing.graph import SharedGraph, Start
-from tacita.methods.sharing.graph_learning import SharedGraphPart, purge
+from tacita.methods.sharing.graph_learning import SharedGraphPart, graph_like, paused, purged
 from tacita.methods.sharing.refining import (
     Aims,
     Batch,
@@ -321,7 +321,7 @@ def test_learned_rows_follow_their_people() -> None:
     np.testing.assert_array_equal(rows[0], kept["people"][1])
     np.testing.assert_array_equal(rows[2], kept["people"][0])
     np.testing.assert_array_equal(rows[1], part.people(state(), keys)[1])
-    cleaned, said = purge(server, keys[:1])
+    cleaned, said = purged(server, keys[:1])
     assert said == ["snapshots", "learned_rows"]
     assert 4 not in cleaned.parts["shared-graph"]["sender"].tolist()
 
@@ -354,7 +354,7 @@ def test_snapshots_take_up_what_is_said_and_go_when_they_must() -> None:
     kept = server.parts["shared-graph"]
     written = len(pack({"snapshots": kept["snapshots"]})) - len(pack({"snapshots": kept["snapshots"][:0]}))
     assert n_bytes(kept) == 2 * 14 * 6 * 4 == pytest.approx(written, abs=8)  # a header in front, padded
-    cleaned, said = purge(server, np.zeros(0, np.uint64))
+    cleaned, said = purged(server, np.zeros(0, np.uint64))
     assert said == ["snapshots"]
     assert n_bytes(cleaned.parts["shared-graph"]) == 0
     assert not any("snapshots" in name for name in cleaned.parts["shared-graph"])
@@ -374,3 +374,30 @@ def test_a_table_from_before_an_item_has_its_first_row() -> None:
 
 def test_no_snapshot_is_kept_where_none_is_wanted() -> None:
     assert "snapshots" not in stepped(part_of(snapshots=0), state()).parts["shared-graph"]
+
+
+def test_a_paused_server_leaves_the_table_alone_until_it_is_purged() -> None:
+    part, server = part_of(), stepped(part_of(), state())
+    still = stepped(part, paused(server))
+    assert still.items is server.items
+    assert n_bytes(still.parts["shared-graph"]) == n_bytes(server.parts["shared-graph"])
+    assert stepped(part, purged(still, np.zeros(0, np.uint64))[0]).items is not server.items
+
+
+def test_another_graph_is_built_as_the_one_that_was_learned_on() -> None:
+    assert graph_like(state(), given_of([(4, 1)])) is None
+    server = stepped(part_of(user_start="learned", layers=2), state())
+    found = graph_like(server, given_of([(4, 1), (5, 2)]))
+    assert found is not None
+    assert (found[0].layers, found[0].start) == (2, "learned")
+    assert found[1] is not None
+    np.testing.assert_array_equal(found[1][0], server.parts["shared-graph"]["people"][1])
+
+
+def test_devices_score_with_the_smoothed_table_where_they_are_to() -> None:
+    part, server = part_of(serve="glob"), state()
+    np.testing.assert_array_equal(
+        part.broadcast(server)["table"], SharedGraph.of(server.given, 14).smooth(server.items)[1]
+    )
+    assert part_of().broadcast(server) == {}
+    assert part.received_fits({"table": server.items}, 14)

@@ -14,7 +14,7 @@ import numpy as np
 
 from tacita.core.errors import TacitaError
 from tacita.core.files import nested
-from tacita.core.types import AnyArray, CohortView, Down, Held, Keys, Longs, Ragged, Request, ServerState
+from tacita.core.types import AnyArray, CohortView, Down, Held, Keys, Longs, Ragged, Requests, ServerState
 from tacita.federation.clients import (
     Members,
     Who,
@@ -40,7 +40,7 @@ from tacita.federation.scoring import rows_of
 from tacita.fields import Answer, Total, Upload, add, empty_total
 from tacita.metrics import Evaluation
 from tacita.round.device_state import OWN, PARTS, DeviceState
-from tacita.round.parts import overrides, owner_of
+from tacita.round.parts import Part, overrides, owner_of
 from tacita.round.plan import Federation, Plan
 
 
@@ -72,8 +72,8 @@ class Devices(Protocol):
         """Ask some clients, or everybody who takes part in the round by itself."""
         ...
 
-    def request(self, plan: Any, server: ServerState, request: Request) -> None:
-        """Let a person's own device do its part of what the person asks for, where it has not done it already."""
+    def request(self, plan: Any, server: ServerState, requests: Requests) -> None:
+        """Let people's own devices do their part of what they ask for, where they have not done it already."""
         ...
 
     def validate(self, plan: Any, server: ServerState, down: Down) -> Sums: ...
@@ -217,13 +217,29 @@ class Here:
                 put_parts(self.clients, view.user, {part.name: noted})
         return upload
 
-    def request(self, fed: Federation, server: ServerState, request: Request) -> None:
+    def request(self, fed: Federation, server: ServerState, requests: Requests) -> None:
+        block, keys = fed.stream.blocks[server.block], fed.stream.user_keys[: self.clients.n_users]
+        order = np.argsort(keys)
+        at = np.minimum(np.searchsorted(keys, requests.senders, sorter=order), max(0, len(keys) - 1))
+        known = keys[order[at]] == requests.senders if len(keys) else np.zeros(len(at), bool)
+        users, requests = order[at[known]], requests.take(np.flatnonzero(known))
+        for part in fed.parts if len(users) else ():
+            if overrides(part, "handle_many_here"):
+                view = users_view(self.clients, server, block, users, fed.stream.user_keys, Down())
+                put_parts(self.clients, view.user, {part.name: part.handle_many_here(view, requests)})
+            elif overrides(part, "handle_here"):
+                for n, request in enumerate(requests.each()):
+                    view = users_view(self.clients, server, block, users[n : n + 1], fed.stream.user_keys, Down())
+                    put_parts(self.clients, view.user, {part.name: part.handle_here(view, request)})
+
+    def enrol(self, fed: Federation, server: ServerState, part: Part) -> Requests | None:
+        """What those with data in the block choose as it begins; the price of one view of all of them."""
         block = fed.stream.blocks[server.block]
-        user = np.flatnonzero(fed.stream.user_keys[: self.clients.n_users] == np.uint64(request.sender))
-        view = users_view(self.clients, server, block, user, fed.stream.user_keys, Down())
-        for part in fed.parts:
-            if len(user) and overrides(part, "handle_here"):
-                put_parts(self.clients, view.user, {part.name: part.handle_here(view, request)})
+        users = np.flatnonzero(block.train.counts() > 0)
+        view = users_view(self.clients, server, block, users, fed.stream.user_keys, Down())
+        kept, asked = part.enrol(view)
+        put_parts(self.clients, view.user, {part.name: kept})
+        return asked
 
     def validate(self, fed: Federation, server: ServerState, down: Down) -> Sums:
         block = fed.stream.blocks[server.block]

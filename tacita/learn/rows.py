@@ -30,7 +30,15 @@ class RowsLearner(Learner):
         self.space = Workspace()
 
     def check(self) -> None:
-        check_training(self.world.backbone, self.parts, self.world.train)
+        train = self.world.train
+        check_training(self.world.backbone, self.parts, train)
+        if train.weigh_by == "data" and train.aggregation == "mean":
+            raise TacitaError("train.weigh_by = 'data' with train.aggregation = 'mean' is 'weighted'; say that.")
+        if train.weigh_by == "data" and train.aggregation == "fixed" and train.denominator is None:
+            raise TacitaError(
+                "train.weigh_by = 'data' with train.aggregation = 'fixed' needs train.denominator: how many "
+                "interactions a round learns from on average."
+            )
 
     @property
     def rounds(self) -> int:
@@ -51,7 +59,7 @@ class RowsLearner(Learner):
         world = self.world
         trained = train_cohort(view, world.backbone, self.parts, world.train, world.draws, self.space)
         upload, local = trained.upload, trained.local
-        if world.train.aggregation == "weighted":
+        if world.train.weighs_data:
             upload = replace(upload, weight=np.diff(view.train.ptr[view.user_ptr]).astype(np.float64))
         kept: dict[str, AnyArray | Ragged] = {"private": local.private, "took_part": np.ones(len(view.user), bool)}
         kept |= flat(trained.parts, PARTS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -33,6 +33,7 @@ from tacita.core.types import (
     Pull,
     Ragged,
     Request,
+    Requests,
     ServerState,
 )
 from tacita.fields import Answer, Spec, Total, Upload
@@ -44,8 +45,17 @@ Purpose = Literal["valid", "test", "serve"]
 Ask = Callable[[ServerState, str, Keys | None], Total]
 """One exchange between rounds: the total of what some clients (None: everybody) answer to a part's own question."""
 
-Play = Callable[[ServerState, Keys | None], ServerState]
-"""One federated round more, with some clients or with those whom it would choose by itself."""
+
+class Play(Protocol):
+    """Rounds that a request takes."""
+
+    def __call__(self, server: ServerState, chosen: Keys | None) -> ServerState:
+        """One federated round more, with some clients or with those whom it would choose by itself."""
+        ...
+
+    def measure(self, server: ServerState) -> float | None:
+        """The metric that picks rounds, on the validation items; None: nobody has any."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -182,6 +192,18 @@ class Part:
         """What a device keeps when its own person asks for something, before the server hears of it."""
         return {}
 
+    def handle_many_here(self, view: CohortView, requests: Requests) -> Held:
+        """The same where many ask at once, each by its own device; a part overrides this or `handle_here`."""
+        return {}
+
+    def enrol(self, view: CohortView) -> tuple[Held, Requests | None]:
+        """In the lab: what everybody with data in a new block chooses, to be asked for before its first round."""
+        return {}, None
+
+    def serving(self, view: CohortView) -> CohortView:
+        """What a device scores with: the items it reads (`train`), its private vector and the table may differ."""
+        return view
+
     def answers(self, view: CohortView) -> Floats | None:
         """Scores (users, items) where another model than the run's own answers; `view.own` holds what was sent."""
         return None
@@ -231,6 +253,20 @@ class Part:
         more round. None: the request does not concern the part.
         """
         return None
+
+    def handle_many(
+        self, server: ServerState, requests: Requests, ask: Ask, play: Play
+    ) -> tuple[ServerState, dict[str, Any]] | None:
+        """The same where several people ask at once; one after the other, unless a part can do it together."""
+        said = []
+        for request in requests.each():
+            handled = self.handle(server, request, ask, play)
+            if handled is not None:
+                server = handled[0]
+                said.append(handled[1])
+        if not said:
+            return None
+        return server, said[0] if len(requests.senders) == 1 else {"each": said}
 
     def received_fits(self, sent: Arrays, n_items: int) -> bool:
         """Whether what came as a broadcast from elsewhere is safe to compute with: item tables and shared parameters.

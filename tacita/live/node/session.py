@@ -17,7 +17,7 @@ import numpy as np
 
 from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray
+from tacita.core.types import AnyArray, Requests
 from tacita.core.types import Request as AskedFor
 from tacita.federation.measuring import Sums, block_sums
 from tacita.fields import Total
@@ -175,7 +175,7 @@ def _carried(node: Node, standing: Standing, asked: Asked, waiting: Waiting) -> 
         return told
     purpose = "name" if node.config.insecure_single_user_uploads else "requester"
     request = AskedFor(told.kind, int(standing.keys[row[0]]), np.array(items, np.int32), told.time, told.id)
-    standing.here.request(standing.fed, asked.server, request)
+    standing.here.request(standing.fed, asked.server, Requests.of(request))
     return told.model_copy(update={"sender": int(names_of(standing.fed.draws, standing.keys[row], purpose)[0])})
 
 

@@ -1,1 +1,1 @@
-"""Sharing: people give the server some of their interactions, it learns from them, and forgets what is taken back."""
+"""People decide, item by item, what they share and what stays with them; and take it back (FedShare and others)."""

@@ -6,21 +6,24 @@ It keeps the last tables as well, where the run may have to unlearn by contrast 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from tacita.core.types import Arrays, Floats, Keys, ServerState
+from tacita.core.types import Arrays, CohortView, Floats, Given, Keys, ServerState
 from tacita.fields import Total
 from tacita.kernels.hashing import uniforms
-from tacita.methods.sharing.graph import SharedGraph
+from tacita.methods.sharing.graph import SharedGraph, Start
 from tacita.methods.sharing.refining import Aims, Sizes, batches_of, refine
-from tacita.methods.sharing.snapshots import TABLES, spacing, tables_of, with_table, without_tables
+from tacita.methods.sharing.snapshots import TABLES, n_bytes, spacing, tables_of, with_table, without_tables
 from tacita.round.parts import Part, PartConfig, register
 
 NAME = "shared-graph"
-_SENDER, _PEOPLE, _LOSS = "sender", "people", "loss"
+_SENDER, _PEOPLE, _LOSS, _PAUSED = "sender", "people", "loss", "paused"
+_SHAPE = "shape"
+_STARTS: tuple[Start, ...] = ("mean", "zero", "learned")
 
 
 class LearningConfig(PartConfig):
@@ -51,6 +54,9 @@ class SharedGraphConfig(LearningConfig):
     user_start: Literal["mean", "zero", "learned"] = Field(
         "mean", description="what a person's vector starts from: the mean of the items' rows, zeros, a row of its own"
     )
+    serve: Literal["rows", "glob"] = Field(
+        "rows", description="what devices score with: the item rows, or what the graph makes of them"
+    )
     snapshots: int = Field(5, ge=0, description="last tables that are kept for unlearning (M)")
     snapshot_every: int = Field(1, ge=0, description="rounds between two of them; 0: spread over a block")
 
@@ -72,7 +78,7 @@ class SharedGraphPart(Part):
         return {**kept, TABLES: tables} if len(tables) else kept
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
-        if not len(server.given):
+        if not len(server.given) or _PAUSED in server.parts.get(self.name, {}):
             return server
         server = self.learned(server)
         most, done = self.config.snapshots, server.round + 1
@@ -92,6 +98,7 @@ class SharedGraphPart(Part):
         batches = batches_of(graph, self.config.sizes(), keys)
         made = refine(graph, server.items, batches, self.config.aims(), people)
         kept = {**server.parts.get(self.name, {}), _LOSS: np.array([made.bpr, made.cl])}
+        kept[_SHAPE] = np.array([self.config.layers, _STARTS.index(self.config.user_start)])
         if made.people is not None:
             kept |= {_SENDER: graph.users, _PEOPLE: made.people}
         return server.with_items(made.table).with_part(self.name, kept)
@@ -107,6 +114,19 @@ class SharedGraphPart(Part):
             rows[mine] = kept[_PEOPLE][theirs]
         return rows
 
+    def broadcast(self, server: ServerState) -> Arrays:
+        """What the graph makes of the rows, where devices score with that."""
+        return {"table": self.smoothed(server)} if self.config.serve == "glob" else {}
+
+    def smoothed(self, server: ServerState) -> Floats:
+        graph = self.graph(server)
+        people = self.people(server, graph.users) if self.config.user_start == "learned" else None
+        return graph.smooth(server.items, people)[1]
+
+    def serving(self, view: CohortView) -> CohortView:
+        table = view.received.get(self.name, {}).get("table")
+        return view if table is None else replace(view, items=table)
+
     def server_notes(self, server: ServerState) -> dict[str, float]:
         kept = server.parts.get(self.name, {})
         if _LOSS not in kept:
@@ -114,14 +134,37 @@ class SharedGraphPart(Part):
         return {"shared_bpr": float(kept[_LOSS][0]), "shared_cl": float(kept[_LOSS][1])}
 
 
-def purge(server: ServerState, senders: Keys) -> tuple[ServerState, list[str]]:
-    """Drops the tables that are kept and some senders' learned rows; says what was there."""
+# what other parts do with it
+
+
+def graph_like(server: ServerState, given: Given) -> tuple[SharedGraph, Floats | None] | None:
+    """A graph of other edges, built as the one that was learned on, and its people's rows; None: none was."""
     kept = server.parts.get(NAME, {})
-    left = without_tables(kept)
-    said = ["snapshots"] if len(left) < len(kept) else []
-    if _SENDER in left:
+    if _SHAPE not in kept:
+        return None
+    layers, start = (int(one) for one in kept[_SHAPE])
+    graph = SharedGraph.of(given, len(server.items), layers=layers, start=_STARTS[start])
+    if graph.start != "learned":
+        return graph, None
+    at = np.minimum(np.searchsorted(kept[_SENDER], graph.users), max(0, len(kept[_SENDER]) - 1))
+    known = kept[_SENDER][at] == graph.users if len(kept[_SENDER]) else np.zeros(len(at), bool)
+    people = np.zeros((len(at), server.items.shape[1]), np.float32)
+    people[known] = kept[_PEOPLE][at[known]]
+    return graph, people
+
+
+def paused(server: ServerState) -> ServerState:
+    """The server as it would be without steps of its own on what is shared, until `purged`."""
+    return server.with_part(NAME, {**server.parts.get(NAME, {}), _PAUSED: np.ones(1, bool)})
+
+
+def purged(server: ServerState, senders: Keys) -> tuple[ServerState, list[str]]:
+    """Without the tables that were kept and without some senders' learned rows; says what was there."""
+    kept = server.parts.get(NAME, {})
+    left = {name: v for name, v in without_tables(kept).items() if name not in (_LOSS, _PAUSED)}
+    said = ["snapshots"] if n_bytes(kept) else []
+    if _SENDER in left and np.isin(left[_SENDER], senders).any():
         stays = ~np.isin(left[_SENDER], senders)
-        said += ["learned_rows"] if not stays.all() else []
         left |= {_SENDER: left[_SENDER][stays], _PEOPLE: left[_PEOPLE][stays]}
-    left = {name: v for name, v in left.items() if name != _LOSS}
-    return (server.with_part(NAME, left), said) if len(left) < len(kept) or said else (server, said)
+        said.append("learned_rows")
+    return server.with_part(NAME, left), said
