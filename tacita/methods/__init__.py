@@ -10,6 +10,7 @@ from tacita.methods.distillation import transfer as _transfer  # noqa: F401
 from tacita.methods.sharing import graph_learning as _graph_learning  # noqa: F401
 from tacita.methods.sharing import presets as _sharing_presets  # noqa: F401
 from tacita.methods.sharing import sharing as _sharing  # noqa: F401
+from tacita.methods.sharing import unlearning as _unlearning  # noqa: F401
 from tacita.round.parts import (
     Part,
     PartConfig,

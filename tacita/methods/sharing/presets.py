@@ -30,7 +30,8 @@ preset("fedshare-local", {"name": "sharing"}, settings=FEDSHARE)  # what is shar
 
 
 def _fedshare(name: str, **learning: Any) -> None:
-    preset(name, {"name": "sharing"}, {"name": "shared-graph", **learning}, settings=FEDSHARE)
+    parts = {"name": "sharing"}, {"name": "shared-graph", **learning}, {"name": "contrastive-unlearning"}
+    preset(name, *parts, settings=FEDSHARE)
 
 
 _fedshare("fedshare")
