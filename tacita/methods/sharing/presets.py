@@ -37,3 +37,11 @@ def _fedshare(name: str, **learning: Any) -> None:
 _fedshare("fedshare")
 _fedshare("fedshare-no-cl", lam1=0.0)  # Table IV: without the agreement
 _fedshare("fedshare-no-bpr", bpr=False)
+preset("fedshare-decoupled", {"name": "sharing", "exclude": "local"}, {"name": "decoupled"}, settings=FEDSHARE)  # D.1
+preset(
+    "fedshare-replay",
+    {"name": "sharing"},
+    {"name": "delta-replay"},
+    {"name": "shared-graph", "snapshots": 0},
+    settings=FEDSHARE,
+)
