@@ -101,6 +101,8 @@ def refusal(specs: Specs, backbone: str) -> str | None:
         return "scores with private vectors alone"
     if "replay" in names and make_backbone(backbone).shared():
         return "ranks with private parameters only"
+    if "delta-replay" in names and make_backbone(backbone).shared():
+        return "goes over item rows again"
     return None
 
 

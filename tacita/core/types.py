@@ -269,6 +269,7 @@ class Requests:
     time: float = 0.0
     number: int = 0
     alone: bool = False  # not to wait for others, where a method would
+    taken: Ragged | None = None  # what of each the server held and holds no longer; filled in as it is carried out
 
     @staticmethod
     def of(request: Request | Requests) -> Requests:
@@ -285,7 +286,8 @@ class Requests:
 
     def take(self, which: AnyArray) -> Requests:
         """Those of some of the people, in that order."""
-        return replace(self, senders=self.senders[which], items=self.items.take(which))
+        taken = None if self.taken is None else self.taken.take(which)
+        return replace(self, senders=self.senders[which], items=self.items.take(which), taken=taken)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Again, Given, Keys, Request, Requests, ServerState
+from tacita.core.types import Again, Given, Keys, Ragged, Request, Requests, ServerState
 from tacita.federation.devices import Here
+from tacita.federation.measuring import selecting_metric
 from tacita.federation.one_round import Progress, decoded, open_block, run_round, start
 from tacita.fields import Total
 from tacita.round.device_state import DeviceState
@@ -27,9 +28,10 @@ def handle(plan: Plan, progress: Progress, request: Request | Requests) -> dict[
     """Carry out what one person asks for, or many; returns what each part that it concerns says, and what it took."""
     asked_for = Requests.of(request)
     _check(plan, asked_for)
-    server = replace(progress.server, given=given_after(progress.server.given, asked_for))
+    before, given = progress.server, given_after(progress.server.given, asked_for)
+    server, asked_for = replace(before, given=given), replace(asked_for, taken=_taken(before.given, asked_for))
     progress.devices.request(plan, server, asked_for)
-    asked, before, play = 0, progress.server, Rounds(plan, progress)
+    asked, play = 0, Rounds(plan, progress)
 
     def ask(now: ServerState, question: str, chosen: Keys | None) -> Total:
         nonlocal asked
@@ -130,6 +132,12 @@ class Rounds:
         self.began_anew = True
         return anew.server
 
+    def measure(self, server: ServerState) -> float | None:
+        metric, k = selecting_metric(self.plan.config)
+        found = self.progress.devices.validate(self.plan, server, to_serve(self.plan, server))
+        total, users = found.get(f"{metric}@{k}", (0.0, 0))
+        return total / users if users else None
+
     def spend(self, clients: int, up: float, down: float, seconds: float) -> None:
         spent = self.spent
         spent.clients += clients
@@ -163,6 +171,16 @@ def given_after(given: Given, request: Request | Requests) -> Given:
     if asked.kind == "share":
         return given.with_lists(asked.senders, asked.items, asked.time)
     return given.without_lists(asked.senders, given.of(asked.senders) if asked.kind == "leave" else asked.items)
+
+
+def _taken(given: Given, request: Requests) -> Ragged:
+    """What of the record goes with a request, by sender."""
+    mine = given.of(request.senders)
+    if request.kind == "share":
+        return Ragged.empty(len(request.senders))
+    if request.kind == "leave" or not len(mine.ids):
+        return mine
+    return mine.where(request.items.holds(mine.rows(), mine.ids))
 
 
 def enrol(fed: Federation, progress: Progress) -> None:

@@ -9,7 +9,7 @@ snapshotted, restored with the best round and saved for resume.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -61,6 +61,10 @@ class Play(Protocol):
         """A block anew, as after the given state; block 0: from nothing. What lasts on devices stays. Lab only."""
         ...
 
+    def measure(self, server: ServerState) -> float | None:
+        """The metric that picks rounds, on the validation items; None: nobody has any."""
+        ...
+
 
 @dataclass(frozen=True)
 class World:
@@ -69,6 +73,12 @@ class World:
     backbone: Backbone
     draws: Draws
     train: TrainConfig
+    listed: tuple[dict[str, Any], ...] = ()  # the run's parts, with the options that were said
+
+    def options_of(self, name: str) -> dict[str, Any] | None:
+        """What was said of a part of the run; None: it has no such part."""
+        found = [one for one in self.listed if one.get("name") == name]
+        return {k: v for k, v in found[0].items() if k != "name"} if found else None
 
 
 class PartConfig(BaseModel):
@@ -389,6 +399,7 @@ def effective_parts(method: str, changes: list[dict[str, Any]] | None) -> list[d
 def build_parts(specs: list[dict[str, Any]], world: World) -> tuple[Part, ...]:
     """Parts from `{"name": ..., options}` tables, checked for clashes."""
     parts: list[Part] = []
+    world = replace(world, listed=tuple(dict(spec) for spec in specs))
     for spec in specs:
         options = dict(spec)
         name = options.pop("name", None)
