@@ -20,9 +20,10 @@ from tacita.audit import table as audit
 from tacita.cli import console, main
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
-from tacita.lab import forgetting as forget
 from tacita.lab import serving
-from tacita.lab.run_folder import free_folder, lists_of, open_saved
+from tacita.lab.forgetting.door import grant
+from tacita.lab.forgetting.wishes import Wish
+from tacita.lab.run_folder import free_folder, open_saved
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
 CLOCK = r"\d+:\d\d:\d\d"
@@ -156,7 +157,7 @@ def test_the_progress_of_tally_counts_the_rounds_it_has(monkeypatch: pytest.Monk
 @pytest.fixture
 def forgotten(tally: Path, tmp_path: Path) -> Path:
     folder = Path(shutil.copytree(tally, tmp_path / "run"))
-    forget.forget(folder, "u1", None)
+    grant(folder, Wish("forget", {"u1": None}))
     return folder
 
 
@@ -172,18 +173,19 @@ def test_who_is_forgotten_gets_popular_items_that_say_so(forgotten: Path) -> Non
     assert {one["basis"] for one in told["u2"]} == {"history"}
 
 
+TOLD = "lists/parts/statistic/told:item"
+
+
 def test_what_is_popular_no_longer_counts_who_left(tally: Path, forgotten: Path) -> None:
     """Against the lists of everybody else."""
     saved = open_saved(forgotten)
-    told = [lists_of(saved.held, f"told/{b}") for b in range(4)]
     counts = {raw: 0 for raw in saved.ids["items"]}
-    for lists in told:
-        for item in lists.ids:
-            counts[saved.ids["items"][item]] += 1
+    for item in saved.held[TOLD]:
+        counts[saved.ids["items"][item]] += 1
     found = serving.recommend(forgotten, ["u1"], 40)["u1"]
     assert {one["item"]: one["score"] for one in found} == counts
     assert [one["score"] for one in found] == sorted(counts.values(), reverse=True)
-    assert sum(counts.values()) < sum(len(lists_of(open_saved(tally).held, f"told/{b}").ids) for b in range(4))
+    assert sum(counts.values()) < len(open_saved(tally).held[TOLD])
 
 
 # The shell

@@ -28,7 +28,6 @@ from tacita.core.types import CohortView, Extra, Floats, Local, Pull, Ragged, St
 from tacita.federation.rounds import run_block, run_round
 from tacita.federation.scoring import rows_of
 from tacita.lab import assembling
-from tacita.lab.forgetting import _without
 from tacita.learn.training import Trained, check_training
 from tacita.learn.training.autograd import AutogradStepper
 from tacita.learn.training.draw import lay_out
@@ -410,7 +409,7 @@ def test_columns_follow_their_entries() -> None:
     both = some.joined(lists.take(np.array([0, 3])))
     assert (both.ids.tolist(), both.values["rating"].tolist()) == ([8, 6, 5, 7, 8], [4, 2, 1, 3, 4])
     assert rows_of(lists, np.array([3, 9], np.int32)).values["rating"].tolist() == [4.0]
-    fewer = _without(lists, 1, np.array([5]))
+    fewer = lists.where(lists.ids != 5)
     assert (fewer.ids.tolist(), fewer.values["rating"].tolist()) == ([6, 7, 8], [2, 3, 4])
 
 

@@ -192,7 +192,7 @@ def after_retractions(scene: Scene, tell: Callable[[], None] = lambda: None) -> 
 def _after(scene: Scene, server: ServerState, told: Bools, still: Bools) -> Floats:
     """B after one person replaced what they told."""
     lists = [[as_lists(one[None])] for one in (told, still)]
-    return dense_weights(scene.backbone.retracted(server, *lists)[0].heads)
+    return dense_weights(scene.backbone.replaced(server, *lists)[0].heads)
 
 
 def canaries(scene: Scene, tell: Callable[[], None] = lambda: None) -> dict[str, Any]:

@@ -27,6 +27,8 @@ for verb in (
     train.report,
     experiments.reproduce,
     experiments.tune,
+    privacy.share,
+    privacy.unshare,
     privacy.forget,
     doctor.doctor,
     demo.demo,

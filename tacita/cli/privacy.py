@@ -1,9 +1,10 @@
-"""The verbs of people who want to know, or to take back, what they gave: forget and audit."""
+"""The verbs of people who want to know, or to take back, what they gave: share, unshare, forget and audit."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,21 +12,35 @@ from tacita.cli import console
 from tacita.cli.options import AsJson, DataDir, Quiet, Threads
 from tacita.core.errors import TacitaError
 
+if TYPE_CHECKING:
+    from tacita.lab.forgetting.door import Granted
+    from tacita.lab.forgetting.wishes import Kind, Wish
+
 audit_app = typer.Typer(no_args_is_help=True, help="Attacks: what a release gives away, beside controls.")
 
 
+User = Annotated[str | None, typer.Option("--user", help="Raw user id.")]
+Items = Annotated[str | None, typer.Option("--items", help="Raw item ids, comma-separated.")]
+Everything = Annotated[bool, typer.Option("--all", help="All that the user has.")]
+FromFile = Annotated[
+    Path | None, typer.Option("--from", help="Requests of many people: a CSV file with the columns user and item.")
+]
+Verify = Annotated[bool, typer.Option("--verify", help="Train again on what remains, and compare.")]
+
+
 def forget(
-    run: Annotated[Path, typer.Option("--run", help="Run folder of backbone tally.")],
-    user: Annotated[str, typer.Option("--user", help="Raw user id.")],
-    items: Annotated[str | None, typer.Option("--items", help="Raw item ids, comma-separated.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All that the user has.")] = False,
+    run: Annotated[Path, typer.Option("--run", help="Run folder.")],
+    user: User = None,
+    items: Items = None,
+    everything: Everything = False,
+    requests: FromFile = None,
     now: Annotated[bool, typer.Option("--now", help="Do not wait for others where retractions are held.")] = False,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Train again on what remains and compare every score.")
-    ] = False,
+    verify: Verify = False,
+    data_dir: DataDir = None,
+    threads: Threads = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Take a user's data back: from the device, from what the server learned, with a certificate.
+    """Take people's data back: from their devices, and from what was learned, with a certificate.
 
     Examples:
 
@@ -33,29 +48,114 @@ def forget(
 
     `tacita forget --run runs/mine --user 196 --all --verify`
     """
-    from tacita.lab import certificate, forgetting
+    from tacita.lab.assembling import Machine
+    from tacita.lab.forgetting.door import grant
 
-    if everything == (items is not None):
-        raise TacitaError("say what to forget: either --items a,b or --all.")
-    named = None if items is None else [one.strip() for one in items.split(",") if one.strip()]
+    wish = replace(_wish("forget", user, items, everything, requests), alone=now)
     with console.working("taking it back", quiet=as_json):
-        found = forgetting.forget(run, user, named, now, verify)
+        granted = grant(run, wish, verify, Machine(threads, data_dir=data_dir))
+    _tell(granted, as_json)
+
+
+def unshare(
+    run: Annotated[Path, typer.Option("--run", help="Run folder.")],
+    user: User = None,
+    items: Items = None,
+    everything: Everything = False,
+    requests: FromFile = None,
+    verify: Verify = False,
+    data_dir: DataDir = None,
+    threads: Threads = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Take back what people shared with the server, and what it learned from that, with a certificate.
+
+    Examples:
+
+    `tacita unshare --run runs/mine --user 196 --items 242,393`
+
+    `tacita unshare --run runs/mine --from requests.csv --verify`
+    """
+    from tacita.lab.assembling import Machine
+    from tacita.lab.forgetting.door import grant
+
+    wish = _wish("unshare", user, items, everything, requests)
+    with console.working("taking it back", quiet=as_json):
+        granted = grant(run, wish, verify, Machine(threads, data_dir=data_dir))
+    _tell(granted, as_json)
+
+
+def share(
+    run: Annotated[Path, typer.Option("--run", help="Run folder.")],
+    user: User = None,
+    items: Items = None,
+    everything: Everything = False,
+    requests: FromFile = None,
+    data_dir: DataDir = None,
+    threads: Threads = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Share some of people's items with the server of a run; what is shared can be taken back.
+
+    Examples:
+
+    `tacita share --run runs/mine --user 196 --items 242,393`
+    """
+    from tacita.lab.assembling import Machine
+    from tacita.lab.forgetting.door import grant
+
+    wish = _wish("share", user, items, everything, requests)
+    with console.working("sharing", quiet=as_json):
+        granted = grant(run, wish, False, Machine(threads, data_dir=data_dir))
+    _tell(granted, as_json)
+
+
+def _wish(kind: Kind, user: str | None, items: str | None, everything: bool, requests: Path | None) -> Wish:
+    """What the options ask for."""
+    from tacita.lab.forgetting.wishes import Wish, read_wish
+
+    if (user is None) == (requests is None):
+        raise TacitaError("say who asks: either --user ID or --from FILE.")
+    if requests is not None:
+        if items is not None or everything:
+            raise TacitaError("--from names users and items in its file; leave out --items and --all.")
+        return read_wish(requests, kind)
+    if everything == (items is not None):
+        raise TacitaError(f"say what to {kind}: either --items a,b or --all.")
+    named = None if items is None else [one.strip() for one in items.split(",") if one.strip()]
+    return Wish(kind, {user or "": named})
+
+
+def _tell(granted: Granted, as_json: bool) -> None:
+    """What came of a wish, for people."""
+    from tacita.lab.forgetting.certificate import ALONE
+
+    found = granted.certificate
     if as_json:
-        console.print_json(found)
+        console.print_json(found or {"said": granted.said})
         return
-    if certificate.ALONE in found["residual_risk"]:
-        console.say(f"Note: {certificate.ALONE}")
-    cost, path = found["cost"], run / f"forget-{found['request']['id']}.json"
+    if found is None:
+        console.tell(granted.said[:1].upper() + granted.said[1:])
+        return
+    if ALONE in found["residual_risk"]:
+        console.say(f"Note: {ALONE}")
+    request, cost, method = found["request"], found["cost"], found["method"]
+    people = f"{len(request['subjects'])} user" + "s" * (len(request["subjects"]) != 1)
+    console.tell(f"{method['why'][:1].upper()}{method['why'][1:]}")
     console.tell(
-        f"{found['request']['n_items']} items of user {user} have left the device; "
-        f"the model: {found['method']['mode']}, {cost['seconds_total']:.2f} s."
+        f"{request['n_items']} items of {people} are taken back; {method['name']}: {method['mode']}, "
+        f"{cost['seconds_request']:.2f} s."
     )
-    difference = found["guarantee"]["max_score_difference"]
+    difference, audit = found["guarantee"]["max_score_difference"], found["audit"]
     if isinstance(difference, float):
         console.tell(
             f"Against training again ({cost['seconds_retrain']:.2f} s): largest difference of a score {difference:.1g}."
         )
-    console.say(f"Verdict: {found['verdict']}. Certificate: {path}")
+        auc = {name: "-" if v is None else f"{v:.3f}" for name, v in audit["auc_pairs"].items() if name != "ci"}
+        console.tell(
+            f"Pair membership AUC: {auc['before']} before, {auc['after']} after, {auc['retrain']} trained again."
+        )
+    console.say(f"Verdict: {found['verdict']}. Certificate: {granted.path}")
 
 
 @audit_app.command("tally")
@@ -150,6 +250,48 @@ def audit_scores(
     console.show_bench({**facts, "rows": score_audit.rows_of(found, listening.ATTACKS)}, False)
     console.say("In brackets the control: the same attack on scores shuffled within every upload.")
     console.say(found["note"])
+
+
+@audit_app.command("forget")
+def audit_forget(
+    run: Annotated[Path, typer.Argument(help="Run folder of a method that takes data back.")],
+    requests: Annotated[
+        float, typer.Option("--requests", min=0.001, max=1.0, help="Share of the sharers, or of all, who withdraw.")
+    ] = 0.3,
+    brief: Annotated[
+        bool, typer.Option("--brief", help="The run's own model: nothing planted, nobody held out.")
+    ] = False,
+    data_dir: DataDir = None,
+    threads: Threads = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the table (Markdown, CSV).")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """What withdrawn data still shows of itself, beside training again without it. The run stays as it is.
+
+    Examples:
+
+    `tacita audit forget runs/mine`
+
+    `tacita audit forget runs/mine --requests 0.3 --brief --out audits`
+    """
+    from tacita.audit import forgetting
+    from tacita.lab.assembling import Machine
+    from tacita.report import forgetting_audit
+
+    with console.counting("models", quiet) as tell:
+        machine = Machine(threads, data_dir=data_dir)
+        found = forgetting.audit_forgetting(run, requests, not brief, machine, tell)
+    if out is not None:
+        stem = forgetting_audit.write(found, forgetting.MODELS, out)
+        console.say(f"wrote {stem}.md and .csv")
+    if as_json:
+        console.print_json(found)
+        return
+    console.say(forgetting_audit.about(found))
+    console.show_bench({"rows": forgetting_audit.rows_of(found, forgetting.MODELS)}, False)
+    for line in forgetting_audit.lines_of(found):
+        console.say(line)
 
 
 def _show_audit(found: dict[str, Any]) -> None:

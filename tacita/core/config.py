@@ -24,8 +24,10 @@ class Strict(BaseModel):
 class SplitConfig(Strict):
     """How a dataset becomes blocks with train, validation and test parts."""
 
-    kind: Literal["auto", "blocks", "leave-one-out", "random", "given"] = Field(
-        "auto", description="auto: blocks where there are timestamps, else the source's own split or random"
+    kind: Literal["auto", "blocks", "leave-one-out", "random", "global-random", "given"] = Field(
+        "auto",
+        description="auto: blocks where there are timestamps, else the source's own split or random; random: 8:1:1 of "
+        "every user, global-random: of all interactions together",
     )
     n_blocks: int = Field(4, ge=1, le=1000, description="time blocks (kind = blocks)")
     base_share: float = Field(0.6, gt=0, le=1, description="share of all interactions in block 0")
@@ -94,6 +96,10 @@ class TrainConfig(Strict):
         "mean",
         description="denominator of the sum: participants, those who touched the row, their data, or fixed",
     )
+    weigh_by: Literal["clients", "data"] = Field(
+        "clients",
+        description="what a client counts in sums per row or over a fixed denominator: 1, or how much it learned from",
+    )
     aggregator: Literal["plain", "ideal"] = Field(
         "plain", description="how sums are made: in double precision, or exactly, as a secure sum would make them"
     )
@@ -104,14 +110,20 @@ class TrainConfig(Strict):
     reset_private_each_block: bool = Field(False, description="as the F3CRec release does for NCF and PFedRec")
     stepper: Literal["auto", "fused", "autograd"] = "auto"
 
+    @property
+    def weighs_data(self) -> bool:
+        """Whether clients count by how much they learned from."""
+        return self.aggregation == "weighted" or self.weigh_by == "data"
+
 
 class EvaluateConfig(Strict):
     k: list[int] = Field([20], min_length=1, description="cut-offs")
     metrics: list[Literal["ndcg", "recall", "hr", "precision", "mrr", "auc"]] = Field(["ndcg", "recall"], min_length=1)
     select_by: str = Field("ndcg@20", description="validation metric that picks the round")
-    mask: Literal["block", "history"] = Field(
-        "block", description="what is not ranked: the block's own known items, or those of all blocks"
+    mask: Literal["block", "history", "none"] = Field(
+        "block", description="what is not ranked: the block's own known items, those of all blocks, or nothing"
     )
+    unmasked: bool = Field(False, description="test with nothing masked as well, as some papers seem to")
     old_block_mask: Literal["own", "current"] = Field(
         "own",
         description="mask on an earlier block's test: its own known items, or (released code) the current's",
@@ -155,10 +167,8 @@ class RunConfig(Strict):
 
 
 _LATER = {"split.repeats", "evaluate.hidden_items", "evaluate.ties", "date_format", "decimal", "item_rows"}
-_LATER |= {
-    f"train.{name}"
-    for name in ("redraw", "objective", "bpr_scale", "l2", "weight_decay", "moments", "pfedme", "aggregator")
-}
+_LATER |= {f"train.{name}" for name in ("redraw", "objective", "bpr_scale", "l2", "weight_decay", "moments", "pfedme")}
+_LATER |= {"train.aggregator", "train.weigh_by"}
 """Settings that came after results had been kept under a hash of their config."""
 
 

@@ -92,6 +92,11 @@ class Ragged:
         columns = {name: np.concatenate([one.values[name] for one in filled]) for name in shared}
         return Ragged.from_pairs(rows, np.concatenate([self.ids, other.ids]), n, columns)
 
+    def where(self, stays: Bools) -> Ragged:
+        """The same lists with some of their entries only."""
+        ptr = np.append(0, np.cumsum(stays))[self.ptr]
+        return Ragged(ptr, self.ids[stays], {name: column[stays] for name, column in self.values.items()})
+
     def holds(self, rows: AnyArray, ids: AnyArray) -> Bools:
         """Whether each id is in the list of its row."""
         width = 1 + max(int(self.ids.max(initial=0)), int(np.max(ids, initial=0)))
@@ -182,16 +187,34 @@ class Given:
 
     def with_shared(self, sender: int, items: AnyArray, time: float) -> Given:
         """Some more of one sender; what is there already stays as it was."""
-        fresh = np.setdiff1d(items, self.item[self.sender == np.uint64(sender)])
-        return Given(
-            np.append(self.sender, np.full(len(fresh), sender, np.uint64)),
-            np.append(self.item, fresh).astype(np.int32),
-            np.append(self.time, np.full(len(fresh), time)),
-        )
+        return self.with_lists(*_one_list(sender, np.unique(items)), time)
 
     def without(self, sender: int, items: AnyArray) -> Given:
-        stays = (self.sender != np.uint64(sender)) | ~np.isin(self.item, items)
+        return self.without_lists(*_one_list(sender, items))
+
+    def with_lists(self, senders: Keys, items: Ragged, time: float) -> Given:
+        """Some more of several senders, a list each."""
+        sender = np.repeat(senders, items.counts())
+        known, fresh = self._pairs(sender, items.ids)
+        _, first = np.unique(fresh, return_index=True)
+        new = np.sort(first[~np.isin(fresh[first], known)])
+        return Given(
+            np.append(self.sender, sender[new]),
+            np.append(self.item, items.ids[new]).astype(np.int32),
+            np.append(self.time, np.full(len(new), time)),
+        )
+
+    def without_lists(self, senders: Keys, items: Ragged) -> Given:
+        known, gone = self._pairs(np.repeat(senders, items.counts()), items.ids)
+        stays = ~np.isin(known, gone)
         return Given(self.sender[stays], self.item[stays], self.time[stays])
+
+    def _pairs(self, sender: Keys, item: AnyArray) -> tuple[Longs, Longs]:
+        """A number for each pair of sender and item, here and in another list."""
+        _, number = np.unique(np.append(self.sender, sender), return_inverse=True)
+        both = np.append(self.item, item).astype(np.int64)
+        pairs = number * (1 + both.max(initial=0)) + both
+        return pairs[: len(self)], pairs[len(self) :]
 
     def of(self, senders: Keys) -> Ragged:
         """What each of some senders shared, oldest first."""
@@ -201,6 +224,10 @@ class Given:
         found[found] = senders[order[at[found]]] == self.sender[found]
         rows = order[at[found]]
         return Ragged.from_pairs(rows, self.item[found], len(senders), {"time": self.time[found]})
+
+
+def _one_list(sender: int, items: AnyArray) -> tuple[Keys, Ragged]:
+    return np.array([sender], np.uint64), Ragged(np.array([0, len(items)]), np.asarray(items, np.int32))
 
 
 @dataclass(frozen=True)
@@ -230,6 +257,45 @@ class Request:
     items: Ints  # in the catalogue's numbers; of who leaves, nothing
     time: float = 0.0
     number: int = 0  # tells two requests of the same round apart
+
+
+@dataclass(frozen=True)
+class Requests:
+    """The same asked for by several people, to be carried out together."""
+
+    kind: Literal["share", "unshare", "forget", "leave"]
+    senders: Keys  # each of them once
+    items: Ragged  # of each
+    time: float = 0.0
+    number: int = 0
+    alone: bool = False  # not to wait for others, where a method would
+    taken: Ragged | None = None  # what of each the server held and holds no longer; filled in as it is carried out
+
+    @staticmethod
+    def of(request: Request | Requests) -> Requests:
+        if isinstance(request, Requests):
+            return request
+        sender, items = _one_list(request.sender, request.items)
+        return Requests(request.kind, sender, items, request.time, request.number)
+
+    def each(self) -> list[Request]:
+        lists = (self.items.row(n) for n in range(len(self.senders)))
+        return [
+            Request(self.kind, int(sender), one, self.time, self.number) for sender, one in zip(self.senders, lists)
+        ]
+
+    def take(self, which: AnyArray) -> Requests:
+        """Those of some of the people, in that order."""
+        taken = None if self.taken is None else self.taken.take(which)
+        return replace(self, senders=self.senders[which], items=self.items.take(which), taken=taken)
+
+
+@dataclass(frozen=True)
+class Again:
+    """A round that is played once more: with the draws of an earlier one, and with a share of its local steps."""
+
+    round: int
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -267,6 +333,7 @@ class CohortView:
     own: dict[str, Ragged] = field(default_factory=dict)  # received: part name -> (clients) what is for each alone
     lists: dict[str, dict[str, Ragged]] = field(default_factory=dict)  # like `parts`: lists that a part keeps
     history: Ragged | None = None  # (users) what each did in earlier blocks, where the model reads it
+    again: Again | None = None  # a round that is played once more; `round` is the earlier one
 
     @property
     def n_clients(self) -> int:

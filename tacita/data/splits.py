@@ -2,10 +2,10 @@
 
 Kinds: time blocks as in F3CRec (k-core on row counts, cut by count after a sort by time, user and, where a
 user's rows share a time, a hash: item numbers follow popularity in MovieLens, so they must not decide what is last),
-leave-one-out, random 8:1:1, and the split a source ships, in one block or in its own. A user's repeated item inside
-a block counts once, at its first time, unless `repeats = keep`: then every row is put into a part by itself and counts
-once there. The same item in a later block is a new event (Last.fm: the same artist again). The lists of a block keep
-the time and the rating of every entry, where the table has them.
+leave-one-out, random 8:1:1 of every user or of all rows, and the split a source ships, in one block or in its own. A
+user's repeated item inside a block counts once, at its first time, unless `repeats = keep`: then every row is put into
+a part by itself and counts once there. The same item in a later block is a new event (Last.fm: the same artist again).
+The lists of a block keep the time and the rating of every entry, where the table has them.
 """
 
 from __future__ import annotations
@@ -313,6 +313,9 @@ def _single(kind: str, table: Interactions, config: SplitConfig, shuffled: _Shuf
         raise TacitaError(f"{table.name} has no timestamps; use split.held_out = 'random'.")
 
     def roles_of(block: int, user: Ints, item: Ints, rows: Longs) -> AnyArray:
+        if kind == "global-random":
+            place = np.argsort(shuffled.order(user, item, block))
+            return np.where(place >= int(0.9 * len(user)), TEST, np.where(place >= int(0.8 * len(user)), VALID, TRAIN))
         in_order = kind == "leave-one-out" and config.held_out == "last"
         rank = _ranks_in_user(user, np.arange(len(user)) if in_order else shuffled.order(user, item, block))
         n = np.bincount(user)[user]

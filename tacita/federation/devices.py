@@ -15,7 +15,7 @@ import numpy as np
 
 from tacita.core.errors import TacitaError
 from tacita.core.files import nested
-from tacita.core.types import AnyArray, CohortView, Down, Held, Keys, Longs, Ragged, Request, ServerState
+from tacita.core.types import AnyArray, CohortView, Down, Held, Keys, Longs, Ragged, Requests, ServerState
 from tacita.federation.clients import (
     Members,
     Who,
@@ -41,8 +41,8 @@ from tacita.federation.scoring import rows_of
 from tacita.fields import Answer, Total, Upload, add, empty_total
 from tacita.metrics import Evaluation
 from tacita.round.device_state import OWN, PARTS, DeviceState
-from tacita.round.parts import overrides, owner_of
-from tacita.round.plan import Federation, Plan
+from tacita.round.parts import Part, overrides, owner_of
+from tacita.round.plan import Federation, Plan, again_of
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Devices(Protocol):
         """Ask some clients, or everybody who takes part in the round by itself."""
         ...
 
-    def request(self, plan: Any, server: ServerState, request: Request) -> None:
-        """Let a person's own device do its part of what the person asks for, where it has not done it already."""
+    def request(self, plan: Any, server: ServerState, requests: Requests) -> None:
+        """Let people's own devices do their part of what they ask for, where they have not done it already."""
         ...
 
     def validate(self, plan: Any, server: ServerState, down: Down) -> Sums: ...
@@ -146,6 +146,8 @@ class Here:
         told = fed.stream.trained(server.block)
         ever = np.zeros(block.n_users, bool)
         ever[: len(told)] = told.counts() > 0
+        if chosen is not None and not fed.config.train.silos:  # who withdrew everything may still be asked for it
+            ever |= np.isin(fed.stream.user_keys[: block.n_users], chosen)
         everybody = members_of(block, fed.stream.user_keys, fed.config.train.silos, fed.draws, ever)
         return everybody, everybody.active if chosen is None else everybody.find(chosen)
 
@@ -153,8 +155,9 @@ class Here:
         self, fed: Federation, server: ServerState, down: Down, question: str, chosen: Keys | None = None
     ) -> Told:
         """The answers of everybody asked, as one total; what devices keep is changed in place."""
-        fields = fed.fields(server, question)
-        members, asked = self.asked(fed, server, question, chosen)
+        fields, again = fed.fields(server, question), again_of(question)
+        then = server if again is None else replace(server, round=again.round)
+        members, asked = self.asked(fed, then, question, chosen)
         total, bytes_up = empty_total(fields), 0.0
         told: dict[str, list[AnyArray]] = {}
         if OWN in self.clients.lists:
@@ -162,7 +165,7 @@ class Here:
         whole = any(p.sends_whole_table(server.block) for p in fed.parts)
         exact = fed.config.train.aggregator == "ideal"
         for lo in range(0, len(asked), fed.chunk):
-            view = self._view(fed, server, down, members, asked[lo : lo + fed.chunk])
+            view = replace(self._view(fed, then, down, members, asked[lo : lo + fed.chunk]), again=again)
             if fed.asker(question) is None:
                 view = self._prepared(fed, view)
             answer = fed.answer(view, question)
@@ -173,9 +176,9 @@ class Here:
             for name, values in answer.notes.items():
                 told.setdefault(name, []).append(values)
         for part in fed.transforming(question):
-            total = fed.changed(part.party, total, partial(part.encode_sum, fed.seen_by(part.party, server)))
+            total = fed.changed(part.party, total, partial(part.encode_sum, fed.seen_by(part.party, then)))
         expected = float(len(asked))
-        if fed.asker(question) is None and np.array_equal(asked, self.taking_part(fed, server)):
+        if fed.asker(question) is None and np.array_equal(asked, self.taking_part(fed, then)):
             expected = expected_clients(members.active, fed.config.train.participation)
         return Told(total, len(asked), expected, bytes_up, _means(told))
 
@@ -218,13 +221,46 @@ class Here:
                 put_parts(self.clients, view.user, {part.name: noted})
         return upload
 
-    def request(self, fed: Federation, server: ServerState, request: Request) -> None:
+    def request(self, fed: Federation, server: ServerState, requests: Requests) -> None:
+        block, keys = fed.stream.blocks[server.block], fed.stream.user_keys[: self.clients.n_users]
+        order = np.argsort(keys)
+        at = np.minimum(np.searchsorted(keys, requests.senders, sorter=order), max(0, len(keys) - 1))
+        known = keys[order[at]] == requests.senders if len(keys) else np.zeros(len(at), bool)
+        users, requests = order[at[known]], requests.take(np.flatnonzero(known))
+        for part in fed.parts if len(users) else ():
+            if overrides(part, "handle_many_here"):
+                view = users_view(self.clients, server, block, users, fed.stream.user_keys, Down())
+                put_parts(self.clients, view.user, {part.name: part.handle_many_here(view, requests)})
+            elif overrides(part, "handle_here"):
+                for n, request in enumerate(requests.each()):
+                    view = users_view(self.clients, server, block, users[n : n + 1], fed.stream.user_keys, Down())
+                    put_parts(self.clients, view.user, {part.name: part.handle_here(view, request)})
+        if fed.learner.takes_back and len(users):
+            view = users_view(self.clients, server, block, users, fed.stream.user_keys, Down())
+            put_parts(self.clients, view.user, {fed.learner.name: fed.learner.handle_many_here(view, requests)})
+
+    def enrol(self, fed: Federation, server: ServerState, part: Part) -> Requests | None:
+        """What those with data in the block choose as it begins; the price of one view of all of them."""
         block = fed.stream.blocks[server.block]
-        user = np.flatnonzero(fed.stream.user_keys[: self.clients.n_users] == np.uint64(request.sender))
-        view = users_view(self.clients, server, block, user, fed.stream.user_keys, Down())
-        for part in fed.parts:
-            if len(user) and overrides(part, "handle_here"):
-                put_parts(self.clients, view.user, {part.name: part.handle_here(view, request)})
+        users = np.flatnonzero(block.train.counts() > 0)
+        view = users_view(self.clients, server, block, users, fed.stream.user_keys, Down())
+        kept, asked = part.enrol(view)
+        put_parts(self.clients, view.user, {part.name: kept})
+        return asked
+
+    def restart(self, fed: Federation) -> None:
+        """Nobody has learnt anything, and nobody is there yet."""
+        self.clients = nobody_here(fed).clients
+        self.members = self.mask = self.past = None
+
+    def restore(self, fed: Federation, before: DeviceState) -> None:
+        """What of the parts' state lasts, as it was before a restart."""
+        users = np.arange(self.clients.n_users)
+        for name in (f"{PARTS}{part.name}/{one}" for part in fed.parts for one in part.lasting):
+            if name in self.clients.lists:
+                self.clients.lists[name].put(users, *before.lists[name].take(users))
+            else:
+                self.clients.arrays[name][:] = before.arrays[name][users]
 
     def validate(self, fed: Federation, server: ServerState, down: Down) -> Sums:
         block = fed.stream.blocks[server.block]

@@ -3,88 +3,198 @@
 First the person's own device does its part, then the server's record of what was shared changes, then every part that
 the request concerns handles it; it may ask devices questions of its own and play rounds. What it did is told in a
 certificate. Where that changes the model, the best round so far still holds what was withdrawn, so the block goes on
-from the state that is left.
+from the state that is left. The same asked for by many people is carried out together, at the price of one request.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import time
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from tacita.core.errors import TacitaError
-from tacita.core.types import Given, Keys, Request, ServerState
-from tacita.federation.rounds import Progress, decoded, run_round
+from tacita.core.types import Again, Given, Keys, Ragged, Request, Requests, ServerState
+from tacita.federation.devices import Here
+from tacita.federation.measuring import selecting_metric
+from tacita.federation.one_round import Progress, decoded, open_block, run_round, start
 from tacita.fields import Total
-from tacita.round.parts import SERVER, overrides
-from tacita.round.plan import Plan, to_serve
+from tacita.round.device_state import DeviceState
+from tacita.round.learner import Learner
+from tacita.round.parts import SERVER, Part, overrides
+from tacita.round.plan import Federation, Plan, to_serve
 
 
-def handle(plan: Plan, progress: Progress, request: Request) -> dict[str, Any]:
-    """Carry out one request; returns what each part that it concerns says of it."""
-    _check(plan, request)
-    server = replace(progress.server, given=given_after(progress.server.given, request))
-    progress.devices.request(plan, server, request)
-    asked, played, before, whole = 0, 0, progress.server, server
+def handle(plan: Plan, progress: Progress, request: Request | Requests) -> dict[str, Any]:
+    """Carry out what one person asks for, or many; returns what each part that it concerns says, and what it took."""
+    asked_for = Requests.of(request)
+    _check(plan, asked_for)
+    before, given = progress.server, given_after(progress.server.given, asked_for)
+    server, asked_for = replace(before, given=given), replace(asked_for, taken=_taken(before.given, asked_for))
+    progress.devices.request(plan, server, asked_for)
+    asked, play = 0, Rounds(plan, progress, server)
 
     def ask(now: ServerState, question: str, chosen: Keys | None) -> Total:
         nonlocal asked
         if plan.asker(question) is None:
             raise TacitaError(f"'{question[:100]}' is no question of a part's own; play a round instead.")
         asked += 1  # nodes answer each question once
-        named = f"{question}/{request.number}.{asked}"
-        now = plan.joined(whole, now)
-        told = progress.devices.exchange(plan, now, to_serve(plan, now), named, chosen)
+        named = f"{question}/{asked_for.number}.{asked}"
+        now = plan.joined(play.whole, now)
+        down, began = to_serve(plan, now), time.perf_counter()
+        told = progress.devices.exchange(plan, now, down, named, chosen)
+        play.spend(told.clients, told.bytes_up, down.n_bytes * told.clients, time.perf_counter() - began)
         return plan.heard_by(SERVER, decoded(plan, now, told.total, named))
-
-    def play(now: ServerState, chosen: Keys | None) -> ServerState:
-        nonlocal played, whole
-        whole, report = run_round(plan, plan.joined(whole, now), progress.devices, chosen)
-        played += 1
-        progress.bytes_up += report.bytes_up
-        progress.bytes_down += report.bytes_down
-        return plan.seen_by(SERVER, whole)
 
     said: dict[str, Any] = {}
     try:
-        for part in plan.parts:
-            handled = part.handle(plan.seen_by(part.party, server), request, ask, play)
+        handlers: tuple[Part | Learner, ...] = (*plan.parts, plan.learner)
+        for one in handlers:
+            play.spent, began = Spent(), time.perf_counter()
+            part = one if isinstance(one, Part) else None
+            handled = one.handle_many(plan.seen_by(part.party if part else SERVER, server), asked_for, ask, play)
             if handled is not None:
-                said[part.name] = handled[1]
-                server = whole = plan.joined(whole, handled[0], part)
+                made, told = handled
+                server = play.whole = plan.joined(play.whole, made, part)
+                said[one.name] = {**play.spent.said(time.perf_counter() - began), **told}
     finally:  # devices have played those rounds, whatever became of the request
-        progress.server = replace(progress.server, round=progress.server.round + played)
-        progress.played += played
-    if not played and not _changed(before, server):
-        progress.server, progress.best_server = server, replace(progress.best_server, given=server.given)
+        progress.server = replace(progress.server, round=progress.server.round + play.played)
+        progress.played += play.played
+    if not play.played and not _changed(before, server, plan.learner.name):
+        waiting = {name: v for name, v in server.parts.items() if name == plan.learner.name}
+        parts = {**progress.best_server.parts, **waiting}
+        progress.server = server
+        progress.best_server = replace(progress.best_server, given=server.given, parts=parts)
         return said
+    if play.began_anew:
+        progress.server, progress.played = server, 0
     progress.server = progress.best_server = replace(server, round=progress.server.round)
     progress.best_score, progress.best_round, progress.stale = -1.0, progress.server.round, 0
     progress.devices.keep_best(progress.server.round)
     return said
 
 
-def _changed(before: ServerState, after: ServerState) -> bool:
-    """Whether a request changed more than the record of what people shared."""
+@dataclass
+class Spent:
+    """What a part's handling of a request took from the devices."""
+
+    rounds: int = 0
+    clients: int = 0  # answers; who answers twice counts twice
+    bytes_up: float = 0.0
+    bytes_down: float = 0.0
+    seconds: float = 0.0
+
+    def said(self, seconds: float) -> dict[str, Any]:
+        """As a certificate says it, after so many seconds in all."""
+        return {
+            "rounds": self.rounds,
+            "clients_asked": self.clients,
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "seconds_client": self.seconds,
+            "seconds_server": max(0.0, seconds - self.seconds),
+        }
+
+
+@dataclass
+class Rounds:
+    """The rounds that a request takes, played on the run's own devices."""
+
+    plan: Plan
+    progress: Progress
+    whole: ServerState  # what all parties hold, where parts see their share of it
+    spent: Spent = field(default_factory=Spent)
+    played: int = 0
+    began_anew: bool = False
+    everybody: DeviceState | None = None  # as they were before the first block began anew
+
+    def __call__(self, server: ServerState, chosen: Keys | None, again: Again | None = None) -> ServerState:
+        server = self.plan.joined(self.whole, server)
+        self.whole, report = run_round(self.plan, server, self.progress.devices, chosen, again)
+        self.played += 1
+        self.spent.rounds += 1
+        self.progress.bytes_up += report.bytes_up
+        self.progress.bytes_down += report.bytes_down
+        n = report.clients
+        self.spend(n, n * report.bytes_up, n * report.bytes_down, report.seconds)
+        return self.plan.seen_by(SERVER, self.whole)
+
+    def begin(self, server: ServerState, block: int) -> ServerState:
+        devices = self.progress.devices
+        if not isinstance(devices, Here) or not isinstance(self.plan, Federation):
+            raise TacitaError("nodes do not go back to an earlier block; begin a new run without what was withdrawn.")
+        self.everybody, server = self.everybody or devices.clients, self.plan.joined(self.whole, server)
+        if block == 0:
+            devices.restart(self.plan)
+            server = replace(start(self.plan).server, given=server.given)
+        else:
+            devices.keep_best(server.round)
+            devices.end_block(self.plan, server, to_serve(self.plan, server))
+            for part in self.plan.parts:
+                server = server.with_part(part.name, part.server_end_block(self.plan.seen_by(part.party, server)))
+        anew = Progress(server, devices, server)
+        open_block(self.plan, anew, block)
+        devices.restore(self.plan, self.everybody)
+        self.began_anew, self.whole = True, anew.server
+        return self.plan.seen_by(SERVER, self.whole)
+
+    def measure(self, server: ServerState) -> float | None:
+        metric, k = selecting_metric(self.plan.config)
+        server = self.plan.joined(self.whole, server)
+        found = self.progress.devices.validate(self.plan, server, to_serve(self.plan, server))
+        total, users = found.get(f"{metric}@{k}", (0.0, 0))
+        return total / users if users else None
+
+    def spend(self, clients: int, up: float, down: float, seconds: float) -> None:
+        spent = self.spent
+        spent.clients += clients
+        spent.bytes_up += up
+        spent.bytes_down += down
+        spent.seconds += seconds
+
+
+def _changed(before: ServerState, after: ServerState, learner: str) -> bool:
+    """Whether a request changed more than the record of what people shared, and of who waits to take some back."""
     same = before.items is after.items and before.heads is after.heads
-    return not same or any(after.parts[name] is not v for name, v in before.parts.items() if name in after.parts)
+    held = {name: v for name, v in before.parts.items() if name in after.parts and name != learner}
+    return not same or any(after.parts[name] is not v for name, v in held.items())
 
 
-def _check(plan: Plan, request: Request) -> None:
+def _check(plan: Plan, request: Requests) -> None:
     """Refuse what nobody would carry out, before any device or record changes."""
     if plan.config.train.silos:
         raise TacitaError("requests are for clients that are one user each; train.silos must be 0.")
-    if not any(overrides(part, "handle") for part in plan.parts):
+    able = any(overrides(part, "handle") or overrides(part, "handle_many") for part in plan.parts)
+    if not able and not (plan.learner.takes_back and request.kind in ("forget", "leave")):
         raise TacitaError(
             f"nothing in this run can carry out '{request.kind}': its parts are "
             f"{', '.join(part.name for part in plan.parts) or 'none'}; train again with other data."
         )
 
 
-def given_after(given: Given, request: Request) -> Given:
+def given_after(given: Given, request: Request | Requests) -> Given:
     """What the server holds of people's own after a request: who leaves takes everything."""
+    asked = Requests.of(request)
+    if asked.kind == "share":
+        return given.with_lists(asked.senders, asked.items, asked.time)
+    return given.without_lists(asked.senders, given.of(asked.senders) if asked.kind == "leave" else asked.items)
+
+
+def _taken(given: Given, request: Requests) -> Ragged:
+    """What of the record goes with a request, by sender."""
+    mine = given.of(request.senders)
     if request.kind == "share":
-        return given.with_shared(request.sender, request.items, request.time)
-    mine = given.of(np.array([request.sender], np.uint64)).ids
-    return given.without(request.sender, mine if request.kind == "leave" else request.items)
+        return Ragged.empty(len(request.senders))
+    if request.kind == "leave" or not len(mine.ids):
+        return mine
+    return mine.where(request.items.holds(mine.rows(), mine.ids))
+
+
+def enrol(fed: Federation, progress: Progress) -> None:
+    """What the lab's people choose as a block begins; people elsewhere choose by themselves, when they like."""
+    if not isinstance(progress.devices, Here):
+        return
+    for part in fed.parts:
+        if overrides(part, "enrol"):
+            asked = progress.devices.enrol(fed, progress.server, part)
+            if asked is not None and len(asked.senders):
+                handle(fed, progress, asked)

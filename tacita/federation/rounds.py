@@ -1,4 +1,4 @@
-"""run_round, run_block, run_stream: the only federated loop in the code, whether the devices are here or elsewhere.
+"""run_block, run_stream: the only federated loop in the code, whether the devices are here or elsewhere.
 
 A block ends after its last round or when patience runs out; its best round is restored, tested and carried on.
 """
@@ -6,135 +6,34 @@ A block ends after its last round or when patience runs out; its best round is r
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from dataclasses import replace
 
-import numpy as np
-
-import tacita.learn  # noqa: F401  (learners register themselves)
-from tacita.core.types import Keys, ServerState
-from tacita.federation.devices import Devices, Here, Told, nobody_here
 from tacita.federation.measuring import selecting_metric
-from tacita.fields import Total
-from tacita.metrics import Evaluation
-from tacita.round.device_state import DeviceState
-from tacita.round.parts import SERVER
-from tacita.round.plan import Federation, Plan, send_down, to_serve
+from tacita.federation.one_round import Progress, RoundReport, decoded, open_block, run_round, server_steps, start
+from tacita.federation.requests import enrol
+from tacita.round.plan import Federation, to_serve
 
-
-@dataclass(frozen=True)
-class RoundReport:
-    block: int
-    round: int
-    clients: int
-    bytes_up: float  # per participating client
-    bytes_down: float
-    valid: float | None = None  # the selecting metric on the block's validation items
-    notes: dict[str, float] = field(default_factory=dict)  # what the parts say of the round
-
-
-@dataclass
-class Progress:
-    """Where a run stands: enough to go on from here with the same numbers."""
-
-    server: ServerState
-    devices: Devices
-    best_server: ServerState
-    best_score: float = -1.0
-    best_round: int = 0
-    stale: int = 0  # validations since the best
-    in_block: bool = False
-    played: int = 0  # rounds of this block that requests took, beside its own
-    bytes_up: float = 0.0  # summed over the rounds of this block
-    bytes_down: float = 0.0
-    results: list[dict[str, Any]] = field(default_factory=list)
-    found: list[Evaluation] = field(default_factory=list)  # per user, of the blocks ended since the run was opened
-
-    @property
-    def here(self) -> Here:
-        """The devices, where they are in this process."""
-        assert isinstance(self.devices, Here)
-        return self.devices
-
-    @property
-    def clients(self) -> DeviceState:
-        return self.here.clients
-
-    @property
-    def best_clients(self) -> DeviceState:
-        return self.here.best
-
+__all__ = [
+    "OnRound",
+    "Progress",
+    "RoundReport",
+    "begin_block",
+    "decoded",
+    "end_block",
+    "run_block",
+    "run_round",
+    "run_stream",
+    "server_steps",
+    "start",
+]
 
 OnRound = Callable[[RoundReport, Progress], None]
 
 
-def start(fed: Federation, devices: Devices | None = None) -> Progress:
-    """Nobody has trained yet: an empty table and, where devices are here, none of them."""
-    server = ServerState(np.zeros((0, fed.backbone.item_width), np.float32), fed.backbone.init_heads(fed.draws))
-    return Progress(server, devices or nobody_here(fed), server)
-
-
-def run_round(
-    plan: Plan, server: ServerState, devices: Devices, chosen: Keys | None = None
-) -> tuple[ServerState, RoundReport]:
-    """One federated round, with some clients or with those that it chooses. Devices change in place."""
-    before = server
-    if chosen is None and plan.names_clients:
-        chosen = devices.choose(plan, server)
-    server, down = send_down(plan, server, chosen)
-    told: list[Told] = []
-    total = None
-    for question in plan.learner.questions(server):
-        told.append(devices.exchange(plan, server, down, question, chosen))
-        total = decoded(plan, server, told[-1].total, question)
-        heard = plan.heard_by(SERVER, total)
-        learned = plan.learner.learn(plan.seen_by(SERVER, server), heard, question, told[-1].expected)
-        server = plan.joined(server, learned)
-    server = replace(server_steps(plan, before, server, total), round=before.round + 1)
-    return server, _report(plan, server, told, down.n_bytes)
-
-
-def decoded(plan: Plan, server: ServerState, total: Total, question: str) -> Total:
-    """What came back, as the parts that encoded it read it."""
-    for part in reversed(plan.transforming(question)):
-        total = plan.changed(part.party, total, partial(part.decode, plan.seen_by(part.party, server)))
-    return total
-
-
-def server_steps(plan: Plan, before: ServerState, server: ServerState, total: Total | None) -> ServerState:
-    """What the parts make of the aggregated state; without a total nobody was asked, and the learner goes on."""
-    if total is None:
-        return plan.joined(server, plan.learner.go_on(plan.seen_by(SERVER, server)))
-    for part in plan.parts:
-        was, now = (plan.seen_by(part.party, one) for one in (before, server))
-        server = plan.joined(server, part.server_step(was, now, plan.heard_by(part.party, total)), part)
-    return server
-
-
-def _report(plan: Plan, server: ServerState, told: list[Told], bytes_down: float) -> RoundReport:
-    if not told:
-        return RoundReport(server.block, server.round, 0, 4.0, 4.0)  # a setting down, a score up
-    notes = {name: value for one in told for name, value in one.notes.items()}
-    notes |= {k: v for p in plan.parts for k, v in p.server_notes(plan.seen_by(p.party, server)).items()}
-    up = sum(one.bytes_up for one in told) / max(1, told[-1].clients)
-    if plan.learner.model_after:
-        bytes_down = to_serve(plan, server).n_bytes
-    return RoundReport(server.block, server.round, told[-1].clients, up, bytes_down, None, notes)
-
-
 def begin_block(fed: Federation, progress: Progress, index: int) -> None:
-    """Grow tables for new items and users; let the parts prepare both sides."""
-    block, server = fed.stream.blocks[index], progress.server
-    items = np.concatenate([server.items, fed.first_rows(len(server.items), block.n_items)])
-    server = replace(server, items=items, block=index, round=0)
-    for part in fed.parts:
-        server = server.with_part(part.name, part.server_begin_block(fed.seen_by(part.party, server)))
-    progress.server = progress.best_server = server
-    progress.devices.begin_block(fed, server, to_serve(fed, server))
-    progress.best_score, progress.best_round, progress.stale, progress.in_block = -1.0, 0, 0, True
-    progress.bytes_up = progress.bytes_down = 0.0
-    progress.played = 0
+    """A new block, and what the lab's people choose as it begins."""
+    open_block(fed, progress, index)
+    enrol(fed, progress)
 
 
 def run_block(fed: Federation, progress: Progress, on_round: OnRound) -> None:

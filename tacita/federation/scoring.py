@@ -35,9 +35,10 @@ class DeviceScorer:
 
     def __call__(self, users: Ints) -> Floats:
         correcting = [p for p in self.plan.parts if overrides(p, "predict")]
+        changing = any(overrides(p, "serving") for p in self.plan.parts)
         answering = owner_of(self.plan.parts, "answers")
         backbone, view = self.plan.backbone, None
-        if correcting or answering or backbone.reads_context or backbone.reads_history:
+        if correcting or answering or changing or backbone.reads_context or backbone.reads_history:
             view = self._view(users)
         scores = answering.answers(view) if answering and view else None
         if scores is None:
@@ -59,7 +60,11 @@ class DeviceScorer:
     def _view(self, users: Ints, down: Down | None = None) -> CohortView:
         view = users_view(self.clients, self.server, self.block, users, self.keys, down or self.down)
         past = rows_of(self.past, users) if self.past is not None else None
-        return replace(view, history=past) if self.plan.backbone.reads_history else view
+        if self.plan.backbone.reads_history:
+            view = replace(view, history=past)
+        for part in self.plan.parts:
+            view = part.serving(view)
+        return view
 
     def _own_model(self, users: Ints, view: CohortView | None) -> Floats:
         """The run's own model, read with the private vectors of these users."""
@@ -68,9 +73,9 @@ class DeviceScorer:
         if found is not None:
             return found
         context = None if view is None else backbone.context(view)
-        private = clients.private[users]
+        private, items = (clients.private[users], server.items) if view is None else (view.private, view.items)
         if OWN not in clients.lists:
-            return score_all(backbone, private, server.heads, server.items, context)
-        table = server.items.copy()  # rows that are newer than the last broadcast
+            return score_all(backbone, private, server.heads, items, context)
+        table = items.copy()  # rows that are newer than the last broadcast
         table[: len(clients.common[OWN])] = clients.common[OWN]
         return own_scores(backbone, private, server.heads, table, clients.list_of(OWN, users), context)

@@ -5,10 +5,13 @@ It holds config.toml, events.jsonl, result.json, server.safetensors, clients.saf
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
+import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,9 +97,41 @@ def write_models(fed: Federation, progress: Progress, out: Path) -> None:
     if fed.backbone.reads_history:  # it scores what was done in earlier blocks, too
         past = fed.stream.history(len(fed.stream.blocks) - 1)
         lists |= {"past/ptr": past.ptr, "past/ids": past.ids}
-        for block in fed.stream.blocks:
-            lists |= {f"told/{block.index}/ptr": block.train.ptr, f"told/{block.index}/ids": block.train.ids}
     write_arrays(out / "clients.safetensors", {**device_pieces(clients, ""), **lists}, origin)
+
+
+NEXT = "next"
+"""A folder in a run folder whose files are about to take the place of those beside it."""
+
+
+def settle(folder: Path) -> None:
+    """Put in place what a change had prepared and decided on when a kill came; the report is made of it again."""
+    ready = folder / NEXT
+    if not ready.is_dir():
+        return
+    (folder / "report.html").unlink(missing_ok=True)
+    for one in sorted(ready.iterdir()):
+        with contextlib.suppress(FileNotFoundError):  # another reader of the folder was faster
+            os.replace(one, folder / one.name)
+    with contextlib.suppress(OSError):
+        ready.rmdir()
+
+
+@contextlib.contextmanager
+def changing(folder: Path) -> Iterator[Path]:
+    """A place for new files of a run: they replace the old ones together, or, where something fails, not at all."""
+    for old in folder.glob(f".{NEXT}.*"):  # of a process that was killed
+        shutil.rmtree(old, ignore_errors=True)
+    side = side_of(folder / NEXT)
+    try:
+        side.mkdir()
+        yield side
+        side.rename(folder / NEXT)
+    except OSError as error:
+        raise disk_error(folder, error) from None
+    finally:
+        shutil.rmtree(side, ignore_errors=True)
+    settle(folder)
 
 
 def is_finished(out: Path) -> bool:
@@ -107,6 +142,7 @@ def read_result(folder: Path) -> dict[str, Any]:
     """The numbers of a finished run."""
     if not folder.is_dir():
         raise no_run_folder(folder)
+    settle(folder)
     if not (folder / "config.toml").is_file():
         raise TacitaError(f"{folder} is not a run folder: it has no config.toml.")
     if not (folder / "result.json").is_file():

@@ -30,11 +30,19 @@ class RowsLearner(Learner):
         self.space = Workspace()
 
     def check(self) -> None:
-        check_training(self.world.backbone, self.parts, self.world.train)
-        if self.world.train.moments == "kept":
+        train = self.world.train
+        check_training(self.world.backbone, self.parts, train)
+        if train.moments == "kept":
             raise TacitaError(
                 "train.moments = 'kept' is for clients that keep models of their own, and here they begin every round "
                 "with the server's; leave it at 'fresh'."
+            )
+        if train.weigh_by == "data" and train.aggregation == "mean":
+            raise TacitaError("train.weigh_by = 'data' with train.aggregation = 'mean' is 'weighted'; say that.")
+        if train.weigh_by == "data" and train.aggregation == "fixed" and train.denominator is None:
+            raise TacitaError(
+                "train.weigh_by = 'data' with train.aggregation = 'fixed' needs train.denominator: how many "
+                "interactions a round learns from on average."
             )
 
     @property
@@ -56,7 +64,7 @@ class RowsLearner(Learner):
         world = self.world
         trained = train_cohort(view, world.backbone, self.parts, world.train, world.draws, self.space)
         upload, local = trained.upload, trained.local
-        if world.train.aggregation == "weighted":
+        if world.train.weighs_data:
             upload = replace(upload, weight=np.diff(view.train.ptr[view.user_ptr]).astype(np.float64))
         kept: dict[str, AnyArray | Ragged] = {"private": local.private, "took_part": np.ones(len(view.user), bool)}
         kept |= flat(trained.parts, PARTS)
@@ -67,6 +75,13 @@ class RowsLearner(Learner):
         return apply_total(server, total, self.world.train, expected)
 
 
+def denominator_of(total: Total, name: str, plan: TrainConfig, expected: float) -> float | Doubles:
+    """What the sum of a field of item rows is divided by."""
+    if plan.aggregation == "per-row":
+        return np.asarray(np.maximum(total[touched_of(name)], 1e-300)[:, None])
+    return (plan.denominator or expected) if plan.aggregation == "fixed" else total.weight
+
+
 def apply_total(server: ServerState, total: Total, plan: TrainConfig, expected: float) -> ServerState:
     """The table after the round, before any part's server step."""
     if total.n_clients == 0:
@@ -74,13 +89,7 @@ def apply_total(server: ServerState, total: Total, plan: TrainConfig, expected: 
     for name, now in (("rows", server.items), *((f"{HEADS}{k}", v) for k, v in server.heads.items())):
         if total[name].shape != now.shape:
             raise TacitaError(f"the total of '{name}' has shape {total[name].shape}, where the model has {now.shape}.")
-    denominator: float | Doubles
-    if plan.aggregation == "per-row":
-        denominator = np.maximum(total[touched_of("rows")], 1e-300)[:, None]
-    elif plan.aggregation == "fixed":
-        denominator = plan.denominator or expected
-    else:
-        denominator = total.weight
+    denominator = denominator_of(total, "rows", plan, expected)
     whole = denominator if isinstance(denominator, float) else total.weight
     step = plan.server_lr
     items: Floats = (server.items + step * total["rows"] / denominator).astype(np.float32)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -17,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError, unknown_name
-from tacita.core.types import Arrays, CohortView, Floats, Keys, Longs, Ragged, ServerState
+from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Keys, Longs, Ragged, ServerState
 from tacita.fields import Form, Spec, Total
 
 
@@ -82,16 +83,20 @@ class Retracts(Protocol):
         """How many people a retraction waits for; 0: it is carried out at once."""
         ...
 
-    def retracted(self, server: ServerState, before: list[Ragged], after: list[Ragged]) -> tuple[ServerState, int]:
-        """The server after some people told, block by block, `after` instead of `before`; the rank of the update."""
+    def retraction_fields(self, server: ServerState) -> tuple[Spec, ...]:
+        """What may be in a retraction: changes of the statistic of every block."""
+        ...
+
+    def retraction(self, view: CohortView, told: list[Ragged], left: list[Ragged]) -> dict[str, Form]:
+        """On the device: what its people take back, a list for every block, and what they say again."""
+        ...
+
+    def retracted(self, server: ServerState, change: Mapping[str, AnyArray]) -> tuple[ServerState, int]:
+        """The server after a sum of retractions, and the rank of the update; 0: it was solved anew."""
         ...
 
     def retrained(self, server: ServerState, told: list[Ragged]) -> ServerState:
         """What the server would hold had it been told these lists alone."""
-        ...
-
-    def upload_bytes(self, n_items: int) -> float:
-        """What one client sends, whole."""
         ...
 
 

@@ -224,7 +224,7 @@ class DeviceState:
             held = self.arrays.get(name)
             self.arrays[name] = rows if held is None else np.concatenate([held, rows[len(held) :]])
         for one in self.lists.values():
-            one.grow(max(len(rows) for rows in whole.values()))
+            one.grow(max((len(rows) for rows in whole.values()), default=len(one.count)))
         self._kept = None
 
     def copy(self) -> DeviceState:

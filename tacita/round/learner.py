@@ -7,12 +7,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tacita.core.errors import TacitaError, unknown_name
-from tacita.core.types import CohortView, Held, ServerState
+from tacita.core.types import CohortView, Held, Requests, ServerState
 from tacita.fields import Answer, Spec, Total, wire_bytes
-from tacita.round.parts import Part, World
+from tacita.round.parts import Ask, Part, Play, World
 
 
 class Learner(ABC):
@@ -73,6 +73,23 @@ class Learner(ABC):
     def go_on(self, server: ServerState) -> ServerState:
         """A round in which nobody was asked."""
         return server
+
+    # what people ask for between rounds; like the hooks of a part, after all of them
+
+    @property
+    def takes_back(self) -> bool:
+        """Whether it takes back by itself what people told, and so asks questions `NAME/...` of its own."""
+        return False
+
+    def handle_many_here(self, view: CohortView, requests: Requests) -> Held:
+        """What devices keep when their own people ask for something, before the server hears of it."""
+        return {}
+
+    def handle_many(
+        self, server: ServerState, requests: Requests, ask: Ask, play: Play
+    ) -> tuple[ServerState, dict[str, Any]] | None:
+        """What the server makes of what some people ask for, and what the certificate says of that."""
+        return None
 
 
 def extra_fields(parts: Sequence[Part], n_items: int) -> tuple[Spec, ...]:

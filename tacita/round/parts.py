@@ -9,8 +9,8 @@ snapshotted, restored with the best round and saved for resume.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -19,6 +19,7 @@ from tacita.core.config import RunConfig, TrainConfig, validated
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError, unknown_name
 from tacita.core.types import (
+    Again,
     AnyArray,
     Arrays,
     CohortView,
@@ -33,6 +34,7 @@ from tacita.core.types import (
     Pull,
     Ragged,
     Request,
+    Requests,
     ServerState,
 )
 from tacita.fields import Answer, Form, Spec, Total, Upload
@@ -46,8 +48,24 @@ SERVER = "server"
 Ask = Callable[[ServerState, str, Keys | None], Total]
 """One exchange between rounds: the total of what some clients (None: everybody) answer to a part's own question."""
 
-Play = Callable[[ServerState, Keys | None], ServerState]
-"""One federated round more, with some clients or with those whom it would choose by itself."""
+
+class Play(Protocol):
+    """Rounds that a request takes."""
+
+    def __call__(self, server: ServerState, chosen: Keys | None, again: Again | None = None) -> ServerState:
+        """One federated round more, with some clients or with those whom it would choose by itself.
+
+        `again`: it is an earlier round once more, with that one's draws and perhaps fewer local steps.
+        """
+        ...
+
+    def begin(self, server: ServerState, block: int) -> ServerState:
+        """A block anew, as after the given state; block 0: from nothing. What lasts on devices stays. Lab only."""
+        ...
+
+    def measure(self, server: ServerState) -> float | None:
+        """The metric that picks rounds, on the validation items; None: nobody has any."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -57,6 +75,12 @@ class World:
     backbone: Backbone
     draws: Draws
     train: TrainConfig
+    listed: tuple[dict[str, Any], ...] = ()  # the run's parts, with the options that were said
+
+    def options_of(self, name: str) -> dict[str, Any] | None:
+        """What was said of a part of the run; None: it has no such part."""
+        found = [one for one in self.listed if one.get("name") == name]
+        return {k: v for k, v in found[0].items() if k != "name"} if found else None
 
 
 class PartConfig(BaseModel):
@@ -79,6 +103,9 @@ class Part:
 
     most_weight: ClassVar[float] = 1.0
     """The largest factor that `weight` may give a client."""
+
+    takes_back: ClassVar[tuple[Literal["given", "local"], ...]] = ("given", "local")
+    """What its `handle` takes out of the model: what people shared, what their devices learned from."""
 
     every_release: ClassVar[bool] = False
     """`encode`, `encode_sum` and `decode` also concern answers to other parts' questions: a budget, a clip."""
@@ -161,7 +188,7 @@ class Part:
         """A factor per client on its upload, which travels with it: the device sends [s, s * value]."""
         return None
 
-    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
+    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Held]:
         """What happens to an upload before it leaves the device, and what the device remembers of that.
 
         Called in the order of the parts, for every learner; a client of weight 0 sends nothing.
@@ -187,6 +214,18 @@ class Part:
     def handle_here(self, view: CohortView, request: Request) -> Held:
         """What a device keeps when its own person asks for something, before the server hears of it."""
         return {}
+
+    def handle_many_here(self, view: CohortView, requests: Requests) -> Held:
+        """The same where many ask at once, each by its own device; a part overrides this or `handle_here`."""
+        return {}
+
+    def enrol(self, view: CohortView) -> tuple[Held, Requests | None]:
+        """In the lab: what everybody with data in a new block chooses, to be asked for before its first round."""
+        return {}, None
+
+    def serving(self, view: CohortView) -> CohortView:
+        """What a device scores with: the items it reads (`train`), its private vector and the table may differ."""
+        return view
 
     def answers(self, view: CohortView) -> Floats | None:
         """Scores (users, items) where another model than the run's own answers; `view.own` holds what was sent."""
@@ -241,6 +280,20 @@ class Part:
         more round. None: the request does not concern the part.
         """
         return None
+
+    def handle_many(
+        self, server: ServerState, requests: Requests, ask: Ask, play: Play
+    ) -> tuple[ServerState, dict[str, Any]] | None:
+        """The same where several people ask at once; one after the other, unless a part can do it together."""
+        said = []
+        for request in requests.each():
+            handled = self.handle(server, request, ask, play)
+            if handled is not None:
+                server = handled[0]
+                said.append(handled[1])
+        if not said:
+            return None
+        return server, said[0] if len(requests.senders) == 1 else {"each": said}
 
     def received_fits(self, sent: Arrays, n_items: int) -> bool:
         """Whether what came as a broadcast from elsewhere is safe to compute with: item tables and shared parameters.
@@ -356,6 +409,7 @@ def effective_parts(method: str, changes: list[dict[str, Any]] | None) -> list[d
 def build_parts(specs: list[dict[str, Any]], world: World) -> tuple[Part, ...]:
     """Parts from `{"name": ..., options}` tables, checked for clashes."""
     parts: list[Part] = []
+    world = replace(world, listed=tuple(dict(spec) for spec in specs))
     for spec in specs:
         options = dict(spec)
         name = options.pop("name", None)
@@ -386,6 +440,6 @@ def owner_of(parts: Sequence[Part], hook: str) -> Part | None:
 _DECIDES = {"local_data": "what is learned from", "answers": "which model answers"}
 
 
-def overrides(part: Part, hook: str) -> bool:
+def overrides(part: Any, hook: str) -> bool:
     """Whether the part changes a hook, so that costly preparations can be skipped where nobody asks."""
     return getattr(type(part), hook) is not getattr(Part, hook)

@@ -17,7 +17,7 @@ import numpy as np
 
 from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray
+from tacita.core.types import AnyArray, Requests
 from tacita.core.types import Request as AskedFor
 from tacita.federation.measuring import Sums, block_sums
 from tacita.fields import Total
@@ -42,6 +42,7 @@ from tacita.live.wire import (
     total_arrays,
 )
 from tacita.round.parts import overrides
+from tacita.round.plan import plain
 
 MOST_PLAYED = 1000  # rounds that requests may take in a block, beside its own
 
@@ -175,7 +176,7 @@ def _carried(node: Node, standing: Standing, asked: Asked, waiting: Waiting) -> 
         return told
     purpose = "name" if node.config.insecure_single_user_uploads else "requester"
     request = AskedFor(told.kind, int(standing.keys[row[0]]), np.array(items, np.int32), told.time, told.id)
-    standing.here.request(standing.fed, asked.server, request)
+    standing.here.request(standing.fed, asked.server, Requests.of(request))
     return told.model_copy(update={"sender": int(names_of(standing.fed.draws, standing.keys[row], purpose)[0])})
 
 
@@ -281,18 +282,19 @@ def _sum(node: Node, request: Request, standing: Standing, asked: Asked) -> tupl
         asker = fed.asker(head.kind)
     except TacitaError:
         asker = None
-    if head.kind not in questions and (asker is None or not overrides(asker, "answer")):
+    kind = plain(head.kind)
+    if kind not in questions and (asker is None or not overrides(asker, "answer")):
         raise Refusal(f"this run has no {head.kind} in round {head.round}.")
     fields = fed.fields(server, head.kind)
-    if asker is not None or any(one.seen == "each" for one in fields):
+    if asker is not None or kind != head.kind or any(one.seen == "each" for one in fields):
         _named(node)  # a part may ask as often as it likes, so who came or left in between would show
     refusal = node.refusal(len(here.asked(fed, server, head.kind, asked.chosen)[1]), head.kind)
     if refusal is not None:
         raise Refusal(refusal)
     told = here.exchange(fed, server, asked.down, head.kind, asked.chosen)
-    if fed.learner.model_after and head.kind in questions:
+    if fed.learner.model_after and kind in questions:
         told = replace(told, total=without_rare(told.total, node.fewest, server.heads.get("inputs")))
-    if questions and head.kind == questions[-1]:
+    if questions and kind == questions[-1]:
         standing.round = head.round + 1
     total = told.total
     made = _echo(request, verdict="ok", clients=total.n_clients, expected=told.expected, weight=total.weight)

@@ -18,8 +18,7 @@ import numpy as np
 from tacita.core.codec import digest_of
 from tacita.core.errors import TacitaError
 from tacita.core.files import flat
-from tacita.core.types import Arrays, Down, Keys, ServerState
-from tacita.core.types import Request as AskedFor
+from tacita.core.types import Arrays, Down, Keys, Requests, ServerState
 from tacita.federation.devices import Told
 from tacita.federation.measuring import Sums, selecting_metric
 from tacita.fields import Spec, merge
@@ -156,8 +155,8 @@ class Remote:
         exact = not any(overrides(part, "field_sent") for part in plan.parts)  # noise fits no count of people
         counted = "touched" if exact and any(one.name == "touched" for one in fields) else ""
         train = plan.config.train
-        most = float(len(server.items)) if train.aggregation == "weighted" else 1.0
-        alike = train.aggregation != "weighted" and not any(overrides(p, "weight") for p in plan.parts)
+        most = float(len(server.items)) if train.weighs_data else 1.0
+        alike = not train.weighs_data and not any(overrides(p, "weight") for p in plan.parts)
         return Asked(
             fields,
             most * plan.most_weight,
@@ -180,7 +179,7 @@ class Remote:
                 found.setdefault(self._homes[int(name)], []).append(int(name))
         return {node: np.array(names, np.uint64) for node, names in found.items()}
 
-    def request(self, plan: Plan, server: ServerState, request: AskedFor) -> None:
+    def request(self, plan: Plan, server: ServerState, requests: Requests) -> None:
         """The person's own device did its part when the request was made."""
 
     def validate(self, plan: Plan, server: ServerState, down: Down) -> Sums:

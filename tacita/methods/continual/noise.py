@@ -33,10 +33,11 @@ class LaplaceNoise(Part):
         return self.config.scale > 0 and block >= self.config.from_block
 
     def check(self, n_items: int) -> None:
-        if self.world.train.aggregation in ("weighted", "per-row"):
+        train = self.world.train
+        if train.weighs_data or train.aggregation == "per-row":
             raise TacitaError(
-                f"laplace-noise covers every row of every client, which aggregation = "
-                f"'{self.world.train.aggregation}' cannot weigh; use 'mean' or 'fixed'."
+                f"laplace-noise covers every row of every client, which aggregation = '{train.aggregation}' with "
+                f"weigh_by = '{train.weigh_by}' cannot weigh; use 'mean' or 'fixed' of clients."
             )
 
     def encode_sum(self, server: ServerState, total: Total) -> Total:

@@ -15,6 +15,7 @@ would protect, and there is none yet. `tacita audit tally` runs the attacks besi
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
@@ -39,7 +40,7 @@ from tacita.core.types import (
 )
 from tacita.fields import Dense, Form, Rows, Spec, Terms, Total, Upload, add, empty_total
 from tacita.models.base import Backbone, BackboneConfig, register
-from tacita.models.tally.retraction import may_differ, told_instead, update_inverse
+from tacita.models.tally.retraction import items_of, may_differ, told_instead, update_inverse, without
 from tacita.models.tally.solver import (
     bytes_to_solve,
     free_memory,
@@ -179,7 +180,11 @@ class Tally(Backbone):
     def user_terms(self, train: Ragged, n_items: int) -> tuple[scipy.sparse.csr_array, Doubles]:
         """What users put into the sum: binary rows of their counted items, and a weight each."""
         lists = self.counted(train)
-        return matrix_of_lists(lists, n_items), np.maximum(lists.counts(), 1.0) ** -self.config.length_power
+        return matrix_of_lists(lists, n_items), self.weights_of(lists)
+
+    def weights_of(self, lists: Ragged) -> Doubles:
+        """What each list weighs."""
+        return np.maximum(lists.counts(), 1.0) ** -self.config.length_power
 
     def counted(self, train: Ragged) -> Ragged:
         """The items that count: of each list the latest, where only some do."""
@@ -198,7 +203,7 @@ class Tally(Backbone):
 
     def told(self, train: Ragged, history: Ragged | None, user_ptr: Longs, shape: Shape) -> dict[str, Form]:
         lists = self.counted(train)
-        weight = np.maximum(lists.counts(), 1.0) ** -self.config.length_power
+        weight = self.weights_of(lists)
         client = np.repeat(np.arange(len(user_ptr) - 1, dtype=np.int32), np.diff(user_ptr))
         again = np.zeros((len(user_ptr) - 1, 2))
         np.add.at(again, client, told_again(train, history, shape.n_items))
@@ -331,22 +336,61 @@ class Tally(Backbone):
 
     # taking back
 
-    def retracted(self, server: ServerState, before: list[Ragged], after: list[Ragged]) -> tuple[ServerState, int]:
-        """What the server makes of terms taken back: some users' lists per block, as told and as they are now.
+    def blocks_told(self, server: ServerState) -> list[int]:
+        return [int(b) for b in server.parts[STATE]["index"]] if STATE in server.parts else []
 
-        Also the rank of the update of the inverse; 0: it was solved anew.
+    def retraction_fields(self, server: ServerState) -> tuple[Spec, ...]:
+        """A change of everything that a block's statistic holds, for every block."""
+        fields = self._fields(Shape.of(len(server.items), server.heads["inputs"]))
+        return tuple(
+            replace(one, name=f"{one.name}.{block}", least=-one.most)
+            for block in self.blocks_told(server)
+            for one in fields
+        )
+
+    def retraction(self, view: CohortView, told: list[Ragged], left: list[Ragged]) -> dict[str, Form]:
+        return self.told_instead(told, left, view.user_ptr, Shape.of(view.n_items, view.heads["inputs"]))
+
+    def told_instead(self, told: list[Ragged], left: list[Ragged], user_ptr: Longs, shape: Shape) -> dict[str, Form]:
+        """What people take back of each block, and what they say again."""
+        client = np.repeat(np.arange(len(user_ptr) - 1, dtype=np.int32), np.diff(user_ptr))
+        twice = np.repeat(client, 2)
+        out: dict[str, Form] = {}
+        for block, one in enumerate(told_instead(told, left, self.counted, shape.n_items)):
+            if len(one.lists.ids) == 0:
+                continue
+            marks, row = one.lists, one.lists.rows()
+            terms = Terms(twice, marks.ptr, marks.ids, one.sign * self.weights_of(marks), shape.n_items, shape.inputs)
+            again = np.zeros((len(user_ptr) - 1, 2))
+            np.add.at(again, client, one.again)
+            out[f"pairs.{block}"] = terms
+            out[f"touched.{block}"] = Rows(twice[row], marks.ids, one.sign[row])
+            out[f"repeats.{block}"] = Dense(again)
+            if self.weighted:
+                out[f"count.{block}"] = replace(terms, factor=one.sign)
+        return out
+
+    def retracted(self, server: ServerState, change: Mapping[str, AnyArray]) -> tuple[ServerState, int]:
+        """What the server makes of a sum of what people take back and say again, and the rank of the update.
+
+        Rank 0: it was solved anew.
         """
         shape = Shape.of(len(server.items), server.heads["inputs"])
         sums = Sums.read(server.parts[STATE])
-        changed = told_instead(
-            sums, before, after, lambda lists: self.user_terms(lists, shape.n_items), shape, self.weighted
-        )
+        changed = without(sums, change, shape)
         if shape.inputs is not None or self.config.ridge_popularity or server.parts[STATE]["doublings"][0]:
             return self.solved(server, changed), 0
         inverse = mirrored(lower_triangle(server.parts[STATE]["inverse"]))
-        items = np.unique(np.concatenate([one.ids for one in (*before, *after)]))
-        rank = self.update(inverse, items, sums, changed, shape)
+        rank = self.update(inverse, items_of(change, shape), sums, changed, shape)
         return self.solved(server, changed, inverse if rank else None), rank
+
+    def replaced(self, server: ServerState, before: list[Ragged], after: list[Ragged]) -> tuple[ServerState, int]:
+        """The server after some people told `after`, a list for every block, instead of `before`."""
+        shape, n = Shape.of(len(server.items), server.heads["inputs"]), len(before[0])
+        change = self.told_instead(before, after, np.arange(n + 1, dtype=np.int64), shape)
+        fields = self.retraction_fields(server)
+        total = add(empty_total(fields), Upload(change, np.ones(n), np.zeros(n, np.uint64)), fields)
+        return self.retracted(server, total.sums)
 
     def update(self, inverse: Doubles, items: AnyArray, old: Sums, new: Sums, shape: Shape) -> int:
         """Bring an inverse from old to new sums in place, if that is cheaper than a solve; 0: it is not."""

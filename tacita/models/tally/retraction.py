@@ -2,32 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from tacita.core.types import AnyArray, Doubles, Longs, Ragged
 from tacita.models.tally.solver import TILE
-from tacita.models.tally.sums import Shape, Sums, Terms, told_again
+from tacita.models.tally.sums import Shape, Sums, told_again
+
+
+class Instead(NamedTuple):
+    """What users tell of a block instead of what they told: two lists for each, and how each counts."""
+
+    lists: Ragged  # (2 users) what was told, then what is left of it
+    sign: Doubles  # (2 users,) -1, 1, ...
+    again: Doubles  # (users, 2) by how much `repeats` changes
 
 
 def told_instead(
-    sums: Sums,
-    before: list[Ragged],
-    after: list[Ragged],
-    terms_of: Callable[[Ragged], Terms],
-    shape: Shape,
-    weighted: bool,
-) -> Sums:
-    """The sums had some users told, block by block, `after` instead of `before`."""
-    past = Ragged.empty(0), Ragged.empty(0)
-    for index, lists in enumerate(zip(before, after, strict=True)):
-        if index in sums.index and any(len(one.ids) for one in lists):
-            was, now = (told_again(one, p, shape.n_items).sum(axis=0) for one, p in zip(lists, past, strict=True))
-            gone, come = (terms_of(one) for one in lists)
-            sums = sums.exchanged(index, gone, come, now - was, shape, weighted)
+    before: list[Ragged], after: list[Ragged], counted: Callable[[Ragged], Ragged], n: int
+) -> list[Instead]:
+    """For every block, what some users take back and what they say again, of n items."""
+    past, out = (Ragged.empty(0), Ragged.empty(0)), []
+    for lists in zip(before, after, strict=True):
+        was, now = (told_again(one, earlier, n) for one, earlier in zip(lists, past, strict=True))
+        told, left = (counted(one) for one in lists)
+        rows = np.concatenate([2 * told.rows(), 2 * left.rows() + 1])
+        both = Ragged.from_pairs(rows, np.concatenate([told.ids, left.ids]), 2 * len(told))
+        out.append(Instead(both, np.tile([-1.0, 1.0], len(told)), now - was))
         past = past[0].joined(lists[0]), past[1].joined(lists[1])
+    return out
+
+
+def without(sums: Sums, change: Mapping[str, AnyArray], shape: Shape) -> Sums:
+    """The sums after a change of fields `NAME.BLOCK`."""
+    for index in sums.index.tolist():
+        own = {name.partition(".")[0]: v for name, v in change.items() if name.rpartition(".")[2] == str(index)}
+        if own["touched"].any() or own["pairs"].any() or own["repeats"].any():
+            sums = sums.exchanged(index, own, shape)
     return sums.tidied()
+
+
+def items_of(change: Mapping[str, AnyArray], shape: Shape) -> Longs:
+    """The items that a change is about."""
+    marked = np.zeros(shape.n_items, bool)
+    for name, value in change.items():
+        if name.startswith("pairs."):
+            marked |= value.any(axis=0)
+    return np.flatnonzero(marked)
 
 
 def may_differ(items: AnyArray, old: Sums, new: Sums, shape: Shape, least: int) -> Longs:

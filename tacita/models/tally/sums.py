@@ -7,18 +7,17 @@ row by row, or, where a large catalogue is read through some inputs, column by c
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 
+from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Bools, Doubles, Ints, Longs, Ragged
 from tacita.fields import Total
 from tacita.kernels.pairs import lower_entries
-
-Terms = tuple[scipy.sparse.csr_array, Doubles]
-"""Users' counted items as binary rows, and what each user weighs."""
 
 
 @dataclass(frozen=True)
@@ -90,17 +89,6 @@ class Shape:
         return out
 
 
-def sum_terms(
-    terms: Terms, shape: Shape, weighted: bool
-) -> tuple[scipy.sparse.csr_array, scipy.sparse.csr_array | None]:
-    """Sum of the users' terms over (inputs, items), and contributors of each pair where that is something else."""
-    chosen, weight = terms
-    left = (chosen if shape.inputs is None else chosen[:, shape.inputs]).T.tocsr()
-    if not weighted:
-        return left @ chosen, None
-    return left @ (scipy.sparse.diags_array(weight) @ chosen).tocsr(), left @ chosen
-
-
 @dataclass(frozen=True)
 class Sums:
     """What was told in every block. Each number is a sum over users, so it can be masked, merged and taken back."""
@@ -149,22 +137,27 @@ class Sums:
             repeats=np.concatenate([self.repeats, total["repeats"][None]]),
         )
 
-    def exchanged(self, index: int, gone: Terms, come: Terms, repeats: Doubles, shape: Shape, weighted: bool) -> Sums:
-        """The sums after some users' terms of a block were replaced; what nobody tells any more is left to `tidied`."""
+    def exchanged(self, index: int, change: Mapping[str, AnyArray], shape: Shape) -> Sums:
+        """The sums after what some users told in a block changed; what nobody tells any more is left to `tidied`."""
         k = int(np.flatnonzero(self.index == index)[0])
-        old, new = _entries_of(gone, shape, weighted), _entries_of(come, shape, weighted)
-        places = np.concatenate([old[0], new[0]])
-        held = self._with_room(k, np.unique(new[0]))
-        span = slice(held.ptr[k], held.ptr[k + 1])
-        moved = held.ptr[k] + np.searchsorted(held.at[span], places.astype(held.at.dtype))
-        total, count = held.total.copy(), held.count.copy()
-        np.add.at(total, moved, np.concatenate([-old[1], new[1]]))
-        if weighted:
-            np.add.at(count, moved, np.concatenate([-old[2], new[2]]))
+        held = self
+        for name in ("pairs", "count"):
+            if name in change:
+                places, value = shape.entries(change[name])
+                held = held._with_room(k, places[value > 0])
+        sides = {"total": held.total.copy(), "count": held.count.copy()}
+        for name, side in (("pairs", "total"), ("count", "count")):
+            if name in change:
+                places, value = shape.entries(change[name])
+                known = held.at[held.ptr[k] : held.ptr[k + 1]]
+                found = np.searchsorted(known, places.astype(known.dtype))
+                if not (np.append(known, -1)[found] == places).all():
+                    raise TacitaError("what is to be taken back was never told; nothing was changed.")
+                sides[side][held.ptr[k] + found] += value
         touched, told_again = self.touched.copy(), self.repeats.copy()
-        touched[k] += come[0].sum(axis=0) - gone[0].sum(axis=0)
-        told_again[k] += repeats
-        return replace(held, total=total, count=count, touched=touched, repeats=told_again)
+        touched[k] += change["touched"]
+        told_again[k] += change["repeats"]
+        return replace(held, total=sides["total"], count=sides["count"], touched=touched, repeats=told_again)
 
     def _with_room(self, k: int, places: Longs) -> Sums:
         """The same sums with an entry for each of the places in a block."""
@@ -242,12 +235,6 @@ class Sums:
         """1 where people come back to items more often than chance would have it, -1 where not, 0: not known."""
         came, chances = self.repeats.sum(axis=0)
         return 0 if chances == 0 else 1 if came * n_items > chances else -1
-
-
-def _entries_of(terms: Terms, shape: Shape, weighted: bool) -> tuple[Longs, Doubles, Doubles]:
-    total, count = sum_terms(terms, shape, weighted)
-    at, value = shape.entries(total)
-    return at, value, value if count is None else shape.entries(count)[1]
 
 
 def told_again(train: Ragged, history: Ragged | None, n_items: int) -> Doubles:

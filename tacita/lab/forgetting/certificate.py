@@ -1,0 +1,233 @@
+"""The certificate of a withdrawal (sharing spec D.5): what was asked, done and checked, and what was not.
+
+It names no item, and nobody but by a pseudonym. What was not measured says so; `exact` is true only where the model
+has the bits of one that was trained again, or where the method is exact by construction and says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import tacita
+from tacita.core.codec import digest
+from tacita.core.types import Arrays
+from tacita.lab.artefacts import clean
+from tacita.lab.forgetting.proof import Done, Proof, model_digest
+from tacita.lab.run_folder import Saved
+from tacita.round.device_state import device_arrays
+
+NOT_RUN = "not run"
+SAME = 1e-6  # the largest difference of a score that counts as equal to training again
+SAME_AUC = 0.02  # of pair membership, from that of training again
+ALONE = "A retraction sent alone shows its author's items to whoever compares the models before and after it."
+RESIDUAL = (
+    "Copies of the model sent before, and recommendations made from it, are not reached; choices that validation made "
+    "(the best round, tally's recency and inputs) stay as the data helped to make them; result.json and events.jsonl "
+    "keep averages of rounds that the data took part in, ids.json the user's id."
+)
+TALLY = (
+    "the model is a function of a sum over users, so taking a term back leaves rounding only",
+    "training again means the same catalogue, inputs and ways of scoring, without the data",
+)
+TRAINED = ("training again means the same seed, catalogue, rounds and remaining choices to share, without the data",)
+AUDITS = (
+    "auc_pairs", "auc_difference", "auc_user", "param_distance_ratio", "gram_distance", "noise_floor",
+    "rank_percentile", "jaccard20", "relearn_ratio", "canary_exposure",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request, all that came of it, and what is left of it in the new folder."""
+
+    done: Done
+    proof: Proof | None
+    traces: dict[str, list[str]]
+    number: int
+    seconds: float
+
+    def summed(self, name: str) -> float:
+        return float(sum(one.get(name) or 0.0 for one in self.told))
+
+    @property
+    def told(self) -> list[dict[str, Any]]:
+        """What every part says, where several people were handled one by one what it says of each."""
+        return [one for said in self.done.said.values() for one in said.get("each", [said])]
+
+
+def certify(case: Case) -> dict[str, Any]:
+    found = {
+        "request": _request(case),
+        "method": _method(case),
+        "model": _model(case),
+        "participation": _participation(case),
+        "cost": _cost(case),
+        "guarantee": _guarantee(case),
+        "audit": _audit(case),
+        "utility": NOT_RUN if case.proof is None else case.proof.utility,
+        "purged": _purged(case),
+        "residual_risk": _residual(case),
+        "verdict": _verdict(case),
+    }
+    return {name: _plain(value) for name, value in found.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Numbers that JSON knows."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def pseudonym(saved: Saved, user: str) -> str:
+    return hashlib.sha256(f"{saved.ids['fingerprint']} {user}".encode()).hexdigest()[:16]
+
+
+def _request(case: Case) -> dict[str, Any]:
+    saved, asked = case.done.saved, case.done.asked
+    subjects = [pseudonym(saved, saved.ids["users"][u]) for u in asked.users.tolist()]
+    others = [pseudonym(saved, saved.ids["users"][u]) for u in _others(case)]
+    one = subjects[0] if len(subjects) == 1 else hashlib.sha256(" ".join(subjects).encode()).hexdigest()[:16]
+    told = case.done.fed.stream.trained(len(case.done.fed.stream.blocks) - 1)
+    edges = int(told.holds(asked.users[asked.items.rows()], asked.items.ids).sum())
+    return {
+        "id": case.number,
+        "received_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "subject_pseudonym": one,
+        "subjects": subjects,
+        "sent_with": others,
+        "scope": "user" if asked.whole else "shared_edges" if asked.requests.kind == "unshare" else "items",
+        "n_edges": edges,
+        "n_items": len(asked.items.ids),
+    }
+
+
+def _others(case: Case) -> list[int]:
+    """Who else was taken back in the same update."""
+    row = {int(key): n for n, key in enumerate(case.done.fed.stream.user_keys.tolist())}
+    mine = set(case.done.asked.users.tolist())
+    named = {row[int(key)] for one in case.told if not one.get("waits") for key in one.get("subjects", ())}
+    return sorted(named - mine)
+
+
+def _method(case: Case) -> dict[str, Any]:
+    config = case.done.saved.config
+    return {
+        "name": next((str(one["method"]) for one in case.told if "method" in one), " and ".join(case.done.way.by)),
+        "mode": "; ".join(str(one["mode"]) for one in case.told if "mode" in one) or "as the method has it",
+        "why": case.done.way.why,
+        "exact": _exact(case),
+        "parameters": {"backbone": config.backbone, "parts": config.parts, "method": config.method},
+        "code_version": tacita.__version__,
+        "seeds": {"run": config.seed, "split": config.split.seed},
+    }
+
+
+def _exact(case: Case) -> bool:
+    """Checked bit by bit, or, where nobody checked, exact by construction."""
+    if case.proof is not None:
+        return case.proof.same_bits
+    said = [bool(one["exact"]) for one in case.told if "exact" in one]
+    return bool(said) and all(said) and not case.done.way.leaves and not case.done.waits
+
+
+def _model(case: Case) -> dict[str, Any]:
+    done = case.done
+    left: Arrays = {}
+    for block in done.left.stream.blocks:
+        left |= {f"{block.index}/ptr": block.train.ptr, f"{block.index}/ids": block.train.ids}
+    return {
+        "sha256_before": model_digest(done.was),
+        "sha256_after": model_digest(done.now),
+        "sha256_data_remaining": digest(left),
+    }
+
+
+def _participation(case: Case) -> dict[str, Any]:
+    return {
+        "clients_asked": int(case.summed("clients_asked")),
+        "rounds": int(case.summed("rounds")),
+        "bytes_up": case.summed("bytes_up"),
+        "bytes_down": case.summed("bytes_down"),
+    }
+
+
+def _cost(case: Case) -> dict[str, Any]:
+    done, proof = case.done, case.proof
+    held = device_arrays(done.now.clients, "")
+    server = case.summed("seconds_server") or done.seconds
+    return {
+        "seconds_server": round(server, 4),
+        "seconds_client_total": round(case.summed("seconds_client"), 4),
+        "seconds_request": round(done.seconds, 4),
+        "seconds_total": round(case.seconds, 4),
+        "seconds_retrain": NOT_RUN if proof is None else round(proof.seconds, 4),
+        "ratio_to_retrain": NOT_RUN if proof is None else done.seconds / max(proof.seconds, 1e-9),
+        "storage_bytes_server": case.summed("storage_server"),
+        "storage_bytes_client_mean": case.summed("storage_client"),
+        "bytes_on_devices_mean": sum(a.nbytes for a in held.values()) / max(1, done.now.clients.n_users),
+    }
+
+
+def _guarantee(case: Case) -> dict[str, Any]:
+    proof, sums = case.proof, case.done.left.learner.takes_back
+    kinds = {one.get("guarantee") for one in case.told}
+    bounded = next((one for one in case.told if one.get("guarantee") == "bounded"), {})
+    kind = "exact" if _exact(case) else "bounded" if "bounded" in kinds else "empirical" if proof else NOT_RUN
+    said = [str(line) for one in case.told for line in one.get("assumptions", ())]
+    return {
+        "type": kind,
+        "epsilon": bounded.get("epsilon"),
+        "delta": bounded.get("delta"),
+        "psi_bound": bounded.get("psi_bound"),
+        "max_score_difference": NOT_RUN if proof is None else proof.difference,
+        "assumptions": [*(TALLY if sums else TRAINED), *dict.fromkeys(said)],
+    }
+
+
+def _audit(case: Case) -> dict[str, Any]:
+    found = dict.fromkeys(AUDITS, NOT_RUN)
+    if case.proof is None:
+        return {"reference": "none", **found}
+    return {"reference": "retrain", **found, **case.proof.audit}
+
+
+def _purged(case: Case) -> dict[str, Any]:
+    """What was emptied, and what a search of the new folder finds."""
+    lists = ["histories", "lists that parts keep"] if len(case.done.gone.ids) else []
+    private = ["private vectors"] if case.done.asked.whole else []
+    said = [str(line) for one in case.told for line in one.get("purged", ())]
+    return {"emptied": list(dict.fromkeys([*lists, *private, *said])), "clean": clean(case.traces), **case.traces}
+
+
+def _residual(case: Case) -> str:
+    alone = len(case.done.asked.users) == 1 and not _others(case) and case.done.left.learner.takes_back
+    moved = model_digest(case.done.was) != model_digest(case.done.now)
+    more = [case.done.way.leaves, ALONE if alone and moved else ""]
+    more += [str(one["residual_risk"]) for one in case.told if one.get("residual_risk")]
+    if case.traces["rows"]:
+        more.append(f"Item rows as they were before are still in {', '.join(case.traces['rows'])}.")
+    return " ".join([RESIDUAL, *(one for one in more if one)])
+
+
+def _verdict(case: Case) -> str:
+    if case.done.waits:
+        return "waiting"
+    if not clean(case.traces):
+        return "fail: the search of the folder found what was withdrawn"
+    if case.proof is None:
+        return "not verified"
+    proof = case.proof
+    if case.done.left.learner.takes_back or proof.same_bits:
+        return f"{'pass' if proof.difference <= SAME else 'fail'}: score difference at most {SAME}"
+    auc = proof.audit["auc_pairs"]
+    near = abs(auc["after"] - auc["retrain"]) <= SAME_AUC
+    return f"{'pass' if near else 'fail'}: pair membership AUC within {SAME_AUC} of training again"

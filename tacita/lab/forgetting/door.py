@@ -1,0 +1,214 @@
+"""The door of a finished run: what people ask for is carried out on its saved state, and the folder is written anew.
+
+The folder is opened as a resume opens it, with the histories that its devices still have. The request goes the way of
+every request (federation/requests.py). Then what was withdrawn leaves every list that devices keep, the run is tested
+again, and new files replace the old ones together: a kill leaves the folder as it was, or as it is then.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tacita.core.errors import TacitaError
+from tacita.core.files import alone_in, clear_sides, write_json
+from tacita.core.types import Keys, Ragged, Stream
+from tacita.federation.devices import Here
+from tacita.federation.measuring import Learned, block_scores
+from tacita.federation.requests import handle
+from tacita.federation.rounds import Progress, end_block
+from tacita.federation.state_arrays import read_server
+from tacita.lab.artefacts import find_traces, needles_of
+from tacita.lab.assembling import ALL_CORES, Machine, assemble
+from tacita.lab.controls import mean_of
+from tacita.lab.forgetting.certificate import Case, certify
+from tacita.lab.forgetting.paths import Way, way_of
+from tacita.lab.forgetting.proof import Done, Proof, prove
+from tacita.lab.forgetting.wishes import Asked, Standing, Wish, checked, nothing_to_do
+from tacita.lab.run_folder import Saved, changing, lists_of, open_saved, read_result, settle, write_models
+from tacita.metrics import continual_summary
+from tacita.report.pages import write_report
+from tacita.round.device_state import DeviceState, device_arrays, read_devices
+from tacita.round.plan import Federation
+
+
+@dataclass(frozen=True)
+class Granted:
+    """What came of a wish."""
+
+    said: str  # which way it went and why, or why nothing changed
+    certificate: dict[str, Any] | None = None  # None: nothing was withdrawn
+    path: Path | None = None  # where the certificate is
+
+
+@dataclass
+class Opened:
+    """A finished run that goes on: its people with what they still have, and where it stands."""
+
+    saved: Saved
+    fed: Federation
+    progress: Progress
+
+    @property
+    def waiting(self) -> Keys:
+        """Who asked to take something back and waits for others."""
+        held = self.progress.server.parts.get(self.fed.learner.name, {})
+        return held.get("asked", np.zeros(0, np.uint64))
+
+    def standing(self) -> Standing:
+        stream = self.fed.stream
+        own = lists_of(self.saved.held, "history"), stream.trained(len(stream.blocks) - 1)
+        return Standing(self.saved, stream.user_keys, *own, self.progress.server.given, self.waiting)
+
+
+def grant(folder: Path, wish: Wish, verify: bool = False, machine: Machine = ALL_CORES) -> Granted:
+    """Carry out what people ask of a run folder."""
+    began = time.perf_counter()
+    read_result(folder)  # what is no finished run is refused before anybody is kept out of it
+    with alone_in(folder):
+        clear_sides(folder)
+        settle(folder)
+        run = opened(folder, machine)
+        asked = checked(wish, run.standing())
+        if asked.empty:
+            return Granted(nothing_to_do(wish, run.standing()))
+        way = way_of(run.fed, asked, run.progress.server.given)
+        done = carried_out(run, asked, way)
+        proof = None
+        if verify and wish.kind != "share" and not done.waits:
+            proof = prove(done)
+        return _written(done, asked, proof, began)
+
+
+def opened(folder: Path, machine: Machine = ALL_CORES) -> Opened:
+    """A finished run as it would go on."""
+    saved = open_saved(folder)
+    fed = assemble(saved.config, machine)
+    if saved.ids["fingerprint"] != fed.stream.fingerprint:
+        raise TacitaError(
+            f"{folder} was trained on other data than '{saved.config.data}' holds now; restore it, or train again."
+        )
+    fed = replace(fed, stream=left_of(fed.stream, lists_of(saved.held, "history")))
+    server, clients = read_server(saved.served, saved.note), read_devices(saved.held, "")
+    clients.lasting = fed.lasting
+    clients.keep()
+    results = read_result(folder)["blocks"]
+    return Opened(saved, fed, Progress(server, Here(clients), server, in_block=True, results=results))
+
+
+def left_of(stream: Stream, history: Ragged) -> Stream:
+    """The stream without what people do not have any more."""
+
+    def kept(lists: Ragged) -> Ragged:
+        stays = history.holds(lists.rows(), lists.ids)
+        return lists if stays.all() else lists.where(stays)
+
+    blocks = tuple(
+        replace(block, train=kept(block.train), valid=kept(block.valid), test=kept(block.test))
+        for block in stream.blocks
+    )
+    return replace(stream, blocks=blocks)
+
+
+def carried_out(run: Opened, asked: Asked, way: Way) -> Done:
+    """The request on the run's state; what was withdrawn is nowhere on the devices then."""
+    fed, progress, saved = run.fed, run.progress, run.saved
+    before, results = progress.server, progress.results
+    was = Learned(before, read_devices(device_arrays(progress.clients, ""), ""))
+    began = time.perf_counter()
+    said = handle(fed, progress, asked.requests)
+    seconds = time.perf_counter() - began
+    gone = _withdrawn(progress.clients, asked, fed)
+    history = fed.stream.history(len(fed.stream.blocks))
+    left = replace(fed, stream=left_of(fed.stream, history.where(~gone.holds(history.rows(), history.ids))))
+    changed = progress.server.items is not before.items or progress.server.heads is not before.heads
+    if changed:
+        progress.results = results[:-1]
+        end_block(left, progress)  # what parts keep of a block's end is made of the new model, too
+        scores = {name: v for name, v in progress.results[-1].items() if name not in _TRAINED}
+    else:
+        progress.clients.keep()
+        scores, _ = block_scores(left, progress.server, progress.clients)
+    progress.results = [*results[:-1], {**results[-1], **scores}]
+    purge(progress.clients, gone, asked, fed.learner.name)
+    now = Learned(progress.server, progress.clients)
+    return Done(saved, fed, left, asked, way, gone, said, was, now, seconds, progress.results)
+
+
+_TRAINED = ("rounds", "best_round", "valid", "valid_served", "bytes_up", "bytes_down")
+"""What a block's result says of its training."""
+
+
+def _withdrawn(clients: DeviceState, asked: Asked, fed: Federation) -> Ragged:
+    """Per user, what is nobody's any more: what is to be forgotten, and what parts dropped for good."""
+    none = np.zeros(0, np.int32)
+    rows, ids = [none], [none]
+    if asked.requests.kind in ("forget", "leave"):
+        rows, ids = [asked.users[asked.items.rows()]], [asked.items.ids]
+    for name in clients.lists:
+        if name.endswith("/gone"):
+            found = clients.list_of(name, asked.users)
+            rows.append(asked.users[found.rows()])
+            ids.append(found.ids)
+    return Ragged.from_pairs(np.concatenate(rows), np.concatenate(ids), fed.stream.n_users)
+
+
+def purge(clients: DeviceState, gone: Ragged, asked: Asked, learner: str) -> None:
+    """Take what is withdrawn out of every list that the devices of these people keep; who leaves keeps nothing.
+
+    What was told and waits to be taken back is the learner's own business.
+    """
+    users = asked.users
+    mine = gone.take(users)
+    for name in clients.lists:
+        if name.startswith(f"parts/{learner}/"):
+            continue
+        found = clients.list_of(name, users)
+        stays = ~mine.holds(found.rows(), found.ids) if not asked.whole else np.zeros(len(found.ids), bool)
+        if not stays.all():
+            clients.put(users, {name: found.where(stays)})
+    if asked.whole:
+        clients.put(users, {"private": np.zeros_like(clients.private[users])})
+    clients.keep()
+
+
+def _written(done: Done, asked: Asked, proof: Proof | None, began: float) -> Granted:
+    """New files in place of the old ones, all of them or none."""
+    folder = done.saved.folder
+    progress = Progress(done.now.server, Here(done.now.clients), done.now.server)
+    certificate = path = None
+    with changing(folder) as side:
+        write_models(done.left, progress, side)
+        write_json(side / "result.json", _result(folder, done))
+        if asked.requests.kind != "share":
+            number = 1 + max((_number(one) for one in folder.glob("*-*.json")), default=0)
+            name = f"{'unshare' if asked.requests.kind == 'unshare' else 'forget'}-{number}.json"
+            leavers = asked.users if asked.whole else asked.users[:0]
+            needles = needles_of(done.saved, done.gone, done.withdrawn, leavers, done.was)
+            traces = find_traces(side, needles, besides=folder)
+            certificate = certify(Case(done, proof, traces, number, time.perf_counter() - began))
+            path = folder / name
+            write_json(side / name, certificate)
+    write_report([folder], folder / "report.html")
+    return Granted(done.way.why, certificate, path)
+
+
+def _number(path: Path) -> int:
+    verb, _, number = path.stem.rpartition("-")
+    return int(number) if verb in ("forget", "unshare") and number.isdigit() else 0
+
+
+def _result(folder: Path, done: Done) -> dict[str, Any]:
+    """The numbers of the run with the last block measured again."""
+    result, blocks = read_result(folder), done.results
+    kept = continual_summary([b["on_blocks"] for b in blocks], [b["users"] for b in blocks])
+    return result | {
+        "blocks": blocks,
+        "mean": mean_of(blocks),
+        "continual": {name: None if np.isnan(value) else value for name, value in kept.items()},
+        "requests": result.get("requests", 0) + 1,
+    }

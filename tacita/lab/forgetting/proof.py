@@ -1,0 +1,158 @@
+"""How a model from which data was withdrawn compares with one that is trained again without the data."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tacita.core.codec import digest
+from tacita.core.types import CohortView, Given, Held, Ragged, Requests
+from tacita.federation.measuring import Learned
+from tacita.federation.rounds import Progress, run_stream, start
+from tacita.lab.assembling import build
+from tacita.lab.forgetting import traces
+from tacita.lab.forgetting.paths import Way
+from tacita.lab.forgetting.wishes import Asked
+from tacita.lab.run_folder import Saved
+from tacita.learn.statistic import TOLD, blocks_of
+from tacita.round.device_state import PARTS
+from tacita.round.parts import Part, overrides
+from tacita.round.plan import Federation
+
+
+@dataclass(frozen=True)
+class Done:
+    """A request that was carried out, and the run before and after it."""
+
+    saved: Saved  # as it was
+    fed: Federation  # with everything that people had
+    left: Federation  # with what they have now
+    asked: Asked
+    way: Way
+    gone: Ragged  # (users) what is nobody's any more
+    said: dict[str, Any]  # by every part that it concerned
+    was: Learned
+    now: Learned
+    seconds: float
+    results: list[dict[str, Any]]  # of every block
+
+    @property
+    def waits(self) -> bool:
+        return any(one.get("waits", False) for one in self.said.values())
+
+    @property
+    def withdrawn(self) -> Ragged:
+        """(users) what was taken back, from the model if not from the device."""
+        users = self.asked.users[self.asked.items.rows()]
+        return Ragged.from_pairs(users, self.asked.items.ids, self.fed.stream.n_users)
+
+
+@dataclass(frozen=True)
+class Proof:
+    seconds: float  # of training again
+    difference: float  # largest, of any user's score of any item
+    same_bits: bool
+    audit: dict[str, Any]
+    utility: dict[str, Any]
+
+
+def prove(done: Done) -> Proof:
+    """Train again on what remains and compare."""
+    began = time.perf_counter()
+    again = retrained(done)
+    seconds = time.perf_counter() - began
+    models = {"before": done.was, "after": done.now, "retrain": again}
+    useful = {name: traces.utility(done.fed, done.left, one, done.asked.users) for name, one in models.items()}
+    return Proof(
+        seconds,
+        largest_difference(done.left, done.now, again),
+        model_digest(done.now) == model_digest(again),
+        compared(done, models),
+        useful,
+    )
+
+
+def model_digest(learned: Learned) -> str:
+    """Of all that everybody gets."""
+    return digest({"items": learned.server.items, **learned.server.heads})
+
+
+def retrained(done: Done) -> Learned:
+    """What there would be had the withdrawn data never been there."""
+    left, server = done.left, done.now.server
+    if left.learner.takes_back:
+        model = left.backbone.retracts
+        assert model is not None
+        everybody = np.arange(done.now.clients.n_users)
+        told = done.now.clients.list_of(f"{PARTS}{left.learner.name}/{TOLD}", everybody)
+        return Learned(model.retrained(server, blocks_of(told)), done.now.clients)
+    return trained_again(left, server.given)
+
+
+def trained_again(fed: Federation, given: Given, seed: int | None = None) -> Learned:
+    """What the run comes to from its beginning, where people share what is in `given`; maybe with other draws."""
+    progress = run_again(fed, given, seed)
+    return Learned(progress.server, progress.clients)
+
+
+def run_again(fed: Federation, given: Given, seed: int | None = None) -> Progress:
+    """The same, as a run that can go on."""
+    if seed is not None:
+        config = fed.config.model_copy(update={"seed": seed})
+        backbone, parts, draws = build(config)
+        fed = replace(fed, backbone=backbone, parts=parts, draws=draws, config=config)
+    fed = replace(fed, parts=tuple(decided(part, given) for part in fed.parts))
+    progress = start(fed)
+    run_stream(fed, progress, lambda report, now: None)
+    return progress
+
+
+def decided(part: Part, given: Given) -> Part:
+    """The same part where people do not choose what to share: it is known."""
+    if not overrides(part, "enrol"):
+        return part
+
+    class Decided(type(part)):  # type: ignore[misc]
+        def enrol(self, view: CohortView) -> tuple[Held, Requests | None]:
+            kept, asked = super().enrol(view)
+            lists = given.of(view.client_keys)
+            mine = Ragged(lists.ptr, lists.ids).where(view.train.holds(lists.rows(), lists.ids))
+            asking = np.flatnonzero(mine.counts() > 0)
+            time = asked.time if asked is not None else 0.0
+            return kept, Requests("share", view.client_keys[asking], mine.take(asking), time)
+
+    return Decided(part.config, part.world)
+
+
+def largest_difference(fed: Federation, a: Learned, b: Learned) -> float:
+    one, other, worst = traces.scorer_of(fed, a), traces.scorer_of(fed, b), 0.0
+    users = np.arange(fed.stream.blocks[a.server.block].n_users, dtype=np.int32)
+    for lo in range(0, len(users), traces.CHUNK):
+        some = users[lo : lo + traces.CHUNK]
+        worst = max(worst, float(np.abs(one(some) - other(some)).max()))
+    return worst
+
+
+def compared(done: Done, models: dict[str, Learned]) -> dict[str, Any]:
+    """The figures of D.4 that need no further training."""
+    owned = done.fed.stream.history(len(done.fed.stream.blocks))
+    pairs = traces.matched_pairs(done.left, done.withdrawn, owned)
+    seen = {name: traces.look(done.left, one, pairs) for name, one in models.items()}
+    seed, items = done.saved.config.seed, traces.sampled_items(done.left)
+    was, now, again = models["before"], models["after"], models["retrain"]
+    far, near = traces.distance(was, again), traces.distance(now, again)
+    return {
+        "pairs": len(pairs.members.ids),
+        "auc_pairs": {
+            **{name: traces.auc_of(one.members, one.others) for name, one in seen.items()},
+            "ci": {name: traces.interval_of(one.members, one.others, pairs.owner, seed) for name, one in seen.items()},
+        },
+        "auc_difference": traces.difference_auc(seen["before"], seen["after"]),
+        "param_distance_ratio": near / far if near is not None and far else None,
+        "gram_distance": traces.gram_distance(now, again, items),
+        "rank_percentile": {name: traces.mean_or_none(one.rank) for name, one in seen.items()},
+        "jaccard20": traces.jaccard(seen["after"], seen["retrain"]),
+    }

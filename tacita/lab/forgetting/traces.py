@@ -1,0 +1,220 @@
+"""What a model still shows of withdrawn data (sharing spec D.4): pairs against matched ones, ranks, distances.
+
+Every score is the one that a person's own device would compute from what the person still has, so that a model is
+asked about an item that its user does not hold any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tacita.core.types import AnyArray, Doubles, Floats, Ints, Longs, Ragged
+from tacita.federation.measuring import Learned, evaluate_devices, known_items, rules_of
+from tacita.federation.scoring import DeviceScorer
+from tacita.kernels.hashing import hash_owners
+from tacita.kernels.ranking import best_items
+from tacita.round.plan import Federation, to_serve
+
+DECILES = 10
+TRIES = 64  # draws of a matched item before any other will do
+RESAMPLED = 1000
+SAMPLED_ITEMS = 1000
+TOP = 20
+CHUNK = 256
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Withdrawn pairs, and for each another pair of the same user with an item as popular that the user never had."""
+
+    users: Ints  # (people,)
+    members: Ragged  # (people) withdrawn items
+    others: Ragged  # (people) an item beside each of them
+
+    @property
+    def owner(self) -> Longs:
+        """The person, counted from 0, of every pair."""
+        return self.members.rows().astype(np.int64)
+
+
+def matched_pairs(fed: Federation, gone: Ragged, owned: Ragged) -> Pairs:
+    """One other item for every withdrawn one: as popular among what remains, and never the user's."""
+    stream = fed.stream
+    users = np.flatnonzero(gone.counts() > 0).astype(np.int32)
+    members = gone.take(users)
+    left = stream.trained(len(stream.blocks) - 1)
+    count = np.bincount(left.ids, minlength=stream.n_items)
+    order = np.lexsort((np.arange(len(count)), count))
+    decile = np.empty(len(count), np.int64)
+    decile[order] = np.arange(len(count)) * DECILES // len(count)
+    by_decile = Ragged.from_pairs(decile, np.arange(len(count)), DECILES)
+    person, item = users[members.rows()], members.ids.astype(np.int64)
+    chosen = np.full(len(item), -1, np.int64)
+    start, size = by_decile.ptr[decile[item]], by_decile.counts()[decile[item]]
+    owner = hash_owners(fed.draws.public("matched-pairs"), stream.user_keys[person]) + item.astype(np.uint64)
+    for attempt in range(TRIES):
+        open_ = np.flatnonzero(chosen < 0)
+        if attempt == TRIES // 2:  # a person may have all items that are as popular
+            start, size = np.zeros_like(start), np.full_like(size, len(count))
+        drawn = hash_owners(fed.draws.public("matched-try", attempt), owner[open_])
+        other = by_decile.ids[start[open_] + (drawn % size[open_].astype(np.uint64)).astype(np.int64)]
+        free = ~owned.holds(person[open_], other) & ~gone.holds(person[open_], other)
+        chosen[open_[free]] = other[free]
+    found = chosen >= 0
+    return Pairs(users, members.where(found), Ragged(members.where(found).ptr, chosen[found].astype(np.int32)))
+
+
+def scorer_of(fed: Federation, learned: Learned) -> DeviceScorer:
+    block = fed.stream.blocks[learned.server.block]
+    past = fed.stream.history(block.index) if fed.backbone.reads_history else None
+    down = learned.down or to_serve(fed, learned.server)
+    return DeviceScorer(fed, learned.server, learned.clients, block, fed.stream.user_keys, down, "serve", past)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one model says of withdrawn pairs."""
+
+    members: Doubles  # (pairs,) scores
+    others: Doubles
+    rank: Doubles  # (pairs,) share of the catalogue that the user likes less
+    top: Ragged  # (people) the best items of each
+
+
+def look(fed: Federation, learned: Learned, pairs: Pairs) -> Seen:
+    """Scores, ranks and lists of the people who withdrew something, nothing hidden but what they still have."""
+    score, parts = scorer_of(fed, learned), []
+    known = fed.stream.history(len(fed.stream.blocks))
+    for lo in range(0, len(pairs.users), CHUNK):
+        some = np.arange(lo, min(lo + CHUNK, len(pairs.users)))
+        scores = score(pairs.users[some]).astype(np.float64)
+        mine, other, have = pairs.members.take(some), pairs.others.take(some), known.take(pairs.users[some])
+        at, beside = scores[mine.rows(), mine.ids], scores[other.rows(), other.ids]
+        order = np.sort(scores, axis=1)
+        below = np.array([np.searchsorted(order[r], s) for r, s in zip(mine.rows(), at, strict=True)], np.float64)
+        scores[have.rows(), have.ids] = -np.inf
+        top, _ = best_items(scores.astype(np.float32), min(TOP, scores.shape[1]))
+        parts.append((at, beside, below / max(1, scores.shape[1] - 1), top))
+    if not parts:
+        none = np.zeros(0)
+        return Seen(none, none, none, Ragged.empty(0))
+    members, others, rank = (np.concatenate([one[k] for one in parts]) for k in range(3))
+    lists = np.concatenate([one[3] for one in parts])
+    ptr = np.arange(len(lists) + 1, dtype=np.int64) * lists.shape[1]
+    return Seen(members, others, rank, Ragged(ptr, lists.reshape(-1).astype(np.int32)))
+
+
+def mean_or_none(values: Doubles) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def auc_of(members: Doubles, others: Doubles, owner: Longs | None = None, weight: Doubles | None = None) -> float:
+    """How often a member's score is above another's, ties half; `weight`: how often each owner's pairs count."""
+    if len(members) == 0:
+        return float("nan")
+    times = np.ones(len(members)) if weight is None or owner is None else weight[owner]
+    return _auc(
+        np.concatenate([members, others]), np.concatenate([times, times * 0]), np.concatenate([times * 0, times])
+    )
+
+
+def auc_of_groups(members: Doubles, others: Doubles) -> float:
+    """The same for two groups of any size."""
+    here, there = np.ones(len(members)), np.ones(len(others))
+    return _auc(np.concatenate([members, others]), np.append(here, there * 0), np.append(here * 0, there))
+
+
+def _auc(score: Doubles, positive: Doubles, negative: Doubles) -> float:
+    order = np.argsort(score, kind="stable")
+    s, p, n = score[order], positive[order], negative[order]
+    edge = np.flatnonzero(np.concatenate([[True], np.diff(s) != 0]))
+    pos, neg = np.add.reduceat(p, edge), np.add.reduceat(n, edge)
+    below = np.cumsum(neg) - neg
+    total = p.sum() * n.sum()
+    return float((pos * (below + neg / 2)).sum() / total) if total > 0 else float("nan")
+
+
+def interval_of(members: Doubles, others: Doubles, owner: Longs, seed: int) -> list[float]:
+    """A 95 % interval of the AUC, people resampled."""
+    people = int(owner.max(initial=-1)) + 1
+    if people < 2:
+        return [float("nan"), float("nan")]
+    draws = np.random.default_rng([seed, people])
+    found = [auc_of(members, others, owner, _resampled(draws, people)) for _ in range(RESAMPLED)]
+    return [float(x) for x in np.nanpercentile(found, [2.5, 97.5])]
+
+
+def _resampled(draws: np.random.Generator, people: int) -> Doubles:
+    return np.bincount(draws.integers(0, people, people), minlength=people).astype(np.float64)
+
+
+def paired_interval(a: Seen, b: Seen, owner: Longs, seed: int) -> list[float]:
+    """A 95 % interval of the difference of two models' AUCs, the same people resampled for both."""
+    people = int(owner.max(initial=-1)) + 1
+    if people < 2:
+        return [float("nan"), float("nan")]
+    draws, found = np.random.default_rng([seed, people]), []
+    for _ in range(RESAMPLED):
+        times = _resampled(draws, people)
+        found.append(auc_of(a.members, a.others, owner, times) - auc_of(b.members, b.others, owner, times))
+    return [float(x) for x in np.nanpercentile(found, [2.5, 97.5])]
+
+
+def difference_auc(before: Seen, after: Seen) -> float:
+    """How well who has both models tells withdrawn pairs from others: by how much a score fell."""
+    return auc_of(before.members - after.members, before.others - after.others)
+
+
+def jaccard(a: Seen, b: Seen) -> float:
+    """Overlap of two models' best lists, mean over people."""
+    both = a.top.holds(b.top.rows(), b.top.ids)
+    common = np.bincount(b.top.rows()[both], minlength=len(b.top))
+    return float((common / np.maximum(1, a.top.counts() + b.top.counts() - common)).mean()) if len(b.top) else 1.0
+
+
+def vector_of(learned: Learned) -> Doubles:
+    """All numbers of a model that everybody gets."""
+    server = learned.server
+    return np.concatenate([server.items.ravel(), *(server.heads[k].ravel() for k in sorted(server.heads))]).astype(
+        float
+    )
+
+
+def distance(a: Learned, b: Learned) -> float | None:
+    """Length of the difference of two models; None where they have not the same numbers."""
+    one, other = vector_of(a), vector_of(b)
+    return float(np.linalg.norm(one - other)) if one.shape == other.shape else None
+
+
+def gram_distance(a: Learned, b: Learned, items: Sequence[int] | Longs) -> float | None:
+    """Mean absolute difference of the cosines of item rows, which no rotation changes; None without rows."""
+    if a.server.items.shape[1] == 0 or a.server.items.shape != b.server.items.shape:
+        return None
+    cosines = [_cosines(one.server.items[np.asarray(items)]) for one in (a, b)]
+    return float(np.abs(cosines[0] - cosines[1]).mean())
+
+
+def _cosines(rows: Floats) -> Doubles:
+    unit = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-8)
+    return np.asarray(unit.astype(np.float64) @ unit.T.astype(np.float64))
+
+
+def sampled_items(fed: Federation) -> Longs:
+    drawn = hash_owners(fed.draws.public("gram-items"), fed.stream.item_keys)
+    return np.sort(np.argsort(drawn)[:SAMPLED_ITEMS])
+
+
+def utility(fed: Federation, left: Federation, learned: Learned, askers: AnyArray) -> dict[str, Any]:
+    """HR and NDCG at 20 for everybody, for those who asked and for the others; what was withdrawn stays hidden."""
+    block = left.stream.blocks[learned.server.block]
+    k = min(TOP, block.n_items)
+    mask = known_items(fed, fed.stream.blocks[learned.server.block], "test", "history")
+    found = evaluate_devices(left, learned, block, "test", mask, rules_of(left, block, ["hr", "ndcg"], [k]))
+    asked = np.zeros(left.stream.n_users, bool)
+    asked[askers] = True
+    groups = {"all": None, "remaining": ~asked, "requesters": asked}
+    return {name: {m.replace("@", ""): v for m, v in found.mean(who).items()} for name, who in groups.items()}

@@ -1,0 +1,156 @@
+"""What people ask of a finished run, in raw ids: read, checked against the run, and turned into numbers.
+
+A wish that cannot be granted is refused in one sentence before anything changes. One that asks for what is so already
+changes nothing and is no mistake. That an item was forgotten before cannot be told from its never having been there:
+a folder that could tell would not have forgotten it.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from tacita.core.errors import TacitaError
+from tacita.core.types import AnyArray, Given, Ints, Keys, Longs, Ragged, Requests
+from tacita.lab.run_folder import Saved
+
+Kind = Literal["share", "unshare", "forget"]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What some people ask for, by raw ids."""
+
+    kind: Kind
+    items: dict[str, list[str] | None]  # user -> items; None: everything
+    alone: bool = False  # do not wait for others where retractions are held
+
+
+def read_wish(path: Path, kind: Kind) -> Wish:
+    """Requests of many people from a file with the columns user and item."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as lines:
+            rows = list(csv.reader(lines))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise TacitaError(f"cannot read requests from {path}: {error}.") from None
+    header = [name.strip() for name in rows[0]] if rows else []
+    if not {"user", "item"} <= set(header):
+        raise TacitaError(f"{path} needs a first line with the columns user and item.")
+    user, item = header.index("user"), header.index("item")
+    wanted: dict[str, list[str] | None] = {}
+    for number, row in enumerate(rows[1:], 2):
+        if not row:
+            continue
+        if len(row) != len(header) or not row[user].strip() or not row[item].strip():
+            raise TacitaError(f"{path}, line {number}, does not name a user and an item.")
+        found = wanted.setdefault(row[user].strip(), [])
+        assert found is not None
+        found.append(row[item].strip())
+    return Wish(kind, wanted)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A wish in numbers: whose it is, and which of their items it is about."""
+
+    requests: Requests  # as the server hears it: of who leaves, no items
+    users: Ints  # (people,) row of each sender
+    items: Ragged  # (people) what it is about
+    whole: bool  # everything that they have
+    waiting: bool = False  # some of them asked before, and what they told still waits to be taken back
+
+    @property
+    def empty(self) -> bool:
+        return len(self.items.ids) == 0 and not self.waiting
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a run knows of its people when they ask for something."""
+
+    saved: Saved
+    keys: Keys  # of all users
+    history: Ragged  # what everybody has
+    trained: Ragged  # what of it was learned from
+    given: Given
+    waiting: Keys  # who asked before and waits
+
+
+def checked(wish: Wish, now: Standing) -> Asked:
+    """The wish in numbers, or one sentence that says what is wrong with it."""
+    users = now.saved.numbers(list(wish.items))
+    number = {raw: n for n, raw in enumerate(now.saved.ids["items"])}
+    shared = now.given.of(now.keys[users])
+    rows, ids = [], []
+    for row, (user, named) in enumerate(wish.items.items()):
+        has = _has(wish.kind, now, int(users[row]), shared.row(row))
+        chosen = has if named is None else _named(wish, now, user, named, number, has)
+        if wish.kind == "share":
+            chosen = np.setdiff1d(chosen, shared.row(row))
+        rows.append(np.full(len(chosen), row))
+        ids.append(chosen)
+    items = Ragged.from_pairs(np.concatenate([*rows, _NONE]), np.concatenate([*ids, _NONE]), len(users))
+    whole = wish.kind == "forget" and bool(wish.items) and all(one is None for one in wish.items.values())
+    waits = np.isin(now.keys[users], now.waiting) if wish.alone else np.zeros(len(users), bool)
+    asking = np.flatnonzero((items.counts() > 0) | waits)
+    kind: Literal["share", "unshare", "forget", "leave"] = "leave" if whole else wish.kind
+    told = Ragged.empty(len(asking)) if whole else items.take(asking)
+    requests = Requests(kind, now.keys[users[asking]], told, alone=wish.alone)
+    return Asked(requests, users[asking], items.take(asking), whole, bool(waits.any()))
+
+
+def _has(kind: Kind, now: Standing, user: int, shared: AnyArray) -> Longs:
+    """What a person could mean by everything."""
+    if kind == "unshare":
+        return np.unique(shared)
+    own = now.trained if kind == "share" else now.history
+    return np.unique(own.row(user)) if user < len(own) else np.zeros(0, np.int64)
+
+
+def _named(wish: Wish, now: Standing, user: str, named: list[str], number: dict[str, int], has: Longs) -> Longs:
+    """The items that somebody names, of those that they have."""
+    folder = now.saved.folder
+    if not named:
+        raise TacitaError("no item is named; give --items a,b or --all.")
+    chosen = []
+    for raw in named:
+        if raw not in number:
+            raise TacitaError(f"item '{raw}' is not in {folder}; its {len(number):,} items are in ids.json.")
+        chosen.append(number[raw])
+    missing = [raw for raw, one in zip(named, chosen, strict=True) if one not in set(has.tolist())]
+    waits = wish.alone and now.keys[now.saved.numbers([user])[0]] in now.waiting
+    if missing and not waits:
+        raise TacitaError(f"user '{user}' {_LACKS[wish.kind].format(item=missing[0], folder=folder)}")
+    return np.intersect1d(has, chosen)
+
+
+_NONE = np.zeros(0, np.int64)
+
+_LACKS = {
+    "forget": "has no item '{item}' in {folder}: never liked or forgotten.",
+    "share": "has no item '{item}' to share in {folder}: never learned from, or forgotten.",
+    "unshare": "does not share item '{item}' in {folder}: never shared, or taken back.",
+}
+
+NOTHING = {
+    "forget": "nothing of {whom} is left in {folder}: it is already forgotten.",
+    "share": "{whom} shares all of that in {folder} already.",
+    "unshare": "{whom} shares nothing in {folder}: it was never shared, or is taken back.",
+}
+
+
+def nothing_to_do(wish: Wish, now: Standing) -> str:
+    """Why a wish changes nothing."""
+    folder = now.saved.folder
+    if not wish.items:
+        return f"nobody asks for anything; {folder} stays as it is."
+    waits = np.isin(now.keys[now.saved.numbers(list(wish.items))], now.waiting)
+    if waits.any():
+        first = list(wish.items)[int(waits.argmax())]
+        return f"the request of user '{first}' already waits for others; --now sends it alone."
+    whom = f"user '{next(iter(wish.items))}'" if len(wish.items) == 1 else f"these {len(wish.items)} users"
+    return NOTHING[wish.kind].format(whom=whom, folder=folder)

@@ -1,0 +1,47 @@
+"""FedShare's variants by name; each brings the settings of the paper along, and ours where it has none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tacita.round.parts import preset
+
+FEDSHARE: dict[str, Any] = {
+    "split": {"kind": "random"},
+    "backbone": {"name": "ego", "dim": 32, "lr": 0.01, "item_lr_scale": 1.0},
+    "train": {
+        "rounds": 200,
+        "patience": 20,
+        "local_epochs": 5,
+        "batch_size": 1_000_000,  # a client's pairs all at once
+        "negatives": 1,
+        "redraw": "epoch",
+        "objective": "bpr",
+        "l2": 1e-4,
+        "optimiser": "lazy-adam",
+        "participation": {"kind": "fraction", "rate": 0.1},
+        "aggregation": "weighted",
+    },
+    "evaluate": {"metrics": ["hr", "ndcg"], "every": 5, "unmasked": True},
+}
+"""What all methods of the paper share (A.3 to A.5, A.9)."""
+
+preset("fedshare-local", {"name": "sharing"}, settings=FEDSHARE)  # what is shared is learned from by nobody
+
+
+def _fedshare(name: str, **learning: Any) -> None:
+    parts = {"name": "sharing"}, {"name": "shared-graph", **learning}, {"name": "contrastive-unlearning"}
+    preset(name, *parts, settings=FEDSHARE)
+
+
+_fedshare("fedshare")
+_fedshare("fedshare-no-cl", lam1=0.0)  # Table IV: without the agreement
+_fedshare("fedshare-no-bpr", bpr=False)
+preset("fedshare-decoupled", {"name": "sharing", "exclude": "local"}, {"name": "decoupled"}, settings=FEDSHARE)  # D.1
+preset(
+    "fedshare-replay",
+    {"name": "sharing"},
+    {"name": "delta-replay"},
+    {"name": "shared-graph", "snapshots": 0},
+    settings=FEDSHARE,
+)
