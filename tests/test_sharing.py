@@ -22,6 +22,7 @@ from tacita.federation.requests import given_after, handle
 from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round, run_stream, start
 from tacita.federation.scoring import DeviceScorer
 from tacita.lab.assembling import Machine, assemble
+from tacita.lab.bench_sharing import NaiveSharing, bench_sharing
 from tacita.lab.controls import _scored, popular_scorer
 from tacita.methods import configured
 from tacita.methods.sharing.sharing import ALL, NONE, SOME, Sharing
@@ -563,3 +564,38 @@ def test_most_popular_on_ml_1m_is_where_the_spec_has_it() -> None:
         assert found[f"unmasked {name}"] == pytest.approx(want, abs=off)
     shared = len(started(fed).server.given) / len(block.train.ids)
     assert shared == pytest.approx(0.16, abs=0.01)  # 0.1 + 0.2 * 0.3
+
+
+def test_a_global_split_is_of_all_rows_and_one_of_users_gives_everybody_something_to_test() -> None:
+    made = {}
+    for kind in ("random", "global-random"):
+        values = {"data": "synthetic:users=60,items=40,per_user=12", "split": {"kind": kind}}
+        (block,) = assemble(validated(RunConfig, values, "the test"), Machine()).stream.blocks
+        made[kind] = [part.counts() for part in (block.train, block.valid, block.test)]
+    assert (made["random"][2] > 0).all()
+    assert len(set(made["global-random"][2])) > 1
+    n = sum(part.sum() for part in made["global-random"])
+    assert [part.sum() / n for part in made["global-random"]] == pytest.approx([0.8, 0.1, 0.1], abs=0.005)
+
+
+# Its bench
+
+
+def test_the_naive_loop_of_the_bench_learns_as_ours_does() -> None:
+    """Same start, other draws: the mean cosine of people with their items rises as much in both."""
+    train = {"local_epochs": 5, "objective": "bpr", "negatives": 1, "redraw": "epoch", "optimiser": "lazy-adam"}
+    fed = sharing(people(60), **train, aggregation="weighted", batch_size=1000, l2=1e-4)
+    fed = replace(fed, backbone=make_backbone("ego", lr=0.05, item_lr_scale=1.0))
+    naive, progress = NaiveSharing(fed, None), started(fed)
+    before = progress.server.items.copy()
+    for _ in range(5):
+        naive.round()
+        progress.server, _ = run_round(fed, progress.server, progress.devices)
+    ours, theirs = progress.server.items - before, naive.items.numpy() - before
+    assert np.linalg.norm(ours) == pytest.approx(np.linalg.norm(theirs), rel=0.1)
+    assert (ours * theirs).sum() / np.linalg.norm(ours) / np.linalg.norm(theirs) > 0.9
+    found = bench_sharing(fed, repeats=1)
+    assert found["clients"] == 60
+    assert min(found["fast_s"], found["naive_s"]) > 0
+    with pytest.raises(TacitaError, match="backbone 'ego'"):
+        bench_sharing(sharing(people(10), "mf"), repeats=1)
