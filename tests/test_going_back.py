@@ -14,6 +14,7 @@ from tacita.core.types import Again, Block, Keys, Ragged, Requests, Stream
 from tacita.federation.requests import handle
 from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round
 from tacita.fields import Rows
+from tacita.lab.storage import kept_by
 from tacita.learn.training.draw import lay_out
 from tacita.methods import World, build_parts
 from tacita.methods.sharing import update_log as log
@@ -376,3 +377,20 @@ def test_an_empty_request_changes_nothing_and_asks_nobody(name: str) -> None:
     assert progress.server.round == before.round
     assert said["clients_asked"] == 0
     assert np.array_equal(progress.clients.private, private)
+
+
+# What is kept for it
+
+
+def test_what_is_kept_is_counted_as_it_is_written() -> None:
+    fed = federation({"name": "withdrawal"}, {"name": "fru"})
+    progress = played(fed, 3)
+    found = kept_by("fru", progress.server, progress.clients)
+    each = log.log_bytes(progress.clients.lists_of(np.arange(6))["fru"]) + 4 * 6  # and the vector it began with
+    assert found.device_max == each.max()
+    assert found.device_mean == pytest.approx(each.mean())
+    assert found.server == log.packed_bytes(progress.server.parts["fru"])
+    fed = federation({"name": "withdrawal"}, {"name": "retrain"})
+    nothing = kept_by("retrain", played(fed, 3).server, progress.clients)
+    assert (nothing.device_mean, nothing.device_max) == (0, 0)
+    assert nothing.server < 200
