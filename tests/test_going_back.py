@@ -10,15 +10,17 @@ import pytest
 from oracle import cohort, federate, make_backbone, make_block, make_stream, started
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Again, Block, Keys, Ragged, Requests, Stream
+from tacita.core.types import Again, Block, Keys, Ragged, Requests, ServerState, Stream
 from tacita.federation.requests import handle
 from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round
-from tacita.fields import Rows
+from tacita.fields import Rows, Total
+from tacita.lab.storage import kept_by
 from tacita.learn.training.draw import lay_out
 from tacita.methods import World, build_parts
 from tacita.methods.sharing import update_log as log
 from tacita.methods.sharing.cufru import turned
 from tacita.methods.sharing.negatives import mixed_negatives
+from tacita.round.parts import Part, PartConfig
 from tacita.round.plan import Federation, again_of, plain, repeated
 
 LISTS = [[0, 1, 2, 7], [2, 3, 8], [4, 9, 1], [0, 4, 5, 6], [1, 6, 8], [3, 5, 9, 2]]
@@ -288,6 +290,76 @@ def test_retraining_goes_through_all_blocks() -> None:
     assert progress.server.parts["retrain"]["rounds"].tolist() == rounds
 
 
+def shared_by(progress: Progress) -> Requests:
+    """Whoever shared something takes all of it back."""
+    given = progress.server.given
+    senders = np.unique(given.sender)[:2]
+    return Requests("unshare", senders, Ragged(given.of(senders).ptr, given.of(senders).ids))
+
+
+SHARING = {"name": "sharing", "groups": [2, 2, 2], "partial": 0.5}
+
+
+def test_people_who_share_keep_what_they_chose_when_all_begins_anew() -> None:
+    """Taken back after three rounds or before the first: the same, and nobody is asked to choose again."""
+    fed = federation(SHARING, {"name": "retrain"})
+    late, early = played(fed, 3), started(fed)
+    asked = shared_by(early)
+    assert len(asked.items.ids) > 0
+    handle(fed, late, asked)
+    handle(fed, early, asked)
+    for _ in range(3):
+        early.server, _ = run_round(fed, early.server, early.devices)
+    assert np.array_equal(late.server.items, early.server.items)
+    assert np.array_equal(late.clients.private, early.clients.private)
+    assert np.array_equal(late.server.given.item, early.server.given.item)
+    assert not np.isin(asked.senders, late.server.given.sender).any()
+
+
+@pytest.mark.parametrize("name", ["fru", "cufru", "cfru"])
+def test_methods_that_go_back_stand_beside_sharing(name: str) -> None:
+    fed = federation(SHARING, {"name": name})
+    progress = played(fed, 3)
+    before = progress.server.items
+    said = handle(fed, progress, shared_by(progress))[name]
+    assert said["rounds"] == (0 if name == "cfru" else 3)
+    someone = int(np.flatnonzero(progress.clients.parts["sharing"]["group"] == 1)[0])  # who shares nothing
+    handle(fed, progress, leaving(fed, someone))
+    assert np.isfinite(progress.server.items).all()
+    assert not np.array_equal(progress.server.items, before)
+
+
+class Grows(Part):
+    """A server that learns from what it was given: every shared item's row grows."""
+
+    name = "grows"
+
+    def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
+        step = 0.1 * np.bincount(server.given.item, minlength=len(server.items))[:, None]
+        return server.with_items((server.items + step).astype(np.float32))
+
+
+def test_the_servers_own_steps_are_taken_back_or_made_again() -> None:
+    """cfru takes back an item's part of them; in the rounds that fru plays again they are made of what is left."""
+    for name in ("cfru", "fru"):
+        fed = federation(SHARING, {"name": name, "keep": 1.0} | ({"alpha": 0.0} if name == "cfru" else {"share": 1.0}))
+        world = fed.parts[0].world
+        fed = replace(fed, parts=(fed.parts[0], Grows(PartConfig(), world), fed.parts[1]))
+        progress, never = played(fed, 3), started(fed)
+        asked = shared_by(progress)
+        handle(fed, progress, asked)
+        handle(fed, never, asked)
+        for _ in range(3):
+            never.server, _ = run_round(fed, never.server, never.devices)
+        if name == "cfru":  # devices had answered to another table: their steps stay
+            gone = np.bincount(asked.items.ids, minlength=N_ITEMS)
+            before = played(fed, 3).server.items
+            np.testing.assert_allclose(progress.server.items, before - 0.3 * gone[:, None], atol=1e-5)
+        else:  # only lengths are of before
+            lost = np.linalg.norm(played(fed, 3).server.items - never.server.items)
+            assert np.linalg.norm(progress.server.items - never.server.items) < 0.5 * lost
+
+
 # CFRU
 
 
@@ -376,3 +448,20 @@ def test_an_empty_request_changes_nothing_and_asks_nobody(name: str) -> None:
     assert progress.server.round == before.round
     assert said["clients_asked"] == 0
     assert np.array_equal(progress.clients.private, private)
+
+
+# What is kept for it
+
+
+def test_what_is_kept_is_counted_as_it_is_written() -> None:
+    fed = federation({"name": "withdrawal"}, {"name": "fru"})
+    progress = played(fed, 3)
+    found = kept_by("fru", progress.server, progress.clients)
+    each = log.log_bytes(progress.clients.lists_of(np.arange(6))["fru"]) + 4 * 6  # and the vector it began with
+    assert found.device_max == each.max()
+    assert found.device_mean == pytest.approx(each.mean())
+    assert found.server == log.packed_bytes(progress.server.parts["fru"])
+    fed = federation({"name": "withdrawal"}, {"name": "retrain"})
+    nothing = kept_by("retrain", played(fed, 3).server, progress.clients)
+    assert (nothing.device_mean, nothing.device_max) == (0, 0)
+    assert nothing.server < 200

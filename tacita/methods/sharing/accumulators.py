@@ -29,21 +29,21 @@ def carry(pieces: Sequence[Doubles], damping: Sequence[Damping]) -> Doubles:
     return carried
 
 
-def added(old: Ragged, factor: Doubles, owner: Ragged, segment: int) -> Ragged:
+def added(old: Ragged, factor: Doubles, new: Ragged, segment: int) -> Ragged:
     """Every user's list after its old rows were damped and new ones joined; an item stands once in a segment."""
-    n_users = len(old)
-    row = np.concatenate([old.rows(), owner.rows()]).astype(np.int64)
-    part = np.concatenate([old.values["segment"], np.full(len(owner.ids), segment, np.int32)])
-    item = np.concatenate([old.ids, owner.ids])
-    damped = old.values["row"] * factor[old.rows()][:, None]
-    value = np.concatenate([damped, owner.values["row"].astype(np.float64)])
-    order = np.lexsort((item, part, row))
-    row, part, item = row[order], part[order], item[order]
-    fresh = np.append(True, (np.diff(row) != 0) | (np.diff(part) != 0) | (np.diff(item) != 0))[: len(row)]
-    at = np.flatnonzero(fresh)
-    sums = np.add.reduceat(value[order], at, axis=0) if len(at) else value
-    columns = {"row": sums.astype(np.float32), "segment": part[at]}
-    return Ragged.from_pairs(row[at], item[at], n_users, columns)
+    owner, width = old.rows(), 1 + int(max(old.ids.max(initial=0), new.ids.max(initial=0)))
+    row = old.values["row"] * factor.astype(np.float32)[owner, None]
+    here = np.flatnonzero(old.values["segment"] == segment)
+    known = owner[here].astype(np.int64) * width + old.ids[here]
+    order = np.argsort(known)
+    wanted = new.rows().astype(np.int64) * width + new.ids
+    at = np.minimum(np.searchsorted(known, wanted, sorter=order), max(0, len(known) - 1))
+    found = known[order[at]] == wanted if len(known) else np.zeros(len(wanted), bool)
+    row[here[order[at[found]]]] += new.values["row"][found]
+    rest = new.where(~found)
+    columns = {"row": rest.values["row"].astype(np.float32), "segment": np.full(len(rest.ids), segment, np.int32)}
+    damped = Ragged(old.ptr, old.ids, {"row": row, "segment": old.values["segment"]})
+    return damped.joined(Ragged(rest.ptr, rest.ids, columns)) if len(rest.ids) else damped
 
 
 def commitments(rows: Rows, n_clients: int, keys: Keys, secret: np.uint64) -> Doubles:

@@ -49,7 +49,9 @@ class Cfru(Part):
     # what the server sees of everybody
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Held]:
-        rows = log.as_rows(upload.values["rows"])
+        sent = log.as_rows(upload.values["rows"])
+        order = np.lexsort((sent.item, sent.client))  # as singles travel
+        rows = Rows(sent.client[order], sent.item[order], sent.value[order])
         weight = Dense(upload.weight.astype(np.float32)[:, None])
         return upload.with_value("rows", rows).with_value(f"{self.name}.weight", weight), {}
 

@@ -109,13 +109,13 @@ class Retraction(Part):
         if what == "back":  # to a checkpoint; the rounds from there on are going to be played again
             left = mine.where(mine.values["segment"] < int(more[0]))
             values = {**left.values, "row": (left.values["row"] * factor[left.rows(), None]).astype(np.float32)}
-            nothing = Upload({}, np.zeros(view.n_clients), view.client_keys)
+            nothing = Upload({}, np.ones(view.n_clients), view.client_keys)
             return Answer(nothing, self._kept(Ragged(left.ptr, left.ids, values), np.full_like(since, now)))
         start = self.world.backbone.init_private(self.world.draws, view.user_keys)
         nobody = mine.where(np.zeros(len(mine.ids), bool))
         kept = {"private": start, **self._kept(nobody, np.zeros_like(since))}
         if what == "gone":
-            return Answer(Upload({}, np.zeros(view.n_clients), view.client_keys), kept)
+            return Answer(Upload({}, np.ones(view.n_clients), view.client_keys), kept)
         told = Rows(mine.rows(), mine.ids, mine.values["row"] * factor[mine.rows(), None])
         size = 4.0 * mine.counts()[:, None] * (2 + mine.values["row"].shape[1])
         upload = Upload({"carried": told, "bytes": Dense(size)}, np.ones(view.n_clients), view.client_keys)

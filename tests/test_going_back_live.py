@@ -1,0 +1,72 @@
+"""Forgetting by going back, asked for on nodes: what the lab does with the same people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_live_parity import close, close_all, config_of, home, make_site, rows_of_blocks
+
+from tacita.core.config import RunConfig, validated
+from tacita.core.types import Request
+from tacita.federation.requests import handle
+from tacita.federation.rounds import Progress, begin_block, end_block, run_block, start
+from tacita.lab.assembling import Machine, assemble
+from tacita.live.wire import decode_request
+
+FIXED: dict[str, Any] = {"aggregation": "fixed", "denominator": 40.0}
+
+
+@pytest.mark.parametrize(
+    ("part", "train"),
+    [
+        ({"name": "fru", "share": 0.5}, {"local_epochs": 2}),
+        ({"name": "cufru", "keep": 1.0}, {}),  # which half of the rows is longest, rounding may decide
+        ({"name": "cfru"}, {}),
+        ({"name": "retraction", "ratio": 0.1}, FIXED),
+        ({"name": "retraction", "checkpoint_every": 1}, FIXED),
+    ],
+    ids=["fru", "cufru", "cfru", "retraction", "checkpoint"],
+)
+def test_who_leaves_from_a_node_is_forgotten_as_in_the_lab(
+    tmp_path: Path, part: dict[str, Any], train: dict[str, Any]
+) -> None:
+    values = config_of("fedavg", 3, **train).model_dump(mode="json")
+    config = validated(RunConfig, values | {"parts": [{"name": "withdrawal"}, part]}, "the test")
+    site = make_site(tmp_path, config, insecure_single_user_uploads=True)
+    fed = assemble(config, Machine())
+    person = next(raw for raw in fed.stream.user_ids if home(raw) == 1)
+    key = int(fed.stream.user_keys[fed.stream.user_ids.index(person)])
+    asked = Request("leave", key, np.zeros(0, np.int32))
+    progress, told = start(fed), []
+
+    def on_round(report: Any, now: Progress) -> None:
+        if not told:
+            told.append(handle(fed, now, asked))
+
+    block = fed.stream.blocks[0]
+    site.publish(list(fed.stream.item_ids[: block.n_items]))
+    site.collect(rows_of_blocks(config)[0])
+    node, waiting = site.transport.members[1], [True]
+
+    def asks(number: int, body: bytes, answer: Any) -> bytes:
+        reply = bytes(answer())
+        if waiting and number == 1 and decode_request(body).head.kind == "round":
+            waiting.clear()
+            node.store.enqueue("leave", {}, node.store.user(person))
+        return reply
+
+    site.transport.spoil = asks
+    site.next_block()
+    begin_block(fed, progress, 0)
+    run_block(fed, progress, on_round)
+    end_block(fed, progress)
+    with site.store as store:
+        (event,) = [event for _, _, event in store.events("r") if event["event"] == "request"]
+    done, want = event["done"][part["name"]], told[0][part["name"]]
+    assert (done["rounds"], done["clients_asked"]) == (want["rounds"], want["clients_asked"])
+    assert done.get("path") == want.get("path")
+    assert close(site.arrays()["now/items"], progress.server.items)
+    close_all(site)
