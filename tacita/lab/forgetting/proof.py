@@ -41,13 +41,18 @@ class Done:
 
     @property
     def waits(self) -> bool:
-        return any(one.get("waits", False) for one in self.said.values())
+        return bool(waiting_in(self.said))
 
     @property
     def withdrawn(self) -> Ragged:
         """(users) what was taken back, from the model if not from the device."""
         users = self.asked.users[self.asked.items.rows()]
         return Ragged.from_pairs(users, self.asked.items.ids, self.fed.stream.n_users)
+
+
+def waiting_in(said: dict[str, Any]) -> set[str]:
+    """The parts that wait for others to ask before they take anything back."""
+    return {name for name, one in said.items() if one.get("waits") or one.get("waits_for")}
 
 
 @dataclass(frozen=True)
