@@ -423,7 +423,11 @@ METHODS: dict[str, dict[str, Any]] = {
         "train": QUICK | {"aggregation": "fixed", "denominator": 40.0},
     },
     "fedshare": {"backbone": {"name": "ego", "dim": 4}},
-    "fedshare-decoupled": {"backbone": {"name": "ego", "dim": 4}},
+    "fedshare-decoupled": {
+        "backbone": {"name": "ego", "dim": 4},
+        "parts": [{"name": "decoupled", "sync_every": 1, "steps": 4, "shards": 3}],
+        "evaluate": {"controls": False, "k": [5], "select_by": "ndcg@5", "every": 50},  # the last round is the best
+    },
     "fedshare-replay": {"backbone": {"name": "ego", "dim": 4}},
 }
 
