@@ -94,13 +94,13 @@ def test_cosines_do_not_see_a_rotation() -> None:
     turn = np.linalg.qr(RNG.normal(size=(items.shape[1],) * 2))[0].astype(np.float32)
     one = traces.Learned(replace(progress.server, items=items), progress.clients)
     other = traces.Learned(replace(progress.server, items=items @ turn), progress.clients)
-    found = traces.gram_distance(one, other, np.arange(6))
+    found = traces.gram_distance(items, items @ turn, np.arange(6))
     assert found is not None
     assert found < 1e-6
-    far = traces.distance(one, other)
+    far = traces.distance(fed, one, other)
     assert far is not None
     assert far > 0.1
-    assert traces.gram_distance(one, traces.Learned(replace(one.server, items=items * [[1]] + 1), one.clients), [0, 1])
+    assert traces.gram_distance(items, items + 1, [0, 1])
 
 
 # Fresh user vectors

@@ -18,7 +18,7 @@ import numpy as np
 
 from tacita.audit import membership
 from tacita.audit.scene import Scene, as_it_is, draw_requests, plant
-from tacita.core.types import Ragged
+from tacita.core.types import Floats, Ragged
 from tacita.federation.devices import Here
 from tacita.federation.measuring import Learned
 from tacita.federation.rounds import Progress
@@ -55,6 +55,10 @@ class Judged:
     @property
     def left(self) -> Federation:
         return self.done.left
+
+    def table(self, name: str) -> Floats:
+        """The item rows that devices score with."""
+        return traces.table_of(self.left, self.models[name])
 
 
 def audit_forgetting(
@@ -105,12 +109,12 @@ def attack(judged: Judged) -> dict[str, Any]:
     real = done.withdrawn.where(~np.isin(done.withdrawn.rows(), judged.scene.canaries))
     pairs = traces.matched_pairs(judged.left, real, history)
     seen = {name: traces.look(judged.left, one, pairs) for name, one in models.items()}
-    items, floor = traces.sampled_items(judged.left), traces.distance(models["R1"], models["R2"])
-    far = traces.distance(models["O"], models["R1"])
+    items, floor = traces.sampled_items(judged.left), traces.distance(judged.left, models["R1"], models["R2"])
+    far = traces.distance(judged.left, models["O"], models["R1"])
     canaries, people, again = exposures(judged), user_level(judged), relearning(judged, pairs)
     rows: dict[str, dict[str, Any]] = {}
     for name, one in models.items():
-        away = traces.distance(one, models["R1"])
+        away = traces.distance(judged.left, one, models["R1"])
         rows[name] = {
             "auc_pairs": traces.auc_of(seen[name].members, seen[name].others),
             "auc_pairs_ci": traces.interval_of(seen[name].members, seen[name].others, pairs.owner, judged.seed),
@@ -118,7 +122,7 @@ def attack(judged: Judged) -> dict[str, Any]:
             "auc_difference": traces.difference_auc(seen["O"], seen[name]),
             "auc_user": people.get(name),
             "distance_ratio": away / far if away is not None and far else None,
-            "gram_distance": traces.gram_distance(one, models["R1"], items),
+            "gram_distance": traces.gram_distance(judged.table(name), judged.table("R1"), items),
             "rank_percentile": traces.mean_or_none(seen[name].rank),
             "jaccard20": traces.jaccard(seen[name], seen["R1"]),
             "relearn_ratio": again.get(name),
@@ -162,11 +166,11 @@ def user_level(judged: Judged) -> dict[str, float]:
     users = np.setdiff1d(np.flatnonzero(gone.counts() > 1), judged.scene.canaries)
     trained = judged.left.stream.trained(len(judged.left.stream.blocks) - 1)
     others = np.setdiff1d(np.flatnonzero(trained.counts() > 1), users)[:200]
-    if not len(held) or not len(users) or judged.models["O"].server.items.shape[1] == 0:
+    if not len(held) or not len(users) or judged.table("O").shape[1] == 0:
         return {}
     key, out = judged.left.draws.public("user-level"), {}
-    for name, one in judged.models.items():
-        table = one.server.items
+    for name in judged.models:
+        table = judged.table(name)
         inside, outside = (membership.surprise(table, x, trained.take(others), key) for x in (gone.take(users), held))
         out[name] = traces.auc_of_groups(-inside, -outside)
     return out
@@ -174,11 +178,11 @@ def user_level(judged: Judged) -> dict[str, float]:
 
 def relearning(judged: Judged, pairs: traces.Pairs) -> dict[str, float]:
     """Steps until withdrawn pairs are fitted as well as in the run, over those that R1 needs; below 1: sooner."""
-    if judged.models["O"].server.items.shape[1] == 0 or not len(pairs.members.ids):
+    if judged.table("O").shape[1] == 0 or not len(pairs.members.ids):
         return {}
     samples = membership.Samples(pairs.owner, pairs.members.ids, pairs.others.ids, len(pairs.users))
-    goal = membership.fit(judged.models["O"].server.items, samples).losses[-1]
-    steps = {name: membership.steps_to(one.server.items, samples, goal) for name, one in judged.models.items()}
+    goal = membership.fit(judged.table("O"), samples).losses[-1]
+    steps = {name: membership.steps_to(judged.table(name), samples, goal) for name in judged.models}
     return {name: n / max(1, steps["R1"]) for name, n in steps.items()}
 
 

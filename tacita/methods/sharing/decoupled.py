@@ -36,6 +36,7 @@ class DecoupledConfig(LearningConfig):
 @register
 class Decoupled(Part):
     name = "decoupled"
+    takes_back = ("given",)
     Config: ClassVar[type[PartConfig]] = DecoupledConfig
     config: DecoupledConfig
 

@@ -56,6 +56,7 @@ class UnlearningConfig(PartConfig):
 @register
 class ContrastiveUnlearning(Part):
     name = "contrastive-unlearning"
+    takes_back = ("given",)
     Config: ClassVar[type[PartConfig]] = UnlearningConfig
     config: UnlearningConfig
 
