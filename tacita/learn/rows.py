@@ -77,13 +77,7 @@ def apply_total(server: ServerState, total: Total, plan: TrainConfig, expected: 
     for name, now in (("rows", server.items), *((f"{HEADS}{k}", v) for k, v in server.heads.items())):
         if total[name].shape != now.shape:
             raise TacitaError(f"the total of '{name}' has shape {total[name].shape}, where the model has {now.shape}.")
-    denominator: float | Doubles
-    if plan.aggregation == "per-row":
-        denominator = np.maximum(total[touched_of("rows")], 1e-300)[:, None]
-    elif plan.aggregation == "fixed":
-        denominator = plan.denominator or expected
-    else:
-        denominator = total.weight
+    denominator = denominator_of(total, plan, expected)
     whole = denominator if isinstance(denominator, float) else total.weight
     step = plan.server_lr
     items: Floats = (server.items + step * total["rows"] / denominator).astype(np.float32)
@@ -91,3 +85,10 @@ def apply_total(server: ServerState, total: Total, plan: TrainConfig, expected: 
         name: (v + step * total[f"{HEADS}{name}"] / whole).astype(np.float32) for name, v in server.heads.items()
     }
     return replace(server, items=items, heads=heads)
+
+
+def denominator_of(total: Total, plan: TrainConfig, expected: float) -> float | Doubles:
+    """What the sum of the rows is divided by, for all of them or for each."""
+    if plan.aggregation == "per-row":
+        return np.maximum(total[touched_of("rows")], 1e-300)[:, None]
+    return plan.denominator or expected if plan.aggregation == "fixed" else total.weight

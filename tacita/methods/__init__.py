@@ -11,6 +11,7 @@ from tacita.methods.sharing import decoupled as _decoupled  # noqa: F401
 from tacita.methods.sharing import graph_learning as _graph_learning  # noqa: F401
 from tacita.methods.sharing import presets as _sharing_presets  # noqa: F401
 from tacita.methods.sharing import replay as _delta_replay  # noqa: F401
+from tacita.methods.sharing import server_client as _server_client  # noqa: F401
 from tacita.methods.sharing import sharing as _sharing  # noqa: F401
 from tacita.methods.sharing import unlearning as _unlearning  # noqa: F401
 from tacita.round.parts import (

@@ -45,3 +45,7 @@ preset(
     {"name": "shared-graph", "snapshots": 0},
     settings=FEDSHARE,
 )
+
+# what FedShare is compared with (C.1 to C.3)
+
+preset("fedshare-fedavg", {"name": "sharing"}, {"name": "server-client"}, settings=FEDSHARE)
