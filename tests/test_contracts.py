@@ -98,6 +98,9 @@ def refusal(specs: Specs, backbone: str) -> str | None:
         return "ranks with private parameters only"
     if "delta-replay" in names and make_backbone(backbone).shared():
         return "goes over item rows again"
+    if any(spec.get("contrast_users") for spec in specs):
+        made = make_backbone(backbone)
+        return None if [*made.layout.values()] == [made.item_width] else "compares people's vectors with item rows"
     return None
 
 

@@ -9,6 +9,7 @@ from tacita.methods.distillation import presets as _presets  # noqa: F401
 from tacita.methods.distillation import transfer as _transfer  # noqa: F401
 from tacita.methods.sharing import decoupled as _decoupled  # noqa: F401
 from tacita.methods.sharing import graph_learning as _graph_learning  # noqa: F401
+from tacita.methods.sharing import graph_mending as _graph_mending  # noqa: F401
 from tacita.methods.sharing import presets as _sharing_presets  # noqa: F401
 from tacita.methods.sharing import replay as _delta_replay  # noqa: F401
 from tacita.methods.sharing import server_client as _server_client  # noqa: F401

@@ -88,8 +88,8 @@ class Part:
     works_with: ClassVar[tuple[str, ...]] = ("rows",)
     """The learners whose rounds it can change."""
 
-    extra_fields: ClassVar[tuple[Spec, ...]] = ()
-    """What `extras` may send."""
+    extra_fields: tuple[Spec, ...] = ()
+    """What `extras` may send; of the class, or of a part with its options."""
 
     most_weight: ClassVar[float] = 1.0
     """The largest factor that `weight` may give a client."""

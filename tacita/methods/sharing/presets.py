@@ -49,3 +49,4 @@ preset(
 # what FedShare is compared with (C.1 to C.3)
 
 preset("fedshare-fedavg", {"name": "sharing"}, {"name": "server-client"}, settings=FEDSHARE)
+preset("cdcgnnfed", {"name": "sharing"}, {"name": "graph-mending", "contrast_users": True}, settings=FEDSHARE)
