@@ -22,6 +22,7 @@ from tacita.methods.sharing.unlearning import withdrawn
 from tacita.round.parts import Ask, Part, PartConfig, Play, build_parts, register
 
 _START, _MOVES, _OPEN, _ROUNDS, _MARK, _ENDS = "start", "moves", "open", "rounds", "mark", "ends"
+_NEVER = float(np.finfo(np.float64).min)
 
 
 class DeltaReplayConfig(PartConfig):
@@ -76,7 +77,7 @@ class DeltaReplay(Part):
         """Writes the round's move down, and makes the table from it, as going over it again will."""
         kept, move = server.parts[self.name], server.items - before.items
         rounds = np.concatenate([kept[_ROUNDS], np.array([[server.block, server.round]])])
-        mark = np.append(kept[_MARK], server.given.time.max(initial=-np.inf))
+        mark = np.append(kept[_MARK], server.given.time.max(initial=_NEVER))
         kept = {**kept, _ROUNDS: rounds, _MARK: mark, _OPEN: kept[_OPEN] + move}
         if len(rounds) - kept[_ENDS][-1:].sum() == self.config.segment:
             moves = np.concatenate([kept[_MOVES], kept[_OPEN][None].astype(self._kind)])
