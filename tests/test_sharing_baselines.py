@@ -9,17 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracle import federate, make_backbone, make_block, make_stream, no_total, started
+from oracle import federate, make_backbone, make_block, make_stream, no_total, started, train_once
+from test_contracts import run
 from test_shared_graph import given_of, many_edges, table_of
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Floats, Given, Ragged, Requests, ServerState, Stream
+from tacita.core.types import CohortView, Floats, Given, Ragged, Requests, ServerState, Stream
 from tacita.federation.requests import handle
-from tacita.federation.rounds import Progress, run_round
-from tacita.methods import World, build_parts
+from tacita.federation.rounds import Progress, run_round, run_stream, start
+from tacita.methods import Part, World, build_parts
+from tacita.methods.sharing.contribution import Contribution
 from tacita.methods.sharing.graph import SharedGraph
 from tacita.methods.sharing.graph_mending import GraphMending
 from tacita.methods.sharing.mending import DENIED, Effort, Scorer, fingerprints, mend
+from tacita.methods.sharing.perturbing import Mechanism, chances, perturb
 from tacita.methods.sharing.refining import Aims, Batch, Descent, Told, Unit
 from tacita.methods.sharing.server_client import ServerClient
 from tacita.methods.sharing.sharing import SOME
@@ -273,3 +276,244 @@ def test_only_sharing_devices_upload_a_vector_and_only_where_the_run_says_so() -
     stepped = part.server_step(progress.server, progress.server, total)
     without = part.server_step(progress.server, progress.server, replace(total, each={}))
     assert not np.array_equal(stepped.items, without.items)
+
+
+# perturbed contributions (C.3)
+
+
+def log_ratio(chance: Any) -> float:
+    """The most that any output says for one input against another."""
+    return float(np.max(np.log(chance[:, None, :]) - np.log(chance[None, :, :])))
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0, 16.0])
+def test_no_output_is_much_likelier_for_one_item_than_for_another(epsilon: float) -> None:
+    everything = np.arange(5)
+    for seed in range(5):
+        chance = chances("exponential", epsilon, table_of(5, 3, seed), everything)
+        np.testing.assert_allclose(chance.sum(1), 1)
+        assert 0 < log_ratio(chance) <= epsilon
+        assert (chance.argmax(1) == everything).all()
+    told = chances("krr", epsilon, table_of(5, 3), everything)
+    assert log_ratio(told) == pytest.approx(epsilon)
+    np.testing.assert_allclose(np.diag(told), np.exp(epsilon) / (np.exp(epsilon) + 4))
+
+
+@pytest.mark.parametrize("mechanism", ["exponential", "krr"])
+def test_an_epsilon_of_nothing_tells_nothing(mechanism: Mechanism) -> None:
+    np.testing.assert_allclose(chances(mechanism, 0.0, table_of(5, 3), np.arange(5)), 1 / 5)
+
+
+@pytest.mark.parametrize(("epsilon", "truth"), [(1.0, 0.0004), (8.0, 0.0145), (16.0, 0.446)])
+def test_how_often_the_truth_is_told_of_3706_items_that_are_nothing_alike(epsilon: float, truth: float) -> None:
+    table = np.full((3706, 1), -1.0, np.float32)
+    table[7] = 1.0
+    assert chances("exponential", epsilon, table, np.array([7]))[0, 7] == pytest.approx(truth, rel=0.12)
+    assert chances("krr", 8.0, table, np.array([7]))[0, 7] == pytest.approx(0.446, rel=0.01)
+
+
+@pytest.mark.parametrize("mechanism", ["exponential", "krr"])
+def test_items_are_told_as_often_as_they_should_be_and_apart_from_each_other(mechanism: Mechanism) -> None:
+    table, items = table_of(6, 3), np.tile([4, 1], 20_000).astype(np.int32)
+    drawn = np.random.default_rng(1).integers(0, 2**63, len(items), np.uint64) * np.uint64(2)
+    told = perturb(mechanism, 3.0, table, items, drawn)
+    chance = chances(mechanism, 3.0, table, np.array([4, 1]))
+    for k in range(2):
+        seen = np.bincount(told[k::2], minlength=6) / 20_000
+        np.testing.assert_allclose(seen, chance[k], atol=0.015)
+    assert np.array_equal(perturb(mechanism, 3.0, table, items[5:9], drawn[5:9]), told[5:9])
+
+
+def contributing(epsilon: float = 2.0, groups: tuple[int, ...] = (1, 1, 1), **options: Any) -> Federation:
+    given = {"name": "contribution", "epsilon": epsilon, **options}
+    stream = make_stream(make_block(0, 40, clubs(), [[] for _ in range(60)], [[] for _ in range(60)]))
+    share = {"name": "sharing", "groups": list(groups), "still_learn": True}
+    return fed_with(share, given, stream=stream)
+
+
+def sent_by(progress: Progress, key: int, fed: Federation) -> dict[int, int]:
+    """What a device told for what."""
+    user = int(np.flatnonzero(fed.stream.user_keys == key)[0])
+    sent = progress.clients.list_of("parts/contribution/sent", np.array([user]))
+    return dict(zip(sent.ids.tolist(), sent.values["told"].tolist())) if len(sent.ids) else {}
+
+
+def held_of(progress: Progress, key: int) -> set[int]:
+    given = progress.server.given
+    return set(given.item[given.sender == key].tolist())
+
+
+def test_what_arrives_is_what_devices_told_and_mostly_not_what_they_have() -> None:
+    fed = contributing()
+    progress = started(fed)
+    keys = np.unique(progress.server.given.sender)
+    assert len(keys) > 30
+    same = total = 0
+    for key in keys:
+        pairs = sent_by(progress, key, fed)
+        assert held_of(progress, key) == set(pairs.values())
+        same, total = same + sum(a == b for a, b in pairs.items()), total + len(pairs)
+    assert same / total < 0.3
+    truly = started(contributing(epsilon=60.0, mechanism="krr"))
+    users = {int(key): n for n, key in enumerate(fed.stream.user_keys)}
+    given = truly.server.given
+    assert all(item in clubs()[users[int(key)]] for key, item in zip(given.sender, given.item))
+
+
+def test_taking_an_item_back_takes_what_was_told_for_it_unless_it_was_told_for_another() -> None:
+    fed = contributing(epsilon=0.0)
+    progress = started(fed)
+    for key in np.unique(progress.server.given.sender)[:8]:
+        pairs = sent_by(progress, key, fed)
+        item = sorted(pairs)[0]
+        handle(fed, progress, Requests("unshare", np.array([key]), Ragged.from_lists([[item, 39]])))
+        rest = {a: b for a, b in pairs.items() if a not in (item, 39)}
+        assert sent_by(progress, key, fed) == rest
+        assert held_of(progress, key) == set(rest.values())
+    handle(fed, progress, Requests("leave", np.array([key]), Ragged.empty(1)))
+    assert not held_of(progress, key)
+    assert not sent_by(progress, key, fed)
+
+
+def test_the_promise_counts_every_item_that_was_ever_told() -> None:
+    fed = contributing(epsilon=2.0, groups=(0, 1, 0))
+    part = fed.parts[1]
+    assert isinstance(part, Contribution)
+    progress = started(fed)
+    assert part.promises(progress.server) == {
+        "epsilon_per_item": 2.0,
+        "epsilon_per_person_mean": 12.0,  # 30 % of 17 is 6
+        "epsilon_per_person_most": 12.0,
+        "people": 60.0,
+        "items": 360.0,
+    }
+    key = fed.stream.user_keys[5]
+    item = sorted(sent_by(progress, key, fed))[0]
+    for kind in ("unshare", "share", "share"):  # what is told already is not told again
+        handle(fed, progress, Requests(kind, np.array([key]), Ragged.from_lists([[item]])))
+    assert part.promises(progress.server)["epsilon_per_person_most"] == 14.0
+    assert progress.clients.parts["contribution"]["releases"].max() == 7
+    assert part.server_notes(progress.server)["epsilon_per_person_most"] == 14.0
+
+
+def test_people_contribute_after_some_rounds_and_the_result_says_what_it_cost() -> None:
+    spec = [{"name": "sharing", "after": 2, "still_learn": True}, {"name": "contribution"}]
+    fed = fed_with(*spec, rounds=4, patience=9)
+    seen: list[int] = []
+    progress = start(fed)
+    run_stream(fed, progress, lambda report, now: seen.append(len(now.server.given)))
+    assert seen[:2] == [0, 0]
+    assert seen[2] == seen[3] > 0
+    said = progress.results[0]["promises"]["contribution"]
+    assert said["epsilon_per_item"] == 8.0
+    assert said["epsilon_per_person_most"] >= 16.0
+    assert "promises" not in run(fed_with(rounds=1)).results[0]
+
+
+def test_the_auxiliary_model_sends_contributors_what_their_club_likes() -> None:
+    fed = contributing(epsilon=60.0, mechanism="krr", lr=0.1, k_aug=3)
+    progress = started(fed)
+    server = play(fed, progress, 30)
+    part = fed.parts[1]
+    clients = fed.stream.user_keys[:60]
+    _, sent = part.own(server, clients)
+    told = np.isin(clients, server.given.sender)
+    assert np.array_equal(sent.counts(), 3 * told)
+    assert not any(set(sent.row(u)) & held_of(progress, clients[u]) for u in range(60))
+    whole = progress.clients.parts["sharing"]["group"] != SOME  # few items were told of the others
+    right = (sent.ids % 2 == sent.rows() % 2)[whole[sent.rows()]]
+    assert right.mean() > 0.8
+
+
+def test_without_agreement_and_likely_items_the_federated_table_is_left_alone() -> None:
+    plain = after(fed_with({"name": "sharing", "still_learn": True}))
+    quiet = after(fed_with({"name": "sharing", "still_learn": True}, {"name": "contribution", "lam1": 0.0, "k_aug": 0}))
+    np.testing.assert_array_equal(plain.items, quiet.items)
+    loud = after(fed_with({"name": "sharing", "still_learn": True}, {"name": "contribution", "k_aug": 0}))
+    assert not np.array_equal(plain.items, loud.items)
+
+
+# likes with weights
+
+
+class Liked(Part):
+    """Everybody is told to like item 11, and those with data also item 10."""
+
+    name = "liked"
+    weight_of = 1.0
+
+    def likes(self, view: CohortView) -> Ragged:
+        ids = np.tile(np.array([10, 11], np.int32), len(view.user))
+        weight = np.full(len(ids), self.weight_of, np.float32)
+        return Ragged(np.arange(0, len(ids) + 1, 2), ids, {"weight": weight})
+
+
+class HalfLiked(Liked):
+    name = "half-liked"
+    weight_of = 0.5
+
+
+def moved(fed: Federation) -> Any:
+    trained = train_once(fed, started(fed)).upload.values["rows"]
+    return {(c, i): v for c, i, v in zip(trained.client.tolist(), trained.item.tolist(), trained.value)}
+
+
+@pytest.mark.parametrize("objective", ["bpr", "bce"])
+def test_a_like_of_weight_one_is_an_item_of_ones_own_to_a_model_that_reads_none(objective: str) -> None:
+    mine = [[0, 1, 2], [3, 4], [5]]
+    settings = {"objective": objective, "negatives": 2, "local_epochs": 2, "stepper": "autograd"}
+    whole = federate(make_stream(make_block(0, 14, [[*one, 10, 11] for one in mine])), make_backbone("mf"), **settings)
+    liked = federate(make_stream(make_block(0, 14, mine)), make_backbone("mf"), Liked, **settings)
+    one, other = moved(whole), moved(liked)
+    assert one.keys() == other.keys()
+    for at, value in one.items():
+        np.testing.assert_allclose(other[at], value, rtol=1e-5, atol=1e-7)
+    half = moved(federate(make_stream(make_block(0, 14, mine)), make_backbone("mf"), HalfLiked, **settings))
+    assert any(not np.allclose(half[at], value, rtol=1e-3) for at, value in one.items())
+
+
+def test_half_a_like_is_half_the_slope() -> None:
+    """One step of plain descent on the one pair of a user without items of its own."""
+    stream = make_stream(make_block(0, 3, [[0], [1]]))
+
+    class Only(Part):
+        name = "only"
+        weight_of = 1.0
+
+        def local_data(self, view: CohortView) -> CohortView:
+            return replace(view, train=Ragged.empty(len(view.user)), exclude=Ragged.empty(len(view.user)))
+
+        def likes(self, view: CohortView) -> Ragged:
+            ptr, weight = np.arange(len(view.user) + 1), np.full(len(view.user), self.weight_of, np.float32)
+            return Ragged(ptr, np.full(len(view.user), 2, np.int32), {"weight": weight})
+
+    class Half(Only):
+        name = "half"
+        weight_of = 0.5
+
+    found = []
+    for part in (Only, Half):
+        fed = federate(stream, make_backbone("mf"), part, objective="bpr", negatives=1)
+        progress = started(fed)
+        found.append(after(fed, 1).items - progress.server.items)
+    np.testing.assert_allclose(2 * found[1], found[0], rtol=1e-4, atol=1e-7)
+    assert np.abs(found[0]).max() > 1e-3
+
+
+def test_the_compiled_star_weighs_pairs_as_torch_does() -> None:
+    mine = [[0, 1, 2, 3], [3, 4], [5, 6, 7]]
+    settings = {"objective": "bpr", "negatives": 1, "local_epochs": 3, "optimiser": "lazy-adam", "l2": 1e-3}
+    tables = []
+    for stepper in ("fused", "autograd"):
+        backbone = make_backbone("ego", lr=0.05, item_lr_scale=1.0)
+        fed = federate(make_stream(make_block(0, 14, mine)), backbone, HalfLiked, **settings, stepper=stepper)
+        tables.append(moved(fed))
+    assert tables[0].keys() == tables[1].keys()
+    for at, value in tables[0].items():
+        np.testing.assert_allclose(value, tables[1][at], atol=2e-5)
+
+
+def test_likes_are_refused_where_ratings_are_learned() -> None:
+    fed = federate(make_stream(make_block(0, 14, [[0]])), make_backbone("mf"), Liked, objective="squared")
+    with pytest.raises(TacitaError, match="learn as liked"):
+        fed.learner.check()

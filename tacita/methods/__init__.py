@@ -7,6 +7,7 @@ from tacita.methods.continual import proxies as _proxies  # noqa: F401
 from tacita.methods.continual import proximal as _proximal  # noqa: F401
 from tacita.methods.distillation import presets as _presets  # noqa: F401
 from tacita.methods.distillation import transfer as _transfer  # noqa: F401
+from tacita.methods.sharing import contribution as _contribution  # noqa: F401
 from tacita.methods.sharing import decoupled as _decoupled  # noqa: F401
 from tacita.methods.sharing import graph_learning as _graph_learning  # noqa: F401
 from tacita.methods.sharing import graph_mending as _graph_mending  # noqa: F401

@@ -50,3 +50,9 @@ preset(
 
 preset("fedshare-fedavg", {"name": "sharing"}, {"name": "server-client"}, settings=FEDSHARE)
 preset("cdcgnnfed", {"name": "sharing"}, {"name": "graph-mending", "contrast_users": True}, settings=FEDSHARE)
+preset(
+    "pdc-frs",
+    {"name": "sharing", "after": 10, "still_learn": True},  # what leaves is another item, from a table that has learned
+    {"name": "contribution"},
+    settings=FEDSHARE,
+)
