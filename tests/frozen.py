@@ -37,6 +37,8 @@ KINDS: dict[str, dict[str, Any]] = {
     **{f"mf {name}": {"method": name} for name in preset_names() if name not in TRANSFER},
     **{f"mf {name}": {"method": name, **ADAM} for name in TRANSFER},
     "mf controls": {"evaluate": {}},
+    "mf pdc-frs that contributes": {"method": "pdc-frs", "parts": [{"name": "sharing", "after": 2}]},
+    "mf cdcgnnfed that mends": {"method": "cdcgnnfed", "parts": [{"name": "graph-mending", "mend_every": 2}]},
     "rlp2 that remembers": {"method": "rlp2", "parts": [{"name": "error-memory", "threshold": 0.3}]},
     "ncf": {"backbone": {"name": "ncf"}, "evaluate": {}},
     "ncf shared layer": {"backbone": {"name": "ncf", "share_mlp": True}, "evaluate": {}},

@@ -418,7 +418,7 @@ class PartContract:
 
     @pytest.mark.parametrize("settings", [{"silos": 3}, {"participation": {"kind": "fraction", "rate": 0.5}}], ids=str)
     def test_it_runs_in_silos_and_with_few_participants(self, name: str, settings: dict[str, Any]) -> None:
-        if name in ("prediction-transfer", "sharing") and "silos" in settings:
+        if name in ("prediction-transfer", "sharing", "contribution") and "silos" in settings:
             with pytest.raises(TacitaError, match="clients that are one user each"):
                 self.federation(name, **settings)
             return
