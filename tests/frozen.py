@@ -40,6 +40,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "fedpergnn": {"method": "fedpergnn", **MATCHED},
     "mf retraction": {"method": "retraction", "train": {**ROUNDS, "aggregation": "fixed"}},
     "mf controls": {"evaluate": {}},
+    "mf pdc-frs that contributes": {"method": "pdc-frs", "parts": [{"name": "sharing", "after": 2}]},
+    "mf cdcgnnfed that mends": {"method": "cdcgnnfed", "parts": [{"name": "graph-mending", "mend_every": 2}]},
     "rlp2 that remembers": {"method": "rlp2", "parts": [{"name": "error-memory", "threshold": 0.3}]},
     "ncf": {"backbone": {"name": "ncf"}, "evaluate": {}},
     "ncf shared layer": {"backbone": {"name": "ncf", "share_mlp": True}, "evaluate": {}},

@@ -105,6 +105,9 @@ def refusal(specs: Specs, backbone: str) -> str | None:
         return "ranks with private parameters only"
     if "delta-replay" in names and make_backbone(backbone).shared():
         return "goes over item rows again"
+    if any(spec.get("contrast_users") for spec in specs):
+        made = make_backbone(backbone)
+        return None if [*made.layout.values()] == [made.item_width] else "compares people's vectors with item rows"
     return None
 
 
@@ -430,7 +433,8 @@ class PartContract:
 
     @pytest.mark.parametrize("settings", [{"silos": 3}, {"participation": {"kind": "fraction", "rate": 0.5}}], ids=str)
     def test_it_runs_in_silos_and_with_few_participants(self, name: str, settings: dict[str, Any]) -> None:
-        if name in ("prediction-transfer", "neighbours", "sharing") and "silos" in settings:
+        alone = ("prediction-transfer", "neighbours", "sharing", "contribution")
+        if name in alone and "silos" in settings:
             with pytest.raises(TacitaError, match="clients that are one user each"):
                 self.federation(name, **settings)
             return

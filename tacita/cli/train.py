@@ -146,6 +146,9 @@ def _show(run: Run, as_json: bool, quiet: bool) -> None:
         console.print_json(run.result)
         return
     console.show_result(run, brief=quiet)
+    for part, said in run.result["blocks"][-1].get("promises", {}).items():
+        told = ", ".join(f"{name.replace('_', ' ')} {value:,.4g}" for name, value in said.items())
+        console.say(f"What part '{part}' promises of privacy, of what it is told by request alone: {told}.")
     if run.config.backbone["name"] == "tally" and not quiet:
         console.say(f"Note: what tally releases gives people away: `tacita audit tally --run {run.folder}` shows it.")
 

@@ -284,6 +284,16 @@ class Requests:
             Request(self.kind, int(sender), one, self.time, self.number) for sender, one in zip(self.senders, lists)
         ]
 
+    def joined(self, more: Requests) -> Requests:
+        """These people's, then other people's; both as they were made."""
+        if not len(more.senders):
+            return self
+        items = Ragged(
+            np.concatenate([self.items.ptr, self.items.ptr[-1] + more.items.ptr[1:]]),
+            np.concatenate([self.items.ids, more.items.ids]),
+        )
+        return replace(self, senders=np.concatenate([self.senders, more.senders]), items=items)
+
     def take(self, which: AnyArray) -> Requests:
         """Those of some of the people, in that order."""
         taken = None if self.taken is None else self.taken.take(which)
@@ -371,6 +381,7 @@ class Local:
     """What lazy-adam goes on from, where it is kept: private.mean, private.square, the same of heads.<name> and rows,
     rows.steps, and the clients' own steps so far."""
     given: Longs | None = None  # (users,) how many of a user's samples, the last ones, parts gave it
+    weight: Floats | None = None  # (samples,) what a sample's loss, or its pair's, is multiplied by; None: 1
     personal: Arrays = field(default_factory=dict)  # pFedMe: the device's own private, rows and heads.<name>
     notes: Arrays = field(default_factory=dict)  # name -> (clients,) what parts leave for the lab's log; nan: nothing
 

@@ -73,8 +73,8 @@ class Devices(Protocol):
         """Ask some clients, or everybody who takes part in the round by itself."""
         ...
 
-    def request(self, plan: Any, server: ServerState, requests: Requests) -> None:
-        """Let people's own devices do their part of what they ask for, where they have not done it already."""
+    def request(self, plan: Any, server: ServerState, requests: Requests) -> Requests:
+        """Let people's own devices do their part, where they have not done it already; what they then ask for."""
         ...
 
     def validate(self, plan: Any, server: ServerState, down: Down) -> Sums: ...
@@ -221,12 +221,13 @@ class Here:
                 put_parts(self.clients, view.user, {part.name: noted})
         return upload
 
-    def request(self, fed: Federation, server: ServerState, requests: Requests) -> None:
+    def request(self, fed: Federation, server: ServerState, requests: Requests) -> Requests:
         block, keys = fed.stream.blocks[server.block], fed.stream.user_keys[: self.clients.n_users]
         order = np.argsort(keys)
         at = np.minimum(np.searchsorted(keys, requests.senders, sorter=order), max(0, len(keys) - 1))
         known = keys[order[at]] == requests.senders if len(keys) else np.zeros(len(at), bool)
-        users, requests = order[at[known]], requests.take(np.flatnonzero(known))
+        users, others = order[at[known]], requests.take(np.flatnonzero(~known))
+        requests = requests.take(np.flatnonzero(known))
         for part in fed.parts if len(users) else ():
             if overrides(part, "handle_many_here"):
                 view = users_view(self.clients, server, block, users, fed.stream.user_keys, Down())
@@ -238,6 +239,12 @@ class Here:
         if fed.learner.takes_back and len(users):
             view = users_view(self.clients, server, block, users, fed.stream.user_keys, Down())
             put_parts(self.clients, view.user, {fed.learner.name: fed.learner.handle_many_here(view, requests)})
+        for part in fed.parts if len(users) else ():
+            if overrides(part, "encode_request"):
+                view = users_view(self.clients, server, block, users, fed.stream.user_keys, Down())
+                requests, noted = part.encode_request(view, requests)
+                put_parts(self.clients, view.user, {part.name: noted})
+        return requests.joined(others)
 
     def enrol(self, fed: Federation, server: ServerState, part: Part) -> Requests | None:
         """What those with data in the block choose as it begins; the price of one view of all of them."""

@@ -1,9 +1,10 @@
 """What people ask for between rounds: share, unshare, forget, leave. One door for every method.
 
-First the person's own device does its part, then the server's record of what was shared changes, then every part that
-the request concerns handles it; it may ask devices questions of its own and play rounds. What it did is told in a
-certificate. Where that changes the model, the best round so far still holds what was withdrawn, so the block goes on
-from the state that is left. The same asked for by many people is carried out together, at the price of one request.
+First the person's own device does its part and says what of the request leaves it, then the server's record of what was
+shared changes, then every part that the request concerns handles it; it may ask devices questions of its own and play
+rounds. What it did is told in a certificate. Where that changes the model, the best round so far still holds what was
+withdrawn, so the block goes on from the state that is left. The same asked for by many people is carried out together,
+at the price of one request.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ def handle(plan: Plan, progress: Progress, request: Request | Requests) -> dict[
     """Carry out what one person asks for, or many; returns what each part that it concerns says, and what it took."""
     asked_for = Requests.of(request)
     _check(plan, asked_for)
-    before, given = progress.server, given_after(progress.server.given, asked_for)
-    server, asked_for = replace(before, given=given), replace(asked_for, taken=_taken(before.given, asked_for))
-    progress.devices.request(plan, server, asked_for)
+    before = progress.server
+    asked_for = progress.devices.request(plan, before, asked_for)
+    server = replace(before, given=given_after(before.given, asked_for))
+    asked_for = replace(asked_for, taken=_taken(before.given, asked_for))
     asked, play = 0, Rounds(plan, progress, server)
 
     def ask(now: ServerState, question: str, chosen: Keys | None) -> Total:
@@ -190,11 +192,12 @@ def _taken(given: Given, request: Requests) -> Ragged:
 
 
 def enrol(fed: Federation, progress: Progress) -> None:
-    """What the lab's people choose as a block begins; people elsewhere choose by themselves, when they like."""
+    """What the lab's people choose as a block begins, or some rounds later; people elsewhere choose by themselves."""
     if not isinstance(progress.devices, Here):
         return
+    done = progress.server.round - progress.played
     for part in fed.parts:
-        if overrides(part, "enrol"):
+        if overrides(part, "enrol") and part.enrols_after() == done:
             asked = progress.devices.enrol(fed, progress.server, part)
             if asked is not None and len(asked.senders):
                 handle(fed, progress, asked)

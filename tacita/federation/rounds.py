@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from tacita.core.types import ServerState
 from tacita.federation.measuring import selecting_metric
 from tacita.federation.one_round import Progress, RoundReport, decoded, open_block, run_round, server_steps, start
 from tacita.federation.requests import enrol
@@ -43,6 +44,8 @@ def run_block(fed: Federation, progress: Progress, on_round: OnRound) -> None:
     rounds = fed.learner.rounds
     somebody = progress.devices.anybody(fed, progress.server)
     while progress.server.round - progress.played < rounds and progress.stale < plan.patience and somebody:
+        if progress.server.round > progress.played:  # as the block began, it did so
+            enrol(fed, progress)
         progress.server, report = run_round(fed, progress.server, progress.devices)
         progress.bytes_up += report.bytes_up
         progress.bytes_down += report.bytes_down
@@ -89,11 +92,18 @@ def end_block(fed: Federation, progress: Progress) -> None:
             **scores,
             "bytes_up": progress.bytes_up / max(1, rounds),
             "bytes_down": progress.bytes_down / max(1, rounds),
+            **_promised(fed, server),
         }
     )
     if found is not None:
         progress.found.append(found)
     progress.in_block = False
+
+
+def _promised(fed: Federation, server: ServerState) -> dict[str, dict[str, dict[str, float]]]:
+    """What the parts promise of people's privacy, if anything."""
+    said = {part.name: made for part in fed.parts if (made := part.promises(server))}
+    return {"promises": said} if said else {}
 
 
 def run_stream(fed: Federation, progress: Progress, on_round: OnRound) -> None:

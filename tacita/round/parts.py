@@ -159,6 +159,13 @@ class Part:
         """Items per user with a "label" in [0, 1] each, which join the user's `own` samples for the round."""
         return None
 
+    def likes(self, view: CohortView) -> Ragged | None:
+        """More items per user to learn as liked, with a "weight" each: it multiplies the loss of the pair or sample.
+
+        They are never drawn as negatives, and the model does not read them as the user's own.
+        """
+        return None
+
     def at_hand(self, view: CohortView) -> Ragged | None:
         """Items per user whose rows the part will use in `extra_samples`."""
         return None
@@ -219,9 +226,20 @@ class Part:
         """The same where many ask at once, each by its own device; a part overrides this or `handle_here`."""
         return {}
 
+    def encode_request(self, view: CohortView, requests: Requests) -> tuple[Requests, Held]:
+        """What leaves the devices in place of what their people ask for, and what devices remember of that.
+
+        Called in the order of the parts, after all of them did their own part of the request as it was made.
+        """
+        return requests, {}
+
     def enrol(self, view: CohortView) -> tuple[Held, Requests | None]:
         """In the lab: what everybody with data in a new block chooses, to be asked for before its first round."""
         return {}, None
+
+    def enrols_after(self) -> int:
+        """Rounds of a block before `enrol` is asked, where that waits for a table that has learned something."""
+        return 0
 
     def serving(self, view: CohortView) -> CohortView:
         """What a device scores with: the items it reads (`train`), its private vector and the table may differ."""
@@ -321,6 +339,10 @@ class Part:
 
     def server_notes(self, server: ServerState) -> dict[str, float]:
         """Numbers for the log after a round."""
+        return {}
+
+    def promises(self, server: ServerState) -> dict[str, float]:
+        """What it promises of people's privacy, for the result of a block: an epsilon, and what it is about."""
         return {}
 
     def server_end_block(self, server: ServerState) -> Arrays:

@@ -138,6 +138,8 @@ class AutogradStepper(Stepper):
         place = spans(local.turn_ptr[active] + within * local.batch, size)
         sample = local.order[np.repeat(epoch, size), place]
         each = np.repeat(1.0 / size, size)
+        if local.weight is not None:
+            each = each * local.weight[sample]
         extra = self._extras(step, extras)
         own, above = self._samples(sample, each), None
         taken = [own.row[: own.n], extra.row[: extra.n]]

@@ -66,6 +66,16 @@ def check_training(backbone: Backbone, parts: Sequence[Part], plan: TrainConfig)
                 f"part '{part.name}' brings samples with soft labels, and train.objective = 'bpr' learns from pairs of "
                 "a positive and a negative; use train.objective = 'bce'."
             )
+        if plan.objective == "squared" and overrides(part, "likes"):
+            raise TacitaError(
+                f"part '{part.name}' brings items to learn as liked, and train.objective = 'squared' learns ratings; "
+                "use train.objective = 'bpr' or 'bce'."
+            )
+        if plan.stepper == "fused" and overrides(part, "likes") and not StarStepper.supports(backbone, plan):
+            raise TacitaError(
+                f"part '{part.name}' weighs samples, which no fused step for backbone '{backbone.name}' does; "
+                "use train.stepper = 'auto'."
+            )
         if plan.optimiser == "pfedme" and overrides(part, "pull"):
             raise TacitaError(f"part '{part.name}' pulls the model that 'pfedme' only follows; use another optimiser.")
         deals = part.reads_logits or overrides(part, "extra_samples") or overrides(part, "samples")
@@ -82,9 +92,9 @@ def _fused(backbone: Backbone, plan: TrainConfig) -> bool:
 
 def choose_stepper(backbone: Backbone, plan: TrainConfig, local: Local, alone: bool = False) -> Stepper:
     """The fastest that can; alone: nothing joins a step from outside, so that all can be taken at once."""
-    if _fused(backbone, plan):
+    if _fused(backbone, plan) and local.weight is None:
         return FusedStepper(backbone, plan, local)
-    if alone and plan.stepper != "autograd" and TowerStepper.supports(backbone, plan):
+    if alone and plan.stepper != "autograd" and local.weight is None and TowerStepper.supports(backbone, plan):
         assert isinstance(backbone, Tower)
         return TowerStepper(backbone, plan, local)
     if alone and plan.stepper != "autograd" and StarStepper.supports(backbone, plan) and CONTEXT in local.at_hand:
@@ -120,7 +130,9 @@ def train_cohort(
     askers = [p for p in parts if p.name in lists and overrides(p, "extra_samples")]
     pulls = [one for p in parts if (one := p.pull(view)) is not None]
     watched = askers or pulls or any(overrides(p, hook) for p in parts for hook in ("after_training", "extras"))
-    local = lay_out(view, lists, plan, draws, space, parts, gather=bool(watched) or not _fused(backbone, plan))
+    weighed = any(overrides(p, "likes") for p in parts)  # then the fused path may not be taken
+    gather = bool(watched) or weighed or not _fused(backbone, plan)
+    local = lay_out(view, lists, plan, draws, space, parts, gather)
     stepper = choose_stepper(backbone, plan, local, alone=not askers and not pulls)
     none = StepExtras.none(view.n_clients)
     used = _rows_in_use(local) if lists else None

@@ -15,7 +15,7 @@ from tacita.core.types import AnyArray, CohortView, Floats, Ints, Local, Longs, 
 from tacita.kernels.sampling import draw_samples, pack_rows, room_for_negatives, shuffle_order, touch_rows
 from tacita.kernels.steps import gather_rows
 from tacita.kernels.threads import threads_in_use
-from tacita.learn.training.given import chosen_negatives, given_samples
+from tacita.learn.training.given import chosen_negatives, given_samples, more_likes
 from tacita.round.parts import Part, overrides
 
 
@@ -46,6 +46,7 @@ class _Drawn:
     negatives: Longs  # (users,) in one draw
     given: Longs  # (users,)
     draws: int  # one a round, or one an epoch
+    weight: Floats | None = None  # of the positives, user by user; None: 1
 
     def epoch(self, k: int) -> Longs:
         """The samples of draw k and those given, user by user."""
@@ -74,6 +75,10 @@ def _joined_spans(each: Sequence[tuple[Longs, Longs]]) -> Longs:
 
 
 def _samples(view: CohortView, plan: TrainConfig, draws: Draws, space: Workspace, parts: Sequence[Part]) -> _Drawn:
+    more = more_likes(view, parts)
+    if more is not None:
+        mine = Ragged(view.train.ptr, view.train.ids, {"weight": np.ones(len(view.train.ids), np.float32)})
+        view = replace(view, train=mine.joined(more), exclude=view.exclude.joined(more))
     positives = view.train.counts()
     negatives = positives * plan.negatives
     full = np.flatnonzero(view.exclude.counts() >= view.n_items)  # these may have nothing left to be drawn
@@ -85,7 +90,8 @@ def _samples(view: CohortView, plan: TrainConfig, draws: Draws, space: Workspace
     ptr = _borders(positives + n_draws * negatives)
     item = space.array("item", (ptr[-1],), np.int32)
     label = space.array("label", (ptr[-1],), np.float32)
-    made = _Drawn(ptr, item, label, positives, negatives, np.zeros_like(positives), n_draws)
+    weight = None if more is None else view.train.values["weight"]
+    made = _Drawn(ptr, item, label, positives, negatives, np.zeros_like(positives), n_draws, weight)
     if chosen is None:
         _draw_uniformly(view, made, draws)
     else:
@@ -166,6 +172,17 @@ def _partners(drawn: _Drawn) -> Longs:
     return np.asarray(first + of_user % positives, np.int64)
 
 
+def _weights(drawn: _Drawn) -> Floats | None:
+    """Of every sample: a negative weighs what its positive does, what parts gave with a label of its own weighs 1."""
+    if drawn.weight is None:
+        return None
+    out = np.ones(len(drawn.item), np.float32)
+    out[spans(drawn.ptr[:-1], drawn.positives)] = drawn.weight
+    out = out[_partners(drawn)]
+    out[spans(drawn.ptr[1:] - drawn.given, drawn.given)] = 1
+    return out
+
+
 def lay_out(
     view: CohortView,
     lists: dict[str, Ragged],
@@ -213,6 +230,7 @@ def lay_out(
         heads={name: np.repeat(v[None], view.n_clients, axis=0) for name, v in view.heads.items()},
         at_hand=_rows_at_hand(lists, merged, row_of_more),
         given=drawn.given,
+        weight=_weights(drawn),
     )
 
 

@@ -26,6 +26,21 @@ def given_samples(view: CohortView, parts: Sequence[Part], own: Ragged) -> Ragge
     return joined if len(joined.ids) else None
 
 
+def more_likes(view: CohortView, parts: Sequence[Part]) -> Ragged | None:
+    """All parts' items to learn as liked, with their weights; None: nobody gave any."""
+    found = [(p, one) for p in parts if overrides(p, "likes") and (one := p.likes(view)) is not None]
+    joined = Ragged.empty(len(view.user))
+    for part, one in found:
+        weight = np.asarray(one.values.get("weight", np.zeros(0)), np.float32)
+        if len(one) != len(view.user) or len(weight) != len(one.ids):
+            raise TacitaError(f"part '{part.name}' must give every user a list of likes, and every one a 'weight'.")
+        _check_items(part, one.ids, view.n_items)
+        if not ((weight >= 0) & (weight < np.inf)).all():
+            raise TacitaError(f"part '{part.name}' gave likes with a weight that is negative or not finite.")
+        joined = joined.joined(Ragged(one.ptr, one.ids, {"weight": weight}))
+    return joined if len(joined.ids) else None
+
+
 def chosen_negatives(view: CohortView, parts: Sequence[Part], counts: Longs) -> Ints | None:
     """The negatives of the part that chooses them, flat in user order; None: they are drawn uniformly."""
     for part in parts:

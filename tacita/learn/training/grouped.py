@@ -71,6 +71,7 @@ def part_of(local: Local, first: int, last: int) -> Local:
         turn_ptr=local.turn_ptr[first : last + 1] - local.turn_ptr[first],
         order=local.order[:, local.turn_ptr[first] : local.turn_ptr[last]] - s,
         partner=None if local.partner is None else local.partner[s:t] - s,
+        weight=None if local.weight is None else local.weight[s:t],
         row_of=local.row_of[s:t],
         row_start=local.row_start[first : last + 1] - rows.start,
         row_item=local.row_item[rows],

@@ -27,6 +27,7 @@ class StarStepper(Stepper):
         assert whole, "a client's steps are taken all at once"
         partner = local.partner
         assert partner is not None
+        weight = np.ones(len(local.item), np.float32) if local.weight is None else local.weight
         context, row = local.at_hand[CONTEXT]
         inside = listed(local.view.n_items, local.user_ptr, local.item, context.ptr, context.ids)
         rates = backbone.rates(local.view.n_items)
@@ -35,7 +36,7 @@ class StarStepper(Stepper):
         def train(some: tuple[int, int]) -> None:
             ego_steps(
                 *some, local.batch, np.float32(plan.bpr_scale), np.float32(plan.l2), backbone.config.item_propagation,
-                local.turn_ptr, local.order, partner, local.row_of, inside, context.ptr, row, local.row_start,
+                local.turn_ptr, local.order, partner, weight, local.row_of, inside, context.ptr, row, local.row_start,
                 local.rows, local.private, rate, row_rate, np.float32(plan.weight_decay),
             )  # fmt: skip
 

@@ -176,8 +176,9 @@ def _carried(node: Node, standing: Standing, asked: Asked, waiting: Waiting) -> 
         return told
     purpose = "name" if node.config.insecure_single_user_uploads else "requester"
     request = AskedFor(told.kind, int(standing.keys[row[0]]), np.array(items, np.int32), told.time, told.id)
-    standing.here.request(standing.fed, asked.server, Requests.of(request))
-    return told.model_copy(update={"sender": int(names_of(standing.fed.draws, standing.keys[row], purpose)[0])})
+    leaves = standing.here.request(standing.fed, asked.server, Requests.of(request)).items
+    name = int(names_of(standing.fed.draws, standing.keys[row], purpose)[0])
+    return told.model_copy(update={"sender": name, "items": leaves.ids.tolist()})
 
 
 # The answer

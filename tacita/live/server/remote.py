@@ -179,8 +179,9 @@ class Remote:
                 found.setdefault(self._homes[int(name)], []).append(int(name))
         return {node: np.array(names, np.uint64) for node, names in found.items()}
 
-    def request(self, plan: Plan, server: ServerState, requests: Requests) -> None:
+    def request(self, plan: Plan, server: ServerState, requests: Requests) -> Requests:
         """The person's own device did its part when the request was made."""
+        return requests
 
     def validate(self, plan: Plan, server: ServerState, down: Down) -> Sums:
         metric, k = selecting_metric(plan.config)

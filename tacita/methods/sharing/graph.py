@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from tacita.core.types import Floats, Given, Ints, Keys, Longs, Ragged
+from tacita.core.types import Arrays, Floats, Given, Ints, Keys, Longs, Ragged
 from tacita.kernels.graph import pass_along
 from tacita.learn.training.central import Graph
 
@@ -24,7 +24,7 @@ class SharedGraph:
     """Who shared what, ready to pass vectors along."""
 
     users: Keys  # (users,) distinct senders, ascending
-    lists: Ragged  # (users) what each shared, ascending
+    lists: Ragged  # (users) what each shared, ascending; edges that count less have a "weight"
     n_items: int
     layers: int = 3
     start: Start = "mean"
@@ -34,16 +34,19 @@ class SharedGraph:
 
     def __post_init__(self) -> None:
         user, item = self.lists.rows(), self.lists.ids
-        object.__setattr__(self, "people", Ragged.from_pairs(item, user, self.n_items))
+        object.__setattr__(self, "people", Ragged.from_pairs(item, user, self.n_items, self.lists.values))
         to = np.concatenate([item + np.int32(len(self.users)), self.people.ids])
         ptr = np.concatenate([self.lists.ptr, len(item) + self.people.ptr[1:]])
-        degree = np.diff(ptr)
+        mine, theirs = (one.values.get("weight", np.ones(len(one.ids))) for one in (self.lists, self.people))
+        ends, edge = np.repeat(np.arange(len(ptr) - 1), np.diff(ptr)), np.concatenate([mine, theirs])
+        degree = np.bincount(ends, weights=edge, minlength=len(ptr) - 1)
         scale = np.zeros(len(degree))
         scale[degree > 0] = degree[degree > 0] ** -0.5
-        weight = np.repeat(scale, degree) * scale[to]
+        weight = edge * scale[ends] * scale[to]
         object.__setattr__(self, "graph", Graph(ptr, to, weight.astype(np.float32)))
-        share = (1 / np.maximum(1, self.lists.counts())).astype(np.float32)
-        object.__setattr__(self, "part", (share[user], share[self.people.ids]))
+        share = 1 / np.where(degree > 0, degree, 1)[: len(self.users)]
+        part = (mine * share[user]).astype(np.float32), (theirs * share[self.people.ids]).astype(np.float32)
+        object.__setattr__(self, "part", part)
 
     @staticmethod
     def of(
@@ -52,6 +55,7 @@ class SharedGraph:
         extra_edges: tuple[Keys, Ints] | None = None,
         layers: int = 3,
         start: Start = "mean",
+        extra_weight: Floats | None = None,
     ) -> SharedGraph:
         """The graph of the record, and of further edges (senders and items) that the server itself adds."""
         sender, item = given.sender, given.item.astype(np.int64)
@@ -59,9 +63,13 @@ class SharedGraph:
             sender = np.concatenate([sender, extra_edges[0]])
             item = np.concatenate([item, extra_edges[1].astype(np.int64)])
         users, user = np.unique(sender, return_inverse=True)
-        pair = np.sort(user * np.int64(max(1, n_items)) + item)
-        user, item = np.divmod(pair[np.append(True, np.diff(pair) > 0)[: len(pair)]], max(1, n_items))
-        return SharedGraph(users, Ragged.from_pairs(user, item, len(users)), n_items, layers, start)
+        pair = user * np.int64(max(1, n_items)) + item
+        pair, first = np.unique(pair, return_index=True)  # what is in the record counts as that
+        user, item = np.divmod(pair, max(1, n_items))
+        values: Arrays = {}
+        if extra_weight is not None:
+            values["weight"] = np.concatenate([np.ones(len(given), np.float32), extra_weight])[first]
+        return SharedGraph(users, Ragged.from_pairs(user, item, len(users), values), n_items, layers, start)
 
     def __len__(self) -> int:
         """How many edges it has."""

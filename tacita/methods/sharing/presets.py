@@ -45,3 +45,14 @@ preset(
     {"name": "shared-graph", "snapshots": 0},
     settings=FEDSHARE,
 )
+
+# what FedShare is compared with (C.1 to C.3)
+
+preset("fedshare-fedavg", {"name": "sharing"}, {"name": "server-client"}, settings=FEDSHARE)
+preset("cdcgnnfed", {"name": "sharing"}, {"name": "graph-mending", "contrast_users": True}, settings=FEDSHARE)
+preset(
+    "pdc-frs",
+    {"name": "sharing", "after": 10, "still_learn": True},  # what leaves is another item, from a table that has learned
+    {"name": "contribution"},
+    settings=FEDSHARE,
+)

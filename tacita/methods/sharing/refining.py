@@ -119,6 +119,14 @@ class Slopes:
 
 
 @dataclass(frozen=True)
+class Told:
+    """Vectors that some people's own devices have for them, of length one."""
+
+    place: Longs  # in the graph
+    rows: Floats
+
+
+@dataclass(frozen=True)
 class Descent:
     """A graph, what is to be minimised on it, and the cores that work on that."""
 
@@ -126,6 +134,7 @@ class Descent:
     aims: Aims
     cores: ThreadPoolExecutor
     anchor: Unit | None = None  # rows that stand still in place of the table's own, for the agreement
+    told: Told | None = None  # with which the graph's people are to agree as well
 
     def slopes(self, table: Floats, batch: Batch, people: Floats | None = None) -> Slopes:
         aims = self.aims
@@ -143,6 +152,11 @@ class Descent:
             if self.anchor is None:
                 own[some] = left
                 own = mine.before(own)
+        if aims.lam1 and self.told is not None and len(self.told.place):
+            some = self.told.place
+            alike, _, right = agreement(self.told.rows, users.rows[some], aims.tau, aims.lam1, self.cores)
+            slope_users[some] += right
+            cl += alike
         first, back = self.graph.carry_back_both(users.before(slope_users), items.before(slope_items))
         own += back
         self._shorten(batch, table, own, people, first)
@@ -179,21 +193,26 @@ class Refined:
 
 
 def refine(
-    graph: SharedGraph, table: Floats, batches: Iterable[Batch], aims: Aims, people: Floats | None = None
+    graph: SharedGraph,
+    table: Floats,
+    batches: Iterable[Batch],
+    aims: Aims,
+    people: Floats | None = None,
+    told: Told | None = None,
 ) -> Refined:
     """One step of Adam for every batch."""
     anchor = Unit.of(table) if aims.cl_grad == "anchor" else None
     rows, mine = Adam(table, aims.lr), None if people is None else Adam(people, aims.lr)
-    told = []
+    losses = []
     with one_core_each(), ThreadPoolExecutor(threads_in_use()) as cores:
-        descent = Descent(graph, aims, cores, anchor)
+        descent = Descent(graph, aims, cores, anchor, told)
         for batch in batches:
             found = descent.slopes(rows.table, batch, None if mine is None else mine.table)
             rows.step(found.table)
             if mine is not None:
                 mine.step(found.people)
-            told.append((found.bpr, found.cl))
-    bpr, cl = np.mean(told, axis=0) if told else (0.0, 0.0)
+            losses.append((found.bpr, found.cl))
+    bpr, cl = np.mean(losses, axis=0) if losses else (0.0, 0.0)
     return Refined(rows.table, None if mine is None else mine.table, float(bpr), float(cl))
 
 

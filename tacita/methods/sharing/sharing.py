@@ -35,6 +35,8 @@ class SharingConfig(PartConfig):
     exclude: Literal["owned", "local"] = Field(
         "owned", description="never drawn as negatives: all that a person has, or only what stays on the device"
     )
+    after: int = Field(0, ge=0, description="in the lab: rounds of a block before people share")
+    still_learn: bool = Field(False, description="devices go on learning from what they shared")
 
 
 @register
@@ -63,12 +65,13 @@ class Sharing(Part):
 
     def local_data(self, view: CohortView) -> CohortView:
         shared, gone = self._lists(view)
-        train = self._stays(view, view.train, shared, gone)
+        apart = (gone,) if self.config.still_learn else (shared, gone)
+        train = self._stays(view, view.train, *apart)
         exclude = train
         if self.config.exclude == "owned":
             known = listed(view.n_items, shared.ptr, shared.ids, view.exclude.ptr, view.exclude.ids)
             exclude = view.exclude if known.all() else view.exclude.joined(shared.where(~known))
-        history = view.history and self._stays(view, view.history, shared, gone)
+        history = view.history and self._stays(view, view.history, *apart)
         return replace(view, train=train, exclude=exclude, history=history)
 
     def weight(self, view: CohortView, upload: Upload) -> Doubles:
@@ -80,7 +83,7 @@ class Sharing(Part):
         shared, gone = self._lists(view)
         own = self._stays(view, view.train, gone)
         history = view.history and self._stays(view, view.history, gone)
-        untaught = (self._stays(view, own, shared).counts() == 0) & (own.counts() > 0)
+        untaught = (self._stays(view, own, shared).counts() == 0) & (own.counts() > 0) & (not self.config.still_learn)
         private = view.private
         if untaught.any() and private.shape[1] == view.items.shape[1]:
             private = private.copy()
@@ -99,6 +102,9 @@ class Sharing(Part):
         return items.where(~away)
 
     # what people ask for
+
+    def enrols_after(self) -> int:
+        return self.config.after
 
     def enrol(self, view: CohortView) -> tuple[Held, Requests | None]:
         shared, gone = self._lists(view)

@@ -1,0 +1,519 @@
+"""What FedShare is compared with: a server that is a client, mended graphs, perturbed data (spec C.1-3, H.C)."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracle import federate, make_backbone, make_block, make_stream, no_total, started, train_once
+from test_contracts import run
+from test_shared_graph import given_of, many_edges, table_of
+
+from tacita.core.errors import TacitaError
+from tacita.core.types import CohortView, Floats, Given, Ragged, Requests, ServerState, Stream
+from tacita.federation.requests import handle
+from tacita.federation.rounds import Progress, run_round, run_stream, start
+from tacita.methods import Part, World, build_parts
+from tacita.methods.sharing.contribution import Contribution
+from tacita.methods.sharing.graph import SharedGraph
+from tacita.methods.sharing.graph_mending import GraphMending
+from tacita.methods.sharing.mending import DENIED, Effort, Scorer, fingerprints, mend
+from tacita.methods.sharing.perturbing import Mechanism, chances, perturb
+from tacita.methods.sharing.refining import Aims, Batch, Descent, Told, Unit
+from tacita.methods.sharing.server_client import ServerClient
+from tacita.methods.sharing.sharing import SOME
+from tacita.round.plan import Federation, to_serve
+
+
+def people(n: int = 40, n_items: int = 30) -> Stream:
+    rng = np.random.default_rng(5)
+    mine = [rng.permutation(n_items)[: rng.integers(4, 12)].tolist() for _ in range(n)]
+    return make_stream(make_block(0, n_items, [m[:-2] for m in mine], [m[-2:-1] for m in mine], [m[-1:] for m in mine]))
+
+
+def fed_with(*specs: dict[str, Any], stream: Stream | None = None, **train: Any) -> Federation:
+    settings = {"objective": "bpr", "negatives": 1, "aggregation": "weighted", "optimiser": "lazy-adam"} | train
+    fed = federate(stream or people(), make_backbone("ego", lr=0.05, item_lr_scale=1.0), **settings)
+    parts = build_parts(list(specs), World(fed.backbone, fed.draws, fed.config.train))
+    for part in parts:
+        part.check(fed.stream.n_items)
+    return replace(fed, parts=parts)
+
+
+def play(fed: Federation, progress: Progress, rounds: int) -> ServerState:
+    for _ in range(rounds):
+        progress.server, _ = run_round(fed, progress.server, progress.devices)
+    return progress.server
+
+
+def after(fed: Federation, rounds: int = 3) -> ServerState:
+    return play(fed, started(fed), rounds)
+
+
+# the server as one client more (C.1)
+
+
+def test_without_shared_edges_the_server_as_a_client_changes_no_bit() -> None:
+    nobody = {"name": "sharing", "groups": [0, 0, 1]}
+    plain, with_part = after(fed_with()), after(fed_with(nobody, {"name": "server-client"}))
+    np.testing.assert_array_equal(plain.items, with_part.items)
+    assert not np.array_equal(plain.items, after(fed_with({"name": "sharing"}, {"name": "server-client"})).items)
+
+
+def server_part(aggregation: str = "weighted", **options: Any) -> ServerClient:
+    train = {"aggregation": aggregation} | ({"denominator": 10.0} if aggregation == "fixed" else {})
+    (part,) = fed_with({"name": "server-client", **options}, **train).parts
+    assert isinstance(part, ServerClient)
+    return part
+
+
+def states(given: Given) -> tuple[ServerState, ServerState]:
+    """What a round began with, and what clients of weight 12 made of it."""
+    before = ServerState(table_of(14, 6), {}, given=given)
+    return before, before.with_items(before.items + table_of(14, 6, seed=9) / 10)
+
+
+def alone(part: ServerClient, before: ServerState) -> Floats:
+    """The table where the server is the only client."""
+    return part.server_step(before, before, replace(no_total(before), weight=0.0, n_clients=0)).items
+
+
+def test_the_server_enters_the_mean_by_the_number_of_its_edges() -> None:
+    before, server = states(many_edges(5, 14))
+    part, edges = server_part(), len(before.given)
+    total = replace(no_total(before, 3), weight=12.0)
+    mine = alone(part, before)
+    assert np.abs(mine - before.items).max() > 1e-3
+    expected = (12 * server.items + edges * mine) / (12 + edges)
+    made = part.server_step(before, server, total)
+    np.testing.assert_allclose(made.items, expected, atol=1e-6)
+    assert part.server_notes(made)["server_share"] == pytest.approx(edges / (12 + edges))
+
+
+def test_its_share_of_the_mean_can_be_capped() -> None:
+    before, server = states(many_edges(5, 14))
+    total = replace(no_total(before, 3), weight=12.0)
+    made = server_part(weight_cap=0.25).server_step(before, server, total)
+    np.testing.assert_allclose(made.items, 0.75 * server.items + 0.25 * alone(server_part(), before), atol=1e-6)
+    nothing_else = server_part(weight_cap=0.25).server_step(before, before, no_total(before))
+    np.testing.assert_array_equal(nothing_else.items, before.items)
+
+
+@pytest.mark.parametrize("aggregation", ["mean", "fixed", "per-row"])
+def test_it_joins_every_kind_of_mean(aggregation: str) -> None:
+    before, server = states(given_of([(1, 0), (1, 2), (2, 2), (2, 5)]))
+    touched = np.zeros(14)
+    touched[:4] = 3.0
+    total = replace(no_total(before, 3), sums={"rows": np.zeros((14, 6)), "rows.touched": touched})
+    mine, own = alone(server_part(), before), (server.items, before.items)
+    part = server_part(aggregation, layers=3)
+    made = part.server_step(before, server, total).items
+    others = {"mean": 3.0, "fixed": 10.0, "per-row": touched[:, None]}[aggregation]
+    expected = (others * own[0] + mine) / (others + 1.0)
+    if aggregation == "per-row":
+        moved = (mine != own[1]).any(1)
+        expected = np.where(moved[:, None], expected, server.items)
+        assert 0 < moved.sum() < 14
+    np.testing.assert_allclose(made, expected, atol=1e-6)
+
+
+def test_a_fixed_denominator_has_to_be_said_where_the_server_joins_the_sum() -> None:
+    with pytest.raises(TacitaError, match=r"needs train\.denominator"):
+        fed_with({"name": "server-client"}, aggregation="fixed")
+
+
+def test_layers_change_what_the_server_learns() -> None:
+    before, _ = states(many_edges(5, 14))
+    assert not np.array_equal(alone(server_part(layers=1), before), alone(server_part(layers=3), before))
+
+
+# mended graphs (C.2)
+
+
+def test_edges_that_count_less_are_those_of_the_dense_matrix() -> None:
+    given, table = given_of([(7, 0), (7, 2), (50, 2), (900, 0)]), table_of(4, 5)
+    more = np.array([7, 900, 7], np.uint64), np.array([3, 2, 0], np.int32)
+    graph = SharedGraph.of(given, 4, more, layers=2, extra_weight=np.array([0.5, 0.25, 0.1], np.float32))
+    a = np.array([[1, 0, 1, 0.5], [0, 0, 1, 0], [1, 0, 0.25, 0]])  # what is in the record counts 1
+    degrees = [np.where(d > 0, np.where(d > 0, d, 1) ** -0.5, 0) for d in (a.sum(1), a.sum(0))]
+    whole = np.zeros((7, 7))
+    whole[:3, 3:] = degrees[0][:, None] * a * degrees[1][None]
+    whole += whole.T
+    start = np.concatenate([a / a.sum(1, keepdims=True) @ table, table])
+    expected = (start + whole @ start + whole @ whole @ start) / 3
+    np.testing.assert_allclose(np.concatenate(graph.smooth(table)), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_scorer_steps_down_the_cross_entropy() -> None:
+    """Adam's first step is the sign of the slope times the rate."""
+    rng = np.random.default_rng(2)
+    scorer = Scorer(3, Effort(hidden=5, lr=0.01), np.uint64(4))
+    users, items = (Unit.of(rng.normal(size=(9, 3)).astype(np.float32)).rows for _ in range(2))
+    label = (rng.random(9) < 0.5).astype(np.float32)
+    tensors = [torch.tensor(one.table, requires_grad=True) for one in scorer.layers]
+    met = torch.from_numpy(scorer.met(users, items))
+    logits = torch.relu(met @ tensors[0] + tensors[1]) @ tensors[2][0] + tensors[3][0, 0]
+    torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(label)).backward()
+    before = [one.table.copy() for one in scorer.layers]
+    scorer.step(met.numpy(), label)
+    for one, was, tensor in zip(scorer.layers, before, tensors, strict=True):
+        assert tensor.grad is not None
+        slope = tensor.grad.numpy()
+        some = np.abs(slope) > 1e-6
+        np.testing.assert_allclose((one.table - was)[some], -0.01 * np.sign(slope)[some], rtol=1e-2)
+
+
+def clubs(n_users: int = 60, n_items: int = 40) -> list[list[int]]:
+    """Even people like most even items, odd people odd ones: of 20 each, 17."""
+    rng = np.random.default_rng(0)
+    return [rng.choice(np.arange(u % 2, n_items, 2), 17, replace=False).tolist() for u in range(n_users)]
+
+
+def test_a_mender_finds_links_and_never_one_that_is_there_or_denied() -> None:
+    given, effort = given_of([(u, i) for u, mine in enumerate(clubs()) for i in mine]), Effort(epochs=60)
+    graph = SharedGraph.of(given, 40)
+    table, whom = table_of(40, 8), np.arange(0, 60, 1)
+    free = mend(graph, table, whom, np.zeros(0, np.uint64), effort, np.uint64(3))
+    assert free is not None
+    assert len(free.user) > 50
+    right = free.user % 2 == free.item % 2
+    assert right.mean() > 0.9  # by chance: 3 of 23
+    assert (free.weight > 0.5).all()
+    assert np.bincount(free.user).max() <= 8  # half of what one shared
+    there = {*zip(given.sender.tolist(), given.item.tolist())}
+    proposed = [*zip(graph.users[free.user].tolist(), free.item.tolist())]
+    assert not there & {*proposed}
+    denied = fingerprints(DENIED, graph.users[free.user[::2]], free.item[::2])
+    again = mend(graph, table, whom, denied, effort, np.uint64(3))
+    assert again is not None
+    found = {*zip(graph.users[again.user].tolist(), again.item.tolist())}
+    assert {*proposed[1::2]} <= found
+    assert not {*proposed[::2]} & found
+
+
+def test_a_mender_that_has_nothing_to_hide_proposes_nothing() -> None:
+    graph = SharedGraph.of(given_of([(1, 0), (2, 1)]), 5)
+    assert mend(graph, table_of(5, 4), np.arange(2), np.zeros(0, np.uint64), Effort(), np.uint64(1)) is None
+
+
+def test_people_are_drawn_to_what_their_devices_say_by_the_right_slope() -> None:
+    graph, table = SharedGraph.of(many_edges(6, 14), 14), table_of(14, 5)
+    told = Told(np.array([0, 2, 5]), Unit.of(table_of(3, 5, seed=8)).rows)
+    nothing = np.zeros(0, np.int64)
+    batch, along = Batch(nothing, nothing, nothing, nothing), table_of(14, 5, seed=4)
+    with ThreadPoolExecutor(1) as cores:
+        descent = Descent(graph, Aims(lam1=0.7, lam=0.0), cores, told=told)
+        slope = descent.slopes(table, batch).table
+        up, down = (descent.slopes(table + np.float32(h) * along, batch).cl for h in (1e-2, -1e-2))
+    assert (slope * along).sum() == pytest.approx(0.7 * (up - down) / 2e-2, rel=2e-2)
+
+
+MENDING = {"name": "graph-mending", "mend_every": 2, "mender_epochs": 40, "kappa": 1.0}
+
+
+def test_who_keeps_something_to_themselves_says_so_when_they_share() -> None:
+    fed = fed_with({"name": "sharing", "groups": [3, 4, 3]}, MENDING)
+    progress = started(fed)
+    group = progress.clients.parts["sharing"]["group"]
+    keys = fed.stream.user_keys[: progress.clients.n_users]
+    assert set(progress.server.parts["graph-mending"]["partial"]) == set(keys[group == SOME])
+
+
+def pairs_of(server: ServerState) -> set[tuple[int, int]]:
+    kept = server.parts["graph-mending"]
+    return {*zip(kept["mended_sender"].tolist(), kept["mended_item"].tolist())} if "mended_sender" in kept else set()
+
+
+def test_a_run_mends_and_what_is_withdrawn_is_never_mended_again() -> None:
+    fed = fed_with(
+        {"name": "sharing", "groups": [0, 1, 0], "partial": 0.9},
+        MENDING,
+        stream=make_stream(make_block(0, 40, clubs())),
+    )
+    progress = started(fed)
+    mended = pairs_of(play(fed, progress, 2))
+    assert mended
+    server = progress.server
+    assert {sender for sender, _ in mended} <= set(server.parts["graph-mending"]["partial"].tolist())
+    given = server.given
+    assert not mended & {*zip(given.sender.tolist(), given.item.tolist())}
+    senders = np.unique(given.sender)
+    lists = given.of(senders)
+    some = lists.where(np.arange(len(lists.ids)) % 9 == 0)
+    said = handle(fed, progress, Requests("unshare", senders, Ragged(some.ptr, some.ids)))["graph-mending"]
+    assert said["purged"] == ["mended_edges"]
+    assert not pairs_of(progress.server)
+    gone = {*zip(senders[some.rows()].tolist(), some.ids.tolist())}
+    seen = set()
+    for _ in range(4):
+        seen |= pairs_of(play(fed, progress, 2))
+    assert seen
+    assert not seen & gone
+    assert not seen & {*zip(progress.server.given.sender.tolist(), progress.server.given.item.tolist())}
+
+
+def test_only_sharing_devices_upload_a_vector_and_only_where_the_run_says_so() -> None:
+    share, plain = {"name": "sharing", "groups": [1, 1, 1]}, fed_with({"name": "sharing"}, MENDING)
+    progress = started(plain)
+    assert [one.name for one in plain.fields(progress.server, "round")] == ["rows"]
+    fed = fed_with(share, {**MENDING, "contrast_users": True})
+    progress = started(fed)
+    assert [(one.name, one.seen) for one in fed.fields(progress.server, "round")][1:] == [
+        ("graph-mending.vector", "each")
+    ]
+    total = progress.devices.exchange(fed, progress.server, to_serve(fed, progress.server), "round").total
+    each = total.each["graph-mending.vector"]
+    group = progress.clients.parts["sharing"]["group"]
+    keys = fed.stream.user_keys[: progress.clients.n_users]
+    sent = each.sender[np.abs(each.value.value).max(1) > 0]
+    assert set(sent) == set(keys[group == SOME])  # who shares all does not train
+    part = fed.parts[1]
+    assert isinstance(part, GraphMending)
+    stepped = part.server_step(progress.server, progress.server, total)
+    without = part.server_step(progress.server, progress.server, replace(total, each={}))
+    assert not np.array_equal(stepped.items, without.items)
+
+
+# perturbed contributions (C.3)
+
+
+def log_ratio(chance: Any) -> float:
+    """The most that any output says for one input against another."""
+    return float(np.max(np.log(chance[:, None, :]) - np.log(chance[None, :, :])))
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0, 16.0])
+def test_no_output_is_much_likelier_for_one_item_than_for_another(epsilon: float) -> None:
+    everything = np.arange(5)
+    for seed in range(5):
+        chance = chances("exponential", epsilon, table_of(5, 3, seed), everything)
+        np.testing.assert_allclose(chance.sum(1), 1)
+        assert 0 < log_ratio(chance) <= epsilon
+        assert (chance.argmax(1) == everything).all()
+    told = chances("krr", epsilon, table_of(5, 3), everything)
+    assert log_ratio(told) == pytest.approx(epsilon)
+    np.testing.assert_allclose(np.diag(told), np.exp(epsilon) / (np.exp(epsilon) + 4))
+
+
+@pytest.mark.parametrize("mechanism", ["exponential", "krr"])
+def test_an_epsilon_of_nothing_tells_nothing(mechanism: Mechanism) -> None:
+    np.testing.assert_allclose(chances(mechanism, 0.0, table_of(5, 3), np.arange(5)), 1 / 5)
+
+
+@pytest.mark.parametrize(("epsilon", "truth"), [(1.0, 0.0004), (8.0, 0.0145), (16.0, 0.446)])
+def test_how_often_the_truth_is_told_of_3706_items_that_are_nothing_alike(epsilon: float, truth: float) -> None:
+    table = np.full((3706, 1), -1.0, np.float32)
+    table[7] = 1.0
+    assert chances("exponential", epsilon, table, np.array([7]))[0, 7] == pytest.approx(truth, rel=0.12)
+    assert chances("krr", 8.0, table, np.array([7]))[0, 7] == pytest.approx(0.446, rel=0.01)
+
+
+@pytest.mark.parametrize("mechanism", ["exponential", "krr"])
+def test_items_are_told_as_often_as_they_should_be_and_apart_from_each_other(mechanism: Mechanism) -> None:
+    table, items = table_of(6, 3), np.tile([4, 1], 20_000).astype(np.int32)
+    drawn = np.random.default_rng(1).integers(0, 2**63, len(items), np.uint64) * np.uint64(2)
+    told = perturb(mechanism, 3.0, table, items, drawn)
+    chance = chances(mechanism, 3.0, table, np.array([4, 1]))
+    for k in range(2):
+        seen = np.bincount(told[k::2], minlength=6) / 20_000
+        np.testing.assert_allclose(seen, chance[k], atol=0.015)
+    assert np.array_equal(perturb(mechanism, 3.0, table, items[5:9], drawn[5:9]), told[5:9])
+
+
+def contributing(epsilon: float = 2.0, groups: tuple[int, ...] = (1, 1, 1), **options: Any) -> Federation:
+    given = {"name": "contribution", "epsilon": epsilon, **options}
+    stream = make_stream(make_block(0, 40, clubs(), [[] for _ in range(60)], [[] for _ in range(60)]))
+    share = {"name": "sharing", "groups": list(groups), "still_learn": True}
+    return fed_with(share, given, stream=stream)
+
+
+def sent_by(progress: Progress, key: int, fed: Federation) -> dict[int, int]:
+    """What a device told for what."""
+    user = int(np.flatnonzero(fed.stream.user_keys == key)[0])
+    sent = progress.clients.list_of("parts/contribution/sent", np.array([user]))
+    return dict(zip(sent.ids.tolist(), sent.values["told"].tolist())) if len(sent.ids) else {}
+
+
+def held_of(progress: Progress, key: int) -> set[int]:
+    given = progress.server.given
+    return set(given.item[given.sender == key].tolist())
+
+
+def test_what_arrives_is_what_devices_told_and_mostly_not_what_they_have() -> None:
+    fed = contributing()
+    progress = started(fed)
+    keys = np.unique(progress.server.given.sender)
+    assert len(keys) > 30
+    same = total = 0
+    for key in keys:
+        pairs = sent_by(progress, key, fed)
+        assert held_of(progress, key) == set(pairs.values())
+        same, total = same + sum(a == b for a, b in pairs.items()), total + len(pairs)
+    assert same / total < 0.3
+    truly = started(contributing(epsilon=60.0, mechanism="krr"))
+    users = {int(key): n for n, key in enumerate(fed.stream.user_keys)}
+    given = truly.server.given
+    assert all(item in clubs()[users[int(key)]] for key, item in zip(given.sender, given.item))
+
+
+def test_taking_an_item_back_takes_what_was_told_for_it_unless_it_was_told_for_another() -> None:
+    fed = contributing(epsilon=0.0)
+    progress = started(fed)
+    for key in np.unique(progress.server.given.sender)[:8]:
+        pairs = sent_by(progress, key, fed)
+        item = sorted(pairs)[0]
+        handle(fed, progress, Requests("unshare", np.array([key]), Ragged.from_lists([[item, 39]])))
+        rest = {a: b for a, b in pairs.items() if a not in (item, 39)}
+        assert sent_by(progress, key, fed) == rest
+        assert held_of(progress, key) == set(rest.values())
+    handle(fed, progress, Requests("leave", np.array([key]), Ragged.empty(1)))
+    assert not held_of(progress, key)
+    assert not sent_by(progress, key, fed)
+
+
+def test_the_promise_counts_every_item_that_was_ever_told() -> None:
+    fed = contributing(epsilon=2.0, groups=(0, 1, 0))
+    part = fed.parts[1]
+    assert isinstance(part, Contribution)
+    progress = started(fed)
+    assert part.promises(progress.server) == {
+        "epsilon_per_item": 2.0,
+        "epsilon_per_person_mean": 12.0,  # 30 % of 17 is 6
+        "epsilon_per_person_most": 12.0,
+        "people": 60.0,
+        "items": 360.0,
+    }
+    key = fed.stream.user_keys[5]
+    item = sorted(sent_by(progress, key, fed))[0]
+    for kind in ("unshare", "share", "share"):  # what is told already is not told again
+        handle(fed, progress, Requests(kind, np.array([key]), Ragged.from_lists([[item]])))
+    assert part.promises(progress.server)["epsilon_per_person_most"] == 14.0
+    assert progress.clients.parts["contribution"]["releases"].max() == 7
+    assert part.server_notes(progress.server)["epsilon_per_person_most"] == 14.0
+
+
+def test_people_contribute_after_some_rounds_and_the_result_says_what_it_cost() -> None:
+    spec = [{"name": "sharing", "after": 2, "still_learn": True}, {"name": "contribution"}]
+    fed = fed_with(*spec, rounds=4, patience=9)
+    seen: list[int] = []
+    progress = start(fed)
+    run_stream(fed, progress, lambda report, now: seen.append(len(now.server.given)))
+    assert seen[:2] == [0, 0]
+    assert seen[2] == seen[3] > 0
+    said = progress.results[0]["promises"]["contribution"]
+    assert said["epsilon_per_item"] == 8.0
+    assert said["epsilon_per_person_most"] >= 16.0
+    assert "promises" not in run(fed_with(rounds=1)).results[0]
+
+
+def test_the_auxiliary_model_sends_contributors_what_their_club_likes() -> None:
+    fed = contributing(epsilon=60.0, mechanism="krr", lr=0.1, k_aug=3)
+    progress = started(fed)
+    server = play(fed, progress, 30)
+    part = fed.parts[1]
+    clients = fed.stream.user_keys[:60]
+    _, sent = part.own(server, clients)
+    told = np.isin(clients, server.given.sender)
+    assert np.array_equal(sent.counts(), 3 * told)
+    assert not any(set(sent.row(u)) & held_of(progress, clients[u]) for u in range(60))
+    whole = progress.clients.parts["sharing"]["group"] != SOME  # few items were told of the others
+    right = (sent.ids % 2 == sent.rows() % 2)[whole[sent.rows()]]
+    assert right.mean() > 0.8
+
+
+def test_without_agreement_and_likely_items_the_federated_table_is_left_alone() -> None:
+    plain = after(fed_with({"name": "sharing", "still_learn": True}))
+    quiet = after(fed_with({"name": "sharing", "still_learn": True}, {"name": "contribution", "lam1": 0.0, "k_aug": 0}))
+    np.testing.assert_array_equal(plain.items, quiet.items)
+    loud = after(fed_with({"name": "sharing", "still_learn": True}, {"name": "contribution", "k_aug": 0}))
+    assert not np.array_equal(plain.items, loud.items)
+
+
+# likes with weights
+
+
+class Liked(Part):
+    """Everybody is told to like item 11, and those with data also item 10."""
+
+    name = "liked"
+    weight_of = 1.0
+
+    def likes(self, view: CohortView) -> Ragged:
+        ids = np.tile(np.array([10, 11], np.int32), len(view.user))
+        weight = np.full(len(ids), self.weight_of, np.float32)
+        return Ragged(np.arange(0, len(ids) + 1, 2), ids, {"weight": weight})
+
+
+class HalfLiked(Liked):
+    name = "half-liked"
+    weight_of = 0.5
+
+
+def moved(fed: Federation) -> Any:
+    trained = train_once(fed, started(fed)).upload.values["rows"]
+    return {(c, i): v for c, i, v in zip(trained.client.tolist(), trained.item.tolist(), trained.value)}
+
+
+@pytest.mark.parametrize("objective", ["bpr", "bce"])
+def test_a_like_of_weight_one_is_an_item_of_ones_own_to_a_model_that_reads_none(objective: str) -> None:
+    mine = [[0, 1, 2], [3, 4], [5]]
+    settings = {"objective": objective, "negatives": 2, "local_epochs": 2, "stepper": "autograd"}
+    whole = federate(make_stream(make_block(0, 14, [[*one, 10, 11] for one in mine])), make_backbone("mf"), **settings)
+    liked = federate(make_stream(make_block(0, 14, mine)), make_backbone("mf"), Liked, **settings)
+    one, other = moved(whole), moved(liked)
+    assert one.keys() == other.keys()
+    for at, value in one.items():
+        np.testing.assert_allclose(other[at], value, rtol=1e-5, atol=1e-7)
+    half = moved(federate(make_stream(make_block(0, 14, mine)), make_backbone("mf"), HalfLiked, **settings))
+    assert any(not np.allclose(half[at], value, rtol=1e-3) for at, value in one.items())
+
+
+def test_half_a_like_is_half_the_slope() -> None:
+    """One step of plain descent on the one pair of a user without items of its own."""
+    stream = make_stream(make_block(0, 3, [[0], [1]]))
+
+    class Only(Part):
+        name = "only"
+        weight_of = 1.0
+
+        def local_data(self, view: CohortView) -> CohortView:
+            return replace(view, train=Ragged.empty(len(view.user)), exclude=Ragged.empty(len(view.user)))
+
+        def likes(self, view: CohortView) -> Ragged:
+            ptr, weight = np.arange(len(view.user) + 1), np.full(len(view.user), self.weight_of, np.float32)
+            return Ragged(ptr, np.full(len(view.user), 2, np.int32), {"weight": weight})
+
+    class Half(Only):
+        name = "half"
+        weight_of = 0.5
+
+    found = []
+    for part in (Only, Half):
+        fed = federate(stream, make_backbone("mf"), part, objective="bpr", negatives=1)
+        progress = started(fed)
+        found.append(after(fed, 1).items - progress.server.items)
+    np.testing.assert_allclose(2 * found[1], found[0], rtol=1e-4, atol=1e-7)
+    assert np.abs(found[0]).max() > 1e-3
+
+
+def test_the_compiled_star_weighs_pairs_as_torch_does() -> None:
+    mine = [[0, 1, 2, 3], [3, 4], [5, 6, 7]]
+    settings = {"objective": "bpr", "negatives": 1, "local_epochs": 3, "optimiser": "lazy-adam", "l2": 1e-3}
+    tables = []
+    for stepper in ("fused", "autograd"):
+        backbone = make_backbone("ego", lr=0.05, item_lr_scale=1.0)
+        fed = federate(make_stream(make_block(0, 14, mine)), backbone, HalfLiked, **settings, stepper=stepper)
+        tables.append(moved(fed))
+    assert tables[0].keys() == tables[1].keys()
+    for at, value in tables[0].items():
+        np.testing.assert_allclose(value, tables[1][at], atol=2e-5)
+
+
+def test_likes_are_refused_where_ratings_are_learned() -> None:
+    fed = federate(make_stream(make_block(0, 14, [[0]])), make_backbone("mf"), Liked, objective="squared")
+    with pytest.raises(TacitaError, match="learn as liked"):
+        fed.learner.check()
