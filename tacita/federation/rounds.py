@@ -102,7 +102,7 @@ def end_block(fed: Federation, progress: Progress) -> None:
 
 def _promised(fed: Federation, server: ServerState) -> dict[str, dict[str, dict[str, float]]]:
     """What the parts promise of people's privacy, if anything."""
-    said = {part.name: made for part in fed.parts if (made := part.promises(server))}
+    said = {part.name: made for part in fed.parts if (made := part.promises(fed.seen_by(part.party, server)))}
     return {"promises": said} if said else {}
 
 
