@@ -48,7 +48,8 @@ def handle(plan: Plan, progress: Progress, request: Request | Requests) -> dict[
             handled = part.handle_many(server, asked_for, ask, play)
             if handled is not None:
                 server, told = handled
-                said[part.name] = {**play.spent.said(time.perf_counter() - began), **told}
+                took = play.spent.said(time.perf_counter() - began) if "method" in told else {}
+                said[part.name] = {**took, **told}  # who names a method certifies what it did, at what price
     finally:  # devices have played those rounds, whatever became of the request
         progress.server = replace(progress.server, round=progress.server.round + play.played)
         progress.played += play.played
