@@ -206,6 +206,12 @@ def test_without_a_good_calibration_the_table_goes_back_to_a_checkpoint(ratio: f
     assert len(held["rounds"]) == 5
     assert not np.isin(keys(fed, 3), held["sender"]).any()
     assert len(held["sender"]) == 5 * 5
+    other = started(fed)
+    for _ in range(5):
+        stay = np.delete(fed.stream.user_keys[:6], 3)
+        other.server, _ = run_round(fed, other.server, other.devices, stay)
+    assert np.array_equal(progress.server.items, other.server.items)  # as if they had never been there
+    assert np.array_equal(np.delete(progress.clients.private, 3, 0), np.delete(other.clients.private, 3, 0))
     retract_everybody(fed, progress, [0, 1, 2, 4, 5])  # what is carried now is what was added since
     assert distance(progress.server.items, started(fed).server.items) < 1e-6
 
@@ -220,6 +226,10 @@ def test_a_late_comer_costs_the_rounds_since_it_came() -> None:
         progress.server, _ = run_round(fed, progress.server, progress.devices)
     told = handle(fed, progress, leaving(fed, 3))["retraction"]
     assert (told["from_round"], told["rounds"]) == (2, 3)
+    other = started(fed)
+    for _ in range(5):
+        other.server, _ = run_round(fed, other.server, other.devices, early)
+    assert np.array_equal(progress.server.items, other.server.items)
     retract_everybody(fed, progress, [0, 1, 2, 4, 5])
     assert distance(progress.server.items, started(fed).server.items) < 1e-6
 

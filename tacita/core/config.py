@@ -168,7 +168,7 @@ class RunConfig(Strict):
 
 _LATER = {"split.repeats", "evaluate.hidden_items", "evaluate.ties", "date_format", "decimal", "item_rows"}
 _LATER |= {f"train.{name}" for name in ("redraw", "objective", "bpr_scale", "l2", "weight_decay", "moments", "pfedme")}
-_LATER |= {"train.aggregator", "train.weigh_by"}
+_LATER |= {"train.aggregator", "train.weigh_by", "evaluate.unmasked"}
 """Settings that came after results had been kept under a hash of their config."""
 
 

@@ -57,7 +57,8 @@ def handle(plan: Plan, progress: Progress, request: Request | Requests) -> dict[
             if handled is not None:
                 made, told = handled
                 server = play.whole = plan.joined(play.whole, made, part)
-                said[one.name] = {**play.spent.said(time.perf_counter() - began), **told}
+                took = play.spent.said(time.perf_counter() - began) if "method" in told else {}
+                said[one.name] = {**took, **told}  # who names a method certifies what it did, at what price
     finally:  # devices have played those rounds, whatever became of the request
         progress.server = replace(progress.server, round=progress.server.round + play.played)
         progress.played += play.played

@@ -74,7 +74,23 @@ class Retraction(Part):
     def device_arrays(self, n_users: int) -> Held:
         none, width = np.zeros(n_users + 1, np.int64), self.world.backbone.item_width
         columns: Arrays = {"row": np.zeros((0, width), np.float32), "segment": np.zeros(0, np.int32)}
-        return {"carried": Ragged(none, np.zeros(0, np.int32), columns), "since": np.zeros(n_users)}
+        vectors: Arrays = {"private": np.zeros((0, self.world.backbone.private_width), np.float32)}
+        return {
+            "carried": Ragged(none, np.zeros(0, np.int32), columns),
+            "vectors": Ragged(none, np.zeros(0, np.int32), vectors),
+            "since": np.zeros(n_users),
+        }
+
+    def begin_round(self, view: CohortView) -> Held:
+        """Keep one's own vector as it was before the first round after a checkpoint, to be able to go back."""
+        segment = int(view.received[self.name]["damping"][3])
+        kept = view.lists[self.name]["vectors"]
+        last = np.full(len(view.user), -1, np.int64)
+        last[kept.rows()] = kept.ids  # the last of each
+        fresh = np.flatnonzero(last != segment)
+        now = {"private": view.private[fresh]}
+        more = Ragged.from_pairs(fresh, np.full(len(fresh), segment, np.int32), len(view.user), now)
+        return {"vectors": kept.joined(more)} if len(fresh) else {}
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Held]:
         """Add what leaves to what is carried: put this part after those that change uploads."""
@@ -107,13 +123,12 @@ class Retraction(Part):
         now = float(view.received[self.name]["damping"][0])
         factor = np.exp(now - since)
         if what == "back":  # to a checkpoint; the rounds from there on are going to be played again
-            left = mine.where(mine.values["segment"] < int(more[0]))
-            values = {**left.values, "row": (left.values["row"] * factor[left.rows(), None]).astype(np.float32)}
-            nothing = Upload({}, np.ones(view.n_clients), view.client_keys)
-            return Answer(nothing, self._kept(Ragged(left.ptr, left.ids, values), np.full_like(since, now)))
+            return self._back(view, int(more[0]), now)
         start = self.world.backbone.init_private(self.world.draws, view.user_keys)
         nobody = mine.where(np.zeros(len(mine.ids), bool))
-        kept = {"private": start, **self._kept(nobody, np.zeros_like(since))}
+        none = view.lists[self.name]["vectors"]
+        none = none.where(np.zeros(len(none.ids), bool))
+        kept = {"private": start, **self._kept(nobody, np.zeros_like(since), none)}
         if what == "gone":
             return Answer(Upload({}, np.ones(view.n_clients), view.client_keys), kept)
         told = Rows(mine.rows(), mine.ids, mine.values["row"] * factor[mine.rows(), None])
@@ -121,8 +136,21 @@ class Retraction(Part):
         upload = Upload({"carried": told, "bytes": Dense(size)}, np.ones(view.n_clients), view.client_keys)
         return Answer(upload, kept)
 
-    def _kept(self, carried: Ragged, since: Doubles) -> Held:
-        return {f"parts/{self.name}/carried": carried, f"parts/{self.name}/since": since}
+    def _back(self, view: CohortView, at: int, now: float) -> Answer:
+        """What was carried after so many rounds, and everybody's own vector of then."""
+        lists, since = view.lists[self.name], view.parts[self.name]["since"]
+        left = lists["carried"].where(lists["carried"].values["segment"] < at)
+        damped = left.values["row"] * np.exp(now - since)[left.rows(), None]
+        carried = Ragged(left.ptr, left.ids, {**left.values, "row": damped.astype(np.float32)})
+        vectors, private = lists["vectors"], view.private.copy()
+        later = vectors.where(vectors.ids >= at)
+        private[later.rows()[::-1]] = later.values["private"][::-1]  # of each the first one has the last word
+        kept = {"private": private, **self._kept(carried, np.full_like(since, now), vectors.where(vectors.ids < at))}
+        return Answer(Upload({}, np.ones(view.n_clients), view.client_keys), kept)
+
+    def _kept(self, carried: Ragged, since: Doubles, vectors: Ragged) -> Held:
+        kept: Held = {"carried": carried, "since": since, "vectors": vectors}
+        return {f"parts/{self.name}/{name}": one for name, one in kept.items()}
 
     # on the server
 
