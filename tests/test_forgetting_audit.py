@@ -54,12 +54,13 @@ def test_an_auc_is_the_share_of_pairs_in_order() -> None:
     members, others = RNG.integers(0, 6, size=(2, 40)).astype(float)
     wins = (members[:, None] > others[None]).mean() + (members[:, None] == others[None]).mean() / 2
     assert traces.auc_of(members, others) == pytest.approx(wins)
-    assert traces.auc_of_groups(members, others[:7]) == pytest.approx(
+    assert traces.auc_of(members, others[:7]) == pytest.approx(
         (members[:, None] > others[None, :7]).mean() + (members[:, None] == others[None, :7]).mean() / 2
     )
-    owner, times = np.repeat(np.arange(4), 10), np.array([2.0, 0, 1, 1])
+    owner, times = np.repeat(np.arange(4), 10), np.array([2, 0, 1, 1])
     again = np.concatenate([np.arange(10), np.arange(10), np.arange(20, 40)])
-    assert traces.auc_of(members, others, owner, times) == pytest.approx(traces.auc_of(members[again], others[again]))
+    won = times @ traces.wins(members, others, owner) @ times
+    assert won / 40**2 == pytest.approx(traces.auc_of(members[again], others[again]))
 
 
 def test_a_model_beside_itself_shows_no_difference() -> None:
@@ -131,7 +132,7 @@ def test_who_was_learned_from_surprises_less() -> None:
     key = np.uint64(3)
     inside = membership.surprise(table, Ragged.from_lists(lists), strangers, key)
     outside = membership.surprise(table, strangers.take(np.arange(20)), strangers.take(np.arange(20, 40)), key)
-    assert traces.auc_of_groups(-inside, -outside) > 0.9
+    assert traces.auc_of(-inside, -outside) > 0.9
 
 
 # A run
@@ -236,7 +237,7 @@ def test_the_verb_writes_a_table(made: Path, tmp_path: Path, capsys: pytest.Capt
     assert found["planted"] is False
     assert found["rows"]["X"]["canary_exposure"] is None
     text = next((tmp_path / "new").glob("*.md")).read_text()
-    assert text.count("\n|") == 2 + len(forgetting.MODELS)
+    assert text.count("\n|") == 2 + len(forgetting_audit.ATTACKS)
     assert all(words in text for words in forgetting_audit.ATTACKS.values())
     lines = next((tmp_path / "new").glob("*.csv")).read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["model", *forgetting.MODELS]

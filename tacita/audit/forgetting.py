@@ -172,7 +172,7 @@ def user_level(judged: Judged) -> dict[str, float]:
     for name in judged.models:
         table = judged.table(name)
         inside, outside = (membership.surprise(table, x, trained.take(others), key) for x in (gone.take(users), held))
-        out[name] = traces.auc_of_groups(-inside, -outside)
+        out[name] = traces.auc_of(-inside, -outside)
     return out
 
 

@@ -290,6 +290,7 @@ def audit_forget(
         return
     console.say(forgetting_audit.about(found))
     console.show_bench({"rows": forgetting_audit.rows_of(found, forgetting.MODELS)}, False)
+    console.say("; ".join(f"{name}: {words}" for name, words in forgetting.MODELS.items()) + ".")
     for line in forgetting_audit.lines_of(found):
         console.say(line)
 

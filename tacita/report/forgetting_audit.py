@@ -1,4 +1,4 @@
-"""The audit of a withdrawal as a table, a row for each model, and as files that people and machines read."""
+"""The audit of a withdrawal as a table, a row for each attack, and as files that people and machines read."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ ATTACKS = {
 
 
 def rows_of(found: dict[str, Any], models: dict[str, str]) -> list[dict[str, str]]:
+    """A row for each attack, a column for each model."""
     return [
-        {"model": f"{name}: {words}", **{said: _figure(found["rows"][name][one]) for one, said in ATTACKS.items()}}
-        for name, words in models.items()
+        {"attack": words, **{name: _figure(found["rows"][name][attack]) for name in models}}
+        for attack, words in ATTACKS.items()
     ]
 
 
@@ -61,7 +62,8 @@ def to_markdown(found: dict[str, Any], models: dict[str, str]) -> str:
     rows = rows_of(found, models)
     lines = ["|" + "|".join(f" {one} " for one in row) + "|" for row in (list(rows[0]), *(r.values() for r in rows))]
     lines.insert(1, "|" + "---|" * len(rows[0]))
-    return "\n".join([about(found), "", *lines, "", *(f"{line}\n" for line in lines_of(found))])
+    names = "; ".join(f"{name}: {words}" for name, words in models.items())
+    return "\n".join([about(found), "", *lines, "", f"{names}.\n", *(f"{line}\n" for line in lines_of(found))])
 
 
 def to_csv(found: dict[str, Any], models: dict[str, str]) -> str:

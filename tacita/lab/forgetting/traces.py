@@ -112,18 +112,8 @@ def mean_or_none(values: Doubles) -> float | None:
     return float(values.mean()) if len(values) else None
 
 
-def auc_of(members: Doubles, others: Doubles, owner: Longs | None = None, weight: Doubles | None = None) -> float:
-    """How often a member's score is above another's, ties half; `weight`: how often each owner's pairs count."""
-    if len(members) == 0:
-        return float("nan")
-    times = np.ones(len(members)) if weight is None or owner is None else weight[owner]
-    return _auc(
-        np.concatenate([members, others]), np.concatenate([times, times * 0]), np.concatenate([times * 0, times])
-    )
-
-
-def auc_of_groups(members: Doubles, others: Doubles) -> float:
-    """The same for two groups of any size."""
+def auc_of(members: Doubles, others: Doubles) -> float:
+    """How often a member's score is above another's, ties half; groups of any size."""
     here, there = np.ones(len(members)), np.ones(len(others))
     return _auc(np.concatenate([members, others]), np.append(here, there * 0), np.append(here * 0, there))
 
@@ -138,30 +128,44 @@ def _auc(score: Doubles, positive: Doubles, negative: Doubles) -> float:
     return float((pos * (below + neg / 2)).sum() / total) if total > 0 else float("nan")
 
 
+def wins(members: Doubles, others: Doubles, owner: Longs) -> Doubles:
+    """(people, people) how often a member of the one is above another of the other, ties half.
+
+    With it the AUC of resampled people is a product: nothing has to be sorted again.
+    """
+    people = int(owner.max(initial=-1)) + 1
+    lists = Ragged.from_pairs(owner, np.arange(len(owner)), people)
+    out = np.zeros((people, people))
+    for v in range(people):
+        theirs = np.sort(others[lists.row(v)])
+        above = (np.searchsorted(theirs, members, "left") + np.searchsorted(theirs, members, "right")) / 2
+        out[:, v] = np.bincount(owner, weights=above, minlength=people)
+    return out
+
+
+def resampled_aucs(seen: tuple[Doubles, Doubles], owner: Longs, seed: int) -> Doubles:
+    """The AUC of (members, others) for people drawn again and again; the same draws for the same seed."""
+    people = int(owner.max(initial=-1)) + 1
+    draws = np.random.default_rng([seed, people])
+    times = np.array([np.bincount(draws.integers(0, people, people), minlength=people) for _ in range(RESAMPLED)])
+    pairs = times @ np.bincount(owner, minlength=people)
+    won = ((times @ wins(*seen, owner)) * times).sum(axis=1)
+    return np.asarray(won / np.maximum(pairs.astype(np.float64), 1) ** 2)
+
+
 def interval_of(members: Doubles, others: Doubles, owner: Longs, seed: int) -> list[float]:
     """A 95 % interval of the AUC, people resampled."""
-    people = int(owner.max(initial=-1)) + 1
-    if people < 2:
+    if int(owner.max(initial=-1)) < 1:
         return [float("nan"), float("nan")]
-    draws = np.random.default_rng([seed, people])
-    found = [auc_of(members, others, owner, _resampled(draws, people)) for _ in range(RESAMPLED)]
-    return [float(x) for x in np.nanpercentile(found, [2.5, 97.5])]
-
-
-def _resampled(draws: np.random.Generator, people: int) -> Doubles:
-    return np.bincount(draws.integers(0, people, people), minlength=people).astype(np.float64)
+    return [float(x) for x in np.percentile(resampled_aucs((members, others), owner, seed), [2.5, 97.5])]
 
 
 def paired_interval(a: Seen, b: Seen, owner: Longs, seed: int) -> list[float]:
     """A 95 % interval of the difference of two models' AUCs, the same people resampled for both."""
-    people = int(owner.max(initial=-1)) + 1
-    if people < 2:
+    if int(owner.max(initial=-1)) < 1:
         return [float("nan"), float("nan")]
-    draws, found = np.random.default_rng([seed, people]), []
-    for _ in range(RESAMPLED):
-        times = _resampled(draws, people)
-        found.append(auc_of(a.members, a.others, owner, times) - auc_of(b.members, b.others, owner, times))
-    return [float(x) for x in np.nanpercentile(found, [2.5, 97.5])]
+    one, other = (resampled_aucs((x.members, x.others), owner, seed) for x in (a, b))
+    return [float(x) for x in np.percentile(one - other, [2.5, 97.5])]
 
 
 def difference_auc(before: Seen, after: Seen) -> float:
