@@ -10,7 +10,8 @@ from pydantic import Field
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, CohortView, Floats, ServerState
 from tacita.fields import Total, Upload
-from tacita.round.parts import Part, PartConfig, preset, register
+from tacita.round.parts import Part, PartConfig
+from tacita.round.registry import preset, register
 
 
 class SteadyConfig(PartConfig):

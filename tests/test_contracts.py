@@ -47,7 +47,7 @@ from tacita.federation.state_arrays import progress_arrays, read_progress
 from tacita.fields import Dense, Each, Rows, Spec, Total, Upload
 from tacita.methods import Part, World, build_parts, part_class, part_names, preset_names, preset_parts
 from tacita.models import Backbone, Context, backbone_class, backbone_names
-from tacita.round import parts as methods_base
+from tacita.round import registry as methods_base
 from tacita.round.device_state import DeviceState, device_arrays
 from tacita.round.plan import Federation, to_serve
 

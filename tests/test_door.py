@@ -26,7 +26,7 @@ from tacita.lab.forgetting.proof import trained_again
 from tacita.lab.forgetting.wishes import Wish, read_wish
 from tacita.lab.run_folder import lists_of, open_saved
 from tacita.methods import configured
-from tacita.round import parts as registry
+from tacita.round import registry
 from tacita.round.parts import Ask, Part, Play
 
 SMALL = "synthetic:users=40,items=30,per_user=9,groups=3"

@@ -25,7 +25,7 @@ from tacita.lab.forgetting.door import carried_out, opened
 from tacita.lab.forgetting.paths import way_of
 from tacita.lab.forgetting.proof import retrained
 from tacita.report import forgetting_audit
-from tacita.round import parts as registry
+from tacita.round import registry
 
 RNG = np.random.default_rng(5)
 

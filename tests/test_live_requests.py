@@ -90,7 +90,7 @@ def test_requests_that_nothing_carries_out_change_no_round(tmp_path: Path, kind:
 def test_a_reply_over_more_people_than_were_asked_does_not_count(tmp_path: Path) -> None:
     from test_probes import Log, with_parts
 
-    from tacita.round import parts
+    from tacita.round import registry as parts
 
     parts._PARTS[Log.name] = Log
     try:

@@ -39,7 +39,7 @@ from tacita.live.settings import check_live
 from tacita.live.wire import decode_reply, decode_request
 from tacita.models.factor import MF
 from tacita.round import learner as learners_base
-from tacita.round import parts as methods_base
+from tacita.round import registry as methods_base
 from tacita.round.learner import Learner
 from tacita.round.parts import Ask, Part, Play
 from tacita.round.plan import Letters, to_serve

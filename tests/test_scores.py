@@ -35,8 +35,9 @@ from tacita.methods.distillation.server_model import Teacher
 from tacita.methods.distillation.uploads import Disguise, Swap, disguised
 from tacita.models import Backbone
 from tacita.round.device_state import device_arrays
-from tacita.round.parts import World, build_parts
+from tacita.round.parts import World
 from tacita.round.plan import Federation, send_down, to_serve
+from tacita.round.registry import build_parts
 from tests.oracle import batches, federate, make_backbone, make_block, make_stream, members, started
 
 TRANSFER = "prediction-transfer"

@@ -75,7 +75,7 @@ def _bench_method(data: str, backbone: str | None, method: str, repeats: int, ma
     from tacita.lab.assembling import assemble
     from tacita.lab.bench_scores import bench_scores
     from tacita.lab.bench_sharing import bench_sharing
-    from tacita.round.parts import configured, preset_parts
+    from tacita.round.registry import configured, preset_parts
 
     shares = any(part["name"] == "sharing" for part in preset_parts(method))
     values: dict[str, Any] = {

@@ -24,15 +24,12 @@ from tacita.methods.sharing import server_client as _server_client  # noqa: F401
 from tacita.methods.sharing import sharing as _sharing  # noqa: F401
 from tacita.methods.sharing import unlearning as _unlearning  # noqa: F401
 from tacita.methods.sharing import withdrawal as _withdrawal  # noqa: F401
-from tacita.round.parts import (
-    Part,
-    PartConfig,
-    World,
+from tacita.round.parts import Part, PartConfig, World, overrides
+from tacita.round.registry import (
     build_parts,
     configured,
     effective_parts,
     label_of,
-    overrides,
     part_class,
     part_names,
     preset,

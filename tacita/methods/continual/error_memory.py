@@ -16,7 +16,8 @@ from pydantic import Field
 from tacita.core.types import Arrays, CohortView, Floats, Local
 from tacita.kernels.memory import corrected, remember, sample_scores
 from tacita.models.scores import sigmoid
-from tacita.round.parts import Part, PartConfig, Purpose, preset, register
+from tacita.round.parts import Part, PartConfig, Purpose
+from tacita.round.registry import preset, register
 
 
 class ErrorMemoryConfig(PartConfig):

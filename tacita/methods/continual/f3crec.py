@@ -18,7 +18,8 @@ from tacita.kernels.ranking import best_items
 from tacita.kernels.replay import local_list_ranks, pick_subset
 from tacita.methods.continual.last_table import LastTable
 from tacita.models.scores import pair_scores, score_all, sigmoid
-from tacita.round.parts import Part, PartConfig, preset, register
+from tacita.round.parts import Part, PartConfig
+from tacita.round.registry import preset, register
 
 
 class ReplayConfig(PartConfig):

@@ -13,7 +13,8 @@ from pydantic import Field
 from tacita.core.errors import TacitaError
 from tacita.core.types import ServerState
 from tacita.fields import Total
-from tacita.round.parts import Part, PartConfig, register
+from tacita.round.parts import Part, PartConfig
+from tacita.round.registry import register
 
 
 class LaplaceNoiseConfig(PartConfig):

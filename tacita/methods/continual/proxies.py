@@ -16,7 +16,8 @@ from tacita.core.types import AnyArray, Arrays, CohortView, Extra, Floats, Ints,
 from tacita.kernels.ranking import best_items, list_ranks
 from tacita.kernels.replay import weighted_picks
 from tacita.models.scores import CHUNK, pair_scores, score_all, sigmoid
-from tacita.round.parts import Part, PartConfig, preset, register
+from tacita.round.parts import Part, PartConfig
+from tacita.round.registry import preset, register
 
 STABILITY, PLASTICITY = "stability", "plasticity"
 

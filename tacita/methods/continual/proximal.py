@@ -17,7 +17,8 @@ from tacita.core.types import Arrays, CohortView, Local, Pull, ServerState
 from tacita.fields import Dense, Rows, Spec, Total, Upload, touched_of
 from tacita.kernels.steps import subtract_background
 from tacita.methods.continual.last_table import LastTable
-from tacita.round.parts import PartConfig, preset, register
+from tacita.round.parts import PartConfig
+from tacita.round.registry import preset, register
 
 
 class ProximalConfig(PartConfig):

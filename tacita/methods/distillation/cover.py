@@ -16,7 +16,8 @@ from pydantic import Field
 from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Keys
 from tacita.fields import Dense, Rows, Spec, Upload
 from tacita.kernels.hashing import hash_owners, normals, uniforms
-from tacita.round.parts import Part, PartConfig, register
+from tacita.round.parts import Part, PartConfig
+from tacita.round.registry import register
 
 _FARTHEST = 60.0  # scales of the noise: it gets beyond once in 1e26 draws
 _SMALLEST = 2.0**-25

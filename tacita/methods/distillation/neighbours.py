@@ -21,7 +21,8 @@ from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Ints, Keys, 
 from tacita.fields import Dense, Form, Rows, Spec, Total
 from tacita.kernels.hashing import hash_owners
 from tacita.models.fedpergnn import NEIGHBOURS, FedPerGNN
-from tacita.round.parts import Part, PartConfig, register
+from tacita.round.parts import Part, PartConfig
+from tacita.round.registry import register
 
 
 class NeighboursConfig(PartConfig):

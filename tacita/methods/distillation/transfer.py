@@ -48,7 +48,8 @@ from tacita.methods.distillation.weighting import (
 from tacita.models import backbone_class, backbone_names
 from tacita.models.base import Backbone
 from tacita.models.graph import LightGCN
-from tacita.round.parts import PartConfig, register
+from tacita.round.parts import PartConfig
+from tacita.round.registry import register
 
 WALK = "walk/"
 

@@ -20,7 +20,8 @@ from tacita.core.types import Arrays, CohortView, Doubles, Floats, Held, Keys, R
 from tacita.fields import Dense, Rows, Spec, Total, Upload
 from tacita.learn.rows import apply_total, denominator_of
 from tacita.methods.sharing import update_log as log
-from tacita.round.parts import Ask, Part, PartConfig, Play, preset, register
+from tacita.round.parts import Ask, Part, PartConfig, Play
+from tacita.round.registry import preset, register
 
 
 class CfruConfig(PartConfig):

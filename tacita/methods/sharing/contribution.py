@@ -28,7 +28,8 @@ from tacita.methods.sharing.graph import SharedGraph
 from tacita.methods.sharing.perturbing import perturb
 from tacita.methods.sharing.refining import Adam, Aims, Sizes, Unit, agreement, batches_of, refine
 from tacita.methods.sharing.sharing import distinct
-from tacita.round.parts import Ask, Part, PartConfig, Play, register
+from tacita.round.parts import Ask, Part, PartConfig, Play
+from tacita.round.registry import register
 
 _ITEMS, _SENDER, _PEOPLE, _SAID = "items", "sender", "people", "said"
 _TELLER, _TOLD = "teller", "told"

@@ -22,7 +22,8 @@ from tacita.fields import Total
 from tacita.kernels.hashing import hash_owners
 from tacita.learn.rows import denominator_of
 from tacita.methods.sharing import update_log as log
-from tacita.round.parts import Ask, Part, PartConfig, Play, preset, register
+from tacita.round.parts import Ask, Part, PartConfig, Play
+from tacita.round.registry import preset, register
 
 _TINY = 1e-12
 

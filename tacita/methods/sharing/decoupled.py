@@ -21,7 +21,8 @@ from tacita.kernels.hashing import choose, hash_owners
 from tacita.methods.sharing.graph import SharedGraph, edges_of
 from tacita.methods.sharing.graph_learning import LearningConfig
 from tacita.methods.sharing.refining import Batch, negatives_of, refine, room
-from tacita.round.parts import Ask, Part, PartConfig, Play, register
+from tacita.round.parts import Ask, Part, PartConfig, Play
+from tacita.round.registry import register
 
 _BASE, _RESIDUAL, _ADDED, _SYNCED, _LATE = "base", "residual", "added", "synced", "late"
 

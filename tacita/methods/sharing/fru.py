@@ -24,7 +24,8 @@ from tacita.fields import Answer, Dense, Spec, Total, Upload, touched_of
 from tacita.learn.rows import HEADS, MOST_MOVE, denominator_of
 from tacita.methods.sharing import update_log as log
 from tacita.methods.sharing.negatives import mixed_negatives
-from tacita.round.parts import Ask, Part, PartConfig, Play, preset, register
+from tacita.round.parts import Ask, Part, PartConfig, Play
+from tacita.round.registry import preset, register
 
 _TINY = 1e-12
 _NOW = ("stored", "touched", "weight", "first", "lengths")  # held only while a round is played once more

@@ -18,7 +18,8 @@ from tacita.kernels.hashing import uniforms
 from tacita.methods.sharing.graph import SharedGraph, Start
 from tacita.methods.sharing.refining import Aims, Sizes, batches_of, refine
 from tacita.methods.sharing.snapshots import TABLES, n_bytes, spacing, tables_of, with_table, without_tables
-from tacita.round.parts import Part, PartConfig, register
+from tacita.round.parts import Part, PartConfig
+from tacita.round.registry import register
 
 NAME = "shared-graph"
 _SENDER, _PEOPLE, _LOSS, _PAUSED = "sender", "people", "loss", "paused"

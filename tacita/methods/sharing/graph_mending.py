@@ -28,7 +28,8 @@ from tacita.methods.sharing.graph_learning import LearningConfig
 from tacita.methods.sharing.mending import DENIED, Effort, fingerprints, mend
 from tacita.methods.sharing.refining import Told, Unit, batches_of, refine
 from tacita.models.base import Context
-from tacita.round.parts import Ask, Part, PartConfig, Play, World, register
+from tacita.round.parts import Ask, Part, PartConfig, Play, World
+from tacita.round.registry import register
 
 _PARTIAL, _DENIED, _SAID = "partial", "denied", "said"
 _MENDED = ("mended_sender", "mended_item", "mended_weight")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tacita.round.parts import preset
+from tacita.round.registry import preset
 
 FEDSHARE: dict[str, Any] = {
     "split": {"kind": "random"},

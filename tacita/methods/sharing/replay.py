@@ -19,7 +19,8 @@ from tacita.fields import Total
 from tacita.methods.sharing.graph_learning import NAME as GRAPH
 from tacita.methods.sharing.graph_learning import SharedGraphPart, purged
 from tacita.methods.sharing.unlearning import withdrawn
-from tacita.round.parts import Ask, Part, PartConfig, Play, build_parts, register
+from tacita.round.parts import Ask, Part, PartConfig, Play
+from tacita.round.registry import build_parts, register
 
 _START, _MOVES, _OPEN, _ROUNDS, _MARK, _ENDS = "start", "moves", "open", "rounds", "mark", "ends"
 _NEVER = float(np.finfo(np.float64).min)

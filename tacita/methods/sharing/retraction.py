@@ -26,7 +26,8 @@ from tacita.fields import Answer, Dense, Rows, Spec, Total, Upload
 from tacita.learn.rows import MOST_MOVE
 from tacita.methods.sharing import update_log as log
 from tacita.methods.sharing.accumulators import COMMITMENT, added, commitments, gaussian_multiplier
-from tacita.round.parts import Ask, Part, PartConfig, Play, preset, register
+from tacita.round.parts import Ask, Part, PartConfig, Play
+from tacita.round.registry import preset, register
 
 _SLACK = 1.001  # of lengths that travelled in single precision
 _NOTED = ("sender", "number", "psi", "commitment")  # of every upload

@@ -12,7 +12,8 @@ import numpy as np
 from tacita.core.types import Arrays, Requests, ServerState
 from tacita.fields import Total
 from tacita.methods.sharing import update_log as log
-from tacita.round.parts import Ask, Part, Play, preset, register
+from tacita.round.parts import Ask, Part, Play
+from tacita.round.registry import preset, register
 
 
 @register

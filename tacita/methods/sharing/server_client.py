@@ -18,7 +18,8 @@ from tacita.fields import Total
 from tacita.learn.rows import denominator_of
 from tacita.methods.sharing.graph import SharedGraph
 from tacita.methods.sharing.refining import Aims, Sizes, batches_of, refine
-from tacita.round.parts import Part, PartConfig, register
+from tacita.round.parts import Part, PartConfig
+from tacita.round.registry import register
 
 
 class ServerClientConfig(PartConfig):

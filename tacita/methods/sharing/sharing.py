@@ -18,7 +18,8 @@ from tacita.core.types import Bools, CohortView, Doubles, Floats, Held, Longs, R
 from tacita.fields import Upload
 from tacita.kernels.hashing import hash_owners
 from tacita.kernels.listed import listed
-from tacita.round.parts import Ask, Part, PartConfig, Play, register
+from tacita.round.parts import Ask, Part, PartConfig, Play
+from tacita.round.registry import register
 
 UNASKED, NONE, SOME, ALL = range(4)
 """What a person chose to share, as devices keep it."""

@@ -24,7 +24,8 @@ from tacita.methods.sharing.graph import SharedGraph
 from tacita.methods.sharing.graph_learning import NAME, graph_like, paused, purged
 from tacita.methods.sharing.refining import Adam, Aims, Batch, Descent, Sizes, Unit, batches_of
 from tacita.methods.sharing.snapshots import n_bytes, tables_of
-from tacita.round.parts import Ask, Part, PartConfig, Play, register
+from tacita.round.parts import Ask, Part, PartConfig, Play
+from tacita.round.registry import register
 
 OVERDONE = 0.5  # mean cosine of forgotten items with what devices left, below which a round took too much
 _STILL, _BETTER = 0.01, 0.005  # a move of the AUC, and a relative gain of the validation metric, that count

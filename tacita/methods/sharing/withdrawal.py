@@ -12,7 +12,8 @@ import numpy as np
 
 from tacita.core.types import CohortView, Doubles, Held, Ragged, Requests
 from tacita.fields import Upload
-from tacita.round.parts import Part, register
+from tacita.round.parts import Part
+from tacita.round.registry import register
 
 
 @register

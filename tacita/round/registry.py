@@ -1,0 +1,110 @@
+"""Names of parts and methods, and how settings become parts: a method is a list of parts with settings of its paper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tacita.core.config import RunConfig, validated
+from tacita.core.errors import TacitaError, unknown_name
+from tacita.models import backbone_class
+from tacita.round.parts import Part, World
+
+_PARTS: dict[str, type[Part]] = {}
+_PRESETS: dict[str, list[dict[str, Any]]] = {"fedavg": []}
+_SETTINGS: dict[str, dict[str, Any]] = {}
+
+
+def register(cls: type[Part]) -> type[Part]:
+    _PARTS[cls.name] = cls
+    return cls
+
+
+def preset(name: str, *parts: dict[str, Any], settings: dict[str, Any] | None = None) -> None:
+    """Give a list of parts a name for `--method`; its paper's `settings` hold wherever nobody says otherwise."""
+    _PRESETS[name] = list(parts)
+    if settings:
+        _SETTINGS[name] = settings
+
+
+def configured(values: dict[str, Any], where: str) -> RunConfig:
+    """The settings of a run: what is said, then what its method and its model bring along, then the defaults."""
+    method = values.get("method")
+    brought = _SETTINGS.get(method, {}) if isinstance(method, str) else {}
+    named, own = values.get("backbone"), brought.get("backbone")
+    if own and isinstance(named, dict) and named.get("name", own["name"]) != own["name"]:
+        brought = {k: v for k, v in brought.items() if k != "backbone"}  # options of another model do not fit
+    said = _beneath(values, brought)
+    model = said.get("backbone")
+    name = model.get("name") if isinstance(model, dict) else None
+    return validated(RunConfig, _beneath(said, backbone_class(name).brings) if isinstance(name, str) else said, where)
+
+
+def _beneath(said: dict[str, Any], brought: dict[str, Any]) -> dict[str, Any]:
+    """Nested settings with what is not said filled in."""
+    out = {**brought, **said}
+    for name, value in brought.items():
+        if isinstance(value, dict) and isinstance(said.get(name), dict):
+            out[name] = _beneath(said[name], value)
+    return out
+
+
+def part_names() -> list[str]:
+    return sorted(_PARTS)
+
+
+def preset_names() -> list[str]:
+    return sorted(_PRESETS)
+
+
+def part_class(name: str) -> type[Part]:
+    if name not in _PARTS:
+        raise unknown_name("part", name, _PARTS)
+    return _PARTS[name]
+
+
+def preset_parts(name: str) -> list[dict[str, Any]]:
+    if name not in _PRESETS:
+        raise unknown_name("method", name, _PRESETS)
+    return [dict(one) for one in _PRESETS[name]]
+
+
+def label_of(method: str, parts: list[dict[str, Any]] | None) -> str:
+    """What a run is called: its preset, or its parts where they are others than the preset's."""
+    names = [str(part.get("name")) for part in parts or []]
+    if parts is None or names == [part["name"] for part in _PRESETS.get(method, [])]:
+        return method
+    return " + ".join(names) or "no parts"
+
+
+def effective_parts(method: str, changes: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """The preset's parts with options changed by name, then the parts that only `changes` names."""
+    specs = preset_parts(method)
+    for change in changes or []:
+        same = [spec for spec in specs if spec["name"] == change.get("name")]
+        if same and sum(c.get("name") == change.get("name") for c in changes or []) == 1:
+            same[0].update(change)
+        else:
+            specs.append(dict(change))
+    return specs
+
+
+def build_parts(specs: list[dict[str, Any]], world: World) -> tuple[Part, ...]:
+    """Parts from `{"name": ..., options}` tables, checked for clashes."""
+    parts: list[Part] = []
+    world = replace(world, listed=tuple(dict(spec) for spec in specs))
+    for spec in specs:
+        options = dict(spec)
+        name = options.pop("name", None)
+        if not isinstance(name, str):
+            raise TacitaError("every entry of 'parts' needs a 'name'.")
+        cls = part_class(name)
+        if any(p.name == name for p in parts):
+            raise TacitaError(f"part '{name}' is listed twice; merge its options into one entry.")
+        if cls.reads_logits and world.backbone.reads_context:
+            raise TacitaError(
+                f"part '{name}' scores with private vectors alone, and backbone '{world.backbone.name}' reads the "
+                "user's own items as well; use another backbone with it."
+            )
+        parts.append(cls(validated(cls.Config, options, f"part '{name}'"), world))
+    return tuple(parts)
