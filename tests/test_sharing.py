@@ -566,6 +566,18 @@ def test_most_popular_on_ml_1m_is_where_the_spec_has_it() -> None:
     assert shared == pytest.approx(0.16, abs=0.01)  # 0.1 + 0.2 * 0.3
 
 
+def test_a_global_split_is_of_all_rows_and_one_of_users_gives_everybody_something_to_test() -> None:
+    made = {}
+    for kind in ("random", "global-random"):
+        values = {"data": "synthetic:users=60,items=40,per_user=12", "split": {"kind": kind}}
+        (block,) = assemble(validated(RunConfig, values, "the test"), Machine()).stream.blocks
+        made[kind] = [part.counts() for part in (block.train, block.valid, block.test)]
+    assert (made["random"][2] > 0).all()
+    assert len(set(made["global-random"][2])) > 1
+    n = sum(part.sum() for part in made["global-random"])
+    assert [part.sum() / n for part in made["global-random"]] == pytest.approx([0.8, 0.1, 0.1], abs=0.005)
+
+
 # Its bench
 
 

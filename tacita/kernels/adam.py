@@ -19,16 +19,34 @@ _EPS = np.float32(1e-8)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def correction(steps: int) -> np.float32:
+    """What a step is multiplied by, because moments begin at zero."""
+    return np.float32(math.sqrt(1.0 - 0.999**steps) / (1.0 - 0.9**steps))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def move_row(
     row: Floats, grad: Floats, mean: Floats, square: Floats, steps: int, rate: Floats, decay: np.float32
 ) -> None:
     """One step of one row, its step number `steps`."""
-    scale = np.float32(math.sqrt(1.0 - 0.999**steps) / (1.0 - 0.9**steps))
+    scale = correction(steps)
     for j in range(len(row)):
         slope = grad[j] + decay * row[j]
         mean[j] = _KEEP * mean[j] + _TAKE * slope
         square[j] = _KEEP_SQUARE * square[j] + _TAKE_SQUARE * (slope * slope)
         row[j] -= rate[j] * scale * mean[j] / (np.sqrt(square[j]) + _EPS)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def move_place(
+    r: int, rows: Floats, grad: Floats, mean: Floats, square: Floats, scale: np.float32, rate: Floats, decay: np.float32
+) -> None:
+    """The same for row r of some arrays, its correction at hand: neither views nor powers are made."""
+    for j in range(rows.shape[1]):
+        slope = grad[r, j] + decay * rows[r, j]
+        mean[r, j] = _KEEP * mean[r, j] + _TAKE * slope
+        square[r, j] = _KEEP_SQUARE * square[r, j] + _TAKE_SQUARE * (slope * slope)
+        rows[r, j] -= rate[j] * scale * mean[r, j] / (np.sqrt(square[r, j]) + _EPS)
 
 
 @njit(cache=True, nogil=True)

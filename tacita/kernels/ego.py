@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from tacita.core.types import Bools, Floats, Ints, Longs
-from tacita.kernels.adam import move_row
+from tacita.kernels.adam import correction, move_place, move_row
 
 _FAST = {"nsz", "arcp", "contract", "afn", "reassoc"}
 _TINY = np.float32(1e-24)
@@ -24,29 +24,29 @@ def _dot(a: Floats, b: Floats) -> np.float32:
 
 
 @njit(nogil=True, cache=True, fastmath=_FAST)
-def _meet(row: Floats, passed: Floats, inside: bool, v: Floats) -> np.float32:
-    """The item as the star has it; returns its squared length."""
-    for j in range(len(row)):
-        v[j] = _HALF * row[j]
-    if inside:
-        for j in range(len(row)):
-            v[j] += passed[j]
-    return _dot(v, v)
+def _meet(rows: Floats, r: int, passed: Floats, inside: bool, v: Floats) -> np.float32:
+    """The item of a row as the star has it; returns its squared length."""
+    total = np.float32(0.0)
+    share = np.float32(1.0) if inside else np.float32(0.0)
+    for j in range(len(v)):
+        v[j] = _HALF * rows[r, j] + share * passed[j]
+        total += v[j] * v[j]
+    return total
 
 
-@njit(nogil=True, cache=True, fastmath=_FAST)
+@njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy")
 def _part(
-    slope: np.float32, user: Floats, length: np.float32, v: Floats, square: np.float32, inside: bool, d_user: Floats,
-    d_passed: Floats, d_row: Floats,
+    slope: np.float32, user: Floats, length: np.float32, v: Floats, square: np.float32, product: np.float32,
+    inside: bool, r: int, d_user: Floats, d_passed: Floats, d_rows: Floats,
 ) -> None:  # fmt: skip
     """Adds the slopes of one cosine: in the user, in the row, and in what the user passes to its items."""
     whole = length * square + _TINY
     by = slope / np.sqrt(whole)
-    back = by * _dot(user, v) / whole
+    back = by * product / whole
     to_v, to_user = back * length, back * square
     for j in range(len(v)):
         d_user[j] += by * v[j] - to_user * user[j]
-        d_row[j] += _HALF * (by * user[j] - to_v * v[j])
+        d_rows[r, j] += _HALF * (by * user[j] - to_v * v[j])
     if inside:
         for j in range(len(v)):
             d_passed[j] += by * user[j] - to_v * v[j]
@@ -78,14 +78,19 @@ def ego_steps(
     """All steps of clients first..last-1, each with Adam's moments begun afresh."""
     d = rows.shape[1]
     user, passed, v, w, d_user, d_passed, d_own = np.zeros((7, d), np.float32)
+    own_mean, own_square = np.zeros((2, d), np.float32)
+    most = 0
+    for c in range(first, last):
+        most = max(most, row_start[c + 1] - row_start[c])
+    grad, mean, square = np.zeros((3, most, d), np.float32)  # once: fresh memory costs as much as the steps
+    steps, used, state = np.zeros(most, np.int64), np.empty(most, np.int64), np.zeros(most, np.int8)
     for c in range(first, last):
         start, n = turn_ptr[c], turn_ptr[c + 1] - turn_ptr[c]
         mine, own = rows[row_start[c] : row_start[c + 1]], private[c]
         read = context_row[context_ptr[c] : context_ptr[c + 1]]
-        grad, mean, square = np.zeros_like(mine), np.zeros_like(mine), np.zeros_like(mine)
-        steps, state = np.zeros(len(mine), np.int64), np.zeros(len(mine), np.int8)
-        used = np.empty(len(mine), np.int64)
-        own_mean, own_square = np.zeros(d, np.float32), np.zeros(d, np.float32)
+        mean[: len(mine)], square[: len(mine)], steps[: len(mine)] = 0.0, 0.0, 0
+        own_mean[:], own_square[:] = 0.0, 0.0
+        corrected = np.array([correction(max(1, k)) for k in range(len(order) * ((n + batch - 1) // batch) + 1)])
         share = np.float32(0.5 / math.sqrt(max(1, len(read))))
         give = share if passes else np.float32(0.0)
         step = 0
@@ -105,22 +110,20 @@ def ego_steps(
                     low = order[epoch, start + begin + k]
                     high = partner[low]
                     below, above = row_of[low], row_of[high]
-                    square_v = _meet(mine[below], passed, inside[low], v)
-                    square_w = _meet(mine[above], passed, inside[high], w)
-                    cosine_v = _dot(user, v) / np.sqrt(length * square_v + _TINY)
-                    cosine_w = _dot(user, w) / np.sqrt(length * square_w + _TINY)
-                    slope = (
-                        weight[low]
-                        * scale
-                        / (np.float32(m) * (np.float32(1.0) + np.exp(scale * (cosine_w - cosine_v))))
-                    )
+                    square_v = _meet(mine, below, passed, inside[low], v)
+                    square_w = _meet(mine, above, passed, inside[high], w)
+                    product_v, product_w = _dot(user, v), _dot(user, w)
+                    cosine_v = product_v / np.sqrt(length * square_v + _TINY)
+                    cosine_w = product_w / np.sqrt(length * square_w + _TINY)
+                    wrong = np.float32(1.0) + np.exp(scale * (cosine_w - cosine_v))
+                    slope = weight[low] * scale / (np.float32(m) * wrong)
                     for r in (below, above):
                         if state[r] == 0:
                             state[r] = 1
                             used[n_used] = r
                             n_used += 1
-                    _part(slope, user, length, v, square_v, inside[low], d_user, d_passed, grad[below])
-                    _part(-slope, user, length, w, square_w, inside[high], d_user, d_passed, grad[above])
+                    _part(slope, user, length, v, square_v, product_v, inside[low], below, d_user, d_passed, grad)
+                    _part(-slope, user, length, w, square_w, product_w, inside[high], above, d_user, d_passed, grad)
                 shrink = np.float32(2.0) * l2 / np.float32(m)
                 for k in range(n_used):  # of what is only read nothing is held back
                     r = used[k]
@@ -141,6 +144,6 @@ def ego_steps(
                     r = used[k]
                     state[r] = 0
                     steps[r] += 1
-                    move_row(mine[r], grad[r], mean[r], square[r], steps[r], row_rate, decay)
+                    move_place(r, mine, grad, mean, square, corrected[steps[r]], row_rate, decay)
                     for j in range(d):
                         grad[r, j] = np.float32(0.0)
