@@ -29,6 +29,7 @@ from tacita.methods import World, build_parts, preset_names
 from tacita.models import Backbone, backbone_class, backbone_names
 from tacita.models import base as models_base
 from tacita.round import parts as parts_module
+from tacita.round import registry
 from tacita.round.parts import Part
 
 ROOT = Path(tacita.__file__).parents[1]
@@ -55,7 +56,7 @@ def load(name: str) -> ModuleType:
 @pytest.fixture(autouse=True)
 def _toys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The examples are registered while a test of this file runs, and nowhere else."""
-    for module, name in ((parts_module, "_PARTS"), (parts_module, "_PRESETS"), (models_base, "_REGISTRY")):
+    for module, name in ((registry, "_PARTS"), (registry, "_PRESETS"), (models_base, "_REGISTRY")):
         monkeypatch.setattr(module, name, dict(getattr(module, name)))
     monkeypatch.chdir(tmp_path)
     for name in ("toy_method", "toy_backbone"):

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from oracle import federate, make_backbone, make_block, make_stream, no_total, started, train_once
-from test_contracts import run
+from test_contracts import assert_same_numbers, run, through_a_file
+from test_live_parity import close_all, config_of, home, make_site, rows_of_blocks
 from test_shared_graph import given_of, many_edges, table_of
 
+from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
 from tacita.core.types import CohortView, Floats, Given, Ragged, Requests, ServerState, Stream
 from tacita.federation.requests import handle
 from tacita.federation.rounds import Progress, run_round, run_stream, start
+from tacita.lab.assembling import Machine, assemble
 from tacita.methods import Part, World, build_parts
 from tacita.methods.sharing.contribution import Contribution
 from tacita.methods.sharing.graph import SharedGraph
@@ -410,6 +414,23 @@ def test_people_contribute_after_some_rounds_and_the_result_says_what_it_cost() 
     assert "promises" not in run(fed_with(rounds=1)).results[0]
 
 
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_a_run_that_goes_on_contributes_once(stop: int, tmp_path: Path) -> None:
+    spec = [{"name": "sharing", "after": 2, "still_learn": True}, {"name": "contribution"}]
+    fed = fed_with(*spec, rounds=4, patience=9)
+
+    def on_round(report: Any, now: Progress) -> None:
+        if report.round == stop:
+            raise InterruptedError
+
+    progress = start(fed)
+    with pytest.raises(InterruptedError):
+        run_stream(fed, progress, on_round)
+    restored = through_a_file(progress, tmp_path / "now.safetensors")
+    run_stream(fed, restored, lambda report, now: None)
+    assert_same_numbers(restored, run(fed))
+
+
 def test_the_auxiliary_model_sends_contributors_what_their_club_likes() -> None:
     fed = contributing(epsilon=60.0, mechanism="krr", lr=0.1, k_aug=3)
     progress = started(fed)
@@ -431,6 +452,31 @@ def test_without_agreement_and_likely_items_the_federated_table_is_left_alone() 
     np.testing.assert_array_equal(plain.items, quiet.items)
     loud = after(fed_with({"name": "sharing", "still_learn": True}, {"name": "contribution", "k_aug": 0}))
     assert not np.array_equal(plain.items, loud.items)
+
+
+def test_on_nodes_too_what_leaves_is_another_item_and_can_be_taken_back(tmp_path: Path) -> None:
+    """One person shares all and keeps it so, another takes everything back; at epsilon 0 any item is as likely."""
+    parts = [{"name": "sharing", "groups": [0, 0, 1]}, {"name": "contribution", "epsilon": 0.0}]
+    config = validated(RunConfig, config_of("fedavg", 3).model_dump(mode="json") | {"parts": parts}, "the test")
+    site = make_site(tmp_path, config, insecure_single_user_uploads=True)
+    fed = assemble(config, Machine())
+    persons = [raw for raw in fed.stream.user_ids if home(raw) == 1][:2]
+    block, node = fed.stream.blocks[0], site.transport.members[1]
+    own = [block.train.row(fed.stream.user_ids.index(raw)) for raw in persons]
+    site.publish(list(fed.stream.item_ids[: block.n_items]))
+    site.collect(rows_of_blocks(config)[0])
+    for kind, who in (("share", 0), ("share", 1), ("unshare", 1)):
+        named = {"items": [fed.stream.item_ids[i] for i in own[who]]}
+        node.store.enqueue(kind, named, node.store.user(persons[who]))
+    site.next_block()
+    arrays = site.arrays()
+    assert len(np.unique(arrays["now/given/sender"])) == 1
+    found = set(arrays["now/given/item"].tolist())
+    assert 0 < len(found) <= len(own[0])
+    assert found != set(own[0].tolist())
+    (told,) = [v for name, v in arrays.items() if name.startswith("now/") and name.endswith("contribution/told")]
+    assert sorted(told.tolist()) == sorted(len(one) for one in own)  # what was told stays spent
+    close_all(site)
 
 
 # likes with weights

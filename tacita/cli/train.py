@@ -54,10 +54,13 @@ def train(
     backbone: Annotated[
         str | None,
         typer.Option(
-            help="The model: mf, ncf, pfedrec, ego, lightgcn, neumf, neuncf or tally (its release gives people away)."
+            help="The model: mf, ncf, pfedrec, ego, fedpergnn, lightgcn, neumf, neuncf or tally (its release gives "
+            "people away)."
         ),
     ] = None,
-    method: Annotated[str | None, typer.Option(help="fedavg, f3crec, reg, kd, rlp2, spp, ...")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="fedavg, f3crec, reg, kd, rlp2, spp, fedkdrec, fedshare, ...")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same numbers.")] = None,
     lr: Annotated[float | None, typer.Option(help="Base learning rate of the backbone.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Most rounds in a block.")] = None,

@@ -115,8 +115,8 @@ def ego_steps(
                     product_v, product_w = _dot(user, v), _dot(user, w)
                     cosine_v = product_v / np.sqrt(length * square_v + _TINY)
                     cosine_w = product_w / np.sqrt(length * square_w + _TINY)
-                    above_it = np.exp(scale * (cosine_w - cosine_v))
-                    slope = weight[low] * scale / (np.float32(m) * (np.float32(1.0) + above_it))
+                    wrong = np.float32(1.0) + np.exp(scale * (cosine_w - cosine_v))
+                    slope = weight[low] * scale / (np.float32(m) * wrong)
                     for r in (below, above):
                         if state[r] == 0:
                             state[r] = 1
