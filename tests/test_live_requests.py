@@ -125,7 +125,7 @@ def play_with_a_leaver(site: Site, node: Any) -> None:
     site.publish(list(fed.stream.item_ids[: fed.stream.blocks[0].n_items]))
     site.collect(rows_of_blocks(site.config)[0])
     person = node.store.users()[1][0]
-    node.store.enqueue("forget", {}, node.store.user(person))
+    node.store.enqueue("forget", "r", user=node.store.user(person))
     try:
         site.next_block()
     except TacitaError as error:

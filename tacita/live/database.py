@@ -69,6 +69,29 @@ def damaged(path: Path, why: str, remedy: str) -> Damaged:
     return Damaged(f"{path} is damaged: {said}; {remedy}.")
 
 
+def ask_scrub(db: sqlite3.Connection) -> None:
+    """Note, in the transaction of a deletion, that old bytes are still to be removed."""
+    db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('scrub', '1')")
+
+
+def scrub(db: sqlite3.Connection) -> bool:
+    """After a deletion: no old page in the file, no old frame in the log. False: somebody reads it, so not yet."""
+    if db.execute("SELECT 1 FROM meta WHERE key = 'scrub'").fetchone() is None:
+        return True
+    try:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        db.execute("VACUUM")
+        if db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+            return False
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error) or "busy" in str(error):
+            return False
+        raise
+    db.execute("DELETE FROM meta WHERE key = 'scrub'")
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    return True
+
+
 def put_arrays(db: sqlite3.Connection, table: str, run: str, arrays: Mapping[str, tuple[str, AnyArray]]) -> None:
     """Replace a run's arrays, given with their digests; those whose digest is the same are not written again."""
     held = dict(db.execute(f"SELECT name, sha FROM {table} WHERE run = ?", (run,)).fetchall())
