@@ -30,11 +30,13 @@ ADAM: dict[str, Any] = {
     "train": {**ROUNDS, "optimiser": "lazy-adam"},
     "backbone": {**MF, "lr": 0.02, "item_lr_scale": 1.0},
 }
+PAIRS = {"objective": "bpr", "optimiser": "lazy-adam", "negatives": 1, "redraw": "epoch", "l2": 1e-4}
 TRANSFER = [name for name in preset_names() if "prediction-transfer" in str(preset_parts(name))]
 
 KINDS: dict[str, dict[str, Any]] = {
     **{f"mf {name}": {"method": name} for name in preset_names() if name not in TRANSFER},
     **{f"mf {name}": {"method": name, **ADAM} for name in TRANSFER},
+    "mf retraction": {"method": "retraction", "train": {**ROUNDS, "aggregation": "fixed"}},
     "mf controls": {"evaluate": {}},
     "rlp2 that remembers": {"method": "rlp2", "parts": [{"name": "error-memory", "threshold": 0.3}]},
     "ncf": {"backbone": {"name": "ncf"}, "evaluate": {}},
@@ -67,6 +69,20 @@ KINDS: dict[str, dict[str, Any]] = {
     "noise": {"method": "f3crec", "parts": [{"name": "laplace-noise", "scale": 0.01}]},
     "leave one out": {"split": {"kind": "leave-one-out"}, "evaluate": {"sampled_negatives": 20}},
     "random split": {"split": {"kind": "random"}, "evaluate": {"controls": False, "mask": "history"}},
+    "ego fedshare-local": {
+        "method": "fedshare-local",
+        "split": {"kind": "random"},
+        "backbone": {"name": "ego", "lr": 0.05, "item_lr_scale": 1.0},
+        "train": {
+            **ROUNDS,
+            **PAIRS,
+            "local_epochs": 3,
+            "batch_size": 1000,
+            "aggregation": "weighted",
+            "server_lr": 10.0,
+        },
+        "evaluate": {"controls": False, "unmasked": True},
+    },
     "last round": {"method": "reg", "train": {**ROUNDS, "resume_from": "last"}},
 }
 

@@ -71,9 +71,14 @@ def two_blocks() -> Stream:
     return make_stream(block(0, 10, 110, 0), block(1, 12, 120, 10))
 
 
+NEEDS: dict[str, dict[str, Any]] = {"retraction": {"aggregation": "fixed"}}
+"""Settings without which a part refuses to work."""
+
+
 def with_parts(specs: Specs, backbone: str = "mf", **train: Any) -> Federation:
     """The two blocks under a method."""
-    fed = federate(two_blocks(), make_backbone(backbone), **{"rounds": 2, "batch_size": 8} | train)
+    needed = {k: v for spec in specs for k, v in NEEDS.get(spec["name"], {}).items()}
+    fed = federate(two_blocks(), make_backbone(backbone), **{"rounds": 2, "batch_size": 8} | needed | train)
     parts = build_parts(specs, World(fed.backbone, fed.draws, fed.config.train))
     made = replace(fed, parts=parts)
     made.learner.check()
@@ -96,6 +101,8 @@ def refusal(specs: Specs, backbone: str) -> str | None:
         return "scores with private vectors alone"
     if "replay" in names and make_backbone(backbone).shared():
         return "ranks with private parameters only"
+    if "delta-replay" in names and make_backbone(backbone).shared():
+        return "goes over item rows again"
     return None
 
 
@@ -413,7 +420,7 @@ class PartContract:
 
     @pytest.mark.parametrize("settings", [{"silos": 3}, {"participation": {"kind": "fraction", "rate": 0.5}}], ids=str)
     def test_it_runs_in_silos_and_with_few_participants(self, name: str, settings: dict[str, Any]) -> None:
-        if name == "prediction-transfer" and "silos" in settings:
+        if name in ("prediction-transfer", "sharing") and "silos" in settings:
             with pytest.raises(TacitaError, match="clients that are one user each"):
                 self.federation(name, **settings)
             return

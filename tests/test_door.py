@@ -25,6 +25,7 @@ from tacita.lab.forgetting.door import grant, left_of, opened
 from tacita.lab.forgetting.proof import trained_again
 from tacita.lab.forgetting.wishes import Wish, read_wish
 from tacita.lab.run_folder import lists_of, open_saved
+from tacita.methods import configured
 from tacita.round import parts as registry
 from tacita.round.parts import Ask, Part, Play
 
@@ -409,6 +410,68 @@ def test_training_again_on_everything_is_the_run(made: Path) -> None:
         assert np.array_equal(again.server.items, run.progress.server.items), name
 
 
+# The methods that there are
+
+
+QUICK = {"rounds": 3, "patience": 50, "participation": {"kind": "all"}}
+METHODS: dict[str, dict[str, Any]] = {
+    "retrain": {"backbone": {"name": "mf", "dim": 4, "lr": 0.5}},
+    "fru": {"backbone": {"name": "mf", "dim": 4, "lr": 0.5}},
+    "cufru": {"backbone": {"name": "mf", "dim": 4, "lr": 0.5}},
+    "cfru": {
+        "backbone": {"name": "mf", "dim": 4, "lr": 0.5},
+        "train": QUICK | {"aggregation": "fixed", "denominator": 40.0},
+    },
+    "fedshare": {"backbone": {"name": "ego", "dim": 4}},
+    "fedshare-decoupled": {
+        "backbone": {"name": "ego", "dim": 4},
+        "parts": [{"name": "decoupled", "sync_every": 1, "steps": 4, "shards": 3}],
+        "evaluate": {"controls": False, "k": [5], "select_by": "ndcg@5", "every": 50},  # the last round is the best
+    },
+    "fedshare-replay": {"backbone": {"name": "ego", "dim": 4}},
+}
+
+
+CALLED = {
+    "fedshare": "contrastive-unlearning",
+    "fedshare-decoupled": "decoupled",
+    "fedshare-replay": "delta-replay",
+}
+
+
+def train_quickly(name: str, out: Path) -> Path:
+    values = {
+        "data": SMALL,
+        "method": name,
+        "train": QUICK,
+        "split": {"kind": "random"},
+        "evaluate": {"controls": False, "k": [5], "select_by": "ndcg@5"},
+    }
+    return training.train(configured(values | METHODS[name], "the test"), out / name).folder
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_stands_behind_the_door(tmp_path: Path, name: str) -> None:
+    folder = train_quickly(name, tmp_path)
+    if name.startswith("fedshare"):
+        user = sharer(folder, 2)
+        items = shared_by(folder, user)[:2]
+        found = grant(folder, Wish("unshare", {user: items}), verify=True).certificate
+        assert found is not None
+        assert not set(shared_by(folder, user)) & set(items)
+    else:
+        user, items = "u1", items_of(folder, "u1")[:2]
+        found = forget(folder, {user: items}, verify=True)
+    assert_valid(found)
+    assert found["method"]["name"] == CALLED.get(name, name)
+    assert found["purged"]["clean"] is True, found["purged"]
+    assert not set(items) & set(items_of(folder, user))
+    assert found["method"]["exact"] is (name in ("retrain", "fedshare-decoupled"))
+    assert found["model"]["sha256_before"] != found["model"]["sha256_after"]
+    if name not in ("retrain", "fedshare-decoupled"):
+        assert found["guarantee"]["type"] == "empirical"
+
+
 # Traces
 
 
@@ -419,7 +482,7 @@ def needles(folder: Path, user: str, items: list[str], rows: Any = None) -> Need
     gone = Ragged.from_pairs(np.repeat(number, len(ids)), ids, len(saved.ids["users"]))
     known = saved.served["items"][ids] if rows is None else rows
     return Needles(
-        gone, number, keys_of(saved.ids["users"]), tuple(saved.ids["users"]), tuple(saved.ids["items"]), rows=known
+        gone, gone, keys_of(saved.ids["users"]), tuple(saved.ids["users"]), tuple(saved.ids["items"]), rows=known
     )
 
 

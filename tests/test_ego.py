@@ -16,6 +16,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import CohortView, Floats, Ragged
 from tacita.federation.rounds import run_round
 from tacita.lab import serving, training
+from tacita.learn.training.stars import StarStepper
 from tacita.models import Backbone, Context
 from tacita.models import scores as catalogue_scores
 from tacita.models.ego import Ego
@@ -268,3 +269,65 @@ def test_a_run_with_pairs_and_controls_beats_chance(personal: bool, tmp_path: Pa
     chance = run.result["controls"]["random"]["mean"]["ndcg@20"]
     assert run.result["mean"]["ndcg@20"] > 1.2 * chance
     assert serving.recommend(tmp_path / "run", ["u1"], 3).keys() == {"u1"}
+
+
+# The compiled step
+
+
+def stars(n: int = 40) -> Any:
+    rng = np.random.default_rng(4)
+    return make_stream(make_block(0, 60, [rng.permutation(60)[: rng.integers(0, 20)].tolist() for _ in range(n)]))
+
+
+def pairs(**train: Any) -> dict[str, Any]:
+    return {
+        "objective": "bpr", "optimiser": "lazy-adam", "local_epochs": 5, "negatives": 1, "redraw": "epoch", "l2": 1e-3,
+    } | train  # fmt: skip
+
+
+@pytest.mark.parametrize("item_propagation", [True, False])
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"batch_size": 1000},
+        {"batch_size": 3},
+        {"bpr_scale": 5.0, "l2": 0.1},
+        {"negatives": 3, "batch_size": 7, "redraw": "round"},
+        {"weight_decay": 0.01, "l2": 0.0},
+    ],
+    ids=str,
+)
+def test_the_compiled_step_is_the_one_of_autograd(train: dict[str, Any], item_propagation: bool) -> None:
+    backbone = make_backbone("ego", item_propagation=item_propagation, lr=0.01, item_lr_scale=1.0, dim=32)
+    found = []
+    for stepper in ("fused", "autograd"):
+        fed = federate(stars(), backbone, **pairs(**train, stepper=stepper))
+        local = train_once(fed, started(fed)).local
+        found.append((local.rows.copy(), local.private.copy()))
+    for one, other in zip(*found, strict=True):
+        off = np.abs(one - other)
+        assert (off < 1e-5).mean() > 0.998  # Adam turns the sign of a slope that is nothing but rounding into a step
+        assert off.max() < 5 * 0.01
+        assert np.abs(one).max() > 0.01
+
+
+def test_only_the_star_itself_has_a_compiled_step() -> None:
+    """Models that derive from it may read something else."""
+    plan = federate(stars(), make_backbone("ego"), **pairs()).config.train
+    assert StarStepper.supports(make_backbone("ego"), plan)
+    assert not StarStepper.supports(Wide(make_backbone("ego").config), plan)
+    assert not StarStepper.supports(make_backbone("mf"), plan)
+    for other in ({"silos": 3}, {"optimiser": "sgd"}, {"objective": "bce"}):
+        assert not StarStepper.supports(make_backbone("ego"), plan.model_copy(update=other))
+
+
+@pytest.mark.parametrize("chunk", [1, 7])
+def test_the_compiled_step_does_not_see_how_clients_are_chunked(chunk: int) -> None:
+    found = []
+    for size in (64, chunk):
+        fed = federate(stars(), make_backbone("ego"), chunk=size, **pairs())
+        progress = started(fed)
+        server, _ = run_round(fed, progress.server, progress.devices)
+        found.append((server.items, progress.clients.private.copy()))
+    assert np.array_equal(found[0][0], found[1][0])
+    assert np.array_equal(found[0][1], found[1][1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ from test_live_parity import (
     rows_of_blocks,
 )
 
+from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
 from tacita.lab.assembling import Machine, assemble
 from tacita.live.node.node import Node
 from tacita.live.node.verbs import perform
+from tacita.live.node.wants import whole_batches
 from tacita.live.server import coordinator
 from tacita.live.wire import MAGIC, Reply, Wanted, decode_reply, decode_request, encode
 
@@ -381,4 +384,74 @@ def test_a_request_goes_to_the_run_that_is_meant(tmp_path: Path) -> None:
     site.collect(rows_of_blocks(site.config)[1])
     site.next_block()
     assert len(given(site)) == 2
+    close_all(site)
+
+
+# tally forgets live
+
+
+def tally_of(**more: Any) -> Any:
+    """One round a block: nothing that validation chooses."""
+    values = config_of("tally").model_dump(mode="json")
+    values["backbone"] |= {"recency": 0.0, **more}
+    return validated(RunConfig, values, "the test")
+
+
+@pytest.mark.parametrize(("kind", "least"), [("leave", 1), ("forget", 1), ("leave", 3)])
+def test_tally_forgets_live_as_if_it_had_never_been_told(tmp_path: Path, kind: str, least: int) -> None:
+    """Five people of one node withdraw together what they told in two blocks, beside a run that never heard of it."""
+    sites = {}
+    for name in ("asked", "never"):
+        (tmp_path / name).mkdir()
+        sites[name] = make_site(tmp_path / name, tally_of(), min_contributors=least)
+        begin(sites[name])
+    site, never = sites["asked"], sites["never"]
+    raws = site.transport.members[1].store.users()[1][:5]
+    gone = {raw: person_of(site, nth=n)[1][:3] for n, raw in enumerate(raws)}
+    for raw, items in gone.items():
+        for item in items if kind == "forget" else [None]:
+            never.transport.members[1].set_consent(raw, item, "keep")
+    for one in sites.values():
+        one.next_block()
+    words = {raw: items if kind == "forget" else [] for raw, items in gone.items()}
+    for raw in raws[:4]:
+        waits = asks(site, kind, raw, *words[raw])
+    assert waits["state"].startswith("queued: 4 of the 5 people have asked")
+    fed = assemble(site.config, Machine())
+    for one in sites.values():
+        one.publish(list(fed.stream.item_ids))
+        one.collect(rows_of_blocks(site.config)[1])
+    asks(site, kind, raws[4], *words[raws[4]])
+    for one in sites.values():
+        one.next_block()
+    told = status(site)
+    assert [one["state"].split(":")[0] for one in told] == ["done in block 1 after round 1"] * 5
+    assert told[0]["certificate"]["method"] == "tally"
+    mine, yours = site.arrays(), never.arrays()
+    names = [name for name in yours if name.startswith("now/heads/") or name.endswith(("total", "count", "at"))]
+    assert len(names) > 2
+    for name in names:
+        assert close(mine[name], yours[name], 1e-9), name
+    assert not np.any(mine.get("now/parts/statistic/asked", np.zeros(0)))
+    close_all(site)
+    close_all(never)
+
+
+def test_a_server_that_asks_about_some_of_those_who_withdrew_hears_nothing(tmp_path: Path) -> None:
+    site = make_site(tmp_path, tally_of())
+    begin(site)
+    raws = site.transport.members[1].store.users()[1][:6]
+    for raw in raws[:5]:
+        site.transport.members[1].store.enqueue("leave", "r", user=site.transport.members[1].store.user(raw))
+    site.next_block()
+    node = site.transport.members[1]
+    wants = node.store.wants("r")
+    assert all(one.final for one in wants)
+    open_ = [replace(one, outcome=None) for one in wants]
+    users = [one.user for one in open_ if one.user is not None]
+    assert whole_batches(open_, users, 5)
+    assert not whole_batches(open_, users[:4], 1)  # a sum without one of them
+    assert not whole_batches(open_, [*users, 99], 5)
+    assert not whole_batches(open_, users, 6)
+    assert not whole_batches(wants, users, 5)  # they were asked already
     close_all(site)

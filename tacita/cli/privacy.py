@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 audit_app = typer.Typer(no_args_is_help=True, help="Attacks: what a release gives away, beside controls.")
 
 
-Run = Annotated[Path, typer.Option("--run", help="Run folder.")]
 User = Annotated[str | None, typer.Option("--user", help="Raw user id.")]
 Items = Annotated[str | None, typer.Option("--items", help="Raw item ids, comma-separated.")]
 Everything = Annotated[bool, typer.Option("--all", help="All that the user has.")]
@@ -30,7 +29,7 @@ Verify = Annotated[bool, typer.Option("--verify", help="Train again on what rema
 
 
 def forget(
-    run: Run,
+    run: Annotated[Path, typer.Option("--run", help="Run folder.")],
     user: User = None,
     items: Items = None,
     everything: Everything = False,
@@ -59,7 +58,7 @@ def forget(
 
 
 def unshare(
-    run: Run,
+    run: Annotated[Path, typer.Option("--run", help="Run folder.")],
     user: User = None,
     items: Items = None,
     everything: Everything = False,
@@ -87,7 +86,7 @@ def unshare(
 
 
 def share(
-    run: Run,
+    run: Annotated[Path, typer.Option("--run", help="Run folder.")],
     user: User = None,
     items: Items = None,
     everything: Everything = False,
@@ -251,6 +250,48 @@ def audit_scores(
     console.show_bench({**facts, "rows": score_audit.rows_of(found, listening.ATTACKS)}, False)
     console.say("In brackets the control: the same attack on scores shuffled within every upload.")
     console.say(found["note"])
+
+
+@audit_app.command("forget")
+def audit_forget(
+    run: Annotated[Path, typer.Argument(help="Run folder of a method that takes data back.")],
+    requests: Annotated[
+        float, typer.Option("--requests", min=0.001, max=1.0, help="Share of the sharers, or of all, who withdraw.")
+    ] = 0.3,
+    brief: Annotated[
+        bool, typer.Option("--brief", help="The run's own model: nothing planted, nobody held out.")
+    ] = False,
+    data_dir: DataDir = None,
+    threads: Threads = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the table (Markdown, CSV).")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """What withdrawn data still shows of itself, beside training again without it. The run stays as it is.
+
+    Examples:
+
+    `tacita audit forget runs/mine`
+
+    `tacita audit forget runs/mine --requests 0.3 --brief --out audits`
+    """
+    from tacita.audit import forgetting
+    from tacita.lab.assembling import Machine
+    from tacita.report import forgetting_audit
+
+    with console.counting("models", quiet) as tell:
+        machine = Machine(threads, data_dir=data_dir)
+        found = forgetting.audit_forgetting(run, requests, not brief, machine, tell)
+    if out is not None:
+        stem = forgetting_audit.write(found, forgetting.MODELS, out)
+        console.say(f"wrote {stem}.md and .csv")
+    if as_json:
+        console.print_json(found)
+        return
+    console.say(forgetting_audit.about(found))
+    console.show_bench({"rows": forgetting_audit.rows_of(found, forgetting.MODELS)}, False)
+    for line in forgetting_audit.lines_of(found):
+        console.say(line)
 
 
 def _show_audit(found: dict[str, Any]) -> None:

@@ -116,9 +116,10 @@ class EvaluateConfig(Strict):
     k: list[int] = Field([20], min_length=1, description="cut-offs")
     metrics: list[Literal["ndcg", "recall", "hr", "precision", "mrr", "auc"]] = Field(["ndcg", "recall"], min_length=1)
     select_by: str = Field("ndcg@20", description="validation metric that picks the round")
-    mask: Literal["block", "history"] = Field(
-        "block", description="what is not ranked: the block's own known items, or those of all blocks"
+    mask: Literal["block", "history", "none"] = Field(
+        "block", description="what is not ranked: the block's own known items, those of all blocks, or nothing"
     )
+    unmasked: bool = Field(False, description="test with nothing masked as well, as some papers seem to")
     old_block_mask: Literal["own", "current"] = Field(
         "own",
         description="mask on an earlier block's test: its own known items, or (released code) the current's",
@@ -163,7 +164,7 @@ class RunConfig(Strict):
 
 _LATER = {"split.repeats", "evaluate.hidden_items", "evaluate.ties", "date_format", "decimal", "item_rows"}
 _LATER |= {f"train.{name}" for name in ("redraw", "objective", "bpr_scale", "l2", "weight_decay", "pfedme")}
-_LATER |= {"train.aggregator", "train.weigh_by"}
+_LATER |= {"train.aggregator", "train.weigh_by", "evaluate.unmasked"}
 """Settings that came after results had been kept under a hash of their config."""
 
 

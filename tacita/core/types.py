@@ -269,6 +269,7 @@ class Requests:
     time: float = 0.0
     number: int = 0
     alone: bool = False  # not to wait for others, where a method would
+    taken: Ragged | None = None  # what of each the server held and holds no longer; filled in as it is carried out
 
     @staticmethod
     def of(request: Request | Requests) -> Requests:
@@ -285,7 +286,16 @@ class Requests:
 
     def take(self, which: AnyArray) -> Requests:
         """Those of some of the people, in that order."""
-        return replace(self, senders=self.senders[which], items=self.items.take(which))
+        taken = None if self.taken is None else self.taken.take(which)
+        return replace(self, senders=self.senders[which], items=self.items.take(which), taken=taken)
+
+
+@dataclass(frozen=True)
+class Again:
+    """A round that is played once more: with the draws of an earlier one, and with a share of its local steps."""
+
+    round: int
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -322,6 +332,7 @@ class CohortView:
     own: dict[str, Ragged] = field(default_factory=dict)  # received: part name -> (clients) what is for each alone
     lists: dict[str, dict[str, Ragged]] = field(default_factory=dict)  # like `parts`: lists that a part keeps
     history: Ragged | None = None  # (users) what each did in earlier blocks, where the model reads it
+    again: Again | None = None  # a round that is played once more; `round` is the earlier one
 
     @property
     def n_clients(self) -> int:

@@ -41,7 +41,7 @@ from tacita.fields import Answer, Total, Upload, add, empty_total
 from tacita.metrics import Evaluation
 from tacita.round.device_state import OWN, PARTS, DeviceState
 from tacita.round.parts import Part, overrides, owner_of
-from tacita.round.plan import Federation, Plan
+from tacita.round.plan import Federation, Plan, again_of
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,9 @@ class Here:
         self, fed: Federation, server: ServerState, down: Down, question: str, chosen: Keys | None = None
     ) -> Told:
         """The answers of everybody asked, as one total; what devices keep is changed in place."""
-        fields = fed.fields(server, question)
-        members, asked = self.asked(fed, server, question, chosen)
+        fields, again = fed.fields(server, question), again_of(question)
+        then = server if again is None else replace(server, round=again.round)
+        members, asked = self.asked(fed, then, question, chosen)
         total, bytes_up = empty_total(fields), 0.0
         told: dict[str, list[AnyArray]] = {}
         if OWN in self.clients.lists:
@@ -163,7 +164,7 @@ class Here:
         whole = any(p.sends_whole_table(server.block) for p in fed.parts)
         exact = fed.config.train.aggregator == "ideal"
         for lo in range(0, len(asked), fed.chunk):
-            view = self._view(fed, server, down, members, asked[lo : lo + fed.chunk])
+            view = replace(self._view(fed, then, down, members, asked[lo : lo + fed.chunk]), again=again)
             if fed.asker(question) is None:
                 view = self._prepared(fed, view)
             answer = fed.answer(view, question)
@@ -174,9 +175,9 @@ class Here:
             for name, values in answer.notes.items():
                 told.setdefault(name, []).append(values)
         for part in fed.transforming(question):
-            total = part.encode_sum(server, total)
+            total = part.encode_sum(then, total)
         expected = float(len(asked))
-        if fed.asker(question) is None and np.array_equal(asked, self.taking_part(fed, server)):
+        if fed.asker(question) is None and np.array_equal(asked, self.taking_part(fed, then)):
             expected = expected_clients(members.active, fed.config.train.participation)
         return Told(total, len(asked), expected, bytes_up, _means(told))
 
@@ -245,6 +246,20 @@ class Here:
         kept, asked = part.enrol(view)
         put_parts(self.clients, view.user, {part.name: kept})
         return asked
+
+    def restart(self, fed: Federation) -> None:
+        """Nobody has learnt anything, and nobody is there yet."""
+        self.clients = nobody_here(fed).clients
+        self.members = self.mask = self.past = None
+
+    def restore(self, fed: Federation, before: DeviceState) -> None:
+        """What of the parts' state lasts, as it was before a restart."""
+        users = np.arange(self.clients.n_users)
+        for name in (f"{PARTS}{part.name}/{one}" for part in fed.parts for one in part.lasting):
+            if name in self.clients.lists:
+                self.clients.lists[name].put(users, *before.lists[name].take(users))
+            else:
+                self.clients.arrays[name][:] = before.arrays[name][users]
 
     def validate(self, fed: Federation, server: ServerState, down: Down) -> Sums:
         block = fed.stream.blocks[server.block]

@@ -17,12 +17,18 @@ from tacita.round.device_state import DeviceState
 from tacita.round.parts import Purpose, overrides
 from tacita.round.plan import Federation, to_serve
 
+UNMASKED = "unmasked "
 Sums = dict[str, tuple[float, int]]
 """Metric -> sum over users, number of users: what several groups of devices can add up."""
 
 
 def known_items(fed: Federation, block: Block, purpose: Purpose, mask: str) -> Ragged:
-    """What is not ranked for a block's users: its train part, at test its validation part, maybe all history."""
+    """What is not ranked for a block's users: its train part, at test its validation part, maybe all history.
+
+    With the mask "none" all items compete.
+    """
+    if mask == "none":
+        return Ragged.empty(block.n_users)
     known = block.train if purpose == "valid" else block.train.joined(block.valid)
     return known.joined(fed.stream.history(block.index)) if mask == "history" else known
 
@@ -82,6 +88,11 @@ def selecting_metric(config: RunConfig) -> tuple[str, int]:
     return name, int(k)
 
 
+def as_unmasked(found: Evaluation) -> dict[str, float]:
+    """Means of a test in which nothing was masked, under names of their own."""
+    return {f"{UNMASKED}{name}": value for name, value in found.mean().items()}
+
+
 def block_sums(fed: Federation, server: ServerState, clients: DeviceState, down: Down) -> Sums:
     """Test scores on the current block, as sums that several groups of devices can add up."""
     block = fed.stream.blocks[server.block]
@@ -106,7 +117,7 @@ def block_scores(
     chosen = f"{metric}@{k}"
     found = test(block, known_items(fed, block, "test", cfg.mask))
     other = "history" if cfg.mask == "block" else "block"
-    masks_differ = block.index > 0  # before the first block there is no history
+    masks_differ = block.index > 0 or cfg.mask == "none"  # before the first block there is no history
     result: dict[str, Any] = {
         **found.mean(),
         "users": len(found.users),
@@ -115,6 +126,8 @@ def block_scores(
         f"mask_{other}": (test(block, known_items(fed, block, "test", other)) if masks_differ else found).mean(),
         "on_blocks": [],
     }
+    if cfg.unmasked:
+        result |= as_unmasked(test(block, known_items(fed, block, "test", "none")))
     for earlier in fed.stream.blocks[: block.index + 1]:
         if earlier.index == block.index and chosen in found.values:
             result["on_blocks"].append(found.mean()[chosen])

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 import tacita.learn  # noqa: F401  (learners register themselves)
-from tacita.core.types import Keys, ServerState
+from tacita.core.types import Again, Keys, ServerState
 from tacita.federation.devices import Devices, Here, Told, nobody_here
 from tacita.fields import Total
 from tacita.metrics import Evaluation
 from tacita.round.device_state import DeviceState
-from tacita.round.plan import Federation, Plan, send_down, to_serve
+from tacita.round.plan import Federation, Plan, repeated, send_down, to_serve
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class RoundReport:
     bytes_down: float
     valid: float | None = None  # the selecting metric on the block's validation items
     notes: dict[str, float] = field(default_factory=dict)  # what the parts say of the round
+    seconds: float = 0.0  # until the devices had answered
 
 
 @dataclass
@@ -66,21 +68,27 @@ def start(fed: Federation, devices: Devices | None = None) -> Progress:
 
 
 def run_round(
-    plan: Plan, server: ServerState, devices: Devices, chosen: Keys | None = None
+    plan: Plan, server: ServerState, devices: Devices, chosen: Keys | None = None, again: Again | None = None
 ) -> tuple[ServerState, RoundReport]:
-    """One federated round, with some clients or with those that it chooses. Devices change in place."""
-    before = server
+    """One federated round, with some clients or with those that it chooses. Devices change in place.
+
+    `again`: an earlier round once more. Everybody draws as in that one, and answers under the number of this one.
+    """
+    number = server.round
+    before = server if again is None else replace(server, round=again.round)
     if chosen is None and plan.names_clients:
-        chosen = devices.choose(plan, server)
-    server, down = send_down(plan, server, chosen)
+        chosen = devices.choose(plan, before)
+    server, down = send_down(plan, before, chosen)
     told: list[Told] = []
-    total = None
+    total, seconds = None, 0.0
     for question in plan.learner.questions(server):
-        told.append(devices.exchange(plan, server, down, question, chosen))
+        began = time.perf_counter()
+        told.append(devices.exchange(plan, replace(server, round=number), down, repeated(question, again), chosen))
+        seconds += time.perf_counter() - began
         total = decoded(plan, server, told[-1].total, question)
         server = plan.learner.learn(server, total, question, told[-1].expected)
-    server = replace(server_steps(plan, before, server, total), round=before.round + 1)
-    return server, _report(plan, server, told, down.n_bytes)
+    server = replace(server_steps(plan, before, server, total), round=number + 1)
+    return server, replace(_report(plan, server, told, down.n_bytes), seconds=seconds)
 
 
 def decoded(plan: Plan, server: ServerState, total: Total, question: str) -> Total:
@@ -108,3 +116,17 @@ def _report(plan: Plan, server: ServerState, told: list[Told], bytes_down: float
     if plan.learner.model_after:
         bytes_down = to_serve(plan, server).n_bytes
     return RoundReport(server.block, server.round, told[-1].clients, up, bytes_down, None, notes)
+
+
+def open_block(fed: Federation, progress: Progress, index: int) -> None:
+    """Grow tables for new items and users; let the parts prepare both sides."""
+    block, server = fed.stream.blocks[index], progress.server
+    items = np.concatenate([server.items, fed.first_rows(len(server.items), block.n_items)])
+    server = replace(server, items=items, block=index, round=0)
+    for part in fed.parts:
+        server = server.with_part(part.name, part.server_begin_block(server))
+    progress.server = progress.best_server = server
+    progress.devices.begin_block(fed, server, to_serve(fed, server))
+    progress.best_score, progress.best_round, progress.stale, progress.in_block = -1.0, 0, 0, True
+    progress.bytes_up = progress.bytes_down = 0.0
+    progress.played = 0

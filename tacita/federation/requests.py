@@ -8,26 +8,30 @@ from the state that is left. The same asked for by many people is carried out to
 
 from __future__ import annotations
 
-from dataclasses import replace
+import time
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Given, Keys, Request, Requests, ServerState
+from tacita.core.types import Again, Given, Keys, Ragged, Request, Requests, ServerState
 from tacita.federation.devices import Here
-from tacita.federation.one_round import Progress, decoded, run_round
+from tacita.federation.measuring import selecting_metric
+from tacita.federation.one_round import Progress, decoded, open_block, run_round, start
 from tacita.fields import Total
+from tacita.round.device_state import DeviceState
 from tacita.round.learner import Learner
 from tacita.round.parts import Part, overrides
 from tacita.round.plan import Federation, Plan, to_serve
 
 
 def handle(plan: Plan, progress: Progress, request: Request | Requests) -> dict[str, Any]:
-    """Carry out what one person asks for, or many; returns what each part that it concerns says of it."""
+    """Carry out what one person asks for, or many; returns what each part that it concerns says, and what it took."""
     asked_for = Requests.of(request)
     _check(plan, asked_for)
-    server = replace(progress.server, given=given_after(progress.server.given, asked_for))
+    before, given = progress.server, given_after(progress.server.given, asked_for)
+    server, asked_for = replace(before, given=given), replace(asked_for, taken=_taken(before.given, asked_for))
     progress.devices.request(plan, server, asked_for)
-    asked, played, before = 0, 0, progress.server
+    asked, play = 0, Rounds(plan, progress)
 
     def ask(now: ServerState, question: str, chosen: Keys | None) -> Total:
         nonlocal asked
@@ -35,37 +39,111 @@ def handle(plan: Plan, progress: Progress, request: Request | Requests) -> dict[
             raise TacitaError(f"'{question[:100]}' is no question of a part's own; play a round instead.")
         asked += 1  # nodes answer each question once
         named = f"{question}/{asked_for.number}.{asked}"
-        told = progress.devices.exchange(plan, now, to_serve(plan, now), named, chosen)
+        down, began = to_serve(plan, now), time.perf_counter()
+        told = progress.devices.exchange(plan, now, down, named, chosen)
+        play.spend(told.clients, told.bytes_up, down.n_bytes * told.clients, time.perf_counter() - began)
         return decoded(plan, now, told.total, named)
-
-    def play(now: ServerState, chosen: Keys | None) -> ServerState:
-        nonlocal played
-        after, report = run_round(plan, now, progress.devices, chosen)
-        played += 1
-        progress.bytes_up += report.bytes_up
-        progress.bytes_down += report.bytes_down
-        return after
 
     said: dict[str, Any] = {}
     try:
         handlers: tuple[Part | Learner, ...] = (*plan.parts, plan.learner)
         for one in handlers:
+            play.spent, began = Spent(), time.perf_counter()
             handled = one.handle_many(server, asked_for, ask, play)
             if handled is not None:
-                server, said[one.name] = handled
+                server, told = handled
+                said[one.name] = {**play.spent.said(time.perf_counter() - began), **told}
     finally:  # devices have played those rounds, whatever became of the request
-        progress.server = replace(progress.server, round=progress.server.round + played)
-        progress.played += played
-    if not played and not _changed(before, server, plan.learner.name):
+        progress.server = replace(progress.server, round=progress.server.round + play.played)
+        progress.played += play.played
+    if not play.played and not _changed(before, server, plan.learner.name):
         waiting = {name: v for name, v in server.parts.items() if name == plan.learner.name}
         parts = {**progress.best_server.parts, **waiting}
         progress.server = server
         progress.best_server = replace(progress.best_server, given=server.given, parts=parts)
         return said
+    if play.began_anew:
+        progress.server, progress.played = server, 0
     progress.server = progress.best_server = replace(server, round=progress.server.round)
     progress.best_score, progress.best_round, progress.stale = -1.0, progress.server.round, 0
     progress.devices.keep_best(progress.server.round)
     return said
+
+
+@dataclass
+class Spent:
+    """What a part's handling of a request took from the devices."""
+
+    rounds: int = 0
+    clients: int = 0  # answers; who answers twice counts twice
+    bytes_up: float = 0.0
+    bytes_down: float = 0.0
+    seconds: float = 0.0
+
+    def said(self, seconds: float) -> dict[str, Any]:
+        """As a certificate says it, after so many seconds in all."""
+        return {
+            "rounds": self.rounds,
+            "clients_asked": self.clients,
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "seconds_client": self.seconds,
+            "seconds_server": max(0.0, seconds - self.seconds),
+        }
+
+
+@dataclass
+class Rounds:
+    """The rounds that a request takes, played on the run's own devices."""
+
+    plan: Plan
+    progress: Progress
+    spent: Spent = field(default_factory=Spent)
+    played: int = 0
+    began_anew: bool = False
+    everybody: DeviceState | None = None  # as they were before the first block began anew
+
+    def __call__(self, server: ServerState, chosen: Keys | None, again: Again | None = None) -> ServerState:
+        after, report = run_round(self.plan, server, self.progress.devices, chosen, again)
+        self.played += 1
+        self.spent.rounds += 1
+        self.progress.bytes_up += report.bytes_up
+        self.progress.bytes_down += report.bytes_down
+        n = report.clients
+        self.spend(n, n * report.bytes_up, n * report.bytes_down, report.seconds)
+        return after
+
+    def begin(self, server: ServerState, block: int) -> ServerState:
+        devices = self.progress.devices
+        if not isinstance(devices, Here) or not isinstance(self.plan, Federation):
+            raise TacitaError("nodes do not go back to an earlier block; begin a new run without what was withdrawn.")
+        self.everybody = self.everybody or devices.clients
+        if block == 0:
+            devices.restart(self.plan)
+            server = replace(start(self.plan).server, given=server.given)
+        else:
+            devices.keep_best(server.round)
+            devices.end_block(self.plan, server, to_serve(self.plan, server))
+            for part in self.plan.parts:
+                server = server.with_part(part.name, part.server_end_block(server))
+        anew = Progress(server, devices, server)
+        open_block(self.plan, anew, block)
+        devices.restore(self.plan, self.everybody)
+        self.began_anew = True
+        return anew.server
+
+    def measure(self, server: ServerState) -> float | None:
+        metric, k = selecting_metric(self.plan.config)
+        found = self.progress.devices.validate(self.plan, server, to_serve(self.plan, server))
+        total, users = found.get(f"{metric}@{k}", (0.0, 0))
+        return total / users if users else None
+
+    def spend(self, clients: int, up: float, down: float, seconds: float) -> None:
+        spent = self.spent
+        spent.clients += clients
+        spent.bytes_up += up
+        spent.bytes_down += down
+        spent.seconds += seconds
 
 
 def _changed(before: ServerState, after: ServerState, learner: str) -> bool:
@@ -93,6 +171,16 @@ def given_after(given: Given, request: Request | Requests) -> Given:
     if asked.kind == "share":
         return given.with_lists(asked.senders, asked.items, asked.time)
     return given.without_lists(asked.senders, given.of(asked.senders) if asked.kind == "leave" else asked.items)
+
+
+def _taken(given: Given, request: Requests) -> Ragged:
+    """What of the record goes with a request, by sender."""
+    mine = given.of(request.senders)
+    if request.kind == "share":
+        return Ragged.empty(len(request.senders))
+    if request.kind == "leave" or not len(mine.ids):
+        return mine
+    return mine.where(request.items.holds(mine.rows(), mine.ids))
 
 
 def enrol(fed: Federation, progress: Progress) -> None:

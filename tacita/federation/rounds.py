@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
 from tacita.federation.measuring import selecting_metric
-from tacita.federation.one_round import Progress, RoundReport, decoded, run_round, server_steps, start
+from tacita.federation.one_round import Progress, RoundReport, decoded, open_block, run_round, server_steps, start
 from tacita.federation.requests import enrol
 from tacita.round.plan import Federation, to_serve
 
@@ -33,17 +31,8 @@ OnRound = Callable[[RoundReport, Progress], None]
 
 
 def begin_block(fed: Federation, progress: Progress, index: int) -> None:
-    """Grow tables for new items and users; let the parts prepare both sides."""
-    block, server = fed.stream.blocks[index], progress.server
-    items = np.concatenate([server.items, fed.first_rows(len(server.items), block.n_items)])
-    server = replace(server, items=items, block=index, round=0)
-    for part in fed.parts:
-        server = server.with_part(part.name, part.server_begin_block(server))
-    progress.server = progress.best_server = server
-    progress.devices.begin_block(fed, server, to_serve(fed, server))
-    progress.best_score, progress.best_round, progress.stale, progress.in_block = -1.0, 0, 0, True
-    progress.bytes_up = progress.bytes_down = 0.0
-    progress.played = 0
+    """A new block, and what the lab's people choose as it begins."""
+    open_block(fed, progress, index)
     enrol(fed, progress)
 
 

@@ -66,6 +66,10 @@ class DeviceScorer:
             view = part.serving(view)
         return view
 
+    def table(self) -> Floats:
+        """The item rows that devices score with; a part may serve others than the server's own."""
+        return self._view(np.zeros(1, np.int32)).items
+
     def _own_model(self, users: Ints, view: CohortView | None) -> Floats:
         """The run's own model, read with the private vectors of these users."""
         backbone, server, clients = self.plan.backbone, self.server, self.clients

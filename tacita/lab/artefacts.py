@@ -9,7 +9,7 @@ item that others like and that did not move), so rows are looked for in everythi
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ MODEL = ("items", "heads/")  # arrays of the server that are the model itself
 class Needles:
     """What must not be found."""
 
-    gone: Ragged  # (users) withdrawn items
-    users: Ints  # who withdrew something
+    gone: Ragged  # (users) items that are nobody's any more
+    taken: Ragged  # (users) items that the server may not know of, be they their users' still
     keys: Keys  # (users,) of everybody
     names: tuple[str, ...]  # raw ids of users
     items: tuple[str, ...]  # raw ids of items
@@ -38,14 +38,16 @@ class Needles:
     private: AnyArray = field(default_factory=lambda: np.zeros((0, 0), np.float32))  # of those who left, before
     rows: AnyArray = field(default_factory=lambda: np.zeros((0, 0), np.float32))  # of withdrawn items, before
 
+    @property
+    def users(self) -> Ints:
+        """Who withdrew something."""
+        return np.flatnonzero(self.gone.counts() > 0).astype(np.int32)
 
-def needles_of(saved: Saved, gone: Ragged, leavers: Ints, was: Learned) -> Needles:
+
+def needles_of(saved: Saved, gone: Ragged, taken: Ragged, leavers: Ints, was: Learned) -> Needles:
     """What a request withdrew, as a run held it."""
-    users = np.flatnonzero(gone.counts() > 0).astype(np.int32)
-    rows = was.server.items[np.unique(gone.ids)]
-    private = was.clients.private[leavers]
-    ids = saved.ids
-    return Needles(gone, users, keys_of(ids["users"]), tuple(ids["users"]), tuple(ids["items"]), leavers, private, rows)
+    rows, private, ids = was.server.items[np.unique(taken.ids)], was.clients.private[leavers], saved.ids
+    return Needles(gone, taken, keys_of(ids["users"]), tuple(ids["users"]), tuple(ids["items"]), leavers, private, rows)
 
 
 def find_traces(folder: Path, needles: Needles, besides: Path | None = None) -> dict[str, list[str]]:
@@ -61,7 +63,8 @@ def find_traces(folder: Path, needles: Needles, besides: Path | None = None) -> 
             continue
         if path.suffix == ".safetensors":
             arrays, _ = unpack_file(path)
-            found["pairs"] += [f"{name}: {where}" for where in _pairs(arrays, needles)]
+            sought = replace(needles, gone=needles.taken) if name == "server.safetensors" else needles
+            found["pairs"] += [f"{name}: {where}" for where in _pairs(arrays, sought)]
             found["people"] += [f"{name}: {where}" for where in _people(arrays, needles)]
             found["rows"] += [f"{name}: {where}" for where in _rows(arrays, needles)]
         else:

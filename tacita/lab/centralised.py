@@ -57,13 +57,15 @@ def train_centrally(fed: Federation, block: Block) -> Trained:
     return best
 
 
-def scored(fed: Federation, block: Block, scorer: ScoreUsers, purpose: Purpose = "test") -> Evaluation:
-    """A scorer on a block's validation or test items, under the run's protocol."""
+def scored(
+    fed: Federation, block: Block, scorer: ScoreUsers, purpose: Purpose = "test", mask: str | None = None
+) -> Evaluation:
+    """A scorer on a block's validation or test items, under the run's protocol, or with another mask."""
     metric, k = selecting_metric(fed.config)
     rules = rules_of(fed, block, [metric], [k]) if purpose == "valid" else rules_of(fed, block)
     wanted = block.valid if purpose == "valid" else block.test
-    mask = known_items(fed, block, purpose, fed.config.evaluate.mask)
-    return evaluate(scorer, wanted, mask, fed.stream.user_keys, fed.draws, rules)
+    known = known_items(fed, block, purpose, mask or fed.config.evaluate.mask)
+    return evaluate(scorer, wanted, known, fed.stream.user_keys, fed.draws, rules)
 
 
 def central_scorer(fed: Federation, block: Block) -> ScoreUsers:

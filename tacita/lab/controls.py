@@ -10,6 +10,7 @@ import scipy.sparse
 
 from tacita.core.sparse import matrix_of_lists
 from tacita.core.types import Block, CohortView, Doubles, Floats, Ints, Ragged
+from tacita.federation.measuring import as_unmasked
 from tacita.fields import Terms
 from tacita.kernels.hashing import uniforms
 from tacita.kernels.pairs import dense_products
@@ -157,7 +158,8 @@ def run_controls(
 
 def _scored(fed: Federation, block: Block, scorer: ScoreUsers) -> dict[str, Any]:
     found = scored(fed, block, scorer)
-    return {"users": len(found.users), **found.mean()}
+    more = as_unmasked(scored(fed, block, scorer, mask="none")) if fed.config.evaluate.unmasked else {}
+    return {"users": len(found.users), **found.mean(), **more}
 
 
 def mean_of(blocks: list[dict[str, Any]]) -> dict[str, float]:

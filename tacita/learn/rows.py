@@ -70,6 +70,13 @@ class RowsLearner(Learner):
         return apply_total(server, total, self.world.train, expected)
 
 
+def denominator_of(total: Total, name: str, plan: TrainConfig, expected: float) -> float | Doubles:
+    """What the sum of a field of item rows is divided by."""
+    if plan.aggregation == "per-row":
+        return np.asarray(np.maximum(total[touched_of(name)], 1e-300)[:, None])
+    return (plan.denominator or expected) if plan.aggregation == "fixed" else total.weight
+
+
 def apply_total(server: ServerState, total: Total, plan: TrainConfig, expected: float) -> ServerState:
     """The table after the round, before any part's server step."""
     if total.n_clients == 0:
@@ -77,13 +84,7 @@ def apply_total(server: ServerState, total: Total, plan: TrainConfig, expected: 
     for name, now in (("rows", server.items), *((f"{HEADS}{k}", v) for k, v in server.heads.items())):
         if total[name].shape != now.shape:
             raise TacitaError(f"the total of '{name}' has shape {total[name].shape}, where the model has {now.shape}.")
-    denominator: float | Doubles
-    if plan.aggregation == "per-row":
-        denominator = np.maximum(total[touched_of("rows")], 1e-300)[:, None]
-    elif plan.aggregation == "fixed":
-        denominator = plan.denominator or expected
-    else:
-        denominator = total.weight
+    denominator = denominator_of(total, "rows", plan, expected)
     whole = denominator if isinstance(denominator, float) else total.weight
     step = plan.server_lr
     items: Floats = (server.items + step * total["rows"] / denominator).astype(np.float32)

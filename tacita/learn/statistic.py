@@ -6,7 +6,6 @@ who asked send, in one sum, what they take back and what they say again; only th
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -116,31 +115,27 @@ class StatisticLearner(Learner):
         if not self.takes_back or requests.kind not in WITHDRAW:
             return None
         self._check_plain()
-        began, waiting = time.perf_counter(), server.parts.get(self.name, {}).get(ASKED, np.zeros(0, np.uint64))
+        waiting = server.parts.get(self.name, {}).get(ASKED, np.zeros(0, np.uint64))
         asked = np.union1d(waiting, requests.senders)
-        said = {"method": self.world.backbone.name, "exact": False, "subjects": asked, "clients_asked": 0, "rounds": 0}
+        said = {"method": self.world.backbone.name, "exact": False, "subjects": asked}
         if len(asked) < self.model.held and not requests.alone:
             mode = f"waits until {self.model.held} users have asked"
             return server.with_part(self.name, {ASKED: asked}), said | {"mode": mode, "waits": True}
         change = ask(server, f"{self.name}/retraction", asked).sums
-        said |= {"clients_asked": len(asked), "bytes_up": len(asked) * self._bytes(server)}
         if not any(value.any() for value in change.values()):
-            return server, said | {"mode": "none: the server was told of none of it"}
+            mode = "none: the server was told of none of it"
+            return (server.with_part(self.name, {ASKED: asked[:0]}) if len(waiting) else server), said | {"mode": mode}
         after, rank = self.model.retracted(server, change)
         return after.with_part(self.name, {ASKED: asked[:0]}), said | {
             "mode": f"update of rank {rank}" if rank else "new solve",
             "rounds": 1,
             "bytes_down": float(sum(wire_bytes(a) for a in after.heads.values())),
-            "seconds_server": time.perf_counter() - began,
             "purged": ["told", "sums", "inverse", "weights"],
             "storage_server": float(sum(a.nbytes for part in after.parts.values() for a in part.values())),
         }
 
     def _retracts(self, question: str) -> bool:
         return question.startswith(f"{self.name}/")
-
-    def _bytes(self, server: ServerState) -> float:
-        return sum(one.n_bytes for one in self.model.retraction_fields(server))
 
     def _take_back(self, view: CohortView) -> Answer:
         """What people told before they withdrew some of it, and what is left; the device remembers what is left."""

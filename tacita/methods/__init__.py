@@ -7,8 +7,18 @@ from tacita.methods.continual import proxies as _proxies  # noqa: F401
 from tacita.methods.continual import proximal as _proximal  # noqa: F401
 from tacita.methods.distillation import presets as _presets  # noqa: F401
 from tacita.methods.distillation import transfer as _transfer  # noqa: F401
+from tacita.methods.sharing import cfru as _cfru  # noqa: F401
+from tacita.methods.sharing import cufru as _cufru  # noqa: F401
+from tacita.methods.sharing import decoupled as _decoupled  # noqa: F401
+from tacita.methods.sharing import fru as _fru  # noqa: F401
+from tacita.methods.sharing import graph_learning as _graph_learning  # noqa: F401
 from tacita.methods.sharing import presets as _sharing_presets  # noqa: F401
+from tacita.methods.sharing import replay as _delta_replay  # noqa: F401
+from tacita.methods.sharing import retraction as _retraction  # noqa: F401
+from tacita.methods.sharing import retrain as _retrain  # noqa: F401
 from tacita.methods.sharing import sharing as _sharing  # noqa: F401
+from tacita.methods.sharing import unlearning as _unlearning  # noqa: F401
+from tacita.methods.sharing import withdrawal as _withdrawal  # noqa: F401
 from tacita.round.parts import (
     Part,
     PartConfig,

@@ -9,8 +9,8 @@ snapshotted, restored with the best round and saved for resume.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -19,6 +19,7 @@ from tacita.core.config import RunConfig, TrainConfig, validated
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError, unknown_name
 from tacita.core.types import (
+    Again,
     AnyArray,
     Arrays,
     CohortView,
@@ -45,8 +46,24 @@ Purpose = Literal["valid", "test", "serve"]
 Ask = Callable[[ServerState, str, Keys | None], Total]
 """One exchange between rounds: the total of what some clients (None: everybody) answer to a part's own question."""
 
-Play = Callable[[ServerState, Keys | None], ServerState]
-"""One federated round more, with some clients or with those whom it would choose by itself."""
+
+class Play(Protocol):
+    """Rounds that a request takes."""
+
+    def __call__(self, server: ServerState, chosen: Keys | None, again: Again | None = None) -> ServerState:
+        """One federated round more, with some clients or with those whom it would choose by itself.
+
+        `again`: it is an earlier round once more, with that one's draws and perhaps fewer local steps.
+        """
+        ...
+
+    def begin(self, server: ServerState, block: int) -> ServerState:
+        """A block anew, as after the given state; block 0: from nothing. What lasts on devices stays. Lab only."""
+        ...
+
+    def measure(self, server: ServerState) -> float | None:
+        """The metric that picks rounds, on the validation items; None: nobody has any."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -56,6 +73,12 @@ class World:
     backbone: Backbone
     draws: Draws
     train: TrainConfig
+    listed: tuple[dict[str, Any], ...] = ()  # the run's parts, with the options that were said
+
+    def options_of(self, name: str) -> dict[str, Any] | None:
+        """What was said of a part of the run; None: it has no such part."""
+        found = [one for one in self.listed if one.get("name") == name]
+        return {k: v for k, v in found[0].items() if k != "name"} if found else None
 
 
 class PartConfig(BaseModel):
@@ -159,7 +182,7 @@ class Part:
         """A factor per client on its upload, which travels with it: the device sends [s, s * value]."""
         return None
 
-    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
+    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Held]:
         """What happens to an upload before it leaves the device, and what the device remembers of that.
 
         Called in the order of the parts, for every learner; a client of weight 0 sends nothing.
@@ -376,6 +399,7 @@ def effective_parts(method: str, changes: list[dict[str, Any]] | None) -> list[d
 def build_parts(specs: list[dict[str, Any]], world: World) -> tuple[Part, ...]:
     """Parts from `{"name": ..., options}` tables, checked for clashes."""
     parts: list[Part] = []
+    world = replace(world, listed=tuple(dict(spec) for spec in specs))
     for spec in specs:
         options = dict(spec)
         name = options.pop("name", None)

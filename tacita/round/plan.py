@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from tacita.core.config import RunConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Down, Floats, Keys, Ragged, ServerState, Stream
+from tacita.core.types import Again, Arrays, CohortView, Down, Floats, Keys, Ragged, ServerState, Stream
 from tacita.fields import Answer, Spec
 from tacita.models.base import Backbone
 from tacita.round.device_state import PARTS
@@ -37,7 +38,7 @@ class Plan:
     def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
         """What may be in the answer to a question."""
         asker = self.asker(question)
-        found = asker.fields(server, question) if asker else self.learner.fields(server, question)
+        found = asker.fields(server, question) if asker else self.learner.fields(server, plain(question))
         for part in self.transforming(question):
             found = tuple(part.field_sent(one) for one in found)
         return found
@@ -45,7 +46,7 @@ class Plan:
     def answer(self, view: CohortView, question: str) -> Answer:
         """What devices make of a question."""
         asker = self.asker(question)
-        return asker.answer(view, question) if asker else self.learner.answer(view, question)
+        return asker.answer(view, question) if asker else self.learner.answer(view, plain(question))
 
     def asker(self, question: str) -> Part | Learner | None:
         """Whose own question it is, a part's or the learner's to those who take something back; None: of a round."""
@@ -79,6 +80,36 @@ class Plan:
     def most_weight(self) -> float:
         """What one client may count at most in a weighted sum, where a client of weight 1 counts 1."""
         return float(np.prod([part.most_weight for part in self.parts if overrides(part, "weight")]))
+
+
+# Rounds that are played once more
+
+_AGAIN = re.compile(r"(.+)\.again-([0-9]{1,9})-([0-9.e-]{1,30})")
+
+
+def repeated(question: str, again: Again | None) -> str:
+    """A learner's question as it is asked in a round that is played once more."""
+    return question if again is None else f"{question}.again-{again.round}-{again.share!r}"
+
+
+def again_of(question: str) -> Again | None:
+    """Which round a question is asked of once more; None: it is asked for the first time."""
+    found = _AGAIN.fullmatch(question)
+    if found is None:
+        return None
+    try:
+        share = float(found[3])
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise TacitaError(f"'{question[:100]}' asks for a share of a round that is not above 0 and at most 1.")
+    return Again(int(found[2]), share)
+
+
+def plain(question: str) -> str:
+    """The question itself, whether it is asked once more or not."""
+    found = _AGAIN.fullmatch(question)
+    return question if found is None else found[1]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import Block, Doubles, ServerState
-from tacita.federation.measuring import Learned, evaluate_devices, known_items
+from tacita.federation.measuring import UNMASKED, Learned, evaluate_devices, known_items
 from tacita.federation.rounds import Progress, RoundReport, begin_block, run_block, run_stream, start
 from tacita.lab.centralised import scored, train_centrally
 from tacita.lab.experiments.shared_base import silent, with_parts
@@ -52,6 +52,7 @@ def train_once(fed: Federation) -> Line:
     values = _rounded(found.mean()) | _rounded(_full(fed, progress, block), "full ")
     values |= _rounded(_own_models(fed, progress, block), "client ")
     values |= _rounded(_traffic(fed, progress.server, result)) | course
+    values |= _rounded({name: value for name, value in result.items() if name.startswith(UNMASKED)})
     kept = {name: result[name] for name in ("rounds", "best_round", "valid")}
     return {"values": values, **kept, "notes": list(fed.stream.notes), "users": pack(found.values[_first(fed)])}
 

@@ -145,8 +145,8 @@ def _model(case: Case) -> dict[str, Any]:
     for block in done.left.stream.blocks:
         left |= {f"{block.index}/ptr": block.train.ptr, f"{block.index}/ids": block.train.ids}
     return {
-        "sha256_before": model_digest(done.was),
-        "sha256_after": model_digest(done.now),
+        "sha256_before": model_digest(done.left, done.was),
+        "sha256_after": model_digest(done.left, done.now),
         "sha256_data_remaining": digest(left),
     }
 
@@ -210,7 +210,7 @@ def _purged(case: Case) -> dict[str, Any]:
 
 def _residual(case: Case) -> str:
     alone = len(case.done.asked.users) == 1 and not _others(case) and case.done.left.learner.takes_back
-    moved = model_digest(case.done.was) != model_digest(case.done.now)
+    moved = model_digest(case.done.left, case.done.was) != model_digest(case.done.left, case.done.now)
     more = [case.done.way.leaves, ALONE if alone and moved else ""]
     more += [str(one["residual_risk"]) for one in case.told if one.get("residual_risk")]
     if case.traces["rows"]:

@@ -26,13 +26,13 @@ from tacita.lab.artefacts import find_traces, needles_of
 from tacita.lab.assembling import ALL_CORES, Machine, assemble
 from tacita.lab.controls import mean_of
 from tacita.lab.forgetting.certificate import Case, certify
-from tacita.lab.forgetting.paths import Way, way_of
-from tacita.lab.forgetting.proof import Done, Proof, prove
+from tacita.lab.forgetting.paths import REMEDY, Way, way_of
+from tacita.lab.forgetting.proof import Done, Proof, prove, waiting_in
 from tacita.lab.forgetting.wishes import Asked, Standing, Wish, checked, nothing_to_do
 from tacita.lab.run_folder import Saved, changing, lists_of, open_saved, read_result, settle, write_models
 from tacita.metrics import continual_summary
 from tacita.report.pages import write_report
-from tacita.round.device_state import DeviceState, read_devices
+from tacita.round.device_state import PARTS, DeviceState, device_arrays, read_devices
 from tacita.round.plan import Federation
 
 
@@ -56,8 +56,9 @@ class Opened:
     @property
     def waiting(self) -> Keys:
         """Who asked to take something back and waits for others."""
-        held = self.progress.server.parts.get(self.fed.learner.name, {})
-        return held.get("asked", np.zeros(0, np.uint64))
+        held = self.progress.server.parts.values()
+        found = [part[name] for part in held for name in ("asked", "waiting") if name in part]
+        return np.concatenate([np.zeros(0, np.uint64), *found])
 
     def standing(self) -> Standing:
         stream = self.fed.stream
@@ -68,7 +69,7 @@ class Opened:
 def grant(folder: Path, wish: Wish, verify: bool = False, machine: Machine = ALL_CORES) -> Granted:
     """Carry out what people ask of a run folder."""
     began = time.perf_counter()
-    open_saved(folder)  # what is no finished run is refused before anybody is kept out of it
+    read_result(folder)  # what is no finished run is refused before anybody is kept out of it
     with alone_in(folder):
         clear_sides(folder)
         settle(folder)
@@ -118,11 +119,13 @@ def carried_out(run: Opened, asked: Asked, way: Way) -> Done:
     """The request on the run's state; what was withdrawn is nowhere on the devices then."""
     fed, progress, saved = run.fed, run.progress, run.saved
     before, results = progress.server, progress.results
+    was = Learned(before, read_devices(device_arrays(progress.clients, ""), ""))
     began = time.perf_counter()
     said = handle(fed, progress, asked.requests)
     seconds = time.perf_counter() - began
+    _check_done(fed, asked, said)
     gone = _withdrawn(progress.clients, asked, fed)
-    history = lists_of(saved.held, "history")
+    history = fed.stream.history(len(fed.stream.blocks))
     left = replace(fed, stream=left_of(fed.stream, history.where(~gone.holds(history.rows(), history.ids))))
     changed = progress.server.items is not before.items or progress.server.heads is not before.heads
     if changed:
@@ -133,8 +136,7 @@ def carried_out(run: Opened, asked: Asked, way: Way) -> Done:
         progress.clients.keep()
         scores, _ = block_scores(left, progress.server, progress.clients)
     progress.results = [*results[:-1], {**results[-1], **scores}]
-    purge(progress.clients, gone, asked, fed.learner.name)
-    was = Learned(before, read_devices(saved.held, ""))
+    purge(progress.clients, gone, asked, {fed.learner.name} | waiting_in(said))
     now = Learned(progress.server, progress.clients)
     return Done(saved, fed, left, asked, way, gone, said, was, now, seconds, progress.results)
 
@@ -157,15 +159,23 @@ def _withdrawn(clients: DeviceState, asked: Asked, fed: Federation) -> Ragged:
     return Ragged.from_pairs(np.concatenate(rows), np.concatenate(ids), fed.stream.n_users)
 
 
-def purge(clients: DeviceState, gone: Ragged, asked: Asked, learner: str) -> None:
+def _check_done(fed: Federation, asked: Asked, said: dict[str, Any]) -> None:
+    """Refuse what every part let pass; nothing is written yet."""
+    able = {part.name for part in fed.parts if part.takes_back} | {fed.learner.name}
+    if asked.requests.kind != "share" and not able & said.keys():
+        named = ", ".join(sorted(able))
+        raise TacitaError(f"none of {named} carries out '{asked.requests.kind}' in this run; {REMEDY}.")
+
+
+def purge(clients: DeviceState, gone: Ragged, asked: Asked, besides: set[str]) -> None:
     """Take what is withdrawn out of every list that the devices of these people keep; who leaves keeps nothing.
 
-    What was told and waits to be taken back is the learner's own business.
+    `besides`: who needs its own to take something back later.
     """
     users = asked.users
     mine = gone.take(users)
     for name in clients.lists:
-        if name.startswith(f"parts/{learner}/"):
+        if any(name.startswith(f"{PARTS}{one}/") for one in besides):
             continue
         found = clients.list_of(name, users)
         stays = ~mine.holds(found.rows(), found.ids) if not asked.whole else np.zeros(len(found.ids), bool)
@@ -187,7 +197,8 @@ def _written(done: Done, asked: Asked, proof: Proof | None, began: float) -> Gra
         if asked.requests.kind != "share":
             number = 1 + max((_number(one) for one in folder.glob("*-*.json")), default=0)
             name = f"{'unshare' if asked.requests.kind == 'unshare' else 'forget'}-{number}.json"
-            needles = needles_of(done.saved, done.gone, asked.users if asked.whole else asked.users[:0], done.was)
+            leavers = asked.users if asked.whole else asked.users[:0]
+            needles = needles_of(done.saved, done.gone, done.withdrawn, leavers, done.was)
             traces = find_traces(side, needles, besides=folder)
             certificate = certify(Case(done, proof, traces, number, time.perf_counter() - began))
             path = folder / name

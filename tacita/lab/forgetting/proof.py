@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from tacita.core.codec import digest
+from tacita.core.files import flat
 from tacita.core.types import CohortView, Given, Held, Ragged, Requests
 from tacita.federation.measuring import Learned
-from tacita.federation.rounds import run_stream, start
+from tacita.federation.rounds import Progress, run_stream, start
 from tacita.lab.assembling import build
 from tacita.lab.forgetting import traces
 from tacita.lab.forgetting.paths import Way
@@ -20,7 +21,7 @@ from tacita.lab.run_folder import Saved
 from tacita.learn.statistic import TOLD, blocks_of
 from tacita.round.device_state import PARTS
 from tacita.round.parts import Part, overrides
-from tacita.round.plan import Federation
+from tacita.round.plan import Federation, Plan, to_serve
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,18 @@ class Done:
 
     @property
     def waits(self) -> bool:
-        return any(one.get("waits", False) for one in self.said.values())
+        return bool(waiting_in(self.said))
 
     @property
     def withdrawn(self) -> Ragged:
         """(users) what was taken back, from the model if not from the device."""
         users = self.asked.users[self.asked.items.rows()]
         return Ragged.from_pairs(users, self.asked.items.ids, self.fed.stream.n_users)
+
+
+def waiting_in(said: dict[str, Any]) -> set[str]:
+    """The parts that wait for others to ask before they take anything back."""
+    return {name for name, one in said.items() if one.get("waits") or one.get("waits_for")}
 
 
 @dataclass(frozen=True)
@@ -69,15 +75,16 @@ def prove(done: Done) -> Proof:
     return Proof(
         seconds,
         largest_difference(done.left, done.now, again),
-        model_digest(done.now) == model_digest(again),
+        model_digest(done.left, done.now) == model_digest(done.left, again),
         compared(done, models),
         useful,
     )
 
 
-def model_digest(learned: Learned) -> str:
-    """Of all that everybody gets."""
-    return digest({"items": learned.server.items, **learned.server.heads})
+def model_digest(plan: Plan, learned: Learned) -> str:
+    """Of all that everybody gets to score with: the table, shared parameters, and what parts send beside them."""
+    sent = flat(to_serve(plan, learned.server).common, PARTS)
+    return digest({"items": learned.server.items, **learned.server.heads, **sent})
 
 
 def retrained(done: Done) -> Learned:
@@ -93,7 +100,13 @@ def retrained(done: Done) -> Learned:
 
 
 def trained_again(fed: Federation, given: Given, seed: int | None = None) -> Learned:
-    """The run from its beginning, where people share what is in `given`; maybe with other draws."""
+    """What the run comes to from its beginning, where people share what is in `given`; maybe with other draws."""
+    progress = run_again(fed, given, seed)
+    return Learned(progress.server, progress.clients)
+
+
+def run_again(fed: Federation, given: Given, seed: int | None = None) -> Progress:
+    """The same, as a run that can go on."""
     if seed is not None:
         config = fed.config.model_copy(update={"seed": seed})
         backbone, parts, draws = build(config)
@@ -101,7 +114,7 @@ def trained_again(fed: Federation, given: Given, seed: int | None = None) -> Lea
     fed = replace(fed, parts=tuple(decided(part, given) for part in fed.parts))
     progress = start(fed)
     run_stream(fed, progress, lambda report, now: None)
-    return Learned(progress.server, progress.clients)
+    return progress
 
 
 def decided(part: Part, given: Given) -> Part:
@@ -137,7 +150,8 @@ def compared(done: Done, models: dict[str, Learned]) -> dict[str, Any]:
     seen = {name: traces.look(done.left, one, pairs) for name, one in models.items()}
     seed, items = done.saved.config.seed, traces.sampled_items(done.left)
     was, now, again = models["before"], models["after"], models["retrain"]
-    far, near = traces.distance(was, again), traces.distance(now, again)
+    far, near = traces.distance(done.left, was, again), traces.distance(done.left, now, again)
+    mine, other = (traces.table_of(done.left, one) for one in (now, again))
     return {
         "pairs": len(pairs.members.ids),
         "auc_pairs": {
@@ -146,7 +160,7 @@ def compared(done: Done, models: dict[str, Learned]) -> dict[str, Any]:
         },
         "auc_difference": traces.difference_auc(seen["before"], seen["after"]),
         "param_distance_ratio": near / far if near is not None and far else None,
-        "gram_distance": traces.gram_distance(now, again, items),
+        "gram_distance": traces.gram_distance(mine, other, items),
         "rank_percentile": {name: traces.mean_or_none(one.rank) for name, one in seen.items()},
         "jaccard20": traces.jaccard(seen["after"], seen["retrain"]),
     }

@@ -122,6 +122,12 @@ def auc_of(members: Doubles, others: Doubles, owner: Longs | None = None, weight
     )
 
 
+def auc_of_groups(members: Doubles, others: Doubles) -> float:
+    """The same for two groups of any size."""
+    here, there = np.ones(len(members)), np.ones(len(others))
+    return _auc(np.concatenate([members, others]), np.append(here, there * 0), np.append(here * 0, there))
+
+
 def _auc(score: Doubles, positive: Doubles, negative: Doubles) -> float:
     order = np.argsort(score, kind="stable")
     s, p, n = score[order], positive[order], negative[order]
@@ -170,25 +176,28 @@ def jaccard(a: Seen, b: Seen) -> float:
     return float((common / np.maximum(1, a.top.counts() + b.top.counts() - common)).mean()) if len(b.top) else 1.0
 
 
-def vector_of(learned: Learned) -> Doubles:
-    """All numbers of a model that everybody gets."""
-    server = learned.server
-    return np.concatenate([server.items.ravel(), *(server.heads[k].ravel() for k in sorted(server.heads))]).astype(
-        float
-    )
+def table_of(fed: Federation, learned: Learned) -> Floats:
+    """The item rows that devices score with."""
+    return scorer_of(fed, learned).table()
 
 
-def distance(a: Learned, b: Learned) -> float | None:
+def vector_of(fed: Federation, learned: Learned) -> Doubles:
+    """All numbers of a model that everybody scores with."""
+    heads = learned.server.heads
+    return np.concatenate([table_of(fed, learned).ravel(), *(heads[k].ravel() for k in sorted(heads))]).astype(float)
+
+
+def distance(fed: Federation, a: Learned, b: Learned) -> float | None:
     """Length of the difference of two models; None where they have not the same numbers."""
-    one, other = vector_of(a), vector_of(b)
+    one, other = vector_of(fed, a), vector_of(fed, b)
     return float(np.linalg.norm(one - other)) if one.shape == other.shape else None
 
 
-def gram_distance(a: Learned, b: Learned, items: Sequence[int] | Longs) -> float | None:
+def gram_distance(a: Floats, b: Floats, items: Sequence[int] | Longs) -> float | None:
     """Mean absolute difference of the cosines of item rows, which no rotation changes; None without rows."""
-    if a.server.items.shape[1] == 0 or a.server.items.shape != b.server.items.shape:
+    if a.shape[1] == 0 or a.shape != b.shape:
         return None
-    cosines = [_cosines(one.server.items[np.asarray(items)]) for one in (a, b)]
+    cosines = [_cosines(one[np.asarray(items)]) for one in (a, b)]
     return float(np.abs(cosines[0] - cosines[1]).mean())
 
 

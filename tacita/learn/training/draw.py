@@ -134,7 +134,10 @@ def _borders(counts: Longs) -> Longs:
 
 def _turns(view: CohortView, drawn: _Drawn, plan: TrainConfig, draws: Draws, space: Workspace) -> tuple[Longs, Longs]:
     """Where each client's turns of an epoch begin, and the sample of every turn, shuffled inside each client."""
-    pairs = plan.objective == "bpr"
+    pairs, share = plan.objective == "bpr", 1.0
+    if view.again is not None:
+        share = view.again.share * plan.local_epochs
+        plan = plan.model_copy(update={"local_epochs": max(1, math.ceil(share - 1e-9))})
     per_user = drawn.negatives if pairs else drawn.positives + drawn.negatives + drawn.given
     ptr = _borders(per_user)[view.user_ptr]
     order = space.array("order", (plan.local_epochs, ptr[-1]), np.int64)
@@ -144,7 +147,15 @@ def _turns(view: CohortView, drawn: _Drawn, plan: TrainConfig, draws: Draws, spa
         if pairs or drawn.draws > 1:
             which = epoch if drawn.draws > 1 else 0
             order[epoch] = (drawn.pairs(which) if pairs else drawn.epoch(which))[order[epoch]]
-    return ptr, order
+    return (ptr, order) if share >= 1 else _cut(ptr, order, plan.batch_size, share)
+
+
+def _cut(ptr: Longs, order: Longs, batch: int, share: float) -> tuple[Longs, Longs]:
+    """A share of an epoch's steps, at least one; turns are shuffled already."""
+    turns = np.diff(ptr)
+    steps = np.ceil(share * -(-turns // batch) - 1e-9).astype(np.int64)
+    kept = np.minimum(turns, steps * batch)
+    return _borders(kept), np.ascontiguousarray(order[:, spans(ptr[:-1], kept)])
 
 
 def _partners(drawn: _Drawn) -> Longs:

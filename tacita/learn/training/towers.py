@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from tacita.core.config import TrainConfig
-from tacita.core.types import Floats, Local
+from tacita.core.types import Floats, Local, Longs
 from tacita.kernels.threads import one_core_each, threads_in_use
 from tacita.kernels.tower import tower_row_logits, tower_steps
 from tacita.learn.training.stepper import StepExtras, Stepper
@@ -48,7 +48,7 @@ class TowerStepper(Stepper):
                 local.row_start, local.rows, local.private, flat, self.rate, self.row_rate, self.flat_rate, decay,
             )  # fmt: skip
 
-        self._on_cores(train)
+        on_cores(local.turn_ptr, train)
         for name, value in self.backbone.parted(flat).items():
             local.heads[name][...] = value
 
@@ -59,13 +59,14 @@ class TowerStepper(Stepper):
         def read(some: tuple[int, int]) -> None:
             tower_row_logits(*some, *self.form, local.row_start, local.rows, local.private, flat, out)
 
-        self._on_cores(read)
+        on_cores(local.turn_ptr, read)
         return out
 
-    def _on_cores(self, work: Callable[[tuple[int, int]], None]) -> None:
-        """Some neighbouring clients at a time, with about as many samples."""
-        ptr, cores = self.local.turn_ptr, threads_in_use()
-        marks = np.linspace(0, ptr[-1], cores * _SHARES + 1).astype(np.int64)
-        ends = np.unique(np.append(np.searchsorted(ptr, marks), [0, len(ptr) - 1]))
-        with one_core_each(), ThreadPoolExecutor(cores) as pool:
-            list(pool.map(work, pairwise(ends.tolist())))
+
+def on_cores(ptr: Longs, work: Callable[[tuple[int, int]], None]) -> None:
+    """Some neighbouring clients at a time, with about as many samples."""
+    cores = threads_in_use()
+    marks = np.linspace(0, ptr[-1], cores * _SHARES + 1).astype(np.int64)
+    ends = np.unique(np.append(np.searchsorted(ptr, marks), [0, len(ptr) - 1]))
+    with one_core_each(), ThreadPoolExecutor(cores) as pool:
+        list(pool.map(work, pairwise(ends.tolist())))

@@ -40,7 +40,9 @@ from tacita.live.wire import (
     encode,
     total_arrays,
 )
+from tacita.round.device_state import PARTS
 from tacita.round.parts import overrides
+from tacita.round.plan import plain
 
 MOST_PLAYED = 1000  # rounds that requests may take in a block, beside its own
 
@@ -325,18 +327,22 @@ def _sum(
         asker = fed.asker(head.kind)
     except TacitaError:
         asker = None
-    if head.kind not in questions and (asker is None or not overrides(asker, "answer")):
+    kind = plain(head.kind)
+    if kind not in questions and (asker is None or not overrides(asker, "answer")):
         raise Refusal(f"this run has no {head.kind} in round {head.round}.")
     fields = fed.fields(server, head.kind)
-    if (asker is not None and not together) or any(one.seen == "each" for one in fields):
+    if (asker is not None and not together) or kind != head.kind or any(one.seen == "each" for one in fields):
         _named(node)  # a part may ask as often as it likes, so who came or left in between would show
     refusal = node.refusal(len(here.asked(fed, server, head.kind, asked.chosen)[1]), head.kind)
     if refusal is not None:
         raise Refusal(refusal)
     told = here.exchange(fed, server, asked.down, head.kind, asked.chosen)
-    if fed.learner.model_after and head.kind in questions:
-        told = replace(told, total=without_rare(told.total, node.fewest, server.heads.get("inputs")))
-    if questions and head.kind == questions[-1]:
+    if fed.learner.model_after and kind in questions:
+        whole = told.total
+        told = replace(told, total=without_rare(whole, node.fewest, server.heads.get("inputs")))
+        if fed.learner.takes_back and "touched" in whole.sums:
+            _untell(standing, np.flatnonzero(whole["touched"] < node.fewest))
+    if questions and kind == questions[-1]:
         standing.round = head.round + 1
     total = told.total
     made = _echo(request, verdict="ok", clients=total.n_clients, expected=told.expected, weight=total.weight)
@@ -347,6 +353,14 @@ def _sum(
         what = f"{about}, of {total.n_clients} people one by one"
     arrays = total_arrays(total, fields) | each_arrays(total, called)
     return Reply(made, arrays), Release(total.n_clients, 0, what)
+
+
+def _untell(standing: Standing, rare: Longs) -> None:
+    """What was left out of a statistic was not told, so it is not to be taken back."""
+    clients, name = standing.here.clients, f"{PARTS}{standing.fed.learner.name}/told"
+    everybody = np.arange(clients.n_users)
+    log = clients.list_of(name, everybody)
+    clients.put(everybody, {name: log.where((log.values["block"] != standing.block) | ~np.isin(log.ids, rare))})
 
 
 def without_rare(total: Total, least: int, inputs: AnyArray | None) -> Total:

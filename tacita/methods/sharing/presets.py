@@ -22,8 +22,26 @@ FEDSHARE: dict[str, Any] = {
         "participation": {"kind": "fraction", "rate": 0.1},
         "aggregation": "weighted",
     },
-    "evaluate": {"metrics": ["hr", "ndcg"], "every": 5},
+    "evaluate": {"metrics": ["hr", "ndcg"], "every": 5, "unmasked": True},
 }
 """What all methods of the paper share (A.3 to A.5, A.9)."""
 
 preset("fedshare-local", {"name": "sharing"}, settings=FEDSHARE)  # what is shared is learned from by nobody
+
+
+def _fedshare(name: str, **learning: Any) -> None:
+    parts = {"name": "sharing"}, {"name": "shared-graph", **learning}, {"name": "contrastive-unlearning"}
+    preset(name, *parts, settings=FEDSHARE)
+
+
+_fedshare("fedshare")
+_fedshare("fedshare-no-cl", lam1=0.0)  # Table IV: without the agreement
+_fedshare("fedshare-no-bpr", bpr=False)
+preset("fedshare-decoupled", {"name": "sharing", "exclude": "local"}, {"name": "decoupled"}, settings=FEDSHARE)  # D.1
+preset(
+    "fedshare-replay",
+    {"name": "sharing"},
+    {"name": "delta-replay"},
+    {"name": "shared-graph", "snapshots": 0},
+    settings=FEDSHARE,
+)

@@ -1,0 +1,136 @@
+"""A run with people planted and people held out, in which withdrawals can be judged (sharing spec D.4).
+
+The held-out are never learned from: they are what strangers look like. Each canary has two rare items that nobody
+else has together; how high the one stands for who has the other tells whether the pair was learned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tacita.core.draws import keys_of
+from tacita.core.errors import TacitaError
+from tacita.core.types import Block, Given, Ints, Keys, Longs, Ragged, Requests, Stream
+from tacita.kernels.hashing import hash_owners
+from tacita.lab.forgetting.door import Opened, left_of
+from tacita.lab.forgetting.proof import run_again
+from tacita.lab.forgetting.wishes import Asked
+
+CANARIES = 50
+HELD_OUT = 0.05
+
+
+@dataclass(frozen=True)
+class Scene:
+    run: Opened
+    held_out: Ragged  # (people) what those have who were not learned from
+    canaries: Ints  # (canaries,) users
+    known: Ints  # (canaries,) one item of each
+    partner: Ints  # (canaries,) the other
+
+
+def as_it_is(run: Opened) -> Scene:
+    """The run's own model; nobody is planted."""
+    none = np.zeros(0, np.int32)
+    return Scene(run, Ragged.empty(0), none, none, none)
+
+
+def plant(run: Opened) -> Scene:
+    """The run trained anew with canaries, and without the held-out."""
+    stream, draws = run.fed.stream, run.fed.draws
+    order = np.argsort(hash_owners(draws.public("held-out"), stream.user_keys))
+    away = np.sort(order[: max(2, int(HELD_OUT * stream.n_users))])
+    history = stream.history(len(stream.blocks))
+    trained = stream.trained(len(stream.blocks) - 1)
+    left = left_of(stream, history.where(~np.isin(history.rows(), away)))
+    known, partner = rare_pairs(left, hash_owners(draws.public("canaries"), stream.item_keys))
+    users = np.arange(stream.n_users, stream.n_users + len(known), dtype=np.int32)
+    fed = replace(run.fed, stream=with_users(left, known, partner))
+    given = run.progress.server.given
+    stays = ~np.isin(given.sender, stream.user_keys[away])
+    given = Given(given.sender[stays], given.item[stays], given.time[stays])
+    if len(given):
+        senders = fed.stream.user_keys[users]
+        given = given.with_lists(senders, Ragged.from_pairs(*_both(known, partner), len(users)), 0.0)
+    progress = run_again(fed, given)
+    progress.in_block = True
+    return Scene(Opened(run.saved, fed, progress), trained.take(away), users, known, partner)
+
+
+def _both(known: Ints, partner: Ints) -> tuple[Longs, Ints]:
+    return np.tile(np.arange(len(known)), 2), np.concatenate([known, partner])
+
+
+def rare_pairs(stream: Stream, drawn: Keys) -> tuple[Ints, Ints]:
+    """Pairs of items that few people have; each item is in one pair."""
+    count = np.bincount(stream.trained(len(stream.blocks) - 1).ids, minlength=stream.n_items)
+    order = np.lexsort((drawn, count))
+    rare = order[: max(2, len(order) // 3)]
+    rare = rare[np.argsort(drawn[rare], kind="stable")]
+    n = min(CANARIES, len(rare) // 2)
+    return rare[:n].astype(np.int32), rare[n : 2 * n].astype(np.int32)
+
+
+def with_users(stream: Stream, known: Ints, partner: Ints) -> Stream:
+    """The stream with one more user for every pair, who comes in the last block."""
+    last, n = stream.blocks[-1], len(known)
+    rows, ids = _both(known, partner)
+    train = Ragged(last.train.ptr, last.train.ids).joined(Ragged.from_pairs(last.n_users + rows, ids, last.n_users + n))
+    names = tuple(f"canary {k}" for k in range(n))
+    block = Block(
+        last.index, last.n_users + n, last.n_items, _with_columns(train, last.train), _longer(last.valid, n),
+        _longer(last.test, n), np.append(last.new_users, np.ones(n, bool)), last.n_rows + 2 * n,
+    )  # fmt: skip
+    return replace(
+        stream,
+        blocks=(*stream.blocks[:-1], block),
+        user_ids=(*stream.user_ids, *names),
+        user_keys=np.append(stream.user_keys, keys_of(names)),
+    )
+
+
+def _with_columns(train: Ragged, before: Ragged) -> Ragged:
+    """The columns that lists had, with the largest time and rating for those who came."""
+    more = len(train.ids) - len(before.ids)
+    columns = {k: np.append(v, np.full(more, v.max() if len(v) else 0, v.dtype)) for k, v in before.values.items()}
+    return replace(train, values=columns)  # who came has the last rows, so what was there keeps its place
+
+
+def _longer(lists: Ragged, n: int) -> Ragged:
+    return replace(lists, ptr=np.append(lists.ptr, np.full(n, lists.ptr[-1])))
+
+
+def draw_requests(scene: Scene, share: float) -> Asked:
+    """Some of those who share withdraw all of it; where nobody shares, some people withdraw half of what they have."""
+    fed, given = scene.run.fed, scene.run.progress.server.given
+    keys, stream = fed.stream.user_keys, fed.stream
+    shared, trained = given.of(keys), stream.trained(len(stream.blocks) - 1)
+    sharing = len(given) > 0
+    lists = shared if sharing else half_of(trained, hash_owners(fed.draws.public("withdrawn"), stream.item_keys))
+    lists = Ragged(lists.ptr, lists.ids)
+    able = np.setdiff1d(np.flatnonzero(lists.counts() > 0), scene.canaries)
+    if len(able) == 0:
+        raise TacitaError("nobody in this run has anything to withdraw, so there is nothing to audit.")
+    order = able[np.argsort(hash_owners(fed.draws.public("requesters"), keys[able]))]
+    users = np.sort(order[: max(1, round(share * len(able)))])
+    asked = lists.take(users)
+    if len(scene.canaries):
+        own = Ragged.from_pairs(*_both(scene.known, scene.partner), len(scene.canaries))
+        partner = Ragged.from_pairs(np.arange(len(scene.canaries)), scene.partner, len(scene.canaries))
+        more = own if sharing else partner
+        rows = np.concatenate([asked.rows(), len(users) + more.rows()])
+        users = np.concatenate([users, scene.canaries])
+        asked = Ragged.from_pairs(rows, np.concatenate([asked.ids, more.ids]), len(users))
+    kind = Requests("unshare" if sharing else "forget", keys[users], asked, alone=True)
+    return Asked(kind, users.astype(np.int32), asked, False)
+
+
+def half_of(lists: Ragged, drawn: Keys) -> Ragged:
+    """Half of everybody's items, by a draw; who has one keeps it."""
+    rows = lists.rows()
+    order = np.lexsort((drawn[lists.ids], rows))
+    place = np.empty(len(rows), np.int64)
+    place[order] = np.arange(len(rows)) - lists.ptr[rows[order]]
+    return Ragged(lists.ptr, lists.ids).where(place < lists.counts()[rows] // 2)

@@ -1,0 +1,141 @@
+"""Steps of a user's own star under cosine BPR with Adam, slopes by hand: all steps of some clients in one call."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from tacita.core.types import Bools, Floats, Ints, Longs
+from tacita.kernels.adam import move_row
+
+_FAST = {"nsz", "arcp", "contract", "afn", "reassoc"}
+_TINY = np.float32(1e-24)
+_HALF = np.float32(0.5)
+
+
+@njit(nogil=True, cache=True, fastmath=_FAST, inline="always")
+def _dot(a: Floats, b: Floats) -> np.float32:
+    total = np.float32(0.0)
+    for j in range(len(a)):
+        total += a[j] * b[j]
+    return total
+
+
+@njit(nogil=True, cache=True, fastmath=_FAST)
+def _meet(row: Floats, passed: Floats, inside: bool, v: Floats) -> np.float32:
+    """The item as the star has it; returns its squared length."""
+    for j in range(len(row)):
+        v[j] = _HALF * row[j]
+    if inside:
+        for j in range(len(row)):
+            v[j] += passed[j]
+    return _dot(v, v)
+
+
+@njit(nogil=True, cache=True, fastmath=_FAST)
+def _part(
+    slope: np.float32, user: Floats, length: np.float32, v: Floats, square: np.float32, inside: bool, d_user: Floats,
+    d_passed: Floats, d_row: Floats,
+) -> None:  # fmt: skip
+    """Adds the slopes of one cosine: in the user, in the row, and in what the user passes to its items."""
+    whole = length * square + _TINY
+    by = slope / np.sqrt(whole)
+    back = by * _dot(user, v) / whole
+    to_v, to_user = back * length, back * square
+    for j in range(len(v)):
+        d_user[j] += by * v[j] - to_user * user[j]
+        d_row[j] += _HALF * (by * user[j] - to_v * v[j])
+    if inside:
+        for j in range(len(v)):
+            d_passed[j] += by * user[j] - to_v * v[j]
+
+
+@njit(nogil=True, cache=True, fastmath=_FAST)
+def ego_steps(
+    first: int,
+    last: int,
+    batch: int,
+    scale: np.float32,
+    l2: np.float32,
+    passes: bool,
+    turn_ptr: Longs,
+    order: Longs,  # (epochs, turns) the negative of each pair
+    partner: Longs,
+    row_of: Ints,
+    inside: Bools,
+    context_ptr: Longs,
+    context_row: Ints,
+    row_start: Longs,
+    rows: Floats,
+    private: Floats,
+    rate: Floats,
+    row_rate: Floats,
+    decay: np.float32,
+) -> None:
+    """All steps of clients first..last-1, each with Adam's moments begun afresh."""
+    d = rows.shape[1]
+    user, passed, v, w, d_user, d_passed, d_own = np.zeros((7, d), np.float32)
+    for c in range(first, last):
+        start, n = turn_ptr[c], turn_ptr[c + 1] - turn_ptr[c]
+        mine, own = rows[row_start[c] : row_start[c + 1]], private[c]
+        read = context_row[context_ptr[c] : context_ptr[c + 1]]
+        grad, mean, square = np.zeros_like(mine), np.zeros_like(mine), np.zeros_like(mine)
+        steps, state = np.zeros(len(mine), np.int64), np.zeros(len(mine), np.int8)
+        used = np.empty(len(mine), np.int64)
+        own_mean, own_square = np.zeros(d, np.float32), np.zeros(d, np.float32)
+        share = np.float32(0.5 / math.sqrt(max(1, len(read))))
+        give = share if passes else np.float32(0.0)
+        step = 0
+        for epoch in range(len(order)):
+            for begin in range(0, n, batch):
+                m = min(batch, n - begin)
+                for j in range(d):
+                    user[j] = _HALF * own[j]
+                    passed[j] = give * own[j]
+                    d_user[j], d_passed[j] = np.float32(0.0), np.float32(0.0)
+                for r in read:
+                    for j in range(d):
+                        user[j] += share * mine[r, j]
+                length = _dot(user, user)
+                n_used = 0
+                for k in range(m):
+                    low = order[epoch, start + begin + k]
+                    high = partner[low]
+                    below, above = row_of[low], row_of[high]
+                    square_v = _meet(mine[below], passed, inside[low], v)
+                    square_w = _meet(mine[above], passed, inside[high], w)
+                    cosine_v = _dot(user, v) / np.sqrt(length * square_v + _TINY)
+                    cosine_w = _dot(user, w) / np.sqrt(length * square_w + _TINY)
+                    slope = scale / (np.float32(m) * (np.float32(1.0) + np.exp(scale * (cosine_w - cosine_v))))
+                    for r in (below, above):
+                        if state[r] == 0:
+                            state[r] = 1
+                            used[n_used] = r
+                            n_used += 1
+                    _part(slope, user, length, v, square_v, inside[low], d_user, d_passed, grad[below])
+                    _part(-slope, user, length, w, square_w, inside[high], d_user, d_passed, grad[above])
+                shrink = np.float32(2.0) * l2 / np.float32(m)
+                for k in range(n_used):  # of what is only read nothing is held back
+                    r = used[k]
+                    for j in range(d):
+                        grad[r, j] += shrink * mine[r, j]
+                for r in read:
+                    if state[r] == 0:
+                        state[r] = 1
+                        used[n_used] = r
+                        n_used += 1
+                    for j in range(d):
+                        grad[r, j] += share * d_user[j]
+                for j in range(d):
+                    d_own[j] = _HALF * d_user[j] + give * d_passed[j] + shrink * own[j]
+                step += 1
+                move_row(own, d_own, own_mean, own_square, step, rate, decay)
+                for k in range(n_used):
+                    r = used[k]
+                    state[r] = 0
+                    steps[r] += 1
+                    move_row(mine[r], grad[r], mean[r], square[r], steps[r], row_rate, decay)
+                    for j in range(d):
+                        grad[r, j] = np.float32(0.0)

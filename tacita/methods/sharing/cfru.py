@@ -1,0 +1,158 @@
+"""cfru: the server takes back what it wrote down of those who left, and asks nobody (CFRU, TOIS'25; spec C.7).
+
+It sees every client's update by itself and keeps it: live this needs nodes whose owners allow that
+(`insecure_single_user_uploads`). An early disturbance is damped by every later round, by 1 - alpha beta, where beta is
+what the other participants weigh. Of who has single items forgotten, these items' rows alone are taken back.
+
+Where people share, the server's own steps are written down as well, if this part comes after the one that makes them;
+of what is unshared, an item's part of them is taken back as its withdrawn edges are to all it had.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from tacita.core.errors import TacitaError
+from tacita.core.types import Arrays, CohortView, Doubles, Floats, Held, Keys, Requests, ServerState
+from tacita.fields import Dense, Rows, Spec, Total, Upload
+from tacita.learn.rows import apply_total, denominator_of
+from tacita.methods.sharing import update_log as log
+from tacita.round.parts import Ask, Part, PartConfig, Play, preset, register
+
+
+class CfruConfig(PartConfig):
+    keep: float = Field(0.5, gt=0, le=1, description="share of the rows of an update that is kept, the largest ones")
+    alpha: float = Field(0.5, ge=0, le=1, description="how strongly later rounds damp an earlier disturbance")
+    theta: float = Field(1.0, gt=0, description="share of the estimated disturbance that is taken back")
+
+
+@register
+class Cfru(Part):
+    name = "cfru"
+    Config: ClassVar[type[PartConfig]] = CfruConfig
+    config: CfruConfig
+    extra_fields = (Spec("weight", (1,), seen="each", least=0.0, about="what an update counts"),)
+
+    def check(self, n_items: int) -> None:
+        log.check_going_back(self.name, self.world.train)
+        if self.world.train.aggregation == "per-row":
+            raise TacitaError(
+                "part 'cfru' needs one weight for a client's whole update; use train.aggregation = 'mean', "
+                "'weighted' or 'fixed'."
+            )
+
+    # what the server sees of everybody
+
+    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Held]:
+        rows = log.as_rows(upload.values["rows"])
+        weight = Dense(upload.weight.astype(np.float32)[:, None])
+        return upload.with_value("rows", rows).with_value(f"{self.name}.weight", weight), {}
+
+    def field_sent(self, field: Spec) -> Spec:
+        if field.name != "rows":
+            return field
+        return Spec("rows", field.shape, "each", field.by, field.most, about="how each one's item rows moved")
+
+    def decode(self, server: ServerState, total: Total) -> Total:
+        """The sum that everybody else needs."""
+        told, sums, touched = total.each.get("rows"), np.zeros(server.items.shape), np.zeros(len(server.items))
+        if told is not None:
+            told.value.add_to(sums, touched, _weights(total))
+        return total.with_sums({"rows": sums})
+
+    def server_begin_block(self, server: ServerState) -> Arrays:
+        return server.parts.get(self.name, {})
+
+    def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
+        told, plan = total.each.get("rows"), self.world.train
+        if told is None or not isinstance(told.value, Rows):
+            return server
+        rows, weight = told.value, _weights(total)
+        part = plan.server_lr * weight / denominator_of(total, "rows", plan, 0.0)
+        kept = log.most_moved(rows, len(weight), self.config.keep)
+        entry: Arrays = {
+            "sender": told.sender.copy(),
+            "part": part,
+            "count": np.bincount(rows.client[kept], minlength=len(weight)).astype(np.int32),
+            "item": rows.item[kept],
+            "row": rows.value[kept].astype(np.float32),
+        }
+        own = server.items - apply_total(before, total, plan, 0.0).items
+        if own.any():
+            entry["own"] = own
+        at = f"{server.block:04d}-{before.round:06d}"
+        held = {**server.parts[self.name], **{f"{at}.{name}": v for name, v in entry.items()}}
+        return server.with_part(self.name, held)
+
+    # forgetting
+
+    def handle_many(
+        self, server: ServerState, requests: Requests, ask: Ask, play: Play
+    ) -> tuple[ServerState, dict[str, Any]] | None:
+        if requests.kind == "share":
+            return None
+        held = server.parts[self.name]
+        moments = sorted({name.partition(".")[0] for name in held})
+        if not log.asks_to_forget(requests) or not moments:
+            return server, log.certified(self.name, held, storage_client=0.0)
+        error, left = np.zeros(server.items.shape), dict(held)
+        withdrawn = _withdrawn(server, requests)
+        for at in moments:
+            entry = {name.removeprefix(f"{at}."): v for name, v in held.items() if name.startswith(f"{at}.")}
+            target = np.isin(entry["sender"], requests.senders) & (requests.kind != "unshare")
+            others = float(entry["part"].sum() - entry["part"][target].sum())
+            error *= max(0.0, 1 - self.config.alpha * others)
+            client = np.repeat(np.arange(len(target)), entry["count"])
+            taken = target[client]
+            if requests.kind == "forget":
+                taken &= _asked_for(requests, entry["sender"], client, entry["item"])
+            np.add.at(error, entry["item"][taken], -entry["part"][client[taken], None] * entry["row"][taken])
+            if "own" in entry and withdrawn.any():
+                error[: len(entry["own"])] -= withdrawn[: len(entry["own"]), None] * entry["own"]
+            left |= {f"{at}.{name}": v for name, v in _without(entry, target, taken, withdrawn, requests).items()}
+        items: Floats = (server.items + self.config.theta * error).astype(np.float32)
+        said = log.certified(self.name, left, storage_client=0.0, purged=["updates of those who asked"])
+        return server.with_items(items).with_part(self.name, left), said
+
+
+def _weights(total: Total) -> Doubles:
+    told = total.each["cfru.weight"].value
+    assert isinstance(told, Dense)
+    return told.value[:, 0].astype(np.float64)
+
+
+def _withdrawn(server: ServerState, requests: Requests) -> Doubles:
+    """For every item, what share of its shared edges is withdrawn now; `given` is without them already."""
+    n_items = len(server.items)
+    if requests.kind == "forget":
+        return np.zeros(n_items)
+    gone = np.bincount(requests.items.ids, minlength=n_items)
+    return np.asarray(gone / np.maximum(gone + np.bincount(server.given.item, minlength=n_items), 1))
+
+
+def _asked_for(requests: Requests, sender: Keys, client: Any, item: Any) -> Any:
+    """Which rows are of items that their own sender has forgotten."""
+    place = {int(key): n for n, key in enumerate(requests.senders)}
+    who = np.array([place.get(int(key), -1) for key in sender], np.int64)[client]
+    found = np.zeros(len(item), bool)
+    known = who >= 0
+    found[known] = requests.items.holds(who[known], item[known])
+    return found
+
+
+def _without(entry: Arrays, target: Any, taken: Any, withdrawn: Doubles, requests: Requests) -> Arrays:
+    """What is left of one round's record."""
+    client = np.repeat(np.arange(len(target)), entry["count"])[~taken]
+    count = np.bincount(client, minlength=len(target)).astype(np.int32)
+    out: Arrays = {"count": count, "item": entry["item"][~taken], "row": entry["row"][~taken]}
+    if "own" in entry:
+        out["own"] = entry["own"] * (1 - withdrawn[: len(entry["own"]), None]).astype(np.float32)
+    if requests.kind == "leave":  # they took part in nothing
+        out |= {"sender": entry["sender"][~target], "part": entry["part"][~target], "count": count[~target]}
+    return out
+
+
+preset("cfru", {"name": "withdrawal"}, {"name": "cfru"})

@@ -1,0 +1,52 @@
+"""Semi-hard negatives: items near the person's vector or near what the person has (FRU, sharing spec C.5)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from tacita.core.types import Bools, CohortView, Floats, Ints, Longs, Ragged, spans
+from tacita.kernels.hashing import uniforms
+
+_SLICE = 256  # users whose distances to all items are held at once
+
+
+def mixed_negatives(view: CohortView, counts: Longs, vectors: Floats | None, share: float, key: np.uint64) -> Ints:
+    """counts[u] items for every user, drawn from two pools: the share of items nearest to the user, and to the mean
+    of its items. Without vectors in the space of items there is the second pool only."""
+    n_users, out = len(counts), []
+    squares = (view.items.astype(np.float64) ** 2).sum(1).astype(np.float32)
+    for lo in range(0, n_users, _SLICE):
+        some = np.arange(lo, min(n_users, lo + _SLICE))
+        train, exclude = view.train.take(some), view.exclude.take(some)
+        near = [_means(train, view.items)] if vectors is None else [_means(train, view.items), vectors[some]]
+        pools = np.zeros((len(some), len(view.items)), bool)
+        for centre in near:
+            pools |= _nearest(squares - 2 * centre @ view.items.T, exclude, share)
+        item = np.nonzero(pools)[1].astype(np.int32)
+        size = pools.sum(1)
+        start, wanted = np.cumsum(size) - size, counts[some]
+        drawn = uniforms(key, view.user_keys[some], int(wanted.max(initial=0)))
+        owner = np.repeat(np.arange(len(some)), wanted)
+        place = np.floor(drawn[owner, spans(np.zeros_like(wanted), wanted)] * size[owner]).astype(np.int64)
+        out.append(item[start[owner] + place])
+    return np.concatenate(out) if out else np.zeros(0, np.int32)
+
+
+def _means(lists: Ragged, items: Floats) -> Floats:
+    """The mean row of each list, added up in its order; of an empty one, zeros."""
+    total = np.zeros((len(lists), items.shape[1]), np.float32)
+    np.add.at(total, lists.rows(), items[lists.ids])
+    return np.asarray(total / np.maximum(lists.counts(), 1)[:, None], np.float32)
+
+
+def _nearest(distance: Floats, exclude: Ragged, share: float) -> Bools:
+    """Marks the nearest share of all items that are not excluded."""
+    n_items = distance.shape[1]
+    most = min(n_items, max(1, math.ceil(share * n_items)))
+    distance[exclude.rows(), exclude.ids] = np.inf
+    place = np.argpartition(distance, most - 1, axis=1)[:, :most]
+    marked = np.zeros(distance.shape, bool)
+    np.put_along_axis(marked, place, np.isfinite(np.take_along_axis(distance, place, 1)), 1)
+    return marked

@@ -1,0 +1,146 @@
+"""delta-replay: unlearn without devices, by going over the run again on what is still shared (sharing spec D.1).
+
+The server writes down by how much devices moved the table in every round, summed over all of them, and so can repeat
+the whole run from its first table: the same moves, and its own steps on what remains. What was withdrawn is in no
+step of its own any more; the moves were made by devices that had seen it, so this is not exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from tacita.core.errors import TacitaError
+from tacita.core.types import Arrays, Floats, Given, Requests, ServerState
+from tacita.fields import Total
+from tacita.methods.sharing.graph_learning import NAME as GRAPH
+from tacita.methods.sharing.graph_learning import SharedGraphPart, purged
+from tacita.methods.sharing.unlearning import withdrawn
+from tacita.round.parts import Ask, Part, PartConfig, Play, build_parts, register
+
+_START, _MOVES, _OPEN, _ROUNDS, _MARK, _ENDS = "start", "moves", "open", "rounds", "mark", "ends"
+_NEVER = float(np.finfo(np.float64).min)
+
+
+class DeltaReplayConfig(PartConfig):
+    segment: int = Field(10, ge=1, description="rounds whose moves are kept as one sum")
+    precision: Literal["fp16", "fp32"] = Field("fp16", description="of the sums that are kept")
+    correction: float = Field(
+        0.0, ge=0, lt=1, description="how much of the distance to the original table each round's moves take back"
+    )
+
+
+@register
+class DeltaReplay(Part):
+    """Stands before the part `shared-graph` in the list: it has to see the table before the server's own steps."""
+
+    name = "delta-replay"
+    takes_back = ("given",)
+    Config: ClassVar[type[PartConfig]] = DeltaReplayConfig
+    config: DeltaReplayConfig
+
+    def check(self, n_items: int) -> None:
+        names = [one["name"] for one in self.world.listed]
+        if GRAPH in names and names.index(GRAPH) < names.index(self.name):
+            raise TacitaError(f"part '{self.name}' has to stand before '{GRAPH}' in 'parts'.")
+        if self.world.train.resume_from == "last" and GRAPH in names:
+            raise TacitaError(f"part '{self.name}' goes over the best rounds again; use train.resume_from = 'best'.")
+
+        if self.world.backbone.shared():
+            raise TacitaError(
+                f"part '{self.name}' goes over item rows again, and backbone '{self.world.backbone.name}' shares other "
+                "parameters as well; use another backbone, or another way to unlearn."
+            )
+
+    def server_begin_block(self, server: ServerState) -> Arrays:
+        kept = server.parts.get(self.name, {})
+        if not kept:
+            none = np.zeros((0, *server.items.shape), self._kind)
+            rounds: Arrays = {_ROUNDS: np.zeros((0, 2), np.int64), _MARK: np.zeros(0), _ENDS: np.zeros(0, np.int64)}
+            return {_START: server.items, _MOVES: none, _OPEN: np.zeros_like(server.items), **rounds}
+        new = server.items[len(kept[_START]) :]
+        still = np.zeros((len(kept[_MOVES]), *new.shape), kept[_MOVES].dtype)
+        return {
+            **kept,
+            _START: np.concatenate([kept[_START], new]),
+            _MOVES: np.concatenate([kept[_MOVES], still], axis=1),
+            _OPEN: np.concatenate([kept[_OPEN], np.zeros_like(new)]),
+        }
+
+    @property
+    def _kind(self) -> type[np.floating[Any]]:
+        return np.float16 if self.config.precision == "fp16" else np.float32
+
+    def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
+        """Writes the round's move down, and makes the table from it, as going over it again will."""
+        kept, move = server.parts[self.name], server.items - before.items
+        rounds = np.concatenate([kept[_ROUNDS], np.array([[server.block, server.round]])])
+        mark = np.append(kept[_MARK], server.given.time.max(initial=_NEVER))
+        kept = {**kept, _ROUNDS: rounds, _MARK: mark, _OPEN: kept[_OPEN] + move}
+        if len(rounds) - kept[_ENDS][-1:].sum() == self.config.segment:
+            moves = np.concatenate([kept[_MOVES], kept[_OPEN][None].astype(self._kind)])
+            ends = np.append(kept[_ENDS], len(rounds))
+            kept |= {_MOVES: moves, _ENDS: ends, _OPEN: np.zeros_like(server.items)}
+        return server.with_items(before.items + move).with_part(self.name, kept)
+
+    def handle_many(
+        self, server: ServerState, requests: Requests, ask: Ask, play: Play
+    ) -> tuple[ServerState, dict[str, Any]] | None:
+        if requests.kind == "share" or requests.taken is None:
+            return None
+        gone, kept = withdrawn(requests.senders, requests.taken), server.parts[self.name]
+        said = {"method": self.name, "exact": False, "edges": len(gone), "rounds": 0, "clients_asked": 0, "purged": []}
+        said |= {"storage_server": n_bytes(kept), "storage_client": 0, "segments": len(kept[_MOVES])}
+        if not len(gone) or not len(kept[_ROUNDS]):
+            return server, said
+        server, purge = purged(self.replayed(server, gone), requests.senders)
+        return server, {**said, "purged": purge, "correction": self.config.correction}
+
+    def replayed(self, server: ServerState, gone: Given | None = None) -> ServerState:
+        """The run once more, on what is shared now; `gone`: withdrawn edges, for the correction of moves."""
+        kept, original = server.parts[self.name], None
+        now = replace(server, items=kept[_START], parts={})
+        if self.config.correction and gone is not None:
+            given = server.given
+            both = [(getattr(given, name), getattr(gone, name)) for name in ("sender", "item", "time")]
+            original = replace(now, given=Given(*(np.concatenate(pair) for pair in both)))
+        ends = [0, *kept[_ENDS].tolist()]
+        segments = [(kept[_MOVES][k], range(ends[k], ends[k + 1])) for k in range(len(kept[_MOVES]))]
+        segments.append((kept[_OPEN], range(ends[-1], len(kept[_ROUNDS]))))
+        for move, rounds in segments:
+            own = move.astype(np.float32)
+            if original is not None:
+                pull = np.float32(1 - (1 - self.config.correction) ** len(rounds))
+                then, original = original.items, self._gone_over(original, own, rounds, kept)
+                own = own - pull * (now.items - then)
+            now = self._gone_over(now, own, rounds, kept)
+        parts = {**server.parts, GRAPH: {**server.parts.get(GRAPH, {}), **now.parts.get(GRAPH, {})}}
+        return replace(server, items=now.items, parts=parts if GRAPH in server.parts else server.parts)
+
+    def _gone_over(self, now: ServerState, move: Floats, rounds: range, kept: Arrays) -> ServerState:
+        """One segment: the devices' move, then the server's steps of its rounds on what was shared by then."""
+        now = now.with_items(now.items + move)
+        learner = self._learner()
+        for k in rounds if learner else ():
+            block, round = (int(one) for one in kept[_ROUNDS][k])
+            there = now.given.time <= kept[_MARK][k]
+            given = Given(now.given.sender[there], now.given.item[there], now.given.time[there])
+            assert learner is not None
+            made = learner.learned(replace(now, block=block, round=round, given=given))
+            now = replace(now, items=made.items, parts=made.parts)
+        return now
+
+    def _learner(self) -> SharedGraphPart | None:
+        options = self.world.options_of(GRAPH)
+        if options is None:
+            return None
+        (made,) = build_parts([{"name": GRAPH, **options}], self.world)
+        assert isinstance(made, SharedGraphPart)
+        return made
+
+
+def n_bytes(kept: Arrays) -> int:
+    return sum(int(array.nbytes) for array in kept.values())

@@ -1,0 +1,166 @@
+"""What is written down so that rounds can be gone over again: on devices what each sent, on the server who took part.
+
+A device's log is two lists: its rounds, with how many rows it kept of each and the weight it counted with, and these
+rows one round after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tacita.core.codec import pack
+from tacita.core.config import TrainConfig
+from tacita.core.errors import TacitaError
+from tacita.core.types import Arrays, Bools, CohortView, Doubles, Floats, Held, Keys, Longs, Ragged, Requests, spans
+from tacita.fields import Dense, Form, Rows, Upload
+
+Moment = tuple[int, int]  # a block and a round of it
+Lists = dict[str, Ragged]
+
+
+def check_going_back(name: str, plan: TrainConfig) -> None:
+    """Refuse settings under which nobody could tell which rounds led to the model, or what divided them."""
+    if plan.resume_from == "last":
+        raise TacitaError(
+            f"part '{name}' goes over the rounds that led to the best one once more; use train.resume_from = 'best'."
+        )
+    if plan.aggregation == "fixed" and plan.denominator is None:
+        raise TacitaError(
+            f"part '{name}' divides earlier rounds by what they were divided by; say it: train.denominator, about "
+            "how many clients a round has."
+        )
+
+
+def asks_to_forget(requests: Requests) -> bool:
+    """Whether requests ask for something to be forgotten at all."""
+    return requests.kind == "leave" or (requests.kind != "share" and len(requests.items.ids) > 0)
+
+
+# On devices
+
+
+def empty_log(n_users: int, width: int) -> Held:
+    none, ids = np.zeros(n_users + 1, np.int64), np.zeros(0, np.int32)
+    rounds: Arrays = {"block": ids, "count": ids, "weight": np.zeros(0)}
+    return {"rows": Ragged(none, ids, {"row": np.zeros((0, width), np.float32)}), "rounds": Ragged(none, ids, rounds)}
+
+
+def as_rows(value: Form) -> Rows:
+    """Uploads as rows, whatever a part made of them."""
+    if isinstance(value, Rows):
+        return value
+    if not isinstance(value, Dense):
+        raise TacitaError("a person's statistic has no rows to be kept.")
+    clients, items = value.value.shape[:2]
+    client = np.repeat(np.arange(clients, dtype=np.int32), items)
+    item = np.tile(np.arange(items, dtype=np.int32), clients)
+    return Rows(client, item, value.value.reshape(clients * items, -1))
+
+
+def most_moved(rows: Rows, n_clients: int, share: float) -> Longs:
+    """The places of the rows that moved furthest: of every client a share of them, rounded up."""
+    length = (rows.value.astype(np.float64) ** 2).sum(1)
+    order = np.lexsort((rows.item, -length, rows.client))
+    counts = np.bincount(rows.client, minlength=n_clients)
+    kept = np.ceil(share * counts - 1e-9).astype(np.int64)
+    return np.asarray(np.sort(order[spans(np.cumsum(counts) - counts, kept)]))
+
+
+def logged(lists: Lists, view: CohortView, upload: Upload, share: float) -> Held:
+    """The log after an upload; who counts for nothing writes nothing. A silo's first user keeps its log."""
+    rows = as_rows(upload.values["rows"])
+    kept = most_moved(rows, upload.n_clients, share)
+    kept = kept[upload.weight[rows.client[kept]] > 0]
+    n_users, first = len(view.user), view.user_ptr[:-1]
+    moved = Ragged.from_pairs(first[rows.client[kept]], rows.item[kept], n_users, {"row": rows.value[kept]})
+    who = np.flatnonzero(upload.weight > 0)
+    counts = np.bincount(rows.client[kept], minlength=upload.n_clients)[who].astype(np.int32)
+    entry: Arrays = {"block": np.full(len(who), view.block, np.int32), "count": counts, "weight": upload.weight[who]}
+    rounds = Ragged.from_pairs(first[who], np.full(len(who), view.round, np.int32), n_users, entry)
+    return {"rows": _after(lists["rows"], moved), "rounds": _after(lists["rounds"], rounds)}
+
+
+def _after(old: Ragged, new: Ragged) -> Ragged:
+    return old.joined(new) if len(old.ids) and len(new.ids) else (new if len(new.ids) else old)
+
+
+def stored(lists: Lists, moment: Moment) -> tuple[Rows, Doubles]:
+    """What every device kept of a round, and the weight it counted with; 0: it did not take part."""
+    rounds, rows = lists["rounds"], lists["rows"]
+    count = rounds.values["count"].astype(np.int64)
+    start = np.cumsum(count) - count  # rows lie in the order of their rounds, user by user
+    at = np.flatnonzero((rounds.values["block"] == moment[0]) & (rounds.ids == moment[1]))
+    owner, source = rounds.rows()[at], spans(start[at], count[at])
+    weight = np.zeros(len(rounds))
+    weight[owner] = rounds.values["weight"][at]
+    return Rows(np.repeat(owner, count[at]), rows.ids[source], rows.values["row"][source]), weight
+
+
+def without_rows(lists: Lists, gone: Bools) -> Held:
+    """The log without some rows; its rounds stay."""
+    rounds, rows = lists["rounds"], lists["rows"]
+    count = rounds.values["count"].astype(np.int64)
+    of_round = np.repeat(np.arange(len(count)), count)
+    left = np.bincount(of_round[~gone], minlength=len(count)).astype(np.int32)
+    stays = Ragged.from_pairs(rows.rows()[~gone], rows.ids[~gone], len(rows), {"row": rows.values["row"][~gone]})
+    return {"rows": stays, "rounds": Ragged(rounds.ptr, rounds.ids, {**rounds.values, "count": left})}
+
+
+def log_bytes(lists: Lists) -> Longs:
+    """What each user's log takes: numbers and ids, nothing else is written."""
+    out = np.zeros(len(lists["rows"]), np.int64)
+    for one in lists.values():
+        width = one.ids.itemsize + sum(v.itemsize * int(np.prod(v.shape[1:])) for v in one.values.values())
+        out += one.counts() * width
+    return out
+
+
+# On the server
+
+
+def no_rounds() -> Arrays:
+    return {
+        "rounds": np.zeros((0, 2), np.int32),
+        "ptr": np.zeros(1, np.int64),
+        "clients": np.zeros(0, np.uint64),
+    }
+
+
+def noted(held: Arrays, moment: Moment, clients: Keys) -> Arrays:
+    """One round more, and who takes part in it."""
+    return {
+        **held,
+        "rounds": np.concatenate([held["rounds"], np.array([moment], np.int32)]),
+        "ptr": np.append(held["ptr"], held["ptr"][-1] + len(clients)),
+        "clients": np.concatenate([held["clients"], clients]),
+    }
+
+
+def rounds_of(held: Arrays) -> Iterator[tuple[Moment, Keys]]:
+    """Every round that led to the model, in order, and who took part in it."""
+    for k, (block, number) in enumerate(held["rounds"].tolist()):
+        yield (block, number), held["clients"][held["ptr"][k] : held["ptr"][k + 1]]
+
+
+def without_clients(held: Arrays, gone: Keys) -> Arrays:
+    stays = ~np.isin(held["clients"], gone)
+    ends = np.concatenate([[0], np.cumsum(stays)])
+    return {**held, "clients": held["clients"][stays], "ptr": ends[held["ptr"]]}
+
+
+def grown(start: Floats | None, items: Floats) -> Floats:
+    """The table that everything began with, and the rows of new items."""
+    return items.copy() if start is None else np.concatenate([start, items[len(start) :]])
+
+
+def packed_bytes(arrays: Arrays) -> int:
+    """Serialised."""
+    return len(pack(arrays)) if arrays else 0
+
+
+def certified(name: str, held: Arrays, **more: Any) -> dict[str, Any]:
+    """What every certificate of a method says: its name, whether it is exact and what the server keeps for it."""
+    return {"method": name, "exact": False, "storage_server": packed_bytes(held), **more}

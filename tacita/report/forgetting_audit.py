@@ -1,0 +1,87 @@
+"""The audit of a withdrawal as a table, a row for each model, and as files that people and machines read."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+from tacita.core.files import disk_error, write_bytes
+
+ATTACKS = {
+    "auc_pairs": "pairs (AUC)",
+    "auc_pairs_ci": "95 % interval",
+    "auc_difference": "difference to O (AUC)",
+    "auc_user": "people (AUC)",
+    "distance_ratio": "distance to R1, O is 1",
+    "gram_distance": "cosines, distance to R1",
+    "rank_percentile": "rank of withdrawn items",
+    "jaccard20": "same top 20 as R1",
+    "relearn_ratio": "relearnt, R1 is 1",
+    "canary_exposure": "canaries (bits)",
+}
+
+
+def rows_of(found: dict[str, Any], models: dict[str, str]) -> list[dict[str, str]]:
+    return [
+        {"model": f"{name}: {words}", **{said: _figure(found["rows"][name][one]) for one, said in ATTACKS.items()}}
+        for name, words in models.items()
+    ]
+
+
+def _figure(value: Any) -> str:
+    if isinstance(value, list):
+        return f"{value[0]:.3f} to {value[1]:.3f}"
+    return "-" if value is None else f"{value:.3f}"
+
+
+def about(found: dict[str, Any]) -> str:
+    what = "canaries planted and people held out" if found["planted"] else "the run's own model"
+    return (
+        f"{found['data']}, {found['method']}, {found['backbone']}, seed {found['seed']}, {what}: "
+        f"{found['people']} people withdraw {found['withdrawn']} interactions, carried out by "
+        f"{' and '.join(found['by'])} in {found['seconds']:.2f} s (training again {found['seconds_retrain']:.2f} s)."
+    )
+
+
+def lines_of(found: dict[str, Any]) -> list[str]:
+    """What does not fit into the table."""
+    search = {name: one["pairs"] + one["people"] for name, one in found["artefacts"].items()}
+    floor = found["noise_floor"]
+    return [
+        f"Search of the run folder: withdrawn pairs in {search['O']} places before, {search['X']} after.",
+        f"Another seed alone is {'-' if floor is None else f'{floor:.3f}'} away from R1, where O is 1.",
+        f"Verdict: {found['verdict']} ({found['auc_gap']:+.3f}).",
+        found["note"],
+    ]
+
+
+def to_markdown(found: dict[str, Any], models: dict[str, str]) -> str:
+    rows = rows_of(found, models)
+    lines = ["|" + "|".join(f" {one} " for one in row) + "|" for row in (list(rows[0]), *(r.values() for r in rows))]
+    lines.insert(1, "|" + "---|" * len(rows[0]))
+    return "\n".join([about(found), "", *lines, "", *(f"{line}\n" for line in lines_of(found))])
+
+
+def to_csv(found: dict[str, Any], models: dict[str, str]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["model", *ATTACKS])
+    for name in models:
+        values = [found["rows"][name][one] for one in ATTACKS]
+        told = ["" if v is None else " ".join(f"{x:.6f}" for x in (v if isinstance(v, list) else [v])) for v in values]
+        writer.writerow([name, *told])
+    return out.getvalue()
+
+
+def write(found: dict[str, Any], models: dict[str, str], folder: Path) -> Path:
+    """forget-DATA-METHOD.md and .csv in a folder; the name without its ending."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise disk_error(folder, error) from None
+    stem = folder / f"forget-{Path(found['data']).stem}-{found['method']}"
+    for suffix, text in (("md", to_markdown(found, models)), ("csv", to_csv(found, models))):
+        write_bytes(stem.with_name(f"{stem.name}.{suffix}"), text.encode())
+    return stem

@@ -1,0 +1,242 @@
+"""Attacks on what is left of withdrawn data: closed forms, and models of which the answer is known."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from oracle import federate, make_backbone, make_block, make_stream
+from test_door import Blunt, TakesShared, config_of
+
+from tacita.audit import forgetting, membership
+from tacita.audit.forgetting import Judged, attack, audit_forgetting
+from tacita.audit.scene import as_it_is, draw_requests, half_of, plant, rare_pairs
+from tacita.cli import main
+from tacita.core.types import Ragged
+from tacita.lab import training
+from tacita.lab.forgetting import traces
+from tacita.lab.forgetting.door import carried_out, opened
+from tacita.lab.forgetting.paths import way_of
+from tacita.lab.forgetting.proof import retrained
+from tacita.report import forgetting_audit
+from tacita.round import parts as registry
+
+RNG = np.random.default_rng(5)
+
+
+# The auditor (H.D 5)
+
+
+def test_scores_that_are_alike_cannot_be_told_apart() -> None:
+    owner = np.repeat(np.arange(60), 20)
+    members, others = RNG.normal(size=(2, len(owner)))
+    low, high = traces.interval_of(members, others, owner, 1)
+    assert low <= 0.5 <= high
+    assert high - low < 0.12
+    assert abs(traces.auc_of(members, others) - 0.5) < 0.05
+
+
+def test_scores_that_stand_apart_are_told_apart() -> None:
+    owner = np.repeat(np.arange(10), 3)
+    assert traces.auc_of(np.ones(30), np.zeros(30)) == 1.0
+    assert traces.auc_of(np.zeros(30), np.ones(30)) == 0.0
+    assert traces.interval_of(np.ones(30), np.zeros(30), owner, 1) == [1.0, 1.0]
+    assert traces.auc_of(np.ones(4), np.ones(4)) == 0.5  # ties are halves
+
+
+def test_an_auc_is_the_share_of_pairs_in_order() -> None:
+    members, others = RNG.integers(0, 6, size=(2, 40)).astype(float)
+    wins = (members[:, None] > others[None]).mean() + (members[:, None] == others[None]).mean() / 2
+    assert traces.auc_of(members, others) == pytest.approx(wins)
+    assert traces.auc_of_groups(members, others[:7]) == pytest.approx(
+        (members[:, None] > others[None, :7]).mean() + (members[:, None] == others[None, :7]).mean() / 2
+    )
+    owner, times = np.repeat(np.arange(4), 10), np.array([2.0, 0, 1, 1])
+    again = np.concatenate([np.arange(10), np.arange(10), np.arange(20, 40)])
+    assert traces.auc_of(members, others, owner, times) == pytest.approx(traces.auc_of(members[again], others[again]))
+
+
+def test_a_model_beside_itself_shows_no_difference() -> None:
+    members, others = RNG.normal(size=(2, 50))
+    one = traces.Seen(members, others, members, Ragged.from_lists([[1, 2]]))
+    assert traces.difference_auc(one, one) == 0.5
+    assert traces.jaccard(one, one) == 1.0
+    assert traces.paired_interval(one, one, np.repeat(np.arange(10), 5), 0) == [0.0, 0.0]
+
+
+def test_matched_items_are_as_popular_and_never_the_users_own() -> None:
+    lists = [sorted(RNG.choice(60, 12, replace=False, p=np.arange(60, 0, -1) / 1830).tolist()) for _ in range(80)]
+    fed = federate(make_stream(make_block(0, 60, lists)), make_backbone("mf"))
+    gone = Ragged.from_lists([one[:3] if u < 40 else [] for u, one in enumerate(lists)])
+    owned = Ragged.from_lists(lists)
+    pairs = traces.matched_pairs(fed, gone, owned)
+    assert len(pairs.members.ids) == len(pairs.others.ids) == 120
+    assert not owned.holds(pairs.users[pairs.others.rows()], pairs.others.ids).any()
+    count = np.bincount(owned.ids, minlength=60)
+    gap = np.abs(count[pairs.members.ids] - count[pairs.others.ids])
+    assert np.median(gap) <= 4 < count.max() - count.min()
+    again = traces.matched_pairs(fed, gone, owned)
+    assert np.array_equal(pairs.others.ids, again.others.ids)
+
+
+def test_cosines_do_not_see_a_rotation() -> None:
+    fed = federate(make_stream(make_block(0, 6, [[0, 1]])), make_backbone("mf"))
+    from oracle import started
+
+    progress = started(fed)
+    items = RNG.normal(size=(6, fed.backbone.item_width)).astype(np.float32)
+    turn = np.linalg.qr(RNG.normal(size=(items.shape[1],) * 2))[0].astype(np.float32)
+    one = traces.Learned(replace(progress.server, items=items), progress.clients)
+    other = traces.Learned(replace(progress.server, items=items @ turn), progress.clients)
+    found = traces.gram_distance(items, items @ turn, np.arange(6))
+    assert found is not None
+    assert found < 1e-6
+    far = traces.distance(fed, one, other)
+    assert far is not None
+    assert far > 0.1
+    assert traces.gram_distance(items, items + 1, [0, 1])
+
+
+# Fresh user vectors
+
+
+def test_a_person_whose_items_lie_together_is_fitted() -> None:
+    table = np.concatenate([np.tile([1.0, 0], (10, 1)), np.tile([-1.0, 0], (10, 1))]).astype(np.float32)
+    samples = membership.Samples(
+        np.zeros(5, np.int64), np.arange(5, dtype=np.int32), np.arange(10, 15, dtype=np.int32), 1
+    )
+    fitted = membership.fit(table, samples)
+    assert fitted.losses[0] == pytest.approx(math.log(2))
+    assert fitted.losses[-1] < 0.1
+    assert fitted.vectors[0, 0] > 1
+    assert membership.steps_to(table, samples, fitted.losses[7]) == 7
+    assert membership.steps_to(table, samples, -1.0) == membership.MOST_STEPS
+
+
+def test_who_was_learned_from_surprises_less() -> None:
+    """Members' items point one way; strangers' lie anywhere."""
+    table = RNG.normal(size=(200, 8)).astype(np.float32)
+    lists = []
+    for u in range(20):
+        mine = np.arange(u * 5, u * 5 + 5)
+        table[mine] = RNG.normal(size=8) + 0.1 * RNG.normal(size=(5, 8))
+        lists.append(mine.tolist())
+    strangers = Ragged.from_lists([RNG.choice(np.arange(100, 200), 5, replace=False).tolist() for _ in range(40)])
+    key = np.uint64(3)
+    inside = membership.surprise(table, Ragged.from_lists(lists), strangers, key)
+    outside = membership.surprise(table, strangers.take(np.arange(20)), strangers.take(np.arange(20, 40)), key)
+    assert traces.auc_of_groups(-inside, -outside) > 0.9
+
+
+# A run
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    out = tmp_path_factory.mktemp("audit")
+    for part in (Blunt, TakesShared):
+        registry._PARTS[part.name] = part
+    more = {"backbone": {"name": "mf", "dim": 4, "lr": 2.0}, "train": {"rounds": 6}}
+    training.train(config_of("probe-blunt", **more), out / "blunt")
+    training.train(config_of("sharing", "probe-shared", **more), out / "shared")
+    training.train(config_of(backbone={"name": "tally"}), out / "tally")
+    yield out
+    for part in (Blunt, TakesShared):
+        del registry._PARTS[part.name]
+
+
+def judged_of(folder: Path, perfect: bool) -> Judged:
+    """A withdrawal from a run; `perfect`: by a method that is training again itself."""
+    scene = as_it_is(opened(folder))
+    asked = draw_requests(scene, 0.5)
+    done = carried_out(scene.run, asked, way_of(scene.run.fed, asked, scene.run.progress.server.given))
+    again = retrained(done)
+    models = {"O": done.was, "X": again if perfect else done.now, "R1": again, "R2": again}
+    return Judged(scene, replace(done, now=models["X"]), models, 1)
+
+
+@pytest.mark.parametrize("name", ["blunt", "shared"])
+def test_a_model_that_was_trained_again_passes_every_attack(made: Path, name: str) -> None:
+    found = attack(judged_of(made / name, perfect=True))
+    own = found["rows"]["X"]
+    assert found["auc_gap"] == 0
+    assert own["auc_from_r1"] == [0.0, 0.0]
+    assert own["distance_ratio"] == own["gram_distance"] == 0
+    assert own["jaccard20"] == own["relearn_ratio"] == 1
+    assert found["verdict"].startswith("pass")
+    assert found["rows"]["O"]["distance_ratio"] == 1
+    assert found["rows"]["O"]["auc_difference"] == 0.5  # O beside O
+
+
+def test_members_are_told_in_the_run_and_less_after_training_again(made: Path) -> None:
+    found = attack(judged_of(made / "blunt", perfect=True))["rows"]
+    assert found["O"]["auc_pairs"] > found["R1"]["auc_pairs"]
+    assert found["O"]["rank_percentile"] > found["R1"]["rank_percentile"]
+    assert found["R1"]["auc_difference"] > 0.5  # who has both models sees what was withdrawn
+
+
+def test_a_search_finds_the_pairs_before_and_not_after(made: Path) -> None:
+    found = forgetting.artefacts(judged_of(made / "blunt", perfect=False))
+    assert found["O"]["pairs"] > 0
+    assert not found["O"]["clean"]
+    assert found["X"]["pairs"] == 0
+    assert found["X"]["clean"]
+
+
+@pytest.mark.parametrize("name", ["blunt", "shared", "tally"])
+def test_the_whole_audit(made: Path, name: str) -> None:
+    before = hashlib.sha256(b"".join(one.read_bytes() for one in sorted((made / name).iterdir()))).hexdigest()
+    found = audit_forgetting(made / name, 0.3)
+    assert hashlib.sha256(b"".join(one.read_bytes() for one in sorted((made / name).iterdir()))).hexdigest() == before
+    assert found["rows"].keys() == forgetting.MODELS.keys()
+    for row in found["rows"].values():
+        assert 0 <= row["auc_pairs"] <= 1
+        assert row["canary_exposure"] >= 0
+        assert (row["auc_user"] is None) == (row["relearn_ratio"] is None) == (name == "tally")
+    if name == "tally":
+        assert found["auc_gap"] == pytest.approx(0, abs=1e-6)
+        assert found["rows"]["O"]["canary_exposure"] > found["rows"]["R1"]["canary_exposure"]
+        assert found["rows"]["X"]["canary_exposure"] == pytest.approx(found["rows"]["R1"]["canary_exposure"])
+
+
+def test_canaries_have_pairs_that_nobody_has_and_the_held_out_are_not_learned_from(made: Path) -> None:
+    run = opened(made / "tally")
+    scene = plant(run)
+    stream = scene.run.fed.stream
+    train = stream.blocks[-1].train
+    assert stream.n_users == run.fed.stream.n_users + len(scene.canaries)
+    for user, a, b in zip(scene.canaries, scene.known, scene.partner, strict=True):
+        assert set(train.row(user).tolist()) == {a, b}
+    assert len({*scene.known.tolist(), *scene.partner.tolist()}) == 2 * len(scene.canaries)
+    assert len(scene.held_out) >= 2
+    counts = stream.trained(len(stream.blocks) - 1).counts()
+    assert (counts[: run.fed.stream.n_users] == 0).sum() >= len(scene.held_out)
+    known, partner = rare_pairs(run.fed.stream, run.fed.stream.item_keys)
+    assert len(known) == len(partner) > 0
+
+
+def test_half_of_what_people_have() -> None:
+    lists = Ragged.from_lists([[1, 2, 3, 4, 5], [6], [], [7, 8]])
+    half = half_of(lists, np.arange(10, dtype=np.uint64))
+    assert half.counts().tolist() == [2, 0, 0, 1]
+    assert lists.holds(half.rows(), half.ids).all()
+
+
+def test_the_verb_writes_a_table(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["audit", "forget", str(made / "blunt"), "--brief", "--quiet", "--json", "--out", str(tmp_path / "new")])
+    assert not left.value.code
+    found = json.loads(capsys.readouterr().out)
+    assert found["planted"] is False
+    assert found["rows"]["X"]["canary_exposure"] is None
+    text = next((tmp_path / "new").glob("*.md")).read_text()
+    assert text.count("\n|") == 2 + len(forgetting.MODELS)
+    assert all(words in text for words in forgetting_audit.ATTACKS.values())
+    lines = next((tmp_path / "new").glob("*.csv")).read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["model", *forgetting.MODELS]

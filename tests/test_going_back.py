@@ -1,0 +1,378 @@
+"""Forgetting by going over earlier rounds: fru, cufru, cfru, retrain, and the rounds that a request may play again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from oracle import cohort, federate, make_backbone, make_block, make_stream, started
+
+from tacita.core.errors import TacitaError
+from tacita.core.types import Again, Block, Keys, Ragged, Requests, Stream
+from tacita.federation.requests import handle
+from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round
+from tacita.fields import Rows
+from tacita.learn.training.draw import lay_out
+from tacita.methods import World, build_parts
+from tacita.methods.sharing import update_log as log
+from tacita.methods.sharing.cufru import turned
+from tacita.methods.sharing.negatives import mixed_negatives
+from tacita.round.plan import Federation, again_of, plain, repeated
+
+LISTS = [[0, 1, 2, 7], [2, 3, 8], [4, 9, 1], [0, 4, 5, 6], [1, 6, 8], [3, 5, 9, 2]]
+N_ITEMS = 12
+
+
+def stream_of(lists: list[list[int]] = LISTS) -> Stream:
+    return make_stream(make_block(0, N_ITEMS, lists))
+
+
+def federation(*specs: dict[str, Any], backbone: str = "mf", stream: Stream | None = None, **train: Any) -> Federation:
+    fed = federate(stream or stream_of(), make_backbone(backbone), **{"rounds": 4, "batch_size": 4} | train)
+    parts = build_parts(list(specs), World(fed.backbone, fed.draws, fed.config.train))
+    for part in parts:
+        part.check(N_ITEMS)
+    return replace(fed, parts=parts)
+
+
+def played(fed: Federation, rounds: int) -> Progress:
+    progress = started(fed)
+    for _ in range(rounds):
+        progress.server, _ = run_round(fed, progress.server, progress.devices)
+    return progress
+
+
+def keys(fed: Federation, *users: int) -> Keys:
+    return fed.stream.user_keys[list(users)]
+
+
+def leaving(fed: Federation, *users: int) -> Requests:
+    return Requests("leave", keys(fed, *users), Ragged.empty(len(users)))
+
+
+def forgetting(fed: Federation, user: int, *items: int) -> Requests:
+    return Requests("forget", keys(fed, user), Ragged.from_lists([list(items)]))
+
+
+# Rounds once more
+
+
+def test_a_question_says_which_round_it_is_asked_of_once_more() -> None:
+    assert again_of("round") is None
+    for again in (Again(7, 0.1), Again(0), Again(123, 1e-05)):
+        named = repeated("round", again)
+        assert plain(named) == "round"
+        assert again_of(named) == again
+    with pytest.raises(TacitaError, match="share of a round"):
+        again_of("round.again-3-2.0")
+
+
+def test_an_earlier_round_once_more_draws_as_it_did() -> None:
+    fed = federation(participation={"kind": "fraction", "rate": 0.5})
+    progress, other = started(fed), started(fed)
+    first = progress.server
+    after, _ = run_round(fed, first, progress.devices)
+    late = replace(other.server, round=9)
+    chosen = other.devices.choose(fed, first)
+    repeat, report = run_round(fed, late, other.devices, chosen, Again(0))
+    assert np.array_equal(repeat.items, after.items)
+    assert repeat.round == 10
+    assert report.clients == 3
+    assert np.array_equal(progress.clients.private, other.clients.private)
+
+
+@pytest.mark.parametrize(("share", "epochs", "steps"), [(1.0, 4, 5), (0.5, 2, 5), (0.1, 1, 2), (1e-6, 1, 1)])
+def test_a_share_of_a_round_is_whole_epochs_or_a_few_steps_and_at_least_one(
+    share: float, epochs: int, steps: int
+) -> None:
+    """Of somebody with four items and sixteen negatives, in batches of four."""
+    fed = federation(local_epochs=4, batch_size=4)
+    view = replace(cohort(fed, started(fed)), again=Again(0, share))
+    local = lay_out(view, {}, fed.config.train, fed.draws)
+    assert len(local.order) == epochs
+    assert local.steps_per_epoch[[0, 3, 5]].tolist() == [steps] * 3
+    for c in range(6):
+        mine = local.order[0, local.turn_ptr[c] : local.turn_ptr[c + 1]]
+        assert ((mine >= local.ptr[c]) & (mine < local.ptr[c + 1])).all()
+
+
+# What is written down
+
+
+def test_a_log_holds_the_rows_that_moved_furthest() -> None:
+    """H.C 2: at most ceil(alpha * touched) of a client."""
+    fed = federation({"name": "fru", "keep": 0.5})
+    progress = played(fed, 3)
+    lists = progress.clients.lists_of(np.arange(6))["fru"]
+    rounds, rows = lists["rounds"], lists["rows"]
+    assert rounds.counts().tolist() == [3] * 6
+    assert rows.counts().tolist() == [int(one.sum()) for one in np.split(rounds.values["count"], rounds.ptr[1:-1])]
+    table = started(fed)
+    view = cohort(fed, table)
+    upload = fed.answer(view, "round").upload
+    sent = upload.values["rows"]
+    assert isinstance(sent, Rows)
+    kept, weight = log.stored(lists, (0, 0))
+    assert weight.tolist() == [1.0] * 6
+    for c in range(6):
+        mine, all_of = kept.client == c, sent.client == c
+        assert mine.sum() == np.ceil(0.5 * all_of.sum())
+        lengths = np.linalg.norm(sent.value[all_of], axis=1)
+        smallest = np.linalg.norm(kept.value[mine], axis=1).min()
+        assert smallest == np.sort(lengths)[-mine.sum()]
+    size = log.log_bytes(lists)
+    assert size.tolist() == [int(n * (4 * 6 + 4) + 3 * (4 + 4 + 4 + 8)) for n in rows.counts()]
+
+
+def test_mixed_negatives_are_near_and_never_owned() -> None:
+    fed = federation()
+    view = cohort(fed, started(fed))
+    counts = np.array([5, 0, 3, 8, 1, 2])
+    drawn = mixed_negatives(view, counts, view.private, 0.2, np.uint64(5))
+    assert len(drawn) == counts.sum()
+    owner = np.repeat(np.arange(6), counts)
+    assert not view.exclude.holds(owner, drawn).any()
+    for u in range(6):
+        free = np.setdiff1d(np.arange(N_ITEMS), LISTS[u])
+        centre = view.items[LISTS[u]].mean(0)
+        pool: set[int] = set()
+        for vector in (centre, view.private[u]):
+            distance = np.linalg.norm(view.items[free] - vector, axis=1)
+            pool |= set(free[np.argsort(distance)[:3]].tolist())
+        assert set(drawn[owner == u].tolist()) <= pool
+
+
+# FRU
+
+
+@pytest.mark.parametrize("backbone", ["mf", "ego"])
+@pytest.mark.parametrize(
+    "train",
+    [
+        {},
+        {"aggregation": "weighted", "local_epochs": 2},
+        {"aggregation": "per-row", "participation": {"kind": "fraction", "rate": 0.5}},
+        {"aggregation": "fixed", "denominator": 5.0},
+    ],
+    ids=lambda one: one.get("aggregation", "mean"),
+)
+def test_with_nobody_leaving_and_all_steps_the_rounds_are_as_they_were(backbone: str, train: dict[str, Any]) -> None:
+    """H.C 2: alpha = 1, lambda = 1 and nothing withdrawn reproduce the original trajectory."""
+    fed = federation({"name": "fru", "keep": 1.0, "share": 1.0}, backbone=backbone, **train)
+    progress = played(fed, 4)
+    before, private = progress.server, progress.clients.private.copy()
+    nothing = Requests("unshare", keys(fed, 0), Ragged.from_lists([[0]]))  # nobody shared anything
+    said = handle(fed, progress, nothing)["fru"]
+    assert said["rounds"] == 4
+    np.testing.assert_allclose(progress.server.items, before.items, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(progress.clients.private, private, rtol=0, atol=1e-6)
+    assert progress.server.round == 8
+    assert said["storage_server"] > progress.server.items.nbytes
+    assert said["storage_client"] > 0
+    assert "stored" not in progress.server.parts["fru"]
+
+
+def test_lengths_are_those_that_were_kept_and_directions_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H.C 2: row by row in every round after the first, without those who left."""
+    fed = federation({"name": "withdrawal"}, {"name": "fru", "keep": 1.0, "share": 0.3}, local_epochs=3)
+    progress = played(fed, 3)
+    tables: list[tuple[Any, Any, Any]] = []
+    (fru,) = (part for part in fed.parts if part.name == "fru")
+    decode = type(fru).decode
+
+    def watched(self: Any, server: Any, total: Any) -> Any:
+        out = decode(self, server, total)
+        if "stored" in server.parts["fru"] and "rows" in total.sums:
+            tables.append((server.parts["fru"], total, out))
+        return out
+
+    monkeypatch.setattr(type(fru), "decode", watched)
+    said = handle(fed, progress, leaving(fed, 3))["fru"]
+    assert said["rounds"] == 3
+    assert [bool(held["first"][0]) for held, _, _ in tables] == [True, False, False]
+    held, total, out = tables[0]
+    np.testing.assert_allclose(out["rows"] / 5, held["stored"] / 5)
+    for held, total, out in tables[1:]:
+        old, new, made = held["stored"] / 5, total["rows"] / 5, out["rows"] / 5
+        moving = np.linalg.norm(new, axis=1) > 1e-12
+        np.testing.assert_allclose(np.linalg.norm(made, axis=1)[moving], np.linalg.norm(old, axis=1)[moving])
+        assert not made[~moving].any()
+        both = moving & (np.linalg.norm(old, axis=1) > 0)
+        cosine = (made * new).sum(1)[both] / (np.linalg.norm(made, axis=1) * np.linalg.norm(new, axis=1))[both]
+        np.testing.assert_allclose(cosine, 1.0)
+
+
+def test_who_left_is_in_no_round_and_no_log() -> None:
+    fed = federation({"name": "withdrawal"}, {"name": "fru"})
+    progress = played(fed, 3)
+    first = progress.clients.parts["fru"]["start"][2].copy()
+    handle(fed, progress, leaving(fed, 2, 5))
+    assert not np.isin(keys(fed, 2, 5), progress.server.parts["fru"]["clients"]).any()
+    lists = progress.clients.lists_of(np.arange(6))["fru"]
+    assert lists["rows"].counts()[[2, 5]].tolist() == [0, 0]
+    assert np.array_equal(progress.clients.private[2], first)
+    twin = federation({"name": "withdrawal"}, {"name": "fru"}, stream=stream_of([*LISTS[:2], [9], *LISTS[3:5], [7]]))
+    assert not np.array_equal(played(twin, 3).server.items, played(fed, 3).server.items)
+
+
+def test_what_is_forgotten_cannot_be_told_from_what_never_was_after_fru() -> None:
+    """All but the lengths come from rounds without them; with nobody else in common rows they do not matter at all."""
+    other = [*LISTS[:3], [10, 11], *LISTS[4:]]
+    ends = []
+    for lists in (LISTS, other):
+        fed = federation({"name": "withdrawal"}, {"name": "fru", "keep": 1.0, "share": 1.0}, stream=stream_of(lists))
+        progress = played(fed, 1)
+        handle(fed, progress, leaving(fed, 3))
+        ends.append(progress.server.items)
+    assert np.array_equal(*ends)
+
+
+# Retrain
+
+
+@pytest.mark.parametrize("backbone", ["mf", "ego"])
+@pytest.mark.parametrize("train", [{}, {"aggregation": "weighted"}, {"local_epochs": 2, "redraw": "epoch"}], ids=str)
+def test_retraining_is_bit_for_bit_a_fresh_run_without_the_data(backbone: str, train: dict[str, Any]) -> None:
+    fed = federation({"name": "withdrawal"}, {"name": "retrain"}, backbone=backbone, **train)
+    progress = played(fed, 3)
+    said = handle(fed, progress, leaving(fed, 3))["retrain"]
+    handle(fed, progress, forgetting(fed, 0, 7, 1))
+    assert said["exact"]
+    assert said["rounds"] == 3
+    left = [[0, 2], *LISTS[1:3], [], *LISTS[4:]]
+    fresh = played(federation(backbone=backbone, stream=stream_of(left), **train), 3)
+    assert progress.server.round == 3
+    assert np.array_equal(progress.server.items, fresh.server.items)
+    stay = [0, 1, 2, 4, 5]
+    assert np.array_equal(progress.clients.private[stay], fresh.clients.private[stay])
+    for _ in range(2):  # and it goes on like one
+        progress.server, _ = run_round(fed, progress.server, progress.devices)
+        fresh.server, _ = run_round(replace(fed, parts=()), fresh.server, fresh.devices)
+    lone = federation(backbone=backbone, stream=stream_of(left), **train)
+    whole = played(lone, 5)
+    assert np.array_equal(progress.server.items, whole.server.items)
+
+
+def two_blocks(gone: bool) -> Stream:
+    def block(index: int, lists: list[list[int]], known: int) -> Block:
+        mine = [[] if gone and u == 1 else one for u, one in enumerate(lists)]
+        valid = [[(one[0] + 5) % N_ITEMS] if one else [] for one in mine]
+        return make_block(index, N_ITEMS, mine, valid, None, known)
+
+    return make_stream(block(0, LISTS, 0), block(1, [*LISTS[3:], *LISTS[:3], [1, 2, 3]], 6))
+
+
+def test_retraining_goes_through_all_blocks() -> None:
+    fed = federation({"name": "withdrawal"}, {"name": "retrain"}, stream=two_blocks(False), patience=9)
+    progress = started(fed)
+    run_block(fed, progress, lambda report, now: None)
+    end_block(fed, progress)
+    begin_block(fed, progress, 1)
+    for _ in range(2):
+        progress.server, _ = run_round(fed, progress.server, progress.devices)
+    rounds = progress.server.parts["retrain"]["rounds"].tolist()
+    handle(fed, progress, leaving(fed, 1))
+    fresh = federation(stream=two_blocks(True))
+    want = started(fresh)
+    for block, n in enumerate(rounds):
+        if block:
+            want.devices.keep_best(want.server.round)
+            want.best_server = want.server
+            end_block(fresh, want)
+            begin_block(fresh, want, block)
+        for _ in range(n):
+            want.server, _ = run_round(fresh, want.server, want.devices)
+    assert np.array_equal(progress.server.items, want.server.items)
+    assert progress.server.parts["retrain"]["rounds"].tolist() == rounds
+
+
+# CFRU
+
+
+def test_cfru_after_one_round_is_the_round_without_the_target() -> None:
+    """H.C 3: alpha = 0, fixed denominator."""
+    train = {"aggregation": "fixed", "denominator": 6.0}
+    fed = federation({"name": "withdrawal"}, {"name": "cfru", "keep": 1.0, "alpha": 0.0}, **train)
+    progress, other = played(fed, 1), started(fed)
+    said = handle(fed, progress, leaving(fed, 3))["cfru"]
+    without, _ = run_round(fed, other.server, other.devices, np.delete(fed.stream.user_keys[:6], 3))
+    np.testing.assert_allclose(progress.server.items, without.items, atol=1e-7)
+    assert said["clients_asked"] == said["rounds"] == 0
+    assert not any(np.isin(keys(fed, 3), v).any() for k, v in progress.server.parts["cfru"].items() if "sender" in k)
+
+
+def test_cfru_damps_by_what_the_others_weigh() -> None:
+    fed = federation({"name": "withdrawal"}, {"name": "cfru", "keep": 1.0, "alpha": 0.5, "theta": 0.7})
+    progress = played(fed, 2)
+    held, before = progress.server.parts["cfru"], progress.server.items.astype(np.float64)
+    error = np.zeros_like(before)
+    for at in ("0000-000000", "0000-000001"):
+        error *= 1 - 0.5 * 5 / 6
+        ends = np.cumsum(held[f"{at}.count"])
+        mine = slice(ends[2], ends[3])
+        error[held[f"{at}.item"][mine]] -= held[f"{at}.row"][mine] / 6
+    handle(fed, progress, leaving(fed, 3))
+    np.testing.assert_allclose(progress.server.items, before + 0.7 * error, atol=1e-6)
+
+
+def test_cfru_learns_as_without_it_and_nobody_leaving_changes_nothing() -> None:
+    """H.C 3: no targets, no change."""
+    fed, bare = federation({"name": "withdrawal"}, {"name": "cfru", "keep": 1.0}), federation()
+    progress, plain_run = played(fed, 3), played(bare, 3)
+    assert np.array_equal(progress.server.items, plain_run.server.items)
+    before = progress.server
+    handle(fed, progress, Requests("forget", keys(fed, 3), Ragged.from_lists([[]])))
+    assert progress.server.items is before.items
+    handle(fed, progress, forgetting(fed, 3, 4))
+    moved = np.flatnonzero((progress.server.items != before.items).any(1))
+    assert moved.tolist() == [4]
+
+
+# CUFRU-like
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_station_that_heeds_nobody_gives_the_table_back(every: int) -> None:
+    """kappa = 0, every row kept and nobody gone: the old steps once more, in entries of one round or of several."""
+    fed = federation({"name": "withdrawal"}, {"name": "cufru", "every": every, "keep": 1.0, "fresh": 0.0})
+    progress = played(fed, 4)
+    before = progress.server.items
+    said = handle(fed, progress, Requests("unshare", keys(fed, 0), Ragged.from_lists([[0]])))["cufru"]
+    np.testing.assert_allclose(progress.server.items, before, atol=1e-6)
+    assert said["rounds"] == 4 // every
+    assert said["clients_asked"] == (4 // every) * 2  # a fifth of six, rounded up
+
+
+def test_a_step_keeps_its_length_and_turns_half_way() -> None:
+    old, new = np.array([[2.0, 0.0], [0.0, 3.0], [0.0, 0.0]]), np.array([[0.0, 9.0], [0.0, 0.0], [1.0, 1.0]])
+    made = turned(old, new, 0.5)
+    np.testing.assert_allclose(made, [[2**0.5, 2**0.5], [0, 3], [0, 0]])
+    np.testing.assert_allclose(turned(old, new, 1.0)[0], [0, 2])
+
+
+def test_the_station_asks_nobody_who_left_and_keeps_a_share_of_rows() -> None:
+    fed = federation({"name": "withdrawal"}, {"name": "cufru", "asked": 1.0})
+    progress = played(fed, 3)
+    before = progress.server.items
+    private = progress.clients.private[3].copy()
+    said = handle(fed, progress, leaving(fed, 3))["cufru"]
+    assert said["clients_asked"] == 3 * 5
+    assert not np.array_equal(progress.server.items, before)
+    assert np.array_equal(progress.clients.private[3], private)
+    held = progress.server.parts["cufru"]
+    assert not np.isin(keys(fed, 3), held["clients"]).any()
+    assert all(len(v) <= N_ITEMS // 2 for name, v in held.items() if name.endswith(".item"))
+
+
+@pytest.mark.parametrize("name", ["fru", "cufru", "cfru", "retrain"])
+def test_an_empty_request_changes_nothing_and_asks_nobody(name: str) -> None:
+    fed = federation({"name": "withdrawal"}, {"name": name})
+    progress = played(fed, 2)
+    before, private = progress.server, progress.clients.private.copy()
+    said = handle(fed, progress, Requests("forget", keys(fed, 3), Ragged.from_lists([[]])))[name]
+    assert progress.server.items is before.items
+    assert progress.server.round == before.round
+    assert said["clients_asked"] == 0
+    assert np.array_equal(progress.clients.private, private)

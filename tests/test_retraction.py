@@ -1,0 +1,288 @@
+"""Client-carried retraction: what it takes back, when it is exact, how its damping is found, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from oracle import started
+from test_going_back import LISTS, N_ITEMS, federation, forgetting, keys, leaving, played
+
+from tacita.core.errors import TacitaError
+from tacita.core.types import Doubles, Ragged
+from tacita.federation.requests import handle
+from tacita.federation.rounds import Progress, run_round
+from tacita.fields import Rows
+from tacita.lab.calibration import calibrate
+from tacita.methods.sharing import update_log as log
+from tacita.methods.sharing.accumulators import added, carry, commitments, gaussian_multiplier
+from tacita.round.plan import Federation
+
+FIXED: dict[str, Any] = {"aggregation": "fixed", "denominator": 6.0}
+
+
+def retracting(*more: dict[str, Any], train: dict[str, Any] | None = None, **options: Any) -> Federation:
+    one = {"name": "retraction", "alpha": 0.0, "ratio": 0.1} | options
+    return federation({"name": "withdrawal"}, *more, one, **FIXED | (train or {}))
+
+
+def distance(one: Any, other: Any) -> float:
+    return float(np.abs(np.asarray(one, np.float64) - other).max())
+
+
+# Exactness
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3])
+def test_after_one_round_a_retraction_is_the_round_without_them(alpha: float) -> None:
+    """H.D 3."""
+    fed = retracting(alpha=alpha)
+    progress, other = played(fed, 1), started(fed)
+    before = progress.server.items
+    said = handle(fed, progress, leaving(fed, 3, 1))["retraction"]
+    without, _ = run_round(fed, other.server, other.devices, np.delete(fed.stream.user_keys[:6], [1, 3]))
+    assert distance(progress.server.items, without.items) < 1e-7
+    assert distance(before, without.items) > 1e-3
+    assert said["path"] == "retraction"
+    assert 0 < said["length"] <= said["psi_bound"] * 1.001
+    assert said["rounds"] == 0
+    assert said["clients_asked"] == 2
+
+
+def test_when_everybody_has_left_the_first_table_is_back() -> None:
+    """H.D 3: rho = 1, with rounds that some skip."""
+    fed = retracting(train={"participation": {"kind": "fraction", "rate": 0.5}, "server_lr": 0.8})
+    progress = played(fed, 5)
+    assert distance(progress.server.items, started(fed).server.items) > 1e-2
+    handle(fed, progress, leaving(fed, *range(6)))
+    assert distance(progress.server.items, started(fed).server.items) < 1e-6
+    held = progress.server.parts["retraction"]
+    assert len(held["sender"]) == len(held["clients"]) == 0
+
+
+def test_the_order_of_two_leavers_does_not_matter() -> None:
+    """H.D 4: rho = 1; nor whether they leave together."""
+    ends = []
+    for asked in ([[1], [4]], [[4], [1]], [[1, 4]]):
+        fed = retracting()
+        progress = played(fed, 4)
+        for one in asked:
+            handle(fed, progress, leaving(fed, *one))
+        ends.append(progress.server.items)
+    assert distance(ends[0], ends[1]) < 1e-6
+    assert distance(ends[0], ends[2]) < 1e-6
+
+
+def quadratic(rounds: int, away: int | None, step: float = 0.1) -> tuple[Doubles, list[Doubles], Any]:
+    """Five quadratic clients, a fixed denominator: the table, client 0's pieces and the others' operator."""
+    rng = np.random.default_rng(4)
+    curves = [np.diag(rng.uniform(0.2, 3.0, 6)) for _ in range(5)]
+    wants = rng.normal(size=(5, 6))
+    table, pieces = np.zeros(6), []
+    for _ in range(rounds):
+        moves = [-step * curve @ (table - want) / 5 for curve, want in zip(curves, wants, strict=True)]
+        pieces.append(moves[0])
+        table = table + sum(move for u, move in enumerate(moves) if u != away)
+    others = np.eye(6) - step / 5 * sum(curves[1:])
+    return table, pieces, others
+
+
+@pytest.mark.parametrize("rounds", [1, 6, 30, 200])
+def test_quadratic_clients_are_retracted_exactly_with_the_true_operator(rounds: int) -> None:
+    """H.D 3: what later rounds absorb of a disturbance is then known."""
+    table, pieces, others = quadratic(rounds, None)
+    without, _, _ = quadratic(rounds, 0)
+    back = table + carry(pieces, [lambda x: others @ x] * rounds)
+    assert distance(back, without) < 1e-10
+
+
+def test_pure_subtraction_overshoots_and_a_calibrated_damping_does_not() -> None:
+    """H.D 3: thirty rounds of the toy."""
+    table, pieces, _ = quadratic(30, None, step=0.3)
+    without, _, _ = quadratic(30, 0, step=0.3)
+    before = np.linalg.norm(table - without)
+
+    def ratio(alpha: float) -> float:
+        return float(np.linalg.norm(table + carry(pieces, [1 - alpha * 0.8] * 30) - without) / before)
+
+    assert ratio(0.0) > 1
+    assert min(ratio(0.01 * k) for k in range(51)) < 0.3
+
+
+# What a device carries
+
+
+def test_a_device_carries_the_damped_sum_of_what_it_sent() -> None:
+    """Against the plain recursion over another part's log of every upload, with rounds that some skip."""
+    fed = retracting(
+        {"name": "fru", "keep": 1.0, "negatives": "uniform"},
+        train={"participation": {"kind": "fraction", "rate": 0.5}, "denominator": 3.0},
+        alpha=0.4,
+        checkpoint_every=2,
+    )
+    progress = played(fed, 5)
+    lists = progress.clients.lists_of(np.arange(6))
+    damping = np.diff(progress.server.parts["retraction"]["damping"])
+    np.testing.assert_allclose(np.exp(damping), 1 - 0.4)
+    want, got = np.zeros((6, N_ITEMS, 6)), np.zeros((6, N_ITEMS, 6))
+    for number in range(5):
+        rows, weight = log.stored(lists["fru"], (0, number))
+        rho = np.where(weight > 0, 1 - 0.4 * (1 - 1 / 3), 1 - 0.4)
+        want *= rho[:, None, None]
+        want[rows.client, rows.item] -= rows.value / 3
+    mine = lists["retraction"]["carried"]
+    now = progress.server.parts["retraction"]["damping"][-1]
+    factor = np.exp(now - progress.clients.parts["retraction"]["since"])
+    np.add.at(got, (mine.rows(), mine.ids), mine.values["row"] * factor[mine.rows(), None])
+    np.testing.assert_allclose(got, want, atol=1e-6)
+    assert len(np.unique(mine.values["segment"])) > 1
+
+
+def test_an_item_stands_once_in_a_segment() -> None:
+    old = Ragged.from_lists([[3], [3, 5]])
+    old = Ragged(old.ptr, old.ids, {"row": np.ones((3, 2), np.float32), "segment": np.zeros(3, np.int32)})
+    new = Ragged.from_lists([[3, 4], []])
+    new = Ragged(new.ptr, new.ids, {"row": np.full((2, 2), 2.0)})
+    made = added(old, np.array([0.5, 1.0]), new, 0)
+    assert [made.row(r).tolist() for r in range(2)] == [[3, 4], [3, 5]]
+    assert made.values["row"][:, 0].tolist() == [2.5, 2.0, 1.0, 1.0]
+    later = added(old, np.array([0.5, 1.0]), new, 7)
+    assert later.row(0).tolist() == [3, 3, 4]
+    assert later.values["segment"].tolist() == [0, 7, 7, 0, 0]
+
+
+def test_commitments_bind_and_differ() -> None:
+    rows = Rows(np.array([0, 0, 2], np.int32), np.array([1, 4, 1], np.int32), np.ones((3, 2), np.float32))
+    names = np.array([5, 6, 7], np.uint64)
+    first = commitments(rows, 3, names, np.uint64(1))
+    assert np.array_equal(first, commitments(rows, 3, names, np.uint64(1)))
+    assert len(np.unique(first, axis=0)) == 3
+    changed = Rows(rows.client, rows.item, rows.value + np.float32(1e-7))
+    assert (first != commitments(changed, 3, names, np.uint64(1))).any(1).tolist() == [True, False, True]
+    assert (first != commitments(rows, 3, names, np.uint64(2))).any(1).all()
+    fed = retracting()
+    held = played(fed, 2).server.parts["retraction"]
+    assert held["commitment"].shape == (12, 16)
+    assert held["commitment"].nbytes == 12 * 32
+
+
+def test_the_analytic_gaussian_multiplier() -> None:
+    assert gaussian_multiplier(1.0, 1e-5) == pytest.approx(3.7306, abs=1e-4)
+
+
+def test_certificate_noise_is_as_large_as_the_bound_says() -> None:
+    ends = []
+    for options in ({}, {"epsilon": 1.0}):
+        fed = retracting(ratio=0.2, **options)
+        progress = played(fed, 2)
+        said = handle(fed, progress, leaving(fed, 3))["retraction"]
+        ends.append(progress.server.items.astype(np.float64))
+    assert said["sigma"] == pytest.approx(0.2 * said["psi_bound"] * gaussian_multiplier(1.0, 1e-5))
+    assert np.std(ends[1] - ends[0]) == pytest.approx(said["sigma"], rel=0.3)
+
+
+# The fallback
+
+
+def retract_everybody(fed: Federation, progress: Progress, users: list[int]) -> None:
+    """As if everybody left, without asking why not."""
+    (part,) = (one for one in fed.parts if one.name == "retraction")
+    object.__setattr__(part, "config", part.config.model_copy(update={"ratio": 0.1}))
+    handle(fed, progress, leaving(fed, *users))
+
+
+@pytest.mark.parametrize(("ratio", "said"), [(None, "not calibrated"), (0.7, "left 0.70 of the distance")])
+def test_without_a_good_calibration_the_table_goes_back_to_a_checkpoint(ratio: float | None, said: str) -> None:
+    fed = retracting(ratio=ratio, checkpoint_every=2)
+    progress = played(fed, 5)
+    tables = [name for name in progress.server.parts["retraction"] if name.startswith("table.")]
+    assert sorted(tables) == ["table.000000", "table.000002", "table.000004"]
+    told = handle(fed, progress, leaving(fed, 3))["retraction"]
+    assert told["path"] == "checkpoint"
+    assert said in told["reason"]
+    assert (told["from_round"], told["rounds"]) == (0, 5)
+    held = progress.server.parts["retraction"]
+    assert len(held["rounds"]) == 5
+    assert not np.isin(keys(fed, 3), held["sender"]).any()
+    assert len(held["sender"]) == 5 * 5
+    retract_everybody(fed, progress, [0, 1, 2, 4, 5])  # what is carried now is what was added since
+    assert distance(progress.server.items, started(fed).server.items) < 1e-6
+
+
+def test_a_late_comer_costs_the_rounds_since_it_came() -> None:
+    fed = retracting(ratio=None, checkpoint_every=2)
+    progress = started(fed)
+    early = np.delete(fed.stream.user_keys[:6], 3)
+    for _ in range(3):
+        progress.server, _ = run_round(fed, progress.server, progress.devices, early)
+    for _ in range(2):
+        progress.server, _ = run_round(fed, progress.server, progress.devices)
+    told = handle(fed, progress, leaving(fed, 3))["retraction"]
+    assert (told["from_round"], told["rounds"]) == (2, 3)
+    retract_everybody(fed, progress, [0, 1, 2, 4, 5])
+    assert distance(progress.server.items, started(fed).server.items) < 1e-6
+
+
+def test_who_sends_back_more_than_it_ever_sent_is_not_believed() -> None:
+    fed = retracting()
+    progress = played(fed, 3)
+    columns = progress.clients.lists["parts/retraction/carried"].columns
+    columns["row"] *= 1000
+    told = handle(fed, progress, leaving(fed, 3))["retraction"]
+    assert told["path"] == "checkpoint"
+    assert "longer than all that was ever sent" in told["reason"]
+
+
+def test_a_retraction_waits_until_enough_leave_together() -> None:
+    fed = retracting(min_users=3)
+    progress = played(fed, 2)
+    before = progress.server.items
+    said = handle(fed, progress, leaving(fed, 3, 1))["retraction"]
+    assert said["waits_for"] == 1
+    assert progress.server.items is before
+    said = handle(fed, progress, leaving(fed, 4))["retraction"]
+    assert said["clients_asked"] == said["leavers"] == 3
+    assert not np.array_equal(progress.server.items, before)
+
+
+def test_what_retractions_cannot_do_is_refused_in_one_sentence() -> None:
+    with pytest.raises(TacitaError, match="use 'fixed'"):
+        federation({"name": "retraction"})
+    with pytest.raises(TacitaError, match=r"say it: train\.denominator"):
+        federation({"name": "retraction"}, aggregation="fixed", participation={"kind": "poisson", "rate": 0.5})
+    fed = retracting()
+    progress = played(fed, 1)
+    with pytest.raises(TacitaError, match="does not forget single items"):
+        handle(fed, progress, forgetting(fed, 0, 1))
+
+
+# Calibration
+
+
+def test_calibration_finds_the_damping_that_comes_closest() -> None:
+    fed = retracting(train={"local_epochs": 3})
+    once = calibrate(fed, leavers=2, rounds=1)
+    assert max(once.ratios.values()) < 1e-5
+    many = calibrate(fed, leavers=1, groups=3, rounds=25)
+    assert many.ratio == min(many.ratios.values()) <= many.plain
+    assert many.options() == {"alpha": many.alpha, "ratio": round(many.ratio, 4)}
+    with pytest.raises(TacitaError, match="leave nobody"):
+        calibrate(fed, leavers=len(LISTS))
+
+
+def test_calibration_tells_what_the_part_then_does() -> None:
+    """The ratio found is that of people who leave together in a run of its own."""
+    fed = retracting()
+    found = calibrate(fed, leavers=2, rounds=8, alphas=(0.3,))
+    drawn = calibrate.__globals__["hash_owners"](fed.draws.public("leavers"), fed.stream.user_keys[:6])
+    users = np.argsort(drawn, kind="stable")[:2].tolist()
+    run = retracting(alpha=0.3)
+    progress, other = played(run, 8), started(run)
+    before = progress.server.items.astype(np.float64)
+    handle(run, progress, leaving(run, *users))
+    for _ in range(8):
+        stay = np.delete(run.stream.user_keys[:6], users)
+        other.server, _ = run_round(run, other.server, other.devices, stay)
+    left = np.linalg.norm(progress.server.items - other.server.items) / np.linalg.norm(before - other.server.items)
+    assert left == pytest.approx(found.ratio, rel=0.05)

@@ -1,0 +1,372 @@
+"""Unlearning in which no device takes part: decoupled (exact) and delta-replay (spec H.D 1, 2)."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from oracle import federate, make_backbone, make_block, make_stream, started
+
+from tacita.core.errors import TacitaError
+from tacita.core.types import Arrays, Floats, Keys, Ragged, Requests, ServerState
+from tacita.federation.requests import handle
+from tacita.federation.rounds import Progress, begin_block, end_block, run_round
+from tacita.methods import World, build_parts
+from tacita.methods.sharing.decoupled import Decoupled
+from tacita.methods.sharing.graph import SharedGraph
+from tacita.methods.sharing.replay import DeltaReplay
+from tacita.round.plan import Federation
+
+N_ITEMS = 30
+SHARING = {"name": "sharing", "groups": [1, 2, 1]}
+
+
+def federation(*specs: dict[str, Any], blocks: int = 1, backbone: str = "ego", **train: Any) -> Federation:
+    rng = np.random.default_rng(3)
+    made = []
+    for index in range(blocks):
+        n_items = N_ITEMS + 5 * index
+        own = [rng.choice(n_items, 10, replace=False).tolist() for _ in range(24)]
+        lists = [o[:7] for o in own], [o[7:8] for o in own], [o[8:] for o in own]
+        made.append(make_block(index, n_items, *lists, known=24 * (index > 0)))
+    plain = {"objective": "bpr", "negatives": 1, "rounds": 40, **train}
+    fed = federate(make_stream(*made), make_backbone(backbone), **plain)
+    parts = build_parts(list(specs), World(fed.backbone, fed.draws, fed.config.train))
+    for part in parts:
+        part.check(N_ITEMS)
+    return replace(fed, parts=parts)
+
+
+def decoupled(**options: Any) -> tuple[dict[str, Any], ...]:
+    return {**SHARING, "exclude": "local"}, {"name": "decoupled", "steps": 4, "shards": 4, "sync_every": 2, **options}
+
+
+def replaying(graph: dict[str, Any] | None = None, **options: Any) -> tuple[dict[str, Any], ...]:
+    return SHARING, {"name": "delta-replay", **options}, {"name": "shared-graph", "edge_batch": 32, **(graph or {})}
+
+
+def play(fed: Federation, progress: Progress, rounds: int) -> None:
+    for _ in range(rounds):
+        progress.server, _ = run_round(fed, progress.server, progress.devices)
+
+
+def some_sharers(server: ServerState, n: int) -> Keys:
+    return np.unique(server.given.sender)[:n]
+
+
+def all_of(server: ServerState, senders: Keys, kind: Any = "unshare") -> Requests:
+    return Requests(kind, senders, server.given.of(senders))
+
+
+def digest(*arrays: Any) -> str:
+    return hashlib.sha256(b"".join(np.ascontiguousarray(one).tobytes() for one in arrays)).hexdigest()
+
+
+def served(fed: Federation, server: ServerState) -> Floats:
+    part = fed.parts[1]
+    assert isinstance(part, Decoupled)
+    table: Floats = part.broadcast(server)["table"]
+    return table
+
+
+# decoupled
+
+
+def trained_without(fed: Federation, gone: Requests, rounds: int) -> Progress:
+    """A run of its own, in which the people took everything back before anybody trained."""
+    progress = started(fed)
+    handle(fed, progress, gone)
+    play(fed, progress, rounds)
+    return progress
+
+
+@pytest.mark.parametrize("rounds", [2, 5])
+def test_decoupled_forgets_exactly(rounds: int) -> None:
+    fed = federation(*decoupled())
+    progress = started(fed)
+    gone = all_of(progress.server, some_sharers(progress.server, 3))
+    play(fed, progress, rounds)
+    before = progress.server
+    private = progress.clients.private.copy()
+    said = handle(fed, progress, gone)["decoupled"]
+    again = trained_without(fed, gone, rounds)
+    assert said["exact"]
+    assert (said["rounds"], said["clients_asked"], progress.played) == (0, 0, 0)
+    for name, array in again.server.parts["decoupled"].items():
+        assert digest(array) == digest(progress.server.parts["decoupled"][name]), name
+    assert digest(served(fed, progress.server)) == digest(served(fed, again.server))
+    assert digest(progress.server.items) == digest(again.server.items)
+    assert digest(private) == digest(progress.clients.private) == digest(again.clients.private)
+    assert digest(served(fed, progress.server)) != digest(served(fed, before))
+
+
+def test_it_goes_on_as_the_run_without_would() -> None:
+    fed = federation(*decoupled())
+    progress = started(fed)
+    gone = all_of(progress.server, some_sharers(progress.server, 2))
+    play(fed, progress, 3)
+    handle(fed, progress, gone)
+    play(fed, progress, 3)
+    again = trained_without(fed, gone, 6)
+    assert digest(served(fed, progress.server)) == digest(served(fed, again.server))
+
+
+def with_and_without(exclude: str, absent: bool) -> tuple[str, str, bool]:
+    """Item 0 is shared by few people and drawn as a negative often: there are hardly any others.
+
+    Two people share it and withdraw it in the end; or it is `absent` from their histories from the beginning.
+    """
+    own = [[0, 1 + u % 5, 1 + (u + 2) % 5] for u in range(8)]
+    withdrawing, sharing = [0, 3], [1, 4, 5]
+    lists = [one[1:] if absent and u in withdrawing else one for u, one in enumerate(own)]
+    specs = [{"name": "sharing", "groups": [0, 0, 1], "exclude": exclude}, decoupled()[1]]
+    fed = federate(make_stream(make_block(0, 7, lists)), make_backbone("ego"), objective="bpr", negatives=2)
+    fed = replace(fed, parts=build_parts(specs, World(fed.backbone, fed.draws, fed.config.train)))
+    progress, keys = started(fed), fed.stream.user_keys
+    everybody = sharing if absent else [*sharing, *withdrawing]
+    handle(fed, progress, Requests("share", keys[everybody], Ragged.from_lists([[0]] * len(everybody))))
+    play(fed, progress, 4)
+    exact = absent
+    if not absent:
+        gone = Requests("unshare", keys[withdrawing], Ragged.from_lists([[0], [0]]))
+        exact = handle(fed, progress, gone)["decoupled"]["exact"]
+    return digest(progress.server.items), digest(served(fed, progress.server)), exact
+
+
+def test_a_popular_negative_that_is_withdrawn_leaves_no_trace() -> None:
+    one, other = (with_and_without("local", absent) for absent in (False, True))
+    assert one == other
+    assert one[2]
+
+
+def test_where_devices_spare_what_they_shared_as_negatives_it_does() -> None:
+    one, other = (with_and_without("owned", absent) for absent in (False, True))
+    assert one[0] != other[0]
+    assert not one[2]
+
+
+def test_shards_without_requesters_keep_theirs() -> None:
+    fed = federation(*decoupled())
+    progress = started(fed)
+    play(fed, progress, 2)
+    part = fed.parts[1]
+    assert isinstance(part, Decoupled)
+    asking = some_sharers(progress.server, 1)
+    before = progress.server.parts["decoupled"]["residual"]
+    said = handle(fed, progress, all_of(progress.server, asking))["decoupled"]
+    after = progress.server.parts["decoupled"]["residual"]
+    (mine,) = part.shard_of(asking)
+    for k in range(4):
+        assert (digest(before[k]) == digest(after[k])) == (k != mine)
+    assert (said["shards"], said["of_shards"]) == (1, 4)
+
+
+def test_devices_federate_as_if_nothing_were_shared_with_the_server() -> None:
+    tables = []
+    for specs in (decoupled(), decoupled()[:1]):
+        fed = federation(*specs)
+        progress = started(fed)
+        play(fed, progress, 4)
+        tables.append(progress.server.items)
+    np.testing.assert_array_equal(*tables)
+
+
+def test_what_is_added_is_weighed_by_where_an_item_is_shared() -> None:
+    fed = federation(*decoupled())
+    progress = started(fed)
+    play(fed, progress, 2)
+    part, server = fed.parts[1], progress.server
+    assert isinstance(part, Decoupled)
+    kept = server.parts["decoupled"]
+    shard = part.shard_of(server.given.sender)
+    counts = np.array([np.bincount(server.given.item[shard == k], minlength=N_ITEMS) for k in range(4)])
+    weight = counts / np.maximum(1, counts.sum(0))
+    np.testing.assert_allclose(kept["added"], np.einsum("ki,kij->ij", weight, kept["residual"]), atol=1e-6)
+    assert np.abs(kept["added"]).max() > 1e-3
+    assert not kept["added"][np.setdiff1d(np.arange(N_ITEMS), server.given.item)].any()
+
+
+def test_an_empty_request_and_one_before_any_sync_change_nothing() -> None:
+    fed = federation(*decoupled())
+    progress = started(fed)
+    early = handle(fed, progress, all_of(progress.server, some_sharers(progress.server, 1)))["decoupled"]
+    assert early["shards"] == 0
+    play(fed, progress, 2)
+    before = progress.server
+    handle(fed, progress, Requests("unshare", some_sharers(before, 1), Ragged.empty(1)))
+    assert progress.server.parts["decoupled"] is before.parts["decoupled"]
+
+
+def test_everybody_can_take_everything_back() -> None:
+    fed = federation(*decoupled())
+    progress = started(fed)
+    play(fed, progress, 2)
+    handle(fed, progress, all_of(progress.server, some_sharers(progress.server, 1000)))
+    np.testing.assert_array_equal(served(fed, progress.server), progress.server.items)
+
+
+@pytest.mark.parametrize("kind", ["leave", "forget"])
+def test_what_was_also_learned_on_devices_is_not_said_to_be_forgotten_exactly(kind: str) -> None:
+    fed = federation(*decoupled())
+    progress = started(fed)
+    play(fed, progress, 2)
+    asking = some_sharers(progress.server, 1)
+    items = Ragged.empty(1) if kind == "leave" else Ragged.from_lists([list(range(N_ITEMS))])
+    assert not handle(fed, progress, Requests(kind, asking, items))["decoupled"]["exact"]
+
+
+def test_who_shares_late_may_have_taught_the_federated_table() -> None:
+    fed = federation(*decoupled())
+    progress = started(fed)
+    play(fed, progress, 2)
+    asking = some_sharers(progress.server, 2)
+    handle(fed, progress, Requests("share", asking[:1], Ragged.from_lists([[1, 2, 3]])))
+    for key, exact in zip(asking, (False, True), strict=True):
+        found = handle(fed, progress, all_of(progress.server, np.array([key])))
+        assert found["decoupled"]["exact"] is exact
+
+
+def test_decoupled_storage_is_what_is_written() -> None:
+    fed = federation(*decoupled())
+    progress = started(fed)
+    play(fed, progress, 2)
+    said = handle(fed, progress, all_of(progress.server, some_sharers(progress.server, 1)))["decoupled"]
+    assert said["storage_server"] == (4 + 1) * N_ITEMS * 6 * 4
+
+
+def test_the_number_of_steps_does_not_depend_on_the_data() -> None:
+    fed = federation(*decoupled(steps=7))
+    part = fed.parts[1]
+    assert isinstance(part, Decoupled)
+    for n in (1, 9):
+        progress = started(fed)
+        graph = SharedGraph.of(progress.server.given, N_ITEMS)
+        some = SharedGraph(graph.users[:n], graph.lists.take(np.arange(n)), N_ITEMS)
+        assert len(list(part._batches(some, np.arange(2, dtype=np.uint64)))) == 7
+
+
+# both over blocks
+
+
+@pytest.mark.parametrize("specs", [decoupled(), replaying(segment=1)], ids=["decoupled", "delta-replay"])
+def test_they_go_on_over_blocks(specs: tuple[dict[str, Any], ...]) -> None:
+    fed = federation(*specs, blocks=2)
+    progress = started(fed)
+    play(fed, progress, 3)
+    end_block(fed, progress)
+    begin_block(fed, progress, 1)
+    play(fed, progress, 3)
+    handle(fed, progress, all_of(progress.server, some_sharers(progress.server, 2)))
+    assert np.isfinite(progress.server.items).all()
+    play(fed, progress, 1)
+
+
+# delta-replay
+
+
+def replayed(fed: Federation, server: ServerState) -> Floats:
+    part = fed.parts[1]
+    assert isinstance(part, DeltaReplay)
+    return part.replayed(server).items
+
+
+@pytest.mark.parametrize("graph", [{}, {"user_start": "learned"}], ids=str)
+def test_without_anything_removed_the_run_comes_out_again(graph: dict[str, Any]) -> None:
+    fed = federation(*replaying(graph, segment=1, precision="fp32"))
+    progress = started(fed)
+    play(fed, progress, 5)
+    assert np.abs(progress.server.items - progress.server.parts["delta-replay"]["start"]).max() > 0.01
+    np.testing.assert_array_equal(replayed(fed, progress.server), progress.server.items)
+
+
+def test_half_precision_is_near() -> None:
+    fed = federation(*replaying(segment=1))
+    progress = started(fed)
+    play(fed, progress, 6)
+    np.testing.assert_allclose(replayed(fed, progress.server), progress.server.items, atol=1e-3)
+
+
+@pytest.mark.parametrize("rounds", [4, 5])
+def test_segments_come_near_as_well(rounds: int) -> None:
+    fed = federation(*replaying(segment=2, precision="fp32"))
+    progress = started(fed)
+    play(fed, progress, rounds)
+    assert len(progress.server.parts["delta-replay"]["moves"]) == 2
+    far = np.abs(progress.server.items - progress.server.parts["delta-replay"]["start"]).max()
+    assert np.abs(replayed(fed, progress.server) - progress.server.items).max() < 0.1 * far
+
+
+def test_it_also_comes_out_again_over_blocks_with_what_was_shared_by_then() -> None:
+    fed = federation(*replaying(segment=1, precision="fp32"), blocks=2)
+    progress = started(fed)
+    given = progress.server.given
+    progress.server = replace(progress.server, given=replace(given, time=np.full(len(given), 1.0)))
+    play(fed, progress, 3)
+    key = np.setdiff1d(fed.stream.user_keys, given.sender)[:1]
+    handle(fed, progress, Requests("share", key, Ragged.from_lists([[0, 1, 2]]), time=2.0))
+    play(fed, progress, 2)
+    np.testing.assert_array_equal(replayed(fed, progress.server), progress.server.items)
+
+
+def test_unlearning_asks_nobody_and_uses_withdrawn_edges_in_no_step() -> None:
+    fed = federation(*replaying(segment=1, precision="fp32"))
+    progress = started(fed)
+    play(fed, progress, 5)
+    log: Arrays = progress.server.parts["delta-replay"]
+    asking = some_sharers(progress.server, 4)
+    expected = replace(
+        progress.server, given=progress.server.given.without_lists(asking, progress.server.given.of(asking))
+    )
+    said = handle(fed, progress, all_of(progress.server, asking))["delta-replay"]
+    np.testing.assert_array_equal(progress.server.items, replayed(fed, expected))
+    assert (said["exact"], said["clients_asked"], progress.played) == (False, 0, 0)
+    assert said["storage_server"] == sum(one.nbytes for one in log.values())
+    again = progress.server
+    handle(fed, progress, Requests("unshare", asking, Ragged.empty(len(asking))))
+    assert progress.server.items is again.items
+
+
+def retrained(fed: Federation, gone: Requests, rounds: int) -> Floats:
+    return trained_without(fed, gone, rounds).server.items
+
+
+def test_replaying_is_nearer_to_retraining_than_doing_nothing() -> None:
+    fed = federation(*replaying({"lr": 0.03}, segment=1, precision="fp32"))
+    progress = started(fed)
+    gone = all_of(progress.server, some_sharers(progress.server, 6))
+    play(fed, progress, 10)
+    before, wanted = progress.server.items, retrained(fed, gone, 10)
+    handle(fed, progress, gone)
+    far, near = (float(np.linalg.norm(one - wanted)) for one in (before, progress.server.items))
+    assert near < 0.6 * far
+
+
+def test_the_correction_without_anything_removed_changes_nothing_and_else_something() -> None:
+    tables = []
+    for correction in (0.0, 0.2):
+        fed = federation(*replaying(segment=1, precision="fp32", correction=correction))
+        progress = started(fed)
+        play(fed, progress, 5)
+        handle(fed, progress, all_of(progress.server, some_sharers(progress.server, 4)))
+        tables.append(progress.server.items)
+    assert np.abs(tables[0] - tables[1]).max() > 1e-6
+    part = fed.parts[1]
+    assert isinstance(part, DeltaReplay)
+    nothing = type(progress.server.given)()
+    same = part.replayed(progress.server, nothing).items
+    np.testing.assert_allclose(same, replayed(federation(*replaying(segment=1)), progress.server), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("specs", "train", "why"),
+    [
+        ((*replaying()[2:], *replaying()[1:2]), {}, "has to stand before"),
+        (replaying(), {"resume_from": "last"}, "goes over the best rounds"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(specs: Any, train: dict[str, Any], why: str) -> None:
+    with pytest.raises(TacitaError, match=why):
+        federation(*specs, **train)

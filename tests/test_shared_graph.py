@@ -1,0 +1,403 @@
+"""The server's graph of what people shared: dense oracles, slopes against autograd, closed forms (spec H.A 6-8)."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracle import federate, make_backbone, make_block, make_stream, no_total, started
+from torch import Tensor
+from torch.nn import functional
+
+from tacita.core.codec import pack
+from tacita.core.types import Arrays, Doubles, Floats, Given, Keys, ServerState
+from tacita.federation.rounds import run_round
+from tacita.methods import World, build_parts
+from tacita.methods.sharing.graph import SharedGraph, Start
+from tacita.methods.sharing.graph_learning import SharedGraphPart, graph_like, paused, purged
+from tacita.methods.sharing.refining import (
+    Aims,
+    Batch,
+    Descent,
+    Sizes,
+    Unit,
+    agreement,
+    batches_of,
+    negatives_of,
+    refine,
+)
+from tacita.methods.sharing.snapshots import n_bytes
+
+EDGES = [(50, 0), (50, 2), (7, 2), (7, 1), (7, 0), (900, 0)]  # sender, item; item 3 is nobody's
+N_ITEMS, DIM = 4, 5
+
+
+def given_of(edges: list[tuple[int, int]]) -> Given:
+    pairs = np.array(edges, np.int64).reshape(-1, 2)
+    return Given(pairs[:, 0].astype(np.uint64), pairs[:, 1].astype(np.int32), np.arange(len(edges), dtype=float))
+
+
+def many_edges(n_users: int, n_items: int, seed: int = 0) -> Given:
+    rng = np.random.default_rng(seed)
+    lists = [rng.choice(n_items, rng.integers(1, n_items // 2), replace=False) for _ in range(n_users)]
+    return given_of([(3 * u + 1, int(i)) for u, one in enumerate(lists) for i in one])
+
+
+def table_of(n_items: int = N_ITEMS, dim: int = DIM, seed: int = 1) -> Floats:
+    return np.random.default_rng(seed).normal(size=(n_items, dim)).astype(np.float32)
+
+
+def dense(given: Given, n_items: int, start: Start, layers: int) -> tuple[Doubles, Doubles]:
+    """What smoothing multiplies learned first rows of users and the table by, from the whole adjacency matrix."""
+    users = sorted(set(given.sender.tolist()))
+    a = np.zeros((len(users), n_items))
+    for sender, item in zip(given.sender.tolist(), given.item.tolist(), strict=True):
+        a[users.index(sender), item] = 1
+    scale = [np.where(d > 0, np.maximum(d, 1) ** -0.5, 0) for d in (a.sum(1), a.sum(0))]
+    hat = scale[0][:, None] * a * scale[1][None]
+    n = len(users) + n_items
+    whole = np.zeros((n, n))
+    whole[: len(users), len(users) :], whole[len(users) :, : len(users)] = hat, hat.T
+    mean = np.mean([np.linalg.matrix_power(whole, k) for k in range(layers + 1)], axis=0)
+    first = {"mean": a / a.sum(1, keepdims=True), "zero": 0 * a, "learned": 0 * a}[start]
+    return mean[:, : len(users)], mean @ np.concatenate([first, np.eye(n_items)])
+
+
+@pytest.mark.parametrize("layers", [0, 1, 2, 3])
+@pytest.mark.parametrize("start", ["mean", "zero", "learned"])
+def test_smoothing_is_the_dense_matrix(start: Start, layers: int) -> None:
+    given, table, people = given_of(EDGES), table_of(), table_of(3, seed=2)
+    graph = SharedGraph.of(given, N_ITEMS, layers=layers, start=start)
+    assert graph.users.tolist() == [7, 50, 900]
+    by_people, by_table = dense(given, N_ITEMS, start, layers)
+    expected = by_table @ table + (by_people @ people if start == "learned" else 0)
+    users, items = graph.smooth(table, people if start == "learned" else None)
+    np.testing.assert_allclose(np.concatenate([users, items]), expected, rtol=1e-5, atol=1e-6)
+    slope = table_of(3 + N_ITEMS, seed=3)
+    first, back = graph.carry_back_both(slope[:3], slope[3:])
+    np.testing.assert_allclose(back, by_table.T @ slope, rtol=1e-5, atol=1e-6)
+    if start == "learned":
+        np.testing.assert_allclose(first, by_people.T @ slope, rtol=1e-5, atol=1e-6)
+
+
+def test_an_item_that_nobody_shared_keeps_its_direction_and_its_slope() -> None:
+    graph, table = SharedGraph.of(given_of(EDGES), N_ITEMS), table_of()
+    np.testing.assert_array_equal(graph.smooth(table)[1][3], table[3] / np.float32(4))
+    slope = np.zeros((N_ITEMS, DIM), np.float32)
+    slope[3] = 1
+    back = graph.carry_back(np.zeros((3, DIM), np.float32), slope)
+    np.testing.assert_array_equal(back, slope / 4)
+    assert graph.shared.tolist() == [0, 1, 2]
+
+
+def test_degrees_count_what_is_in_the_record_and_nothing_else() -> None:
+    graph = SharedGraph.of(given_of(EDGES), N_ITEMS)
+    assert graph.lists.counts().tolist() == [3, 2, 1]
+    assert graph.people.counts().tolist() == [3, 1, 2, 0]
+    twice = SharedGraph.of(given_of(EDGES + EDGES[:2]), N_ITEMS)
+    np.testing.assert_array_equal(twice.graph.weight, graph.graph.weight)
+    extra = (np.array([900, 1], np.uint64), np.array([3, 3], np.int32))
+    more = SharedGraph.of(given_of(EDGES), N_ITEMS, extra)
+    assert more.users.tolist() == [1, 7, 50, 900]
+    assert more.people.counts().tolist() == [3, 1, 2, 2]
+
+
+def test_the_order_of_the_record_changes_no_bit() -> None:
+    table = table_of()
+    one, other = (SharedGraph.of(given_of(edges), N_ITEMS).smooth(table) for edges in (EDGES, EDGES[::-1]))
+    assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+# slopes
+
+
+def cosines(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(-1) / (a.norm(dim=-1).clamp(min=1e-8) * b.norm(dim=-1).clamp(min=1e-8))
+
+
+def by_torch(
+    given: Given, table: Floats, batch: Batch, aims: Aims, start: Start, people: Floats, anchor: Floats | None
+) -> tuple[Doubles, Doubles]:
+    """The slopes of the loss as it is written in the spec."""
+    by_people, by_table = (torch.from_numpy(one) for one in dense(given, len(table), start, 3))
+    rows = torch.from_numpy(table.astype(np.float64)).requires_grad_()
+    mine = torch.from_numpy(people.astype(np.float64)).requires_grad_()
+    both = by_table @ rows + (by_people @ mine if start == "learned" else 0)
+    users, items = both[: len(people)], both[len(people) :]
+    loss = torch.zeros((), dtype=torch.float64)
+    if aims.bpr:
+        u = users[batch.user]
+        loss = (
+            loss
+            - functional.logsigmoid(
+                aims.scale * (cosines(u, items[batch.liked]) - cosines(u, items[batch.other]))
+            ).mean()
+        )
+    if aims.lam1:
+        loc = rows if anchor is None else torch.from_numpy(anchor.astype(np.float64))
+        a, b = loc[batch.items], items[batch.items]
+        logits = cosines(a[:, None], b[None]) / aims.tau
+        loss = loss + aims.lam1 * functional.cross_entropy(logits, torch.arange(len(a)))
+    used = set(batch.items.tolist()) if aims.lam1 else set()
+    used |= {*batch.liked.tolist(), *batch.other.tolist()} if aims.bpr else set()
+    size = len(batch.user) if aims.bpr else len(batch.items)
+    loss = loss + aims.lam * (rows[sorted(used)] ** 2).sum() / size
+    if start == "learned" and aims.bpr:
+        loss = loss + aims.lam * (mine[sorted(set(batch.user.tolist()))] ** 2).sum() / size
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert rows.grad is not None
+    first = np.zeros_like(people) if mine.grad is None else mine.grad.numpy()
+    return rows.grad.numpy(), first
+
+
+KINDS = [{}, {"bpr": False}, {"lam1": 0.0}, {"cl_grad": "anchor"}, {"scale": 5.0, "lam": 0.1, "tau": 0.05}]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("start", ["mean", "zero", "learned"])
+def test_slopes_are_those_of_autograd(start: Start, kind: dict[str, Any]) -> None:
+    given, table, aims = many_edges(9, 14), table_of(14, seed=4), Aims(**kind)
+    graph = SharedGraph.of(given, 14, start=start)
+    batch = next(batches_of(graph, Sizes(20, 8), np.arange(3, dtype=np.uint64)))
+    people, anchor = table_of(9, seed=5), table_of(14, seed=6) if aims.cl_grad == "anchor" else None
+    rows, first = by_torch(given, table, batch, aims, start, people, anchor)
+    with ThreadPoolExecutor(2) as cores:
+        descent = Descent(graph, aims, cores, None if anchor is None else Unit.of(anchor))
+        found = descent.slopes(table, batch, people if start == "learned" else None)
+    np.testing.assert_allclose(found.table, rows, rtol=2e-4, atol=2e-6)
+    if start == "learned":
+        np.testing.assert_allclose(found.people, first, rtol=2e-4, atol=2e-6)
+    assert np.abs(rows).max() > 1e-3
+
+
+def test_all_steps_of_a_round_are_those_of_torch_with_adam() -> None:
+    given, table, aims = many_edges(9, 14), table_of(14, seed=4), Aims(lr=0.01)
+    graph = SharedGraph.of(given, 14)
+    batches = list(batches_of(graph, Sizes(12, 8), np.arange(3, dtype=np.uint64)))
+    assert len(batches) == -(-len(given) // 12)
+    rows = torch.from_numpy(table.astype(np.float64)).requires_grad_()
+    adam = torch.optim.Adam([rows], lr=0.01)
+    for batch in batches:
+        now = rows.detach().numpy().copy()
+        rows.grad = torch.from_numpy(by_torch(given, now, batch, aims, "mean", table_of(9), None)[0])
+        adam.step()
+    np.testing.assert_allclose(refine(graph, table, batches, aims).table, rows.detach().numpy(), atol=2e-5)
+
+
+def test_a_row_of_zeros_has_finite_slopes() -> None:
+    given, table = many_edges(5, 8), table_of(8)
+    table[:3] = 0
+    graph = SharedGraph.of(given, 8)
+    refined = refine(graph, table, batches_of(graph, Sizes(), np.arange(3, dtype=np.uint64)), Aims())
+    assert np.isfinite(refined.table).all()
+
+
+# batches
+
+
+def test_a_pass_takes_every_edge_once_with_a_negative_that_its_user_did_not_share() -> None:
+    given = many_edges(30, 40)
+    graph = SharedGraph.of(given, 40)
+    batches = list(batches_of(graph, Sizes(64, 16), np.arange(3, dtype=np.uint64)))
+    seen = [(u, i) for b in batches for u, i in zip(b.user.tolist(), b.liked.tolist(), strict=True)]
+    expected = zip(graph.lists.rows().tolist(), graph.lists.ids.tolist(), strict=True)
+    assert sorted(seen) == sorted(expected)
+    assert seen != sorted(seen)
+    for b in batches:
+        assert not graph.lists.holds(b.user, b.other).any()
+        assert len(set(b.items.tolist())) == 16
+        assert set(b.items.tolist()) <= set(graph.shared.tolist())
+
+
+def test_more_steps_than_a_pass_draw_anew() -> None:
+    graph = SharedGraph.of(many_edges(30, 40), 40)
+    a_pass = -(-len(graph) // 64)
+    batches = list(batches_of(graph, Sizes(64, 16, 2 * a_pass), np.arange(3, dtype=np.uint64)))
+    assert len(batches) == 2 * a_pass
+    assert not np.array_equal(batches[0].user, batches[a_pass].user)
+    assert sum(len(b.user) for b in batches) == 2 * len(graph)
+
+
+def test_who_shared_everything_has_no_negatives_and_is_left_out() -> None:
+    given = given_of([(1, i) for i in range(4)] + [(2, 0)])
+    graph = SharedGraph.of(given, 4)
+    batches = list(batches_of(graph, Sizes(), np.arange(3, dtype=np.uint64)))
+    assert [b.user.tolist() for b in batches] == [[1]]
+    assert len(negatives_of(graph, np.uint64(0))) == 5
+
+
+# InfoNCE, closed form
+
+
+@pytest.mark.parametrize("tau", [0.05, 0.2, 1.0])
+def test_identical_views_of_orthonormal_items(tau: float) -> None:
+    """Of B of them: -log(e^(1/tau) / (e^(1/tau) + B - 1))."""
+    views = np.eye(200, dtype=np.float32)
+    with ThreadPoolExecutor(2) as cores:
+        loss, left, right = agreement(views, views, tau, 1.0, cores)
+    assert loss == pytest.approx(np.log1p(199 * np.exp(-1 / tau)), rel=1e-4, abs=1e-6)
+    np.testing.assert_allclose(left, right.T, atol=1e-7)
+
+
+def test_the_agreement_stays_between_its_bounds() -> None:
+    with ThreadPoolExecutor(2) as cores:
+        for sign in (1, -1):
+            view = Unit.of(table_of(64, 3)).rows
+            loss, *_ = agreement(view, sign * view, 0.1, 1.0, cores)
+            assert 0 <= loss <= 2 / 0.1 + np.log(64)
+
+
+# the part
+
+
+def part_of(**options: Any) -> SharedGraphPart:
+    fed = federate(make_stream(make_block(0, 14, [[0, 1]])), make_backbone("ego"))
+    world = World(fed.backbone, fed.draws, fed.config.train)
+    (part,) = build_parts([{"name": "shared-graph", **options}], world)
+    assert isinstance(part, SharedGraphPart)
+    return part
+
+
+def state(given: Given | None = None, n_items: int = 14, parts: dict[str, Arrays] | None = None) -> ServerState:
+    return ServerState(table_of(n_items, 6), {}, parts=parts or {}, given=many_edges(9, 14) if given is None else given)
+
+
+def stepped(part: SharedGraphPart, server: ServerState) -> ServerState:
+    return part.server_step(server, server, no_total(server))
+
+
+@pytest.mark.parametrize("options", [{"lam1": 0.0, "bpr": False}, {"steps": 0}], ids=str)
+def test_without_losses_or_steps_the_table_is_that_of_the_devices(options: dict[str, Any]) -> None:
+    server = state()
+    assert stepped(part_of(**options), server).items is server.items
+
+
+def test_without_sharers_nothing_changes() -> None:
+    server = state(Given())
+    assert stepped(part_of(), server) is server
+
+
+def test_fedshare_without_sharers_is_fedavg() -> None:
+    stream = make_stream(make_block(0, 14, [[0, 1, 2], [3, 4], [5, 6, 7]]))
+    tables = []
+    for parts in ((), (SharedGraphPart,)):
+        fed = federate(stream, make_backbone("ego"), *parts, objective="bpr", negatives=1)
+        progress = started(fed)
+        for _ in range(3):
+            progress.server, _ = run_round(fed, progress.server, progress.devices)
+        tables.append(progress.server.items)
+    np.testing.assert_array_equal(*tables)
+
+
+def test_a_step_is_drawn_by_its_round_alone() -> None:
+    part = part_of(edge_batch=8)
+    one, again = stepped(part, state()), stepped(part, state())
+    np.testing.assert_array_equal(one.items, again.items)
+    assert np.abs(one.items - state().items).max() > 1e-4
+    later = stepped(part, ServerState(state().items, {}, round=1, given=many_edges(9, 14)))
+    assert not np.array_equal(one.items, later.items)
+
+
+def test_steps_lower_the_loss_and_notes_say_so() -> None:
+    part, server, told = part_of(lr=0.02), state(), []
+    for _ in range(30):
+        server = stepped(part, server)
+        told.append(part.server_notes(server))
+    assert told[-1]["shared_bpr"] < told[0]["shared_bpr"]
+    assert told[-1]["shared_cl"] < told[0]["shared_cl"]
+
+
+def test_learned_rows_follow_their_people() -> None:
+    part = part_of(user_start="learned", lr=0.05)
+    server = stepped(part, state())
+    kept = server.parts["shared-graph"]
+    assert kept["sender"].tolist() == sorted(set(server.given.sender.tolist()))
+    keys: Keys = np.array([4, 5, 1], np.uint64)
+    rows = part.people(server, keys)
+    np.testing.assert_array_equal(rows[0], kept["people"][1])
+    np.testing.assert_array_equal(rows[2], kept["people"][0])
+    np.testing.assert_array_equal(rows[1], part.people(state(), keys)[1])
+    cleaned, said = purged(server, keys[:1])
+    assert said == ["snapshots", "learned_rows"]
+    assert 4 not in cleaned.parts["shared-graph"]["sender"].tolist()
+
+
+# snapshots
+
+
+def test_the_last_tables_are_kept_newest_last() -> None:
+    part, server, seen = part_of(snapshots=3), state(), []
+    for round in range(5):
+        server = stepped(part, replace(server, round=round))
+        seen.append(server.items)
+        kept = server.parts["shared-graph"]
+        np.testing.assert_array_equal(kept["snapshots"], np.stack(seen[-3:]))
+    assert kept["snapshots_taken"].tolist() == [[0, 3], [0, 4], [0, 5]]
+
+
+def test_spaced_snapshots_spread_over_a_block() -> None:
+    part, server = part_of(snapshots=5, snapshot_every=0), state()
+    assert part.world.train.rounds == 100
+    for round in range(100):
+        server = part.server_step(server, replace(server, round=round, given=many_edges(2, 14)), no_total(server))
+    assert server.parts["shared-graph"]["snapshots_taken"][:, 1].tolist() == [20, 40, 60, 80, 100]
+
+
+def test_snapshots_take_up_what_is_said_and_go_when_they_must() -> None:
+    part, server = part_of(snapshots=2), state()
+    for round in range(3):
+        server = stepped(part, replace(server, round=round))
+    kept = server.parts["shared-graph"]
+    written = len(pack({"snapshots": kept["snapshots"]})) - len(pack({"snapshots": kept["snapshots"][:0]}))
+    assert n_bytes(kept) == 2 * 14 * 6 * 4 == pytest.approx(written, abs=8)  # a header in front, padded
+    cleaned, said = purged(server, np.zeros(0, np.uint64))
+    assert said == ["snapshots"]
+    assert n_bytes(cleaned.parts["shared-graph"]) == 0
+    assert not any("snapshots" in name for name in cleaned.parts["shared-graph"])
+
+
+def test_a_table_from_before_an_item_has_its_first_row() -> None:
+    part = part_of()
+    server = stepped(part, state())
+    grown = replace(server, items=np.concatenate([server.items, table_of(3, 6, seed=9)]), block=1)
+    grown = grown.with_part("shared-graph", part.server_begin_block(grown))
+    tables = grown.parts["shared-graph"]["snapshots"]
+    np.testing.assert_array_equal(tables[0, :14], server.items)
+    np.testing.assert_array_equal(tables[0, 14:], grown.items[14:])
+    again = stepped(part, grown).parts["shared-graph"]
+    assert again["snapshots"].shape == (2, 17, 6)
+
+
+def test_no_snapshot_is_kept_where_none_is_wanted() -> None:
+    assert "snapshots" not in stepped(part_of(snapshots=0), state()).parts["shared-graph"]
+
+
+def test_a_paused_server_leaves_the_table_alone_until_it_is_purged() -> None:
+    part, server = part_of(), stepped(part_of(), state())
+    still = stepped(part, paused(server))
+    assert still.items is server.items
+    assert n_bytes(still.parts["shared-graph"]) == n_bytes(server.parts["shared-graph"])
+    assert stepped(part, purged(still, np.zeros(0, np.uint64))[0]).items is not server.items
+
+
+def test_another_graph_is_built_as_the_one_that_was_learned_on() -> None:
+    assert graph_like(state(), given_of([(4, 1)])) is None
+    server = stepped(part_of(user_start="learned", layers=2), state())
+    found = graph_like(server, given_of([(4, 1), (5, 2)]))
+    assert found is not None
+    assert (found[0].layers, found[0].start) == (2, "learned")
+    assert found[1] is not None
+    np.testing.assert_array_equal(found[1][0], server.parts["shared-graph"]["people"][1])
+
+
+def test_devices_score_with_the_smoothed_table_where_they_are_to() -> None:
+    part, server = part_of(serve="glob"), state()
+    np.testing.assert_array_equal(
+        part.broadcast(server)["table"], SharedGraph.of(server.given, 14).smooth(server.items)[1]
+    )
+    assert part_of().broadcast(server) == {}
+    assert part.received_fits({"table": server.items}, 14)
