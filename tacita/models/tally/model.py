@@ -337,7 +337,7 @@ class Tally(Backbone):
     # taking back
 
     def blocks_told(self, server: ServerState) -> list[int]:
-        """The blocks of which there are sums; devices elsewhere do not see the sums, and everybody tells every block."""
+        """The blocks of which there are sums; who does not see the sums takes it that every block was told."""
         if STATE in server.parts:
             return [int(b) for b in server.parts[STATE]["index"]]
         return list(range(server.block + (server.round > 0)))
