@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,8 @@ from urllib.parse import quote
 from tacita.core.codec import pack
 from tacita.core.errors import DiskFull, TacitaError
 from tacita.core.types import AnyArray
+
+log = logging.getLogger(__name__)
 
 
 class Damaged(TacitaError):
@@ -90,6 +93,20 @@ def scrub(db: sqlite3.Connection) -> bool:
     db.execute("DELETE FROM meta WHERE key = 'scrub'")
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     return True
+
+
+def vacuum(path: Path) -> bool:
+    """Remove what was deleted from a file that another program keeps; False: it is in use, so not yet."""
+    if not path.is_file():
+        return True
+    try:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=10.0)) as db:
+            db.execute("VACUUM")
+            found = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except sqlite3.OperationalError as error:
+        log.warning("%s still has the bytes of what was deleted: %s", path, error)
+        return False
+    return not found[0]
 
 
 def put_arrays(db: sqlite3.Connection, table: str, run: str, arrays: Mapping[str, tuple[str, AnyArray]]) -> None:

@@ -7,7 +7,7 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,15 @@ def check_run(config: RunConfig, n_items: int) -> None:
         part.check(n_items)
 
 
-def continue_run(folder: Path, run: str, transport: Transport) -> None:
-    """Go on with a run until all blocks that were opened are done."""
+def continue_run(folder: Path, run: str, transport: Transport, scrub: Callable[[], bool] = lambda: True) -> None:
+    """Go on with a run until all blocks that were opened are done.
+
+    `scrub` removes what others keep of messages that were delivered, when somebody withdrew; it returns whether it did.
+    """
     with ServerStore(folder / STORE) as store, _alone(folder, run):
         row = store.run(run)
         try:
-            _continue(store, row, transport)
+            _continue(store, row, transport, scrub)
         except Exception as error:  # whatever it was, somebody has to look: trying again would end the same way
             said = str(error) if isinstance(error, TacitaError) else f"{type(error).__name__}: {error}"
             store.tell(run, {"event": "stopped", "said": said[:500]})
@@ -68,7 +71,7 @@ def _alone(folder: Path, run: str) -> Iterator[None]:
         os.close(held)
 
 
-def _continue(store: ServerStore, row: RunRow, transport: Transport) -> None:
+def _continue(store: ServerStore, row: RunRow, transport: Transport, scrub: Callable[[], bool]) -> None:
     fed = federation(store, row)
     remote = Remote(
         transport,
@@ -91,7 +94,8 @@ def _continue(store: ServerStore, row: RunRow, transport: Transport) -> None:
         event["seconds"] = round(time.monotonic() - began, 3)
         store.commit(row.name, note, arrays, remote.accepted, Heard(remote.asked_for, remote.ends), event, carried)
         remote.accepted, remote.asked_for, remote.ends = [], [], []
-        store.scrub()
+        if store.to_scrub and scrub():
+            store.scrub()
 
     def on_round(report: RoundReport, now: Progress) -> None:
         event = {"event": "round", "block": report.block, "round": report.round, "clients": report.clients}

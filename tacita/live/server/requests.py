@@ -143,6 +143,7 @@ def certificate(
     exact = [bool(one["exact"]) for one in told if "exact" in one]
     sums = {name: float(sum(one.get(name) or 0.0 for one in told)) for name in _SUMMED}
     purged = [str(line) for one in told for line in one.get("purged", ())]
+    record = ["record of shared items"] if wanted.kind in WITHDRAW else []
     return {
         "request": wanted.kind,
         "shared items": len(wanted.items),
@@ -153,7 +154,7 @@ def certificate(
         "model before": before,
         "model after": after,
         **{name.replace("_", " "): value for name, value in sums.items() if math.isfinite(value)},
-        "purged": ", ".join(dict.fromkeys(["request", "record of shared items", *purged])) if not waits else "",
+        "purged": "" if waits else ", ".join(dict.fromkeys(["request", *record, *purged])),
         "residual risk": _residual(wanted.kind, taken),
         "verdict": _verdict(wanted.kind, waits, taken, before != after),
     }

@@ -283,8 +283,13 @@ class ServerStore:
             found.setdefault(int(node), []).append(validated(Outcome, json.loads(told), "an outcome"))
         return {node: told[:MOST_REQUESTS] for node, told in found.items()}
 
+    @property
+    def to_scrub(self) -> bool:
+        """Whether there are bytes of something that was withdrawn."""
+        return bool(self._all("SELECT 1 FROM meta WHERE key = 'scrub'"))
+
     def scrub(self) -> bool:
-        """Remove the bytes of what was withdrawn; False: somebody reads the file, so it has to be done later."""
+        """Remove them; False: somebody reads the file, so it has to be done later."""
         with self._plain():
             return scrub(self._db)
 
