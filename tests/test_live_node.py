@@ -40,6 +40,7 @@ from tacita.live.node.node import Node, NodeConfig
 from tacita.live.node.store import NodeStore
 from tacita.live.running import control
 from tacita.live.running.daemon import Daemon, run_daemon
+from tacita.live.wire import Wanted
 
 CONFIG = {"name": "clinic", "server": "localhost:9092"}
 
@@ -279,17 +280,17 @@ def devices(n: int, value: float) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def test_a_round_is_one_transaction(store: NodeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.add(rows("u1 a", "u2 b"))
-    first = store.enqueue("unshare", {"items": ["a"]}, 1)
-    second = store.enqueue("forget", {})
+    first = store.enqueue("unshare", "run", ["a"], 1)
+    second = store.enqueue("forget", "run")
     model = ({"config": "{}"}, {"items": ("s1", np.ones((3, 2), np.float32)), "heads/w": ("s2", np.zeros(2))})
     release = Release(2, 50, "one sum over 2 people")
     store.commit(
         RequestNumber("run", 0, 1, "train"),
-        Answer("sha", b"reply", devices(2, 1), devices(2, 0), model, release, [first]),
+        Answer("sha", b"reply", devices(2, 1), devices(2, 0), model, release, [Wanted(id=first, kind="unshare")]),
     )
     assert store.stored_reply(RequestNumber("run", 0, 1, "train")) == ("sha", b"reply")
     assert store.stored_reply(RequestNumber("run", 0, 1, "evaluate")) is None
-    assert [one.id for one in store.waiting()] == [second]
+    assert [one.id for one in store.wants("run") if one.sent is None] == [second]
     assert store.ledger()[0]["epsilon"] == "no epsilon"
 
     def fails(*_: Any) -> None:
@@ -298,7 +299,8 @@ def test_a_round_is_one_transaction(store: NodeStore, monkeypatch: pytest.Monkey
     monkeypatch.setattr("tacita.live.node.answers.put_model", fails)
     with pytest.raises(RuntimeError):
         store.commit(
-            RequestNumber("run", 0, 2, "train"), Answer("x", b"y", devices(2, 2), None, model, release, [second])
+            RequestNumber("run", 0, 2, "train"),
+            Answer("x", b"y", devices(2, 2), None, model, release, [Wanted(id=second, kind="forget")]),
         )
     now = store.devices("run")
     assert now is not None
@@ -306,7 +308,7 @@ def test_a_round_is_one_transaction(store: NodeStore, monkeypatch: pytest.Monkey
     np.testing.assert_array_equal(now[1]["private"], np.ones((2, 2)))
     assert store.stored_reply(RequestNumber("run", 0, 1, "train")) == ("sha", b"reply")
     assert len(store.ledger()) == 1
-    assert len(store.waiting()) == 1
+    assert len([one for one in store.wants("run") if one.sent is None]) == 1
 
 
 def test_replies_of_earlier_rounds_go(store: NodeStore) -> None:
@@ -417,7 +419,7 @@ def test_erasing_leaves_no_byte(tmp_path: Path) -> None:
     with Node.open(folder) as node:
         node.store.add([(u, f"{u}-{i}", 1.0, None) for u in ("quetzal", "ordinary") for i in range(500)])
         node.set_consent("quetzal", "quetzal-3", "keep")
-        node.store.enqueue("share", {"items": ["quetzal-4"]}, 1)
+        node.store.enqueue("share", "run", ["quetzal-4"], 1)
         state = ({}, {"users": np.array([1, 2]), "private": private})
         node.store.commit(
             RequestNumber("run", 0, 0, "t"), Answer("", b"", now=state, best=state, ledger=Release(2, 3, "a sum"))
@@ -460,7 +462,7 @@ def test_an_erasure_that_was_cut_short_is_finished(tmp_path: Path, monkeypatch: 
     with NodeStore.create(tmp_path / STORE) as store:
         store.add(rows(*(f"quetzal quetzal{n}" for n in range(500)), "other x"))
         with monkeypatch.context() as patch:
-            patch.setattr(node_file, "scrub", lambda db: None)
+            patch.setattr("tacita.live.node.store.scrub", lambda db: True)
             store.erase("quetzal")
         shutil.copytree(tmp_path, tmp_path / "copy", dirs_exist_ok=True)  # as a kill would have left it
     assert files_hold(tmp_path / "copy", "quetzal") == {"quetzal"}

@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import json
+import struct
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from test_live_parity import Site, close, close_all, config_of, lab, make_site, play
+from test_live_parity import (
+    Killed,
+    Site,
+    close,
+    close_all,
+    config_of,
+    forget_memory,
+    lab,
+    make_site,
+    play,
+    rows_of_blocks,
+)
 
+from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
-from tacita.live.wire import MAGIC, Reply, Wanted, decode_reply, encode
+from tacita.lab.assembling import Machine, assemble
+from tacita.live.node.node import Node
+from tacita.live.node.verbs import perform
+from tacita.live.node.wants import whole_batches
+from tacita.live.server import coordinator
+from tacita.live.wire import MAGIC, Reply, Wanted, decode_reply, decode_request, encode
 
 
 def spoiled(site: Site, change: Any) -> None:
@@ -117,16 +138,337 @@ def test_a_reply_over_more_people_than_were_asked_does_not_count(tmp_path: Path)
 
 
 def play_with_a_leaver(site: Site, node: Any) -> None:
-    from test_live_parity import rows_of_blocks
-
-    from tacita.lab.assembling import Machine, assemble
-
     fed = assemble(site.config, Machine())
     site.publish(list(fed.stream.item_ids[: fed.stream.blocks[0].n_items]))
     site.collect(rows_of_blocks(site.config)[0])
     person = node.store.users()[1][0]
-    node.store.enqueue("forget", {}, node.store.user(person))
+    node.store.enqueue("forget", "r", user=node.store.user(person))
     try:
         site.next_block()
     except TacitaError as error:
         raise AssertionError("a request stopped the run") from error
+
+
+# What people ask for with the node's own verbs
+
+
+SHARING = "preset fedshare-local"
+Act = Callable[[], Any]
+
+
+def begin(site: Site, **options: Any) -> None:
+    """The first block's data and catalogue; a server that waits for slow machines."""
+    with site.store as store:
+        store._all("UPDATE runs SET options = ?", json.dumps({"pause": 0.0, "give_up": 60.0, **options}))
+    fed = assemble(site.config, Machine())
+    site.publish(list(fed.stream.item_ids[: fed.stream.blocks[0].n_items]))
+    site.collect(rows_of_blocks(site.config)[0])
+
+
+def person_of(site: Site, number: int = 1, nth: int = 0) -> tuple[str, list[str]]:
+    """Somebody on a node, and what they have of the catalogue."""
+    node = site.transport.members[number]
+    ids, raws = node.store.users()
+    with site.store as store:
+        known = {item for item, _ in store.catalogue()}
+    return raws[nth], sorted(set(node.store.history([int(ids[nth])]).item) & known)
+
+
+def at_rounds(site: Site, acts: dict[int, Act], lose: Callable[[int, Any], bool] = lambda number, head: False) -> None:
+    """Do something before node 1 answers a round."""
+    left = dict(acts)
+
+    def spoil(number: int, body: bytes, answer: Any) -> bytes | None:
+        head = decode_request(body).head
+        if number == 1 and head.kind == "round" and head.round in left:
+            left.pop(head.round)()
+        reply = bytes(answer())
+        return None if lose(number, head) else reply
+
+    site.transport.spoil = spoil
+
+
+def asks(site: Site, kind: str, user: str, *items: str, number: int = 1) -> dict[str, Any]:
+    found = perform(site.transport.members[number], "request", {"kind": kind, "user": user, "items": list(items)})
+    return dict(found["requests"][0])
+
+
+def status(site: Site, number: int = 1) -> list[dict[str, Any]]:
+    return list(perform(site.transport.members[number], "status", {})["requests"])
+
+
+def given(site: Site) -> list[tuple[int, str]]:
+    arrays = site.arrays()
+    with site.store as store:
+        items = [item for item, _ in store.catalogue()]
+    if "now/given/item" not in arrays:
+        return []
+    return [(int(s), items[i]) for s, i in zip(arrays["now/given/sender"], arrays["now/given/item"], strict=True)]
+
+
+def found_in_server(site: Site, *needles: bytes) -> set[bytes]:
+    files = [one for one in site.folder.iterdir() if one.is_file()]
+    assert any(one.name == "server.sqlite" for one in files)
+    held = b"".join(one.read_bytes() for one in files)
+    return {one for one in needles if one in held}
+
+
+def needles(site: Site, request: int, sender: int | None = None) -> list[bytes]:
+    """A shared row as the server would hold it: the time of sharing, and whose it is."""
+    want = next(one for one in site.transport.members[1].store.wants() if one.id == request)
+    found = [struct.pack("<d", want.created), repr(want.created).encode()]
+    return found if sender is None else [*found, struct.pack("<Q", sender), str(sender).encode()]
+
+
+def test_share_unshare_and_leave_take_effect_with_the_round_that_carries_them(tmp_path: Path) -> None:
+    site = make_site(tmp_path, config_of(SHARING, rounds=8, patience=100))
+    begin(site)
+    user, items = person_of(site)
+    seen: dict[str, Any] = {}
+
+    def look(name: str) -> None:
+        seen[name] = (given(site), status(site), found_in_server(site, *seen.get("needles", [])))
+
+    def share() -> None:
+        seen["first"] = asks(site, "share", user, *items[:3])["request"]
+        seen["second"] = asks(site, "share", user, *items[3:5])["request"]
+
+    def unshare() -> None:
+        seen["sender"] = given(site)[0][0]
+        seen["needles"] = needles(site, seen["first"])
+        look("shared")
+        asks(site, "unshare", user, *items[:3])
+
+    def leave() -> None:
+        look("unshared")
+        seen["needles"] = needles(site, seen["second"], seen["sender"])
+        seen["there"] = found_in_server(site, *seen["needles"])
+        asks(site, "leave", user)
+
+    at_rounds(site, {1: share, 3: unshare, 5: leave, 7: lambda: look("left")})
+    site.next_block()
+    shared, told, there = seen["shared"]
+    assert sorted(item for _, item in shared) == items[:5]
+    assert len(there) >= 1  # the search finds what is there
+    assert [one["state"] for one in told] == ["done in block 0 after round 2: shared"] * 2
+    left, told, there = seen["unshared"]
+    assert sorted(item for _, item in left) == items[3:5]
+    assert told[-1]["state"].startswith("done in block 0 after round 4: taken out of the server's record")
+    assert there == set()  # nothing of the rows that were taken back
+    assert len(seen["there"]) >= 2
+    gone, told, there = seen["left"]
+    assert (gone, there) == ([], set())
+    assert told[-1]["done"]
+    assert told[-1]["certificate"]["residual risk"].startswith("Nothing in this run unlearns")
+    assert not any(item in json.dumps(told) for item in items)
+    with site.store as store:
+        assert [e["kind"] for _, _, e in store.events("r") if e["event"] == "request"] == [
+            "share",
+            "share",
+            "unshare",
+            "leave",
+        ]
+        assert store.outcomes("r") == {}  # the node knows
+    close_all(site)
+
+
+def test_a_request_survives_kills_between_acknowledgement_and_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server dies when it has committed a request and before it has carried it out, a node when it has sent it."""
+    made = {}
+    for name in ("killed", "whole"):
+        (tmp_path / name).mkdir()
+        site = made[name] = make_site(tmp_path / name, config_of(SHARING, rounds=6, patience=100))
+        begin(site)
+        user, items = person_of(site)
+        at_rounds(site, {1: lambda s=site, u=user, i=items: asks(s, "share", u, *i[:4])})
+    site, deaths = made["killed"], []
+    plain, carry_out = site.transport.spoil, coordinator.carry_out
+
+    def kill_node(number: int, body: bytes, answer: Any) -> bytes | None:
+        head = decode_request(body).head
+        reply = plain(number, body, answer)
+        if number == 1 and (head.kind, head.round) == ("round", 1) and "node" not in deaths:
+            deaths.append("node")
+            site.transport.members[1].close()
+            forget_memory(site)
+            site.transport.members[1] = Node.open(site.folder / "node1")
+            return None
+        return reply
+
+    def kill_server(*given_: Any) -> Any:
+        if "server" not in deaths:
+            deaths.append("server")
+            raise Killed
+        return carry_out(*given_)
+
+    site.transport.spoil = kill_node
+    monkeypatch.setattr(coordinator, "carry_out", kill_server)
+    with pytest.raises(Killed):
+        site.next_block()
+    with site.store as store:
+        assert len(store.open_requests("r")) == 1
+    forget_memory(site)
+    coordinator.continue_run(site.folder, "r", site.transport)
+    made["whole"].next_block()
+    assert deaths == ["node", "server"]
+    assert len(given(site)) == 4
+    mine, yours = site.arrays(), made["whole"].arrays()
+    assert mine.keys() == yours.keys()
+    assert all(np.array_equal(mine[name], yours[name]) for name in mine if not name.endswith("given/time"))
+    for one in made.values():
+        assert status(one)[0]["state"] == "done in block 0 after round 2: shared"
+        close_all(one)
+
+
+def test_an_answer_that_nobody_waited_for_loses_no_request(tmp_path: Path) -> None:
+    site = make_site(tmp_path, config_of(SHARING, rounds=5, patience=100))
+    begin(site, quorum=2)
+    user, items = person_of(site)
+    at_rounds(
+        site,
+        {1: lambda: asks(site, "share", user, items[0])},
+        lose=lambda number, head: number == 1 and head.round in (1, 2),
+    )
+    site.next_block()
+    assert [item for _, item in given(site)] == [items[0]]
+    assert status(site)[0]["state"] == "done in block 0 after round 3: shared"
+    close_all(site)
+
+
+def test_wishes_that_cannot_be_meant_are_one_sentence(tmp_path: Path) -> None:
+    site = make_site(tmp_path, config_of(SHARING, rounds=2))
+    begin(site)
+    user, items = person_of(site)
+    node = site.transport.members[1]
+    node.store.add([(user, "of another world", 1.0, None)])
+    with pytest.raises(TacitaError, match="takes part in no run yet"):
+        asks(site, "share", user, items[0])
+    site.next_block()
+    other = next(item for item, _ in node.store.catalogue() if item not in items)
+    node.set_consent(user, items[1], "keep")
+    for kind, words, match in (
+        ("share", ["nobody"], "nothing of user 'nobody'"),
+        ("share", [user, "of another world"], "not in the server's catalogue"),
+        ("share", [user, other], "has no item"),
+        ("share", [user, items[1]], "marked 'keep'"),
+        ("unshare", [user], "does not share anything"),
+        ("forget", [user, items[0]], "can forget"),
+    ):
+        with pytest.raises(TacitaError, match=match):
+            asks(site, kind, *words)
+    assert asks(site, "share", user)["items"] == len(items) - 1  # all but what is kept
+    with pytest.raises(TacitaError, match="shares all of that"):
+        asks(site, "share", user, items[0])
+    assert asks(site, "unshare", user, items[0])["state"] == "queued"
+    asks(site, "leave", user)
+    with pytest.raises(TacitaError, match="has left run 'r' already"):
+        asks(site, "leave", user)
+    close_all(site)
+
+
+def test_a_request_goes_to_the_run_that_is_meant(tmp_path: Path) -> None:
+    """Two runs over the same people: only the one that is named hears of it, whichever asks first."""
+    site = make_site(tmp_path, config_of(SHARING, rounds=2))
+    begin(site)
+    user, items = person_of(site)
+    site.next_block()
+    with site.store as store:
+        store.new_run("other", site.config, {"pause": 0.0, "give_up": 1.0})
+    perform(site.transport.members[1], "request", {"kind": "share", "user": user, "items": items[:2], "run": "r"})
+    other = Site(site.folder, site.config, site.transport, "other")
+    other.next_block()
+    assert given(other) == []
+    assert status(site)[0]["state"] == "queued"
+    site.collect(rows_of_blocks(site.config)[1])
+    site.next_block()
+    assert len(given(site)) == 2
+    close_all(site)
+
+
+# tally forgets live
+
+
+def tally_of(**more: Any) -> Any:
+    """One round a block: nothing that validation chooses."""
+    values = config_of("tally").model_dump(mode="json")
+    values["backbone"] |= {"recency": 0.0, **more}
+    return validated(RunConfig, values, "the test")
+
+
+ENDED = '{"id": 1, "state": "done"}'
+
+
+def told_by_devices(site: Site) -> Any:
+    """How many people have told of each item in each block, as their devices remember it."""
+    found = np.zeros_like(site.arrays()["now/parts/tally/touched"])
+    for node in site.transport.members.values():
+        held = node.store.devices("r")
+        assert held is not None
+        lists = {name.rpartition(":")[2]: v for name, v in held[1].items() if name.startswith("lists/parts/statistic")}
+        np.add.at(found, (lists["block"], lists["item"]), 1)
+    return found
+
+
+@pytest.mark.parametrize(("kind", "least"), [("leave", 1), ("forget", 1), ("leave", 3)])
+def test_tally_forgets_live_as_if_it_had_never_been_told(tmp_path: Path, kind: str, least: int) -> None:
+    """Five people of one node withdraw together what they told in two blocks, beside a run that never heard of it."""
+    sites = {}
+    for name in ("asked", "never"):
+        (tmp_path / name).mkdir()
+        sites[name] = make_site(tmp_path / name, tally_of(), min_contributors=least)
+        begin(sites[name])
+    site, never = sites["asked"], sites["never"]
+    raws = site.transport.members[1].store.users()[1][:5]
+    gone = {raw: person_of(site, nth=n)[1][:3] for n, raw in enumerate(raws)}
+    for raw, items in gone.items():
+        node = never.transport.members[1]
+        node.store.enqueue(kind, "r", items if kind == "forget" else [], node.store.user(raw))
+    with node.store._writing() as db:  # nothing of it is ever told
+        db.execute("UPDATE requests SET sent = 1, block = 0, round = 0, question = '', outcome = ?", (ENDED,))
+    for one in sites.values():
+        one.next_block()
+    words = {raw: items if kind == "forget" else [] for raw, items in gone.items()}
+    for raw in raws[:4]:
+        waits = asks(site, kind, raw, *words[raw])
+    assert waits["state"].startswith("queued: 4 of the 5 people have asked")
+    fed = assemble(site.config, Machine())
+    for one in sites.values():
+        one.publish(list(fed.stream.item_ids))
+        one.collect(rows_of_blocks(site.config)[1])
+    asks(site, kind, raws[4], *words[raws[4]])
+    for one in sites.values():
+        one.next_block()
+    told = status(site)
+    assert [one["state"].split(":")[0] for one in told] == ["done in block 1 after round 1"] * 5
+    assert told[0]["certificate"]["method"] == "tally"
+    mine, yours = site.arrays(), never.arrays()
+    names = [name for name in yours if name.startswith(("now/heads/", "best/heads/")) or "/tally/" in name]
+    assert len(names) > 5
+    for name in names if least == 1 else ():  # what is rare among those who stay was not rare when it was told
+        assert close(mine[name], yours[name], 1e-9), name
+    assert np.array_equal(mine["now/parts/tally/touched"], told_by_devices(site))
+    assert not np.any(mine.get("now/parts/statistic/asked", np.zeros(0)))
+    close_all(site)
+    close_all(never)
+
+
+def test_a_server_that_asks_about_some_of_those_who_withdrew_hears_nothing(tmp_path: Path) -> None:
+    site = make_site(tmp_path, tally_of())
+    begin(site)
+    raws = site.transport.members[1].store.users()[1][:6]
+    for raw in raws[:5]:
+        site.transport.members[1].store.enqueue("leave", "r", user=site.transport.members[1].store.user(raw))
+    site.next_block()
+    node = site.transport.members[1]
+    wants = node.store.wants("r")
+    assert all(one.final for one in wants)
+    open_ = [replace(one, outcome=None) for one in wants]
+    users = [one.user for one in open_ if one.user is not None]
+    assert whole_batches(open_, users, 5)
+    assert not whole_batches(open_, users[:4], 1)  # a sum without one of them
+    assert not whole_batches(open_, [*users, 99], 5)
+    assert not whole_batches(open_, users, 6)
+    assert not whole_batches(wants, users, 5)  # they were asked already
+    close_all(site)

@@ -509,7 +509,7 @@ def test_requests_travel_from_nodes_and_are_carried_out_between_rounds(tmp_path:
     site.publish(list(fed.stream.item_ids[: block.n_items]))
     site.collect(rows_of_blocks(config)[0])
     node = site.transport.members[1]
-    node.store.enqueue("forget", {"items": ["never told"]}, node.store.user(person))
+    node.store.enqueue("forget", "r", ["never told"], node.store.user(person))
     site.next_block()
     begin_block(fed, progress, 0)
     run_block(fed, progress, after_the_first_round)
@@ -562,7 +562,7 @@ def test_a_request_may_play_rounds_of_its_own(tmp_path: Path, kind: str) -> None
     site.publish(list(fed.stream.item_ids[: block.n_items]))
     site.collect(rows_of_blocks(config)[0])
     node = site.transport.members[1]
-    node.store.enqueue(kind, {}, node.store.user(person))
+    node.store.enqueue(kind, "r", user=node.store.user(person))
     site.next_block()
     begin_block(fed, progress, 0)
     run_block(fed, progress, on_round)

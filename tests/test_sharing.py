@@ -460,8 +460,8 @@ def test_people_on_nodes_share_and_take_back_as_in_the_lab(tmp_path: Path) -> No
     site.collect(rows_of_blocks(config)[0])
     node = site.transport.members[1]
     for kind, who, items in wanted:
-        raw = {"items": [fed.stream.item_ids[i] for i in items]}
-        node.store.enqueue(kind, raw, node.store.user(persons[who]))
+        raw = [fed.stream.item_ids[i] for i in items]
+        node.store.enqueue(kind, "r", raw, node.store.user(persons[who]))
     site.next_block()
     progress = start(fed)
 

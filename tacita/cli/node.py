@@ -139,7 +139,15 @@ def status(folder: Folder = HERE, as_json: AsJson = False) -> None:
     found["kept"] = f"{found['kept']:,} interactions that never leave"
     found["catalogue"] = found["catalogue"] or "not here yet; it comes with the server's first message"
     found["serving"] = found["serving"] or "no model yet; it comes with the server's first round"
+    requests = found.pop("requests")
     console.show_facts(found)
+    for one in requests:
+        _show_request(one)
+
+
+def _show_request(one: dict[str, Any]) -> None:
+    what = f"{one['kind']} {one['items']:,} items" if one["items"] else str(one["kind"])
+    console.answer(f"request {one['request']}: {what} of user {one['user']}, run {one['run']}: {one['state']}.")
 
 
 @app.command()
@@ -185,6 +193,76 @@ def consent(
         return
     what = "everything not marked 'keep'" if item is None and words[-1] == "learn" else "everything"
     console.say(f"{what if item is None else f'item {item}'} of user {words[0]}: {found['means']}.")
+
+
+User = Annotated[str, typer.Argument(metavar="USER", help="Raw user id.")]
+Run = Annotated[str | None, typer.Option("--run", help="Only this run; default: all that the user takes part in.")]
+
+
+def _request(kind: str, folder: Path, user: str, items: list[str] | None, run: str | None, as_json: bool) -> None:
+    found = _ask(folder, "request", quiet=as_json, kind=kind, user=user, items=items or [], run=run)
+    if as_json:
+        console.print_json(found)
+        return
+    for one in found["requests"]:
+        _show_request(one)
+    console.say("It leaves with the node's next answer; `tacita node status` shows how far it has come.")
+
+
+@app.command()
+def share(
+    user: User,
+    items: Annotated[list[str] | None, typer.Argument(metavar="[ITEM]...", help="Raw ids; none: all of them.")] = None,
+    run: Run = None,
+    folder: Folder = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Show items of a user to the server, which learns from them; they are no longer learned from here.
+
+    Items marked 'keep' are never shared. Example: `tacita node share 196 242 51`
+    """
+    _request("share", folder, user, items, run, as_json)
+
+
+@app.command()
+def unshare(
+    user: User,
+    items: Annotated[list[str] | None, typer.Argument(metavar="[ITEM]...", help="Raw ids; none: all shared.")] = None,
+    run: Run = None,
+    folder: Folder = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Take back items that a user shares: the server drops them, and unlearns them where its method can.
+
+    Example: `tacita node unshare 196 242`
+    """
+    _request("unshare", folder, user, items, run, as_json)
+
+
+@app.command()
+def forget(
+    user: User,
+    items: Annotated[list[str] | None, typer.Argument(metavar="[ITEM]...", help="Raw ids; none: all of them.")] = None,
+    run: Run = None,
+    folder: Folder = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Have what was learned from items of a user taken out of the server's model; they stay on this node.
+
+    Example: `tacita node forget 196 242`
+    """
+    _request("forget", folder, user, items, run, as_json)
+
+
+@app.command()
+def leave(user: User, run: Run = None, folder: Folder = HERE, as_json: AsJson = False) -> None:
+    """A user takes part no more: all that was shared and, where the method can, learned is taken back.
+
+    What the user has stays on this node; `tacita node erase` removes it from here, too.
+
+    Example: `tacita node leave 196`
+    """
+    _request("leave", folder, user, None, run, as_json)
 
 
 @app.command()

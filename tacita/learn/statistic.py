@@ -123,7 +123,8 @@ class StatisticLearner(Learner):
             return server.with_part(self.name, {ASKED: asked}), said | {"mode": mode, "waits": True}
         change = ask(server, f"{self.name}/retraction", asked).sums
         if not any(value.any() for value in change.values()):
-            return server, said | {"mode": "none: the server was told of none of it"}
+            mode = "none: the server was told of none of it"
+            return (server.with_part(self.name, {ASKED: asked[:0]}) if len(waiting) else server), said | {"mode": mode}
         after, rank = self.model.retracted(server, change)
         return after.with_part(self.name, {ASKED: asked[:0]}), said | {
             "mode": f"update of rank {rank}" if rank else "new solve",

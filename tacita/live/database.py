@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,8 @@ from urllib.parse import quote
 from tacita.core.codec import pack
 from tacita.core.errors import DiskFull, TacitaError
 from tacita.core.types import AnyArray
+
+log = logging.getLogger(__name__)
 
 
 class Damaged(TacitaError):
@@ -67,6 +70,43 @@ def plain_errors(path: Path, remedy: str) -> Iterator[None]:
 def damaged(path: Path, why: str, remedy: str) -> Damaged:
     said = " ".join(why.split())[:200].rstrip(".")
     return Damaged(f"{path} is damaged: {said}; {remedy}.")
+
+
+def ask_scrub(db: sqlite3.Connection) -> None:
+    """Note, in the transaction of a deletion, that old bytes are still to be removed."""
+    db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('scrub', '1')")
+
+
+def scrub(db: sqlite3.Connection) -> bool:
+    """After a deletion: no old page in the file, no old frame in the log. False: somebody reads it, so not yet."""
+    if db.execute("SELECT 1 FROM meta WHERE key = 'scrub'").fetchone() is None:
+        return True
+    try:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        db.execute("VACUUM")
+        if db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+            return False
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error) or "busy" in str(error):
+            return False
+        raise
+    db.execute("DELETE FROM meta WHERE key = 'scrub'")
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    return True
+
+
+def vacuum(path: Path) -> bool:
+    """Remove what was deleted from a file that another program keeps; False: it is in use, so not yet."""
+    if not path.is_file():
+        return True
+    try:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=10.0)) as db:
+            db.execute("VACUUM")
+            found = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except sqlite3.OperationalError as error:
+        log.warning("%s still has the bytes of what was deleted: %s", path, error)
+        return False
+    return not found[0]
 
 
 def put_arrays(db: sqlite3.Connection, table: str, run: str, arrays: Mapping[str, tuple[str, AnyArray]]) -> None:

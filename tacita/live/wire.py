@@ -25,9 +25,33 @@ MOST_HEADER = 2**24
 _LENGTH = struct.Struct(">I")
 
 MOST_PEOPLE = 10**9
-MOST_REQUESTS = 100  # in one reply; the others wait for the next
+MOST_REQUESTS = 1000  # in one reply; the others wait for the next
 SCORES = ("validate", "close")
 """Questions about scores; every other one belongs to the learner of the run and is answered by a sum over people."""
+
+
+def printable(text: str) -> str:
+    """Text from elsewhere as a terminal may show it: control characters become question marks."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+Printable = Annotated[str, AfterValidator(printable)]
+Fact = Annotated[Printable, Field(max_length=1000)] | bool | int | float | None
+
+
+class Outcome(Strict):
+    """What became of a request that a node carried; of who asked and for what, it says nothing."""
+
+    id: int = Field(ge=0, le=2**62)
+    state: Literal["heard", "waits", "done", "refused"]
+    block: int = Field(0, ge=0, le=100_000)
+    round: int = Field(0, ge=0, le=10_000_000)  # after which it was carried out
+    said: Printable = Field("", max_length=500)
+    certificate: dict[Annotated[Printable, Field(max_length=100)], Fact] = Field({}, max_length=40)
+
+    @property
+    def final(self) -> bool:
+        return self.state in ("done", "refused")
 
 
 class RequestHead(Strict):
@@ -40,6 +64,7 @@ class RequestHead(Strict):
     best_round: int = Field(ge=0, le=10_000_000)  # the best round of the block so far; 0: none yet
     config: dict[str, Any]  # the run's settings
     names: dict[str, str]  # every array of the model -> its sha256; what is not sent the node already has
+    told: list[Outcome] = Field([], max_length=MOST_REQUESTS)  # of what this node's people asked for
 
 
 class Wanted(Strict):
@@ -60,13 +85,14 @@ class ReplyHead(Strict):
     block: int
     round: int
     verdict: Literal["ok", "refused", "missing"]  # missing: send all arrays again
-    said: Annotated[str, AfterValidator(lambda text: printable(text))] = Field("", max_length=500)
+    said: Printable = Field("", max_length=500)
     clients: int = Field(0, ge=0, le=MOST_PEOPLE)
     expected: float = Field(0.0, ge=0, le=MOST_PEOPLE)
     weight: float = Field(0.0, ge=0, le=1e12)
     sums: dict[str, tuple[float, int]] = {}
     have: list[str] = Field([], max_length=10_000)  # digests of the arrays the node holds
-    requests: list[Wanted] = Field([], max_length=MOST_REQUESTS)  # those that waited for a reply
+    requests: list[Wanted] = Field([], max_length=MOST_REQUESTS)  # until the server says that it has them
+    heard: list[Annotated[int, Field(ge=0, le=2**62)]] = Field([], max_length=MOST_REQUESTS)  # what became of these
 
 
 @dataclass(frozen=True)
@@ -76,9 +102,9 @@ class Request:
 
     @property
     def sha(self) -> str:
-        """What is asked, whichever arrays had to travel for it and whatever items are called."""
+        """What is asked, whichever arrays had to travel, whatever items are called and whatever was told beside."""
         names = {name: sha for name, sha in sorted(self.head.names.items()) if name != "catalogue"}
-        asked = self.head.model_copy(update={"names": names})
+        asked = self.head.model_copy(update={"names": names, "told": []})
         return hashlib.sha256(asked.model_dump_json().encode()).hexdigest()
 
 
@@ -110,11 +136,6 @@ def wanted_sums(fields: Sequence[Spec]) -> list[Spec]:
         if one.touched:
             wanted.append(replace(one, name=touched_of(one.name), shape=one.shape[:1], most=1.0, least=0.0))
     return wanted
-
-
-def printable(text: str) -> str:
-    """Text from elsewhere as a terminal may show it: control characters become question marks."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 Head = TypeVar("Head", bound=Strict)

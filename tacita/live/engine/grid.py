@@ -138,6 +138,8 @@ def _end_with_parent(grace: float = 2.0) -> None:
 
 
 def _continue_run(transport: GridTransport, settings: dict[str, Any]) -> None:
+    from tacita.live.database import vacuum
     from tacita.live.server.coordinator import continue_run
 
-    continue_run(Path(settings["store"]), settings["run"], transport)
+    folder = Path(settings["store"])
+    continue_run(folder, settings["run"], transport, lambda: vacuum(folder / "flower" / "link.db"))

@@ -13,6 +13,7 @@ import numpy as np
 from tacita.core.codec import pack, unpack
 from tacita.core.types import AnyArray, Arrays
 from tacita.live.database import put_arrays
+from tacita.live.wire import Wanted
 from tacita.round.device_state import LISTS, rows_taken
 
 NO_EPSILON = "no epsilon"
@@ -51,7 +52,7 @@ class Answer:
     best: Devices | None = None
     model: Model | None = None
     ledger: Release | None = None
-    sent: Sequence[int] = ()  # the requests of people here that the reply carries
+    sent: Sequence[Wanted] = ()  # the requests of people here that the reply carries
     released: bool = False  # the block's rows were part of a sum in the reply
     tags: tuple[str, str] = ("now", "best")
 
@@ -90,7 +91,6 @@ def put(db: sqlite3.Connection, asked: RequestNumber, answer: Answer, at: float)
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (at, run, block, asked.round, asked.kind, one.users, one.n_bytes, one.sees, one.epsilon),
         )
-    db.executemany("UPDATE requests SET sent = ? WHERE id = ? AND sent IS NULL", ((at, one) for one in answer.sent))
 
 
 def put_reply(db: sqlite3.Connection, asked: RequestNumber, answer: Answer) -> None:

@@ -18,7 +18,7 @@ from tacita.live.database import Damaged, format_of, read_only
 
 STORE = "node.sqlite"
 REMEDY = "restore a copy or export what can be read with `tacita node export`"
-FORMAT = 1
+FORMAT = 2
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE users (
@@ -78,13 +78,17 @@ CREATE TABLE ledger (
 CREATE INDEX ledger_by_time ON ledger (time);
 CREATE TABLE requests (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
+    run TEXT NOT NULL, -- that it is for
     kind TEXT NOT NULL,
     payload TEXT NOT NULL,
     user INTEGER REFERENCES users ON DELETE CASCADE,
     created REAL NOT NULL,
-    sent REAL
+    sent REAL, block INTEGER, round INTEGER, question TEXT, -- the answer that carried it first
+    wanted TEXT, -- as it was sent, until it is done
+    outcome TEXT -- what the server said of it last
 );
 CREATE INDEX requests_of ON requests (user);
+CREATE INDEX requests_for ON requests (run);
 """
 
 # Every table with people's data, as lines of an export: kind, columns, where they are. `one` limits it to a user.
@@ -104,8 +108,9 @@ _EXPORTED = {
         "FROM consent_events t WHERE (:one IS NULL OR t.user = :one)",
     ),
     "request": (
-        ("request", "payload", "created", "sent"),
-        "SELECT t.id, t.kind, t.payload, t.created, t.sent FROM requests t WHERE (:one IS NULL OR t.user = :one)",
+        ("request", "run", "payload", "created", "sent", "outcome"),
+        "SELECT t.id, t.kind, t.run, t.payload, t.created, t.sent, t.outcome "
+        "FROM requests t WHERE (:one IS NULL OR t.user = :one)",
     ),
     "release": (
         ("time", "run", "block", "round", "what", "people", "bytes", "server sees", "epsilon"),
@@ -265,18 +270,3 @@ def _write_lines(path: Path, lines: Iterator[dict[str, Any]]) -> int:
     finally:
         side.unlink(missing_ok=True)
     return count
-
-
-def ask_scrub(db: sqlite3.Connection) -> None:
-    """Note, in the transaction of a deletion, that old bytes are still to be removed."""
-    db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('scrub', 1)")
-
-
-def scrub(db: sqlite3.Connection) -> None:
-    """After a deletion: no old page in the file, no old frame in the log."""
-    if db.execute("SELECT 1 FROM meta WHERE key = 'scrub'").fetchone() is None:
-        return
-    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    db.execute("VACUUM")
-    db.execute("DELETE FROM meta WHERE key = 'scrub'")
-    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

@@ -30,7 +30,7 @@ class Asked:
     server: ServerState
     down: Down
     chosen: Keys | None  # whom of the people here it is about, where the server knows them
-    singles: bool = False  # it speaks of single people
+    letters: bool = False  # it writes to single people
 
 
 def whole_model(node: Node, request: Request) -> Model | None:
@@ -81,7 +81,8 @@ def asked_of(standing: Standing, arrays: Arrays, block: int, round: int) -> Aske
     try:
         letters = read_written(arrays, len(server.items))
         to = people_named(letters.clients, standing.names, standing.keys)
-        chosen = people_named(arrays[CHOSEN], standing.names, standing.keys) if CHOSEN in arrays else None
+        known, keys = np.append(standing.names, standing.askers), np.tile(standing.keys, 2)
+        chosen = people_named(arrays[CHOSEN], known, keys) if CHOSEN in arrays else None
     except TacitaError as error:
         raise Refusal(str(error)) from None
     by_name = {part.name: part for part in standing.fed.parts}
@@ -89,12 +90,8 @@ def asked_of(standing: Standing, arrays: Arrays, block: int, round: int) -> Aske
         mild = all(bool((np.abs(v) <= MOST_NUMBER).all()) for v in lists.values.values())
         if name not in by_name or not mild or not by_name[name].own_fits(lists, len(server.items)):
             raise Refusal("the request does not fit its own settings: it writes what no part reads.")
-    return Asked(
-        server,
-        Down(common, Letters(to, letters.lists).to, opened=standing.fed.opened),
-        chosen,
-        chosen is not None or bool(letters.lists),
-    )
+    own = Down(common, Letters(to, letters.lists).to, opened=standing.fed.opened)
+    return Asked(server, own, chosen, bool(letters.lists))
 
 
 def _check_model(standing: Standing, server: ServerState, received: dict[str, Arrays]) -> None:

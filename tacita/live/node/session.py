@@ -17,20 +17,19 @@ import numpy as np
 
 from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Requests
+from tacita.core.types import AnyArray, Longs, Requests
 from tacita.core.types import Request as AskedFor
 from tacita.federation.measuring import Sums, block_sums
 from tacita.fields import Total
 from tacita.lab.assembling import check_settings, planned
-from tacita.live.letters import NAMES, PART, ROSTER, each_arrays, names_of
+from tacita.live.letters import NAMES, PART, ROSTER, each_arrays
 from tacita.live.node.answers import Answer, Release, RequestNumber
 from tacita.live.node.node import Node
 from tacita.live.node.received import Asked, as_json, asked_of, catalogue_of, whole_model
 from tacita.live.node.standing import ALONE, Refusal, Standing, standing_of, stored_devices
-from tacita.live.node.store import Waiting
+from tacita.live.node.wants import Want, due, whole_batches
 from tacita.live.settings import check_live
 from tacita.live.wire import (
-    MOST_REQUESTS,
     SCORES,
     Reply,
     ReplyHead,
@@ -41,6 +40,7 @@ from tacita.live.wire import (
     encode,
     total_arrays,
 )
+from tacita.round.device_state import PARTS
 from tacita.round.parts import overrides
 from tacita.round.plan import plain
 
@@ -69,6 +69,7 @@ def _handle(node: Node, request: Request) -> bytes | None:
     """The stored answer, or a new one that was committed; None: what it was made from has changed."""
     head, store = request.head, node.store
     config = _settings(node, head)
+    store.hear(head.run, head.told)
     number = RequestNumber(head.run, head.block, head.round, head.kind)
     stored = store.stored_reply(number)
     if stored is not None:
@@ -89,10 +90,10 @@ def _handle(node: Node, request: Request) -> bytes | None:
         except (LookupError, ValueError):
             raise Refusal("the arrays of the request do not fit each other.") from None
         answered = reply.head.verdict == "ok"
-        queue = store.waiting()[:MOST_REQUESTS] if answered else []
-        carried = [_carried(node, standing, asked, one) for one in queue]
+        carried = _carried(node, standing, asked, head.kind) if answered or standing.tags == ALONE else []
         have = [sha for sha, _ in model[1].values()]
-        reply = replace(reply, head=reply.head.model_copy(update={"have": have, "requests": carried}))
+        more = {"have": have, "requests": carried, "heard": _heard(request)}
+        reply = replace(reply, head=reply.head.model_copy(update=more))
         sent = encode(reply)
         model[0]["tag"] = standing.tags[0]
         store.set_catalogue(catalogue)
@@ -103,7 +104,7 @@ def _handle(node: Node, request: Request) -> bytes | None:
             best=stored_devices(standing, standing.here.best),
             model=model,
             ledger=None if release is None else replace(release, n_bytes=len(sent)),
-            sent=[one.id for one in queue],
+            sent=carried,
             released=answered and head.kind not in (*SCORES, ROSTER),
             tags=standing.tags,
         )
@@ -147,7 +148,12 @@ def _echo(request: Request, **more: Any) -> ReplyHead:
 def _refused(node: Node, request: Request, said: str) -> Reply:
     head = request.head
     log.info("block %d round %d %s: nothing left this node: %s", head.block, head.round, head.kind, said)
-    return Reply(_echo(request, verdict="refused", said=said, have=_have(node, head.run)))
+    return Reply(_echo(request, verdict="refused", said=said, have=_have(node, head.run), heard=_heard(request)))
+
+
+def _heard(request: Request) -> list[int]:
+    """Requests whose end the server need not tell again."""
+    return [one.id for one in request.head.told if one.final]
 
 
 def _have(node: Node, run: str) -> list[str]:
@@ -159,26 +165,55 @@ def _have(node: Node, run: str) -> list[str]:
 # What people here ask of the server
 
 
-def _carried(node: Node, standing: Standing, asked: Asked, waiting: Waiting) -> Wanted:
+def _carried(node: Node, standing: Standing, asked: Asked, question: str) -> list[Wanted]:
+    """What people here ask for, as the server gets it.
+
+    Answers to questions that a request raised, and the last one of a block, carry nothing: what they bring would lie
+    at the server for long.
+    """
+    if question == "close" or "/" in question:
+        return []
+    wants = node.store.wants(standing.fed.stream.name)
+    found = due(wants, node.config.min_users, _together(node, standing))
+    number = {item: n for n, item in enumerate(standing.fed.stream.item_ids)}
+    return [one.wanted or _sent_first(node, standing, asked, one, number) for one in found]
+
+
+def _together(node: Node, standing: Standing) -> bool:
+    """Whether who withdraws is going to be asked what to take back, which nobody here tells alone."""
+    fed = standing.fed
+    asks = fed.learner.takes_back or any(overrides(part, "answer") for part in fed.parts)
+    return asks and standing.tags != ALONE and not node.config.insecure_single_user_uploads
+
+
+def _sent_first(node: Node, standing: Standing, asked: Asked, want: Want, number: dict[str, int]) -> Wanted:
     """A request as the server gets it; the person's own device does its part now.
 
     Items travel only where they are, or were, shared with the server. A node that does not name its people calls who
     asks for something by a name that nothing else of the run knows.
     """
-    row = np.flatnonzero(standing.users == waiting.user)
-    number = {item: n for n, item in enumerate(standing.fed.stream.item_ids)}
-    named = waiting.payload.get("items", []) if waiting.kind in ("share", "unshare") else []
-    items = sorted({number[item] for item in named if item in number})
-    told = validated(
-        Wanted, {"id": waiting.id, "kind": waiting.kind, "items": items, "time": waiting.created}, "a request"
+    row = np.flatnonzero(standing.users == want.user)
+    items = np.array(sorted({number[item] for item in want.items if item in number}), np.int32)
+    told = items if want.kind in ("share", "unshare") else np.intersect1d(items, _shared(standing, row))
+    wanted = validated(
+        Wanted, {"id": want.id, "kind": want.kind, "items": told.tolist(), "time": want.created}, "a request"
     )
     if not len(row):
-        return told
-    purpose = "name" if node.config.insecure_single_user_uploads else "requester"
-    request = AskedFor(told.kind, int(standing.keys[row[0]]), np.array(items, np.int32), told.time, told.id)
-    leaves = standing.here.request(standing.fed, asked.server, Requests.of(request)).items
-    name = int(names_of(standing.fed.draws, standing.keys[row], purpose)[0])
-    return told.model_copy(update={"sender": name, "items": leaves.ids.tolist()})
+        return wanted
+    request = AskedFor(wanted.kind, int(standing.keys[row[0]]), items, wanted.time, wanted.id)
+    leaves = standing.here.request(standing.fed, asked.server, Requests.of(request)).items.ids
+    if not any(overrides(part, "encode_request") for part in standing.fed.parts):
+        leaves = told  # what was never shared is nobody's business
+    names = standing.names if node.config.insecure_single_user_uploads else standing.askers
+    return wanted.model_copy(update={"sender": int(names[row[0]]), "items": leaves.tolist()})
+
+
+def _shared(standing: Standing, row: Longs) -> AnyArray:
+    """What a person shares with the server of the run."""
+    clients = standing.here.clients
+    known = row[row < clients.n_users]
+    lists = [clients.list_of(name, known).ids for name in clients.lists if name.endswith("/shared")]
+    return np.concatenate([np.zeros(0, np.int32), *lists])
 
 
 # The answer
@@ -187,15 +222,16 @@ def _carried(node: Node, standing: Standing, asked: Asked, waiting: Waiting) -> 
 def _answer(node: Node, request: Request, standing: Standing, asked: Asked) -> tuple[Reply, Release | None]:
     """The same questions that a lab's loop asks its devices."""
     fed, here, head = standing.fed, standing.here, request.head
-    if asked.singles or fed.config.train.participation.kind != "all":
+    together = _of_leavers(node, standing, asked, head.kind)
+    if not together and (asked.letters or asked.chosen is not None or fed.config.train.participation.kind != "all"):
         _named(node)
-    if standing.tags == ALONE and head.kind != "close":
+    if standing.tags == ALONE and head.kind != "close" and not together:
         return _learn_alone(node, request, standing, asked), None
     if head.kind == ROSTER:
         return _roster(node, request, standing, asked)
     _advance(standing, head, asked)
     if head.kind not in SCORES:
-        return _sum(node, request, standing, asked)
+        return _sum(node, request, standing, asked, together)
     people = _asked_about(standing, head)
     refusal = node.refusal(people, head.kind)  # before anything is computed: what is said must not depend on that
     if head.kind == "close":  # the block ends here in any case; only its scores may have to stay
@@ -209,6 +245,14 @@ def _answer(node: Node, request: Request, standing: Standing, asked: Asked) -> t
     counted = max((n for _, n in sums.values()), default=0)
     release = Release(counted, 0, "sums of scores and how many people they are over") if counted else None
     return Reply(_echo(request, verdict="ok", sums=sums, clients=counted, said=refusal or "")), release
+
+
+def _of_leavers(node: Node, standing: Standing, asked: Asked, question: str) -> bool:
+    """Whether a question is about those, all of them and enough, who withdrew together: in a sum they may answer it."""
+    if "/" not in question or asked.chosen is None or asked.letters:
+        return False
+    users = standing.users[np.isin(standing.keys, asked.chosen)].tolist()
+    return whole_batches(node.store.wants(standing.fed.stream.name), users, node.config.min_users)
 
 
 def _named(node: Node) -> None:
@@ -275,7 +319,9 @@ def _learn_alone(node: Node, request: Request, standing: Standing, asked: Asked)
     return _refused(node, request, node.refusal(0) or "")
 
 
-def _sum(node: Node, request: Request, standing: Standing, asked: Asked) -> tuple[Reply, Release | None]:
+def _sum(
+    node: Node, request: Request, standing: Standing, asked: Asked, together: bool
+) -> tuple[Reply, Release | None]:
     """One sum over the people who take part, or what each of them sends."""
     fed, here, head, server = standing.fed, standing.here, request.head, asked.server
     questions = fed.learner.questions(server)
@@ -287,14 +333,17 @@ def _sum(node: Node, request: Request, standing: Standing, asked: Asked) -> tupl
     if kind not in questions and (asker is None or not overrides(asker, "answer")):
         raise Refusal(f"this run has no {head.kind} in round {head.round}.")
     fields = fed.fields(server, head.kind)
-    if asker is not None or kind != head.kind or any(one.seen == "each" for one in fields):
+    if (asker is not None and not together) or kind != head.kind or any(one.seen == "each" for one in fields):
         _named(node)  # a part may ask as often as it likes, so who came or left in between would show
     refusal = node.refusal(len(here.asked(fed, server, head.kind, asked.chosen)[1]), head.kind)
     if refusal is not None:
         raise Refusal(refusal)
     told = here.exchange(fed, server, asked.down, head.kind, asked.chosen)
     if fed.learner.model_after and kind in questions:
-        told = replace(told, total=without_rare(told.total, node.fewest, server.heads.get("inputs")))
+        whole = told.total
+        told = replace(told, total=without_rare(whole, node.fewest, server.heads.get("inputs")))
+        if fed.learner.takes_back and "touched" in whole.sums:
+            _untell(standing, np.flatnonzero(whole["touched"] < node.fewest))
     if questions and kind == questions[-1]:
         standing.round = head.round + 1
     total = told.total
@@ -306,6 +355,14 @@ def _sum(node: Node, request: Request, standing: Standing, asked: Asked) -> tupl
         what = f"{about}, of {total.n_clients} people one by one"
     arrays = total_arrays(total, fields) | each_arrays(total, called)
     return Reply(made, arrays), Release(total.n_clients, 0, what)
+
+
+def _untell(standing: Standing, rare: Longs) -> None:
+    """What was left out of a statistic was not told, so it is not to be taken back."""
+    clients, name = standing.here.clients, f"{PARTS}{standing.fed.learner.name}/told"
+    everybody = np.arange(clients.n_users)
+    log = clients.list_of(name, everybody)
+    clients.put(everybody, {name: log.where((log.values["block"] != standing.block) | ~np.isin(log.ids, rare))})
 
 
 def without_rare(total: Total, least: int, inputs: AnyArray | None) -> Total:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,14 @@ import numpy as np
 from tacita.core.config import RunConfig
 from tacita.core.draws import keys_of
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, Held, Keys, Longs, Stream
+from tacita.core.types import Arrays, Block, Held, Keys, Longs, Ragged, Stream
 from tacita.data.splits import Collected, collected_block
 from tacita.federation.clients import grow, no_devices
 from tacita.federation.devices import Here, nobody_here
 from tacita.lab.assembling import build
 from tacita.live.letters import names_of, secret_of
 from tacita.live.node.node import Node
+from tacita.live.node.wants import cut
 from tacita.round.device_state import DeviceState, device_arrays, read_devices, rows_taken
 from tacita.round.plan import Federation
 
@@ -49,6 +50,11 @@ class Standing:
     def names(self) -> Keys:
         """What the server of this run may call people."""
         return names_of(self.fed.draws, self.keys)
+
+    @property
+    def askers(self) -> Keys:
+        """What it calls who asks for something, where it may not know people: nothing else of the run has this name."""
+        return names_of(self.fed.draws, self.keys, "requester")
 
 
 def standing_of(node: Node, run: str, block: int, config: RunConfig, items: list[str]) -> Standing:
@@ -88,6 +94,7 @@ def _opened(
         told = Collected(user[keep], item[keep], rows.time[keep], rows.rating[keep])
         blocks.append(collected_block(index, told, new, keys, item_keys, config.split))
         seen[user[keep]] = True
+    blocks = _cut(blocks, cut(store.wants(run)), row_of, number)
     backbone, parts, draws = build(config, secret_of(store.secret, run))
     stream = Stream(run, tuple(blocks), tuple(raws), tuple(catalogue), keys, item_keys, {}, "")
     fed = Federation(backbone, parts, config, draws, stream=stream)
@@ -103,6 +110,23 @@ def _opened(
         now, best = (_clients(one[1], standing, ids) for one in found)
         here.clients = now.with_kept(best)
     return standing
+
+
+def _cut(
+    blocks: list[Block], gone: dict[int, set[str] | None], row_of: dict[int, int], number: dict[str, int]
+) -> list[Block]:
+    """The blocks without what people withdrew; what else they have stays where it is."""
+    if not gone:
+        return blocks
+    whole = np.array([row_of[one] for one, items in gone.items() if items is None], np.int64)
+    some = {row_of[one]: [number[i] for i in items if i in number] for one, items in gone.items() if items is not None}
+    away = Ragged.from_lists([some.get(row, []) for row in range(len(row_of))])
+
+    def left(lists: Ragged) -> Ragged:
+        rows = lists.rows()
+        return lists.where(~(np.isin(rows, whole) | away.holds(rows, lists.ids)))
+
+    return [replace(one, train=left(one.train), valid=left(one.valid), test=left(one.test)) for one in blocks]
 
 
 def _clients(held: Arrays, standing: Standing, ids: Longs) -> DeviceState:

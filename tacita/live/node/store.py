@@ -22,26 +22,17 @@ import numpy as np
 from tacita.core.codec import unpack
 from tacita.core.errors import TacitaError
 from tacita.core.types import Doubles, Longs
-from tacita.live.database import transaction
-from tacita.live.node import answers, blocks
+from tacita.live.database import ask_scrub, scrub, transaction
+from tacita.live.node import answers, blocks, wants
 from tacita.live.node import file as node_file
 from tacita.live.node.answers import Answer, Devices, Model, RequestNumber
+from tacita.live.node.wants import Want
+from tacita.live.wire import Outcome
 
 LEVELS = ("learn", "keep")
 REQUESTS = ("share", "unshare", "forget", "leave")
 
 Interaction = tuple[str, str, float | None, float | None]  # raw user, raw item, time, rating
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """What somebody here asks of the server."""
-
-    id: int
-    kind: str
-    payload: dict[str, Any]
-    user: int | None  # None: of the whole node
-    created: float
 
 
 @dataclass(frozen=True)
@@ -83,7 +74,7 @@ class NodeStore:
             db = node_file.connect(path)
             held.callback(db.close)
             with node_file.plain_errors(path):
-                node_file.scrub(db)  # if an erasure was cut short
+                scrub(db)  # if an erasure was cut short
             return NodeStore(db, path, held.pop_all())
 
     def close(self) -> None:
@@ -267,6 +258,7 @@ class NodeStore:
             if unless_withdrawn_since is not None and self.withdrawals != unless_withdrawn_since:
                 return False
             answers.put(db, asked, answer, time.time())
+            self.changes += wants.carry(db, asked, answer.sent, time.time())  # the data it learns from changes
         return True
 
     # Ledger and requests
@@ -289,23 +281,40 @@ class NodeStore:
             last = db.execute(f"SELECT max(time) {some} (? IS NULL OR kind = ?)", (kind, kind)).fetchone()[0]
         return int(count), last
 
-    def enqueue(self, kind: str, payload: dict[str, Any], user: int | None = None) -> int:
-        """Keep a request for the server until a reply can carry it."""
+    def enqueue(self, kind: str, run: str, items: Sequence[str] = (), user: int | None = None) -> int:
+        """Keep a request for the server of a run until a reply can carry it."""
         if kind not in REQUESTS:
             raise TacitaError(f"'{kind[:100]}' is no request; known: {', '.join(REQUESTS)}.")
         with self._writing() as db:
-            made = db.execute(
-                "INSERT INTO requests (kind, payload, user, created) VALUES (?, ?, ?, ?)",
-                (kind, json.dumps(payload), user, time.time()),
-            )
-            return int(made.lastrowid or 0)
+            return wants.put(db, Want(0, run, kind, list(items), user, time.time()))
 
-    def waiting(self) -> list[Waiting]:
-        """Requests that no reply has carried yet."""
-        asked = "SELECT id, kind, payload, user, created FROM requests WHERE sent IS NULL ORDER BY id"
+    def wants(self, run: str | None = None) -> list[Want]:
+        """What people here asked of the server of a run (None: of all), oldest first."""
         with self._reading() as db:
-            found = db.execute(asked).fetchall()
-        return [Waiting(one, kind, json.loads(payload), user, at) for one, kind, payload, user, at in found]
+            return wants.listed(db, run)
+
+    def hear(self, run: str, told: Sequence[Outcome]) -> None:
+        """What the server says of their requests."""
+        if told:
+            with self._writing() as db:
+                wants.hear(db, run, told)
+
+    def runs_of(self, user: int) -> list[str]:
+        """The runs that learn from something of a person."""
+        asked = "SELECT DISTINCT a.run FROM assigned a JOIN interactions i ON i.id = a.interaction WHERE i.user = ?"
+        with self._reading() as db:
+            return sorted(run for (run,) in db.execute(asked, (user,)))
+
+    def runs(self) -> list[str]:
+        """The runs that were heard of here."""
+        with self._reading() as db:
+            return [run for (run,) in db.execute("SELECT run FROM models ORDER BY run")]
+
+    def kept(self, user: int) -> set[str]:
+        """Items of a person that never leave."""
+        asked = f"SELECT DISTINCT i.item FROM interactions i WHERE i.user = ? AND NOT {blocks.ALLOWED}"
+        with self._reading() as db:
+            return {item for (item,) in db.execute(asked, (user,))}
 
     # Catalogue
 
@@ -369,11 +378,11 @@ class NodeStore:
                     db.execute(f"DELETE FROM {table}")
             else:
                 answers.drop_rows(db, one, str(self.path))
-            node_file.ask_scrub(db)
+            ask_scrub(db)
             self.changes += 1
             self.withdrawals += 1
         with self._reading() as db:
-            node_file.scrub(db)
+            scrub(db)
         return gone
 
 

@@ -13,6 +13,7 @@ from pydantic import Field
 from tacita.core.config import Strict, validated
 from tacita.core.errors import TacitaError, unknown_name
 from tacita.live.node.node import Node
+from tacita.live.node.wishes import standings, wish
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,13 @@ class Erase(Strict):
     everybody: bool = False
 
 
+class Wish(Strict):
+    kind: Literal["share", "unshare", "forget", "leave"]
+    user: Text
+    items: list[Text] = Field([], max_length=100_000)
+    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$")] | None = None
+
+
 def _reading(asked: Import) -> tuple[dict[str, str], str | None, str | None]:
     return asked.columns, asked.date_format, asked.decimal
 
@@ -64,7 +72,8 @@ def _erase(node: Node, asked: Erase) -> dict[str, Any]:
 
 _VERBS: dict[str, tuple[type[Strict], Callable[[Node, Any], Any]]] = {
     "import": (Import, lambda node, asked: node.import_file(asked.file, *_reading(asked))),
-    "status": (Nothing, lambda node, asked: node.status()),
+    "status": (Nothing, lambda node, asked: {**node.status(), "requests": standings(node)}),
+    "request": (Wish, lambda node, asked: wish(node, asked.kind, asked.user, asked.items, asked.run)),
     "recommend": (Recommend, lambda node, asked: node.recommend(asked.user, asked.k)),
     "consent": (Consent, lambda node, asked: node.set_consent(asked.user, asked.item, asked.level)),
     "export": (Export, lambda node, asked: node.export(Path(asked.file), asked.user)),

@@ -7,7 +7,7 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,14 @@ import numpy as np
 from tacita.core.config import RunConfig
 from tacita.core.draws import keys_of
 from tacita.core.errors import TacitaError
-from tacita.core.types import Block, Ragged, Request, Stream
-from tacita.federation.requests import handle
+from tacita.core.types import Block, Ragged, Stream
 from tacita.federation.rounds import Progress, RoundReport, begin_block, end_block, run_block, start
 from tacita.federation.state_arrays import plain_of, read_server, server_arrays, server_note
 from tacita.lab.assembling import build, check_settings
 from tacita.live.server.remote import Patience, Remote, Transport
-from tacita.live.server.store import STORE, RunRow, ServerStore
+from tacita.live.server.requests import Carried, carry_out, grouped
+from tacita.live.server.store import STORE, Heard, RunRow, ServerStore
 from tacita.live.settings import check_live
-from tacita.live.wire import Wanted
 from tacita.round.plan import Federation
 
 log = logging.getLogger(__name__)
@@ -39,12 +38,15 @@ def check_run(config: RunConfig, n_items: int) -> None:
         part.check(n_items)
 
 
-def continue_run(folder: Path, run: str, transport: Transport) -> None:
-    """Go on with a run until all blocks that were opened are done."""
+def continue_run(folder: Path, run: str, transport: Transport, scrub: Callable[[], bool] = lambda: True) -> None:
+    """Go on with a run until all blocks that were opened are done.
+
+    `scrub` removes what others keep of messages that were delivered, when somebody withdrew; it returns whether it did.
+    """
     with ServerStore(folder / STORE) as store, _alone(folder, run):
         row = store.run(run)
         try:
-            _continue(store, row, transport)
+            _continue(store, row, transport, scrub)
         except Exception as error:  # whatever it was, somebody has to look: trying again would end the same way
             said = str(error) if isinstance(error, TacitaError) else f"{type(error).__name__}: {error}"
             store.tell(run, {"event": "stopped", "said": said[:500]})
@@ -69,7 +71,7 @@ def _alone(folder: Path, run: str) -> Iterator[None]:
         os.close(held)
 
 
-def _continue(store: ServerStore, row: RunRow, transport: Transport) -> None:
+def _continue(store: ServerStore, row: RunRow, transport: Transport, scrub: Callable[[], bool]) -> None:
     fed = federation(store, row)
     remote = Remote(
         transport,
@@ -78,29 +80,38 @@ def _continue(store: ServerStore, row: RunRow, transport: Transport) -> None:
         store.catalogue,
         Patience(**row.options),
         tell=lambda event: store.tell(row.name, event),
+        outcomes=lambda: store.outcomes(row.name),
     )
     progress = _progress(store, row, fed, remote)
     began = time.monotonic()
 
-    def commit(event: dict[str, Any], now: Progress, request: int | None = None) -> None:
+    def commit(event: dict[str, Any], now: Progress, carried: Carried | None = None) -> None:
         arrays = server_arrays(now.server, "now/") | server_arrays(now.best_server, "best/")
         arrays |= {f"homes/{name}": v for name, v in remote.homes().items()}
         if any(v.dtype.kind == "f" and not np.isfinite(v).all() for v in arrays.values()):
             raise TacitaError("the model is no longer finite: training diverged, or a node sent a wrong sum.")
         note = {"plain": plain_of(now), "now": server_note(now.server), "best": server_note(now.best_server)}
         event["seconds"] = round(time.monotonic() - began, 3)
-        store.commit(row.name, note, arrays, remote.accepted, remote.asked_for, event, request)
-        remote.accepted, remote.asked_for = [], []
+        store.commit(row.name, note, arrays, remote.accepted, Heard(remote.asked_for, remote.ends), event, carried)
+        remote.accepted, remote.asked_for, remote.ends = [], [], []
+        if store.to_scrub and scrub():
+            store.scrub()
 
     def on_round(report: RoundReport, now: Progress) -> None:
         event = {"event": "round", "block": report.block, "round": report.round, "clients": report.clients}
         if report.valid is not None:
             event["valid"] = report.valid
         commit(event | {"bytes_up": report.bytes_up, "bytes_down": report.bytes_down}, now)
-        for number, node, wanted in store.open_requests(row.name):
-            said = _carry_out(fed, now, (number, node, wanted))
-            commit({"event": "request", "kind": wanted.kind, **said}, now, number)
+        requests(now)
 
+    def requests(now: Progress) -> None:
+        for group in grouped(store.open_requests(row.name)):
+            carried = carry_out(fed, now, group)
+            remote.part(now.server.parts.get(fed.learner.name, {}).get("asked", np.zeros(0, np.uint64)))
+            commit({"event": "request", **carried.event}, now, carried)
+
+    if progress.in_block:  # stopped when they had been heard and were not carried out
+        requests(progress)
     while len(progress.results) < row.opened:
         if not progress.in_block:
             store.tell(row.name, {"event": "block", "block": len(progress.results)})
@@ -110,24 +121,6 @@ def _continue(store: ServerStore, row: RunRow, transport: Transport) -> None:
         commit({"event": "block done", **progress.results[-1]}, progress)
         row = store.run(row.name)
         fed = federation(store, row)  # another block may have been opened
-
-
-def _carry_out(fed: Federation, progress: Progress, asked: tuple[int, int, Wanted]) -> dict[str, Any]:
-    """One request that came with an answer; what cannot be carried out is told, and stops no run."""
-    number, node, wanted = asked
-    try:
-        items = np.array(wanted.items, np.int32)
-        if len(items) and int(items.max()) >= len(progress.server.items):
-            raise TacitaError("the request is about items that are not in the catalogue.")
-        assert isinstance(progress.devices, Remote)
-        if progress.devices.home(wanted.sender) not in (None, node):
-            raise TacitaError("the request is for somebody of another node.")
-        return {"done": handle(fed, progress, Request(wanted.kind, wanted.sender, items, wanted.time, number))}
-    except TacitaError as error:
-        return {"said": str(error)[:500]}
-    except Exception as error:  # of a part: whatever it was, the next round must not meet it again
-        log.exception("request %d", number)
-        return {"said": f"it failed: {type(error).__name__}"}
 
 
 def federation(store: ServerStore, row: RunRow) -> Federation:

@@ -24,7 +24,7 @@ from tacita.federation.measuring import Sums, selecting_metric
 from tacita.fields import Spec, merge
 from tacita.live.letters import CHOSEN, NAMES, PART, ROSTER, read_each, written
 from tacita.live.server.bounds import Asked, check_sums, check_total
-from tacita.live.wire import Reply, Request, RequestHead, Wanted, catalogue_array, decode_reply, encode
+from tacita.live.wire import Outcome, Reply, Request, RequestHead, Wanted, catalogue_array, decode_reply, encode
 from tacita.metrics import Evaluation
 from tacita.round.parts import overrides
 from tacita.round.plan import Plan, to_serve
@@ -91,10 +91,13 @@ class Remote:
     tell: Callable[[dict[str, Any]], None] = lambda event: None
     accepted: list[Accepted] = field(default_factory=list)  # since the last commit
     asked_for: list[tuple[int, Wanted]] = field(default_factory=list)  # (node, request) since the last commit
+    ends: list[tuple[int, int]] = field(default_factory=list)  # (node, its request) whose end it heard since then
+    outcomes: Callable[[], dict[int, list[Outcome]]] = dict  # what is to be told to nodes
     _refusal: str = ""  # what a node that refused said last
     _told: set[tuple[int, int, int]] = field(default_factory=set)
     _have: dict[int, set[str]] = field(default_factory=dict)
     _homes: dict[int, int] = field(default_factory=dict)  # name of a person -> node, where the server has to know
+    _askers: dict[int, int] = field(default_factory=dict)  # the same of who asked for something
 
     def begin_block(self, plan: Plan, server: ServerState, down: Down) -> None:
         """Nodes open a block when they first hear of it."""
@@ -171,12 +174,12 @@ class Remote:
         """Who of some people is on which node; None: everybody is meant."""
         if chosen is None:
             return None
-        if not self._homes:
+        if not self._homes and any(int(name) not in self._askers for name in chosen):
             self.choose(plan, server)
-        found: dict[int, list[int]] = {}
+        homes, found = {**self._askers, **self._homes}, dict[int, list[int]]()
         for name in chosen:
-            if int(name) in self._homes:
-                found.setdefault(self._homes[int(name)], []).append(int(name))
+            if int(name) in homes:
+                found.setdefault(homes[int(name)], []).append(int(name))
         return {node: np.array(names, np.uint64) for node, names in found.items()}
 
     def request(self, plan: Plan, server: ServerState, requests: Requests) -> Requests:
@@ -250,23 +253,40 @@ class Remote:
             if said.said:  # why it refused, or keeps its scores to itself
                 self._refusal = said.said
                 self.tell({"event": "refused", "kind": kind, "node": str(node), "said": said.said})
-            if said.verdict == "refused":
-                continue
-            self.accepted.append(Accepted(server.block, server.round, kind, node, shas[node], said.clients))
             self.asked_for += [(node, one) for one in said.requests]
+            self.ends += [(node, one) for one in said.heard]
+            if said.verdict == "ok":
+                self.accepted.append(Accepted(server.block, server.round, kind, node, shas[node], said.clients))
         return {node: one for node, one in replies.items() if one.head.verdict == "ok"}
 
     def home(self, name: int) -> int | None:
         """The node that a person is known to live on."""
-        return self._homes.get(name)
+        return self._homes.get(name, self._askers.get(name))
+
+    def meet(self, askers: dict[int, int]) -> None:
+        """Who asked for something, and came with an answer of which node."""
+        self._askers |= askers
+
+    def part(self, waiting: Keys) -> None:
+        """Requests are carried out; only who waits for others has to be known by name."""
+        stays = set(waiting.tolist())
+        self._askers = {name: node for name, node in self._askers.items() if name in stays}
 
     def homes(self) -> Arrays:
         """Who lives where, as arrays: a server that goes on has to know."""
-        names = np.array(list(self._homes), np.uint64)
-        return {"names": names, "nodes": np.array(list(self._homes.values()), np.uint64)} if self._homes else {}
+        found: Arrays = {}
+        for ending, known in (("", self._homes), ("/asked", self._askers)):
+            if known:
+                found |= {f"names{ending}": np.array(list(known), np.uint64)}
+                found |= {f"nodes{ending}": np.array(list(known.values()), np.uint64)}
+        return found
 
     def settle(self, arrays: Arrays) -> None:
-        self._homes = dict(zip(arrays["names"].tolist(), arrays["nodes"].tolist(), strict=True)) if arrays else {}
+        def known(ending: str) -> dict[int, int]:
+            names, nodes = (arrays.get(f"{what}{ending}", np.zeros(0, np.uint64)) for what in ("names", "nodes"))
+            return dict(zip(names.tolist(), nodes.tolist(), strict=True))
+
+        self._homes, self._askers = known(""), known("/asked")
 
     def have(self, node: int) -> set[str]:
         """Digests of the arrays that a node is known to hold."""
@@ -318,6 +338,7 @@ class _Asking:
             names={name: digest_of(array) for name, array in self.arrays.items()},
         )
         self._letters: dict[int, Arrays] = {}
+        self._told = remote.outcomes()
 
     def letters(self, node: int) -> Arrays:
         """What only this node gets."""
@@ -331,7 +352,10 @@ class _Asking:
 
     def head(self, node: int) -> RequestHead:
         more = {name: digest_of(array) for name, array in self.letters(node).items()}
-        return self.common.model_copy(update={"names": {**self.common.names, **more}}) if more else self.common
+        update: dict[str, Any] = {"names": {**self.common.names, **more}} if more else {}
+        if node in self._told:
+            update["told"] = self._told[node]
+        return self.common.model_copy(update=update) if update else self.common
 
     def bodies(self, nodes: set[int]) -> dict[int, bytes]:
         """What each node gets: all it does not have. Nodes that need the same share the bytes."""
@@ -340,7 +364,7 @@ class _Asking:
         for node in sorted(nodes):
             have, head, letters = self.remote.have(node), self.head(node), self.letters(node)
             lacks = frozenset(name for name, sha in head.names.items() if sha not in have)
-            if letters:
+            if letters or head.told:
                 bodies[node] = encode(Request(head, {name: (self.arrays | letters)[name] for name in lacks}))
                 continue
             if lacks not in made:

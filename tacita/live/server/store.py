@@ -21,14 +21,15 @@ from tacita.core.codec import digest_of, unpack
 from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays
-from tacita.live.database import format_of, plain_errors, put_arrays, transaction
-from tacita.live.wire import Wanted
+from tacita.live.database import ask_scrub, format_of, plain_errors, put_arrays, scrub, transaction
+from tacita.live.wire import MOST_REQUESTS, Outcome, Wanted
 
-if TYPE_CHECKING:
-    from tacita.live.server.remote import Accepted  # brings the models, which `server status` has no use for
+if TYPE_CHECKING:  # both bring the models, which `server status` has no use for
+    from tacita.live.server.remote import Accepted
+    from tacita.live.server.requests import Carried
 
 STORE = "server.sqlite"
-FORMAT = 2
+FORMAT = 3
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 # Numbers of nodes are unsigned 64-bit, which an INTEGER does not hold: they are kept as text.
 _SCHEMA = """
@@ -47,8 +48,26 @@ CREATE TABLE accepted (run TEXT NOT NULL, block INTEGER NOT NULL, round INTEGER 
     PRIMARY KEY (run, block, round, kind, node)) STRICT;
 CREATE TABLE events (id INTEGER PRIMARY KEY, run TEXT NOT NULL, time REAL NOT NULL, event TEXT NOT NULL) STRICT;
 CREATE TABLE requests (id INTEGER PRIMARY KEY, run TEXT NOT NULL, node TEXT NOT NULL, time REAL NOT NULL,
-    number INTEGER NOT NULL, request TEXT NOT NULL, done REAL, UNIQUE (run, node, number)) STRICT;
+    number INTEGER NOT NULL, sender TEXT NOT NULL, request TEXT NOT NULL, outcome TEXT NOT NULL, done REAL,
+    heard REAL, UNIQUE (run, node, number)) STRICT;
 """
+
+
+@dataclass(frozen=True)
+class Open:
+    """A request that waits at the server."""
+
+    number: int  # at the server
+    node: int
+    wanted: Wanted
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What nodes sent along with answers: what their people ask for, and of what they know the end."""
+
+    asked_for: Sequence[tuple[int, Wanted]] = ()
+    ends: Sequence[tuple[int, int]] = ()  # node, its number of a request
 
 
 @dataclass(frozen=True)
@@ -228,13 +247,14 @@ class ServerStore:
         note: dict[str, Any],
         arrays: Arrays,
         accepted: Sequence[Accepted],
-        asked_for: Sequence[tuple[int, Wanted]],
+        heard: Heard,
         event: dict[str, Any],
-        done: int | None = None,
+        carried: Carried | None = None,
     ) -> None:
-        """A round, or a request that was carried out, in one transaction.
+        """A round, or requests that were carried out, in one transaction.
 
-        An answer that is there already means that a round was counted twice: refused.
+        An answer that is there already means that a round was counted twice: refused. A request that is there already
+        came with an earlier answer.
         """
         at = time.time()
         with self._writing() as db:
@@ -244,19 +264,34 @@ class ServerStore:
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 ((run, o.block, o.round, o.kind, str(o.node), o.sha, o.clients, at) for o in accepted),
             )
-            db.executemany(
-                "INSERT OR IGNORE INTO requests (run, node, time, number, request) VALUES (?, ?, ?, ?, ?)",
-                ((run, str(node), at, one.id, one.model_dump_json()) for node, one in asked_for),
-            )
-            # what was asked for is not kept: who took something back would find it here
-            db.execute("UPDATE requests SET done = ?, request = '' WHERE id = ?", (at, done))
+            put_heard(db, run, heard, at)
+            if carried is not None:
+                put_carried(db, run, carried, at)
             db.execute("UPDATE runs SET note = ? WHERE name = ?", (json.dumps(note), run))
             db.execute("INSERT INTO events (run, time, event) VALUES (?, ?, ?)", (run, at, json.dumps(event)))
 
-    def open_requests(self, run: str) -> list[tuple[int, int, Wanted]]:
-        """What people asked for and was not carried out yet, oldest first: number, node, request."""
-        rows = self._all("SELECT id, node, request FROM requests WHERE run = ? AND done IS NULL ORDER BY id", run)
-        return [(int(one), int(node), validated(Wanted, json.loads(told), "a request")) for one, node, told in rows]
+    def open_requests(self, run: str) -> list[Open]:
+        """What people asked for and was not carried out yet, oldest first."""
+        rows = self._all("SELECT id, node, request FROM requests WHERE run = ? AND request != '' ORDER BY id", run)
+        return [Open(int(one), int(node), validated(Wanted, json.loads(told), "a request")) for one, node, told in rows]
+
+    def outcomes(self, run: str) -> dict[int, list[Outcome]]:
+        """What became of requests, by the node that has not heard of it yet."""
+        rows = self._all("SELECT node, outcome FROM requests WHERE run = ? AND heard IS NULL ORDER BY id", run)
+        found: dict[int, list[Outcome]] = {}
+        for node, told in rows:
+            found.setdefault(int(node), []).append(validated(Outcome, json.loads(told), "an outcome"))
+        return {node: told[:MOST_REQUESTS] for node, told in found.items()}
+
+    @property
+    def to_scrub(self) -> bool:
+        """Whether there are bytes of something that was withdrawn."""
+        return bool(self._all("SELECT 1 FROM meta WHERE key = 'scrub'"))
+
+    def scrub(self) -> bool:
+        """Remove them; False: somebody reads the file, so it has to be done later."""
+        with self._plain():
+            return scrub(self._db)
 
     def tell(self, run: str, event: dict[str, Any]) -> None:
         """An event that changes nothing."""
@@ -280,6 +315,42 @@ class ServerStore:
         """(block, round, kind, node, clients) of every answer that counted."""
         asked = "SELECT block, round, kind, node, clients FROM accepted WHERE run = ? ORDER BY block, round, kind, node"
         return [(block, round, kind, int(node), n) for block, round, kind, node, n in self._all(asked, run)]
+
+
+def put_heard(db: sqlite3.Connection, run: str, heard: Heard, at: float) -> None:
+    """New requests wait to be carried out; of those whose end a node knows it is told no more."""
+    db.executemany(
+        "INSERT OR IGNORE INTO requests (run, node, time, number, sender, request, outcome) "
+        "VALUES (?, ?, ?, ?, '', ?, ?)",
+        (
+            (run, str(node), at, one.id, one.model_dump_json(), Outcome(id=one.id, state="heard").model_dump_json())
+            for node, one in heard.asked_for
+        ),
+    )
+    known = ((at, run, str(node), number) for node, number in heard.ends)
+    ends = "UPDATE requests SET heard = ? WHERE run = ? AND node = ? AND number = ? AND done IS NOT NULL"
+    db.executemany(ends, known)
+
+
+def put_carried(db: sqlite3.Connection, run: str, carried: Carried, at: float) -> None:
+    """What became of requests. What was asked for is not kept: who took something back would find it here."""
+    named = dict(db.execute("SELECT id, request FROM requests WHERE run = ? AND request != ''", (run,)).fetchall())
+    for one in carried.settled:
+        final = one.outcome.final
+        sender = "" if final else str(json.loads(named[one.number])["sender"])  # to be told when others have asked
+        db.execute(
+            "UPDATE requests SET request = '', sender = ?, outcome = ?, done = ? WHERE id = ?",
+            (sender, one.outcome.model_dump_json(), at if final else None, one.number),
+        )
+    waited = db.execute("SELECT id, sender, number FROM requests WHERE run = ? AND sender != ''", (run,)).fetchall()
+    freed = {str(one) for one in carried.freed.tolist()}
+    for number, sender, asked in waited:
+        if sender in freed and carried.settled:
+            last = carried.settled[-1].outcome.model_copy(update={"id": asked})
+            done = "UPDATE requests SET sender = '', outcome = ?, done = ? WHERE id = ?"
+            db.execute(done, (last.model_dump_json(), at, number))
+    if carried.withdrew:
+        ask_scrub(db)
 
 
 def _check_name(what: str, name: str) -> None:

@@ -337,7 +337,10 @@ class Tally(Backbone):
     # taking back
 
     def blocks_told(self, server: ServerState) -> list[int]:
-        return [int(b) for b in server.parts[STATE]["index"]] if STATE in server.parts else []
+        """The blocks of which there are sums; who does not see the sums takes it that every block was told."""
+        if STATE in server.parts:
+            return [int(b) for b in server.parts[STATE]["index"]]
+        return list(range(server.block + (server.round > 0)))
 
     def retraction_fields(self, server: ServerState) -> tuple[Spec, ...]:
         """A change of everything that a block's statistic holds, for every block."""

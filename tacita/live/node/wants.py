@@ -1,0 +1,134 @@
+"""What people on a node ask of the server, as the node's file keeps it: until it is done, and what became of it.
+
+A request is for one run. Every answer to that run carries it until the server says that it has it, and the server
+takes each once, so a lost answer loses none. The person's own device does its part with the first of these answers.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from tacita.core.config import validated
+from tacita.live.node.answers import RequestNumber
+from tacita.live.wire import MOST_REQUESTS, Outcome, Wanted
+
+WITHDRAW = ("forget", "leave")
+
+
+@dataclass(frozen=True)
+class Want:
+    """What somebody here asks of the server of a run."""
+
+    id: int
+    run: str
+    kind: str
+    items: list[str]  # raw ids
+    user: int | None  # None: of the whole node
+    created: float
+    sent: float | None = None  # when an answer first carried it
+    carrier: RequestNumber | None = None  # that answer
+    wanted: Wanted | None = None  # as it was sent
+    outcome: Outcome | None = None
+
+    @property
+    def final(self) -> bool:
+        return self.outcome is not None and self.outcome.final
+
+
+_COLUMNS = "id, run, kind, payload, user, created, sent, block, round, question, wanted, outcome"
+
+
+def put(db: sqlite3.Connection, want: Want) -> int:
+    made = db.execute(
+        "INSERT INTO requests (run, kind, payload, user, created) VALUES (?, ?, ?, ?, ?)",
+        (want.run, want.kind, json.dumps({"items": want.items}), want.user, want.created),
+    )
+    return int(made.lastrowid or 0)
+
+
+def listed(db: sqlite3.Connection, run: str | None = None) -> list[Want]:
+    """Requests for a run (None: for all), oldest first."""
+    asked = f"SELECT {_COLUMNS} FROM requests WHERE ?1 IS NULL OR run = ?1 ORDER BY id"
+    return [_want(*row) for row in db.execute(asked, (run,)).fetchall()]
+
+
+def _want(
+    id: int, run: str, kind: str, payload: str, user: int | None, created: float, *more: str | float | int | None
+) -> Want:
+    sent, block, round, question, wanted, outcome = more
+    carrier = None if sent is None else RequestNumber(run, int(block or 0), int(round or 0), str(question))
+    return Want(
+        id,
+        run,
+        kind,
+        json.loads(payload).get("items", []),
+        user,
+        created,
+        None if sent is None else float(sent),
+        carrier,
+        None if wanted is None else validated(Wanted, json.loads(str(wanted)), "a request"),
+        None if outcome is None else validated(Outcome, json.loads(str(outcome)), "an outcome"),
+    )
+
+
+def carry(db: sqlite3.Connection, asked: RequestNumber, sent: Sequence[Wanted], at: float) -> bool:
+    """An answer carries these; returns whether some of them are carried for the first time."""
+    made = db.executemany(
+        "UPDATE requests SET sent = ?, block = ?, round = ?, question = ?, wanted = ? WHERE id = ? AND sent IS NULL",
+        ((at, asked.block, asked.round, asked.kind, one.model_dump_json(), one.id) for one in sent),
+    )
+    return made.rowcount > 0
+
+
+def hear(db: sqlite3.Connection, run: str, told: Iterable[Outcome]) -> None:
+    """What the server says of requests that were sent to it; what is done stays so."""
+    for one in told:
+        said = one.model_dump_json()
+        db.execute(
+            "UPDATE requests SET outcome = ?1, wanted = CASE WHEN ?2 THEN NULL ELSE wanted END "
+            "WHERE id = ?3 AND run = ?4 AND sent IS NOT NULL AND outcome IS NOT ?1 "
+            "AND (outcome IS NULL OR json_extract(outcome, '$.state') NOT IN ('done', 'refused'))",
+            (said, one.final, one.id, run),
+        )
+
+
+def due(wants: Collection[Want], least: int, together: bool) -> list[Want]:
+    """What the next answer carries: all that the server has not said it has.
+
+    `together`: who withdraws is asked what to take back, so withdrawals leave only with those of `least` people.
+    """
+    known = [one for one in wants if one.outcome is None][:MOST_REQUESTS]
+    if not together:
+        return known
+    fresh = [one for one in known if one.sent is None and one.kind in WITHDRAW]
+    short = {kind for kind in WITHDRAW if len({one.user for one in fresh if one.kind == kind}) < least}
+    return [one for one in known if one.sent is not None or one.kind not in short]
+
+
+def whole_batches(wants: Collection[Want], users: Collection[int], least: int) -> bool:
+    """Whether some people are all those, and nobody else, whose withdrawals left with the same answers."""
+    open_ = [one for one in wants if one.sent is not None and one.kind in WITHDRAW and not one.final]
+    batches: dict[tuple[RequestNumber | None, str], set[int]] = {}
+    for one in open_:
+        if one.user is not None:
+            batches.setdefault((one.carrier, one.kind), set()).add(one.user)
+    asked = set(users)
+    meant = [batch for batch in batches.values() if batch & asked]
+    return len(asked) >= least and asked == set().union(*meant) and all(len(batch) >= least for batch in meant)
+
+
+def cut(wants: Collection[Want]) -> dict[int, set[str] | None]:
+    """What is learned from no more, by person; None: everything of theirs."""
+    found: dict[int, set[str] | None] = {}
+    for one in wants:
+        if one.user is None or one.sent is None or one.kind not in WITHDRAW:
+            continue
+        held = found.setdefault(one.user, set())
+        if one.kind == "leave":
+            found[one.user] = None
+        elif held is not None:
+            held |= set(one.items)
+    return found

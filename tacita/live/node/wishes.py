@@ -1,0 +1,227 @@
+"""What a person may ask for, checked against what the node holds before it is queued; and how it stands, in words.
+
+A request that cannot be meant is refused in one sentence. One that asks for what is so already changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tacita.core.config import RunConfig, validated
+from tacita.core.errors import TacitaError
+from tacita.lab.assembling import planned
+from tacita.live.node.node import Node
+from tacita.live.node.wants import WITHDRAW, Want
+from tacita.round.device_state import read_devices
+from tacita.round.parts import overrides
+from tacita.round.plan import Plan
+
+UNABLE = {
+    "share": "no run that user '{user}' takes part in learns from what is shared; its operator trains with a method "
+    "that does, such as fedshare.",
+    "unshare": "user '{user}' shares nothing: no run that they take part in learns from what is shared.",
+    "forget": "no run that user '{user}' takes part in can forget; `tacita node consent {user} keep` keeps data out of "
+    "later sums.",
+    "leave": "no run that user '{user}' takes part in can carry out that somebody leaves; `tacita node consent {user} "
+    "keep` keeps data out of later sums.",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A run as one person finds it."""
+
+    run: str
+    plan: Plan | None  # None: the run has not come here yet
+    n_items: int  # of the catalogue, the run knows the first so many
+    shared: set[str]  # with what is queued already
+    told: bool  # something of the person may be in the model or in a record of the server
+    left: bool
+    forgotten: set[str]
+
+
+def wish(node: Node, kind: str, user: str, items: Sequence[str], run: str | None = None) -> dict[str, Any]:
+    """Queue a request, or say in one sentence why it cannot be meant."""
+    store = node.store
+    person = store.user(user)
+    places = [_place(node, person, one) for one in _runs(node, person, user, run)]
+    able = [one for one in places if one.plan is None or _can(one.plan, kind)]
+    if not able:
+        raise TacitaError(UNABLE[kind].format(user=user[:100]))
+    number = {item: n for n, (item, _) in enumerate(store.catalogue())}
+    own = set(store.history([person]).item)
+    for item in items:
+        if number and item not in number:
+            raise TacitaError(f"item '{item[:100]}' is not in the server's catalogue of {len(number):,} items.")
+        if item not in own:
+            raise TacitaError(f"user '{user[:100]}' has no item '{item[:100]}' on this node.")
+    left = [one for one in able if not one.left]
+    if not left:
+        raise TacitaError(f"user '{user[:100]}' has left {_named(able)} already.")
+    queued, sentences = [], []
+    for place in left:
+        known = {item for item in own if number.get(item, len(number)) < place.n_items or place.plan is None}
+        chosen, why = _chosen(node, kind, (user, person), items, place, known)
+        if why:
+            sentences.append(why)
+            continue
+        queued.append(store.enqueue(kind, place.run, sorted(chosen), person))
+    if not queued:
+        raise TacitaError(sentences[0])
+    return {"requests": [one for one in standings(node) if one["request"] in queued]}
+
+
+def _runs(node: Node, person: int, user: str, run: str | None) -> list[str]:
+    """The runs that are meant: the one that is named, or all that the person takes part in."""
+    if run is not None:
+        return [run]
+    found = set(node.store.runs_of(person)) & set(node.store.runs())
+    if not found:
+        raise TacitaError(
+            f"user '{user[:100]}' takes part in no run yet; wait for its first round, or name the run with --run."
+        )
+    return sorted(found)
+
+
+def _place(node: Node, person: int, run: str) -> Place:
+    held = node.store.model(run)
+    mine = [one for one in node.store.wants(run) if one.user == person]
+    left = any(one.kind == "leave" for one in mine)
+    if held is None:
+        return Place(run, None, 0, _after(set(), mine), False, left, set())
+    plan = planned(validated(RunConfig, json.loads(held[0]["config"]), "the settings the server sent"))
+    catalogue = [item for item, _ in node.store.catalogue()]
+    shared, told = _kept(node, person, run, held[0]["tag"], catalogue)
+    forgotten = {item for one in mine if one.kind == "forget" for item in one.items}
+    now = _after(shared, [one for one in mine if one.sent is None])
+    return Place(run, plan, len(held[1]["items"][1]), now, told or bool(now), left, forgotten)
+
+
+def _kept(node: Node, person: int, run: str, tag: str, catalogue: list[str]) -> tuple[set[str], bool]:
+    """What a person's device keeps: what is shared, and whether anything was told that could be taken back."""
+    found = node.store.devices(run, tag)
+    at = np.flatnonzero(found[1]["users"] == person) if found is not None else np.zeros(0, np.int64)
+    if found is None or len(at) == 0:
+        return set(), False
+    devices = read_devices({name: v for name, v in found[1].items() if name != "users"}, "")
+    lists = {name: devices.list_of(name, at).ids for name in devices.lists}
+    shared = {catalogue[i] for name, ids in lists.items() if name.endswith("/shared") for i in ids.tolist()}
+    told = [ids for name, ids in lists.items() if name.endswith("/told")]
+    return shared, any(len(ids) for ids in told) if told else True
+
+
+def _after(shared: set[str], queued: Sequence[Want]) -> set[str]:
+    """What is shared when those requests have left."""
+    for one in queued:
+        if one.kind == "share":
+            shared = shared | set(one.items)
+        else:
+            shared = set() if one.kind == "leave" else shared - set(one.items)
+    return shared
+
+
+def _can(plan: Plan, kind: str) -> bool:
+    """Whether a run carries out such requests."""
+    shares = any("shared" in part.device_arrays(0) for part in plan.parts)
+    able = any(overrides(part, "handle") or overrides(part, "handle_many") for part in plan.parts if part.takes_back)
+    if kind in ("share", "unshare"):
+        return shares
+    return able or plan.learner.takes_back or (shares and kind == "leave")
+
+
+def _chosen(
+    node: Node, kind: str, who: tuple[str, int], items: Sequence[str], place: Place, known: set[str]
+) -> tuple[set[str], str]:
+    """What of a person's items a request is about in one run; or why it cannot be meant."""
+    user, person = who[0][:100], who[1]
+    chosen = set(items)
+    where = f"in run '{place.run}'"
+    late = sorted(chosen - known)
+    if late:
+        return set(), f"item '{late[0][:100]}' is newer than the open block of run '{place.run}'; wait for its next."
+    if kind in WITHDRAW and place.plan is not None and not place.told:
+        return (
+            set(),
+            f"the server was told nothing of user '{user}' {where}; `tacita node consent {user} keep` keeps it so.",
+        )
+    if kind == "leave":
+        return set(), ""
+    if kind == "unshare":
+        wrong = sorted(chosen - place.shared)
+        if not place.shared or wrong:
+            what = f"item '{wrong[0][:100]}'" if wrong else "anything"
+            return set(), f"user '{user}' does not share {what} {where}: never shared, or taken back."
+        return chosen or place.shared, ""
+    wrong = sorted(chosen & place.forgotten)
+    if wrong:
+        return set(), f"item '{wrong[0][:100]}' of user '{user}' is forgotten {where} already."
+    if kind == "forget":
+        left = (chosen or known) - place.forgotten
+        return left, "" if left else f"everything of user '{user}' is forgotten {where} already."
+    kept = node.store.kept(person)
+    wrong = sorted(chosen & kept)
+    if wrong:
+        allow = f"`tacita node consent {user} {wrong[0][:100]} learn` allows it"
+        return set(), f"item '{wrong[0][:100]}' of user '{user}' is marked 'keep' and never leaves; {allow}."
+    fresh = (chosen or known - place.forgotten) - kept - place.shared
+    return fresh, "" if fresh else f"user '{user}' shares all of that {where} already, or keeps it."
+
+
+def _named(places: Sequence[Place]) -> str:
+    return "run " + ", ".join(f"'{one.run}'" for one in places)
+
+
+# How requests stand
+
+
+def standings(node: Node) -> list[dict[str, Any]]:
+    """Every request with how far it has come, for people and machines."""
+    raw_of = dict(zip(*(one if isinstance(one, list) else one.tolist() for one in node.store.users()), strict=True))
+    wants = node.store.wants()
+    return [
+        {
+            "request": one.id,
+            "user": raw_of.get(one.user) if one.user is not None else None,
+            "kind": one.kind,
+            "items": len(one.items),
+            "run": one.run,
+            "state": _state(node, one, wants),
+            "done": one.final,
+            "certificate": one.outcome.certificate if one.outcome is not None else {},
+        }
+        for one in wants
+    ]
+
+
+def _state(node: Node, one: Want, wants: Sequence[Want]) -> str:
+    if one.carrier is None:
+        return "queued" + _short(node, one, wants)
+    if one.outcome is None:
+        return f"carried with block {one.carrier.block} round {one.carrier.round + 1}"
+    told = one.outcome
+    if told.state == "heard":
+        return "acknowledged: carried out before the next round"
+    if told.state == "waits":
+        return f"waits at the server: {told.said}"
+    if told.state == "refused":
+        return f"refused: {told.said}"
+    return f"done in block {told.block} after round {told.round}: {told.said}"
+
+
+def _short(node: Node, one: Want, wants: Sequence[Want]) -> str:
+    """Who withdraws may have to wait for others here."""
+    least = node.config.min_users
+    held = node.store.model(one.run)
+    if one.kind not in WITHDRAW or node.config.insecure_single_user_uploads or held is None:
+        return ""
+    plan = planned(validated(RunConfig, json.loads(held[0]["config"]), "the settings the server sent"))
+    asks = plan.learner.takes_back or any(overrides(part, "answer") for part in plan.parts)
+    same = {w.user for w in wants if w.sent is None and (w.run, w.kind) == (one.run, one.kind)}
+    if not asks or len(same) >= least:
+        return ""
+    return f": {len(same)} of the {least} people have asked whose withdrawals leave in one sum (min_users)"
