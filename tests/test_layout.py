@@ -73,6 +73,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "live.database",
         "live.node.answers",
         "live.node.blocks",
+        "live.node.wants",
         "live.node.file",
         "live.node.store",
         "live.server.store",

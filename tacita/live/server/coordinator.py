@@ -21,8 +21,8 @@ from tacita.federation.rounds import Progress, RoundReport, begin_block, end_blo
 from tacita.federation.state_arrays import plain_of, read_server, server_arrays, server_note
 from tacita.lab.assembling import build, check_settings
 from tacita.live.server.remote import Patience, Remote, Transport
-from tacita.live.server.requests import Carried, carry_out, grouped
-from tacita.live.server.store import STORE, Heard, RunRow, ServerStore
+from tacita.live.server.requests import carry_out, grouped
+from tacita.live.server.store import STORE, Carried, Heard, RunRow, ServerStore
 from tacita.live.settings import check_live
 from tacita.round.plan import Federation
 

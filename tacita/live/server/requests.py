@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tacita.core.codec import digest
 from tacita.core.errors import TacitaError
-from tacita.core.types import Keys, Ragged, Request, Requests, ServerState
+from tacita.core.types import Ragged, Request, Requests, ServerState
 from tacita.federation.requests import handle
 from tacita.federation.rounds import Progress
 from tacita.federation.state_arrays import server_arrays
 from tacita.live.server.remote import Remote
-from tacita.live.server.store import Open
+from tacita.live.server.store import Carried, Open, Settled
 from tacita.live.wire import Outcome, Wanted
 from tacita.round.parts import overrides
 from tacita.round.plan import Federation
@@ -32,24 +31,6 @@ RESIDUAL = (
     "Models sent before, and what was recommended from them, are not reached; nor are choices that validation made "
     "while the data took part."
 )
-
-
-@dataclass(frozen=True)
-class Settled:
-    """What became of a request."""
-
-    number: int
-    outcome: Outcome
-
-
-@dataclass(frozen=True)
-class Carried:
-    """What became of some requests that were carried out together."""
-
-    event: dict[str, Any]
-    settled: list[Settled]
-    withdrew: bool  # something is to be found nowhere any more
-    freed: Keys  # who waited, and need not any more
 
 
 def grouped(requests: list[Open]) -> list[list[Open]]:

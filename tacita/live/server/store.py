@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any
 from tacita.core.codec import digest_of, unpack
 from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays
+from tacita.core.types import Arrays, Keys
 from tacita.live.database import ask_scrub, format_of, plain_errors, put_arrays, scrub, transaction
 from tacita.live.wire import MOST_REQUESTS, Outcome, Wanted
 
-if TYPE_CHECKING:  # both bring the models, which `server status` has no use for
-    from tacita.live.server.remote import Accepted
-    from tacita.live.server.requests import Carried
+if TYPE_CHECKING:
+    from tacita.live.server.remote import Accepted  # brings the models, which `server status` has no use for
 
 STORE = "server.sqlite"
 FORMAT = 3
@@ -68,6 +67,24 @@ class Heard:
 
     asked_for: Sequence[tuple[int, Wanted]] = ()
     ends: Sequence[tuple[int, int]] = ()  # node, its number of a request
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What became of a request."""
+
+    number: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What became of some requests that were carried out together."""
+
+    event: dict[str, Any]
+    settled: list[Settled]
+    withdrew: bool  # something is to be found nowhere any more
+    freed: Keys  # who waited, and need not any more
 
 
 @dataclass(frozen=True)
