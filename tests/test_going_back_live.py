@@ -55,7 +55,7 @@ def test_who_leaves_from_a_node_is_forgotten_as_in_the_lab(
         reply = bytes(answer())
         if waiting and number == 1 and decode_request(body).head.kind == "round":
             waiting.clear()
-            node.store.enqueue("leave", {}, node.store.user(person))
+            node.store.enqueue("leave", "r", user=node.store.user(person))
         return reply
 
     site.transport.spoil = asks

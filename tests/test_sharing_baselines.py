@@ -466,8 +466,8 @@ def test_on_nodes_too_what_leaves_is_another_item_and_can_be_taken_back(tmp_path
     site.publish(list(fed.stream.item_ids[: block.n_items]))
     site.collect(rows_of_blocks(config)[0])
     for kind, who in (("share", 0), ("share", 1), ("unshare", 1)):
-        named = {"items": [fed.stream.item_ids[i] for i in own[who]]}
-        node.store.enqueue(kind, named, node.store.user(persons[who]))
+        named = [fed.stream.item_ids[i] for i in own[who]]
+        node.store.enqueue(kind, "r", named, node.store.user(persons[who]))
     site.next_block()
     arrays = site.arrays()
     assert len(np.unique(arrays["now/given/sender"])) == 1

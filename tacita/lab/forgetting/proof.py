@@ -143,6 +143,19 @@ def largest_difference(fed: Federation, a: Learned, b: Learned) -> float:
     return worst
 
 
+def _attacked(seen: dict[str, traces.Seen], pairs: traces.Pairs, seed: int) -> dict[str, Any]:
+    """How well withdrawn pairs are told from others; where the pairs are gone already, nothing is left to tell."""
+    if not len(pairs.members.ids):
+        return {"auc_pairs": {**dict.fromkeys(seen), "ci": dict.fromkeys(seen)}, "auc_difference": None}
+    return {
+        "auc_pairs": {
+            **{name: traces.auc_of(one.members, one.others) for name, one in seen.items()},
+            "ci": {name: traces.interval_of(one.members, one.others, pairs.owner, seed) for name, one in seen.items()},
+        },
+        "auc_difference": traces.difference_auc(seen["before"], seen["after"]),
+    }
+
+
 def compared(done: Done, models: dict[str, Learned]) -> dict[str, Any]:
     """The figures of D.4 that need no further training."""
     owned = done.fed.stream.history(len(done.fed.stream.blocks))
@@ -154,11 +167,7 @@ def compared(done: Done, models: dict[str, Learned]) -> dict[str, Any]:
     mine, other = (traces.table_of(done.left, one) for one in (now, again))
     return {
         "pairs": len(pairs.members.ids),
-        "auc_pairs": {
-            **{name: traces.auc_of(one.members, one.others) for name, one in seen.items()},
-            "ci": {name: traces.interval_of(one.members, one.others, pairs.owner, seed) for name, one in seen.items()},
-        },
-        "auc_difference": traces.difference_auc(seen["before"], seen["after"]),
+        **_attacked(seen, pairs, seed),
         "param_distance_ratio": near / far if near is not None and far else None,
         "gram_distance": traces.gram_distance(mine, other, items),
         "rank_percentile": {name: traces.mean_or_none(one.rank) for name, one in seen.items()},
