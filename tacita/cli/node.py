@@ -258,7 +258,7 @@ def forget(
 def leave(user: User, run: Run = None, folder: Folder = HERE, as_json: AsJson = False) -> None:
     """A user takes part no more: all that was shared and, where the method can, learned is taken back.
 
-    What the user has stays on this node; `tacita node erase` removes it from here, too.
+    What the user has stays on this node; `node erase` removes it from here, too.
 
     Example: `tacita node leave 196`
     """

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Doubles, Floats, Held, Keys, Requests, ServerState
+from tacita.core.types import Arrays, CohortView, Doubles, Floats, Held, Keys, Longs, Requests, ServerState
 from tacita.fields import Dense, Rows, Spec, Total, Upload
 from tacita.learn.rows import apply_total, denominator_of
 from tacita.methods.sharing import update_log as log
@@ -75,11 +75,12 @@ class Cfru(Part):
         told, plan = total.each.get("rows"), self.world.train
         if told is None or not isinstance(told.value, Rows):
             return server
-        rows, weight = told.value, _weights(total)
+        order = np.argsort(told.sender)  # so that the log does not depend on where people live
+        rows, weight = _reordered(told.value, order), _weights(total)[order]
         part = plan.server_lr * weight / denominator_of(total, "rows", plan, 0.0)
         kept = log.most_moved(rows, len(weight), self.config.keep)
         entry: Arrays = {
-            "sender": told.sender.copy(),
+            "sender": told.sender[order],
             "part": part,
             "count": np.bincount(rows.client[kept], minlength=len(weight)).astype(np.int32),
             "item": rows.item[kept],
@@ -121,6 +122,15 @@ class Cfru(Part):
         items: Floats = (server.items + self.config.theta * error).astype(np.float32)
         said = log.certified(self.name, left, storage_client=0.0, purged=["updates of those who asked"])
         return server.with_items(items).with_part(self.name, left), said
+
+
+def _reordered(rows: Rows, order: Longs) -> Rows:
+    """The same rows with their clients in another order."""
+    place = np.empty(len(order), np.int32)
+    place[order] = np.arange(len(order), dtype=np.int32)
+    client = place[rows.client]
+    at = np.argsort(client, kind="stable")
+    return Rows(client[at], rows.item[at], rows.value[at])
 
 
 def _weights(total: Total) -> Doubles:

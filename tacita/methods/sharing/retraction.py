@@ -207,8 +207,9 @@ class Retraction(Part):
             psi, digest = told.value, total.each[f"{self.name}.commitment"].value
             assert isinstance(psi, Dense)
             assert isinstance(digest, Dense)
-            new = (told.sender, np.full(len(told.sender), number, np.int32), psi.value[:, 0].astype(np.float64),
-                   digest.value.astype(np.uint16))  # fmt: skip
+            order = np.argsort(told.sender)  # so that the list does not depend on where people live
+            new = (told.sender[order], np.full(len(order), number, np.int32), psi.value[order, 0].astype(np.float64),
+                   digest.value[order].astype(np.uint16))  # fmt: skip
             held |= {name: np.concatenate([held[name], one]) for name, one in zip(_NOTED, new, strict=True)}
             held["mean-weight"] = np.array([total.weight / max(1, total.n_clients)])
         if (number + 1) % self.config.checkpoint_every == 0:
