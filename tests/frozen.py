@@ -30,11 +30,13 @@ ADAM: dict[str, Any] = {
     "train": {**ROUNDS, "optimiser": "lazy-adam"},
     "backbone": {**MF, "lr": 0.02, "item_lr_scale": 1.0},
 }
+MATCHED: dict[str, Any] = {"train": ADAM["train"], "backbone": {"name": "fedpergnn", "dim": 8, "lr": 0.02}}
 TRANSFER = [name for name in preset_names() if "prediction-transfer" in str(preset_parts(name))]
 
 KINDS: dict[str, dict[str, Any]] = {
-    **{f"mf {name}": {"method": name} for name in preset_names() if name not in TRANSFER},
+    **{f"mf {name}": {"method": name} for name in preset_names() if name not in (*TRANSFER, "fedpergnn")},
     **{f"mf {name}": {"method": name, **ADAM} for name in TRANSFER},
+    "fedpergnn": {"method": "fedpergnn", **MATCHED},
     "mf controls": {"evaluate": {}},
     "rlp2 that remembers": {"method": "rlp2", "parts": [{"name": "error-memory", "threshold": 0.3}]},
     "ncf": {"backbone": {"name": "ncf"}, "evaluate": {}},

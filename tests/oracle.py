@@ -42,6 +42,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "ego": {"dim": 6, "lr": 0.5, "item_lr_scale": 3.0},
     "tally": {"ridge": 20.0, "min_item": 0},
     "lightgcn": {"dim": 6, "lr": 0.5, "item_lr_scale": 3.0, "init_std": 0.5},
+    "fedpergnn": {"dim": 6, "lr": 0.05, "item_lr_scale": 6.0, "init_std": 0.5, "most": 3},
     "neumf": {"dim": 6, "lr": 0.3, "item_lr_scale": 3.0, "init_std": 0.5, "tower": [8, 7, 5]},
     "neuncf": {"dim": 6, "lr": 0.3, "item_lr_scale": 3.0, "init_std": 0.5, "tower": [12, 8]},
 }
@@ -324,6 +325,47 @@ class TwoPathDevice(TowerDevice):
         return nn.functional.linear(both, out[None], self.heads["out_bias"])[:, 0]
 
 
+class AttentionDevice(Device):
+    """FedPerGNN as its formulas are printed, item by item and neighbour by neighbour."""
+
+    near: list[dict[int, list[Floats]]]  # of each of its users: item -> vectors of others who have it
+
+    def cut(self) -> dict[str, int]:
+        return {"p": self.config.dim}
+
+    def item_node(self, user: int, item: int) -> Tensor:
+        h, row = self.heads, self.items[item] @ self.heads["w1"]
+        around = torch.zeros(self.config.dim)
+        if near := self.near[user].get(item):
+            passed = [torch.tensor(one) @ h["w2"] for one in near[: self.config.most]]
+            seen = [nn.functional.leaky_relu(h["v"] @ torch.cat([row, one]), 0.2) for one in passed]
+            around = sum(a * one for a, one in zip(torch.stack(seen).softmax(0), passed, strict=True))
+        return torch.cat([around, row]) @ h["w3"]
+
+    def user_node(self, user: int) -> Tensor:
+        h, mine = self.heads, self.own["p"][user] @ self.heads["w4"]
+        around = torch.zeros(self.config.dim)
+        if self.likes[user]:
+            nodes = [self.item_node(user, item) for item in self.likes[user]]
+            seen = [nn.functional.leaky_relu(h["w"] @ torch.cat([mine, one]), 0.2) for one in nodes]
+            around = sum(b * one for b, one in zip(torch.stack(seen).softmax(0), nodes, strict=True))
+        return torch.cat([around, mine]) @ h["w5"]
+
+    def logits(self, user: list[int], item: list[int]) -> Tensor:
+        nodes, rows = {u: self.user_node(u) for u in set(user)}, self.items[item] @ self.heads["w6"]
+        if self.config.output == "linear":
+            both = torch.cat([torch.stack([nodes[u] for u in user]), rows], dim=1)
+            return both @ self.heads["out"] + self.heads["bias"]
+        return torch.stack([nodes[u] for u in user]).mul(rows).sum(1) + self.heads["bias"]
+
+    def passes(self) -> list[Groups]:
+        small = [*self.own.values(), *self.heads.values()]
+        return [[(small, self.config.lr), ([self.items], self.table_rate)]]
+
+    def rows_read(self, user: list[int], item: list[int]) -> list[int]:
+        return sorted({*item, *(i for u in user for i in self.likes[u])})
+
+
 class AnyDevice(Device):
     """A model the oracle has no formula for: its own score, rates and phases."""
 
@@ -344,7 +386,7 @@ class AnyDevice(Device):
 
 DEVICES: dict[str, type[Device]] = {
     "mf": FactorDevice, "pfedrec": ScoreDevice, "ncf": LinearDevice, "ego": StarDevice, "lightgcn": LayersDevice,
-    "neuncf": TowerDevice, "neumf": TwoPathDevice,
+    "neuncf": TowerDevice, "neumf": TwoPathDevice, "fedpergnn": AttentionDevice,
 }  # fmt: skip
 
 
@@ -374,6 +416,15 @@ def batches(local: Local, client: int) -> Iterator[AnyArray]:
             yield own[at : at + local.batch]
 
 
+def near_of(view: CohortView, user: int) -> dict[int, list[Floats]]:
+    """The vectors that a client was sent, by item."""
+    out: dict[int, list[Floats]] = {}
+    sent = view.own.get("neighbours", Ragged.empty(len(view.user)))
+    for at in range(sent.ptr[user], sent.ptr[user + 1]):
+        out.setdefault(int(sent.ids[at]), []).append(sent.values["vector"][at])
+    return out
+
+
 def no_more(user: int, step: int, phase: int) -> list[tuple[int, float, float]]:
     return []
 
@@ -398,6 +449,8 @@ def slow_round(
         users = list(range(view.user_ptr[client], view.user_ptr[client + 1]))
         device = DEVICES.get(backbone.name, AnyDevice)(backbone, view.items, view.private[users], view.heads)
         device.likes = [view.train.row(u).tolist() for u in users]
+        if isinstance(device, AttentionDevice):
+            device.near = [near_of(view, u) for u in users]
         personal.append(train_device(device, users, local, client, plan, more, after_step))
         tables.append(device.items.detach().double().numpy())
         heads.append({name: v.detach().double().numpy() for name, v in device.heads.items()})

@@ -462,6 +462,48 @@ SETTINGS: list[tuple[str, tuple[str, ...]]] = [
 ]
 
 
+PREDICTIONS: list[tuple[str, tuple[str, ...]]] = [
+    *((f"{name}={value}", (f"'{name}'", "prediction-transfer", value))
+      for name in ("alpha", "beta_low", "beta_high", "swap") for value in ("-0.1", "1.1")),
+    ("beta_low=0.8", ("beta_low = 0.8", "beta_high = 0.7")),
+    ("most=0", ("'most'", "at least 1")),
+    ("most=41", ("prediction-transfer.most = 41", "40 items")),
+    ("server={name='neumv'}", ("unknown server model 'neumv'", "did you mean 'neumf'?")),
+    ("server={name='tally'}", ("server model 'tally' cannot be taught", "neumf")),
+    ("server={name=3}", ("server.name", "prediction-transfer")),
+    ("server={lr=0.0}", ("'lr'", "server model 'neumf'")),
+    ("server={layers=2}", ("unknown key 'layers'", "server model 'neumf'")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("option", "words"), PREDICTIONS, ids=[s for s, _ in PREDICTIONS])
+def test_a_bad_option_of_prediction_transfer(option: str, words: tuple[str, ...]) -> None:
+    part = f"parts=[{{name='prediction-transfer',{option}}}]"
+    refuses(["train", "--data", SMALL, "--method", "fedkdrec", "--set", part], *words)
+
+
+SENSELESS: list[tuple[str, tuple[str, ...]]] = [
+    ("backbone.name=neumv", ("unknown backbone 'neumv'", "did you mean 'neumf'?")),
+    ("backbone.name=tally", ("'tally'", "no predictions")),
+    ("item_rows=side", ("says nothing of its items", "items.csv")),
+    ("train.aggregator=ideal", ("train.aggregator = 'ideal'", "secure", "never summed")),
+    ("train.aggregation=weighted", ("train.aggregation = 'weighted'", "never summed")),
+    ("train.silos=3", ("train.silos", "one user each")),
+    ("train.objective=bpr", ("train.objective = 'bpr'", "soft labels")),
+    ("parts=[{name='temporal-mean'}]", ("'temporal-mean'", "'prediction-transfer' sends predictions", "leave it out")),
+    ("parts=[{name='laplace-noise'}]", ("'laplace-noise'", "'prediction-transfer' sends predictions")),
+    ("parts=[{name='replay'}]", ("'replay'", "'prediction-transfer' sends predictions")),
+    ("train.moments=kept --set train.optimiser=adam --set train.weight_decay=0", ("train.moments", "'lazy-adam'")),
+    ("method=fedmf-kd --set train.moments=kept", ("train.moments", "'fresh'")),
+]
+
+
+@pytest.mark.parametrize(("setting", "words"), SENSELESS, ids=[s for s, _ in SENSELESS])
+def test_prediction_transfer_refuses_what_makes_no_sense_with_it(setting: str, words: tuple[str, ...]) -> None:
+    sets = [part for one in ("method=fedkdrec", *setting.split(" --set ")) for part in ("--set", one)]
+    refuses(["train", "--data", SMALL, *sets], *words)
+
+
 @pytest.mark.parametrize(("setting", "words"), SETTINGS, ids=[s for s, _ in SETTINGS])
 def test_a_bad_setting(setting: str, words: tuple[str, ...]) -> None:
     first, *more = setting.split(" --set ")

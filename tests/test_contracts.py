@@ -41,7 +41,7 @@ from tacita.core.types import (
     ServerState,
     Stream,
 )
-from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_stream, start
+from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round, run_stream, start
 from tacita.federation.scoring import DeviceScorer
 from tacita.federation.state_arrays import progress_arrays, read_progress
 from tacita.fields import Dense, Each, Rows, Spec, Total, Upload
@@ -90,13 +90,20 @@ def refusal(specs: Specs, backbone: str) -> str | None:
     if backbone_class(backbone).learner == "statistic" and names:
         return "sends a statistic, which it cannot change"
     alike = not any("server" in spec for spec in specs)
-    if backbone == "ego" and "prediction-transfer" in names and alike:
+    if backbone in ("ego", "fedpergnn") and "prediction-transfer" in names and alike:
         return "has no central model"
     if backbone_class(backbone).reads_context and names & {"replay", "error-memory", "proxies"}:
         return "scores with private vectors alone"
+    if "neighbours" in names and backbone != "fedpergnn":
+        return "brings vectors that backbone '.*' does not read; use backbone 'fedpergnn'"
     if "replay" in names and make_backbone(backbone).shared():
         return "ranks with private parameters only"
     return None
+
+
+def backbone_for(specs: Specs) -> str:
+    """A model that these parts work with."""
+    return "fedpergnn" if {"name": "neighbours"} in specs else "mf"
 
 
 def run(fed: Federation) -> Progress:
@@ -140,6 +147,7 @@ LEARNS: dict[str, dict[str, Any]] = {
     "pfedrec": {"dim": 8, "lr": 0.05, "lr_eta": 15.0},
     "ncf": {"dim": 8, "lr": 0.05, "lr_eta": 15.0},
     "ego": {"dim": 8, "lr": 1.0, "item_lr_scale": 10.0},
+    "fedpergnn": {"dim": 8, "lr": 0.3, "item_lr_scale": 10.0, "init_std": 0.1},
     "tally": {"ridge": 5.0, "min_item": 0, "keep": 0},
     "neumf": {"dim": 8, "lr": 1.0, "item_lr_scale": 3.0, "init_std": 0.3, "tower": [16, 8]},
     "neuncf": {"dim": 8, "lr": 0.3, "item_lr_scale": 10.0, "init_std": 0.3, "tower": [16, 8]},
@@ -257,8 +265,10 @@ class TrainedContract(BackboneContract):
 
     def test_a_round_moves_every_parameter_it_declares(self, name: str) -> None:
         backbone = self.make(name)
-        fed = federate(make_stream(make_block(0, 6, [[0, 1], [2, 3]])), backbone)
+        parts = [part_class("neighbours")] if name == "fedpergnn" else []  # without, some of it has nothing to do
+        fed = federate(make_stream(make_block(0, 6, [[0, 1], [1, 3], [1, 2]])), backbone, *parts)
         progress = started(fed)
+        progress.server, _ = run_round(fed, progress.server, progress.devices)
         trained = train_once(fed, progress)
         moved = backbone.named(trained.local.private - progress.clients.private)
         assert all(np.abs(one).max() > 0 for one in moved.values())
@@ -315,7 +325,7 @@ class PartContract:
     """Subclass with a `name` parameter, or let the registry supply it. Options: the part's defaults."""
 
     def federation(self, name: str, **train: Any) -> Federation:
-        return with_parts([{"name": name}], **train)
+        return with_parts([{"name": name}], backbone_for([{"name": name}]), **train)
 
     def test_it_is_found_by_its_name_and_refuses_an_unknown_option(self, name: str) -> None:
         fed = self.federation(name)
@@ -413,7 +423,7 @@ class PartContract:
 
     @pytest.mark.parametrize("settings", [{"silos": 3}, {"participation": {"kind": "fraction", "rate": 0.5}}], ids=str)
     def test_it_runs_in_silos_and_with_few_participants(self, name: str, settings: dict[str, Any]) -> None:
-        if name == "prediction-transfer" and "silos" in settings:
+        if name in ("prediction-transfer", "neighbours") and "silos" in settings:
             with pytest.raises(TacitaError, match="clients that are one user each"):
                 self.federation(name, **settings)
             return
@@ -607,7 +617,8 @@ def test_nothing_of_a_device_reaches_the_server_under_fedavg(monkeypatch: pytest
 
 @every_preset
 def test_nothing_of_a_device_reaches_the_server_under_any_method(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    tap = listen(monkeypatch, preset_parts(method))
+    specs = preset_parts(method)
+    tap = listen(monkeypatch, specs, backbone_for(specs))
     assert set(server_hooks()) - tap.hooks <= {"own_to_serve"}  # which only a model that answers from it asks for
     assert tap.leaks() == []
 
@@ -618,7 +629,9 @@ kept_views: list[Any] = []
 
 class SendsVectors(Part):
     name = "sends-vectors"
-    extra_fields = (Spec("vector", (6,), seen="each"),)
+
+    def extra_fields(self, n_items: int) -> tuple[Spec, ...]:
+        return (Spec("vector", (6,), seen="each"),)
 
     def extras(self, view: CohortView, local: Local) -> Arrays:
         return {"vector": local.private.copy()}

@@ -17,7 +17,7 @@ from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, TrainConf
 from tacita.core.errors import TacitaError
 from tacita.federation.rounds import Progress, run_stream, start
 from tacita.lab.assembling import Machine, assemble, build
-from tacita.lab.experiments import analyses, cells, once, plan, rates, reproduce, tables, tune, tune_paper
+from tacita.lab.experiments import analyses, cells, once, plan, rates, reproduce, schedules, tables, tune, tune_paper
 from tacita.lab.experiments.shared_base import go_on, train_base, with_parts
 from tacita.lab.serving import open_run
 from tacita.methods import part_class, preset_parts
@@ -781,6 +781,47 @@ def test_every_cell_of_the_tables_can_be_built() -> None:
         experiment, settings = plan.load_experiment(f"fedkdrec/{name}")
         for cell in plan.cells_of(experiment, settings, ["ml-100k"], experiment.backbones, 1):
             build(cell.config)
+
+
+# schedules
+
+
+def test_a_schedule_sends_as_much_as_the_agent_of_its_seed(once_paper: plan.Experiment, tmp_path: Path) -> None:
+    ours = once_paper.variants["ours"]
+    options = {"prediction-transfer": {"select": "top"}}
+    top = ours.model_copy(update={"sends_as": "ours", "options": options})
+    table = once_paper.model_copy(update={"variants": {"top": top, "ours": ours}})
+    found = plan.cells_of(table, plan.Settings(), [ONE], ["neuncf"], 2)
+    alone = [one for one in found if one.variant == "top"]
+    wanted = reproduce.Wanted(table, alone, "mine", "alone")
+    with pytest.raises(TacitaError, match=r"as many items as 'ours', .*, seed 1 is not there; add --only ours"):
+        reproduce.reproduce(wanted, tmp_path, workers=1)
+    told: list[tuple[int, int]] = []
+    reproduce.reproduce(
+        replace(wanted, cells=found), tmp_path, workers=1, on_done=lambda done, total: told.append((done, total))
+    )
+    assert told[-1] == (4, 4)
+    entries = reproduce.reproduce(wanted, tmp_path, workers=1).entries  # the agent's cells are there now
+    assert {one.variant for one in entries} == {"top"}
+    lines = [json.loads(one) for one in (tmp_path / "cells" / f"mine-{ONE}-neuncf.jsonl").read_text().splitlines()]
+    for seed in (1, 2):
+        agent, control = (
+            next(x for x in lines if (x["variant"], x["seed"]) == (name, seed)) for name in ("ours", "top")
+        )
+        asked = control["parts"][0]["scheduled"]
+        assert asked == pytest.approx(np.mean(agent["values"]["picked"][1:]), abs=1e-3)
+        assert control["values"]["samples down"][0] == pytest.approx(agent["values"]["samples down"][0], rel=0.1)
+    assert len(lines) == 4
+
+
+def test_a_schedule_whose_agent_failed_is_told_why(once_paper: plan.Experiment) -> None:
+    ours = once_paper.variants["ours"]
+    table = once_paper.model_copy(
+        update={"variants": {"ours": ours, "top": ours.model_copy(update={"sends_as": "ours"})}}
+    )
+    agent, top = plan.cells_of(table, plan.Settings(), [ONE], ["neuncf"], 1)
+    with pytest.raises(TacitaError, match=r"seed 1 failed: diverged\."):
+        schedules.with_schedules([top], {agent.key: {"variant": "ours", "failed": "diverged."}})
 
 
 def test_tables_of_fedkdrec_share_their_cells() -> None:

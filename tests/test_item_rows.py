@@ -40,7 +40,7 @@ def settings(data: object, **more: Any) -> RunConfig:
     return configured({**base, "split": {"kind": "leave-one-out"}, **more}, "the test")
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedkdrec", "ptf-fedrec", "fedmf-kd", "fedncf-kd"])
+@pytest.mark.parametrize("method", ["fedavg", "fedkdrec", "ptf-fedrec", "fedmf-kd", "fedncf-kd", "fedpergnn"])
 def test_every_method_starts_from_the_same_codes(told: Path, method: str) -> None:
     fed = assemble(settings(told, method=method, backbone={"dim": 8}, evaluate={"k": [5], "select_by": "ndcg@5"}), HERE)
     codes = side_rows(features_of(fed.stream), fed.stream.item_ids, 8, Draws(1), sentences=False)

@@ -31,7 +31,8 @@ from tacita.live.node.node import Node, NodeConfig
 from tacita.live.server.coordinator import STORE, continue_run
 from tacita.live.server.store import ServerStore
 from tacita.live.wire import Request, decode_reply, decode_request, encode
-from tacita.methods import preset_names, preset_parts
+from tacita.methods import part_class, preset_names, preset_parts
+from tacita.round.parts import SERVER
 
 DATA = "synthetic:users=90,items=60,per_user=30,groups=4,drift=0.5,new=0.2"
 SPLIT = {"kind": "blocks", "n_blocks": 2, "base_share": 0.7}
@@ -174,9 +175,10 @@ def close(one: Any, other: Any, tolerance: float = 1e-5) -> bool:
 MODELS |= {
     f"preset {name}": {"backbone": _MF, "method": name, "parts": _SMALL.get(name)}
     for name in preset_names()
-    if name not in MODELS
+    if name not in MODELS and all(part_class(part["name"]).party == SERVER for part in preset_parts(name))
 }
 MODELS["pfedrec"] = {"backbone": {"name": "pfedrec", "dim": 8}, "method": "spp"}
+MODELS["fedpergnn without neighbours"] = {"backbone": {"name": "fedpergnn", "dim": 8}, "method": "fedavg"}
 MODELS["ego"] = {"backbone": {"name": "ego", "dim": 8}, "method": "fedavg"}
 
 

@@ -707,7 +707,7 @@ def test_a_model_may_train_and_read_history() -> None:
 
 
 def test_senseless_combinations_are_refused_with_a_sentence() -> None:
-    with pytest.raises(TacitaError, match=r"part 'replay' changes local training.*sends a statistic"):
+    with pytest.raises(TacitaError, match=r"part 'replay' changes how item rows are trained.*sends a statistic"):
         lab(validated(RunConfig, config_of("tally").model_dump(mode="json") | {"method": "f3crec"}, "the test"))
     with pytest.raises(TacitaError, match=r"part 'probe-budget'.*sends a probe-scores, which it cannot change"):
         lab(with_parts("tally", Budget, WritesLetters))

@@ -58,6 +58,20 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+FEDKDREC: dict[str, Any] = {
+    "method": "fedkdrec",
+    "backbone": {"name": "neumf", "dim": 4, "tower": [8], "lr": 0.01},
+    "train": {
+        "rounds": 4,
+        "local_epochs": 2,
+        "optimiser": "lazy-adam",
+        "moments": "kept",
+        "participation": {"kind": "fraction", "rate": 0.3},
+    },
+}
+"""Prediction transfer over the blocks of a stream, with all that its clients can keep."""
+
+
 @pytest.fixture(autouse=True)
 def _own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
@@ -382,8 +396,9 @@ print(json.dumps({"cases": cases, "kills": kills}))
     [
         {"method": "f3crec"},
         {"backbone": {"name": "pfedrec"}, "evaluate": {"controls": True, "item_table": "personal"}},
+        FEDKDREC,
     ],
-    ids=["f3crec", "pfedrec own tables"],
+    ids=["f3crec", "pfedrec own tables", "fedkdrec over blocks"],
 )
 def test_kill_9_at_any_moment(more: dict[str, Any], tmp_path: Path) -> None:
     config = settings(**more).model_dump_json(exclude_none=True)

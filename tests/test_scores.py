@@ -27,7 +27,7 @@ from tacita.fields import Rows
 from tacita.kernels.sampling import shuffle_order
 from tacita.lab.bench_scores import bench_scores
 from tacita.learn.scores import HEAD, SCORES
-from tacita.learn.training import Workspace
+from tacita.learn.training import Workspace, grouped
 from tacita.learn.training.draw import lay_out
 from tacita.methods.distillation.dice import Dice
 from tacita.methods.distillation.networks import part as net_of
@@ -148,8 +148,10 @@ def view_now(fed: Federation, progress: Progress) -> tuple[Any, CohortView]:
     return server, view_of(progress.clients, server, fed.stream.blocks[0], who, down)
 
 
-def train_by_hand(fed: Federation, view: CohortView, c: int, rows: dict[int, AnyArray]) -> tuple[ByHand, Ragged]:
-    """One client of a cohort alone: its model after the round, and what it tells."""
+def train_by_hand(
+    fed: Federation, view: CohortView, c: int, rows: dict[int, AnyArray], adam: Lazy | None = None
+) -> tuple[ByHand, Ragged]:
+    """One client of a cohort alone: its model after the round, and what it tells; `adam` goes on from earlier ones."""
     plan: TrainConfig = fed.config.train
     local = lay_out(view, {}, plan, fed.draws, Workspace(), fed.parts)
     items = view.items.copy()
@@ -157,6 +159,7 @@ def train_by_hand(fed: Federation, view: CohortView, c: int, rows: dict[int, Any
         items[i] = row
     heads = {k: view.parts[SCORES][f"{HEAD}{k}"][c] for k in view.heads}
     model = ByHand(fed.backbone, view.private[c : c + 1], items, heads, plan.weight_decay)
+    model.adam = adam or model.adam
     for batch in batches(local, c):
         n = len(batch)
         model.step(np.zeros(n, int), local.item[batch], local.label[batch], np.full(n, 1 / n, np.float32))
@@ -185,15 +188,22 @@ def assert_close(found: Any, wanted: Any) -> None:
 
 
 @two_models
-def test_clients_learn_and_tell_what_each_would_alone(name: str) -> None:
-    """Three rounds: own rows, heads and vector go on; what was received joins; moments are fresh."""
-    fed = transferring(make_backbone(name, **SMALL[name]), scheduled=3.0, select="top")
+@pytest.mark.parametrize("moments", ["fresh", "kept"])
+@pytest.mark.parametrize("stepper", ["auto", "autograd"])
+def test_clients_learn_and_tell_what_each_would_alone(
+    name: str, moments: str, stepper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three rounds: own rows, heads and vector go on; what was received joins; moments are fresh, or go on, too."""
+    monkeypatch.setattr(grouped, "_CREW", 20)  # several crews
+    how = {"moments": moments, "stepper": stepper}
+    fed = transferring(make_backbone(name, **SMALL[name]), train=how, scheduled=3.0, select="top")
     progress = started(fed)
+    adams = [Lazy(fed.config.train.weight_decay) if moments == "kept" else None for _ in TRAIN]
     received = 0
     for _ in range(3):
         server, view = view_now(fed, progress)
         received += len(view.own[TRANSFER].ids) if TRANSFER in view.own else 0
-        found = [train_by_hand(fed, view, c, held_rows(progress, c)) for c in range(len(TRAIN))]
+        found = [train_by_hand(fed, view, c, held_rows(progress, c), adams[c]) for c in range(len(TRAIN))]
         upload = fed.answer(view, SCORES).upload.values[SCORES]
         assert isinstance(upload, Rows)
         for c, (_, told) in enumerate(found):
@@ -363,8 +373,10 @@ def numbers(progress: Progress) -> Arrays:
 
 
 @pytest.mark.parametrize("answers", ["server", "client"])
-def test_a_run_that_is_resumed_in_a_block_ends_with_the_same_bits(tmp_path: Path, answers: str) -> None:
-    fed = transferring(make_backbone("neumf", **SMALL["neumf"]), two_blocks(), few_at_a_time(), answers=answers)
+@pytest.mark.parametrize("moments", ["fresh", "kept"])
+def test_a_run_that_is_resumed_in_a_block_ends_with_the_same_bits(tmp_path: Path, answers: str, moments: str) -> None:
+    train = {**few_at_a_time(), "moments": moments}
+    fed = transferring(make_backbone("neumf", **SMALL["neumf"]), two_blocks(), train, answers=answers)
     whole = start(fed)
     saved: list[int] = []
 
@@ -426,6 +438,15 @@ def test_clients_go_on_from_the_last_round_and_the_server_from_its_best() -> Non
     assert np.array_equal(progress.server.parts[TRANSFER]["model/values/items"], seen[0][0])
     assert np.array_equal(progress.clients.private, seen[2][1])
     assert not np.array_equal(seen[0][1], seen[2][1])
+
+
+def test_moments_are_kept_only_where_a_model_and_lazy_adam_are() -> None:
+    backbone = make_backbone("mf", **SMALL["mf"])
+    with pytest.raises(TacitaError, match=r"train\.moments = 'kept' is for train\.optimiser = 'lazy-adam', not 'adam'"):
+        transferring(backbone, train={"moments": "kept", "optimiser": "adam", "weight_decay": 0.0})
+    rows = federate(small_stream(), backbone, **ADAM, moments="kept")
+    with pytest.raises(TacitaError, match=r"is for clients that keep models of their own.*leave it at 'fresh'"):
+        rows.learner.check()
 
 
 @pytest.mark.parametrize("options", [{}, {"weighting": False, "select": "confident"}], ids=["agents", "none"])

@@ -84,6 +84,10 @@ class TrainConfig(Strict):
         description="fresh in every round; lazy-adam leaves what a batch does not use alone; all but sgd need autograd",
     )
     weight_decay: float = Field(0.0, ge=0, description="of what a batch uses, for lazy-adam")
+    moments: Literal["fresh", "kept"] = Field(
+        "fresh",
+        description="kept: clients that have models of their own go on with lazy-adam's moments in later rounds",
+    )
     pfedme: PFedMeConfig = PFedMeConfig()
     participation: ParticipationConfig = ParticipationConfig()
     aggregation: Literal["mean", "per-row", "weighted", "fixed"] = Field(
@@ -152,7 +156,8 @@ class RunConfig(Strict):
 
 _LATER = {"split.repeats", "evaluate.hidden_items", "evaluate.ties", "date_format", "decimal", "item_rows"}
 _LATER |= {
-    f"train.{name}" for name in ("redraw", "objective", "bpr_scale", "l2", "weight_decay", "pfedme", "aggregator")
+    f"train.{name}"
+    for name in ("redraw", "objective", "bpr_scale", "l2", "weight_decay", "moments", "pfedme", "aggregator")
 }
 """Settings that came after results had been kept under a hash of their config."""
 

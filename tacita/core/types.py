@@ -240,6 +240,7 @@ class Down:
     own: Callable[[Keys], dict[str, Ragged]] = lambda clients: {}  # keys of clients -> part -> a list for each of them
     n_bytes: float = 0.0  # on average per client, the model included
     some: Callable[[Keys, Ragged], dict[str, Ragged]] | None = None  # the same about some items of each client only
+    opened: Callable[[dict[str, Ragged], int], dict[str, Ragged]] = lambda lists, n_items: lists  # as devices read them
 
 
 @dataclass(frozen=True)
@@ -299,6 +300,9 @@ class Local:
     private: Floats  # (users, private width)
     heads: Arrays  # name -> (clients, ...)
     at_hand: dict[str, tuple[Ragged, Ints]]  # part name -> its lists per user, local row of each entry
+    moments: Arrays = field(default_factory=dict)
+    """What lazy-adam goes on from, where it is kept: private.mean, private.square, the same of heads.<name> and rows,
+    rows.steps, and the clients' own steps so far."""
     given: Longs | None = None  # (users,) how many of a user's samples, the last ones, parts gave it
     personal: Arrays = field(default_factory=dict)  # pFedMe: the device's own private, rows and heads.<name>
     notes: Arrays = field(default_factory=dict)  # name -> (clients,) what parts leave for the lab's log; nan: nothing

@@ -149,7 +149,7 @@ def view_of(clients: DeviceState, server: ServerState, block: Block, who: Who, d
         items=server.items,
         heads=server.heads,
         received=down.common,
-        own=down.own(who.keys),
+        own=down.opened(down.own(who.keys), len(server.items)),
         lists=clients.lists_of(users),
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -172,7 +173,7 @@ class Here:
             for name, values in answer.notes.items():
                 told.setdefault(name, []).append(values)
         for part in fed.transforming(question):
-            total = part.encode_sum(server, total)
+            total = fed.changed(part.party, total, partial(part.encode_sum, fed.seen_by(part.party, server)))
         expected = float(len(asked))
         if fed.asker(question) is None and np.array_equal(asked, self.taking_part(fed, server)):
             expected = expected_clients(members.active, fed.config.train.participation)

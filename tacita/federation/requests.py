@@ -17,7 +17,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Given, Keys, Request, ServerState
 from tacita.federation.rounds import Progress, decoded, run_round
 from tacita.fields import Total
-from tacita.round.parts import overrides
+from tacita.round.parts import SERVER, overrides
 from tacita.round.plan import Plan, to_serve
 
 
@@ -26,7 +26,7 @@ def handle(plan: Plan, progress: Progress, request: Request) -> dict[str, Any]:
     _check(plan, request)
     server = replace(progress.server, given=given_after(progress.server.given, request))
     progress.devices.request(plan, server, request)
-    asked, played, before = 0, 0, progress.server
+    asked, played, before, whole = 0, 0, progress.server, server
 
     def ask(now: ServerState, question: str, chosen: Keys | None) -> Total:
         nonlocal asked
@@ -34,23 +34,25 @@ def handle(plan: Plan, progress: Progress, request: Request) -> dict[str, Any]:
             raise TacitaError(f"'{question[:100]}' is no question of a part's own; play a round instead.")
         asked += 1  # nodes answer each question once
         named = f"{question}/{request.number}.{asked}"
+        now = plan.joined(whole, now)
         told = progress.devices.exchange(plan, now, to_serve(plan, now), named, chosen)
-        return decoded(plan, now, told.total, named)
+        return plan.heard_by(SERVER, decoded(plan, now, told.total, named))
 
     def play(now: ServerState, chosen: Keys | None) -> ServerState:
-        nonlocal played
-        after, report = run_round(plan, now, progress.devices, chosen)
+        nonlocal played, whole
+        whole, report = run_round(plan, plan.joined(whole, now), progress.devices, chosen)
         played += 1
         progress.bytes_up += report.bytes_up
         progress.bytes_down += report.bytes_down
-        return after
+        return plan.seen_by(SERVER, whole)
 
     said: dict[str, Any] = {}
     try:
         for part in plan.parts:
-            handled = part.handle(server, request, ask, play)
+            handled = part.handle(plan.seen_by(part.party, server), request, ask, play)
             if handled is not None:
-                server, said[part.name] = handled
+                said[part.name] = handled[1]
+                server = whole = plan.joined(whole, handled[0], part)
     finally:  # devices have played those rounds, whatever became of the request
         progress.server = replace(progress.server, round=progress.server.round + played)
         progress.played += played

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from tacita.federation.measuring import selecting_metric
 from tacita.fields import Total
 from tacita.metrics import Evaluation
 from tacita.round.device_state import DeviceState
+from tacita.round.parts import SERVER
 from tacita.round.plan import Federation, Plan, send_down, to_serve
 
 
@@ -86,7 +88,9 @@ def run_round(
     for question in plan.learner.questions(server):
         told.append(devices.exchange(plan, server, down, question, chosen))
         total = decoded(plan, server, told[-1].total, question)
-        server = plan.learner.learn(server, total, question, told[-1].expected)
+        heard = plan.heard_by(SERVER, total)
+        learned = plan.learner.learn(plan.seen_by(SERVER, server), heard, question, told[-1].expected)
+        server = plan.joined(server, learned)
     server = replace(server_steps(plan, before, server, total), round=before.round + 1)
     return server, _report(plan, server, told, down.n_bytes)
 
@@ -94,16 +98,17 @@ def run_round(
 def decoded(plan: Plan, server: ServerState, total: Total, question: str) -> Total:
     """What came back, as the parts that encoded it read it."""
     for part in reversed(plan.transforming(question)):
-        total = part.decode(server, total)
+        total = plan.changed(part.party, total, partial(part.decode, plan.seen_by(part.party, server)))
     return total
 
 
 def server_steps(plan: Plan, before: ServerState, server: ServerState, total: Total | None) -> ServerState:
     """What the parts make of the aggregated state; without a total nobody was asked, and the learner goes on."""
     if total is None:
-        return plan.learner.go_on(server)
+        return plan.joined(server, plan.learner.go_on(plan.seen_by(SERVER, server)))
     for part in plan.parts:
-        server = part.server_step(before, server, total)
+        was, now = (plan.seen_by(part.party, one) for one in (before, server))
+        server = plan.joined(server, part.server_step(was, now, plan.heard_by(part.party, total)), part)
     return server
 
 
@@ -111,7 +116,7 @@ def _report(plan: Plan, server: ServerState, told: list[Told], bytes_down: float
     if not told:
         return RoundReport(server.block, server.round, 0, 4.0, 4.0)  # a setting down, a score up
     notes = {name: value for one in told for name, value in one.notes.items()}
-    notes |= {k: v for p in plan.parts for k, v in p.server_notes(server).items()}
+    notes |= {k: v for p in plan.parts for k, v in p.server_notes(plan.seen_by(p.party, server)).items()}
     up = sum(one.bytes_up for one in told) / max(1, told[-1].clients)
     if plan.learner.model_after:
         bytes_down = to_serve(plan, server).n_bytes
@@ -124,7 +129,7 @@ def begin_block(fed: Federation, progress: Progress, index: int) -> None:
     items = np.concatenate([server.items, fed.first_rows(len(server.items), block.n_items)])
     server = replace(server, items=items, block=index, round=0)
     for part in fed.parts:
-        server = server.with_part(part.name, part.server_begin_block(server))
+        server = server.with_part(part.name, part.server_begin_block(fed.seen_by(part.party, server)))
     progress.server = progress.best_server = server
     progress.devices.begin_block(fed, server, to_serve(fed, server))
     progress.best_score, progress.best_round, progress.stale, progress.in_block = -1.0, 0, 0, True
@@ -170,7 +175,7 @@ def end_block(fed: Federation, progress: Progress) -> None:
     scores, found = progress.devices.result(fed, server, down)
     progress.devices.end_block(fed, server, down)
     for part in fed.parts:
-        server = server.with_part(part.name, part.server_end_block(server))
+        server = server.with_part(part.name, part.server_end_block(fed.seen_by(part.party, server)))
     if fed.config.train.resume_from == "last":
         server = replace(progress.server, parts=server.parts)
     progress.server = server

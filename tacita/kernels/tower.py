@@ -241,8 +241,16 @@ def tower_steps(
     row_rate: Floats,  # (row width,)
     flat_rate: Floats,
     decay: np.float32,
+    before: Longs,  # (clients,) steps so far; nobody: Adam's moments begin afresh, and what follows is empty
+    all_steps: Longs,  # (rows,)
+    all_mean: Floats,  # of the rows
+    all_square: Floats,
+    own_means: Floats,  # of the private vectors
+    own_squares: Floats,
+    flat_means: Floats,
+    flat_squares: Floats,
 ) -> None:
-    """All steps of clients first..last-1, each with Adam's moments begun afresh."""
+    """All steps of clients first..last-1."""
     w = rows.shape[1]
     d = w - g
     at, many = places(sizes, d, g), sizes.sum()
@@ -252,10 +260,16 @@ def tower_steps(
     for c in range(first, last):
         start, n = turn_ptr[c], turn_ptr[c + 1] - turn_ptr[c]
         mine, shared = rows[row_start[c] : row_start[c + 1]], flat[c]
-        mean, square, steps = np.zeros_like(mine), np.zeros_like(mine), np.zeros(len(mine), np.int64)
-        flat_mean, flat_square = np.zeros_like(shared), np.zeros_like(shared)
-        own_mean, own_square = np.zeros(w, np.float32), np.zeros(w, np.float32)
-        slot, step = np.full(len(mine), -1, np.int64), 0
+        if len(before):
+            a, b = row_start[c], row_start[c + 1]
+            mean, square, steps = all_mean[a:b], all_square[a:b], all_steps[a:b]
+            flat_mean, flat_square = flat_means[c], flat_squares[c]
+            own_mean, own_square, step = own_means[c], own_squares[c], before[c]
+        else:
+            mean, square, steps = np.zeros_like(mine), np.zeros_like(mine), np.zeros(len(mine), np.int64)
+            flat_mean, flat_square = np.zeros_like(shared), np.zeros_like(shared)
+            own_mean, own_square, step = np.zeros(w, np.float32), np.zeros(w, np.float32), 0
+        slot = np.full(len(mine), -1, np.int64)
         for epoch in range(len(order)):
             for begin in range(0, n, batch):
                 m = min(batch, n - begin)

@@ -14,7 +14,7 @@ from tacita.core.types import AnyArray, CohortView, Doubles, Floats, Ragged, Ser
 from tacita.fields import Answer, Spec, Total, touched_of
 from tacita.learn.training import Workspace, check_training, train_cohort
 from tacita.round.device_state import OWN, PARTS
-from tacita.round.learner import Learner, register
+from tacita.round.learner import Learner, extra_fields, register
 from tacita.round.parts import Part, World
 
 HEADS = "heads/"
@@ -31,6 +31,11 @@ class RowsLearner(Learner):
 
     def check(self) -> None:
         check_training(self.world.backbone, self.parts, self.world.train)
+        if self.world.train.moments == "kept":
+            raise TacitaError(
+                "train.moments = 'kept' is for clients that keep models of their own, and here they begin every round "
+                "with the server's; leave it at 'fresh'."
+            )
 
     @property
     def rounds(self) -> int:
@@ -44,7 +49,7 @@ class RowsLearner(Learner):
         per_row = self.world.train.aggregation == "per-row"  # else nobody's business
         rows = Spec("rows", server.items.shape, most=MOST_MOVE, touched=per_row, about=about)
         heads = [Spec(f"{HEADS}{name}", v.shape, most=MOST_MOVE) for name, v in server.heads.items()]
-        extras = [replace(one, name=f"{part.name}.{one.name}") for part in self.parts for one in part.extra_fields]
+        extras = extra_fields(self.parts, len(server.items))
         return (rows, *heads, *extras)
 
     def answer(self, view: CohortView, question: str) -> Answer:

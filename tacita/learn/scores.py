@@ -2,8 +2,8 @@
 
 Parameters travel once, as the table and heads that everybody starts from. A device keeps its private vector, its own
 version of the rows it has touched and of the heads, and trains them whenever it takes part; Adam's moments start
-afresh. What a device tells of its predictions, and what the server learns from that, is the business of the one part
-that brings this learner along (`Tells`).
+afresh, unless they are kept beside what they move. What a device tells of its predictions, and what the server learns
+from that, is the business of the one part that brings this learner along (`Tells`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from tacita.core.config import TrainConfig
 from tacita.core.errors import TacitaError
 from tacita.core.files import flat
 from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Held, Local, Ragged, ServerState
@@ -29,6 +30,7 @@ from tacita.round.parts import Part, World
 
 SCORES = "scores"
 HEAD = "head."
+KINDS = ("mean", "square")
 
 
 class Tells(Part):
@@ -57,6 +59,7 @@ class Tells(Part):
 @register
 class ScoresLearner(Learner):
     name = SCORES
+    sends = "predictions"
 
     def __init__(self, world: World, parts: Sequence[Part]) -> None:
         super().__init__(world, parts)
@@ -74,6 +77,13 @@ class ScoresLearner(Learner):
         check_training(backbone, self.parts, train)
         if train.silos:
             raise TacitaError("train.silos: prediction transfer is for clients that are one user each; leave it at 0.")
+        for name in ("aggregator", "aggregation", "denominator", "server_lr"):
+            said = getattr(train, name)
+            if said != TrainConfig.model_fields[name].default:
+                raise TacitaError(
+                    f"train.{name} = {said!r} is about sums, secure ones among them, and predictions are never summed: "
+                    "the server reads every client's own; leave it out."
+                )
         if train.objective != "bce":
             raise TacitaError(f"train.objective = '{train.objective}': predictions are probabilities; use 'bce'.")
         if train.optimiser == "pfedme":
@@ -96,9 +106,20 @@ class ScoresLearner(Learner):
     def device_arrays(self, n_users: int) -> Held:
         backbone = self.world.backbone
         none = np.zeros((0, backbone.item_width), np.float32)
-        rows = Ragged(np.zeros(n_users + 1, np.int64), np.zeros(0, np.int32), {"row": none})
-        heads = backbone.init_heads(self.world.draws)
-        return {"rows": rows, **{f"{HEAD}{k}": np.repeat(v[None], n_users, axis=0) for k, v in heads.items()}}
+        columns: Arrays = {"row": none}
+        heads = {k: np.repeat(v[None], n_users, axis=0) for k, v in backbone.init_heads(self.world.draws).items()}
+        out: dict[str, AnyArray | Ragged] = {f"{HEAD}{k}": v for k, v in heads.items()}
+        if self.keeps_moments:
+            columns |= {"mean": none, "square": none, "steps": np.zeros(0, np.int64)}
+            out["steps"] = np.zeros(n_users, np.int64)
+            vectors = {"private": np.zeros((n_users, backbone.private_width), np.float32)}
+            vectors |= {f"heads.{k}": np.zeros_like(v) for k, v in heads.items()}
+            out |= {f"{name}.{kind}": v.copy() for name, v in vectors.items() for kind in KINDS}
+        return {"rows": Ragged(np.zeros(n_users + 1, np.int64), np.zeros(0, np.int32), columns), **out}
+
+    @property
+    def keeps_moments(self) -> bool:
+        return self.world.train.moments == "kept"
 
     @property
     def lasting(self) -> frozenset[str]:
@@ -109,8 +130,7 @@ class ScoresLearner(Learner):
         """
         if self.teller.asks_clients:
             return frozenset()
-        heads = (f"{PARTS}{SCORES}/{HEAD}{k}" for k in self.world.backbone.shared())
-        return frozenset({"private", f"{PARTS}{SCORES}/rows", *heads})
+        return frozenset({"private", *(f"{PARTS}{SCORES}/{name}" for name in self.device_arrays(0))})
 
     def model_bytes(self, server: ServerState) -> float:
         """Parameters travel before the first round only; what that costs is told apart."""
@@ -125,6 +145,9 @@ class ScoresLearner(Learner):
         upload = Rows(told.rows(), told.ids, told.values["score"].astype(np.float32))
         kept: dict[str, AnyArray | Ragged] = {"private": local.private, "took_part": np.ones(len(view.user), bool)}
         kept |= {f"{PARTS}{SCORES}/{HEAD}{k}": v for k, v in local.heads.items()}
+        kept |= {f"{PARTS}{SCORES}/{k}": v for k, v in local.moments.items() if not k.startswith("rows.")}
+        if self.keeps_moments:
+            kept[f"{PARTS}{SCORES}/steps"] = local.moments["steps"] + local.n_steps
         kept[f"{PARTS}{SCORES}/rows"] = _with_rows(view.lists[SCORES]["rows"], local)
         kept |= flat({p.name: new for p in self.parts if (new := p.after_training(view, local))}, PARTS)
         return Answer(Upload({SCORES: upload}, np.ones(view.n_clients), view.client_keys), kept, local.notes)
@@ -139,6 +162,13 @@ class ScoresLearner(Learner):
         at, found = _places(mine, Ragged(local.row_start, local.row_item))
         local.rows[found] = mine.values["row"][at]
         local.heads = {k: view.parts[SCORES][f"{HEAD}{k}"].copy() for k in view.heads}
+        if self.keeps_moments:
+            own = {k: v.copy() for k, v in view.parts[SCORES].items() if not k.startswith(HEAD)}
+            rows = {f"rows.{k}": np.zeros_like(local.rows) for k in KINDS}
+            rows["rows.steps"] = np.zeros(len(local.rows), np.int64)
+            for name, column in rows.items():
+                column[found] = mine.values[name.removeprefix("rows.")][at]
+            local.moments = own | rows
         return local
 
     def _predictions(self, view: CohortView, local: Local, predicted: Floats) -> tuple[Ragged, Ragged]:
@@ -184,6 +214,8 @@ def _with_rows(held: Ragged, local: Local) -> Ragged:
     width = _width(held, now)
     keys = np.concatenate([_keys(now, width), _keys(held, width)])
     kept, first = np.unique(keys, return_index=True)  # the newer one of two
-    rows = np.concatenate([local.rows, held.values["row"]])[first]
     ptr = np.searchsorted(kept, np.arange(len(held) + 1, dtype=np.int64) * width)
-    return Ragged(ptr.astype(np.int64), (kept % width).astype(np.int32), {"row": rows})
+    trained = {k.removeprefix("rows."): v for k, v in local.moments.items() if k.startswith("rows.")}
+    trained["row"] = local.rows
+    columns = {name: np.concatenate([trained[name], v])[first] for name, v in held.values.items()}
+    return Ragged(ptr.astype(np.int64), (kept % width).astype(np.int32), columns)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import CohortView, ServerState
 from tacita.fields import Answer, Spec, Total, Upload
-from tacita.round.learner import Learner, register
+from tacita.round.learner import Learner, extra_fields, register
 from tacita.round.parts import overrides
 
 
@@ -45,7 +43,7 @@ class StatisticLearner(Learner):
         return self.world.backbone.questions(server) if server.round == 0 else ()
 
     def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
-        extras = [replace(one, name=f"{part.name}.{one.name}") for part in self.parts for one in part.extra_fields]
+        extras = extra_fields(self.parts, len(server.items))
         return (*self.world.backbone.statistic_fields(server, question), *extras)
 
     def answer(self, view: CohortView, question: str) -> Answer:

@@ -7,6 +7,8 @@ from typing import TypeVar
 
 from tacita.core.config import RunConfig, Strict, read_toml, validated
 from tacita.core.errors import TacitaError
+from tacita.methods import effective_parts, part_class
+from tacita.round.parts import SERVER
 
 Settings = TypeVar("Settings", bound=Strict)
 MOST_EPOCHS, MOST_NEGATIVES = 20, 100  # what a server may ask of a node in one round
@@ -38,6 +40,12 @@ def check_live(config: RunConfig) -> None:
         raise TacitaError(
             f"item_rows = '{config.item_rows}' is for the lab: a live catalogue tells nothing of items; use 'random'."
         )
+    for part in effective_parts(config.method, config.parts):
+        if (party := part_class(str(part.get("name"))).party) != SERVER:
+            raise TacitaError(
+                f"part '{part['name']}' is for the lab: it tells a {party} what no server may see, and a live run has "
+                "nobody but its server; use another method."
+            )
     if plan.participation.kind == "fraction":
         raise TacitaError(
             "train.participation.kind = 'fraction' needs somebody who knows everybody; live, people decide by "

@@ -5,6 +5,8 @@ from tacita.methods.continual import f3crec as _f3crec  # noqa: F401
 from tacita.methods.continual import noise as _noise  # noqa: F401
 from tacita.methods.continual import proxies as _proxies  # noqa: F401
 from tacita.methods.continual import proximal as _proximal  # noqa: F401
+from tacita.methods.distillation import cover as _cover  # noqa: F401
+from tacita.methods.distillation import neighbours as _neighbours  # noqa: F401
 from tacita.methods.distillation import presets as _presets  # noqa: F401
 from tacita.methods.distillation import transfer as _transfer  # noqa: F401
 from tacita.round.parts import (

@@ -60,6 +60,19 @@ class Context:
             return out
         return entries.new_zeros(shape).index_add(0, self.user, entries)
 
+    def each(self, users: Any) -> Any:
+        """What there is of every user, for each of its entries."""
+        return users[self.user] if isinstance(users, np.ndarray) else users.index_select(0, self.user)
+
+    def highest(self, entries: Any) -> Any:
+        """The largest of each user's entries, as a constant; of none, 0."""
+        n = len(self.ptr) - 1
+        if isinstance(entries, np.ndarray):
+            out = np.where(self.count > 0, -np.inf, 0).astype(entries.dtype)
+            np.maximum.at(out, self.user, entries)
+            return out
+        return entries.new_zeros(n).scatter_reduce(0, self.user.long(), entries.detach(), "amax", include_self=False)
+
 
 class Retracts(Protocol):
     """A model that takes back what people told it, exactly."""
@@ -101,6 +114,9 @@ class Backbone(ABC):
 
     grouped: ClassVar[bool] = False
     """Scores groups of samples that share their heads (see `score_groups`): heads too big to repeat for a sample."""
+
+    heads_in_score: ClassVar[bool] = True
+    """`score` reads shared parameters; else `represent` alone does, and none is copied for a sample."""
 
     brings: ClassVar[dict[str, Any]] = {}
     """Settings that hold with this model wherever nobody says otherwise."""
@@ -230,6 +246,10 @@ class Backbone(ABC):
         `inside` is 1 where the sample's item is in the user's context, else 0; None: the model has no context.
         """
         raise TacitaError(f"backbone '{self.name}' scores whole histories, not single pairs.")
+
+    def heads_to_score(self, heads: dict[str, Any]) -> dict[str, Any]:
+        """Those of the shared parameters that `score` reads."""
+        return heads if self.heads_in_score else {}
 
     @property
     def retracts(self) -> Retracts | None:

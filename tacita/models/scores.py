@@ -80,7 +80,7 @@ def _tiled(backbone: Backbone, rep: dict[str, Any], heads: Arrays, items: Floats
     n_items = len(items)
     out = np.empty((CHUNK, n_items), np.float32)
     users = {k: np.repeat(v, _TILE, axis=0) for k, v in rep.items()}
-    repeated = {k: np.repeat(v[None], CHUNK * _TILE, axis=0) for k, v in heads.items()}
+    repeated = {k: np.repeat(v[None], CHUNK * _TILE, axis=0) for k, v in backbone.heads_to_score(heads).items()}
     for at in range(0, n_items, _TILE):
         width = min(_TILE, n_items - at)
         tile = np.zeros((_TILE, items.shape[1]), np.float32)
@@ -141,7 +141,7 @@ def _pairs(
     mine = {k: v[user] for k, v in rep.items()}
     if backbone.grouped:
         return _in_lanes(backbone, mine, heads, rows)
-    repeated = {k: np.repeat(v[None], len(user), axis=0) for k, v in heads.items()}
+    repeated = {k: np.repeat(v[None], len(user), axis=0) for k, v in backbone.heads_to_score(heads).items()}
     return np.asarray(backbone.score(mine, repeated, rows, inside), np.float32)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from tacita.core.errors import TacitaError, unknown_name
@@ -20,6 +21,9 @@ class Learner(ABC):
     name: ClassVar[str]
     model_after: ClassVar[bool] = False
     """Devices get what they score with after a round, made of everybody's answers, and train nothing themselves."""
+
+    sends: ClassVar[str] = ""
+    """What clients send, in words; else its name."""
 
     def __init__(self, world: World, parts: Sequence[Part]) -> None:
         self.world = world
@@ -71,6 +75,15 @@ class Learner(ABC):
         return server
 
 
+def extra_fields(parts: Sequence[Part], n_items: int) -> tuple[Spec, ...]:
+    """What parts send beside a learner's own fields, each to the party that plays the part."""
+    return tuple(
+        replace(one, name=f"{part.name}.{one.name}", by=part.party)
+        for part in parts
+        for one in part.extra_fields(n_items)
+    )
+
+
 _LEARNERS: dict[str, type[Learner]] = {}
 
 
@@ -94,10 +107,12 @@ def learner_of(world: World, parts: Sequence[Part]) -> Learner:
         )
     name = bringing[0].learner if bringing else world.backbone.learner
     assert name is not None
+    learner = learner_class(name)
     for part in parts:
         if name not in part.works_with:
+            kind, who = ("part", bringing[0].name) if bringing else ("backbone", world.backbone.name)
             raise TacitaError(
-                f"part '{part.name}' changes local training or its uploads, and backbone '{world.backbone.name}' sends "
-                f"a {name}, which it cannot change; leave it out, or use another backbone."
+                f"part '{part.name}' changes how item rows are trained, sent or summed, and {kind} '{who}' sends "
+                f"{learner.sends or f'a {name}'}, which it cannot change; leave it out, or use another {kind}."
             )
-    return learner_class(name)(world, parts)
+    return learner(world, parts)

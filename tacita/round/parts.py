@@ -8,7 +8,7 @@ snapshotted, restored with the best round and saved for resume.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -35,11 +35,13 @@ from tacita.core.types import (
     Request,
     ServerState,
 )
-from tacita.fields import Answer, Spec, Total, Upload
+from tacita.fields import Answer, Form, Spec, Total, Upload
 from tacita.models import backbone_class
 from tacita.models.base import Backbone
 
 Purpose = Literal["valid", "test", "serve"]
+
+SERVER = "server"
 
 Ask = Callable[[ServerState, str, Keys | None], Total]
 """One exchange between rounds: the total of what some clients (None: everybody) answer to a part's own question."""
@@ -72,8 +74,8 @@ class Part:
     works_with: ClassVar[tuple[str, ...]] = ("rows",)
     """The learners whose rounds it can change."""
 
-    extra_fields: ClassVar[tuple[Spec, ...]] = ()
-    """What `extras` may send."""
+    party: ClassVar[str] = SERVER
+    """Who plays its server side. What another party than the server holds and is sent no other party's hooks see."""
 
     most_weight: ClassVar[float] = 1.0
     """The largest factor that `weight` may give a client."""
@@ -147,8 +149,12 @@ class Part:
     def after_training(self, view: CohortView, local: Local) -> Held:
         return {}
 
-    def extras(self, view: CohortView, local: Local) -> Arrays:
-        """Small named values per client that travel with the upload."""
+    def extra_fields(self, n_items: int) -> tuple[Spec, ...]:
+        """What `extras` may send, to the part's own `party`."""
+        return ()
+
+    def extras(self, view: CohortView, local: Local) -> Mapping[str, AnyArray | Form]:
+        """Small named values that travel with the upload: an array with a row per client, or rows of some of them."""
         return {}
 
     def weight(self, view: CohortView, upload: Upload) -> Doubles | None:
@@ -213,6 +219,10 @@ class Part:
         `only`: the items of each that are going to be asked for; given where the part overrides `answers_some`.
         """
         return None
+
+    def opened(self, sent: Ragged, n_items: int) -> Ragged:
+        """Lists of their own as devices read them, such as with items in place of numbers that stand for them."""
+        return sent
 
     def own_fits(self, sent: Ragged, n_items: int) -> bool:
         """Whether a list of one's own that came from elsewhere is safe to compute with; its items are in order."""

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from tacita.core.config import RunConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Down, Floats, Keys, Ragged, ServerState, Stream
-from tacita.fields import Answer, Spec
+from tacita.core.types import Arrays, CohortView, Down, Floats, Given, Keys, Ragged, ServerState, Stream
+from tacita.fields import Answer, Spec, Total
 from tacita.models.base import Backbone
 from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner, learner_of
-from tacita.round.parts import Part, World, overrides, owner_of
+from tacita.round.parts import SERVER, Part, World, overrides, owner_of
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,50 @@ class Plan:
         asker = self.asker(question)
         return tuple(part for part in self.parts if asker is None or part is asker or part.every_release)
 
+    # What a party sees, where some part's server side is not played by the server
+
+    def seen_by(self, party: str, server: ServerState) -> ServerState:
+        """The state without what other parties hold; of the server's, others see the model alone."""
+        if party != SERVER:
+            mine = {part.name for part in self.parts if part.party == party}
+            return replace(server, parts={k: v for k, v in server.parts.items() if k in mine}, given=Given())
+        theirs = {part.name for part in self.parts if part.party != SERVER}
+        return replace(server, parts={k: v for k, v in server.parts.items() if k not in theirs}) if theirs else server
+
+    def heard_by(self, party: str, total: Total) -> Total:
+        """What came back for a party."""
+        mine = tuple(f"{part.name}." for part in self.parts if part.party == party)
+        theirs = tuple(f"{part.name}." for part in self.parts if part.party != party)
+        if party == SERVER and not theirs:
+            return total
+
+        def for_it(name: str) -> bool:
+            return not name.startswith(theirs) if party == SERVER else name.startswith(mine)
+
+        sums = {name: v for name, v in total.sums.items() if for_it(name)}
+        return replace(total, sums=sums, each={name: v for name, v in total.each.items() if for_it(name)})
+
+    def changed(self, party: str, total: Total, change: Callable[[Total], Total]) -> Total:
+        """A total after a party changed what of it came back for that party."""
+        heard = self.heard_by(party, total)
+        made = change(heard)
+        if heard is total:
+            return made
+        sums = {name: v for name, v in total.sums.items() if name not in heard.sums}
+        each = {name: v for name, v in total.each.items() if name not in heard.each}
+        return replace(made, sums={**sums, **made.sums}, each={**each, **made.each})
+
+    def joined(self, whole: ServerState, made: ServerState, part: Part | None = None) -> ServerState:
+        """The state after a hook of a party that saw its share of it: others than the server change only their own."""
+        if part is not None and part.party != SERVER:
+            return whole.with_part(part.name, made.parts.get(part.name, {}))
+        return replace(made, parts={**whole.parts, **made.parts})
+
+    def opened(self, lists: dict[str, Ragged], n_items: int) -> dict[str, Ragged]:
+        """Lists of their own as devices read them."""
+        by_name = {part.name: part for part in self.parts}
+        return {name: by_name[name].opened(one, n_items) for name, one in lists.items()}
+
     @property
     def lasting(self) -> frozenset[str]:
         """What of the devices' state no going back to an earlier round undoes."""
@@ -102,12 +147,13 @@ def send_down(plan: Plan, server: ServerState, chosen: Keys | None) -> tuple[Ser
     for part in plan.parts:
         if overrides(part, "own"):
             assert chosen is not None, "who writes to single clients has to know them"
-            server, letters[part.name] = part.own(server, chosen)
+            made, letters[part.name] = part.own(plan.seen_by(part.party, server), chosen)
+            server = plan.joined(server, made, part)
     common, size = _common(plan, server)
     if chosen is None or not letters:
         return server, Down(common, n_bytes=size)
     size += sum(list_bytes(one) for one in letters.values()) / max(1, len(chosen))
-    return server, Down(common, Letters(chosen, letters).to, size)
+    return server, Down(common, Letters(chosen, letters).to, size, opened=plan.opened)
 
 
 def to_serve(plan: Plan, server: ServerState) -> Down:
@@ -116,20 +162,20 @@ def to_serve(plan: Plan, server: ServerState) -> Down:
     writing = [part for part in plan.parts if overrides(part, "own_to_serve")]
 
     def own(clients: Keys) -> dict[str, Ragged]:
-        made = {part.name: part.own_to_serve(server, clients) for part in writing}
+        made = {part.name: part.own_to_serve(plan.seen_by(part.party, server), clients) for part in writing}
         return {name: one for name, one in made.items() if one is not None}
 
     def some(clients: Keys, only: Ragged) -> dict[str, Ragged]:
         sparing = [part for part in writing if overrides(part, "answers_some")]
-        made = {part.name: part.own_to_serve(server, clients, only) for part in sparing}
+        made = {part.name: part.own_to_serve(plan.seen_by(part.party, server), clients, only) for part in sparing}
         return {name: one for name, one in made.items() if one is not None}
 
-    return Down(common, own, size, some)
+    return Down(common, own, size, some, plan.opened)
 
 
 def _common(plan: Plan, server: ServerState) -> tuple[dict[str, Arrays], float]:
     """What everybody gets besides the model, and the bytes of both."""
-    common = {part.name: part.broadcast(server) for part in plan.parts}
+    common = {part.name: part.broadcast(plan.seen_by(part.party, server)) for part in plan.parts}
     size = plan.learner.model_bytes(server)
     for part in plan.parts:
         if not part.broadcast_once or server.round == 0:

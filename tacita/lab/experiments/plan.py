@@ -47,6 +47,7 @@ class Variant(Strict):
     backbones: list[str] = Field([], description="the only backbones it is run with; none named: all")
     kind: Literal["central"] | None = Field(None, description="central: its model on pooled data; default: the table's")
     item_rows: Literal["random", "side", "sentences"] | None = Field(None, description="default: the table's")
+    sends_as: str = Field("", description="variant whose agent sent as many items as this one's schedule will")
 
     @property
     def source(self) -> str:
@@ -133,6 +134,7 @@ class Cell:
     seed: int
     config: RunConfig
     kind: str = "stream"
+    follows: Cell | None = None  # it has to be finished first: how many items it sent completes this one's config
 
     @property
     def key(self) -> str:
@@ -217,15 +219,15 @@ def cells_of(
     only: Sequence[str] = (),
 ) -> list[Cell]:
     """Every cell, or those of some variants; seeds first so that an interrupted run covers all columns evenly."""
+
+    def cell(dataset: str, backbone: str, name: str, seed: int) -> Cell:
+        variant = experiment.variants[name]
+        config = run_config(experiment, settings, dataset, backbone, variant, seed)
+        follows = cell(dataset, backbone, variant.sends_as, seed) if variant.sends_as else None
+        return Cell(dataset, backbone, name, seed, config, variant.kind or experiment.kind, follows)
+
     return [
-        Cell(
-            dataset,
-            backbone,
-            name,
-            seed,
-            run_config(experiment, settings, dataset, backbone, variant, seed),
-            variant.kind or experiment.kind,
-        )
+        cell(dataset, backbone, name, seed)
         for seed in range(1, seeds + 1)
         for dataset in datasets
         for backbone in backbones

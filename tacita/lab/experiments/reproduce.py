@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tacita.core.errors import TacitaError
@@ -11,6 +11,7 @@ from tacita.lab.experiments import tables
 from tacita.lab.experiments.cells import CellFile, run_cells
 from tacita.lab.experiments.once import Line
 from tacita.lab.experiments.plan import Cell, Experiment, cells_of, load_experiment, narrowed
+from tacita.lab.experiments.schedules import check_schedules, with_schedules
 from tacita.lab.experiments.watching import OnDone
 
 
@@ -56,7 +57,14 @@ def reproduce(
     on_done: OnDone | None = None,
 ) -> Reproduced:
     """Run what is not finished under `out` and write the table beside it."""
-    lines = run_cells(wanted.cells, CellFile(out / "cells", wanted.paper), data_dir, workers, on_done)
+    kept = CellFile(out / "cells", wanted.paper)
+    lines = kept.read(wanted.cells)
+    check_schedules(wanted.cells, lines)
+    first = [one for one in wanted.cells if one.follows is None]
+    lines |= run_cells(first, kept, data_dir, workers, on_done)
+    if len(first) < len(wanted.cells):
+        wanted = replace(wanted, cells=with_schedules(wanted.cells, lines))
+        lines |= run_cells(wanted.cells, kept, data_dir, workers, on_done)
     entries = tables.entries(wanted.experiment, wanted.cells, lines)
     folder = out / wanted.paper
     try:

@@ -61,8 +61,8 @@ def adopt_base(fed: Federation, base: Progress) -> Progress:
 
     server, best = base.server, base.best_server
     for part in fed.parts:
-        server = server.with_part(part.name, part.server_begin_block(server))
-        best = best.with_part(part.name, part.server_begin_block(best))
+        server = server.with_part(part.name, part.server_begin_block(fed.seen_by(part.party, server)))
+        best = best.with_part(part.name, part.server_begin_block(fed.seen_by(part.party, best)))
     progress = replace(
         base,
         server=server,

@@ -87,7 +87,7 @@ class AutogradStepper(Stepper):
         rates = backbone.rates(view.n_items)
         vector = [torch.full((width,), rates[name]) for name, width in backbone.layout.items()]
         private = self._opened("private", local.private, torch.cat(vector) if vector else 0.0, self.client_of_user)
-        heads = {name: self._opened("heads", v, rates[name], clients) for name, v in local.heads.items()}
+        heads = {name: self._opened(f"heads.{name}", v, rates[name], clients) for name, v in local.heads.items()}
         rows = self._opened("rows", local.rows, rates["rows"], np.repeat(clients, np.diff(local.row_start)))
         self.private, self.rows = private.tensor, rows.tensor
         self.heads = {name: one.tensor for name, one in heads.items()}
@@ -97,11 +97,20 @@ class AutogradStepper(Stepper):
             named |= {"private": self.private, "rows": self.rows}
             local.personal = {name: tensor.detach().numpy() for name, tensor in named.items()}
 
-    def _opened(self, kind: str, array: AnyArray, rate: Any, client: AnyArray) -> Moving:
+    def _opened(self, name: str, array: AnyArray, rate: Any, client: AnyArray) -> Moving:
         """An array of the local models to be moved in place; pFedMe learns a personal one beside it."""
         own = torch.from_numpy(array)
         live = own.clone() if self.plan.optimiser == "pfedme" else own
-        return Moving(kind, live.requires_grad_(), own.detach(), rate, torch.from_numpy(client))
+        kind = name.partition(".")[0]
+        return Moving(kind, live.requires_grad_(), own.detach(), rate, torch.from_numpy(client), self._kept(name))
+
+    def _kept(self, name: str) -> tuple[Tensor, Tensor, Tensor] | None:
+        held = self.local.moments
+        if not held:
+            return None
+        steps = held["rows.steps"] if name == "rows" else held["steps"].copy()  # these are counted by the learner
+        mean, square, count = (torch.from_numpy(x) for x in (held[f"{name}.mean"], held[f"{name}.square"], steps))
+        return mean, square, count
 
     def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
         phases = self.backbone.phases if phase is None else (self.backbone.phases[phase],)
@@ -180,12 +189,12 @@ class AutogradStepper(Stepper):
         rep = self.backbone.represent(self.backbone.named(_rows(self.private, users)), own, self._context(users))
         owner = np.concatenate([one.owner for one in blocks])
         at = np.searchsorted(users, owner)
-        inside = None
+        inside, read = None, self.backbone.heads_to_score(self.heads)
         if self.context is not None:
             inside = torch.from_numpy(np.concatenate([one.inside for one in blocks]))
         scores = self.backbone.score(
             {name: _rows(value, at) for name, value in rep.items()},
-            {name: _rows(tensor, self.client_of_user[owner]) for name, tensor in self.heads.items()},
+            {name: _rows(tensor, self.client_of_user[owner]) for name, tensor in read.items()},
             _rows(self.rows, np.concatenate([one.row for one in blocks])),
             inside,
         )

@@ -45,6 +45,8 @@ def check_training(backbone: Backbone, parts: Sequence[Part], plan: TrainConfig)
             f"train.weight_decay with optimiser '{plan.optimiser}' would move rows that a client does not have; "
             "use train.optimiser = 'lazy-adam', or train.l2."
         )
+    if plan.moments == "kept" and plan.optimiser != "lazy-adam":
+        raise TacitaError(f"train.moments = 'kept' is for train.optimiser = 'lazy-adam', not '{plan.optimiser}'.")
     if plan.optimiser == "pfedme" and len(backbone.phases) > 1:
         raise TacitaError(
             f"optimiser 'pfedme' moves a whole model at once, and backbone '{backbone.name}' moves in "
@@ -138,7 +140,8 @@ def train_cohort(
     if sent is not None:
         rows = Rows(client[sent], local.row_item[sent], local.rows.take(sent, axis=0))
     moved = {f"heads/{name}": Dense(local.heads[name] - v) for name, v in view.heads.items()}
-    values: dict[str, Form] = {"rows": rows, **moved, **{name: Dense(np.asarray(v)) for name, v in small.items()}}
+    values: dict[str, Form] = {"rows": rows, **moved}
+    values |= {name: v if isinstance(v, Form) else Dense(np.asarray(v)) for name, v in small.items()}
     return Trained(Upload(values, np.ones(view.n_clients), view.client_keys), local, kept)
 
 

@@ -170,7 +170,7 @@ def lay_out(
     item, ptr = drawn.item, drawn.ptr[view.user_ptr]
     merged = Ragged.empty(len(view.user))
     for one in lists.values():
-        merged = merged.joined(one)
+        merged = merged.joined(Ragged(one.ptr, one.ids))
     more_ptr = merged.ptr[view.user_ptr]
     row_of = space.array("row_of", (len(item),), np.int32)
     row_of_more = np.empty(len(merged.ids), np.int32)

@@ -79,6 +79,9 @@ def part_of(local: Local, first: int, last: int) -> Local:
         heads={name: v[first:last] for name, v in local.heads.items()},
         at_hand={},  # parts ask with the whole cohort's lists
         personal={},
+        moments={
+            name: v[rows if name.startswith("rows.") else slice(first, last)] for name, v in local.moments.items()
+        },
     )
 
 

@@ -1,4 +1,4 @@
-"""How gradients move the local models of a cohort; every solver starts afresh in every round.
+"""How gradients move the local models of a cohort; but for moments that clients keep, solvers start afresh in a round.
 
 A cohort's clients take their steps together, and those that have fewer of them must stand still from then on.
 """
@@ -31,6 +31,7 @@ class Moving:
     own: Tensor  # what the client sends or keeps: the same memory, unless a personal model learns beside it
     rate: Any
     client: Tensor  # of each row
+    kept: tuple[Tensor, Tensor, Tensor] | None = None  # mean, square and steps that lazy-adam goes on from, in place
 
     @property
     def phase(self) -> str:
@@ -47,7 +48,8 @@ class Solver(ABC):
     def take(self, step: int, phase: tuple[str, ...], loss: Callable[[], Tensor], used: Used) -> None:
         """One step of what moves in this phase."""
         chosen = [k for k, one in enumerate(self.moving) if one.phase in phase]
-        grads = torch.autograd.grad(loss(), [self.moving[k].tensor for k in chosen])
+        moved = [self.moving[k].tensor for k in chosen]
+        grads = torch.autograd.grad(loss(), moved, allow_unused=True, materialize_grads=True)  # unused: it has none
         with torch.no_grad():
             for k, grad in zip(chosen, grads, strict=True):
                 self.move(k, grad, step, used[self.moving[k].kind])
@@ -92,7 +94,11 @@ class LazyAdam(Adam):
     def __init__(self, plan: TrainConfig, moving: list[Moving], n_steps: Longs) -> None:
         super().__init__(plan, moving, n_steps)
         self.steps = [torch.zeros(len(one.tensor), dtype=torch.int64) for one in moving]
-        powers = np.arange(int(n_steps.max(initial=0)) + 1)
+        for k, one in enumerate(moving):
+            if one.kept is not None:
+                self.moments[k], self.steps[k] = one.kept[:2], one.kept[2]
+        before = max((int(one.max()) for one in self.steps if len(one)), default=0)
+        powers = np.arange(before + int(n_steps.max(initial=0)) + 1)
         self.bias = [torch.from_numpy(1 - decay**powers).float() for decay in _DECAYS]
 
     def move(self, k: int, grad: Tensor, step: int, used: Tensor) -> None:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from tacita.core.config import TrainConfig
-from tacita.core.types import Floats, Local
+from tacita.core.types import AnyArray, Floats, Local
 from tacita.kernels.threads import one_core_each, threads_in_use
 from tacita.kernels.tower import tower_row_logits, tower_steps
 from tacita.learn.training.stepper import StepExtras, Stepper
@@ -41,16 +41,35 @@ class TowerStepper(Stepper):
         whole = first == 0 and last >= int(local.n_steps.max(initial=0)) and len(extras.row) == 0
         assert whole, "a client's steps are taken all at once"
         flat, decay = self.backbone.joined(local.heads), np.float32(self.plan.weight_decay)
+        moments = self._moments(flat)
 
         def train(some: tuple[int, int]) -> None:
             tower_steps(
                 *some, local.batch, *self.form, local.turn_ptr, local.order, local.row_of, local.label,
                 local.row_start, local.rows, local.private, flat, self.rate, self.row_rate, self.flat_rate, decay,
+                *moments,
             )  # fmt: skip
 
         self._on_cores(train)
         for name, value in self.backbone.parted(flat).items():
             local.heads[name][...] = value
+        for kind, made in zip(("mean", "square"), moments[-2:], strict=True):
+            if local.moments:
+                for name, value in self.backbone.parted(made).items():
+                    local.moments[f"heads.{name}.{kind}"][...] = value
+
+    def _moments(self, flat: Floats) -> tuple[AnyArray, ...]:
+        """What is kept of Adam, as the loop wants it; it is empty where nothing is."""
+        held = self.local.moments
+        if not held:
+            longs, table, vectors = np.zeros(0, np.int64), self.local.rows[:0], flat[:0]
+            return (longs, longs, table, table, self.local.private[:0], self.local.private[:0], vectors, vectors)
+        own = [held[f"{name}.{kind}"] for name in ("rows", "private") for kind in ("mean", "square")]
+        heads = [
+            self.backbone.joined({name: held[f"heads.{name}.{kind}"] for name in self.local.heads})
+            for kind in ("mean", "square")
+        ]
+        return (held["steps"], held["rows.steps"], *own, *heads)
 
     def row_logits(self) -> Floats:
         local, flat = self.local, self.backbone.joined(self.local.heads)

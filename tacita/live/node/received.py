@@ -89,7 +89,12 @@ def asked_of(standing: Standing, arrays: Arrays, block: int, round: int) -> Aske
         mild = all(bool((np.abs(v) <= MOST_NUMBER).all()) for v in lists.values.values())
         if name not in by_name or not mild or not by_name[name].own_fits(lists, len(server.items)):
             raise Refusal("the request does not fit its own settings: it writes what no part reads.")
-    return Asked(server, Down(common, Letters(to, letters.lists).to), chosen, chosen is not None or bool(letters.lists))
+    return Asked(
+        server,
+        Down(common, Letters(to, letters.lists).to, opened=standing.fed.opened),
+        chosen,
+        chosen is not None or bool(letters.lists),
+    )
 
 
 def _check_model(standing: Standing, server: ServerState, received: dict[str, Arrays]) -> None:

@@ -123,7 +123,7 @@ def _sent(plan: Plan, arrays: Arrays) -> Down:
     """What the server sent besides the model, to everybody and to each alone."""
     letters = read_written(arrays, len(arrays["items"]))
     common: dict[str, Arrays] = {part.name: {} for part in plan.parts} | nested(arrays, "parts-received/")
-    return Down(common, lambda keys: letters.to(names_of(plan.draws, keys)))
+    return Down(common, lambda keys: letters.to(names_of(plan.draws, keys)), opened=plan.opened)
 
 
 def _clients(ids: AnyArray, held: Arrays, width: int) -> DeviceState:

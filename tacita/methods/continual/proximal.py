@@ -30,7 +30,6 @@ class Proximal(LastTable):
 
     name = "proximal"
     Config: ClassVar[type[PartConfig]] = ProximalConfig
-    extra_fields = (Spec("share", (), most=1.0, least=0.0),)
     config: ProximalConfig
 
     def device_arrays(self, n_users: int) -> Arrays:
@@ -49,6 +48,9 @@ class Proximal(LastTable):
         mine = view.parts[self.name]
         table = view.received[self.name]["table"]
         return Pull(self.config.strength, table, mine["private"], mine["returning"])
+
+    def extra_fields(self, n_items: int) -> tuple[Spec, ...]:
+        return (Spec("share", (), most=1.0, least=0.0),)
 
     def extras(self, view: CohortView, local: Local) -> Arrays:
         if not self._on(view):

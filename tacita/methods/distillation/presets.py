@@ -22,7 +22,13 @@ SETTINGS: dict[str, Any] = {
 
 PTF: dict[str, Any] = {
     "backbone": {"name": "neuncf", "dim": 16, "tower": [32, 16], "lr": 0.01},
-    "train": {"rounds": 20, "local_epochs": 5, "batch_size": 256, "optimiser": "lazy-adam"},
+    "train": {
+        "rounds": 20,
+        "local_epochs": 5,
+        "batch_size": 256,
+        "optimiser": "lazy-adam",
+        "moments": "kept",
+    },
 }
 """F.1: PTF-FedRec's own procedure: everybody takes part in every round."""
 
@@ -52,3 +58,9 @@ preset(
 _ROWS = {**SETTINGS, "backbone": {"name": "mf", "lr": 1e-3, "item_lr_scale": 1.0}}
 preset("fedmf-kd", settings=_ROWS)
 preset("fedncf-kd", settings={**SETTINGS, "backbone": {"name": "neuncf", "tower": [128, 64]}})
+preset(
+    "fedpergnn",
+    {"name": "neighbours"},
+    {"name": "cover"},
+    settings={**SETTINGS, "backbone": {"name": "fedpergnn"}},
+)

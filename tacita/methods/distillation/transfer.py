@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.config import validated
-from tacita.core.errors import TacitaError
+from tacita.core.errors import TacitaError, unknown_name
 from tacita.core.types import Arrays, CohortView, Doubles, Floats, Held, Keys, Local, Ragged, ServerState
 from tacita.fields import Each, Rows, Total
 from tacita.learn.scores import SCORES, Tells
@@ -45,7 +45,7 @@ from tacita.methods.distillation.weighting import (
     update_weighting,
     weigh,
 )
-from tacita.models import backbone_class
+from tacita.models import backbone_class, backbone_names
 from tacita.models.base import Backbone
 from tacita.models.graph import LightGCN
 from tacita.round.parts import PartConfig, register
@@ -105,6 +105,8 @@ class Transfer(Tells):
         name = options.pop("name", self.world.backbone.name)
         if not isinstance(name, str):
             raise TacitaError("server.name of part 'prediction-transfer' must be a name such as 'neumf'.")
+        if name not in backbone_names():
+            raise unknown_name("server model", name, backbone_names())
         cls = backbone_class(name)
         return cls(validated(cls.Config, options, f"server model '{name}'"))
 

@@ -1,0 +1,161 @@
+"""neighbours: a third party, the matcher, tells users the vectors of others who have the same items (spec A.7).
+
+Every `every` rounds a client of the round sends its user vector and its items to the matcher: the items under numbers
+that stand for them, which clients make with a key of their own, so the matcher can tell that two are the same and no
+more. It answers with vectors of others that it holds, without names. The server is told nothing of this; the lab plays
+both, and `party` keeps them apart. The matcher still sees how often each number occurs, which gives popular items away,
+and vectors that say much of a person: this hides items from a curious matcher a little, and people from nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from tacita.core.errors import TacitaError
+from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Ints, Keys, Local, Longs, Ragged, ServerState, spans
+from tacita.fields import Dense, Form, Rows, Spec, Total
+from tacita.kernels.hashing import hash_owners
+from tacita.models.fedpergnn import NEIGHBOURS, FedPerGNN
+from tacita.round.parts import Part, PartConfig, register
+
+
+class NeighboursConfig(PartConfig):
+    every: int = Field(1, ge=1, description="rounds between two times that clients tell the matcher their vector")
+
+
+@dataclass(frozen=True)
+class Matches:
+    """What the matcher holds: who has which number, and everybody's last vector."""
+
+    names: Keys  # (people,) ascending
+    vectors: Floats  # (people, width)
+    number: Ints  # (entries,) ascending: each stands for an item
+    holder: Ints  # (entries,) row of who has it; those of one number in an order drawn anew with every round
+
+    @staticmethod
+    def none(width: int) -> Matches:
+        nobody, nothing = np.zeros(0, np.uint64), np.zeros(0, np.int32)
+        return Matches(nobody, np.zeros((0, width), np.float32), nothing, nothing)
+
+    def told(self, senders: Keys, vectors: Floats, lists: Rows, key: np.uint64) -> Matches:
+        """After some people sent their vector and numbers, which replace what they sent before."""
+        stays = ~np.isin(self.names, senders)
+        names = np.concatenate([self.names[stays], senders])
+        order = np.argsort(names)
+        place = np.empty(len(order), np.int32)
+        place[order] = np.arange(len(order), dtype=np.int32)
+        kept, old = int(stays.sum()), stays[self.holder]
+        renamed = np.cumsum(stays) - 1
+        holder = place[np.concatenate([renamed[self.holder[old]], kept + lists.client]).astype(np.int64)]
+        number = np.concatenate([self.number[old], lists.item])
+        everybody = np.concatenate([self.vectors[stays], vectors])[order]
+        drawn = hash_owners(key, names[order][holder] ^ hash_owners(key, number.astype(np.uint64)))
+        mixed = np.lexsort((drawn, number))
+        return Matches(names[order], everybody, number[mixed], holder[mixed])
+
+    def others(self, clients: Keys, most: int) -> Ragged:
+        """For each client and number that it has, vectors of up to `most` others who have it.
+
+        They are those who follow the client in the drawn order, round and round, so all others are equally likely.
+        """
+        asked = np.full(len(self.names), -1, np.int64)
+        at = np.minimum(np.searchsorted(self.names, clients), max(0, len(self.names) - 1))
+        known = self.names[at] == clients if len(self.names) else np.zeros(len(clients), bool)
+        asked[at[known]] = np.flatnonzero(known)
+        entry = np.flatnonzero(asked[self.holder] >= 0)
+        first, count = _runs(self.number)
+        start, size = first[entry], count[entry]
+        n = np.minimum(size - 1, most)
+        ahead = spans(np.ones(len(n), np.int64), n)
+        which = np.repeat(start, n) + (np.repeat(entry - start, n) + ahead) % np.repeat(size, n)
+        rows, number = asked[self.holder[np.repeat(entry, n)]], self.number[np.repeat(entry, n)]
+        order = np.argsort(rows, kind="stable")
+        ptr = np.zeros(len(clients) + 1, np.int64)
+        np.cumsum(np.bincount(rows, minlength=len(clients)), out=ptr[1:])
+        return Ragged(ptr, number[order], {"vector": self.vectors[self.holder[which[order]]]})
+
+
+def _runs(ascending: Ints) -> tuple[Longs, Longs]:
+    """For every entry, where the run of its value begins, and how long it is."""
+    first = np.searchsorted(ascending, ascending)
+    return first, np.searchsorted(ascending, ascending, side="right") - first
+
+
+@register
+class Neighbours(Part):
+    """Clients tell the matcher what they have, and get vectors of others who have the same."""
+
+    name = NEIGHBOURS
+    party = "matcher"
+    Config: ClassVar[type[PartConfig]] = NeighboursConfig
+    config: NeighboursConfig
+
+    @property
+    def model(self) -> FedPerGNN:
+        backbone = self.world.backbone
+        if not isinstance(backbone, FedPerGNN):
+            raise TacitaError(
+                f"part '{self.name}' brings vectors that backbone '{backbone.name}' does not read; "
+                "use backbone 'fedpergnn'."
+            )
+        return backbone
+
+    def check(self, n_items: int) -> None:
+        if self.world.train.silos:
+            raise TacitaError("train.silos: neighbours are for clients that are one user each; leave it at 0.")
+        self.model.check(n_items, n_items)
+
+    # on the device
+
+    def _numbers(self, n_items: int) -> Ints:
+        """The number that stands for each item, by a key that clients share and nobody else has."""
+        key = self.world.draws.private("numbers-for-items")
+        return np.argsort(hash_owners(key, np.arange(n_items, dtype=np.uint64))).astype(np.int32)
+
+    def extra_fields(self, n_items: int) -> tuple[Spec, ...]:
+        vector = Spec("vector", (self.model.private_width,), seen="each", about="the user vector, for the matcher")
+        return vector, Spec("items", (n_items, 0), seen="each", about="items under other numbers, for the matcher")
+
+    def extras(self, view: CohortView, local: Local) -> Mapping[str, AnyArray | Form]:
+        if view.round % self.config.every:
+            return {}
+        client, number = view.train.rows(), self._numbers(view.n_items)[view.train.ids]
+        order = np.lexsort((number, client))
+        items = Rows(client[order], number[order], np.zeros((len(number), 0), np.float32))
+        return {"vector": local.private.copy(), "items": items}
+
+    def opened(self, sent: Ragged, n_items: int) -> Ragged:
+        """With items in place of the numbers that stand for them."""
+        item = np.argsort(self._numbers(n_items)).astype(np.int32)
+        return Ragged(sent.ptr, item[sent.ids], sent.values)
+
+    def own_fits(self, sent: Ragged, n_items: int) -> bool:
+        vector = sent.values.get("vector", np.zeros(0))
+        return sent.values.keys() == {"vector"} and vector.shape == (len(sent.ids), self.model.private_width)
+
+    # at the matcher
+
+    def server_begin_block(self, server: ServerState) -> Arrays:
+        """Nothing: there are new items, so all numbers are others."""
+        return dict(vars(Matches.none(self.model.private_width)))
+
+    def own(self, server: ServerState, clients: Keys) -> tuple[ServerState, Ragged]:
+        return server, self.own_to_serve(server, clients)
+
+    def own_to_serve(self, server: ServerState, clients: Keys, only: Ragged | None = None) -> Ragged:
+        return Matches(**server.parts[self.name]).others(clients, self.model.config.most)
+
+    def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
+        vector, items = (total.each.get(f"{self.name}.{name}") for name in ("vector", "items"))
+        if vector is None or items is None:
+            return server
+        assert isinstance(vector.value, Dense)
+        assert isinstance(items.value, Rows)
+        key = self.world.draws.public("neighbours", before.block, before.round)
+        held = Matches(**server.parts[self.name]).told(vector.sender, vector.value.value, items.value, key)
+        return server.with_part(self.name, dict(vars(held)))
