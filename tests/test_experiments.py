@@ -345,7 +345,7 @@ def paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ([], None, False, 4, "table2"),
         ([], 5, False, 10, "table2"),
         ([], 1, False, 2, "table2-part"),
-        (["mf"], None, False, 4, "table2-part"),
+        (["mf"], None, False, 4, "table2-mf"),
         ([], None, True, 2, "table2-quick"),
         ([], 3, True, 6, "table2-quick"),
     ],
@@ -667,7 +667,7 @@ def test_a_variant_can_be_run_by_itself_and_what_leaves_nothing_is_refused() -> 
     wanted = reproduce.plan_table("fedkdrec/table1", ["ml-100k", "central"], 1, quick=False)
     assert {(c.variant, c.backbone) for c in wanted.cells} >= {("central", "neumf"), ("central", "lightgcn")}
     assert {c.variant for c in wanted.cells} == {"central"}
-    assert wanted.stem == "table1-part"
+    assert wanted.stem == "table1-ml-100k-central"
     with pytest.raises(TacitaError, match="--only neumf --only fedncf leaves nothing of fedkdrec/table1 to run"):
         reproduce.plan_table("fedkdrec/table1", ["neumf", "fedncf"], 1, quick=False)
 
