@@ -21,7 +21,7 @@ from tacita.core.draws import Draws
 from tacita.core.files import read_arrays, write_arrays
 from tacita.core.types import Arrays, Doubles, Floats, Ragged
 from tacita.methods.distillation import networks, rewards, selection, weighting
-from tacita.methods.distillation.measures import cross_entropy, mean_losses, scaled
+from tacita.methods.distillation.measures import cross_entropy, mean_losses, row_means, scaled
 from tacita.methods.distillation.selection import Outcome, Selection, Walk, judge, take_walk, update_selection
 from tacita.methods.distillation.weighting import Weighting, observe, sample_weights, update_weighting, weigh
 
@@ -508,3 +508,23 @@ def test_a_slower_agent_drifts_slowly() -> None:
 
 def test_losses_come_from_logits() -> None:
     assert cross_entropy(np.array([0.0, 800, -800]), np.array([0.5, 1, 1])) == pytest.approx([np.log(2), 0, 800])
+
+
+def test_kl_is_cross_entropy_less_what_soft_labels_cost_anyway() -> None:
+    upload, logits = uploads()
+    both = mean_losses(upload, logits), mean_losses(upload, logits, "kl")
+    p, y = 1 / (1 + np.exp(-logits.astype(np.float64))), upload.values["score"].astype(np.float64)
+    expected = row_means(upload, y * np.log(y / p) + (1 - y) * np.log((1 - y) / (1 - p)))
+    assert both[1] == pytest.approx(expected, rel=1e-6)
+    assert (both[0] > both[1]).all()
+    hard = Ragged(upload.ptr, upload.ids, {"score": np.round(y).astype(np.float32)})
+    assert mean_losses(hard, logits, "kl") == pytest.approx(mean_losses(hard, logits))  # labels that are certain
+    same = np.log(y / (1 - y))
+    assert mean_losses(upload, same, "kl") == pytest.approx(0, abs=1e-6)
+
+
+def test_what_the_agents_are_told_is_a_setting() -> None:
+    upload, logits = uploads()
+    ce, kl = (observe(upload, logits, Weighting(loss=how)) for how in ("ce", "kl"))
+    assert (ce[:, :3] == kl[:, :3]).all()
+    assert not np.allclose(ce[:, 3], kl[:, 3])

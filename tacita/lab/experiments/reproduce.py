@@ -42,7 +42,8 @@ def plan_table(table: str, only: list[str], seeds: int | None, quick: bool) -> W
         datasets, backbones = experiment.quick.datasets, experiment.quick.backbones
         count = seeds or experiment.quick.seeds
     paper, _, name = table.partition("/")
-    part = "-quick" if quick else "-part" if only or count < experiment.seeds else ""
+    fewer = "-part" if count < experiment.seeds else ""
+    part = "-quick" if quick else "".join(f"-{word}" for word in dict.fromkeys(only)) or fewer
     cells = cells_of(experiment, settings, datasets, backbones, count, variants)
     if not cells:
         raise TacitaError(f"--only {' --only '.join(only)} leaves nothing of {table} to run; leave one of them out.")

@@ -64,12 +64,13 @@ def interval(values: list[float]) -> tuple[float, float]:
 def verdict(mean: float, half: float, published: float | None, tolerance: float) -> str:
     """Agreement: the published value lies in our interval, or within the tolerance of our mean.
 
-    An interval wider than the tolerance cannot tell agreement from chance: unclear.
+    An interval wider than the tolerance, or a single seed, cannot tell agreement from chance: unclear.
     """
     if published is None:
         return ""
-    inside = not np.isnan(half) and abs(mean - published) <= half
-    if not inside and abs(mean - published) > tolerance * published:
+    if np.isnan(half):
+        return "unclear"
+    if abs(mean - published) > half and abs(mean - published) > tolerance * published:
         return "higher" if mean > published else "lower"
     return "agrees" if half <= tolerance * published else "unclear"
 
@@ -157,10 +158,11 @@ def _shown(entry: Entry) -> str:
 def _reading(experiment: Experiment, found: list[Entry], where: str) -> str:
     """How to read a cell."""
     seeds = max((e.seeds for e in found), default=0)
+    unclear = "our interval is wider than that" if seeds > 1 else "one seed has no interval"
     return (
         f"Mean ± half-width of the 95 % interval over {seeds} seed(s); {where} the published value and what we "
         f"say of it (agrees: inside our interval or within "
-        f"{experiment.tolerance:.0%}; higher or lower: ours is; unclear: our interval is wider than that)."
+        f"{experiment.tolerance:.0%}; higher or lower: ours is; unclear: {unclear})."
     )
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+from scipy.special import xlog1py, xlogy
 
 from tacita.core.sparse import matrix_of_lists
 from tacita.core.types import AnyArray, Doubles, Ragged
 
 Scale = Literal["z", "minmax"]
+Loss = Literal["ce", "kl"]
 _TINY = 1e-8
 
 
@@ -32,9 +34,18 @@ def cross_entropy(logits: AnyArray, labels: AnyArray) -> Doubles:
     return np.asarray(np.maximum(x, 0) - x * y + np.log1p(np.exp(-np.abs(x))))
 
 
-def mean_losses(upload: Ragged, logits: AnyArray) -> Doubles:
-    """Mean cross entropy of each client's upload under the logits of its entries."""
-    return row_means(upload, cross_entropy(logits, upload.values["score"]))
+def mean_losses(upload: Ragged, logits: AnyArray, how: Loss = "ce") -> Doubles:
+    """Mean cross entropy of each client's upload under the logits of its entries, or KL divergence from its labels.
+
+    Both pull a model the same way. They rank clients differently: cross entropy charges those whose labels are soft.
+    """
+    labels = np.asarray(upload.values["score"], np.float64)
+    losses = cross_entropy(logits, labels)
+    return row_means(upload, losses if how == "ce" else losses - _entropy(labels))
+
+
+def _entropy(labels: Doubles) -> Doubles:
+    return np.asarray(-(xlogy(labels, labels) + xlog1py(1 - labels, -labels)))
 
 
 def scaled(values: Doubles, how: Scale = "z", cap: float | None = None) -> Doubles:

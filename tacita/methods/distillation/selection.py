@@ -19,7 +19,7 @@ from torch.nn.functional import logsigmoid
 
 from tacita.core.types import AnyArray, Arrays, Bools, Doubles, Floats, Ints, Longs, Ragged
 from tacita.methods.distillation.dice import Dice, places
-from tacita.methods.distillation.measures import Scale, mean_losses, scaled
+from tacita.methods.distillation.measures import Loss, Scale, mean_losses, scaled
 from tacita.methods.distillation.networks import Layers, answer, bundle, descend, forward, part, start
 from tacita.methods.distillation.rewards import Divergence, Diversity, adjusted, divergence, diversity, shuffled
 from tacita.models.scores import sigmoid
@@ -39,6 +39,7 @@ class Selection:
     diversity: Diversity = "softmax"
     divergence: Divergence = "bernoulli"
     scale: Scale = "z"  # of rewards over the clients
+    loss: Loss = "ce"  # that rewards read
     steps: int = 1  # of Adam in a round
 
 
@@ -107,7 +108,7 @@ def judge(walk: Walk, outcome: Outcome, how: Selection, dice: Dice) -> Doubles:
     upload = outcome.upload
     judged = np.flatnonzero((walk.length > 0) & (upload.counts() > 0))
     raw = {
-        "loss": -mean_losses(upload, outcome.logits),
+        "loss": -mean_losses(upload, outcome.logits, how.loss),
         "diversity": diversity(upload, walk.picked(), outcome.table, how.diversity),
         "divergence": divergence(upload, sigmoid(np.asarray(outcome.logits)), how.divergence),
     }

@@ -70,9 +70,9 @@ class Teacher:
         order = np.argsort(self.names)
         return order[np.searchsorted(self.names, clients, sorter=order)].astype(np.int32)
 
-    def graph(self) -> Graph:
-        """Who told what last, by how much; what weighs nothing joins nobody."""
-        joined = self.last.values["score"] > 0
+    def graph(self, above: float = 0.0) -> Graph:
+        """Who told what last, by how much; what is told as no more than `above` joins nobody."""
+        joined = self.last.values["score"] > above
         user, item = self.last.rows()[joined], self.last.ids[joined]
         weight = self.last.values["score"][joined]
         return Graph.of(user, item, weight, len(self.names), len(self.model.values["items"]))

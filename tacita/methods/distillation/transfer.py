@@ -23,7 +23,7 @@ from tacita.learn.training.central import Central, Samples
 from tacita.methods.distillation.candidates import candidates, confident, scheduled
 from tacita.methods.distillation.client_model import client_scores
 from tacita.methods.distillation.dice import Dice
-from tacita.methods.distillation.measures import cross_entropy, mean_losses
+from tacita.methods.distillation.measures import Loss, cross_entropy, mean_losses
 from tacita.methods.distillation.networks import bundle, part
 from tacita.methods.distillation.selection import (
     Outcome,
@@ -68,10 +68,12 @@ class TransferConfig(PartConfig):
     server_epochs: int = Field(4, ge=1, description="passes over the uploads of a round")
     server_batch: int = Field(1024, ge=1)
     server_loss: Literal["mean", "sum"] = Field("mean", description="over a batch; sum as PTF-FedRec's code")
+    graph_above: float = Field(0.0, ge=0, lt=1, description="scores that join a user and an item in the server's graph")
     server_decay: float = Field(1e-6, ge=0, description="weight decay of the server's model")
     weighting: bool = Field(True, description="an agent weighs the uploads (false: -c)")
     weighting_without: Literal["", "size", "statistics", "loss"] = Field("", description="state it does without")
     weighting_lr: float = Field(1e-3, gt=0)
+    agent_loss: Loss = Field("ce", description="what the agents are told of a client's upload: cross entropy, or KL")
     select: Literal["agent", "confident", "random", "top", "none"] = Field(
         "agent", description="what the server sends: an agent's picks, PTF-FedRec's rule, a schedule, nothing"
     )
@@ -113,14 +115,16 @@ class Transfer(Tells):
 
     @property
     def weighting(self) -> Weighting:
-        return Weighting(lr=self.config.weighting_lr, without=self.config.weighting_without)
+        return Weighting(
+            lr=self.config.weighting_lr, without=self.config.weighting_without, loss=self.config.agent_loss
+        )
 
     @property
     def selection(self) -> Selection:
         c = self.config
         return Selection(
             most=c.most, lr=c.select_lr, rho=c.select_rho, adjust=c.select_adjust, shuffle=c.select_shuffle,
-            without=c.select_without,
+            without=c.select_without, loss=c.agent_loss,
         )  # fmt: skip
 
     @property
@@ -209,7 +213,7 @@ class Transfer(Tells):
 
     def _central(self, teacher: Teacher) -> Central:
         backbone = self.server_backbone
-        graph = teacher.graph() if isinstance(backbone, LightGCN) else None
+        graph = teacher.graph(self.config.graph_above) if isinstance(backbone, LightGCN) else None
         return Central(backbone, graph, self.config.server_decay)
 
     def _teacher(self, server: ServerState, clients: Keys) -> Teacher:
@@ -305,7 +309,7 @@ class Transfer(Tells):
         told, clients, after, state = heard
         agents = {name: part(teacher.agents, name) for name in ("weights", "picks")}
         if state is not None:
-            losses = mean_losses(told, after)
+            losses = mean_losses(told, after, self.config.agent_loss)
             agents["weights"] = update_weighting(agents["weights"], state, losses, self.weighting)
         kept = server.parts[self.name]
         notes = {}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tacita.core.types import AnyArray, Arrays, Doubles, Floats, Ragged
-from tacita.methods.distillation.measures import Scale, mean_losses, row_means, scaled
+from tacita.methods.distillation.measures import Loss, Scale, mean_losses, row_means, scaled
 from tacita.methods.distillation.networks import answer, descend, forward, start
 
 _COLUMNS = {"size": (0,), "statistics": (1, 2), "loss": (3,)}
@@ -29,6 +29,7 @@ class Weighting:
     reward_cap: float = 3.0
     scale: Scale = "z"  # of rewards over the round's clients
     without: Literal["", "size", "statistics", "loss"] = ""  # part of the state that is left out (Table 4)
+    loss: Loss = "ce"  # that a client's upload has under the server's model, in states and rewards
     steps: int = 1  # of Adam in a round
 
 
@@ -44,7 +45,7 @@ def observe(upload: Ragged, logits: AnyArray, how: Weighting) -> Doubles:
     score = upload.values["score"].astype(np.float64)
     mean = row_means(upload, score)
     variance = row_means(upload, (score - mean[upload.rows()]) ** 2)
-    raw = np.stack([np.log1p(upload.counts()), mean, variance, mean_losses(upload, logits)], axis=1)
+    raw = np.stack([np.log1p(upload.counts()), mean, variance, mean_losses(upload, logits, how.loss)], axis=1)
     return scaled(np.delete(raw, _COLUMNS.get(how.without, ()), axis=1))
 
 
