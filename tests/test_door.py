@@ -18,6 +18,7 @@ from tacita.core.draws import keys_of
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays, write_arrays
 from tacita.core.types import Arrays, CohortView, Held, Ragged, Request, ServerState
+from tacita.federation.measuring import Learned
 from tacita.federation.state_arrays import read_server
 from tacita.lab import training
 from tacita.lab.artefacts import Needles, find_traces
@@ -406,7 +407,7 @@ def test_exact_is_what_was_checked_and_not_what_is_claimed(made: Path, tmp_path:
 def test_training_again_on_everything_is_the_run(made: Path) -> None:
     for name in ("plain", "shared"):
         run = opened(made / name)
-        again = trained_again(run.fed, run.progress.server.given)
+        again = trained_again(run.fed, Learned(run.progress.server, run.progress.clients))
         assert np.array_equal(again.server.items, run.progress.server.items), name
 
 

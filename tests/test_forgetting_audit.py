@@ -22,7 +22,6 @@ from tacita.core.types import Ragged
 from tacita.lab import training
 from tacita.lab.forgetting import traces
 from tacita.lab.forgetting.door import carried_out, opened
-from tacita.lab.forgetting.paths import way_of
 from tacita.lab.forgetting.proof import retrained
 from tacita.report import forgetting_audit
 from tacita.round import registry
@@ -156,7 +155,7 @@ def judged_of(folder: Path, perfect: bool) -> Judged:
     """A withdrawal from a run; `perfect`: by a method that is training again itself."""
     scene = as_it_is(opened(folder))
     asked = draw_requests(scene, 0.5)
-    done = carried_out(scene.run, asked, way_of(scene.run.fed, asked, scene.run.progress.server.given))
+    done = carried_out(scene.run, asked, scene.run.way_of(asked))
     again = retrained(done)
     models = {"O": done.was, "X": again if perfect else done.now, "R1": again, "R2": again}
     return Judged(scene, replace(done, now=models["X"]), models, 1)

@@ -26,7 +26,6 @@ from tacita.lab.artefacts import Needles, clean, find_traces
 from tacita.lab.assembling import ALL_CORES, Machine
 from tacita.lab.forgetting import traces
 from tacita.lab.forgetting.door import carried_out, opened
-from tacita.lab.forgetting.paths import way_of
 from tacita.lab.forgetting.proof import Done, retrained, trained_again
 from tacita.lab.run_folder import write_models
 from tacita.round.plan import Federation
@@ -73,7 +72,7 @@ def audit_forgetting(
     scene = plant(run) if planted else as_it_is(run)
     tell(1, 4)
     asked = draw_requests(scene, share)
-    way = way_of(scene.run.fed, asked, scene.run.progress.server.given)
+    way = scene.run.way_of(asked)
     done = carried_out(scene.run, asked, way)
     tell(2, 4)
     began = time.perf_counter()
@@ -81,7 +80,7 @@ def audit_forgetting(
     seconds = time.perf_counter() - began
     tell(3, 4)
     seed = run.saved.config.seed
-    models["R2"] = trained_again(done.left, done.now.server.given, seed + 1)
+    models["R2"] = trained_again(done.left, done.now, seed + 1)
     found = attack(Judged(scene, done, models, seed))
     tell(4, 4)
     return {

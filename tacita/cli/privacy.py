@@ -25,6 +25,7 @@ Everything = Annotated[bool, typer.Option("--all", help="All that the user has."
 FromFile = Annotated[
     Path | None, typer.Option("--from", help="Requests of many people: a CSV file with the columns user and item.")
 ]
+Again = Annotated[bool, typer.Option("--again", help="Train again without it, whatever the run's own way is.")]
 Verify = Annotated[bool, typer.Option("--verify", help="Train again on what remains, and compare.")]
 
 
@@ -35,6 +36,7 @@ def forget(
     everything: Everything = False,
     requests: FromFile = None,
     now: Annotated[bool, typer.Option("--now", help="Do not wait for others where retractions are held.")] = False,
+    again: Again = False,
     verify: Verify = False,
     data_dir: DataDir = None,
     threads: Threads = 0,
@@ -51,7 +53,7 @@ def forget(
     from tacita.lab.assembling import Machine
     from tacita.lab.forgetting.door import grant
 
-    wish = replace(_wish("forget", user, items, everything, requests), alone=now)
+    wish = replace(_wish("forget", user, items, everything, requests), alone=now, again=again)
     with console.working("taking it back", quiet=as_json):
         granted = grant(run, wish, verify, Machine(threads, data_dir=data_dir))
     _tell(granted, as_json)
@@ -63,6 +65,7 @@ def unshare(
     items: Items = None,
     everything: Everything = False,
     requests: FromFile = None,
+    again: Again = False,
     verify: Verify = False,
     data_dir: DataDir = None,
     threads: Threads = 0,
@@ -79,7 +82,7 @@ def unshare(
     from tacita.lab.assembling import Machine
     from tacita.lab.forgetting.door import grant
 
-    wish = _wish("unshare", user, items, everything, requests)
+    wish = replace(_wish("unshare", user, items, everything, requests), again=again)
     with console.working("taking it back", quiet=as_json):
         granted = grant(run, wish, verify, Machine(threads, data_dir=data_dir))
     _tell(granted, as_json)

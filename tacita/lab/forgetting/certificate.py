@@ -54,6 +54,13 @@ class Case:
         return float(sum(one.get(name) or 0.0 for one in self.told))
 
     @property
+    def methods(self) -> list[dict[str, Any]]:
+        """The same of those alone who took something out of the model."""
+        mine = {*self.done.way.by, self.done.fed.learner.name}
+        said = [one for name, one in self.done.said.items() if name in mine]
+        return [one for found in said for one in found.get("each", [found])] or self.told
+
+    @property
     def told(self) -> list[dict[str, Any]]:
         """What every part says, where several people were handled one by one what it says of each."""
         return [one for said in self.done.said.values() for one in said.get("each", [said])]
@@ -121,7 +128,7 @@ def _others(case: Case) -> list[int]:
 def _method(case: Case) -> dict[str, Any]:
     config = case.done.saved.config
     return {
-        "name": next((str(one["method"]) for one in case.told if "method" in one), " and ".join(case.done.way.by)),
+        "name": next((str(one["method"]) for one in case.methods if "method" in one), " and ".join(case.done.way.by)),
         "mode": "; ".join(str(one["mode"]) for one in case.told if "mode" in one) or "as the method has it",
         "why": case.done.way.why,
         "exact": _exact(case),
@@ -133,10 +140,12 @@ def _method(case: Case) -> dict[str, Any]:
 
 def _exact(case: Case) -> bool:
     """Checked bit by bit, or, where nobody checked, exact by construction."""
+    if case.done.way.leaves or case.done.waits:
+        return False
     if case.proof is not None:
         return case.proof.same_bits
-    said = [bool(one["exact"]) for one in case.told if "exact" in one]
-    return bool(said) and all(said) and not case.done.way.leaves and not case.done.waits
+    said = [bool(one["exact"]) for one in case.methods if "exact" in one]
+    return bool(said) and all(said)
 
 
 def _model(case: Case) -> dict[str, Any]:

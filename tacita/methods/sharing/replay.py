@@ -39,6 +39,7 @@ class DeltaReplay(Part):
     """Stands before the part `shared-graph` in the list: it has to see the table before the server's own steps."""
 
     name = "delta-replay"
+    only_notes = True
     takes_back = ("given",)
     Config: ClassVar[type[PartConfig]] = DeltaReplayConfig
     config: DeltaReplayConfig

@@ -49,6 +49,8 @@ class RetractionConfig(PartConfig):
 @register
 class Retraction(Part):
     name = "retraction"
+    takes_back = ("people",)
+    only_notes = True
     Config: ClassVar[type[PartConfig]] = RetractionConfig
     config: RetractionConfig
 
@@ -69,6 +71,7 @@ class Retraction(Part):
         if train.participation.kind == "poisson":
             log.check_going_back(self.name, train)
         log.check_going_back(self.name, train.model_copy(update={"denominator": 1.0}))
+        log.check_order(self.name, self.world, ("encode", "after"), ("server_step", "after"))
 
     # on the device
 
@@ -94,7 +97,7 @@ class Retraction(Part):
         return {"vectors": kept.joined(more)} if len(fresh) else {}
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Held]:
-        """Add what leaves to what is carried: put this part after those that change uploads."""
+        """Add what leaves to what is carried: this part stands after those that change uploads."""
         if "rows" not in upload.values:
             return upload, {}
         before, step, denominator, segment = view.received[self.name]["damping"].tolist()
@@ -224,7 +227,8 @@ class Retraction(Part):
         if requests.kind != "leave":
             if requests.kind == "forget" and log.asks_to_forget(requests):
                 raise TacitaError(
-                    "part 'retraction' lets people leave, it does not forget single items; use part 'fru' or 'retrain'."
+                    "part 'retraction' lets whole people leave and does not forget single items; train with part 'fru' "
+                    "for that, or in a run folder forget with --again."
                 )
             return None
         held = dict(server.parts[self.name])
