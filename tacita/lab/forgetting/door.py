@@ -24,6 +24,7 @@ from tacita.federation.rounds import Progress, end_block
 from tacita.federation.state_arrays import read_server
 from tacita.lab.artefacts import find_traces, needles_of
 from tacita.lab.assembling import ALL_CORES, Machine, assemble
+from tacita.lab.calibration import calibrated
 from tacita.lab.controls import mean_of
 from tacita.lab.forgetting.anew import Price, begun_anew, certified, noted, shared_by
 from tacita.lab.forgetting.certificate import Case, certify
@@ -102,7 +103,7 @@ def opened(folder: Path, machine: Machine = ALL_CORES) -> Opened:
         raise TacitaError(
             f"{folder} was trained on other data than '{saved.config.data}' holds now; restore it, or train again."
         )
-    fed = replace(fed, stream=left_of(fed.stream, lists_of(saved.held, "history")))
+    fed = replace(calibrated(fed, folder), stream=left_of(fed.stream, lists_of(saved.held, "history")))
     server, clients = read_server(saved.served, saved.note), read_devices(saved.held, "")
     clients.lasting = fed.lasting
     clients.keep()

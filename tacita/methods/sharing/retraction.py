@@ -278,7 +278,8 @@ class Retraction(Part):
         )  # fmt: skip
         if sigma:
             said |= {"epsilon": self.config.epsilon, "delta": self.config.delta,
-                     "assumption": "what is left is at most the calibrated share of what was sent"}  # fmt: skip
+                     "guarantee": "bounded",
+                     "assumptions": ["what is left is at most the calibrated share of what was sent"]}  # fmt: skip
         return server.with_part(self.name, kept), said
 
     def _without(self, server: ServerState, leavers: Keys) -> Arrays:
@@ -303,8 +304,8 @@ class Retraction(Part):
         rounds = list(log.rounds_of(held))
         if at < 0 or any(moment[0] != server.block for moment, _ in rounds[at:]):
             raise TacitaError(
-                "part 'retraction' cannot go back to before these people took part, in an earlier block; use part "
-                "'retrain'."
+                "part 'retraction' cannot go back to before these people took part, in an earlier block; in a run "
+                "folder forget with --again."
             )
         table, *heads = (held[f"table.{at:06d}{name}"] for name in ("", *(f".{one}" for one in server.heads)))
         early = self._until(server, leavers, at)
@@ -320,6 +321,7 @@ class Retraction(Part):
                 server = play(server, others, Again(moment[1]))
         said = log.certified(
             self.name, server.parts[self.name], path="checkpoint", reason=reason, from_round=at, leavers=len(leavers),
+            alpha=self.config.alpha, ratio=self.config.ratio,
             purged=["later checkpoints", "their participation, commitments and lengths"],
         )  # fmt: skip
         return server, said
