@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Given, Ints, Keys, Longs, Ragged, Requests
+from tacita.core.types import AnyArray, Ints, Keys, Longs, Ragged, Requests
 from tacita.lab.run_folder import Saved
 
 Kind = Literal["share", "unshare", "forget"]
@@ -28,6 +28,7 @@ class Wish:
     kind: Kind
     items: dict[str, list[str] | None]  # user -> items; None: everything
     alone: bool = False  # do not wait for others where retractions are held
+    again: bool = False  # train again without it, whatever the run's own way is
 
 
 def read_wish(path: Path, kind: Kind) -> Wish:
@@ -76,7 +77,7 @@ class Standing:
     keys: Keys  # of all users
     history: Ragged  # what everybody has
     trained: Ragged  # what of it was learned from
-    given: Given
+    shared: Ragged  # what of that they share
     waiting: Keys  # who asked before and waits
 
 
@@ -84,7 +85,7 @@ def checked(wish: Wish, now: Standing) -> Asked:
     """The wish in numbers, or one sentence that says what is wrong with it."""
     users = now.saved.numbers(list(wish.items))
     number = {raw: n for n, raw in enumerate(now.saved.ids["items"])}
-    shared = now.given.of(now.keys[users])
+    shared = now.shared.take(users)
     rows, ids = [], []
     for row, (user, named) in enumerate(wish.items.items()):
         has = _has(wish.kind, now, int(users[row]), shared.row(row))
