@@ -32,7 +32,7 @@ from tacita.lab.forgetting.wishes import Asked, Standing, Wish, checked, nothing
 from tacita.lab.run_folder import Saved, changing, lists_of, open_saved, read_result, settle, write_models
 from tacita.metrics import continual_summary
 from tacita.report.pages import write_report
-from tacita.round.device_state import PARTS, DeviceState, device_arrays, read_devices
+from tacita.round.device_state import PARTS, DeviceState, apart, read_devices
 from tacita.round.plan import Federation
 
 
@@ -78,11 +78,11 @@ def grant(folder: Path, wish: Wish, verify: bool = False, machine: Machine = ALL
         if asked.empty:
             return Granted(nothing_to_do(wish, run.standing()))
         way = way_of(run.fed, asked, run.progress.server.given)
-        done = carried_out(run, asked, way)
+        done = carried_out(run.fed, run.progress, asked, way)
         proof = None
         if verify and wish.kind != "share" and not done.waits:
             proof = prove(done)
-        return _written(done, asked, proof, began)
+        return _written(run.saved, done, proof, began)
 
 
 def opened(folder: Path, machine: Machine = ALL_CORES) -> Opened:
@@ -115,14 +115,13 @@ def left_of(stream: Stream, history: Ragged) -> Stream:
     return replace(stream, blocks=blocks)
 
 
-def carried_out(run: Opened, asked: Asked, way: Way) -> Done:
+def carried_out(fed: Federation, progress: Progress, asked: Asked, way: Way) -> Done:
     """The request on the run's state; what was withdrawn is nowhere on the devices then."""
-    fed, progress, saved = run.fed, run.progress, run.saved
     before, results = progress.server, progress.results
-    was = Learned(before, read_devices(device_arrays(progress.clients, ""), ""))
-    began = time.perf_counter()
+    was = Learned(before, apart(progress.clients))
+    began, busy = time.perf_counter(), time.process_time()
     said = handle(fed, progress, asked.requests)
-    seconds = time.perf_counter() - began
+    seconds, busy = time.perf_counter() - began, time.process_time() - busy
     _check_done(fed, asked, said)
     gone = _withdrawn(progress.clients, asked, fed)
     history = fed.stream.history(len(fed.stream.blocks))
@@ -138,7 +137,7 @@ def carried_out(run: Opened, asked: Asked, way: Way) -> Done:
     progress.results = [*results[:-1], {**results[-1], **scores}]
     purge(progress.clients, gone, asked, {fed.learner.name} | waiting_in(said))
     now = Learned(progress.server, progress.clients)
-    return Done(saved, fed, left, asked, way, gone, said, was, now, seconds, progress.results)
+    return Done(fed, left, asked, way, gone, said, was, now, seconds, busy, progress.results)
 
 
 _TRAINED = ("rounds", "best_round", "valid", "valid_served", "bytes_up", "bytes_down")
@@ -186,9 +185,9 @@ def purge(clients: DeviceState, gone: Ragged, asked: Asked, besides: set[str]) -
     clients.keep()
 
 
-def _written(done: Done, asked: Asked, proof: Proof | None, began: float) -> Granted:
+def _written(saved: Saved, done: Done, proof: Proof | None, began: float) -> Granted:
     """New files in place of the old ones, all of them or none."""
-    folder = done.saved.folder
+    folder, asked = saved.folder, done.asked
     progress = Progress(done.now.server, Here(done.now.clients), done.now.server)
     certificate = path = None
     with changing(folder) as side:
@@ -198,9 +197,9 @@ def _written(done: Done, asked: Asked, proof: Proof | None, began: float) -> Gra
             number = 1 + max((_number(one) for one in folder.glob("*-*.json")), default=0)
             name = f"{'unshare' if asked.requests.kind == 'unshare' else 'forget'}-{number}.json"
             leavers = asked.users if asked.whole else asked.users[:0]
-            needles = needles_of(done.saved, done.gone, done.withdrawn, leavers, done.was)
+            needles = needles_of(saved, done.gone, done.withdrawn, leavers, done.was)
             traces = find_traces(side, needles, besides=folder)
-            certificate = certify(Case(done, proof, traces, number, time.perf_counter() - began))
+            certificate = certify(Case(saved, done, proof, traces, number, time.perf_counter() - began))
             path = folder / name
             write_json(side / name, certificate)
     write_report([folder], folder / "report.html")
