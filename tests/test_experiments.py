@@ -17,7 +17,19 @@ from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, TrainConf
 from tacita.core.errors import TacitaError
 from tacita.federation.rounds import Progress, run_stream, start
 from tacita.lab.assembling import Machine, assemble, build
-from tacita.lab.experiments import analyses, cells, once, plan, rates, reproduce, schedules, tables, tune, tune_paper
+from tacita.lab.experiments import (
+    analyses,
+    cells,
+    once,
+    plan,
+    rates,
+    reproduce,
+    schedules,
+    spreading,
+    tables,
+    tune,
+    tune_paper,
+)
 from tacita.lab.experiments.shared_base import go_on, train_base, with_parts
 from tacita.lab.serving import open_run
 from tacita.methods import part_class, preset_parts
@@ -697,7 +709,7 @@ def once_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> plan.Experime
 
 def test_rates_that_are_tried_fill_their_range_and_a_larger_budget_goes_on() -> None:
     for dimensions, farthest in ((1, 0.1), (2, 0.35)):
-        few, many = rates.spread(11, dimensions), rates.spread(40, dimensions)
+        few, many = spreading.spread(11, dimensions), spreading.spread(40, dimensions)
         assert many[:11] == few
         axes = np.meshgrid(*[np.linspace(0, 1, 41)] * dimensions)
         anywhere = np.stack([one.ravel() for one in axes], axis=1)

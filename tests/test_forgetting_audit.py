@@ -156,7 +156,7 @@ def judged_of(folder: Path, perfect: bool) -> Judged:
     """A withdrawal from a run; `perfect`: by a method that is training again itself."""
     scene = as_it_is(opened(folder))
     asked = draw_requests(scene, 0.5)
-    done = carried_out(scene.run, asked, scene.run.way_of(asked))
+    done = carried_out(scene.run.fed, scene.run.progress, asked, scene.run.way_of(asked))
     again = retrained(done)
     models = {"O": done.was, "X": again if perfect else done.now, "R1": again, "R2": again}
     return Judged(scene, replace(done, now=models["X"]), models, 1)

@@ -390,9 +390,29 @@ def test_cfru_damps_by_what_the_others_weigh() -> None:
     np.testing.assert_allclose(progress.server.items, before + 0.7 * error, atol=1e-6)
 
 
-def test_cfru_learns_as_without_it_and_nobody_leaving_changes_nothing() -> None:
+def test_cfru_takes_a_rows_own_denominator() -> None:
+    """Where a row is divided by who touched it, so is what is taken back, and a row that nobody else touched rests."""
+    train = {"aggregation": "per-row"}
+    fed = federation({"name": "withdrawal"}, {"name": "cfru", "keep": 1.0, "alpha": 0.5}, **train)
+    progress = played(fed, 2)
+    held, before = progress.server.parts["cfru"], progress.server.items.astype(np.float64)
+    error = np.zeros_like(before)
+    for at in ("0000-000000", "0000-000001"):
+        sender = np.repeat(held[f"{at}.sender"], held[f"{at}.count"])
+        items, rows, mine = held[f"{at}.item"], held[f"{at}.row"], sender == keys(fed, 3)[0]
+        touched = np.bincount(items, minlength=N_ITEMS)
+        np.testing.assert_allclose(held[f"{at}.by"][touched > 0], touched[touched > 0])
+        own = np.bincount(items[mine], minlength=N_ITEMS)
+        error *= (1 - 0.5 * np.where(touched > 0, (touched - own) / np.maximum(touched, 1), 0))[:, None]
+        error[items[mine]] -= rows[mine] / touched[items[mine], None]
+    handle(fed, progress, leaving(fed, 3))
+    np.testing.assert_allclose(progress.server.items, before + error, atol=1e-6)
+
+
+@pytest.mark.parametrize("train", [{}, {"aggregation": "per-row"}])
+def test_cfru_learns_as_without_it_and_nobody_leaving_changes_nothing(train: dict[str, Any]) -> None:
     """H.C 3: no targets, no change."""
-    fed, bare = federation({"name": "withdrawal"}, {"name": "cfru", "keep": 1.0}), federation()
+    fed, bare = federation({"name": "withdrawal"}, {"name": "cfru", "keep": 1.0}, **train), federation(**train)
     progress, plain_run = played(fed, 3), played(bare, 3)
     assert np.array_equal(progress.server.items, plain_run.server.items)
     before = progress.server

@@ -593,6 +593,19 @@ def test_the_core_counts_rows_not_pairs() -> None:
     assert split(table(rows), SplitConfig(kind="random", k_core=2)).blocks[0].n_rows == 6
 
 
+def test_users_with_few_rows_go_and_nothing_else_does() -> None:
+    """FedShare's filter: items that few people have stay, and nobody is asked twice."""
+    rows = [(0, i, i) for i in range(5)] + [(1, i, i) for i in range(4)] + [(2, 5 + i, i) for i in range(6)]
+    stream = split(table(rows), SplitConfig(kind="random", min_user=5))
+    assert (stream.n_users, stream.n_items) == (2, 11)
+    assert [(one.rows, one.users, one.items) for one in stream.removed] == [((15, 11), (3, 2), (11, 11))]
+    assert "split.min_user" in stream.removed[0].reason
+    with pytest.raises(TacitaError, match=r"nobody in toy has 7 interactions; lower split\.min_user"):
+        split(table(rows), SplitConfig(kind="random", min_user=7))
+    plain = split(table(rows), SplitConfig(kind="random"))
+    assert split(table(rows), SplitConfig(kind="random", min_user=1)).removed == plain.removed == ()
+
+
 def test_min_rating_keeps_what_is_rated_at_least_that() -> None:
     rows = [(0, 0, 0), (0, 1, 1), (1, 0, 2), (1, 1, 3), (1, 2, 4)]
     data = table(rows, rating=[4, 3.5, 5, 4, 1])

@@ -73,7 +73,7 @@ def audit_forgetting(
     tell(1, 4)
     asked = draw_requests(scene, share)
     way = scene.run.way_of(asked)
-    done = carried_out(scene.run, asked, way)
+    done = carried_out(scene.run.fed, scene.run.progress, asked, way)
     tell(2, 4)
     began = time.perf_counter()
     models = {"O": done.was, "X": done.now, "R1": retrained(done)}

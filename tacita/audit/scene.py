@@ -16,7 +16,7 @@ from tacita.core.types import Block, Ints, Keys, Longs, Ragged, Requests, Stream
 from tacita.kernels.hashing import hash_owners
 from tacita.lab.forgetting.anew import begun_anew
 from tacita.lab.forgetting.door import Opened, left_of
-from tacita.lab.forgetting.wishes import Asked
+from tacita.lab.forgetting.wishes import Asked, some_of
 
 CANARIES = 50
 HELD_OUT = 0.05
@@ -111,8 +111,7 @@ def draw_requests(scene: Scene, share: float) -> Asked:
     able = np.setdiff1d(np.flatnonzero(lists.counts() > 0), scene.canaries)
     if len(able) == 0:
         raise TacitaError("nobody in this run has anything to withdraw, so there is nothing to audit.")
-    order = able[np.argsort(hash_owners(fed.draws.public("requesters"), keys[able]))]
-    users = np.sort(order[: max(1, round(share * len(able)))])
+    users = some_of(able, keys, fed.draws, share)
     asked = lists.take(users)
     if len(scene.canaries):
         own = Ragged.from_pairs(*_both(scene.known, scene.partner), len(scene.canaries))

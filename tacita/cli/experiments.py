@@ -170,7 +170,7 @@ def _tune_rates(paper: str, only: list[str], budget: Budget, folder: Path, data_
 
     experiment = main_table(paper)
     entries = entries_of(experiment, only, budget.trials, budget.rounds)
-    search = Search(paper, CellFile(folder, paper), data_dir, budget.workers)
+    search = Search(paper, CellFile(folder, paper), data_dir, budget.workers, budget.trials, budget.rounds)
     with console.counting("trials", quiet) as tell:
         chosen, failed = tune_rates(search, experiment, entries, tell)
     for name, one in chosen.items():

@@ -36,6 +36,9 @@ class SplitConfig(Strict):
         ge=0,
         description="drop users and items with fewer rows, repeatedly; default: as published for named data, else 0",
     )
+    min_user: int = Field(
+        0, ge=0, description="drop users with fewer rows, once, before split.k_core; items are not asked"
+    )
     inner: Literal["chronological", "random"] = Field(
         "chronological",
         description="how users' interactions of blocks 1.. are split (block 0: always random)",
@@ -168,7 +171,7 @@ class RunConfig(Strict):
 
 _LATER = {"split.repeats", "evaluate.hidden_items", "evaluate.ties", "date_format", "decimal", "item_rows"}
 _LATER |= {f"train.{name}" for name in ("redraw", "objective", "bpr_scale", "l2", "weight_decay", "moments", "pfedme")}
-_LATER |= {"train.aggregator", "train.weigh_by", "evaluate.unmasked"}
+_LATER |= {"train.aggregator", "train.weigh_by", "evaluate.unmasked", "split.min_user"}
 """Settings that came after results had been kept under a hash of their config."""
 
 

@@ -27,6 +27,14 @@ def rated(table: Interactions, least: float | None) -> Longs:
     return rows
 
 
+def busy(table: Interactions, rows: Longs, least: int) -> Longs:
+    """The rows of users who have at least so many of them; items are not asked."""
+    rows = rows[np.bincount(table.user[rows], minlength=len(table.user_ids))[table.user[rows]] >= least]
+    if len(rows) == 0:
+        raise TacitaError(f"nobody in {table.name} has {least} interactions; lower split.min_user.")
+    return rows
+
+
 def k_core(table: Interactions, rows: Longs, k: int) -> Longs:
     """Drop users and items with fewer than k rows until none is left to drop."""
     if k <= 1:

@@ -23,7 +23,7 @@ from tacita.core.config import SplitConfig, later_defaults
 from tacita.core.draws import Draws, keys_of
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Block, Bools, Doubles, Ints, Keys, Longs, Ragged, Stream
-from tacita.data.filters import Size, k_core, rated, removals, size_of
+from tacita.data.filters import Size, busy, k_core, rated, removals, size_of
 from tacita.data.sources import Interactions
 from tacita.data.table import rating_note
 from tacita.kernels.hashing import hash_owners
@@ -49,7 +49,7 @@ def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) 
     draws = draws or Draws(config.seed)
     config = effective_split(table, config)
     kind, core = config.kind, config.k_core or 0
-    rows, sizes = _filtered(table, config.min_rating, core)
+    rows, sizes = _filtered(table, config, core)
     rows = _in_time(table, rows, config if kind == "blocks" else None, draws)
     if kind == "given" and table.block is not None:
         rows = rows[np.argsort(table.block[rows], kind="stable")]
@@ -58,7 +58,7 @@ def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) 
     if len(user_ids) < 2 or len(item_ids) < 2:
         raise TacitaError(
             f"{table.name} has {len(user_ids)} user(s) and {len(item_ids)} item(s) after filtering; at least two of "
-            "each are needed (split.k_core and split.min_rating set the filter)."
+            "each are needed (split.min_rating, split.min_user and split.k_core set the filter)."
         )
     shuffled = _Shuffle(keys_of(user_ids), keys_of(item_ids), draws, config.repeats)
     cuts, roles_of = _plan(kind, table, rows, config, shuffled)
@@ -86,12 +86,17 @@ def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) 
     )
 
 
-def _filtered(table: Interactions, least: float | None, core: int) -> tuple[Longs, list[tuple[str, Size]]]:
+def _filtered(table: Interactions, config: SplitConfig, core: int) -> tuple[Longs, list[tuple[str, Size]]]:
     """The rows that are left, and the size before and after each filter with its reason."""
+    least = config.min_rating
     rows = rated(table, least)
     sizes = [("", size_of(table.user, table.item))]
     if least is not None:
         sizes.append((f"the least rating of {least:g} (split.min_rating)", size_of(table.user[rows], table.item[rows])))
+    if config.min_user > 1:
+        rows = busy(table, rows, config.min_user)
+        fewer = f"users with fewer than {config.min_user} (split.min_user)"
+        sizes.append((fewer, size_of(table.user[rows], table.item[rows])))
     rows = k_core(table, rows, core)
     sizes.append((f"the {core}-core (split.k_core)", size_of(table.user[rows], table.item[rows])))
     return rows, sizes

@@ -302,6 +302,13 @@ def read_devices(arrays: Arrays, prefix: str) -> DeviceState:
     return DeviceState(plain, lists, common)
 
 
+def apart(clients: DeviceState) -> DeviceState:
+    """The same devices in arrays of their own: whatever becomes of the others, what lasts included, stays away."""
+    made = read_devices(device_arrays(clients, ""), "")
+    made.arrays = {name: v.copy() for name, v in made.arrays.items()}
+    return made
+
+
 def rows_taken(arrays: Arrays, which: AnyArray) -> Arrays:
     """What devices hold, as arrays, for some of the users, in that order."""
     plain = {name: v[which] for name, v in arrays.items() if not name.startswith(LISTS)}

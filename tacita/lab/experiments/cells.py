@@ -19,34 +19,31 @@ from tacita.core.files import disk_error, write_bytes
 from tacita.federation.rounds import Progress
 from tacita.lab.assembling import Machine, assemble
 from tacita.lab.experiments.analyses import forgetting_by_group, rank_changes_by_group
-from tacita.lab.experiments.once import Line, pack, train_once, train_pooled, try_once, try_pooled
-from tacita.lab.experiments.plan import Cell
+from tacita.lab.experiments.once import Line, pack, rank_popular, train_once, train_pooled, try_once, try_pooled
+from tacita.lab.experiments.plan import WITHDRAWAL, Cell
 from tacita.lab.experiments.processes import in_processes
 from tacita.lab.experiments.shared_base import go_on, train_base, with_parts
 from tacita.lab.experiments.watching import OnDone
+from tacita.lab.experiments.withdrawing import Withdrawals, job_of
 from tacita.round.plan import Federation
 
 
 @dataclass(frozen=True)
 class Job:
-    """All wanted cells that share data, backbone, training settings of block 0 and seed."""
+    """All wanted cells that share data, backbone, seed and what is trained first: block 0, or a run before requests."""
 
     cells: tuple[Cell, ...]
     data_dir: Path | None
 
 
 def run_job(job: Job) -> list[Line]:
-    """Block 0 once, then every method from it; or a run by itself. In a process of its own, on one core."""
+    """What cells share once, then each of them; or a run by itself. In a process of its own, on one core."""
     fed = assemble(job.cells[0].config, Machine(threads=1, data_dir=job.data_dir))
-    base = None if job.cells[0].kind in _ALONE else train_base(fed)
-    lines = []
+    tell, lines = _teller(fed, job.cells[0].kind), []
     for cell in job.cells:
         began = time.perf_counter()
         try:
-            if base is None:
-                found = _ALONE[cell.kind](fed)
-            else:
-                found = _MEASURES[cell.kind](with_parts(fed, cell.config), base)
+            found = tell(cell)
         except TacitaError as error:  # a run that diverges is a finding, not the end of the table
             found = {"failed": str(error)}
         about = {
@@ -63,6 +60,16 @@ def run_job(job: Job) -> list[Line]:
         }
         lines.append({**about, **found})
     return lines
+
+
+def _teller(fed: Federation, kind: str) -> Callable[[Cell], Line]:
+    """What finds the line of every cell of a job."""
+    if kind in _ALONE:
+        return lambda cell: _ALONE[cell.kind](fed)
+    if kind == WITHDRAWAL:
+        return Withdrawals(fed).told
+    base = train_base(fed)
+    return lambda cell: _MEASURES[cell.kind](with_parts(fed, cell.config), base)
 
 
 def _stream(fed: Federation, base: Progress) -> Line:
@@ -90,6 +97,7 @@ _MEASURES: dict[str, Callable[[Federation, Progress], Line]] = {
 _ALONE: dict[str, Callable[[Federation], Line]] = {
     "once": train_once,
     "central": train_pooled,
+    "popular": rank_popular,
     "once, tried": try_once,
     "central, tried": try_pooled,
 }
@@ -103,7 +111,9 @@ def _rounded(value: Any) -> Any:
 
 
 def _job_of(cell: Cell) -> str:
-    """Cells with the same text here are one job: they share block 0."""
+    """Cells with the same text here are one job."""
+    if cell.kind == WITHDRAWAL:
+        return job_of(cell.config)
     return cell.key if cell.kind in _ALONE else _base_of(cell.config)
 
 

@@ -1,4 +1,4 @@
-"""What is told of a run on one block (FedKDRec's tables): quality, traffic and how it went, and its central twin.
+"""What is told of a run on one block (tables of FedKDRec and FedShare): quality, traffic, how it went, and controls.
 
 The columns of the paper are those of the run's own protocol; a full ranking and, where predictions travel, the clients'
 own models stand beside them. They are measured at the end only: neither chooses a round.
@@ -14,9 +14,10 @@ import numpy as np
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import Block, Doubles, ServerState
-from tacita.federation.measuring import UNMASKED, Learned, evaluate_devices, known_items
+from tacita.federation.measuring import UNMASKED, Learned, as_unmasked, evaluate_devices, known_items
 from tacita.federation.rounds import Progress, RoundReport, begin_block, run_block, run_stream, start
 from tacita.lab.centralised import scored, train_centrally
+from tacita.lab.controls import popular_scorer
 from tacita.lab.experiments.shared_base import silent, with_parts
 from tacita.learn.scores import SCORES
 from tacita.methods.distillation.traffic import KILOBYTE, MEGABYTE, PAIR, paper_units
@@ -37,7 +38,7 @@ def unpack(text: str) -> Doubles:
 
 def train_once(fed: Federation) -> Line:
     """The run's method from its first round to its last."""
-    block = _only_block(fed)
+    block = only_block(fed)
     course: dict[str, list[float]] = {}
 
     def on_round(report: RoundReport, now: Progress) -> None:
@@ -49,33 +50,45 @@ def train_once(fed: Federation) -> Line:
     progress = start(fed)
     run_stream(fed, progress, on_round)
     result, found = progress.results[-1], progress.found[-1]
-    values = _rounded(found.mean()) | _rounded(_full(fed, progress, block), "full ")
-    values |= _rounded(_own_models(fed, progress, block), "client ")
-    values |= _rounded(_traffic(fed, progress.server, result)) | course
-    values |= _rounded({name: value for name, value in result.items() if name.startswith(UNMASKED)})
+    values = rounded(found.mean()) | rounded(_full(fed, progress, block), "full ")
+    values |= rounded(_own_models(fed, progress, block), "client ")
+    values |= rounded(_traffic(fed, progress.server, result)) | course
+    values |= rounded({name: value for name, value in result.items() if name.startswith(UNMASKED)})
     kept = {name: result[name] for name in ("rounds", "best_round", "valid")}
-    return {"values": values, **kept, "notes": list(fed.stream.notes), "users": pack(found.values[_first(fed)])}
+    return {"values": values, **kept, "notes": list(fed.stream.notes), "users": pack(found.values[first_metric(fed)])}
 
 
 def train_pooled(fed: Federation) -> Line:
     """The run's model, trained on everybody's data in one place."""
-    block = _only_block(fed)
+    block = only_block(fed)
     trained = train_centrally(fed, block)
     found = scored(fed, block, trained.scorer())
     full = scored(_ranking_all(fed), block, trained.scorer())
     return {
-        "values": _rounded(found.mean()) | _rounded(full.mean(), "full "),
+        "values": rounded(found.mean()) | rounded(full.mean(), "full "),
         "rounds": trained.epochs,
         "best_round": trained.best_epoch,
         "valid": trained.valid,
         "notes": list(fed.stream.notes),
-        "users": pack(found.values[_first(fed)]),
+        "users": pack(found.values[first_metric(fed)]),
     }
+
+
+def rank_popular(fed: Federation) -> Line:
+    """What everybody would get who got what most people have, under the run's protocol."""
+    block = only_block(fed)
+    scorer = popular_scorer(fed, block)
+    found = scored(fed, block, scorer)
+    values = found.mean() | (
+        as_unmasked(scored(fed, block, scorer, mask="none")) if fed.config.evaluate.unmasked else {}
+    )
+    kept: Line = {"rounds": 0, "best_round": 0, "valid": None, "notes": list(fed.stream.notes)}
+    return {"values": rounded(values), **kept, "users": pack(found.values[first_metric(fed)])}
 
 
 def try_once(fed: Federation) -> Line:
     """The run's method, looked at on validation only."""
-    _only_block(fed)
+    only_block(fed)
     progress = start(fed)
     begin_block(fed, progress, 0)
     run_block(fed, progress, silent)
@@ -84,7 +97,7 @@ def try_once(fed: Federation) -> Line:
 
 def try_pooled(fed: Federation) -> Line:
     """The run's model on everybody's data, looked at on validation only."""
-    trained = train_centrally(fed, _only_block(fed))
+    trained = train_centrally(fed, only_block(fed))
     return _validated(-1.0 if trained.valid is None else trained.valid, trained.epochs, trained.best_epoch)
 
 
@@ -94,18 +107,18 @@ def _validated(score: float, rounds: int, best_round: int) -> Line:
     return {"valid": round(score, 6), "rounds": rounds, "best_round": best_round}
 
 
-def _only_block(fed: Federation) -> Block:
+def only_block(fed: Federation) -> Block:
     if len(fed.stream.blocks) > 1:
         raise TacitaError("a table of kind 'once' wants one block; use split.kind = 'leave-one-out' or 'random'.")
     return fed.stream.blocks[0]
 
 
-def _first(fed: Federation) -> str:
+def first_metric(fed: Federation) -> str:
     """The metric that people are compared by."""
     return f"{fed.config.evaluate.metrics[0]}@{fed.config.evaluate.k[0]}"
 
 
-def _rounded(values: dict[str, float], prefix: str = "") -> dict[str, list[float]]:
+def rounded(values: dict[str, float], prefix: str = "") -> dict[str, list[float]]:
     return {f"{prefix}{name}": [round(value, 6)] for name, value in values.items()}
 
 

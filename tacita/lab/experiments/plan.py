@@ -30,6 +30,7 @@ from tacita.methods import configured, preset_parts
 from tacita.methods.distillation.presets import TRANSFER
 
 ROOT = Path(str(resources.files("tacita.lab.experiments")))
+WITHDRAWAL = "withdrawal"  # the kind of a cell in which people take back what they shared
 CELL_VERSION = 1  # raise it when a change makes earlier cells incomparable
 
 
@@ -45,7 +46,10 @@ class Variant(Strict):
     split: dict[str, Any] = {}
     evaluate: dict[str, Any] = {}
     backbones: list[str] = Field([], description="the only backbones it is run with; none named: all")
-    kind: Literal["central"] | None = Field(None, description="central: its model on pooled data; default: the table's")
+    kind: Literal["central", "popular"] | None = Field(
+        None, description="central: its model on pooled data; popular: most popular items; default: the table's"
+    )
+    withdraws: float = Field(0, ge=0, le=1, description="share of those who share that then take everything back")
     item_rows: Literal["random", "side", "sentences"] | None = Field(None, description="default: the table's")
     sends_as: str = Field("", description="variant whose agent sent as many items as this one's schedule will")
 
@@ -53,6 +57,18 @@ class Variant(Strict):
     def source(self) -> str:
         """The name under which its tuned settings are stored."""
         return self.settings_of or self.kind or self.method
+
+
+class Axis(Strict):
+    """A setting that is searched, under one name in several places."""
+
+    option: str
+    of: list[str] = Field(min_length=1, description="where it is set: backbone, train, or names of parts")
+    choices: list[float | str] = []
+    lowest: float = Field(
+        0, ge=0, description="where there are no choices: of a range that is filled evenly in logarithms"
+    )
+    highest: float = Field(0, ge=0)
 
 
 class Tuning(Strict):
@@ -63,6 +79,8 @@ class Tuning(Strict):
     rounds: int = Field(ge=1, description="most rounds, or epochs, of a trial")
     lowest: float = Field(gt=0, description="lowest rate that is tried beside a method's default")
     highest: float = Field(gt=0)
+    first: list[Axis] = Field([], description="all combinations of their choices, before anything else is tried")
+    then: list[Axis] = Field([], description="with the best of these, what is left of the budget goes over those")
 
 
 class Scope(Strict):
@@ -98,6 +116,9 @@ class Experiment(Strict):
         {}, description="dataset -> backbone -> metric -> variant -> one value per column of the paper"
     )
     published_columns: list[str] = ["D1", "D2", "D3"]
+    rows: Literal["blocks", "methods"] = Field(
+        "blocks", description="methods: a table for each dataset, a line for each method, a column for each metric"
+    )
     notes: list[str] = []
 
 
@@ -107,6 +128,7 @@ class Chosen(Strict):
     lr: float | None = Field(None, description="of the clients' model, or of the centralised one")
     server_lr: float | None = Field(None, description="of the server's model, where predictions are sent")
     options: dict[str, dict[str, Any]] = {}
+    train: dict[str, Any] = {}
     valid: float | None = None
     trials: int | None = None
 
@@ -134,13 +156,15 @@ class Cell:
     seed: int
     config: RunConfig
     kind: str = "stream"
+    withdraws: float = 0.0
     follows: Cell | None = None  # it has to be finished first: how many items it sent completes this one's config
 
     @property
     def key(self) -> str:
         """Cells with the same effective config are the same cell, whichever table asks for them."""
         what = self.config.model_dump(mode="json", exclude={"method": True, **later_defaults(self.config)})
-        return hashlib.sha256(json.dumps([CELL_VERSION, self.kind, what], sort_keys=True).encode()).hexdigest()[:16]
+        said = [CELL_VERSION, self.kind, what, *([self.withdraws] if self.withdraws else [])]
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def experiment_names() -> list[str]:
@@ -203,7 +227,7 @@ def run_config(
         "item_rows": variant.item_rows or experiment.item_rows,
         # Tied times leave the cut open: every seed draws its own.
         "split": validated(SplitConfig, {"seed": seed, **split}, where).model_dump(),
-        "train": {**experiment.train, **rounds, **variant.train},
+        "train": {**experiment.train, **rounds, **tuned.train, **variant.train},
         "evaluate": validated(EvaluateConfig, evaluate, where).model_dump(),
     }
     validated(TrainConfig, said["train"], where)
@@ -224,7 +248,8 @@ def cells_of(
         variant = experiment.variants[name]
         config = run_config(experiment, settings, dataset, backbone, variant, seed)
         follows = cell(dataset, backbone, variant.sends_as, seed) if variant.sends_as else None
-        return Cell(dataset, backbone, name, seed, config, variant.kind or experiment.kind, follows)
+        kind = WITHDRAWAL if variant.withdraws else variant.kind or experiment.kind
+        return Cell(dataset, backbone, name, seed, config, kind, variant.withdraws, follows)
 
     return [
         cell(dataset, backbone, name, seed)

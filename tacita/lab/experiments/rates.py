@@ -1,24 +1,25 @@
-"""Learning rates of the methods of a paper whose runs are of one block (FedKDRec), chosen on validation.
+"""Learning rates of the methods of a paper whose runs are of one block, chosen on validation.
 
 One budget for all: as many trials of as many rounds, the first at the method's default rates, the others at points
 that fill the same range evenly. The points are known beforehand, so trials can be run in any order, by several
 processes, and a larger budget goes on from a smaller one. A trial is a cell that never looks at the test items.
+Where a paper names axes (FedShare), more than rates is searched, in two steps (`axes.py`).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.lab.assembling import build
+from tacita.lab.experiments.axes import around, combinations
 from tacita.lab.experiments.once import Line
 from tacita.lab.experiments.plan import Cell, Chosen, Experiment, Settings, Tuning, Variant, narrowed, run_config
+from tacita.lab.experiments.spreading import spread
 from tacita.methods.distillation.transfer import Transfer
 from tacita.models.base import Backbone, TrainedConfig
-
-ROOTS = {1: 1.618033988749895, 2: 1.324717957244746}  # of x^(n+1) = x + 1: multiples of their powers fill n dimensions
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Entry:
     source: str  # under which its choice is stored
     trials: tuple[Chosen, ...]
     cells: tuple[Cell, ...]  # one for each trial
+    variant: str = ""  # whose trials they are
 
     @property
     def name(self) -> str:
@@ -47,7 +49,8 @@ def entries_of(experiment: Experiment, only: list[str], trials: int, rounds: int
         for backbone in backbones:
             for name, variant in experiment.variants.items():
                 wanted = not named or name in named
-                if wanted and variant.settings_of is None and backbone in (variant.backbones or backbones):
+                own = not (variant.settings_of or variant.withdraws or variant.kind == "popular")
+                if wanted and own and backbone in (variant.backbones or backbones):
                     found += _entry(experiment, tuning, (dataset, backbone, name), trials)
     if not found:
         raise TacitaError(f"--only {' --only '.join(only)} leaves no method with rates of its own; leave one out.")
@@ -77,12 +80,6 @@ def at_the_end(experiment: Experiment, chosen: Chosen) -> bool:
     return any(one < tuning.lowest * tenth or one > tuning.highest / tenth for one in rates)
 
 
-def spread(n: int, dimensions: int) -> list[list[float]]:
-    """n points in the unit interval or square, as even as those of any smaller n."""
-    steps = [ROOTS[dimensions] ** -(d + 1) for d in range(dimensions)]
-    return [[(0.5 + k * step) % 1.0 for step in steps] for k in range(1, n + 1)]
-
-
 def _tuning(experiment: Experiment) -> Tuning:
     assert experiment.tune is not None
     return experiment.tune
@@ -95,12 +92,35 @@ def _entry(experiment: Experiment, tuning: Tuning, where: tuple[str, str, str], 
     first = _default_rates(_config(experiment, tuning, where, Chosen()))
     if first.lr is None:
         return []
-    tried = [first, *_others(tuning, first, trials - 1)]
-    cells = tuple(
-        Cell(dataset, backbone, name, tuning.seed, _config(experiment, tuning, where, one), _kind(experiment, variant))
-        for one in tried
-    )
-    return [Entry(dataset, backbone, variant.source, tuple(tried), cells)]
+    if tuning.first:
+        tried = combinations(tuning, _config(experiment, tuning, where, Chosen()))[:trials]
+    else:
+        tried = [first, *_others(tuning, first, trials - 1)]
+    return [_tried(experiment, tuning, Entry(dataset, backbone, variant.source, (), (), name), tried)]
+
+
+def _tried(experiment: Experiment, tuning: Tuning, entry: Entry, more: list[Chosen]) -> Entry:
+    """The same method with more trials."""
+    where, kind = (entry.dataset, entry.backbone, entry.variant), _kind(experiment, experiment.variants[entry.variant])
+    made = tuple(Cell(*where, tuning.seed, _config(experiment, tuning, where, one), kind) for one in more)
+    return replace(entry, trials=(*entry.trials, *more), cells=(*entry.cells, *made))
+
+
+def second_step(
+    experiment: Experiment, entries: list[Entry], lines: dict[str, Line], trials: int, rounds: int | None = None
+) -> list[Entry]:
+    """The trials of the second step beside those of the first; who has no score in the first has no second."""
+    tuning, out = _tuning(experiment), []
+    if rounds:
+        tuning = tuning.model_copy(update={"rounds": rounds})
+    for entry in entries:
+        left = trials - len(entry.trials)
+        if tuning.then and left > 0 and any("failed" not in lines[cell.key] for cell in entry.cells):
+            where, best = (entry.dataset, entry.backbone, entry.variant), choose(entry, lines)
+            more = around(tuning, _config(experiment, tuning, where, Chosen()), best, left)
+            entry = _tried(experiment, tuning, entry, more)
+        out.append(entry)
+    return out
 
 
 def _kind(experiment: Experiment, variant: Variant) -> str:

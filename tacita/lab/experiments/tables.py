@@ -253,7 +253,8 @@ def to_markdown(
     text = [f"### {experiment.title}", ""]
     text.append(_reading(experiment, found, "in brackets"))
     text += ["", *(f"- {note}" for note in [*experiment.notes, *failures]), ""]
-    for metric in experiment.metrics:
+    text += _by_method(experiment, found, labels) if experiment.rows == "methods" else []
+    for metric in experiment.metrics if experiment.rows == "blocks" else ():
         for backbone in dict.fromkeys(e.backbone for e in found):
             rows = [e for e in found if e.metric == metric and e.backbone == backbone]
             variants = [v for v in experiment.variants if any(e.variant == v for e in rows)]
@@ -265,6 +266,29 @@ def to_markdown(
     text += _differences_markdown(experiment, differences or [])
     text += _tests_markdown(experiment, tests, labels) + _beside_markdown(also or [])
     return "\n".join(text).rstrip() + "\n"
+
+
+def _by_method(experiment: Experiment, found: list[Entry], labels: dict[str, str]) -> list[str]:
+    """A table for each dataset and backbone: methods below each other, their metrics side by side."""
+    text = []
+    for dataset, backbone in dict.fromkeys((e.dataset, e.backbone) for e in found):
+        here = {(e.variant, e.metric): e for e in found if (e.dataset, e.backbone) == (dataset, backbone)}
+        metrics = [m for m in experiment.metrics if any(metric == m for _, metric in here)]
+        rows = []
+        for name in dict.fromkeys(variant for variant, _ in here):
+            cells = [_told(here[name, m]) if (name, m) in here else "–" for m in metrics]
+            seeds = max(e.seeds for (variant, _), e in here.items() if variant == name)
+            rows.append([labels[name], *cells, str(seeds)])
+        text += [f"**{dataset}, {backbone}**", "", *_grid(["method", *metrics, "seeds"], rows), ""]
+    return text
+
+
+def _told(e: Entry) -> str:
+    """A cell with as many digits as mean something beside large numbers, and the published value."""
+    digits = 4 if abs(e.mean) < 10 else 1 if abs(e.mean) < 1000 else 0
+    half = "" if np.isnan(e.half) else f" ± {e.half:,.{digits}f}"
+    told = f"<br>({e.published:.4f} {e.verdict})" if e.published is not None else ""
+    return f"{e.mean:,.{digits}f}{half}{told}"
 
 
 def _block_rows(rows: list[Entry], variants: list[str]) -> list[list[str]]:
@@ -345,7 +369,8 @@ def _figures(experiment: Experiment, found: list[Entry], labels: dict[str, str])
     """Per metric, dataset, backbone and column (of a stream: the mean) every variant as a dot."""
     places: dict[tuple[str, str, str, str], list[Entry]] = {}
     for e in found:
-        if experiment.kind != "stream" or e.column == "mean":
+        drawn = experiment.rows == "blocks" or e.metric in experiment.metrics[:2]  # of many metrics the first
+        if drawn and (experiment.kind != "stream" or e.column == "mean"):
             places.setdefault((e.metric, e.dataset, e.backbone, e.column), []).append(e)
     out = []
     for place, rows in sorted(places.items(), key=lambda one: experiment.metrics.index(one[0][0])):

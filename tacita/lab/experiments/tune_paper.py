@@ -25,7 +25,7 @@ from tacita.lab.experiments.plan import (
     settings_path,
 )
 from tacita.lab.experiments.processes import in_processes
-from tacita.lab.experiments.rates import Entry, cells_in_turn, choose
+from tacita.lab.experiments.rates import Entry, cells_in_turn, choose, second_step
 from tacita.lab.experiments.tune import tune_lr, tune_method
 from tacita.lab.experiments.watching import OnDone
 
@@ -120,6 +120,8 @@ class Search:
     kept: CellFile
     data_dir: Path | None
     workers: int = 0
+    trials: int = 0  # of a method in all, where there is a second step
+    rounds: int | None = None  # of a trial, where it is not the table's budget
 
 
 def tune_rates(
@@ -129,8 +131,9 @@ def tune_rates(
 
     Returns what was chosen, by the entry's name, and a sentence for every trial and method without a score.
     """
-    cells = cells_in_turn(entries)
-    lines = run_cells(cells, search.kept, search.data_dir, search.workers, on_done)
+    lines = run_cells(cells_in_turn(entries), search.kept, search.data_dir, search.workers, on_done)
+    entries = second_step(experiment, entries, lines, search.trials, search.rounds)
+    lines |= run_cells(cells_in_turn(entries), search.kept, search.data_dir, search.workers, on_done)
     chosen: dict[str, Chosen] = {}
     failed: list[str] = []
     settings = load_settings(search.paper)  # only now: another process may have stored its own meanwhile
@@ -150,7 +153,12 @@ def tune_rates(
 
 
 def shown(rates: Chosen) -> str:
-    return f"learning rate {rates.lr}" + ("" if rates.server_lr is None else f", server {rates.server_lr}")
+    """A choice in one line."""
+    told = [] if rates.lr is None and (rates.train or rates.options) else [f"learning rate {rates.lr}"]
+    told += [] if rates.server_lr is None else [f"server {rates.server_lr}"]
+    told += [f"{name} {value}" for name, value in rates.train.items()]
+    told += [f"{part}.{name} {value}" for part, own in rates.options.items() for name, value in own.items()]
+    return ", ".join(told)
 
 
 def store_settings(paper: str, settings: Settings) -> None:

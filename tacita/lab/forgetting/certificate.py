@@ -44,6 +44,7 @@ AUDITS = (
 class Case:
     """A request, all that came of it, and what is left of it in the new folder."""
 
+    saved: Saved  # the run as it was
     done: Done
     proof: Proof | None
     traces: dict[str, list[str]]
@@ -99,7 +100,7 @@ def pseudonym(saved: Saved, user: str) -> str:
 
 
 def _request(case: Case) -> dict[str, Any]:
-    saved, asked = case.done.saved, case.done.asked
+    saved, asked = case.saved, case.done.asked
     subjects = [pseudonym(saved, saved.ids["users"][u]) for u in asked.users.tolist()]
     others = [pseudonym(saved, saved.ids["users"][u]) for u in _others(case)]
     one = subjects[0] if len(subjects) == 1 else hashlib.sha256(" ".join(subjects).encode()).hexdigest()[:16]
@@ -126,7 +127,7 @@ def _others(case: Case) -> list[int]:
 
 
 def _method(case: Case) -> dict[str, Any]:
-    config = case.done.saved.config
+    config = case.saved.config
     return {
         "name": next((str(one["method"]) for one in case.methods if "method" in one), " and ".join(case.done.way.by)),
         "mode": "; ".join(str(one["mode"]) for one in case.told if "mode" in one) or "as the method has it",

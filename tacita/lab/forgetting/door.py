@@ -34,7 +34,7 @@ from tacita.lab.forgetting.wishes import Asked, Standing, Wish, checked, nothing
 from tacita.lab.run_folder import Saved, changing, lists_of, open_saved, read_result, settle, write_models
 from tacita.metrics import continual_summary
 from tacita.report.pages import write_report
-from tacita.round.device_state import PARTS, DeviceState, device_arrays, read_devices
+from tacita.round.device_state import PARTS, DeviceState, apart, read_devices
 from tacita.round.plan import Federation
 
 
@@ -88,11 +88,11 @@ def grant(folder: Path, wish: Wish, verify: bool = False, machine: Machine = ALL
         asked = checked(wish, run.standing())
         if asked.empty:
             return Granted(nothing_to_do(wish, run.standing()))
-        done = carried_out(run, asked, run.way_of(asked, wish.again))
+        done = carried_out(run.fed, run.progress, asked, run.way_of(asked, wish.again))
         proof = None
         if verify and wish.kind != "share" and not done.waits:
             proof = prove(done)
-        return _written(done, asked, proof, began)
+        return _written(run.saved, done, proof, began)
 
 
 def opened(folder: Path, machine: Machine = ALL_CORES) -> Opened:
@@ -125,16 +125,15 @@ def left_of(stream: Stream, history: Ragged) -> Stream:
     return replace(stream, blocks=blocks)
 
 
-def carried_out(run: Opened, asked: Asked, way: Way) -> Done:
+def carried_out(fed: Federation, progress: Progress, asked: Asked, way: Way) -> Done:
     """The request on the run's state; what was withdrawn is nowhere on the devices then."""
-    fed, progress, saved = run.fed, run.progress, run.saved
     before, results = progress.server, progress.results
-    was = Learned(before, read_devices(device_arrays(progress.clients, ""), ""))
-    began = time.perf_counter()
     if way.anew:
-        return _anew(run, asked, way, was)
+        return _anew(fed, progress, asked, way)
+    was = Learned(before, apart(progress.clients))
+    began, busy = time.perf_counter(), time.process_time()
     said = handle(fed, progress, asked.requests)
-    seconds = time.perf_counter() - began
+    seconds, busy = time.perf_counter() - began, time.process_time() - busy
     _check_done(fed, asked, said)
     gone, left = _left(fed, progress.clients, asked)
     changed = progress.server.items is not before.items or progress.server.heads is not before.heads
@@ -149,22 +148,22 @@ def carried_out(run: Opened, asked: Asked, way: Way) -> Done:
     needed = tuple(f"{PARTS}{name}/" for name in {fed.learner.name} | waiting_in(said))
     purge(fed, progress.clients, gone, asked, {name for name in progress.clients.lists if name.startswith(needed)})
     now = Learned(progress.server, progress.clients)
-    return Done(saved, fed, left, asked, way, gone, said, was, now, seconds, progress.results)
+    return Done(fed, left, asked, way, gone, said, was, now, seconds, busy, progress.results)
 
 
-def _anew(run: Opened, asked: Asked, way: Way, was: Learned) -> Done:
+def _anew(fed: Federation, progress: Progress, asked: Asked, way: Way) -> Done:
     """The request noted by whom it concerns, and the run once more without what is withdrawn."""
-    fed, progress = run.fed, run.progress
-    began = time.perf_counter()
+    was = Learned(progress.server, apart(progress.clients))
+    began, busy = time.perf_counter(), time.process_time()
     purged = noted(fed, progress, asked)
     gone, left = _left(fed, progress.clients, asked)
     now, price = Learned(progress.server, progress.clients), Price()
     made = begun_anew(left, shared_by(fed, now), None, now, price)
-    seconds = time.perf_counter() - began
+    seconds, busy = time.perf_counter() - began, time.process_time() - busy
     purge(fed, made.clients, gone, asked, {name for name in made.clients.lists if name not in fed.lasting})
     said = {AGAIN: certified(price, purged, exact=not way.leaves)}
     after = Learned(made.server, made.clients)
-    return Done(run.saved, fed, left, asked, way, gone, said, was, after, seconds, made.results)
+    return Done(fed, left, asked, way, gone, said, was, after, seconds, busy, made.results)
 
 
 def _left(fed: Federation, clients: DeviceState, asked: Asked) -> tuple[Ragged, Federation]:
@@ -222,9 +221,9 @@ def purge(fed: Federation, clients: DeviceState, gone: Ragged, asked: Asked, spa
     clients.keep()
 
 
-def _written(done: Done, asked: Asked, proof: Proof | None, began: float) -> Granted:
+def _written(saved: Saved, done: Done, proof: Proof | None, began: float) -> Granted:
     """New files in place of the old ones, all of them or none."""
-    folder = done.saved.folder
+    folder, asked = saved.folder, done.asked
     progress = Progress(done.now.server, Here(done.now.clients), done.now.server)
     certificate = path = None
     with changing(folder) as side:
@@ -234,10 +233,10 @@ def _written(done: Done, asked: Asked, proof: Proof | None, began: float) -> Gra
             number = 1 + max((_number(one) for one in folder.glob("*-*.json")), default=0)
             name = f"{'unshare' if asked.requests.kind == 'unshare' else 'forget'}-{number}.json"
             leavers = asked.users if asked.whole else asked.users[:0]
-            needles = needles_of(done.saved, done.gone, done.withdrawn, leavers, done.was)
+            needles = needles_of(saved, done.gone, done.withdrawn, leavers, done.was)
             needles = replace(needles, lasting=done.fed.lasting if done.way.anew else None)
             traces = find_traces(side, needles, besides=folder)
-            certificate = certify(Case(done, proof, traces, number, time.perf_counter() - began))
+            certificate = certify(Case(saved, done, proof, traces, number, time.perf_counter() - began))
             path = folder / name
             write_json(side / name, certificate)
     write_report([folder], folder / "report.html")

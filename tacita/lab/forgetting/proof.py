@@ -16,7 +16,6 @@ from tacita.lab.forgetting import traces
 from tacita.lab.forgetting.anew import begun_anew, shared_by
 from tacita.lab.forgetting.paths import Way
 from tacita.lab.forgetting.wishes import Asked
-from tacita.lab.run_folder import Saved
 from tacita.learn.statistic import TOLD, blocks_of
 from tacita.round.device_state import PARTS
 from tacita.round.plan import Federation, Plan, to_serve
@@ -26,7 +25,6 @@ from tacita.round.plan import Federation, Plan, to_serve
 class Done:
     """A request that was carried out, and the run before and after it."""
 
-    saved: Saved  # as it was
     fed: Federation  # with everything that people had
     left: Federation  # with what they have now
     asked: Asked
@@ -36,6 +34,7 @@ class Done:
     was: Learned
     now: Learned
     seconds: float
+    seconds_cpu: float  # of the processor, whoever else was using it
     results: list[dict[str, Any]]  # of every block
 
     @property
@@ -130,7 +129,7 @@ def compared(done: Done, models: dict[str, Learned]) -> dict[str, Any]:
     owned = done.fed.stream.history(len(done.fed.stream.blocks))
     pairs = traces.matched_pairs(done.left, done.withdrawn, owned)
     seen = {name: traces.look(done.left, one, pairs) for name, one in models.items()}
-    seed, items = done.saved.config.seed, traces.sampled_items(done.left)
+    seed, items = done.fed.config.seed, traces.sampled_items(done.left)
     was, now, again = models["before"], models["after"], models["retrain"]
     far, near = traces.distance(done.left, was, again), traces.distance(done.left, now, again)
     mine, other = (traces.table_of(done.left, one) for one in (now, again))

@@ -4,6 +4,8 @@ It sees every client's update by itself and keeps it: live this needs nodes whos
 (`insecure_single_user_uploads`). An early disturbance is damped by every later round, by 1 - alpha beta, where beta is
 what the other participants weigh. Of who has single items forgotten, these items' rows alone are taken back.
 
+With train.aggregation = "per-row" both are of the row: what is kept tells which rows who left had touched.
+
 Where people share, the server's own steps are written down as well, if this part comes after the one that makes them;
 of what is unshared, an item's part of them is taken back as its withdrawn edges are to all it had.
 """
@@ -15,13 +17,14 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Doubles, Floats, Held, Keys, Longs, Requests, ServerState
-from tacita.fields import Dense, Rows, Spec, Total, Upload
+from tacita.core.types import Arrays, Bools, CohortView, Doubles, Floats, Held, Keys, Longs, Requests, ServerState
+from tacita.fields import Dense, Rows, Spec, Total, Upload, touched_of
 from tacita.learn.rows import apply_total, denominator_of
 from tacita.methods.sharing import update_log as log
 from tacita.round.parts import Ask, Part, PartConfig, Play
 from tacita.round.registry import preset, register
+
+_UNTOUCHED = 1e-300  # what a row is divided by that nobody touched
 
 
 class CfruConfig(PartConfig):
@@ -43,11 +46,6 @@ class Cfru(Part):
     def check(self, n_items: int) -> None:
         log.check_going_back(self.name, self.world.train)
         log.check_order(self.name, self.world, ("encode", "after"), ("server_step", "after"))
-        if self.world.train.aggregation == "per-row":
-            raise TacitaError(
-                "part 'cfru' needs one weight for a client's whole update; use train.aggregation = 'mean', "
-                "'weighted' or 'fixed'."
-            )
 
     # what the server sees of everybody
 
@@ -72,7 +70,8 @@ class Cfru(Part):
         told, sums, touched = total.each.get("rows"), np.zeros(server.items.shape), np.zeros(len(server.items))
         if told is not None:
             told.value.add_to(sums, touched, _weights(total))
-        return total.with_sums({"rows": sums})
+        per_row = {touched_of("rows"): touched} if self.world.train.aggregation == "per-row" else {}
+        return total.with_sums({"rows": sums, **per_row})
 
     def server_begin_block(self, server: ServerState) -> Arrays:
         return server.parts.get(self.name, {})
@@ -83,15 +82,18 @@ class Cfru(Part):
             return server
         order = np.argsort(told.sender)  # so that the log does not depend on where people live
         rows, weight = _reordered(told.value, order), _weights(total)[order]
-        part = plan.server_lr * weight / denominator_of(total, "rows", plan, 0.0)
+        divided_by = denominator_of(total, "rows", plan, 0.0)
+        whole = divided_by if isinstance(divided_by, float) else 1.0
         kept = log.most_moved(rows, len(weight), self.config.keep)
         entry: Arrays = {
             "sender": told.sender[order],
-            "part": part,
+            "part": plan.server_lr * weight / whole,
             "count": np.bincount(rows.client[kept], minlength=len(weight)).astype(np.int32),
             "item": rows.item[kept],
             "row": rows.value[kept].astype(np.float32),
         }
+        if not isinstance(divided_by, float):
+            entry["by"] = divided_by[:, 0]
         own = server.items - apply_total(before, total, plan, 0.0).items
         if own.any():
             entry["own"] = own
@@ -115,19 +117,30 @@ class Cfru(Part):
         for at in moments:
             entry = {name.removeprefix(f"{at}."): v for name, v in held.items() if name.startswith(f"{at}.")}
             target = np.isin(entry["sender"], requests.senders) & (requests.kind != "unshare")
-            others = float(entry["part"].sum() - entry["part"][target].sum())
-            error *= max(0.0, 1 - self.config.alpha * others)
             client = np.repeat(np.arange(len(target)), entry["count"])
             taken = target[client]
+            part = entry["part"][client] / (entry["by"][entry["item"]] if "by" in entry else 1.0)
+            damping = self._damping(error, entry, target, part)
+            error[: len(damping)] *= damping
             if requests.kind == "forget":
                 taken &= _asked_for(requests, entry["sender"], client, entry["item"])
-            np.add.at(error, entry["item"][taken], -entry["part"][client[taken], None] * entry["row"][taken])
+            np.add.at(error, entry["item"][taken], -part[taken, None] * entry["row"][taken])
             if "own" in entry and withdrawn.any():
                 error[: len(entry["own"])] -= withdrawn[: len(entry["own"]), None] * entry["own"]
             left |= {f"{at}.{name}": v for name, v in _without(entry, target, taken, withdrawn, requests).items()}
         items: Floats = (server.items + self.config.theta * error).astype(np.float32)
         said = log.certified(self.name, left, storage_client=0.0, purged=["updates of those who asked"])
         return server.with_items(items).with_part(self.name, left), said
+
+    def _damping(self, error: Doubles, entry: Arrays, target: Bools, part: Doubles) -> Doubles:
+        """(items, 1) what is left of earlier disturbances after a round, by what the others weigh in it."""
+        if "by" not in entry:
+            others = np.full(len(error), entry["part"].sum() - entry["part"][target].sum())
+        else:
+            theirs = np.repeat(target, entry["count"])
+            mine = np.bincount(entry["item"][theirs], weights=part[theirs], minlength=len(entry["by"]))
+            others = self.world.train.server_lr * (entry["by"] > _UNTOUCHED) - mine
+        return np.asarray(np.maximum(0.0, 1 - self.config.alpha * others)[:, None])
 
 
 def _reordered(rows: Rows, order: Longs) -> Rows:

@@ -43,6 +43,7 @@ class ContributionConfig(PartConfig):
     auxiliary: Literal["mf", "lightgcn"] = Field("lightgcn", description="what the server learns from what it was told")
     layers: int = Field(3, ge=1, description="how often vectors pass along the graph, for lightgcn")
     lr: float = Field(0.01, gt=0, description="learning rate of the auxiliary model, by Adam afresh in every round")
+    bpr_scale: float = Field(1.0, gt=0, description="factor on the difference of cosines in what it minimises")
     lam: float = Field(1e-4, ge=0, description="weight of the squared rows of a batch, over its size")
     edge_batch: int = Field(8192, ge=1, description="told items in a step")
     k_aug: int = Field(20, ge=0, description="likely items that a contributor gets in a round")
@@ -121,7 +122,7 @@ class Contribution(Part):
         )
         one = self.config
         table, people = self.auxiliary(server, graph.users)
-        aims = Aims(lam1=0.0, lam=one.lam, lr=one.lr)
+        aims = Aims(lam1=0.0, lam=one.lam, lr=one.lr, scale=one.bpr_scale)
         made = refine(graph, table, batches_of(graph, Sizes(one.edge_batch, 1), keys), aims, people)
         assert made.people is not None
         near, items = self.agreed(server.items, graph, made.table, made.people, keys[2])

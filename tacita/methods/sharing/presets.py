@@ -46,6 +46,19 @@ preset(
     settings=FEDSHARE,
 )
 
+# FedShare's learning, and other ways to take back what was shared (C.4 to C.7)
+
+
+def _taking_back(name: str, *parts: dict[str, Any]) -> None:
+    preset(name, {"name": "sharing"}, *parts, settings=FEDSHARE)
+
+
+_GRAPH = {"name": "shared-graph", "snapshots": 0}  # only contrast needs earlier tables
+_taking_back("fedshare-retrain", _GRAPH, {"name": "retrain"})
+_taking_back("fedshare-fru", {"name": "fru"}, _GRAPH)
+_taking_back("fedshare-cufru", {"name": "cufru"}, _GRAPH)  # the station holds what devices did, not the server's steps
+_taking_back("fedshare-cfru", _GRAPH, {"name": "cfru"})  # the server's own steps are what it takes back
+
 # what FedShare is compared with (C.1 to C.3)
 
 preset("fedshare-fedavg", {"name": "sharing"}, {"name": "server-client"}, settings=FEDSHARE)

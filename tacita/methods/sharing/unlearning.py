@@ -37,7 +37,7 @@ class UnlearningConfig(PartConfig):
     )
     tau: float = Field(0.2, gt=0, description="temperature")
     mu: float = Field(1.0, ge=0, description="weight of pushing away, for ref_hinge")
-    rounds: int | None = Field(None, ge=0, description="most rounds; default: a tenth of train.rounds")
+    rounds: int | None = Field(None, ge=0, description="most rounds; default: a tenth of those that led to the model")
     steps: int = Field(20, ge=0, description="steps in a round, each on all shared and forgotten items")
     lr: float = Field(1e-3, gt=0, description="learning rate of Adam, which starts afresh in every round")
     clip: float = Field(1.0, gt=0, description="the length that a step's slope has at most")
@@ -87,7 +87,7 @@ class ContrastiveUnlearning(Part):
     ) -> tuple[ServerState, Watched]:
         """Rounds of forgetting until the rule says stop; none of the server's other steps."""
         most = self.config.rounds
-        watched = Watched(math.ceil(0.1 * self.world.train.rounds) if most is None else most)
+        watched = Watched(max(1, math.ceil(0.1 * server.round)) if most is None else most)
         server = paused(server)
         for turn in range(watched.most):
             if self.config.remaining_rounds:

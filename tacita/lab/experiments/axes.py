@@ -1,0 +1,74 @@
+"""Settings of the methods of a paper beside their rates (FedShare), searched in two steps on one budget for all.
+
+First every combination of a few choices that decide how fast anything is learned, all else at a method's defaults;
+then, with the best of them, points that fill the other ranges evenly. A method has an axis where it has the setting.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+from tacita.core.config import RunConfig
+from tacita.lab.assembling import build
+from tacita.lab.experiments.plan import Axis, Chosen, Tuning
+from tacita.lab.experiments.spreading import spread
+
+BACKBONE, TRAIN = "backbone", "train"
+Value = float | str
+
+
+def owned(axis: Axis, config: RunConfig) -> Axis:
+    """The same axis in the places that a run has."""
+    backbone, parts, _ = build(config)
+    places = {BACKBONE: type(backbone.config), TRAIN: type(config.train), **{p.name: type(p.config) for p in parts}}
+    return axis.model_copy(update={"of": [one for one in axis.of if axis.option in _fields(places.get(one))]})
+
+
+def _fields(model: Any) -> set[str]:
+    return set(model.model_fields) if model is not None else set()
+
+
+def with_value(chosen: Chosen, axis: Axis, value: Value) -> Chosen:
+    """A choice with one setting more, in all of the axis's places."""
+    update: dict[str, Any] = {"options": {k: dict(v) for k, v in chosen.options.items()}, "train": dict(chosen.train)}
+    for place in axis.of:
+        if place == BACKBONE:
+            update["lr"] = value
+        elif place == TRAIN:
+            update["train"][axis.option] = value
+        else:
+            update["options"].setdefault(place, {})[axis.option] = value
+    return chosen.model_copy(update=update)
+
+
+def combinations(tuning: Tuning, config: RunConfig) -> list[Chosen]:
+    """The first step: the method's defaults, changed by every combination."""
+    axes = [one for one in (owned(axis, config) for axis in tuning.first) if one.of]
+    out = []
+    for values in product(*(one.choices for one in axes)):
+        chosen = Chosen()
+        for axis, value in zip(axes, values, strict=True):
+            chosen = with_value(chosen, axis, value)
+        out.append(chosen)
+    return out
+
+
+def around(tuning: Tuning, config: RunConfig, best: Chosen, n: int) -> list[Chosen]:
+    """The second step: `n` points from the best of the first."""
+    axes = [one for one in (owned(axis, config) for axis in tuning.then) if one.of]
+    out = []
+    for point in spread(n, len(axes)) if axes else []:
+        chosen = best.model_copy(update={"valid": None, "trials": None})
+        for axis, share in zip(axes, point, strict=True):
+            chosen = with_value(chosen, axis, _at(axis, share))
+        out.append(chosen)
+    return out
+
+
+def _at(axis: Axis, share: float) -> Value:
+    """The value at a share of the way along an axis."""
+    if axis.choices:
+        return axis.choices[min(int(share * len(axis.choices)), len(axis.choices) - 1)]
+    return float(f"{axis.lowest * math.exp(share * math.log(axis.highest / axis.lowest)):.2g}")

@@ -1,0 +1,349 @@
+"""FedShare's tables: one request for every method, a reference that is the method itself, pages, and a fair search."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tacita.core.errors import TacitaError
+from tacita.core.types import Given
+from tacita.lab.assembling import Machine, assemble, build
+from tacita.lab.experiments import axes, cells, once, plan, rates, reproduce, spreading, tables, withdrawing
+from tacita.lab.experiments.shared_base import with_parts
+from tacita.lab.forgetting.door import carried_out
+from tacita.lab.forgetting.paths import way_of
+from tacita.lab.forgetting.wishes import taking_back
+
+SMALL = "synthetic:users=60,items=50,per_user=14,groups=4"
+SHARING = {"sharing": {"groups": [2, 3, 3]}}
+QUICK = {"contrastive-unlearning": {"rounds": 2, "steps": 3}}
+ONE_ROUND_OF_ALL = {"participation": {"kind": "all"}, "weigh_by": "clients"}
+
+
+def variant(label: str, method: str, withdraws: float = 0.0, **more: Any) -> dict[str, Any]:
+    options = {**SHARING, **more.pop("options", {})}
+    return {"label": label, "method": method, "withdraws": withdraws, "options": options, **more}
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "popular": {"label": "most popular", "method": "fedavg", "kind": "popular"},
+    "tally": {"label": "tally", "method": "fedavg", "backbone": {"name": "tally"}, "train": ONE_ROUND_OF_ALL},
+    "fedshare": variant("FedShare", "fedshare"),
+    "retrain": variant("retrain", "fedshare-retrain", 0.5, settings_of="fedshare"),
+    "contrast": variant("contrast", "fedshare", 0.5, options=QUICK),
+    "alone": variant(
+        "alone", "fedshare", 0.5, options={"contrastive-unlearning": {"rounds": 1, "remaining_rounds": False}}
+    ),
+    "all": variant("all of them", "fedshare-retrain", 1.0, settings_of="fedshare"),
+    "fru": variant("FRU", "fedshare-fru", 0.5, settings_of="fedshare"),
+    "cufru": variant("CUFRU-like", "fedshare-cufru", 0.5, settings_of="fedshare"),
+    "cfru": variant("CFRU", "fedshare-cfru", 0.5, settings_of="fedshare"),
+    "decoupled": variant(
+        "decoupled", "fedshare-decoupled", 0.5, options={"decoupled": {"sync_every": 2, "steps": 4, "shards": 3}}
+    ),
+    "replay": variant("replay", "fedshare-replay", 0.5, settings_of="fedshare"),
+}
+
+
+def small_table(**more: Any) -> plan.Experiment:
+    said: dict[str, Any] = {
+        "title": "Small",
+        "kind": "once",
+        "rows": "methods",
+        "datasets": [SMALL],
+        "backbones": ["ego"],
+        "seeds": 1,
+        "metrics": ["ndcg@5", "unmasked hr@5", "pair AUC gap", "distance", "clients asked", "MB on the server"],
+        "published_columns": ["test"],
+        "baseline": "fedshare",
+        "quick": {"datasets": [SMALL], "backbones": ["ego"], "seeds": 1},
+        "train": {"rounds": 4, "participation": {"kind": "fraction", "rate": 0.5}, "aggregation": "per-row"},
+        "split": {"kind": "random", "min_user": 5},
+        "evaluate": {"k": [5], "metrics": ["ndcg", "hr"], "select_by": "ndcg@5", "every": 2, "unmasked": True},
+        "variants": VARIANTS,
+        "published": {SMALL: {"ego": {"ndcg@5": {"contrast": [0.4]}}}},
+    }
+    return plan.Experiment.model_validate(said | more)
+
+
+def planned(experiment: plan.Experiment) -> list[plan.Cell]:
+    return plan.cells_of(experiment, plan.Settings(), [SMALL], ["ego"], 1)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[reproduce.Wanted, Path, dict[str, once.Line]]:
+    """All of it, once."""
+    experiment, out = small_table(), tmp_path_factory.mktemp("tables")
+    wanted = reproduce.Wanted(experiment, planned(experiment), "mine", "small")
+    reproduce.reproduce(wanted, out, workers=1)
+    text = (out / "cells" / f"mine-{SMALL}-ego.jsonl").read_text()
+    lines = {line["variant"]: line for line in map(json.loads, text.splitlines())}
+    return wanted, out, lines
+
+
+TAKING_BACK = [name for name, one in VARIANTS.items() if one.get("withdraws")]
+
+
+def test_every_method_gets_the_same_request(table: Any) -> None:
+    _, _, lines = table
+    assert {name: lines[name].get("failed") for name in VARIANTS if "failed" in lines[name]} == {}
+    asked = {name: tuple(lines[name]["withdraw"].values()) for name in TAKING_BACK}
+    assert len(set(asked.values()) - {asked["all"]}) == 1
+    assert asked["all"] > asked["retrain"]
+
+
+def test_the_same_people_withdraw_the_same_items_whatever_the_method() -> None:
+    found = []
+    for cell in planned(small_table()):
+        if cell.variant in ("contrast", "fru", "decoupled"):
+            fed = assemble(cell.config, Machine(threads=1))
+            base = withdrawing.Base.of(fed)
+            asked = taking_back(base.server.given, fed.stream.user_keys, fed.draws, 0.5)
+            found.append((asked.requests.senders.tolist(), asked.items.ptr.tolist(), asked.items.ids.tolist()))
+    assert len(found) == 3
+    assert found[0] == found[1] == found[2]
+
+
+def test_retraining_and_what_is_exact_have_no_distance_and_others_have(table: Any) -> None:
+    _, _, lines = table
+    for name in ("retrain", "decoupled", "all"):
+        values = lines[name]["values"]
+        assert values["distance"] == [0.0], name
+        assert values["pair AUC gap"] == [0.0]
+        assert values["ndcg@5"] == values["retrained ndcg@5"]
+    for name in ("contrast", "alone", "fru", "cufru", "replay", "cfru"):
+        assert lines[name]["values"]["distance"][0] > 1e-3, name
+
+
+def test_what_it_takes_is_told(table: Any) -> None:
+    _, _, lines = table
+    values = {name: lines[name]["values"] for name in TAKING_BACK}
+    rounds, present = lines["retrain"]["best_round"], values["retrain"]["clients asked"][0]
+    assert present == rounds * 30  # half of sixty people in every round
+    for name in ("alone", "decoupled", "cfru", "replay"):
+        assert values[name]["clients asked"] == [0.0], name
+    for name in ("contrast", "cufru", "cfru", "decoupled", "replay"):
+        assert values[name]["MB on the server"][0] > 0, name
+    assert values["retrain"]["MB on the server"] == [0.0]
+    assert values["fru"]["kB on a device"][0] > 0 == values["contrast"]["kB on a device"][0]
+    assert all(one["CPU seconds"][0] > 0 for one in values.values())
+
+
+def test_cells_that_learn_alike_share_the_run_and_leave_it_as_it_was(table: Any) -> None:
+    wanted, _, lines = table
+    jobs = {}
+    for cell in wanted.cells:
+        jobs.setdefault(cells._job_of(cell), []).append(cell.variant)
+    assert ["retrain", "contrast", "alone", "all"] in jobs.values()
+    before = {json.dumps(lines[n]["values"]["before ndcg@5"]) for n in ("retrain", "contrast", "alone")}
+    assert len(before) == 1
+    assert lines["retrain"]["auc"]["before"] == lines["contrast"]["auc"]["before"]
+    trained = {"masked": lines["fedshare"]["best_round"], "request": lines["contrast"]["best_round"]}
+    assert len(set(trained.values())) == 1  # the learning row is the same run
+
+
+def test_what_was_before_a_request_does_not_change_with_it() -> None:
+    [cell] = [one for one in planned(small_table()) if one.variant == "contrast"]
+    fed = assemble(cell.config, Machine(threads=1))
+    base = withdrawing.Base.of(fed)
+    private = base.clients.private.copy()
+    fed = with_parts(fed, cell.config)
+    progress = base.standing(fed)
+    asked = taking_back(progress.server.given, fed.stream.user_keys, fed.draws, 0.5)
+    done = carried_out(fed, progress, asked, way_of(fed, asked, progress.server.given.of(asked.requests.senders)))
+    assert not np.array_equal(done.now.clients.private, private)  # devices played rounds
+    np.testing.assert_array_equal(done.was.clients.private, private)
+    np.testing.assert_array_equal(base.clients.private, private)
+    held = done.was.clients.list_of("parts/sharing/shared", asked.users)
+    assert len(held.ids) == len(asked.items.ids)  # as they were: nothing was withdrawn yet
+
+
+def test_withdrawn_items_stay_hidden_in_the_test(table: Any) -> None:
+    """Methods rank the same candidates: retraining with everything withdrawn is measured under the first mask."""
+    _, _, lines = table
+    users = {name: len(once.unpack(lines[name]["users"])) for name in ("fedshare", "retrain", "all", "popular")}
+    assert len(set(users.values())) == 1
+
+
+def test_the_page_has_a_line_for_every_method_and_a_column_for_every_metric(table: Any) -> None:
+    wanted, out, lines = table
+    page = (out / "mine" / "small.md").read_text()
+    assert f"**{SMALL}, ego**" in page
+    head = next(line for line in page.splitlines() if line.startswith("| method"))
+    assert head.strip("| ").split(" | ") == ["method", *wanted.experiment.metrics, "seeds"]
+    told = [line for line in page.splitlines() if line.startswith("| ")][1:13]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in told] == [one["label"] for one in VARIANTS.values()]
+    popular = next(line for line in told if "most popular" in line)
+    assert popular.split(" | ")[1:3] == [f"{lines['popular']['values'][m][0]:.4f}" for m in ("ndcg@5", "unmasked hr@5")]
+    assert popular.count("–") == 4
+    assert "(0.4000 " in next(line for line in told if line.startswith("| contrast"))
+    assert "tally" in (out / "mine" / "small.html").read_text()
+
+
+def test_large_numbers_have_fewer_digits() -> None:
+    entry = tables.Entry("d", "b", "m", "v", "test", 12345.678, float("nan"), 1, None, "")
+    assert tables._told(entry) == "12,346"
+    assert tables._told(replace(entry, mean=45.678, half=1.26)) == "45.7 ± 1.3"
+    assert tables._told(replace(entry, mean=0.45678, published=0.4, verdict="higher")) == "0.4568<br>(0.4000 higher)"
+
+
+def test_an_interrupted_table_goes_on_where_it_was(table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted, _, lines = table
+    some = replace(wanted, cells=[c for c in wanted.cells if c.variant in ("popular", "retrain", "contrast", "cfru")])
+    real, done = cells.run_job, []
+
+    def stopping(job: cells.Job) -> list[once.Line]:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append([cell.variant for cell in job.cells])
+        return real(job)
+
+    monkeypatch.setattr(cells, "run_job", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce.reproduce(some, tmp_path, workers=1)
+    assert done == [["popular"], ["retrain", "contrast"]]
+    done.clear()
+    found = reproduce.reproduce(some, tmp_path, workers=1)
+    assert done == [["cfru"]]
+    for entry in found.entries:
+        if entry.metric in ("ndcg@5", "distance", "pair AUC gap"):
+            assert entry.mean == lines[entry.variant]["values"][entry.metric][0]
+
+
+def test_a_run_that_cannot_be_trained_is_a_finding_of_all_its_cells() -> None:
+    experiment = small_table(split={"kind": "blocks", "n_blocks": 2})
+    some = tuple(c for c in planned(experiment) if c.variant in ("retrain", "contrast"))
+    found = cells.run_job(cells.Job(some, None))
+    assert [line["failed"].split(";")[0] for line in found] == ["a table of kind 'once' wants one block"] * 2
+
+
+def test_nobody_who_shares_is_a_sentence() -> None:
+    with pytest.raises(TacitaError, match="nobody in this run shares anything"):
+        taking_back(Given(), np.zeros(3, np.uint64), build(planned(small_table())[0].config)[2], 0.3)
+
+
+def test_who_withdraws_makes_another_cell_and_nothing_else_does() -> None:
+    one = next(c for c in planned(small_table()) if c.variant == "contrast")
+    assert replace(one, withdraws=0.6).key != one.key
+    assert replace(one, variant="renamed").key == one.key
+    assert replace(one, withdraws=0.0, kind="once").key != one.key
+
+
+# the files
+
+
+FILES = [name for name in plan.experiment_names() if name.startswith("fedshare/")]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_cell_of_the_files_can_be_built_and_stands_beside_most_popular(name: str) -> None:
+    experiment, settings = plan.load_experiment(name)
+    found = plan.cells_of(experiment, settings, ["ml-100k"], ["ego"], 1)
+    for cell in found:
+        build(cell.config)
+        assert (cell.config.split.kind, cell.config.split.min_user) == ("random", 20)
+        assert cell.config.evaluate.unmasked
+    assert {"popular", "tally"} <= {cell.variant for cell in found}
+    assert {"ndcg@20", "unmasked ndcg@20"} <= set(experiment.metrics)
+
+
+def test_tables_share_their_cells() -> None:
+    keys: dict[str, dict[str, str]] = {}
+    for name in FILES:
+        experiment, settings = plan.load_experiment(name)
+        keys[name] = {c.variant: c.key for c in plan.cells_of(experiment, settings, ["ml-100k"], ["ego"], 1)}
+    three = keys["fedshare/table3"]
+    for name, own in {"table4": "contrast", "figure4": "fru"}.items():
+        assert keys[f"fedshare/{name}"][own] == three[own]
+    figure = keys["fedshare/figure5"]
+    assert (figure["a_fedshare_1_2_7"], figure["d_fru_03"]) == (three["fedshare"], three["fru"])
+    assert len({*figure.values()}) > len(figure) // 2
+
+
+# the search
+
+
+def tuned_table() -> plan.Experiment:
+    searched = {
+        "datasets": [SMALL],
+        "seed": 100,
+        "rounds": 2,
+        "lowest": 0.01,
+        "highest": 0.1,
+        "first": [
+            {"option": "aggregation", "of": ["train"], "choices": ["weighted", "per-row"]},
+            {"option": "bpr_scale", "of": ["train", "shared-graph", "server-client"], "choices": [1.0, 5.0]},
+        ],
+        "then": [
+            {"option": "lr", "of": ["backbone"], "lowest": 0.01, "highest": 0.1},
+            {"option": "lr", "of": ["shared-graph", "server-client"], "lowest": 0.001, "highest": 0.1},
+            {"option": "lam1", "of": ["shared-graph"], "choices": [0.1, 0.7]},
+        ],
+    }
+    variants = {k: v for k, v in VARIANTS.items() if k in ("popular", "tally", "fedshare", "retrain", "contrast")}
+    train = {"rounds": 4, "participation": {"kind": "fraction", "rate": 0.5}}
+    more = variant("FedAvg", "fedshare-fedavg")
+    return small_table(tune=searched, train=train, variants={**variants, "fedavg": more}, baseline="")
+
+
+def test_every_learning_method_has_the_same_budget_and_others_take_what_it_found() -> None:
+    experiment = tuned_table()
+    entries = {one.source: one for one in rates.entries_of(experiment, [], 7)}
+    assert entries.keys() == {"fedshare", "fedshare-fedavg"}
+    ours = entries["fedshare"]
+    assert [(t.train["aggregation"], t.options["shared-graph"]["bpr_scale"]) for t in ours.trials] == [
+        ("weighted", 1.0), ("weighted", 5.0), ("per-row", 1.0), ("per-row", 5.0)
+    ]  # fmt: skip
+    scores = {cell.key: {"valid": 0.1} for one in entries.values() for cell in one.cells}
+    scores[ours.cells[3].key] = {"valid": 0.3}
+    scores[entries["fedshare-fedavg"].cells[0].key] = {"failed": "diverged."}
+    wider = {one.source: one for one in rates.second_step(experiment, list(entries.values()), scores, 7)}
+    assert {len(one.cells) for one in wider.values()} == {7}
+    for trial, cell in zip(wider["fedshare"].trials[4:], wider["fedshare"].cells[4:], strict=True):
+        assert trial.train == {"aggregation": "per-row", "bpr_scale": 5.0}
+        backbone, parts, _ = build(cell.config)
+        graph = next(part for part in parts if part.name == "shared-graph")
+        assert cell.config.train.bpr_scale == graph.config.bpr_scale == 5.0
+        assert (backbone.config.lr, graph.config.lr) == (trial.lr, trial.options["shared-graph"]["lr"])
+        assert 0.01 <= trial.lr <= 0.1
+        assert graph.config.lam1 in (0.1, 0.7)
+        assert (cell.config.seed, cell.config.train.rounds, cell.kind) == (100, 2, "once, tried")
+    assert all("lam1" not in t.options["server-client"] for t in wider["fedshare-fedavg"].trials)
+    best = rates.choose(wider["fedshare"], scores | {c.key: {"valid": 0.2} for c in wider["fedshare"].cells[4:]})
+    settings = plan.Settings(chosen={SMALL: {"ego": {"fedshare": best}}})
+    by = {c.variant: c.config for c in plan.cells_of(experiment, settings, [SMALL], ["ego"], 1)}
+    for name in ("fedshare", "retrain", "contrast"):
+        assert (by[name].train.aggregation, by[name].train.bpr_scale) == ("per-row", 5.0)
+    assert by["fedavg"].train.aggregation == "weighted"
+
+
+def test_a_method_without_a_score_in_the_first_step_has_no_second() -> None:
+    experiment = tuned_table()
+    entries = rates.entries_of(experiment, ["fedavg"], 7)
+    failed = {cell.key: {"failed": "diverged."} for cell in entries[0].cells}
+    assert rates.second_step(experiment, entries, failed, 7) == entries
+
+
+def test_points_of_the_search_stay_inside_and_apart() -> None:
+    for dimensions in (3, 4, 5):
+        points = np.array(spreading.spread(20, dimensions))
+        assert points.shape == (20, dimensions)
+        assert ((points >= 0) & (points < 1)).all()
+        apart = np.linalg.norm(points[:, None] - points[None], axis=2) + 9 * np.eye(20)
+        assert apart.min() > 0.1
+    axis = plan.Axis(option="lr", of=["backbone"], lowest=0.01, highest=1.0)
+    assert [axes._at(axis, share) for share in (0.0, 0.5)] == [0.01, 0.1]
+
+
+def test_no_seed_of_the_tables_is_tuned_on() -> None:
+    experiment = plan.main_table("fedshare")
+    assert experiment.tune
+    assert experiment.tune.seed not in range(experiment.seeds + 1)
+    found: Iterator[str] = (one.source for one in rates.entries_of(experiment, ["ml-1m"], 12))
+    assert sorted(found) == ["cdcgnnfed", "fedshare", "fedshare-decoupled", "fedshare-fedavg", "pdc-frs"]
