@@ -16,7 +16,7 @@ from oracle import federate, make_backbone, make_block, make_stream, started
 import tacita
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import ServerState, Stream
+from tacita.core.types import CohortView, Doubles, ServerState, Stream
 from tacita.federation.rounds import run_round
 from tacita.fields import Dense, Rows, Total, Upload
 from tacita.lab.ledger import accounts_of, in_words, run_ledger, spread
@@ -26,6 +26,8 @@ from tacita.methods.personal import releases
 from tacita.methods.personal.dp_fedavg import DPFedAvg, largest
 from tacita.methods.personal.dpps import DPPS
 from tacita.privacy.calibration import gaussian_epsilon, gaussian_sigma
+from tacita.round import registry
+from tacita.round.parts import Part
 from tacita.round.plan import Federation
 
 SMALL = "synthetic:users=90,items=60,per_user=14,groups=4"
@@ -195,6 +197,31 @@ def test_the_same_round_asked_for_again_has_other_noise() -> None:
     assert noise_laws.normal(difference) > SURE
 
 
+class Halving(Part):
+    """Weighs every second client by a half, as a method would by something that people have."""
+
+    name = "halving"
+
+    def weight(self, view: CohortView, upload: Upload) -> Doubles:
+        return np.where(view.client_keys % np.uint64(2) == 0, 0.5, 1.0)
+
+
+def test_weights_that_tell_of_people_are_clipped_and_noised_with_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._PARTS, "halving", Halving)
+    nearly_none = {"tiers": [900_000.0], "shares": [1.0], "noise": 0.002, "clip": 100.0, "between": 0.0, "shrink": 0.0}
+    fed = with_parts({"name": "halving"}, {"name": "dpps", **nearly_none})
+    plain = with_parts({"name": "halving"})
+    progress, other = started(fed), started(plain)
+    sent = progress.devices.exchange(fed, progress.server, fed_down(fed, progress), "round").total
+    assert sent.weight == 30  # what travels in clear is how many there are
+    total = dpps(fed).decode(progress.server, sent)
+    wanted = other.devices.exchange(plain, other.server, fed_down(plain, other), "round").total
+    assert total.weight == pytest.approx(wanted.weight, rel=0.1)
+    assert wanted.weight < 28
+    noise = math.sqrt(float(sent["dpps.noise"][0]))
+    assert np.abs(total["rows"] - wanted["rows"]).max() < 6 * noise
+
+
 # budgets
 
 
@@ -301,6 +328,8 @@ def test_what_no_noise_covers_is_refused() -> None:
             with_parts({"name": "dpps"}, **settings)
     with pytest.raises(TacitaError, match="list dpps after it"):
         with_parts({"name": "dpps"}, {"name": "proximal"})
+    with pytest.raises(TacitaError, match="remembers what leaves a device"):
+        with_parts({"name": "retraction"}, {"name": "dpps"}, aggregation="fixed")
     with pytest.raises(TacitaError, match="no bounded mechanism for scores"):
         tacita.train(data=SMALL, method="fedkdrec", parts=[{"name": "dpps"}], out=Path("never"))
     with pytest.raises(TacitaError, match="each client being drawn by itself"):

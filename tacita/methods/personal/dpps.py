@@ -119,8 +119,14 @@ class DPPS(Part):
         self._check_order()
 
     def _check_order(self) -> None:
-        """Nothing may be added to a release after its noise."""
+        """Nothing may be added to a release after its noise, and nobody may go by what it was before."""
         names = [str(one["name"]) for one in self.world.listed]
+        for name in names:
+            if name != self.name and overrides_class(name, "encode") and overrides_class(name, "answer"):
+                raise TacitaError(
+                    f"part '{name}' remembers what leaves a device to take it back later, and dpps changes what "
+                    "leaves; forget by training again (part 'retrain'), or leave one of them out."
+                )
         for name in names[names.index(self.name) + 1 :] if self.name in names else ():
             if any(overrides_class(name, hook) for hook in ("encode", "encode_sum")):
                 raise TacitaError(f"part '{name}' changes releases after dpps has noised them; list dpps after it.")
