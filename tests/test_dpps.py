@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +13,20 @@ import numpy as np
 import pytest
 from noise_laws import SURE
 from oracle import federate, make_backbone, make_block, make_stream, started
+from typer.testing import CliRunner
 
 import tacita
+from tacita.cli.entry import app
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
+from tacita.core.files import read_arrays
 from tacita.core.types import CohortView, Doubles, ServerState, Stream
 from tacita.federation.rounds import run_round
 from tacita.fields import Dense, Rows, Total, Upload
+from tacita.lab import training
 from tacita.lab.ledger import accounts_of, in_words, run_ledger, spread
 from tacita.lab.run_folder import read_ids
-from tacita.methods import World, build_parts
+from tacita.methods import World, build_parts, configured
 from tacita.methods.personal import releases
 from tacita.methods.personal.dp_fedavg import DPFedAvg, largest
 from tacita.methods.personal.dpps import DPPS
@@ -466,3 +471,39 @@ def test_a_run_without_a_ledger_has_no_epsilon(tmp_path: Path) -> None:
     assert "privacy" not in run.result
     assert in_words(run_ledger(run.folder))[0].startswith("No epsilon")
     assert accounts_of((), {}) is None
+
+
+def test_a_killed_run_goes_on_with_the_same_numbers_and_the_same_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)  # after every round
+    monkeypatch.setattr(training, "CHECKPOINT_SHARE", float("inf"))
+    settings = {"data": SMALL, "method": "f3crec-dpps", "split": {"n_blocks": 2}, "train": {"rounds": 3}}
+    parts = [{"name": "dpps", "releases": 4, "clip": 0.1}]
+    config = configured({**settings, "parts": parts, "evaluate": {"controls": False}}, "the test")
+    whole = training.train(config, tmp_path / "whole")
+    rounds = 0
+
+    def stop(report: Any) -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        training.train(config, tmp_path / "cut", watcher=training.Watcher(on_round=stop))
+    cut = training.resume(tmp_path / "cut")
+    assert cut.result["blocks"] == whole.result["blocks"]
+    assert cut.result["privacy"] == whole.result["privacy"]
+    assert cut.result["privacy"]["silent_by_budget"] > 0
+    held = [read_arrays(folder / "clients.safetensors")[0] for folder in (cut.folder, whole.folder)]
+    for name in releases.ACCOUNT:
+        assert np.array_equal(*(one[f"parts/dpps/{name}"] for one in held))
+
+    somebody = read_ids(whole.folder)["users"][0]
+    spoken = CliRunner().invoke(app, ["ledger", str(whole.folder)])
+    assert spoken.exit_code == 0
+    assert "against the server, which sees each noised release" in spoken.output
+    assert somebody not in spoken.output.split()
+    own = CliRunner().invoke(app, ["ledger", str(whole.folder), somebody, "--json"])
+    assert json.loads(own.output)["user"] == somebody
