@@ -53,6 +53,24 @@ def test_nodes_charge_their_people_and_say_what_it_cost(site: Site) -> None:
             verbs.perform(node, "ledger", {"user": "nobody here"})
 
 
+def test_a_second_run_is_no_second_budget(site: Site) -> None:
+    play(site)
+    with site.store as store:
+        store.new_run("again", site.config, {"pause": 0.0, "give_up": 1.0})
+    site.run = "again"
+    site.next_block()
+    for node in site.transport.members.values():
+        first, second = node.store.devices("r"), node.store.devices("again")
+        assert first is not None
+        assert second is not None
+        spent = dict(zip(first[1]["users"].tolist(), first[1]["parts/dpps/spent"][:, 0]))
+        for user, units, released in zip(
+            second[1]["users"], second[1]["parts/dpps/spent"], second[1]["parts/dpps/times"][:, 0]
+        ):
+            assert units[1] == (spent.get(int(user), 0) if released else units[1])
+        assert second[1]["parts/dpps/spent"][:, 1].max() > 0
+
+
 @pytest.mark.parametrize("site", [config_of(releases=2)], indirect=True)
 def test_who_has_spent_their_budget_stays_silent(site: Site) -> None:
     play(site)

@@ -192,8 +192,6 @@ def ledger(
         console.answer(f"Run {run}:")
         for line in in_words(told):
             console.answer(line)
-    if len(found["runs"]) > 1:
-        console.say("Every run has a budget of its own; together they cost more than each of them.")
 
 
 @app.command()

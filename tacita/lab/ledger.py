@@ -52,6 +52,7 @@ def spread(ledger: Ledger, account: Arrays) -> dict[str, Any]:
             "releases": int(account["times"][:, k].sum()),
         }
         for k, event in enumerate(ledger.events)
+        if account["times"][:, k].any() or not event.once
     }
     return {
         "delta": ledger.delta,
@@ -90,6 +91,7 @@ def one_account(ledger: Ledger, account: Arrays, row: int) -> dict[str, Any]:
         "events": {
             event.what: {"times": int(own["times"][0, k]), "epsilon": _alone(ledger, own, k)}
             for k, event in enumerate(ledger.events)
+            if own["times"][0, k] or not event.once
         },
     }
 

@@ -32,6 +32,7 @@ class Event:
     threat: Literal["local", "central"] = "local"
     rate: float = 1.0  # probability to be in the release at all, where that counts
     cohort: Literal["asked", "poisson", "fixed"] = "asked"  # how those in it are chosen
+    once: bool = False  # it does not come again
 
     def __post_init__(self) -> None:
         if self.mechanism != "unknown" and not (self.sensitivity > 0 and self.noise > 0):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.special import log_ndtr
+from scipy.special import log_ndtr, ndtri
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import Doubles
@@ -75,6 +75,11 @@ def mu_of(epsilon: float, delta: float) -> float:
         else:
             high = middle
     return low * _LESS
+
+
+def mu_of_pure(epsilon: float) -> float:
+    """The mu-GDP loss that a pure epsilon never exceeds (the Gaussian that meets randomised response in its corner)."""
+    return float(2 * ndtri(1 / (1 + math.exp(-epsilon))))
 
 
 def gaussian_sigma(epsilon: float, delta: float) -> float:

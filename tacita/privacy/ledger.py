@@ -29,8 +29,9 @@ import numpy as np
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Bools, Doubles, Longs
 from tacita.privacy.accounting import Event, epsilon_of, most_releases
-from tacita.privacy.calibration import epsilon_of_mu, mu_of
+from tacita.privacy.calibration import epsilon_of_mu, mu_of, mu_of_pure
 
+EARLIER = "earlier runs"  # an event of this name holds what was spent elsewhere
 UNIT = 1e-12  # of mu^2, and of a pure epsilon
 MICRO = 1e-6  # budgets are whole numbers of it
 NO_LIMIT = np.iinfo(np.int64).max  # somebody who set no budget: everything is counted, nothing is refused
@@ -110,8 +111,29 @@ class Ledger:
     def silent(self, account: Arrays) -> Bools:
         """Who has released something and could not once more, at the mean price of what they released so far."""
         times, spent = account["times"], account["spent"]
-        again = spent + -(-spent // np.maximum(times, 1))
-        return np.asarray((times > 0).any(axis=1) & ~self._fits(again, account["budget"]))
+        again = np.where([event.once for event in self.events], 0, -(-spent // np.maximum(times, 1)))
+        return np.asarray((again > 0).any(axis=1) & ~self._fits(spent + again, account["budget"]))
+
+    def with_earlier(self, account: Arrays, units: Longs) -> Arrays:
+        """Accounts that also hold what was spent elsewhere, in units of mu^2; it only grows."""
+        column = self._column(EARLIER)
+        spent, times = account["spent"].copy(), account["times"].copy()
+        spent[:, column] = np.maximum(spent[:, column], np.minimum(units, _MOST))
+        times[:, column] = spent[:, column] > 0
+        return {**account, "spent": spent, "times": times}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(event.what for event in self.events)
+
+    def without(self, what: str, account: Arrays) -> Longs:
+        """What was spent but for one kind of release, in units of mu^2; pure ones by a bound, sampled ones not."""
+        other = [k for k in self._laws("gaussian") if self.names[k].rpartition(": ")[2] != what]
+        mu2 = spent_on(account, other)
+        pure = spent_on(account, self._laws("pure"))
+        kinds, place = np.unique(pure, return_inverse=True)
+        bound = np.array([math.ceil(mu_of_pure(float(one) * UNIT) ** 2 / UNIT) for one in kinds], np.int64)
+        return np.asarray(mu2 + bound[place.ravel()])
 
     def sigma_to_fit(self, epsilon: float, releases: int) -> float:
         """The deviation, for sensitivity 1, at which a budget holds exactly so many gaussian releases."""
@@ -204,6 +226,11 @@ def joined(ledgers: Sequence[tuple[str, Ledger, Arrays]]) -> tuple[Ledger, Array
     budget = np.max([a["budget"] for _, _, a in ledgers], axis=0)
     smallest = min(kept.delta for _, kept, _ in ledgers)
     return Ledger(events, smallest, any(kept.adaptive for _, kept, _ in ledgers)), {"budget": budget, **account}
+
+
+def spent_on(account: Arrays, columns: list[int]) -> Longs:
+    """What was spent on some kinds of releases together."""
+    return np.asarray(account["spent"][:, columns].sum(axis=1))
 
 
 def _share(event: Event, spent: int, times: int) -> float:

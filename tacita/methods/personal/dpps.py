@@ -29,7 +29,7 @@ from tacita.methods.personal.releases import by_client, by_user
 from tacita.methods.sharing.presets import FEDSHARE
 from tacita.privacy.accounting import Event
 from tacita.privacy.calibration import gaussian_delta, gaussian_epsilon
-from tacita.privacy.ledger import Ledger
+from tacita.privacy.ledger import EARLIER, Ledger
 from tacita.privacy.noise import Stream
 from tacita.round.parts import Part, PartConfig
 from tacita.round.registry import part_class, preset, register
@@ -145,10 +145,11 @@ class DPPS(Part):
     def ledger(self) -> Ledger:
         config = self.config
         upload = Event("upload", "gaussian", 1.0, 1.0, config.unit, config.threat)
+        earlier = Event(EARLIER, "gaussian", 1.0, 1.0, config.unit, config.threat, once=True)
         if config.policy == "declared":
-            return Ledger((upload,), config.delta)
-        scale = 1 / config.activity_epsilon
-        return Ledger((upload, Event("activity", "laplace", 1.0, scale, "interaction")), config.delta)
+            return Ledger((upload, earlier), config.delta)
+        count = Event("activity", "laplace", 1.0, 1 / config.activity_epsilon, "interaction", once=True)
+        return Ledger((upload, earlier, count), config.delta)
 
     def multiples(self) -> Doubles:
         """The noise of each tier, as a multiple of its sensitivity."""
@@ -197,6 +198,8 @@ class DPPS(Part):
             edges = np.cumsum(config.shares)[:-1] / sum(config.shares)
             drawn = uniforms(self.world.draws.private("budget"), view.user_keys, 1)[:, 0]
             tier = np.searchsorted(edges, drawn, side="right")
+            if self.world.draws.secret:  # a device whose person said nothing takes the smallest
+                tier = np.zeros_like(tier)
         else:
             counts = view.train.counts() + self._count_noise(view)
             tier = np.searchsorted(np.array(config.activity_cuts), counts, side="right")
