@@ -19,6 +19,7 @@ from tacita.core.types import AnyArray, Arrays, Doubles, Held, Ints, Keys, Longs
 from tacita.kernels.pairs import pair_sums
 from tacita.kernels.steps import fold_rows
 
+_FEW = 64  # numbers of a client that are added without a loop over clients
 QUANTUM = 2.0**-24  # of the exact sums of the aggregator `ideal`; sums stay whole numbers of it below 2^53
 
 
@@ -51,6 +52,7 @@ class Rows:
     client: Ints
     item: Ints
     value: AnyArray  # (rows, *shape[1:])
+    factor: Doubles | None = None  # (clients,) what a client's rows are multiplied by as they are added: saves a copy
 
     def check(self, field: Spec, n_clients: int) -> None:
         rows = len(self.item)
@@ -60,8 +62,14 @@ class Rows:
             if rows and not 0 <= int(ids.min()) <= int(ids.max()) < below:
                 raise TacitaError(f"an upload's '{what}' numbers of '{field.name}' must lie from 0 to {below - 1}.")
 
+    def plainly(self) -> Rows:
+        """The same with the factor multiplied in."""
+        return self if self.factor is None else replace(self, factor=None).scaled(self.factor)
+
     def add_to(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
-        if total.ndim == 2:
+        if self.factor is not None:
+            replace(self, factor=None).add_to(total, touched, weight * self.factor)
+        elif total.ndim == 2:
             fold_rows(self.client, self.item, self.value, weight, total, touched)
         else:
             np.add.at(total, self.item, weight[self.client] * self.value)
@@ -69,7 +77,8 @@ class Rows:
 
     def squares(self, n_clients: int) -> Doubles:
         each = (self.value.astype(np.float64) ** 2).sum(axis=tuple(range(1, self.value.ndim)))
-        return np.bincount(self.client, weights=each, minlength=n_clients).astype(np.float64)
+        found = np.bincount(self.client, weights=each, minlength=n_clients).astype(np.float64)
+        return found if self.factor is None else found * self.factor**2
 
     def scaled(self, factor: Doubles) -> Rows:
         by = factor[self.client].reshape(-1, *[1] * (self.value.ndim - 1))
@@ -77,6 +86,8 @@ class Rows:
 
     def of(self, clients: Longs) -> Rows:
         """The rows of some clients, renumbered, as a copy."""
+        if self.factor is not None:
+            return self.plainly().of(clients)
         place = np.full(int(clients.max(initial=-1)) + 1, -1, np.int32)
         place[clients] = np.arange(len(clients), dtype=np.int32)
         known = self.client < len(place)
@@ -84,7 +95,8 @@ class Rows:
         return Rows(place[self.client[kept]], self.item[kept].copy(), self.value[kept].copy())
 
     def after(self, other: Rows, shift: int) -> Rows:
-        both = zip((other.client, other.item, other.value), (self.client + np.int32(shift), self.item, self.value))
+        other, mine = other.plainly(), self.plainly()
+        both = zip((other.client, other.item, other.value), (mine.client + np.int32(shift), mine.item, mine.value))
         return Rows(*(np.concatenate(pair) for pair in both))
 
     def n_bytes(self, field: Spec) -> float:
@@ -102,6 +114,12 @@ class Dense:
         _same(field.name, self.value.shape, (n_clients, *field.shape))
 
     def add_to(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
+        if self.value[:1].size <= _FEW:
+            some = np.flatnonzero(weight)
+            by = weight[some].reshape(-1, *[1] * (self.value.ndim - 1))
+            _add_in_order(total, by * self.value[some].astype(np.float64))
+            _add_in_order(touched, np.repeat(weight[some][:, None], len(touched), axis=1))
+            return
         for c in np.flatnonzero(weight):  # one by one: the sum must not depend on how clients are chunked
             total += weight[c] * self.value[c].astype(np.float64)
             touched += weight[c]
@@ -168,6 +186,11 @@ class Terms:
         return field.n_bytes * len(np.unique(self.client))
 
 
+def _add_in_order(total: Doubles, more: Doubles) -> None:
+    """Add one after the other: the sum must not depend on how clients are chunked."""
+    total[...] = np.add.accumulate(np.concatenate([total[None], more]))[-1]
+
+
 Form = Rows | Dense | Terms
 
 
@@ -178,6 +201,9 @@ class Upload:
     values: dict[str, Form]
     weight: Doubles  # (clients,)
     sender: Keys  # (clients,) under which key the server knows the client, where it sees one by itself
+    nonce: Keys | None = None
+    """(clients,) a number that no other release of the client has. It does not travel: noise on a sum follows it, so
+    that noise is never drawn twice, even if the same round is asked for again."""
 
     @property
     def n_clients(self) -> int:
@@ -234,6 +260,7 @@ class Total:
     weight: float = 0.0
     n_clients: int = 0
     each: dict[str, Each] = field(default_factory=dict)
+    nonce: int = 0  # of all uploads in it, in any order; stays where they were added
 
     def __getitem__(self, name: str) -> Doubles:
         return self.sums[name]
@@ -274,6 +301,8 @@ def add(total: Total, upload: Upload, fields: Sequence[Spec], exact: bool = Fals
             own = Each(upload.sender[keep].copy(), value.of(keep))
             each[name] = own if name not in each else _joined(each[name], own)
             continue
+        if one.touched and isinstance(value, Rows):
+            value = value.plainly()  # what touched a row counts by its weight alone
         touched = total.sums[touched_of(name)] if one.touched else np.zeros(one.shape[0] if one.shape else 0)
         if not exact:
             value.add_to(total.sums[name], touched, upload.weight)
@@ -286,12 +315,15 @@ def add(total: Total, upload: Upload, fields: Sequence[Spec], exact: bool = Fals
         elif isinstance(value, Dense):
             touched += upload.weight.sum()
     weight = np.add.accumulate(np.append(total.weight, upload.weight))[-1]  # one by one, as the sums are
-    return Total(total.sums, float(weight), total.n_clients + len(keep), each)
+    nonce = total.nonce if upload.nonce is None else total.nonce ^ int(np.bitwise_xor.reduce(upload.nonce[keep]))
+    return Total(total.sums, float(weight), total.n_clients + len(keep), each, nonce)
 
 
 def _quantised(value: Form, weight: Doubles) -> Form:
     """The same times the weights, every number rounded to the quantum."""
     by = weight if isinstance(value, Dense) else weight[value.client]
+    if isinstance(value, Rows):
+        value = value.plainly()
     if isinstance(value, Terms):
         return replace(value, factor=np.rint(value.factor * by / QUANTUM) * QUANTUM)
     by = by.reshape(-1, *[1] * (value.value.ndim - 1))
@@ -313,7 +345,7 @@ def merge(a: Total, b: Total) -> Total:
     for name in a.each.keys() & b.each.keys():
         each[name] = _joined(a.each[name], b.each[name])
     sums = {name: v + b.sums[name] for name, v in a.sums.items()}
-    return Total(sums, a.weight + b.weight, a.n_clients + b.n_clients, each)
+    return Total(sums, a.weight + b.weight, a.n_clients + b.n_clients, each, a.nonce ^ b.nonce)
 
 
 def _check(upload: Upload, fields: dict[str, Spec]) -> None:
