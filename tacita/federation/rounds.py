@@ -101,8 +101,10 @@ def end_block(fed: Federation, progress: Progress) -> None:
 
 
 def _promised(fed: Federation, server: ServerState) -> dict[str, dict[str, dict[str, float]]]:
-    """What the parts promise of people's privacy, if anything."""
+    """What the parts, and what travels, promise of people's privacy, if anything."""
     said = {part.name: made for part in fed.parts if (made := part.promises(fed.seen_by(part.party, server)))}
+    if made := fed.learner.promises(server):
+        said[fed.backbone.name] = made
     return {"promises": said} if said else {}
 
 

@@ -21,6 +21,7 @@ from tacita.round.parts import Ask, Play, overrides
 
 STATISTIC = "statistic"  # the question whose answer is told for good
 TOLD, ASKED = "told", "asked"  # on devices: what was told; on the server: who waits to take something back
+SPENT = "spent"  # on devices: what of a budget is gone, in whole coins
 WITHDRAW = ("forget", "leave")
 
 
@@ -47,6 +48,11 @@ class StatisticLearner(Learner):
                 raise TacitaError(
                     f"part '{part.name}' looks at local training; backbone '{backbone.name}' has none: leave it out."
                 )
+            if backbone.allowance and (overrides(part, "weight") or overrides(part, "encode")):
+                raise TacitaError(
+                    f"part '{part.name}' changes what is told, so privacy.epsilon would count something else than what "
+                    "leaves; leave one of the two out."
+                )
 
     @property
     def rounds(self) -> int:
@@ -63,15 +69,44 @@ class StatisticLearner(Learner):
 
     def answer(self, view: CohortView, question: str) -> Answer:
         if self._retracts(question):
-            return self._take_back(view)
+            return self._charged(view, question, self._take_back(view))
+        view = self._able(view, question)
         told = self.world.backbone.tell(view, question)
         upload = Upload(told, np.ones(view.n_clients), view.client_keys)
         if not self.takes_back or question != STATISTIC:
-            return Answer(upload)
+            return self._charged(view, question, Answer(upload))
         size = len(view.train.ids)
         new = {"block": np.full(size, view.block, np.int32), "stays": np.ones(size, bool)}
         log = view.lists[self.name][TOLD].joined(Ragged(view.train.ptr, view.train.ids, new))
-        return Answer(upload, {f"{PARTS}{self.name}/{TOLD}": log})
+        return self._charged(view, question, Answer(upload, {f"{PARTS}{self.name}/{TOLD}": log}))
+
+    # a budget
+
+    def _able(self, view: CohortView, question: str) -> CohortView:
+        """Who cannot pay for an answer any more has nothing to tell: an empty history adds 0 to every sum."""
+        if not self._budget:
+            return view
+        price = self.world.backbone.price(view.heads, question)
+        able = view.parts[self.name][SPENT] + price <= self.world.backbone.allowance
+        return view if able.all() else replace(view, train=view.train.where(able[view.train.rows()]))
+
+    def _charged(self, view: CohortView, question: str, answer: Answer) -> Answer:
+        """The answer with what it costs: noted on devices, which keep it, before the sum is made.
+
+        Who tells nothing pays nothing. Taking back is never refused, so it may cost more than was planned.
+        """
+        if not self._budget:
+            return answer
+        spent = view.parts[self.name][SPENT]
+        asked = view.lists[self.name][TOLD] if self._retracts(question) else view.train
+        spent = spent + np.where(asked.counts() > 0, self.world.backbone.price(view.heads, question), 0)
+        return replace(answer, kept={**answer.kept, f"{PARTS}{self.name}/{SPENT}": spent})
+
+    def noised(self, server: ServerState, total: Total, question: str) -> Total:
+        return self.world.backbone.noised(server, total, question, self.world.draws)
+
+    def promises(self, server: ServerState) -> dict[str, float]:
+        return self.world.backbone.promises(server)
 
     def learn(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
         return self.world.backbone.learn(server, total, question)
@@ -93,11 +128,17 @@ class StatisticLearner(Learner):
 
     @property
     def lasting(self) -> frozenset[str]:
-        return frozenset({f"{PARTS}{self.name}/{TOLD}"} if self.takes_back else ())
+        kept = {TOLD} if self.takes_back else set()
+        return frozenset(f"{PARTS}{self.name}/{one}" for one in kept | ({SPENT} if self._budget else set()))
+
+    @property
+    def _budget(self) -> bool:
+        return self.world.backbone.allowance > 0
 
     def device_arrays(self, n_users: int) -> Held:
         kinds: Arrays = {"block": np.zeros(0, np.int32), "stays": np.zeros(0, bool)}
-        return {TOLD: replace(Ragged.empty(n_users), values=kinds)} if self.takes_back else {}
+        told = {TOLD: replace(Ragged.empty(n_users), values=kinds)} if self.takes_back else {}
+        return {**told, **({SPENT: np.zeros(n_users, np.int64)} if self._budget else {})}
 
     def handle_many_here(self, view: CohortView, requests: Requests) -> Held:
         if not self.takes_back or requests.kind not in WITHDRAW:
@@ -126,6 +167,7 @@ class StatisticLearner(Learner):
             mode = "none: the server was told of none of it"
             return (server.with_part(self.name, {ASKED: asked[:0]}) if len(waiting) else server), said | {"mode": mode}
         after, rank = self.model.retracted(server, change)
+        said |= self.model.retraction_said()
         return after.with_part(self.name, {ASKED: asked[:0]}), said | {
             "mode": f"update of rank {rank}" if rank else "new solve",
             "rounds": 1,

@@ -66,6 +66,14 @@ class Learner(ABC):
     def answer(self, view: CohortView, question: str) -> Answer:
         """On the devices."""
 
+    def noised(self, server: ServerState, total: Total, question: str) -> Total:
+        """The sum over the people here with the noise that a budget asks for, before it leaves; live, on each node."""
+        return total
+
+    def promises(self, server: ServerState) -> dict[str, float]:
+        """What it promises of people's privacy after a block; nothing: no epsilon."""
+        return {}
+
     @abstractmethod
     def learn(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
         """On the server; `expected`: how many clients were to answer, on average."""
