@@ -149,10 +149,16 @@ def _show(run: Run, as_json: bool, quiet: bool) -> None:
         console.print_json(run.result)
         return
     console.show_result(run, brief=quiet)
+    from tacita.report.promises import privacy_lines
+
+    for line in privacy_lines(run.config, run.result["blocks"]):
+        console.say(line)
     for part, said in run.result["blocks"][-1].get("promises", {}).items():
+        if part == run.config.backbone["name"]:
+            continue
         told = ", ".join(f"{name.replace('_', ' ')} {value:,.4g}" for name, value in said.items())
         console.say(f"What part '{part}' promises of privacy, of what it is told by request alone: {told}.")
-    if run.config.backbone["name"] == "tally" and not quiet:
+    if run.config.backbone["name"] == "tally" and run.config.privacy.epsilon is None and not quiet:
         console.say(f"Note: what tally releases gives people away: `tacita audit tally --run {run.folder}` shows it.")
 
 
@@ -168,6 +174,7 @@ def recommend(
     Example: `tacita recommend --run runs/first --user 196 -k 10`
     """
     from tacita.lab import serving
+    from tacita.report.promises import privacy_in_brief
 
     found = serving.recommend(run, user, k, exclude_seen=not seen)
     if as_json:
@@ -175,6 +182,7 @@ def recommend(
         return
     for one, items in found.items():
         console.show_recommendations(one, items, k)
+    console.say(privacy_in_brief(serving.open_run(run).config))
 
 
 def report(

@@ -29,8 +29,9 @@ def way_of(plan: Plan, asked: Asked, given: Given) -> Way:
         return _sharing(plan)
     if asked.requests.kind == "unshare" or not plan.learner.takes_back:
         return _unlearning(plan, asked, given)
-    name = plan.backbone.name
-    return Way((name,), f"{name} is a function of a sum over people, so what was told is taken out of the sum.")
+    name, model = plan.backbone.name, plan.backbone.retracts
+    noise = "" if model is None or model.exact else ", with noise of its own, which is charged"
+    return Way((name,), f"{name} is a function of a sum over people, so what was told is taken out of the sum{noise}.")
 
 
 def _sharing(plan: Plan) -> Way:

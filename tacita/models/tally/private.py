@@ -226,14 +226,16 @@ class PrivateTally(Tally):
         drawn = Spec("draws", (1,), most=1.0, least=0.0, exact=True)
         if question == SURVEY:
             n, of = len(server.items), self.budget.deviation
-            liked = Spec("liked", (n,), most=1 + TAIL * of(LIKED), exact=True, about="noised: which items people like")
+            liked = Spec(
+                "liked", (n,), most=1 + TAIL * of(LIKED), exact=True, about="which items people like, with noise"
+            )
             return liked, Spec("people", (1,), most=1 + TAIL * of(PEOPLE), exact=True), drawn
         return self._term_field(server, question), drawn
 
     def _term_field(self, server: ServerState, question: str) -> Spec:
         k, length = len(server.heads["inputs"]), self.length_of(server.heads, question)
         most = length + TAIL * SQUARE_ROOT_2 * self.s_of(server.heads, question)
-        about = "noised: which items go together"
+        about = "which items go together, with noise"
         return Spec("terms", (k, k), most=most, exact=True, symmetric=True, about=about)
 
     def retraction_fields(self, server: ServerState) -> tuple[Spec, ...]:
