@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import norm
 
 from tacita.audit.budget import READERS, audit_budget
 from tacita.cli import main
@@ -64,6 +65,12 @@ def ran(config: RunConfig, **draws: Any) -> tuple[Federation, Progress]:
     return fed, progress
 
 
+def call(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 0
+
+
 def private(epsilon: float = 4.0, **more: Any) -> PrivateTally:
     return PrivateTally(TallyConfig(), PrivacyConfig(epsilon=epsilon, **{"blocks": 1, **more}))
 
@@ -97,7 +104,9 @@ def test_likes_are_never_longer_than_1() -> None:
     lists = Ragged.from_lists([list(range(n)) for n in (0, 1, 2, 3, 7, 40)])
     each = noised.unit_likes(lists)
     squares = np.bincount(lists.rows(), weights=each**2, minlength=6)
-    assert squares[0] == 0 and (squares <= 1).all() and (squares[1:] > 1 - 1e-5).all()
+    assert squares[0] == 0
+    assert (squares <= 1).all()
+    assert (squares[1:] > 1 - 1e-5).all()
 
 
 def test_sums_are_exact_in_any_order_and_chunk() -> None:
@@ -126,14 +135,15 @@ def test_sums_are_exact_in_any_order_and_chunk() -> None:
 
 
 def test_noise_is_symmetric_and_has_the_size_that_the_budget_asks_for() -> None:
-    """By the exact law; the same test fails for noise that is 3 % too small."""
+    """By the exact law; the same test fails for noise that is 5 % too small."""
     s, k = private(2.0).s_of(private().init_heads(Draws(0)), "statistic"), 200
     assert s == pytest.approx(1 / (mu_of(2.0, 1e-5) * math.sqrt(0.94) * math.sqrt(2)))
     noise = symmetric_noise(Stream(Draws(1, "secret"), "test"), s, k)
     assert np.array_equal(noise, noise.T)
     off, on = noise[np.tril_indices(k, -1)], np.diag(noise)
-    assert normal(off, s) > SURE and normal(on, s * math.sqrt(2)) > SURE
-    assert normal(0.97 * off, s) < SURE
+    assert normal(off, s) > SURE
+    assert normal(on, s * math.sqrt(2)) > SURE
+    assert normal(0.95 * off, s) < SURE
     assert normal(on, s) < SURE
     assert (noise / GRID**2 == np.rint(noise / GRID**2)).all()
 
@@ -157,7 +167,8 @@ def test_blocks_compose() -> None:
     assert four.mu2 * 4 == pytest.approx(mu_of(2.0, 1e-5) ** 2)
     assert four.epsilon_of(four.allowance) == pytest.approx(2.0, abs=1e-9)
     each = gaussian_epsilon(1 / math.sqrt(four.mu2), 1e-5)
-    assert 1 / math.sqrt(four.mu2) == pytest.approx(2 / mu_of(2.0, 1e-5)) and 0.8 < each < 1.1
+    assert 1 / math.sqrt(four.mu2) == pytest.approx(2 / mu_of(2.0, 1e-5))
+    assert 0.8 < each < 1.1
     fed, progress = ran(config_of(4.0, 3))
     assert fed.config.privacy.blocks == 3
     spent = progress.clients.arrays[SPENT_AT]
@@ -183,17 +194,18 @@ def test_who_has_nothing_left_adds_nothing_and_is_served() -> None:
 
     def on_round(report: Any, now: Progress) -> None:
         if report.block == 0:
-            now.clients.arrays[SPENT_AT][broke] = fed.backbone.allowance
+            now.clients.arrays[SPENT_AT][broke[broke < now.clients.n_users]] = fed.backbone.allowance
 
     run_stream(fed, poor, on_round)
     assert (poor.clients.arrays[SPENT_AT] <= fed.backbone.allowance).all()
     gone = fed.stream.blocks[1].train
-    lists = gone.where(np.isin(gone.rows(), broke))
+    lists = gone.where(np.isin(gone.rows(), broke[broke < fed.stream.blocks[0].n_users]))
     heads = poor.server.heads
     lost = unit_vectors(lists, heads["inputs"], heads["scale"], heads["centre"])
     difference = plain.server.parts[STATE]["gram"] - poor.server.parts[STATE]["gram"]
     assert np.abs(difference - lost.T @ lost).max() < 1e-9  # the same noise in both: the lab's seed
-    assert len(lists.ids) > 0 and poor.results[-1]["users"] == plain.results[-1]["users"]
+    assert len(lists.ids) > 0
+    assert poor.results[-1]["users"] == plain.results[-1]["users"]
 
 
 def test_nothing_is_asked_beyond_the_planned_blocks() -> None:
@@ -232,8 +244,10 @@ def test_features_help_what_lies_along_them() -> None:
 def test_codes_of_features_are_genres_and_spans() -> None:
     told = ItemFeatures("x", {str(n): ItemFeature(("a",) if n % 2 else ("a", "b"), 1980 + n) for n in range(24)}, "")
     codes = feature_codes(told, [str(n) for n in range(24)] + ["unknown"])
-    assert codes.shape == (25, 14) and codes[-1].sum() == 0
-    assert (codes[:24, 2:].sum(axis=1) == 1).all() and codes[:, 2:].sum(axis=0).tolist() == [2.0] * 12
+    assert codes.shape == (25, 14)
+    assert codes[-1].sum() == 0
+    assert (codes[:24, 2:].sum(axis=1) == 1).all()
+    assert codes[:, 2:].sum(axis=0).tolist() == [2.0] * 12
     nothing = ItemFeatures("x", {"0": ItemFeature(text="only words")}, "")
     with pytest.raises(TacitaError, match=r"no genre and no year.*privacy\.features=false"):
         feature_codes(nothing, ["0"])
@@ -242,13 +256,16 @@ def test_codes_of_features_are_genres_and_spans() -> None:
 def test_k_and_the_order_of_items() -> None:
     assert noised.n_inputs(6040, 1.4541, 3706, False) == 322
     assert noised.n_inputs(6040, 1.4541, 3706, True) == 419
-    assert noised.n_inputs(-3.0, 2.0, 3706, False) == 4 and noised.n_inputs(10**6, 0.1, 50, False) == 50
+    assert noised.n_inputs(-3.0, 2.0, 3706, False) == 4
+    assert noised.n_inputs(10**6, 0.1, 50, False) == 50
     fed, progress = ran(config_of(50.0, 1))
     heads, n = progress.server.heads, fed.stream.n_items
     model = private(50.0)
     assert model.heads_fit(heads, n)
     k = len(heads["inputs"])
-    assert 2 <= k <= n and heads["weights"].shape == (k, k) and not np.diag(heads["weights"]).any()
+    assert 2 <= k <= n
+    assert heads["weights"].shape == (k, k)
+    assert not np.diag(heads["weights"]).any()
     for name, bad in (
         ("inputs", heads["inputs"] + n),
         ("centre", 2 * heads["centre"]),
@@ -304,11 +321,13 @@ def test_a_retraction_draws_noise_of_its_own_and_is_charged() -> None:
     noise = difference + own.T @ own
     k, s = len(noise), model.s_of(heads, "statistic/retraction/0.1")
     assert s == pytest.approx(math.sqrt(2) / (math.sqrt(2) * math.sqrt(model.budget.mu2)))
-    assert normal(noise[np.tril_indices(k, -1)], s) > SURE and normal(0.8 * noise[np.tril_indices(k, -1)], s) < SURE
+    assert normal(noise[np.tril_indices(k, -1)], s) > SURE
+    assert normal(0.8 * noise[np.tril_indices(k, -1)], s) < SURE
     heard = float(own[0] @ difference @ own[0]) + 1.0
     assert abs(heard) < 6 * math.sqrt(2) * s  # the term itself, 1, is no more than noise
     more = progress.clients.arrays[SPENT_AT] - spent
-    assert more[5] == model.budget.price(1.0) and not np.delete(more, 5).any()
+    assert more[5] == model.budget.price(1.0)
+    assert not np.delete(more, 5).any()
     assert progress.server.parts[STATE]["variance"][0] == pytest.approx(before.parts[STATE]["variance"][0] + s**2)
     assert any("charged" in line for line in said["assumptions"])
     again = progress.server
@@ -319,11 +338,13 @@ def test_a_retraction_draws_noise_of_its_own_and_is_charged() -> None:
 
 def test_forget_says_what_holds_under_a_budget(tmp_path: Path) -> None:
     run = train(config_of(4.0, 2, evaluate={"controls": False}), tmp_path / "run")
-    granted = grant(run.folder, Wish("forget", {"7": None}), verify=True)
+    granted = grant(run.folder, Wish("forget", {"u7": None}), verify=True)
     found = granted.certificate
     assert found is not None
-    assert "noise of its own" in granted.said and found["guarantee"]["type"] != "exact"
-    assert "AUC" in found["verdict"] and "sent alone shows" not in found["residual_risk"]
+    assert "noise of its own" in granted.said
+    assert found["guarantee"]["type"] != "exact"
+    assert "AUC" in found["verdict"]
+    assert "sent alone shows" not in found["residual_risk"]
     assert any("spent epsilon" in line for line in found["guarantee"]["assumptions"])
 
 
@@ -333,15 +354,17 @@ def test_forget_says_what_holds_under_a_budget(tmp_path: Path) -> None:
 def test_a_run_says_its_epsilon_or_that_there_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "run")
     common = ["--data", DATA, "--backbone", "tally", "--no-controls", "--set", "split.n_blocks=2", "--quiet"]
-    assert main(["train", *common, "--out", out, "--set", "privacy.epsilon=2"]) == 0
+    call(["train", *common, "--out", out, "--set", "privacy.epsilon=2"])
     said = " ".join(capsys.readouterr().err.split())
-    assert "epsilon 2 at delta 1e-05" in said and "Outside of the budget" in said and "rehearsal" in said
+    assert "epsilon 2 at delta 1e-05" in said
+    assert "Outside of the budget" in said
+    assert "rehearsal" in said
     assert json.loads((tmp_path / "run" / "result.json").read_text())["config"]["privacy"]["blocks"] == 2
-    assert main(["recommend", "--run", out, "--user", "3"]) == 0
+    call(["recommend", "--run", out, "--user", "u3"])
     assert "epsilon 2, delta 1e-05" in " ".join(capsys.readouterr().err.split())
-    assert main(["train", *common, "--out", out + "2"]) == 0
+    call(["train", *common, "--out", out + "2"])
     assert NO_EPSILON in " ".join(capsys.readouterr().err.split())
-    assert main(["recommend", "--run", out + "2", "--user", "3"]) == 0
+    call(["recommend", "--run", out + "2", "--user", "u3"])
     assert "no epsilon" in capsys.readouterr().err
 
 
@@ -380,7 +403,8 @@ def test_nodes_add_their_own_noise_to_what_the_lab_adds_up(tmp_path: Path) -> No
     assert arrays["now/parts/tally/variance"][0] == pytest.approx(3 * model.s_of(first, "statistic") ** 2)
     for node in site.transport.members.values():  # charged with what left, in one commit
         held = node.store.devices("r", "now")
-        assert held is not None and (held[1][SPENT_AT] > 0).any()
+        assert held is not None
+        assert (held[1][SPENT_AT] > 0).any()
         node.close()
 
 
@@ -471,9 +495,11 @@ def test_the_audit_of_budgets_finds_people_without_noise_only() -> None:
     found = audit_budget(config, Machine(), [2.0])
     rows = {row["setting"]: row["readers"] for row in found["rows"]}
     assert rows["no budget"]["null_space"]["found"] > 0.85
-    assert all(abs(rows["epsilon 2"][name]["found"] - 0.5) < 0.12 for name in READERS)
+    most = norm.cdf(mu_of(2.0, 1e-5) / math.sqrt(2))  # what the best reader of all could find, who knows all others
+    assert all(0.4 < rows["epsilon 2"][name]["found"] < most + 0.03 for name in READERS)
     bare = rows["as many items, practically no noise"]
-    assert bare["energy"]["found"] > 0.6 and abs(bare["energy"]["control"] - 0.5) < 0.12
+    assert bare["energy"]["found"] > 0.6
+    assert abs(bare["energy"]["control"] - 0.5) < 0.12
 
 
 def test_settings_without_a_budget_are_what_they_were() -> None:
@@ -482,6 +508,5 @@ def test_settings_without_a_budget_are_what_they_were() -> None:
 
     assert later_defaults(RunConfig())["privacy"] is True
     assert "epsilon" not in str(later_defaults(config_of(2.0)))
-    assert isinstance(build(config_of(2.0))[0], PrivateTally) and not isinstance(
-        build(config_of(None))[0], PrivateTally
-    )
+    assert isinstance(build(config_of(2.0))[0], PrivateTally)
+    assert not isinstance(build(config_of(None))[0], PrivateTally)
