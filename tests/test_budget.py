@@ -28,7 +28,7 @@ from tacita.lab.assembling import Machine, assemble, build
 from tacita.lab.forgetting.door import grant
 from tacita.lab.forgetting.wishes import Wish
 from tacita.lab.training import train
-from tacita.learn.statistic import SPENT
+from tacita.learn.statistic import ACCOUNT
 from tacita.live.letters import secret_of
 from tacita.live.node.node import Node, NodeConfig
 from tacita.live.server.coordinator import check_run
@@ -36,9 +36,10 @@ from tacita.live.settings import check_live
 from tacita.models.tally import noised
 from tacita.models.tally.features import feature_codes
 from tacita.models.tally.model import STATE, TallyConfig
-from tacita.models.tally.noised import COIN, GRID, Budget, axes_of, shrunk, smoother, symmetric_noise, unit_vectors
-from tacita.models.tally.private import PrivateTally
+from tacita.models.tally.noised import GRID, Budget, axes_of, shrunk, smoother, symmetric_noise, unit_vectors
+from tacita.models.tally.private import TERMS, PrivateTally
 from tacita.privacy.calibration import gaussian_epsilon, mu_of
+from tacita.privacy.ledger import UNIT
 from tacita.privacy.noise import Stream
 from tacita.report.promises import NO_EPSILON
 from tacita.round.device_state import PARTS
@@ -47,7 +48,7 @@ from tests.noise_laws import SURE, normal
 from tests.test_live_parity import Loopback, Site, make_site, rows_of_blocks
 
 DATA = "synthetic:users=120,items=50,per_user=14,groups=4,drift=0.3,new=0.2"
-SPENT_AT = f"{PARTS}statistic/{SPENT}"
+SPENT_AT = f"{PARTS}statistic/spent"
 
 
 def config_of(epsilon: float | None = 4.0, blocks: int = 2, **more: Any) -> RunConfig:
@@ -154,33 +155,37 @@ def test_a_release_costs_a_person_what_is_charged() -> None:
     heads = model.init_heads(Draws(0))
     terms = 1 / (2 * model.s_of(heads, "statistic") ** 2)
     likes, people = (1 / model.budget.deviation(share) ** 2 for share in (noised.LIKED, noised.PEOPLE))
-    assert terms + likes + people == pytest.approx(mu_of(2.0, 1e-5) ** 2, rel=1e-12)
-    spent = model.price(heads, "survey") + model.price(heads, "statistic")
-    assert spent == model.allowance
-    assert terms + likes + people <= spent * COIN + 1e-15
-    assert model.budget.epsilon_of(spent) == pytest.approx(2.0, abs=1e-9)
+    assert terms + likes + people == pytest.approx(mu_of(2.0, 1e-5) ** 2, rel=1e-10)
+    account = model.ledger().opened(1, model.epsilon)
+    for question in ("survey", "statistic"):
+        what, mu = model.loss(heads, question)
+        account, goes = model.ledger().charge(account, what, mu)
+        assert goes.all()
+    assert terms + likes + people <= account["spent"].sum() * UNIT
+    assert model.ledger().epsilon(account)[0] == pytest.approx(2.0, abs=1e-6)
+    assert not model.ledger().charge(account, TERMS, 1e-4)[1].any()  # nothing is left
 
 
 def test_blocks_compose() -> None:
     """Four blocks of mu / 2 each are one release of mu; a stream of them spends what was planned, and no more."""
     four = Budget(2.0, 1e-5, 4)
     assert four.mu2 * 4 == pytest.approx(mu_of(2.0, 1e-5) ** 2)
-    assert four.epsilon_of(four.allowance) == pytest.approx(2.0, abs=1e-9)
-    each = gaussian_epsilon(1 / math.sqrt(four.mu2), 1e-5)
-    assert 1 / math.sqrt(four.mu2) == pytest.approx(2 / mu_of(2.0, 1e-5))
-    assert 0.8 < each < 1.1
+    assert four.spent(4) == pytest.approx(2.0, abs=1e-6)
+    assert four.spent(1) == pytest.approx(gaussian_epsilon(2 / mu_of(2.0, 1e-5), 1e-5), rel=1e-6)
     fed, progress = ran(config_of(4.0, 3))
     assert fed.config.privacy.blocks == 3
-    spent = progress.clients.arrays[SPENT_AT]
-    price = [fed.backbone.price(progress.server.heads, one) for one in ("survey", "statistic")]
-    first = price[0] + fed.backbone.budget.price(0.94)  # type: ignore[attr-defined]
-    told = np.array([block.train.counts()[: fed.stream.n_users].sum() > 0 for block in fed.stream.blocks])
-    assert told.all()
+    ledger = fed.learner.ledger()
+    assert ledger is not None
+    account = {name: progress.clients.arrays[f"{PARTS}statistic/{name}"] for name in ACCOUNT}
+    epsilon = ledger.epsilon(account)
+    budget = Budget(4.0, 1e-5, 3)
     for user in range(fed.stream.n_users):
         took = [b.index for b in fed.stream.blocks if user < b.n_users and b.train.counts()[user] > 0]
-        assert spent[user] == (first if 0 in took else 0) + price[1] * sum(b > 0 for b in took)  # absent: not charged
-    assert spent.max() <= fed.backbone.allowance
-    assert progress.results[-1]["promises"]["tally"]["epsilon"] == pytest.approx(4.0, abs=1e-9)
+        later = [b for b in took if b > 0]
+        assert account["times"][user].tolist() == [int(0 in took), len(took), 0]  # absent: not charged
+        assert account["spent"][user].sum() * UNIT == pytest.approx((len(later) + (0 in took)) * budget.mu2, rel=1e-9)
+    assert epsilon.max() <= 4.0
+    assert progress.results[-1]["promises"]["tally"]["epsilon"] == pytest.approx(4.0, abs=1e-6)
     assert progress.results[0]["promises"]["tally"]["epsilon"] < 2.5
 
 
@@ -194,10 +199,11 @@ def test_who_has_nothing_left_adds_nothing_and_is_served() -> None:
 
     def on_round(report: Any, now: Progress) -> None:
         if report.block == 0:
-            now.clients.arrays[SPENT_AT][broke[broke < now.clients.n_users]] = fed.backbone.allowance
+            now.clients.arrays[f"{PARTS}statistic/budget"][broke[broke < now.clients.n_users]] = 0
 
     run_stream(fed, poor, on_round)
-    assert (poor.clients.arrays[SPENT_AT] <= fed.backbone.allowance).all()
+    spent = (one.clients.arrays[SPENT_AT][broke[broke < fed.stream.blocks[0].n_users], 1] for one in (poor, plain))
+    assert next(spent).sum() < next(spent).sum()
     gone = fed.stream.blocks[1].train
     lists = gone.where(np.isin(gone.rows(), broke[broke < fed.stream.blocks[0].n_users]))
     heads = poor.server.heads
@@ -209,9 +215,9 @@ def test_who_has_nothing_left_adds_nothing_and_is_served() -> None:
 
 
 def test_nothing_is_asked_beyond_the_planned_blocks() -> None:
-    fed, progress = ran(config_of(4.0, 3, privacy={"epsilon": 4.0, "blocks": 2}))
+    _fed, progress = ran(config_of(4.0, 3, privacy={"epsilon": 4.0, "blocks": 2}))
     assert progress.server.heads["released"].tolist() == [1, 2]
-    assert progress.clients.arrays[SPENT_AT].max() <= fed.backbone.allowance
+    assert progress.clients.arrays[f"{PARTS}statistic/times"].max() == 2
     assert progress.results[2]["users"] > 0
 
 
@@ -325,8 +331,8 @@ def test_a_retraction_draws_noise_of_its_own_and_is_charged() -> None:
     assert normal(0.8 * noise[np.tril_indices(k, -1)], s) < SURE
     heard = float(own[0] @ difference @ own[0]) + 1.0
     assert abs(heard) < 6 * math.sqrt(2) * s  # the term itself, 1, is no more than noise
-    more = progress.clients.arrays[SPENT_AT] - spent
-    assert more[5] == model.budget.price(1.0)
+    more = (progress.clients.arrays[SPENT_AT] - spent).sum(axis=1)
+    assert more[5] * UNIT == pytest.approx(model.budget.mu2, rel=1e-9)
     assert not np.delete(more, 5).any()
     assert progress.server.parts[STATE]["variance"][0] == pytest.approx(before.parts[STATE]["variance"][0] + s**2)
     assert any("charged" in line for line in said["assumptions"])

@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Held, Ragged, Requests, ServerState
+from tacita.core.types import Arrays, Bools, CohortView, Held, Ragged, Requests, ServerState
 from tacita.fields import Answer, Spec, Total, Upload, wire_bytes
 from tacita.models.base import Retracts
+from tacita.privacy.ledger import NO_LIMIT, Ledger
 from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner, extra_fields, register
 from tacita.round.parts import Ask, Play, overrides
 
 STATISTIC = "statistic"  # the question whose answer is told for good
 TOLD, ASKED = "told", "asked"  # on devices: what was told; on the server: who waits to take something back
-SPENT = "spent"  # on devices: what of a budget is gone, in whole coins
+ACCOUNT = ("budget", "spent", "times")  # on devices: a person's account, where there is a budget
 WITHDRAW = ("forget", "leave")
 
 
@@ -48,7 +49,7 @@ class StatisticLearner(Learner):
                 raise TacitaError(
                     f"part '{part.name}' looks at local training; backbone '{backbone.name}' has none: leave it out."
                 )
-            if backbone.allowance and (overrides(part, "weight") or overrides(part, "encode")):
+            if self.ledger() and (overrides(part, "weight") or overrides(part, "encode")):
                 raise TacitaError(
                     f"part '{part.name}' changes what is told, so privacy.epsilon would count something else than what "
                     "leaves; leave one of the two out."
@@ -68,39 +69,45 @@ class StatisticLearner(Learner):
         return (*self.world.backbone.statistic_fields(server, question), *extras)
 
     def answer(self, view: CohortView, question: str) -> Answer:
+        if self.ledger() is None:
+            return self._answer(view, question)
+        account, goes = self._charged(view, question)
+        if not self._retracts(question):  # who may not go has nothing to tell: an empty history adds 0 to every sum
+            view = replace(view, train=view.train.where(goes[view.train.rows()]))
+        answer = self._answer(view, question)
+        kept = {f"{PARTS}{self.name}/{name}": value for name, value in account.items()}
+        return replace(answer, kept={**answer.kept, **kept})
+
+    def _answer(self, view: CohortView, question: str) -> Answer:
         if self._retracts(question):
-            return self._charged(view, question, self._take_back(view))
-        view = self._able(view, question)
+            return self._take_back(view)
         told = self.world.backbone.tell(view, question)
         upload = Upload(told, np.ones(view.n_clients), view.client_keys)
         if not self.takes_back or question != STATISTIC:
-            return self._charged(view, question, Answer(upload))
+            return Answer(upload)
         size = len(view.train.ids)
         new = {"block": np.full(size, view.block, np.int32), "stays": np.ones(size, bool)}
         log = view.lists[self.name][TOLD].joined(Ragged(view.train.ptr, view.train.ids, new))
-        return self._charged(view, question, Answer(upload, {f"{PARTS}{self.name}/{TOLD}": log}))
+        return Answer(upload, {f"{PARTS}{self.name}/{TOLD}": log})
 
     # a budget
 
-    def _able(self, view: CohortView, question: str) -> CohortView:
-        """Who cannot pay for an answer any more has nothing to tell: an empty history adds 0 to every sum."""
-        if not self._budget:
-            return view
-        price = self.world.backbone.price(view.heads, question)
-        able = view.parts[self.name][SPENT] + price <= self.world.backbone.allowance
-        return view if able.all() else replace(view, train=view.train.where(able[view.train.rows()]))
+    def ledger(self) -> Ledger | None:
+        return self.world.backbone.ledger()
 
-    def _charged(self, view: CohortView, question: str, answer: Answer) -> Answer:
-        """The answer with what it costs: noted on devices, which keep it, before the sum is made.
+    def _charged(self, view: CohortView, question: str) -> tuple[Arrays, Bools]:
+        """What devices have left after an answer, and whose budget holds it; who has nothing to tell pays nothing.
 
-        Who tells nothing pays nothing. Taking back is never refused, so it may cost more than was planned.
+        Taking back is never refused, so it may cost more than was planned.
         """
-        if not self._budget:
-            return answer
-        spent = view.parts[self.name][SPENT]
-        asked = view.lists[self.name][TOLD] if self._retracts(question) else view.train
-        spent = spent + np.where(asked.counts() > 0, self.world.backbone.price(view.heads, question), 0)
-        return replace(answer, kept={**answer.kept, f"{PARTS}{self.name}/{SPENT}": spent})
+        ledger, account = self.ledger(), {name: view.parts[self.name][name] for name in ACCOUNT}
+        assert ledger is not None
+        what, mu = self.world.backbone.loss(view.heads, question)
+        if not self._retracts(question):
+            return ledger.charge(account, what, mu, view.train.counts() > 0)
+        endless = {**account, "budget": np.full_like(account["budget"], NO_LIMIT)}
+        charged, goes = ledger.charge(endless, what, mu, view.lists[self.name][TOLD].counts() > 0)
+        return {**charged, "budget": account["budget"]}, goes
 
     def noised(self, server: ServerState, total: Total, question: str) -> Total:
         return self.world.backbone.noised(server, total, question, self.world.draws)
@@ -128,17 +135,14 @@ class StatisticLearner(Learner):
 
     @property
     def lasting(self) -> frozenset[str]:
-        kept = {TOLD} if self.takes_back else set()
-        return frozenset(f"{PARTS}{self.name}/{one}" for one in kept | ({SPENT} if self._budget else set()))
-
-    @property
-    def _budget(self) -> bool:
-        return self.world.backbone.allowance > 0
+        kept = ((TOLD,) if self.takes_back else ()) + (ACCOUNT if self.ledger() else ())
+        return frozenset(f"{PARTS}{self.name}/{one}" for one in kept)
 
     def device_arrays(self, n_users: int) -> Held:
         kinds: Arrays = {"block": np.zeros(0, np.int32), "stays": np.zeros(0, bool)}
         told = {TOLD: replace(Ragged.empty(n_users), values=kinds)} if self.takes_back else {}
-        return {**told, **({SPENT: np.zeros(n_users, np.int64)} if self._budget else {})}
+        ledger = self.ledger()
+        return {**told, **(ledger.opened(n_users, self.world.backbone.epsilon) if ledger else {})}
 
     def handle_many_here(self, view: CohortView, requests: Requests) -> Held:
         if not self.takes_back or requests.kind not in WITHDRAW:

@@ -21,6 +21,7 @@ from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError, unknown_name
 from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Keys, Longs, Ragged, ServerState
 from tacita.fields import Form, Spec, Total
+from tacita.privacy.ledger import Ledger
 
 
 class BackboneConfig(BaseModel):
@@ -235,13 +236,17 @@ class Backbone(ABC):
     # what a budget costs, where there is one (`register_private`)
 
     @property
-    def allowance(self) -> int:
-        """What a person may spend in all, in whole coins; 0: there is no budget."""
-        return 0
+    def epsilon(self) -> float | None:
+        """What a person may spend in all; None: there is no budget."""
+        return None
 
-    def price(self, heads: Arrays, question: str) -> int:
-        """What an answer to a question costs each person it is about."""
-        return 0
+    def ledger(self) -> Ledger | None:
+        """What its releases are counted as."""
+        return None
+
+    def loss(self, heads: Arrays, question: str) -> tuple[str, float]:
+        """Which event of the ledger an answer to a question is, and the mu that it costs each person it is about."""
+        raise TacitaError(f"backbone '{self.name}' has no budget.")
 
     def noised(self, server: ServerState, total: Total, question: str, draws: Draws) -> Total:
         """The sum over the people here with the noise that the budget asks for, before anybody sees it."""

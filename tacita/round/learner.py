@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from tacita.core.errors import TacitaError, unknown_name
 from tacita.core.types import CohortView, Held, Requests, ServerState
 from tacita.fields import Answer, Spec, Total, wire_bytes
+from tacita.privacy.ledger import Ledger
 from tacita.round.parts import Ask, Part, Play, World
 
 
@@ -69,6 +70,10 @@ class Learner(ABC):
     def noised(self, server: ServerState, total: Total, question: str) -> Total:
         """The sum over the people here with the noise that a budget asks for, before it leaves; live, on each node."""
         return total
+
+    def ledger(self) -> Ledger | None:
+        """What its releases are counted as; the accounts are what it keeps on devices as budget, spent and times."""
+        return None
 
     def promises(self, server: ServerState) -> dict[str, float]:
         """What it promises of people's privacy after a block; nothing: no epsilon."""
@@ -134,6 +139,8 @@ def learner_of(world: World, parts: Sequence[Part]) -> Learner:
     assert name is not None
     learner = learner_class(name)
     for part in parts:
+        if name in part.refuses:
+            raise TacitaError(part.refuses[name])
         if name not in part.works_with:
             kind, who = ("part", bringing[0].name) if bringing else ("backbone", world.backbone.name)
             raise TacitaError(

@@ -15,6 +15,7 @@ import scipy.linalg
 
 from tacita.core.types import AnyArray, Doubles, Floats, Ints, Ragged
 from tacita.privacy.calibration import epsilon_of_mu, mu_of
+from tacita.privacy.ledger import MICRO, UNIT
 from tacita.privacy.noise import Stream
 
 LIKED, PEOPLE = 0.055, 0.005  # shares of the first block's mu^2 that popularity and the number of people take
@@ -26,7 +27,6 @@ RIDGE, RIDGE_WITH_FEATURES = 4.0, 3.0  # times s sqrt(k)
 GRID = 2.0**-16  # vectors are whole numbers of it, so that entries of terms are whole numbers of its square
 LIKED_GRID = 2.0**-24
 MOST_PEOPLE = 2**20  # whose terms add up exactly in double precision, noise included
-COIN = 2.0**-40  # budgets are whole numbers of this much mu^2
 SQUARE_ROOT_2 = math.sqrt(2.0)
 
 
@@ -40,8 +40,9 @@ class Budget:
 
     @property
     def mu2(self) -> float:
-        """Of one block."""
-        return mu_of(self.epsilon, self.delta) ** 2 / self.blocks
+        """Of one block; a ledger that rounds every charge up holds all of them."""
+        epsilon = math.floor(self.epsilon / MICRO * (1 + 1e-15)) * MICRO
+        return (mu_of(epsilon, self.delta) ** 2 - 2 * (self.blocks + 1) * UNIT) / self.blocks if epsilon else 0.0
 
     def share(self, first: bool) -> float:
         """What of a block's mu^2 the terms take: in the first block popularity has to be asked for, too."""
@@ -55,19 +56,9 @@ class Budget:
         """The same for symmetric matrices: off the diagonal; on it sqrt 2 times as much."""
         return self.deviation(share, length) / SQUARE_ROOT_2
 
-    def price(self, share: float) -> int:
-        """In coins, rounded up."""
-        return math.ceil(share * self.mu2 / COIN)
-
-    @property
-    def allowance(self) -> int:
-        """In coins: all that is planned, as it is charged."""
-        first = self.price(LIKED + PEOPLE) + self.price(self.share(first=True))
-        return first + (self.blocks - 1) * self.price(1.0)
-
-    def epsilon_of(self, coins: float) -> float:
-        """What so much spent comes to, at the budget's delta."""
-        return float(epsilon_of_mu(np.array([math.sqrt(coins * COIN)]), self.delta)[0])
+    def spent(self, blocks: int, retractions: int = 0) -> float:
+        """The epsilon of who told in so many blocks, the first among them, and took back so often."""
+        return float(epsilon_of_mu(np.array([math.sqrt((blocks + retractions) * self.mu2)]), self.delta)[0])
 
 
 # On devices

@@ -42,8 +42,11 @@ from tacita.models.tally.noised import (
     whole_noise,
 )
 from tacita.models.tally.weights import recency_weights
+from tacita.privacy.accounting import Event
+from tacita.privacy.ledger import Ledger
 from tacita.privacy.noise import Stream
 
+LIKES, TERMS, TAKEN_BACK = "which items people like", "which items go together", "what is taken back"  # releases
 TAIL = 12.0  # deviations of noise that a sum may be off by; chance gives as much less than once in 10^32
 LARGEST_S = 200.0  # of noise off the diagonal; people would have to be millions
 RECENCY, REPEAT = 0.0, 0.0  # in place of "learn", which would read private data
@@ -64,7 +67,7 @@ class PrivateTally(Tally):
         for name in NO_MEANING:
             if getattr(config, name) != TallyConfig.model_fields[name].default:
                 raise TacitaError(f"backbone.{name} has no meaning under privacy.epsilon; leave one of the two out.")
-        if self.budget.s(1.0) > LARGEST_S:
+        if self.budget.mu2 <= 0 or self.budget.s(1.0) > LARGEST_S:
             raise TacitaError(
                 f"privacy.epsilon = {privacy.epsilon} over {self.budget.blocks} blocks leaves nothing but noise; raise "
                 "privacy.epsilon or lower privacy.blocks."
@@ -192,12 +195,20 @@ class PrivateTally(Tally):
     def s_of(self, heads: Arrays, question: str) -> float:
         return self.budget.s(self.share_of(heads, question), self.length_of(heads, question))
 
-    def price(self, heads: Arrays, question: str) -> int:
-        return self.budget.price(self.share_of(heads, question))
-
     @property
-    def allowance(self) -> int:
-        return self.budget.allowance
+    def epsilon(self) -> float | None:
+        return self.budget.epsilon
+
+    def ledger(self) -> Ledger:
+        """Noise is put into a sum over people, by the lab or by a node: against whoever sees the sum after that."""
+        of = self.budget.deviation
+        first = Event(LIKES, "gaussian", 1.0, of(LIKED + PEOPLE), threat="central")
+        terms = Event(TERMS, "gaussian", 1.0, of(1.0), threat="central")
+        return Ledger((first, terms, Event(TAKEN_BACK, "gaussian", 1.0, of(1.0), threat="central")), self.budget.delta)
+
+    def loss(self, heads: Arrays, question: str) -> tuple[str, float]:
+        what = {SURVEY: LIKES, STATISTIC: TERMS}.get(question, TAKEN_BACK)
+        return what, (self.share_of(heads, question) * self.budget.mu2) ** 0.5
 
     def noised(self, server: ServerState, total: Total, question: str, draws: Draws) -> Total:
         """Whole numbers and whole-number noise; `draws` counts how often noise was put into a sum of sums."""
@@ -299,12 +310,9 @@ class PrivateTally(Tally):
 
     def promises(self, server: ServerState) -> dict[str, float]:
         """What a person lost who told in every block; who retracted lost more, which their own ledger says."""
-        told = min(server.block + 1, self.budget.blocks)
-        first = self.budget.price(LIKED + PEOPLE) + self.budget.price(self.budget.share(first=True))
-        spent = first + (told - 1) * self.budget.price(1.0)
         held = server.parts.get(STATE, {})
         return {
-            "epsilon": self.budget.epsilon_of(spent),
+            "epsilon": self.budget.spent(min(server.block + 1, self.budget.blocks)),
             "epsilon_planned": self.budget.epsilon,
             "delta": self.budget.delta,
             "blocks_planned": float(self.budget.blocks),
@@ -330,7 +338,7 @@ class PrivateTally(Tally):
         return self.solved_anew(server.with_part(STATE, state), np.array([last, releases + 1], np.int32)), 0
 
     def retraction_said(self) -> dict[str, Any]:
-        more = self.budget.epsilon_of(self.budget.allowance + self.budget.price(1.0))
+        more = self.budget.spent(self.budget.blocks, 1)
         return {
             "assumptions": [
                 "the sum had noise before and has more now, so no comparison with training again is exact",
