@@ -19,8 +19,9 @@ from tacita.cli import main
 from tacita.core.config import PrivacyConfig, RunConfig, validated
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import Ragged, Request
+from tacita.core.types import Down, Ragged, Request, ServerState
 from tacita.data.features import ItemFeature, ItemFeatures
+from tacita.federation.clients import users_view
 from tacita.federation.requests import handle
 from tacita.federation.rounds import Progress, run_stream, start
 from tacita.fields import Spec, Squares, Upload, add, empty_total
@@ -42,9 +43,10 @@ from tacita.privacy.calibration import gaussian_epsilon, mu_of
 from tacita.privacy.ledger import UNIT
 from tacita.privacy.noise import Stream
 from tacita.report.promises import NO_EPSILON
-from tacita.round.device_state import PARTS
+from tacita.round.device_state import PARTS, DeviceState
 from tacita.round.plan import Federation
 from tests.noise_laws import SURE, normal
+from tests.oracle import make_block
 from tests.test_live_parity import Loopback, Site, make_site, rows_of_blocks
 
 DATA = "synthetic:users=120,items=50,per_user=14,groups=4,drift=0.3,new=0.2"
@@ -74,6 +76,10 @@ def call(words: list[str]) -> None:
 
 def private(epsilon: float = 4.0, **more: Any) -> PrivateTally:
     return PrivateTally(TallyConfig(), PrivacyConfig(epsilon=epsilon, **{"blocks": 1, **more}))
+
+
+def nothing_yet(model: PrivateTally) -> ServerState:
+    return ServerState(np.zeros((0, 0), np.float32), model.init_heads(Draws(0)))
 
 
 # What a person tells
@@ -137,7 +143,7 @@ def test_sums_are_exact_in_any_order_and_chunk() -> None:
 
 def test_noise_is_symmetric_and_has_the_size_that_the_budget_asks_for() -> None:
     """By the exact law; the same test fails for noise that is 5 % too small."""
-    s, k = private(2.0).s_of(private().init_heads(Draws(0)), "statistic"), 200
+    s, k = private(2.0).s_of(nothing_yet(private()), "statistic"), 200
     assert s == pytest.approx(1 / (mu_of(2.0, 1e-5) * math.sqrt(0.94) * math.sqrt(2)))
     noise = symmetric_noise(Stream(Draws(1, "secret"), "test"), s, k)
     assert np.array_equal(noise, noise.T)
@@ -152,8 +158,9 @@ def test_noise_is_symmetric_and_has_the_size_that_the_budget_asks_for() -> None:
 def test_a_release_costs_a_person_what_is_charged() -> None:
     """|T|^2 / 2 s^2 of a term of length 1, and the other fields', come to mu^2 in all."""
     model = private(2.0)
-    heads = model.init_heads(Draws(0))
-    terms = 1 / (2 * model.s_of(heads, "statistic") ** 2)
+    server = nothing_yet(model)
+    heads = server.heads
+    terms = 1 / (2 * model.s_of(server, "statistic") ** 2)
     likes, people = (1 / model.budget.deviation(share) ** 2 for share in (noised.LIKED, noised.PEOPLE))
     assert terms + likes + people == pytest.approx(mu_of(2.0, 1e-5) ** 2, rel=1e-10)
     account = model.ledger().opened(1, model.epsilon)
@@ -282,9 +289,6 @@ def test_k_and_the_order_of_items() -> None:
 
 def test_items_that_are_not_told_of_come_last() -> None:
     fed, progress = ran(config_of(1.0, 1))
-    from tacita.core.types import Down
-    from tacita.federation.clients import users_view
-
     heads, block = progress.server.heads, fed.stream.blocks[0]
     assert len(heads["inputs"]) < block.n_items
     view = users_view(
@@ -325,7 +329,7 @@ def test_a_retraction_draws_noise_of_its_own_and_is_charged() -> None:
     own = unit_vectors(fed.stream.blocks[0].train.take(np.array([5])), heads["inputs"], heads["scale"], heads["centre"])
     difference = progress.server.parts[STATE]["gram"] - before.parts[STATE]["gram"]
     noise = difference + own.T @ own
-    k, s = len(noise), model.s_of(heads, "statistic/retraction/0.1")
+    k, s = len(noise), model.s_of(before, "statistic/retraction/0.1")
     assert s == pytest.approx(math.sqrt(2) / (math.sqrt(2) * math.sqrt(model.budget.mu2)))
     assert normal(noise[np.tril_indices(k, -1)], s) > SURE
     assert normal(0.8 * noise[np.tril_indices(k, -1)], s) < SURE
@@ -340,6 +344,30 @@ def test_a_retraction_draws_noise_of_its_own_and_is_charged() -> None:
     _leave(fed, progress, 6)
     second = progress.server.parts[STATE]["gram"] - again.parts[STATE]["gram"]
     assert np.abs(second - difference).max() > s  # never the same noise twice
+
+
+@pytest.mark.parametrize("claimed", [-1, 0, 1, 2, 9])
+def test_a_retraction_fits_its_noise_whatever_the_server_says_of_blocks(claimed: int) -> None:
+    """What one person takes back and says again of three blocks is never longer than the noise was made for."""
+    model = private(4.0, blocks=3)
+    axes = axes_of(np.random.default_rng(2).exponential(size=30), 20)
+    released = np.array([claimed, 3], np.int32)
+    heads = {**model.init_heads(Draws(0)), "inputs": axes.inputs, "scale": axes.scale, "centre": axes.centre}
+    server = replace(nothing_yet(model), heads={**heads, "released": released}, block=2)
+    blocks = [Ragged.from_lists([list(range(3 * b, 3 * b + 9))]) for b in range(3)]
+    left = [Ragged.from_lists([[20 + b, 25]]) for b in range(3)]
+    view = users_view(
+        DeviceState.of(np.zeros((1, 0), np.float32)),
+        server,
+        make_block(2, 30, [[1]]),
+        np.array([0], np.int32),
+        np.ones(1, np.uint64),
+        Down(),
+    )
+    change = model.retraction(view, blocks, left)["terms"]
+    assert isinstance(change, Squares)
+    term = (change.vector * change.sign[:, None]).T @ change.vector
+    assert 0.1 < np.linalg.norm(term) <= model.length_of(server, "retraction")
 
 
 def test_forget_says_what_holds_under_a_budget(tmp_path: Path) -> None:
@@ -400,7 +428,7 @@ def test_nodes_add_their_own_noise_to_what_the_lab_adds_up(tmp_path: Path) -> No
     train_lists = fed.stream.blocks[0].train
     vectors = unit_vectors(train_lists, heads["inputs"], heads["scale"], heads["centre"])
     exact = vectors.T @ vectors
-    first = model.init_heads(Draws(0))
+    first = nothing_yet(model)
     for secret in secrets.values():
         stream = Stream(Draws(config.seed, secret_of(secret, "r")), "tally statistic", 0, 0, 0)
         exact = exact + symmetric_noise(stream, model.s_of(first, "statistic"), len(exact))

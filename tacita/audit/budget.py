@@ -116,8 +116,8 @@ class _Sized(PrivateTally):
 
     like: PrivateTally
 
-    def s_of(self, heads: Any, question: str) -> float:
-        return self.like.s_of(heads, question) if len(heads["inputs"]) == 0 else super().s_of(heads, question)
+    def s_of(self, server: ServerState, question: str) -> float:
+        return super().s_of(server, question) if len(server.heads["inputs"]) else self.like.s_of(server, question)
 
 
 def _sized(backbone: PrivateTally, epsilon: float, delta: float) -> PrivateTally:

@@ -55,7 +55,7 @@ def train(
         str | None,
         typer.Option(
             help="The model: mf, ncf, pfedrec, ego, fedpergnn, lightgcn, neumf, neuncf or tally (its release gives "
-            "people away)."
+            "people away unless privacy.epsilon is set)."
         ),
     ] = None,
     method: Annotated[

@@ -179,11 +179,14 @@ class PrivateTally(Tally):
 
     # in the sum, before anybody sees it
 
-    def length_of(self, heads: Arrays, question: str) -> float:
-        """How long what one person adds to the terms is at most: of a retraction, two terms of every block."""
+    def length_of(self, server: ServerState, question: str) -> float:
+        """How long what one person adds to the terms is at most: of a retraction, two terms of every block there was.
+
+        A device may not trust a server with this, so it holds whatever block the server says was told last.
+        """
         if question == STATISTIC:
             return 1.0
-        ages = np.arange(int(heads["released"][0]) + 1)
+        ages = np.maximum(0, int(server.heads["released"][0]) - np.arange(server.block + 1))
         return SQUARE_ROOT_2 * float((self.config.decay**ages).sum())
 
     def share_of(self, heads: Arrays, question: str) -> float:
@@ -192,8 +195,8 @@ class PrivateTally(Tally):
             return LIKED + PEOPLE
         return self.budget.share(first=int(heads["released"][1]) == 0) if question == STATISTIC else 1.0
 
-    def s_of(self, heads: Arrays, question: str) -> float:
-        return self.budget.s(self.share_of(heads, question), self.length_of(heads, question))
+    def s_of(self, server: ServerState, question: str) -> float:
+        return self.budget.s(self.share_of(server.heads, question), self.length_of(server, question))
 
     @property
     def epsilon(self) -> float | None:
@@ -222,7 +225,7 @@ class PrivateTally(Tally):
             made["liked"] = total["liked"] + whole_noise(stream, of(LIKED), grid, len(server.items))
             made["people"] = total["people"] + whole_noise(stream, of(PEOPLE), 1.0, 1)
         else:
-            made["terms"] = total["terms"] + symmetric_noise(stream, self.s_of(heads, question), len(heads["inputs"]))
+            made["terms"] = total["terms"] + symmetric_noise(stream, self.s_of(server, question), len(heads["inputs"]))
         return total.with_sums(made)
 
     # on the server
@@ -244,8 +247,8 @@ class PrivateTally(Tally):
         return self._term_field(server, question), drawn
 
     def _term_field(self, server: ServerState, question: str) -> Spec:
-        k, length = len(server.heads["inputs"]), self.length_of(server.heads, question)
-        most = length + TAIL * SQUARE_ROOT_2 * self.s_of(server.heads, question)
+        k, length = len(server.heads["inputs"]), self.length_of(server, question)
+        most = length + TAIL * SQUARE_ROOT_2 * self.s_of(server, question)
         about = "which items go together, with noise"
         return Spec("terms", (k, k), most=most, exact=True, symmetric=True, about=about)
 
@@ -261,7 +264,7 @@ class PrivateTally(Tally):
         state = {
             **held,
             "gram": fade * held["gram"] + total["terms"],
-            "variance": fade**2 * held["variance"] + drawn * self.s_of(server.heads, STATISTIC) ** 2,
+            "variance": fade**2 * held["variance"] + drawn * self.s_of(server, STATISTIC) ** 2,
             "drawn": np.array([drawn]),
         }
         released = np.array([server.block, server.heads["released"][1] + 1], np.int32)
@@ -269,7 +272,7 @@ class PrivateTally(Tally):
 
     def _chosen(self, server: ServerState, total: Total, drawn: float) -> ServerState:
         """The items that terms are about, and in what terms."""
-        s = self.s_of(server.heads, STATISTIC) * drawn**0.5
+        s = self.s_of(server, STATISTIC) * drawn**0.5
         people, liked = float(total["people"][0]), total["liked"]
         axes = axes_of(liked, n_inputs(people, s, len(liked), self.codes is not None))
         k = len(axes.inputs)
@@ -332,7 +335,7 @@ class PrivateTally(Tally):
         state = {
             **held,
             "gram": held["gram"] + change["terms"],
-            "variance": held["variance"] + drawn * self.s_of(server.heads, "retraction") ** 2,
+            "variance": held["variance"] + drawn * self.s_of(server, "retraction") ** 2,
         }
         last, releases = server.heads["released"].tolist()
         return self.solved_anew(server.with_part(STATE, state), np.array([last, releases + 1], np.int32)), 0
