@@ -42,7 +42,7 @@ def test_the_known_account() -> None:
 def test_200_gaussian_histories_cost_what_dp_accounting_says() -> None:
     rng = np.random.default_rng(1)
     for _ in range(200):
-        delta, ledger = 10 ** rng.uniform(-9, -3), None
+        delta = 10 ** rng.uniform(-9, -3)
         ledger = Ledger((ROWS,), delta)
         sigmas = np.exp(rng.uniform(-1, 4, rng.integers(1, 40)))
         account = ledger.opened(1)
@@ -55,7 +55,7 @@ def test_200_gaussian_histories_cost_what_dp_accounting_says() -> None:
 def sampled_settings(n: int, seed: int) -> list[tuple[float, float, int, float]]:
     rng = np.random.default_rng(seed)
     return [
-        (10 ** rng.uniform(-2, -0.3), rng.uniform(0.8, 4), int(10 ** rng.uniform(0.5, 2.5)), 10 ** rng.uniform(-7, -4))
+        (10 ** rng.uniform(-2, -0.3), rng.uniform(1, 4), int(10 ** rng.uniform(0.5, 2.3)), 10 ** rng.uniform(-7, -4))
         for _ in range(n)
     ]
 
@@ -107,11 +107,9 @@ def test_noise_for_a_plan_of_sampled_releases_fits_it_exactly() -> None:
 
 def test_a_mixed_history_is_composed() -> None:
     ledger = Ledger((ROWS, poisson(1.0, 0.1)), 1e-5)
-    account = ledger.opened(1, 20.0)
-    for _ in range(3):
-        account, _ = ledger.charge(account, "round")
-        account, _ = ledger.charge(account, "rows", 0.2)
-    right = epsilon_of([(poisson(1.0, 0.1), 3), (Event("rows", "gaussian", 1.0, 5.0), 3)], 1e-5)
+    account, _ = ledger.charge(ledger.opened(1, 20.0), "round")
+    account, _ = ledger.charge(account, "rows", 0.2)
+    right = epsilon_of([(poisson(1.0, 0.1), 1), (Event("rows", "gaussian", 1.0, 5.0), 1)], 1e-5)
     assert ledger.epsilon(account)[0] == pytest.approx(right, rel=1e-3)
     adaptive = Ledger(ledger.events, 1e-5, adaptive=True)
     assert adaptive.epsilon(account)[0] > right  # a filter for what is chosen on the way costs more
