@@ -389,17 +389,17 @@ def test_a_run_says_its_epsilon_or_that_there_is_none(tmp_path: Path, capsys: py
     out = str(tmp_path / "run")
     common = ["--data", DATA, "--backbone", "tally", "--no-controls", "--set", "split.n_blocks=2", "--quiet"]
     call(["train", *common, "--out", out, "--set", "privacy.epsilon=2"])
-    said = " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().out.split())
     assert "epsilon 2 at delta 1e-05" in said
     assert "Outside of the budget" in said
     assert "rehearsal" in said
     assert json.loads((tmp_path / "run" / "result.json").read_text())["config"]["privacy"]["blocks"] == 2
     call(["recommend", "--run", out, "--user", "u3"])
-    assert "epsilon 2, delta 1e-05" in " ".join(capsys.readouterr().err.split())
+    assert "epsilon 2, delta 1e-05" in " ".join(capsys.readouterr().out.split())
     call(["train", *common, "--out", out + "2"])
-    assert NO_EPSILON in " ".join(capsys.readouterr().err.split())
+    assert NO_EPSILON in " ".join(capsys.readouterr().out.split())
     call(["recommend", "--run", out + "2", "--user", "u3"])
-    assert "no epsilon" in capsys.readouterr().err
+    assert "no epsilon" in capsys.readouterr().out
 
 
 def _site(folder: Path, config: RunConfig, secrets: dict[int, str]) -> Site:

@@ -152,7 +152,7 @@ def _show(run: Run, as_json: bool, quiet: bool) -> None:
     from tacita.report.promises import privacy_lines
 
     for line in privacy_lines(run.config, run.result["blocks"]):
-        console.say(line)
+        console.answer(line)
     for part, said in run.result["blocks"][-1].get("promises", {}).items():
         if part == run.config.backbone["name"]:
             continue
@@ -186,7 +186,7 @@ def recommend(
         return
     for one, items in found.items():
         console.show_recommendations(one, items, k)
-    console.say(privacy_in_brief(serving.open_run(run).config))
+    console.answer(privacy_in_brief(serving.open_run(run).config))
 
 
 def report(
