@@ -186,12 +186,51 @@ class Terms:
         return field.n_bytes * len(np.unique(self.client))
 
 
+@dataclass(frozen=True)
+class Squares:
+    """The sum of sign v v^T over a client's vectors of whole numbers of a quantum: exact in any order and chunk."""
+
+    client: Ints  # (vectors,) whose vector it is, ascending
+    vector: Doubles  # (vectors, width)
+    sign: Doubles  # (vectors,) 1, or -1 for what is taken back
+
+    def check(self, field: Spec, n_clients: int) -> None:
+        width = self.vector.shape[1]
+        _same(field.name, (width, width), field.shape)
+        _same(f"{field.name}, vectors", (*self.sign.shape, width), self.vector.shape)
+        _same(f"{field.name}, clients", self.client.shape, self.sign.shape)
+        if len(self.client) and not 0 <= int(self.client.min()) <= int(self.client.max()) < n_clients:
+            raise TacitaError(f"an upload's 'client' numbers of '{field.name}' must lie from 0 to {n_clients - 1}.")
+
+    def add_to(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
+        by = self.sign * weight[self.client]
+        weighed = self.vector if (by == 1).all() else self.vector * by[:, None]
+        total += weighed.T @ self.vector
+
+    def squares(self, n_clients: int) -> Doubles:
+        """|v v^T| is |v|^2; vectors of one client may add up at most."""
+        length = np.abs(self.sign) * (self.vector**2).sum(axis=1)
+        return np.bincount(self.client, weights=length, minlength=n_clients).astype(np.float64) ** 2
+
+    def scaled(self, factor: Doubles) -> Squares:
+        return replace(self, sign=self.sign * factor[self.client])
+
+    def of(self, clients: Longs) -> Squares:
+        raise TacitaError("a person's statistic is their history: it is summed, never seen by itself.")
+
+    def after(self, other: Squares, shift: int) -> Squares:
+        raise TacitaError("a person's statistic is their history: it is summed, never seen by itself.")
+
+    def n_bytes(self, field: Spec) -> float:
+        return field.n_bytes * len(np.unique(self.client))
+
+
 def _add_in_order(total: Doubles, more: Doubles) -> None:
     """Add one after the other: the sum must not depend on how clients are chunked."""
     total[...] = np.add.accumulate(np.concatenate([total[None], more]))[-1]
 
 
-Form = Rows | Dense | Terms
+Form = Rows | Dense | Terms | Squares
 
 
 @dataclass(frozen=True)
@@ -321,6 +360,8 @@ def add(total: Total, upload: Upload, fields: Sequence[Spec], exact: bool = Fals
 
 def _quantised(value: Form, weight: Doubles) -> Form:
     """The same times the weights, every number rounded to the quantum."""
+    if isinstance(value, Squares):  # whole numbers already
+        return value.scaled(weight)
     by = weight if isinstance(value, Dense) else weight[value.client]
     if isinstance(value, Rows):
         value = value.plainly()

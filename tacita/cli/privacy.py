@@ -13,6 +13,7 @@ from tacita.cli.options import AsJson, DataDir, Quiet, Threads
 from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
+    from tacita.core.config import RunConfig
     from tacita.lab.assembling import Machine
     from tacita.lab.forgetting.door import Granted
     from tacita.lab.forgetting.wishes import Kind, Wish
@@ -218,6 +219,9 @@ def audit_tally(
     run: Annotated[Path | None, typer.Option("--run", help="Run folder whose settings are audited.")] = None,
     data: Annotated[str | None, typer.Option("--data", help="Dataset name or file, with default settings.")] = None,
     brief: Annotated[bool, typer.Option("--brief", help="Only the settings of the run.")] = False,
+    epsilon: Annotated[
+        list[float] | None, typer.Option("--epsilon", help="Who took part under this budget; repeat for more.")
+    ] = None,
     data_dir: DataDir = None,
     threads: Threads = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the table (CSV) and a picture (PNG).")] = None,
@@ -226,13 +230,16 @@ def audit_tally(
 ) -> None:
     """Who can be read from the matrices that tally releases, beside controls, and what each setting costs.
 
-    No setting of tally protects people: the defaults do not either. Cuts (min_item, keep) are mitigations.
+    Without a budget no setting of tally protects people: the defaults do not either. Cuts (min_item, keep) are
+    mitigations. With --epsilon, or for a run under a budget: who took part, without a budget and under each.
 
     Examples:
 
     `tacita audit tally --data ml-100k --out audits`
 
     `tacita audit tally --run runs/mine --brief --json`
+
+    `tacita audit tally --data ml-100k --epsilon 1 --epsilon 8`
     """
     from tacita.audit import table as audit
     from tacita.core.config import RunConfig
@@ -242,6 +249,10 @@ def audit_tally(
     if (run is None) == (data is None):
         raise TacitaError("say what to audit: either --run FOLDER or --data NAME.")
     config = serving.open_run(run).config if run is not None else RunConfig(data=data or "", backbone={"name": "tally"})
+    budgets = epsilon or ([] if config.privacy.epsilon is None else [config.privacy.epsilon])
+    if budgets:
+        _audit_budgets(config, assembling.Machine(threads, data_dir=data_dir), budgets, out, as_json, quiet)
+        return
     with console.counting("attacks", quiet) as tell:
         on_data = None if quiet else console.say_data
         found = audit.audit_tally(config, assembling.Machine(threads, data_dir=data_dir), brief, tell, on_data)
@@ -252,6 +263,29 @@ def audit_tally(
         console.print_json(found)
         return
     _show_audit(found)
+
+
+def _audit_budgets(
+    config: RunConfig, machine: Machine, budgets: list[float], out: Path | None, as_json: bool, quiet: bool
+) -> None:
+    from tacita.audit.budget import READERS, audit_budget
+    from tacita.core.config import PrivacyConfig, validated
+    from tacita.report import budget_audit
+
+    for one in budgets:
+        validated(PrivacyConfig, {"epsilon": one}, "--epsilon")
+    with console.counting("draws of people", quiet) as tell:
+        found = audit_budget(config, machine, budgets, tell, None if quiet else console.say_data)
+    if out is not None:
+        stem = budget_audit.write(found, READERS, out)
+        console.say(f"wrote {stem}.md and .csv")
+    if as_json:
+        console.print_json(found)
+        return
+    facts = {name: str(found[name]) for name in ("data", "people", "delta")}
+    console.show_bench({**facts, "rows": budget_audit.rows_of(found, READERS)}, False)
+    for line in budget_audit.NOTES:
+        console.say(line)
 
 
 @audit_app.command("scores")

@@ -55,7 +55,7 @@ def train(
         str | None,
         typer.Option(
             help="The model: mf, ncf, pfedrec, ego, fedpergnn, lightgcn, neumf, neuncf or tally (its release gives "
-            "people away)."
+            "people away unless privacy.epsilon is set)."
         ),
     ] = None,
     method: Annotated[
@@ -149,14 +149,20 @@ def _show(run: Run, as_json: bool, quiet: bool) -> None:
         console.print_json(run.result)
         return
     console.show_result(run, brief=quiet)
+    from tacita.report.promises import privacy_lines
+
+    for line in privacy_lines(run.config, run.result["blocks"]):
+        console.answer(line)
     for part, said in run.result["blocks"][-1].get("promises", {}).items():
+        if part == run.config.backbone["name"]:
+            continue
         numbers = {name: value if isinstance(value, str) else f"{value:,.4g}" for name, value in said.items()}
         told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in numbers.items())
         about = "" if "unit" in said else ", of what it is told by request alone"
         console.say(f"What part '{part}' promises of privacy{about}: {told}.")
     if "privacy" in run.result and not quiet:
         console.say(f"What it cost people so far: `tacita ledger {run.folder}`.")
-    if run.config.backbone["name"] == "tally" and not quiet:
+    if run.config.backbone["name"] == "tally" and run.config.privacy.epsilon is None and not quiet:
         console.say(f"Note: what tally releases gives people away: `tacita audit tally --run {run.folder}` shows it.")
 
 
@@ -172,6 +178,7 @@ def recommend(
     Example: `tacita recommend --run runs/first --user 196 -k 10`
     """
     from tacita.lab import serving
+    from tacita.report.promises import privacy_in_brief
 
     found = serving.recommend(run, user, k, exclude_seen=not seen)
     if as_json:
@@ -179,6 +186,7 @@ def recommend(
         return
     for one, items in found.items():
         console.show_recommendations(one, items, k)
+    console.answer(privacy_in_brief(serving.open_run(run).config))
 
 
 def report(

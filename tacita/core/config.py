@@ -148,6 +148,19 @@ class EvaluateConfig(Strict):
     controls: bool = Field(True, description="run the controls beside the method")
 
 
+class PrivacyConfig(Strict):
+    """A budget of a person for all that is released of the sums they are in; without an epsilon there is none."""
+
+    epsilon: float | None = Field(
+        None, gt=0, le=1000, description="what all planned blocks may cost a person together; default: no budget"
+    )
+    delta: float = Field(1e-5, gt=0, lt=1, description="the chance in which the budget promises nothing")
+    blocks: int = Field(
+        0, ge=0, le=1000, description="blocks that share the budget; 0: those of the split (live: say how many)"
+    )
+    features: bool = Field(False, description="help noised sums with what is public of items: genres and year")
+
+
 class RunConfig(Strict):
     """One run: a dataset, a split, a backbone, a method."""
 
@@ -165,13 +178,14 @@ class RunConfig(Strict):
         "sentences: with vectors of tacita[text] as well",
     )
     seed: int = Field(1, ge=0)
+    privacy: PrivacyConfig = PrivacyConfig()
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
 
 
 _LATER = {"split.repeats", "evaluate.hidden_items", "evaluate.ties", "date_format", "decimal", "item_rows"}
 _LATER |= {f"train.{name}" for name in ("redraw", "objective", "bpr_scale", "l2", "weight_decay", "moments", "pfedme")}
-_LATER |= {"train.aggregator", "train.weigh_by", "evaluate.unmasked", "split.min_user"}
+_LATER |= {"train.aggregator", "train.weigh_by", "evaluate.unmasked", "split.min_user", "privacy"}
 """Settings that came after results had been kept under a hash of their config."""
 
 

@@ -179,6 +179,7 @@ class Here:
                 told.setdefault(name, []).append(values)
         for part in fed.transforming(question):
             total = fed.changed(part.party, total, partial(part.encode_sum, fed.seen_by(part.party, then)))
+        total = fed.learner.noised(then, total, question)
         expected = float(len(asked))
         if fed.asker(question) is None and np.array_equal(asked, self.taking_part(fed, then)):
             expected = expected_clients(members.active, fed.config.train.participation)

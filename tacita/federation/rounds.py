@@ -102,8 +102,12 @@ def end_block(fed: Federation, progress: Progress) -> None:
 
 
 def _promised(fed: Federation, server: ServerState) -> dict[str, dict[str, Any]]:
-    """What the parts promise of people's privacy, if anything."""
-    said = {part.name: made for part in fed.parts if (made := part.promises(fed.seen_by(part.party, server)))}
+    """What the parts, and what travels, promise of people's privacy, if anything."""
+    said: dict[str, Any] = {
+        part.name: made for part in fed.parts if (made := part.promises(fed.seen_by(part.party, server)))
+    }
+    if promised := fed.learner.promises(server):
+        said[fed.backbone.name] = promised
     return {"promises": said} if said else {}
 
 

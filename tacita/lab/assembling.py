@@ -12,10 +12,10 @@ from tacita.data.sources import load
 from tacita.data.splits import effective_split, split
 from tacita.federation.measuring import selecting_metric
 from tacita.kernels.threads import most_threads, set_threads
-from tacita.lab.item_rows import with_side_rows
+from tacita.lab.item_rows import with_features, with_side_rows
 from tacita.methods import Part, World, build_parts, effective_parts
 from tacita.models import backbone_class
-from tacita.models.base import Backbone
+from tacita.models.base import Backbone, with_budget
 from tacita.round.learner import learner_of
 from tacita.round.plan import Federation, Plan
 
@@ -53,12 +53,17 @@ def assemble(config: RunConfig, machine: Machine) -> Federation:
     )
     config = effective(config.model_copy(update={"split": effective_split(table, config.split)}), backbone, parts)
     stream = split(table, config.split)
+    if config.privacy.epsilon is not None and not config.privacy.blocks:
+        planned_blocks = config.privacy.model_copy(update={"blocks": len(stream.blocks)})
+        config = config.model_copy(update={"privacy": planned_blocks})
+        backbone, parts, draws = build(config)
     smallest = stream.blocks[0].n_items
     check_cutoffs(config, smallest)
     backbone.check(smallest, stream.n_items)
     for part in parts:
         part.check(smallest)
-    return with_side_rows(Federation(backbone, parts, config, draws, machine.chunk, stream=stream))
+    fed = Federation(backbone, parts, config, draws, machine.chunk, stream=stream)
+    return with_features(with_side_rows(fed))
 
 
 def effective(config: RunConfig, backbone: Backbone, parts: tuple[Part, ...]) -> RunConfig:
@@ -75,7 +80,7 @@ def build(config: RunConfig, secret: str = "") -> tuple[Backbone, tuple[Part, ..
     if not isinstance(name, str):
         raise TacitaError("backbone.name must be a name such as 'mf'.")
     cls = backbone_class(name)
-    backbone = cls(validated(cls.Config, options, f"backbone '{name}'"))
+    backbone = with_budget(cls(validated(cls.Config, options, f"backbone '{name}'")), config.privacy)
     draws = Draws(config.seed, secret)
     specs = effective_parts(config.method, config.parts)
     world = World(backbone, draws, config.train)

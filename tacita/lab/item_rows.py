@@ -7,6 +7,8 @@ from dataclasses import replace
 from tacita.core.errors import TacitaError
 from tacita.data.features import features_of
 from tacita.models.side import side_rows, sources_of
+from tacita.models.tally.features import feature_codes
+from tacita.models.tally.private import PrivateTally
 from tacita.round.plan import Federation
 
 
@@ -29,3 +31,13 @@ def with_side_rows(fed: Federation) -> Federation:
     sources = ", ".join(sources_of(told, sentences))
     note = f"item rows start from {sources}: known of {known:,} of {stream.n_items:,} items."
     return replace(fed, rows=backbone.rows_of_codes(codes), stream=replace(stream, notes=(*stream.notes, note)))
+
+
+def with_features(fed: Federation) -> Federation:
+    """The same run with what is public of items at hand for noised sums, where the settings ask for that."""
+    backbone, stream = fed.backbone, fed.stream
+    if not isinstance(backbone, PrivateTally) or not backbone.wants_features:
+        return fed
+    codes = feature_codes(features_of(stream), stream.item_ids)
+    note = f"noised sums are read along {codes.shape[1]} public features of items (genres, spans of years)."
+    return replace(fed, backbone=backbone.knowing(codes), stream=replace(stream, notes=(*stream.notes, note)))

@@ -15,6 +15,7 @@ from tacita.lab.assembling import planned
 from tacita.lab.run_folder import open_saved
 from tacita.privacy.ledger import NO_LIMIT, Ledger, joined
 from tacita.round.device_state import PARTS
+from tacita.round.learner import Learner
 from tacita.round.parts import Part
 
 ACCOUNT = ("budget", "spent", "times")
@@ -29,8 +30,8 @@ AGAINST = {
 }
 
 
-def accounts_of(parts: Sequence[Part], held: dict[str, Arrays]) -> tuple[Ledger, Arrays] | None:
-    """The ledgers of a run's parts as one, with what devices hold of them; None: nothing is counted."""
+def accounts_of(parts: Sequence[Part | Learner], held: dict[str, Arrays]) -> tuple[Ledger, Arrays] | None:
+    """The ledgers of a run's parts, and of what travels, as one, with what devices hold; None: nothing is counted."""
     found = []
     for part in parts:
         ledger, mine = part.ledger(), held.get(part.name, {})
@@ -110,7 +111,8 @@ def _alone(ledger: Ledger, own: Arrays, column: int) -> float | None:
 def run_ledger(folder: Path, user: str | None = None) -> dict[str, Any]:
     """Of a run folder: the spread, or one person's account, for which the clients' own file is opened."""
     saved = open_saved(folder)
-    found = accounts_of(planned(saved.config).parts, nested(saved.held, PARTS))
+    plan = planned(saved.config)
+    found = accounts_of((*plan.parts, plan.learner), nested(saved.held, PARTS))
     if found is None:
         return {"no_epsilon": NO_EPSILON}
     if user is None:

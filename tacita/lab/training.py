@@ -191,7 +191,7 @@ def _published(out: Path) -> Run:
 def _result(fed: Federation, progress: Progress) -> dict[str, Any]:
     blocks = progress.results
     kept = continual_summary([b["on_blocks"] for b in blocks], [b["users"] for b in blocks])
-    counted = accounts_of(fed.parts, progress.clients.parts)
+    counted = accounts_of((*fed.parts, fed.learner), progress.clients.parts)
     return {
         "tacita": tacita.__version__,
         "config": fed.config.model_dump(mode="json"),

@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Held, Ragged, Requests, ServerState
+from tacita.core.types import Arrays, Bools, CohortView, Held, Ragged, Requests, ServerState
 from tacita.fields import Answer, Spec, Total, Upload, wire_bytes
 from tacita.models.base import Retracts
+from tacita.privacy.ledger import NO_LIMIT, Ledger
 from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner, extra_fields, register
 from tacita.round.parts import Ask, Play, overrides
 
 STATISTIC = "statistic"  # the question whose answer is told for good
 TOLD, ASKED = "told", "asked"  # on devices: what was told; on the server: who waits to take something back
+ACCOUNT = ("budget", "spent", "times")  # on devices: a person's account, where there is a budget
 WITHDRAW = ("forget", "leave")
 
 
@@ -47,6 +49,11 @@ class StatisticLearner(Learner):
                 raise TacitaError(
                     f"part '{part.name}' looks at local training; backbone '{backbone.name}' has none: leave it out."
                 )
+            if self.ledger() and (overrides(part, "weight") or overrides(part, "encode")):
+                raise TacitaError(
+                    f"part '{part.name}' changes what is told, so privacy.epsilon would count something else than what "
+                    "leaves; leave one of the two out."
+                )
 
     @property
     def rounds(self) -> int:
@@ -62,6 +69,16 @@ class StatisticLearner(Learner):
         return (*self.world.backbone.statistic_fields(server, question), *extras)
 
     def answer(self, view: CohortView, question: str) -> Answer:
+        if self.ledger() is None:
+            return self._answer(view, question)
+        account, goes = self._charged(view, question)
+        if not self._retracts(question):  # who may not go has nothing to tell: an empty history adds 0 to every sum
+            view = replace(view, train=view.train.where(goes[view.train.rows()]))
+        answer = self._answer(view, question)
+        kept = {f"{PARTS}{self.name}/{name}": value for name, value in account.items()}
+        return replace(answer, kept={**answer.kept, **kept})
+
+    def _answer(self, view: CohortView, question: str) -> Answer:
         if self._retracts(question):
             return self._take_back(view)
         told = self.world.backbone.tell(view, question)
@@ -72,6 +89,31 @@ class StatisticLearner(Learner):
         new = {"block": np.full(size, view.block, np.int32), "stays": np.ones(size, bool)}
         log = view.lists[self.name][TOLD].joined(Ragged(view.train.ptr, view.train.ids, new))
         return Answer(upload, {f"{PARTS}{self.name}/{TOLD}": log})
+
+    # a budget
+
+    def ledger(self) -> Ledger | None:
+        return self.world.backbone.ledger()
+
+    def _charged(self, view: CohortView, question: str) -> tuple[Arrays, Bools]:
+        """What devices have left after an answer, and whose budget holds it; who has nothing to tell pays nothing.
+
+        Taking back is never refused, so it may cost more than was planned.
+        """
+        ledger, account = self.ledger(), {name: view.parts[self.name][name] for name in ACCOUNT}
+        assert ledger is not None
+        what, mu = self.world.backbone.loss(view.heads, question)
+        if not self._retracts(question):
+            return ledger.charge(account, what, mu, view.train.counts() > 0)
+        endless = {**account, "budget": np.full_like(account["budget"], NO_LIMIT)}
+        charged, goes = ledger.charge(endless, what, mu, view.lists[self.name][TOLD].counts() > 0)
+        return {**charged, "budget": account["budget"]}, goes
+
+    def noised(self, server: ServerState, total: Total, question: str) -> Total:
+        return self.world.backbone.noised(server, total, question, self.world.draws)
+
+    def promises(self, server: ServerState) -> dict[str, float]:
+        return self.world.backbone.promises(server)
 
     def learn(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
         return self.world.backbone.learn(server, total, question)
@@ -93,11 +135,14 @@ class StatisticLearner(Learner):
 
     @property
     def lasting(self) -> frozenset[str]:
-        return frozenset({f"{PARTS}{self.name}/{TOLD}"} if self.takes_back else ())
+        kept = ((TOLD,) if self.takes_back else ()) + (ACCOUNT if self.ledger() else ())
+        return frozenset(f"{PARTS}{self.name}/{one}" for one in kept)
 
     def device_arrays(self, n_users: int) -> Held:
         kinds: Arrays = {"block": np.zeros(0, np.int32), "stays": np.zeros(0, bool)}
-        return {TOLD: replace(Ragged.empty(n_users), values=kinds)} if self.takes_back else {}
+        told = {TOLD: replace(Ragged.empty(n_users), values=kinds)} if self.takes_back else {}
+        ledger = self.ledger()
+        return {**told, **(ledger.opened(n_users, self.world.backbone.epsilon) if ledger else {})}
 
     def handle_many_here(self, view: CohortView, requests: Requests) -> Held:
         if not self.takes_back or requests.kind not in WITHDRAW:
@@ -126,6 +171,7 @@ class StatisticLearner(Learner):
             mode = "none: the server was told of none of it"
             return (server.with_part(self.name, {ASKED: asked[:0]}) if len(waiting) else server), said | {"mode": mode}
         after, rank = self.model.retracted(server, change)
+        said |= self.model.retraction_said()
         return after.with_part(self.name, {ASKED: asked[:0]}), said | {
             "mode": f"update of rank {rank}" if rank else "new solve",
             "rounds": 1,

@@ -40,6 +40,12 @@ def check_live(config: RunConfig) -> None:
         raise TacitaError(
             f"item_rows = '{config.item_rows}' is for the lab: a live catalogue tells nothing of items; use 'random'."
         )
+    if config.privacy.features:
+        raise TacitaError("privacy.features is for the lab: a live catalogue tells nothing of items; leave it out.")
+    if config.privacy.epsilon is not None and not config.privacy.blocks:
+        raise TacitaError(
+            "a live run does not know how many blocks will come; say how many share the budget: privacy.blocks."
+        )
     for part in effective_parts(config.method, config.parts):
         if (party := part_class(str(part.get("name"))).party) != SERVER:
             raise TacitaError(

@@ -16,10 +16,12 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from tacita.core.config import PrivacyConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError, unknown_name
 from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Keys, Longs, Ragged, ServerState
 from tacita.fields import Form, Spec, Total
+from tacita.privacy.ledger import Ledger
 
 
 class BackboneConfig(BaseModel):
@@ -77,6 +79,15 @@ class Context:
 
 class Retracts(Protocol):
     """A model that takes back what people told it, exactly."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether what is left is what there would be without the data, up to rounding."""
+        ...
+
+    def retraction_said(self) -> dict[str, Any]:
+        """What a certificate is to say of its retractions beside that."""
+        ...
 
     @property
     def held(self) -> int:
@@ -222,6 +233,29 @@ class Backbone(ABC):
         """What the server makes of a total."""
         raise TacitaError(f"backbone '{self.name}' learns by training, not from a statistic.")
 
+    # what a budget costs, where there is one (`register_private`)
+
+    @property
+    def epsilon(self) -> float | None:
+        """What a person may spend in all; None: there is no budget."""
+        return None
+
+    def ledger(self) -> Ledger | None:
+        """What its releases are counted as."""
+        return None
+
+    def loss(self, heads: Arrays, question: str) -> tuple[str, float]:
+        """Which event of the ledger an answer to a question is, and the mu that it costs each person it is about."""
+        raise TacitaError(f"backbone '{self.name}' has no budget.")
+
+    def noised(self, server: ServerState, total: Total, question: str, draws: Draws) -> Total:
+        """The sum over the people here with the noise that the budget asks for, before anybody sees it."""
+        return total
+
+    def promises(self, server: ServerState) -> dict[str, float]:
+        """What of people's privacy holds after a block; nothing: no epsilon."""
+        return {}
+
     @property
     def trials(self) -> int:
         """Ways of scoring among which a block's validation chooses, a round each."""
@@ -282,11 +316,33 @@ class Backbone(ABC):
 
 
 _REGISTRY: dict[str, type[Backbone]] = {}
+_PRIVATE: dict[str, type[Backbone]] = {}
 
 
 def register(cls: type[Backbone]) -> type[Backbone]:
     _REGISTRY[cls.name] = cls
     return cls
+
+
+def register_private(cls: type[Backbone]) -> type[Backbone]:
+    """The form that the backbone of the same name takes under a budget; it is made of a config and the budget."""
+    _PRIVATE[cls.name] = cls
+    return cls
+
+
+def with_budget(backbone: Backbone, privacy: PrivacyConfig) -> Backbone:
+    """The backbone as the settings of `privacy` have it."""
+    if privacy.epsilon is None:
+        if privacy.blocks or privacy.features:
+            raise TacitaError("privacy.blocks and privacy.features are for a budget; set privacy.epsilon, too.")
+        return backbone
+    if backbone.name not in _PRIVATE:
+        able = ", ".join(f"'{name}'" for name in sorted(_PRIVATE))
+        raise TacitaError(
+            f"privacy.epsilon is a budget for sums of statistics, which backbone '{backbone.name}' does not send; use "
+            f"backbone {able}, or leave privacy.epsilon out."
+        )
+    return _PRIVATE[backbone.name](backbone.config, privacy)  # type: ignore[call-arg]
 
 
 def backbone_names() -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from tacita.core.errors import TacitaError, unknown_name
 from tacita.core.types import CohortView, Held, Requests, ServerState
 from tacita.fields import Answer, Spec, Total, wire_bytes
+from tacita.privacy.ledger import Ledger
 from tacita.round.parts import Ask, Part, Play, World
 
 
@@ -65,6 +66,18 @@ class Learner(ABC):
     @abstractmethod
     def answer(self, view: CohortView, question: str) -> Answer:
         """On the devices."""
+
+    def noised(self, server: ServerState, total: Total, question: str) -> Total:
+        """The sum over the people here with the noise that a budget asks for, before it leaves; live, on each node."""
+        return total
+
+    def ledger(self) -> Ledger | None:
+        """What its releases are counted as; the accounts are what it keeps on devices as budget, spent and times."""
+        return None
+
+    def promises(self, server: ServerState) -> dict[str, float]:
+        """What it promises of people's privacy after a block; nothing: no epsilon."""
+        return {}
 
     @abstractmethod
     def learn(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:

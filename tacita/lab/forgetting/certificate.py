@@ -33,6 +33,7 @@ TALLY = (
     "the model is a function of a sum over users, so taking a term back leaves rounding only",
     "training again means the same catalogue, inputs and ways of scoring, without the data",
 )
+NOISED = ("training again means the same catalogue, items and ways of scoring, without the data, and other noise",)
 TRAINED = ("training again means the same seed, catalogue, rounds and remaining choices to share, without the data",)
 AUDITS = (
     "auc_pairs", "auc_difference", "auc_user", "param_distance_ratio", "gram_distance", "noise_floor",
@@ -147,6 +148,12 @@ def _calibration(case: Case) -> dict[str, Any] | str:
     return next((one for one in found if "alpha" in one), "none")
 
 
+def _sums_exactly(case: Case) -> bool:
+    """Whether the model is a function of sums that nobody put noise into."""
+    model = case.done.left.backbone.retracts
+    return case.done.left.learner.takes_back and model is not None and model.exact
+
+
 def _exact(case: Case) -> bool:
     """Checked bit by bit, or, where nobody checked, exact by construction."""
     if case.done.way.leaves or case.done.waits:
@@ -197,6 +204,7 @@ def _cost(case: Case) -> dict[str, Any]:
 
 def _guarantee(case: Case) -> dict[str, Any]:
     proof, sums = case.proof, case.done.left.learner.takes_back
+    again = TRAINED if not sums else TALLY if _sums_exactly(case) else NOISED
     kinds = {one.get("guarantee") for one in case.told}
     bounded = next((one for one in case.told if one.get("guarantee") == "bounded"), {})
     kind = "exact" if _exact(case) else "bounded" if "bounded" in kinds else "empirical" if proof else NOT_RUN
@@ -207,7 +215,7 @@ def _guarantee(case: Case) -> dict[str, Any]:
         "delta": bounded.get("delta"),
         "psi_bound": bounded.get("psi_bound"),
         "max_score_difference": NOT_RUN if proof is None else proof.difference,
-        "assumptions": [*(TALLY if sums else TRAINED), *dict.fromkeys(said)],
+        "assumptions": [*again, *dict.fromkeys(said)],
     }
 
 
@@ -227,7 +235,7 @@ def _purged(case: Case) -> dict[str, Any]:
 
 
 def _residual(case: Case) -> str:
-    alone = len(case.done.asked.users) == 1 and not _others(case) and case.done.left.learner.takes_back
+    alone = len(case.done.asked.users) == 1 and not _others(case) and _sums_exactly(case)
     moved = model_digest(case.done.left, case.done.was) != model_digest(case.done.left, case.done.now)
     more = [case.done.way.leaves, ALONE if alone and moved else ""]
     more += [str(one["residual_risk"]) for one in case.told if one.get("residual_risk")]
@@ -244,7 +252,7 @@ def _verdict(case: Case) -> str:
     if case.proof is None:
         return "not verified"
     proof = case.proof
-    if case.done.left.learner.takes_back or proof.same_bits:
+    if _sums_exactly(case) or proof.same_bits:
         return f"{'pass' if proof.difference <= SAME else 'fail'}: score difference at most {SAME}"
     auc = proof.audit["auc_pairs"]
     gap = None if auc["after"] is None or auc["retrain"] is None else auc["after"] - auc["retrain"]

@@ -44,8 +44,10 @@ def way_of(plan: Plan, asked: Asked, shared: Ragged, again: bool = False) -> Way
     if asked.requests.kind == "share":
         return _sharing(plan)
     if asked.requests.kind != "unshare" and plan.learner.takes_back:
-        name = plan.backbone.name
-        return Way((name,), f"{name} is a function of a sum over people, so what was told is taken out of the sum.")
+        name, model = plan.backbone.name, plan.backbone.retracts
+        noise = "" if model is None or model.exact else ", with noise of its own, which is charged"
+        why = f"{name} is a function of a sum over people, so what was told is taken out of the sum{noise}."
+        return Way((name,), why)
     if again:
         return _anew(plan, "--again asks for it")
     return _unlearning(plan, asked, shared)

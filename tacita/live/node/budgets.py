@@ -26,7 +26,7 @@ from tacita.round.device_state import PARTS
 
 def cost_of_all(standing: Standing) -> str:
     """What a release has cost the people here so far, for the node's log: the most that anybody has spent."""
-    found = accounts_of(standing.fed.parts, standing.here.clients.parts)
+    found = accounts_of((*standing.fed.parts, standing.fed.learner), standing.here.clients.parts)
     if found is None:
         return NONE_STATED
     most = float(found[0].epsilon(found[1]).max(initial=0.0))
@@ -72,7 +72,8 @@ def _accounts(node: Node, run: str) -> tuple[tuple[Ledger, Arrays], AnyArray] | 
     if model is None or held is None:
         return None
     config = validated(RunConfig, json.loads(model[0]["config"]), "the settings the server sent")
-    counted = accounts_of(planned(config, secret_of(store.secret, run)).parts, nested(held[1], PARTS))
+    plan = planned(config, secret_of(store.secret, run))
+    counted = accounts_of((*plan.parts, plan.learner), nested(held[1], PARTS))
     return None if counted is None else (counted, held[1]["users"])
 
 

@@ -45,6 +45,7 @@ from tacita.round.device_state import PARTS
 from tacita.round.parts import overrides
 from tacita.round.plan import plain
 
+COUNTED = {"touched", "counts"}  # sums that say how many people have each item
 MOST_PLAYED = 1000  # rounds that requests may take in a block, beside its own
 
 log = logging.getLogger(__name__)
@@ -340,7 +341,7 @@ def _sum(
         raise Refusal(refusal)
     carry(node, standing)
     told = here.exchange(fed, server, asked.down, head.kind, asked.chosen)
-    if fed.learner.model_after and kind in questions:
+    if fed.learner.model_after and kind in questions and COUNTED & told.total.sums.keys():  # noise hides who is rare
         whole = told.total
         told = replace(told, total=without_rare(whole, node.fewest, server.heads.get("inputs")))
         if fed.learner.takes_back and "touched" in whole.sums:

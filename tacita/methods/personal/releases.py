@@ -8,7 +8,7 @@ import numpy as np
 
 from tacita.core.draws import Draws
 from tacita.core.types import AnyArray, Arrays, Bools, CohortView, Doubles, Keys, Longs
-from tacita.fields import Dense, Form, Rows, Terms, Total, Upload
+from tacita.fields import Dense, Form, Rows, Squares, Terms, Total, Upload
 from tacita.kernels.hashing import hash_owners
 from tacita.kernels.lengths import square_rows
 from tacita.privacy.noise import Stream
@@ -63,6 +63,9 @@ def sums_of_sizes(upload: Upload) -> Doubles:
             value = value.plainly()
             each = np.abs(value.value.astype(np.float64)).reshape(len(value.item), -1).sum(axis=1)
             total += np.bincount(value.client, weights=each, minlength=upload.n_clients)
+        elif isinstance(value, Squares):
+            each = np.abs(value.sign) * np.abs(value.vector).sum(axis=1) ** 2
+            total += np.bincount(value.client, weights=each, minlength=upload.n_clients)
         else:
             each = np.abs(value.factor) * np.diff(value.ptr).astype(np.float64) ** 2
             total += np.bincount(value.client, weights=each, minlength=upload.n_clients)
@@ -79,6 +82,8 @@ def _emptied(value: Form, astray: Bools) -> Form:
         kept = value.value.copy()
         kept[astray[value.client]] = 0
         return replace(value, value=kept)
+    if isinstance(value, Squares):
+        return replace(value, sign=np.where(astray[value.client], 0.0, value.sign))
     assert isinstance(value, Terms)
     return replace(value, factor=np.where(astray[value.client], 0.0, value.factor))
 

@@ -9,7 +9,7 @@ recommended: columns of other items are plain ridge solutions P G. With all item
 What it gives away: whoever gets B tells who took part and completes histories; whoever gets B before and after a
 lone retraction reads it. Waiting for contributors (`min_item`, `min_pair`) and sending few entries a column (`keep`)
 saves bytes and stops weaker readers. These are mitigations, at the defaults and elsewhere; only noise with a budget
-would protect, and there is none yet. `tacita audit tally` runs the attacks beside their controls.
+protects (`privacy.epsilon`, private.py). `tacita audit tally` runs the attacks beside their controls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import scipy.sparse
@@ -170,6 +170,13 @@ class Tally(Backbone):
     def held(self) -> int:
         return self.config.hold_retractions
 
+    @property
+    def exact(self) -> bool:
+        return True
+
+    def retraction_said(self) -> dict[str, Any]:
+        return {}
+
     # on the device
 
     @property
@@ -226,16 +233,17 @@ class Tally(Backbone):
         fields = self._fields(shape)
         return add(empty_total(fields), upload, fields)
 
-    def score_history(self, view: CohortView) -> Floats:
-        """x_u B with older items counting less, and a word on items of earlier blocks.
+    def latest(self, view: CohortView) -> Ragged:
+        """What each user did in this block, or earlier if that is nothing."""
+        if view.history is None:
+            return view.train
+        absent = np.flatnonzero(view.train.counts() == 0)
+        earlier = view.history.take(absent)
+        return view.train.joined(Ragged.from_pairs(absent[earlier.rows()], earlier.ids, len(view.train)))
 
-        x_u is what the user did in this block, or earlier if that is nothing.
-        """
-        latest = view.train
-        if view.history is not None:
-            absent = np.flatnonzero(latest.counts() == 0)
-            earlier = view.history.take(absent)
-            latest = latest.joined(Ragged.from_pairs(absent[earlier.rows()], earlier.ids, len(latest)))
+    def score_history(self, view: CohortView) -> Floats:
+        """x_u B with older items counting less, and a word on items of earlier blocks."""
+        latest = self.latest(view)
         scores = np.zeros((len(view.user), view.n_items), np.float32)
         add_products(latest, recency_weights(latest, float(view.heads["recency"][0])), view.heads, scores)
         repeat = view.heads["repeat"][0]

@@ -1,0 +1,390 @@
+"""tally under a budget: the same exchange with terms of length 1, noise inside the sum, and B from what can be seen.
+
+In the first block two questions are asked: which items people like (noised popularity, which chooses the items that
+terms are about, their scales and the direction that is taken out), then the terms. Later blocks tell terms of the same
+items. Every release is charged to who takes part before it leaves (learn/statistic.py); who has nothing left is not
+asked any more and goes on being served. What validation or counts of people would decide is fixed: see `fixed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tacita.core.config import PrivacyConfig
+from tacita.core.draws import Draws
+from tacita.core.errors import TacitaError
+from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Longs, Ragged, ServerState
+from tacita.fields import Dense, Form, Rows, Spec, Squares, Total, Upload, add, empty_total
+from tacita.kernels.pairs import dense_products
+from tacita.models.base import register_private
+from tacita.models.tally.model import MOST_WEIGHT, STATE, STATISTIC, SURVEY, Tally, TallyConfig
+from tacita.models.tally.noised import (
+    LIKED,
+    LIKED_GRID,
+    MOST_PEOPLE,
+    PEOPLE,
+    SQUARE_ROOT_2,
+    Axes,
+    Budget,
+    axes_of,
+    faded,
+    feature_basis,
+    n_inputs,
+    smoother,
+    symmetric_noise,
+    unit_likes,
+    unit_vectors,
+    weights_of,
+    whole_noise,
+)
+from tacita.models.tally.weights import recency_weights
+from tacita.privacy.accounting import Event
+from tacita.privacy.ledger import Ledger
+from tacita.privacy.noise import Stream
+
+LIKES, TERMS, TAKEN_BACK = "which items people like", "which items go together", "what is taken back"  # releases
+TAIL = 12.0  # deviations of noise that a sum may be off by; chance gives as much less than once in 10^32
+LARGEST_S = 200.0  # of noise off the diagonal; people would have to be millions
+RECENCY, REPEAT = 0.0, 0.0  # in place of "learn", which would read private data
+NO_MEANING = ("ridge", "ridge_popularity", "length_power", "min_pair")
+"""Settings of plain tally that a budget has no use for; `min_item` and `keep`, which have defaults, cut nothing."""
+
+
+@register_private
+class PrivateTally(Tally):
+    """Linear item-item model from a noised sum of users' terms."""
+
+    def __init__(self, config: TallyConfig, privacy: PrivacyConfig, codes: Floats | None = None) -> None:
+        super().__init__(config)
+        assert privacy.epsilon is not None
+        self.privacy = privacy
+        self.budget = Budget(privacy.epsilon, privacy.delta, max(1, privacy.blocks))
+        self.codes = codes
+        for name in NO_MEANING:
+            if getattr(config, name) != TallyConfig.model_fields[name].default:
+                raise TacitaError(f"backbone.{name} has no meaning under privacy.epsilon; leave one of the two out.")
+        if self.budget.mu2 <= 0 or self.budget.s(1.0) > LARGEST_S:
+            raise TacitaError(
+                f"privacy.epsilon = {privacy.epsilon} over {self.budget.blocks} blocks leaves nothing but noise; raise "
+                "privacy.epsilon or lower privacy.blocks."
+            )
+
+    def knowing(self, codes: Floats) -> PrivateTally:
+        """The same model with public features of all items."""
+        return PrivateTally(self.config, self.privacy, codes)
+
+    @property
+    def wants_features(self) -> bool:
+        return self.privacy.features
+
+    @property
+    def fixed(self) -> dict[str, float]:
+        """What plain tally learns from private data, and this one does not."""
+        recency, repeat = self.config.recency, self.config.repeat
+        return {
+            "recency": RECENCY if recency == "learn" else float(recency),
+            "repeat": REPEAT if repeat == "learn" else float(repeat),
+        }
+
+    def init_heads(self, draws: Draws) -> Arrays:
+        return {
+            **super().init_heads(draws),
+            "scale": np.zeros(0),  # what each input is multiplied by
+            "centre": np.zeros(0),  # the direction that is taken out
+            "liked": np.zeros(0, np.float32),  # popularity of items that are no inputs, from 0 to 1
+            "released": np.array([-1, 0], np.int32),  # the last block that was told, and releases so far
+        }
+
+    def heads_fit(self, heads: Arrays, n_items: int) -> bool:
+        own = self.init_heads(Draws(0))
+        if heads.keys() != own.keys() or any(heads[name].dtype != v.dtype for name, v in own.items()):
+            return False
+        small = all(heads[name].shape == own[name].shape for name in ("known", "recency", "repeat", "released"))
+        inputs, k = heads["inputs"], heads["inputs"].size
+        if not small or any(heads[name].size for name in ("column", "ptr")):
+            return False
+        if any(heads[name].shape != (k,) for name in ("inputs", "scale", "centre")):
+            return False
+        inside = k <= n_items and (k == 0 or 0 <= inputs[0] <= inputs[-1] < n_items)
+        mild = heads["recency"][0] >= 0 and abs(heads["repeat"][0]) <= 10 and heads["released"][1] >= 0
+        sized = heads["weights"].shape in ((0, 0), (k, k)) and heads["liked"].ndim == 1
+        if not (inside and mild and sized and heads["liked"].size <= n_items):
+            return False
+        numbers = (heads[name] for name in ("weights", "scale", "centre", "liked"))
+        length = float(np.linalg.norm(heads["centre"]))
+        return (
+            bool((np.diff(inputs.astype(np.int64)) > 0).all())
+            and all(bool((np.abs(v) <= MOST_WEIGHT).all()) for v in numbers)
+            and (k == 0 or abs(length - 1) < 1e-6)
+        )
+
+    def check(self, first_items: int, all_items: int) -> None:
+        """The work grows with the people, not with the catalogue: any fits."""
+
+    # on the device
+
+    def tell(self, view: CohortView, question: str) -> dict[str, Form]:
+        return self.told_of(self.counted(view.train), view.user_ptr, view.heads, question)
+
+    def told_of(self, lists: Ragged, user_ptr: Longs, heads: Arrays, question: str) -> dict[str, Form]:
+        """Of each list x / |x| and that somebody is there; or its term."""
+        client = _client_of(user_ptr)
+        if question == SURVEY:
+            there = np.zeros((len(user_ptr) - 1, 1))
+            np.add.at(there, client, (lists.counts() > 0)[:, None])
+            return {"liked": Rows(client[lists.rows()], lists.ids, unit_likes(lists)), "people": Dense(there)}
+        return {"terms": Squares(client, _vectors(lists, heads), np.ones(len(lists)))}
+
+    def retraction(self, view: CohortView, told: list[Ragged], left: list[Ragged]) -> dict[str, Form]:
+        """What people take back of all blocks together, as far as it has not faded, and what they say again."""
+        client, last = _client_of(view.user_ptr), int(view.heads["released"][0])
+        vectors, signs, owners = [np.zeros((0, len(view.heads["inputs"])))], [np.zeros(0)], [client[:0]]
+        for block, both in enumerate(zip(told, left, strict=True)):
+            length = self.config.decay ** (max(0, last - block) / 2)
+            for sign, lists in zip((-1.0, 1.0), both, strict=True):
+                vectors.append(_vectors(self.counted(lists), view.heads, length))
+                signs.append(np.full(len(lists), sign))
+                owners.append(client)
+        order = np.argsort(np.concatenate(owners), kind="stable")
+        return {
+            "terms": Squares(
+                np.concatenate(owners)[order], np.concatenate(vectors)[order], np.concatenate(signs)[order]
+            )
+        }
+
+    def score_history(self, view: CohortView) -> Floats:
+        """x B among the inputs; below all of them the other items, by popularity."""
+        latest, heads = self.latest(view), view.heads
+        scores = np.zeros((len(view.user), view.n_items), np.float32)
+        inputs, k = heads["inputs"], len(heads["weights"])
+        if k == 0:
+            return scores
+        row_of = np.full(view.n_items, -1, np.int32)
+        row_of[inputs] = np.arange(k)
+        found = np.zeros((len(scores), k), np.float32)
+        weight = recency_weights(latest, float(heads["recency"][0]))
+        dense_products(latest.ptr, latest.ids, weight, row_of, heads["weights"], found)
+        liked = np.zeros(view.n_items, np.float32)
+        liked[: len(heads["liked"])] = heads["liked"]
+        some = latest.counts() > 0  # of whom nothing is known, nothing is said
+        scores[some] = (found.min(axis=1, initial=0.0)[:, None] - 2.0 + liked[None, :])[some]
+        scores[:, inputs] = found
+        if heads["repeat"][0] and view.history is not None:
+            scores[view.history.rows(), view.history.ids] += heads["repeat"][0]
+        return scores
+
+    # in the sum, before anybody sees it
+
+    def length_of(self, server: ServerState, question: str) -> float:
+        """How long what one person adds to the terms is at most: of a retraction, two terms of every block there was.
+
+        A device may not trust a server with this, so it holds whatever block the server says was told last.
+        """
+        if question == STATISTIC:
+            return 1.0
+        ages = np.maximum(0, int(server.heads["released"][0]) - np.arange(server.block + 1))
+        return SQUARE_ROOT_2 * float((self.config.decay**ages).sum())
+
+    def share_of(self, heads: Arrays, question: str) -> float:
+        """What of a block's mu^2 a release takes."""
+        if question == SURVEY:
+            return LIKED + PEOPLE
+        return self.budget.share(first=int(heads["released"][1]) == 0) if question == STATISTIC else 1.0
+
+    def s_of(self, server: ServerState, question: str) -> float:
+        return self.budget.s(self.share_of(server.heads, question), self.length_of(server, question))
+
+    @property
+    def epsilon(self) -> float | None:
+        return self.budget.epsilon
+
+    def ledger(self) -> Ledger:
+        """Noise is put into a sum over people, by the lab or by a node: against whoever sees the sum after that."""
+        of = self.budget.deviation
+        first = Event(LIKES, "gaussian", 1.0, of(LIKED + PEOPLE), threat="central")
+        terms = Event(TERMS, "gaussian", 1.0, of(1.0), threat="central")
+        return Ledger((first, terms, Event(TAKEN_BACK, "gaussian", 1.0, of(1.0), threat="central")), self.budget.delta)
+
+    def loss(self, heads: Arrays, question: str) -> tuple[str, float]:
+        what = {SURVEY: LIKES, STATISTIC: TERMS}.get(question, TAKEN_BACK)
+        return what, (self.share_of(heads, question) * self.budget.mu2) ** 0.5
+
+    def noised(self, server: ServerState, total: Total, question: str, draws: Draws) -> Total:
+        """Whole numbers and whole-number noise; `draws` counts how often noise was put into a sum of sums."""
+        if total.n_clients > MOST_PEOPLE:
+            raise TacitaError(f"sums over more than {MOST_PEOPLE:,} people are not exact; use more nodes.")
+        heads = server.heads
+        stream = Stream(draws, f"tally {question}", server.block, server.round, int(heads["released"][1]))
+        made: Arrays = {"draws": total["draws"] + 1.0}
+        if question == SURVEY:
+            of, grid = self.budget.deviation, LIKED_GRID
+            made["liked"] = total["liked"] + whole_noise(stream, of(LIKED), grid, len(server.items))
+            made["people"] = total["people"] + whole_noise(stream, of(PEOPLE), 1.0, 1)
+        else:
+            made["terms"] = total["terms"] + symmetric_noise(stream, self.s_of(server, question), len(heads["inputs"]))
+        return total.with_sums(made)
+
+    # on the server
+
+    def questions(self, server: ServerState) -> tuple[str, ...]:
+        """Nothing is asked any more when all planned blocks are told."""
+        if server.block >= self.budget.blocks:
+            return ()
+        return (SURVEY, STATISTIC) if int(server.heads["released"][1]) == 0 else (STATISTIC,)
+
+    def statistic_fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
+        drawn = Spec("draws", (1,), most=1.0, least=0.0, exact=True)
+        if question == SURVEY:
+            n, of = len(server.items), self.budget.deviation
+            liked = Spec(
+                "liked", (n,), most=1 + TAIL * of(LIKED), exact=True, about="which items people like, with noise"
+            )
+            return liked, Spec("people", (1,), most=1 + TAIL * of(PEOPLE), exact=True), drawn
+        return self._term_field(server, question), drawn
+
+    def _term_field(self, server: ServerState, question: str) -> Spec:
+        k, length = len(server.heads["inputs"]), self.length_of(server, question)
+        most = length + TAIL * SQUARE_ROOT_2 * self.s_of(server, question)
+        about = "which items go together, with noise"
+        return Spec("terms", (k, k), most=most, exact=True, symmetric=True, about=about)
+
+    def retraction_fields(self, server: ServerState) -> tuple[Spec, ...]:
+        return self._term_field(server, "retraction"), Spec("draws", (1,), most=1.0, least=0.0, exact=True)
+
+    def learn(self, server: ServerState, total: Total, question: str) -> ServerState:
+        drawn = max(1.0, float(total["draws"][0]))
+        if question == SURVEY:
+            return self._chosen(server, total, drawn)
+        held, last = server.parts[STATE], int(server.heads["released"][0])
+        fade = self.config.decay ** (server.block - last) if last >= 0 else 1.0
+        state = {
+            **held,
+            "gram": fade * held["gram"] + total["terms"],
+            "variance": fade**2 * held["variance"] + drawn * self.s_of(server, STATISTIC) ** 2,
+            "drawn": np.array([drawn]),
+        }
+        released = np.array([server.block, server.heads["released"][1] + 1], np.int32)
+        return self.solved_anew(server.with_part(STATE, state), released)
+
+    def _chosen(self, server: ServerState, total: Total, drawn: float) -> ServerState:
+        """The items that terms are about, and in what terms."""
+        s = self.s_of(server, STATISTIC) * drawn**0.5
+        people, liked = float(total["people"][0]), total["liked"]
+        axes = axes_of(liked, n_inputs(people, s, len(liked), self.codes is not None))
+        k = len(axes.inputs)
+        state = {"liked": liked, "people": np.array([people]), "gram": np.zeros((k, k)), "variance": np.zeros(1)}
+        heads = {
+            **server.heads,
+            "inputs": axes.inputs,
+            "scale": axes.scale,
+            "centre": axes.centre,
+            "liked": faded(axes, liked),
+        }
+        return replace(server, heads=heads).with_part(STATE, state)
+
+    def solved_anew(self, server: ServerState, released: AnyArray) -> ServerState:
+        """B that belongs to the noised sum."""
+        held, axes = server.parts[STATE], axes_in(server.heads)
+        basis = None if self.codes is None else feature_basis(self.codes, held["liked"], axes)
+        smooth = smoother(held["gram"], axes.centre, float(held["variance"][0]) ** 0.5, basis)
+        heads = {
+            **server.heads,
+            "weights": weights_of(smooth, axes.scale),
+            "known": np.array([len(server.items)], np.int32),
+            "released": released,
+            **{name: np.array([value], np.float32) for name, value in self.fixed.items()},
+        }
+        return replace(server, heads=heads)
+
+    @property
+    def trials(self) -> int:
+        return 1  # validation chooses nothing
+
+    def try_next(self, server: ServerState) -> ServerState:
+        return server
+
+    def popularity(self, server: ServerState) -> Floats:
+        liked = np.maximum(server.parts.get(STATE, {}).get("liked", np.zeros(0)), 0.0)
+        return np.pad(liked, (0, len(server.items) - len(liked))).astype(np.float32)
+
+    def promises(self, server: ServerState) -> dict[str, float]:
+        """What a person lost who told in every block; who retracted lost more, which their own ledger says."""
+        held = server.parts.get(STATE, {})
+        return {
+            "epsilon": self.budget.spent(min(server.block + 1, self.budget.blocks)),
+            "epsilon_planned": self.budget.epsilon,
+            "delta": self.budget.delta,
+            "blocks_planned": float(self.budget.blocks),
+            "items_told_of": float(len(server.heads["inputs"])),
+            "noise_draws_in_a_sum": float(held.get("drawn", np.ones(1))[0]),
+        }
+
+    # taking back: the difference is noised by itself, so that two releases do not show it
+
+    @property
+    def exact(self) -> bool:
+        return False
+
+    def retracted(self, server: ServerState, change: Mapping[str, AnyArray]) -> tuple[ServerState, int]:
+        held = server.parts[STATE]
+        drawn = max(1.0, float(change["draws"][0]))
+        state = {
+            **held,
+            "gram": held["gram"] + change["terms"],
+            "variance": held["variance"] + drawn * self.s_of(server, "retraction") ** 2,
+        }
+        last, releases = server.heads["released"].tolist()
+        return self.solved_anew(server.with_part(STATE, state), np.array([last, releases + 1], np.int32)), 0
+
+    def retraction_said(self) -> dict[str, Any]:
+        more = self.budget.spent(self.budget.blocks, 1)
+        return {
+            "assumptions": [
+                "the sum had noise before and has more now, so no comparison with training again is exact",
+                "which items are told of, their scales and their popularity stay as they were chosen, with noise",
+                f"a retraction is a release of its own and is charged: who told in all {self.budget.blocks} planned "
+                f"blocks and retracts once has spent epsilon {more:.3g} at delta {self.budget.delta:g}",
+            ],
+            "residual_risk": "What was told before stays protected by the budget it was told under, not erased from "
+            "copies of earlier models.",
+        }
+
+    def retrained(self, server: ServerState, told: list[Ragged]) -> ServerState:
+        """The sum of these lists in the same terms, with noise of its own as large as what is in the sum now."""
+        heads, last = server.heads, int(server.heads["released"][0])
+        gram = np.zeros_like(server.parts[STATE]["gram"])
+        for block, lists in enumerate(told[: last + 1]):
+            vectors = _vectors(self.counted(lists), heads)
+            gram += self.config.decay ** (last - block) * (vectors.T @ vectors)
+        s = float(server.parts[STATE]["variance"][0]) ** 0.5
+        stream = Stream(Draws(int(heads["released"][1])), "tally trained again")
+        state = {**server.parts[STATE], "gram": gram + symmetric_noise(stream, s, len(gram))}
+        return self.solved_anew(server.with_part(STATE, state), heads["released"])
+
+    def released_from(self, server: ServerState, lists: Ragged, draws: Draws) -> ServerState:
+        """The server after these people and nobody else told a first block, with the noise of these draws."""
+        ptr = np.arange(len(lists) + 1, dtype=np.int64)
+        for question in (SURVEY, STATISTIC):
+            fields = self.statistic_fields(server, question)
+            told = self.told_of(lists, ptr, server.heads, question)
+            upload = Upload(told, np.ones(len(lists)), np.zeros(len(lists), np.uint64))
+            total = self.noised(server, add(empty_total(fields), upload, fields), question, draws)
+            server = self.learn(server, total, question)
+        return server
+
+
+def axes_in(heads: Arrays) -> Axes:
+    return Axes(heads["inputs"], heads["scale"], heads["centre"])
+
+
+def _vectors(lists: Ragged, heads: Arrays, length: float = 1.0) -> Doubles:
+    axes = axes_in(heads)
+    return unit_vectors(lists, axes.inputs, axes.scale, axes.centre, length)
+
+
+def _client_of(user_ptr: Longs) -> Any:
+    return np.repeat(np.arange(len(user_ptr) - 1, dtype=np.int32), np.diff(user_ptr))
