@@ -95,7 +95,7 @@ def refusal(specs: Specs, backbone: str) -> str | None:
     if backbone_class(backbone).learner == "statistic" and names:
         return "sends a statistic, which it cannot change"
     alike = not any("server" in spec for spec in specs)
-    if backbone in ("ego", "fedpergnn") and "prediction-transfer" in names and alike:
+    if backbone in ("ego", "fedpergnn", "interest") and "prediction-transfer" in names and alike:
         return "has no central model"
     if backbone_class(backbone).reads_context and names & {"replay", "error-memory", "proxies"}:
         return "scores with private vectors alone"
@@ -161,6 +161,7 @@ LEARNS: dict[str, dict[str, Any]] = {
     "tally": {"ridge": 5.0, "min_item": 0, "keep": 0},
     "neumf": {"dim": 8, "lr": 1.0, "item_lr_scale": 3.0, "init_std": 0.3, "tower": [16, 8]},
     "neuncf": {"dim": 8, "lr": 0.3, "item_lr_scale": 10.0, "init_std": 0.3, "tower": [16, 8]},
+    "interest": {"dim": 8, "lr": 0.3, "item_lr_scale": 10.0, "init_std": 0.3, "tower": [16, 8], "last": 6, "mu": 0.1},
 }
 
 

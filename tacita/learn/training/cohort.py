@@ -15,11 +15,13 @@ from tacita.fields import Dense, Form, Rows, Upload
 from tacita.kernels.steps import pull_rows, subtract_rows
 from tacita.learn.training.draw import Workspace, lay_out
 from tacita.learn.training.fused import FusedStepper
+from tacita.learn.training.recurrent import RecurrentStepper
 from tacita.learn.training.stars import StarStepper
 from tacita.learn.training.stepper import CONTEXT, StepExtras, Stepper
 from tacita.learn.training.towers import TowerStepper
 from tacita.models.base import Backbone
 from tacita.models.ego import Ego
+from tacita.models.interest import Interest
 from tacita.models.neural import Tower
 from tacita.round.parts import Part, overrides
 
@@ -36,11 +38,12 @@ class Trained:
 def check_training(backbone: Backbone, parts: Sequence[Part], plan: TrainConfig) -> None:
     """Refuse settings of local training that cannot work together."""
     if plan.stepper == "fused" and not any(
-        one.supports(backbone, plan) for one in (FusedStepper, TowerStepper, StarStepper)
+        one.supports(backbone, plan) for one in (FusedStepper, TowerStepper, StarStepper, RecurrentStepper)
     ):
         raise TacitaError(
             f"no fused step for backbone '{backbone.name}' with these settings (no silos; bce and no l2: sgd for "
-            "models that are affine in the item row, lazy-adam for towers; bpr and lazy-adam for ego); "
+            "models that are affine in the item row, lazy-adam for towers; bpr and lazy-adam for ego; bce, lazy-adam "
+            "and batches of people for interest); "
             "use train.stepper = 'autograd'."
         )
     if plan.objective == "bpr" and plan.negatives == 0:
@@ -100,6 +103,9 @@ def choose_stepper(backbone: Backbone, plan: TrainConfig, local: Local, alone: b
     if alone and plan.stepper != "autograd" and StarStepper.supports(backbone, plan) and CONTEXT in local.at_hand:
         assert isinstance(backbone, Ego)
         return StarStepper(backbone, plan, local)
+    if alone and plan.stepper != "autograd" and local.weight is None and RecurrentStepper.supports(backbone, plan):
+        assert isinstance(backbone, Interest)
+        return RecurrentStepper(backbone, plan, local)
     # torch takes seconds to import; the fused path needs none
     if backbone.grouped:
         from tacita.learn.training.grouped import GroupedStepper
