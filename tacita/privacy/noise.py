@@ -1,0 +1,108 @@
+"""Noise that protects people, from named draws: whole arrays, a row per owner, and whole numbers for exact sums.
+
+In the lab a stream follows the run's seed through a fast generator. On a device it follows the device's secret through
+SHAKE-256: where a person's change is 0 the server reads the noise itself, and from a generator that is not
+cryptographic it could compute the rest of it. Sums of doubles with Gaussian noise are still for research: rounding
+leaves traces that the closed forms do not count. `Stream.whole_normals` is for sums of whole numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+
+from tacita.core.draws import Draws
+from tacita.core.errors import TacitaError
+from tacita.core.types import AnyArray, Bools, Doubles, Keys, Longs
+
+_UNIT = 2.0**-53
+_S11 = np.uint64(11)
+
+
+class Stream:
+    """One stream of random numbers: its name says all of it, what was drawn before from other streams nothing."""
+
+    def __init__(self, draws: Draws, purpose: str, *ids: int) -> None:
+        self._key = draws.sealed(purpose, *ids)
+        self._drawn = 0
+        self._fast = None if draws.secret else np.random.Philox(key=int.from_bytes(self._key[:16], "little"))
+
+    def words(self, n: int) -> Keys:
+        """The next n words of 64 bits."""
+        if self._fast is not None:
+            return np.atleast_1d(self._fast.random_raw(n)).astype(np.uint64, copy=False)
+        block = hashlib.shake_256(self._key + self._drawn.to_bytes(8, "little")).digest(8 * n)
+        self._drawn += 1
+        return np.frombuffer(block, np.uint64)
+
+    def units(self, n: int) -> Doubles:
+        """Uniform numbers in [0, 1)."""
+        return np.asarray((self.words(n) >> _S11) * _UNIT)
+
+    def below(self, n: int, most: int) -> Longs:
+        """Whole numbers in [0, most), each equally likely: what would favour some is drawn again."""
+        if not 0 < most <= 2**62:
+            raise TacitaError(f"whole numbers are drawn below 1 to 2^62, not below {most}.")
+        limit = 2**64 // most * most
+        out = self.words(n).copy()
+        while limit < 2**64 and (again := np.flatnonzero(out >= np.uint64(limit))).size:
+            out[again] = self.words(len(again))
+        return (out % np.uint64(most)).astype(np.int64)
+
+    def normals(self, *shape: int) -> Doubles:
+        """Standard normals (Box-Muller, in double precision)."""
+        size = math.prod(shape)
+        half = -(-size // 2)
+        radius = np.sqrt(-2.0 * np.log(1.0 - self.units(half)))
+        angle = 2.0 * math.pi * self.units(half)
+        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size].reshape(shape)
+
+    def laplaces(self, *shape: int) -> Doubles:
+        """Laplace numbers of scale 1."""
+        size = math.prod(shape)
+        sign = np.where(self.words(size) & np.uint64(1), 1.0, -1.0)
+        return np.asarray(sign * -np.log(1.0 - self.units(size))).reshape(shape)
+
+    def whole_normals(self, sigma: float, *shape: int) -> Longs:
+        """Whole numbers x with probability proportional to exp(-x^2 / 2 sigma^2): the discrete Gaussian.
+
+        By rejection from the discrete Laplace law (Canonne, Kamath, Steinke 2020); every coin is right up to 2^-53.
+        """
+        if not (math.isfinite(sigma) and 0 < sigma < 2**40):
+            raise TacitaError(f"whole-number noise needs a deviation above 0 and below 2^40, not {sigma}.")
+        size, wide = math.prod(shape), math.floor(sigma) + 1
+        out = np.zeros(size, np.int64)
+        left = np.arange(size)
+        while left.size:
+            drawn = self._whole_laplaces(len(left), wide)
+            gap = np.abs(drawn) - sigma**2 / wide
+            taken = self._coins(gap**2 / (2 * sigma**2))
+            out[left[taken]] = drawn[taken]
+            left = left[~taken]
+        return out.reshape(shape)
+
+    def _whole_laplaces(self, n: int, wide: int) -> Longs:
+        """Whole numbers with probability proportional to exp(-|x| / wide)."""
+        out = np.zeros(n, np.int64)
+        left = np.arange(n)
+        while left.size:
+            low = self.below(len(left), wide)
+            kept = self._coins(low / wide)
+            high = np.floor(-np.log(1.0 - self.units(len(left)))).astype(np.int64)  # geometric: P(at least m) = e^-m
+            size, minus = low + wide * high, (self.words(len(left)) & np.uint64(1)).astype(bool)
+            kept &= ~((size == 0) & minus)  # 0 would come twice
+            out[left[kept]] = np.where(minus, -size, size)[kept]
+            left = left[~kept]
+        return out
+
+    def _coins(self, exponent: AnyArray) -> Bools:
+        """Yes with probability e^-exponent, each by itself."""
+        return np.asarray(self.units(len(exponent)) < np.exp(-exponent))
+
+
+def normals_of(draws: Draws, purpose: str, ids: tuple[int, ...], owners: Keys, width: int) -> Doubles:
+    """Standard normals, a row per owner that follows the owner's key alone, not who else is asked or in what order."""
+    rows = [Stream(draws, purpose, *ids, int(owner)).normals(width) for owner in owners]
+    return np.stack(rows) if rows else np.zeros((0, width))

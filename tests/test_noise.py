@@ -1,0 +1,118 @@
+"""Calibration against dp-accounting, noise against exact laws; every such test fails with a fudge factor."""
+
+from __future__ import annotations
+
+import math
+
+import dp_accounting
+import noise_laws
+import numpy as np
+import pytest
+from noise_laws import SURE
+from scipy import stats
+
+from tacita.core.draws import Draws, keys_of
+from tacita.core.errors import TacitaError
+from tacita.privacy.calibration import (
+    epsilon_of_mu,
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_sigma,
+    mu_of,
+    sigma_for_releases,
+)
+from tacita.privacy.noise import Stream, normals_of
+
+SOURCES = {"lab": Draws(1), "device": Draws(1, "a secret that stays here")}
+
+
+def test_known_values() -> None:
+    assert gaussian_sigma(1, 1e-5) == pytest.approx(3.7306, abs=1e-4)
+    assert gaussian_sigma(0.5, 1e-5) == pytest.approx(7.032, abs=1e-3)
+    assert gaussian_sigma(5, 1e-5) == pytest.approx(0.892, abs=1e-3)
+    assert sigma_for_releases(1, 1e-5, 50) == pytest.approx(math.sqrt(50) * gaussian_sigma(1, 1e-5), rel=1e-14)
+    assert sigma_for_releases(5, 1e-5, 50) == pytest.approx(6.31, abs=0.01)
+    assert gaussian_epsilon(1 / math.sqrt(50), 1e-5) == pytest.approx(54.38, abs=0.01)
+    assert gaussian_delta(1.0, 1.0) == pytest.approx(0.127, abs=1e-3)  # what the rule sensitivity / epsilon achieves
+    assert gaussian_delta(0.2, 5.0) == pytest.approx(0.899, abs=1e-3)
+    assert gaussian_epsilon(0.0, 1e-5) == math.inf
+    assert epsilon_of_mu(np.array([0.0, np.inf]), 1e-5).tolist() == [0.0, math.inf]
+
+
+def test_calibration_is_that_of_dp_accounting() -> None:
+    rng = np.random.default_rng(3)
+    for epsilon, delta in zip(np.exp(rng.uniform(-4, 4, 100)), 10 ** rng.uniform(-9, -2, 100)):
+        sigma = gaussian_sigma(epsilon, delta)
+        assert sigma == pytest.approx(dp_accounting.get_sigma_gaussian(epsilon, delta), rel=1e-6)
+        assert gaussian_epsilon(sigma, delta) == pytest.approx(epsilon, rel=1e-6)
+        assert gaussian_delta(sigma, epsilon) <= delta  # never a little more than was promised
+        assert mu_of(epsilon, delta) == pytest.approx(1 / sigma, rel=1e-12)
+
+
+def test_budgets_that_are_none_are_refused() -> None:
+    for epsilon, delta in ((0.0, 1e-5), (-1.0, 1e-5), (math.inf, 1e-5), (1.0, 0.0), (1.0, 1.0), (math.nan, 1e-5)):
+        with pytest.raises(TacitaError):
+            gaussian_sigma(epsilon, delta)
+    with pytest.raises(TacitaError):
+        epsilon_of_mu(np.array([np.nan]), 1e-5)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_normals_and_laplaces_have_their_distribution(source: str) -> None:
+    n = 400_000
+    for name, law in (("normals", noise_laws.normal), ("laplaces", noise_laws.laplace)):
+        drawn = getattr(Stream(SOURCES[source], name), name)(n)
+        assert law(drawn) > SURE
+        assert law(0.99 * drawn) < SURE  # one per cent too little is found
+        assert law(drawn + 0.02) < SURE
+    pairs = Stream(SOURCES[source], "pairs").normals(2, n // 2)
+    assert abs(np.corrcoef(pairs)[0, 1]) < 5 / math.sqrt(n // 2)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("sigma", [0.4, 1.0, 3.7])
+def test_whole_normals_have_their_distribution(source: str, sigma: float) -> None:
+    drawn = Stream(SOURCES[source], "whole").whole_normals(sigma, 200_000)
+    assert drawn.dtype == np.int64
+    assert noise_laws.whole_normal(drawn, sigma) > SURE
+    assert noise_laws.whole_normal(drawn, 1.03 * sigma) < SURE  # three per cent too little is found
+
+
+def test_wide_whole_normals_are_nearly_normal() -> None:
+    sigma = 3e7
+    drawn = Stream(SOURCES["lab"], "whole").whole_normals(sigma, 400, 500)
+    assert drawn.shape == (400, 500)
+    assert noise_laws.normal(drawn, sigma) > SURE
+    assert noise_laws.normal(0.98 * drawn, sigma) < SURE
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_whole_numbers_below_are_equally_likely(source: str) -> None:
+    drawn = Stream(SOURCES[source], "below").below(300_000, 7)
+    assert stats.chisquare(np.bincount(drawn, minlength=7)).pvalue > SURE
+    assert (Stream(SOURCES[source], "below").below(1000, 2**62) >= 0).all()
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_stream_follows_its_name_alone(source: str) -> None:
+    draws = SOURCES[source]
+    assert (Stream(draws, "a", 1, 2).normals(9) == Stream(draws, "a", 1, 2).normals(9)).all()
+    for other in (Stream(draws, "a", 1, 3), Stream(draws, "b", 1, 2), Stream(Draws(2, draws.secret), "a", 1, 2)):
+        assert not np.isclose(Stream(draws, "a", 1, 2).normals(9), other.normals(9)).any()
+    both = Stream(draws, "a").normals(4), Stream(draws, "a")
+    first = both[1].normals(4)
+    assert (both[0] == first).all()
+    assert not np.isclose(first, both[1].normals(4)).any()  # what follows is new
+
+    owners = keys_of(["ada", "ben", "cleo"])
+    rows = normals_of(draws, "a", (1,), owners, 5)
+    assert (normals_of(draws, "a", (1,), owners[::-1], 5)[::-1] == rows).all()
+    assert (normals_of(draws, "a", (1,), owners[1:2], 5)[0] == rows[1]).all()
+    assert normals_of(draws, "a", (1,), owners[:0], 5).shape == (0, 5)
+
+
+def test_who_knows_the_seed_does_not_know_a_devices_noise() -> None:
+    ours = Stream(Draws(1, "secret"), "noise", 0, 3).normals(1000)
+    guessed = [Stream(Draws(1, other), "noise", 0, 3).normals(1000) for other in ("", "Secret")]
+    for other in guessed:
+        assert abs(np.corrcoef(ours, other)[0, 1]) < 0.2
