@@ -96,7 +96,8 @@ def started(fed: Federation) -> Progress:
 
 
 def members(fed: Federation, block: int = 0) -> Members:
-    return members_of(fed.stream.blocks[block], fed.stream.user_keys, fed.config.train.silos, fed.draws)
+    homes = None if fed.homes is None else fed.homes.silo
+    return members_of(fed.stream.blocks[block], fed.stream.user_keys, fed.config.train.silos, fed.draws, homes=homes)
 
 
 def cohort(fed: Federation, progress: Progress, order: AnyArray | None = None) -> CohortView:

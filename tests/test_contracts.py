@@ -71,7 +71,10 @@ def two_blocks() -> Stream:
     return make_stream(block(0, 10, 110, 0), block(1, 12, 120, 10))
 
 
-NEEDS: dict[str, dict[str, Any]] = {"retraction": {"aggregation": "fixed"}}
+NEEDS: dict[str, dict[str, Any]] = {
+    "retraction": {"aggregation": "fixed"},
+    "virtual-ratings": {"objective": "squared", "batch_size": 1000},
+}
 """Settings without which a part refuses to work."""
 
 
@@ -99,6 +102,10 @@ def refusal(specs: Specs, backbone: str) -> str | None:
         return "has no central model"
     if backbone_class(backbone).reads_context and names & {"replay", "error-memory", "proxies"}:
         return "scores with private vectors alone"
+    if "fine-tuning" in names and len(backbone_class(backbone).phases) > 1:
+        return "moves a whole model at once"
+    if "virtual-ratings" in names and backbone != "mf":
+        return "predicts p . q, which"
     if "neighbours" in names and backbone != "fedpergnn":
         return "brings vectors that backbone '.*' does not read; use backbone 'fedpergnn'"
     if "replay" in names and make_backbone(backbone).shared():

@@ -150,6 +150,7 @@ class Stream:
     removed: tuple[Removed, ...] = ()  # what filtering took, in its order
     notes: tuple[str, ...] = ()  # sentences for people: what was read for what, and what could be
     items_from: Path | None = None  # the file that may tell more of the items: `data.features` reads it
+    passed: Ragged | None = None  # (users) items that were chosen and rated below `split.min_rating`: never candidates
 
     @property
     def n_items(self) -> int:

@@ -185,7 +185,8 @@ def _descend(
     for i in range(n):
         for j in range(sizes[0]):
             d_people[person[i], j] += back[i, j]
-    return np.dot(back, matrix(flat, layers[0], d, sizes[0]).T)
+    d_item: Floats = np.dot(back, matrix(flat, layers[0], d, sizes[0]).T)
+    return d_item
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
@@ -196,7 +197,7 @@ def _apart(p: Floats, h: Floats, mu: np.float32, dp: Floats, dh: Floats) -> None
         pp += p[j] * p[j]
         hh += h[j] * h[j]
         ph += p[j] * h[j]
-    long_p, long_h = max(math.sqrt(pp), _SMALL), max(math.sqrt(hh), _SMALL)
+    long_p, long_h = np.float32(max(math.sqrt(pp), 1e-8)), np.float32(max(math.sqrt(hh), 1e-8))
     cos = ph / (long_p * long_h)
     turns_p = cos / pp if pp > _SMALL * _SMALL else np.float32(0.0)
     turns_h = cos / hh if hh > _SMALL * _SMALL else np.float32(0.0)

@@ -13,6 +13,7 @@ from tacita.data.splits import effective_split, split
 from tacita.federation.measuring import selecting_metric
 from tacita.kernels.threads import most_threads, set_threads
 from tacita.lab.item_rows import with_side_rows
+from tacita.lab.silos import with_homes
 from tacita.methods import Part, World, build_parts, effective_parts
 from tacita.models import backbone_class
 from tacita.models.base import Backbone
@@ -58,7 +59,7 @@ def assemble(config: RunConfig, machine: Machine) -> Federation:
     backbone.check(smallest, stream.n_items)
     for part in parts:
         part.check(smallest)
-    return with_side_rows(Federation(backbone, parts, config, draws, machine.chunk, stream=stream))
+    return with_homes(with_side_rows(Federation(backbone, parts, config, draws, machine.chunk, stream=stream)))
 
 
 def effective(config: RunConfig, backbone: Backbone, parts: tuple[Part, ...]) -> RunConfig:

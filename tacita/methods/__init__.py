@@ -9,6 +9,10 @@ from tacita.methods.distillation import cover as _cover  # noqa: F401
 from tacita.methods.distillation import neighbours as _neighbours  # noqa: F401
 from tacita.methods.distillation import presets as _presets  # noqa: F401
 from tacita.methods.distillation import transfer as _transfer  # noqa: F401
+from tacita.methods.personal import fedrec as _fedrec  # noqa: F401
+from tacita.methods.personal import finetuning as _finetuning  # noqa: F401
+from tacita.methods.personal import interest as _interest  # noqa: F401
+from tacita.methods.personal import presets as _personal_presets  # noqa: F401
 from tacita.methods.sharing import cfru as _cfru  # noqa: F401
 from tacita.methods.sharing import contribution as _contribution  # noqa: F401
 from tacita.methods.sharing import cufru as _cufru  # noqa: F401

@@ -1,8 +1,8 @@
-"""interest: a recurrent state of what a person did last, beside a private vector, over a shared tower (LIPM; spec E.2, E.3).
+"""interest: a state of what a person did last beside a private vector, under a shared tower (LIPM; spec E.2, E.3).
 
-The state h_u is that of a GRU over the last interactions of the block's training part, oldest first: the item's row, the
-rating and how long ago the interaction before it was. It begins at 0 in every round, so that no event counts twice. The
-logit is a tower over [p_u ; q_i ; h_u]; people's own loss keeps p_u and h_u close. All but p_u is shared.
+The state h_u is that of a GRU over the last interactions of the block's training part, oldest first: the item's row,
+the rating and how long ago the interaction before it was. It begins at 0 in every round, so that no event counts twice.
+The logit is a tower over [p_u ; q_i ; h_u]; people's own loss keeps p_u and h_u close. All but p_u is shared.
 
 Batches should hold whole people (`train.batches`): then every person's state is worked out once an epoch.
 """

@@ -53,6 +53,7 @@ def train_once(fed: Federation) -> Line:
     values |= _rounded(_own_models(fed, progress, block), "client ")
     values |= _rounded(_traffic(fed, progress.server, result)) | course
     values |= _rounded({name: value for name, value in result.items() if name.startswith(UNMASKED)})
+    values |= _rounded({"divergence": fed.homes.divergence}) if fed.homes else {}
     kept = {name: result[name] for name in ("rounds", "best_round", "valid")}
     return {"values": values, **kept, "notes": list(fed.stream.notes), "users": pack(found.values[_first(fed)])}
 

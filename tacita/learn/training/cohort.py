@@ -63,7 +63,12 @@ def check_training(backbone: Backbone, parts: Sequence[Part], plan: TrainConfig)
     choosing = [part.name for part in parts if overrides(part, "negatives")]
     if len(choosing) > 1:
         raise TacitaError(f"parts '{choosing[0]}' and '{choosing[1]}' both choose the negatives; use one of them.")
+    labelling = [part.name for part in parts if overrides(part, "labels")]
+    if len(labelling) > 1:
+        raise TacitaError(f"parts '{labelling[0]}' and '{labelling[1]}' both say what samples are; use one of them.")
     for part in parts:
+        if plan.objective != "squared" and overrides(part, "labels"):
+            raise TacitaError(f"part '{part.name}' makes up ratings; set train.objective = 'squared'.")
         if plan.objective == "bpr" and overrides(part, "samples"):
             raise TacitaError(
                 f"part '{part.name}' brings samples with soft labels, and train.objective = 'bpr' learns from pairs of "
@@ -130,6 +135,8 @@ def train_cohort(
     next cohort only.
     """
     check_training(backbone, parts, plan)
+    if plan.decay < 1 and view.round > 0:
+        backbone = _slower(backbone, plan.decay**view.round)
     lists = {p.name: made for p in parts if (made := p.at_hand(view)) is not None and len(made.ids)}
     if (seen := backbone.context(view)) is not None:
         lists[CONTEXT] = seen
@@ -169,6 +176,12 @@ def train_cohort(
     values: dict[str, Form] = {"rows": rows, **moved}
     values |= {name: v if isinstance(v, Form) else Dense(np.asarray(v)) for name, v in small.items()}
     return Trained(Upload(values, np.ones(view.n_clients), view.client_keys), local, kept)
+
+
+def _slower(backbone: Backbone, factor: float) -> Backbone:
+    """The same model with a lower learning rate."""
+    rate = getattr(backbone.config, "lr", 1.0) * factor
+    return type(backbone)(backbone.config.model_copy(update={"lr": rate}))
 
 
 def _rows_in_use(local: Local) -> Bools:

@@ -100,6 +100,10 @@ def _samples(view: CohortView, plan: TrainConfig, draws: Draws, space: Workspace
         item[other], label[other] = chosen, 0.0
     if plan.objective == "squared" and "rating" in view.train.values:
         label[spans(ptr[:-1], positives)] = view.train.values["rating"]
+    for part in parts:
+        said = part.labels(view, Ragged(ptr, item, {"label": label})) if overrides(part, "labels") else None
+        if said is not None:
+            label[:] = said
     if not any(overrides(part, "samples") for part in parts):
         return made
     given = given_samples(view, parts, Ragged(ptr, item, {"label": label}))

@@ -6,6 +6,7 @@ A client may be a silo of many people. Batches hold whole people, so a state is 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class RecurrentStepper(Stepper):
         place = dict(zip(shapes, starts.tolist()))
         sizes = backbone.config.tower
         deeper = range(1, len(sizes))
-        self.form = (
+        self.form: tuple[Any, ...] = (
             np.array([place[name] for name in PIECES]),
             np.array([place["item_layer"], *(place[f"layer_{k}"] for k in deeper)]),
             np.array([place[f"bias_{k}"] for k in range(len(sizes))]),
@@ -51,12 +52,14 @@ class RecurrentStepper(Stepper):
         local = self.local
         whole = first == 0 and last >= int(local.n_steps.max(initial=0)) and len(extras.row) == 0
         assert whole, "a client's steps are taken all at once"
+        steps: Any = interest_steps
         flat, owner = self.backbone.joined(local.heads), local.owner
         lists, row = local.at_hand[CONTEXT]
+        batches = local.batch_ptr, local.batch_start
 
         def train(some: tuple[int, int]) -> None:
-            interest_steps(
-                *some, *self.form, local.batch_ptr, local.batch_start, local.order, owner, local.row_of, local.label,
+            steps(
+                *some, *self.form, *batches, local.order, owner, local.row_of, local.label,
                 lists.ptr, row, lists.values[RATING], lists.values[GAP], local.row_start, local.rows,
                 local.view.user_ptr, local.private, flat, self.rate, self.row_rate, self.flat_rate,
             )  # fmt: skip
