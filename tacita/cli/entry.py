@@ -30,6 +30,7 @@ for verb in (
     privacy.share,
     privacy.unshare,
     privacy.forget,
+    privacy.ledger,
     doctor.doctor,
     demo.demo,
 ):

@@ -1,4 +1,4 @@
-"""The verbs of people who want to know, or to take back, what they gave: share, unshare, forget and audit."""
+"""The verbs of people who want to know, or to take back, what they gave: share, unshare, forget, ledger and audit."""
 
 from __future__ import annotations
 
@@ -108,6 +108,34 @@ def share(
     with console.working("sharing", quiet=as_json):
         granted = grant(run, wish, False, Machine(threads, data_dir=data_dir))
     _tell(granted, as_json)
+
+
+def ledger(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    user: Annotated[str | None, typer.Argument(help="Raw user id: that person's own account.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What releases have cost people's privacy budgets: spent, left, by event.
+
+    Without a user it is what an operator may see: how spending is spread, and nobody's own account. A person's
+    account is on their device; in the lab that is the folder's clients file, which is opened for it.
+
+    Examples:
+
+    `tacita ledger runs/mine`
+
+    `tacita ledger runs/mine 196`
+    """
+    from tacita.lab.ledger import in_words, run_ledger
+
+    told = run_ledger(run, user)
+    if as_json:
+        console.print_json(told)
+        return
+    if user is not None:
+        console.say("From the clients file of the run, which stands for the person's own device.")
+    for line in in_words(told):
+        console.answer(line)
 
 
 def _wish(kind: Kind, user: str | None, items: str | None, everything: bool, requests: Path | None) -> Wish:

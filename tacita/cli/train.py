@@ -150,8 +150,12 @@ def _show(run: Run, as_json: bool, quiet: bool) -> None:
         return
     console.show_result(run, brief=quiet)
     for part, said in run.result["blocks"][-1].get("promises", {}).items():
-        told = ", ".join(f"{name.replace('_', ' ')} {value:,.4g}" for name, value in said.items())
-        console.say(f"What part '{part}' promises of privacy, of what it is told by request alone: {told}.")
+        numbers = {name: value if isinstance(value, str) else f"{value:,.4g}" for name, value in said.items()}
+        told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in numbers.items())
+        about = "" if "unit" in said else ", of what it is told by request alone"
+        console.say(f"What part '{part}' promises of privacy{about}: {told}.")
+    if "privacy" in run.result and not quiet:
+        console.say(f"What it cost people so far: `tacita ledger {run.folder}`.")
     if run.config.backbone["name"] == "tally" and not quiet:
         console.say(f"Note: what tally releases gives people away: `tacita audit tally --run {run.folder}` shows it.")
 

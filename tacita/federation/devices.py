@@ -162,6 +162,8 @@ class Here:
         fields, again = fed.fields(server, question), again_of(question)
         then = server if again is None else replace(server, round=again.round)
         members, asked = self.asked(fed, then, question, chosen)
+        if fed.asker(question) is None:
+            self._before(fed, then, members)
         total, bytes_up = empty_total(fields), 0.0
         told: dict[str, list[AnyArray]] = {}
         if OWN in self.clients.lists:
@@ -195,6 +197,14 @@ class Here:
                 self.past = fed.stream.trained(block.index - 1)
             view = replace(view, history=rows_of(self.past, users.ids))
         return view
+
+    def _before(self, fed: Federation, server: ServerState, members: Members) -> None:
+        """What it costs those who could take part, whether they do or not, before anybody answers."""
+        block, users = fed.stream.blocks[server.block], members.users.take(members.active).ids
+        for part in fed.parts:
+            if overrides(part, "before_round"):
+                view = users_view(self.clients, server, block, users, fed.stream.user_keys, Down())
+                put_parts(self.clients, view.user, {part.name: part.before_round(view)})
 
     def _prepared(self, fed: Federation, view: CohortView) -> CohortView:
         """The parts ready for the round, and what it learns from."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from tacita.core.types import ServerState
 from tacita.federation.measuring import selecting_metric
@@ -100,7 +101,7 @@ def end_block(fed: Federation, progress: Progress) -> None:
     progress.in_block = False
 
 
-def _promised(fed: Federation, server: ServerState) -> dict[str, dict[str, dict[str, float]]]:
+def _promised(fed: Federation, server: ServerState) -> dict[str, dict[str, Any]]:
     """What the parts promise of people's privacy, if anything."""
     said = {part.name: made for part in fed.parts if (made := part.promises(fed.seen_by(part.party, server)))}
     return {"promises": said} if said else {}

@@ -37,6 +37,7 @@ from tacita.federation.state_arrays import (
 )
 from tacita.lab.assembling import ALL_CORES, Machine, assemble
 from tacita.lab.controls import CONTROLS, mean_of, run_controls
+from tacita.lab.ledger import accounts_of, spread
 from tacita.lab.run_folder import (
     UNFINISHED,
     is_finished,
@@ -191,6 +192,7 @@ def _published(out: Path) -> Run:
 def _result(fed: Federation, progress: Progress) -> dict[str, Any]:
     blocks = progress.results
     kept = continual_summary([b["on_blocks"] for b in blocks], [b["users"] for b in blocks])
+    counted = accounts_of(fed.parts, progress.clients.parts)
     return {
         "tacita": tacita.__version__,
         "config": fed.config.model_dump(mode="json"),
@@ -211,6 +213,7 @@ def _result(fed: Federation, progress: Progress) -> dict[str, Any]:
             "up_per_client_and_round": float(np.mean([b["bytes_up"] for b in blocks])),
             "down_per_client_and_round": float(np.mean([b["bytes_down"] for b in blocks])),
         },
+        **({} if counted is None else {"privacy": spread(*counted)}),
     }
 
 

@@ -9,6 +9,8 @@ from tacita.methods.distillation import cover as _cover  # noqa: F401
 from tacita.methods.distillation import neighbours as _neighbours  # noqa: F401
 from tacita.methods.distillation import presets as _presets  # noqa: F401
 from tacita.methods.distillation import transfer as _transfer  # noqa: F401
+from tacita.methods.personal import dp_fedavg as _dp_fedavg  # noqa: F401
+from tacita.methods.personal import dpps as _dpps  # noqa: F401
 from tacita.methods.personal import fedrec as _fedrec  # noqa: F401
 from tacita.methods.personal import finetuning as _finetuning  # noqa: F401
 from tacita.methods.personal import interest as _interest  # noqa: F401

@@ -126,6 +126,8 @@ def learner_of(world: World, parts: Sequence[Part]) -> Learner:
     assert name is not None
     learner = learner_class(name)
     for part in parts:
+        if name in part.refuses:
+            raise TacitaError(part.refuses[name])
         if name not in part.works_with:
             kind, who = ("part", bringing[0].name) if bringing else ("backbone", world.backbone.name)
             raise TacitaError(

@@ -39,6 +39,7 @@ from tacita.core.types import (
 )
 from tacita.fields import Answer, Form, Spec, Total, Upload
 from tacita.models.base import Backbone
+from tacita.privacy.ledger import Ledger
 
 Purpose = Literal["valid", "test", "serve"]
 
@@ -109,6 +110,9 @@ class Part:
     every_release: ClassVar[bool] = False
     """`encode`, `encode_sum` and `decode` also concern answers to other parts' questions: a budget, a clip."""
 
+    refuses: ClassVar[Mapping[str, str]] = {}
+    """Learners that it cannot work with for a reason of its own: learner -> the reason, in words."""
+
     lasting: ClassVar[tuple[str, ...]] = ()
     """What it keeps on devices that going back to an earlier round does not undo, such as what was spent."""
 
@@ -137,6 +141,13 @@ class Part:
 
     def begin_block(self, view: CohortView) -> Held:
         """Called for everybody who has data in the new block, with what the first broadcast carried."""
+        return {}
+
+    def before_round(self, view: CohortView) -> Held:
+        """Called for everybody who could take part, before it is known who does: what chance alone costs them.
+
+        `view` holds no model.
+        """
         return {}
 
     def begin_round(self, view: CohortView) -> Held:
@@ -347,7 +358,11 @@ class Part:
         """Numbers for the log after a round."""
         return {}
 
-    def promises(self, server: ServerState) -> dict[str, float]:
+    def ledger(self) -> Ledger | None:
+        """What its releases are counted as; the accounts are what it keeps on devices as budget, spent and times."""
+        return None
+
+    def promises(self, server: ServerState) -> Mapping[str, float | str]:
         """What it promises of people's privacy, for the result of a block: an epsilon, and what it is about."""
         return {}
 

@@ -16,7 +16,7 @@ from tacita.data.silos import Homes
 from tacita.fields import Answer, Spec, Total
 from tacita.models.base import Backbone
 from tacita.round.device_state import PARTS
-from tacita.round.learner import Learner, learner_of
+from tacita.round.learner import Learner, extra_fields, learner_of
 from tacita.round.parts import SERVER, Part, World, overrides, owner_of
 
 
@@ -41,6 +41,9 @@ class Plan:
         """What may be in the answer to a question."""
         asker = self.asker(question)
         found = asker.fields(server, question) if asker else self.learner.fields(server, plain(question))
+        if asker:  # who minds every release may send something with it
+            minding = [part for part in self.transforming(question) if part.every_release and part is not asker]
+            found = (*found, *extra_fields(minding, len(server.items)))
         for part in self.transforming(question):
             found = tuple(part.field_sent(one) for one in found)
         return found

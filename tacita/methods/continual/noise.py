@@ -1,25 +1,37 @@
-"""Laplace noise on uploaded item rows, as F3CRec's Table 8 uses it (spec D.7).
+"""Laplace noise on uploads: as F3CRec's Table 8 uses it, or clipped and counted (spec D.7, F.8).
 
-There is no clipping, so this is noise and not differential privacy: no epsilon belongs to it.
+mode = "paper": noise on every entry of the uploaded rows, without a clip. That is noise and not differential privacy:
+no epsilon belongs to it. mode = "ldp": everything a client sends is shortened to an L1 length, gets noise on every
+entry, and costs `epsilon` a release against a server that sees each upload. Where what is bounded is an L2 length, and
+tables are large, Gaussian noise (part 'dpps') hides as much with far less.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import replace
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import ServerState
-from tacita.fields import Total
-from tacita.round.parts import Part, PartConfig
+from tacita.core.types import Arrays, CohortView, ServerState
+from tacita.fields import Spec, Total, Upload
+from tacita.methods.personal import releases
+from tacita.methods.personal.releases import by_client, by_user
+from tacita.privacy.accounting import Event
+from tacita.privacy.ledger import Ledger
+from tacita.round.parts import Part, PartConfig, World
 from tacita.round.registry import register
 
 
 class LaplaceNoiseConfig(PartConfig):
-    scale: float = Field(0.1, ge=0, description="scale of the Laplace noise on every entry of every row")
-    from_block: int = Field(1, ge=0, description="first block with noise")
+    scale: float = Field(0.1, ge=0, description="scale of the Laplace noise on every entry of every row (mode paper)")
+    from_block: int = Field(1, ge=0, description="first block with noise (mode paper; with ldp every block has it)")
+    mode: Literal["paper", "ldp"] = Field("paper", description="ldp: with a clip, so that an epsilon can be stated")
+    clip: float = Field(1.0, gt=0, description="L1 length of everything a client sends (mode ldp)")
+    epsilon: float = Field(1.0, gt=0, description="epsilon of one release (mode ldp)")
+    budget: float | None = Field(None, gt=0, description="epsilon after which a person sends nothing; default: none")
 
 
 @register
@@ -30,8 +42,22 @@ class LaplaceNoise(Part):
     Config: ClassVar[type[PartConfig]] = LaplaceNoiseConfig
     config: LaplaceNoiseConfig
 
+    def __init__(self, config: PartConfig, world: World) -> None:
+        super().__init__(config, world)
+        if self._counts:  # noise as the paper has it minds its own rounds, and keeps nothing
+            self.every_release, self.lasting = True, releases.ACCOUNT  # type: ignore[misc]
+
+    @property
+    def _counts(self) -> bool:
+        return self.config.mode == "ldp"
+
+    @property
+    def scale(self) -> float:
+        """Of the noise: a person's data may be replaced, which moves what is sent by two clips at most."""
+        return 2 * self.config.clip / self.config.epsilon if self._counts else self.config.scale
+
     def sends_whole_table(self, block: int) -> bool:
-        return self.config.scale > 0 and block >= self.config.from_block
+        return self.scale > 0 and (self._counts or block >= self.config.from_block)
 
     def check(self, n_items: int) -> None:
         train = self.world.train
@@ -41,12 +67,47 @@ class LaplaceNoise(Part):
                 f"weigh_by = '{train.weigh_by}' cannot weigh; use 'mean' or 'fixed' of clients."
             )
 
+    def ledger(self) -> Ledger | None:
+        if not self._counts:
+            return None
+        unit: Literal["person", "silo"] = "silo" if self.world.train.silos else "person"
+        return Ledger((Event("upload", "laplace", 2 * self.config.clip, self.scale, unit),))
+
+    def device_arrays(self, n_users: int) -> Arrays:
+        ledger = self.ledger()
+        return ledger.opened(n_users, self.config.budget) if ledger else {}
+
+    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
+        ledger = self.ledger()
+        if ledger is None:
+            return upload, {}
+        account = {name: view.parts[self.name][name] for name in releases.ACCOUNT}
+        _, could = ledger.charge(account, "upload", asked=by_user(view, upload.weight > 0))
+        goes = by_client(view, could, np.logical_and).astype(bool)
+        account, _ = ledger.charge(account, "upload", asked=by_user(view, goes))
+        upload = releases.clipped(upload, self.config.clip, releases.sums_of_sizes(upload)).without(~goes)
+        times = account["times"][:, 0].astype(np.int64)
+        return releases.with_nonce(upload, self.world.draws, self.name, view, times), account
+
+    def field_sent(self, field: Spec) -> Spec:
+        return replace(field, most=np.inf, least=-np.inf) if self._counts else field
+
     def encode_sum(self, server: ServerState, total: Total) -> Total:
         """The sum of n Laplace variables is the difference of two Gamma(n) variables."""
         if not self.sends_whole_table(server.block) or total.n_clients == 0:
             return total
-        key = self.world.draws.private("laplace-noise", server.block, server.round)
+        also = (total.nonce,) if self._counts else ()
+        key = self.world.draws.private("laplace-noise", server.block, server.round, *also)
         rng = np.random.Generator(np.random.Philox(key=int(key)))
-        shape = total["rows"].shape
-        drawn = rng.standard_gamma(total.n_clients, shape) - rng.standard_gamma(total.n_clients, shape)
-        return total.with_sums({"rows": total["rows"] + self.config.scale * drawn})
+        changed: Arrays = {}
+        for name in sorted(total.sums) if self._counts else ["rows"]:
+            shape = total[name].shape
+            drawn = rng.standard_gamma(total.n_clients, shape) - rng.standard_gamma(total.n_clients, shape)
+            changed[name] = total[name] + self.scale * drawn
+        return total.with_sums(changed)
+
+    def promises(self, server: ServerState) -> dict[str, float | str]:
+        if not self._counts:
+            return {}
+        unit = "silo" if self.world.train.silos else "person"
+        return {"unit": unit, "threat": "local", "delta": 0.0, "epsilon_of_a_release": self.config.epsilon}

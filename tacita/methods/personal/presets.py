@@ -19,6 +19,13 @@ SILOS: dict[str, Any] = {
 LIPM: dict[str, Any] = {"backbone": {"name": "interest"}, "train": SILOS}
 
 preset("lipm", {"name": "interest"}, {"name": "fine-tuning"}, settings=LIPM)
+preset(  # everybody a client of their own, with a budget of their own; what data counts for would tell how much there is
+    "lipm-dpps",
+    {"name": "interest"},
+    {"name": "fine-tuning"},
+    {"name": "dpps"},
+    settings={**LIPM, "train": {**SILOS, "silos": 0, "aggregation": "mean"}},
+)
 preset("lipm-gated", {"name": "interest", "fusion": "gate"}, {"name": "fine-tuning"}, settings=LIPM)
 preset("lipm-learned", {"name": "interest", "weights": "learned"}, {"name": "fine-tuning"}, settings=LIPM)
 preset(

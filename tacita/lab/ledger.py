@@ -1,0 +1,157 @@
+"""What releases have cost: for operators how many people spent how much, for a person their own account in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tacita.core.files import nested
+from tacita.core.types import AnyArray, Arrays, Doubles
+from tacita.lab.assembling import planned
+from tacita.lab.run_folder import open_saved
+from tacita.privacy.ledger import NO_LIMIT, Ledger, joined
+from tacita.round.device_state import PARTS
+from tacita.round.parts import Part
+
+ACCOUNT = ("budget", "spent", "times")
+NO_EPSILON = "no epsilon: nothing that leaves devices in this run is both bounded and noised, so no bound can be stated"
+OUTSIDE = (
+    "Not in it: what people share or withdraw by request, who takes part and who has stopped, and which round is the "
+    "best, which is chosen on private validation items."
+)
+AGAINST = {
+    "local": "the server, which sees each noised release",
+    "central": "whoever sees the models, and not the sums before their noise",
+}
+
+
+def accounts_of(parts: Sequence[Part], held: dict[str, Arrays]) -> tuple[Ledger, Arrays] | None:
+    """The ledgers of a run's parts as one, with what devices hold of them; None: nothing is counted."""
+    found = []
+    for part in parts:
+        ledger, mine = part.ledger(), held.get(part.name, {})
+        if ledger is not None and all(name in mine for name in ACCOUNT):
+            found.append((part.name, ledger, {name: mine[name] for name in ACCOUNT}))
+    return joined(found) if found else None
+
+
+def spread(ledger: Ledger, account: Arrays) -> dict[str, Any]:
+    """What an operator may see: how spending is spread over people, and nobody's own."""
+    told = account["times"].any(axis=1)
+    spent = ledger.epsilon(account)
+    events = {
+        event.what: {
+            "unit": event.unit,
+            "threat": event.threat,
+            "mechanism": event.mechanism,
+            "people": int((account["times"][:, k] > 0).sum()),
+            "releases": int(account["times"][:, k].sum()),
+        }
+        for k, event in enumerate(ledger.events)
+    }
+    return {
+        "delta": ledger.delta,
+        "people": len(spent),
+        "released_something": int(told.sum()),
+        "silent_by_budget": int(ledger.silent(account).sum()),
+        "epsilon": _quantiles(spent[told]),
+        "left": _quantiles(ledger.left(account)[told]),
+        "events": events,
+    }
+
+
+def _quantiles(values: Doubles) -> dict[str, float | None]:
+    """None: infinite, which no JSON file can hold; of an epsilon, that none can be stated."""
+    if not len(values):
+        return {}
+    found = {name: float(np.quantile(values, q, method="higher")) for name, q in _QUANTILES.items()}
+    return {name: value if math.isfinite(value) else None for name, value in found.items()}
+
+
+_QUANTILES = {"least": 0.0, "median": 0.5, "nine in ten at most": 0.9, "most": 1.0}
+
+
+def one_account(ledger: Ledger, account: Arrays, row: int) -> dict[str, Any]:
+    """A person's own account; only their own device may show it."""
+    own = {name: value[[row]] for name, value in account.items()}
+    spent, left = float(ledger.epsilon(own)[0]), float(ledger.left(own)[0])
+    limited = own["budget"][0] != NO_LIMIT
+    return {
+        "delta": ledger.delta,
+        "spent": spent if math.isfinite(spent) else None,
+        "spent_composed": _finite(ledger.tight_epsilon(own, 0)),
+        "budget": float(own["budget"][0]) * 1e-6 if limited else None,
+        "left": left if limited else None,
+        "silent": bool(ledger.silent(own)[0]),
+        "events": {
+            event.what: {"times": int(own["times"][0, k]), "epsilon": _alone(ledger, own, k)}
+            for k, event in enumerate(ledger.events)
+        },
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _alone(ledger: Ledger, own: Arrays, column: int) -> float | None:
+    """What one kind of release would have cost by itself; together they cost less than the sum of these."""
+    others = np.arange(len(ledger.events)) != column
+    spent: AnyArray = np.where(others, 0, own["spent"])
+    return _finite(float(ledger.epsilon({**own, "spent": spent})[0]))
+
+
+def run_ledger(folder: Path, user: str | None = None) -> dict[str, Any]:
+    """Of a run folder: the spread, or one person's account, for which the clients' own file is opened."""
+    saved = open_saved(folder)
+    found = accounts_of(planned(saved.config).parts, nested(saved.held, PARTS))
+    if found is None:
+        return {"no_epsilon": NO_EPSILON}
+    if user is None:
+        return spread(*found)
+    return {"user": user, **one_account(*found, int(saved.numbers([user])[0]))}
+
+
+def in_words(told: dict[str, Any]) -> list[str]:
+    """A ledger as sentences."""
+    if "no_epsilon" in told:
+        return [f"{told['no_epsilon'][:1].upper()}{told['no_epsilon'][1:]}."]
+    return _of_one(told) if "spent" in told else _of_all(told)
+
+
+def _of_all(told: dict[str, Any]) -> list[str]:
+    lines = [
+        f"{told['released_something']:,} of {told['people']:,} people have released something; "
+        f"{told['silent_by_budget']:,} of them have no budget left for more, and go on being served."
+    ]
+    for name, one in told["events"].items():
+        lines.append(
+            f"{name}: {one['releases']:,} releases ({one['mechanism']} noise); protects a {one['unit']} against "
+            f"{AGAINST[one['threat']]}."
+        )
+    for what in ("epsilon", "left"):
+        if told[what]:
+            said = ", ".join(f"{name} {_number(value, what)}" for name, value in told[what].items())
+            lines.append(f"{'Spent' if what == 'epsilon' else 'Left'} at delta {told['delta']:g}: {said}.")
+    return [*lines, OUTSIDE]
+
+
+def _of_one(told: dict[str, Any]) -> list[str]:
+    spent, budget = _number(told["spent"], "epsilon"), told["budget"]
+    limit = "no limit was set" if budget is None else f"of a budget of {budget:g}, {told['left']:.4g} is left"
+    lines = [f"Spent so far: {spent} at delta {told['delta']:g}; {limit}."]
+    for name, one in told["events"].items():
+        lines.append(f"{name}: {one['times']:,} times, by itself {_number(one['epsilon'], 'epsilon')}.")
+    if told["silent"]:
+        lines.append("What is left does not pay for another release: the device stays silent and goes on serving you.")
+    return [*lines, OUTSIDE]
+
+
+def _number(value: float | None, what: str) -> str:
+    if value is None:
+        return "no epsilon" if what == "epsilon" else "no limit"
+    return f"epsilon {value:.4g}"

@@ -1,0 +1,150 @@
+"""DP-FedAvg: everybody decides by a draw of their own whether to take part, and one noise covers the sum (spec F.9).
+
+Updates are clipped to `clip`, weighed by at most 1, summed with one draw of Gaussian noise and divided by a number
+that does not depend on who was drawn. What it promises: whoever sees the models, and not the sums before their noise,
+cannot tell well whether a person was there at all. How many people there are is taken as known. Chance is part of the
+mechanism, so a round costs everybody who could have been drawn, drawn or not.
+
+Not built: the penalty on long updates in the local loss that the cited work also has. A penalty applied after
+training changes nothing that the clip does not change anyway.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from tacita.core.errors import TacitaError
+from tacita.core.types import AnyArray, Arrays, CohortView, ServerState
+from tacita.fields import Rows, Spec, Total, Upload
+from tacita.methods.personal import releases
+from tacita.methods.personal.releases import by_client
+from tacita.privacy.accounting import Event, sampled_noise
+from tacita.privacy.ledger import Ledger
+from tacita.privacy.noise import Stream
+from tacita.round.parts import Part, PartConfig
+from tacita.round.registry import preset, register
+
+
+class DPFedAvgConfig(PartConfig):
+    clip: float = Field(1.0, gt=0, description="length of everything that a client sends in one round (S)")
+    epsilon: float | None = Field(5.0, gt=0, description="budget of everybody; none: rounds are counted, none refused")
+    delta: float = Field(1e-5, gt=0, lt=1)
+    releases: int = Field(50, ge=1, description="rounds that the budget is to last for, over all blocks")
+    noise: float | None = Field(None, gt=0, description="noise as a multiple of the clip (z); default: by the budget")
+    full_weight: float | None = Field(
+        None, gt=0, description="interactions from which a client counts fully; default: everybody does"
+    )
+    keep: float = Field(1.0, gt=0, le=1, description="share of a client's largest numbers that are sent at all")
+
+
+@register
+class DPFedAvg(Part):
+    """Poisson-drawn clients, a clip, noise once, a denominator that tells nothing."""
+
+    name = "dp-fedavg"
+    Config: ClassVar[type[PartConfig]] = DPFedAvgConfig
+    config: DPFedAvgConfig
+    every_release = True
+    lasting = (*releases.ACCOUNT, "pays")
+
+    def check(self, n_items: int) -> None:
+        train = self.world.train
+        if train.participation.kind == "fraction":
+            raise TacitaError(
+                "dp-fedavg counts on each client being drawn by itself; use train.participation.kind = 'poisson'."
+            )
+        if train.aggregation != "fixed" or train.weigh_by == "data":
+            raise TacitaError(
+                "dp-fedavg must not divide by who took part; use train.aggregation = 'fixed' of clients "
+                "(`--method dp-fedavg` sets it)."
+            )
+        if self.config.full_weight is not None and train.denominator is None:
+            raise TacitaError("parts.dp-fedavg full_weight needs train.denominator: the rate times all weights.")
+        if train.silos:
+            raise TacitaError("dp-fedavg protects people, and silos train models of many; use train.silos = 0.")
+        if self.config.epsilon is None and self.config.noise is None:
+            raise TacitaError("parts.dp-fedavg needs an epsilon or a noise.")
+        self.multiple()
+
+    def multiple(self) -> float:
+        """The noise, as a multiple of the clip."""
+        config, rate = self.config, self.world.train.participation
+        if config.noise is not None:
+            return config.noise
+        assert config.epsilon is not None
+        if rate.kind == "all" or rate.rate == 1:
+            return Ledger((), config.delta).sigma_to_fit(config.epsilon, config.releases)
+        return sampled_noise(config.epsilon, config.delta, rate.rate, config.releases)
+
+    def ledger(self) -> Ledger:
+        drawn = self.world.train.participation
+        rate = drawn.rate if drawn.kind == "poisson" else 1.0
+        event = Event("round", "gaussian", 1.0, self.multiple(), "person", "central", rate, "poisson")
+        return Ledger((event,), self.config.delta)
+
+    # on the device
+
+    def device_arrays(self, n_users: int) -> Arrays:
+        return {**self.ledger().opened(n_users, self.config.epsilon), "pays": np.zeros(n_users, bool)}
+
+    def before_round(self, view: CohortView) -> Arrays:
+        account = {name: view.parts[self.name][name] for name in releases.ACCOUNT}
+        account, goes = self.ledger().charge(account, "round")
+        return {**account, "pays": goes}
+
+    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
+        if self.config.keep < 1:
+            rows = upload.values["rows"]
+            assert isinstance(rows, Rows)
+            upload = upload.with_value("rows", replace(rows, value=largest(rows, upload.n_clients, self.config.keep)))
+        upload = releases.clipped(upload, self.config.clip)
+        if self.config.full_weight is not None:
+            share = np.minimum(1.0, np.diff(view.train.ptr[view.user_ptr]) / self.config.full_weight)
+            upload = upload.scaled(share)
+        mine = view.parts[self.name]
+        upload = upload.without(~by_client(view, mine["pays"], np.logical_and).astype(bool))
+        return releases.with_nonce(upload, self.world.draws, self.name, view, mine["times"][:, 0].astype(np.int64)), {}
+
+    def field_sent(self, field: Spec) -> Spec:
+        if field.seen == "each":
+            raise TacitaError(f"'{field.name}' is seen each by itself, and dp-fedavg noises sums; leave it out.")
+        return replace(field, most=np.inf, least=-np.inf)
+
+    def sends_whole_table(self, block: int) -> bool:
+        return True
+
+    def encode_sum(self, server: ServerState, total: Total) -> Total:
+        """One noise, also where nobody was drawn: that nobody was is nobody's business."""
+        stream = Stream(self.world.draws, "dp-fedavg-noise", server.block, server.round, total.nonce)
+        total = releases.noised(total, self.config.clip * self.multiple(), stream, ("nothing is public",))
+        return replace(total, n_clients=max(1, total.n_clients))
+
+    def promises(self, server: ServerState) -> dict[str, float | str]:
+        config = self.config
+        said: dict[str, float | str] = {"unit": "person", "threat": "central", "delta": config.delta}
+        said["noise"] = self.multiple()
+        return said if config.epsilon is None else {**said, "epsilon_most": config.epsilon}
+
+
+def largest(rows: Rows, n_clients: int, share: float) -> AnyArray:
+    """A client's rows with all but its largest numbers at 0; at least one stays."""
+    width = int(np.prod(rows.value.shape[1:]))
+    size = np.abs(rows.value.reshape(-1))
+    owner = np.repeat(rows.client, width)
+    order = np.lexsort((-size, owner))
+    counts = np.bincount(owner, minlength=n_clients)
+    rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    kept = np.zeros(len(order), bool)
+    kept[order] = rank < np.repeat(np.maximum(1, np.ceil(share * counts)), counts)
+    return np.asarray(np.where(kept.reshape(rows.value.shape), rows.value, 0).astype(rows.value.dtype))
+
+
+preset(
+    "dp-fedavg",
+    {"name": "dp-fedavg"},
+    settings={"train": {"aggregation": "fixed", "participation": {"kind": "poisson", "rate": 0.1}}},
+)

@@ -1,0 +1,355 @@
+"""DPPS: everybody has a budget of their own, and what leaves a device is clipped and noised to fit it (spec F).
+
+As printed, the method adds noise of deviation sensitivity / epsilon to what is sent, without a clip, a delta or a
+count of rounds: no epsilon follows from that. Here everything a client sends in a release is one vector, shortened to
+`clip`, with Gaussian noise on all of its coordinates; the ledger charges the device before the release leaves, and
+whoever has nothing left stays silent and goes on being served. `calibration = "paper"` keeps the printed noise, on
+clipped releases, and the ledger says what it really costs.
+
+What it promises (threat = local): the server, which sees each noised release, cannot tell well whether a unit's whole
+data was replaced by other data. Not hidden: who takes part, who has stopped, the declared budgets, what is shared by
+request. Rounds are chosen by validation on private data, which is not charged.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from tacita.core.errors import TacitaError
+from tacita.core.types import Arrays, CohortView, Doubles, Longs, ServerState
+from tacita.fields import Dense, Spec, Total, Upload
+from tacita.kernels.hashing import uniforms
+from tacita.methods.personal import releases
+from tacita.methods.personal.releases import by_client, by_user
+from tacita.methods.sharing.presets import FEDSHARE
+from tacita.privacy.accounting import Event
+from tacita.privacy.calibration import gaussian_delta, gaussian_epsilon
+from tacita.privacy.ledger import Ledger
+from tacita.privacy.noise import Stream
+from tacita.round.parts import Part, PartConfig
+from tacita.round.registry import part_class, preset, register
+
+NO_SCORES = (
+    "part 'dpps' has no bounded mechanism for scores, which are seen each by itself and swapped, so no epsilon could "
+    "be stated; use a method that sends item rows or a statistic."
+)
+_SHARE = 0.1  # of the clip that the length of an update may take up when it is sent along
+_MASS = 0.5  # of the clip that a weight other parts give may take up
+_LEAST = 0.1  # of the weight there could be: what a noised sum of weights is taken for at least
+
+
+class DPPSConfig(PartConfig):
+    clip: float = Field(1.0, gt=0, description="length of everything that a client sends in one release")
+    tiers: list[float] = Field([0.5, 1.0, 5.0], min_length=1, description="epsilons that people choose from, ascending")
+    shares: list[float] = Field([1.0, 1.0, 1.0], min_length=1, description="how many choose each tier, in the lab")
+    delta: float = Field(1e-5, gt=0, lt=1, description="delta of every budget")
+    releases: int = Field(50, ge=1, description="releases that a budget is to last for")
+    noise: float | None = Field(
+        None, gt=0, description="instead: the same noise for all, as a multiple of the sensitivity, until it is spent"
+    )
+    calibration: Literal["analytic", "paper"] = Field(
+        "analytic", description="paper: noise sensitivity / epsilon as printed, which no budget holds; it is counted"
+    )
+    threat: Literal["local", "central"] = Field(
+        "local", description="who is not trusted: the server, which sees releases, or who sees its models alone"
+    )
+    unit: Literal["person", "silo"] = Field("person", description="whose whole data an epsilon is about")
+    policy: Literal["declared", "activity"] = Field(
+        "declared", description="activity: tiers by a noisy count of interactions, which is charged by itself"
+    )
+    activity_epsilon: float = Field(0.1, gt=0, description="epsilon of the noisy count, per interaction")
+    activity_cuts: list[float] = Field([50.0, 150.0], description="counts at which the next tier begins")
+    weights: Literal["variance", "equal"] = Field("variance", description="how clients count in a mean of noised rows")
+    between: float | None = Field(
+        None, ge=0, description="variance between clients that weights count on; default: estimated from noised rounds"
+    )
+    cap: float = Field(10.0, ge=1, description="how much more than the mean a client may count")
+    shrink: float = Field(1.0, ge=0, le=1, description="strength of the shrinkage of the noised mean (gamma)")
+    shrink_by: Literal["row", "table"] = Field("row", description="what is shrunk by itself")
+
+    @model_validator(mode="after")
+    def _matching(self) -> DPPSConfig:
+        if len(self.tiers) != len(self.shares) or min(self.tiers) <= 0 or list(self.tiers) != sorted(self.tiers):
+            raise ValueError("tiers above 0, ascending, with a share each")
+        if min(self.shares) < 0 or sum(self.shares) <= 0:
+            raise ValueError("shares that are not negative, one of them above 0")
+        if self.policy == "activity" and len(self.activity_cuts) != len(self.tiers) - 1:
+            raise ValueError("one activity cut less than tiers")
+        return self
+
+
+@register
+class DPPS(Part):
+    """Personal budgets: clip, Gaussian noise, inverse-variance weights, shrinkage of the noised mean."""
+
+    name = "dpps"
+    Config: ClassVar[type[PartConfig]] = DPPSConfig
+    config: DPPSConfig
+    works_with = ("rows", "statistic")
+    refuses: ClassVar[dict[str, str]] = {"scores": NO_SCORES}
+    every_release = True
+    lasting = (*releases.ACCOUNT, "tier")
+    _public: ClassVar[tuple[str, ...]] = ("dpps.noise",)
+
+    def check(self, n_items: int) -> None:
+        train, config = self.world.train, self.config
+        if train.weighs_data or train.aggregation == "per-row":
+            raise TacitaError(
+                f"dpps sends noise on every row, and aggregation = '{train.aggregation}' with weigh_by = "
+                f"'{train.weigh_by}' would tell what a person has without any; use 'mean' or 'fixed' of clients."
+            )
+        if config.unit == "person" and train.silos:
+            raise TacitaError(
+                "a silo that trains one model of all its people has nothing to clip for each of them; use "
+                "train.silos = 0, or parts.dpps unit = 'silo', which protects silos and not people."
+            )
+        if config.unit == "silo" and not train.silos:
+            raise TacitaError("parts.dpps unit = 'silo' needs silos: set train.silos, or unit = 'person'.")
+        if config.threat == "central" and self._rows and train.aggregation != "fixed":
+            raise TacitaError(
+                "dpps with threat = 'central' must not divide by how many took part; use train.aggregation = 'fixed'."
+            )
+        if config.threat == "central" and (config.calibration == "paper" or config.noise is not None):
+            raise TacitaError("dpps with threat = 'central' fits clips to budgets; leave out noise and calibration.")
+        self._check_order()
+
+    def _check_order(self) -> None:
+        """Nothing may be added to a release after its noise."""
+        names = [str(one["name"]) for one in self.world.listed]
+        for name in names[names.index(self.name) + 1 :] if self.name in names else ():
+            if any(overrides_class(name, hook) for hook in ("encode", "encode_sum")):
+                raise TacitaError(f"part '{name}' changes releases after dpps has noised them; list dpps after it.")
+
+    # what noise there is
+
+    @property
+    def _rows(self) -> bool:
+        return self.world.backbone.learner == "rows"
+
+    @property
+    def _sensitivity(self) -> float:
+        """Of one release, in the clip of the largest tier: data replaced, or a person added or removed."""
+        return 2 * self.config.clip if self.config.threat == "local" else self.config.clip
+
+    def ledger(self) -> Ledger:
+        config = self.config
+        upload = Event("upload", "gaussian", 1.0, 1.0, config.unit, config.threat)
+        if config.policy == "declared":
+            return Ledger((upload,), config.delta)
+        scale = 1 / config.activity_epsilon
+        return Ledger((upload, Event("activity", "laplace", 1.0, scale, "interaction")), config.delta)
+
+    def multiples(self) -> Doubles:
+        """The noise of each tier, as a multiple of its sensitivity."""
+        config, ledger = self.config, self.ledger()
+        if config.noise is not None:
+            return np.full(len(config.tiers), config.noise)
+        if config.calibration == "paper":
+            return 1 / np.array(config.tiers)
+        counted = config.activity_epsilon if config.policy == "activity" else 0.0
+        return np.array([ledger.sigma_to_fit(tier - counted, config.releases) for tier in config.tiers])
+
+    def deviations(self) -> Doubles:
+        """The noise of each tier: local, of each release; central, one for all, and clips differ instead."""
+        multiples = self.multiples()
+        if self.config.threat == "central":
+            return np.full(len(multiples), self._sensitivity * multiples[-1])
+        return self._sensitivity * multiples
+
+    def clips(self) -> Doubles:
+        multiples = self.multiples()
+        most = self.config.clip
+        return most * multiples[-1] / multiples if self.config.threat == "central" else np.full(len(multiples), most)
+
+    def _weights(self, between: float) -> Doubles:
+        """What a client of each tier counts, 1 at most; capped as if tiers were chosen by their shares."""
+        if self.config.weights == "equal" or self.config.threat == "central" or not self._rows:
+            return np.ones(len(self.config.tiers))
+        variance = self.deviations() ** 2 + between
+        weights, shares = variance.min() / variance, np.array(self.config.shares) / sum(self.config.shares)
+        for _ in range(100):
+            weights = np.minimum(weights, self.config.cap * float(shares @ weights))
+        return np.asarray(weights / weights.max())
+
+    # on the device
+
+    def device_arrays(self, n_users: int) -> Arrays:
+        return {**self.ledger().opened(n_users, 0.0), "tier": np.full(n_users, -1, np.int8)}
+
+    def begin_block(self, view: CohortView) -> Arrays:
+        """Who is new chooses a budget, or gets one by how much there is of them."""
+        mine, config, ledger = view.parts[self.name], self.config, self.ledger()
+        new = mine["tier"] < 0
+        account = {name: mine[name] for name in releases.ACCOUNT}
+        limits = np.array(config.tiers) if config.calibration == "analytic" else np.full(len(config.tiers), 999_999.0)
+        if config.policy == "declared":
+            edges = np.cumsum(config.shares)[:-1] / sum(config.shares)
+            drawn = uniforms(self.world.draws.private("budget"), view.user_keys, 1)[:, 0]
+            tier = np.searchsorted(edges, drawn, side="right")
+        else:
+            counts = view.train.counts() + self._count_noise(view)
+            tier = np.searchsorted(np.array(config.activity_cuts), counts, side="right")
+        account = ledger.with_budget(account, limits[tier], new)
+        if config.policy == "activity":
+            account, _ = ledger.charge(account, "activity", asked=new)
+        return {**account, "tier": np.where(new, tier, mine["tier"]).astype(np.int8)}
+
+    def _count_noise(self, view: CohortView) -> Doubles:
+        scale, draws = 1 / self.config.activity_epsilon, self.world.draws
+        drawn = [Stream(draws, "activity", int(key)).laplaces(1)[0] for key in view.user_keys]
+        return scale * np.array(drawn, np.float64)
+
+    def extra_fields(self, n_items: int) -> tuple[Spec, ...]:
+        noise = Spec("noise", (1,), least=0.0, about="how much noise is in the sum")
+        length = (Spec("length", (1,)),) if self._estimates else ()
+        return (noise, *length, Spec("mass", (1,))) if self._weighed else (noise, *length)
+
+    @property
+    def _weighed(self) -> bool:
+        """Other parts weigh clients by what they have: a secret like all the rest, to be clipped and noised with it."""
+        others = [str(one["name"]) for one in self.world.listed if one["name"] != self.name]
+        return any(overrides_class(name, "weight") for name in others)
+
+    @property
+    def _estimates(self) -> bool:
+        config = self.config
+        return config.weights == "variance" and config.between is None and config.threat == "local" and self._rows
+
+    def weight(self, view: CohortView, upload: Upload) -> Doubles:
+        sent = view.received.get(self.name, {}).get("between")
+        between = self.config.between if self.config.between is not None else 0.0 if sent is None else float(sent[0])
+        return self._weights(between)[self._tier(view)]
+
+    def _tier(self, view: CohortView) -> Longs:
+        """The tier of each client: of a silo, that of its most careful people."""
+        return np.maximum(by_client(view, view.parts[self.name]["tier"], np.minimum), 0).astype(np.int64)
+
+    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
+        """Charge, then clip; noise follows on the sum. Who cannot pay sends nothing."""
+        tier, ledger = self._tier(view), self.ledger()
+        account = {name: view.parts[self.name][name] for name in releases.ACCOUNT}
+        loss = by_user(view, 1 / self.multiples()[tier])
+        asked = by_user(view, upload.weight > 0)
+        _, could = ledger.charge(account, "upload", loss, asked)
+        goes = by_client(view, could, np.logical_and).astype(bool)
+        account, _ = ledger.charge(account, "upload", loss, by_user(view, goes))
+        upload = self._clipped(view, upload, self.clips()[tier])
+        variance = self.deviations()[tier] ** 2 if self.config.threat == "local" else np.zeros(len(tier))
+        upload = upload.with_value("dpps.noise", Dense((upload.weight * variance)[:, None])).without(~goes)
+        return releases.with_nonce(upload, self.world.draws, "dpps", view, account["times"][:, 0].astype(np.int64)), {
+            **account
+        }
+
+    def _clipped(self, view: CohortView, upload: Upload, clips: Doubles) -> Upload:
+        """Everything as one vector: with what other parts weigh it by, and with its length where that is estimated."""
+        room = clips.copy()
+        if self._weighed:
+            own = self.weight(view, upload)
+            most = np.prod([part_class(str(one["name"])).most_weight for one in self.world.listed])
+            given = np.clip(np.nan_to_num(upload.weight / own) / most, 0.0, 1.0)
+            mass = np.where(upload.weight > 0, _MASS * clips * given, 0.0)
+            upload = replace(upload.scaled(given), weight=np.where(upload.weight > 0, own, 0.0))
+            room = np.sqrt(np.maximum(0.0, room**2 - mass**2))
+        lengths = upload.norms()
+        if self._estimates and "rows" in upload.values:
+            inside = np.where(np.isfinite(lengths), np.minimum(lengths, room), 0.0)
+            sent = _SHARE * inside**2 / clips
+            room = np.sqrt(np.maximum(0.0, room**2 - sent**2))
+            upload = releases.clipped(upload, room, lengths).with_value("dpps.length", Dense(sent[:, None]))
+        else:
+            upload = releases.clipped(upload, room, lengths)
+        return upload.with_value("dpps.mass", Dense(mass[:, None])) if self._weighed else upload
+
+    def field_sent(self, field: Spec) -> Spec:
+        if field.seen == "each":
+            raise TacitaError(
+                f"'{field.name}' is seen each by itself, and dpps noises sums of people; leave dpps out, or the part "
+                "that sends it."
+            )
+        return field if field.name.startswith(self._public) else replace(field, most=np.inf, least=-np.inf)
+
+    def sends_whole_table(self, block: int) -> bool:
+        return True
+
+    def encode_sum(self, server: ServerState, total: Total) -> Total:
+        """The noise of all who sent, in one draw: sums of Gaussians are Gaussian."""
+        if total.n_clients == 0:
+            return total
+        if self.config.threat == "central":
+            total = total.with_sums({"dpps.noise": np.array([self.deviations()[-1] ** 2])})
+        stream = Stream(self.world.draws, "dpps-noise", server.block, server.round, total.nonce)
+        return releases.noised(total, math.sqrt(float(total["dpps.noise"][0])), stream, self._public)
+
+    # on the server
+
+    def broadcast(self, server: ServerState) -> Arrays:
+        kept = server.parts.get(self.name, {})
+        return {"between": kept["between"]} if "between" in kept else {}
+
+    def received_fits(self, sent: Arrays, n_items: int) -> bool:
+        return all(k == "between" and v.shape == (1,) and v.dtype == np.float64 and v[0] >= 0 for k, v in sent.items())
+
+    def decode(self, server: ServerState, total: Total) -> Total:
+        """Shrink the noised sums, and see how much clients differ; both are functions of what was noised already."""
+        if total.n_clients == 0 or not self._rows or "rows" not in total.sums:
+            return total
+        variance = float(total["dpps.noise"][0])
+        changed: Arrays = {}
+        if self._weighed:
+            mass = float(total["dpps.mass"][0]) / (_MASS * self.config.clip)
+            total = replace(total, weight=min(max(mass, _LEAST * total.weight), total.weight))
+        if self._estimates:
+            changed["dpps.length"] = np.array([self._between(total, variance)])
+        for name, value in total.sums.items():
+            if not name.startswith("dpps."):
+                by_row = self.config.shrink_by == "row" and name == "rows"
+                changed[name] = releases.shrunk(value, variance, self.config.shrink, by_row)
+        return total.with_sums(changed)
+
+    def _between(self, total: Total, variance: float) -> float:
+        """The variance of a coordinate between clients: mean square minus square of the mean, both without noise."""
+        own = ("dpps.",)
+        size = releases.size_of(total, own)
+        square = self.config.clip / _SHARE * float(total["dpps.length"][0]) / total.weight
+        sums = sum(float((v**2).sum()) for name, v in total.sums.items() if not name.startswith(own))
+        mean = max(0.0, sums - size * variance) / total.weight**2
+        return max(0.0, square - mean) / size
+
+    def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
+        if not self._estimates or total.n_clients == 0 or "dpps.length" not in total.sums:
+            return server
+        return server.with_part(self.name, {"between": np.asarray(total["dpps.length"], np.float64)})
+
+    def promises(self, server: ServerState) -> dict[str, float | str]:
+        """The budgets, whom they protect from whom; under the paper's noise, what one release really costs."""
+        config = self.config
+        said: dict[str, float | str] = {"unit": config.unit, "threat": config.threat, "delta": config.delta}
+        if config.calibration == "analytic":
+            return {**said, "epsilon_most": config.tiers[-1], "epsilon_least": config.tiers[0]}
+        for tier, noise in zip(config.tiers, self.multiples()):
+            spent = gaussian_epsilon(float(noise) / math.sqrt(config.releases), config.delta)
+            said[f"epsilon_{tier:g}_really"] = spent
+            said[f"delta_at_{tier:g}_really"] = gaussian_delta(float(noise), tier)
+        return said
+
+
+def overrides_class(name: str, hook: str) -> bool:
+    """Whether a part, by its name, changes a hook."""
+    return getattr(part_class(name), hook) is not getattr(Part, hook)
+
+
+preset("dpps", {"name": "dpps"})
+preset("f3crec-dpps", {"name": "replay"}, {"name": "temporal-mean"}, {"name": "dpps"})
+preset(
+    "fedshare-dpps",
+    {"name": "sharing"},
+    {"name": "shared-graph"},
+    {"name": "contrastive-unlearning"},
+    {"name": "dpps"},
+    settings={**FEDSHARE, "train": {**FEDSHARE["train"], "aggregation": "mean"}},
+)

@@ -1,0 +1,115 @@
+"""What every noised release needs: one clip over all of it, noise on all coordinates, and noise that never repeats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tacita.core.draws import Draws
+from tacita.core.types import AnyArray, Arrays, Bools, CohortView, Doubles, Keys, Longs
+from tacita.fields import Dense, Form, Rows, Terms, Total, Upload
+from tacita.kernels.hashing import hash_owners
+from tacita.privacy.noise import Stream
+
+ACCOUNT = ("budget", "spent", "times")  # what a part with a ledger keeps on devices
+_BELOW = 1 - 1e-6  # where something is shortened, single precision may not lengthen it again
+
+
+def clipped(upload: Upload, bound: float | Doubles, lengths: Doubles | None = None) -> Upload:
+    """Everything a client sends, as one vector, shortened to a length; what holds no number counts as nothing.
+
+    A client whose training went astray sends noise alone. It still sends: to drop out would tell.
+    """
+    lengths = upload.norms() if lengths is None else lengths
+    astray = ~np.isfinite(lengths)
+    if astray.any():
+        upload = replace(upload, values={name: _emptied(v, astray) for name, v in upload.values.items()})
+        lengths = np.where(astray, 0.0, lengths)
+    most = np.broadcast_to(np.asarray(bound, np.float64), lengths.shape)
+    longer = lengths > most
+    if not longer.any():
+        return upload
+    return upload.scaled(np.where(longer, _BELOW * most / np.maximum(lengths, 1e-300), 1.0))
+
+
+def sums_of_sizes(upload: Upload) -> Doubles:
+    """The L1 length of everything a client sends."""
+    total = np.zeros(upload.n_clients)
+    for value in upload.values.values():
+        if isinstance(value, Dense):
+            total += np.abs(value.value.astype(np.float64)).reshape(upload.n_clients, -1).sum(axis=1)
+        elif isinstance(value, Rows):
+            each = np.abs(value.value.astype(np.float64)).reshape(len(value.item), -1).sum(axis=1)
+            total += np.bincount(value.client, weights=each, minlength=upload.n_clients)
+        else:
+            each = np.abs(value.factor) * np.diff(value.ptr).astype(np.float64) ** 2
+            total += np.bincount(value.client, weights=each, minlength=upload.n_clients)
+    return total
+
+
+def _emptied(value: Form, astray: Bools) -> Form:
+    if isinstance(value, Dense):
+        kept = value.value.copy()
+        kept[astray] = 0
+        return Dense(kept)
+    if isinstance(value, Rows):
+        kept = value.value.copy()
+        kept[astray[value.client]] = 0
+        return replace(value, value=kept)
+    assert isinstance(value, Terms)
+    return replace(value, factor=np.where(astray[value.client], 0.0, value.factor))
+
+
+def with_nonce(upload: Upload, draws: Draws, purpose: str, view: CohortView, releases: Longs) -> Upload:
+    """Uploads with a number each that follows the device and how often it has released something, nothing else."""
+    first = np.asarray(view.user_ptr[:-1])
+    count = np.add.reduceat(releases, first) if len(releases) else releases
+    mixed = hash_owners(draws.private(purpose), view.client_keys) + count.astype(np.uint64)
+    made: Keys = hash_owners(draws.private(purpose, 1), mixed)
+    return replace(upload, nonce=made if upload.nonce is None else upload.nonce ^ made)
+
+
+def noised(total: Total, deviation: float, stream: Stream, public: tuple[str, ...]) -> Total:
+    """Noise on every coordinate of every sum but the public ones; a symmetric sum gets symmetric noise."""
+    changed: Arrays = {}
+    for name in sorted(total.sums):
+        if name.startswith(public):
+            continue
+        value = total.sums[name]
+        drawn = stream.normals(*value.shape)
+        if value.ndim == 2 and value.shape[0] == value.shape[1] and np.array_equal(value, value.T):
+            drawn = np.triu(drawn) + np.triu(drawn, 1).T
+        drawn *= deviation
+        drawn += value
+        changed[name] = drawn
+    return total.with_sums(changed)
+
+
+def size_of(total: Total, public: tuple[str, ...]) -> int:
+    """How many coordinates a sum has."""
+    return sum(value.size for name, value in total.sums.items() if not name.startswith(public))
+
+
+def shrunk(value: AnyArray, variance: float, strength: float, by_row: bool) -> AnyArray:
+    """Positive-part James-Stein: a noised block towards 0, by what its own length says of the noise in it.
+
+    It reads the noised values and the variance of their noise alone, so it costs no privacy.
+    """
+    if strength == 0 or variance <= 0 or value.size < 3:
+        return value
+    blocks = value.reshape(len(value), -1) if by_row and value.ndim > 1 else value.reshape(1, -1)
+    if blocks.shape[1] < 3:
+        blocks = value.reshape(1, -1)
+    squares = (blocks**2).sum(axis=1, keepdims=True)
+    factor = 1 - strength * (blocks.shape[1] - 2) * variance / np.maximum(squares, 1e-300)
+    return np.asarray(np.maximum(factor, 0.0) * blocks).reshape(value.shape)
+
+
+def by_client(view: CohortView, of_users: AnyArray, ufunc: np.ufunc) -> AnyArray:
+    """A value per client of what its users have."""
+    return np.asarray(ufunc.reduceat(of_users, view.user_ptr[:-1])) if view.n_clients else of_users[:0]
+
+
+def by_user(view: CohortView, of_clients: AnyArray) -> AnyArray:
+    return np.repeat(of_clients, np.diff(view.user_ptr))

@@ -1,0 +1,224 @@
+"""The ledger: what every release costs each person, kept with the person, spent before anything leaves.
+
+How a part, or anybody else, keeps one:
+
+    ledger = Ledger((Event("popularity", "gaussian", 1.0, sigma, threat="central"), ...), delta=1e-5)
+    account = ledger.opened(n_people, epsilon=2.0)              # plain arrays, a row per person: `device_arrays`
+    account, goes = ledger.charge(account, "popularity")        # before the value leaves; who may not go sends nothing
+    account, goes = ledger.charge(account, "rows", mu, asked)   # where each person has a loss of their own
+    ledger.epsilon(account)                                     # (people,) spent so far; inf: "no epsilon"
+
+An account is a value: put it where nothing brings an earlier one back (`Part.lasting`), and save it before the value
+is sent; then a crash costs a person budget, and never gives any back. Whoever is not asked is not charged.
+
+Numbers are whole: gaussian losses in 10^-12 of mu^2, pure ones in 10^-12 of epsilon, both rounded up, sampled ones
+as counts. Together a person has spent epsilon(gaussian and sampled losses, delta) + the pure epsilons. To stop by the
+sum of mu^2 (of Renyi losses, where releases are sampled and `adaptive` is said) is right even where the next release,
+its noise or the budget depends on what came before: the ledger is a Renyi filter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from tacita.core.errors import TacitaError
+from tacita.core.types import AnyArray, Arrays, Bools, Doubles, Longs
+from tacita.privacy.accounting import Event, epsilon_of, most_releases
+from tacita.privacy.calibration import epsilon_of_mu, mu_of
+
+UNIT = 1e-12  # of mu^2, and of a pure epsilon
+MICRO = 1e-6  # budgets are whole numbers of it
+NO_LIMIT = np.iinfo(np.int64).max  # somebody who set no budget: everything is counted, nothing is refused
+_MOST = 2**60  # what one release may cost at most, in units: sums of a few never overflow
+_MORE = 1 + 1e-12  # noise is rounded up by this, so that what it costs does not exceed what was planned
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The kinds of releases of a run, and how they are counted. Holds nobody's account."""
+
+    events: tuple[Event, ...]
+    delta: float = 1e-5
+    adaptive: bool = False  # sampled releases are chosen in the light of earlier ones: count them by Renyi losses
+
+    def __post_init__(self) -> None:
+        names = [event.what for event in self.events]
+        if len(set(names)) < len(names):
+            raise TacitaError("two kinds of releases of a ledger have the same name.")
+
+    def opened(self, people: int, epsilon: float | Doubles | None = None) -> Arrays:
+        """Accounts on which nothing is spent; without an epsilon nothing will be refused."""
+        budget = np.full(people, NO_LIMIT if epsilon is None else 0, np.int64)
+        account: Arrays = {
+            "budget": budget,
+            "spent": np.zeros((people, len(self.events)), np.int64),
+            "times": np.zeros((people, len(self.events)), np.int32),
+        }
+        return account if epsilon is None else self.with_budget(account, epsilon)
+
+    def with_budget(self, account: Arrays, epsilon: float | Doubles, who: Bools | None = None) -> Arrays:
+        """Accounts with another budget, rounded down; what is spent stays spent."""
+        given = np.broadcast_to(np.asarray(epsilon, np.float64), account["budget"].shape)
+        if not (np.isfinite(given) & (given >= 0) & (given < 1e6)).all():
+            raise TacitaError("a budget is an epsilon from 0 to a million.")
+        micro = np.floor(given / MICRO * (1 + 1e-15)).astype(np.int64)
+        return {**account, "budget": micro if who is None else np.where(who, micro, account["budget"])}
+
+    def charge(
+        self, account: Arrays, what: str, loss: float | Doubles | None = None, asked: Bools | None = None
+    ) -> tuple[Arrays, Bools]:
+        """Spend on one release: the new accounts, and who may release it. Who may not, or is not asked, pays nothing.
+
+        `loss`: mu of a gaussian, epsilon of a pure release, alike or for each; else the event's own.
+        """
+        column = self._column(what)
+        cost = self._cost(column, loss, len(account["budget"]))
+        spent = account["spent"].copy()
+        spent[:, column] = spent[:, column] + np.minimum(cost, _MOST)
+        goes = self._fits(spent, account["budget"]) & (spent[:, column] < NO_LIMIT // 2)
+        if asked is not None:
+            goes &= asked
+        times = account["times"].copy()
+        times[goes, column] += 1
+        return {**account, "spent": np.where(goes[:, None], spent, account["spent"]), "times": times}, goes
+
+    def epsilon(self, account: Arrays) -> Doubles:
+        """What each person has spent, by the same sums that refuse; infinite: no epsilon can be stated."""
+        return self._epsilons(account["spent"])
+
+    def tight_epsilon(self, account: Arrays, person: int) -> float:
+        """The same of one person with all releases composed by dp-accounting: at most as much, and slower."""
+        spent, times = account["spent"][person], account["times"][person]
+        events = [
+            (replace(event, sensitivity=1.0, noise=1.0 / _share(event, spent[k], times[k])), int(times[k]))
+            for k, event in enumerate(self.events)
+            if times[k]
+        ]
+        return min(float(self._epsilons(account["spent"][[person]])[0]), epsilon_of(events, self.delta))
+
+    def left(self, account: Arrays) -> Doubles:
+        """What each person's budget still holds; infinite: no limit was set."""
+        budget = np.where(account["budget"] == NO_LIMIT, np.inf, account["budget"] * MICRO)
+        spent = self.epsilon(account)
+        return np.asarray(np.where(np.isinf(budget), np.inf, np.maximum(0.0, budget - np.minimum(spent, budget))))
+
+    def silent(self, account: Arrays) -> Bools:
+        """Who has released something and could not once more, at the mean price of what they released so far."""
+        times, spent = account["times"], account["spent"]
+        again = spent + -(-spent // np.maximum(times, 1))
+        return np.asarray((times > 0).any(axis=1) & ~self._fits(again, account["budget"]))
+
+    def sigma_to_fit(self, epsilon: float, releases: int) -> float:
+        """The deviation, for sensitivity 1, at which a budget holds exactly so many gaussian releases."""
+        if releases < 1:
+            raise TacitaError(f"a plan has at least one release, not {releases}.")
+        share = _limit(math.floor(epsilon / MICRO * (1 + 1e-15)), self.delta) // releases
+        if share < 1:
+            raise TacitaError(f"an epsilon of {epsilon} cannot be cut into {releases} releases; plan fewer.")
+        return _MORE / math.sqrt(share * UNIT)
+
+    # how it is counted
+
+    def _column(self, what: str) -> int:
+        for column, event in enumerate(self.events):
+            if event.what == what:
+                return column
+        raise TacitaError(f"this ledger knows no release '{what}'; name it among its events.")
+
+    def _cost(self, column: int, loss: float | Doubles | None, people: int) -> Longs:
+        """In whole units, rounded up."""
+        event = self.events[column]
+        if event.law in ("sampled", "unknown"):
+            if loss is not None:
+                raise TacitaError(f"the release '{event.what}' costs everybody the same; leave out its loss.")
+            return np.ones(people, np.int64)
+        given = np.broadcast_to(np.asarray(event.loss if loss is None else loss, np.float64), (people,))
+        if np.isnan(given).any() or (given < 0).any():
+            raise TacitaError(f"the loss of the release '{event.what}' must be a number that is not negative.")
+        units = (given**2 if event.law == "gaussian" else given) / UNIT
+        return np.ceil(np.minimum(units, float(_MOST))).astype(np.int64)
+
+    def _laws(self, law: str) -> list[int]:
+        return [k for k, event in enumerate(self.events) if event.law == law]
+
+    def _fits(self, spent: Longs, budget: Longs) -> Bools:
+        """Whether what would be spent lies within the budgets; compares whole numbers where it can."""
+        free = budget == NO_LIMIT
+        pure, mu2 = (spent[:, self._laws(law)].sum(axis=1) for law in ("pure", "gaussian"))
+        left = budget - -(-pure // round(MICRO / UNIT))
+        left[free] = 0
+        if self._laws("sampled"):
+            kinds, place = np.unique(
+                np.column_stack([left, mu2, spent[:, self._laws("sampled")]]), axis=0, return_inverse=True
+            )
+            inside = np.array([self._holds(int(row[0]), int(row[1]), row[2:]) for row in kinds], bool)[place.ravel()]
+        else:
+            inside = mu2 <= _limits(left, self.delta)
+        inside &= (left >= 0) & ~(spent[:, self._laws("unknown")] > 0).any(axis=1)
+        return np.asarray(inside | free)
+
+    def _holds(self, left: int, mu2: int, counts: AnyArray) -> bool:
+        """Whether a budget in millionths holds gaussian and sampled releases; one kind alone is looked up."""
+        if left <= 0 or (mu2 == 0 and not counts.any()):
+            return left >= 0 and mu2 == 0 and not counts.any()
+        used = np.flatnonzero(counts)
+        if mu2 == 0 and len(used) == 1 and not self.adaptive:
+            event = self.events[self._laws("sampled")[used[0]]]
+            return int(counts[used[0]]) <= most_releases(event, left * MICRO, self.delta)
+        return self._mixed(mu2, counts) <= left * MICRO
+
+    def _epsilons(self, spent: Longs) -> Doubles:
+        pure = spent[:, self._laws("pure")].sum(axis=1) * UNIT
+        mu2 = spent[:, self._laws("gaussian")].sum(axis=1)
+        sampled = spent[:, self._laws("sampled")]
+        kinds, place = np.unique(np.column_stack([mu2, sampled]), axis=0, return_inverse=True)
+        if sampled.any():
+            each = np.array([self._mixed(int(row[0]), row[1:]) for row in kinds])
+        else:
+            mu = np.sqrt(np.where(kinds[:, 0] >= _MOST, np.inf, kinds[:, 0] * UNIT))
+            each = epsilon_of_mu(mu, self.delta)
+        unknown = (spent[:, self._laws("unknown")] > 0).any(axis=1)
+        return np.asarray(np.where(unknown, np.inf, each[place.ravel()] + pure))
+
+    def _mixed(self, mu2: int, counts: AnyArray) -> float:
+        """Gaussian and sampled releases together; of mu^2 four digits are told apart, rounded up."""
+        events = [(self.events[k], int(n)) for k, n in zip(self._laws("sampled"), counts)]
+        if mu2 >= _MOST:
+            return math.inf
+        if mu2:
+            digits = 10 ** max(0, len(str(mu2)) - 4)
+            mu = math.sqrt(-(-mu2 // digits) * digits * UNIT)
+            events.append((Event("all gaussian releases", "gaussian", 1.0, 1 / mu), 1))
+        return epsilon_of(events, self.delta, "rdp" if self.adaptive else "pld")
+
+
+def joined(ledgers: Sequence[tuple[str, Ledger, Arrays]]) -> tuple[Ledger, Arrays]:
+    """Several ledgers of the same people as one, at the smallest delta; nobody's budget is the sum of several."""
+    events = tuple(replace(one, what=f"{name}: {one.what}") for name, kept, _ in ledgers for one in kept.events)
+    account = {name: np.concatenate([a[name] for _, _, a in ledgers], axis=1) for name in ("spent", "times")}
+    budget = np.max([a["budget"] for _, _, a in ledgers], axis=0)
+    smallest = min(kept.delta for _, kept, _ in ledgers)
+    return Ledger(events, smallest, any(kept.adaptive for _, kept, _ in ledgers)), {"budget": budget, **account}
+
+
+def _share(event: Event, spent: int, times: int) -> float:
+    """The loss of each of some releases, as if all had cost the same; gaussians add up so exactly."""
+    if event.law == "gaussian":
+        return math.sqrt(spent * UNIT / times)
+    return spent * UNIT / times if event.law == "pure" else event.loss
+
+
+def _limits(micro: Longs, delta: float) -> Longs:
+    """What budgets are worth in units of mu^2, rounded down; few different budgets are usual."""
+    kinds, place = np.unique(micro, return_inverse=True)
+    return np.array([_limit(int(one), delta) for one in kinds], np.int64)[place]
+
+
+@lru_cache(maxsize=65536)
+def _limit(micro: int, delta: float) -> int:
+    return math.floor(mu_of(micro * MICRO, delta) ** 2 / UNIT) if micro > 0 else 0

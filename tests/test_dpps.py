@@ -1,0 +1,439 @@
+"""DPPS, DP-FedAvg and counted Laplace noise: the checks of spec section H.F, composition, and who stops when."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import noise_laws
+import numpy as np
+import pytest
+from noise_laws import SURE
+from oracle import federate, make_backbone, make_block, make_stream, started
+
+import tacita
+from tacita.core.draws import Draws
+from tacita.core.errors import TacitaError
+from tacita.core.types import ServerState, Stream
+from tacita.federation.rounds import run_round
+from tacita.fields import Dense, Rows, Total, Upload
+from tacita.lab.ledger import accounts_of, in_words, run_ledger, spread
+from tacita.lab.run_folder import read_ids
+from tacita.methods import World, build_parts
+from tacita.methods.personal import releases
+from tacita.methods.personal.dp_fedavg import DPFedAvg, largest
+from tacita.methods.personal.dpps import DPPS
+from tacita.privacy.calibration import gaussian_epsilon, gaussian_sigma
+from tacita.round.plan import Federation
+
+SMALL = "synthetic:users=90,items=60,per_user=14,groups=4"
+
+
+def crowd(n_users: int = 30, n_items: int = 40, blocks: int = 1) -> Stream:
+    rng = np.random.default_rng(5)
+
+    def block(index: int) -> Any:
+        mine = [rng.choice(n_items, 6, replace=False).tolist() for _ in range(n_users)]
+        known = n_users if index else 0
+        return make_block(index, n_items, [m[:4] for m in mine], [m[4:5] for m in mine], [m[5:] for m in mine], known)
+
+    return make_stream(*[block(k) for k in range(blocks)])
+
+
+def with_parts(*specs: dict[str, Any], stream: Stream | None = None, backbone: str = "mf", **train: Any) -> Federation:
+    fed = federate(stream or crowd(), make_backbone(backbone), **{"rounds": 3, "batch_size": 8} | train)
+    parts = build_parts(list(specs), World(fed.backbone, fed.draws, fed.config.train))
+    made = replace(fed, parts=parts)
+    made.learner.check()
+    for part in parts:
+        part.check(40)
+    return made
+
+
+def dpps(fed: Federation) -> DPPS:
+    (part,) = (one for one in fed.parts if isinstance(one, DPPS))
+    return part
+
+
+def some_upload(rng: np.random.Generator, n_clients: int = 5, n_items: int = 7) -> Upload:
+    client = np.repeat(np.arange(n_clients, dtype=np.int32), 3)
+    item = rng.integers(0, n_items, len(client)).astype(np.int32)
+    value = rng.normal(size=(len(client), 4)).astype(np.float32)
+    head = Dense(rng.normal(size=(n_clients, 3)).astype(np.float32))
+    rows = Rows(client, item, value)
+    return Upload({"rows": rows, "heads/a": head}, np.ones(n_clients), np.arange(n_clients, dtype=np.uint64))
+
+
+# clips
+
+
+def test_everything_a_client_sends_is_one_vector_of_at_most_the_clip() -> None:
+    upload = some_upload(np.random.default_rng(0))
+    for bound in (0.1, 1.0, 3.0):
+        cut = releases.clipped(upload, bound)
+        assert (cut.norms() <= bound * (1 + 1e-6)).all()
+        shorter = upload.norms() <= bound
+        for name, value in upload.values.items():
+            kept = cut.values[name].squares(5)[shorter]
+            assert (kept == value.squares(5)[shorter]).all()
+    assert releases.clipped(upload, 1e9) is upload
+
+
+def test_nothing_and_no_number_are_clipped_to_nothing() -> None:
+    upload = some_upload(np.random.default_rng(0))
+    rows = upload.values["rows"]
+    assert isinstance(rows, Rows)
+    value = rows.value.copy()
+    value[rows.client == 1] = 0
+    value[np.flatnonzero(rows.client == 2)[0], 0] = np.nan
+    value[np.flatnonzero(rows.client == 3)[0], 1] = np.inf
+    head = upload.values["heads/a"]
+    assert isinstance(head, Dense)
+    made = upload.with_value("rows", replace(rows, value=value)).with_value("heads/a", Dense(0 * head.value))
+    cut = releases.clipped(made, 1.0)
+    assert cut.norms()[[1, 2, 3]].tolist() == [0.0, 0.0, 0.0]
+    assert (cut.weight == 1).all()  # they still send
+    assert np.isfinite(cut.norms()).all()
+    sizes = releases.sums_of_sizes(upload)
+    assert sizes[0] == pytest.approx(np.abs(rows.value[rows.client == 0]).sum() + np.abs(head.value[0]).sum(), rel=1e-6)
+    assert (releases.sums_of_sizes(releases.clipped(upload, 1.0, sizes)) <= 1 + 1e-6).all()
+
+
+# noise and weights
+
+
+def test_noise_lies_on_all_coordinates_with_the_planned_deviation() -> None:
+    """Also with shrinkage at 0.9: what a release is noised with does not depend on what is made of it later."""
+    fed = with_parts(
+        {"name": "dpps", "tiers": [1.0], "shares": [1.0], "releases": 50, "clip": 0.5, "shrink": 0.9, "between": 0.0},
+        stream=crowd(4, 3000),
+    )
+    part, progress = dpps(fed), started(fed)
+    assert part.deviations()[0] == pytest.approx(2 * 0.5 * math.sqrt(50) * gaussian_sigma(1, 1e-5), rel=1e-6)
+    fields = fed.fields(progress.server, "round")
+    quiet = replace(fed, parts=())
+    plain = started(quiet).devices.exchange(quiet, progress.server, fed_down(fed, progress), "round").total
+    noisy = progress.devices.exchange(fed, progress.server, fed_down(fed, progress), "round").total
+    assert {one.name for one in fields} == {"rows", "dpps.noise"}
+    assert noisy["dpps.noise"][0] == pytest.approx(4 * part.deviations()[0] ** 2)
+    untouched = np.abs(plain["rows"]).sum(axis=1) == 0
+    assert untouched.sum() > 2900
+    noise = noisy["rows"][untouched]
+    assert noise_laws.normal(noise, 2 * part.deviations()[0]) > SURE
+    assert noise_laws.normal(noise, 2 * 0.95 * part.deviations()[0]) < SURE  # five per cent less would be found
+    assert noise.std() == pytest.approx(2 * part.deviations()[0], rel=0.02)
+
+
+def fed_down(fed: Federation, progress: Any) -> Any:
+    from tacita.round.plan import to_serve
+
+    return to_serve(fed, progress.server)
+
+
+def test_weights_follow_inverse_variances_up_to_the_cap() -> None:
+    part = dpps(with_parts({"name": "dpps"}))
+    sigma, weights = part.deviations(), part._weights(0.0)
+    assert weights.max() == 1
+    shares = np.full(3, 1 / 3)
+    mean = weights @ shares
+    assert (weights <= 10 * mean * (1 + 1e-9)).all()
+    assert weights / weights[0] == pytest.approx((sigma[0] / sigma) ** 2)  # 62 times, which is below the cap here
+    drawn = np.random.default_rng(0).normal(size=(20000, 3)) * sigma
+    assert (drawn @ weights / weights.sum()).var() == pytest.approx(1 / (sigma**-2.0).sum(), rel=0.05)
+    assert (dpps(with_parts({"name": "dpps", "clip": 2.0}))._weights(0.0) == weights).all()  # all doubled: the same
+    assert part._weights(1e12) == pytest.approx(np.ones(3), rel=1e-6)
+    rare = dpps(with_parts({"name": "dpps", "shares": [0.98, 0.01, 0.01]}))._weights(0.0)
+    assert rare[2] <= 10 * float(np.array([0.98, 0.01, 0.01]) @ rare) * (1 + 1e-9)
+    assert rare[2] / rare[0] < weights[2] / weights[0]
+    equal = dpps(with_parts({"name": "dpps", "tiers": [1.0, 1.0], "shares": [1.0, 1.0]}))._weights(0.0)
+    assert (equal == 1).all()
+
+
+def test_the_variance_between_clients_is_seen_through_the_noise() -> None:
+    part = dpps(with_parts({"name": "dpps"}))
+    rng = np.random.default_rng(2)
+    deltas = rng.normal(0, 0.02, (2000, 40, 6))
+    lengths = np.sqrt((deltas**2).sum(axis=(1, 2)))
+    sums = {"rows": deltas.sum(axis=0), "dpps.length": np.array([(0.1 * lengths**2 / part.config.clip).sum()])}
+    total = Total({**sums, "dpps.noise": np.array([0.0])}, 2000.0, 2000)
+    assert part._between(total, 0.0) == pytest.approx(0.02**2, rel=0.02)
+
+
+# after the noise
+
+
+def test_shrinkage_reads_what_was_noised_and_nothing_else() -> None:
+    rng = np.random.default_rng(3)
+    value = rng.normal(size=(50, 8))
+    assert (releases.shrunk(value, 0.5, 0.0, True) == value).all()
+    for by_row in (True, False):
+        made = releases.shrunk(value, 0.5, 1.0, by_row)
+        factor = made / value
+        assert ((factor >= 0) & (factor <= 1)).all()  # no sign is turned, nothing grows
+    signal = rng.normal(0, 0.05, (64, 32))
+    for sigma in (0.1, 0.5):
+        noisy = signal + rng.normal(0, sigma, signal.shape)
+        made = releases.shrunk(noisy, sigma**2, 1.0, False)
+        assert ((made - signal) ** 2).mean() < 0.5 * ((noisy - signal) ** 2).mean()
+    part = dpps(with_parts({"name": "dpps", "between": 0.0}))
+    server = ServerState(np.zeros((40, 6), np.float32), {})
+    sums = {"rows": rng.normal(size=(40, 6)), "dpps.noise": np.array([0.3])}
+    one, two = (part.decode(server, Total(dict(sums), 30.0, n, nonce=n)) for n in (30, 12))
+    assert (one["rows"] == two["rows"]).all()
+
+
+def test_the_same_round_asked_for_again_has_other_noise() -> None:
+    """Else the difference of two answers would show two updates without any noise."""
+    fed = with_parts({"name": "dpps", "between": 0.0})
+    progress = started(fed)
+    down = fed_down(fed, progress)
+    first = progress.devices.exchange(fed, progress.server, down, "round").total
+    again = progress.devices.exchange(fed, progress.server, down, "round.again-0-1.0").total
+    difference = (again["rows"] - first["rows"]) / math.sqrt(2 * float(first["dpps.noise"][0]))
+    assert noise_laws.normal(difference) > SURE
+
+
+# budgets
+
+
+def test_people_stop_when_their_budget_is_spent_and_others_go_on() -> None:
+    fed = with_parts(
+        {"name": "dpps", "tiers": [0.5, 5.0], "shares": [1.0, 1.0], "noise": 8.0, "clip": 0.01}, stream=crowd(40)
+    )
+    progress = started(fed)
+    mine = progress.clients.parts["dpps"]
+    assert set(mine["tier"].tolist()) == {0, 1}
+    ledger, server, sent = dpps(fed).ledger(), progress.server, []
+    for _ in range(6):
+        server, _ = run_round(fed, server, progress.devices)
+        account = progress.clients.parts["dpps"]
+        spent = ledger.epsilon(account)
+        assert (spent <= account["budget"] * 1e-6).all()
+        sent.append(account["times"][:, 0].copy())
+    low, high = mine["tier"] == 0, mine["tier"] == 1
+    fits = int((1 / gaussian_sigma(0.5, 1e-5)) ** 2 / (1 / 8.0) ** 2)
+    assert 0 < fits < 6
+    assert (sent[-1][low] == fits).all()
+    assert (sent[-1][high] == 6).all()
+    found = spread(ledger, progress.clients.parts["dpps"])
+    assert found["silent_by_budget"] == int(low.sum())
+    assert progress.devices.validate(fed, server, fed_down(fed, progress))  # and everybody is served
+
+
+def test_a_planned_number_of_releases_is_exactly_what_fits() -> None:
+    fed = with_parts({"name": "dpps", "releases": 2, "clip": 0.01})
+    progress = started(fed)
+    server = progress.server
+    for _ in range(4):
+        server, _ = run_round(fed, server, progress.devices)
+    account = progress.clients.parts["dpps"]
+    assert (account["times"] == 2).all()
+    assert (dpps(fed).ledger().epsilon(account) <= account["budget"] * 1e-6).all()
+    before = server
+    server, _ = run_round(fed, server, progress.devices)
+    assert np.array_equal(server.items, before.items)  # nobody speaks any more
+
+
+def test_the_papers_noise_is_counted_as_what_it_is() -> None:
+    fed = with_parts({"name": "dpps", "calibration": "paper", "clip": 0.01})
+    part, progress = dpps(fed), started(fed)
+    assert part.multiples() == pytest.approx([2.0, 1.0, 0.2])
+    run_round(fed, progress.server, progress.devices)
+    account = progress.clients.parts["dpps"]
+    spent, tier = part.ledger().epsilon(account), account["tier"]
+    for k, noise in enumerate((2.0, 1.0, 0.2)):
+        assert spent[tier == k] == pytest.approx(gaussian_epsilon(noise, 1e-5), rel=1e-6)
+    said = part.promises(progress.server)
+    assert said["epsilon_1_really"] == pytest.approx(54.4, abs=0.1)
+    assert said["epsilon_0.5_really"] == pytest.approx(20.7, abs=0.1)
+    assert said["delta_at_1_really"] == pytest.approx(0.127, abs=1e-3)
+
+
+def test_a_budget_by_activity_costs_its_own_count() -> None:
+    fed = with_parts({"name": "dpps", "policy": "activity", "activity_cuts": [3.0, 30.0], "clip": 0.01, "releases": 3})
+    progress, ledger = started(fed), dpps(fed).ledger()
+    account = progress.clients.parts["dpps"]
+    assert account["times"].tolist() == [[0, 1]] * 30
+    assert ledger.epsilon(account) == pytest.approx(np.full(30, 0.1), abs=1e-9)
+    server = progress.server
+    for _ in range(4):
+        server, _ = run_round(fed, server, progress.devices)
+    account = progress.clients.parts["dpps"]
+    assert (account["times"][:, 0] == 3).all()
+    assert (ledger.epsilon(account) <= account["budget"] * 1e-6).all()
+
+
+def test_one_noise_covers_the_sum_in_the_central_model_and_clips_differ() -> None:
+    fed = with_parts({"name": "dpps", "threat": "central", "releases": 4}, aggregation="fixed")
+    part, progress = dpps(fed), started(fed)
+    for k, epsilon in enumerate((0.5, 1.0, 5.0)):
+        wanted = part.deviations()[0] / (math.sqrt(4) * gaussian_sigma(epsilon, 1e-5))
+        assert part.clips()[k] == pytest.approx(wanted, rel=1e-5)
+    total = progress.devices.exchange(fed, progress.server, fed_down(fed, progress), "round").total
+    assert total["dpps.noise"][0] == pytest.approx(part.deviations()[0] ** 2)
+    for settings in ({"aggregation": "mean"}, {}):
+        with pytest.raises(TacitaError, match="aggregation = 'fixed'"):
+            with_parts({"name": "dpps", "threat": "central"}, **settings)
+
+
+def test_silos_are_a_unit_of_their_own_and_pay_together() -> None:
+    with pytest.raises(TacitaError, match="unit = 'silo'"):
+        with_parts({"name": "dpps"}, silos=3)
+    fed = with_parts({"name": "dpps", "unit": "silo", "clip": 0.01, "releases": 2}, silos=3)
+    progress = started(fed)
+    server = progress.server
+    for _ in range(3):
+        server, _ = run_round(fed, server, progress.devices)
+    account = progress.clients.parts["dpps"]
+    assert dpps(fed).promises(server)["unit"] == "silo"
+    assert (account["times"] <= 2).all()
+    assert account["times"].max() == 2
+
+
+# what does not go together
+
+
+def test_what_no_noise_covers_is_refused() -> None:
+    for settings in ({"aggregation": "per-row"}, {"aggregation": "weighted"}):
+        with pytest.raises(TacitaError, match="noise on every row"):
+            with_parts({"name": "dpps"}, **settings)
+    with pytest.raises(TacitaError, match="list dpps after it"):
+        with_parts({"name": "dpps"}, {"name": "proximal"})
+    with pytest.raises(TacitaError, match="no bounded mechanism for scores"):
+        tacita.train(data=SMALL, method="fedkdrec", parts=[{"name": "dpps"}], out=Path("never"))
+    with pytest.raises(TacitaError, match="each client being drawn by itself"):
+        with_parts({"name": "dp-fedavg"}, aggregation="fixed", participation={"kind": "fraction", "rate": 0.1})
+    with pytest.raises(TacitaError, match="must not divide by who took part"):
+        with_parts({"name": "dp-fedavg"}, participation={"kind": "poisson", "rate": 0.1})
+    for tiers, shares in (([1.0, 0.5], [1.0, 1.0]), ([1.0], [1.0, 1.0]), ([0.0], [1.0])):
+        with pytest.raises(TacitaError):
+            with_parts({"name": "dpps", "tiers": tiers, "shares": shares})
+
+
+# DP-FedAvg
+
+
+def test_a_round_of_dp_fedavg_costs_everybody_who_could_have_been_drawn() -> None:
+    poisson = {"kind": "poisson", "rate": 0.3}
+    fed = with_parts(
+        {"name": "dp-fedavg", "noise": 2.0, "epsilon": None, "clip": 0.01},
+        aggregation="fixed",
+        participation=poisson,
+    )
+    progress = started(fed)
+    server, report = run_round(fed, progress.server, progress.devices)
+    assert report.clients < 30
+    account = progress.clients.parts["dp-fedavg"]
+    assert (account["times"] == 1).all()
+    (part,) = fed.parts
+    assert isinstance(part, DPFedAvg)
+    assert part.ledger().events[0].rate == 0.3
+    moved = server.items - progress.server.items
+    assert noise_laws.normal(moved[np.abs(moved) < 1], 2.0 * 0.01 / (0.3 * 30)) > 1e-12  # nearly all of it is noise
+
+
+def test_dp_fedavg_stops_when_its_plan_is_over_and_adds_noise_where_nobody_was_drawn() -> None:
+    fed = with_parts({"name": "dp-fedavg", "releases": 2, "clip": 0.01}, aggregation="fixed")
+    progress = started(fed)
+    server = progress.server
+    for _ in range(3):
+        server, _ = run_round(fed, server, progress.devices)
+    account = progress.clients.parts["dp-fedavg"]
+    assert (account["times"] == 2).all()
+    assert not account["pays"].any()
+    (part,) = fed.parts
+    empty = part.encode_sum(server, Total({"rows": np.zeros((40, 6))}))
+    assert empty.n_clients == 1
+    assert noise_laws.normal(empty["rows"], part.multiple() * 0.01) > SURE  # type: ignore[attr-defined]
+
+
+def test_only_the_largest_numbers_of_each_client_are_kept() -> None:
+    upload = some_upload(np.random.default_rng(0))
+    rows = upload.values["rows"]
+    assert isinstance(rows, Rows)
+    kept = largest(rows, 5, 0.25)
+    for client in range(5):
+        mine, whole = kept[rows.client == client], rows.value[rows.client == client]
+        assert (mine != 0).sum() == 3
+        assert np.abs(mine[mine != 0]).min() >= np.sort(np.abs(whole).ravel())[-3]
+
+
+def test_inclusion_is_independent_from_person_to_person() -> None:
+    from tacita.core.config import ParticipationConfig
+    from tacita.core.draws import keys_of
+    from tacita.federation.clients import members_of, participants
+
+    stream = crowd(30)
+    config, draws = ParticipationConfig(kind="poisson", rate=0.3), Draws(1)
+    living = members_of(stream.blocks[0], keys_of(stream.user_ids), 0, draws)
+    drawn = np.zeros((4000, 30))
+    for n in range(4000):
+        drawn[n, participants(living, config, draws, 0, n)] = 1
+    assert drawn.mean(axis=0) == pytest.approx(np.full(30, 0.3), abs=5 * math.sqrt(0.21 / 4000))
+    pairs = np.corrcoef(drawn.T)[np.triu_indices(30, 1)]
+    assert np.abs(pairs).max() < 5.5 / math.sqrt(4000)
+    assert drawn.sum(axis=1).var() == pytest.approx(30 * 0.21, rel=0.15)  # a fixed cohort would have none
+
+
+# Laplace noise that is counted
+
+
+def test_counted_laplace_noise_is_clipped_in_l1_and_costs_what_it_says() -> None:
+    part = {"name": "laplace-noise", "mode": "ldp", "clip": 0.02, "epsilon": 0.5, "budget": 1.0}
+    fed = with_parts(part, stream=crowd(5, 3000))
+    (noise,) = fed.parts
+    assert noise.scale == 2 * 0.02 / 0.5  # type: ignore[attr-defined]
+    progress = started(fed)
+    total = progress.devices.exchange(fed, progress.server, fed_down(fed, progress), "round").total
+    assert total["rows"].std() == pytest.approx(0.08 * math.sqrt(2 * 5), rel=0.05)
+    server = progress.server
+    for _ in range(3):
+        server, _ = run_round(fed, server, progress.devices)
+    account = progress.clients.parts["laplace-noise"]
+    assert (account["times"] == 2).all()
+    ledger = noise.ledger()
+    assert ledger is not None
+    assert ledger.epsilon(account) == pytest.approx(np.ones(5), abs=1e-6)
+    paper = with_parts({"name": "laplace-noise", "from_block": 0}).parts[0]
+    assert paper.ledger() is None
+
+
+# with other methods, from the command line's side
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "f3crec-dpps"},
+        {"method": "fedshare-dpps", "train": {"rounds": 2, "local_epochs": 1}},
+        {"method": "dpps", "backbone": {"name": "tally", "ridge": 50.0}},
+        {"method": "dp-fedavg", "parts": [{"name": "dp-fedavg", "noise": 2.0, "epsilon": None}]},
+    ],
+    ids=lambda s: s["method"],
+)
+def test_it_works_under_other_methods_and_the_result_says_what_it_cost(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    quiet = {"evaluate": {"controls": False}, "train": {"rounds": 2}, "split": {"n_blocks": 2}}
+    run = tacita.train(data=SMALL, out=tmp_path / "run", **quiet | settings)
+    told = run.result["privacy"]
+    assert told["released_something"] > 0
+    assert told["epsilon"]["most"] is not None
+    part = "dp-fedavg" if settings["method"] == "dp-fedavg" else "dpps"
+    assert run.result["blocks"][-1]["promises"][part]["unit"] == "person"
+    lines = in_words(run_ledger(run.folder))
+    assert any("protects a person against" in line for line in lines)
+    somebody = read_ids(run.folder)["users"][0]
+    own = run_ledger(run.folder, somebody)
+    assert own["spent"] <= told["epsilon"]["most"] + 1e-9
+    assert own["spent_composed"] <= own["spent"] + 1e-9
+    assert any("Spent so far: epsilon" in line for line in in_words(own))
+
+
+def test_a_run_without_a_ledger_has_no_epsilon(tmp_path: Path) -> None:
+    run = tacita.train(data=SMALL, out=tmp_path / "run", train={"rounds": 1}, evaluate={"controls": False})
+    assert "privacy" not in run.result
+    assert in_words(run_ledger(run.folder))[0].startswith("No epsilon")
+    assert accounts_of((), {}) is None

@@ -1,0 +1,290 @@
+"""The ledger: equal to dp-accounting and near Opacus, whole numbers that never overspend, traps that are refused."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import pld
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from tacita.core.errors import TacitaError
+from tacita.privacy.accounting import Event, epsilon_of, most_releases, sampled_noise
+from tacita.privacy.ledger import NO_LIMIT, UNIT, Ledger, joined
+
+ROWS = Event("rows", "gaussian")
+
+
+def poisson(noise: float, rate: float, what: str = "round") -> Event:
+    return Event(what, "gaussian", 1.0, noise, "person", "central", rate, "poisson")
+
+
+# P1: right
+
+
+def test_the_known_account() -> None:
+    ledger = Ledger((ROWS,), 1e-5)
+    account = ledger.opened(2, 10.0)
+    for sigma in (5.0, 7.0, 9.0):
+        account, goes = ledger.charge(account, "rows", 1 / sigma, np.array([True, False]))
+        assert goes.tolist() == [True, False]
+    assert ledger.epsilon(account)[0] == pytest.approx(1.00688, abs=1e-4)
+    assert ledger.epsilon(account)[1] == 0  # not asked, not charged
+    assert ledger.tight_epsilon(account, 0) <= ledger.epsilon(account)[0]
+    assert account["times"].tolist() == [[3], [0]]
+
+
+def test_200_gaussian_histories_cost_what_dp_accounting_says() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        delta = 10 ** rng.uniform(-9, -3)
+        ledger = Ledger((ROWS,), delta)
+        sigmas = np.exp(rng.uniform(-1, 4, rng.integers(1, 40)))
+        account = ledger.opened(1)
+        for sigma in sigmas:
+            account, _ = ledger.charge(account, "rows", 1 / sigma)
+        right = dp_accounting.get_epsilon_gaussian(1 / math.sqrt((sigmas**-2.0).sum()), delta)
+        assert ledger.epsilon(account)[0] == pytest.approx(right, rel=1e-3, abs=1e-9)
+
+
+def sampled_settings(n: int, seed: int) -> list[tuple[float, float, int, float]]:
+    rng = np.random.default_rng(seed)
+    return [
+        (10 ** rng.uniform(-2, -0.3), rng.uniform(1, 4), int(10 ** rng.uniform(0.5, 2.3)), 10 ** rng.uniform(-7, -4))
+        for _ in range(n)
+    ]
+
+
+def check_sampled(rate: float, noise: float, releases: int, delta: float) -> None:
+    from opacus.accountants import PRVAccountant
+
+    ledger = Ledger((poisson(noise, rate),), delta)
+    account = ledger.opened(1)
+    account = {**account, "spent": np.array([[releases]]), "times": np.array([[releases]], np.int32)}
+    ours = ledger.epsilon(account)[0]
+    theirs = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    theirs.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise)), releases)
+    assert ours == pytest.approx(theirs.get_epsilon(delta), rel=1e-3)
+    opacus = PRVAccountant()
+    opacus.history = [(noise, rate, releases)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        bound = opacus.get_epsilon(delta, eps_error=0.004 * ours)
+    assert ours == pytest.approx(bound, rel=0.01)
+
+
+@pytest.mark.parametrize("setting", sampled_settings(6, 2))
+def test_sampled_releases_cost_what_dp_accounting_and_opacus_say(setting: tuple[float, float, int, float]) -> None:
+    check_sampled(*setting)
+
+
+@pytest.mark.slow
+def test_200_sampled_settings_cost_what_dp_accounting_and_opacus_say() -> None:
+    for setting in sampled_settings(200, 3):
+        check_sampled(*setting)
+
+
+def test_more_rounds_a_higher_rate_and_less_noise_cost_more() -> None:
+    base = epsilon_of([(poisson(1.0, 0.1), 50)], 1e-5)
+    assert base == pytest.approx(5.148, abs=0.01)
+    assert epsilon_of([(poisson(1.0, 0.1), 60)], 1e-5) > base
+    assert epsilon_of([(poisson(1.0, 0.2), 50)], 1e-5) > base
+    assert epsilon_of([(poisson(0.9, 0.1), 50)], 1e-5) > base
+    assert epsilon_of([(poisson(1.0, 0.1), 50)], 1e-5, "rdp") == pytest.approx(5.885, abs=0.01)
+    assert epsilon_of([], 1e-5) == 0
+
+
+def test_noise_for_a_plan_of_sampled_releases_fits_it_exactly() -> None:
+    noise = sampled_noise(1.0, 1e-5, 0.1, 50)
+    assert noise == pytest.approx(2.93, abs=0.01)
+    assert most_releases(poisson(noise, 0.1), 1.0, 1e-5) == 50
+
+
+def test_a_mixed_history_is_composed() -> None:
+    ledger = Ledger((ROWS, poisson(1.0, 0.1)), 1e-5)
+    account, _ = ledger.charge(ledger.opened(1, 20.0), "round")
+    account, _ = ledger.charge(account, "rows", 0.2)
+    right = epsilon_of([(poisson(1.0, 0.1), 1), (Event("rows", "gaussian", 1.0, 5.0), 1)], 1e-5)
+    assert ledger.epsilon(account)[0] == pytest.approx(right, rel=1e-3)
+    adaptive = Ledger(ledger.events, 1e-5, adaptive=True)
+    assert adaptive.epsilon(account)[0] > right  # a filter for what is chosen on the way costs more
+
+
+def test_pure_releases_add_up_plainly() -> None:
+    noise = Event("table", "laplace", 2.0, 4.0)
+    ledger = Ledger((noise, ROWS), 1e-5)
+    account, _ = ledger.charge(ledger.opened(1, 3.0), "table")
+    assert ledger.epsilon(account)[0] == pytest.approx(0.5, abs=1e-9)  # 2 C1 / b
+    account, _ = ledger.charge(account, "rows", 0.2)
+    alone = dp_accounting.get_epsilon_gaussian(5.0, 1e-5)
+    assert ledger.epsilon(account)[0] == pytest.approx(0.5 + alone, rel=1e-6)
+    assert ledger.tight_epsilon(account, 0) < ledger.epsilon(account)[0]
+
+
+# stopping
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(0.05, 20), st.integers(1, 400), st.sampled_from([1e-4, 1e-5, 1e-7]))
+def test_a_plan_of_k_releases_holds_exactly_k(epsilon: float, k: int, delta: float) -> None:
+    ledger = Ledger((ROWS,), delta)
+    loss = 1 / ledger.sigma_to_fit(epsilon, k)
+    account = ledger.opened(1, epsilon)
+    for _ in range(k):
+        account, goes = ledger.charge(account, "rows", loss)
+        assert goes[0]
+    before = {name: value.copy() for name, value in account.items()}
+    account, goes = ledger.charge(account, "rows", loss)
+    assert not goes[0]
+    assert all((account[name] == before[name]).all() for name in before)  # who is refused pays nothing
+    assert ledger.epsilon(account)[0] <= epsilon
+    assert ledger.silent(account)[0]
+
+
+def test_unknown_releases_have_no_epsilon_and_no_budget_allows_them() -> None:
+    ledger = Ledger((ROWS, Event("scores", "unknown")), 1e-5)
+    account, goes = ledger.charge(ledger.opened(2, 100.0), "scores")
+    assert not goes.any()
+    account, goes = ledger.charge(ledger.opened(2), "scores", asked=np.array([True, False]))
+    assert goes.tolist() == [True, False]
+    assert ledger.epsilon(account).tolist() == [math.inf, 0.0]
+    account, goes = ledger.charge(ledger.opened(1), "rows", math.inf)  # no noise at all
+    assert ledger.epsilon(account)[0] == math.inf
+    assert not ledger.charge(ledger.opened(1, 100.0), "rows", math.inf)[1][0]
+
+
+def test_what_cannot_be_counted_is_refused() -> None:
+    ledger = Ledger((ROWS,), 1e-5)
+    for loss in (math.nan, -1.0):
+        with pytest.raises(TacitaError, match="loss"):
+            ledger.charge(ledger.opened(1, 1.0), "rows", loss)
+    with pytest.raises(TacitaError, match="no release 'other'"):
+        ledger.charge(ledger.opened(1, 1.0), "other")
+    for epsilon in (math.nan, -1.0, math.inf):
+        with pytest.raises(TacitaError, match="budget"):
+            ledger.opened(1, epsilon)
+    with pytest.raises(TacitaError):
+        Event("rows", "gaussian", 1.0, 0.0)
+
+
+def test_the_traps_of_sampling_are_refused() -> None:
+    with pytest.raises(TacitaError, match="hides nobody"):
+        Event("rows", "gaussian", 1.0, 1.0, threat="local", rate=0.1, cohort="poisson")
+    for cohort in ("fixed", "asked"):
+        with pytest.raises(TacitaError, match="drawn by itself"):
+            Event("rows", "gaussian", 1.0, 1.0, threat="central", rate=0.1, cohort=cohort)  # type: ignore[arg-type]
+
+
+def test_units_are_rounded_against_the_person_who_spends() -> None:
+    ledger = Ledger((ROWS,), 1e-5)
+    account, _ = ledger.charge(ledger.opened(1), "rows", math.sqrt(1.5 * UNIT))
+    assert account["spent"][0, 0] == 2
+    assert (ledger.opened(1, 0.9999999)["budget"] == 999_999).all()
+    assert (ledger.opened(1)["budget"] == NO_LIMIT).all()
+
+
+def test_ledgers_of_several_parts_are_one() -> None:
+    first, second = Ledger((ROWS,), 1e-5), Ledger((ROWS, Event("count", "laplace", 1.0, 10.0)), 1e-6)
+    a, _ = first.charge(first.opened(1, 1.0), "rows", 0.1)
+    b, _ = second.charge(second.opened(1, 2.0), "rows", 0.1)
+    b, _ = second.charge(b, "count")
+    both, account = joined([("a", first, a), ("b", second, b)])
+    assert [event.what for event in both.events] == ["a: rows", "b: rows", "b: count"]
+    assert both.epsilon(account)[0] == pytest.approx(
+        0.1 + dp_accounting.get_epsilon_gaussian(1 / math.sqrt(0.02), 1e-6), rel=1e-6
+    )
+
+
+# P2: nobody overspends, whatever happens
+
+
+class Schedules(RuleBasedStateMachine):
+    """Joins, leaves, edits of budgets and crashes, against an oracle that adds up what really left."""
+
+    delta = 1e-5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger((ROWS, Event("count", "laplace", 1.0, 20.0)), self.delta)
+        self.account = self.ledger.opened(0, 1.0)
+        self.saved = self.account
+        self.left: list[list[tuple[str, float]]] = []  # what left each person's device
+        self.gone: set[int] = set()
+
+    @property
+    def people(self) -> int:
+        return len(self.left)
+
+    @rule(epsilon=st.floats(0, 3), n=st.integers(1, 3))
+    def join(self, epsilon: float, n: int) -> None:
+        new = self.ledger.opened(n, epsilon)
+        self.account = {k: np.concatenate([v, new[k]]) for k, v in self.account.items()}
+        self.left += [[] for _ in range(n)]
+        self.saved = self.account
+
+    @precondition(lambda self: self.people)
+    @rule(data=st.data())
+    def leave_or_come_back(self, data: st.DataObject) -> None:
+        self.gone ^= {data.draw(st.integers(0, self.people - 1))}
+
+    @precondition(lambda self: self.people)
+    @rule(data=st.data(), epsilon=st.floats(0, 5))
+    def edit_a_budget(self, data: st.DataObject, epsilon: float) -> None:
+        who = np.arange(self.people) == data.draw(st.integers(0, self.people - 1))
+        self.account = self.ledger.with_budget(self.account, epsilon, who)
+        self.saved = self.account
+
+    @precondition(lambda self: self.people)
+    @rule(data=st.data(), mu=st.floats(0.01, 0.6), crash=st.sampled_from(["no", "no", "no", "before", "after"]))
+    def release(self, data: st.DataObject, mu: float, crash: str) -> None:
+        """Charge, save, send; a crash after the save loses the value and not the charge."""
+        asked = np.array([data.draw(st.booleans()) and k not in self.gone for k in range(self.people)])
+        what = data.draw(st.sampled_from(["rows", "rows", "count"]))
+        budgets = self.account["budget"].copy()
+        account, goes = self.ledger.charge(self.account, what, mu if what == "rows" else None, asked)
+        assert not (goes & ~asked).any()
+        if crash == "before":
+            self.account = self.saved  # nothing was saved, nothing has left
+            return
+        self.account = self.saved = account
+        if crash == "after":
+            return
+        for k in np.flatnonzero(goes):
+            self.left[k].append((what, mu))
+            self._check(k, budgets[k] * 1e-6)
+
+    def _check(self, k: int, budget: float) -> None:
+        squares = sum(mu**2 for what, mu in self.left[k] if what == "rows")
+        pure = 0.05 * sum(what == "count" for what, _ in self.left[k])
+        spent = dp_accounting.get_epsilon_gaussian(1 / math.sqrt(squares), self.delta) if squares else 0.0
+        assert spent + pure <= budget * (1 + 1e-9) + 1e-9
+
+    @invariant()
+    def what_is_charged_covers_what_left(self) -> None:
+        for k in range(self.people):
+            assert self.account["times"][k].sum() >= len(self.left[k])
+            assert self.account["spent"][k, 0] * UNIT >= sum(m**2 for w, m in self.left[k] if w == "rows") * (1 - 1e-9)
+
+
+def test_nobody_overspends_in_some_schedules() -> None:
+    run_state_machine_as_test(
+        Schedules,
+        settings=settings(
+            max_examples=60, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
+
+
+@pytest.mark.slow
+def test_nobody_overspends_in_10_000_schedules() -> None:
+    run_state_machine_as_test(
+        Schedules,
+        settings=settings(
+            max_examples=10_000, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
