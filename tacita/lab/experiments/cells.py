@@ -19,7 +19,7 @@ from tacita.core.files import disk_error, write_bytes
 from tacita.federation.rounds import Progress
 from tacita.lab.assembling import Machine, assemble
 from tacita.lab.experiments.analyses import forgetting_by_group, rank_changes_by_group
-from tacita.lab.experiments.once import Line, pack, train_once, train_pooled, try_once, try_pooled
+from tacita.lab.experiments.once import Line, count_popular, pack, train_once, train_pooled, try_once, try_pooled
 from tacita.lab.experiments.plan import Cell
 from tacita.lab.experiments.processes import in_processes
 from tacita.lab.experiments.shared_base import go_on, train_base, with_parts
@@ -90,6 +90,7 @@ _MEASURES: dict[str, Callable[[Federation, Progress], Line]] = {
 _ALONE: dict[str, Callable[[Federation], Line]] = {
     "once": train_once,
     "central": train_pooled,
+    "popular": count_popular,
     "once, tried": try_once,
     "central, tried": try_pooled,
 }

@@ -17,13 +17,14 @@ from tacita.core.types import Block, Doubles, ServerState
 from tacita.federation.measuring import UNMASKED, Learned, evaluate_devices, known_items
 from tacita.federation.rounds import Progress, RoundReport, begin_block, run_block, run_stream, start
 from tacita.lab.centralised import scored, train_centrally
+from tacita.lab.controls import popular_scorer
 from tacita.lab.experiments.shared_base import silent, with_parts
 from tacita.learn.scores import SCORES
 from tacita.methods.distillation.traffic import KILOBYTE, MEGABYTE, PAIR, paper_units
 from tacita.round.plan import Federation
 
 Line = dict[str, Any]
-COURSE = ("picked", "server_loss")  # notes of a round that are kept, round by round
+COURSE = ("picked", "server_loss", "loss")  # notes of a round that are kept, round by round
 
 
 def pack(values: Doubles) -> str:
@@ -53,6 +54,7 @@ def train_once(fed: Federation) -> Line:
     values |= _rounded(_own_models(fed, progress, block), "client ")
     values |= _rounded(_traffic(fed, progress.server, result)) | course
     values |= _rounded({name: value for name, value in result.items() if name.startswith(UNMASKED)})
+    values |= _rounded(_promised(result))
     values |= _rounded({"divergence": fed.homes.divergence}) if fed.homes else {}
     kept = {name: result[name] for name in ("rounds", "best_round", "valid")}
     return {"values": values, **kept, "notes": list(fed.stream.notes), "users": pack(found.values[_first(fed)])}
@@ -69,6 +71,21 @@ def train_pooled(fed: Federation) -> Line:
         "rounds": trained.epochs,
         "best_round": trained.best_epoch,
         "valid": trained.valid,
+        "notes": list(fed.stream.notes),
+        "users": pack(found.values[_first(fed)]),
+    }
+
+
+def count_popular(fed: Federation) -> Line:
+    """No model at all: everybody gets what most people have."""
+    block = _only_block(fed)
+    scorer = popular_scorer(fed, block)
+    found, full = (scored(one, block, scorer) for one in (fed, _ranking_all(fed)))
+    return {
+        "values": _rounded(found.mean()) | _rounded(full.mean(), "full "),
+        "rounds": 0,
+        "best_round": 0,
+        "valid": None,
         "notes": list(fed.stream.notes),
         "users": pack(found.values[_first(fed)]),
     }
@@ -129,6 +146,12 @@ def _own_models(fed: Federation, progress: Progress, block: Block) -> dict[str, 
     asking = with_parts(fed, fed.config.model_copy(update={"parts": parts}))
     mask = known_items(fed, block, "test", fed.config.evaluate.mask)
     return evaluate_devices(asking, Learned(progress.server, progress.clients), block, "test", mask).mean()
+
+
+def _promised(result: dict[str, Any]) -> dict[str, float]:
+    """The largest epsilon that a part of the run states, if any does."""
+    said = [v for one in result.get("promises", {}).values() for k, v in one.items() if k.startswith("epsilon")]
+    return {"epsilon": max(float(one) for one in said)} if said else {}
 
 
 def _traffic(fed: Federation, server: ServerState, result: dict[str, Any]) -> dict[str, float]:

@@ -45,7 +45,9 @@ class Variant(Strict):
     split: dict[str, Any] = {}
     evaluate: dict[str, Any] = {}
     backbones: list[str] = Field([], description="the only backbones it is run with; none named: all")
-    kind: Literal["central"] | None = Field(None, description="central: its model on pooled data; default: the table's")
+    kind: Literal["central", "popular"] | None = Field(
+        None, description="central: its model on pooled data; popular: no model, the most popular; default: the table's"
+    )
     item_rows: Literal["random", "side", "sentences"] | None = Field(None, description="default: the table's")
     sends_as: str = Field("", description="variant whose agent sent as many items as this one's schedule will")
 

@@ -19,7 +19,7 @@ SILOS: dict[str, Any] = {
 LIPM: dict[str, Any] = {"backbone": {"name": "interest"}, "train": SILOS}
 
 preset("lipm", {"name": "interest"}, {"name": "fine-tuning"}, settings=LIPM)
-preset(  # everybody a client of their own, with a budget of their own; what data counts for would tell how much there is
+preset(  # everybody a client with a budget of their own; weights by data would tell how much there is
     "lipm-dpps",
     {"name": "interest"},
     {"name": "fine-tuning"},
