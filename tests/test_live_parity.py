@@ -184,6 +184,12 @@ MODELS |= {
     if name not in MODELS and all(part_class(part["name"]).party == SERVER for part in preset_parts(name))
 }
 MODELS["preset retraction"]["train"] = {"rounds": 3, "aggregation": "fixed"}
+MODELS["preset fedrec"]["train"] = {"rounds": 3, "objective": "squared", "aggregation": "per-row", "batch_size": 1000}
+MODELS["lipm"] = {
+    "backbone": {"name": "interest", "dim": 8, "tower": [16, 8], "last": 6, "lr": 0.01},
+    "method": "lipm",
+    "train": {"rounds": 3, "batches": "people", "optimiser": "lazy-adam", "aggregation": "weighted"},
+}
 MODELS["pfedrec"] = {"backbone": {"name": "pfedrec", "dim": 8}, "method": "spp"}
 MODELS["fedpergnn without neighbours"] = {"backbone": {"name": "fedpergnn", "dim": 8}, "method": "fedavg"}
 MODELS["ego"] = {"backbone": {"name": "ego", "dim": 8}, "method": "fedavg"}
