@@ -19,6 +19,7 @@ from tacita.core.types import AnyArray, Arrays, Doubles, Held, Ints, Keys, Longs
 from tacita.kernels.pairs import pair_sums
 from tacita.kernels.steps import fold_rows
 
+_FEW = 64  # numbers of a client that are added without a loop over clients
 QUANTUM = 2.0**-24  # of the exact sums of the aggregator `ideal`; sums stay whole numbers of it below 2^53
 
 
@@ -51,6 +52,7 @@ class Rows:
     client: Ints
     item: Ints
     value: AnyArray  # (rows, *shape[1:])
+    factor: Doubles | None = None  # (clients,) what a client's rows are multiplied by as they are added: saves a copy
 
     def check(self, field: Spec, n_clients: int) -> None:
         rows = len(self.item)
@@ -60,8 +62,14 @@ class Rows:
             if rows and not 0 <= int(ids.min()) <= int(ids.max()) < below:
                 raise TacitaError(f"an upload's '{what}' numbers of '{field.name}' must lie from 0 to {below - 1}.")
 
+    def plainly(self) -> Rows:
+        """The same with the factor multiplied in."""
+        return self if self.factor is None else replace(self, factor=None).scaled(self.factor)
+
     def add_to(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
-        if total.ndim == 2:
+        if self.factor is not None:
+            replace(self, factor=None).add_to(total, touched, weight * self.factor)
+        elif total.ndim == 2:
             fold_rows(self.client, self.item, self.value, weight, total, touched)
         else:
             np.add.at(total, self.item, weight[self.client] * self.value)
@@ -69,7 +77,8 @@ class Rows:
 
     def squares(self, n_clients: int) -> Doubles:
         each = (self.value.astype(np.float64) ** 2).sum(axis=tuple(range(1, self.value.ndim)))
-        return np.bincount(self.client, weights=each, minlength=n_clients).astype(np.float64)
+        found = np.bincount(self.client, weights=each, minlength=n_clients).astype(np.float64)
+        return found if self.factor is None else found * self.factor**2
 
     def scaled(self, factor: Doubles) -> Rows:
         by = factor[self.client].reshape(-1, *[1] * (self.value.ndim - 1))
@@ -77,6 +86,8 @@ class Rows:
 
     def of(self, clients: Longs) -> Rows:
         """The rows of some clients, renumbered, as a copy."""
+        if self.factor is not None:
+            return self.plainly().of(clients)
         place = np.full(int(clients.max(initial=-1)) + 1, -1, np.int32)
         place[clients] = np.arange(len(clients), dtype=np.int32)
         known = self.client < len(place)
@@ -84,7 +95,8 @@ class Rows:
         return Rows(place[self.client[kept]], self.item[kept].copy(), self.value[kept].copy())
 
     def after(self, other: Rows, shift: int) -> Rows:
-        both = zip((other.client, other.item, other.value), (self.client + np.int32(shift), self.item, self.value))
+        other, mine = other.plainly(), self.plainly()
+        both = zip((other.client, other.item, other.value), (mine.client + np.int32(shift), mine.item, mine.value))
         return Rows(*(np.concatenate(pair) for pair in both))
 
     def n_bytes(self, field: Spec) -> float:
@@ -102,6 +114,12 @@ class Dense:
         _same(field.name, self.value.shape, (n_clients, *field.shape))
 
     def add_to(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
+        if self.value[:1].size <= _FEW:
+            some = np.flatnonzero(weight)
+            by = weight[some].reshape(-1, *[1] * (self.value.ndim - 1))
+            _add_in_order(total, by * self.value[some].astype(np.float64))
+            _add_in_order(touched, np.repeat(weight[some][:, None], len(touched), axis=1))
+            return
         for c in np.flatnonzero(weight):  # one by one: the sum must not depend on how clients are chunked
             total += weight[c] * self.value[c].astype(np.float64)
             touched += weight[c]
@@ -166,6 +184,11 @@ class Terms:
 
     def n_bytes(self, field: Spec) -> float:
         return field.n_bytes * len(np.unique(self.client))
+
+
+def _add_in_order(total: Doubles, more: Doubles) -> None:
+    """Add one after the other: the sum must not depend on how clients are chunked."""
+    total[...] = np.add.accumulate(np.concatenate([total[None], more]))[-1]
 
 
 Form = Rows | Dense | Terms
@@ -278,6 +301,8 @@ def add(total: Total, upload: Upload, fields: Sequence[Spec], exact: bool = Fals
             own = Each(upload.sender[keep].copy(), value.of(keep))
             each[name] = own if name not in each else _joined(each[name], own)
             continue
+        if one.touched and isinstance(value, Rows):
+            value = value.plainly()  # what touched a row counts by its weight alone
         touched = total.sums[touched_of(name)] if one.touched else np.zeros(one.shape[0] if one.shape else 0)
         if not exact:
             value.add_to(total.sums[name], touched, upload.weight)
@@ -297,6 +322,8 @@ def add(total: Total, upload: Upload, fields: Sequence[Spec], exact: bool = Fals
 def _quantised(value: Form, weight: Doubles) -> Form:
     """The same times the weights, every number rounded to the quantum."""
     by = weight if isinstance(value, Dense) else weight[value.client]
+    if isinstance(value, Rows):
+        value = value.plainly()
     if isinstance(value, Terms):
         return replace(value, factor=np.rint(value.factor * by / QUANTUM) * QUANTUM)
     by = by.reshape(-1, *[1] * (value.value.ndim - 1))

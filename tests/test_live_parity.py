@@ -32,7 +32,7 @@ from tacita.live.server.coordinator import STORE, continue_run
 from tacita.live.server.store import ServerStore
 from tacita.live.wire import Request, decode_reply, decode_request, encode
 from tacita.methods import part_class, preset_names, preset_parts
-from tacita.round.parts import SERVER
+from tacita.round.parts import SERVER, Part
 
 DATA = "synthetic:users=90,items=60,per_user=30,groups=4,drift=0.5,new=0.2"
 SPLIT = {"kind": "blocks", "n_blocks": 2, "base_share": 0.7}
@@ -181,8 +181,10 @@ MODELS |= {
         "parts": [_CHANGED[part["name"]] for part in preset_parts(name) if part["name"] in _CHANGED] or None,
     }
     for name in preset_names()
-    if name not in MODELS and all(part_class(part["name"]).party == SERVER for part in preset_parts(name))
-}
+    if name not in MODELS
+    and all(part_class(part["name"]).party == SERVER for part in preset_parts(name))
+    and not any(part_class(part["name"]).encode_sum is not Part.encode_sum for part in preset_parts(name))
+}  # noise on a sum is drawn where the sum is made: once in the lab, on nodes once each
 MODELS["preset retraction"]["train"] = {"rounds": 3, "aggregation": "fixed"}
 MODELS["preset fedrec"]["train"] = {"rounds": 3, "objective": "squared", "aggregation": "per-row", "batch_size": 1000}
 MODELS["lipm"] = {

@@ -171,6 +171,32 @@ def recommend(
 
 
 @app.command()
+def ledger(
+    user: Annotated[str, typer.Argument(metavar="USER", help="Raw user id.")],
+    folder: Folder = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """What one of the node's users has spent of their privacy budget, run by run; it is charged before anything leaves.
+
+    Example: `tacita node ledger 196`
+    """
+    from tacita.lab.ledger import in_words
+
+    found = _ask(folder, "ledger", quiet=as_json, user=user)
+    if as_json:
+        console.print_json(found)
+        return
+    if not found["runs"]:
+        console.say(f"No run has heard anything of user {user}.")
+    for run, told in found["runs"].items():
+        console.answer(f"Run {run}:")
+        for line in in_words(told):
+            console.answer(line)
+    if len(found["runs"]) > 1:
+        console.say("Every run has a budget of its own; together they cost more than each of them.")
+
+
+@app.command()
 def consent(
     words: Annotated[list[str], typer.Argument(metavar="USER [ITEM] learn|keep", help="Who, maybe which item, what.")],
     folder: Folder = HERE,

@@ -24,6 +24,7 @@ from tacita.fields import Total
 from tacita.lab.assembling import check_settings, planned
 from tacita.live.letters import NAMES, PART, ROSTER, each_arrays
 from tacita.live.node.answers import Answer, Release, RequestNumber
+from tacita.live.node.budgets import cost_of_all, nothing_charged
 from tacita.live.node.node import Node
 from tacita.live.node.received import Asked, as_json, asked_of, catalogue_of, whole_model
 from tacita.live.node.standing import ALONE, Refusal, Standing, standing_of, stored_devices
@@ -314,7 +315,8 @@ def _learn_alone(node: Node, request: Request, standing: Standing, asked: Asked)
     with contextlib.suppress(Refusal):  # asked again: it was learned already
         _advance(standing, request.head, asked)
         if kind in fed.learner.questions(asked.server) and not fed.learner.model_after:
-            standing.here.exchange(fed, asked.server, asked.down, kind)
+            with nothing_charged(standing):
+                standing.here.exchange(fed, asked.server, asked.down, kind)
             standing.round = request.head.round + 1
     return _refused(node, request, node.refusal(0) or "")
 
@@ -354,7 +356,7 @@ def _sum(
     if total.each:
         what = f"{about}, of {total.n_clients} people one by one"
     arrays = total_arrays(total, fields) | each_arrays(total, called)
-    return Reply(made, arrays), Release(total.n_clients, 0, what)
+    return Reply(made, arrays), Release(total.n_clients, 0, what, cost_of_all(standing))
 
 
 def _untell(standing: Standing, rare: Longs) -> None:

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from tacita.core.config import Strict, validated
 from tacita.core.errors import TacitaError, unknown_name
+from tacita.live.node.budgets import own_ledger
 from tacita.live.node.node import Node
 from tacita.live.node.wishes import standings, wish
 
@@ -35,6 +36,10 @@ class Import(Strict):
 class Recommend(Strict):
     user: Text
     k: int = Field(10, ge=1)
+
+
+class Ledger(Strict):
+    user: Text
 
 
 class Consent(Strict):
@@ -75,6 +80,7 @@ _VERBS: dict[str, tuple[type[Strict], Callable[[Node, Any], Any]]] = {
     "status": (Nothing, lambda node, asked: {**node.status(), "requests": standings(node)}),
     "request": (Wish, lambda node, asked: wish(node, asked.kind, asked.user, asked.items, asked.run)),
     "recommend": (Recommend, lambda node, asked: node.recommend(asked.user, asked.k)),
+    "ledger": (Ledger, lambda node, asked: own_ledger(node, asked.user)),
     "consent": (Consent, lambda node, asked: node.set_consent(asked.user, asked.item, asked.level)),
     "export": (Export, lambda node, asked: node.export(Path(asked.file), asked.user)),
     "erase": (Erase, _erase),

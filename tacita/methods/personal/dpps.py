@@ -172,8 +172,8 @@ class DPPS(Part):
             return np.ones(len(self.config.tiers))
         variance = self.deviations() ** 2 + between
         weights, shares = variance.min() / variance, np.array(self.config.shares) / sum(self.config.shares)
-        for _ in range(100):
-            weights = np.minimum(weights, self.config.cap * float(shares @ weights))
+        while weights.max() > (most := self.config.cap * float(shares @ weights)) * (1 + 1e-9) and most > 0:
+            weights = np.minimum(weights, most)
         return np.asarray(weights / weights.max())
 
     # on the device
@@ -255,7 +255,7 @@ class DPPS(Part):
             mass = np.where(upload.weight > 0, _MASS * clips * given, 0.0)
             upload = replace(upload.scaled(given), weight=np.where(upload.weight > 0, own, 0.0))
             room = np.sqrt(np.maximum(0.0, room**2 - mass**2))
-        lengths = upload.norms()
+        lengths = releases.lengths_of(upload)
         if self._estimates and "rows" in upload.values:
             inside = np.where(np.isfinite(lengths), np.minimum(lengths, room), 0.0)
             sent = _SHARE * inside**2 / clips

@@ -10,6 +10,7 @@ from tacita.core.draws import Draws
 from tacita.core.types import AnyArray, Arrays, Bools, CohortView, Doubles, Keys, Longs
 from tacita.fields import Dense, Form, Rows, Terms, Total, Upload
 from tacita.kernels.hashing import hash_owners
+from tacita.kernels.lengths import square_rows
 from tacita.privacy.noise import Stream
 
 ACCOUNT = ("budget", "spent", "times")  # what a part with a ledger keeps on devices
@@ -21,7 +22,7 @@ def clipped(upload: Upload, bound: float | Doubles, lengths: Doubles | None = No
 
     A client whose training went astray sends noise alone. It still sends: to drop out would tell.
     """
-    lengths = upload.norms() if lengths is None else lengths
+    lengths = lengths_of(upload) if lengths is None else lengths
     astray = ~np.isfinite(lengths)
     if astray.any():
         upload = replace(upload, values={name: _emptied(v, astray) for name, v in upload.values.items()})
@@ -30,7 +31,26 @@ def clipped(upload: Upload, bound: float | Doubles, lengths: Doubles | None = No
     longer = lengths > most
     if not longer.any():
         return upload
-    return upload.scaled(np.where(longer, _BELOW * most / np.maximum(lengths, 1e-300), 1.0))
+    factor = np.where(longer, _BELOW * most / np.maximum(lengths, 1e-300), 1.0)
+    return replace(upload, values={name: _shorter(value, factor) for name, value in upload.values.items()})
+
+
+def _shorter(value: Form, factor: Doubles) -> Form:
+    """Rows are multiplied as they are added: a copy of all of them costs more than the noise does."""
+    if isinstance(value, Rows):
+        return replace(value, factor=factor if value.factor is None else value.factor * factor)
+    return value.scaled(factor)
+
+
+def lengths_of(upload: Upload) -> Doubles:
+    """The length of everything a client sends, as one vector."""
+    squares = np.zeros(upload.n_clients)
+    for value in upload.values.values():
+        if isinstance(value, Rows) and value.value.ndim == 2 and value.factor is None:
+            squares += square_rows(value.client, value.value, upload.n_clients)
+        else:
+            squares += value.squares(upload.n_clients)
+    return np.asarray(np.sqrt(squares))
 
 
 def sums_of_sizes(upload: Upload) -> Doubles:
@@ -40,6 +60,7 @@ def sums_of_sizes(upload: Upload) -> Doubles:
         if isinstance(value, Dense):
             total += np.abs(value.value.astype(np.float64)).reshape(upload.n_clients, -1).sum(axis=1)
         elif isinstance(value, Rows):
+            value = value.plainly()
             each = np.abs(value.value.astype(np.float64)).reshape(len(value.item), -1).sum(axis=1)
             total += np.bincount(value.client, weights=each, minlength=upload.n_clients)
         else:
@@ -54,6 +75,7 @@ def _emptied(value: Form, astray: Bools) -> Form:
         kept[astray] = 0
         return Dense(kept)
     if isinstance(value, Rows):
+        value = value.plainly()
         kept = value.value.copy()
         kept[astray[value.client]] = 0
         return replace(value, value=kept)

@@ -1,0 +1,291 @@
+"""Privacy bugs, planted one by one: each must be found by a check that passes without it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import dp_accounting
+import noise_laws
+import numpy as np
+import pytest
+from noise_laws import SURE
+from oracle import cohort, started
+from test_dpps import crowd, dpps, fed_down, with_parts
+
+from tacita.core.config import ParticipationConfig
+from tacita.core.draws import Draws, _digest
+from tacita.federation import clients as federation_clients
+from tacita.federation import devices as federation_devices
+from tacita.federation.rounds import run_round, run_stream, start
+from tacita.fields import Total, Upload
+from tacita.kernels.hashing import choose
+from tacita.learn import rows as rows_learner
+from tacita.methods.personal import releases
+from tacita.methods.personal.dp_fedavg import DPFedAvg
+from tacita.methods.personal.dpps import DPPS
+from tacita.privacy import ledger as ledger_module
+from tacita.privacy.calibration import gaussian_sigma
+from tacita.privacy.ledger import Ledger
+from tacita.privacy.noise import Stream
+
+Patch = pytest.MonkeyPatch
+ONE_TIER = {"name": "dpps", "tiers": [1.0], "shares": [1.0], "between": 0.0}
+POISSON = {"kind": "poisson", "rate": 0.3}
+
+
+# checks
+
+
+def uploads_are_short() -> None:
+    """One clip over everything that is sent."""
+    fed = with_parts({**ONE_TIER, "clip": 1e-3})
+    progress = started(fed)
+    view = cohort(fed, progress)
+    upload, _ = dpps(fed).encode(view, fed.answer(view, "round").upload)
+    sent = Upload({"rows": upload.values["rows"]}, upload.weight, upload.sender)
+    assert (sent.norms() <= 1e-3 * (1 + 1e-6)).all()
+    assert (sent.norms() > 0.9e-3).any()
+
+
+def noise_is_whole() -> None:
+    """All coordinates of the sum carry the noise that the budget asks for, 2 C being what a replacement moves."""
+    fed = with_parts({**ONE_TIER, "releases": 4, "clip": 0.01, "shrink": 0.9}, stream=crowd(4, 3000))
+    progress = started(fed)
+    total = progress.devices.exchange(fed, progress.server, fed_down(fed, progress), "round").total
+    wanted = math.sqrt(4) * 2 * 0.01 * math.sqrt(4) * gaussian_sigma(1, 1e-5)
+    assert noise_laws.normal(total["rows"], wanted) > SURE
+
+
+def noise_is_new_every_time() -> None:
+    fed = with_parts(ONE_TIER)
+    progress = started(fed)
+    down = fed_down(fed, progress)
+    first = progress.devices.exchange(fed, progress.server, down, "round").total
+    again = progress.devices.exchange(fed, progress.server, down, "round.again-0-1.0").total
+    assert noise_laws.normal(again["rows"] - first["rows"], math.sqrt(2 * float(first["dpps.noise"][0]))) > SURE
+
+
+def noise_of_a_device_follows_its_secret() -> None:
+    known = Stream(Draws(1), "noise").normals(5000)
+    own = Stream(Draws(1, "secret"), "noise").normals(5000)
+    assert abs(np.corrcoef(known, own)[0, 1]) < 0.1
+
+
+def people_are_drawn_independently() -> None:
+    fed = with_parts({"name": "dp-fedavg", "noise": 2.0, "epsilon": None}, aggregation="fixed", participation=POISSON)
+    living = started(fed).here.living(fed, started(fed).server)
+    config = ParticipationConfig(kind="poisson", rate=0.3)
+    sizes = [len(federation_clients.participants(living, config, fed.draws, 0, n)) for n in range(600)]
+    assert np.var(sizes) == pytest.approx(30 * 0.21, rel=0.35)
+
+
+def the_denominator_tells_nothing() -> None:
+    """The mean is the noised sum over a number that does not depend on who was drawn."""
+    fed = with_parts({"name": "dp-fedavg", "noise": 2.0, "epsilon": None}, aggregation="fixed", participation=POISSON)
+    progress = started(fed)
+    sums = {"rows": np.ones(progress.server.items.shape)}
+    moved = [
+        fed.learner.learn(progress.server, Total(dict(sums), n, int(n)), "round", 9.0).items - progress.server.items
+        for n in (5.0, 12.0)
+    ]
+    assert np.allclose(moved[0], moved[1])
+
+
+def budgets_are_never_exceeded() -> None:
+    fed = with_parts({**ONE_TIER, "releases": 2, "clip": 0.01})
+    progress = started(fed)
+    server, said = progress.server, []
+    for _ in range(4):
+        down = fed_down(fed, progress)
+        said.append(progress.devices.exchange(fed, server, down, "round").total.n_clients)
+    assert said == [30, 30, 0, 0]
+
+
+def going_back_gives_nothing_back() -> None:
+    """The best round of a block is restored; what later rounds cost stays spent."""
+    fed = with_parts({**ONE_TIER, "releases": 50, "clip": 0.01}, rounds=4)
+    progress = start(fed)
+    played = 0
+
+    def count(report: Any, now: Any) -> None:
+        nonlocal played
+        played += 1
+        now.best_score = 2.0  # the first round stays the best
+
+    run_stream(fed, progress, count)
+    assert (progress.clients.parts["dpps"]["times"] == played).all()
+
+
+def the_ledger_is_that_of_dp_accounting() -> None:
+    ledger = Ledger((ledger_module.Event("rows", "gaussian"),), 1e-5)
+    account = ledger.opened(1)
+    for sigma in (5.0, 7.0, 9.0):
+        account, _ = ledger.charge(account, "rows", 1 / sigma)
+    right = dp_accounting.get_epsilon_gaussian(1 / math.sqrt(sum(s**-2.0 for s in (5.0, 7.0, 9.0))), 1e-5)
+    assert ledger.epsilon(account)[0] == pytest.approx(right, rel=1e-3)
+    assert ledger.epsilon(account)[0] >= right * (1 - 1e-9)
+
+
+def chance_costs_everybody() -> None:
+    fed = with_parts({"name": "dp-fedavg", "noise": 2.0, "epsilon": None}, aggregation="fixed", participation=POISSON)
+    progress = started(fed)
+    run_round(fed, progress.server, progress.devices)
+    assert (progress.clients.parts["dp-fedavg"]["times"] == 1).all()
+
+
+def l1_is_what_laplace_noise_bounds() -> None:
+    fed = with_parts({"name": "laplace-noise", "mode": "ldp", "clip": 1e-3})
+    progress = started(fed)
+    view = cohort(fed, progress)
+    upload, _ = fed.parts[0].encode(view, fed.answer(view, "round").upload)
+    assert (releases.sums_of_sizes(upload) <= 1e-3 * (1 + 1e-5)).all()
+
+
+def what_is_no_number_is_sent_as_nothing() -> None:
+    fed = with_parts({**ONE_TIER, "clip": 0.01})
+    progress = started(fed)
+    view = cohort(fed, progress)
+    upload = fed.answer(view, "round").upload
+    rows = upload.values["rows"]
+    value = rows.value.copy()
+    value[rows.client == 3] = np.nan
+    upload, _ = dpps(fed).encode(view, upload.with_value("rows", replace(rows, value=value)))
+    assert np.isfinite(upload.norms()).all()
+    assert upload.weight[3] > 0
+
+
+# bugs
+
+
+def _no_clip(patch: Patch) -> None:
+    patch.setattr(releases, "clipped", lambda upload, bound, lengths=None: upload)
+
+
+def _half_the_noise(patch: Patch) -> None:
+    whole = Stream.normals
+    patch.setattr(Stream, "normals", lambda self, *shape: 0.5 * whole(self, *shape))
+
+
+def _noise_taken_off_again(patch: Patch) -> None:
+    """The paper's guided gradient, read as subtracting gamma times the drawn noise before it is sent."""
+    whole = releases.noised
+    patch.setattr(releases, "noised", lambda total, dev, stream, public: whole(total, 0.1 * dev, stream, public))
+
+
+def _noise_where_something_was_touched(patch: Patch) -> None:
+    whole = releases.noised
+
+    def sparse(total: Total, deviation: float, stream: Stream, public: tuple[str, ...]) -> Total:
+        made = whole(total, deviation, stream, public)
+        return made.with_sums({k: np.where(total[k] != 0, made[k], 0) for k in made.sums if not k.startswith(public)})
+
+    patch.setattr(releases, "noised", sparse)
+
+
+def _sensitivity_of_one_clip(patch: Patch) -> None:
+    patch.setattr(DPPS, "_sensitivity", property(lambda self: self.config.clip))
+
+
+def _one_noise_for_a_round_and_its_repeats(patch: Patch) -> None:
+    patch.setattr(releases, "with_nonce", lambda upload, *rest: upload)
+
+
+def _noise_from_the_public_seed(patch: Patch) -> None:
+    patch.setattr(Draws, "sealed", lambda self, *ids: _digest(self.seed, *ids).tobytes() * 4)
+    original = Stream.__init__
+    patch.setattr(Stream, "__init__", lambda self, draws, *ids: original(self, Draws(draws.seed), *ids))
+
+
+def _a_fixed_cohort(patch: Patch) -> None:
+    def fixed(members: Any, config: Any, draws: Any, block: int, round: int) -> Any:
+        key = draws.public("participants", block, round)
+        return members.active[np.sort(choose(key, len(members.active), int(config.rate * len(members.active))))]
+
+    patch.setattr(federation_clients, "participants", fixed)
+    patch.setattr(federation_devices, "participants", fixed)
+
+
+def _divided_by_who_came(patch: Patch) -> None:
+    patch.setattr(rows_learner, "denominator_of", lambda total, name, plan, expected: total.weight)
+
+
+def _nothing_is_written_down(patch: Patch) -> None:
+    charged = Ledger.charge
+    patch.setattr(Ledger, "charge", lambda self, account, *rest, **more: (account, charged(self, account, *rest)[1]))
+
+
+def _spending_is_forgotten_with_later_rounds(patch: Patch) -> None:
+    patch.setattr(DPPS, "lasting", ())
+
+
+def _every_release_costs_next_to_nothing(patch: Patch) -> None:
+    def cheap(self: Ledger, column: int, loss: Any, people: int) -> Any:
+        return np.full(people, 1)
+
+    patch.setattr(Ledger, "_cost", cheap)
+
+
+def _who_was_not_drawn_pays_nothing(patch: Patch) -> None:
+    charged = DPFedAvg.before_round
+
+    def drawn_only(self: DPFedAvg, view: Any) -> Any:
+        kept = charged(self, view)
+        half = np.arange(len(view.user)) % 2 == 0
+        return {
+            name: np.where(half[(...,) + (None,) * (v.ndim - 1)], v, view.parts[self.name][name])
+            for name, v in kept.items()
+        }
+
+    patch.setattr(DPFedAvg, "before_round", drawn_only)
+
+
+def _l2_for_l1(patch: Patch) -> None:
+    whole = releases.sums_of_sizes
+    calls = []
+
+    def wrong(upload: Upload) -> Any:
+        calls.append(upload)
+        return upload.norms() if len(calls) == 1 else whole(upload)
+
+    patch.setattr(releases, "sums_of_sizes", wrong)
+
+
+def _no_number_drops_out(patch: Patch) -> None:
+    def dropping(upload: Upload, bound: Any, lengths: Any = None) -> Upload:
+        return upload.without(~np.isfinite(upload.norms()))
+
+    patch.setattr(releases, "clipped", dropping)
+
+
+BUGS: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
+    (_no_clip, uploads_are_short),
+    (_half_the_noise, noise_is_whole),
+    (_noise_taken_off_again, noise_is_whole),
+    (_noise_where_something_was_touched, noise_is_whole),
+    (_sensitivity_of_one_clip, noise_is_whole),
+    (_one_noise_for_a_round_and_its_repeats, noise_is_new_every_time),
+    (_noise_from_the_public_seed, noise_of_a_device_follows_its_secret),
+    (_a_fixed_cohort, people_are_drawn_independently),
+    (_divided_by_who_came, the_denominator_tells_nothing),
+    (_nothing_is_written_down, budgets_are_never_exceeded),
+    (_spending_is_forgotten_with_later_rounds, going_back_gives_nothing_back),
+    (_every_release_costs_next_to_nothing, the_ledger_is_that_of_dp_accounting),
+    (_who_was_not_drawn_pays_nothing, chance_costs_everybody),
+    (_l2_for_l1, l1_is_what_laplace_noise_bounds),
+    (_no_number_drops_out, what_is_no_number_is_sent_as_nothing),
+]
+
+
+@pytest.mark.parametrize("check", dict.fromkeys(check for _, check in BUGS), ids=lambda check: check.__name__)
+def test_without_a_bug_the_check_passes(check: Callable[[], None]) -> None:
+    check()
+
+
+@pytest.mark.parametrize(("bug", "check"), BUGS, ids=lambda one: one.__name__.strip("_"))
+def test_a_planted_bug_is_found(monkeypatch: Patch, bug: Callable[[Patch], None], check: Callable[[], None]) -> None:
+    bug(monkeypatch)
+    with pytest.raises(AssertionError):
+        check()
