@@ -41,6 +41,7 @@ KINDS: dict[str, dict[str, Any]] = {
     **{f"mf {name}": {"method": name, **ADAM} for name in TRANSFER},
     "fedpergnn": {"method": "fedpergnn", **MATCHED},
     "mf fedrec": {"method": "fedrec", "train": {**ROUNDS, "objective": "squared", "aggregation": "per-row"}},
+    "mf lipm-dpps": {"method": "lipm-dpps", "parts": [{"name": "dpps", "clip": 0.01}]},
     "interest lipm": {"method": "lipm", **LIPM, "backbone": {**INTEREST, "lr": 0.02}},
     "interest in skewed silos": {"train": {**LIPM["train"], "silos": 7, "skew": "high"}, "backbone": INTEREST},
     "interest in pairs": {"train": {**LIPM["train"], "objective": "bpr"}, "backbone": INTEREST},
