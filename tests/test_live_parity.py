@@ -187,6 +187,7 @@ MODELS |= {
 }  # noise on a sum is drawn where the sum is made: once in the lab, on nodes once each
 MODELS["preset retraction"]["train"] = {"rounds": 3, "aggregation": "fixed"}
 MODELS["preset fedrec"]["train"] = {"rounds": 3, "objective": "squared", "aggregation": "per-row", "batch_size": 1000}
+MODELS["preset lipm-learned"]["backbone"] = {**_MF, "init_std": 0.5}  # else all losses are log 2 but for rounding
 MODELS["lipm"] = {
     "backbone": {"name": "interest", "dim": 8, "tower": [16, 8], "last": 6, "lr": 0.01},
     "method": "lipm",
