@@ -5,8 +5,9 @@ With `ties = "against"` an item that is not wanted comes before a wanted one of 
 A user counts if at least one wanted item is left after masking: what the mask hides cannot be asked for. With
 `count_hidden` it is asked for all the same and never found, as where a published split has an item in two parts.
 Definitions (k: cut-off, wanted: the user's held-out items): recall = hits / wanted, precision = hits / k, hr = any
-hit, mrr = 1 / first rank if within k, ndcg with gain 1 / log2(rank + 1) and the ideal list cut at min(k, wanted), auc =
-share of (wanted, other candidate) pairs in the right order.
+hit, mrr = 1 / first rank if within k, ndcg with gain 1 / log2(rank + 1) and the ideal list cut at min(k, wanted),
+ndcg-k with an ideal list of k hits however few are wanted, auc = share of (wanted, other candidate) pairs in the right
+order, a pair of the same score counting half.
 """
 
 from __future__ import annotations
@@ -67,12 +68,12 @@ def rank_wanted(
     draws: Draws,
     sampled: Ragged | None = None,
     ties: str = "hash",
-) -> tuple[Ints, Ints, Longs, Ints]:
-    """Users with something wanted, then ranks (0: masked), their row borders and candidate counts."""
+) -> tuple[Ints, Ints, Longs, Ints, Doubles]:
+    """Users with something wanted, then ranks (0: masked), their row borders, candidate counts and luck in ties."""
     users = np.flatnonzero(wanted.counts() > 0).astype(np.int32)
     want = wanted.take(users)
     ranks = np.zeros(len(want.ids), np.int32)
-    candidates = np.zeros(len(users), np.int32)
+    candidates, luck = np.zeros(len(users), np.int32), np.zeros(len(users))
     tie_key, against = draws.public("ties"), ties == "against"
     for lo in range(0, len(users), CHUNK):
         chosen = users[lo : lo + CHUNK]
@@ -85,7 +86,7 @@ def rank_wanted(
             hide = mask.take(chosen)
             full_ranks(
                 scores, part.ptr, part.ids, hide.ptr, hide.ids, tie_key, keys[chosen], against,
-                ranks[span], candidates[lo : lo + len(chosen)],
+                ranks[span], candidates[lo : lo + len(chosen)], luck[lo : lo + len(chosen)],
             )  # fmt: skip
         else:
             other = sampled.take(chosen)
@@ -94,10 +95,10 @@ def rank_wanted(
             found = np.zeros(len(asked.ids), np.int32)
             sampled_ranks(
                 scores, asked.ptr, asked.ids, other.ptr, other.ids, tie_key, keys[chosen], against,
-                found, candidates[lo : lo + len(chosen)],
+                found, candidates[lo : lo + len(chosen)], luck[lo : lo + len(chosen)],
             )  # fmt: skip
             ranks[span][~hidden] = found
-    return users, ranks, want.ptr, candidates
+    return users, ranks, want.ptr, candidates, luck
 
 
 def _scores_of(score_users: ScoreUsers, chosen: Ints, wanted: Ragged, sampled: Ragged | None) -> Floats:
@@ -133,7 +134,7 @@ def evaluate(
 ) -> Evaluation:
     """Rank every wanted item and turn ranks into metrics."""
     ranked = rank_wanted(score_users, wanted, mask, keys, draws, rules.sampled, rules.ties)
-    users, ranks, ptr, candidates = ranked
+    users, ranks, ptr, candidates, luck = ranked
     row = np.repeat(np.arange(len(users)), np.diff(ptr))
     seen = ranks > 0
     asked = row if rules.count_hidden else row[seen]
@@ -143,7 +144,7 @@ def evaluate(
     values: dict[str, Doubles] = {}
     for metric in rules.metrics:
         if metric == "auc":
-            values["auc"] = _auc(row, places, n_wanted, candidates.astype(np.float64))[counted]
+            values["auc"] = _auc(row, places, n_wanted, candidates.astype(np.float64), luck)[counted]
             continue
         for k in rules.cutoffs:
             values[f"{metric}@{k}"] = _at_k(metric, row, places, n_wanted, k)[counted]
@@ -167,18 +168,21 @@ def _at_k(metric: str, row: Longs, ranks: Doubles, n_wanted: Doubles, k: int) ->
         return np.where(best <= k, 1 / best, 0.0)
     gain = np.bincount(row[within], weights=1 / np.log2(ranks[within] + 1), minlength=n)
     ideal = np.cumsum(1 / np.log2(np.arange(k) + 2))
+    if metric == "ndcg-k":
+        return np.asarray(gain / ideal[-1])
     return np.asarray(gain / ideal[np.minimum(k, safe).astype(int) - 1])
 
 
-def _auc(row: Longs, ranks: Doubles, n_wanted: Doubles, candidates: Doubles) -> Doubles:
+def _auc(row: Longs, ranks: Doubles, n_wanted: Doubles, candidates: Doubles, luck: Doubles) -> Doubles:
     """Wrong pairs are others ranked above a wanted item: rank minus its place among the wanted.
 
-    A hidden item that counts is below all others.
+    Of pairs that tie half are wrong, wherever chance put them. A hidden item that counts is below all others.
     """
     n = len(n_wanted)
     ranked = np.bincount(row, minlength=n).astype(np.float64)
     others = candidates - ranked
     wrong = np.bincount(row, weights=ranks, minlength=n) - ranked * (ranked + 1) / 2 + (n_wanted - ranked) * others
+    wrong -= luck
     pairs = n_wanted * others
     return np.where(pairs > 0, 1 - wrong / np.maximum(pairs, 1), 0.5)
 

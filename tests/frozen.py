@@ -31,6 +31,8 @@ ADAM: dict[str, Any] = {
     "backbone": {**MF, "lr": 0.02, "item_lr_scale": 1.0},
 }
 MATCHED: dict[str, Any] = {"train": ADAM["train"], "backbone": {"name": "fedpergnn", "dim": 8, "lr": 0.02}}
+INTEREST: dict[str, Any] = {"name": "interest", "dim": 8, "tower": [16, 8], "last": 6, "lr": 0.02}
+LIPM: dict[str, Any] = {"train": {**ROUNDS, "optimiser": "lazy-adam", "batches": "people", "batch_size": 64}}
 PAIRS = {"objective": "bpr", "optimiser": "lazy-adam", "negatives": 1, "redraw": "epoch", "l2": 1e-4}
 TRANSFER = [name for name in preset_names() if "prediction-transfer" in str(preset_parts(name))]
 
@@ -38,6 +40,11 @@ KINDS: dict[str, dict[str, Any]] = {
     **{f"mf {name}": {"method": name} for name in preset_names() if name not in (*TRANSFER, "fedpergnn")},
     **{f"mf {name}": {"method": name, **ADAM} for name in TRANSFER},
     "fedpergnn": {"method": "fedpergnn", **MATCHED},
+    "mf fedrec": {"method": "fedrec", "train": {**ROUNDS, "objective": "squared", "aggregation": "per-row"}},
+    "mf lipm-dpps": {"method": "lipm-dpps", "parts": [{"name": "dpps", "clip": 0.01}]},
+    "interest lipm": {"method": "lipm", **LIPM, "backbone": {**INTEREST, "lr": 0.02}},
+    "interest in skewed silos": {"train": {**LIPM["train"], "silos": 7, "skew": "high"}, "backbone": INTEREST},
+    "interest in pairs": {"train": {**LIPM["train"], "objective": "bpr"}, "backbone": INTEREST},
     "mf retraction": {"method": "retraction", "train": {**ROUNDS, "aggregation": "fixed"}},
     "mf dp-fedavg": {
         "method": "dp-fedavg",

@@ -45,6 +45,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "fedpergnn": {"dim": 6, "lr": 0.05, "item_lr_scale": 6.0, "init_std": 0.5, "most": 3},
     "neumf": {"dim": 6, "lr": 0.3, "item_lr_scale": 3.0, "init_std": 0.5, "tower": [8, 7, 5]},
     "neuncf": {"dim": 6, "lr": 0.3, "item_lr_scale": 3.0, "init_std": 0.5, "tower": [12, 8]},
+    "interest": {"dim": 6, "lr": 0.3, "item_lr_scale": 3.0, "init_std": 0.5, "tower": [12, 8], "last": 4, "mu": 0.5},
 }
 
 
@@ -95,7 +96,8 @@ def started(fed: Federation) -> Progress:
 
 
 def members(fed: Federation, block: int = 0) -> Members:
-    return members_of(fed.stream.blocks[block], fed.stream.user_keys, fed.config.train.silos, fed.draws)
+    homes = None if fed.homes is None else fed.homes.silo
+    return members_of(fed.stream.blocks[block], fed.stream.user_keys, fed.config.train.silos, fed.draws, homes=homes)
 
 
 def cohort(fed: Federation, progress: Progress, order: AnyArray | None = None) -> CohortView:
@@ -179,6 +181,10 @@ class Device(nn.Module):
     def rows_read(self, user: list[int], item: list[int]) -> list[int]:
         """The items whose rows take part in these users' logits for these items."""
         return sorted(set(item))
+
+    def own_loss(self, users: list[int]) -> Tensor:
+        """What people add to the loss beside their samples, the mean over some of them."""
+        return torch.zeros(())
 
     def vectors(self) -> Floats:
         return torch.cat([self.own[name].detach() for name in self.widths], dim=1).numpy()
@@ -366,6 +372,36 @@ class AttentionDevice(Device):
         return sorted({*item, *(i for u in user for i in self.likes[u])})
 
 
+class RecurrentDevice(TowerDevice):
+    """Interest: torch's GRU cell over the last likes, event by event, and layers on [p ; q ; h] joined."""
+
+    def state(self, user: int) -> Tensor:
+        d, h, seen = self.config.dim, self.heads, torch.zeros(1, self.config.dim)
+        for item in self.likes[user][-self.config.last :]:
+            event = torch.cat([self.items[item], torch.ones(1), h["gaps"][0]])  # no ratings, no times
+            x = event @ h["event_layer"] + h["event_bias"]
+            weights = h["gru_in"].T, h["gru_state"].T, h["gru_in_bias"], h["gru_state_bias"]
+            seen = torch.gru_cell(x[None], seen, *weights)
+        assert seen.shape == (1, d)
+        return seen[0]
+
+    def logits(self, user: list[int], item: list[int]) -> Tensor:
+        states = {u: self.state(u) for u in set(user)}
+        h = self.heads
+        first = torch.cat([h["user_layer"], h["item_layer"], h["state_layer"]])
+        up = torch.cat([self.own["p"][user], self.items[item], torch.stack([states[u] for u in user])], dim=1)
+        for k, weight in enumerate([first, *(h[f"layer_{k}"] for k in range(1, len(self.config.tower)))]):
+            up = nn.functional.relu(nn.functional.linear(up, weight.T, h[f"bias_{k}"]))
+        return nn.functional.linear(up, h["out"][None], h["out_bias"])[:, 0]
+
+    def own_loss(self, users: list[int]) -> Tensor:
+        apart = [1 - torch.cosine_similarity(self.own["p"][u], self.state(u), dim=0) for u in users]
+        return self.config.mu * torch.stack(apart).mean()
+
+    def rows_read(self, user: list[int], item: list[int]) -> list[int]:
+        return sorted({*item, *(i for u in user for i in self.likes[u][-self.config.last :])})
+
+
 class AnyDevice(Device):
     """A model the oracle has no formula for: its own score, rates and phases."""
 
@@ -386,7 +422,7 @@ class AnyDevice(Device):
 
 DEVICES: dict[str, type[Device]] = {
     "mf": FactorDevice, "pfedrec": ScoreDevice, "ncf": LinearDevice, "ego": StarDevice, "lightgcn": LayersDevice,
-    "neuncf": TowerDevice, "neumf": TwoPathDevice, "fedpergnn": AttentionDevice,
+    "neuncf": TowerDevice, "neumf": TwoPathDevice, "fedpergnn": AttentionDevice, "interest": RecurrentDevice,
 }  # fmt: skip
 
 
@@ -412,8 +448,11 @@ def batches(local: Local, client: int) -> Iterator[AnyArray]:
     """The sample numbers of every step of one client."""
     for epoch in range(len(local.order)):
         own = local.order[epoch, local.turn_ptr[client] : local.turn_ptr[client + 1]]
-        for at in range(0, len(own), local.batch):
-            yield own[at : at + local.batch]
+        cuts = list(range(local.batch, len(own), local.batch))
+        if local.batch_ptr is not None and local.batch_start is not None:
+            mine = local.batch_start[epoch, local.batch_ptr[client] + 1 : local.batch_ptr[client + 1]]
+            cuts = (mine - local.turn_ptr[client]).tolist()
+        yield from (one for one in np.split(own, cuts) if len(one))
 
 
 def near_of(view: CohortView, user: int) -> dict[int, list[Floats]]:
@@ -519,7 +558,7 @@ class Task:
             vectors = [v[sorted(set(owners))] for v in device.own.values()]
             size = sum((one**2).sum() for one in (device.items[rows], *vectors))
             loss = loss + plan.l2 * size / len(self.batch)
-        return loss
+        return loss + device.own_loss(sorted({*owners, *(one[0] for one in self.extra)}))
 
     def used(self) -> dict[int, list[int]]:
         """Parameter -> its rows that this step reads."""

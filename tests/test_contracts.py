@@ -71,7 +71,11 @@ def two_blocks() -> Stream:
     return make_stream(block(0, 10, 110, 0), block(1, 12, 120, 10))
 
 
-NEEDS: dict[str, dict[str, Any]] = {"retraction": {"aggregation": "fixed"}, "dp-fedavg": {"aggregation": "fixed"}}
+NEEDS: dict[str, dict[str, Any]] = {
+    "retraction": {"aggregation": "fixed"},
+    "dp-fedavg": {"aggregation": "fixed"},
+    "virtual-ratings": {"objective": "squared", "batch_size": 1000},
+}
 """Settings without which a part refuses to work."""
 
 QUIET: dict[str, dict[str, Any]] = {"dpps": {"clip": 0.01}, "dp-fedavg": {"clip": 0.01}}
@@ -99,10 +103,14 @@ def refusal(specs: Specs, backbone: str) -> str | None:
     if backbone_class(backbone).learner == "statistic" and names - {"dpps"}:
         return "sends a statistic, which it cannot change"
     alike = not any("server" in spec for spec in specs)
-    if backbone in ("ego", "fedpergnn") and "prediction-transfer" in names and alike:
+    if backbone in ("ego", "fedpergnn", "interest") and "prediction-transfer" in names and alike:
         return "has no central model"
     if backbone_class(backbone).reads_context and names & {"replay", "error-memory", "proxies"}:
         return "scores with private vectors alone"
+    if "fine-tuning" in names and len(backbone_class(backbone).phases) > 1:
+        return "moves a whole model at once"
+    if "virtual-ratings" in names and backbone != "mf":
+        return "predicts p . q, which"
     if "neighbours" in names and backbone != "fedpergnn":
         return "brings vectors that backbone '.*' does not read; use backbone 'fedpergnn'"
     if "replay" in names and make_backbone(backbone).shared():
@@ -165,6 +173,7 @@ LEARNS: dict[str, dict[str, Any]] = {
     "tally": {"ridge": 5.0, "min_item": 0, "keep": 0},
     "neumf": {"dim": 8, "lr": 1.0, "item_lr_scale": 3.0, "init_std": 0.3, "tower": [16, 8]},
     "neuncf": {"dim": 8, "lr": 0.3, "item_lr_scale": 10.0, "init_std": 0.3, "tower": [16, 8]},
+    "interest": {"dim": 8, "lr": 0.3, "item_lr_scale": 10.0, "init_std": 0.3, "tower": [16, 8], "last": 6, "mu": 0.1},
 }
 
 

@@ -186,6 +186,13 @@ MODELS |= {
     and not any(part_class(part["name"]).encode_sum is not Part.encode_sum for part in preset_parts(name))
 }  # noise on a sum is drawn where the sum is made: once in the lab, on nodes once each
 MODELS["preset retraction"]["train"] = {"rounds": 3, "aggregation": "fixed"}
+MODELS["preset fedrec"]["train"] = {"rounds": 3, "objective": "squared", "aggregation": "per-row", "batch_size": 1000}
+MODELS["preset lipm-learned"]["backbone"] = {**_MF, "init_std": 0.5}  # else all losses are log 2 but for rounding
+MODELS["lipm"] = {
+    "backbone": {"name": "interest", "dim": 8, "tower": [16, 8], "last": 6, "lr": 0.01},
+    "method": "lipm",
+    "train": {"rounds": 3, "batches": "people", "optimiser": "lazy-adam", "aggregation": "weighted"},
+}
 MODELS["pfedrec"] = {"backbone": {"name": "pfedrec", "dim": 8}, "method": "spp"}
 MODELS["fedpergnn without neighbours"] = {"backbone": {"name": "fedpergnn", "dim": 8}, "method": "fedavg"}
 MODELS["ego"] = {"backbone": {"name": "ego", "dim": 8}, "method": "fedavg"}

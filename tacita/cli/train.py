@@ -54,8 +54,8 @@ def train(
     backbone: Annotated[
         str | None,
         typer.Option(
-            help="The model: mf, ncf, pfedrec, ego, fedpergnn, lightgcn, neumf, neuncf or tally (its release gives "
-            "people away unless privacy.epsilon is set)."
+            help="The model: mf, ncf, pfedrec, ego, fedpergnn, interest, lightgcn, neumf, neuncf or tally (its release "
+            "gives people away unless privacy.epsilon is set)."
         ),
     ] = None,
     method: Annotated[

@@ -24,7 +24,7 @@ class Strict(BaseModel):
 class SplitConfig(Strict):
     """How a dataset becomes blocks with train, validation and test parts."""
 
-    kind: Literal["auto", "blocks", "leave-one-out", "random", "global-random", "given"] = Field(
+    kind: Literal["auto", "blocks", "leave-one-out", "leave-some-out", "random", "global-random", "given"] = Field(
         "auto",
         description="auto: blocks where there are timestamps, else the source's own split or random; random: 8:1:1 of "
         "every user, global-random: of all interactions together",
@@ -43,7 +43,11 @@ class SplitConfig(Strict):
         "chronological",
         description="how users' interactions of blocks 1.. are split (block 0: always random)",
     )
-    held_out: Literal["last", "random"] = Field("last", description="which item leave-one-out keeps back")
+    held_out: Literal["last", "random"] = Field(
+        "last", description="which item leave-one-out, or which ones leave-some-out, keeps back"
+    )
+    held_items: int = Field(6, ge=1, description="test items of a user under leave-some-out")
+    least_items: int = Field(12, ge=3, description="under leave-some-out who has fewer only trains")
     min_rating: float | None = Field(None, description="keep only interactions rated at least this")
     repeats: Literal["once", "keep"] = Field(
         "once",
@@ -74,7 +78,13 @@ class TrainConfig(Strict):
     batch_size: int = Field(512, ge=1)
     negatives: int = Field(4, ge=0, description="negatives per positive")
     redraw: Literal["round", "epoch"] = Field("round", description="how often negatives are drawn anew")
+    batches: Literal["samples", "people"] = Field(
+        "samples",
+        description="what batches are cut from: a client's shuffled samples, or its shuffled people, each with all "
+        "of their samples, so many that a batch holds about batch_size samples",
+    )
     local_epochs: int = Field(1, ge=1)
+    decay: float = Field(1.0, gt=0, le=1, description="factor on the learning rate after every round of a block")
     objective: Literal["bce", "squared", "bpr"] = Field(
         "bce",
         description="bce on labels in [0, 1]; squared error of the raw score, on ratings where there are any; "
@@ -109,6 +119,11 @@ class TrainConfig(Strict):
     denominator: float | None = Field(None, gt=0, description="for aggregation = fixed; default: expected clients")
     server_lr: float = Field(1.0, gt=0, description="factor on the aggregated change")
     silos: int = Field(0, ge=0, description="0: every user is a client; n: users live in n silos")
+    skew: Literal["none", "low", "medium", "high"] | float = Field(
+        "none",
+        description="how silos differ: none: users are spread by a hash; low, medium, high: by what they like most, in "
+        "shares drawn from a Dirichlet distribution with 10, 1 or 0.1, or with a number of your own",
+    )
     resume_from: Literal["best", "last"] = Field("best", description="which round the next block starts from")
     reset_private_each_block: bool = Field(False, description="as the F3CRec release does for NCF and PFedRec")
     stepper: Literal["auto", "fused", "autograd"] = "auto"
@@ -121,7 +136,9 @@ class TrainConfig(Strict):
 
 class EvaluateConfig(Strict):
     k: list[int] = Field([20], min_length=1, description="cut-offs")
-    metrics: list[Literal["ndcg", "recall", "hr", "precision", "mrr", "auc"]] = Field(["ndcg", "recall"], min_length=1)
+    metrics: list[Literal["ndcg", "ndcg-k", "recall", "hr", "precision", "mrr", "auc"]] = Field(
+        ["ndcg", "recall"], min_length=1, description="ndcg-k: the ideal list has k hits, however few are wanted"
+    )
     select_by: str = Field("ndcg@20", description="validation metric that picks the round")
     mask: Literal["block", "history", "none"] = Field(
         "block", description="what is not ranked: the block's own known items, those of all blocks, or nothing"
@@ -186,6 +203,7 @@ class RunConfig(Strict):
 _LATER = {"split.repeats", "evaluate.hidden_items", "evaluate.ties", "date_format", "decimal", "item_rows"}
 _LATER |= {f"train.{name}" for name in ("redraw", "objective", "bpr_scale", "l2", "weight_decay", "moments", "pfedme")}
 _LATER |= {"train.aggregator", "train.weigh_by", "evaluate.unmasked", "split.min_user", "privacy"}
+_LATER |= {"train.batches", "train.decay", "train.skew", "split.held_items", "split.least_items"}
 """Settings that came after results had been kept under a hash of their config."""
 
 

@@ -150,6 +150,7 @@ class Stream:
     removed: tuple[Removed, ...] = ()  # what filtering took, in its order
     notes: tuple[str, ...] = ()  # sentences for people: what was read for what, and what could be
     items_from: Path | None = None  # the file that may tell more of the items: `data.features` reads it
+    passed: Ragged | None = None  # (users) items that were chosen and rated below `split.min_rating`: never candidates
 
     @property
     def n_items(self) -> int:
@@ -384,6 +385,8 @@ class Local:
     weight: Floats | None = None  # (samples,) what a sample's loss, or its pair's, is multiplied by; None: 1
     personal: Arrays = field(default_factory=dict)  # pFedMe: the device's own private, rows and heads.<name>
     notes: Arrays = field(default_factory=dict)  # name -> (clients,) what parts leave for the lab's log; nan: nothing
+    batch_ptr: Longs | None = None  # (clients + 1,) batches of an epoch, where they hold whole people
+    batch_start: Longs | None = None  # (epochs, batches + 1) the first turn of each, and where the last one ends
 
     @property
     def owner(self) -> Ints:
@@ -392,12 +395,23 @@ class Local:
 
     @property
     def steps_per_epoch(self) -> Longs:
-        return -(-np.diff(self.turn_ptr) // self.batch)
+        return -(-np.diff(self.turn_ptr) // self.batch) if self.batch_ptr is None else np.diff(self.batch_ptr)
 
     @property
     def n_steps(self) -> Longs:
         """SGD steps of each client in the round."""
         return self.steps_per_epoch * len(self.order)
+
+    def turns_of(self, step: int) -> tuple[Longs, Longs, Longs, Longs]:
+        """The clients that have a step, and the epoch, the first turn and the size of each one's batch."""
+        active = np.flatnonzero(step < self.n_steps)
+        epoch, within = np.divmod(step, self.steps_per_epoch[active])
+        if self.batch_ptr is None or self.batch_start is None:
+            start = self.turn_ptr[active] + within * self.batch
+            return active, epoch, start, np.minimum(self.batch, self.turn_ptr[active + 1] - start)
+        place = self.batch_ptr[active] + within
+        start = self.batch_start[epoch, place]
+        return active, epoch, start, self.batch_start[epoch, place + 1] - start
 
 
 @dataclass(frozen=True)

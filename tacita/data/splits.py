@@ -2,7 +2,8 @@
 
 Kinds: time blocks as in F3CRec (k-core on row counts, cut by count after a sort by time, user and, where a
 user's rows share a time, a hash: item numbers follow popularity in MovieLens, so they must not decide what is last),
-leave-one-out, random 8:1:1 of every user or of all rows, and the split a source ships, in one block or in its own. A
+leave-one-out, leave-some-out (some test items of everybody who has enough, and a tenth of the rest for validation),
+random 8:1:1 of every user or of all rows, and the split a source ships, in one block or in its own. A
 user's repeated item inside a block counts once, at its first time, unless `repeats = keep`: then every row is put into
 a part by itself and counts once there. The same item in a later block is a new event (Last.fm: the same artist again).
 The lists of a block keep the time and the rating of every entry, where the table has them.
@@ -83,7 +84,19 @@ def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) 
         removed=removals(sizes),
         notes=(*([table.guessed] if table.columns else []), *table.notes, *([unrated] if unrated else [])),
         items_from=table.items_from,
+        passed=None if config.min_rating is None else _passed(table, rows, user, item),
     )
+
+
+def _passed(table: Interactions, rows: Longs, user: Ints, item: Ints) -> Ragged:
+    """What the least rating took of people and items that are left."""
+    number = [np.full(len(names), -1, np.int32) for names in (table.user_ids, table.item_ids)]
+    number[0][table.user[rows]], number[1][table.item[rows]] = user, item
+    gone = np.ones(len(table.user), bool)
+    gone[rows] = False
+    who, what = number[0][table.user[gone]], number[1][table.item[gone]]
+    known = (who >= 0) & (what >= 0)
+    return Ragged.from_pairs(who[known], what[known], int(user.max(initial=-1)) + 1)
 
 
 def _filtered(table: Interactions, config: SplitConfig, core: int) -> tuple[Longs, list[tuple[str, Size]]]:
@@ -314,16 +327,22 @@ def collected_block(index: int, rows: Collected, new: Bools, keys: Keys, item_ke
 
 def _single(kind: str, table: Interactions, config: SplitConfig, shuffled: _Shuffle) -> RolesOf:
     """The parts of leave-one-out and random splits."""
-    if kind == "leave-one-out" and config.held_out == "last" and table.timestamp is None:
+    leaves_out = kind in ("leave-one-out", "leave-some-out")
+    if leaves_out and config.held_out == "last" and table.timestamp is None:
         raise TacitaError(f"{table.name} has no timestamps; use split.held_out = 'random'.")
 
     def roles_of(block: int, user: Ints, item: Ints, rows: Longs) -> AnyArray:
         if kind == "global-random":
             place = np.argsort(shuffled.order(user, item, block))
             return np.where(place >= int(0.9 * len(user)), TEST, np.where(place >= int(0.8 * len(user)), VALID, TRAIN))
-        in_order = kind == "leave-one-out" and config.held_out == "last"
+        in_order = leaves_out and config.held_out == "last"
         rank = _ranks_in_user(user, np.arange(len(user)) if in_order else shuffled.order(user, item, block))
         n = np.bincount(user)[user]
+        if kind == "leave-some-out":
+            kept = n - config.held_items
+            asked = np.maximum(1, np.rint(0.1 * kept).astype(np.int64))
+            role = np.where(rank >= kept, TEST, np.where(rank >= kept - asked, VALID, TRAIN))
+            return np.where((n < config.least_items) | (kept < 2), TRAIN, role)
         share = np.ones_like(n) if kind == "leave-one-out" else np.maximum(1, np.rint(0.1 * n).astype(np.int64))
         role = np.where(rank >= n - share, TEST, np.where(rank >= n - 2 * share, VALID, TRAIN))
         return np.where(n < 3, TRAIN, role)

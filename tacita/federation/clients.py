@@ -83,15 +83,18 @@ class Members:
         return np.sort(order[at])
 
 
-def members_of(block: Block, user_keys: Keys, silos: int, draws: Draws, among: Bools | None = None) -> Members:
-    """The clients of a block: of the users who have data in it, or of others."""
+def members_of(
+    block: Block, user_keys: Keys, silos: int, draws: Draws, among: Bools | None = None, homes: Longs | None = None
+) -> Members:
+    """The clients of a block: of the users who have data in it, or of others; `homes`: everybody's silo."""
     here = block.train.counts() > 0 if among is None else among
     living = np.flatnonzero(here)
     if silos == 0:
         ptr = np.zeros(block.n_users + 1, np.int64)
         np.cumsum(here, out=ptr[1:])
         return Members(Ragged(ptr, living.astype(np.int32)), user_keys[: block.n_users], living)
-    users = Ragged.from_pairs(silo_of(user_keys[living], silos, draws), living, silos)
+    home = silo_of(user_keys[living], silos, draws) if homes is None else homes[living]
+    users = Ragged.from_pairs(home, living, silos)
     return Members(users, np.arange(silos, dtype=np.uint64), np.flatnonzero(users.counts() > 0))
 
 

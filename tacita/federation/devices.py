@@ -15,7 +15,7 @@ import numpy as np
 
 from tacita.core.errors import TacitaError
 from tacita.core.files import nested
-from tacita.core.types import AnyArray, CohortView, Down, Held, Keys, Longs, Ragged, Requests, ServerState
+from tacita.core.types import AnyArray, Bools, CohortView, Down, Held, Keys, Longs, Ragged, Requests, ServerState
 from tacita.federation.clients import (
     Members,
     Who,
@@ -120,9 +120,13 @@ class Here:
 
     def living(self, fed: Federation, server: ServerState) -> Members:
         if self.members is None:
-            block = fed.stream.blocks[server.block]
-            self.members = members_of(block, fed.stream.user_keys, fed.config.train.silos, fed.draws)
+            self.members = self._members(fed, server)
         return self.members
+
+    def _members(self, fed: Federation, server: ServerState, among: Bools | None = None) -> Members:
+        block, silos = fed.stream.blocks[server.block], fed.config.train.silos
+        homes = None if fed.homes is None else fed.homes.silo
+        return members_of(block, fed.stream.user_keys, silos, fed.draws, among, homes)
 
     def anybody(self, fed: Federation, server: ServerState) -> bool:
         return len(self.living(fed, server).active) > 0
@@ -148,7 +152,7 @@ class Here:
         ever[: len(told)] = told.counts() > 0
         if chosen is not None and not fed.config.train.silos:  # who withdrew everything may still be asked for it
             ever |= np.isin(fed.stream.user_keys[: block.n_users], chosen)
-        everybody = members_of(block, fed.stream.user_keys, fed.config.train.silos, fed.draws, ever)
+        everybody = self._members(fed, server, ever)
         return everybody, everybody.active if chosen is None else everybody.find(chosen)
 
     def exchange(

@@ -39,6 +39,8 @@ def candidates_of(fed: Federation, block: Block) -> Ragged | None:
     if n == 0:
         return None
     touched = fed.stream.history(len(fed.stream.blocks))
+    if fed.stream.passed is not None:  # chosen all the same
+        touched = touched.joined(fed.stream.passed)
     return sample_candidates(touched, n, block.n_items, fed.stream.user_keys, fed.draws, block.index)
 
 
@@ -81,7 +83,7 @@ def evaluate_devices(
 
 def selecting_metric(config: RunConfig) -> tuple[str, int]:
     name, _, k = config.evaluate.select_by.partition("@")
-    if name not in {"ndcg", "recall", "hr", "precision", "mrr"} or not k.isdigit() or int(k) < 1:
+    if name not in {"ndcg", "ndcg-k", "recall", "hr", "precision", "mrr"} or not k.isdigit() or int(k) < 1:
         raise TacitaError(
             f"evaluate.select_by = '{config.evaluate.select_by}' is not a metric at a cut-off such as 'ndcg@20'."
         )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from tacita.core.types import Floats, Ints, Keys, Longs
+from tacita.core.types import Doubles, Floats, Ints, Keys, Longs
 from tacita.kernels.hashing import bits, stream_of
 
 
@@ -29,10 +29,12 @@ def full_ranks(
     against: bool,
     ranks: Ints,
     candidates: Ints,
+    luck: Doubles,
 ) -> None:
     """1-based rank of every wanted item among all unmasked items; 0 where the mask hides it.
 
     `against`: items that are not wanted come before a wanted one they tie with. Overwrites masked scores with -inf.
+    `luck`: for each user, how many others the order of ties put before a wanted item, less half of those it tied with.
     """
     n_items = scores.shape[1]
     hidden = np.float32(-np.inf)
@@ -62,9 +64,17 @@ def full_ranks(
                     if row[want[j]] == s and want[j] != t and not _before(stream, want[j], t):
                         higher -= 1
             elif tied > 1:
+                before = 0
                 for i in range(n_items):
                     if row[i] == s and i != t and _before(stream, i, t):
-                        higher += 1
+                        before += 1
+                higher += before
+                others = tied - 1
+                for j in range(want_ptr[u], want_ptr[u + 1]):
+                    if row[want[j]] == s and want[j] != t:
+                        others -= 1
+                        before -= _before(stream, want[j], t)
+                luck[u] += before - 0.5 * others
             ranks[k] = higher + 1
 
 
@@ -80,8 +90,9 @@ def sampled_ranks(
     against: bool,
     ranks: Ints,
     candidates: Ints,
+    luck: Doubles,
 ) -> None:
-    """Rank of every wanted item among the wanted items and the user's sampled others; `against` as in full ranks."""
+    """Rank of every wanted item among the wanted and the user's sampled ones; `against`, `luck` as in full ranks."""
     for u in prange(len(owners)):
         row = scores[u]
         stream = stream_of(tie_key, owners[u])
@@ -97,6 +108,8 @@ def sampled_ranks(
                 i = other[j]
                 if row[i] > row[t] or (row[i] == row[t] and i != t and (against or _before(stream, i, t))):
                     higher += 1
+                if row[i] == row[t] and i != t and not against:
+                    luck[u] += 0.5 if _before(stream, i, t) else -0.5
             ranks[k] = higher + 1
 
 

@@ -39,26 +39,26 @@ def places(sizes: Longs, d: int, g: int) -> Longs:
 
 
 @njit(inline="always")
-def _matrix(flat: Floats, start: int, rows: int, columns: int) -> Floats:
+def matrix(flat: Floats, start: int, rows: int, columns: int) -> Floats:
     return flat[start : start + rows * columns].reshape((rows, columns))
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
-def _above_zero(layer: Floats, bias: Floats) -> None:
+def above_zero(layer: Floats, bias: Floats) -> None:
     for i in range(layer.shape[0]):
         for j in range(layer.shape[1]):
             layer[i, j] = max(layer[i, j] + bias[j], np.float32(0.0))
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
-def _where_above(slope: Floats, layer: Floats) -> None:
+def where_above(slope: Floats, layer: Floats) -> None:
     for i in range(slope.shape[0]):
         for j in range(slope.shape[1]):
             slope[i, j] = slope[i, j] if layer[i, j] > 0 else np.float32(0.0)
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
-def _sum_down(table: Floats, out: Floats) -> None:
+def sum_down(table: Floats, out: Floats) -> None:
     out[:] = 0
     for i in range(table.shape[0]):
         for j in range(table.shape[1]):
@@ -81,20 +81,20 @@ def climb(
     """Logits of samples; own: (samples or 1, d), one user may stand for all. `up` keeps every layer's output."""
     n, d, layers = item.shape[0], item.shape[1], len(sizes)
     s = sizes[0]
-    now = _matrix(up, 0, n, s)
-    np.dot(item, _matrix(flat, at[1], d, s), now)
+    now = matrix(up, 0, n, s)
+    np.dot(item, matrix(flat, at[1], d, s), now)
     bias = flat[at[layers + 1] : at[layers + 1] + s]
-    user = np.dot(own, _matrix(flat, at[0], d, s))
+    user = np.dot(own, matrix(flat, at[0], d, s))
     if len(own) == 1:
-        _above_zero(now, user[0] + bias)
+        above_zero(now, user[0] + bias)
     else:
         now += user
-        _above_zero(now, bias)
+        above_zero(now, bias)
     start = n * s
     for k in range(1, layers):
-        after = _matrix(up, start, n, sizes[k])
-        np.dot(now, _matrix(flat, at[k + 1], sizes[k - 1], sizes[k]), after)
-        _above_zero(after, flat[at[layers + 1 + k] : at[layers + 1 + k] + sizes[k]])
+        after = matrix(up, start, n, sizes[k])
+        np.dot(now, matrix(flat, at[k + 1], sizes[k - 1], sizes[k]), after)
+        above_zero(after, flat[at[layers + 1 + k] : at[layers + 1 + k] + sizes[k]])
         start += n * sizes[k]
         now = after
     out, product = flat[at[2 * layers + 1] : at[2 * layers + 2]], flat[at[2 * layers + 3] : at[2 * layers + 4]]
@@ -131,32 +131,32 @@ def descend(
     for j in range(k):
         total += sizes[j]
     start = n * total
-    now = _matrix(up, start, n, sizes[k])
+    now = matrix(up, start, n, sizes[k])
     out = flat[at[2 * layers + 1] : at[2 * layers + 2]]
     np.dot(slope, now, d_flat[at[2 * layers + 1] : at[2 * layers + 2]])
     d_flat[at[2 * layers + 2]] = slope.sum()
-    back = _matrix(down, start, n, sizes[k])
+    back = matrix(down, start, n, sizes[k])
     for i in range(n):
         for j in range(sizes[k]):
             back[i, j] = slope[i] * out[j]
-    _where_above(back, now)
+    where_above(back, now)
     while k > 0:
-        _sum_down(back, d_flat[at[layers + 1 + k] : at[layers + 1 + k] + sizes[k]])
+        sum_down(back, d_flat[at[layers + 1 + k] : at[layers + 1 + k] + sizes[k]])
         start -= n * sizes[k - 1]
-        before, further = _matrix(up, start, n, sizes[k - 1]), _matrix(down, start, n, sizes[k - 1])
-        np.dot(before.T, back, _matrix(d_flat, at[k + 1], sizes[k - 1], sizes[k]))
-        np.dot(back, _matrix(flat, at[k + 1], sizes[k - 1], sizes[k]).T, further)
-        _where_above(further, before)
+        before, further = matrix(up, start, n, sizes[k - 1]), matrix(down, start, n, sizes[k - 1])
+        np.dot(before.T, back, matrix(d_flat, at[k + 1], sizes[k - 1], sizes[k]))
+        np.dot(back, matrix(flat, at[k + 1], sizes[k - 1], sizes[k]).T, further)
+        where_above(further, before)
         back = further
         k -= 1
     s = sizes[0]
     bias = d_flat[at[layers + 1] : at[layers + 1] + s]
-    _sum_down(back, bias)
-    np.dot(item.T, back, _matrix(d_flat, at[1], d, s))
-    np.dot(back, _matrix(flat, at[1], d, s).T, d_item)
+    sum_down(back, bias)
+    np.dot(item.T, back, matrix(d_flat, at[1], d, s))
+    np.dot(back, matrix(flat, at[1], d, s).T, d_item)
     theirs = bias.copy().reshape((1, s)) if len(own) == 1 else back
-    np.dot(own.T, theirs, _matrix(d_flat, at[0], d, s))
-    np.dot(theirs, _matrix(flat, at[0], d, s).T, d_own)
+    np.dot(own.T, theirs, matrix(d_flat, at[0], d, s))
+    np.dot(theirs, matrix(flat, at[0], d, s).T, d_own)
     product, d_product = (
         flat[at[2 * layers + 3] : at[2 * layers + 4]],
         d_flat[at[2 * layers + 3] : at[2 * layers + 4]],

@@ -13,6 +13,7 @@ from tacita.data.splits import effective_split, split
 from tacita.federation.measuring import selecting_metric
 from tacita.kernels.threads import most_threads, set_threads
 from tacita.lab.item_rows import with_features, with_side_rows
+from tacita.lab.silos import with_homes
 from tacita.methods import Part, World, build_parts, effective_parts
 from tacita.models import backbone_class
 from tacita.models.base import Backbone, with_budget
@@ -63,7 +64,7 @@ def assemble(config: RunConfig, machine: Machine) -> Federation:
     for part in parts:
         part.check(smallest)
     fed = Federation(backbone, parts, config, draws, machine.chunk, stream=stream)
-    return with_features(with_side_rows(fed))
+    return with_homes(with_features(with_side_rows(fed)))
 
 
 def effective(config: RunConfig, backbone: Backbone, parts: tuple[Part, ...]) -> RunConfig:

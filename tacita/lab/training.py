@@ -29,6 +29,7 @@ from tacita.core.files import (
     write_bytes,
     write_json,
 )
+from tacita.data.silos import Homes
 from tacita.federation.rounds import Progress, RoundReport, run_stream, start
 from tacita.federation.state_arrays import (
     progress_arrays,
@@ -202,6 +203,7 @@ def _result(fed: Federation, progress: Progress) -> dict[str, Any]:
             "items": fed.stream.n_items,
             "removed": [asdict(one) for one in fed.stream.removed],
             "notes": list(fed.stream.notes),
+            **({"silos": _silos(fed.homes)} if fed.homes else {}),
         },
         "blocks": blocks,
         "mean": mean_of(blocks),
@@ -213,6 +215,13 @@ def _result(fed: Federation, progress: Progress) -> dict[str, Any]:
         },
         **({} if counted is None else {"privacy": spread(*counted)}),
     }
+
+
+def _silos(homes: Homes) -> dict[str, Any]:
+    """How many people live in silos, and how much silos differ."""
+    people = np.bincount(homes.silo)
+    sizes = {"fewest": int(people.min()), "most": int(people.max())}
+    return {"by": homes.by, "people": sizes, "divergence_bits": homes.divergence}
 
 
 def _read_checkpoint(path: Path, config: RunConfig) -> Progress:

@@ -36,6 +36,10 @@ def check_live(config: RunConfig) -> None:
         raise TacitaError("train.silos is for the lab: live, the nodes are what they are; leave it at 0.")
     if config.evaluate.item_table != "global":
         raise TacitaError("evaluate.item_table = 'personal' is for the lab; use 'global'.")
+    if config.train.skew != "none":
+        raise TacitaError(
+            f"train.skew = '{config.train.skew}' is for the lab: live, people live where they live; use 'none'."
+        )
     if config.item_rows != "random":
         raise TacitaError(
             f"item_rows = '{config.item_rows}' is for the lab: a live catalogue tells nothing of items; use 'random'."

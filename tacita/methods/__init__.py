@@ -11,6 +11,11 @@ from tacita.methods.distillation import presets as _presets  # noqa: F401
 from tacita.methods.distillation import transfer as _transfer  # noqa: F401
 from tacita.methods.personal import dp_fedavg as _dp_fedavg  # noqa: F401
 from tacita.methods.personal import dpps as _dpps  # noqa: F401
+from tacita.methods.personal import fedrec as _fedrec  # noqa: F401
+from tacita.methods.personal import finetuning as _finetuning  # noqa: F401
+from tacita.methods.personal import interest as _interest  # noqa: F401
+from tacita.methods.personal import presets as _personal_presets  # noqa: F401
+from tacita.methods.personal import watching as _watching  # noqa: F401
 from tacita.methods.sharing import cfru as _cfru  # noqa: F401
 from tacita.methods.sharing import contribution as _contribution  # noqa: F401
 from tacita.methods.sharing import cufru as _cufru  # noqa: F401

@@ -4,6 +4,7 @@ from tacita.models import ego as _ego  # noqa: F401  (each module registers its 
 from tacita.models import factor as _factor  # noqa: F401
 from tacita.models import fedpergnn as _fedpergnn  # noqa: F401
 from tacita.models import graph as _graph  # noqa: F401
+from tacita.models import interest as _interest  # noqa: F401
 from tacita.models import neural as _neural  # noqa: F401
 from tacita.models.base import Backbone, BackboneConfig, Context, backbone_class, backbone_names, register
 from tacita.models.tally import model as _linear  # noqa: F401

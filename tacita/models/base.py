@@ -131,6 +131,9 @@ class Backbone(ABC):
     grouped: ClassVar[bool] = False
     """Scores groups of samples that share their heads (see `score_groups`): heads too big to repeat for a sample."""
 
+    has_own_loss: ClassVar[bool] = False
+    """Its people add something to the loss beside their samples (see `own_loss`)."""
+
     heads_in_score: ClassVar[bool] = True
     """`score` reads shared parameters; else `represent` alone does, and none is copied for a sample."""
 
@@ -278,6 +281,21 @@ class Backbone(ABC):
     def represent(self, private: dict[str, Any], heads: dict[str, Any], context: Context | None) -> dict[str, Any]:
         """What `score` needs of every user: leading dimension users, heads repeated for each."""
         return private
+
+    def own_loss(self, rep: dict[str, Any]) -> Any:
+        """What each user adds to its client's loss (torch, users as `represent` made them): a mean over the batch's."""
+        return None
+
+    def interest(self, view: CohortView) -> Floats:
+        """What each user of a view likes, as one vector under the model that was received: the mean of its rows."""
+        lists = view.train
+        total = np.zeros((len(lists), view.items.shape[1]), np.float64)
+        np.add.at(total, lists.rows(), view.items[lists.ids])
+        return np.asarray(total / np.maximum(lists.counts(), 1)[:, None], np.float32)
+
+    @property
+    def interest_width(self) -> int:
+        return self.item_width
 
     def score(self, rep: dict[str, Any], heads: dict[str, Any], rows: Any, inside: Any = None) -> Any:
         """Logits of aligned (user, head, row) triples: leading dimension samples.

@@ -10,7 +10,7 @@ import numpy as np
 import scipy.special
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Arrays, Bools, Floats, Ints, Longs, Ragged
+from tacita.core.types import AnyArray, Arrays, Bools, CohortView, Floats, Ints, Longs, Ragged
 from tacita.kernels.steps import add_own_moves, affine_scores
 from tacita.kernels.threads import threads_in_use
 from tacita.models.base import Backbone, Context
@@ -145,6 +145,20 @@ def _pairs(
     return np.asarray(backbone.score(mine, repeated, rows, inside), np.float32)
 
 
+def sample_scores(backbone: Backbone, view: CohortView, user: AnyArray, item: AnyArray) -> Floats:
+    """Logits of some samples of a view's users, under the model that they received."""
+    context, out = backbone.context(view), np.empty(len(item), np.float32)
+    for lo in range(0, len(view.user), CHUNK):
+        some = np.arange(lo, min(lo + CHUNK, len(view.user)))
+        mine = np.flatnonzero((user >= lo) & (user < lo + CHUNK))
+        lists = None if context is None else context.take(some)
+        read = None if lists is None else Context.of(lists, view.items)
+        rep = _represented(backbone, view.private[some], view.heads, read)
+        inside = None if lists is None else lists.holds(user[mine] - lo, item[mine]).astype(np.float32)
+        out[mine] = _pairs(backbone, rep, view.heads, user[mine] - lo, (view.items[item[mine]], inside))
+    return out
+
+
 def pair_scores(backbone: Backbone, private: Floats, heads: Arrays, items: Floats, lists: Ints) -> Floats:
     """Logits (users, listed) of each user for its own list of items, by a model without context."""
     _need_context(backbone, None)
@@ -179,6 +193,48 @@ def own_scores(
     scores = _affine(a, c, items)
     add_own_moves(a, own.ptr, own.ids, own.values["moved"], scores)
     return scores
+
+
+def personal_scores(
+    backbone: Backbone, private: Floats, heads: Arrays, items: Floats, own: Ragged, context: Ragged | None
+) -> Floats:
+    """The same where shared parameters are everybody's own, too: (users, ...)."""
+    if not heads:
+        return own_scores(backbone, private, {}, items, own, context)
+    if backbone.grouped:
+        return _own_climbed(backbone, private, heads, items, own, context)
+
+    def one(user: int) -> Floats:
+        some = np.array([user])
+        lists, mine = None if context is None else context.take(some), {k: v[user] for k, v in heads.items()}
+        found: Floats = own_scores(backbone, private[some], mine, items, own.take(some), lists)[0]
+        return found
+
+    return np.stack([one(user) for user in range(len(private))]) if len(private) else np.zeros((0, len(items)), "f4")
+
+
+def _own_climbed(
+    backbone: Backbone, private: Floats, heads: Arrays, items: Floats, own: Ragged, context: Ragged | None
+) -> Floats:
+    """A user at a time, users on all cores, each with its own tower and its own version of the rows it has."""
+    tile = np.pad(items, ((0, -len(items) % _TILE), (0, 0)))
+
+    def one(user: int) -> Floats:
+        some = np.array([user])
+        mine = own.take(some)
+        table = tile.copy()
+        table[mine.ids] += mine.values["moved"]
+        shared = {name: v[some] for name, v in heads.items()}
+        read = None if context is None else Context.of(context.take(some), table)
+        rep = backbone.represent(backbone.named(private[some]), shared, read)
+        groups = table.reshape(-1, _TILE // _LANES, _LANES, items.shape[1])
+        seen = {name: v[:, None] for name, v in rep.items()}
+        scored = [backbone.score_groups(seen, shared, group).reshape(-1) for group in groups]
+        return np.concatenate(scored)[: len(items)]
+
+    with ThreadPoolExecutor(threads_in_use()) as pool:
+        made = list(pool.map(one, range(len(private))))
+    return np.stack(made).astype(np.float32) if made else np.zeros((0, len(items)), np.float32)
 
 
 def _own_with_context(

@@ -19,6 +19,7 @@ LOOKS = {
 }
 MEANING = {
     "ndcg": "how high the held-out items stand in the list",
+    "ndcg-k": "the same, as if as many items had been held out as the list is long",
     "recall": "share of a user's held-out items that made the list",
     "precision": "share of the list that was held out",
     "hr": "share of users with at least one hit",

@@ -174,6 +174,13 @@ class Part:
         """
         return None
 
+    def labels(self, view: CohortView, own: Ragged) -> Floats | None:
+        """What a user's `own` samples, positives first, are learned as instead of their "label"; flat in their order.
+
+        At most one part of a run says so, and under train.objective = "squared" alone.
+        """
+        return None
+
     def samples(self, view: CohortView, own: Ragged) -> Ragged | None:
         """Items per user with a "label" in [0, 1] each, which join the user's `own` samples for the round."""
         return None

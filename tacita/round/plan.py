@@ -12,6 +12,7 @@ from tacita.core.config import RunConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import Again, Arrays, CohortView, Down, Floats, Given, Keys, Ragged, ServerState, Stream
+from tacita.data.silos import Homes
 from tacita.fields import Answer, Spec, Total
 from tacita.models.base import Backbone
 from tacita.round.device_state import PARTS
@@ -166,6 +167,7 @@ class Federation(Plan):
 
     stream: Stream = field(kw_only=True)
     rows: Floats | None = field(default=None, kw_only=True, repr=False)  # item rows to start from; None: drawn
+    homes: Homes | None = field(default=None, kw_only=True, repr=False)  # who lives in which silo; None: by a hash
 
     def first_rows(self, start: int, end: int) -> Floats:
         """The rows of items start..end before anybody has trained them."""

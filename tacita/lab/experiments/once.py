@@ -24,7 +24,7 @@ from tacita.methods.distillation.traffic import KILOBYTE, MEGABYTE, PAIR, paper_
 from tacita.round.plan import Federation
 
 Line = dict[str, Any]
-COURSE = ("picked", "server_loss")  # notes of a round that are kept, round by round
+COURSE = ("picked", "server_loss", "loss")  # notes of a round that are kept, round by round
 
 
 def pack(values: Doubles) -> str:
@@ -54,6 +54,8 @@ def train_once(fed: Federation) -> Line:
     values |= rounded(_own_models(fed, progress, block), "client ")
     values |= rounded(_traffic(fed, progress.server, result)) | course
     values |= rounded({name: value for name, value in result.items() if name.startswith(UNMASKED)})
+    values |= rounded(_promised(result))
+    values |= rounded({"divergence": fed.homes.divergence}) if fed.homes else {}
     kept = {name: result[name] for name in ("rounds", "best_round", "valid")}
     return {"values": values, **kept, "notes": list(fed.stream.notes), "users": pack(found.values[first_metric(fed)])}
 
@@ -82,8 +84,9 @@ def rank_popular(fed: Federation) -> Line:
     values = found.mean() | (
         as_unmasked(scored(fed, block, scorer, mask="none")) if fed.config.evaluate.unmasked else {}
     )
+    full = scored(_ranking_all(fed), block, scorer).mean()
     kept: Line = {"rounds": 0, "best_round": 0, "valid": None, "notes": list(fed.stream.notes)}
-    return {"values": rounded(values), **kept, "users": pack(found.values[first_metric(fed)])}
+    return {"values": rounded(values) | rounded(full, "full "), **kept, "users": pack(found.values[first_metric(fed)])}
 
 
 def try_once(fed: Federation) -> Line:
@@ -141,6 +144,12 @@ def _own_models(fed: Federation, progress: Progress, block: Block) -> dict[str, 
     asking = with_parts(fed, fed.config.model_copy(update={"parts": parts}))
     mask = known_items(fed, block, "test", fed.config.evaluate.mask)
     return evaluate_devices(asking, Learned(progress.server, progress.clients), block, "test", mask).mean()
+
+
+def _promised(result: dict[str, Any]) -> dict[str, float]:
+    """The largest epsilon that a part of the run states, if any does."""
+    said = [v for one in result.get("promises", {}).values() for k, v in one.items() if k.startswith("epsilon")]
+    return {"epsilon": max(float(one) for one in said)} if said else {}
 
 
 def _traffic(fed: Federation, server: ServerState, result: dict[str, Any]) -> dict[str, float]:

@@ -126,17 +126,14 @@ class AutogradStepper(Stepper):
         inside = np.zeros(len(row), bool) if self.context is None else self.context.holds(owner, local.row_item)
         nothing = np.zeros(len(row), np.float32)
         block = _Samples.padded(owner, row, inside, nothing, nothing)
+        users = _distinct([owner], len(local.view.user))
         with torch.no_grad():
-            return self._scores(_distinct([owner], len(local.view.user)), [block])[0].numpy()[: block.n]
+            return self._scores(users, self._represented(users), [block])[0].numpy()[: block.n]
 
     def _batch(self, step: int, extras: StepExtras) -> _Batch:
         local = self.local
-        n = np.diff(local.turn_ptr)
-        active = np.flatnonzero(step < local.n_steps)
-        epoch, within = np.divmod(step, local.steps_per_epoch[active])
-        size = np.minimum(local.batch, n[active] - within * local.batch)
-        place = spans(local.turn_ptr[active] + within * local.batch, size)
-        sample = local.order[np.repeat(epoch, size), place]
+        active, epoch, start, size = local.turns_of(step)
+        sample = local.order[np.repeat(epoch, size), spans(start, size)]
         each = np.repeat(1.0 / size, size)
         if local.weight is not None:
             each = each * local.weight[sample]
@@ -151,7 +148,7 @@ class AutogradStepper(Stepper):
             taken.append(self.context_row[spans(self.context.ptr[users], self.context.counts()[users])])
         kinds = {"private": users, "rows": _distinct(taken, len(local.rows)), "heads": active}
         used = {kind: torch.from_numpy(some) for kind, some in kinds.items()}
-        full = np.zeros(len(n), np.int64)
+        full = np.zeros(local.view.n_clients, np.int64)
         full[active] = size
         return _Batch(own, above, extra, users, used, full)
 
@@ -173,7 +170,8 @@ class AutogradStepper(Stepper):
     def _loss(self, batch: _Batch) -> Tensor:
         """The sum over clients of the means over their batches, and of the parts' weighted samples."""
         blocks = [one for one in (batch.own, batch.above, batch.extra) if one is not None]
-        scores = self._scores(batch.users, blocks)
+        rep = self._represented(batch.users)
+        scores = self._scores(batch.users, rep, blocks)
         label, weight = torch.from_numpy(batch.own.label), torch.from_numpy(batch.own.weight)
         pointwise = POINTWISE.get(self.plan.objective, POINTWISE["bce"])  # a part's labels are probabilities
         if batch.above is None:
@@ -183,12 +181,20 @@ class AutogradStepper(Stepper):
         if len(batch.extra.row):
             each = pointwise(scores[-1], torch.from_numpy(batch.extra.label))
             loss = loss + (torch.from_numpy(batch.extra.weight) * each).sum()
+        own = self.backbone.own_loss(rep) if self.backbone.has_own_loss else None
+        if own is not None:
+            people = np.bincount(self.client_of_user[batch.users], minlength=self.local.view.n_clients)
+            share = (1 / np.maximum(people, 1))[self.client_of_user[batch.users]]
+            loss = loss + (torch.from_numpy(share.astype(np.float32)) * own).sum()
         return loss + self._penalty(batch) if self.plan.l2 > 0 else loss
 
-    def _scores(self, users: Longs, blocks: list[_Samples]) -> list[Tensor]:
-        """Represents every user once, and scores the samples of all blocks with it."""
+    def _represented(self, users: Longs) -> dict[str, Tensor]:
+        """Every user of a batch as the model sees it, once."""
         own = {name: _rows(tensor, self.client_of_user[users]) for name, tensor in self.heads.items()}
-        rep = self.backbone.represent(self.backbone.named(_rows(self.private, users)), own, self._context(users))
+        return self.backbone.represent(self.backbone.named(_rows(self.private, users)), own, self._context(users))
+
+    def _scores(self, users: Longs, rep: dict[str, Tensor], blocks: list[_Samples]) -> list[Tensor]:
+        """The samples of all blocks, with what their users are represented by."""
         owner = np.concatenate([one.owner for one in blocks])
         at = np.searchsorted(users, owner)
         inside, read = None, self.backbone.heads_to_score(self.heads)

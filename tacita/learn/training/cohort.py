@@ -15,11 +15,13 @@ from tacita.fields import Dense, Form, Rows, Upload
 from tacita.kernels.steps import pull_rows, subtract_rows
 from tacita.learn.training.draw import Workspace, lay_out
 from tacita.learn.training.fused import FusedStepper
+from tacita.learn.training.recurrent import RecurrentStepper
 from tacita.learn.training.stars import StarStepper
 from tacita.learn.training.stepper import CONTEXT, StepExtras, Stepper
 from tacita.learn.training.towers import TowerStepper
 from tacita.models.base import Backbone
 from tacita.models.ego import Ego
+from tacita.models.interest import Interest
 from tacita.models.neural import Tower
 from tacita.round.parts import Part, overrides
 
@@ -36,11 +38,12 @@ class Trained:
 def check_training(backbone: Backbone, parts: Sequence[Part], plan: TrainConfig) -> None:
     """Refuse settings of local training that cannot work together."""
     if plan.stepper == "fused" and not any(
-        one.supports(backbone, plan) for one in (FusedStepper, TowerStepper, StarStepper)
+        one.supports(backbone, plan) for one in (FusedStepper, TowerStepper, StarStepper, RecurrentStepper)
     ):
         raise TacitaError(
             f"no fused step for backbone '{backbone.name}' with these settings (no silos; bce and no l2: sgd for "
-            "models that are affine in the item row, lazy-adam for towers; bpr and lazy-adam for ego); "
+            "models that are affine in the item row, lazy-adam for towers; bpr and lazy-adam for ego; bce, lazy-adam "
+            "and batches of people for interest); "
             "use train.stepper = 'autograd'."
         )
     if plan.objective == "bpr" and plan.negatives == 0:
@@ -60,7 +63,12 @@ def check_training(backbone: Backbone, parts: Sequence[Part], plan: TrainConfig)
     choosing = [part.name for part in parts if overrides(part, "negatives")]
     if len(choosing) > 1:
         raise TacitaError(f"parts '{choosing[0]}' and '{choosing[1]}' both choose the negatives; use one of them.")
+    labelling = [part.name for part in parts if overrides(part, "labels")]
+    if len(labelling) > 1:
+        raise TacitaError(f"parts '{labelling[0]}' and '{labelling[1]}' both say what samples are; use one of them.")
     for part in parts:
+        if plan.objective != "squared" and overrides(part, "labels"):
+            raise TacitaError(f"part '{part.name}' makes up ratings; set train.objective = 'squared'.")
         if plan.objective == "bpr" and overrides(part, "samples"):
             raise TacitaError(
                 f"part '{part.name}' brings samples with soft labels, and train.objective = 'bpr' learns from pairs of "
@@ -100,6 +108,9 @@ def choose_stepper(backbone: Backbone, plan: TrainConfig, local: Local, alone: b
     if alone and plan.stepper != "autograd" and StarStepper.supports(backbone, plan) and CONTEXT in local.at_hand:
         assert isinstance(backbone, Ego)
         return StarStepper(backbone, plan, local)
+    if alone and plan.stepper != "autograd" and local.weight is None and RecurrentStepper.supports(backbone, plan):
+        assert isinstance(backbone, Interest)
+        return RecurrentStepper(backbone, plan, local)
     # torch takes seconds to import; the fused path needs none
     if backbone.grouped:
         from tacita.learn.training.grouped import GroupedStepper
@@ -124,6 +135,8 @@ def train_cohort(
     next cohort only.
     """
     check_training(backbone, parts, plan)
+    if plan.decay < 1 and view.round > 0:
+        backbone = _slower(backbone, plan.decay**view.round)
     lists = {p.name: made for p in parts if (made := p.at_hand(view)) is not None and len(made.ids)}
     if (seen := backbone.context(view)) is not None:
         lists[CONTEXT] = seen
@@ -163,6 +176,12 @@ def train_cohort(
     values: dict[str, Form] = {"rows": rows, **moved}
     values |= {name: v if isinstance(v, Form) else Dense(np.asarray(v)) for name, v in small.items()}
     return Trained(Upload(values, np.ones(view.n_clients), view.client_keys), local, kept)
+
+
+def _slower(backbone: Backbone, factor: float) -> Backbone:
+    """The same model with a lower learning rate."""
+    rate = getattr(backbone.config, "lr", 1.0) * factor
+    return type(backbone)(backbone.config.model_copy(update={"lr": rate}))
 
 
 def _rows_in_use(local: Local) -> Bools:

@@ -100,6 +100,10 @@ def _samples(view: CohortView, plan: TrainConfig, draws: Draws, space: Workspace
         item[other], label[other] = chosen, 0.0
     if plan.objective == "squared" and "rating" in view.train.values:
         label[spans(ptr[:-1], positives)] = view.train.values["rating"]
+    for part in parts:
+        said = part.labels(view, Ragged(ptr, item, {"label": label})) if overrides(part, "labels") else None
+        if said is not None:
+            label[:] = said
     if not any(overrides(part, "samples") for part in parts):
         return made
     given = given_samples(view, parts, Ragged(ptr, item, {"label": label}))
@@ -138,8 +142,18 @@ def _borders(counts: Longs) -> Longs:
     return ptr
 
 
-def _turns(view: CohortView, drawn: _Drawn, plan: TrainConfig, draws: Draws, space: Workspace) -> tuple[Longs, Longs]:
-    """Where each client's turns of an epoch begin, and the sample of every turn, shuffled inside each client."""
+@dataclass(frozen=True)
+class _Turns:
+    """Where each client's turns of an epoch begin, the sample of every turn, and how whole people are batched."""
+
+    ptr: Longs
+    order: Longs
+    batch_ptr: Longs | None = None
+    batch_start: Longs | None = None
+
+
+def _turns(view: CohortView, drawn: _Drawn, plan: TrainConfig, draws: Draws, space: Workspace) -> _Turns:
+    """What every turn of a round learns from, shuffled inside each client."""
     pairs, share = plan.objective == "bpr", 1.0
     if view.again is not None:
         share = view.again.share * plan.local_epochs
@@ -147,21 +161,57 @@ def _turns(view: CohortView, drawn: _Drawn, plan: TrainConfig, draws: Draws, spa
     per_user = drawn.negatives if pairs else drawn.positives + drawn.negatives + drawn.given
     ptr = _borders(per_user)[view.user_ptr]
     order = space.array("order", (plan.local_epochs, ptr[-1]), np.int64)
+    if plan.batches == "people":
+        return _people_turns(view, drawn, plan, draws, per_user, order, share)
     for epoch in range(plan.local_epochs):
         key = draws.private("order", view.block, view.round, epoch)
         shuffle_order(key, view.client_keys, ptr, plan.batch_size, order[epoch])
         if pairs or drawn.draws > 1:
             which = epoch if drawn.draws > 1 else 0
             order[epoch] = (drawn.pairs(which) if pairs else drawn.epoch(which))[order[epoch]]
-    return (ptr, order) if share >= 1 else _cut(ptr, order, plan.batch_size, share)
+    return _Turns(ptr, order) if share >= 1 else _cut(ptr, order, plan.batch_size, share)
 
 
-def _cut(ptr: Longs, order: Longs, batch: int, share: float) -> tuple[Longs, Longs]:
+def _cut(ptr: Longs, order: Longs, batch: int, share: float) -> _Turns:
     """A share of an epoch's steps, at least one; turns are shuffled already."""
     turns = np.diff(ptr)
     steps = np.ceil(share * -(-turns // batch) - 1e-9).astype(np.int64)
     kept = np.minimum(turns, steps * batch)
-    return _borders(kept), np.ascontiguousarray(order[:, spans(ptr[:-1], kept)])
+    return _Turns(_borders(kept), np.ascontiguousarray(order[:, spans(ptr[:-1], kept)]))
+
+
+def _people_turns(
+    view: CohortView, drawn: _Drawn, plan: TrainConfig, draws: Draws, per_user: Longs, order: Longs, share: float
+) -> _Turns:
+    """Batches of whole people: as many people in each, and so many batches that they hold the asked size on average."""
+    first = _borders(per_user)
+    ptr, who = first[view.user_ptr], np.flatnonzero(per_user > 0)
+    people = np.searchsorted(who, view.user_ptr)  # where each client's people begin
+    count, turns = np.diff(people), np.diff(ptr)
+    n = np.minimum(count, np.maximum(1, np.rint(turns / plan.batch_size).astype(np.int64)))
+    batch_ptr = _borders(n)
+    client = np.repeat(np.arange(len(n)), n)
+    number = np.arange(batch_ptr[-1]) - batch_ptr[client]
+    cut = np.append(people[client] + number * count[client] // np.maximum(n, 1)[client], people[-1])
+    starts = np.empty((len(order), len(cut)), np.int64)
+    shuffled = np.empty(len(who), np.int64)
+    for epoch in range(len(order)):
+        shuffle_order(draws.private("people", view.block, view.round, epoch), view.client_keys, people, 1, shuffled)
+        mine = who[shuffled]
+        order[epoch] = spans(first[mine], per_user[mine])
+        if plan.objective == "bpr" or drawn.draws > 1:
+            which = epoch if drawn.draws > 1 else 0
+            order[epoch] = (drawn.pairs(which) if plan.objective == "bpr" else drawn.epoch(which))[order[epoch]]
+        starts[epoch] = _borders(per_user[mine])[cut]
+    if share >= 1:
+        return _Turns(ptr, order, batch_ptr, starts)
+    kept = np.ceil(share * n - 1e-9).astype(np.int64)
+    ends = starts[0, batch_ptr[:-1] + kept]
+    left = ends - ptr[:-1]
+    some = spans(batch_ptr[:-1], kept)
+    moved = np.repeat(ptr[:-1] - _borders(left)[:-1], kept)
+    starts = np.append(starts[:, some] - moved, [[left.sum()]], axis=1)
+    return _Turns(_borders(left), np.ascontiguousarray(order[:, spans(ptr[:-1], left)]), _borders(kept), starts)
 
 
 def _partners(drawn: _Drawn) -> Longs:
@@ -211,15 +261,15 @@ def lay_out(
     pack_rows(ptr + more_ptr, row_start, padded, row_item)
     if gather:
         gather_rows(row_item, view.items, rows)
-    turn_ptr, order = _turns(view, drawn, plan, draws, space)
+    turns = _turns(view, drawn, plan, draws, space)
     return Local(
         view=view,
         ptr=ptr,
         item=item,
         label=drawn.label,
         user_ptr=drawn.ptr,
-        turn_ptr=turn_ptr,
-        order=order,
+        turn_ptr=turns.ptr,
+        order=turns.order,
         partner=_partners(drawn) if plan.objective == "bpr" else None,
         batch=plan.batch_size,
         row_of=row_of,
@@ -231,6 +281,8 @@ def lay_out(
         at_hand=_rows_at_hand(lists, merged, row_of_more),
         given=drawn.given,
         weight=_weights(drawn),
+        batch_ptr=turns.batch_ptr,
+        batch_start=turns.batch_start,
     )
 
 

@@ -24,7 +24,7 @@ class FusedStepper(Stepper):
     @staticmethod
     def supports(backbone: Backbone, plan: TrainConfig) -> bool:
         plain = plan.objective == "bce" and plan.optimiser == "sgd" and plan.l2 == 0 and plan.silos == 0
-        return plain and backbone.affine_kind is not None
+        return plain and plan.batches == "samples" and backbone.affine_kind is not None
 
     def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
         phases = (0, len(self.backbone.phases)) if phase is None else (phase, phase + 1)

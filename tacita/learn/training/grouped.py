@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from tacita.core.config import TrainConfig
-from tacita.core.types import AnyArray, CohortView, Floats, Local, Longs, Ragged
+from tacita.core.types import AnyArray, CohortView, Floats, Ints, Local, Longs, Ragged
 from tacita.kernels.adam import adam_rows
 from tacita.kernels.threads import threads_in_use
-from tacita.learn.training.autograd import AutogradStepper, _rows, _Samples
+from tacita.learn.training.autograd import _LANES, AutogradStepper, _rows, _Samples
 from tacita.learn.training.solvers import LazyAdam, Moving
-from tacita.learn.training.stepper import StepExtras, Stepper
+from tacita.learn.training.stepper import CONTEXT, StepExtras, Stepper
 from tacita.models.base import Backbone
 
 _LEAST = 16  # samples of the smallest group
@@ -78,12 +78,30 @@ def part_of(local: Local, first: int, last: int) -> Local:
         rows=local.rows[rows],
         private=local.private[a:b],
         heads={name: v[first:last] for name, v in local.heads.items()},
-        at_hand={},  # parts ask with the whole cohort's lists
+        at_hand=_context_of(local, a, b),
+        batch_ptr=None if local.batch_ptr is None else local.batch_ptr[first : last + 1] - local.batch_ptr[first],
+        batch_start=_starts_of(local, first, last),
         personal={},
         moments={
             name: v[rows if name.startswith("rows.") else slice(first, last)] for name, v in local.moments.items()
         },
     )
+
+
+def _context_of(local: Local, first: int, last: int) -> dict[str, tuple[Ragged, Ints]]:
+    """What the model reads of users first..last-1; parts ask with the whole cohort's lists."""
+    if CONTEXT not in local.at_hand:
+        return {}
+    lists, row = local.at_hand[CONTEXT]
+    return {CONTEXT: (lists.take(np.arange(first, last)), row[lists.ptr[first] : lists.ptr[last]])}
+
+
+def _starts_of(local: Local, first: int, last: int) -> Longs | None:
+    """Where batches of whole people begin, counted from the first of these clients' turns."""
+    if local.batch_ptr is None or local.batch_start is None:
+        return None
+    some = local.batch_start[:, local.batch_ptr[first] : local.batch_ptr[last] + 1]
+    return np.asarray(some - local.turn_ptr[first])
 
 
 def _view_of(view: CohortView, first: int, last: int) -> CohortView:
@@ -146,9 +164,18 @@ class _Crew(AutogradStepper):
         owner = extras.owner[some] - self.first_user
         return StepExtras(ptr - ptr[0], extras.row[some], owner, extras.label[some], extras.weight[some])
 
-    def _scores(self, users: Longs, blocks: list[_Samples]) -> list[Tensor]:
+    def _represented(self, users: Longs) -> dict[str, Tensor]:
+        """Who reads nothing but its vector is looked up sample by sample."""
+        if not self.backbone.reads_context:
+            return {}
+        # idle users keep the others company, so that no shape and no odd tail follows from how many there are
+        idle = np.full(-len(users) % _LANES, users[-1] if len(users) else 0)
+        made = super()._represented(np.append(users, idle))
+        return {name: value[: len(users)] for name, value in made.items()}
+
+    def _scores(self, users: Longs, rep: dict[str, Tensor], blocks: list[_Samples]) -> list[Tensor]:
         groups, place = self._laid_out(blocks)
-        logits = [self._logits(one) for one in groups]
+        logits = [self._logits(one, users, rep) for one in groups]
         found: Any = _rows(torch.cat([*logits, torch.zeros(1)]), place)  # the last one stands for idle samples
         return list(found.split([len(one.row) for one in blocks]))
 
@@ -192,11 +219,16 @@ class _Crew(AutogradStepper):
             owners[slot] = owner[inside]
         return _Groups(mine, owners.reshape(len(mine), -1), rows.reshape(len(mine), width)), inside, slot
 
-    def _logits(self, groups: _Groups) -> Tensor:
+    def _logits(self, groups: _Groups, users: Longs, rep: dict[str, Tensor]) -> Tensor:
         everybody = np.array_equal(groups.client, np.arange(self.local.view.n_clients))
         heads = {k: v if everybody else _rows(v, groups.client) for k, v in self.heads.items()}
-        private = _rows(self.private, groups.owner.reshape(-1))
-        named = {k: v.reshape(*groups.owner.shape, -1) for k, v in self.backbone.named(private).items()}
+        owner = groups.owner.reshape(-1)
+        if rep:
+            at = np.minimum(np.searchsorted(users, owner), len(users) - 1)  # idle places may stand for anybody
+            mine = {k: _rows(v, at) for k, v in rep.items()}
+        else:
+            mine = self.backbone.named(_rows(self.private, owner))
+        named = {k: v.reshape(*groups.owner.shape, -1) for k, v in mine.items()}
         rows = _rows(self.rows, groups.row.reshape(-1)).reshape(*groups.row.shape, -1)
         found: Tensor = self.backbone.score_groups(named, heads, rows).reshape(-1)
         return found

@@ -19,7 +19,8 @@ class StarStepper(Stepper):
     @staticmethod
     def supports(backbone: Backbone, plan: TrainConfig) -> bool:
         plain = plan.objective == "bpr" and plan.optimiser == "lazy-adam" and plan.silos == 0
-        return plain and type(backbone) is Ego  # who derives from it may read other items or weigh them
+        cut = plan.batches == "samples"
+        return plain and cut and type(backbone) is Ego  # who derives from it may read other items or weigh them
 
     def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
         local, plan, backbone = self.local, self.plan, self.backbone

@@ -1,0 +1,300 @@
+"""A recurrent state and a tower over it, up and down again by hand: a batch holds whole people, a state is made once.
+
+A model is a private vector for each person, a row for each item, and all that is shared, one piece after another; `at`
+says where each piece begins (see `PIECES`), `layers` and `biases` the same of the tower. Products over all samples or
+all events of a batch are BLAS's; the recurrence itself is a product of one vector, which a plain loop does as well. A
+client's numbers are its own, so they do not depend on the company. The loops run on one core, for callers that keep
+every core busy.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from tacita.core.types import Floats, Ints, Longs
+from tacita.kernels.adam import adam_used, move_row
+from tacita.kernels.tower import above_zero, bce_slopes, matrix, sum_down, where_above
+
+PIECES = (
+    "user_layer", "state_layer", "out", "out_bias", "gaps", "event_layer", "event_bias", "gru_in", "gru_in_bias",
+    "gru_state", "gru_state_bias",
+)  # fmt: skip
+_USER, _STATE, _OUT, _OUT_BIAS, _GAPS, _EVENT, _EVENT_BIAS, _IN, _IN_BIAS, _OWN, _OWN_BIAS = range(11)
+_FAST = {"reassoc", "contract", "nsz"}
+_ONE = np.float32(1.0)
+_SMALL = np.float32(1e-8)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
+def _gates(gate: Floats, told: Floats, own: Floats, h: Floats, kept: Floats, e: int) -> None:
+    """One event of one person: `told` is the event's share, `own` the state's; h becomes the next state.
+
+    Keeps of event e what the way back needs: r, z, n, the state's share of n, and the state before.
+    """
+    d = len(h)
+    for j in range(2 * d):
+        gate[j] = _ONE / (_ONE + np.exp(-(told[j] + own[j])))
+    for j in range(d):
+        fresh = np.tanh(told[2 * d + j] + gate[j] * own[2 * d + j])
+        kept[e, j] = gate[j]
+        kept[e, d + j] = gate[d + j]
+        kept[e, 2 * d + j] = fresh
+        kept[e, 3 * d + j] = own[2 * d + j]
+        kept[e, 4 * d + j] = h[j]
+        h[j] = h[j] + (_ONE - gate[d + j]) * (fresh - h[j])
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
+def _vector_times(h: Floats, table: Floats, bias: Floats, out: Floats) -> None:
+    """out = h table + bias."""
+    out[:] = bias
+    for k in range(len(h)):
+        x = h[k]
+        for j in range(table.shape[1]):
+            out[j] += x * table[k, j]
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
+def _gate_slopes(dh: Floats, kept: Floats, e: int, d_told: Floats, d_own: Floats, table: Floats) -> None:
+    """The way back through one event: dh becomes the slope of the state before it."""
+    d = len(dh)
+    for j in range(d):
+        r, z, n = kept[e, j], kept[e, d + j], kept[e, 2 * d + j]
+        of_n = dh[j] * (_ONE - z) * (_ONE - n * n)
+        of_r = of_n * kept[e, 3 * d + j] * r * (_ONE - r)
+        of_z = dh[j] * (kept[e, 4 * d + j] - n) * z * (_ONE - z)
+        d_told[e, j] = of_r
+        d_own[e, j] = of_r
+        d_told[e, d + j] = of_z
+        d_own[e, d + j] = of_z
+        d_told[e, 2 * d + j] = of_n
+        d_own[e, 2 * d + j] = of_n * r
+        dh[j] *= z
+    for k in range(d):
+        total = np.float32(0.0)
+        for j in range(3 * d):
+            total += table[k, j] * d_own[e, j]
+        dh[k] += total
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def states(flat: Floats, at: Longs, g: int, ptr: Longs, events: Floats, h: Floats, x: Floats, kept: Floats) -> None:
+    """h of every person from its events (events, d + 1 + g); `x` and `kept` keep what the way back needs."""
+    d = h.shape[1]
+    np.dot(events, matrix(flat, at[_EVENT], d + 1 + g, d), x)
+    for e in range(len(x)):
+        for j in range(d):
+            x[e, j] += flat[at[_EVENT_BIAS] + j]
+    told = np.dot(x, matrix(flat, at[_IN], d, 3 * d))
+    own, gate = np.empty(3 * d, np.float32), np.empty(2 * d, np.float32)
+    table, bias = matrix(flat, at[_OWN], d, 3 * d), flat[at[_OWN_BIAS] : at[_OWN_BIAS] + 3 * d]
+    in_bias = flat[at[_IN_BIAS] : at[_IN_BIAS] + 3 * d]
+    for u in range(len(h)):
+        h[u] = 0
+        for e in range(ptr[u], ptr[u + 1]):
+            _vector_times(h[u], table, bias, own)
+            told[e] += in_bias
+            _gates(gate, told[e], own, h[u], kept, e)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _states_back(
+    flat: Floats, at: Longs, g: int, ptr: Longs, events: Floats, bucket: Longs, x: Floats, kept: Floats, dh: Floats,
+    d_flat: Floats,
+) -> Floats:  # fmt: skip
+    """Slopes of all that makes the states; returns those of the events' rows."""
+    n, d = len(x), dh.shape[1]
+    d_told, d_own = np.empty((n, 3 * d), np.float32), np.empty((n, 3 * d), np.float32)
+    table = matrix(flat, at[_OWN], d, 3 * d)
+    for u in range(len(dh)):
+        for e in range(ptr[u + 1] - 1, ptr[u] - 1, -1):
+            _gate_slopes(dh[u], kept, e, d_told, d_own, table)
+    before = np.ascontiguousarray(kept[:, 4 * d :])
+    np.dot(before.T, d_own, matrix(d_flat, at[_OWN], d, 3 * d))
+    sum_down(d_own, d_flat[at[_OWN_BIAS] : at[_OWN_BIAS] + 3 * d])
+    np.dot(x.T, d_told, matrix(d_flat, at[_IN], d, 3 * d))
+    sum_down(d_told, d_flat[at[_IN_BIAS] : at[_IN_BIAS] + 3 * d])
+    dx = np.dot(d_told, matrix(flat, at[_IN], d, 3 * d).T)
+    np.dot(events.T, dx, matrix(d_flat, at[_EVENT], d + 1 + g, d))
+    sum_down(dx, d_flat[at[_EVENT_BIAS] : at[_EVENT_BIAS] + d])
+    d_events = np.dot(dx, matrix(flat, at[_EVENT], d + 1 + g, d).T)
+    for e in range(n):
+        for j in range(g):
+            d_flat[at[_GAPS] + bucket[e] * g + j] += d_events[e, d + 1 + j]
+    return np.ascontiguousarray(d_events[:, :d])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _climb(
+    flat: Floats, at: Longs, layers: Longs, biases: Longs, sizes: Longs, people: Floats, person: Longs, item: Floats,
+    up: Floats, logit: Floats,
+) -> None:  # fmt: skip
+    """Logits of samples; `people`: what the first layer gets of each person, `person` whose sample it is."""
+    n, d = item.shape
+    now = matrix(up, 0, n, sizes[0])
+    np.dot(item, matrix(flat, layers[0], d, sizes[0]), now)
+    for i in range(n):
+        for j in range(sizes[0]):
+            now[i, j] += people[person[i], j]
+    above_zero(now, flat[biases[0] : biases[0] + sizes[0]])
+    start = n * sizes[0]
+    for k in range(1, len(sizes)):
+        after = matrix(up, start, n, sizes[k])
+        np.dot(now, matrix(flat, layers[k], sizes[k - 1], sizes[k]), after)
+        above_zero(after, flat[biases[k] : biases[k] + sizes[k]])
+        start += n * sizes[k]
+        now = after
+    np.dot(now, flat[at[_OUT] : at[_OUT] + sizes[-1]], logit)
+    logit += flat[at[_OUT_BIAS]]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _descend(
+    flat: Floats, at: Longs, layers: Longs, biases: Longs, sizes: Longs, item: Floats, person: Longs, up: Floats,
+    slope: Floats, d_flat: Floats, d_people: Floats,
+) -> Floats:  # fmt: skip
+    """Slopes of the tower and of what people put into it; returns those of the samples' rows."""
+    n, d = item.shape
+    k = len(sizes) - 1
+    start = n * (sizes.sum() - sizes[k])
+    now = matrix(up, start, n, sizes[k])
+    out = flat[at[_OUT] : at[_OUT] + sizes[k]]
+    np.dot(slope, now, d_flat[at[_OUT] : at[_OUT] + sizes[k]])
+    d_flat[at[_OUT_BIAS]] = slope.sum()
+    back = np.empty((n, sizes[k]), np.float32)
+    for i in range(n):
+        for j in range(sizes[k]):
+            back[i, j] = slope[i] * out[j]
+    where_above(back, now)
+    while k > 0:
+        sum_down(back, d_flat[biases[k] : biases[k] + sizes[k]])
+        start -= n * sizes[k - 1]
+        before = matrix(up, start, n, sizes[k - 1])
+        np.dot(before.T, back, matrix(d_flat, layers[k], sizes[k - 1], sizes[k]))
+        further = np.dot(back, matrix(flat, layers[k], sizes[k - 1], sizes[k]).T)
+        where_above(further, before)
+        back = further
+        k -= 1
+    sum_down(back, d_flat[biases[0] : biases[0] + sizes[0]])
+    np.dot(item.T, back, matrix(d_flat, layers[0], d, sizes[0]))
+    d_people[:] = 0
+    for i in range(n):
+        for j in range(sizes[0]):
+            d_people[person[i], j] += back[i, j]
+    d_item: Floats = np.dot(back, matrix(flat, layers[0], d, sizes[0]).T)
+    return d_item
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
+def _apart(p: Floats, h: Floats, mu: np.float32, dp: Floats, dh: Floats) -> None:
+    """Adds the slopes of mu (1 - cos(p, h)); what has no length has no direction."""
+    pp, hh, ph = np.float32(0.0), np.float32(0.0), np.float32(0.0)
+    for j in range(len(p)):
+        pp += p[j] * p[j]
+        hh += h[j] * h[j]
+        ph += p[j] * h[j]
+    long_p, long_h = np.float32(max(math.sqrt(pp), 1e-8)), np.float32(max(math.sqrt(hh), 1e-8))
+    cos = ph / (long_p * long_h)
+    turns_p = cos / pp if pp > _SMALL * _SMALL else np.float32(0.0)
+    turns_h = cos / hh if hh > _SMALL * _SMALL else np.float32(0.0)
+    for j in range(len(p)):
+        dp[j] -= mu * (h[j] / (long_p * long_h) - turns_p * p[j])
+        dh[j] -= mu * (p[j] / (long_p * long_h) - turns_h * h[j])
+
+
+@njit(inline="always")
+def _people_of(order: Longs, begin: int, end: int, owner: Ints, person: Longs) -> Any:
+    """Whose samples a batch holds: people one after another, `person` says which of them a sample belongs to."""
+    who = np.empty(end - begin, np.int64)
+    n = 0
+    for k in range(begin, end):
+        u = owner[order[k]]
+        if n == 0 or who[n - 1] != u:
+            who[n] = u
+            n += 1
+        person[k - begin] = n - 1
+    return who[:n]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def interest_step(
+    flat: Floats, at: Longs, layers: Longs, biases: Longs, sizes: Longs, g: int, mu: np.float32, private: Floats,
+    who: Longs, person: Longs, item: Floats, wanted: Floats, ptr: Longs, events: Floats, bucket: Longs, d_flat: Floats,
+) -> Any:  # fmt: skip
+    """Slopes of one batch's loss: of the people's vectors, the samples' rows and the events' rows; fills d_flat."""
+    n, d = item.shape
+    p, h = np.empty((len(who), d), np.float32), np.empty((len(who), d), np.float32)
+    for u in range(len(who)):
+        p[u] = private[who[u]]
+    x, kept = np.empty((len(events), d), np.float32), np.empty((len(events), 5 * d), np.float32)
+    states(flat, at, g, ptr, events, h, x, kept)
+    user_layer, state_layer = matrix(flat, at[_USER], d, sizes[0]), matrix(flat, at[_STATE], d, sizes[0])
+    people = np.dot(p, user_layer) + np.dot(h, state_layer)
+    up, logit = np.empty(n * sizes.sum(), np.float32), np.empty(n, np.float32)
+    _climb(flat, at, layers, biases, sizes, people, person, item, up, logit)
+    bce_slopes(logit, wanted, np.full(n, np.float32(1.0 / n)))
+    d_flat[:] = 0
+    d_people = np.empty_like(people)
+    d_item = _descend(flat, at, layers, biases, sizes, item, person, up, logit, d_flat, d_people)
+    np.dot(p.T, d_people, matrix(d_flat, at[_USER], d, sizes[0]))
+    np.dot(h.T, d_people, matrix(d_flat, at[_STATE], d, sizes[0]))
+    dp, dh = np.dot(d_people, user_layer.T), np.dot(d_people, state_layer.T)
+    for u in range(len(who)):
+        _apart(p[u], h[u], mu / np.float32(len(who)), dp[u], dh[u])
+    d_events = _states_back(flat, at, g, ptr, events, bucket, x, kept, dh, d_flat)
+    return dp, d_item, d_events
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def interest_steps(
+    first: int, last: int, at: Longs, layers: Longs, biases: Longs, sizes: Longs, g: int, mu: np.float32,
+    decay: np.float32, batch_ptr: Longs, batch_start: Longs, order: Longs, owner: Ints, row_of: Ints, label: Floats,
+    context_ptr: Longs, context_row: Ints, rating: Floats, gap: Ints, row_start: Longs, rows: Floats, user_ptr: Longs,
+    private: Floats, flats: Floats, rate: Floats, row_rate: Floats, flat_rate: Floats,
+) -> None:  # fmt: skip
+    """All steps of clients first..last-1; Adam begins afresh."""
+    d = rows.shape[1]
+    d_flat = np.empty(flats.shape[1], np.float32)
+    for c in range(first, last):
+        mine, flat, users = rows[row_start[c] : row_start[c + 1]], flats[c], private[user_ptr[c] : user_ptr[c + 1]]
+        mean, square, steps = np.zeros_like(mine), np.zeros_like(mine), np.zeros(len(mine), np.int64)
+        own_mean, own_square, own_steps = np.zeros_like(users), np.zeros_like(users), np.zeros(len(users), np.int64)
+        flat_mean, flat_square, step = np.zeros_like(flat), np.zeros_like(flat), 0
+        slot = np.full(len(mine), -1, np.int64)
+        for epoch in range(len(order)):
+            for b in range(batch_ptr[c], batch_ptr[c + 1]):
+                begin, end = batch_start[epoch, b], batch_start[epoch, b + 1]
+                n, person = end - begin, np.empty(end - begin, np.int64)
+                who = _people_of(order[epoch], begin, end, owner, person)
+                ptr = np.zeros(len(who) + 1, np.int64)
+                for u in range(len(who)):
+                    ptr[u + 1] = ptr[u] + context_ptr[who[u] + 1] - context_ptr[who[u]]
+                used, wanted = np.empty(n + ptr[-1], np.int64), np.empty(n, np.float32)
+                item, events = np.empty((n, d), np.float32), np.empty((ptr[-1], d + 1 + g), np.float32)
+                bucket = np.empty(ptr[-1], np.int64)
+                for k in range(n):
+                    sample = order[epoch, begin + k]
+                    used[k], wanted[k] = row_of[sample], label[sample]
+                    item[k] = mine[used[k]]
+                for u in range(len(who)):
+                    for k in range(ptr[u + 1] - ptr[u]):
+                        e, from_ = ptr[u] + k, context_ptr[who[u]] + k
+                        used[n + e], bucket[e] = context_row[from_], gap[from_]
+                        events[e, :d], events[e, d] = mine[used[n + e]], rating[from_]
+                        events[e, d + 1 :] = flat[at[_GAPS] + bucket[e] * g : at[_GAPS] + (bucket[e] + 1) * g]
+                dp, d_item, d_events = interest_step(
+                    flat, at, layers, biases, sizes, g, mu, private, who, person, item, wanted, ptr, events, bucket,
+                    d_flat,
+                )  # fmt: skip
+                step += 1
+                for u in range(len(who)):
+                    k = who[u] - user_ptr[c]
+                    own_steps[k] += 1
+                    move_row(users[k], dp[u], own_mean[k], own_square[k], own_steps[k], rate, decay)
+                move_row(flat, d_flat, flat_mean, flat_square, step, flat_rate, decay)
+                slopes = np.concatenate((d_item, d_events), 0)
+                adam_used(used, slopes, slot, mine, mean, square, steps, row_rate, decay)

@@ -1,0 +1,69 @@
+"""The compiled stepper of the interest model: all steps of a client at once, clients on all cores.
+
+A client may be a silo of many people. Batches hold whole people, so a state is made once a person and epoch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tacita.core.config import TrainConfig
+from tacita.core.types import Local
+from tacita.kernels.interest import PIECES, interest_steps
+from tacita.learn.training.stepper import CONTEXT, StepExtras, Stepper
+from tacita.learn.training.towers import on_cores
+from tacita.models.base import Backbone
+from tacita.models.interest import GAP, RATING, Interest
+
+
+class RecurrentStepper(Stepper):
+    backbone: Interest
+
+    def __init__(self, backbone: Interest, plan: TrainConfig, local: Local) -> None:
+        super().__init__(backbone, plan, local)
+        rates = backbone.rates(local.view.n_items)
+        shapes = backbone.shared()
+        starts = np.cumsum([0, *(math.prod(shape) for shape in shapes.values())])
+        place = dict(zip(shapes, starts.tolist()))
+        sizes = backbone.config.tower
+        deeper = range(1, len(sizes))
+        self.form: tuple[Any, ...] = (
+            np.array([place[name] for name in PIECES]),
+            np.array([place["item_layer"], *(place[f"layer_{k}"] for k in deeper)]),
+            np.array([place[f"bias_{k}"] for k in range(len(sizes))]),
+            np.array(sizes, np.int64),
+            backbone.config.gap_width,
+            np.float32(backbone.config.mu),
+            np.float32(plan.weight_decay),
+        )
+        self.rate = np.full(backbone.config.dim, rates["p"], np.float32)
+        self.row_rate = np.full(backbone.item_width, rates["rows"], np.float32)
+        self.flat_rate = np.concatenate([np.full(math.prod(v), rates[k], np.float32) for k, v in shapes.items()])
+
+    @staticmethod
+    def supports(backbone: Backbone, plan: TrainConfig) -> bool:
+        plain = plan.objective == "bce" and plan.optimiser == "lazy-adam" and plan.l2 == 0
+        return plain and plan.batches == "people" and isinstance(backbone, Interest)
+
+    def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
+        local = self.local
+        whole = first == 0 and last >= int(local.n_steps.max(initial=0)) and len(extras.row) == 0
+        assert whole, "a client's steps are taken all at once"
+        steps: Any = interest_steps
+        flat, owner = self.backbone.joined(local.heads), local.owner
+        lists, row = local.at_hand[CONTEXT]
+        batches = local.batch_ptr, local.batch_start
+
+        def train(some: tuple[int, int]) -> None:
+            steps(
+                *some, *self.form, *batches, local.order, owner, local.row_of, local.label,
+                lists.ptr, row, lists.values[RATING], lists.values[GAP], local.row_start, local.rows,
+                local.view.user_ptr, local.private, flat, self.rate, self.row_rate, self.flat_rate,
+            )  # fmt: skip
+
+        on_cores(local.turn_ptr, train)
+        for name, value in self.backbone.parted(flat).items():
+            local.heads[name][...] = value

@@ -1,0 +1,78 @@
+"""fine-tuning: a device takes a few steps on its person's own data before it answers, and forgets them (spec E.5).
+
+theta_i = theta - lambda grad L_i(theta). The paper prints a plus, which climbs the loss; `sign = "printed"` does so, to
+show it. With `pull` it is pFedMe's inner problem: theta_i also stays close to theta. Nothing of it is kept or sent, and
+the next local training starts from the model as it was received. Every person has a model of their own here, also where
+several live in a silo: who is served is a person.
+
+Rounds are validated without it; tests and recommendations have it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from tacita.core.config import PFedMeConfig, TrainConfig
+from tacita.core.errors import TacitaError
+from tacita.core.types import CohortView, Floats, Ragged
+from tacita.learn.training import train_cohort
+from tacita.models.scores import personal_scores
+from tacita.round.parts import Part, PartConfig, Purpose
+from tacita.round.registry import register
+
+_WHOLE = 2**40  # a batch that holds everything
+
+
+class FineTuningConfig(PartConfig):
+    steps: int = Field(1, ge=1, le=100, description="steps before a device answers")
+    rate: float = Field(1e-3, gt=0, description="their length, lambda")
+    pull: float = Field(0.0, ge=0, description="how strongly the model is held to the received one (pFedMe: 15)")
+    sign: Literal["descend", "printed"] = Field("descend", description="printed: as the paper has it, up the loss")
+
+
+@register
+class FineTuning(Part):
+    name = "fine-tuning"
+    Config: ClassVar[type[PartConfig]] = FineTuningConfig
+    config: FineTuningConfig
+
+    def check(self, n_items: int) -> None:
+        backbone = self.world.backbone
+        if len(backbone.phases) > 1:
+            raise TacitaError(
+                f"part 'fine-tuning' moves a whole model at once, and backbone '{backbone.name}' moves in "
+                f"{len(backbone.phases)} phases; use another backbone."
+            )
+
+    def predict(self, view: CohortView, scores: Floats, purpose: Purpose) -> Floats:
+        if purpose == "valid":
+            return scores
+        private, heads, own = self.tuned(view)
+        context = self.world.backbone.context(view)
+        return personal_scores(self.world.backbone, private, heads, view.items, own, context)
+
+    def tuned(self, view: CohortView) -> tuple[Floats, dict[str, Floats], Ragged]:
+        """Everybody's private vector, shared parameters and moved rows after the steps."""
+        local = train_cohort(view, self.world.backbone, (), self._plan(), self.world.draws).local
+        heads = {name: local.personal[f"heads.{name}"] for name in local.heads}
+        moved = local.personal["rows"] - view.items[local.row_item]
+        return local.personal["private"], heads, Ragged(local.row_start, local.row_item, {"moved": moved})
+
+    def _plan(self) -> TrainConfig:
+        """All of a person's samples at once, so many times; the model that is leaned on stands still."""
+        rate = self.config.rate if self.config.sign == "descend" else -self.config.rate
+        said = {"lam": self.config.pull, "inner_steps": self.config.steps, "inner_lr": rate, "eta": 0.0}
+        return self.world.train.model_copy(
+            update={
+                "optimiser": "pfedme",
+                "pfedme": PFedMeConfig().model_copy(update=said),
+                "stepper": "autograd",
+                "local_epochs": 1,
+                "batch_size": _WHOLE,
+                "weight_decay": 0.0,
+                "decay": 1.0,
+                "moments": "fresh",
+            }
+        )

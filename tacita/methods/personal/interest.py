@@ -1,0 +1,196 @@
+"""LIPM's weights: clients count by how close their interests are to everybody's (spec E.4, E.8).
+
+A client's interest is the mean over its people of what the model says of each: the interest model's state, of other
+models the mean row of what a person has. It is worked out under the model as it was received, so that interests of one
+round can be compared. The device sends [s, s * change] with s = exp(kappa cos(u_i, u_bar) - kappa), and u_bar is the
+mean of the round before, so that a sum is all the server needs. With `train.aggregation = "weighted"` a client also
+counts by its data, and kappa = 0 is FedAvg; the paper's own g, without the data, is `"mean"`.
+
+What travels of an interest is a short vector of its direction, a field of the upload like the others: it is summed with
+them, and clipped, noised or masked wherever they are. Without any of these whoever sees one upload sees it, as it sees
+the change. No epsilon belongs to it by itself.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Local, ServerState
+from tacita.fields import Dense, Spec, Total, Upload
+from tacita.kernels.hashing import normals
+from tacita.methods.personal.gates import agreement, gates_of, of_tensors
+from tacita.models.base import Backbone
+from tacita.models.scores import sample_scores
+from tacita.round.parts import Part, PartConfig
+from tacita.round.registry import register
+
+_MOST_G = 10.0  # of a learned g, either way
+_MOST_LOSS = 10.0
+_HIDDEN = 8
+_EVERYBODY = np.arange(_HIDDEN, dtype=np.uint64)
+
+
+class InterestWeightsConfig(PartConfig):
+    kappa: float = Field(1.0, ge=0, le=20, description="how much the cosine of an interest with everybody's counts")
+    weights: Literal["cosine", "learned"] = Field(
+        "cosine", description="learned: g = w . tanh(W u_i), by one step of the server a round on the clients' losses"
+    )
+    fusion: Literal["identity", "gate"] = Field(
+        "identity", description="gate: a client's change of each array is scaled by 2 sigmoid(w . u_i); w begins at 0"
+    )
+    length: float = Field(0.1, gt=0, le=1, description="length of the vector that is sent: so much of a clip it takes")
+    rate: float = Field(0.1, gt=0, description="learning rate of learned weights and of gates")
+
+
+@register
+class InterestWeights(Part):
+    name = "interest"
+    Config: ClassVar[type[PartConfig]] = InterestWeightsConfig
+    config: InterestWeightsConfig
+
+    @property
+    def width(self) -> int:
+        return self.world.backbone.interest_width
+
+    @property
+    def tensors(self) -> list[str]:
+        """The arrays that have a gate of their own, by their names in an upload."""
+        return ["rows", *(f"heads/{name}" for name in self.world.backbone.shared())]
+
+    # on the device
+
+    def extra_fields(self, n_items: int) -> tuple[Spec, ...]:
+        width, length = self.width, self.config.length
+        made = [Spec("vector", (width,), most=length, about="the direction of a client's interests")]
+        if self.config.weights == "learned":
+            made.append(Spec("loss", (1,), most=_MOST_LOSS, least=0.0, about="how well the model fits"))
+            made.append(Spec("out", (_HIDDEN,), most=2 * _MOST_LOSS))
+            made.append(Spec("hidden", (_HIDDEN, width), most=1e4))
+        if self.config.fusion == "gate":
+            made.append(Spec("agrees", (len(self.tensors),), most=1.0, about="whether changes agree"))
+            made.append(Spec("gates", (len(self.tensors), width), most=2.0))
+        return tuple(made)
+
+    def extras(self, view: CohortView, local: Local) -> Arrays:
+        received = view.received.get(self.name, {})
+        u = direction(client_mean(view, self.world.backbone.interest(view)))
+        out: Arrays = {"vector": (self.config.length * u).astype(np.float32)}
+        if self.config.weights == "learned":
+            out |= self._slopes(view, local, u, received)
+        if self.config.fusion == "gate":
+            agrees = agreement(view, local, received, self.tensors)
+            apart = agrees - received["agreed"] if received["agreed"].any() else 0 * agrees
+            out |= {"agrees": agrees, "gates": (apart[:, :, None] * u[:, None]).astype(np.float32)}
+        return out
+
+    def _slopes(self, view: CohortView, local: Local, u: Doubles, received: Arrays) -> Arrays:
+        """Of what a client's g adds to everybody's mean loss, as long as that of the round before stands for it."""
+        loss = np.minimum(client_loss(self.world.backbone, view, local), _MOST_LOSS)
+        out, hidden = np.tanh(u @ received["hidden"].T.astype(np.float64)), received["out"].astype(np.float64)
+        apart = (loss - received["loss"][0]) * (received["loss"][0] > 0)
+        below = (apart[:, None] * hidden * (1 - out**2))[:, :, None] * u[:, None]
+        made = {"loss": loss[:, None], "out": apart[:, None] * out, "hidden": np.clip(below, -1e4, 1e4)}
+        return {name: value.astype(np.float32) for name, value in made.items()}
+
+    def weight(self, view: CohortView, upload: Upload) -> Doubles:
+        sent = upload.values[f"{self.name}.vector"]
+        assert isinstance(sent, Dense)
+        received, u = view.received.get(self.name, {}), direction(sent.value.astype(np.float64))
+        if self.config.weights == "learned":
+            g = np.tanh(u @ received["hidden"].T.astype(np.float64)) @ received["out"].astype(np.float64)
+            return travelling(g, _MOST_G)
+        return travelling(self.config.kappa * (u @ direction(received["centre"][None])[0]), self.config.kappa)
+
+    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
+        """Changes as the gates let them through."""
+        if self.config.fusion == "identity":
+            return upload, {}
+        sent = upload.values[f"{self.name}.vector"]
+        assert isinstance(sent, Dense)
+        factor = gates_of(direction(sent.value.astype(np.float64)), view.received[self.name]["gates"])
+        for k, name in enumerate(self.tensors):
+            upload = upload.with_value(name, upload.values[name].scaled(factor[:, k]))
+        return upload, {}
+
+    # on the server
+
+    def server_begin_block(self, server: ServerState) -> Arrays:
+        """Interests, and what was learned of them, last; where everybody went does not fit another catalogue."""
+        held = server.parts.get(self.name, {})
+        made: Arrays = {"centre": np.zeros(self.width, np.float32)}
+        if self.config.weights == "learned":
+            start = normals(self.world.draws.public("interest-weights"), _EVERYBODY, self.width)
+            made |= {"hidden": start.astype(np.float32), "out": np.zeros(_HIDDEN, np.float32)}
+            made["loss"] = np.zeros(1, np.float32)
+        if self.config.fusion == "gate":
+            made["gates"] = np.zeros((len(self.tensors), self.width), np.float32)
+            made["agreed"] = np.zeros(len(self.tensors), np.float32)
+        made |= {name: held[name] for name in made if name in held}
+        if self.config.fusion == "gate":
+            made |= {f"moved.{name}": 0 * value for name, value in of_tensors(server, self.tensors).items()}
+        return made
+
+    def broadcast(self, server: ServerState) -> Arrays:
+        return server.parts[self.name]
+
+    def received_fits(self, sent: Arrays, n_items: int) -> bool:
+        shapes: dict[str, tuple[int, ...]] = {"centre": (self.width,)}
+        if self.config.weights == "learned":
+            shapes |= {"hidden": (_HIDDEN, self.width), "out": (_HIDDEN,), "loss": (1,)}
+        if self.config.fusion == "gate":
+            shapes |= {"gates": (len(self.tensors), self.width), "agreed": (len(self.tensors),)}
+            heads = {f"moved.heads/{k}": v for k, v in self.world.backbone.shared().items()}
+            shapes |= {"moved.rows": (n_items, self.world.backbone.item_width), **heads}
+        fits = (sent[name].shape == shape and sent[name].dtype == np.float32 for name, shape in shapes.items())
+        return sent.keys() == shapes.keys() and all(fits) and all(np.isfinite(one).all() for one in sent.values())
+
+    def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
+        if total.weight <= 0:
+            return server
+        told = {name: total[f"{self.name}.{name}"] / total.weight for name in self._told()}
+        held = dict(server.parts[self.name])
+        held["centre"] = told["vector"].astype(np.float32)
+        if self.config.weights == "learned":
+            held["loss"] = told["loss"].astype(np.float32)
+            for name in ("out", "hidden"):
+                held[name] = (held[name] - self.config.rate * told[name]).astype(np.float32)
+        if self.config.fusion == "gate":
+            held["agreed"] = told["agrees"].astype(np.float32)
+            held["gates"] = (held["gates"] + self.config.rate * told["gates"]).astype(np.float32)
+            was = of_tensors(before, self.tensors)
+            held |= {f"moved.{k}": v - was[k] for k, v in of_tensors(server, self.tensors).items()}
+        return server.with_part(self.name, held)
+
+    def _told(self) -> list[str]:
+        return [field.name for field in self.extra_fields(0)]
+
+
+def travelling(g: Doubles, most: float) -> Doubles:
+    """exp(g) as it travels, at most 1: a softmax over clients whatever g is, for all g between -most and most."""
+    return np.asarray(np.exp(np.clip(g, -most, most) - most))
+
+
+def direction(vectors: AnyArray) -> Doubles:
+    """Rows of length 1; what has no length stays 0."""
+    length = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return np.asarray(np.where(length > 1e-8, vectors / np.maximum(length, 1e-8), 0.0), np.float64)
+
+
+def client_mean(view: CohortView, of_users: Floats) -> Doubles:
+    """The mean over each client's people."""
+    total = np.add.reduceat(np.append(of_users.astype(np.float64), np.zeros((1, of_users.shape[1])), 0), view.user_ptr)
+    people = np.diff(view.user_ptr)
+    return np.asarray(np.where(people[:, None] > 0, total[:-1], 0.0) / np.maximum(people, 1)[:, None])
+
+
+def client_loss(backbone: Backbone, view: CohortView, local: Local) -> Doubles:
+    """The mean cross-entropy of a client's samples under the model as it was received."""
+    logits = sample_scores(backbone, view, local.owner, local.item).astype(np.float64)
+    label = np.clip(local.label, 0, 1)
+    each = np.logaddexp(0, logits) - label * logits
+    client = np.repeat(np.arange(view.n_clients), np.diff(local.ptr))
+    sums = np.bincount(client, weights=each, minlength=view.n_clients)
+    return np.asarray(sums / np.maximum(np.diff(local.ptr), 1))

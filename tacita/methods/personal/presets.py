@@ -1,0 +1,62 @@
+"""LIPM and what it is compared with, by name; each brings its paper's settings, and ours where it has none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tacita.round.registry import preset
+
+SILOS: dict[str, Any] = {
+    "rounds": 50,
+    "local_epochs": 5,
+    "batch_size": 128,
+    "silos": 50,
+    "aggregation": "weighted",
+    "optimiser": "lazy-adam",
+}
+"""E.6, and Table 1 of the paper: clients are silos of many people, and all of them take part."""
+
+LIPM: dict[str, Any] = {"backbone": {"name": "interest"}, "train": SILOS}
+
+preset("lipm", {"name": "interest"}, {"name": "fine-tuning"}, settings=LIPM)
+preset(  # everybody a client with a budget of their own; weights by data would tell how much there is
+    "lipm-dpps",
+    {"name": "interest"},
+    {"name": "fine-tuning"},
+    {"name": "dpps"},
+    settings={**LIPM, "train": {**SILOS, "silos": 0, "aggregation": "mean"}},
+)
+preset("lipm-gated", {"name": "interest", "fusion": "gate"}, {"name": "fine-tuning"}, settings=LIPM)
+preset("lipm-learned", {"name": "interest", "weights": "learned"}, {"name": "fine-tuning"}, settings=LIPM)
+preset(
+    "fedrec",
+    {"name": "virtual-ratings"},
+    settings={
+        "backbone": {"name": "mf", "dim": 20, "lr": 0.4, "init_std": 0.3},
+        "train": {
+            "rounds": 100,
+            "batch_size": 1_000_000,  # a person's gradient all at once
+            "negatives": 3,
+            "objective": "squared",
+            "l2": 1e-3,
+            "decay": 0.9,
+            "aggregation": "per-row",
+        },
+    },
+)
+preset(
+    "fedmf-he",  # encrypted sums are exact sums of whole numbers
+    settings={
+        "backbone": {"name": "mf", "dim": 20},
+        "train": {"rounds": 100, "batch_size": 1_000_000, "aggregator": "ideal"},
+    },
+)
+preset("fedneumf", settings={"backbone": {"name": "neumf", "dim": 64, "tower": [128, 64, 32]}, "train": SILOS})
+preset(
+    "pfedme",
+    {"name": "fine-tuning", "pull": 15.0, "rate": 0.01, "steps": 5},
+    settings={
+        "backbone": {"name": "neumf", "dim": 64, "tower": [128, 64, 32], "init_std": 0.1},
+        "train": {**SILOS, "local_epochs": 1, "optimiser": "pfedme"},
+    },
+)

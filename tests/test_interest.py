@@ -1,0 +1,568 @@
+"""LIPM and what it is compared with: states, weights, gates, fine-tuning, silos, virtual ratings and the protocol."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import (
+    averaged,
+    cohort,
+    federate,
+    make_backbone,
+    make_block,
+    make_stream,
+    members,
+    started,
+    train_once,
+)
+from test_trainer import crowd, uneven
+
+from tacita.core.config import RunConfig, SplitConfig, TrainConfig, validated
+from tacita.core.draws import Draws, keys_of
+from tacita.core.errors import TacitaError
+from tacita.core.types import Again, Floats, Local, Ragged, Stream
+from tacita.data.silos import Homes, divergence, first_lists, homes_of, labels_by_cluster, shares_of, spread
+from tacita.data.sources import load
+from tacita.data.splits import split
+from tacita.federation.measuring import candidates_of
+from tacita.federation.rounds import Progress, run_round
+from tacita.federation.scoring import DeviceScorer
+from tacita.lab.assembling import Machine, assemble
+from tacita.learn.training.draw import lay_out
+from tacita.learn.training.recurrent import RecurrentStepper
+from tacita.methods import World, build_parts, configured, preset_parts
+from tacita.methods.personal.fedrec import VirtualRatings
+from tacita.methods.personal.finetuning import FineTuning
+from tacita.methods.personal.gates import gates_of
+from tacita.methods.personal.interest import InterestWeights, client_loss, direction, travelling
+from tacita.metrics import Rules, evaluate
+from tacita.models.interest import GAP, RATING, recent
+from tacita.models.scores import personal_scores, sample_scores, score_all
+from tacita.round.plan import Federation, to_serve
+
+PEOPLE: dict[str, Any] = {"batches": "people", "optimiser": "lazy-adam"}
+
+
+def with_part(stream: Stream, backbone: str, *specs: dict[str, Any], **train: Any) -> Federation:
+    fed = federate(stream, make_backbone(backbone), **{"batch_size": 8, **train})
+    parts = build_parts(list(specs), World(fed.backbone, fed.draws, fed.config.train))
+    for part in parts:
+        part.check(stream.n_items)
+    return replace(fed, parts=parts)
+
+
+def play(fed: Federation, rounds: int) -> Progress:
+    progress = started(fed)
+    for _ in range(rounds):
+        progress.server, _ = run_round(fed, progress.server, progress.devices)
+    return progress
+
+
+# the state (H.E.4)
+
+
+def states(train: list[list[int]], n_items: int = 12, **values: Any) -> Floats:
+    fed = federate(make_stream(make_block(0, n_items, train)), make_backbone("interest"))
+    progress = started(fed)
+    view = cohort(fed, progress)
+    return fed.backbone.interest(replace(view, train=replace(view.train, values=values)))
+
+
+def test_a_state_does_not_depend_on_the_company() -> None:
+    alone = states([[3, 1]])
+    among = states([[3, 1], [2, 4, 5, 6, 7], [1]])
+    assert np.array_equal(alone[0], among[0])
+
+
+def test_a_state_depends_on_the_order_and_begins_with_the_last_events() -> None:
+    one, other = states([[3, 1, 2]]), states([[2, 1, 3]])
+    assert np.abs(one - other).max() > 1e-3
+    assert np.array_equal(states([[9, 8, 1, 2, 3, 4]]), states([[1, 2, 3, 4]]))  # `last` is 4
+
+
+def test_a_state_reads_ratings_and_times_but_never_what_is_held_out() -> None:
+    plain = states([[3, 1]])
+    rated = states([[3, 1]], rating=np.array([1.0, 5.0], np.float32))
+    timed = states([[3, 1]], time=np.array([0.0, 5000.0]))
+    assert np.abs(rated - plain).max() > 1e-4
+    assert np.abs(timed - plain).max() > 1e-4
+    held = make_block(0, 12, [[3, 1]], valid=[[5]], test=[[6]])
+    fed = federate(make_stream(held), make_backbone("interest"))
+    assert np.array_equal(fed.backbone.interest(cohort(fed, started(fed))), plain)
+
+
+def test_events_are_the_last_ones_with_ratings_up_to_1_and_doublings_of_seconds() -> None:
+    columns = {"rating": np.array([5, 1, 9, 4, 2], np.float32), "time": np.array([10.0, 10, 13, 7, 1e12])}
+    found = recent(Ragged(np.array([0, 3, 5]), np.arange(5, dtype=np.int32), columns), 2, 5.0)
+    assert found.ids.tolist() == [1, 2, 3, 4]
+    np.testing.assert_allclose(found.values[RATING], [0.2, 1.0, 0.8, 0.4])
+    assert found.values[GAP].tolist() == [1, 3, 0, 23]
+
+
+# batches of whole people, and the compiled step
+
+
+def laid_out(fed: Federation, **changes: Any) -> Local:
+    return lay_out(replace(cohort(fed, started(fed)), **changes), {}, fed.config.train, fed.draws)
+
+
+@pytest.mark.parametrize("objective", ["bce", "bpr"])
+@pytest.mark.parametrize("silos", [0, 4])
+def test_batches_hold_whole_people_and_everybody_is_in_one_of_them(objective: str, silos: int) -> None:
+    how = {**PEOPLE, "objective": objective, "silos": silos, "local_epochs": 2, "redraw": "epoch"}
+    local = laid_out(federate(crowd(20, 30, 10), make_backbone("interest"), batch_size=40, **how))
+    assert local.batch_ptr is not None
+    assert local.batch_start is not None
+    for epoch in range(2):
+        seen: list[int] = []
+        for begin, end in zip(local.batch_start[epoch, :-1], local.batch_start[epoch, 1:], strict=True):
+            people = local.owner[local.order[epoch, begin:end]]
+            assert len(people)
+            seen += np.unique(people).tolist()
+        assert sorted(seen) == list(range(20))
+    mean = np.diff(local.turn_ptr) / local.steps_per_epoch
+    assert silos == 0 or (np.abs(mean - 40) < 30).all()
+    assert local.n_steps.tolist() == (2 * local.steps_per_epoch).tolist()
+
+
+def test_a_share_of_a_round_is_a_share_of_its_batches() -> None:
+    fed = federate(crowd(20, 30, 10), make_backbone("interest"), batch_size=20, silos=3, **PEOPLE)
+    whole, half = laid_out(fed), laid_out(fed, again=Again(0, 0.5))
+    assert half.steps_per_epoch.tolist() == np.ceil(0.5 * whole.steps_per_epoch).astype(int).tolist()
+    for step in range(int(half.n_steps.max())):
+        for one, other in zip(half.turns_of(step)[2:], whole.turns_of(step)[2:], strict=True):
+            assert len(one) <= len(other)
+        active, _, start, size = half.turns_of(step)
+        same = whole.turns_of(step)
+        for k, client in enumerate(active):
+            at = np.flatnonzero(same[0] == client)[0]
+            mine = half.order[0, start[k] : start[k] + size[k]]
+            assert np.array_equal(mine, whole.order[0, same[2][at] : same[2][at] + same[3][at]])
+
+
+@pytest.mark.parametrize("silos", [0, 3])
+@pytest.mark.parametrize("mu", [0.0, 0.5])
+def test_the_compiled_step_is_that_of_autograd(silos: int, mu: float) -> None:
+    made = {}
+    for stepper in ("fused", "autograd"):
+        backbone = make_backbone("interest", lr=0.02, mu=mu)
+        fed = federate(uneven(), backbone, batch_size=8, silos=silos, stepper=stepper, local_epochs=2, **PEOPLE)
+        view = cohort(fed, started(fed))
+        counts = view.train.counts()
+        columns = {"rating": 1 + np.arange(counts.sum()) % 5, "time": 7.0 ** (np.arange(counts.sum()) % 9)}
+        fed = replace(fed, stream=rated(fed.stream, columns))
+        made[stepper] = train_once(fed, started(fed))
+    one, other = made["fused"], made["autograd"]
+    np.testing.assert_allclose(one.local.private, other.local.private, atol=2e-4)
+    for name, value in one.upload.values.items():
+        np.testing.assert_allclose(value.value, other.upload.values[name].value, atol=2e-4, err_msg=name)
+        assert np.abs(value.value).max() > 1e-3, name
+
+
+def rated(stream: Stream, columns: dict[str, Any]) -> Stream:
+    block = stream.blocks[0]
+    train = replace(block.train, values={k: np.asarray(v, np.float32) for k, v in columns.items()})
+    return replace(stream, blocks=(replace(block, train=train),))
+
+
+def test_the_compiled_step_is_used_where_it_fits_alone() -> None:
+    backbone = make_backbone("interest")
+    assert RecurrentStepper.supports(backbone, TrainConfig(**PEOPLE))
+    for other in ({"objective": "bpr"}, {"optimiser": "sgd"}, {"batches": "samples"}, {"l2": 0.1}):
+        assert not RecurrentStepper.supports(backbone, TrainConfig(**{**PEOPLE, **other}))
+
+
+# weights (H.E.1)
+
+
+@given(g=st.lists(st.floats(-3, 3), min_size=1, max_size=8), shift=st.floats(-2, 2))
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_travelling_weights_are_a_softmax(g: list[float], shift: float) -> None:
+    sent = travelling(np.array(g), 5.0)
+    assert ((sent > 0) & (sent <= 1)).all()
+    share = sent / sent.sum()
+    wanted = np.exp(np.array(g) - max(g))
+    np.testing.assert_allclose(share, wanted / wanted.sum(), rtol=1e-9)
+    moved = travelling(np.array(g) + shift, 5.0)
+    np.testing.assert_allclose(moved / moved.sum(), share, rtol=1e-9)
+
+
+def test_weights_of_any_size_are_numbers() -> None:
+    assert np.isfinite(travelling(np.array([1e4, -1e4, 0.0]), 10.0)).all()
+    assert travelling(np.zeros(4), 2.0).tolist() == [np.exp(-2.0)] * 4
+
+
+def test_kappa_0_is_fedavg_by_data() -> None:
+    plain = play(with_part(uneven(), "mf", aggregation="weighted"), 3)
+    weighed = play(with_part(uneven(), "mf", {"name": "interest", "kappa": 0.0}, aggregation="weighted"), 3)
+    np.testing.assert_allclose(weighed.server.items, plain.server.items, rtol=1e-6, atol=1e-7)
+
+
+def test_clients_count_by_how_close_they_are_to_the_round_before() -> None:
+    fed = with_part(uneven(), "mf", {"name": "interest", "kappa": 2.0}, aggregation="weighted")
+    progress = play(fed, 2)
+    server, view = progress.server, cohort(fed, progress)
+    trained = train_once(fed, progress)
+    u = direction(fed.backbone.interest(view))
+    cos = u @ direction(server.parts["interest"]["centre"][None])[0]
+    part = fed.parts[0]
+    assert isinstance(part, InterestWeights)
+    np.testing.assert_allclose(part.weight(view, trained.upload), np.exp(2 * cos - 2), rtol=1e-4)
+    after, _ = run_round(fed, server, progress.devices)
+    share = np.exp(2 * cos) * view.train.counts()
+    share = share / share.sum()
+    table = server.items.astype(np.float64)
+    rows = trained.upload.values["rows"]
+    np.add.at(table, rows.item, share[rows.client][:, None] * rows.value)
+    np.testing.assert_allclose(after.items, table, atol=1e-5)
+    np.testing.assert_allclose(after.parts["interest"]["centre"], 0.1 * share @ u, atol=1e-6)
+    assert np.abs(share - view.train.counts() / view.train.counts().sum()).max() > 1e-3
+
+
+def test_the_first_round_knows_no_mean_and_weighs_all_alike() -> None:
+    fed = with_part(uneven(), "mf", {"name": "interest", "kappa": 5.0})
+    trained = train_once(fed, progress := started(fed))
+    weight = fed.parts[0].weight(cohort(fed, progress), trained.upload)
+    assert weight is not None
+    assert np.ptp(weight) == 0
+
+
+def test_a_silo_has_the_mean_interest_of_its_people() -> None:
+    fed = with_part(uneven(), "interest", {"name": "interest"}, silos=2, **PEOPLE)
+    progress = started(fed)
+    view, sent = cohort(fed, progress), train_once(fed, progress).upload.values["interest.vector"]
+    each = fed.backbone.interest(view)
+    for client in range(2):
+        mean = each[view.user_ptr[client] : view.user_ptr[client + 1]].mean(0)
+        np.testing.assert_allclose(sent.value[client], 0.1 * mean / np.linalg.norm(mean), rtol=1e-4, atol=1e-6)
+
+
+def test_learned_weights_turn_away_from_interests_with_a_high_loss() -> None:
+    fed = with_part(uneven(), "mf", {"name": "interest", "weights": "learned", "rate": 1.0})
+    progress = play(fed, 3)
+    held = progress.server.parts["interest"]
+    assert np.abs(held["out"]).max() > 0
+    view = cohort(fed, progress)
+    loss = client_loss(fed.backbone, view, laid_out_now(fed, progress))
+    u = direction(fed.backbone.interest(view))
+    slope = np.tanh(u @ held["hidden"].T)
+    step = -((loss - loss.mean())[:, None] * slope).mean(0)  # where one step on the losses would go from here
+    assert step @ (slope.T @ (loss - loss.mean())) < 0
+    assert held["loss"][0] == pytest.approx(loss.mean(), rel=0.5)
+
+
+def laid_out_now(fed: Federation, progress: Progress) -> Local:
+    return lay_out(cohort(fed, progress), {}, fed.config.train, fed.draws)
+
+
+def test_a_loss_is_that_of_the_model_as_it_was_received() -> None:
+    fed = federate(uneven(), make_backbone("interest"), batch_size=8)
+    progress = started(fed)
+    view, local = cohort(fed, progress), laid_out_now(fed, progress)
+    whole = score_all(fed.backbone, view.private, view.heads, view.items, fed.backbone.context(view))
+    some = sample_scores(fed.backbone, view, local.owner, local.item)
+    np.testing.assert_allclose(some, whole[local.owner, local.item], rtol=1e-5, atol=1e-6)
+    chance = 1 / (1 + np.exp(-some.astype(np.float64)))
+    each = -np.log(np.where(local.label > 0, chance, 1 - chance))
+    wanted = [each[a:b].mean() for a, b in zip(local.ptr[:-1], local.ptr[1:], strict=True)]
+    np.testing.assert_allclose(client_loss(fed.backbone, view, local), wanted, rtol=1e-6)
+
+
+# gates (H.E.2)
+
+
+def test_a_gate_that_has_learned_nothing_lets_everything_through() -> None:
+    assert (gates_of(np.ones((3, 4)), np.zeros((2, 4), np.float32)) == 1).all()
+    gated = with_part(uneven(), "interest", {"name": "interest", "fusion": "gate"}, **PEOPLE)
+    plain = with_part(uneven(), "interest", {"name": "interest"}, **PEOPLE)
+    assert np.array_equal(play(gated, 1).server.items, play(plain, 1).server.items)
+    later = play(gated, 4).server.parts["interest"]
+    assert np.abs(later["gates"]).max() > 0
+    assert (np.abs(later["agreed"]) <= 1).all()
+
+
+# fine-tuning (H.E.3)
+
+
+def own_loss(fed: Federation, progress: Progress, **options: Any) -> tuple[float, float]:
+    """Everybody's mean loss before and after steps on their own samples."""
+    part = FineTuning(FineTuning.Config(**options), World(fed.backbone, fed.draws, fed.config.train))
+    view, local = cohort(fed, progress), laid_out_now(fed, progress)
+    private, heads, own = part.tuned(view)
+    context = fed.backbone.context(view)
+    tuned = personal_scores(fed.backbone, private, heads, view.items, own, context)
+
+    def mean(logits: Floats) -> float:
+        return float((np.logaddexp(0, logits) - local.label * logits).mean())
+
+    before = sample_scores(fed.backbone, view, local.owner, local.item)
+    return mean(before), mean(tuned[local.owner, local.item])
+
+
+@pytest.mark.parametrize("name", ["mf", "interest", "neumf", "lightgcn"])
+def test_a_step_down_lowers_the_loss_and_the_printed_sign_raises_it(name: str) -> None:
+    fed = federate(uneven(), make_backbone(name, **({"mu": 0.0} if name == "interest" else {})), batch_size=8)
+    progress = play(fed, 1)
+    before, down = own_loss(fed, progress, rate=1e-2)
+    _, up = own_loss(fed, progress, rate=1e-2, sign="printed")
+    assert down < before < up
+    _, further = own_loss(fed, progress, rate=1e-2, steps=5)
+    assert further < down
+    _, held = own_loss(fed, progress, rate=1e-2, steps=5, pull=50.0)
+    assert further < held < before
+
+
+def test_fine_tuning_serves_and_nothing_of_it_is_kept_or_validated() -> None:
+    fed = with_part(uneven(), "interest", {"name": "fine-tuning", "rate": 0.5}, **PEOPLE)
+    bare = with_part(uneven(), "interest", **PEOPLE)
+    one, other = play(fed, 2), play(bare, 2)
+    assert np.array_equal(one.server.items, other.server.items)
+
+    def scores(of: Federation, progress: Progress, purpose: Any) -> Floats:
+        keys, down = of.stream.user_keys, to_serve(of, progress.server)
+        scorer = DeviceScorer(of, progress.server, progress.clients, of.stream.blocks[0], keys, down, purpose)
+        return scorer(np.arange(7, dtype=np.int32))
+
+    assert np.array_equal(scores(fed, one, "valid"), scores(bare, other, "valid"))
+    tuned, plain = scores(fed, one, "test"), scores(bare, other, "test")
+    assert np.abs(tuned - plain).max() > 1e-3
+    np.testing.assert_allclose(tuned[3], plain[3], rtol=1e-5, atol=1e-6)  # who has nothing to learn from
+
+
+# silos (H.E.5)
+
+
+@given(alpha=st.sampled_from([10.0, 1.0, 0.1]), silos=st.integers(2, 12), seed=st.integers(0, 50))
+@settings(max_examples=20, deadline=None, derandomize=True)
+def test_everybody_lives_in_one_silo_and_silos_are_of_a_size(alpha: float, silos: int, seed: int) -> None:
+    label = np.arange(90) % 7 % 4
+    home = spread(label, silos, alpha, keys_of(f"u{k}" for k in range(90)), Draws(seed))
+    sizes = np.bincount(home, minlength=silos)
+    assert sizes.sum() == 90
+    assert np.ptp(sizes) <= 1
+
+
+def test_silos_differ_more_from_low_to_high_and_not_at_all_in_the_end() -> None:
+    label, keys = np.arange(2000) % 5 % 4, keys_of(f"u{k}" for k in range(2000))
+    found = [divergence(label, spread(label, 20, alpha, keys, Draws(1))) for alpha in (1e6, 10, 1, 0.1)]
+    assert found == sorted(found)
+    assert found[0] < 0.02
+    assert found[-1] > 0.2
+
+
+def test_shares_are_those_of_a_dirichlet_distribution() -> None:
+    shares = shares_of(4000, 5, 1.0, Draws(2))
+    np.testing.assert_allclose(shares.sum(1), 1)
+    np.testing.assert_allclose(shares.mean(0), 0.2, atol=0.01)
+    np.testing.assert_allclose(shares.var(0), 0.2 * 0.8 / 6, rtol=0.1)
+
+
+def test_divergence_is_0_for_equal_silos_and_known_for_two_that_share_nothing() -> None:
+    assert divergence(np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])) == pytest.approx(0)
+    half = 1.5 - 0.25 * np.log2(3) * 3  # of (1, 0) from (1/2, 1/2)
+    assert divergence(np.array([0, 0, 1, 1]), np.array([0, 0, 1, 1])) == pytest.approx(half)
+
+
+def test_people_who_choose_alike_are_in_one_cluster_where_nothing_is_said_of_genres() -> None:
+    rng = np.random.default_rng(0)
+    lists = [(40 * (u % 3) + rng.choice(40, 20, replace=False)).tolist() for u in range(60)]
+    label = labels_by_cluster(Ragged.from_lists(lists), 120, Draws(1))
+    assert not {*label[0::3]} & {*label[1::3]} and not {*label[1::3]} & {*label[2::3]}  # noqa: PT018
+
+
+def test_silos_of_taste_are_where_people_train() -> None:
+    stream = crowd(30, 40, 12)
+    homes = homes_of(stream, 5, "high", Draws(3))
+    assert homes.by == "clusters"
+    fed = replace(federate(stream, make_backbone("mf"), silos=5), homes=homes)
+    found = members(fed)
+    lived = {int(u): c for c in range(5) for u in found.users.row(c)}
+    assert lived == {u: int(homes.silo[u]) for u in range(30)}
+    view = cohort(fed, started(fed))
+    assert sorted(view.user.tolist()) == list(range(30))
+    with pytest.raises(TacitaError, match=r"set train\.silos"):
+        homes_of(stream, 0, "low", Draws(3))
+
+
+def test_a_run_says_how_much_its_silos_differ() -> None:
+    values = {"data": "synthetic:users=60,items=40", "train": {"silos": 5, "skew": "high"}}
+    fed = assemble(validated(RunConfig, values, "the test"), Machine())
+    assert isinstance(fed.homes, Homes)
+    assert f"{fed.homes.divergence:.3f} bits" in fed.stream.notes[-1]
+    label = labels_by_cluster(first_lists(fed.stream), fed.stream.n_items, fed.draws)
+    assert np.array_equal(label, fed.homes.label)
+
+
+# virtual ratings
+
+
+def ratings_of(fed: Federation, progress: Progress, round: int = 0, **options: Any) -> tuple[Local, Floats]:
+    part = VirtualRatings(VirtualRatings.Config(**options), World(fed.backbone, fed.draws, fed.config.train))
+    view = replace(cohort(fed, progress), round=round)
+    local = lay_out(view, {}, fed.config.train, fed.draws)
+    return local, part.labels(view, Ragged(local.user_ptr, local.item, {"label": local.label}))
+
+
+def test_virtual_ratings_are_the_mean_at_first_and_predictions_later() -> None:
+    stream = rated(make_stream(make_block(0, 9, [[0, 1, 2], [4]])), {"rating": [5, 3, 1, 4]})
+    fed = federate(stream, make_backbone("mf"), objective="squared", negatives=2)
+    progress = started(fed)
+    _, told = ratings_of(fed, progress)
+    assert told.tolist() == [5, 3, 1, *[3] * 6, 4, 4, 4]
+    _, told = ratings_of(fed, progress, implicit=True)
+    np.testing.assert_allclose(told, [1, 1, 1, *[1 / 3] * 6, 1, 1 / 3, 1 / 3], rtol=1e-6)
+    local, told = ratings_of(fed, progress, round=10, local_steps=0)
+    view = cohort(fed, progress)
+    predicted = (view.private[local.owner] * view.items[local.item]).sum(1)
+    np.testing.assert_allclose(told[3:9], predicted[3:9], rtol=1e-5)
+    local, told = ratings_of(fed, progress, round=10, local_steps=3000)
+    rows, wanted = view.items[[0, 1, 2]].astype(np.float64), np.array([5.0, 3, 1])
+    exact = view.private[0] + np.linalg.pinv(rows) @ (wanted - rows @ view.private[0])
+    np.testing.assert_allclose(told[3:9], view.items[local.item[3:9]] @ exact, rtol=0.02, atol=0.02)
+
+
+def test_the_gradient_of_an_item_is_sent_as_it_is() -> None:
+    stream = rated(make_stream(make_block(0, 9, [[0, 1, 2], [4]])), {"rating": [5, 3, 1, 4]})
+    spec = {"name": "virtual-ratings"}
+    fed = with_part(stream, "mf", spec, objective="squared", negatives=0, batch_size=1000, aggregation="per-row")
+    progress = started(fed)
+    view, server = cohort(fed, progress), progress.server
+    after, _ = run_round(fed, server, progress.devices)
+    for user, item, rating in ((0, 0, 5.0), (0, 1, 3.0), (0, 2, 1.0), (1, 4, 4.0)):
+        error = rating - view.private[user] @ view.items[item]
+        wanted = view.items[item] + 0.3 * 2 * error * view.private[user]  # 0.3 is the rate of people's vectors
+        np.testing.assert_allclose(after.items[item], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_rate_decays_from_round_to_round() -> None:
+    made = [train_at(decay, 3) for decay in (1.0, 0.5)]
+    np.testing.assert_allclose(made[1], made[0] / 8, rtol=1e-4, atol=1e-6)
+
+
+def train_at(decay: float, round: int) -> Floats:
+    fed = federate(uneven(), make_backbone("mf"), decay=decay, batch_size=1000)
+    progress = started(fed)
+    progress.server = replace(progress.server, round=round)
+    return train_once(fed, progress).local.private - cohort(fed, progress).private
+
+
+@pytest.mark.parametrize(
+    ("train", "words"), [({"objective": "bce"}, "makes up ratings"), ({"local_epochs": 2}, "one gradient a round")]
+)
+def test_virtual_ratings_refuse_what_they_cannot_do(train: dict[str, Any], words: str) -> None:
+    with pytest.raises(TacitaError, match=words):
+        with_part(uneven(), "mf", {"name": "virtual-ratings"}, **{"objective": "squared", **train})
+
+
+# the protocol (E.7, H.E.6)
+
+
+def test_some_are_held_out_of_everybody_who_has_enough() -> None:
+    table = load("synthetic:users=80,items=60,per_user=15")
+    config = SplitConfig(kind="leave-some-out", held_out="random", held_items=4, least_items=10)
+    block = split(table, config).blocks[0]
+    whole = sum(part.counts() for part in (block.train, block.valid, block.test))
+    enough = whole >= 10
+    assert enough.any()
+    assert (~enough).any()
+    assert (block.test.counts()[enough] == 4).all()
+    assert (block.valid.counts()[enough] == np.maximum(1, np.rint(0.1 * (whole[enough] - 4)))).all()
+    assert (block.train.counts()[~enough] == whole[~enough]).all()
+    last = split(table, config.model_copy(update={"held_out": "last"})).blocks[0]
+    for user in np.flatnonzero(enough)[:10]:
+        kept = max(last.train.values["time"][last.train.ptr[user] : last.train.ptr[user + 1]])
+        assert last.test.values["time"][last.test.ptr[user] : last.test.ptr[user + 1]].min() >= kept
+
+
+def test_what_somebody_chose_and_did_not_like_is_never_a_candidate() -> None:
+    values = {
+        "data": "synthetic:users=60,items=40,per_user=15",
+        "split": {"kind": "random", "min_rating": 4.0},
+        "evaluate": {"sampled_negatives": 20},
+    }
+    table = load(values["data"])
+    if table.rating is None:
+        rating = (1 + np.arange(len(table.user)) % 5).astype(np.float32)
+        table = replace(table, rating=rating)
+    stream = split(table, SplitConfig(kind="random", min_rating=4.0))
+    assert stream.passed is not None
+    assert len(stream.passed.ids)
+    fed = replace(federate(stream, make_backbone("mf")), config=validated(RunConfig, values, "the test"))
+    found = candidates_of(fed, stream.blocks[0])
+    assert found is not None
+    assert len(found.ids)
+    chosen = {(table.user_ids[u], table.item_ids[i]) for u, i in zip(table.user, table.item, strict=True)}
+    drawn = {(stream.user_ids[u], stream.item_ids[i]) for u, i in zip(found.rows(), found.ids, strict=True)}
+    assert not drawn & chosen
+
+
+def measured(scores: Floats, wanted: list[list[int]], metrics: list[str], k: int = 10) -> dict[str, Any]:
+    n = len(wanted)
+    rules = Rules(metrics, [k])
+    found = evaluate(
+        lambda users: scores[users].copy(), Ragged.from_lists(wanted), Ragged.empty(n), keys_of(map(str, range(n))),
+        Draws(1), rules,
+    )  # fmt: skip
+    return {name: v.tolist() for name, v in found.values.items()}
+
+
+def test_hits_recall_precision_and_both_ideals_agree() -> None:
+    scores = -np.tile(np.arange(40, dtype=np.float32), (2, 1))
+    found = measured(scores, [[0, 3, 12], [9, 20]], ["precision", "recall", "ndcg", "ndcg-k"])
+    assert [10 * one for one in found["precision@10"]] == pytest.approx([2, 1])
+    assert [one * n for one, n in zip(found["recall@10"], (3, 2), strict=True)] == pytest.approx([2, 1])
+    ideal = 1 / np.log2(np.arange(10) + 2)
+    for short, long, n in zip(found["ndcg@10"], found["ndcg-k@10"], (3, 2), strict=True):
+        assert long == pytest.approx(short * ideal[:n].sum() / ideal.sum())
+
+
+@pytest.mark.parametrize("n_wanted", [1, 3])
+def test_pairs_of_the_same_score_count_half(n_wanted: int) -> None:
+    constant = np.zeros((1, 9), np.float32)
+    assert measured(constant, [list(range(n_wanted))], ["auc"])["auc"] == [0.5]
+    scores = np.array([[3, 2, 2, 2, 1]], np.float32)
+    assert measured(scores, [[1, 4]], ["auc"])["auc"] == pytest.approx([0.5 * 2 / 6])
+
+
+# by name
+
+
+def test_presets_bring_the_settings_of_their_papers() -> None:
+    made = {name: configured({"method": name, "data": "ml-100k"}, name) for name in ("lipm", "pfedme", "fedmf-he")}
+    assert made["lipm"].backbone["name"] == "interest"
+    assert made["lipm"].train.batches == "people"
+    assert (made["lipm"].train.silos, made["lipm"].train.aggregation) == (50, "weighted")
+    assert made["pfedme"].train.optimiser == "pfedme"
+    assert made["fedmf-he"].train.aggregator == "ideal"
+    assert [one["name"] for one in preset_parts("lipm-dpps")] == ["interest", "fine-tuning", "dpps"]
+
+
+def test_sums_under_encryption_are_the_plain_ones_up_to_a_quantum() -> None:
+    plain = play(federate(uneven(), make_backbone("mf"), batch_size=8), 2)
+    exact = play(federate(uneven(), make_backbone("mf"), batch_size=8, aggregator="ideal"), 2)
+    np.testing.assert_allclose(exact.server.items, plain.server.items, atol=1e-5)
+
+
+def test_a_loss_in_the_log_changes_nothing() -> None:
+    fed = with_part(uneven(), "interest", {"name": "training-loss"}, **PEOPLE)
+    bare = with_part(uneven(), "interest", **PEOPLE)
+    progress = started(fed)
+    progress.server, report = run_round(fed, progress.server, progress.devices)
+    assert report.notes["loss"] == pytest.approx(0.7, abs=0.5)
+    assert np.array_equal(progress.server.items, play(bare, 1).server.items)
+
+
+def test_the_loss_falls_in_silos() -> None:
+    fed = with_part(crowd(40, 30, 10), "interest", {"name": "interest"}, {"name": "training-loss"}, silos=4, **PEOPLE)
+    fed = replace(fed, backbone=make_backbone("interest", lr=0.01, mu=0.1))
+    progress, seen = started(fed), []
+    for _ in range(8):
+        progress.server, report = run_round(fed, progress.server, progress.devices)
+        seen.append(report.notes["loss"])
+    assert seen[-1] < seen[0] - 0.05
+    assert averaged(fed, progress.server, train_once(fed, progress)).items.shape == progress.server.items.shape
