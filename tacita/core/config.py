@@ -50,7 +50,9 @@ class SplitConfig(Strict):
 
 
 class ParticipationConfig(Strict):
-    kind: Literal["all", "fraction", "poisson"] = "all"
+    kind: Literal["all", "fraction", "poisson"] = Field(
+        "all", description="who takes part in a round: everybody, a share of them, or everybody with a probability"
+    )
     rate: float = Field(1.0, gt=0, le=1, description="share of clients (fraction) or their probability (poisson)")
 
 
@@ -68,10 +70,10 @@ class TrainConfig(Strict):
 
     rounds: int = Field(100, ge=1, description="most rounds in a block")
     patience: int = Field(30, ge=1, description="rounds without a better validation score before a block ends")
-    batch_size: int = Field(512, ge=1)
+    batch_size: int = Field(512, ge=1, description="samples, or pairs, of one local step")
     negatives: int = Field(4, ge=0, description="negatives per positive")
     redraw: Literal["round", "epoch"] = Field("round", description="how often negatives are drawn anew")
-    local_epochs: int = Field(1, ge=1)
+    local_epochs: int = Field(1, ge=1, description="how often a client goes over its samples in a round")
     objective: Literal["bce", "squared", "bpr"] = Field(
         "bce",
         description="bce on labels in [0, 1]; squared error of the raw score, on ratings where there are any; "
@@ -108,7 +110,9 @@ class TrainConfig(Strict):
     silos: int = Field(0, ge=0, description="0: every user is a client; n: users live in n silos")
     resume_from: Literal["best", "last"] = Field("best", description="which round the next block starts from")
     reset_private_each_block: bool = Field(False, description="as the F3CRec release does for NCF and PFedRec")
-    stepper: Literal["auto", "fused", "autograd"] = "auto"
+    stepper: Literal["auto", "fused", "autograd"] = Field(
+        "auto", description="what takes local steps: compiled loops where there are some, else autograd"
+    )
 
     @property
     def weighs_data(self) -> bool:
@@ -118,7 +122,9 @@ class TrainConfig(Strict):
 
 class EvaluateConfig(Strict):
     k: list[int] = Field([20], min_length=1, description="cut-offs")
-    metrics: list[Literal["ndcg", "recall", "hr", "precision", "mrr", "auc"]] = Field(["ndcg", "recall"], min_length=1)
+    metrics: list[Literal["ndcg", "recall", "hr", "precision", "mrr", "auc"]] = Field(
+        ["ndcg", "recall"], min_length=1, description="what is measured at every cut-off"
+    )
     select_by: str = Field("ndcg@20", description="validation metric that picks the round")
     mask: Literal["block", "history", "none"] = Field(
         "block", description="what is not ranked: the block's own known items, those of all blocks, or nothing"
@@ -161,7 +167,7 @@ class RunConfig(Strict):
         description="what item rows start from: chance, or what the source says of its items (genres, year, words); "
         "sentences: with vectors of tacita[text] as well",
     )
-    seed: int = Field(1, ge=0)
+    seed: int = Field(1, ge=0, description="of every draw but those of the split; same seed, same numbers")
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
 
