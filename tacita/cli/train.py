@@ -161,9 +161,7 @@ def report(
         Path | None, typer.Option(help="HTML file to write (default: report.html, unless another kind is asked for).")
     ] = None,
     as_csv: Annotated[Path | None, typer.Option("--csv", help="The table as CSV, a row for each recipe.")] = None,
-    svg: Annotated[
-        Path | None, typer.Option("--svg", help="The picture: of one run, or of all with intervals.")
-    ] = None,
+    svg: Annotated[Path | None, typer.Option("--svg", help="The picture: one run, or all with intervals.")] = None,
     latex: Annotated[Path | None, typer.Option("--latex", help="The table as LaTeX (booktabs).")] = None,
     as_json: AsJson = False,
 ) -> None:

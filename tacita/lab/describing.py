@@ -93,13 +93,12 @@ def _default(info: FieldInfo) -> str:
 
 def _kind(info: FieldInfo) -> str:
     limits = [
-        f"{words} {getattr(one, name):g}" for one in info.metadata for name, words in _LIMITS.items() if _has(one, name)
+        f"{words} {getattr(one, name):g}"
+        for one in info.metadata
+        for name, words in _LIMITS.items()
+        if isinstance(getattr(one, name, None), int | float)
     ]
     return ", ".join([_words(info.annotation), *limits])
-
-
-def _has(one: Any, name: str) -> bool:
-    return isinstance(getattr(one, name, None), int | float)
 
 
 def _words(kind: Any) -> str:
