@@ -59,7 +59,7 @@ def test_the_interface_is_what_the_package_says_and_the_page_lists() -> None:
     for name in tc.__all__:
         assert getattr(tc, name) is not None
         assert f"`{name}" in page or f"`tc.{name}" in page, name
-    public = [name for name in vars(tc.Run) if not name.startswith("_") and name not in ("loaded",)]
+    public = [name for name in vars(tc.Run) if not name.startswith("_")]
     for name in public:
         assert f"`run.{name}" in page, name
     assert tc.Run.__doc__
@@ -242,7 +242,7 @@ def test_recommend_takes_ids_in_every_form(tally: tc.Run) -> None:
 
 
 def test_seen_exclude_and_include(tally: tc.Run) -> None:
-    seen = lists_of(tally.loaded().saved.held, "history")
+    seen = lists_of(tally._loaded().saved.held, "history")
     known = {tally.items[i] for i in seen.row(tally.users.index("u1"))}
     everything = tally.recommend("u1", 40, seen=True)
     assert set(everything["item"]) == set(tally.items)
@@ -273,7 +273,7 @@ def test_a_folder_that_changes_is_read_again(tally: tc.Run) -> None:
     shutil.copytree(tally.folder, "copy")
     run = tc.load("copy")
     before = run.recommend("u1", 3)
-    assert run.loaded() is run.loaded()
+    assert run._loaded() is run._loaded()
     other = tc.train(SMALL, backbone={"name": "tally", "ridge": 5.0}, out="other", **ONE_BLOCK)
     shutil.rmtree("copy")
     other.folder.rename("copy")
@@ -299,7 +299,7 @@ def test_metrics_are_a_table_of_the_run_and_its_controls(mf: tc.Run) -> None:
 
 
 def test_similar_items_of_tally_are_the_column_of_its_matrix(tally: tc.Run) -> None:
-    heads = tally.loaded().server.heads
+    heads = tally._loaded().server.heads
     from tacita.models.tally.weights import dense_weights
 
     item = tally.items[3]
@@ -314,13 +314,13 @@ def test_similar_items_of_tally_are_the_column_of_its_matrix(tally: tc.Run) -> N
 def test_tally_through_few_inputs_has_similar_items_too() -> None:
     model = {"name": "tally", "most_inputs": 15}
     run = tc.train(SMALL, backbone=model, out="few", **ONE_BLOCK)
-    inputs = {run.items[i] for i in run.loaded().server.heads["inputs"]}
+    inputs = {run.items[i] for i in run._loaded().server.heads["inputs"]}
     for item in run.items[:20]:
         assert set(run.similar(item, 30)["item"]) <= inputs
 
 
 def test_similar_items_of_rows_are_cosines_and_find_the_group(mf: tc.Run) -> None:
-    rows = mf.loaded().server.items.astype(np.float64)
+    rows = mf._loaded().server.items.astype(np.float64)
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     like = unit @ unit[0]
     found = mf.similar(mf.items[0], 6)
@@ -336,7 +336,7 @@ def test_similar_items_of_rows_are_cosines_and_find_the_group(mf: tc.Run) -> Non
 
 
 def trained_on(run: tc.Run, user: str) -> list[str]:
-    lists = lists_of(run.loaded().saved.held, "current")
+    lists = lists_of(run._loaded().saved.held, "current")
     return [run.items[i] for i in lists.row(run.users.index(user))]
 
 
@@ -352,7 +352,7 @@ def test_tally_gives_a_stranger_what_its_own_people_get(tally: tc.Run) -> None:
 
 def test_a_private_vector_is_trained_for_a_stranger_and_nothing_else_moves(mf: tc.Run) -> None:
     """People of the run have known groups: a stranger with one's history is served from the same group."""
-    before = mf.loaded().server.items.copy()
+    before = mf._loaded().server.items.copy()
     overlap, chance = [], []
     for user, other in zip(mf.users[:20], mf.users[20:40], strict=True):
         history = trained_on(mf, user)
@@ -361,7 +361,7 @@ def test_a_private_vector_is_trained_for_a_stranger_and_nothing_else_moves(mf: t
         chance.append(len(found & set(mf.recommend(other, 10, seen=True)["item"])))
     assert np.mean(overlap) > 7
     assert np.mean(overlap) > 2 * np.mean(chance)
-    assert np.array_equal(mf.loaded().server.items, before)
+    assert np.array_equal(mf._loaded().server.items, before)
     assert_frame_equal(mf.fold_in(history, 5), mf.fold_in(history, 5))
     with pytest.raises(tc.TacitaError, match="the history is empty"):
         mf.fold_in([])
@@ -371,7 +371,7 @@ def test_a_private_vector_is_trained_for_a_stranger_and_nothing_else_moves(mf: t
 
 def test_a_strangers_vector_is_that_of_logistic_regression_on_rows_that_stay(mf: tc.Run) -> None:
     """One round by hand: p moves against the mean gradient of its samples, which fit into one batch."""
-    models = mf.loaded()
+    models = mf._loaded()
     backbone = models.plan.backbone
     still = held_still(backbone)
     assert still.rates(60)["rows"] == 0
@@ -392,7 +392,7 @@ def test_a_strangers_vector_is_that_of_logistic_regression_on_rows_that_stay(mf:
 
 
 def test_people_who_arrive_together_get_what_each_gets_alone(mf: tc.Run) -> None:
-    models = mf.loaded()
+    models = mf._loaded()
     several = Ragged.from_lists([[0, 1, 2], [5, 6], [9, 3, 4, 7]])
     together = arrival_scores(models, several, 4, np.arange(3, dtype=np.int32))
     for row in range(3):

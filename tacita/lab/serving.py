@@ -47,7 +47,7 @@ class Run:
         data, model = self.result["data"], self.config.backbone.get("name", "mf")
         return f"Run('{self.folder}', backbone '{model}', {data['users']:,} users, {data['items']:,} items)"
 
-    def loaded(self) -> Loaded:
+    def _loaded(self) -> Loaded:
         """Its models, read once and kept until the folder changes."""
         now = stamp(self.folder)
         if not now or self._held.get("stamp") != now:
@@ -65,7 +65,7 @@ class Run:
         (60, True)
         """
         with in_python():
-            return self.loaded().users
+            return self._loaded().users
 
     @property
     def items(self) -> list[str]:
@@ -75,7 +75,7 @@ class Run:
         40
         """
         with in_python():
-            return self.loaded().items
+            return self._loaded().items
 
     def recommend(
         self,
@@ -103,7 +103,7 @@ class Run:
         True
         """
         with in_python():
-            models = self.loaded()
+            models = self._loaded()
             asked = models.users if users is None else raw_ids(users)
             return recommended(models, asked, wish_of(models, k, seen, exclude, include))
 
@@ -116,7 +116,7 @@ class Run:
         ['i3', 'i4']
         """
         with in_python():
-            models = self.loaded()
+            models = self._loaded()
             (person,) = _one(user, "user")
             wanted = models.item_numbers(models.items if items is None else raw_ids(items))
             found = models.scorer(models.saved.numbers([person]))[0]
@@ -134,7 +134,7 @@ class Run:
         True
         """
         with in_python():
-            models = self.loaded()
+            models = self._loaded()
             (one,) = _one(item, "item")
             return similar_items(models, one, k)
 
@@ -160,7 +160,7 @@ class Run:
         [1, 2, 3, 4]
         """
         with in_python():
-            models = self.loaded()
+            models = self._loaded()
             wish = wish_of(models, k, seen, exclude, include)
             return folded_in(models, raw_ids(history), rounds_of(self.result), wish)
 
