@@ -73,7 +73,8 @@ def test_similar_items_are_printed(runs: list[Path]) -> None:
         ("--history nope", ("item 'nope'", "40 items")),
         ("--history ,", ("the history is empty",)),
         ("--user u1 --include nope", ("item 'nope'",)),
-        ("--all -k 41", ("41 items",)),
+        ("--all -k 41 --json", ("41 items",)),
+        ("--all -k 30", ("1,800 rows", "--out recs.parquet")),
     ],
 )
 def test_what_cannot_be_recommended_is_refused(runs: list[Path], more: str, words: tuple[str, ...]) -> None:

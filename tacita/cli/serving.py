@@ -14,6 +14,8 @@ from tacita.core.errors import TacitaError
 if TYPE_CHECKING:
     from tacita.data.frames import Frame
 
+MOST_ROWS = 1000  # that are printed for people
+
 
 def recommend(
     run: Annotated[Path, typer.Option("--run", help="Run folder.")],
@@ -54,6 +56,10 @@ def recommend(
         _put(found, out, as_json, "for somebody with this history")
     elif everybody or out is not None:
         asked = models.users if everybody else list(dict.fromkeys(user or []))
+        if out is None and not as_json and len(asked) * k > MOST_ROWS:
+            raise TacitaError(
+                f"{len(asked) * k:,} rows are too many to read; name a file, as in --out recs.parquet, or say --json."
+            )
         _put(serving.recommended(models, asked, wish), out, as_json, f"for {len(asked):,} users")
     else:
         _show_users(serving.listed(models, user or [], wish), k, as_json)

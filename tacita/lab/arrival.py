@@ -2,7 +2,8 @@
 
 A model that reads histories (tally) scores the history as it is: exactly what its own people get. A model with a
 private vector trains one, by the trainer that devices use, for as many rounds as the run's own people had; item rows
-and shared parameters stay where they are, and nothing is told to anybody.
+and shared parameters stay where they are, and nothing is told to anybody. Parts that join training (replay, pulls) do
+not: somebody who arrives has nothing of theirs.
 """
 
 from __future__ import annotations
