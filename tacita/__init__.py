@@ -1,37 +1,124 @@
-"""tacita: recommend without collecting."""
+"""tacita: recommend without collecting.
+
+The names of `__all__` are the Python interface: they and what they are documented to do stay. docs/python.md shows them
+at work.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tacita.core.errors import TacitaError
+from tacita.core.python_words import in_python
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from tacita.data.frames import Frame
     from tacita.lab.serving import Run
 
-__all__ = ["__version__", "open_run", "train"]
+__all__ = ["Run", "TacitaError", "__version__", "compare", "load", "open_run", "train"]
 
 
-def train(*, out: str | Path | None = None, data_dir: str | Path | None = None, **settings: Any) -> Run:
-    """Train a run: `tacita.train(data="ml-100k", method="fedavg", seed=1)`; settings as in a config file.
+def __getattr__(name: str) -> Any:
+    if name == "Run":  # what runs are made of takes a second to import
+        from tacita.lab.serving import Run
 
-    Without `out` the folder is made under runs/, named after data, backbone, method and seed.
+        return Run
+    raise AttributeError(f"module 'tacita' has no attribute {name!r}")
+
+
+def train(
+    data: Any = None,
+    *,
+    backbone: str | dict[str, Any] | None = None,
+    method: str | None = None,
+    seed: int | None = None,
+    out: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    resume: bool = False,
+    **settings: Any,
+) -> Run:
+    """Train a run and return it, finished.
+
+    `data` is a table of polars or pandas, a dict of columns, the path of a file, or the name of a dataset (default:
+    "ml-100k"). Columns are found as in a file; `columns={"user": "customer", "item": "sku"}` says which they are. All
+    other settings are those of a config file, tables as dicts: `train={"rounds": 50}`; the command `tacita settings`
+    lists them.
+
+    Without `out` the folder is made under runs/, named after data, backbone, method and seed. `resume` goes on with the
+    run in `out` and takes no settings but `evaluate={"controls": False}`; a table in memory has to be given again.
+
+    What is wrong is told as a `TacitaError`, in one sentence that names the remedy.
+
+    >>> import tacita as tc
+    >>> clicks = {"customer": ["ann", "ann", "ann", "bob", "bob", "bob"] * 5, "sku": list("abcdefghij") * 3}
+    >>> shop = tc.train(clicks, columns={"user": "customer", "item": "sku"}, backbone="tally", out="clicks",
+    ...                evaluate={"k": [3], "select_by": "ndcg@3"})
+    >>> sorted(shop.users)
+    ['ann', 'bob']
     """
+    from tacita.data.frames import IN_MEMORY, as_frame
     from tacita.lab import assembling, training
     from tacita.lab.run_folder import free_folder
     from tacita.methods import configured
 
-    if isinstance(settings.get("backbone"), str):
-        settings["backbone"] = {"name": settings["backbone"]}
-    config = configured(settings, "the settings")
-    folder = Path(out) if out is not None else free_folder(config)
-    where = Path(data_dir) if data_dir is not None else None
-    return training.train(config, folder, assembling.Machine(data_dir=where))
+    with in_python():
+        table = None if data is None or isinstance(data, str | Path) else as_frame(data)
+        if data is not None and table is None and not isinstance(data, str | Path):
+            raise TacitaError(
+                f"data of type {type(data).__name__} cannot be read; give a table of polars or pandas, a dict of "
+                "columns, the path of a file or the name of a dataset."
+            )
+        machine = assembling.Machine(data_dir=Path(data_dir) if data_dir is not None else None)
+        said: dict[str, Any] = {"backbone": {"name": backbone} if isinstance(backbone, str) else backbone}
+        said |= {"method": method, "seed": seed, "data": IN_MEMORY if table is not None else data and str(data)}
+        settings |= {name: value for name, value in said.items() if value is not None}
+        if resume:
+            controls = settings.pop("evaluate", None) != {"controls": False}
+            if out is None or settings.keys() - {"data"} or (table is None and data is not None):
+                raise TacitaError(
+                    "resume=True goes on with the run in out and its own settings; leave out all others but "
+                    'evaluate={"controls": False}.'
+                )
+            return training.resume(Path(out), machine, controls=controls, given=table)
+        config = configured(settings, "the settings")
+        folder = Path(out) if out is not None else free_folder(config)
+        return training.train(config, folder, machine, given=table)
 
 
-def open_run(folder: str | Path) -> Run:
-    """A finished run, to read its result or recommend from it."""
+def load(run: str | Path) -> Run:
+    """A finished run from its folder: to read its numbers, or to recommend from it.
+
+    >>> import tacita as tc
+    >>> tc.load("example").users == run.users
+    True
+    """
     from tacita.lab import serving
 
-    return serving.open_run(Path(folder))
+    with in_python():
+        return serving.open_run(Path(run))
+
+
+open_run = load
+"""The name that `load` had first."""
+
+
+def compare(runs: Iterable[Run | str | Path], over: str | None = None) -> Frame:
+    """Several runs as a table, a row each: run, method, backbone, data, seed, the mean of every metric, LA, RA and HM,
+    bytes per client and round, and protocol.
+
+    Only rows of the same `protocol` number share data, split, mask and ranking, and can be compared. With
+    `over="seeds"` runs that differ in nothing but the seed are one row, with the half-width of the 95 % interval beside
+    every mean; it is null where there is one seed only.
+
+    >>> import tacita as tc
+    >>> tc.compare([run, "example"])["protocol"].to_list()
+    [0, 0]
+    """
+    from tacita.lab.comparing import compare as compared
+
+    with in_python():
+        return compared(runs, over)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+import scipy.special
 
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
@@ -209,3 +210,12 @@ def continual_summary(matrix: list[list[float]], tested: Sequence[int]) -> dict[
     learned, retained = float(diagonal[counted].mean()), float(np.array(matrix[-1])[counted].mean())
     both = learned + retained
     return {"la": learned, "ra": retained, "hm": 2 * learned * retained / both if both > 0 else 0.0}
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half-width of the 95 % t-interval; of one value there is no interval, only NaN."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return mean, math.nan
+    spread = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return mean, float(scipy.special.stdtrit(len(values) - 1, 0.975)) * spread

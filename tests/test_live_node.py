@@ -628,7 +628,7 @@ def test_a_node_recommends_what_the_lab_would(tmp_path: Path, method: str) -> No
         node.store.add(rows("newcomer i1"))
         node.refresh()
         for user in ids["users"][:10]:
-            found, expected = node.recommend(user, 5), run.recommend(user, 5)
+            found, expected = node.recommend(user, 5), run.recommend(user, 5).to_dicts()
             assert [one["item"] for one in found] == [one["item"] for one in expected]
             assert [one["score"] for one in found] == [one["score"] for one in expected]
             assert found[0]["title"] == f"the {found[0]['item']}"

@@ -20,9 +20,11 @@ from jinja2 import UndefinedError
 from tacita.core.errors import TacitaError
 from tacita.report import charts
 from tacita.report.charts import Dot, Look, Segment, Series
+from tacita.report.data import read_run
 from tacita.report.drawing import COLOURS
 from tacita.report.elements import Cell, Figure, Table
 from tacita.report.pages import render, write_report
+from tacita.report.seeds import escaped, over_seeds
 
 EVIL = '<script>alert("x")</script>&\'$\\frac{\ud800'
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -287,8 +289,37 @@ def test_pictures_by_suffix(tmp_path: Path) -> None:
     folder = make(tmp_path / "x")
     write_report([folder], tmp_path / "x.PNG")
     assert (tmp_path / "x.PNG").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(TacitaError, match=r"x\.svg.*one run"):
-        write_report([folder, folder], tmp_path / "x.svg")
+    other = result()
+    other["config"]["method"] = "f3crec"
+    write_report([folder, make(tmp_path / "y", other)], tmp_path / "both.svg")
+    assert all(name in (tmp_path / "both.svg").read_text() for name in ("fedavg", "f3crec"))
+    apart = copy.deepcopy(other)
+    apart["mean"] = {"hr@10": 0.4321}
+    with pytest.raises(TacitaError, match="no metric in common, so there is no picture"):
+        write_report([folder, make(tmp_path / "z", apart)], tmp_path / "x.svg")
+
+
+def test_seeds_are_taken_together_only_where_nothing_else_differs(tmp_path: Path) -> None:
+    folders = []
+    for seed, rounds, value in ((1, 5, 0.10), (2, 5, 0.12), (3, 5, 0.17), (1, 9, 0.5), (1, 5, 0.10)):
+        run = result()
+        run["config"] |= {"seed": seed, "train": {"rounds": rounds}}
+        run["mean"] = scores(value)
+        folders.append(make(tmp_path / f"run-{len(folders)}", run))
+    first, second = over_seeds([read_run(folder) for folder in folders])
+    assert (first.seeds, second.seeds) == ([1, 2, 3], [1])  # a seed that is there twice counts once
+    mean, half = first.means["ndcg@20"]
+    assert mean == pytest.approx(0.13)
+    assert half == pytest.approx(4.302653 * 0.036055513 / 3**0.5, rel=1e-6)  # t of two degrees of freedom
+    assert math.isnan(second.means["ndcg@20"][1])
+    _, seen = read(folders, tmp_path / "report.html")
+    assert f"{mean:.4f} ± {half:.4f}" in seen.text
+
+
+def test_names_are_escaped_for_latex() -> None:
+    assert escaped("a_b & 5% {x} \\y ~ ^") == (
+        r"a\_b \& 5\% \{x\} \textbackslash{}y \textasciitilde{} \textasciicircum{}"
+    )
 
 
 @pytest.mark.parametrize("name", ["result.json", "events.jsonl", "config.toml"])

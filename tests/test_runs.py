@@ -254,7 +254,7 @@ def test_a_run_that_an_earlier_version_finished_is_served() -> None:
     user = json.loads(Path("run/ids.json").read_text())["users"][0]
     found = run.recommend(user, 3)
     as_before(Path("run"))
-    assert serving.open_run(Path("run")).recommend(user, 3) == found
+    assert serving.open_run(Path("run")).recommend(user, 3).equals(found)
 
 
 @pytest.mark.usefixtures("often")
@@ -462,7 +462,7 @@ def test_python_door() -> None:
     assert (run.folder / "report.html").is_file()
     again = tacita.open_run("mine")
     assert (again.result, again.config) == (run.result, run.config)
-    assert again.recommend("u1", k=3) == run.recommend("u1", k=3)
+    assert again.recommend("u1", k=3).equals(run.recommend("u1", k=3))
     with pytest.raises(TacitaError, match="exists"):
         tacita.train(data=SMALL, out="mine")
     with pytest.raises(TacitaError, match=r"did you mean 'train\.rounds'"):
@@ -477,7 +477,7 @@ def test_python_door_names_its_own_folder_and_takes_numbers_as_ids() -> None:
     Path("shop.csv").write_text("user,item,timestamp\n" + "\n".join(rows) + "\n")
     run = tacita.train(data="shop.csv", train={"rounds": 1}, evaluate={"controls": False})
     assert run.folder == Path("runs/shop-mf-fedavg-1")
-    assert run.recommend(7, 2) == run.recommend("7", 2)
+    assert run.recommend(7, 2).equals(run.recommend("7", 2))
 
 
 # Settings and TOML

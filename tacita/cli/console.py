@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tacita.data.named import DatasetInfo
     from tacita.federation.rounds import Progress as Standing
     from tacita.federation.rounds import RoundReport
+    from tacita.lab.describing import Setting
     from tacita.lab.experiments.tables import Entry
     from tacita.lab.serving import Run
     from tacita.lab.training import Watcher
@@ -330,11 +331,31 @@ def show_recommendations(user: str, found: Sequence[Mapping[str, Any]], wanted: 
     for name in ["", "item", *(["title"] if titled else []), number]:
         table.add_column(name, justify="right" if name in ("", number) else "left", overflow="fold")
     for place, one in enumerate(found, 1):
-        title = [escape(one["title"])] if titled else []
+        title = [escape(one["title"] or "")] if titled else []
         table.add_row(str(place), escape(one["item"]), *title, f"{one['score']:.4g}")
     Console().print(table)
     if len(found) < wanted:
         say(f"Only {len(found)} items are left that user {user} does not know; --seen lists the others too.")
+
+
+def show_table(title: str, rows: Sequence[Mapping[str, Any]], left: Sequence[str] = ()) -> None:
+    """Plain rows under a title; columns that nobody filled are left out."""
+    shown = [name for name in (rows[0] if rows else ()) if any(row[name] not in (None, "") for row in rows)]
+    table = Table(title=escape(title), title_justify="left")
+    for name in shown:
+        table.add_column(name, justify="left" if name in left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(escape("" if row[name] is None else _plain("", row[name])) for name in shown))
+    Console().print(table)
+
+
+def show_settings(found: Sequence[Setting]) -> None:
+    """Settings under the table, model or part they belong to."""
+    for place in dict.fromkeys(one.of for one in found):
+        tell(f"[bold]{escape(place)}[/bold]")
+        for one in (one for one in found if one.of == place):
+            tell(f"  [cyan]{escape(one.key)}[/cyan] = {escape(one.default)}  [dim]({escape(one.kind)})[/dim]")
+            tell(f"      {escape(one.about)}")
 
 
 def show_datasets(datasets: Mapping[str, DatasetInfo]) -> None:

@@ -34,15 +34,20 @@ def data_list(as_json: AsJson = False) -> None:
 
 
 @app.command("get")
-def data_get(name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: DataDir = None) -> None:
+def data_get(
+    name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: DataDir = None, as_json: AsJson = False
+) -> None:
     """Fetch a dataset, or find it in --data-dir, and check it.
 
     Example: `tacita data get ml-100k`
     """
     from tacita.data.sources import fetch
 
-    with console.working(f"getting {name}"):
+    with console.working(f"getting {name}", quiet=as_json):
         folder = fetch(name, data_dir=data_dir)
+    if as_json:
+        console.print_json({"name": name, "folder": str(folder)})
+        return
     console.say(f"{name} is ready in {folder}")
 
 
@@ -98,6 +103,7 @@ def data_import(
     date_format: DateFormat = None,
     decimal: Decimal = None,
     data_dir: DataDir = None,
+    as_json: AsJson = False,
 ) -> None:
     """Read any supported file and write it as a plain CSV with columns user, item, rating, timestamp, title.
 
@@ -107,8 +113,11 @@ def data_import(
 
     if out.exists():
         raise TacitaError(f"{out} exists; choose another --out.")
-    with console.working(f"reading {source}"):
+    with console.working(f"reading {source}", quiet=as_json):
         table = _load(source, columns, date_format, decimal, data_dir)
         save_csv(table, out)
+    if as_json:
+        console.print_json({"out": str(out), "rows": len(table.user), "guessed": table.guessed, "notes": table.notes})
+        return
     console.say("\n".join([table.guessed, *table.notes]))
     console.say(f"wrote {len(table.user):,} interactions to {out}")

@@ -44,7 +44,7 @@ def demo(
     with watching_run(folder, quiet) as watcher:
         run = training.train(config, folder, assembling.Machine(threads, data_dir=data_dir), watcher)
     console.show_result(run)
-    console.show_recommendations(user, run.recommend(user, 10))
+    console.show_recommendations(user, run.recommend(user, 10).to_dicts())
     console.say(f"Run folder: {run.folder} (open {run.folder / 'report.html'} in a browser)")
     console.say(f"Go on with: tacita recommend --run {run.folder} --user {user} -k 20")
 

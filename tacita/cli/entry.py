@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from tacita import __version__
-from tacita.cli import bench, data, demo, doctor, experiments, node, privacy, server, train
+from tacita.cli import bench, data, demo, doctor, experiments, node, privacy, server, serving, settings, train
 from tacita.core.errors import DiskFull, TacitaError
 
 app = typer.Typer(
@@ -23,8 +23,10 @@ app = typer.Typer(
 )
 for verb in (
     train.train,
-    train.recommend,
+    serving.recommend,
+    serving.similar,
     train.report,
+    settings.settings,
     experiments.reproduce,
     experiments.tune,
     privacy.share,

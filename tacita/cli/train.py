@@ -1,4 +1,4 @@
-"""The verbs of a run: train it, ask it for recommendations, report on it."""
+"""The verbs of a run: train it, report on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tacita.cli.options import (
     DataDir,
     DateFormat,
     Decimal,
-    HowMany,
     Quiet,
     RunOut,
     Sets,
@@ -166,38 +165,41 @@ def _show(run: Run, as_json: bool, quiet: bool) -> None:
         console.say(f"Note: what tally releases gives people away: `tacita audit tally --run {run.folder}` shows it.")
 
 
-def recommend(
-    run: Annotated[Path, typer.Option("--run", help="Run folder.")],
-    user: Annotated[list[str], typer.Option("--user", help="Raw user id; repeat for more.")],
-    k: HowMany = 10,
-    seen: Annotated[bool, typer.Option("--seen", help="Also items the user already knows.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Top items for users of a run, with raw ids and titles.
-
-    Example: `tacita recommend --run runs/first --user 196 -k 10`
-    """
-    from tacita.lab import serving
-    from tacita.report.promises import privacy_in_brief
-
-    found = serving.recommend(run, user, k, exclude_seen=not seen)
-    if as_json:
-        console.print_json(found)
-        return
-    for one, items in found.items():
-        console.show_recommendations(one, items, k)
-    console.answer(privacy_in_brief(serving.open_run(run).config))
-
-
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="One or more run folders.")],
-    out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
+    out: Annotated[
+        Path | None, typer.Option(help="HTML file to write (default: report.html, unless another kind is asked for).")
+    ] = None,
+    as_csv: Annotated[Path | None, typer.Option("--csv", help="The table as CSV, a row for each recipe.")] = None,
+    svg: Annotated[Path | None, typer.Option("--svg", help="The picture: one run, or all with intervals.")] = None,
+    latex: Annotated[Path | None, typer.Option("--latex", help="The table as LaTeX (booktabs).")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """An HTML report with pictures from one or many run folders.
+    """An HTML report with pictures from one or many run folders; or their table or picture for a paper.
 
-    Example: `tacita report runs/a runs/b --out compare.html`
+    Runs that differ in nothing but the seed are taken together: mean and 95 % interval over seeds.
+
+    Examples:
+
+    `tacita report runs/a runs/b --out compare.html`
+
+    `tacita report runs/seed-1 runs/seed-2 runs/seed-3 --csv table.csv --svg means.svg --latex table.tex`
     """
     from tacita.report.pages import write_report
+    from tacita.report.seeds import read_groups, rows_of, write_tables
 
-    write_report(folders, out)
-    console.say(f"wrote {out}")
+    if svg is not None and svg.suffix.lower() != ".svg":
+        raise TacitaError(f"--svg {svg}: a picture of this kind goes to a .svg file; choose that ending.")
+    if out is None and not (as_csv or svg or latex or as_json):
+        out = Path("report.html")
+    tables = {path: kind for path, kind in ((as_csv, "csv"), (latex, "latex")) if path is not None}
+    if tables:
+        write_tables(folders, tables)
+    for page in (out, svg):
+        if page is not None:
+            write_report(folders, page)
+    if as_json:
+        console.print_json(rows_of(read_groups(folders)))
+    for written in (out, as_csv, svg, latex):
+        if written is not None:
+            console.say(f"wrote {written}")

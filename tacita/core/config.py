@@ -57,7 +57,9 @@ class SplitConfig(Strict):
 
 
 class ParticipationConfig(Strict):
-    kind: Literal["all", "fraction", "poisson"] = "all"
+    kind: Literal["all", "fraction", "poisson"] = Field(
+        "all", description="who takes part in a round: everybody, a share of them, or everybody with a probability"
+    )
     rate: float = Field(1.0, gt=0, le=1, description="share of clients (fraction) or their probability (poisson)")
 
 
@@ -75,7 +77,7 @@ class TrainConfig(Strict):
 
     rounds: int = Field(100, ge=1, description="most rounds in a block")
     patience: int = Field(30, ge=1, description="rounds without a better validation score before a block ends")
-    batch_size: int = Field(512, ge=1)
+    batch_size: int = Field(512, ge=1, description="samples, or pairs, of one local step")
     negatives: int = Field(4, ge=0, description="negatives per positive")
     redraw: Literal["round", "epoch"] = Field("round", description="how often negatives are drawn anew")
     batches: Literal["samples", "people"] = Field(
@@ -83,7 +85,7 @@ class TrainConfig(Strict):
         description="what batches are cut from: a client's shuffled samples, or its shuffled people, each with all "
         "of their samples, so many that a batch holds about batch_size samples",
     )
-    local_epochs: int = Field(1, ge=1)
+    local_epochs: int = Field(1, ge=1, description="how often a client goes over its samples in a round")
     decay: float = Field(1.0, gt=0, le=1, description="factor on the learning rate after every round of a block")
     objective: Literal["bce", "squared", "bpr"] = Field(
         "bce",
@@ -126,7 +128,9 @@ class TrainConfig(Strict):
     )
     resume_from: Literal["best", "last"] = Field("best", description="which round the next block starts from")
     reset_private_each_block: bool = Field(False, description="as the F3CRec release does for NCF and PFedRec")
-    stepper: Literal["auto", "fused", "autograd"] = "auto"
+    stepper: Literal["auto", "fused", "autograd"] = Field(
+        "auto", description="what takes local steps: compiled loops where there are some, else autograd"
+    )
 
     @property
     def weighs_data(self) -> bool:
@@ -194,7 +198,7 @@ class RunConfig(Strict):
         description="what item rows start from: chance, or what the source says of its items (genres, year, words); "
         "sentences: with vectors of tacita[text] as well",
     )
-    seed: int = Field(1, ge=0)
+    seed: int = Field(1, ge=0, description="of every draw but those of the split; same seed, same numbers")
     privacy: PrivacyConfig = PrivacyConfig()
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()

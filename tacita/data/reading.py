@@ -109,7 +109,12 @@ def main_file(folder: Path) -> Path | None:
 
 def read_table(path: Path, hints: Hints) -> Table:
     """The user, item, rating, ... columns of a Parquet, JSON lines or text file; `hints` may say which."""
-    table = _parquet(path, hints) if _is_parquet(path) else _text(path, hints)
+    return checked(_parquet(path, hints) if _is_parquet(path) else _text(path, hints))
+
+
+def checked(table: Table) -> Table:
+    """The table, if there is something in it and what was said of it fits."""
+    path, hints = table.path, table.hints
     if not table.frame.height:
         raise problem(path, "a header but no rows", "give a file that has interactions in it")
     if hints.date_format and "timestamp" not in table.names:
@@ -164,13 +169,17 @@ def _text(path: Path, hints: Hints) -> Table:
 
 
 def _json_lines(path: Path, data: bytes, hints: Hints) -> Table:
-    frame = read_json_lines(path, data)
+    return table_of(path, JSON_LINES, read_json_lines(path, data), hints)
+
+
+def table_of(path: Path, kind: str, frame: pl.DataFrame, hints: Hints) -> Table:
+    """A table out of a frame whose columns have names and types."""
     names = frame.columns
     roles = roles_by_name(path, names, hints.columns)
     flat = [name for name, kind in frame.schema.items() if not kind.is_nested()]
     sample = frame.select(name for name in flat if names.index(name) not in roles.values()).head(SAMPLE_ROWS)
     roles, notes = look_over(names, roles, hints, sample, lambda name: frame[name])
-    return _typed(path, JSON_LINES, frame, names, roles, hints, notes)
+    return _typed(path, kind, frame, names, roles, hints, notes)
 
 
 def _delimited(path: Path, data: bytes, hints: Hints) -> Table:

@@ -15,6 +15,7 @@ import polars as pl
 from tacita.core.errors import TacitaError
 from tacita.core.files import write_bytes
 from tacita.data.columns import interactions
+from tacita.data.frames import IN_MEMORY
 from tacita.data.named import DATASETS, DatasetInfo, cache_dir, checked_file, fetch
 from tacita.data.problems import problem, unreadable
 from tacita.data.reading import main_file, read_table
@@ -39,6 +40,11 @@ def load(
     for flag, said in {"--columns": columns, "--date-format": date_format, "--decimal": decimal}.items():
         if said and (is_synthetic or source in DATASETS):
             raise TacitaError(f"{flag} is for files; '{source}' has columns that are known.")
+    if source == IN_MEMORY:
+        raise TacitaError(
+            "the run learned from a table in memory, which is not kept; give it again in Python, as in "
+            "tacita.train(table, out=FOLDER, resume=True), or train on a file of it."
+        )
     if is_synthetic:
         return _synthetic(source)
     if source in DATASETS:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tacita.core.config import RunConfig, validated
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
+from tacita.data.frames import Frame, read_frame
 from tacita.data.sources import load
 from tacita.data.splits import effective_split, split
 from tacita.federation.measuring import selecting_metric
@@ -40,18 +41,24 @@ def use_threads(threads: int) -> None:
     set_threads(threads or most)
 
 
-def assemble(config: RunConfig, machine: Machine) -> Federation:
-    """Load, split and check everything, so that bad input is refused before anything is written."""
+def assemble(config: RunConfig, machine: Machine, given: Frame | None = None) -> Federation:
+    """Load, split and check everything, so that bad input is refused before anything is written.
+
+    `given`: a table in memory, where that is what the run learns from.
+    """
     backbone, parts, draws = build(config)
     check_settings(config, backbone)
     use_threads(machine.threads)
-    table = load(
-        config.data,
-        data_dir=machine.data_dir,
-        columns=config.columns or None,
-        date_format=config.date_format,
-        decimal=config.decimal,
-    )
+    if given is not None:
+        table = read_frame(given, config.columns, config.date_format, config.decimal)
+    else:
+        table = load(
+            config.data,
+            data_dir=machine.data_dir,
+            columns=config.columns or None,
+            date_format=config.date_format,
+            decimal=config.decimal,
+        )
     config = effective(config.model_copy(update={"split": effective_split(table, config.split)}), backbone, parts)
     stream = split(table, config.split)
     if config.privacy.epsilon is not None and not config.privacy.blocks:

@@ -1,39 +1,184 @@
-"""What a finished run is for: its numbers, and recommendations from what its devices hold."""
+"""What a finished run is for: its numbers as tables, and recommendations from what its devices hold."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tacita.core.config import RunConfig
-from tacita.core.draws import keys_of
 from tacita.core.errors import TacitaError
-from tacita.core.types import Block, Floats, Ints, Ragged
-from tacita.federation.scoring import DeviceScorer
-from tacita.federation.state_arrays import (
-    read_server,
-)
-from tacita.kernels.ranking import best_items
-from tacita.lab.assembling import build, planned
-from tacita.lab.run_folder import Saved, lists_of, open_saved, read_config, read_result
-from tacita.round.device_state import read_devices
-from tacita.round.plan import to_serve
+from tacita.core.python_words import in_python
+from tacita.core.types import Floats, Ints
+from tacita.data.frames import Frame, named, numbers, raw_ids, table, whole
+from tacita.lab.arrival import arrived
+from tacita.lab.loaded import Best, Loaded, Wish, alike, check_wanted, load, loaded_from, stamp
+from tacita.lab.run_folder import Saved, read_config, read_result
+from tacita.report.data import control_name, method_name
+
+__all__ = ["Run", "check_wanted", "open_run", "recommend", "serve"]
+
+Id = str | int
+"""A raw id as the data has it; whole numbers may be given as such."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its numbers, and recommendations from what its devices hold."""
+    """A finished run: what its people get, what its items are like, and how good it is.
+
+    It reads its folder when it is first asked, and again whenever the folder has changed. The examples below are of
+    this run:
+
+    >>> import tacita as tc
+    >>> run = tc.train("synthetic:users=60,items=40,per_user=12", backbone="tally", out="example")
+    >>> run
+    Run('example', backbone 'tally', 60 users, 40 items)
+    """
 
     folder: Path
     config: RunConfig
     result: dict[str, Any]
+    _held: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def recommend(self, user: str | int, k: int = 10, exclude_seen: bool = True) -> list[dict[str, Any]]:
-        """Top k for a raw user id: [{item, title, score, basis}], best first."""
-        return recommend(self.folder, [str(user)], k, exclude_seen)[str(user)]
+    def __repr__(self) -> str:
+        data, model = self.result["data"], self.config.backbone.get("name", "mf")
+        return f"Run('{self.folder}', backbone '{model}', {data['users']:,} users, {data['items']:,} items)"
+
+    def _loaded(self) -> Loaded:
+        """Its models, read once and kept until the folder changes."""
+        now = stamp(self.folder)
+        if not now or self._held.get("stamp") != now:
+            self._held.clear()
+            self._held["models"] = load(self.folder)
+            self._held["stamp"] = stamp(self.folder)
+        models: Loaded = self._held["models"]
+        return models
+
+    @property
+    def users(self) -> list[str]:
+        """The raw ids of everybody in the run.
+
+        >>> len(run.users), "u1" in run.users
+        (60, True)
+        """
+        with in_python():
+            return self._loaded().users
+
+    @property
+    def items(self) -> list[str]:
+        """The raw ids of all its items.
+
+        >>> len(run.items)
+        40
+        """
+        with in_python():
+            return self._loaded().items
+
+    def recommend(
+        self,
+        users: Id | Iterable[Id] | None = None,
+        k: int = 10,
+        *,
+        exclude: Iterable[Id] = (),
+        include: Iterable[Id] | None = None,
+        seen: bool = False,
+    ) -> Frame:
+        """The k best items of one person, of several, or (None) of everybody, as a table with a row for each item.
+
+        Columns: user, rank (from 1), item, score, title (null where nobody said it) and basis: "history", or
+        "popularity" for people of whom nothing is known. What a person did before is left out unless `seen`. `exclude`
+        are items that nobody gets, `include` the only ones that anybody gets. Nobody's list depends on who else was
+        asked for.
+
+        >>> run.recommend("u1", k=3).columns
+        ['user', 'rank', 'item', 'score', 'title', 'basis']
+        >>> run.recommend(["u1", "u2"], k=3)["rank"].to_list()
+        [1, 2, 3, 1, 2, 3]
+        >>> run.recommend(k=5).height
+        300
+        >>> set(run.recommend("u1", k=9, include=["i3", "i4"])["item"]) <= {"i3", "i4"}
+        True
+        """
+        with in_python():
+            models = self._loaded()
+            asked = models.users if users is None else raw_ids(users)
+            return recommended(models, asked, wish_of(models, k, seen, exclude, include))
+
+    def scores(self, user: Id, items: Iterable[Id] | None = None) -> Frame:
+        """What a person's device thinks of some items, or of all, in the order they are given: item, score, title.
+
+        Scores order one person's items. They are no probabilities, and say nothing across people.
+
+        >>> run.scores("u1", ["i3", "i4"])["item"].to_list()
+        ['i3', 'i4']
+        """
+        with in_python():
+            models = self._loaded()
+            (person,) = _one(user, "user")
+            wanted = models.item_numbers(models.items if items is None else raw_ids(items))
+            found = models.scorer(models.saved.numbers([person]))[0]
+            return table(_items(models, wanted, found[wanted]))
+
+    def similar(self, item: Id, k: int = 10) -> Frame:
+        """The k items that are most like one of them: rank, item, score, title.
+
+        For backbone `tally` the score is the item's column of its matrix: how much having the other item speaks for
+        this one. For models with item rows it is the cosine of the two rows that devices score with. Items with a score
+        of exactly 0, of which the model says nothing, are left out.
+
+        >>> near = run.similar("i3", k=5)
+        >>> near["score"].is_sorted(descending=True)
+        True
+        """
+        with in_python():
+            models = self._loaded()
+            (one,) = _one(item, "item")
+            return similar_items(models, one, k)
+
+    def fold_in(
+        self,
+        history: Iterable[Id],
+        k: int = 10,
+        *,
+        exclude: Iterable[Id] = (),
+        include: Iterable[Id] | None = None,
+        seen: bool = False,
+    ) -> Frame:
+        """The k best items for somebody whom the run never saw, from a history alone, oldest first: rank, item, score,
+        title.
+
+        It is computed as the person's own device would, and nothing is kept or told to anybody. Backbone `tally` reads
+        the history: the scores are those that a person of the run with the same history has. Models with private
+        vectors train one on it, with item rows and shared parameters as they are, in as many rounds as the run took;
+        the same history gives the same answer. Methods whose devices score with more than that (prediction transfer,
+        sharing) refuse.
+
+        >>> run.fold_in(["i3", "i4", "i9"], k=4)["rank"].to_list()
+        [1, 2, 3, 4]
+        """
+        with in_python():
+            models = self._loaded()
+            wish = wish_of(models, k, seen, exclude, include)
+            return folded_in(models, raw_ids(history), rounds_of(self.result), wish)
+
+    def metrics(self) -> Frame:
+        """Test quality of the run and of its controls: scorer, block (null: the mean), users, a column a metric.
+
+        The mean is over blocks 1 and later, or of the only one. What was not measured is null.
+
+        >>> run.metrics().columns
+        ['scorer', 'block', 'users', 'ndcg@20', 'recall@20']
+        """
+        with in_python():
+            result = read_result(self.folder)
+            return _metrics(result, method_name(self._model, self.config.method, self.config.parts))
+
+    @property
+    def _model(self) -> str:
+        return str(self.config.backbone.get("name", "mf"))
 
 
 def open_run(folder: Path) -> Run:
@@ -41,43 +186,99 @@ def open_run(folder: Path) -> Run:
     return Run(folder, read_config(folder), result)
 
 
-def check_wanted(k: int, n_items: int) -> None:
-    """Refuse to recommend nothing, or more items than there are."""
-    if not 1 <= k <= n_items:
-        raise TacitaError(f"cannot recommend {k} items; choose from 1 to the {n_items:,} there are.")
+def wish_of(
+    models: Loaded, k: int, seen: bool, exclude: Iterable[Id] = (), include: Iterable[Id] | None = None
+) -> Wish:
+    """What is wanted, with items by their number."""
+    without = models.item_numbers(raw_ids(exclude))
+    among = None if include is None else np.unique(models.item_numbers(raw_ids(include)))
+    if among is not None and not len(among):
+        raise TacitaError("the list of items to choose from is empty; give some, or leave it out.")
+    return Wish(k, seen, without, among)
+
+
+def rounds_of(result: dict[str, Any]) -> int:
+    """How many rounds the run's own people had, up to the models that are served."""
+    return max(1, sum(int(block["best_round"]) for block in result["blocks"]))
+
+
+def recommended(models: Loaded, users: Sequence[str], wish: Wish) -> Frame:
+    """The best items of some people: user, rank, item, score, title, basis."""
+    found = Best.joined([*models.best(models.saved.numbers(list(users)), wish)] or [_nothing()])
+    who = {"user": named(users, found.user), "rank": found.rank.astype(np.int64)}
+    basis = named(["history", "popularity"], found.popular)
+    return table({**who, **_items(models, found.item, found.score), "basis": basis})
+
+
+def folded_in(models: Loaded, history: Sequence[str], rounds: int, wish: Wish) -> Frame:
+    """The best items for somebody with this history: rank, item, score, title. A repeated item counts once."""
+    found = arrived(models, models.item_numbers(list(dict.fromkeys(history))), rounds, wish)
+    return table({"rank": found.rank.astype(np.int64), **_items(models, found.item, found.score)})
+
+
+def similar_items(models: Loaded, item: str, k: int) -> Frame:
+    """The items that are most like one of them: rank, item, score, title."""
+    top, score = alike(models, int(models.item_numbers([item])[0]), k)
+    return table({"rank": np.arange(1, len(top) + 1), **_items(models, top, score)})
 
 
 def recommend(
     folder: Path, users: list[str], k: int = 10, exclude_seen: bool = True
 ) -> dict[str, list[dict[str, Any]]]:
     """Top k items for raw user ids, scored as their own devices would, or popular ones where nothing is known."""
-    saved = open_saved(folder)
-    chosen, ids = saved.numbers(users), saved.ids
-    check_wanted(k, len(ids["items"]))
-    scores = serve(saved, chosen)
-    hidden, seen = np.zeros(scores.shape, bool), lists_of(saved.held, "history").take(chosen)
-    hidden[seen.rows(), seen.ids] = exclude_seen
-    unknown = ~((scores != 0) & ~hidden).any(axis=1)  # nobody's zeros are a taste: those people get what is popular
-    if unknown.any():
-        scores[unknown] = build(saved.config)[0].popularity(read_server(saved.served, saved.note))
-    scores[hidden] = -np.inf
-    top, top_scores = best_items(scores, k)
-    out = {}
-    for row, user in enumerate(users):
-        basis = "popularity" if unknown[row] else "history"
-        found = [(ids["items"][i], float(s)) for i, s in zip(top[row], top_scores[row], strict=True) if np.isfinite(s)]
-        out[user] = [{"item": i, "title": ids["titles"].get(i, ""), "score": s, "basis": basis} for i, s in found]
+    models = load(folder)
+    return listed(models, users, Wish(k, seen=not exclude_seen))
+
+
+def listed(models: Loaded, users: Sequence[str], wish: Wish) -> dict[str, list[dict[str, Any]]]:
+    """The best items of some people as plain lists: user -> [{item, title, score, basis}], best first."""
+    users = list(dict.fromkeys(users))
+    out: dict[str, list[dict[str, Any]]] = {user: [] for user in users}
+    items, titles = models.items, models.titles
+    for best in models.best(models.saved.numbers(users), wish):
+        rows = zip(best.user.tolist(), best.item.tolist(), best.score.tolist(), best.popular.tolist(), strict=True)
+        for user, item, score, popular in rows:
+            basis = "popularity" if popular else "history"
+            out[users[user]].append({"item": items[item], "title": titles[item] or "", "score": score, "basis": basis})
     return out
 
 
 def serve(saved: Saved, users: Ints) -> Floats:
     """Scores of the given users from saved state alone, without the dataset."""
-    config, held = saved.config, saved.held
-    plan, server = planned(config), read_server(saved.served, saved.note)
-    clients = read_devices(held, "")
-    current = lists_of(held, "current")
-    n, none = clients.n_users, Ragged.empty(clients.n_users)
-    block = Block(server.block, n, len(server.items), current, none, none, np.zeros(n, bool), len(current.ids))
-    keys = keys_of(saved.ids["users"])
-    past = lists_of(held, "past") if "past/ptr" in held else None
-    return DeviceScorer(plan, server, clients, block, keys, to_serve(plan, server), "serve", past)(users)
+    return loaded_from(saved).scorer(users)
+
+
+def _one(given: Any, what: str) -> list[str]:
+    found = raw_ids(given)
+    if len(found) != 1:
+        raise TacitaError(f"one {what} is asked for, not {len(found)}; ask for each by itself.")
+    return found
+
+
+def _nothing() -> Best:
+    none = np.zeros(0, np.int32)
+    return Best(none, none, none, none.astype(np.float32), none.astype(bool))
+
+
+def _items(models: Loaded, item: Ints, score: Floats) -> dict[str, Any]:
+    return {"item": named(models.items, item), "score": score, "title": named(models.titles, item)}
+
+
+def _metrics(result: dict[str, Any], method: str) -> Frame:
+    """Rows of the method, then of its controls; each block, then the mean."""
+    scored = {method: result} | {
+        control_name(name): one for name, one in result["controls"].items() if "skipped" not in one
+    }
+    tested = [int(block["users"]) for block in result["blocks"]]
+    counted = sum(tested[1:] or tested)
+    columns: dict[str, list[Any]] = {name: [] for name in ("scorer", "block", "users", *result["mean"])}
+    for name, one in scored.items():
+        rows = [*((n, tested[n], block) for n, block in enumerate(one["blocks"])), (None, counted, one["mean"])]
+        for block, users, found in rows:
+            columns["scorer"].append(name)
+            columns["block"].append(block)
+            columns["users"].append(users)
+            for metric in result["mean"]:
+                columns[metric].append(found.get(metric) if users else None)
+    plain = {"scorer": columns.pop("scorer"), "block": whole(columns.pop("block")), "users": columns.pop("users")}
+    return table({**plain, **{name: numbers(values) for name, values in columns.items()}})

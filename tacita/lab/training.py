@@ -29,6 +29,7 @@ from tacita.core.files import (
     write_bytes,
     write_json,
 )
+from tacita.data.frames import Frame
 from tacita.data.silos import Homes
 from tacita.federation.rounds import Progress, RoundReport, run_stream, start
 from tacita.federation.state_arrays import (
@@ -69,13 +70,22 @@ class Watcher:
 NOBODY = Watcher()
 
 
-def train(config: RunConfig, out: Path, machine: Machine = ALL_CORES, watcher: Watcher = NOBODY) -> Run:
-    """A new run in a new folder; what fails before its first round leaves no folder."""
+def train(
+    config: RunConfig,
+    out: Path,
+    machine: Machine = ALL_CORES,
+    watcher: Watcher = NOBODY,
+    given: Frame | None = None,
+) -> Run:
+    """A new run in a new folder; what fails before its first round leaves no folder.
+
+    `given`: the table it learns from, where that is in memory.
+    """
     if out.exists() or out.is_symlink():
         begun = (out / "config.toml").is_file()
         told = f"exists; go on with `tacita train --out {out} --resume`, or" if begun else "exists and holds no run;"
         raise TacitaError(f"{out} {told} choose another --out.")
-    fed = assemble(config, machine)
+    fed = assemble(config, machine, given)
     make_folder(out, fed.config, fed.stream)
     with alone_in(out):
         try:
@@ -93,6 +103,7 @@ def resume(
     machine: Machine = ALL_CORES,
     watcher: Watcher = NOBODY,
     controls: bool = True,
+    given: Frame | None = None,
 ) -> Run:
     """Go on with a run that was interrupted; a finished one is simply opened.
 
@@ -109,7 +120,7 @@ def resume(
         config, ids = read_config(out), read_ids(out)
         if "settings" not in ids:
             raise TacitaError(f"{out} was begun by an earlier version of tacita; start a new run with this one.")
-        fed = assemble(config, machine)
+        fed = assemble(config, machine, given)
         if ids["fingerprint"] != fed.stream.fingerprint:
             raise TacitaError(f"{out} was trained on other data than '{config.data}' holds now; start a new run.")
         if not (out / "result.json").is_file():

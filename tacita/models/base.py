@@ -272,6 +272,12 @@ class Backbone(ABC):
         """How many people told the server of each item, where that is something it is told."""
         return np.zeros(len(server.items), np.float32)
 
+    def likeness(self, server: ServerState, items: Floats, item: int) -> Floats:
+        """How much every item is like one of them: the cosine of their rows in the table that devices score with."""
+        size = np.sqrt((items.astype(np.float64) ** 2).sum(axis=1))
+        made: Floats = ((items @ items[item]) / np.maximum(size * size[item], 1e-12)).astype(np.float32)
+        return made
+
     # how it scores
 
     def context(self, view: CohortView) -> Ragged | None:

@@ -313,30 +313,49 @@ def _number(axes: Axes, box: tuple[float, float, float, float], value: str, chan
 
 def dots(rows: Sequence[Dot], alt: str) -> str:
     """Means with their intervals, diamonds for what was published, the mean in figures at the right."""
+    names, left, high = _dot_names(rows)
+    with sheet(WIDE, high) as page:
+        _draw_dots(page, page.axes(left, 4, 56, 28), rows, names)
+        return page.svg(alt)
+
+
+def dot_picture(rows: Sequence[Dot], title: str, kind: str) -> bytes:
+    """The same as a "png" or "svg" file under a title."""
+    names, left, high = _dot_names(rows)
+    with sheet(WIDE + 160, high + 34) as page:
+        page.figure.patch.set_visible(True)
+        page.text((WIDE + 160) / 2, 20, cut(title, 76), ha="center", weight="bold", size=13)
+        _draw_dots(page, page.axes(left, 38, 62, 28), rows, names)
+        return page.save(kind)
+
+
+def _dot_names(rows: Sequence[Dot]) -> tuple[list[list[str]], float, float]:
+    """The names in lines, the room they take at the left, and how high all rows are."""
     names = [wrap(cut(one.name, 44), 22) for one in rows]
     left = LETTER * max(len(line) for name in names for line in name) + 10
     tall = 27.0 if max(map(len, names)) == 1 else 34.0
-    with sheet(WIDE, 34 + tall * len(rows)) as page:
-        axes = page.axes(left, 4, 56, 28)
-        axes.set(ylim=(len(rows) - 0.5, -0.5))
-        at, (low, high) = range(len(rows)), _ends(rows)
-        axes.hlines(at, low, high, color=LIGHT["s0"], lw=2)
-        (ours,) = axes.plot([one.mean for one in rows], at, "o", color=LIGHT["s0"], ms=8, mec=LIGHT["card"])
-        page.tip(ours, [f"{one.name}: {one.mean:.4f}" for one in rows])
-        told = [(one.published, n) for n, one in enumerate(rows) if one.published is not None]
-        if told:
-            (theirs,) = axes.plot(*zip(*told, strict=True), "D", color=LIGHT["s4"], ms=7, mec=LIGHT["card"])
-            page.tip(theirs, [f"{rows[n].name}, published: {value}" for value, n in told])
-        _scale(axes, [*low, *high, *(value for value, _ in told)], "x", nbins=4)
-        axes.set_yticks(at, ["\n".join(name) for name in names])
-        axes.grid(axis="x", lw=1)
-        axes.spines[["left", "bottom"]].set_visible(False)
-        axes.tick_params(left=False, bottom=False, pad=5)
-        axes.tick_params(axis="x", labelcolor=LIGHT["soft"], labelsize=SMALL)
-        for n, one in enumerate(rows):
-            words = f"{one.mean:.4f}"
-            axes.annotate(words, (1, n), (52, -4), ("axes fraction", "data"), "offset pixels", ha="right")
-        return page.svg(alt)
+    return names, left, 34 + tall * len(rows)
+
+
+def _draw_dots(page: Sheet, axes: Axes, rows: Sequence[Dot], names: Sequence[Sequence[str]]) -> None:
+    axes.set(ylim=(len(rows) - 0.5, -0.5))
+    at, (low, high) = range(len(rows)), _ends(rows)
+    axes.hlines(at, low, high, color=LIGHT["s0"], lw=2)
+    (ours,) = axes.plot([one.mean for one in rows], at, "o", color=LIGHT["s0"], ms=8, mec=LIGHT["card"])
+    page.tip(ours, [f"{one.name}: {one.mean:.4f}" for one in rows])
+    told = [(one.published, n) for n, one in enumerate(rows) if one.published is not None]
+    if told:
+        (theirs,) = axes.plot(*zip(*told, strict=True), "D", color=LIGHT["s4"], ms=7, mec=LIGHT["card"])
+        page.tip(theirs, [f"{rows[n].name}, published: {value}" for value, n in told])
+    _scale(axes, [*low, *high, *(value for value, _ in told)], "x", nbins=4)
+    axes.set_yticks(at, ["\n".join(name) for name in names])
+    axes.grid(axis="x", lw=1)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.tick_params(left=False, bottom=False, pad=5)
+    axes.tick_params(axis="x", labelcolor=LIGHT["soft"], labelsize=SMALL)
+    for n, one in enumerate(rows):
+        words = f"{one.mean:.4f}"
+        axes.annotate(words, (1, n), (52, -4), ("axes fraction", "data"), "offset pixels", ha="right")
 
 
 def _ends(rows: Sequence[Dot]) -> tuple[list[float], list[float]]:

@@ -92,6 +92,7 @@ class RunData:
     mask: str
     ranking: str
     protocol: tuple[Any, ...]  # two runs can be compared if these are equal
+    recipe: str  # all settings but the seed, and the data: where these are equal, only chance differs
     blocks: list[BlockData]
     mean: Scores
     continual: Scores  # la, ra, hm
@@ -243,6 +244,7 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
         mask=mask,
         ranking=f"against {sampled} sampled items" if sampled else "of all items",
         protocol=(str(data["fingerprint"]), *map(str, protocol)),
+        recipe=json.dumps({**config, "seed": None, "data": str(data["fingerprint"])}, sort_keys=True),
         blocks=blocks,
         mean=_mean(raw["mean"], raw["blocks"]),
         continual=Scores({k: _number(raw["continual"][k]) for k in ("la", "ra", "hm")}),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tacita.report import charts
 from tacita.report.charts import Look, Series
 from tacita.report.data import RunData, human_bytes, nice, shown
 from tacita.report.elements import Cell, Comparison, Figure, Table, cells
 from tacita.report.one_run import LOOKS, in_words
+from tacita.report.seeds import over_seeds, with_interval
 
 MOST_LINES = 16  # runs in one chart
 UNLIKE = "These runs differ in data, split, mask or metric: compare only those that agree in these."
@@ -56,19 +56,18 @@ def _means_table(runs: Sequence[RunData], labels: Sequence[str], fair: bool) -> 
 
 
 def _seed_tables(runs: Sequence[RunData]) -> list[Table]:
-    """Mean and range where the same thing was run with several seeds."""
-    groups: dict[tuple[Any, ...], list[RunData]] = {}
-    for run in runs:
-        groups.setdefault((run.method, run.backbone, run.data, run.main, run.protocol), []).append(run)
+    """Mean, interval and range where the same thing was run with several seeds."""
     rows = []
-    for same in groups.values():
-        if len({r.seed for r in same}) > 1:
-            one, values = same[0], [r.score for r in same]
-            spread = [shown(v) for v in (sum(values) / len(values), min(values), max(values))]
+    for one in over_seeds(runs):
+        for metric in one.runs[0].metrics if len(one.runs) > 1 else ():
+            mean, half = one.means[metric]
+            values = [run.mean[metric] for run in one.runs]
+            told = [with_interval(mean, half), *map(shown, (min(values), max(values)))]
             named = Cell(" · ".join(dict.fromkeys([one.method, one.backbone])), note=one.data)
-            rows.append([named, *cells(nice(one.main), str(len(same)), *spread)])
-    head = cells("what", "metric", "runs", "mean", "lowest", "highest")
-    return [Table("Over seeds", head, rows)] if rows else []
+            rows.append([named, *cells(nice(metric), str(len(values)), *told)])
+    head = cells("what", "metric", "runs", "mean ± 95 %", "lowest", "highest")
+    said = "Over seeds: runs that differ in nothing else; after ± the half-width of the 95 % interval of the mean"
+    return [Table(said, head, rows)] if rows else []
 
 
 def _figures(runs: Sequence[RunData], labels: Sequence[str], metric: str, fair: bool) -> list[Figure]:

@@ -13,11 +13,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from tacita.core.errors import TacitaError
 from tacita.core.files import write_bytes
-from tacita.report.charts import Picture, draw_picture
+from tacita.report.charts import Dot, Picture, dot_picture, draw_picture
 from tacita.report.data import RunData, nice, read_run
 from tacita.report.drawing import COLOURS
 from tacita.report.many_runs import compare, labels_of
 from tacita.report.one_run import quality_series, run_body, segments, size_of
+from tacita.report.seeds import over_seeds, seedless_labels
 
 PICTURES = (".png", ".svg")
 
@@ -62,16 +63,25 @@ def _picture(run: RunData, kind: str) -> bytes:
     )
 
 
+def _many_picture(runs: list[RunData], kind: str) -> bytes:
+    """Mean quality, with intervals where runs differ in nothing but the seed."""
+    groups = over_seeds(runs)
+    metric = next((m for m in runs[0].metrics if all(m in one.means for one in groups)), None)
+    if metric is None:
+        raise TacitaError("the runs report no metric in common, so there is no picture of them; draw each by itself.")
+    rows = [Dot(label, *one.means[metric], None) for label, one in zip(seedless_labels(groups), groups, strict=True)]
+    on = ", ".join(dict.fromkeys(r.data for r in runs))
+    return dot_picture(rows, f"{nice(metric)} on {on}", kind)
+
+
 def write_report(folders: list[Path], out: Path) -> None:
-    """One self-contained page from one or many finished run folders; of one run also a picture, a .png or .svg file."""
+    """One self-contained page from one or many finished run folders; or their picture, a .png or .svg file."""
     if not folders:
         raise TacitaError("no run folder given; name one or more, as in `tacita report runs/x`.")
     kind = out.suffix.lower()
-    if kind in PICTURES and len(folders) > 1:
-        raise TacitaError(f"cannot draw {out.name}: a picture shows one run; name one, or write a .html file.")
     runs = [read_run(folder) for folder in folders]
     if kind in PICTURES:
-        page = _picture(runs[0], kind.removeprefix("."))
+        page = _picture(runs[0], kind[1:]) if len(runs) == 1 else _many_picture(runs, kind[1:])
     else:
         page = _one(runs[0]) if len(runs) == 1 else _many(runs)
     write_bytes(out, page)

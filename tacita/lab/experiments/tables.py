@@ -12,7 +12,7 @@ from scipy import stats
 
 from tacita.lab.experiments.once import Line, unpack
 from tacita.lab.experiments.plan import Cell, Experiment
-from tacita.metrics import continual_summary
+from tacita.metrics import continual_summary, interval
 from tacita.report import elements
 from tacita.report.charts import Dot, dots
 from tacita.report.elements import Figure, Table
@@ -50,15 +50,6 @@ class Comparison:
     def other(self, labels: dict[str, str]) -> str:
         """What it is compared with, in words."""
         return labels[self.against] + ("" if self.its_backbone == self.backbone else f" ({self.its_backbone})")
-
-
-def interval(values: list[float]) -> tuple[float, float]:
-    """Mean and half-width of the 95 % t-interval."""
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return mean, float("nan")
-    spread = float(np.std(values, ddof=1)) / np.sqrt(len(values))
-    return mean, float(stats.t.ppf(0.975, len(values) - 1)) * spread
 
 
 def verdict(mean: float, half: float, published: float | None, tolerance: float) -> str:

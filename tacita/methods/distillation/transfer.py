@@ -66,24 +66,24 @@ class TransferConfig(PartConfig):
         {}, description="the server's model; without a name the clients' own, with options changed"
     )
     server_epochs: int = Field(4, ge=1, description="passes over the uploads of a round")
-    server_batch: int = Field(1024, ge=1)
+    server_batch: int = Field(1024, ge=1, description="samples of one step of the server's model")
     server_loss: Literal["mean", "sum"] = Field("mean", description="over a batch; sum as PTF-FedRec's code")
     graph_above: float = Field(0.0, ge=0, lt=1, description="scores that join a user and an item in the server's graph")
     server_decay: float = Field(1e-6, ge=0, description="weight decay of the server's model")
     weighting: bool = Field(True, description="an agent weighs the uploads (false: -c)")
     weighting_without: Literal["", "size", "statistics", "loss"] = Field("", description="state it does without")
-    weighting_lr: float = Field(1e-3, gt=0)
+    weighting_lr: float = Field(1e-3, gt=0, description="learning rate of the agent that weighs teachers")
     agent_loss: Loss = Field("ce", description="what the agents are told of a client's upload: cross entropy, or KL")
     select: Literal["agent", "confident", "random", "top", "none"] = Field(
         "agent", description="what the server sends: an agent's picks, PTF-FedRec's rule, a schedule, nothing"
     )
     most: int = Field(30, ge=1, description="items that may be sent to a client in a round (mu)")
     scheduled: float = Field(1.0, ge=0, description="items a client gets under select = random or top, on average")
-    select_lr: float = Field(1e-3, gt=0)
+    select_lr: float = Field(1e-3, gt=0, description="learning rate of the agent that picks samples")
     select_without: Literal["", "loss", "diversity", "divergence"] = Field("", description="reward it does without")
     select_adjust: bool = Field(True, description="picking pays less the later in the list (control ii: false)")
     select_shuffle: bool = Field(False, description="rewards are dealt anew among the clients (control i)")
-    select_rho: float = Field(4.0, gt=0)
+    select_rho: float = Field(4.0, gt=0, description="how fast picking pays less down the list")
     history: Literal["last", "all"] = Field("last", description="uploads that candidates come from")
     answers: Literal["server", "client"] = Field("server", description="whose model recommends and is measured")
 

@@ -50,7 +50,7 @@ from tacita.models.tally.solver import (
     packed,
 )
 from tacita.models.tally.sums import Shape, Sums, told_again
-from tacita.models.tally.weights import add_products, as_heads, recency_weights, to_weights
+from tacita.models.tally.weights import add_products, as_heads, column_of, recency_weights, to_weights
 
 STATE = "tally"  # the name of its server-side arrays
 COME_BACK, AVOID = 0.05, -1.0  # what repeat = "learn" adds to items of earlier blocks
@@ -286,6 +286,10 @@ class Tally(Backbone):
         """People of each item, counted again in every block in which they told it."""
         touched = Sums.read(server.parts.get(STATE)).touched.sum(axis=0)
         return np.pad(touched, (0, len(server.items) - len(touched))).astype(np.float32)
+
+    def likeness(self, server: ServerState, items: Floats, item: int) -> Floats:
+        """What every item says for this one: its column of B."""
+        return column_of(server.heads, item, len(server.items))
 
     @property
     def trials(self) -> int:

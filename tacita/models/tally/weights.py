@@ -65,6 +65,17 @@ def dense_weights(heads: Arrays) -> Floats:
     return np.asarray(found.toarray() if scipy.sparse.issparse(found) else found)
 
 
+def column_of(heads: Arrays, item: int, n_items: int) -> Floats:
+    """What every item says for one item; items that are no input, or came too late for B, say nothing."""
+    matrix, said = matrix_of(heads), np.zeros(n_items, np.float32)
+    if item >= matrix.shape[1]:
+        return said
+    column = matrix[:, [item]]
+    dense = np.asarray(column.toarray() if scipy.sparse.issparse(column) else column, np.float32)[:, 0]
+    said[heads["inputs"] if len(heads["inputs"]) else slice(0, len(dense))] = dense
+    return said
+
+
 def recency_weights(lists: Ragged, recency: float) -> Floats:
     """What each entry counts: the newest of a list 1, one that is `recency` items older 1/e."""
     age = np.repeat(lists.ptr[1:], lists.counts()) - 1 - np.arange(len(lists.ids))

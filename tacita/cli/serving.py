@@ -1,0 +1,112 @@
+"""The verbs that ask a run: what its people get, and which of its items are alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tacita.cli import console
+from tacita.cli.options import AsJson, HowMany
+from tacita.core.errors import TacitaError
+
+if TYPE_CHECKING:
+    from tacita.data.frames import Frame
+
+MOST_ROWS = 1000  # that are printed for people
+
+
+def recommend(
+    run: Annotated[Path, typer.Option("--run", help="Run folder.")],
+    user: Annotated[list[str] | None, typer.Option("--user", help="Raw user id; repeat for more.")] = None,
+    everybody: Annotated[bool, typer.Option("--all", help="Everybody in the run.")] = False,
+    history: Annotated[
+        str | None,
+        typer.Option("--history", metavar="A,B,...", help="Somebody the run never saw: items, oldest first."),
+    ] = None,
+    k: HowMany = 10,
+    seen: Annotated[bool, typer.Option("--seen", help="Also items the user already knows.")] = False,
+    exclude: Annotated[str, typer.Option(metavar="A,B,...", help="Items that nobody gets.")] = "",
+    include: Annotated[str, typer.Option(metavar="A,B,...", help="Only these items.")] = "",
+    out: Annotated[Path | None, typer.Option("--out", help="Write the table to a .parquet or .csv file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Top items for users of a run, for all of them, or for a history, with raw ids and titles.
+
+    Examples:
+
+    `tacita recommend --run runs/first --user 196 -k 10`
+
+    `tacita recommend --run runs/first --all --out recs.parquet`
+
+    `tacita recommend --run runs/first --history 50,181,172 --exclude 1`
+    """
+    from tacita.data.frames import check_ending
+    from tacita.lab import loaded, serving
+    from tacita.report.promises import privacy_in_brief
+
+    if bool(user) + everybody + (history is not None) != 1:
+        raise TacitaError("say for whom: either --user ID, --all, or --history ITEM,ITEM,...")
+    if out is not None:
+        check_ending(out)
+    opened, models = serving.open_run(run), loaded.load(run)
+    wish = serving.wish_of(models, k, seen, _ids(exclude), _ids(include) if include else None)
+    if history is not None:
+        found = serving.folded_in(models, _ids(history), serving.rounds_of(opened.result), wish)
+        _put(found, out, as_json, "for somebody with this history")
+    elif everybody or out is not None:
+        asked = models.users if everybody else list(dict.fromkeys(user or []))
+        if out is None and not as_json and len(asked) * k > MOST_ROWS:
+            raise TacitaError(
+                f"{len(asked) * k:,} rows are too many to read; name a file, as in --out recs.parquet, or say --json."
+            )
+        _put(serving.recommended(models, asked, wish), out, as_json, f"for {len(asked):,} users")
+    else:
+        _show_users(serving.listed(models, user or [], wish), k, as_json)
+    if not as_json:
+        console.answer(privacy_in_brief(opened.config))
+
+
+def similar(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    item: Annotated[str, typer.Argument(metavar="ITEM", help="Raw item id.")],
+    k: HowMany = 10,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the table to a .parquet or .csv file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Items that are like one of them: for tally by its matrix, for other models by the cosine of item rows.
+
+    Example: `tacita similar runs/first 50 -k 5`
+    """
+    from tacita.data.frames import check_ending
+    from tacita.lab import loaded, serving
+
+    if out is not None:
+        check_ending(out)
+    _put(serving.similar_items(loaded.load(run), item, k), out, as_json, f"like item {item}")
+
+
+def _show_users(found: dict[str, list[dict[str, Any]]], k: int, as_json: bool) -> None:
+    if as_json:
+        console.print_json(found)
+        return
+    for one, items in found.items():
+        console.show_recommendations(one, items, k)
+
+
+def _put(found: Frame, out: Path | None, as_json: bool, title: str) -> None:
+    """A table into a file, or to people or machines."""
+    from tacita.data.frames import write_frame
+
+    if out is not None:
+        write_frame(found, out)
+        console.say(f"wrote {found.height:,} rows to {out}")
+    if as_json:
+        console.print_json(found.to_dicts())
+    elif out is None:
+        console.show_table(title, found.to_dicts(), ("user", "item", "title", "basis"))
+
+
+def _ids(text: str) -> list[str]:
+    return [one.strip() for one in text.split(",") if one.strip()]

@@ -1,0 +1,38 @@
+"""The verb that says what can be set."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tacita.cli import console
+from tacita.cli.options import AsJson
+
+
+def settings(
+    key: Annotated[
+        str | None, typer.Argument(metavar="[KEY]", help="A setting, a table, a backbone, a part or a method.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Every setting of runs, backbones and parts, with what it does and its default.
+
+    Settings go to a TOML file or to --set; those of a backbone are set as backbone.NAME, those of a part in its entry
+    of `parts`.
+
+    Examples:
+
+    `tacita settings`
+
+    `tacita settings train.participation`
+
+    `tacita settings tally`
+    """
+    from tacita.lab.describing import find_settings
+
+    found = find_settings(key)
+    if as_json:
+        console.print_json([vars(one) for one in found])
+        return
+    console.show_settings(found)

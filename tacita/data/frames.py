@@ -1,0 +1,140 @@
+"""Tables in memory: those of other libraries on their way in, and answers to people on their way out (polars).
+
+polars comes with tacita. pandas does not: a frame of it is known by its interface and converted column by column here.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from tacita.core.errors import TacitaError
+from tacita.core.files import write_bytes
+from tacita.core.types import AnyArray
+from tacita.data.columns import interactions
+from tacita.data.problems import shown
+from tacita.data.reading import checked, table_of
+from tacita.data.roles import check_roles
+from tacita.data.table import Interactions
+from tacita.data.values import Hints
+
+Frame = pl.DataFrame
+
+IN_MEMORY = "table:in-memory"
+"""What `data` says in the settings of a run that learned from a table in memory."""
+
+GIVEN = Path("the table")  # what sentences call it
+ENDINGS = (".parquet", ".csv")
+
+
+# On the way in
+
+
+def as_frame(given: Any) -> Frame | None:
+    """A table of polars, pandas or Arrow, or a dict of columns, as a frame; None: it is something else."""
+    if isinstance(given, pl.DataFrame):
+        return given
+    if isinstance(given, pl.LazyFrame):
+        return given.collect()
+    if isinstance(given, Mapping):
+        return _made({str(name): values for name, values in given.items()})
+    if all(hasattr(given, name) for name in ("columns", "iloc", "dtypes")):
+        return _from_pandas(given)
+    if hasattr(given, "__arrow_c_stream__"):
+        return _made(given)
+    return None
+
+
+def _made(columns: Any) -> Frame:
+    try:
+        return pl.DataFrame(columns, strict=False)
+    except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
+        said = " ".join(str(error).split())[:200].rstrip(".")
+        raise TacitaError(f"{GIVEN} cannot be read ({said}); give columns of one length, each of one kind.") from None
+
+
+def _from_pandas(given: Any) -> Frame:
+    names = [str(name) for name in given.columns]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise TacitaError(f"{GIVEN}: two columns are called {shown(twice)}; rename one.")
+    return _made({name: _column(given[raw]) for name, raw in zip(names, given.columns, strict=True)})
+
+
+def _column(column: Any) -> pl.Series:
+    """One column of pandas; missing values of any of its kinds become null."""
+    values, missing = np.asarray(column.to_numpy()), np.asarray(column.isna().to_numpy(), bool)
+    if values.dtype.kind == "M":
+        made = pl.Series(values.astype("datetime64[us]"))
+    elif values.dtype.kind in "biuf":
+        made = pl.Series(values)
+    else:
+        made = pl.Series([None if gone else one for one, gone in zip(values.tolist(), missing)], strict=False)
+    return made.set(pl.Series(missing), None) if missing.any() else made
+
+
+def read_frame(frame: Frame, columns: Mapping[str, str], date_format: str | None, decimal: str | None) -> Interactions:
+    """Interactions of a table in memory: columns are found as in a file."""
+    hints = Hints(check_roles(columns), date_format, decimal)
+    if not frame.height:
+        raise TacitaError(f"{GIVEN} has no rows; give one that has interactions in it.")
+    table = interactions("table", checked(table_of(GIVEN, "in memory", frame, hints)))
+    return replace(table, items_from=None)  # nothing beside it tells more of its items
+
+
+def raw_ids(given: Any) -> list[str]:
+    """Raw ids as text: of one id, or of a list, array or column of them."""
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        return [_raw(given)]
+    return [_raw(one) for one in (given.to_list() if isinstance(given, pl.Series) else given)]
+
+
+def _raw(one: Any) -> str:
+    """An id as files have it: whole numbers without a point."""
+    return str(int(one)) if isinstance(one, float | np.floating) and float(one).is_integer() else str(one)
+
+
+# On the way out
+
+
+def table(columns: Mapping[str, Any]) -> Frame:
+    """Columns of one length as a table."""
+    return pl.DataFrame(columns)
+
+
+def named(names: Sequence[str | None], codes: AnyArray) -> pl.Series:
+    """The names that codes stand for, a text each."""
+    return pl.Series(names, dtype=pl.String).gather(np.ascontiguousarray(codes, np.int64))
+
+
+def whole(values: Sequence[int | None]) -> pl.Series:
+    """Whole numbers, some of which may be missing."""
+    return pl.Series(values, dtype=pl.Int64)
+
+
+def numbers(values: Sequence[float | None]) -> pl.Series:
+    """Numbers, some of which may be missing."""
+    return pl.Series(values, dtype=pl.Float64)
+
+
+def check_ending(path: Path) -> None:
+    """Refuse a file for a table whose kind nobody knows, before anything is computed."""
+    if path.suffix.lower() not in ENDINGS:
+        raise TacitaError(f"cannot write {path}: a table goes to a .parquet or a .csv file; choose one of these.")
+
+
+def write_frame(frame: Frame, path: Path) -> None:
+    """A table as Parquet or CSV, by the ending of the file: whole or not at all."""
+    check_ending(path)
+    if path.suffix.lower() == ".csv":
+        write_bytes(path, frame.write_csv().encode())
+        return
+    made = io.BytesIO()
+    frame.write_parquet(made)
+    write_bytes(path, made.getvalue())

@@ -1,0 +1,91 @@
+"""A person whom a run never saw, folded into it: scores from a history alone, computed as on the person's own device.
+
+A model that reads histories (tally) scores the history as it is: exactly what its own people get. A model with a
+private vector trains one, by the trainer that devices use, for as many rounds as the run's own people had; item rows
+and shared parameters stay where they are, and nothing is told to anybody. Parts that join training (replay, pulls) do
+not: somebody who arrives has nothing of theirs.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from tacita.core.draws import keys_of
+from tacita.core.errors import TacitaError
+from tacita.core.types import Block, Down, Floats, Ints, Ragged
+from tacita.federation.clients import grow, no_devices, users_view
+from tacita.federation.scoring import DeviceScorer
+from tacita.lab.loaded import Best, Loaded, Wish, check_wanted, ranked
+from tacita.learn.training import train_cohort
+from tacita.models.base import Backbone
+from tacita.round.parts import overrides
+from tacita.round.plan import Plan, to_serve
+
+ARRIVED = "somebody who arrives"  # whose key draws the first vector and the negatives: same history, same answer
+OF_ONES_OWN = ("answers", "own_to_serve", "serving", "local_data")
+"""Hooks of parts whose devices score with more than a history and a vector: what was sent to them, or shared."""
+
+
+def arrived(loaded: Loaded, history: Ints, rounds: int, wish: Wish) -> Best:
+    """The best items for somebody who did this, oldest first."""
+    check_wanted(wish.k, len(loaded.saved.ids["items"]))
+    if not len(history):
+        raise TacitaError("the history is empty: give at least one item that the person chose.")
+    one = Ragged(np.array([0, len(history)], np.int64), history)
+    score = partial(arrival_scores, loaded, one, rounds)
+    return ranked(score, np.zeros(1, np.int32), one, wish, loaded.popularity)
+
+
+def arrival_scores(loaded: Loaded, histories: Ragged, rounds: int, users: Ints) -> Floats:
+    """Scores (people, items) of people who arrive with these histories."""
+    refuse_strangers(loaded.plan)
+    plan, server, n = loaded.plan, loaded.server, len(histories)
+    keys = np.repeat(keys_of([ARRIVED]), n)
+    none = Ragged.empty(n)
+    block = Block(server.block, n, len(server.items), histories, none, none, np.ones(n, bool), len(histories.ids))
+    devices = no_devices(plan.backbone)
+    grow(devices, plan, keys)
+    if plan.backbone.private_width:
+        settings = plan.config.train.model_copy(update={"silos": 0})
+        still, down = held_still(plan.backbone), Down()
+        for number in range(1, rounds + 1):
+            view = users_view(devices, replace(server, round=number), block, np.arange(n), keys, down)
+            trained = train_cohort(view, still, (), settings, plan.draws)
+            devices.put(view.user, {"private": trained.local.private})
+    scorer = DeviceScorer(plan, server, devices, block, keys, to_serve(plan, server), "serve", none)
+    return scorer(users)
+
+
+def held_still(backbone: Backbone) -> Backbone:
+    """The same model, of which only private vectors learn."""
+    still = copy.copy(backbone)
+
+    def rates(n_items: int) -> dict[str, float]:
+        known = backbone.rates(n_items)
+        return {name: rate if name in backbone.layout else 0.0 for name, rate in known.items()}
+
+    still.rates = rates  # type: ignore[method-assign]
+    return still
+
+
+def refuse_strangers(plan: Plan) -> None:
+    """Say it where a person cannot be known by a history alone."""
+    for part in plan.parts:
+        if any(overrides(part, hook) for hook in OF_ONES_OWN):
+            raise TacitaError(
+                f"nobody can be folded into a run with part '{part.name}': its devices score with what the server sent "
+                "or was given, and a person who arrives has nothing of that; train again with them."
+            )
+    if plan.learner.name not in ("rows", "statistic"):
+        raise TacitaError(
+            f"nobody can be folded into a run whose devices send {plan.learner.sends or plan.learner.name}; train "
+            "again with them."
+        )
+    if plan.config.train.optimiser == "pfedme":
+        raise TacitaError(
+            "nobody can be folded into a run of optimiser 'pfedme', which moves whole models; train again with them."
+        )

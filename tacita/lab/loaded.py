@@ -1,0 +1,179 @@
+"""The models of a finished run in memory: who its people are, what they score, and the best of it, for many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from tacita.core.draws import keys_of
+from tacita.core.errors import TacitaError
+from tacita.core.types import Block, Bools, Floats, Ints, Ragged, ServerState
+from tacita.federation.scoring import DeviceScorer
+from tacita.federation.state_arrays import read_server
+from tacita.kernels.ranking import best_items
+from tacita.lab.assembling import planned
+from tacita.lab.run_folder import NEXT, Saved, lists_of, open_saved
+from tacita.metrics import ScoreUsers
+from tacita.round.device_state import DeviceState, read_devices
+from tacita.round.parts import owner_of
+from tacita.round.plan import Plan, to_serve
+
+AT_ONCE = 2**24  # scores that are in memory together
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What somebody wants to have recommended: how many, and from which items."""
+
+    k: int = 10
+    seen: bool = False  # also items that a person knows
+    exclude: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    include: Ints | None = None  # from these alone, ascending; None: from all
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best items of some people, flat: a row for each item of each person, best first."""
+
+    user: Ints  # place among those who were asked for
+    rank: Ints  # from 1
+    item: Ints
+    score: Floats
+    popular: Bools  # what is popular, because nothing is known of the person
+
+    @staticmethod
+    def joined(some: Sequence[Best]) -> Best:
+        return Best(*(np.concatenate([getattr(one, name) for one in some]) for name in Best.__dataclass_fields__))
+
+
+def check_wanted(k: int, n_items: int) -> None:
+    """Refuse to recommend nothing, or more items than there are."""
+    if not 1 <= k <= n_items:
+        raise TacitaError(f"cannot recommend {k} items; choose from 1 to the {n_items:,} there are.")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A run folder as it was read: nothing in it changes."""
+
+    saved: Saved
+    plan: Plan
+    server: ServerState
+    clients: DeviceState
+
+    @property
+    def users(self) -> list[str]:
+        return list(self.saved.ids["users"])
+
+    @property
+    def items(self) -> list[str]:
+        return list(self.saved.ids["items"])
+
+    @cached_property
+    def titles(self) -> list[str | None]:
+        """Of every item; None where nobody said it."""
+        known = self.saved.ids["titles"]
+        return [known.get(item) or None for item in self.saved.ids["items"]]
+
+    @cached_property
+    def _item_number(self) -> dict[str, int]:
+        return {raw: n for n, raw in enumerate(self.saved.ids["items"])}
+
+    def item_numbers(self, items: Sequence[str]) -> Ints:
+        """The rows of raw item ids."""
+        known = self._item_number
+        missing = next((one for one in items if one not in known), None)
+        if missing is not None:
+            some = self.saved.ids["items"][0]
+            raise TacitaError(
+                f"item '{missing}' is not in {self.saved.folder}; its {len(known):,} items have ids such as '{some}'."
+            )
+        return np.array([known[one] for one in items], np.int32)
+
+    @cached_property
+    def seen(self) -> Ragged:
+        """All that everybody did, in whatever part of the data."""
+        return lists_of(self.saved.held, "history")
+
+    @cached_property
+    def popularity(self) -> Floats:
+        return self.plan.backbone.popularity(self.server)
+
+    @cached_property
+    def scorer(self) -> DeviceScorer:
+        """Scores as people's own devices would compute them, from saved state alone, without the dataset."""
+        held, server, n = self.saved.held, self.server, self.clients.n_users
+        current, none = lists_of(held, "current"), Ragged.empty(n)
+        block = Block(server.block, n, len(server.items), current, none, none, np.zeros(n, bool), len(current.ids))
+        past = lists_of(held, "past") if "past/ptr" in held else None
+        keys, down = keys_of(self.saved.ids["users"]), to_serve(self.plan, server)
+        return DeviceScorer(self.plan, server, self.clients, block, keys, down, "serve", past)
+
+    def best(self, users: Ints, wish: Wish) -> Iterator[Best]:
+        """The best items of these people, some people at a time."""
+        check_wanted(wish.k, len(self.saved.ids["items"]))
+        at_once = max(1, AT_ONCE // max(1, len(self.server.items)))
+        for lo in range(0, len(users), at_once):
+            some = users[lo : lo + at_once]
+            yield ranked(self.scorer, some, self.seen.take(some), wish, self.popularity, lo)
+
+
+def alike(loaded: Loaded, item: int, k: int) -> tuple[Ints, Floats]:
+    """The items that are most like one of them, best first, and how much; see `Backbone.likeness`."""
+    check_wanted(k, len(loaded.saved.ids["items"]) - 1)
+    answering = owner_of(loaded.plan.parts, "answers")
+    if answering is not None:
+        raise TacitaError(
+            f"items of a run with part '{answering.name}' cannot be compared: its item rows are not what answers there."
+        )
+    like = loaded.plan.backbone.likeness(loaded.server, loaded.scorer.table(), item).astype(np.float32)
+    like[item] = -np.inf
+    top, value = best_items(np.where(like == 0, -np.inf, like)[None].astype(np.float32), k)
+    found = np.isfinite(value[0])
+    return top[0][found], value[0][found]
+
+
+def ranked(score: ScoreUsers, users: Ints, seen: Ragged, wish: Wish, popularity: Floats, first: int = 0) -> Best:
+    """The best items of some people by their scores; who has none gets what is popular: zeros are no taste.
+
+    `first`: the place of the first of them among all who were asked for.
+    """
+    scores, row = score(users), seen.rows()
+    if not wish.seen:
+        scores[row, seen.ids] = 0
+    unknown = ~(scores != 0).any(axis=1)
+    if unknown.any():
+        scores[unknown] = popularity
+    if not wish.seen:
+        scores[row, seen.ids] = -np.inf
+    scores[:, wish.exclude] = -np.inf
+    if wish.include is not None:
+        scores = np.ascontiguousarray(scores[:, wish.include])
+    top, value = best_items(scores, min(wish.k, scores.shape[1]))
+    found = np.isfinite(value)
+    user, place = np.nonzero(found)
+    item = top[found] if wish.include is None else wish.include[top[found]]
+    return Best((user + first).astype(np.int32), (place + 1).astype(np.int32), item, value[found], unknown[user])
+
+
+def load(folder: Path) -> Loaded:
+    """The models of a finished run."""
+    return loaded_from(open_saved(folder))
+
+
+def loaded_from(saved: Saved) -> Loaded:
+    return Loaded(saved, planned(saved.config), read_server(saved.served, saved.note), read_devices(saved.held, ""))
+
+
+def stamp(folder: Path) -> tuple[object, ...]:
+    """What changes when a run folder does: somebody may have asked it to forget meanwhile."""
+    names = ("ids.json", "result.json", "server.safetensors", "clients.safetensors")
+    try:
+        told = [(folder / name).stat() for name in names]
+    except OSError:
+        return ()
+    return (*((one.st_ino, one.st_size, one.st_mtime_ns) for one in told), (folder / NEXT).exists())

@@ -1,0 +1,149 @@
+"""Runs that differ in nothing but the seed, taken together: the mean of each metric and how sure it is.
+
+The interval is over seeds: how much chance in the start and the draws moves the mean. It says nothing of other
+people or other data.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tacita.core.errors import TacitaError
+from tacita.core.files import write_bytes
+from tacita.metrics import interval
+from tacita.report.data import RunData, nice, read_run, shown
+
+CONTINUAL = ("la", "ra", "hm")
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
+
+
+@dataclass(frozen=True)
+class OverSeeds:
+    """One recipe, run with one seed or several."""
+
+    runs: list[RunData]
+    means: dict[str, tuple[float, float]]  # metric -> mean, half-width of its 95 % interval (NaN of one run)
+
+    @property
+    def method(self) -> str:
+        return self.runs[0].method
+
+    @property
+    def backbone(self) -> str:
+        return self.runs[0].backbone
+
+    @property
+    def data(self) -> str:
+        return self.runs[0].data
+
+    @property
+    def seeds(self) -> list[int]:
+        return [run.seed for run in self.runs]
+
+    @property
+    def protocol(self) -> tuple[Any, ...]:
+        return self.runs[0].protocol
+
+
+def over_seeds(runs: Sequence[RunData]) -> list[OverSeeds]:
+    """The runs by recipe, in the order in which recipes come; a seed that is there twice counts once."""
+    groups: dict[str, dict[int, RunData]] = {}
+    for run in runs:
+        groups.setdefault(run.recipe, {}).setdefault(run.seed, run)
+    out = []
+    for by_seed in groups.values():
+        same = list(by_seed.values())
+        means = {metric: interval([run.mean[metric] for run in same]) for metric in same[0].metrics}
+        means |= {name: interval([run.continual[name] for run in same]) for name in CONTINUAL}
+        out.append(OverSeeds(same, means))
+    return out
+
+
+def with_interval(mean: float, half: float) -> str:
+    return f"{shown(mean)} ± {half:.4f}" if math.isfinite(half) else shown(mean)
+
+
+def seedless_labels(groups: Sequence[OverSeeds]) -> list[str]:
+    """The shortest names that tell recipes apart: the method, and what else differs; at last a folder."""
+    fields = [[one.method for one in groups], [one.backbone for one in groups], [one.data for one in groups]]
+    used = [field for n, field in enumerate(fields) if n == 0 or len(set(field)) > 1]
+    labels = [" · ".join(dict.fromkeys(said)) for said in zip(*used, strict=True)]
+    return [x if labels.count(x) == 1 else f"{x} · {one.runs[0].folder}" for x, one in zip(labels, groups, strict=True)]
+
+
+def rows_of(groups: Sequence[OverSeeds]) -> list[dict[str, Any]]:
+    """A row for each recipe: what it is, its seeds, and every mean with the half-width of its interval.
+
+    Rows of one `protocol` share data, split, mask and metric, and can be compared.
+    """
+    metrics = list(dict.fromkeys(metric for one in groups for metric in one.means))
+    protocols = list(dict.fromkeys(one.protocol for one in groups))
+    rows = []
+    for one in groups:
+        row: dict[str, Any] = {"method": one.method, "backbone": one.backbone, "data": one.data}
+        row |= {"seeds": " ".join(map(str, one.seeds)), "runs": len(one.runs)}
+        for metric in metrics:
+            mean, half = one.means.get(metric, (math.nan, math.nan))
+            row |= {metric: _or_none(mean), f"{metric} half-width 95": _or_none(half)}
+        rows.append(row | {"protocol": protocols.index(one.protocol)})
+    return rows
+
+
+def _or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def as_csv(groups: Sequence[OverSeeds]) -> str:
+    rows, out = rows_of(groups), io.StringIO()
+    written = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    written.writeheader()
+    written.writerows(rows)
+    return out.getvalue()
+
+
+def as_latex(groups: Sequence[OverSeeds]) -> str:
+    """A tabular with the rules of booktabs; the best of a column is bold where all rows can be compared."""
+    metrics = [m for m in dict.fromkeys(m for one in groups for m in one.means) if m not in CONTINUAL]
+    fair = len({one.protocol for one in groups}) == 1 and len(groups) > 1
+    best = {m: max((one.means[m][0] for one in groups if m in one.means), default=math.nan) for m in metrics}
+    lines = [
+        f"% means over seeds; after ± the half-width of the 95 % interval{'' if fair else '; not all comparable'}",
+        rf"\begin{{tabular}}{{l{'r' * (len(metrics) + 1)}}}",
+        r"\toprule",
+        " & ".join(["", "seeds", *(escaped(nice(m)) for m in metrics)]) + r" \\",
+        r"\midrule",
+    ]
+    for label, one in zip(seedless_labels(groups), groups, strict=True):
+        cells = [escaped(label), str(len(one.runs))]
+        for metric in metrics:
+            mean, half = one.means.get(metric, (math.nan, math.nan))
+            words = shown(mean).replace("–", "--")
+            words = rf"\textbf{{{words}}}" if fair and mean == best[metric] else words
+            cells.append(words + (rf" $\pm$ {half:.4f}" if math.isfinite(half) else ""))
+        lines.append(" & ".join(cells) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def escaped(text: str) -> str:
+    """A name that LaTeX prints as it is."""
+    return "".join(_LATEX.get(letter, letter) for letter in text.replace("·", "-"))
+
+
+def read_groups(folders: Sequence[Path]) -> list[OverSeeds]:
+    if not folders:
+        raise TacitaError("no run folder given; name one or more.")
+    return over_seeds([read_run(folder) for folder in folders])
+
+
+def write_tables(folders: Sequence[Path], as_text: dict[Path, str]) -> None:
+    """The table of some runs as files: path -> "csv" or "latex"."""
+    groups = read_groups(folders)
+    for path, kind in as_text.items():
+        write_bytes(path, (as_csv if kind == "csv" else as_latex)(groups).encode())

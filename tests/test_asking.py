@@ -1,0 +1,175 @@
+"""Verbs that ask: recommend for everybody or a history, similar items, settings, tables and pictures for a paper."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from pydantic import BaseModel
+from test_cli import SMALL, _own_world, call, refuses  # noqa: F401  (the first fixture holds here, too)
+
+import tacita as tc
+from tacita.core.config import RunConfig, _known_keys
+from tacita.lab.describing import every_setting, find_settings
+from tacita.methods import part_class, part_names, preset_names
+from tacita.models import backbone_class, backbone_names
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three seeds of one recipe, and a run of another."""
+    place = tmp_path_factory.mktemp("runs")
+    quick: dict[str, Any] = {"train": {"rounds": 2}, "evaluate": {"controls": False}}
+    made = [tc.train(SMALL, seed=seed, out=place / f"seed-{seed}", **quick).folder for seed in (1, 2, 3)]
+    return [*made, tc.train(SMALL, backbone="tally", out=place / "tally", **quick).folder]
+
+
+# Recommend, similar
+
+
+def test_everybody_goes_to_a_file(runs: list[Path]) -> None:
+    whole = tc.load(runs[0]).recommend(k=4)
+    for name, read in (("recs.parquet", pl.read_parquet), ("recs.csv", pl.read_csv)):
+        said = call("recommend", "--run", str(runs[0]), "--all", "-k", "4", "--out", name)
+        assert (said.code, said.out, said.err) == (0, "", f"wrote 240 rows to {name}\n")
+        found = read(name)
+        assert found["user"].to_list() == whole["user"].to_list()
+        assert found["item"].to_list() == whole["item"].to_list()
+        assert found["rank"].to_list() == [1, 2, 3, 4] * 60
+    one = ("--user", "u1", "--user", "u1", "-k", "4", "--out", "one.csv", "--json")
+    told = call("recommend", "--run", str(runs[0]), *one)
+    assert json.loads(told.out) == whole.filter(pl.col("user") == "u1").to_dicts()
+
+
+def test_a_history_is_served(runs: list[Path]) -> None:
+    for folder in runs[2:]:
+        expected = tc.load(folder).fold_in(["i3", "i4"], 5, exclude=["i7"])
+        ask = ("recommend", "--run", str(folder), "--history", "i3, i4", "--exclude", "i7", "-k", "5")
+        assert json.loads(call(*ask, "--json").out) == expected.to_dicts()
+        said = call(*ask)
+        assert said.code == 0
+        assert all(item in said.out for item in expected["item"])
+
+
+def test_similar_items_are_printed(runs: list[Path]) -> None:
+    expected = tc.load(runs[3]).similar("i3", 4)
+    said = call("similar", str(runs[3]), "i3", "-k", "4")
+    assert said.code == 0
+    assert "like item i3" in said.out
+    assert all(item in said.out for item in expected["item"])
+    assert json.loads(call("similar", str(runs[3]), "i3", "-k", "4", "--json").out) == expected.to_dicts()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("", ("say for whom", "--all")),
+        ("--all --user u1", ("say for whom",)),
+        ("--all --out recs.xlsx", ("recs.xlsx", ".parquet or a .csv")),
+        ("--history nope", ("item 'nope'", "40 items")),
+        ("--history ,", ("the history is empty",)),
+        ("--user u1 --include nope", ("item 'nope'",)),
+        ("--all -k 41 --json", ("41 items",)),
+        ("--all -k 30", ("1,800 rows", "--out recs.parquet")),
+    ],
+)
+def test_what_cannot_be_recommended_is_refused(runs: list[Path], more: str, words: tuple[str, ...]) -> None:
+    refuses(["recommend", "--run", str(runs[0]), *more.split()], *words)
+
+
+def test_similar_refuses(runs: list[Path]) -> None:
+    refuses(["similar", str(runs[0]), "nope"], "item 'nope'")
+    refuses(["similar", "nowhere", "i1"], "no run folder nowhere", "`tacita train --out nowhere`")
+    refuses(["similar", str(runs[0]), "i1", "--out", "x.txt"], ".parquet or a .csv")
+
+
+# Settings
+
+
+def options(model: type[BaseModel]) -> int:
+    return len(_known_keys(model))
+
+
+def test_every_setting_is_listed_with_what_it_does() -> None:
+    every = every_setting()
+    assert [one.key for one in every if one.of == "run"] == _known_keys(RunConfig)
+    for name in backbone_names():
+        assert sum(one.of == f"backbone {name}" for one in every) == options(backbone_class(name).Config)
+    for name in part_names():
+        assert sum(one.of == f"part {name}" for one in every) == options(part_class(name).Config)
+    assert [(one.of, one.key) for one in every if not one.about] == []
+    for one in every:
+        if one.of == "run" and one.default not in ("not set", "has to be given"):
+            json.loads(one.default)
+
+
+@pytest.mark.parametrize(
+    ("word", "keys"),
+    [
+        ("train.rounds", ["train.rounds"]),
+        ("hidden_items", ["evaluate.hidden_items"]),
+        ("train.participation", ["train.participation.kind", "train.participation.rate"]),
+        ("tally.ridge", ["backbone.ridge"]),
+        ("laplace-noise", [f for f in part_class("laplace-noise").Config.model_fields]),
+        ("fedavg", ["method"]),
+    ],
+)
+def test_a_word_finds_its_settings(word: str, keys: list[str]) -> None:
+    assert [one.key for one in find_settings(word)] == keys
+
+
+def test_every_name_is_found() -> None:
+    for name in (*backbone_names(), *part_names(), *preset_names()):
+        if name in part_names() and not part_class(name).Config.model_fields:
+            continue
+        assert find_settings(name), name
+    assert {one.of for one in find_settings("f3crec")} >= {"part replay", "part temporal-mean"}
+    assert {one.key for one in find_settings("backbone.dim")} == {"backbone.dim"}
+
+
+def test_settings_are_printed_and_a_near_miss_is_told() -> None:
+    said = call("settings", "train.rounds")
+    assert (said.code, said.err) == (0, "")
+    assert "train.rounds = 100" in said.out
+    assert "most rounds in a block" in said.out
+    told = json.loads(call("settings", "split.kind", "--json").out)
+    assert told[0]["default"] == '"auto"'
+    assert '"leave-one-out"' in told[0]["kind"]
+    refuses("settings train.round", "unknown setting 'train.round'", "did you mean 'train.rounds'?")
+    refuses("settings taly", "did you mean 'tally'?")
+    assert "backbone tally" in call("settings").out
+
+
+# Reports
+
+
+def test_tables_and_pictures_for_a_paper(runs: list[Path]) -> None:
+    names = ("--csv", "t.csv", "--svg", "t.svg", "--latex", "t.tex")
+    said = call("report", *map(str, runs), *names)
+    assert (said.code, said.err) == (0, "wrote t.csv\nwrote t.svg\nwrote t.tex\n")
+    assert not Path("report.html").exists()
+    first, second = csv.DictReader(Path("t.csv").read_text().splitlines())
+    together = tc.compare(runs, over="seeds").to_dicts()
+    assert (first["method"], first["runs"], first["seeds"]) == ("fedavg", "3", "1 2 3")
+    assert float(first["ndcg@20"]) == together[0]["ndcg@20"]
+    assert float(first["ndcg@20 half-width 95"]) == together[0]["ndcg@20 half-width 95"]
+    assert (second["method"], second["ndcg@20 half-width 95"]) == ("tally", "")
+    latex = Path("t.tex").read_text()
+    assert latex.count(r"\\") == 3
+    assert rf"{together[0]['ndcg@20']:.4f}" in latex
+    assert rf" $\pm$ {together[0]['ndcg@20 half-width 95']:.4f}" in latex
+    picture = Path("t.svg").read_text()
+    assert "fedavg" in picture
+    assert "tally" in picture
+    assert json.loads(call("report", *map(str, runs), "--json").out) == together
+    refuses(["report", str(runs[0]), "--svg", "x.png"], "--svg x.png", ".svg file")
+
+
+def test_a_page_of_seeds_has_intervals(runs: list[Path]) -> None:
+    assert call("report", *map(str, runs[:3]), "--out", "x.html").code == 0
+    (row,) = tc.compare(runs[:3], over="seeds").to_dicts()
+    assert f"{row['ndcg@20']:.4f} ± {row['ndcg@20 half-width 95']:.4f}" in Path("x.html").read_text()

@@ -1,0 +1,524 @@
+"""The Python interface: tables in and out, one batched call for everybody, people the run never saw, plain words."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+import tacita
+import tacita as tc
+from tacita.core.draws import keys_of
+from tacita.core.errors import DiskFull
+from tacita.core.python_words import in_python, python_words
+from tacita.core.types import Block, Down, Ragged
+from tacita.data.frames import as_frame, raw_ids
+from tacita.federation.clients import grow, no_devices, users_view
+from tacita.lab import loaded, serving
+from tacita.lab.arrival import arrival_scores, held_still
+from tacita.lab.run_folder import lists_of
+from tacita.learn.training import train_cohort
+
+SMALL = "synthetic:users=60,items=40,per_user=12"
+ONE_BLOCK: dict[str, Any] = {"split": {"kind": "random"}, "evaluate": {"controls": False}}
+QUICK: dict[str, Any] = {"train": {"rounds": 3}, "evaluate": {"controls": False}}
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def tally(tmp_path_factory: pytest.TempPathFactory) -> tc.Run:
+    return tc.train(SMALL, backbone="tally", out=tmp_path_factory.mktemp("tally") / "example", **ONE_BLOCK)
+
+
+@pytest.fixture(scope="module")
+def mf(tmp_path_factory: pytest.TempPathFactory) -> tc.Run:
+    many = {"name": "mf", "lr": 2.0, "init_std": 0.1}
+    settings: dict[str, Any] = {**ONE_BLOCK, "train": {"rounds": 30}}
+    data = "synthetic:users=200,items=60,per_user=15,groups=4"
+    return tc.train(data, backbone=many, out=tmp_path_factory.mktemp("mf") / "run", **settings)
+
+
+# Documents
+
+
+def test_the_interface_is_what_the_package_says_and_the_page_lists() -> None:
+    page = (Path(tacita.__file__).parents[1] / "docs/python.md").read_text(encoding="utf-8")
+    for name in tc.__all__:
+        assert getattr(tc, name) is not None
+        assert f"`{name}" in page or f"`tc.{name}" in page, name
+    public = [name for name in vars(tc.Run) if not name.startswith("_")]
+    for name in public:
+        assert f"`run.{name}" in page, name
+    assert tc.Run.__doc__
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        tc.__getattr__("nothing")
+
+
+def test_every_example_of_the_docstrings_runs() -> None:
+    """Those of the class first: they train what the others use."""
+    shared: dict[str, Any] = {}
+    ran = 0
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    kinds = [(tc.Run, "Run"), (tc, "tacita")]
+    for place, name in kinds:
+        found = finder.find(place, name, globs={})
+        for one in sorted(found, key=lambda test: test.name):
+            if not one.examples or (place is tc and one.name.startswith("tacita.Run")):
+                continue
+            one.globs = shared
+            ran += runner.run(one, clear_globs=False).attempted
+            assert runner.failures == 0, one.name
+    assert ran > 20
+    for name in ("recommend", "scores", "similar", "fold_in", "metrics", "users", "items"):
+        assert ">>>" in (getattr(tc.Run, name).__doc__ or ""), name
+
+
+def test_the_notebook_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(tacita.__file__).parents[1] / "docs/python.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 8
+    world: dict[str, Any] = {}
+    for number, block in enumerate(blocks):
+        exec(compile(block, f"docs/python.md, block {number + 1}", "exec"), world)
+    assert "ndcg@10" in capsys.readouterr().out
+
+
+# Tables in
+
+
+class Column:
+    """A column as pandas has them."""
+
+    def __init__(self, values: list[Any], kind: Any = None) -> None:
+        self.values = np.array(values, kind)
+
+    def to_numpy(self) -> Any:
+        return self.values
+
+    def isna(self) -> Column:
+        gone = [one is None or one != one for one in self.values.tolist()]
+        return Column(gone, bool)
+
+
+class Pandas:
+    """As much of a pandas frame as is looked at."""
+
+    iloc = dtypes = None
+
+    def __init__(self, columns: dict[str, Column], names: list[str] | None = None) -> None:
+        self._columns, self.columns = columns, names or list(columns)
+
+    def __getitem__(self, name: str) -> Column:
+        return self._columns[name]
+
+
+def clicks(n: int = 400) -> dict[str, list[Any]]:
+    rng = np.random.default_rng(4)
+    user, item = rng.integers(0, 20, n), rng.integers(0, 30, n)
+    return {"who": [f"p{u}" for u in user], "what": [f"i{i}" for i in item], "time": list(range(1000, 1000 + n))}
+
+
+def test_a_table_of_any_library_a_path_and_a_file_train_the_same_run() -> None:
+    made = clicks()
+    frame = pl.DataFrame(made)
+    frame.write_csv("clicks.csv")
+    pandas = Pandas(
+        {"who": Column(made["who"], object), "what": Column(made["what"], object), "time": Column(made["time"])}
+    )
+    sources = {"polars": frame, "lazy": frame.lazy(), "dict": made, "pandas": pandas, "path": Path("clicks.csv")}
+    found = {}
+    for name, source in sources.items():
+        run = tc.train(source, columns={"user": "who", "item": "what"}, backbone="tally", out=name, **QUICK)
+        found[name] = run.result["blocks"], run.result["data"]["fingerprint"]
+    assert all(one == found["path"] for one in found.values())
+
+
+def test_missing_values_and_kinds_of_pandas_columns_survive() -> None:
+    days = np.array(["2024-01-02", "NaT"], "datetime64[s]")
+    frame = as_frame(
+        Pandas(
+            {
+                "text": Column(["a", None], object),
+                "number": Column([1.5, float("nan")]),
+                "whole": Column([3, 4]),
+                "day": Column(list(days), "datetime64[s]"),
+            }
+        )
+    )
+    assert frame is not None
+    assert frame.rows()[1] == (None, None, 4, None)
+    assert frame["whole"].dtype == pl.Int64
+    assert str(frame["day"][0]) == "2024-01-02 00:00:00"
+    with pytest.raises(tc.TacitaError, match="two columns are called 'a'"):
+        as_frame(Pandas({"a": Column([1])}, ["a", "a"]))
+    with pytest.raises(tc.TacitaError, match="the table cannot be read"):
+        as_frame({"a": [1, 2], "b": [1]})
+    assert as_frame(7) is None
+
+
+def test_a_run_on_a_table_goes_on_only_with_the_table() -> None:
+    frame = pl.DataFrame(clicks())
+    say = {"columns": {"user": "who", "item": "what"}, **QUICK}
+    run = tc.train(frame, out="mine", **say)
+    (run.folder / "result.json").unlink()  # as if it had been killed
+    with pytest.raises(tc.TacitaError, match=r"table in memory, which is not kept"):
+        tc.train(out="mine", resume=True)
+    with pytest.raises(tc.TacitaError, match="other data than"):
+        tc.train(frame.head(399), out="mine", resume=True)
+    assert tc.train(frame, out="mine", resume=True).result == run.result
+    with pytest.raises(tc.TacitaError, match="leave out all others"):
+        tc.train(frame, out="mine", resume=True, seed=3)
+    assert run.folder == Path("mine")
+    assert tc.train(frame, **say).folder == Path("runs/table-mf-fedavg-1")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            pl.DataFrame({"a": [1], "b": [2]}),
+            r'the table: no user and no item.*columns=\{"user": \.\.\., "item": \.\.\.\}',
+        ),
+        (pl.DataFrame({"user": [1, None], "item": [1, 2]}), "the table: row 2 has no user id"),
+        (pl.DataFrame({"user": [], "item": []}), "the table has no rows"),
+        (pl.DataFrame({"user": [[1]], "item": [2]}), "column 'user' is of type"),
+        (3.5, "data of type float cannot be read"),
+        ("nowhere.csv", "neither a file nor a named dataset"),
+    ],
+)
+def test_what_is_wrong_with_data_is_said_in_words_of_python(given: Any, words: str) -> None:
+    with pytest.raises(tc.TacitaError, match=words) as error:
+        tc.train(given)
+    assert "--" not in str(error.value)
+    assert not Path("runs").exists()
+
+
+# Tables out
+
+
+def test_recommend_is_what_each_persons_own_list_is(tally: tc.Run, mf: tc.Run) -> None:
+    for run in (tally, mf):
+        everybody = run.recommend(k=7)
+        assert everybody["user"].unique(maintain_order=True).to_list() == run.users
+        for user in run.users[::17]:
+            alone = everybody.filter(pl.col("user") == user)
+            assert_frame_equal(run.recommend(user, 7), alone)
+            told = serving.recommend(run.folder, [user], 7)[user]
+            assert alone["item"].to_list() == [one["item"] for one in told]
+            assert alone["score"].to_list() == [one["score"] for one in told]
+        assert everybody.schema["rank"] == pl.Int64
+        assert everybody["title"].null_count() == everybody.height
+
+
+def test_recommend_does_not_see_how_people_are_chunked(mf: tc.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = mf.recommend(k=5)
+    monkeypatch.setattr(loaded, "AT_ONCE", 7 * len(mf.items))
+    assert_frame_equal(mf.recommend(k=5), whole)
+
+
+def test_recommend_takes_ids_in_every_form(tally: tc.Run) -> None:
+    some = ["u3", "u1"]
+    expected = tally.recommend(some, 2)
+    assert expected["user"].to_list() == ["u3", "u3", "u1", "u1"]
+    for form in (tuple(some), np.array(some), pl.Series(some), iter(some)):
+        assert_frame_equal(tally.recommend(form, 2), expected)
+    assert tally.recommend([], 2).is_empty()
+    assert raw_ids(7) == raw_ids([7.0]) == raw_ids(np.array([7])) == ["7"]
+    assert raw_ids(2.5) == ["2.5"]
+
+
+def test_seen_exclude_and_include(tally: tc.Run) -> None:
+    seen = lists_of(tally._loaded().saved.held, "history")
+    known = {tally.items[i] for i in seen.row(tally.users.index("u1"))}
+    everything = tally.recommend("u1", 40, seen=True)
+    assert set(everything["item"]) == set(tally.items)
+    new = tally.recommend("u1", 40)
+    assert set(new["item"]) == set(tally.items) - known
+    assert_frame_equal(new.drop("rank"), everything.filter(~pl.col("item").is_in(list(known))).drop("rank"))
+    first, second = new["item"][:2].to_list()
+    assert tally.recommend("u1", 40, exclude=[first])["item"][0] == second
+    among = tally.recommend("u1", 10, include=[second, first, *known])
+    assert among["item"].to_list() == [first, second]
+    with pytest.raises(tc.TacitaError, match="item 'nope' is not in"):
+        tally.recommend("u1", exclude=["nope"])
+    with pytest.raises(tc.TacitaError, match="to choose from is empty"):
+        tally.recommend("u1", include=[])
+    with pytest.raises(tc.TacitaError, match="user 'nobody' is not in"):
+        tally.recommend("nobody")
+
+
+def test_scores_are_those_that_recommendations_are_made_of(mf: tc.Run) -> None:
+    best = mf.recommend("u1", 5)
+    assert mf.scores("u1", best["item"])["score"].to_list() == best["score"].to_list()
+    assert mf.scores("u1")["item"].to_list() == mf.items
+    with pytest.raises(tc.TacitaError, match="one user is asked for, not 2"):
+        mf.scores(["u1", "u2"])  # type: ignore[arg-type]
+
+
+def test_a_folder_that_changes_is_read_again(tally: tc.Run) -> None:
+    shutil.copytree(tally.folder, "copy")
+    run = tc.load("copy")
+    before = run.recommend("u1", 3)
+    assert run._loaded() is run._loaded()
+    other = tc.train(SMALL, backbone={"name": "tally", "ridge": 5.0}, out="other", **ONE_BLOCK)
+    shutil.rmtree("copy")
+    other.folder.rename("copy")
+    assert run.recommend("u1", 3)["score"].to_list() != before["score"].to_list()
+    shutil.rmtree("copy")
+    with pytest.raises(tc.TacitaError, match="no run folder copy"):
+        run.recommend("u1", 3)
+
+
+def test_metrics_are_a_table_of_the_run_and_its_controls(mf: tc.Run) -> None:
+    run = tc.train(SMALL, out="controls", train={"rounds": 2})
+    found = run.metrics()
+    assert found["scorer"].unique(maintain_order=True).to_list()[0] == "fedavg"
+    assert "most popular" in found["scorer"].to_list()
+    mean = found.filter((pl.col("scorer") == "fedavg") & pl.col("block").is_null())
+    assert mean["ndcg@20"].item() == run.result["mean"]["ndcg@20"]
+    blocks = found.filter((pl.col("scorer") == "fedavg") & pl.col("block").is_not_null())
+    assert blocks["ndcg@20"].to_list() == [one["ndcg@20"] for one in run.result["blocks"]]
+    assert mf.metrics()["scorer"].unique().to_list() == ["fedavg"]
+
+
+# Items that are alike
+
+
+def test_similar_items_of_tally_are_the_column_of_its_matrix(tally: tc.Run) -> None:
+    heads = tally._loaded().server.heads
+    from tacita.models.tally.weights import dense_weights
+
+    item = tally.items[3]
+    column = dense_weights(heads)[:, 3]
+    found = tally.similar(item, 5)
+    best = np.argsort(-column, kind="stable")[:5]
+    assert found["item"].to_list() == [tally.items[i] for i in best]
+    np.testing.assert_allclose(found["score"].to_numpy(), column[best])
+    assert item not in tally.similar(item, 39)["item"].to_list()
+
+
+def test_tally_through_few_inputs_has_similar_items_too() -> None:
+    model = {"name": "tally", "most_inputs": 15}
+    run = tc.train(SMALL, backbone=model, out="few", **ONE_BLOCK)
+    inputs = {run.items[i] for i in run._loaded().server.heads["inputs"]}
+    for item in run.items[:20]:
+        assert set(run.similar(item, 30)["item"]) <= inputs
+
+
+def test_similar_items_of_rows_are_cosines_and_find_the_group(mf: tc.Run) -> None:
+    rows = mf._loaded().server.items.astype(np.float64)
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    like = unit @ unit[0]
+    found = mf.similar(mf.items[0], 6)
+    assert found["item"].to_list() == [mf.items[i] for i in np.argsort(-like)[1:7]]
+    np.testing.assert_allclose(found["score"].to_numpy(), np.sort(like)[::-1][1:7], rtol=1e-5)
+    with pytest.raises(tc.TacitaError, match="item 'x' is not in"):
+        mf.similar("x")
+    with pytest.raises(tc.TacitaError, match="cannot recommend 60 items; choose from 1 to the 59"):
+        mf.similar(mf.items[0], 60)
+
+
+# People whom the run never saw
+
+
+def trained_on(run: tc.Run, user: str) -> list[str]:
+    lists = lists_of(run._loaded().saved.held, "current")
+    return [run.items[i] for i in lists.row(run.users.index(user))]
+
+
+def test_tally_gives_a_stranger_what_its_own_people_get(tally: tc.Run) -> None:
+    for user in tally.users[:10]:
+        history = trained_on(tally, user)
+        found = tally.fold_in(history, 40, seen=True)
+        own = tally.scores(user, found["item"])
+        assert found["score"].to_list() == own["score"].to_list()
+    assert set(tally.fold_in(history, 40)["item"]).isdisjoint(history)
+    assert_frame_equal(tally.fold_in([*history, history[0]], 5), tally.fold_in(history, 5))
+
+
+def test_a_private_vector_is_trained_for_a_stranger_and_nothing_else_moves(mf: tc.Run) -> None:
+    """People of the run have known groups: a stranger with one's history is served from the same group."""
+    before = mf._loaded().server.items.copy()
+    overlap, chance = [], []
+    for user, other in zip(mf.users[:20], mf.users[20:40], strict=True):
+        history = trained_on(mf, user)
+        found = set(mf.fold_in(history, 10, seen=True)["item"])
+        overlap.append(len(found & set(mf.recommend(user, 10, seen=True)["item"])))
+        chance.append(len(found & set(mf.recommend(other, 10, seen=True)["item"])))
+    assert np.mean(overlap) > 7
+    assert np.mean(overlap) > 2 * np.mean(chance)
+    assert np.array_equal(mf._loaded().server.items, before)
+    assert_frame_equal(mf.fold_in(history, 5), mf.fold_in(history, 5))
+    with pytest.raises(tc.TacitaError, match="the history is empty"):
+        mf.fold_in([])
+    with pytest.raises(tc.TacitaError, match="item 'x' is not in"):
+        mf.fold_in(["x"])
+
+
+def test_a_strangers_vector_is_that_of_logistic_regression_on_rows_that_stay(mf: tc.Run) -> None:
+    """One round by hand: p moves against the mean gradient of its samples, which fit into one batch."""
+    models = mf._loaded()
+    backbone = models.plan.backbone
+    still = held_still(backbone)
+    assert still.rates(60)["rows"] == 0
+    assert still.rates(60)["p"] == backbone.rates(60)["p"] > 0
+    assert backbone.rates(60)["rows"] > 0
+    devices, keys = no_devices(backbone), keys_of(["somebody"])
+    grow(devices, models.plan, keys)
+    one, none = Ragged.from_lists([[0, 1, 2]]), Ragged.empty(1)
+    block = Block(0, 1, 60, one, none, none, np.ones(1, bool), 3)
+    view = users_view(devices, models.server, block, np.zeros(1), keys, Down())
+    trained = train_cohort(view, still, (), models.plan.config.train, models.plan.draws).local
+    rows, label, start = models.server.items[trained.item], trained.label, view.private[0]
+    assert label.sum() == 3
+    assert len(label) == 15
+    slope = (1 / (1 + np.exp(-rows @ start)) - label) @ rows / len(label)
+    np.testing.assert_allclose(trained.private[0], start - backbone.rates(60)["p"] * slope, rtol=1e-4, atol=1e-6)
+    assert not trained.rows.any()  # how they moved
+
+
+def test_people_who_arrive_together_get_what_each_gets_alone(mf: tc.Run) -> None:
+    models = mf._loaded()
+    several = Ragged.from_lists([[0, 1, 2], [5, 6], [9, 3, 4, 7]])
+    together = arrival_scores(models, several, 4, np.arange(3, dtype=np.int32))
+    for row in range(3):
+        alone = Ragged.from_lists([several.row(row).tolist()])
+        assert np.array_equal(arrival_scores(models, alone, 4, np.zeros(1, np.int32))[0], together[row])
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "ncf": {"backbone": "ncf"},
+    "pfedrec": {"backbone": "pfedrec"},
+    "f3crec": {"method": "f3crec"},
+    "rlp2": {"method": "rlp2"},
+    "own tables": {"backbone": "pfedrec", "evaluate": {"controls": False, "item_table": "personal"}},
+    "silos": {"train": {"rounds": 2, "silos": 5}},
+    "ego": {"backbone": {"name": "ego", "lr": 0.05, "item_lr_scale": 1.0}},
+    "neumf": {"backbone": {"name": "neumf", "dim": 4}, "train": {"rounds": 1}},
+    "shared layer": {"backbone": {"name": "ncf", "share_mlp": True}, "train": {"rounds": 1}},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_trained_model_can_be_asked_everything(kind: str) -> None:
+    run = tc.train(SMALL, out="run", **(QUICK | KINDS[kind]))
+    assert run.recommend(k=3).height == 180
+    assert run.similar(run.items[0], 3).height == 3
+    assert run.fold_in(run.items[:4], 3).height == 3
+    assert np.isfinite(run.fold_in(run.items[:4], 30)["score"].to_numpy()).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"method": "fedshare", "split": {"kind": "random"}}, "sharing"),
+        ({"method": "ptf-fedrec"}, "prediction-transfer"),
+    ],
+)
+def test_who_needs_more_than_a_history_is_refused_in_a_sentence(settings: dict[str, Any], part: str) -> None:
+    run = tc.train(SMALL, out="run", **({**QUICK, "train": {"rounds": 1}} | settings))
+    with pytest.raises(tc.TacitaError, match=f"nobody can be folded into a run with part '{part}'"):
+        run.fold_in(run.items[:3])
+    assert run.recommend(k=2).height == 120
+
+
+# Runs beside each other
+
+
+def test_runs_are_compared_and_taken_together_over_seeds() -> None:
+    runs = [tc.train(SMALL, seed=seed, out=f"s{seed}", **QUICK) for seed in (1, 2, 3)]
+    other = tc.train(SMALL, backbone="tally", out="t", **ONE_BLOCK)
+    each = tc.compare([*runs, "t"])
+    assert each["run"].to_list() == ["s1", "s2", "s3", "t"]
+    assert each["ndcg@20"].to_list()[:3] == [run.result["mean"]["ndcg@20"] for run in runs]
+    assert each["protocol"].to_list() == [0, 0, 0, 1]  # another split
+    together = tc.compare([*runs, other, runs[0]], over="seeds")
+    assert together["runs"].to_list() == [3, 1]
+    assert together["seeds"].to_list() == ["1 2 3", "1"]
+    values = each["ndcg@20"].to_numpy()[:3]
+    half = 4.302653 * values.std(ddof=1) / np.sqrt(3)  # t of two degrees of freedom
+    assert together["ndcg@20"][0] == pytest.approx(values.mean())
+    assert together["ndcg@20 half-width 95"][0] == pytest.approx(half, rel=1e-6)
+    assert together["ndcg@20 half-width 95"][1] is None
+    for wrong, words in (
+        ([], "no run to compare"),
+        (["nowhere"], r'no run folder nowhere; tacita.train\(out="nowhere"\)'),
+    ):
+        with pytest.raises(tc.TacitaError, match=words):
+            tc.compare(wrong)
+    with pytest.raises(tc.TacitaError, match="over = 'blocks' is unknown"):
+        tc.compare(runs, over="blocks")
+
+
+# Words
+
+SENTENCES = {
+    "x exists; go on with `tacita train --out runs/a --resume`, or choose another --out.": (
+        'x exists; go on with tacita.train(out="runs/a", resume=True), or choose another out.'
+    ),
+    "try --set evaluate.k=[5] --set evaluate.select_by=ndcg@5.": 'try evaluate={"k": [5], "select_by": "ndcg@5"}.',
+    "through fewer: --set backbone.most_inputs=20.": 'through fewer: backbone={"name": ..., "most_inputs": 20}.',
+    "choose with --columns time=NAME.": 'choose with columns={"time": "NAME"}.',
+    "say --decimal , if it has a decimal comma": 'say decimal="," if it has a decimal comma',
+    '--columns time=day --date-format "%d.%m.%Y" uses it.': 'columns={"time": "day"} date_format="%d.%m.%Y" uses it.',
+    "train with --method fedshare": 'train with method="fedshare"',
+    "a -- b and a--b stay": "a -- b and a--b stay",
+}
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_options_become_keywords(sentence: str) -> None:
+    assert python_words(sentence) == SENTENCES[sentence]
+
+
+def sentences() -> Iterator[str]:
+    """Every text of the package below the command line that names an option."""
+    root = Path(tacita.__file__).parent
+    for path in root.rglob("*.py"):
+        if path.relative_to(root).parts[0] in ("cli", "live", "audit"):
+            continue
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)) if "--" in text else ():
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(
+                    str(getattr(one, "value", "")) if isinstance(one, ast.Constant) else "X" for one in node.values
+                )
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_no_sentence_speaks_of_an_option_to_python() -> None:
+    naming = [one for one in sentences() if re.search(r"(?<![\w-])--[a-z]", one)]
+    assert len(naming) > 20
+    assert [one for one in naming if re.search(r"(?<![\w-])--[a-z]", python_words(one))] == []
+
+
+def test_an_error_keeps_its_kind() -> None:
+    with pytest.raises(DiskFull) as error, in_python():
+        raise DiskFull("x")
+    assert error.value.path == "x"
+
+
+def test_python_is_told_of_keywords(mf: tc.Run) -> None:
+    with pytest.raises(tc.TacitaError, match=r'exists; go on with tacita.train\(out=".*", resume=True\)'):
+        tc.train(SMALL, out=mf.folder)
+    with pytest.raises(tc.TacitaError, match=r'try evaluate=\{"k": \[5\], "select_by": "ndcg@5"\}'):
+        tc.train("synthetic:users=30,items=10,per_user=4")
+    with pytest.raises(tc.TacitaError, match="columns is for files"):
+        tc.train(SMALL, columns={"user": "a"})
+    with pytest.raises(tc.TacitaError, match=r"did you mean 'train\.rounds'"):
+        tc.train(SMALL, train={"rouns": 1})
