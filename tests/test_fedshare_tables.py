@@ -216,6 +216,23 @@ def test_an_interrupted_table_goes_on_where_it_was(table: Any, tmp_path: Path, m
             assert entry.mean == lines[entry.variant]["values"][entry.metric][0]
 
 
+def test_a_table_can_be_written_of_what_is_finished(
+    table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, out, _ = table
+    assert reproduce.only_finished(wanted, out) == wanted
+    (tmp_path / "cells").mkdir()
+    name = f"mine-{SMALL}-ego.jsonl"
+    two = (out / "cells" / name).read_text().splitlines(keepends=True)[:2]
+    (tmp_path / "cells" / name).write_text("".join(two))
+    monkeypatch.setattr(cells, "run_job", lambda job: pytest.fail("nothing is to be run"))
+    some = reproduce.only_finished(wanted, tmp_path)
+    assert (len(some.cells), some.stem) == (2, "small-part")
+    assert len({one.variant for one in reproduce.reproduce(some, tmp_path, workers=1).entries}) == 2
+    with pytest.raises(TacitaError, match="no cell of this table is finished"):
+        reproduce.only_finished(wanted, tmp_path / "elsewhere")
+
+
 def test_a_run_that_cannot_be_trained_is_a_finding_of_all_its_cells() -> None:
     experiment = small_table(split={"kind": "blocks", "n_blocks": 2})
     some = tuple(c for c in planned(experiment) if c.variant in ("retrain", "contrast"))
