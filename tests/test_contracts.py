@@ -510,6 +510,9 @@ HANDED_TO_IT = (*SEEN_BY_THE_SERVER, Keys)  # and who the clients of a round are
 NEVER_SEEN = (Ragged, Block, Stream, CohortView, Local, DeviceState)
 
 
+UNHEARD = {"own_to_serve", "purged"}  # only a model that answers from it asks for the one, a withdrawal for the other
+
+
 def server_hooks() -> list[str]:
     """The hooks of a part that are handed nothing but what the server has."""
     found = []
@@ -577,6 +580,7 @@ def spy_on(tap: Wiretap) -> type[Part]:
 
     class Spy(Part):
         name = "spy"
+        only_notes = True
         works_with = ("rows", "statistic", "scores")
 
         def device_arrays(self, n_users: int) -> Arrays:
@@ -620,7 +624,7 @@ def test_the_server_hooks_are_those_that_are_handed_nothing_of_a_device() -> Non
 @every_backbone
 def test_nothing_of_a_device_reaches_the_server_under_fedavg(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     tap = listen(monkeypatch, [], name)
-    assert set(server_hooks()) - tap.hooks <= {"own_to_serve"}  # which only a model that answers from it asks for
+    assert set(server_hooks()) - tap.hooks <= UNHEARD
     assert len(tap.vectors) == 2 * 10 + 2 * 11
     assert any(path.startswith("decode[1].sums['rows']") for path, _ in tap.arrays)
     assert tap.leaks() == []
@@ -630,7 +634,7 @@ def test_nothing_of_a_device_reaches_the_server_under_fedavg(monkeypatch: pytest
 def test_nothing_of_a_device_reaches_the_server_under_any_method(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     specs = preset_parts(method)
     tap = listen(monkeypatch, specs, backbone_for(specs))
-    assert set(server_hooks()) - tap.hooks <= {"own_to_serve"}  # which only a model that answers from it asks for
+    assert set(server_hooks()) - tap.hooks <= UNHEARD
     assert tap.leaks() == []
 
 

@@ -18,6 +18,7 @@ from tacita.core.draws import keys_of
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays, write_arrays
 from tacita.core.types import Arrays, CohortView, Held, Ragged, Request, ServerState
+from tacita.federation.measuring import Learned
 from tacita.federation.state_arrays import read_server
 from tacita.lab import training
 from tacita.lab.artefacts import Needles, find_traces
@@ -273,7 +274,6 @@ WRONG = [
     ("blunt", "forget", ["--from", "x.csv", "--all"], "leave out --items and --all"),
     ("blunt", "share", ["--user", "u1", "--all"], "train with --method fedshare"),
     ("blunt", "unshare", ["--user", "u1", "--items", "i1"], "does not share item 'i1'"),
-    ("plain", "forget", ["--user", "u1", "--all"], "add part 'retrain'"),
     ("shared", "unshare", ["--user", "u1"], "say what to unshare"),
 ]
 
@@ -325,8 +325,9 @@ def test_share_then_take_back(shared: Path) -> None:
 def test_the_way_depends_on_what_was_shared(shared: Path) -> None:
     everybody = open_saved(shared).ids["users"]
     stranger = next(u for u in everybody if not shared_by(shared, u))
-    with pytest.raises(TacitaError, match="takes back what was shared only; train with --method retraction"):
-        grant(shared, Wish("forget", {stranger: None}))
+    found = forget(shared, {stranger: None})
+    assert "none of that was shared, and 'probe-shared' takes back what was shared only" in found["method"]["why"]
+    assert (found["method"]["name"], found["method"]["exact"]) == ("retrain", True)
     user = sharer(shared, 2)
     found = forget(shared, {user: shared_by(shared, user)[:1]})
     assert "all 1 interactions were shared" in found["method"]["why"]
@@ -406,7 +407,7 @@ def test_exact_is_what_was_checked_and_not_what_is_claimed(made: Path, tmp_path:
 def test_training_again_on_everything_is_the_run(made: Path) -> None:
     for name in ("plain", "shared"):
         run = opened(made / name)
-        again = trained_again(run.fed, run.progress.server.given)
+        again = trained_again(run.fed, Learned(run.progress.server, run.progress.clients))
         assert np.array_equal(again.server.items, run.progress.server.items), name
 
 

@@ -22,8 +22,8 @@ from tacita.core.types import Ragged
 from tacita.lab import training
 from tacita.lab.forgetting import traces
 from tacita.lab.forgetting.door import carried_out, opened
-from tacita.lab.forgetting.paths import way_of
 from tacita.lab.forgetting.proof import retrained
+from tacita.lab.forgetting.verdict import checks_of, verdict_of
 from tacita.report import forgetting_audit
 from tacita.round import registry
 
@@ -156,9 +156,7 @@ def judged_of(folder: Path, perfect: bool) -> Judged:
     """A withdrawal from a run; `perfect`: by a method that is training again itself."""
     scene = as_it_is(opened(folder))
     asked = draw_requests(scene, 0.5)
-    done = carried_out(
-        scene.run.fed, scene.run.progress, asked, way_of(scene.run.fed, asked, scene.run.progress.server.given)
-    )
+    done = carried_out(scene.run.fed, scene.run.progress, asked, scene.run.way_of(asked))
     again = retrained(done)
     models = {"O": done.was, "X": again if perfect else done.now, "R1": again, "R2": again}
     return Judged(scene, replace(done, now=models["X"]), models, 1)
@@ -243,3 +241,58 @@ def test_the_verb_writes_a_table(made: Path, tmp_path: Path, capsys: pytest.Capt
     assert all(words in text for words in forgetting_audit.ATTACKS.values())
     lines = next((tmp_path / "new").glob("*.csv")).read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["model", *forgetting.MODELS]
+
+
+# The verdict
+
+
+GOOD: dict[str, Any] = {"gap": 0.0, "ratio": 0.2, "floor": 1.5, "found": {"pairs": 0, "people": 0, "rows": 0}}
+
+
+@pytest.mark.parametrize(
+    ("change", "failed"),
+    [
+        ({}, []),
+        ({"gap": 0.021}, ["pairs"]),
+        ({"gap": -0.021}, ["over-forgetting"]),
+        ({"gap": float("nan")}, []),
+        ({"ratio": 1.0}, ["distance"]),
+        ({"ratio": 1.2, "floor": 3.0}, ["distance"]),  # another seed is no excuse for going away
+        ({"ratio": None}, []),
+        ({"found": {"pairs": 1, "people": 0, "rows": 0}}, ["search"]),
+        ({"found": {"pairs": 0, "people": 0, "rows": 2}}, ["search"]),
+        ({"gap": 0.5, "ratio": 2.0, "found": {"people": 1}}, ["pairs", "distance", "search"]),
+    ],
+)
+def test_a_verdict_names_what_failed(change: dict[str, Any], failed: list[str]) -> None:
+    checks = checks_of(**GOOD | change)
+    assert [one.name for one in checks if one.passed is False] == failed
+    said = verdict_of(checks)
+    assert said.startswith("fail: " if failed else "pass: ")
+    assert all(name in said for name in failed)
+    if {"gap", "ratio"} & change.keys() and not failed:
+        assert "not judged" in said
+
+
+@pytest.mark.parametrize(
+    ("scores", "failed"),
+    [((0.6, 0.6), []), ((0.7, 0.6), ["pairs"]), ((0.5, 0.6), ["over-forgetting"])],
+)
+def test_an_audit_judges_more_than_one_figure(scores: tuple[float, float], failed: list[str]) -> None:
+    rows = {"X": {"auc_pairs": scores[0], "distance_ratio": 1.1}, "R1": {"auc_pairs": scores[1]}}
+    clean = {"X": {"pairs": 0, "people": 0, "rows": 0}}
+    found = forgetting.judgement(rows, 3.0, 2.0, clean)
+    assert found["failed"] == [*failed, "distance"]
+    assert found["noise_floor"] == 1.5
+    assert "another seed alone 1.500" in found["verdict"]
+    found = forgetting.judgement(rows, None, 0.0, {"X": {"pairs": 0, "people": 0, "rows": 3}})
+    assert found["failed"] == [*failed, "distance", "search"]
+
+
+def test_a_run_that_only_drops_the_record_fails_by_name(made: Path) -> None:
+    """O in place of X: nothing was forgotten, and its own distance says so."""
+    judged = judged_of(made / "blunt", perfect=True)
+    kept = replace(judged, models={**judged.models, "X": judged.models["O"]})
+    found = attack(kept)
+    assert "distance" in found["failed"]
+    assert found["verdict"].startswith("fail: ")

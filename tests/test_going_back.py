@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -486,3 +486,80 @@ def test_what_is_kept_is_counted_as_it_is_written() -> None:
     nothing = kept_by("retrain", played(fed, 3).server, progress.clients)
     assert (nothing.device_mean, nothing.device_max) == (0, 0)
     assert nothing.server < 200
+
+
+# The order of parts
+
+
+GRAPH = {"name": "shared-graph"}
+
+
+@pytest.mark.parametrize(
+    ("specs", "said"),
+    [
+        ([{"name": "fru"}, {"name": "proximal"}], "'fru' has to stand after 'proximal'"),
+        ([{"name": "cfru"}, {"name": "proximal"}], "'cfru' has to stand after 'proximal'"),
+        ([SHARING, {"name": "cfru"}, GRAPH], "'cfru' has to stand after 'shared-graph'"),
+        ([SHARING, GRAPH, {"name": "cufru"}], "'cufru' has to stand before 'shared-graph'"),
+        ([SHARING, {"name": "retraction"}, GRAPH], "'retraction' has to stand after 'shared-graph'"),
+        ([{"name": "retraction"}, {"name": "proximal"}], "'retraction' has to stand after 'proximal'"),
+        ([SHARING, GRAPH, {"name": "fru"}], ""),
+        ([SHARING, {"name": "fru"}, GRAPH], ""),  # it only writes uploads down, and replays the server's steps
+        ([SHARING, GRAPH, {"name": "cfru"}], ""),
+        ([SHARING, {"name": "cufru"}, GRAPH], ""),
+        ([SHARING, GRAPH, {"name": "retraction"}], ""),
+        ([{"name": "withdrawal"}, {"name": "fru"}, {"name": "cfru"}], ""),  # two that write down disturb nobody
+    ],
+)
+def test_parts_in_an_order_in_which_one_does_not_see_rounds_as_they_are(specs: list[dict[str, Any]], said: str) -> None:
+    fixed = {"aggregation": "fixed", "denominator": 6.0} if "retraction" in str(specs) else {}
+    if not said:
+        federation(*specs, **fixed)
+        return
+    with pytest.raises(TacitaError, match=said) as error:
+        federation(*specs, **fixed)
+    assert "list all parts in order" in str(error.value)
+
+
+# What the server hears
+
+
+class Hears(Part):
+    """Writes down what requests name when they reach the server."""
+
+    name = "hears"
+    heard: ClassVar[list[Requests]] = []
+
+    def handle_many(self, server: ServerState, requests: Requests, ask: Any, play: Any) -> None:
+        self.heard.append(requests)
+
+
+def test_server_code_hears_only_of_items_that_were_shared() -> None:
+    """As from a node: of what is forgotten, the server is told what it was given and nothing else."""
+    fed = federation(SHARING, {"name": "fru"})
+    fed = replace(fed, parts=(*fed.parts, Hears(PartConfig(), fed.parts[0].world)))
+    progress = played(fed, 2)
+    Hears.heard.clear()
+    given = progress.server.given.of(fed.stream.user_keys[:6])
+    some = int(np.flatnonzero((given.counts() > 0) & (given.counts() < [len(one) for one in LISTS]))[0])
+    none = int(np.flatnonzero(given.counts() == 0)[0])
+    asked = Requests("forget", keys(fed, some, none), Ragged.from_lists([LISTS[some], LISTS[none]]))
+    before = progress.server.items
+    said = handle(fed, progress, asked)["fru"]
+    (heard,) = Hears.heard
+    assert set(heard.items.row(0).tolist()) == set(given.row(some).tolist())
+    assert len(heard.items.row(1)) == 0
+    assert heard.senders.tolist() == asked.senders.tolist()
+    assert said["rounds"] == 2  # what was never shared is forgotten all the same
+    assert not np.array_equal(progress.server.items, before)
+    gone = progress.clients.list_of("parts/sharing/gone", np.array([some, none]))
+    assert [set(gone.row(n).tolist()) for n in range(2)] == [set(LISTS[some]), set(LISTS[none])]
+
+
+def test_a_server_that_saw_every_update_is_told_which_to_take_back() -> None:
+    fed = federation({"name": "withdrawal"}, {"name": "cfru", "keep": 1.0})
+    fed = replace(fed, parts=(*fed.parts, Hears(PartConfig(), fed.parts[0].world)))
+    progress = played(fed, 2)
+    Hears.heard.clear()
+    handle(fed, progress, Requests("forget", keys(fed, 3), Ragged.from_lists([LISTS[3][:1]])))
+    assert Hears.heard[0].items.ids.tolist() == LISTS[3][:1]

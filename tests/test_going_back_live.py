@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from test_live_parity import close, close_all, config_of, home, make_site, rows_of_blocks
 
@@ -23,23 +22,26 @@ FIXED: dict[str, Any] = {"aggregation": "fixed", "denominator": 40.0}
     ("part", "train"),
     [
         ({"name": "fru", "share": 0.5}, {"local_epochs": 2}),
+        ({"name": "fru", "share": 0.5}, {"local_epochs": 2, "forget": 2}),  # items that the server does not hear of
         ({"name": "cufru", "keep": 1.0}, {}),  # which half of the rows is longest, rounding may decide
         ({"name": "cfru"}, {}),
         ({"name": "retraction", "ratio": 0.1}, FIXED),
         ({"name": "retraction", "checkpoint_every": 1}, FIXED),
     ],
-    ids=["fru", "cufru", "cfru", "retraction", "checkpoint"],
+    ids=["fru", "fru-items", "cufru", "cfru", "retraction", "checkpoint"],
 )
 def test_who_leaves_from_a_node_is_forgotten_as_in_the_lab(
     tmp_path: Path, part: dict[str, Any], train: dict[str, Any]
 ) -> None:
-    values = config_of("fedavg", 3, **train).model_dump(mode="json")
+    items = train.get("forget", 0)
+    values = config_of("fedavg", 3, **{k: v for k, v in train.items() if k != "forget"}).model_dump(mode="json")
     config = validated(RunConfig, values | {"parts": [{"name": "withdrawal"}, part]}, "the test")
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
     fed = assemble(config, Machine())
     person = next(raw for raw in fed.stream.user_ids if home(raw) == 1)
     key = int(fed.stream.user_keys[fed.stream.user_ids.index(person)])
-    asked = Request("leave", key, np.zeros(0, np.int32))
+    mine = fed.stream.blocks[0].train.row(fed.stream.user_ids.index(person))[:items]
+    asked = Request("forget" if items else "leave", key, mine)
     progress, told = start(fed), []
 
     def on_round(report: Any, now: Progress) -> None:
@@ -55,7 +57,8 @@ def test_who_leaves_from_a_node_is_forgotten_as_in_the_lab(
         reply = bytes(answer())
         if waiting and number == 1 and decode_request(body).head.kind == "round":
             waiting.clear()
-            node.store.enqueue("leave", "r", user=node.store.user(person))
+            raw = sorted(fed.stream.item_ids[i] for i in mine)
+            node.store.enqueue(asked.kind, "r", raw, node.store.user(person))
         return reply
 
     site.transport.spoil = asks

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from tacita.data.columns import read_items
 from tacita.live.running import demo as live_demo
 from tacita.live.running import server as live_server
 from tacita.live.running.server import is_up, open_store
+from tacita.live.server.store import STORE, ServerStore
 
 
 def said(*words: object) -> tuple[int, str, str]:
@@ -484,3 +486,28 @@ def test_the_doctor_never_loads_flower() -> None:
         check=True,
     )
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ("INSERT INTO meta VALUES ('format', '2')", "older tacita (format 2"),
+        ("INSERT INTO meta VALUES ('format', '99')", "newer tacita (format 99"),
+        ("SELECT 1", "older tacita (no format that is known"),
+        ("DROP TABLE meta", "older tacita (no format that is known"),
+    ],
+)
+def test_a_servers_file_of_another_time_is_one_sentence_with_a_remedy(tmp_path: Path, made: str, words: str) -> None:
+    path = tmp_path / STORE
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
+        db.execute("CREATE TABLE requests (id INTEGER PRIMARY KEY, run TEXT, node TEXT, request TEXT, done REAL)")
+        db.execute(made)
+    before = path.read_bytes()
+    with pytest.raises(TacitaError) as error:
+        ServerStore(path)
+    sentence = str(error.value)
+    assert words in sentence
+    assert "update tacita" in sentence or "`tacita server init`" in sentence
+    assert sentence.count("\n") == 0
+    assert path.read_bytes() == before

@@ -132,6 +132,41 @@ def test_a_file_of_another_format_is_left_alone(tmp_path: Path, format: int, wor
     assert path.read_bytes() == before
 
 
+OLD = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE users (id INTEGER PRIMARY KEY AUTOINCREMENT, raw TEXT NOT NULL UNIQUE, level TEXT NOT NULL);
+CREATE TABLE interactions (id INTEGER PRIMARY KEY AUTOINCREMENT, user INTEGER NOT NULL, item TEXT NOT NULL, time REAL,
+    rating REAL, released INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE consent_events (id INTEGER PRIMARY KEY AUTOINCREMENT, time REAL, user INTEGER, item TEXT, level TEXT);
+CREATE TABLE requests (id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, payload TEXT NOT NULL, user INTEGER,
+    created REAL NOT NULL, sent REAL);
+CREATE TABLE ledger (id INTEGER PRIMARY KEY AUTOINCREMENT, time REAL, run TEXT, block INTEGER, round INTEGER, kind TEXT,
+    users INTEGER, bytes INTEGER, sees TEXT, epsilon REAL);
+INSERT INTO meta VALUES ('format', 1), ('secret', 'x');
+INSERT INTO users VALUES (1, 'ann', 'learn');
+INSERT INTO interactions VALUES (1, 1, 'tea', 5.0, NULL, 0), (2, 1, 'milk', 6.0, NULL, 1);
+INSERT INTO requests VALUES (1, 'forget', '{}', 1, 7.0, NULL);
+"""
+
+
+def test_a_file_of_the_first_format_is_refused_with_a_remedy_that_works(tmp_path: Path) -> None:
+    path = tmp_path / STORE
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.executescript(OLD)
+    before = path.read_bytes()
+    with pytest.raises(TacitaError) as error:
+        NodeStore.open(path)
+    sentence(error, "older tacita (format 1", "`tacita node export` still writes out")
+    lines = node_file.salvage(path, tmp_path / "out.jsonl")
+    told = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert lines == len(told)
+    assert [(one["user"], one["item"]) for one in told if one["kind"] == "interaction"] == [
+        ("ann", "tea"),
+        ("ann", "milk"),
+    ]
+    assert path.read_bytes() == before
+
+
 def _cut(content: bytes) -> bytes:
     return content[: len(content) // 2]
 

@@ -26,7 +26,8 @@ from test_live_parity import (
 
 from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
-from tacita.lab.assembling import Machine, assemble
+from tacita.lab.assembling import Machine, assemble, planned
+from tacita.live.node import wishes
 from tacita.live.node.node import Node
 from tacita.live.node.verbs import perform
 from tacita.live.node.wants import whole_batches
@@ -472,3 +473,18 @@ def test_a_server_that_asks_about_some_of_those_who_withdrew_hears_nothing(tmp_p
     assert not whole_batches(open_, users, 6)
     assert not whole_batches(wants, users, 5)  # they were asked already
     close_all(site)
+
+
+@pytest.mark.parametrize(
+    ("part", "able"),
+    [
+        ("retraction", {"forget": False, "leave": True, "share": False}),
+        ("fru", {"forget": True, "leave": True, "share": False}),
+    ],
+)
+def test_a_run_that_lets_people_leave_need_not_forget_single_items(part: str, able: dict[str, bool]) -> None:
+    train = {"aggregation": "fixed", "denominator": 6.0}
+    values = {"data": "synthetic:users=20", "train": train, "parts": [{"name": "withdrawal"}, {"name": part}]}
+    plan = planned(validated(RunConfig, values, "the test"))
+    assert {kind: wishes._can(plan, kind) for kind in able} == able
+    assert "`tacita node leave ann` takes everything back" in wishes.UNABLE["single"].format(user="ann")

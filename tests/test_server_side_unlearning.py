@@ -360,6 +360,39 @@ def test_the_correction_without_anything_removed_changes_nothing_and_else_someth
     np.testing.assert_allclose(same, replayed(federation(*replaying(segment=1)), progress.server), atol=1e-6)
 
 
+@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+@pytest.mark.parametrize("rounds", [5, 6])
+def test_what_is_written_down_is_then_the_run_that_was_repeated(rounds: int, precision: str) -> None:
+    """B.3: corrected moves take the place of those that had seen what was withdrawn; nobody repeats the old ones."""
+    fed = federation(*replaying(segment=2, precision=precision, correction=0.2))
+    progress = started(fed)
+    play(fed, progress, rounds)
+    old = progress.server.parts["delta-replay"]
+    first = all_of(progress.server, some_sharers(progress.server, 4))
+    said = handle(fed, progress, first)["delta-replay"]
+    new = progress.server.parts["delta-replay"]
+    assert "delta_log" in said["purged"]
+    assert "had seen the data" in said["residual_risk"]
+    assert new["moves"].dtype == old["moves"].dtype
+    assert new["moves"].shape == old["moves"].shape
+    assert all((now != was).any() for now, was in zip(new["moves"][1:], old["moves"][1:], strict=True))
+    assert (new["open"] != old["open"]).any() or rounds % 2 == 0
+    np.testing.assert_array_equal(replayed(fed, progress.server), progress.server.items)  # what is there comes out
+    second = all_of(progress.server, some_sharers(progress.server, 2))
+    handle(fed, progress, second)
+    np.testing.assert_array_equal(replayed(fed, progress.server), progress.server.items)
+
+
+def test_without_a_correction_the_moves_are_what_they_were() -> None:
+    fed = federation(*replaying(segment=1, precision="fp32"))
+    progress = started(fed)
+    play(fed, progress, 3)
+    old = progress.server.parts["delta-replay"]["moves"]
+    said = handle(fed, progress, all_of(progress.server, some_sharers(progress.server, 4)))["delta-replay"]
+    np.testing.assert_array_equal(progress.server.parts["delta-replay"]["moves"], old)
+    assert "delta_log" not in said["purged"]
+
+
 @pytest.mark.parametrize(
     ("specs", "train", "why"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -599,3 +600,11 @@ def test_the_naive_loop_of_the_bench_learns_as_ours_does() -> None:
     assert min(found["fast_s"], found["naive_s"]) > 0
     with pytest.raises(TacitaError, match="backbone 'ego'"):
         bench_sharing(sharing(people(10), "mf"), repeats=1)
+
+
+def test_the_bench_says_nothing_but_its_figures() -> None:
+    values = {"data": "synthetic:users=40,items=30,per_user=8", "method": "fedshare", "evaluate": {"controls": False}}
+    fed = assemble(configured(values, "the test"), Machine())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert bench_sharing(fed, 1)["shared"] > 0

@@ -20,8 +20,10 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import CohortView, Floats, Given, Ragged, Requests, ServerState, Stream
 from tacita.federation.requests import handle
 from tacita.federation.rounds import Progress, run_round, run_stream, start
+from tacita.kernels.cosine import meetings
 from tacita.lab.assembling import Machine, assemble
 from tacita.methods import Part, World, build_parts
+from tacita.methods.sharing import mending
 from tacita.methods.sharing.contribution import Contribution
 from tacita.methods.sharing.graph import SharedGraph
 from tacita.methods.sharing.graph_mending import GraphMending
@@ -197,6 +199,25 @@ def test_a_mender_finds_links_and_never_one_that_is_there_or_denied() -> None:
     found = {*zip(graph.users[again.user].tolist(), again.item.tolist())}
     assert {*proposed[1::2]} <= found
     assert not {*proposed[::2]} & found
+
+
+def test_all_pairs_meet_as_single_ones_do() -> None:
+    rng = np.random.default_rng(2)
+    users, items = (rng.normal(size=(n, 8)).astype(np.float32) for n in (3, 7))
+    out = np.empty((21, 16), np.float32)
+    meetings(users, items, out)
+    scorer = mending.Scorer(8, mending.Effort(), np.uint64(1))
+    assert np.array_equal(out, scorer.met(users[:, None, :], items[None, :, :]).reshape(21, -1))
+
+
+@pytest.mark.parametrize("k", [0, 1, 4, 12])
+def test_the_likeliest_are_those_of_a_stable_order(k: int) -> None:
+    """Ties go to the smaller item; what is no likelier than not is left out."""
+    chance = np.random.default_rng(3).choice(np.array([-1, 0.2, 0.5, 0.6, 0.9, 1], np.float32), (20, 12))
+    row, item = mending._likeliest(chance, k)
+    order = np.argsort(-chance, axis=1, kind="stable")[:, :k]
+    wanted = [(r, i) for r in range(20) for i in order[r] if chance[r, i] > 0.5]
+    assert list(zip(row.tolist(), item.tolist(), strict=True)) == wanted
 
 
 def test_a_mender_that_has_nothing_to_hide_proposes_nothing() -> None:

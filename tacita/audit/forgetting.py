@@ -26,8 +26,8 @@ from tacita.lab.artefacts import Needles, clean, find_traces
 from tacita.lab.assembling import ALL_CORES, Machine
 from tacita.lab.forgetting import traces
 from tacita.lab.forgetting.door import carried_out, opened
-from tacita.lab.forgetting.paths import way_of
 from tacita.lab.forgetting.proof import Done, retrained, trained_again
+from tacita.lab.forgetting.verdict import checks_of, verdict_of
 from tacita.lab.run_folder import write_models
 from tacita.round.plan import Federation
 
@@ -37,7 +37,6 @@ MODELS = {
     "R1": "trained again without the data",
     "R2": "the same, another seed",
 }
-TARGET = 0.02  # the most that X's AUC may be away from R1's
 NOTE = (
     "No attack here proves that nothing is left; each says what it finds, and training again is what to compare with."
 )
@@ -73,7 +72,7 @@ def audit_forgetting(
     scene = plant(run) if planted else as_it_is(run)
     tell(1, 4)
     asked = draw_requests(scene, share)
-    way = way_of(scene.run.fed, asked, scene.run.progress.server.given)
+    way = scene.run.way_of(asked)
     done = carried_out(scene.run.fed, scene.run.progress, asked, way)
     tell(2, 4)
     began = time.perf_counter()
@@ -81,7 +80,7 @@ def audit_forgetting(
     seconds = time.perf_counter() - began
     tell(3, 4)
     seed = run.saved.config.seed
-    models["R2"] = trained_again(done.left, done.now.server.given, seed + 1)
+    models["R2"] = trained_again(done.left, done.now, seed + 1)
     found = attack(Judged(scene, done, models, seed))
     tell(4, 4)
     return {
@@ -128,14 +127,23 @@ def attack(judged: Judged) -> dict[str, Any]:
             "relearn_ratio": again.get(name),
             "canary_exposure": canaries.get(name),
         }
-    gap = rows["X"]["auc_pairs"] - rows["R1"]["auc_pairs"]
+    return {"pairs": len(pairs.members.ids), "rows": rows, **judgement(rows, floor, far, artefacts(judged))}
+
+
+def judgement(
+    rows: dict[str, dict[str, Any]], floor: float | None, far: float | None, found: dict[str, Any]
+) -> dict[str, Any]:
+    """What the attacks come to: every check, the names of those that failed, and a sentence."""
+    gap, noise = rows["X"]["auc_pairs"] - rows["R1"]["auc_pairs"], floor / far if floor is not None and far else None
+    places = {kind: found["X"][kind] for kind in ("pairs", "people", "rows")}
+    checks = checks_of(gap, rows["X"]["distance_ratio"], noise, places)
     return {
-        "pairs": len(pairs.members.ids),
-        "rows": rows,
-        "noise_floor": floor / far if floor is not None and far else None,
-        "artefacts": artefacts(judged),
+        "noise_floor": noise,
+        "artefacts": found,
         "auc_gap": gap,
-        "verdict": f"{'pass' if abs(gap) <= TARGET else 'fail'}: AUC of X within {TARGET} of R1's",
+        "checks": {one.name: one.passed for one in checks},
+        "failed": [one.name for one in checks if one.passed is False],
+        "verdict": verdict_of(checks),
     }
 
 
@@ -193,6 +201,7 @@ def artefacts(judged: Judged) -> dict[str, Any]:
     needles = Needles(done.gone, done.withdrawn, stream.user_keys, stream.user_ids, stream.item_ids, rows=rows)
     out: dict[str, Any] = {}
     for name, fed, one in (("O", done.fed, done.was), ("X", done.left, done.now)):
+        needles = replace(needles, lasting=fed.lasting if done.way.anew and name == "X" else None)
         with tempfile.TemporaryDirectory() as place:
             write_models(fed, Progress(one.server, Here(one.clients), one.server), Path(place))
             found = find_traces(Path(place), needles)

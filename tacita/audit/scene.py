@@ -12,10 +12,10 @@ import numpy as np
 
 from tacita.core.draws import keys_of
 from tacita.core.errors import TacitaError
-from tacita.core.types import Block, Given, Ints, Keys, Longs, Ragged, Requests, Stream
+from tacita.core.types import Block, Ints, Keys, Longs, Ragged, Requests, Stream
 from tacita.kernels.hashing import hash_owners
+from tacita.lab.forgetting.anew import begun_anew
 from tacita.lab.forgetting.door import Opened, left_of
-from tacita.lab.forgetting.proof import run_again
 from tacita.lab.forgetting.wishes import Asked, some_of
 
 CANARIES = 50
@@ -48,13 +48,12 @@ def plant(run: Opened) -> Scene:
     known, partner = rare_pairs(left, hash_owners(draws.public("canaries"), stream.item_keys))
     users = np.arange(stream.n_users, stream.n_users + len(known), dtype=np.int32)
     fed = replace(run.fed, stream=with_users(left, known, partner))
-    given = run.progress.server.given
-    stays = ~np.isin(given.sender, stream.user_keys[away])
-    given = Given(given.sender[stays], given.item[stays], given.time[stays])
-    if len(given):
-        senders = fed.stream.user_keys[users]
-        given = given.with_lists(senders, Ragged.from_pairs(*_both(known, partner), len(users)), 0.0)
-    progress = run_again(fed, given)
+    shared = run.shared
+    shared = shared.where(~np.isin(shared.rows(), away))
+    if len(shared.ids):
+        rows, ids = _both(known, partner)
+        shared = shared.joined(Ragged.from_pairs(stream.n_users + rows, ids, stream.n_users + len(users)))
+    progress = begun_anew(fed, shared)
     progress.in_block = True
     return Scene(Opened(run.saved, fed, progress), trained.take(away), users, known, partner)
 
@@ -104,10 +103,9 @@ def _longer(lists: Ragged, n: int) -> Ragged:
 
 def draw_requests(scene: Scene, share: float) -> Asked:
     """Some of those who share withdraw all of it; where nobody shares, some people withdraw half of what they have."""
-    fed, given = scene.run.fed, scene.run.progress.server.given
+    fed, shared = scene.run.fed, scene.run.shared
     keys, stream = fed.stream.user_keys, fed.stream
-    shared, trained = given.of(keys), stream.trained(len(stream.blocks) - 1)
-    sharing = len(given) > 0
+    trained, sharing = stream.trained(len(stream.blocks) - 1), len(shared.ids) > 0
     lists = shared if sharing else half_of(trained, hash_owners(fed.draws.public("withdrawn"), stream.item_keys))
     lists = Ragged(lists.ptr, lists.ids)
     able = np.setdiff1d(np.flatnonzero(lists.counts() > 0), scene.canaries)

@@ -13,6 +13,7 @@ from tacita.cli.options import AsJson, DataDir, Quiet, Threads
 from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
+    from tacita.lab.assembling import Machine
     from tacita.lab.forgetting.door import Granted
     from tacita.lab.forgetting.wishes import Kind, Wish
 
@@ -25,6 +26,7 @@ Everything = Annotated[bool, typer.Option("--all", help="All that the user has."
 FromFile = Annotated[
     Path | None, typer.Option("--from", help="Requests of many people: a CSV file with the columns user and item.")
 ]
+Again = Annotated[bool, typer.Option("--again", help="Train again without it, whatever the run's own way is.")]
 Verify = Annotated[bool, typer.Option("--verify", help="Train again on what remains, and compare.")]
 
 
@@ -34,7 +36,12 @@ def forget(
     items: Items = None,
     everything: Everything = False,
     requests: FromFile = None,
+    calibrate: Annotated[
+        int | None,
+        typer.Option("--calibrate", min=1, help="Before anybody leaves by retraction: let so many leave for trial."),
+    ] = None,
     now: Annotated[bool, typer.Option("--now", help="Do not wait for others where retractions are held.")] = False,
+    again: Again = False,
     verify: Verify = False,
     data_dir: DataDir = None,
     threads: Threads = 0,
@@ -47,11 +54,18 @@ def forget(
     `tacita forget --run runs/mine --user 196 --items 242,393`
 
     `tacita forget --run runs/mine --user 196 --all --verify`
+
+    `tacita forget --run runs/mine --calibrate 20`
     """
     from tacita.lab.assembling import Machine
     from tacita.lab.forgetting.door import grant
 
-    wish = replace(_wish("forget", user, items, everything, requests), alone=now)
+    if calibrate is not None:
+        if user is not None or requests is not None:
+            raise TacitaError("--calibrate is asked for by itself, before anybody leaves; leave out --user and --from.")
+        _calibrate(run, calibrate, Machine(threads, data_dir=data_dir), as_json)
+        return
+    wish = replace(_wish("forget", user, items, everything, requests), alone=now, again=again)
     with console.working("taking it back", quiet=as_json):
         granted = grant(run, wish, verify, Machine(threads, data_dir=data_dir))
     _tell(granted, as_json)
@@ -63,6 +77,7 @@ def unshare(
     items: Items = None,
     everything: Everything = False,
     requests: FromFile = None,
+    again: Again = False,
     verify: Verify = False,
     data_dir: DataDir = None,
     threads: Threads = 0,
@@ -79,7 +94,7 @@ def unshare(
     from tacita.lab.assembling import Machine
     from tacita.lab.forgetting.door import grant
 
-    wish = _wish("unshare", user, items, everything, requests)
+    wish = replace(_wish("unshare", user, items, everything, requests), again=again)
     with console.working("taking it back", quiet=as_json):
         granted = grant(run, wish, verify, Machine(threads, data_dir=data_dir))
     _tell(granted, as_json)
@@ -108,6 +123,18 @@ def share(
     with console.working("sharing", quiet=as_json):
         granted = grant(run, wish, False, Machine(threads, data_dir=data_dir))
     _tell(granted, as_json)
+
+
+def _calibrate(run: Path, leavers: int, machine: Machine, as_json: bool) -> None:
+    """What retractions of a run leave of those who leave for trial."""
+    from tacita.lab.forgetting.calibrating import calibrate_run
+
+    with console.working("letting people leave for trial", quiet=as_json):
+        found, said = calibrate_run(run, leavers, machine)
+    if as_json:
+        console.print_json(found.model_dump())
+        return
+    console.tell(said[:1].upper() + said[1:])
 
 
 def _wish(kind: Kind, user: str | None, items: str | None, everything: bool, requests: Path | None) -> Wish:

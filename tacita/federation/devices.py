@@ -228,6 +228,10 @@ class Here:
         known = keys[order[at]] == requests.senders if len(keys) else np.zeros(len(at), bool)
         users, others = order[at[known]], requests.take(np.flatnonzero(~known))
         requests = requests.take(np.flatnonzero(known))
+        if requests.kind == "forget":  # who names nothing asks for nothing
+            some = np.flatnonzero(requests.items.counts() > 0)
+            users, requests = users[some], requests.take(some)
+        shared = self._shared(users)
         for part in fed.parts if len(users) else ():
             if overrides(part, "handle_many_here"):
                 view = users_view(self.clients, server, block, users, fed.stream.user_keys, Down())
@@ -244,7 +248,19 @@ class Here:
                 view = users_view(self.clients, server, block, users, fed.stream.user_keys, Down())
                 requests, noted = part.encode_request(view, requests)
                 put_parts(self.clients, view.user, {part.name: noted})
+        if requests.kind == "forget" and not any(overrides(part, "encode_request") for part in fed.parts):
+            stays = shared.holds(requests.items.rows(), requests.items.ids)  # the rest is nobody else's business
+            requests = replace(requests, items=requests.items.where(stays))
         return requests.joined(others)
+
+    def _shared(self, users: Longs) -> Ragged:
+        """What these people share with the server."""
+        found = Ragged.empty(len(users))
+        for name in self.clients.lists:
+            if name.endswith("/shared"):
+                one = self.clients.list_of(name, users)
+                found = found.joined(Ragged(one.ptr, one.ids))
+        return found
 
     def enrol(self, fed: Federation, server: ServerState, part: Part) -> Requests | None:
         """What those with data in the block choose as it begins; the price of one view of all of them."""

@@ -33,6 +33,7 @@ def handle(plan: Plan, progress: Progress, request: Request | Requests) -> dict[
     asked_for = progress.devices.request(plan, before, asked_for)
     server = replace(before, given=given_after(before.given, asked_for))
     asked_for = replace(asked_for, taken=_taken(before.given, asked_for))
+    server, dropped = _purged(plan, server, asked_for)
     asked, play = 0, Rounds(plan, progress, server)
 
     def ask(now: ServerState, question: str, chosen: Keys | None) -> Total:
@@ -47,7 +48,7 @@ def handle(plan: Plan, progress: Progress, request: Request | Requests) -> dict[
         play.spend(told.clients, told.bytes_up, down.n_bytes * told.clients, time.perf_counter() - began)
         return plan.heard_by(SERVER, decoded(plan, now, told.total, named))
 
-    said: dict[str, Any] = {}
+    said: dict[str, Any] = {name: {"purged": lines} for name, lines in dropped.items()}
     try:
         handlers: tuple[Part | Learner, ...] = (*plan.parts, plan.learner)
         for one in handlers:
@@ -58,7 +59,8 @@ def handle(plan: Plan, progress: Progress, request: Request | Requests) -> dict[
                 made, told = handled
                 server = play.whole = plan.joined(play.whole, made, part)
                 took = play.spent.said(time.perf_counter() - began) if "method" in told else {}
-                said[one.name] = {**took, **told}  # who names a method certifies what it did, at what price
+                # who names a method certifies what it did, at what price
+                said[one.name] = {**said.get(one.name, {}), **took, **told}
     finally:  # devices have played those rounds, whatever became of the request
         progress.server = replace(progress.server, round=progress.server.round + play.played)
         progress.played += play.played
@@ -162,11 +164,32 @@ def _changed(before: ServerState, after: ServerState, learner: str) -> bool:
     return not same or any(after.parts[name] is not v for name, v in held.items())
 
 
+def _purged(plan: Plan, server: ServerState, request: Requests) -> tuple[ServerState, dict[str, list[str]]]:
+    """Without what parts keep of earlier models, where somebody is about to unlearn; by part, what that was."""
+    able = [part for part in plan.parts if part.takes_back and can_handle(part)]
+    withdrawn = (
+        len(request.taken.ids) if request.kind == "unshare" and request.taken is not None else len(request.senders)
+    )
+    dropped: dict[str, list[str]] = {}
+    if request.kind == "share" or not able or not withdrawn:
+        return server, dropped
+    for part in plan.parts:
+        left, lines = part.purged(plan.seen_by(part.party, server))
+        if lines:
+            server, dropped[part.name] = server.with_part(part.name, left), lines
+    return server, dropped
+
+
+def can_handle(part: Part) -> bool:
+    """Whether a part does anything on the server about what people ask for."""
+    return overrides(part, "handle") or overrides(part, "handle_many")
+
+
 def _check(plan: Plan, request: Requests) -> None:
     """Refuse what nobody would carry out, before any device or record changes."""
     if plan.config.train.silos:
         raise TacitaError("requests are for clients that are one user each; train.silos must be 0.")
-    able = any(overrides(part, "handle") or overrides(part, "handle_many") for part in plan.parts)
+    able = any(can_handle(part) for part in plan.parts)
     if not able and not (plan.learner.takes_back and request.kind in ("forget", "leave")):
         raise TacitaError(
             f"nothing in this run can carry out '{request.kind}': its parts are "

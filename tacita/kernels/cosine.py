@@ -1,4 +1,4 @@
-"""Cosines of rows and their slopes: rows of length one, and pairs that are to be ordered."""
+"""Cosines of rows and their slopes: rows of length one, pairs that are to be ordered, and what two rows share."""
 
 from __future__ import annotations
 
@@ -65,3 +65,17 @@ def ordered_slopes(
             up[j] += g * u[j]
             down[j] -= g * u[j]
     return weight * total
+
+
+@njit(cache=True, nogil=True)
+def meetings(users: Floats, items: Floats, out: Floats) -> None:
+    """out[u * items + i] = [s^2 u i, s |u - i|] for all pairs, s^2 being the width; one pass, on the caller's core."""
+    n, dim = items.shape
+    scale = np.float32(math.sqrt(dim))
+    square = scale * scale
+    for u in range(len(users)):
+        for i in range(n):
+            row = out[u * n + i]
+            for j in range(dim):
+                row[j] = square * users[u, j] * items[i, j]
+                row[dim + j] = scale * abs(users[u, j] - items[i, j])

@@ -20,6 +20,7 @@ from tacita.core.draws import keys_of
 from tacita.core.types import AnyArray, Arrays, Ints, Keys, Ragged
 from tacita.federation.measuring import Learned
 from tacita.lab.run_folder import Saved
+from tacita.round.device_state import LISTS, PARTS
 
 SMALL = 8  # bytes; what is shorter is found anywhere by chance
 MODEL = ("items", "heads/")  # arrays of the server that are the model itself
@@ -37,6 +38,15 @@ class Needles:
     leavers: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     private: AnyArray = field(default_factory=lambda: np.zeros((0, 0), np.float32))  # of those who left, before
     rows: AnyArray = field(default_factory=lambda: np.zeros((0, 0), np.float32))  # of withdrawn items, before
+    lasting: frozenset[str] | None = None  # of a run that was trained again: what of the devices' lists is from before
+
+    def searches(self, name: str) -> bool:
+        """Whether an array can hold a withdrawn pair.
+
+        What a run made that never had it is its own: a withdrawn item may be among those that were drawn as not liked.
+        """
+        inside = name.removeprefix(LISTS)
+        return self.lasting is None or not inside.startswith(PARTS) or inside in self.lasting
 
     @property
     def users(self) -> Ints:
@@ -74,6 +84,7 @@ def find_traces(folder: Path, needles: Needles, besides: Path | None = None) -> 
 
 def _pairs(arrays: Arrays, needles: Needles) -> list[str]:
     """Lists per user, and columns of senders beside items, that hold a withdrawn pair."""
+    arrays = {name: v for name, v in arrays.items() if needles.searches(name.partition(":")[0])}
     found = [name for name, lists in _lists_in(arrays) if _holds(lists, needles)]
     for name, sender in arrays.items():
         if sender.dtype != np.uint64 or sender.ndim != 1:
@@ -122,8 +133,11 @@ def _people(arrays: Arrays, needles: Needles) -> list[str]:
 
 def _rows(arrays: Arrays, needles: Needles) -> list[str]:
     """Arrays besides the model that hold a row as a withdrawn item had it."""
+    rows, model = needles.rows, arrays.get(MODEL[0])
+    if model is not None and model.shape[1:] == rows.shape[1:]:  # what the new model has as well is nothing of before
+        rows = rows[~np.isin(_hashed(np.ascontiguousarray(rows)), _hashed(np.ascontiguousarray(model)))]
     inside = [name for name in arrays if name != MODEL[0] and not name.startswith(MODEL[1])]
-    return [name for name in inside if _any_row(arrays[name], needles.rows)]
+    return [name for name in inside if _any_row(arrays[name], rows)]
 
 
 def _any_row(array: AnyArray, rows: AnyArray) -> bool:

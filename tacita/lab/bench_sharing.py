@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -195,4 +196,6 @@ def _adjacency(who: AnyArray, what: AnyArray, n_items: int) -> tuple[torch.Tenso
 
 def _matrix(at: AnyArray, weight: AnyArray, size: tuple[int, int]) -> torch.Tensor:
     values = torch.from_numpy(weight.astype(np.float32))
-    return torch.sparse_coo_tensor(torch.from_numpy(at), values, size).coalesce().to_sparse_csr()
+    with warnings.catch_warnings():  # that such matrices are new, and that we know what is in them
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.sparse_coo_tensor(torch.from_numpy(at), values, size).coalesce().to_sparse_csr()

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
+from tacita.core.config import validated
 from tacita.core.errors import TacitaError
+from tacita.core.files import read_json
 from tacita.core.types import CohortView, Doubles, Floats, Held, Keys
 from tacita.federation.rounds import begin_block, run_round, start
 from tacita.fields import Upload
@@ -25,6 +29,38 @@ from tacita.round.parts import PartConfig
 from tacita.round.plan import Federation
 
 ALPHAS = tuple(round(0.01 * k, 2) for k in range(51))
+FILE = "calibration.json"
+RETRACTION = "retraction"
+
+
+class Found(BaseModel):
+    """What was found for a run: of the damping that its devices carried their sums with, and of the best one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    alpha: float = Field(ge=0, le=1)  # of the run
+    ratio: float = Field(ge=0)  # what it leaves of the distance to retraining
+    best_alpha: float = Field(ge=0, le=1)
+    best_ratio: float = Field(ge=0)
+    plain: float = Field(ge=0)  # what pure subtraction leaves
+    leavers: int = Field(ge=1)
+    rounds: int = Field(ge=1)
+
+
+def calibrated(fed: Federation, folder: Path) -> Federation:
+    """A run that knows what was found for it: its part `retraction` takes that ratio, where nobody set one."""
+    path = folder / FILE
+    if not path.is_file():
+        return fed
+    found = validated(Found, read_json(path), str(path))
+
+    def with_ratio(part: Part) -> Part:
+        options = part.config.model_dump()
+        if part.name != RETRACTION or options["ratio"] is not None or options["alpha"] != found.alpha:
+            return part
+        return type(part)(part.config.model_copy(update={"ratio": found.ratio}), part.world)
+
+    return replace(fed, parts=tuple(with_ratio(part) for part in fed.parts))
 
 
 @dataclass(frozen=True)
@@ -86,7 +122,7 @@ def distance_ratio(whole: Trained, without: Floats, group: int, alpha: float) ->
 
 def trained(fed: Federation, rounds: int, away: Keys, watched: Any = ()) -> Trained:
     """Rounds of block 0 without some people; `watched`: groups whose additions are kept, (groups, people)."""
-    parts = tuple(part for part in fed.parts if part.name not in ("retraction", "withdrawal"))
+    parts = tuple(part for part in fed.parts if part.name not in (RETRACTION, "withdrawal"))
     seen: list[tuple[int, Keys, Doubles, Any]] = []
 
     class Watches(Part):

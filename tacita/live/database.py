@@ -31,6 +31,8 @@ def format_of(path: Path) -> Any:
         verdict = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
+        if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone() is None:
+            return None
         found = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
     return None if found is None else found[0]
 

@@ -49,11 +49,13 @@ def about(found: dict[str, Any]) -> str:
 def lines_of(found: dict[str, Any]) -> list[str]:
     """What does not fit into the table."""
     search = {name: one["pairs"] + one["people"] for name, one in found["artefacts"].items()}
+    rows = found["artefacts"]["X"]["rows"]
     floor = found["noise_floor"]
     return [
-        f"Search of the run folder: withdrawn pairs in {search['O']} places before, {search['X']} after.",
+        f"Search of the run folder: withdrawn pairs in {search['O']} places before, {search['X']} after; rows as "
+        f"withdrawn items had them in {rows} places outside the model.",
         f"Another seed alone is {'-' if floor is None else f'{floor:.3f}'} away from R1, where O is 1.",
-        f"Verdict: {found['verdict']} ({found['auc_gap']:+.3f}).",
+        f"Verdict: {found['verdict']}.",
         found["note"],
     ]
 

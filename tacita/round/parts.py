@@ -103,14 +103,23 @@ class Part:
     most_weight: ClassVar[float] = 1.0
     """The largest factor that `weight` may give a client."""
 
-    takes_back: ClassVar[tuple[Literal["given", "local"], ...]] = ("given", "local")
-    """What its `handle` takes out of the model: what people shared, what their devices learned from."""
+    takes_back: ClassVar[tuple[Literal["given", "local", "people"], ...]] = ("given", "local")
+    """What its `handle` takes out of the model: what people shared, what their devices learned from.
+
+    `people`: all that the device of somebody who leaves learned from, and no single item.
+    """
+
+    only_notes: ClassVar[bool] = False
+    """Its `encode` and `server_step` write rounds down and move no item row."""
 
     every_release: ClassVar[bool] = False
     """`encode`, `encode_sum` and `decode` also concern answers to other parts' questions: a budget, a clip."""
 
     lasting: ClassVar[tuple[str, ...]] = ()
     """What it keeps on devices that going back to an earlier round does not undo, such as what was spent."""
+
+    lasting_here: ClassVar[tuple[str, ...]] = ()
+    """What it keeps on the server that beginning anew does not undo, such as what must never be proposed."""
 
     broadcast_once: ClassVar[bool] = False
     """What `broadcast` sends stays the same during a block, so it travels in the first round only."""
@@ -311,6 +320,13 @@ class Part:
         if not said:
             return None
         return server, said[0] if len(requests.senders) == 1 else {"each": said}
+
+    def purged(self, server: ServerState) -> tuple[Arrays, list[str]]:
+        """What it keeps of earlier models without all that holds what is about to be unlearned, and what that was.
+
+        Called before any part handles a withdrawal: a table of before would pull the rounds of unlearning back.
+        """
+        return server.parts.get(self.name, {}), []
 
     def received_fits(self, sent: Arrays, n_items: int) -> bool:
         """Whether what came as a broadcast from elsewhere is safe to compute with: item tables and shared parameters.

@@ -24,9 +24,11 @@ from tacita.federation.rounds import Progress, end_block
 from tacita.federation.state_arrays import read_server
 from tacita.lab.artefacts import find_traces, needles_of
 from tacita.lab.assembling import ALL_CORES, Machine, assemble
+from tacita.lab.calibration import calibrated
 from tacita.lab.controls import mean_of
+from tacita.lab.forgetting.anew import Price, begun_anew, certified, noted, shared_by
 from tacita.lab.forgetting.certificate import Case, certify
-from tacita.lab.forgetting.paths import REMEDY, Way, way_of
+from tacita.lab.forgetting.paths import AGAIN, REMEDY, Way, way_of
 from tacita.lab.forgetting.proof import Done, Proof, prove, waiting_in
 from tacita.lab.forgetting.wishes import Asked, Standing, Wish, checked, nothing_to_do
 from tacita.lab.run_folder import Saved, changing, lists_of, open_saved, read_result, settle, write_models
@@ -63,7 +65,16 @@ class Opened:
     def standing(self) -> Standing:
         stream = self.fed.stream
         own = lists_of(self.saved.held, "history"), stream.trained(len(stream.blocks) - 1)
-        return Standing(self.saved, stream.user_keys, *own, self.progress.server.given, self.waiting)
+        return Standing(self.saved, stream.user_keys, *own, self.shared, self.waiting)
+
+    @property
+    def shared(self) -> Ragged:
+        """(users) What people share."""
+        return shared_by(self.fed, Learned(self.progress.server, self.progress.clients))
+
+    def way_of(self, asked: Asked, again: bool = False) -> Way:
+        """Which way a request goes."""
+        return way_of(self.fed, asked, self.shared.take(asked.users), again)
 
 
 def grant(folder: Path, wish: Wish, verify: bool = False, machine: Machine = ALL_CORES) -> Granted:
@@ -77,8 +88,7 @@ def grant(folder: Path, wish: Wish, verify: bool = False, machine: Machine = ALL
         asked = checked(wish, run.standing())
         if asked.empty:
             return Granted(nothing_to_do(wish, run.standing()))
-        way = way_of(run.fed, asked, run.progress.server.given)
-        done = carried_out(run.fed, run.progress, asked, way)
+        done = carried_out(run.fed, run.progress, asked, run.way_of(asked, wish.again))
         proof = None
         if verify and wish.kind != "share" and not done.waits:
             proof = prove(done)
@@ -93,7 +103,7 @@ def opened(folder: Path, machine: Machine = ALL_CORES) -> Opened:
         raise TacitaError(
             f"{folder} was trained on other data than '{saved.config.data}' holds now; restore it, or train again."
         )
-    fed = replace(fed, stream=left_of(fed.stream, lists_of(saved.held, "history")))
+    fed = replace(calibrated(fed, folder), stream=left_of(fed.stream, lists_of(saved.held, "history")))
     server, clients = read_server(saved.served, saved.note), read_devices(saved.held, "")
     clients.lasting = fed.lasting
     clients.keep()
@@ -120,12 +130,12 @@ def carried_out(fed: Federation, progress: Progress, asked: Asked, way: Way) -> 
     before, results = progress.server, progress.results
     was = Learned(before, apart(progress.clients))
     began, busy = time.perf_counter(), time.process_time()
+    if way.anew:
+        return _anew(fed, progress, asked, way, was)
     said = handle(fed, progress, asked.requests)
     seconds, busy = time.perf_counter() - began, time.process_time() - busy
     _check_done(fed, asked, said)
-    gone = _withdrawn(progress.clients, asked, fed)
-    history = fed.stream.history(len(fed.stream.blocks))
-    left = replace(fed, stream=left_of(fed.stream, history.where(~gone.holds(history.rows(), history.ids))))
+    gone, left = _left(fed, progress.clients, asked)
     changed = progress.server.items is not before.items or progress.server.heads is not before.heads
     if changed:
         progress.results = results[:-1]
@@ -135,9 +145,31 @@ def carried_out(fed: Federation, progress: Progress, asked: Asked, way: Way) -> 
         progress.clients.keep()
         scores, _ = block_scores(left, progress.server, progress.clients)
     progress.results = [*results[:-1], {**results[-1], **scores}]
-    purge(progress.clients, gone, asked, {fed.learner.name} | waiting_in(said))
+    needed = tuple(f"{PARTS}{name}/" for name in {fed.learner.name} | waiting_in(said))
+    purge(fed, progress.clients, gone, asked, {name for name in progress.clients.lists if name.startswith(needed)})
     now = Learned(progress.server, progress.clients)
     return Done(fed, left, asked, way, gone, said, was, now, seconds, busy, progress.results)
+
+
+def _anew(fed: Federation, progress: Progress, asked: Asked, way: Way, was: Learned) -> Done:
+    """The request noted by whom it concerns, and the run once more without what is withdrawn."""
+    began, busy = time.perf_counter(), time.process_time()
+    purged = noted(fed, progress, asked)
+    gone, left = _left(fed, progress.clients, asked)
+    now, price = Learned(progress.server, progress.clients), Price()
+    made = begun_anew(left, shared_by(fed, now), None, now, price)
+    seconds, busy = time.perf_counter() - began, time.process_time() - busy
+    purge(fed, made.clients, gone, asked, {name for name in made.clients.lists if name not in fed.lasting})
+    said = {AGAIN: certified(price, purged, exact=not way.leaves)}
+    after = Learned(made.server, made.clients)
+    return Done(fed, left, asked, way, gone, said, was, after, seconds, busy, made.results)
+
+
+def _left(fed: Federation, clients: DeviceState, asked: Asked) -> tuple[Ragged, Federation]:
+    """Per user what is nobody's any more, and the run without it."""
+    gone, history = _withdrawn(clients, asked, fed), fed.stream.history(len(fed.stream.blocks))
+    stays = history.where(~gone.holds(history.rows(), history.ids))
+    return gone, replace(fed, stream=left_of(fed.stream, stays))
 
 
 _TRAINED = ("rounds", "best_round", "valid", "valid_served", "bytes_up", "bytes_down")
@@ -166,22 +198,25 @@ def _check_done(fed: Federation, asked: Asked, said: dict[str, Any]) -> None:
         raise TacitaError(f"none of {named} carries out '{asked.requests.kind}' in this run; {REMEDY}.")
 
 
-def purge(clients: DeviceState, gone: Ragged, asked: Asked, besides: set[str]) -> None:
+def purge(fed: Federation, clients: DeviceState, gone: Ragged, asked: Asked, spared: set[str]) -> None:
     """Take what is withdrawn out of every list that the devices of these people keep; who leaves keeps nothing.
 
-    `besides`: who needs its own to take something back later.
+    `spared`: lists that are still needed to take something back later, or that never held it.
     """
     users = asked.users
     mine = gone.take(users)
-    for name in clients.lists:
-        if any(name.startswith(f"{PARTS}{one}/") for one in besides):
-            continue
+    for name in clients.lists.keys() - spared:
         found = clients.list_of(name, users)
         stays = ~mine.holds(found.rows(), found.ids) if not asked.whole else np.zeros(len(found.ids), bool)
         if not stays.all():
             clients.put(users, {name: found.where(stays)})
     if asked.whole:
         clients.put(users, {"private": np.zeros_like(clients.private[users])})
+        for part in fed.parts:  # as before one's first block, but for what lasts
+            waits = any(name.startswith(f"{PARTS}{part.name}/") for name in spared)
+            kept = {} if waits else part.device_arrays(len(users))
+            blank = {k: v for k, v in kept.items() if not isinstance(v, Ragged) and k not in part.lasting}
+            clients.put(users, {f"{PARTS}{part.name}/{name}": v for name, v in blank.items()})
     clients.keep()
 
 
@@ -198,6 +233,7 @@ def _written(saved: Saved, done: Done, proof: Proof | None, began: float) -> Gra
             name = f"{'unshare' if asked.requests.kind == 'unshare' else 'forget'}-{number}.json"
             leavers = asked.users if asked.whole else asked.users[:0]
             needles = needles_of(saved, done.gone, done.withdrawn, leavers, done.was)
+            needles = replace(needles, lasting=done.fed.lasting if done.way.anew else None)
             traces = find_traces(side, needles, besides=folder)
             certificate = certify(Case(saved, done, proof, traces, number, time.perf_counter() - began))
             path = folder / name

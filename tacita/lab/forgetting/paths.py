@@ -1,4 +1,8 @@
-"""Which way a request goes (sharing spec D.3), why, and what a run needs that cannot go any."""
+"""Which way a request goes (sharing spec D.3), and why.
+
+The run's own parts take back what they can. What none of them can is taken back by training again without it, which
+every run can: in the lab the people and their histories are here.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Given
+from tacita.core.types import Ragged
+from tacita.federation.requests import can_handle
 from tacita.lab.forgetting.wishes import Asked
 from tacita.round.parts import Part, overrides
 from tacita.round.plan import Plan
 
-REMEDY = "train with --method fedshare or --backbone tally, or add part 'retrain'"
+AGAIN = "training again"
+REMEDY = "--again trains again without it"
+TOLD = (
+    "What others told the server in place of their items was drawn from a table that had learned from the data, and "
+    "stays as it was told: to draw it anew would cost their privacy once more."
+)
+LOCAL = f"What the person's device learned from and never shared stays in the model as it is; {REMEDY}."
 
 
 @dataclass(frozen=True)
@@ -22,15 +33,22 @@ class Way:
     why: str
     leaves: str = ""  # what of the request it does not reach
 
+    @property
+    def anew(self) -> bool:
+        """The run begins again, without what is withdrawn."""
+        return self.by == (AGAIN,)
 
-def way_of(plan: Plan, asked: Asked, given: Given) -> Way:
-    """The way of a request, or one sentence that names the remedy where there is none."""
+
+def way_of(plan: Plan, asked: Asked, shared: Ragged, again: bool = False) -> Way:
+    """The way of a request; `shared`: what each of these people shares. `again`: whatever the run's own way is."""
     if asked.requests.kind == "share":
         return _sharing(plan)
-    if asked.requests.kind == "unshare" or not plan.learner.takes_back:
-        return _unlearning(plan, asked, given)
-    name = plan.backbone.name
-    return Way((name,), f"{name} is a function of a sum over people, so what was told is taken out of the sum.")
+    if asked.requests.kind != "unshare" and plan.learner.takes_back:
+        name = plan.backbone.name
+        return Way((name,), f"{name} is a function of a sum over people, so what was told is taken out of the sum.")
+    if again:
+        return _anew(plan, "--again asks for it")
+    return _unlearning(plan, asked, shared)
 
 
 def _sharing(plan: Plan) -> Way:
@@ -42,31 +60,42 @@ def _sharing(plan: Plan) -> Way:
     return Way(tuple(taking), "what is shared goes to the server, and is no longer learned from on the device.")
 
 
-def _unlearning(plan: Plan, asked: Asked, given: Given) -> Way:
-    able = [part for part in plan.parts if overrides(part, "handle") or overrides(part, "handle_many")]
-    able = [part for part in able if part.takes_back]
-    shared, local = _counts(asked, given)
+def _unlearning(plan: Plan, asked: Asked, shared: Ragged) -> Way:
+    able = [part for part in plan.parts if part.takes_back and can_handle(part)]
+    of_shared = [part for part in able if "given" in part.takes_back]
+    reaching = ("local", "people") if asked.whole else ("local",)
+    of_local = [part for part in able if any(one in part.takes_back for one in reaching)]
+    n_shared, n_local = _counts(asked, shared)
     if not able:
-        raise TacitaError(f"nothing in a run of {_called(plan)} takes data back; {REMEDY}.")
-    both = [part for part in able if "local" in part.takes_back]
-    named = _names(able)
-    if asked.requests.kind == "unshare" or not local:
-        return Way(named, f"all {shared} interactions were shared, and {_list(named)} takes shared ones back.")
-    if both:
-        rest = "none of it was shared" if not shared else "some of it was shared and some learned from on the device"
-        return Way(named, f"{rest}, and {_list(_names(both))} takes back what devices learned from.")
-    if not shared:
-        raise TacitaError(
-            f"none of that was shared, and '{named[0]}' takes back what was shared only; train with --method "
-            "retraction, or add part 'retrain'."
-        )
-    why = f"{shared} of the interactions were shared, and {_list(named)} takes shared ones back."
-    return Way(named, why, "What the person's device learned from and never shared stays in the model as it is.")
+        return _anew(plan, f"nothing in a run of {_called(plan)} takes data back")
+    if asked.requests.kind == "unshare" or not n_local:
+        if not of_shared:
+            return _anew(plan, f"{_list(_names(able))} does not take back what was shared")
+        named = _names(of_shared)
+        return Way(named, f"all {n_shared} interactions were shared, and {_list(named)} takes shared ones back.")
+    if of_local and (of_shared or not n_shared):
+        rest = "none of it was shared" if not n_shared else "some of it was shared and some learned from on the device"
+        named = _names([part for part in able if part in of_local or (n_shared and part in of_shared)])
+        return Way(named, f"{rest}, and {_list(_names(of_local))} takes back what devices learned from.")
+    if n_shared and of_shared:
+        named = _names(of_shared)
+        why = f"{n_shared} of the interactions were shared, and {_list(named)} takes shared ones back."
+        return Way(named, why, LOCAL)
+    if n_shared:
+        return _anew(plan, f"{_list(_names(able))} does not take back what was shared")
+    only = "whole people only" if any("people" in part.takes_back for part in able) else "what was shared only"
+    return _anew(plan, f"none of that was shared, and {_list(_names(able))} takes back {only}")
 
 
-def _counts(asked: Asked, given: Given) -> tuple[int, int]:
+def _anew(plan: Plan, because: str) -> Way:
+    told = any(overrides(part, "encode_request") and not part.takes_back for part in plan.parts)
+    why = f"{because}, so the run is trained again from its beginning without it."
+    return Way((AGAIN,), why, TOLD if told else "")
+
+
+def _counts(asked: Asked, shared: Ragged) -> tuple[int, int]:
     """How many of the interactions were shared, and how many were not."""
-    shared, mine = given.of(asked.requests.senders), asked.items
+    mine = asked.items
     found = int(shared.holds(mine.rows(), mine.ids).sum())
     return found, len(mine.ids) - found
 

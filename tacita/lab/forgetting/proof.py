@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tacita.core.codec import digest
 from tacita.core.files import flat
-from tacita.core.types import CohortView, Given, Held, Ragged, Requests
+from tacita.core.types import Ragged
 from tacita.federation.measuring import Learned
-from tacita.federation.rounds import Progress, run_stream, start
-from tacita.lab.assembling import build
 from tacita.lab.forgetting import traces
+from tacita.lab.forgetting.anew import begun_anew, shared_by
 from tacita.lab.forgetting.paths import Way
 from tacita.lab.forgetting.wishes import Asked
 from tacita.learn.statistic import TOLD, blocks_of
 from tacita.round.device_state import PARTS
-from tacita.round.parts import Part, overrides
 from tacita.round.plan import Federation, Plan, to_serve
 
 
@@ -95,42 +93,13 @@ def retrained(done: Done) -> Learned:
         everybody = np.arange(done.now.clients.n_users)
         told = done.now.clients.list_of(f"{PARTS}{left.learner.name}/{TOLD}", everybody)
         return Learned(model.retrained(server, blocks_of(told)), done.now.clients)
-    return trained_again(left, server.given)
+    return trained_again(left, done.now)
 
 
-def trained_again(fed: Federation, given: Given, seed: int | None = None) -> Learned:
-    """What the run comes to from its beginning, where people share what is in `given`; maybe with other draws."""
-    progress = run_again(fed, given, seed)
+def trained_again(fed: Federation, now: Learned, seed: int | None = None) -> Learned:
+    """What the run comes to from its beginning, where people share what they share now; maybe with other draws."""
+    progress = begun_anew(fed, shared_by(fed, now), seed, now)
     return Learned(progress.server, progress.clients)
-
-
-def run_again(fed: Federation, given: Given, seed: int | None = None) -> Progress:
-    """The same, as a run that can go on."""
-    if seed is not None:
-        config = fed.config.model_copy(update={"seed": seed})
-        backbone, parts, draws = build(config)
-        fed = replace(fed, backbone=backbone, parts=parts, draws=draws, config=config)
-    fed = replace(fed, parts=tuple(decided(part, given) for part in fed.parts))
-    progress = start(fed)
-    run_stream(fed, progress, lambda report, now: None)
-    return progress
-
-
-def decided(part: Part, given: Given) -> Part:
-    """The same part where people do not choose what to share: it is known."""
-    if not overrides(part, "enrol"):
-        return part
-
-    class Decided(type(part)):  # type: ignore[misc]
-        def enrol(self, view: CohortView) -> tuple[Held, Requests | None]:
-            kept, asked = super().enrol(view)
-            lists = given.of(view.client_keys)
-            mine = Ragged(lists.ptr, lists.ids).where(view.train.holds(lists.rows(), lists.ids))
-            asking = np.flatnonzero(mine.counts() > 0)
-            time = asked.time if asked is not None else 0.0
-            return kept, Requests("share", view.client_keys[asking], mine.take(asking), time)
-
-    return Decided(part.config, part.world)
 
 
 def largest_difference(fed: Federation, a: Learned, b: Learned) -> float:

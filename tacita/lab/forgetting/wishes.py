@@ -16,7 +16,7 @@ import numpy as np
 
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Given, Ints, Keys, Longs, Ragged, Requests
+from tacita.core.types import AnyArray, Ints, Keys, Longs, Ragged, Requests
 from tacita.kernels.hashing import hash_owners
 from tacita.lab.run_folder import Saved
 
@@ -30,6 +30,7 @@ class Wish:
     kind: Kind
     items: dict[str, list[str] | None]  # user -> items; None: everything
     alone: bool = False  # do not wait for others where retractions are held
+    again: bool = False  # train again without it, whatever the run's own way is
 
 
 def read_wish(path: Path, kind: Kind) -> Wish:
@@ -76,14 +77,13 @@ def some_of(asking: Longs, keys: Keys, draws: Draws, share: float) -> Longs:
     return np.sort(order[: max(1, round(share * len(asking)))])
 
 
-def taking_back(given: Given, keys: Keys, draws: Draws, share: float) -> Asked:
-    """A drawn share of those who gave something to the server take all of it back."""
-    lists = given.of(keys)
-    asking = np.flatnonzero(lists.counts() > 0)
+def taking_back(shared: Ragged, keys: Keys, draws: Draws, share: float) -> Asked:
+    """A drawn share of those who share something take all of it back."""
+    asking = np.flatnonzero(shared.counts() > 0)
     if len(asking) == 0:
         raise TacitaError("nobody in this run shares anything, so there is nothing to take back.")
     users = some_of(asking, keys, draws, share)
-    items = Ragged(lists.ptr, lists.ids).take(users)
+    items = Ragged(shared.ptr, shared.ids).take(users)
     return Asked(Requests("unshare", keys[users], items, alone=True), users.astype(np.int32), items, False)
 
 
@@ -95,7 +95,7 @@ class Standing:
     keys: Keys  # of all users
     history: Ragged  # what everybody has
     trained: Ragged  # what of it was learned from
-    given: Given
+    shared: Ragged  # what of that they share
     waiting: Keys  # who asked before and waits
 
 
@@ -103,7 +103,7 @@ def checked(wish: Wish, now: Standing) -> Asked:
     """The wish in numbers, or one sentence that says what is wrong with it."""
     users = now.saved.numbers(list(wish.items))
     number = {raw: n for n, raw in enumerate(now.saved.ids["items"])}
-    shared = now.given.of(now.keys[users])
+    shared = now.shared.take(users)
     rows, ids = [], []
     for row, (user, named) in enumerate(wish.items.items()):
         has = _has(wish.kind, now, int(users[row]), shared.row(row))

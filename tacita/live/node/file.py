@@ -185,9 +185,15 @@ def inspect(path: Path) -> None:
         raise damaged(path, str(error)) from None
     if not isinstance(format, int):
         raise damaged(path, "it does not say its format")
-    if format != FORMAT:
-        made, remedy = ("a newer", "update tacita") if format > FORMAT else ("an older", "export it with that version")
-        raise TacitaError(f"{path} was made by {made} tacita (format {format}, this one reads {FORMAT}); {remedy}.")
+    if format > FORMAT:
+        raise TacitaError(
+            f"{path} was made by a newer tacita (format {format}, this one reads {FORMAT}); update tacita."
+        )
+    if format < FORMAT:
+        raise Damaged(
+            f"{path} was made by an older tacita (format {format}, this one reads {FORMAT}); `tacita node export` "
+            "still writes out what it holds of people, then make a new node in another folder."
+        )
 
 
 def connect(path: Path) -> sqlite3.Connection:

@@ -202,8 +202,6 @@ def _sent_first(node: Node, standing: Standing, asked: Asked, want: Want, number
         return wanted
     request = AskedFor(wanted.kind, int(standing.keys[row[0]]), items, wanted.time, wanted.id)
     leaves = standing.here.request(standing.fed, asked.server, Requests.of(request)).items.ids
-    if not any(overrides(part, "encode_request") for part in standing.fed.parts):
-        leaves = told  # what was never shared is nobody's business
     names = standing.names if node.config.insecure_single_user_uploads else standing.askers
     return wanted.model_copy(update={"sender": int(names[row[0]]), "items": leaves.tolist()})
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
+from tacita.federation.requests import can_handle
 from tacita.lab.assembling import planned
 from tacita.live.node.node import Node
 from tacita.live.node.wants import WITHDRAW, Want
@@ -27,6 +28,8 @@ UNABLE = {
     "unshare": "user '{user}' shares nothing: no run that they take part in learns from what is shared.",
     "forget": "no run that user '{user}' takes part in can forget; `tacita node consent {user} keep` keeps data out of "
     "later sums.",
+    "single": "runs that user '{user}' takes part in let whole people leave and forget no single items; `tacita node "
+    "leave {user}` takes everything back, and an operator who trains with part 'fru' lets single items go.",
     "leave": "no run that user '{user}' takes part in can carry out that somebody leaves; `tacita node consent {user} "
     "keep` keeps data out of later sums.",
 }
@@ -52,7 +55,8 @@ def wish(node: Node, kind: str, user: str, items: Sequence[str], run: str | None
     places = [_place(node, person, one) for one in _runs(node, person, user, run)]
     able = [one for one in places if one.plan is None or _can(one.plan, kind)]
     if not able:
-        raise TacitaError(UNABLE[kind].format(user=user[:100]))
+        people = any("people" in part.takes_back for one in places if one.plan for part in one.plan.parts)
+        raise TacitaError(UNABLE["single" if kind == "forget" and people else kind].format(user=user[:100]))
     number = {item: n for n, (item, _) in enumerate(store.catalogue())}
     own = set(store.history([person]).item)
     for item in items:
@@ -128,7 +132,8 @@ def _after(shared: set[str], queued: Sequence[Want]) -> set[str]:
 def _can(plan: Plan, kind: str) -> bool:
     """Whether a run carries out such requests."""
     shares = any("shared" in part.device_arrays(0) for part in plan.parts)
-    able = any(overrides(part, "handle") or overrides(part, "handle_many") for part in plan.parts if part.takes_back)
+    reach = {one for part in plan.parts if can_handle(part) for one in part.takes_back}
+    able = bool(reach) if kind == "leave" else bool(reach - {"people"})
     if kind in ("share", "unshare"):
         return shares
     return able or plan.learner.takes_back or (shares and kind == "leave")

@@ -105,6 +105,18 @@ class RunRow:
     note: dict[str, Any] | None  # where it stands; None: nothing was committed yet
 
 
+def _of_another_time(path: Path, found: Any) -> TacitaError:
+    """A file that another version of the server wrote."""
+    number = int(found) if isinstance(found, str | int) and str(found).isdecimal() else 0
+    made = f"format {number}" if number else "no format that is known"
+    if number > FORMAT:
+        return TacitaError(f"{path} was made by a newer tacita ({made}, this one reads {FORMAT}); update tacita.")
+    return TacitaError(
+        f"{path} was made by an older tacita ({made}, this one reads {FORMAT}); make a new server in another folder "
+        "with `tacita server init`: people's data are on their nodes, which enrol there anew."
+    )
+
+
 class ServerStore:
     """The server's file; several processes of the same server may have it open."""
 
@@ -115,8 +127,7 @@ class ServerStore:
         with self._plain():
             found = format_of(path)
         if found != str(FORMAT):
-            made = "nobody" if found is None else f"format {found}"
-            raise TacitaError(f"{path} was made by another tacita ({made}, this one reads format {FORMAT}).")
+            raise _of_another_time(path, found)
         with self._plain():
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
             self._db.execute("PRAGMA synchronous = FULL")

@@ -83,6 +83,11 @@ class Replay(LastTable):
         top, _ = best_items(scores, self.config.top_n)
         return {"list": top, "teacher": view.private.copy()}
 
+    def purged(self, server: ServerState) -> tuple[Arrays, list[str]]:
+        """The last block's table, which devices have read by now; the block's end leaves a new one."""
+        held = server.parts.get(self.name, {})
+        return {}, ["last_table"] if "table" in held else []
+
     def at_hand(self, view: CohortView) -> Ragged | None:
         if view.block == 0 or self.config.weight == 0:
             return None
@@ -174,6 +179,11 @@ class TemporalMean(Part):
 
     def server_end_block(self, server: ServerState) -> Arrays:
         return {"anchor": server.items}
+
+    def purged(self, server: ServerState) -> tuple[Arrays, list[str]]:
+        """Nothing pulls back to a table that had learned from what is unlearned; the block's end makes a new one."""
+        held = server.parts.get(self.name, {})
+        return {}, ["anchor_table"] if "anchor" in held else []
 
     def gamma(self, anchor: Doubles, now: Doubles) -> Doubles:
         """The weight of the earlier row, per item."""

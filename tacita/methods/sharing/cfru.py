@@ -36,6 +36,7 @@ class CfruConfig(PartConfig):
 @register
 class Cfru(Part):
     name = "cfru"
+    only_notes = True
     Config: ClassVar[type[PartConfig]] = CfruConfig
     config: CfruConfig
 
@@ -44,8 +45,13 @@ class Cfru(Part):
 
     def check(self, n_items: int) -> None:
         log.check_going_back(self.name, self.world.train)
+        log.check_order(self.name, self.world, ("encode", "after"), ("server_step", "after"))
 
     # what the server sees of everybody
+
+    def encode_request(self, view: CohortView, requests: Requests) -> tuple[Requests, Held]:
+        """Which items are to be forgotten leaves the device: the server saw each update by itself and knows them."""
+        return requests, {}
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Held]:
         sent = log.as_rows(upload.values["rows"])

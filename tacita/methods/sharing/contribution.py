@@ -57,9 +57,11 @@ class ContributionConfig(PartConfig):
 @register
 class Contribution(Part):
     name = "contribution"
+    takes_back = ()  # the auxiliary model ends; what agreed with it stays in the federated rows
     Config: ClassVar[type[PartConfig]] = ContributionConfig
     config: ContributionConfig
     lasting = ("sent", "releases")
+    lasting_here = (_TELLER, _TOLD)
 
     def check(self, n_items: int) -> None:
         if self.world.train.silos:

@@ -5,7 +5,8 @@ what the station keeps, from the first table on, a fraction of each step's remai
 the table as it now is. Direction: half way between theirs and the old one, row by row; length: the old one. What those
 who left had added to an old step is not known apart, so it stays in its length.
 
-Put this part before any whose server steps should not be in the station; they run again inside each round.
+It stands before parts with server steps of their own, which run again inside each round and must not be in the
+station as well.
 """
 
 from __future__ import annotations
@@ -38,11 +39,13 @@ class CufruConfig(PartConfig):
 @register
 class Cufru(Part):
     name = "cufru"
+    only_notes = True
     Config: ClassVar[type[PartConfig]] = CufruConfig
     config: CufruConfig
 
     def check(self, n_items: int) -> None:
         log.check_going_back(self.name, self.world.train)
+        log.check_order(self.name, self.world, ("server_step", "before"))
 
     def server_begin_block(self, server: ServerState) -> Arrays:
         held = server.parts.get(self.name) or log.no_rounds()

@@ -141,10 +141,9 @@ class Decoupled(Part):
         """Whether all that is to be forgotten was learned here and nowhere else."""
         sharing = self.world.options_of("sharing") or {}
         apart = sharing.get("exclude") == "local" and sharing.get("unshare", "delete") == "delete"
-        assert requests.taken is not None
-        whole = requests.kind != "leave" and len(requests.taken.ids) == len(requests.items.ids)
         late = np.isin(requests.senders, kept.get(_LATE, np.zeros(0, np.uint64))).any()
-        return bool(apart and (whole or requests.kind == "unshare") and not late)
+        # of who forgets or leaves, it does not hear what their devices learned from
+        return bool(apart and requests.kind == "unshare" and not late)
 
 
 def n_bytes(kept: Arrays) -> int:

@@ -44,11 +44,13 @@ class FruConfig(PartConfig):
 @register
 class Fru(Part):
     name = "fru"
+    only_notes = True
     Config: ClassVar[type[PartConfig]] = FruConfig
     config: FruConfig
 
     def check(self, n_items: int) -> None:
         log.check_going_back(self.name, self.world.train)
+        log.check_order(self.name, self.world, ("encode", "after"))
 
     # on the device
 
@@ -69,7 +71,7 @@ class Fru(Part):
         return mixed_negatives(view, counts, private["p"] if fits else None, self.config.pool, key)
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Held]:
-        """Keep what leaves, as it leaves: put this part after those that change uploads."""
+        """Keep what leaves, as it leaves: this part stands after those that change uploads."""
         if view.again is not None or "rows" not in upload.values:
             return upload, {}
         return upload, log.logged(view.lists[self.name], view, upload, self.config.keep)

@@ -55,6 +55,8 @@ class MendingConfig(LearningConfig):
 @register
 class GraphMending(Part):
     name = "graph-mending"
+    takes_back = ()  # it proposes nothing more of what is withdrawn; what rows learned from it stays
+    lasting_here = (_DENIED,)
     Config: ClassVar[type[PartConfig]] = MendingConfig
     config: MendingConfig
 

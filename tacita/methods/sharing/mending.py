@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tacita.core.types import AnyArray, Bools, Floats, Ints, Keys, Longs, Ragged
+from tacita.kernels.cosine import meetings
 from tacita.kernels.hashing import hash_owners
 from tacita.kernels.sampling import draw_samples
 from tacita.kernels.threads import one_core_each, threads_in_use
@@ -62,7 +63,9 @@ class Scorer:
 
     def logits(self, met: Floats) -> tuple[Floats, Floats]:
         first, shift, second, bias = (one.table for one in self.layers)
-        between = np.maximum(met @ first + shift, 0)
+        between = met @ first
+        between += shift
+        np.maximum(between, 0, out=between)
         return between @ second[0] + bias[0, 0], between
 
     def step(self, met: Floats, label: Floats) -> None:
@@ -159,20 +162,29 @@ def _proposed(
     graph: SharedGraph, scorer: Scorer, users: Floats, items: Floats, some: Longs, denied: AnyArray, effort: Effort
 ) -> tuple[Longs, Longs, Floats]:
     """The likeliest items of a few people that are neither there nor denied."""
-    n, k = graph.n_items, min(effort.most, graph.n_items)
-    met = scorer.met(users[:, None, :], items[None, :, :]).reshape(len(some) * n, -1)
-    chance = (1 / (1 + np.exp(-scorer.logits(met)[0]))).reshape(len(some), n)
-    own = graph.lists.take(some)
+    n, own = graph.n_items, graph.lists.take(some)
+    met = np.empty((len(some) * n, 2 * items.shape[1]), np.float32)
+    meetings(users, items, met)
+    chance = np.asarray(1 / (1 + np.exp(-scorer.logits(met)[0])), np.float32).reshape(len(some), n)
     chance[own.rows(), own.ids] = -1.0
-    if len(denied):
-        sender, item = np.repeat(graph.users[some], n), np.tile(np.arange(n), len(some))
-        chance[np.isin(fingerprints(DENIED, sender, item), denied).reshape(chance.shape)] = -1.0
-    order = np.argsort(-chance, axis=1, kind="stable")[:, :k]
-    best = np.take_along_axis(chance, order, axis=1)
-    allowed = np.minimum(effort.most, np.rint(effort.kappa * own.counts()))
-    good = (best > 0.5) & (np.arange(k)[None] < allowed[:, None])
-    row = np.nonzero(good)[0]
-    return some[row], order[good], best[good].astype(np.float32)
+    allowed = np.minimum(effort.most, np.rint(effort.kappa * own.counts())).astype(np.int64)
+    row, item = _likeliest(chance, min(effort.most, n))
+    while len(refused := np.flatnonzero(np.isin(fingerprints(DENIED, graph.users[some[row]], item), denied))):
+        chance[row[refused], item[refused]] = -1.0  # others take their places
+        row, item = _likeliest(chance, min(effort.most, n))
+    first = np.arange(len(row)) - np.searchsorted(row, row) < allowed[row]
+    return some[row[first]], item[first], chance[row[first], item[first]]
+
+
+def _likeliest(chance: Floats, k: int) -> tuple[Longs, Longs]:
+    """Rows and items of the k largest chances of each row above one half, largest first, ties to the smaller item."""
+    at = chance.shape[1] - k
+    least = np.partition(chance, at, axis=1)[:, at] if k else np.full(len(chance), 2.0)
+    row, item = np.nonzero((chance >= least[:, None]) & (chance > 0.5))
+    order = np.lexsort((item, -chance[row, item], row))
+    row, item = row[order], item[order]
+    first = np.arange(len(row)) - np.searchsorted(row, row) < k
+    return row[first], item[first]
 
 
 DENIED = np.uint64(0xDE1ED)

@@ -2,7 +2,8 @@
 
 The server writes down by how much devices moved the table in every round, summed over all of them, and so can repeat
 the whole run from its first table: the same moves, and its own steps on what remains. What was withdrawn is in no
-step of its own any more; the moves were made by devices that had seen it, so this is not exact.
+step of its own any more; the moves were made by devices that had seen it, so this is not exact. What is written down
+is then that of the run as it was repeated.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from tacita.round.registry import build_parts, register
 
 _START, _MOVES, _OPEN, _ROUNDS, _MARK, _ENDS = "start", "moves", "open", "rounds", "mark", "ends"
 _NEVER = float(np.finfo(np.float64).min)
+_RESIDUAL = (
+    "The sums of how devices moved the table, which are kept so that the run can be repeated again, were made by "
+    "devices that had seen the data; they are as large as the repeated run has them, and name nobody."
+)
 
 
 class DeltaReplayConfig(PartConfig):
@@ -39,6 +44,7 @@ class DeltaReplay(Part):
     """Stands before the part `shared-graph` in the list: it has to see the table before the server's own steps."""
 
     name = "delta-replay"
+    only_notes = True
     takes_back = ("given",)
     Config: ClassVar[type[PartConfig]] = DeltaReplayConfig
     config: DeltaReplayConfig
@@ -98,7 +104,10 @@ class DeltaReplay(Part):
         if not len(gone) or not len(kept[_ROUNDS]):
             return server, said
         server, purge = purged(self.replayed(server, gone), requests.senders)
-        return server, {**said, "purged": purge, "correction": self.config.correction}
+        return server, {
+            **said, "purged": purge + ["delta_log"] * bool(self.config.correction),
+            "correction": self.config.correction, "residual_risk": _RESIDUAL,
+        }  # fmt: skip
 
     def replayed(self, server: ServerState, gone: Given | None = None) -> ServerState:
         """The run once more, on what is shared now; `gone`: withdrawn edges, for the correction of moves."""
@@ -111,15 +120,21 @@ class DeltaReplay(Part):
         ends = [0, *kept[_ENDS].tolist()]
         segments = [(kept[_MOVES][k], range(ends[k], ends[k + 1])) for k in range(len(kept[_MOVES]))]
         segments.append((kept[_OPEN], range(ends[-1], len(kept[_ROUNDS]))))
+        written = []
         for move, rounds in segments:
             own = move.astype(np.float32)
             if original is not None:
                 pull = np.float32(1 - (1 - self.config.correction) ** len(rounds))
                 then, original = original.items, self._gone_over(original, own, rounds, kept)
-                own = own - pull * (now.items - then)
+                own = (own - pull * (now.items - then)).astype(move.dtype).astype(np.float32)  # as it is kept
             now = self._gone_over(now, own, rounds, kept)
-        parts = {**server.parts, GRAPH: {**server.parts.get(GRAPH, {}), **now.parts.get(GRAPH, {})}}
-        return replace(server, items=now.items, parts=parts if GRAPH in server.parts else server.parts)
+            written.append(own.astype(move.dtype))
+        parts = dict(server.parts)
+        if GRAPH in parts:
+            parts[GRAPH] = {**parts[GRAPH], **now.parts.get(GRAPH, {})}
+        moves = np.array(written[:-1], kept[_MOVES].dtype).reshape(kept[_MOVES].shape)
+        parts[self.name] = {**kept, _MOVES: moves, _OPEN: written[-1]}
+        return replace(server, items=now.items, parts=parts)
 
     def _gone_over(self, now: ServerState, move: Floats, rounds: range, kept: Arrays) -> ServerState:
         """One segment: the devices' move, then the server's steps of its rounds on what was shared by then."""

@@ -49,6 +49,8 @@ class RetractionConfig(PartConfig):
 @register
 class Retraction(Part):
     name = "retraction"
+    takes_back = ("people",)
+    only_notes = True
     Config: ClassVar[type[PartConfig]] = RetractionConfig
     config: RetractionConfig
 
@@ -69,6 +71,7 @@ class Retraction(Part):
         if train.participation.kind == "poisson":
             log.check_going_back(self.name, train)
         log.check_going_back(self.name, train.model_copy(update={"denominator": 1.0}))
+        log.check_order(self.name, self.world, ("encode", "after"), ("server_step", "after"))
 
     # on the device
 
@@ -94,7 +97,7 @@ class Retraction(Part):
         return {"vectors": kept.joined(more)} if len(fresh) else {}
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Held]:
-        """Add what leaves to what is carried: put this part after those that change uploads."""
+        """Add what leaves to what is carried: this part stands after those that change uploads."""
         if "rows" not in upload.values:
             return upload, {}
         before, step, denominator, segment = view.received[self.name]["damping"].tolist()
@@ -224,7 +227,8 @@ class Retraction(Part):
         if requests.kind != "leave":
             if requests.kind == "forget" and log.asks_to_forget(requests):
                 raise TacitaError(
-                    "part 'retraction' lets people leave, it does not forget single items; use part 'fru' or 'retrain'."
+                    "part 'retraction' lets whole people leave and does not forget single items; train with part 'fru' "
+                    "for that, or in a run folder forget with --again."
                 )
             return None
         held = dict(server.parts[self.name])
@@ -274,7 +278,8 @@ class Retraction(Part):
         )  # fmt: skip
         if sigma:
             said |= {"epsilon": self.config.epsilon, "delta": self.config.delta,
-                     "assumption": "what is left is at most the calibrated share of what was sent"}  # fmt: skip
+                     "guarantee": "bounded",
+                     "assumptions": ["what is left is at most the calibrated share of what was sent"]}  # fmt: skip
         return server.with_part(self.name, kept), said
 
     def _without(self, server: ServerState, leavers: Keys) -> Arrays:
@@ -299,8 +304,8 @@ class Retraction(Part):
         rounds = list(log.rounds_of(held))
         if at < 0 or any(moment[0] != server.block for moment, _ in rounds[at:]):
             raise TacitaError(
-                "part 'retraction' cannot go back to before these people took part, in an earlier block; use part "
-                "'retrain'."
+                "part 'retraction' cannot go back to before these people took part, in an earlier block; in a run "
+                "folder forget with --again."
             )
         table, *heads = (held[f"table.{at:06d}{name}"] for name in ("", *(f".{one}" for one in server.heads)))
         early = self._until(server, leavers, at)
@@ -316,6 +321,7 @@ class Retraction(Part):
                 server = play(server, others, Again(moment[1]))
         said = log.certified(
             self.name, server.parts[self.name], path="checkpoint", reason=reason, from_round=at, leavers=len(leavers),
+            alpha=self.config.alpha, ratio=self.config.ratio,
             purged=["later checkpoints", "their participation, commitments and lengths"],
         )  # fmt: skip
         return server, said

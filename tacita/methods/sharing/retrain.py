@@ -19,6 +19,7 @@ from tacita.round.registry import preset, register
 @register
 class Retrain(Part):
     name = "retrain"
+    only_notes = True
     works_with = ("rows", "statistic")
 
     def check(self, n_items: int) -> None:

@@ -7,7 +7,7 @@ rows one round after the other.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from tacita.core.config import TrainConfig
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, Bools, CohortView, Doubles, Floats, Held, Keys, Longs, Ragged, Requests, spans
 from tacita.fields import Dense, Form, Rows, Upload
+from tacita.round.parts import Part, World
+from tacita.round.registry import part_class
 
 Moment = tuple[int, int]  # a block and a round of it
 Lists = dict[str, Ragged]
@@ -34,9 +36,31 @@ def check_going_back(name: str, plan: TrainConfig) -> None:
         )
 
 
+def check_order(name: str, world: World, *places: tuple[str, Literal["before", "after"]]) -> None:
+    """Refuse a list of parts in which one that writes rounds down does not see them as they are.
+
+    `places`: a hook, and where to stand from the parts that change something in it.
+    """
+    listed = [str(one.get("name")) for one in world.listed]
+    if name not in listed:  # built by itself
+        return
+    mine = listed.index(name)
+    for hook, place in places:
+        wrong = listed[mine + 1 :] if place == "after" else listed[:mine]
+        for other in wrong:
+            cls = part_class(other)
+            if getattr(cls, hook) is not getattr(Part, hook) and not cls.only_notes:
+                raise TacitaError(
+                    f"part '{name}' has to stand {place} '{other}' in 'parts'; where a method has another order, use "
+                    "method 'fedavg' and list all parts in order."
+                )
+
+
 def asks_to_forget(requests: Requests) -> bool:
     """Whether requests ask for something to be forgotten at all."""
-    return requests.kind == "leave" or (requests.kind != "share" and len(requests.items.ids) > 0)
+    if requests.kind in ("forget", "leave"):  # what of it was never shared the server does not hear
+        return len(requests.senders) > 0
+    return requests.kind == "unshare" and len(requests.items.ids) > 0
 
 
 # On devices

@@ -1,0 +1,210 @@
+"""One door for every method: of each preset an item and a whole person are forgotten, with a certificate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_door import assert_valid, items_of, shared_by, sharer
+
+from tacita.core.draws import keys_of
+from tacita.core.types import ServerState
+from tacita.lab import training
+from tacita.lab.forgetting.door import grant, opened
+from tacita.lab.forgetting.wishes import Wish
+from tacita.lab.run_folder import lists_of, open_saved
+from tacita.methods import configured, preset_names, preset_parts
+from tacita.methods.continual.f3crec import TemporalMean
+from tacita.methods.sharing.mending import DENIED, fingerprints
+
+DATA = "synthetic:users=30,items=36,per_user=9,groups=3"
+TRANSFER = [name for name in preset_names() if "prediction-transfer" in str(preset_parts(name))]
+ROWS = {"backbone": {"name": "mf", "dim": 4, "lr": 0.5}}
+OWN: dict[str, dict[str, Any]] = {
+    **{name: {"backbone": {"name": "mf", "dim": 4, "lr": 0.02, "item_lr_scale": 1.0}} for name in TRANSFER},
+    "fedpergnn": {"backbone": {"name": "fedpergnn", "dim": 4, "lr": 0.02}},
+    "fedncf-kd": {},
+    "pdc-frs": {**ROWS, "parts": [{"name": "sharing", "after": 1}]},
+    "cdcgnnfed": {**ROWS, "parts": [{"name": "graph-mending", "mend_every": 1}]},
+    "retraction": {**ROWS, "train": {"rounds": 2, "aggregation": "fixed"}},
+}
+
+
+def trained(method: str, out: Path, **more: Any) -> Path:
+    """A tiny run of a preset."""
+    optimiser = {"optimiser": "lazy-adam"} if method in (*TRANSFER, "fedpergnn") else {}
+    values: dict[str, Any] = {
+        "data": DATA,
+        "method": method,
+        "train": {"rounds": 2, "participation": {"kind": "all"}, **optimiser},
+        "split": {"kind": "random"},
+        "evaluate": {"controls": False, "k": [5], "select_by": "ndcg@5", "every": 1},
+        **OWN.get(method, ROWS),
+        **more,
+    }
+    return training.train(configured(values, "the test"), out / method).folder
+
+
+def forgotten(folder: Path, user: str, items: list[str] | None) -> dict[str, Any]:
+    found = grant(folder, Wish("forget", {user: items}))
+    assert found.certificate is not None, found.said
+    assert_valid(found.certificate)
+    assert found.certificate["purged"]["clean"] is True, found.certificate["purged"]
+    return found.certificate
+
+
+@pytest.mark.parametrize("method", preset_names())
+def test_of_every_method_an_item_and_a_person_are_forgotten(method: str, tmp_path: Path) -> None:
+    folder = trained(method, tmp_path)
+    mine = items_of(folder, "u1")
+    found = forgotten(folder, "u1", mine[:1])
+    assert items_of(folder, "u1") == mine[1:]
+    assert found["method"]["why"].endswith(".")
+    able = {"fru", "cufru", "cfru", "retrain"} & {one["name"] for one in preset_parts(method)}
+    if not able and not shared_by(folder, "u1"):
+        assert found["method"]["name"] == "retrain"
+        assert found["method"]["why"].endswith("so the run is trained again from its beginning without it.")
+    found = forgotten(folder, "u2", None)
+    assert items_of(folder, "u2") == []
+    saved = open_saved(folder)
+    assert not saved.held["private"][saved.numbers(["u2"])[0]].any()
+    assert grant(folder, Wish("forget", {"u2": None})).certificate is None  # already forgotten
+    left = lists_of(saved.held, "history")
+    assert len(left.row(saved.numbers(["u3"])[0]))  # others keep theirs
+
+
+def test_what_is_forgotten_is_what_training_again_would_have(tmp_path: Path) -> None:
+    """Of methods without a part that unlearns: the new model has the bits of a run without the data."""
+    for method in ("cdcgnnfed", "fedshare-fedavg"):
+        folder = trained(method, tmp_path)
+        user = sharer(folder, 2)
+        items = shared_by(folder, user)[:1]
+        found = grant(folder, Wish("unshare", {user: items}), verify=True).certificate
+        assert found is not None
+        assert found["method"]["exact"] is True, method
+        assert found["verdict"].startswith("pass"), found["verdict"]
+        assert not set(shared_by(folder, user)) & set(items)
+
+
+def test_a_withdrawn_pair_stays_denied_after_training_again(tmp_path: Path) -> None:
+    folder = trained("cdcgnnfed", tmp_path)
+    user = sharer(folder, 2)
+    item = shared_by(folder, user)[0]
+    grant(folder, Wish("unshare", {user: [item]}))
+    saved = open_saved(folder)
+    number = np.array([saved.ids["items"].index(item)])
+    held = saved.served
+    assert fingerprints(DENIED, keys_of([user]), number)[0] in held["parts/graph-mending/denied"]
+    mended = zip(held.get("parts/graph-mending/mended_sender", []), held.get("parts/graph-mending/mended_item", []))
+    assert (keys_of([user])[0], number[0]) not in set(mended)
+
+
+def test_what_people_told_stays_as_it_was_told_and_is_counted_once(tmp_path: Path) -> None:
+    """PDC-FRS: to draw others' items anew would cost them privacy once more."""
+    folder = trained("pdc-frs", tmp_path)
+    before = open_saved(folder)
+    user = next(u for u in before.ids["users"] if told_by(before, u) and shared_here(folder, u))
+    item = shared_here(folder, user)[0]
+    found = grant(folder, Wish("unshare", {user: [item]})).certificate
+    assert found is not None
+    assert (found["method"]["name"], found["method"]["exact"]) == ("retrain", False)
+    assert "stays as it was told" in found["residual_risk"]
+    after = open_saved(folder)
+    others = [u for u in before.ids["users"] if u != user]
+    assert all(sorted(told_by(before, u)) == sorted(told_by(after, u)) for u in others)
+    assert np.array_equal(after.served["parts/contribution/told"], before.served["parts/contribution/told"])
+    assert item not in shared_here(folder, user)
+
+
+def told_by(saved: Any, user: str) -> list[int]:
+    """What the server was told by a person."""
+    mine = saved.served["given/sender"] == keys_of([user])[0]
+    return [int(one) for one in saved.served["given/item"][mine]]
+
+
+def shared_here(folder: Path, user: str) -> list[str]:
+    """What a person shares, by their own device's word."""
+    run = opened(folder)
+    return [run.saved.ids["items"][i] for i in run.shared.row(run.saved.numbers([user])[0])]
+
+
+def test_training_again_can_be_asked_for(tmp_path: Path) -> None:
+    folder = trained("fedshare", tmp_path)
+    user = sharer(folder, 1)
+    found = grant(folder, Wish("forget", {user: items_of(folder, user)}, again=True), verify=True).certificate
+    assert found is not None
+    assert (found["method"]["name"], found["method"]["exact"]) == ("retrain", True)
+    assert "--again asks for it" in found["method"]["why"]
+    assert "stays in the model" not in found["residual_risk"]
+
+
+# FedShare on a stream of blocks, beside F3CRec
+
+
+STREAM: dict[str, Any] = {
+    "data": "synthetic:users=50,items=40,per_user=16,groups=3,drift=0.3,new=0.1",
+    "backbone": {"name": "mf", "dim": 4, "lr": 0.5},
+    "split": {"kind": "blocks", "n_blocks": 2},
+    "parts": [
+        {"name": "sharing", "groups": [1, 1, 1]},
+        {"name": "contrastive-unlearning", "rounds": 2, "steps": 2},
+        {"name": "replay", "top_n": 5},
+        {"name": "temporal-mean"},
+    ],
+}
+
+
+def test_sharing_on_a_stream_beside_f3crec_runs_goes_on_and_forgets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trained("fedshare", tmp_path / "whole", **STREAM)
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(training, "CHECKPOINT_SHARE", float("inf"))
+
+    def stop(report: Any) -> None:
+        if report.block == 1:
+            raise KeyboardInterrupt
+
+    real = training.train
+    monkeypatch.setattr(training, "train", lambda *asked: real(*asked, watcher=training.Watcher(on_round=stop)))
+    with pytest.raises(KeyboardInterrupt):
+        trained("fedshare", tmp_path / "stopped", **STREAM)
+    folder = training.resume(tmp_path / "stopped" / "fedshare").folder
+    one, other = (open_saved(where).served for where in (whole, folder))
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+    assert np.array_equal(one["parts/temporal-mean/anchor"], one["items"])
+
+    user = sharer(folder, 2)
+    items = shared_by(folder, user)[:2]
+    found = grant(folder, Wish("unshare", {user: items}), verify=True).certificate
+    assert found is not None
+    assert found["method"]["name"] == "contrastive-unlearning"
+    assert {"anchor_table", "last_table"} <= set(found["purged"]["emptied"])
+    assert found["purged"]["clean"] is True
+    assert found["purged"]["rows"] == []
+    after = open_saved(folder).served
+    assert np.array_equal(after["parts/temporal-mean/anchor"], after["items"])  # made of the new model
+    assert (after["items"] != other["items"]).any()
+    assert not set(shared_by(folder, user)) & set(items)
+    forgotten(folder, "u1", None)
+
+
+def test_no_table_of_before_pulls_the_rounds_of_unlearning_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = trained("fedshare", tmp_path, **STREAM)
+    seen: list[bool] = []
+    real = TemporalMean.server_step
+
+    def watched(self: TemporalMean, before: ServerState, server: ServerState, total: Any) -> ServerState:
+        seen.append("anchor" in server.parts.get(self.name, {}))
+        return real(self, before, server, total)
+
+    monkeypatch.setattr(TemporalMean, "server_step", watched)
+    user = sharer(folder, 2)
+    grant(folder, Wish("unshare", {user: shared_by(folder, user)}))
+    assert seen
+    assert not any(seen)
