@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Given
+from tacita.core.types import Ragged
+from tacita.federation.measuring import Learned
 from tacita.lab.assembling import Machine, assemble, build
 from tacita.lab.experiments import axes, cells, once, plan, rates, reproduce, spreading, tables, withdrawing
 from tacita.lab.experiments.shared_base import with_parts
+from tacita.lab.forgetting.anew import shared_by
 from tacita.lab.forgetting.door import carried_out
 from tacita.lab.forgetting.paths import way_of
 from tacita.lab.forgetting.wishes import taking_back
@@ -104,7 +106,8 @@ def test_the_same_people_withdraw_the_same_items_whatever_the_method() -> None:
         if cell.variant in ("contrast", "fru", "decoupled"):
             fed = assemble(cell.config, Machine(threads=1))
             base = withdrawing.Base.of(fed)
-            asked = taking_back(base.server.given, fed.stream.user_keys, fed.draws, 0.5)
+            shared = shared_by(fed, Learned(base.server, base.clients))
+            asked = taking_back(shared, fed.stream.user_keys, fed.draws, 0.5)
             found.append((asked.requests.senders.tolist(), asked.items.ptr.tolist(), asked.items.ids.tolist()))
     assert len(found) == 3
     assert found[0] == found[1] == found[2]
@@ -155,8 +158,9 @@ def test_what_was_before_a_request_does_not_change_with_it() -> None:
     private = base.clients.private.copy()
     fed = with_parts(fed, cell.config)
     progress = base.standing(fed)
-    asked = taking_back(progress.server.given, fed.stream.user_keys, fed.draws, 0.5)
-    done = carried_out(fed, progress, asked, way_of(fed, asked, progress.server.given.of(asked.requests.senders)))
+    shared = shared_by(fed, Learned(progress.server, progress.clients))
+    asked = taking_back(shared, fed.stream.user_keys, fed.draws, 0.5)
+    done = carried_out(fed, progress, asked, way_of(fed, asked, shared.take(asked.users)))
     assert not np.array_equal(done.now.clients.private, private)  # devices played rounds
     np.testing.assert_array_equal(done.was.clients.private, private)
     np.testing.assert_array_equal(base.clients.private, private)
@@ -216,6 +220,23 @@ def test_an_interrupted_table_goes_on_where_it_was(table: Any, tmp_path: Path, m
             assert entry.mean == lines[entry.variant]["values"][entry.metric][0]
 
 
+def test_a_table_can_be_written_of_what_is_finished(
+    table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, out, _ = table
+    assert reproduce.only_finished(wanted, out) == wanted
+    (tmp_path / "cells").mkdir()
+    name = f"mine-{SMALL}-ego.jsonl"
+    two = (out / "cells" / name).read_text().splitlines(keepends=True)[:2]
+    (tmp_path / "cells" / name).write_text("".join(two))
+    monkeypatch.setattr(cells, "run_job", lambda job: pytest.fail("nothing is to be run"))
+    some = reproduce.only_finished(wanted, tmp_path)
+    assert (len(some.cells), some.stem) == (2, "small-part")
+    assert len({one.variant for one in reproduce.reproduce(some, tmp_path, workers=1).entries}) == 2
+    with pytest.raises(TacitaError, match="no cell of this table is finished"):
+        reproduce.only_finished(wanted, tmp_path / "elsewhere")
+
+
 def test_a_run_that_cannot_be_trained_is_a_finding_of_all_its_cells() -> None:
     experiment = small_table(split={"kind": "blocks", "n_blocks": 2})
     some = tuple(c for c in planned(experiment) if c.variant in ("retrain", "contrast"))
@@ -225,7 +246,7 @@ def test_a_run_that_cannot_be_trained_is_a_finding_of_all_its_cells() -> None:
 
 def test_nobody_who_shares_is_a_sentence() -> None:
     with pytest.raises(TacitaError, match="nobody in this run shares anything"):
-        taking_back(Given(), np.zeros(3, np.uint64), build(planned(small_table())[0].config)[2], 0.3)
+        taking_back(Ragged.empty(3), np.zeros(3, np.uint64), build(planned(small_table())[0].config)[2], 0.3)
 
 
 def test_who_withdraws_makes_another_cell_and_nothing_else_does() -> None:

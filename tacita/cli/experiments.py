@@ -29,6 +29,7 @@ def reproduce(
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per cell.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One dataset, one backbone, two seeds.")] = False,
+    finished: Annotated[bool, typer.Option("--finished", help="Run nothing: the table of what is finished.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for tables and finished cells.")] = TABLES,
     workers: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
     data_dir: DataDir = None,
@@ -46,6 +47,8 @@ def reproduce(
     `tacita reproduce f3crec/table2 --only ml-100k --only mf --seeds 10`
 
     `tacita reproduce fedkdrec/table1 --only ml-100k --only central`
+
+    `tacita reproduce fedshare/table3 --finished`
     """
     from tacita.lab.experiments import plan, tables
     from tacita.lab.experiments import reproduce as reproducing
@@ -54,6 +57,7 @@ def reproduce(
         console.answer("\n".join(plan.experiment_names()))
         return
     wanted = reproducing.plan_table(table, only or [], seeds, quick)
+    wanted = reproducing.only_finished(wanted, out) if finished else wanted
     with console.counting("cells", quiet) as tell:
         found = reproducing.reproduce(wanted, out, data_dir, workers, tell)
     if as_json:

@@ -50,6 +50,19 @@ def plan_table(table: str, only: list[str], seeds: int | None, quick: bool) -> W
     return Wanted(experiment, cells, paper, name + part)
 
 
+def only_finished(wanted: Wanted, out: Path) -> Wanted:
+    """What of a table is finished, as a table of its own."""
+    lines = CellFile(out / "cells", wanted.paper).read(wanted.cells)
+    agents = [one for one in wanted.cells if one.follows and "values" in lines.get(one.follows.key, {})]
+    ready = {id(one): with_schedules([one], lines)[0] for one in agents}
+    cells = [ready.get(id(one), one) for one in wanted.cells if one.follows is None or id(one) in ready]
+    cells = [one for one in cells if one.key in lines]
+    if not cells:
+        raise TacitaError(f"no cell of this table is finished under {out}; leave out --finished.")
+    whole = len(cells) == len(wanted.cells) or wanted.stem.endswith(("-part", "-quick"))
+    return replace(wanted, cells=cells, stem=wanted.stem if whole else f"{wanted.stem}-part")
+
+
 def reproduce(
     wanted: Wanted,
     out: Path,

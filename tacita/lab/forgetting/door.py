@@ -128,10 +128,10 @@ def left_of(stream: Stream, history: Ragged) -> Stream:
 def carried_out(fed: Federation, progress: Progress, asked: Asked, way: Way) -> Done:
     """The request on the run's state; what was withdrawn is nowhere on the devices then."""
     before, results = progress.server, progress.results
-    if way.anew:
-        return _anew(fed, progress, asked, way)
     was = Learned(before, apart(progress.clients))
     began, busy = time.perf_counter(), time.process_time()
+    if way.anew:
+        return _anew(fed, progress, asked, way, was)
     said = handle(fed, progress, asked.requests)
     seconds, busy = time.perf_counter() - began, time.process_time() - busy
     _check_done(fed, asked, said)
@@ -151,9 +151,8 @@ def carried_out(fed: Federation, progress: Progress, asked: Asked, way: Way) -> 
     return Done(fed, left, asked, way, gone, said, was, now, seconds, busy, progress.results)
 
 
-def _anew(fed: Federation, progress: Progress, asked: Asked, way: Way) -> Done:
+def _anew(fed: Federation, progress: Progress, asked: Asked, way: Way, was: Learned) -> Done:
     """The request noted by whom it concerns, and the run once more without what is withdrawn."""
-    was = Learned(progress.server, apart(progress.clients))
     began, busy = time.perf_counter(), time.process_time()
     purged = noted(fed, progress, asked)
     gone, left = _left(fed, progress.clients, asked)

@@ -16,7 +16,7 @@ import numpy as np
 
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Given, Ints, Keys, Longs, Ragged, Requests
+from tacita.core.types import AnyArray, Ints, Keys, Longs, Ragged, Requests
 from tacita.kernels.hashing import hash_owners
 from tacita.lab.run_folder import Saved
 
@@ -77,14 +77,13 @@ def some_of(asking: Longs, keys: Keys, draws: Draws, share: float) -> Longs:
     return np.sort(order[: max(1, round(share * len(asking)))])
 
 
-def taking_back(given: Given, keys: Keys, draws: Draws, share: float) -> Asked:
-    """A drawn share of those who gave something to the server take all of it back."""
-    lists = given.of(keys)
-    asking = np.flatnonzero(lists.counts() > 0)
+def taking_back(shared: Ragged, keys: Keys, draws: Draws, share: float) -> Asked:
+    """A drawn share of those who share something take all of it back."""
+    asking = np.flatnonzero(shared.counts() > 0)
     if len(asking) == 0:
         raise TacitaError("nobody in this run shares anything, so there is nothing to take back.")
     users = some_of(asking, keys, draws, share)
-    items = Ragged(lists.ptr, lists.ids).take(users)
+    items = Ragged(shared.ptr, shared.ids).take(users)
     return Asked(Requests("unshare", keys[users], items, alone=True), users.astype(np.int32), items, False)
 
 
