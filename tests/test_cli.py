@@ -33,9 +33,12 @@ from typer.core import TyperGroup, TyperOption
 
 import tacita
 from tacita.cli import app, console, entry, main
+from tacita.cli.options import settings_of
 from tacita.core import files
+from tacita.core.errors import TacitaError
 from tacita.kernels.threads import most_threads
 from tacita.lab import serving
+from tacita.lab.experiments.tune import tuning_config
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
 REAL = os.environ.get("TACITA_DATA", "")
@@ -456,6 +459,8 @@ SETTINGS: list[tuple[str, tuple[str, ...]]] = [
     ("parts=[{name='repaly'}]", ("unknown part 'repaly'", "did you mean 'replay'?")),
     ("parts=[{name='replay',topn=3}]", ("unknown key 'topn'", "did you mean 'top_n'?")),
     ("parts=[{name='replay',top_n=300}]", ("top_n", "40 items")),
+    ("replay.topn=3", ("unknown key 'topn'", "did you mean 'top_n'?")),
+    ("replay.top_n=300", ("top_n", "40 items")),
     ("parts=[{top_n=3}]", ("needs a 'name'",)),
     ("parts=[{name='replay'},{name='replay'}]", ("listed twice",)),
     ("seed=-1", ("seed", "-1")),
@@ -1063,3 +1068,14 @@ def test_ctrl_c_leaves_a_run_that_goes_on() -> None:
     assert done.returncode == 130
     assert err.splitlines()[-1] == "tacita: stopped; a run that had begun goes on with --resume."
     refuses("recommend --run run --user u1", "not finished", "--resume")
+
+
+def test_options_of_parts_are_set_by_the_name_of_the_part() -> None:
+    sets = ["replay.top_n=3", "replay.eps=0.5", "train.rounds=2"]
+    found = settings_of(None, {"method": "f3crec"}, sets)
+    assert found == {"method": "f3crec", "parts": [{"name": "replay", "top_n": 3, "eps": 0.5}], "train": {"rounds": 2}}
+
+
+def test_a_method_with_settings_of_its_paper_is_not_tuned_as_another() -> None:
+    with pytest.raises(TacitaError, match="method 'fedkdrec' brings the settings of its paper along"):
+        tuning_config(["ml-100k"], "mf", "fedkdrec", 1)

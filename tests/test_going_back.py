@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -563,3 +563,26 @@ def test_a_server_that_saw_every_update_is_told_which_to_take_back() -> None:
     Hears.heard.clear()
     handle(fed, progress, Requests("forget", keys(fed, 3), Ragged.from_lists([LISTS[3][:1]])))
     assert Hears.heard[0].items.ids.tolist() == LISTS[3][:1]
+
+
+@pytest.mark.parametrize("exclude", ["owned", "local"])
+def test_beside_sharing_training_again_is_exact(exclude: str) -> None:
+    """What was taken back may be drawn as something else that the person does not have."""
+    specs = {"name": "sharing", "groups": [0, 0, 1], "exclude": exclude}, {"name": "retrain"}
+    fed = federation(*specs)
+    progress = played(fed, 3)
+    handle(fed, progress, forgetting(fed, 0, 7))
+    never = played(federation(*specs, stream=stream_of([[0, 1, 2], *LISTS[1:]])), 3)
+    np.testing.assert_array_equal(progress.server.items, never.server.items)
+
+
+@pytest.mark.parametrize("kind", ["leave", "forget", "unshare"])
+def test_cfru_takes_back_what_the_server_held(kind: Literal["leave", "forget", "unshare"]) -> None:
+    fed = federation({"name": "sharing", "groups": [1, 0, 0]}, {"name": "shared-graph"}, {"name": "cfru"})
+    progress = started(fed)
+    for _ in range(3):
+        progress.server, _ = run_round(fed, progress.server, progress.devices)
+    before, mine = progress.server.items.copy(), progress.server.given.of(keys(fed, 3))
+    assert len(mine.ids) > 0
+    handle(fed, progress, Requests(kind, keys(fed, 3), Ragged.empty(1) if kind == "leave" else mine))
+    assert np.abs(progress.server.items - before).max() > 1e-5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from oracle import started
 from test_going_back import LISTS, N_ITEMS, federation, forgetting, keys, leaving, played
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Doubles, Ragged
+from tacita.core.types import Doubles, Ragged, Requests
 from tacita.federation.requests import handle
 from tacita.federation.rounds import Progress, run_round
 from tacita.fields import Rows
@@ -296,3 +297,25 @@ def test_calibration_tells_what_the_part_then_does() -> None:
         other.server, _ = run_round(run, other.server, other.devices, stay)
     left = np.linalg.norm(progress.server.items - other.server.items) / np.linalg.norm(before - other.server.items)
     assert left == pytest.approx(found.ratio, rel=0.05)
+
+
+def test_every_retraction_has_noise_of_its_own() -> None:
+    """Two with the same noise, scaled and subtracted, would show what the leavers had added."""
+    noised, plain = retracting(ratio=0.2, epsilon=1.0), retracting(ratio=0.2)
+    moved: dict[str, list[Doubles]] = {"noised": [], "plain": []}
+    for name, fed in (("noised", noised), ("plain", plain)):
+        progress = played(fed, 2)
+        for user in (3, 1):
+            before = progress.server.items.astype(np.float64)
+            handle(fed, progress, leaving(fed, user))
+            moved[name].append(progress.server.items - before)
+    first, second = (a - b for a, b in zip(moved["noised"], moved["plain"], strict=True))
+    assert first.std() > 0
+    assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.5
+
+
+def test_who_asks_to_go_alone_does_not_wait() -> None:
+    fed = retracting(min_users=3)
+    request = Requests.of(leaving(fed, 3))
+    assert handle(fed, played(fed, 2), request)["retraction"]["waits_for"] == 2
+    assert "waits_for" not in handle(fed, played(fed, 2), replace(request, alone=True))["retraction"]

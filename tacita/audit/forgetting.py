@@ -173,25 +173,33 @@ def user_level(judged: Judged) -> dict[str, float]:
     gone = judged.done.withdrawn
     users = np.setdiff1d(np.flatnonzero(gone.counts() > 1), judged.scene.canaries)
     trained = judged.left.stream.trained(len(judged.left.stream.blocks) - 1)
+    all_of = judged.done.fed.stream.trained(len(judged.done.fed.stream.blocks) - 1)
     others = np.setdiff1d(np.flatnonzero(trained.counts() > 1), users)[:200]
     if not len(held) or not len(users) or judged.table("O").shape[1] == 0:
         return {}
     key, out = judged.left.draws.public("user-level"), {}
     for name in judged.models:
         table = judged.table(name)
-        inside, outside = (membership.surprise(table, x, trained.take(others), key) for x in (gone.take(users), held))
+        inside, outside = (
+            membership.surprise(table, lists, owned, trained.take(others), key)
+            for lists, owned in ((gone.take(users), all_of.take(users)), (held, held))
+        )
         out[name] = traces.auc_of(-inside, -outside)
     return out
 
 
-def relearning(judged: Judged, pairs: traces.Pairs) -> dict[str, float]:
-    """Steps until withdrawn pairs are fitted as well as in the run, over those that R1 needs; below 1: sooner."""
+def relearning(judged: Judged, pairs: traces.Pairs) -> dict[str, float | None]:
+    """Steps until withdrawn pairs are fitted as well as in the run, over those that R1 needs; below 1: sooner.
+
+    Who never gets there has none. Where R1 does not, the most steps tried stand for its own.
+    """
     if judged.table("O").shape[1] == 0 or not len(pairs.members.ids):
         return {}
     samples = membership.Samples(pairs.owner, pairs.members.ids, pairs.others.ids, len(pairs.users))
     goal = membership.fit(judged.table("O"), samples).losses[-1]
     steps = {name: membership.steps_to(judged.table(name), samples, goal) for name in judged.models}
-    return {name: n / max(1, steps["R1"]) for name, n in steps.items()}
+    most = steps["R1"] if steps["R1"] is not None else membership.MOST_STEPS
+    return {name: None if n is None else n / max(1, most) for name, n in steps.items()}
 
 
 def artefacts(judged: Judged) -> dict[str, Any]:

@@ -80,30 +80,31 @@ def halves(lists: Ragged) -> tuple[Ragged, Ragged]:
     return plain.where(even), plain.where(~even)
 
 
-def surprise(table: Floats, lists: Ragged, like: Ragged, key: np.uint64) -> Doubles:
+def surprise(table: Floats, lists: Ragged, owned: Ragged, like: Ragged, key: np.uint64) -> Doubles:
     """How much worse than of people like them the other half of people's items is fitted from one half.
 
-    `like`: items of people who are compared with; the nearest in activity count.
+    `owned`: all that these people have, which is never drawn as what they do not have; `like`: items of people who are
+    compared with; the nearest in activity count.
     """
     n_items = len(table)
 
-    def loss(people: Ragged) -> Doubles:
+    def loss(people: Ragged, theirs: Ragged) -> Doubles:
         known, rest = halves(people)
-        vectors = fit(table, Samples.of(known, people, n_items, key)).vectors
-        return losses_of(table, vectors, Samples.of(rest, people, n_items, key + np.uint64(1 << 20)))
+        vectors = fit(table, Samples.of(known, theirs, n_items, key)).vectors
+        return losses_of(table, vectors, Samples.of(rest, theirs, n_items, key + np.uint64(1 << 20)))
 
-    theirs, activity = loss(like), like.counts()
-    out = loss(lists)
+    theirs, activity = loss(like, like), like.counts()
+    out = loss(lists, owned)
     for row, size in enumerate(lists.counts().tolist()):
         near = np.argsort(np.abs(activity - size), kind="stable")[:NEIGHBOURS]
         out[row] -= theirs[near].mean() if len(near) else 0.0
     return out
 
 
-def steps_to(table: Floats, samples: Samples, goal: float) -> int:
-    """Steps until the mean loss is down at the goal; MOST_STEPS: it does not get there."""
+def steps_to(table: Floats, samples: Samples, goal: float) -> int | None:
+    """Steps until the mean loss is down at the goal; None: in MOST_STEPS it does not get there."""
     found = np.flatnonzero(np.array(fit(table, samples, MOST_STEPS).losses) <= goal)
-    return int(found[0]) if len(found) else MOST_STEPS
+    return int(found[0]) if len(found) else None
 
 
 def _unit(table: Floats) -> Doubles:

@@ -12,6 +12,7 @@ import numpy as np
 
 from tacita.core.draws import keys_of
 from tacita.core.errors import TacitaError
+from tacita.core.sparse import matrix_of_lists
 from tacita.core.types import Block, Ints, Keys, Longs, Ragged, Requests, Stream
 from tacita.kernels.hashing import hash_owners
 from tacita.lab.forgetting.anew import begun_anew
@@ -63,13 +64,17 @@ def _both(known: Ints, partner: Ints) -> tuple[Longs, Ints]:
 
 
 def rare_pairs(stream: Stream, drawn: Keys) -> tuple[Ints, Ints]:
-    """Pairs of items that few people have; each item is in one pair."""
-    count = np.bincount(stream.trained(len(stream.blocks) - 1).ids, minlength=stream.n_items)
+    """Pairs of items that few people have and nobody has together; each item is in one pair."""
+    trained = stream.trained(len(stream.blocks) - 1)
+    count = np.bincount(trained.ids, minlength=stream.n_items)
     order = np.lexsort((drawn, count))
     rare = order[: max(2, len(order) // 3)]
     rare = rare[np.argsort(drawn[rare], kind="stable")]
-    n = min(CANARIES, len(rare) // 2)
-    return rare[:n].astype(np.int32), rare[n : 2 * n].astype(np.int32)
+    half = len(rare) // 2
+    one, other = rare[:half].astype(np.int32), rare[half : 2 * half].astype(np.int32)
+    has = matrix_of_lists(trained, stream.n_items).tocsc()
+    apart = np.asarray(has[:, one].multiply(has[:, other]).sum(axis=0)).ravel() == 0
+    return one[apart][:CANARIES], other[apart][:CANARIES]
 
 
 def with_users(stream: Stream, known: Ints, partner: Ints) -> Stream:

@@ -72,8 +72,25 @@ def settings_of(config: Path | None, flags: dict[str, Any], sets: list[str]) -> 
         key, equals, text = (piece.strip() for piece in one.partition("="))
         if not equals or not all(key.split(".")):
             raise TacitaError(f"--set '{one}' is not key=value, for example train.rounds=50.")
-        _merge(values, key, _value(key, text))
+        _merge_part(values, key, _value(key, text)) or _merge(values, key, _value(key, text))
     return values
+
+
+def _merge_part(values: dict[str, Any], dotted: str, value: Any) -> bool:
+    """An option of a part by the part's name, as in prediction-transfer.alpha=0.3; False: it is no part's."""
+    from tacita.round.registry import part_names
+
+    name, _, option = dotted.partition(".")
+    if not option or name not in part_names():
+        return False
+    parts = values.setdefault("parts", [])
+    if not isinstance(parts, list):
+        raise TacitaError(f"cannot set {dotted}: 'parts' must be a list of tables.")
+    mine = next((one for one in parts if isinstance(one, dict) and one.get("name") == name), None)
+    if mine is None:
+        parts.append(mine := {"name": name})
+    _merge(mine, option, value)
+    return True
 
 
 def _merge(into: dict[str, Any], dotted: str, value: Any) -> None:

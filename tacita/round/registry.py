@@ -40,6 +40,11 @@ def configured(values: dict[str, Any], where: str) -> RunConfig:
     return validated(RunConfig, _beneath(said, backbone_class(name).brings) if isinstance(name, str) else said, where)
 
 
+def brings_settings(method: str) -> bool:
+    """Whether a method is more than its parts: a model, a split, an optimiser of its paper."""
+    return bool(_SETTINGS.get(method))
+
+
 def _beneath(said: dict[str, Any], brought: dict[str, Any]) -> dict[str, Any]:
     """Nested settings with what is not said filled in."""
     out = {**brought, **said}

@@ -28,6 +28,7 @@ from tacita.lab.training import save_run
 from tacita.methods import preset_parts
 from tacita.models import backbone_class
 from tacita.round.plan import Federation
+from tacita.round.registry import brings_settings
 
 Options = dict[str, dict[str, Any]]
 
@@ -201,6 +202,11 @@ def tuning_config(names: list[str], backbone: str, method: str, seed: int) -> Ru
     if len(names) > 1 and backbone != "tally":
         raise TacitaError(
             "several --data are for --backbone tally; the other models are tuned on one dataset at a time."
+        )
+    if brings_settings(method):
+        raise TacitaError(
+            f"method '{method}' brings the settings of its paper along, and this search is for methods on time blocks; "
+            "tune it with --paper, which see `tacita tune --help`."
         )
     return RunConfig(data=names[0], backbone={"name": backbone}, seed=seed, evaluate=EvaluateConfig(controls=False))
 

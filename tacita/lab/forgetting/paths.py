@@ -43,13 +43,13 @@ def way_of(plan: Plan, asked: Asked, shared: Ragged, again: bool = False) -> Way
     """The way of a request; `shared`: what each of these people shares. `again`: whatever the run's own way is."""
     if asked.requests.kind == "share":
         return _sharing(plan)
+    if again:
+        return _anew(plan, "--again asks for it")
     if asked.requests.kind != "unshare" and plan.learner.takes_back:
         name, model = plan.backbone.name, plan.backbone.retracts
         noise = "" if model is None or model.exact else ", with noise of its own, which is charged"
         why = f"{name} is a function of a sum over people, so what was told is taken out of the sum{noise}."
         return Way((name,), why)
-    if again:
-        return _anew(plan, "--again asks for it")
     return _unlearning(plan, asked, shared)
 
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -146,8 +146,15 @@ class Central:
             moments[f"{name}.steps"] = np.zeros(shape[0], np.int64)
         return CentralState(values, moments)
 
-    def train(self, state: CentralState, samples: Samples, batch: int, orders: Sequence[np.uint64]) -> CentralState:
-        """An epoch for every key of `orders`: weighted BCE, mean over a batch, each shuffled by its key."""
+    def train(
+        self,
+        state: CentralState,
+        samples: Samples,
+        batch: int,
+        orders: Sequence[np.uint64],
+        loss: Literal["mean", "sum"] = "mean",
+    ) -> CentralState:
+        """An epoch for every key of `orders`: weighted BCE, mean or sum over a batch, each shuffled by its key."""
         if len(samples.user) == 0:
             return state
         worker = self._trainer(state)
@@ -157,7 +164,8 @@ class Central:
                 shuffle_order(key, np.zeros(1, np.uint64), np.array([0, len(order)]), batch, order)
                 for at in range(0, len(order), batch):
                     some = samples.take(order[at : at + batch])
-                    worker.step(replace(some, weight=some.weight / np.float32(len(some.user))), cores)
+                    each = np.float32(len(some.user) if loss == "mean" else 1)
+                    worker.step(replace(some, weight=some.weight / each), cores)
         return worker.state()
 
     def _trainer(self, state: CentralState) -> _Trainer:

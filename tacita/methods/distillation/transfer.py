@@ -144,7 +144,8 @@ class Transfer(Tells):
     def check(self, n_items: int) -> None:
         if self.config.most > n_items:
             raise TacitaError(
-                f"prediction-transfer.most = {self.config.most} is more than the {n_items} items there are; lower it."
+                f"prediction-transfer.most = {self.config.most} is more than the {n_items} items there are; lower it, as "
+                f"with --set prediction-transfer.most={max(1, n_items // 2)}."
             )
 
     def _dice(self, keys: Keys, block: int, round: int, public: bool) -> Dice:
@@ -275,7 +276,7 @@ class Transfer(Tells):
             self.world.draws.public("server-order", server.block, server.round, epoch)
             for epoch in range(self.config.server_epochs)
         ]
-        model = central.train(before_model, samples, self.config.server_batch, orders)
+        model = central.train(before_model, samples, self.config.server_batch, orders, self.config.server_loss)
         teacher = replace(teacher, model=model)
         after = central.pairs(model, samples.user, samples.item)
         agents, notes = self._agents_after(server, teacher, central, (told, clients, after, state))
@@ -295,8 +296,6 @@ class Transfer(Tells):
 
     def _samples(self, users: Any, told: Ragged, weights: Doubles) -> Samples:
         weight = sample_weights(weights, told)
-        if self.config.server_loss == "sum":
-            weight = weight * np.float32(self.config.server_batch)
         return Samples(users[told.rows()].astype(np.int64), told.ids.astype(np.int64), told.values["score"], weight)
 
     def _agents_after(

@@ -17,7 +17,19 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from tacita.core.types import Arrays, Bools, CohortView, Doubles, Floats, Held, Keys, Longs, Requests, ServerState
+from tacita.core.types import (
+    Arrays,
+    Bools,
+    CohortView,
+    Doubles,
+    Floats,
+    Held,
+    Keys,
+    Longs,
+    Ragged,
+    Requests,
+    ServerState,
+)
 from tacita.fields import Dense, Rows, Spec, Total, Upload, touched_of
 from tacita.learn.rows import apply_total, denominator_of
 from tacita.methods.sharing import update_log as log
@@ -160,10 +172,10 @@ def _weights(total: Total) -> Doubles:
 
 def _withdrawn(server: ServerState, requests: Requests) -> Doubles:
     """For every item, what share of its shared edges is withdrawn now; `given` is without them already."""
-    n_items = len(server.items)
-    if requests.kind == "forget":
-        return np.zeros(n_items)
-    gone = np.bincount(requests.items.ids, minlength=n_items)
+    n_items, taken = len(server.items), requests.taken
+    if taken is None:  # nobody filled in what the server held
+        taken = requests.items if requests.kind == "unshare" else Ragged.empty(len(requests.senders))
+    gone = np.bincount(taken.ids, minlength=n_items)
     return np.asarray(gone / np.maximum(gone + np.bincount(server.given.item, minlength=n_items), 1))
 
 

@@ -233,7 +233,7 @@ class Retraction(Part):
             return None
         held = dict(server.parts[self.name])
         waiting = np.union1d(held["waiting"], requests.senders)
-        if len(waiting) < self.config.min_users:
+        if len(waiting) < self.config.min_users and not requests.alone:
             held["waiting"] = waiting
             more = self.config.min_users - len(waiting)
             return server.with_part(self.name, held), log.certified(self.name, held, waits_for=more)
@@ -267,8 +267,7 @@ class Retraction(Part):
         items, sigma = server.items + total["carried"], 0.0
         if self.config.epsilon is not None:
             sigma = (self.config.ratio or 0.0) * bound * gaussian_multiplier(self.config.epsilon, self.config.delta)
-            key = self.world.draws.public("retraction", server.block, server.round)
-            items = items + sigma * np.random.Generator(np.random.Philox(key=int(key))).normal(size=items.shape)
+            items = items + sigma * self._noise(server, leavers).normal(size=items.shape)
         server = server.with_items(np.asarray(items, np.float32))
         kept = self._without(server, leavers)
         said = log.certified(
@@ -279,8 +278,15 @@ class Retraction(Part):
         if sigma:
             said |= {"epsilon": self.config.epsilon, "delta": self.config.delta,
                      "guarantee": "bounded",
-                     "assumptions": ["what is left is at most the calibrated share of what was sent"]}  # fmt: skip
+                     "assumptions": ["what is left is at most the calibrated share of what was sent",
+                                     "nobody has the run's seed, which the noise follows"]}  # fmt: skip
         return server.with_part(self.name, kept), said
+
+    def _noise(self, server: ServerState, leavers: Keys) -> np.random.Generator:
+        """Fresh for every retraction: two with the same noise, subtracted, would show what was carried."""
+        who = [int(one) for one in np.sort(leavers)]
+        key = self.world.draws.private("retraction", server.block, server.round, *who)
+        return np.random.Generator(np.random.Philox(key=int(key)))
 
     def _without(self, server: ServerState, leavers: Keys) -> Arrays:
         """What is known of the others; the table as it is now is a checkpoint, and none that holds a leaver is left."""

@@ -70,8 +70,9 @@ class Sharing(Part):
         train = self._stays(view, view.train, *apart)
         exclude = train
         if self.config.exclude == "owned":
-            known = listed(view.n_items, shared.ptr, shared.ids, view.exclude.ptr, view.exclude.ids)
-            exclude = view.exclude if known.all() else view.exclude.joined(shared.where(~known))
+            exclude = self._stays(view, view.exclude, gone)  # what was taken back is anybody's: as if it had never been
+            known = listed(view.n_items, shared.ptr, shared.ids, exclude.ptr, exclude.ids)
+            exclude = exclude if known.all() else exclude.joined(shared.where(~known))
         history = view.history and self._stays(view, view.history, *apart)
         return replace(view, train=train, exclude=exclude, history=history)
 
