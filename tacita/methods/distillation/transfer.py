@@ -144,8 +144,8 @@ class Transfer(Tells):
     def check(self, n_items: int) -> None:
         if self.config.most > n_items:
             raise TacitaError(
-                f"prediction-transfer.most = {self.config.most} is more than the {n_items} items there are; lower it, as "
-                f"with --set prediction-transfer.most={max(1, n_items // 2)}."
+                f"prediction-transfer.most = {self.config.most} is more than the {n_items} items there are; lower it "
+                f"(--set prediction-transfer.most={max(1, n_items // 2)})."
             )
 
     def _dice(self, keys: Keys, block: int, round: int, public: bool) -> Dice:
