@@ -340,7 +340,7 @@ def upload_of(name: str, **options: Any) -> tuple[Federation, Upload]:
 @every_backbone
 def test_an_upload_carries_row_changes_and_nothing_private(name: str) -> None:
     fed, upload = upload_of(name)
-    assert {f.name for f in fields(upload)} == {"values", "weight", "sender"}
+    assert {f.name for f in fields(upload)} == {"values", "weight", "sender", "nonce"}
     assert upload.values.keys() == {"rows", *(f"heads/{name}" for name in fed.backbone.shared())}
     rows, heads = upload.values["rows"], heads_of(upload)
     assert {k: v.shape[1:] for k, v in heads.items()} == fed.backbone.shared()

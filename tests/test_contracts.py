@@ -576,7 +576,9 @@ class Wiretap:
                 if any(np.shares_memory(one, secret) for secret in self.secrets):
                     self.complaints.append(f"{path} shares memory with a device")
                 self.arrays.append((path, one.copy()))
-            elif not isinstance(one, (*SEEN_BY_THE_SERVER, Given, Each, Rows, Dense, dict, tuple, str, Number)):
+            elif one is not None and not isinstance(
+                one, (*SEEN_BY_THE_SERVER, Given, Each, Rows, Dense, dict, tuple, str, Number)
+            ):
                 self.complaints.append(f"{path} is a {type(one).__name__}")
 
     def leaks(self) -> list[str]:

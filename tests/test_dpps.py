@@ -334,7 +334,7 @@ def test_what_no_noise_covers_is_refused() -> None:
     with pytest.raises(TacitaError, match="list dpps after it"):
         with_parts({"name": "dpps"}, {"name": "proximal"})
     with pytest.raises(TacitaError, match="remembers what leaves a device"):
-        with_parts({"name": "retraction"}, {"name": "dpps"}, aggregation="fixed")
+        with_parts({"name": "dpps"}, {"name": "retraction"}, aggregation="fixed")
     with pytest.raises(TacitaError, match="no bounded mechanism for scores"):
         tacita.train(data=SMALL, method="fedkdrec", parts=[{"name": "dpps"}], out=Path("never"))
     with pytest.raises(TacitaError, match="each client being drawn by itself"):

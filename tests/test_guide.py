@@ -180,7 +180,7 @@ def test_the_guide_lists_every_hook_of_a_part_and_no_other() -> None:
     hooks = [name for name, _ in inspect.getmembers(Part, inspect.isfunction) if not name.startswith("_")]
     assert sorted(told) == sorted(hooks)
     single = {row[0].strip("`") for row in table_under("### The hooks") if row[2] == "one"}
-    assert single == {*parts_module._DECIDES, "negatives"}
+    assert single == {*parts_module._DECIDES, "negatives", "labels"}
 
 
 def test_a_round_is_followed_in_six_files() -> None:

@@ -624,6 +624,7 @@ def test_the_nodes_client_loads_nothing_of_the_recommender() -> None:
     assert ours == {
         "tacita",
         "tacita.core",
+        "tacita.core.python_words",
         "tacita.core.errors",
         "tacita.live",
         "tacita.live.engine",

@@ -481,7 +481,7 @@ def test_who_is_forgotten_leaves_what_a_round_without_them_leaves() -> None:
     start = progress.server.items
     progress.server, _ = run_round(fed, progress.server, progress.devices)
     leaver = int(fed.stream.user_keys[3])
-    said = handle(fed, progress, Request("forget", leaver, np.zeros(0, np.int32)))
+    said = handle(fed, progress, Request("forget", leaver, fed.stream.blocks[0].train.row(3)[:1]))
     assert said["probe-log"]["taken back"] > 0
     without, _ = run_round(fed, other.server, other.devices, np.delete(fed.stream.user_keys, 3))
     np.testing.assert_allclose(progress.server.items, without.items, atol=1e-7)
@@ -490,6 +490,10 @@ def test_who_is_forgotten_leaves_what_a_round_without_them_leaves() -> None:
     before = progress.clients.private[3].copy()
     progress.server, _ = run_round(fed, progress.server, progress.devices)
     assert np.array_equal(progress.clients.private[3], before)  # trains no more
+
+
+def first_item(fed: Any, person: str) -> Any:
+    return fed.stream.blocks[0].train.row(fed.stream.user_ids.index(person))[:1]
 
 
 def test_requests_travel_from_nodes_and_are_carried_out_between_rounds(tmp_path: Path) -> None:
@@ -502,7 +506,7 @@ def test_requests_travel_from_nodes_and_are_carried_out_between_rounds(tmp_path:
 
     def after_the_first_round(report: Any, now: Progress) -> None:
         if asked[0] == 0:
-            handle(fed, now, Request("forget", key, np.zeros(0, np.int32)))
+            handle(fed, now, Request("forget", key, first_item(fed, person)))
             asked[0] = 1
 
     block = fed.stream.blocks[0]
@@ -556,7 +560,7 @@ def test_a_request_may_play_rounds_of_its_own(tmp_path: Path, kind: str) -> None
         rounds.append(report.round)
         if len(rounds) == 1:
             with contextlib.suppress(TacitaError):
-                handle(fed, now, Request(kind, key, np.zeros(0, np.int32)))  # type: ignore[arg-type]
+                handle(fed, now, Request(kind, key, first_item(fed, person)))  # type: ignore[arg-type]
 
     block = fed.stream.blocks[0]
     site.publish(list(fed.stream.item_ids[: block.n_items]))

@@ -64,7 +64,7 @@ def recommend(
         _put(serving.recommended(models, asked, wish), out, as_json, f"for {len(asked):,} users")
     else:
         _show_users(serving.listed(models, user or [], wish), k, as_json)
-    if not as_json:
+    if not as_json and out is None:
         console.answer(privacy_in_brief(opened.config))
 
 

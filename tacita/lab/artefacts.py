@@ -156,7 +156,7 @@ def _any_row(array: AnyArray, rows: AnyArray) -> bool:
 
 def _hashed(rows: AnyArray) -> Keys:
     """A number for every row, equal where rows are."""
-    words = rows.view(np.uint8).reshape(len(rows), -1).astype(np.uint64)
+    words = rows.view(np.uint8).reshape(len(rows), rows.shape[1] * rows.itemsize).astype(np.uint64)
     factors = np.power(np.uint64(6364136223846793005), np.arange(1, words.shape[1] + 1, dtype=np.uint64))
     with np.errstate(over="ignore"):
         return np.asarray((words * factors).sum(axis=1, dtype=np.uint64))

@@ -7,7 +7,7 @@ from typing import Any
 
 from tacita.core.config import RunConfig
 
-NO_EPSILON = "Privacy: no epsilon. Nothing that this run releases of people is noised under a budget."
+NO_EPSILON = "Privacy: no epsilon. Nothing that this run releases has noise with a budget."
 
 
 def privacy_lines(config: RunConfig, blocks: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -396,7 +396,10 @@ def owner_of(parts: Sequence[Part], hook: str) -> Part | None:
     return owners[0] if owners else None
 
 
-_DECIDES = {"local_data": "what is learned from", "answers": "which model answers"}
+_DECIDES = {
+    "local_data": "what is learned from",
+    "answers": "which model answers",
+}
 
 
 def overrides(part: Any, hook: str) -> bool:

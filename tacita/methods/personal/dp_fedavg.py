@@ -32,7 +32,7 @@ from tacita.round.registry import preset, register
 class DPFedAvgConfig(PartConfig):
     clip: float = Field(1.0, gt=0, description="length of everything that a client sends in one round (S)")
     epsilon: float | None = Field(5.0, gt=0, description="budget of everybody; none: rounds are counted, none refused")
-    delta: float = Field(1e-5, gt=0, lt=1)
+    delta: float = Field(1e-5, gt=0, lt=1, description="the chance in which nothing is promised")
     releases: int = Field(50, ge=1, description="rounds that the budget is to last for, over all blocks")
     noise: float | None = Field(None, gt=0, description="noise as a multiple of the clip (z); default: by the budget")
     full_weight: float | None = Field(
