@@ -17,7 +17,6 @@ from tacita.lab.forgetting.wishes import Wish
 from tacita.lab.run_folder import lists_of, open_saved
 from tacita.methods import configured, preset_names, preset_parts
 from tacita.methods.continual.f3crec import TemporalMean
-from tacita.methods.sharing.mending import DENIED, fingerprints
 
 DATA = "synthetic:users=30,items=36,per_user=9,groups=3"
 TRANSFER = [name for name in preset_names() if "prediction-transfer" in str(preset_parts(name))]
@@ -88,7 +87,7 @@ def test_what_is_forgotten_is_what_training_again_would_have(tmp_path: Path) -> 
         assert not set(shared_by(folder, user)) & set(items)
 
 
-def test_a_withdrawn_pair_stays_denied_after_training_again(tmp_path: Path) -> None:
+def test_who_withdrew_is_mended_no_more_and_no_pair_is_kept(tmp_path: Path) -> None:
     folder = trained("cdcgnnfed", tmp_path)
     user = sharer(folder, 2)
     item = shared_by(folder, user)[0]
@@ -96,9 +95,11 @@ def test_a_withdrawn_pair_stays_denied_after_training_again(tmp_path: Path) -> N
     saved = open_saved(folder)
     number = np.array([saved.ids["items"].index(item)])
     held = saved.served
-    assert fingerprints(DENIED, keys_of([user]), number)[0] in held["parts/graph-mending/denied"]
+    assert keys_of([user])[0] in held["parts/graph-mending/denied"]
     mended = zip(held.get("parts/graph-mending/mended_sender", []), held.get("parts/graph-mending/mended_item", []))
     assert (keys_of([user])[0], number[0]) not in set(mended)
+    grant(folder, Wish("forget", {user: None}))  # everything: then nothing is kept of the person either
+    assert keys_of([user])[0] not in open_saved(folder).served.get("parts/graph-mending/denied", [])
 
 
 def test_what_people_told_stays_as_it_was_told_and_is_counted_once(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 The server learns along the graph of what people shared as FedShare does, but passes vectors along likely links as
 well, which a scorer proposes now and then for those who share a part of what they have. Whether they do is told by
-their devices when they share. A withdrawn pair is never proposed again: the server keeps its fingerprint, with which it
-can test a pair it already thinks of.
+their devices when they share. Who has taken something back is mended no more: no withdrawn pair can be
+proposed again, and nothing has to be kept of which pairs those were.
 
 With `contrast_users` the graph's people are to agree with the vectors that their own devices have for them. For that
 every sharing device that trains uploads the direction of its person's vector, by name. It is made of what stays local,
@@ -25,13 +25,14 @@ from tacita.kernels.listed import listed
 from tacita.learn.training.stepper import CONTEXT
 from tacita.methods.sharing.graph import SharedGraph
 from tacita.methods.sharing.graph_learning import LearningConfig
-from tacita.methods.sharing.mending import DENIED, Effort, fingerprints, mend
+from tacita.methods.sharing.mending import Effort, mend
 from tacita.methods.sharing.refining import Told, Unit, batches_of, refine
 from tacita.models.base import Context
 from tacita.round.parts import Ask, Part, PartConfig, Play, World
 from tacita.round.registry import register
 
 _PARTIAL, _DENIED, _SAID = "partial", "denied", "said"
+_NOBODY = np.zeros(0, np.uint64)
 _MENDED = ("mended_sender", "mended_item", "mended_weight")
 
 
@@ -130,10 +131,10 @@ class GraphMending(Part):
     def mended(self, server: ServerState, plain: SharedGraph) -> ServerState:
         """With links proposed anew for those who share a part."""
         kept = server.parts.get(self.name, {})
-        whom = np.flatnonzero(np.isin(plain.users, kept.get(_PARTIAL, np.zeros(0, np.uint64))))
+        open_to = np.setdiff1d(kept.get(_PARTIAL, _NOBODY), kept.get(_DENIED, _NOBODY))
+        whom = np.flatnonzero(np.isin(plain.users, open_to))
         key = self.world.draws.public(f"{self.name}-mend", server.block, server.round)
-        denied = kept.get(_DENIED, np.zeros(0, np.uint64))
-        found = mend(plain, server.items, whom, denied, self.config.effort(), key) if len(whom) else None
+        found = mend(plain, server.items, whom, self.config.effort(), key) if len(whom) else None
         left = {name: v for name, v in kept.items() if name not in _MENDED}
         if found is not None:
             left |= dict(zip(_MENDED, (plain.users[found.user], found.item, found.weight), strict=True))
@@ -159,16 +160,17 @@ class GraphMending(Part):
     def handle_many(
         self, server: ServerState, requests: Requests, ask: Ask, play: Play
     ) -> tuple[ServerState, dict[str, Any]] | None:
-        """Who shares says whether that is all. What is withdrawn is denied, and all proposals end with it."""
+        """Who shares says whether that is all. Who withdraws is mended no more, and all proposals end with it."""
         kept = dict(server.parts.get(self.name, {}))
         said: dict[str, Any] = {"method": self.name, "exact": False, "clients_asked": 0, "purged": []}
         if requests.kind != "leave":
             kept[_PARTIAL] = self._partial(server, requests.senders, ask, kept)
             said["clients_asked"] = len(requests.senders)
         if requests.kind != "share":
-            gone = _pairs(requests)
-            kept[_DENIED] = np.union1d(kept.get(_DENIED, np.zeros(0, np.uint64)), gone)
-            said |= {"denied": len(gone), "purged": ["mended_edges"] if _MENDED[0] in kept else []}
+            before, stay = kept.get(_DENIED, _NOBODY), np.isin(requests.senders, server.given.sender)
+            who = requests.senders[stay] if requests.kind != "leave" else _NOBODY  # of who is gone nothing is kept
+            kept[_DENIED] = np.union1d(np.setdiff1d(before, requests.senders), who)
+            said |= {"denied": len(who), "purged": ["mended_edges"] if _MENDED[0] in kept else []}
             kept = {name: v for name, v in kept.items() if name not in (*_MENDED, _SAID)}
         return server.with_part(self.name, kept), said
 
@@ -180,12 +182,6 @@ class GraphMending(Part):
             return others
         assert isinstance(told.value, Dense)
         return np.union1d(others, told.sender[told.value.value[:, 0] > 0])
-
-
-def _pairs(requests: Requests) -> Keys:
-    """Fingerprints of what is withdrawn: what the server held of it, and what else was named."""
-    found = [one for one in (requests.taken, requests.items) if one is not None]
-    return np.concatenate([fingerprints(DENIED, requests.senders[one.rows()], one.ids) for one in found])
 
 
 def _shared(view: CohortView) -> Ragged:

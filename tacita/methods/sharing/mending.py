@@ -1,6 +1,6 @@
 """Links that the graph of what people shared may lack: a small scorer proposes them (sharing spec C.2).
 
-It learns from edges that are hidden from it for that purpose, and never proposes what is there or what is denied.
+It learns from edges that are hidden from it for that purpose, and never proposes what is there.
 """
 
 from __future__ import annotations
@@ -78,13 +78,8 @@ class Scorer:
             one.step(np.ascontiguousarray(by, np.float32))
 
 
-def mend(
-    graph: SharedGraph, table: Floats, whom: Longs, denied: AnyArray, effort: Effort, key: np.uint64
-) -> Mended | None:
-    """Proposals for some people of a graph; None: nobody has enough to learn the scorer from.
-
-    `denied` holds the fingerprints of pairs that must not be proposed.
-    """
+def mend(graph: SharedGraph, table: Floats, whom: Longs, effort: Effort, key: np.uint64) -> Mended | None:
+    """Proposals for some people of a graph; None: nobody has enough to learn the scorer from."""
     mine = graph.lists.take(whom)
     hidden = _hidden(mine, graph.users[whom], effort.hide, key)
     if not hidden.any():
@@ -97,13 +92,13 @@ def mend(
         scorer = _learned(graph, _vectors(rest, table), places[hidden], mine.ids[hidden], effort, key)
         users, items = _vectors(graph, table)
         cuts = [whom[at : at + _CROWD] for at in range(0, len(whom), _CROWD)]
-        found = list(cores.map(lambda some: _proposed(graph, scorer, users[some], items, some, denied, effort), cuts))
+        found = list(cores.map(lambda some: _proposed(graph, scorer, users[some], items, some, effort), cuts))
     user, item, weight = (np.concatenate(one) for one in zip(*found, strict=True))
     return Mended(user, item.astype(np.int32), weight.astype(np.float32))
 
 
-def fingerprints(key: np.uint64, sender: Keys, item: AnyArray) -> Keys:
-    """A number for each pair of sender and item: who has it can test a pair, not read one."""
+def _drawn(key: np.uint64, sender: Keys, item: AnyArray) -> Keys:
+    """A number for each pair of sender and item."""
     return hash_owners(key, hash_owners(key, sender) + item.astype(np.uint64))
 
 
@@ -122,7 +117,7 @@ def _hidden(lists: Ragged, senders: Keys, share: float, key: np.uint64) -> Bools
     n = lists.counts()
     wanted = np.where(n > 1, np.clip(np.rint(share * n), 1, np.maximum(n - 1, 1)), 0)
     rows = lists.rows()
-    drawn = fingerprints(key, senders[rows], lists.ids)
+    drawn = _drawn(key, senders[rows], lists.ids)
     order = np.lexsort((drawn, rows))
     out: Bools = np.zeros(len(rows), bool)
     out[order] = np.arange(len(rows)) - lists.ptr[rows] < wanted[rows]
@@ -159,9 +154,9 @@ def _others(graph: SharedGraph, user: Longs, each: int, key: np.uint64) -> tuple
 
 
 def _proposed(
-    graph: SharedGraph, scorer: Scorer, users: Floats, items: Floats, some: Longs, denied: AnyArray, effort: Effort
+    graph: SharedGraph, scorer: Scorer, users: Floats, items: Floats, some: Longs, effort: Effort
 ) -> tuple[Longs, Longs, Floats]:
-    """The likeliest items of a few people that are neither there nor denied."""
+    """The likeliest items of a few people that are not there."""
     n, own = graph.n_items, graph.lists.take(some)
     met = np.empty((len(some) * n, 2 * items.shape[1]), np.float32)
     meetings(users, items, met)
@@ -169,9 +164,6 @@ def _proposed(
     chance[own.rows(), own.ids] = -1.0
     allowed = np.minimum(effort.most, np.rint(effort.kappa * own.counts())).astype(np.int64)
     row, item = _likeliest(chance, min(effort.most, n))
-    while len(refused := np.flatnonzero(np.isin(fingerprints(DENIED, graph.users[some[row]], item), denied))):
-        chance[row[refused], item[refused]] = -1.0  # others take their places
-        row, item = _likeliest(chance, min(effort.most, n))
     first = np.arange(len(row)) - np.searchsorted(row, row) < allowed[row]
     return some[row[first]], item[first], chance[row[first], item[first]]
 
@@ -185,7 +177,3 @@ def _likeliest(chance: Floats, k: int) -> tuple[Longs, Longs]:
     row, item = row[order], item[order]
     first = np.arange(len(row)) - np.searchsorted(row, row) < k
     return row[first], item[first]
-
-
-DENIED = np.uint64(0xDE1ED)
-"""The key of the fingerprints of denied pairs."""
