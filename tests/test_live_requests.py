@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from collections.abc import Callable
@@ -488,3 +489,32 @@ def test_a_run_that_lets_people_leave_need_not_forget_single_items(part: str, ab
     plan = planned(validated(RunConfig, values, "the test"))
     assert {kind: wishes._can(plan, kind) for kind in able} == able
     assert "`tacita node leave ann` takes everything back" in wishes.UNABLE["single"].format(user="ann")
+
+
+def test_who_shared_under_one_name_takes_back_under_the_same(tmp_path: Path) -> None:
+    """Whatever the owner of the node allows by then: under another name nothing would be found."""
+    config = config_of(SHARING, rounds=6, patience=100)
+    site = make_site(tmp_path, config, insecure_single_user_uploads=True)
+    node = site.transport.members[1]
+    node.store._db.execute(
+        "UPDATE meta SET value='ab12' WHERE key='secret'"
+    )  # parity tests have none: one name for all
+    begin(site)
+    user, items = person_of(site)
+    seen: list[list[str]] = []
+
+    def unshare() -> None:
+        seen.append(sorted(item for _, item in given(site)))
+        node.config = node.config.model_copy(update={"insecure_single_user_uploads": False})
+        node.held.clear()
+        asks(site, "unshare", user, *items[:3])
+
+    at_rounds(site, {
+        1: lambda: asks(site, "share", user, *items[:3]),
+        3: unshare,
+        5: lambda: seen.append(sorted(item for _, item in given(site))),
+    })  # fmt: skip
+    with contextlib.suppress(TacitaError):
+        site.next_block()
+    assert seen == [sorted(items[:3]), []]
+    close_all(site)

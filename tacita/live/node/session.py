@@ -178,7 +178,8 @@ def _carried(node: Node, standing: Standing, asked: Asked, question: str) -> lis
     wants = node.store.wants(standing.fed.stream.name)
     found = due(wants, node.config.min_users, _together(node, standing))
     number = {item: n for n, item in enumerate(standing.fed.stream.item_ids)}
-    return [one.wanted or _sent_first(node, standing, asked, one, number) for one in found]
+    called = {one.user: one.wanted.sender for one in reversed(wants) if one.wanted is not None and one.wanted.sender}
+    return [one.wanted or _sent_first(node, standing, asked, one, (number, called)) for one in found]
 
 
 def _together(node: Node, standing: Standing) -> bool:
@@ -188,12 +189,16 @@ def _together(node: Node, standing: Standing) -> bool:
     return asks and standing.tags != ALONE and not node.config.insecure_single_user_uploads
 
 
-def _sent_first(node: Node, standing: Standing, asked: Asked, want: Want, number: dict[str, int]) -> Wanted:
+def _sent_first(
+    node: Node, standing: Standing, asked: Asked, want: Want, known: tuple[dict[str, int], dict[int | None, int]]
+) -> Wanted:
     """A request as the server gets it; the person's own device does its part now.
 
     Items travel only where they are, or were, shared with the server. A node that does not name its people calls who
-    asks for something by a name that nothing else of the run knows.
+    asks for something by a name that nothing else of the run knows. Who has asked before keeps the name of then: under
+    another one the server would not find what it has of them. `known`: numbers of items, names of people who asked.
     """
+    number, called = known
     row = np.flatnonzero(standing.users == want.user)
     items = np.array(sorted({number[item] for item in want.items if item in number}), np.int32)
     told = items if want.kind in ("share", "unshare") else np.intersect1d(items, _shared(standing, row))
@@ -205,7 +210,8 @@ def _sent_first(node: Node, standing: Standing, asked: Asked, want: Want, number
     request = AskedFor(wanted.kind, int(standing.keys[row[0]]), items, wanted.time, wanted.id)
     leaves = standing.here.request(standing.fed, asked.server, Requests.of(request)).items.ids
     names = standing.names if node.config.insecure_single_user_uploads else standing.askers
-    return wanted.model_copy(update={"sender": int(names[row[0]]), "items": leaves.tolist()})
+    sender = called.get(want.user, int(names[row[0]]))
+    return wanted.model_copy(update={"sender": sender, "items": leaves.tolist()})
 
 
 def _shared(standing: Standing, row: Longs) -> AnyArray:

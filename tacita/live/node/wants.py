@@ -88,7 +88,8 @@ def hear(db: sqlite3.Connection, run: str, told: Iterable[Outcome]) -> None:
     for one in told:
         said = one.model_dump_json()
         db.execute(
-            "UPDATE requests SET outcome = ?1, wanted = CASE WHEN ?2 THEN NULL ELSE wanted END "
+            "UPDATE requests SET outcome = ?1, wanted = CASE WHEN NOT ?2 THEN wanted WHEN kind = 'share' "
+            "THEN json_set(wanted, '$.items', json('[]')) END "  # under which name something lies at the server
             "WHERE id = ?3 AND run = ?4 AND sent IS NOT NULL AND outcome IS NOT ?1 "
             "AND (outcome IS NULL OR json_extract(outcome, '$.state') NOT IN ('done', 'refused'))",
             (said, one.final, one.id, run),
