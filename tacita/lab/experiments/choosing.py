@@ -49,14 +49,17 @@ def choose_once(fed: Federation) -> Line:
 
 
 def leaver(fed: Federation, progress: Progress) -> tuple[Asked, Way]:
-    """One drawn person who leaves with everything that was learned from, and the way that this goes."""
-    trained = fed.stream.trained(len(fed.stream.blocks) - 1)
-    keys, able = fed.stream.user_keys, np.flatnonzero(trained.counts() > 0)
-    user = some_of(able, keys, fed.draws, 0.0)  # at least one is drawn
+    """One drawn person who leaves with everything that was learned from, and the way that this goes.
+
+    Where people share, it is one who shares all of it: for whom the method was made.
+    """
+    trained, keys = fed.stream.trained(len(fed.stream.blocks) - 1), fed.stream.user_keys
+    shared = shared_by(fed, Learned(progress.server, progress.clients))
+    has, shares = trained.counts() > 0, shared.counts() >= trained.counts()
+    user = some_of(np.flatnonzero(has & shares if (has & shares).any() else has), keys, fed.draws, 0.0)  # at least one
     items = trained.take(user)
     told = Requests("leave", keys[user], items.where(np.zeros(len(items.ids), bool)), alone=True)
     asked = Asked(told, user.astype(np.int32), items, whole=True)
-    shared = shared_by(fed, Learned(progress.server, progress.clients))
     return asked, way_of(fed, asked, shared.take(user))
 
 
