@@ -19,6 +19,7 @@ from tacita.core.files import disk_error, write_bytes
 from tacita.federation.rounds import Progress
 from tacita.lab.assembling import Machine, assemble
 from tacita.lab.experiments.analyses import forgetting_by_group, rank_changes_by_group
+from tacita.lab.experiments.choosing import choose_once
 from tacita.lab.experiments.once import Line, pack, rank_popular, train_once, train_pooled, try_once, try_pooled
 from tacita.lab.experiments.plan import WITHDRAWAL, Cell
 from tacita.lab.experiments.processes import in_processes
@@ -96,6 +97,7 @@ _MEASURES: dict[str, Callable[[Federation, Progress], Line]] = {
 }
 _ALONE: dict[str, Callable[[Federation], Line]] = {
     "once": train_once,
+    "choose": choose_once,
     "central": train_pooled,
     "popular": rank_popular,
     "once, tried": try_once,

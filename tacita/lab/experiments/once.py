@@ -54,7 +54,7 @@ def train_once(fed: Federation) -> Line:
     values |= rounded(_own_models(fed, progress, block), "client ")
     values |= rounded(_traffic(fed, progress.server, result)) | course
     values |= rounded({name: value for name, value in result.items() if name.startswith(UNMASKED)})
-    values |= rounded(_promised(result))
+    values |= rounded(promised(result))
     values |= rounded({"divergence": fed.homes.divergence}) if fed.homes else {}
     kept = {name: result[name] for name in ("rounds", "best_round", "valid")}
     return {"values": values, **kept, "notes": list(fed.stream.notes), "users": pack(found.values[first_metric(fed)])}
@@ -146,7 +146,7 @@ def _own_models(fed: Federation, progress: Progress, block: Block) -> dict[str, 
     return evaluate_devices(asking, Learned(progress.server, progress.clients), block, "test", mask).mean()
 
 
-def _promised(result: dict[str, Any]) -> dict[str, float]:
+def promised(result: dict[str, Any]) -> dict[str, float]:
     """The largest epsilon that a part of the run states, if any does."""
     said = [v for one in result.get("promises", {}).values() for k, v in one.items() if k.startswith("epsilon")]
     return {"epsilon": max(float(one) for one in said)} if said else {}

@@ -45,6 +45,7 @@ class Variant(Strict):
     backbone: dict[str, Any] = {}
     split: dict[str, Any] = {}
     evaluate: dict[str, Any] = {}
+    privacy: dict[str, Any] = {}
     backbones: list[str] = Field([], description="the only backbones it is run with; none named: all")
     kind: Literal["central", "popular"] | None = Field(
         None, description="central: its model on pooled data; popular: most popular items; default: the table's"
@@ -91,8 +92,10 @@ class Scope(Strict):
 
 class Experiment(Strict):
     title: str
-    kind: Literal["stream", "users", "items", "once"] = Field(
-        "stream", description="once: one block, trained to its end (FedKDRec); the others go on from a shared block 0"
+    kind: Literal["stream", "users", "items", "once", "choose"] = Field(
+        "stream",
+        description="once: one block, trained to its end (FedKDRec); choose: the same, and somebody leaves; the others "
+        "go on from a shared block 0",
     )
     datasets: list[str]
     backbones: list[str]
@@ -111,6 +114,7 @@ class Experiment(Strict):
     baseline: str = Field("", description="variant whose mean is subtracted seed by seed")
     quick: Scope
     tune: Tuning | None = Field(None, description="in a paper's main table: its variants are tuned this way")
+    settings_from: list[str] = Field([], description="papers whose tuned settings hold here; default: its own")
     tuned: bool = Field(True, description="false: every method at its default rates and options")
     published: dict[str, dict[str, dict[str, dict[str, list[float | None]]]]] = Field(
         {}, description="dataset -> backbone -> metric -> variant -> one value per column of the paper"
@@ -172,11 +176,30 @@ def experiment_names() -> list[str]:
 
 
 def load_experiment(name: str) -> tuple[Experiment, Settings]:
+    """PAPER/TABLE, or a paper that is one table of its own name."""
+    if f"{name}/{name}" in experiment_names():
+        name = f"{name}/{name}"
     if name not in experiment_names():
         raise unknown_name("experiment", name, experiment_names())
     path = ROOT / f"{name}.toml"
     experiment = validated(Experiment, read_toml(path), name)
-    return experiment, load_settings(name.partition("/")[0]) if experiment.tuned else Settings()
+    papers = experiment.settings_from or [name.partition("/")[0]]
+    return experiment, joined_settings(papers) if experiment.tuned else Settings()
+
+
+def joined_settings(papers: list[str]) -> Settings:
+    """What was chosen for the methods of several papers; a rate that all of a paper share becomes each one's own."""
+    found = [load_settings(paper) for paper in papers]
+    if len(found) == 1:
+        return found[0]
+    chosen: dict[str, dict[str, dict[str, Chosen]]] = {}
+    for one in found:
+        for dataset, backbones in one.chosen.items():
+            for backbone, methods in backbones.items():
+                shared = {"lr": one.lr.get(dataset, {}).get(backbone)}
+                place = chosen.setdefault(dataset, {}).setdefault(backbone, {})
+                place |= {k: v if v.lr is not None else v.model_copy(update=shared) for k, v in methods.items()}
+    return Settings(chosen=chosen, elsewhere=next((one.elsewhere for one in found if one.elsewhere), None))
 
 
 def main_table(paper: str) -> Experiment:
@@ -230,6 +253,8 @@ def run_config(
         "train": {**experiment.train, **rounds, **tuned.train, **variant.train},
         "evaluate": validated(EvaluateConfig, evaluate, where).model_dump(),
     }
+    if variant.privacy:
+        said["privacy"] = variant.privacy
     validated(TrainConfig, said["train"], where)
     return configured(said, where)
 

@@ -9,6 +9,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.files import write_bytes
 from tacita.lab.experiments import tables
 from tacita.lab.experiments.cells import CellFile, run_cells
+from tacita.lab.experiments.choose_page import choose_page
 from tacita.lab.experiments.once import Line
 from tacita.lab.experiments.plan import Cell, Experiment, cells_of, load_experiment, narrowed
 from tacita.lab.experiments.schedules import check_schedules, with_schedules
@@ -42,6 +43,7 @@ def plan_table(table: str, only: list[str], seeds: int | None, quick: bool) -> W
         datasets, backbones = experiment.quick.datasets, experiment.quick.backbones
         count = seeds or experiment.quick.seeds
     paper, _, name = table.partition("/")
+    name = name or paper
     fewer = "-part" if count < experiment.seeds else ""
     part = "-quick" if quick else "".join(f"-{word}" for word in dict.fromkeys(only)) or fewer
     cells = cells_of(experiment, settings, datasets, backbones, count, variants)
@@ -87,6 +89,9 @@ def reproduce(
         raise TacitaError(f"cannot write to {folder}: {error.strerror}.") from None
     path = folder / wanted.stem
     _write_pages(wanted, lines, entries, path)
+    if wanted.experiment.kind == "choose":
+        whole = out.parent if out.name == "reproduction" else out
+        write_bytes(whole / f"{wanted.stem}.md", choose_page(wanted.experiment, wanted.cells, lines).encode())
     return Reproduced(entries, path)
 
 

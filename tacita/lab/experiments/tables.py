@@ -252,7 +252,7 @@ def to_markdown(
             if not variants:
                 continue
             text += [f"**{metric}, {backbone}**", ""]
-            head = ["dataset", "" if experiment.kind == "once" else "block", *(labels[v] for v in variants)]
+            head = ["dataset", "" if experiment.kind in ("once", "choose") else "block", *(labels[v] for v in variants)]
             text += [*_grid(head, _block_rows(rows, variants)), ""]
     text += _differences_markdown(experiment, differences or [])
     text += _tests_markdown(experiment, tests, labels) + _beside_markdown(also or [])
