@@ -122,6 +122,9 @@ class Backbone(ABC):
     reads_history: ClassVar[bool] = False
     """Its views hold what a user did in earlier blocks (`history`), to train with or to score (`score_history`)."""
 
+    reads_order: ClassVar[bool] = False
+    """Scores by what came last, too: it is served with all that a device knows, oldest first."""
+
     phases: ClassVar[tuple[tuple[str, ...], ...]] = (("private", "rows"),)
     """What moves in each pass of a step: every phase has its own forward pass."""
 

@@ -19,6 +19,8 @@ from tacita.core.types import AnyArray, Arrays, Bools, Doubles, Ints, Longs, Rag
 from tacita.fields import Total
 from tacita.kernels.pairs import lower_entries
 
+NOBODY = 2.0**-30  # sums below it are rounding: one person adds more, of a count or of a weight by order
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -177,7 +179,7 @@ class Sums:
 
     def tidied(self) -> Sums:
         """The same sums without pairs that nobody tells any more."""
-        kept = (self.count if len(self.count) else self.total) > 0.5
+        kept = (self.count if len(self.count) else self.total) > NOBODY
         if kept.all():
             return self
         left = np.concatenate([[0], np.cumsum([kept[lo:hi].sum() for lo, hi in itertools.pairwise(self.ptr)])])
@@ -220,7 +222,7 @@ class Sums:
             pending[at] += total
             waiting[at] += count
             enough = openings[k]
-            ready = np.flatnonzero(waiting >= max(1, min_pair))
+            ready = np.flatnonzero(waiting >= max(NOBODY, min_pair))
             row, col = shape.pairs(ready if where is None else where[ready])
             out = ready[enough[row if shape.inputs is None else shape.inputs[row]] & enough[col]]
             gram[out] += pending[out]
