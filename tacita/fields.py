@@ -37,6 +37,7 @@ class Spec:
     touched: bool = False  # the weight that touched each row is summed beside it
     symmetric: bool = False  # half of it is enough
     about: str = ""  # in plain words, for the people's log
+    counted: str = "touched"  # of pairs of items: the field that says how many people have each item
 
     @property
     def n_bytes(self) -> float:

@@ -235,6 +235,10 @@ class Backbone(ABC):
         """What the cohort's clients have to tell, by field."""
         raise TacitaError(f"backbone '{self.name}' learns by training, not from a statistic.")
 
+    def statistic_of(self, train: Ragged, history: Ragged, n_items: int) -> Total:
+        """The sum over people who tell these lists, with what they told before."""
+        raise TacitaError(f"backbone '{self.name}' learns by training, not from a statistic.")
+
     def learn(self, server: ServerState, total: Total, question: str) -> ServerState:
         """What the server makes of a total."""
         raise TacitaError(f"backbone '{self.name}' learns by training, not from a statistic.")

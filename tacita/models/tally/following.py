@@ -43,7 +43,9 @@ class Order:
             "touched": arrays[HELD],
             "repeats": np.zeros((len(arrays["index"]), 2)),
         }
-        return Order({side: Sums(**shared, **{n: arrays[f"{side}.{n}"] for n in ("ptr", "at", "total")}) for side in SIDES})
+        return Order(
+            {side: Sums(**shared, **{n: arrays[f"{side}.{n}"] for n in ("ptr", "at", "total")}) for side in SIDES}
+        )
 
     def arrays(self) -> Arrays:
         own = {f"{side}.{n}": getattr(one, n) for side, one in self.sides.items() for n in ("ptr", "at", "total")}

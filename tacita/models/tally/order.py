@@ -70,6 +70,9 @@ class OrderConfig(TallyConfig):
     order_ridge: float = Field(200.0, gt=0, description="ridge of the problem that learns order")
     order_fold: float = Field(8.0, gt=0, description="e-fold, in items, of the weight of what came earlier")
     order_window: int = Field(40, ge=1, le=1000, description="how many items before a place count")
+    order_back: bool = Field(
+        True, description="what is told of order looks back into earlier blocks; false: at the block's own items alone"
+    )
     mix: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=3, max_length=3)] | Literal["learn"] = (
         Field(
             "learn",
@@ -128,11 +131,17 @@ class OrderedTally(Tally):
 
     def told(self, train: Ragged, history: Ragged | None, user_ptr: Longs, shape: Shape) -> dict[str, Form]:
         client = np.repeat(np.arange(len(user_ptr) - 1, dtype=np.int32), np.diff(user_ptr))
-        lines = Lines.of(train, history, self.config.order_window)
+        lines = self._lines(train, history)
         ordered = self._ordered(client, lines, np.ones(len(train)), shape)
         held = lines.held()
         marks = Rows(client[held.rows()], held.ids, np.ones(len(held.ids)))
         return {**super().told(train, history, user_ptr, shape), **ordered, HELD: marks}
+
+    def statistic_of(self, train: Ragged, history: Ragged, n_items: int) -> Total:
+        return self.total_of(train, history, Shape(n_items))
+
+    def _lines(self, train: Ragged, history: Ragged | None) -> Lines:
+        return Lines.of(train, history if self.config.order_back else None, self.config.order_window)
 
     def _ordered(self, client: AnyArray, lines: Lines, sign: Doubles, shape: Shape) -> dict[str, Form]:
         itself = Following(client, lines.lists, lines.start, sign, self.fall, shape.n_items, "itself")
@@ -140,7 +149,9 @@ class OrderedTally(Tally):
 
     def _fields(self, shape: Shape) -> tuple[Spec, ...]:
         n, most = shape.n_items, float(self.fall.sum())
-        whole = Spec(CONTEXTS, (n, n), least=0.0, exact=True, symmetric=True, about="what came before what")
+        whole = Spec(
+            CONTEXTS, (n, n), least=0.0, exact=True, symmetric=True, counted=HELD, about="what came before what"
+        )
         return (
             *super()._fields(shape),
             replace(whole, most=n * most**2),
@@ -154,10 +165,10 @@ class OrderedTally(Tally):
         if order == 0 and (whole == 0 or recent == 0):
             fold = view.heads["recency"] if recent else np.zeros(1, np.float32)
             return super().score_history(replace(view, heads={**view.heads, "recency": fold}))
-        lists, repeat = self.latest(view), float(view.heads["repeat"][0])
+        repeat, fold = float(view.heads["repeat"][0]), float(view.heads["recency"][0])
         scores = np.zeros((len(view.user), view.n_items), np.float32)
         spread = None
-        for weight, fold in ((recent, float(view.heads["recency"][0])), (whole, 0.0)):
+        for weight, lists, fold in ((recent, self.latest(view), fold), (whole, self.whole(view), 0.0)):
             if weight or (spread is None and repeat and fold == 0):
                 one = np.zeros_like(scores)
                 add_products(lists, recency_weights(lists, fold), view.heads, one)
@@ -173,6 +184,10 @@ class OrderedTally(Tally):
             rows = view.history.rows()
             scores[rows, view.history.ids] += np.float32(repeat) / spread[rows]
         return scores
+
+    def whole(self, view: CohortView) -> Ragged:
+        """The history that counts alike whenever it was."""
+        return self.latest(view)
 
     def line(self, view: CohortView) -> Ragged:
         """What each person did last, of all that the view holds, oldest first."""
@@ -209,7 +224,9 @@ class OrderedTally(Tally):
         heads = {"recency": np.array([recency], np.float32), "mix": np.array(mix, np.float32)}
         return replace(server, heads={**server.heads, **heads})
 
-    def with_order(self, server: ServerState, order: Order, solved: tuple[Doubles, Doubles] | None = None) -> ServerState:
+    def with_order(
+        self, server: ServerState, order: Order, solved: tuple[Doubles, Doubles] | None = None
+    ) -> ServerState:
         """B' that belongs to the sums; `solved`: the inverse and B' in full, where they are known already."""
         shape, doublings = Shape(len(server.items)), 0
         while solved is None:
@@ -258,7 +275,7 @@ class OrderedTally(Tally):
         client = np.repeat(np.arange(len(user_ptr) - 1, dtype=np.int32), np.diff(user_ptr))
         past = Ragged.empty(0), Ragged.empty(0)
         for block, lists in enumerate(zip(told, left, strict=True)):
-            was, now = (Lines.of(one, before, self.config.order_window) for one, before in zip(lists, past, strict=True))
+            was, now = (self._lines(one, before) for one, before in zip(lists, past, strict=True))
             past = past[0].joined(lists[0]), past[1].joined(lists[1])
             if len(was.lists.ids) == 0:
                 continue
@@ -285,9 +302,7 @@ class OrderedTally(Tally):
         inverse, solution, more = updated
         return self.with_order(after, changed, (inverse, solution)), rank + more if rank else 0
 
-    def _updated(
-        self, held: Arrays, items: Longs, old: Order, new: Order
-    ) -> tuple[Doubles, Doubles, int] | None:
+    def _updated(self, held: Arrays, items: Longs, old: Order, new: Order) -> tuple[Doubles, Doubles, int] | None:
         """The inverse and B' of other sums, and the rank of the update; None: a solve is cheaper, or the only way.
 
         With P' the inverse and L R what is taken from it, B' = (P' - L R) (C' + D) is the old B' + P' D - L (R C').
