@@ -163,12 +163,12 @@ class OrderedTally(Tally):
         """The mixture of the three scores; without order and one of the others, the plain score."""
         whole, recent, order = (float(w) for w in view.heads["mix"])
         if order == 0 and (whole == 0 or recent == 0):
-            fold = view.heads["recency"] if recent else np.zeros(1, np.float32)
-            return super().score_history(replace(view, heads={**view.heads, "recency": fold}))
-        repeat, fold = float(view.heads["repeat"][0]), float(view.heads["recency"][0])
+            own = view.heads["recency"] if recent else np.zeros(1, np.float32)
+            return super().score_history(replace(view, heads={**view.heads, "recency": own}))
+        repeat, recency = float(view.heads["repeat"][0]), float(view.heads["recency"][0])
         scores = np.zeros((len(view.user), view.n_items), np.float32)
         spread = None
-        for weight, lists, fold in ((recent, self.latest(view), fold), (whole, self.whole(view), 0.0)):
+        for weight, lists, fold in ((recent, self.latest(view), recency), (whole, self.whole(view), 0.0)):
             if weight or (spread is None and repeat and fold == 0):
                 one = np.zeros_like(scores)
                 add_products(lists, recency_weights(lists, fold), view.heads, one)
@@ -196,7 +196,7 @@ class OrderedTally(Tally):
 
     def fallen(self, line: Ragged) -> Floats:
         age = np.repeat(line.ptr[1:], line.counts()) - 1 - np.arange(len(line.ids))
-        return self.fall[age].astype(np.float32)
+        return np.asarray(self.fall[age], np.float32)
 
     # on the server
 
@@ -370,4 +370,4 @@ def standardise(scores: Floats) -> Floats:
     deviation[deviation < 1e-12] = 1.0
     scores -= mean.astype(np.float32)[:, None]
     scores /= deviation.astype(np.float32)[:, None]
-    return deviation.astype(np.float32)
+    return np.asarray(deviation, np.float32)
