@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Arrays, Doubles, Held, Ints, Keys, Longs
-from tacita.kernels.pairs import pair_sums
+from tacita.core.types import AnyArray, Arrays, Doubles, Held, Ints, Keys, Longs, Ragged
+from tacita.kernels.pairs import context_sums, meetings, next_sums, pair_sums
 from tacita.kernels.steps import fold_rows
 
 _FEW = 64  # numbers of a client that are added without a loop over clients
@@ -37,6 +37,7 @@ class Spec:
     touched: bool = False  # the weight that touched each row is summed beside it
     symmetric: bool = False  # half of it is enough
     about: str = ""  # in plain words, for the people's log
+    counted: str = "touched"  # of pairs of items: the field that says how many people have each item
 
     @property
     def n_bytes(self) -> float:
@@ -142,10 +143,25 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Terms:
+class _Statistic:
+    """What a person is known by once it is read: it is only ever summed."""
+
+    client: Ints  # (lists or vectors,) whose each is, ascending
+
+    def of(self, clients: Longs) -> Any:
+        raise TacitaError("a person's statistic is their history: it is summed, never seen by itself.")
+
+    def after(self, other: Any, shift: int) -> Any:
+        raise TacitaError("a person's statistic is their history: it is summed, never seen by itself.")
+
+    def n_bytes(self, field: Spec) -> float:
+        return field.n_bytes * len(np.unique(self.client))
+
+
+@dataclass(frozen=True)
+class Terms(_Statistic):
     """The sum of factor x x^T over a client's lists, x the mark of a list; rows are the inputs where some are named."""
 
-    client: Ints  # (lists,) whose list it is, ascending
     ptr: Longs
     item: Ints
     factor: Doubles  # (lists,)
@@ -176,21 +192,11 @@ class Terms:
     def scaled(self, factor: Doubles) -> Terms:
         return replace(self, factor=self.factor * factor[self.client])
 
-    def of(self, clients: Longs) -> Terms:
-        raise TacitaError("a person's statistic is their history: it is summed, never seen by itself.")
-
-    def after(self, other: Terms, shift: int) -> Terms:
-        raise TacitaError("a person's statistic is their history: it is summed, never seen by itself.")
-
-    def n_bytes(self, field: Spec) -> float:
-        return field.n_bytes * len(np.unique(self.client))
-
 
 @dataclass(frozen=True)
-class Squares:
+class Squares(_Statistic):
     """The sum of sign v v^T over a client's vectors of whole numbers of a quantum: exact in any order and chunk."""
 
-    client: Ints  # (vectors,) whose vector it is, ascending
     vector: Doubles  # (vectors, width)
     sign: Doubles  # (vectors,) 1, or -1 for what is taken back
 
@@ -215,14 +221,47 @@ class Squares:
     def scaled(self, factor: Doubles) -> Squares:
         return replace(self, sign=self.sign * factor[self.client])
 
-    def of(self, clients: Longs) -> Squares:
-        raise TacitaError("a person's statistic is their history: it is summed, never seen by itself.")
 
-    def after(self, other: Squares, shift: int) -> Squares:
-        raise TacitaError("a person's statistic is their history: it is summed, never seen by itself.")
+@dataclass(frozen=True)
+class Following(_Statistic):
+    """Over a client's lists, for every place from `start` on, h h^T, or h e^T: h what came before, e the item there.
 
-    def n_bytes(self, field: Spec) -> float:
-        return field.n_bytes * len(np.unique(self.client))
+    What came j places before weighs `fall[j - 1]`. All that is added is a whole number of the quantum: exact in any
+    order and chunk.
+    """
+
+    lists: Ragged  # oldest first
+    start: Longs  # (lists,) the first place that counts; earlier ones are only looked back at
+    factor: Doubles  # (lists,) 1, or -1 for what is taken back
+    fall: Doubles  # (window,)
+    n_items: int
+    meets: Literal["itself", "next"]  # what h is multiplied with
+
+    def check(self, field: Spec, n_clients: int) -> None:
+        _same(field.name, (self.n_items, self.n_items), field.shape)
+        for what, ids, below in (("item", self.lists.ids, self.n_items), ("client", self.client, n_clients)):
+            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < below:
+                raise TacitaError(f"an upload's '{what}' numbers of '{field.name}' must lie from 0 to {below - 1}.")
+        one = self.client.shape
+        if not one == self.start.shape == self.factor.shape == (len(self.lists),) or (self.start < 0).any():
+            raise TacitaError(f"the lists of '{field.name}' of an upload do not fit together; nothing was added.")
+
+    def add_to(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
+        told, by = self.lists, self.factor * weight[self.client]
+        if self.meets == "next":
+            next_sums(told.ptr, told.ids, self.start, by, self.fall, QUANTUM, total)
+        else:
+            context_sums(told.ptr, told.ids, self.start, by, meetings(self.fall), QUANTUM, total)
+
+    def squares(self, n_clients: int) -> Doubles:
+        """No h is longer than the sum of its weights; places of one client may add up at most."""
+        power = 1 if self.meets == "next" else 2
+        places = np.maximum(self.lists.counts() - np.maximum(self.start, 1), 0)
+        length = np.abs(self.factor) * places * self.fall.sum() ** power
+        return np.bincount(self.client, weights=length, minlength=n_clients).astype(np.float64) ** 2
+
+    def scaled(self, factor: Doubles) -> Following:
+        return replace(self, factor=self.factor * factor[self.client])
 
 
 def _add_in_order(total: Doubles, more: Doubles) -> None:
@@ -230,7 +269,7 @@ def _add_in_order(total: Doubles, more: Doubles) -> None:
     total[...] = np.add.accumulate(np.concatenate([total[None], more]))[-1]
 
 
-Form = Rows | Dense | Terms | Squares
+Form = Rows | Dense | Terms | Squares | Following
 
 
 @dataclass(frozen=True)
@@ -360,7 +399,7 @@ def add(total: Total, upload: Upload, fields: Sequence[Spec], exact: bool = Fals
 
 def _quantised(value: Form, weight: Doubles) -> Form:
     """The same times the weights, every number rounded to the quantum."""
-    if isinstance(value, Squares):  # whole numbers already
+    if isinstance(value, Squares | Following):  # whole numbers already
         return value.scaled(weight)
     by = weight if isinstance(value, Dense) else weight[value.client]
     if isinstance(value, Rows):

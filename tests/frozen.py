@@ -73,6 +73,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "evaluate": {"controls": False, "item_table": "personal"},
     },
     "tally": {"backbone": {"name": "tally"}, "evaluate": {}},
+    "tally-order": {"backbone": {"name": "tally-order", "order_window": 6}, "evaluate": {"read": "known"}},
     "tally under a budget": {"backbone": {"name": "tally"}, "privacy": {"epsilon": 20.0}},
     "tally inputs": {"backbone": {"name": "tally", "most_inputs": 20, "length_power": 0.5, "min_pair": 2}},
     "silos": {"train": {**ROUNDS, "silos": 7}},

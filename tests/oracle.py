@@ -41,6 +41,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "ncf": {"dim": 6, "lr": 0.1, "lr_eta": 0.5},
     "ego": {"dim": 6, "lr": 0.5, "item_lr_scale": 3.0},
     "tally": {"ridge": 20.0, "min_item": 0},
+    "tally-order": {"ridge": 20.0, "min_item": 0, "order_ridge": 20.0},
     "lightgcn": {"dim": 6, "lr": 0.5, "item_lr_scale": 3.0, "init_std": 0.5},
     "fedpergnn": {"dim": 6, "lr": 0.05, "item_lr_scale": 6.0, "init_std": 0.5, "most": 3},
     "neumf": {"dim": 6, "lr": 0.3, "item_lr_scale": 3.0, "init_std": 0.5, "tower": [8, 7, 5]},

@@ -41,6 +41,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "fedavg": {"backbone": {"name": "mf", "dim": 8}, "method": "fedavg"},
     "f3crec": {"backbone": {"name": "mf", "dim": 8}, "method": "f3crec", "parts": [{"name": "replay", "top_n": 10}]},
     "tally": {"backbone": {"name": "tally", "ridge": 20.0, "min_item": 2, "keep": 20}},
+    "tally-order": {"backbone": {"name": "tally-order", "ridge": 20.0, "min_item": 2, "keep": 20, "order_back": False}},
     "ncf": {"backbone": {"name": "ncf", "dim": 8}, "method": "f3crec", "parts": [{"name": "replay", "top_n": 10}]},
 }
 

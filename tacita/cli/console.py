@@ -258,6 +258,7 @@ def show_result(run: Run, brief: bool = False) -> None:
     for metric in list(result["mean"])[:2]:
         title = f"{metric}: {method} on {result['data']['name']}"
         title += f", backbone {backbone}" if backbone != method else ""
+        title += f", read {run.config.evaluate.read}"
         Console().print(_score_table(title, metric, scored))
     untested = [str(block["block"]) for block in result["blocks"] if not block["users"]]
     if untested:

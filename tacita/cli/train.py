@@ -53,8 +53,8 @@ def train(
     backbone: Annotated[
         str | None,
         typer.Option(
-            help="The model: mf, ncf, pfedrec, ego, fedpergnn, interest, lightgcn, neumf, neuncf or tally (its release "
-            "gives people away unless privacy.epsilon is set)."
+            help="The model: mf, ncf, pfedrec, ego, fedpergnn, interest, lightgcn, neumf, neuncf, tally or "
+            "tally-order (the release of these two gives people away, unless tally has a privacy.epsilon)."
         ),
     ] = None,
     method: Annotated[
@@ -161,7 +161,7 @@ def _show(run: Run, as_json: bool, quiet: bool) -> None:
         console.say(f"What part '{part}' promises of privacy{about}: {told}.")
     if "privacy" in run.result and not quiet:
         console.say(f"What it cost people so far: `tacita ledger {run.folder}`.")
-    if run.config.backbone["name"] == "tally" and run.config.privacy.epsilon is None and not quiet:
+    if run.config.backbone["name"].startswith("tally") and run.config.privacy.epsilon is None and not quiet:
         console.say(f"Note: what tally releases gives people away: `tacita audit tally --run {run.folder}` shows it.")
 
 

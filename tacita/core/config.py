@@ -165,6 +165,11 @@ class EvaluateConfig(Strict):
         "global",
         description="personal: a user is scored with the rows it last trained (PFedRec's own protocol)",
     )
+    read: Literal["train", "known"] = Field(
+        "train",
+        description="what a model that reads histories reads of a block when it is tested: its training part, or all "
+        "that the device knows by then, its validation part, too",
+    )
     every: int = Field(1, ge=1, description="validate every n rounds")
     controls: bool = Field(True, description="run the controls beside the method")
 
@@ -207,7 +212,7 @@ class RunConfig(Strict):
 _LATER = {"split.repeats", "evaluate.hidden_items", "evaluate.ties", "date_format", "decimal", "item_rows"}
 _LATER |= {f"train.{name}" for name in ("redraw", "objective", "bpr_scale", "l2", "weight_decay", "moments", "pfedme")}
 _LATER |= {"train.aggregator", "train.weigh_by", "evaluate.unmasked", "split.min_user", "privacy"}
-_LATER |= {"train.batches", "train.decay", "train.skew", "split.held_items", "split.least_items"}
+_LATER |= {"evaluate.read", "train.batches", "train.decay", "train.skew", "split.held_items", "split.least_items"}
 """Settings that came after results had been kept under a hash of their config."""
 
 

@@ -97,6 +97,13 @@ class Ragged:
         ptr = np.append(0, np.cumsum(stays))[self.ptr]
         return Ragged(ptr, self.ids[stays], {name: column[stays] for name, column in self.values.items()})
 
+    def by_time(self) -> Ragged:
+        """The same lists with their entries in order of time; as they are, where no times are known."""
+        if "time" not in self.values:
+            return self
+        order = np.lexsort((self.values["time"], self.rows()))
+        return Ragged(self.ptr, self.ids[order], {name: column[order] for name, column in self.values.items()})
+
     def holds(self, rows: AnyArray, ids: AnyArray) -> Bools:
         """Whether each id is in the list of its row."""
         width = 1 + max(int(self.ids.max(initial=0)), int(np.max(ids, initial=0)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -75,10 +75,19 @@ def evaluate_devices(
     past = fed.stream.history(block.index) if fed.backbone.reads_history else None
     down = learned.down or to_serve(fed, learned.server)
     keys = fed.stream.user_keys
-    scorer = DeviceScorer(fed, learned.server, learned.clients, block, keys, down, purpose, past)
+    read = block
     if wanted is None:
         wanted = block.valid if purpose == "valid" else block.test
+        read = read_of(fed.config, block) if purpose == "test" else block
+    scorer = DeviceScorer(fed, learned.server, learned.clients, read, keys, down, purpose, past)
     return evaluate(scorer, wanted, mask, keys, fed.draws, rules or rules_of(fed, block))
+
+
+def read_of(config: RunConfig, block: Block) -> Block:
+    """A block as devices read it when they are tested: its training part, or all that they know by then."""
+    if config.evaluate.read == "train":
+        return block
+    return replace(block, train=block.train.joined(block.valid).by_time())
 
 
 def selecting_metric(config: RunConfig) -> tuple[str, int]:

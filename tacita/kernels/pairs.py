@@ -1,4 +1,4 @@
-"""Sums over pairs of items, and what sparse rows make of an item-item matrix: the two loops of a linear model."""
+"""Sums over pairs of items, of those before others too, and what sparse rows make of an item-item matrix."""
 
 from __future__ import annotations
 
@@ -84,3 +84,60 @@ def lower_entries(square: Doubles) -> tuple[Longs, Doubles]:
                 value[k] = square[i, j]
                 k += 1
     return at, value
+
+
+@njit(cache=True, parallel=True)
+def context_sums(
+    ptr: Longs, item: Ints, start: Longs, factor: Doubles, both: Doubles, quantum: float, out: Doubles
+) -> None:
+    """out += factor h h^T for every place of a list from its start on; h: what came before, by how long before.
+
+    Two entries of a list meet in every h that holds both, so what they add is a difference of `both[d, k]`, the sum of
+    the products of weights over 1..k places after the later of two entries d places apart. Numbers are whole multiples
+    of the quantum: the sum is the same in any order, so each thread takes the rows that are its own.
+    """
+    window, n_threads = len(both), 16
+    for thread in prange(n_threads):
+        for u in range(len(ptr) - 1):
+            first, n = ptr[u], ptr[u + 1] - ptr[u]
+            for late in range(n - 1):
+                least, most = max(start[u] - late, 1), n - 1 - late
+                for apart in range(min(window, late + 1)):
+                    last = min(window - apart, most)
+                    if last < least:
+                        continue
+                    i, j = item[first + late], item[first + late - apart]
+                    mine, other = i % n_threads == thread, j % n_threads == thread
+                    if not (mine or other):
+                        continue
+                    value = factor[u] * (both[apart, last] - both[apart, least - 1])
+                    value = np.rint(value / quantum) * quantum
+                    if mine:
+                        out[i, j] += value
+                    if other and apart > 0:
+                        out[j, i] += value
+
+
+@njit(cache=True, parallel=True)
+def next_sums(
+    ptr: Longs, item: Ints, start: Longs, factor: Doubles, fall: Doubles, quantum: float, out: Doubles
+) -> None:
+    """out[i, j] += factor times the weight of i in what came before j, for every j of a list from its start on."""
+    n_threads = 16
+    for thread in prange(n_threads):
+        for u in range(len(ptr) - 1):
+            first, n = ptr[u], ptr[u + 1] - ptr[u]
+            for place in range(start[u], n):
+                for age in range(min(len(fall), place)):
+                    i = item[first + place - 1 - age]
+                    if i % n_threads == thread:
+                        out[i, item[first + place]] += np.rint(factor[u] * fall[age] / quantum) * quantum
+
+
+def meetings(fall: Doubles) -> Doubles:
+    """[d, k]: the sum over j = 1..k of the weights j and j + d places back, multiplied."""
+    out = np.zeros((len(fall), len(fall) + 1))
+    for apart in range(len(fall)):
+        product = fall[: len(fall) - apart] * fall[apart:]
+        out[apart, 1 : len(product) + 1] = np.cumsum(product)
+    return out

@@ -87,15 +87,18 @@ def write_models(fed: Federation, progress: Progress, out: Path) -> None:
     origin = {"config": fed.config.model_dump_json(), "fingerprint": fed.stream.fingerprint}
     write_arrays(out / "server.safetensors", server_arrays(server), {**server_note(server), **origin})
     history = fed.stream.history(len(fed.stream.blocks))
-    last = fed.stream.blocks[-1].train
+    current = fed.stream.blocks[-1].train
+    if fed.backbone.reads_order:
+        current = current.joined(fed.stream.blocks[-1].valid).joined(fed.stream.blocks[-1].test).by_time()
     lists: Arrays = {
         "history/ptr": history.ptr,
         "history/ids": history.ids,
-        "current/ptr": last.ptr,
-        "current/ids": last.ids,
+        "current/ptr": current.ptr,
+        "current/ids": current.ids,
     }
     if fed.backbone.reads_history:  # it scores what was done in earlier blocks, too
         past = fed.stream.history(len(fed.stream.blocks) - 1)
+        past = past.by_time() if fed.backbone.reads_order else past
         lists |= {"past/ptr": past.ptr, "past/ids": past.ids}
     write_arrays(out / "clients.safetensors", {**device_pieces(clients, ""), **lists}, origin)
 

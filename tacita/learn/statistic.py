@@ -81,6 +81,9 @@ class StatisticLearner(Learner):
     def _answer(self, view: CohortView, question: str) -> Answer:
         if self._retracts(question):
             return self._take_back(view)
+        if self.takes_back:  # what it told before, to the word: what is taken back is made of the same lists
+            before = view.lists[self.name][TOLD]
+            view = replace(view, history=Ragged(before.ptr, before.ids))
         told = self.world.backbone.tell(view, question)
         upload = Upload(told, np.ones(view.n_clients), view.client_keys)
         if not self.takes_back or question != STATISTIC:

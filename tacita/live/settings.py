@@ -8,6 +8,7 @@ from typing import TypeVar
 from tacita.core.config import RunConfig, Strict, read_toml, validated
 from tacita.core.errors import TacitaError
 from tacita.methods import effective_parts, part_class
+from tacita.models.base import backbone_class
 from tacita.round.parts import SERVER
 
 Settings = TypeVar("Settings", bound=Strict)
@@ -49,6 +50,11 @@ def check_live(config: RunConfig) -> None:
     if config.privacy.epsilon is not None and not config.privacy.blocks:
         raise TacitaError(
             "a live run does not know how many blocks will come; say how many share the budget: privacy.blocks."
+        )
+    if backbone_class(str(config.backbone.get("name", "mf"))).reads_order and config.backbone.get("order_back", True):
+        raise TacitaError(
+            "a node leaves items out that few of its people have, and could not leave out what is looked back at in "
+            "earlier blocks; live, set backbone.order_back = false."
         )
     for part in effective_parts(config.method, config.parts):
         if (party := part_class(str(part.get("name"))).party) != SERVER:

@@ -122,6 +122,9 @@ class Backbone(ABC):
     reads_history: ClassVar[bool] = False
     """Its views hold what a user did in earlier blocks (`history`), to train with or to score (`score_history`)."""
 
+    reads_order: ClassVar[bool] = False
+    """Scores by what came last, too: it is served with all that a device knows, oldest first."""
+
     phases: ClassVar[tuple[tuple[str, ...], ...]] = (("private", "rows"),)
     """What moves in each pass of a step: every phase has its own forward pass."""
 
@@ -230,6 +233,10 @@ class Backbone(ABC):
 
     def tell(self, view: CohortView, question: str) -> dict[str, Form]:
         """What the cohort's clients have to tell, by field."""
+        raise TacitaError(f"backbone '{self.name}' learns by training, not from a statistic.")
+
+    def statistic_of(self, train: Ragged, history: Ragged, n_items: int) -> Total:
+        """The sum over people who tell these lists, with what they told before."""
         raise TacitaError(f"backbone '{self.name}' learns by training, not from a statistic.")
 
     def learn(self, server: ServerState, total: Total, question: str) -> ServerState:

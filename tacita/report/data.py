@@ -90,6 +90,7 @@ class RunData:
     settings: str  # config.toml as it stands
     select_by: str
     mask: str
+    read: str  # what of a block devices read when they are tested
     ranking: str
     protocol: tuple[Any, ...]  # two runs can be compared if these are equal
     recipe: str  # all settings but the seed, and the data: where these are equal, only chance differs
@@ -226,7 +227,8 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
     if any(len(c.blocks) != len(blocks) for c in controls):
         raise ValueError("a control has other blocks than the method")
     protocol = [how.get(k) for k in ("select_by", "mask", "old_block_mask", "sampled_negatives", "item_table")]
-    protocol += [how.get("hidden_items", "drop"), how.get("ties", "hash")]  # runs from before there was a choice
+    read = str(how.get("read", "train"))
+    protocol += [how.get("hidden_items", "drop"), how.get("ties", "hash"), read]  # runs from before there was a choice
     sampled = int(how.get("sampled_negatives", 0))
     return RunData(
         folder=_clean(folder.resolve().name),
@@ -242,6 +244,7 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
         settings=settings,
         select_by=str(how["select_by"]),
         mask=mask,
+        read=read,
         ranking=f"against {sampled} sampled items" if sampled else "of all items",
         protocol=(str(data["fingerprint"]), *map(str, protocol)),
         recipe=json.dumps({**config, "seed": None, "data": str(data["fingerprint"])}, sort_keys=True),

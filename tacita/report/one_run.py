@@ -173,7 +173,9 @@ def size_of(run: RunData) -> str:
 
 
 def _facts(run: RunData) -> list[Fact]:
-    how = f"selected by {nice(run.select_by)} on validation, ranking {run.ranking}, mask '{run.mask}'"
+    how = (
+        f"selected by {nice(run.select_by)} on validation, ranking {run.ranking}, mask '{run.mask}', read '{run.read}'"
+    )
     return [
         Fact("data", run.data),
         Fact("size", size_of(run)),

@@ -17,7 +17,7 @@ import numpy as np
 
 from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Longs, Requests
+from tacita.core.types import AnyArray, Longs, Ragged, Requests
 from tacita.core.types import Request as AskedFor
 from tacita.federation.measuring import Sums, block_sums
 from tacita.fields import Total
@@ -352,6 +352,8 @@ def _sum(
         told = replace(told, total=without_rare(whole, node.fewest, server.heads.get("inputs")))
         if fed.learner.takes_back and "touched" in whole.sums:
             _untell(standing, np.flatnonzero(whole["touched"] < node.fewest))
+        if fed.backbone.reads_order and (whole["touched"] < node.fewest)[whole["touched"] > 0].any():
+            told = replace(told, total=_told_of_the_rest(standing, whole, len(server.items)))
     if questions and kind == questions[-1]:
         standing.round = head.round + 1
     total = told.total
@@ -371,6 +373,15 @@ def _untell(standing: Standing, rare: Longs) -> None:
     everybody = np.arange(clients.n_users)
     log = clients.list_of(name, everybody)
     clients.put(everybody, {name: log.where((log.values["block"] != standing.block) | ~np.isin(log.ids, rare))})
+
+
+def _told_of_the_rest(standing: Standing, whole: Total, n_items: int) -> Total:
+    """The statistic of what devices remember as told: who leaves an item out of a line moves the others together."""
+    fed, clients = standing.fed, standing.here.clients
+    log = clients.list_of(f"{PARTS}{fed.learner.name}/told", np.arange(clients.n_users))
+    now = Ragged(log.ptr, log.ids).where(log.values["block"] == standing.block)
+    before = Ragged(log.ptr, log.ids).where(log.values["block"] < standing.block)
+    return whole.with_sums(fed.backbone.statistic_of(now, before, n_items).sums)
 
 
 def without_rare(total: Total, least: int, inputs: AnyArray | None) -> Total:

@@ -30,7 +30,7 @@ class Asked:
     alike: bool = True  # everybody weighs 1
     may_drop: bool = False  # people may take part and then send nothing
     sampled: bool = False  # people take part by chance, so more or fewer than expected do
-    counted_by: str = ""  # the field that says how many people have each item, where pairs of items are summed
+    counted: bool = False  # fields say how many people have each item, and pairs of items are summed
     inputs: AnyArray | None = None  # the items that the rows of pairs are about; None: all
 
 
@@ -46,7 +46,7 @@ def check_total(reply: Reply, asked: Asked) -> None:
         name = one.name if one.name in arrays else f"{one.name}/value"
         most = SLACK[one.exact] * head.weight * one.most if np.isfinite(one.most) else np.inf  # noise has no bound
         _within(name, arrays[name], np.array(most), head, one.least)
-    if asked.counted_by:
+    if asked.counted:
         _check_pairs(reply, asked)
 
 
@@ -86,12 +86,12 @@ def _check_shapes(reply: Reply, wanted: list[Spec], fields: tuple[Spec, ...]) ->
 
 def _check_pairs(reply: Reply, asked: Asked) -> None:
     """A pair of items is with at most as many people as either of them."""
-    arrays, head, slack = reply.arrays, reply.head, SLACK[1]
-    people = slack * reply.total(asked.fields)[asked.counted_by]
-    first = people if asked.inputs is None else people[asked.inputs]
+    arrays, head, total = reply.arrays, reply.head, reply.total(asked.fields)
     for one in asked.fields:
         if len(one.shape) != 2:
             continue
+        people = SLACK[1] * one.most * total[one.counted]
+        first = people if asked.inputs is None else people[asked.inputs]
         if f"{one.name}/at" in arrays:
             row, col = np.divmod(arrays[f"{one.name}/at"], one.shape[1])
             _within(f"{one.name}/value", arrays[f"{one.name}/value"], np.minimum(first[row], people[col]), head)

@@ -156,7 +156,7 @@ class Remote:
         """What a reply to a question may hold."""
         inputs = server.heads.get("inputs", np.zeros(0))
         exact = not any(overrides(part, "field_sent") for part in plan.parts)  # noise fits no count of people
-        counted = "touched" if exact and any(one.name == "touched" for one in fields) else ""
+        counted = exact and any(one.name == "touched" for one in fields)
         train = plan.config.train
         most = float(len(server.items)) if train.weighs_data else 1.0
         alike = not train.weighs_data and not any(overrides(p, "weight") for p in plan.parts)
@@ -166,7 +166,7 @@ class Remote:
             alike,
             may_drop=any(overrides(part, "encode") or overrides(part, "weight") for part in plan.parts),
             sampled=train.participation.kind != "all",
-            counted_by=counted,
+            counted=counted,
             inputs=inputs if len(inputs) else None,
         )
 

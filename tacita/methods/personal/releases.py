@@ -8,7 +8,7 @@ import numpy as np
 
 from tacita.core.draws import Draws
 from tacita.core.types import AnyArray, Arrays, Bools, CohortView, Doubles, Keys, Longs
-from tacita.fields import Dense, Form, Rows, Squares, Terms, Total, Upload
+from tacita.fields import Dense, Following, Form, Rows, Squares, Terms, Total, Upload
 from tacita.kernels.hashing import hash_owners
 from tacita.kernels.lengths import square_rows
 from tacita.privacy.noise import Stream
@@ -66,6 +66,8 @@ def sums_of_sizes(upload: Upload) -> Doubles:
         elif isinstance(value, Squares):
             each = np.abs(value.sign) * np.abs(value.vector).sum(axis=1) ** 2
             total += np.bincount(value.client, weights=each, minlength=upload.n_clients)
+        elif isinstance(value, Following):  # bounded by the same number
+            total += np.sqrt(value.squares(upload.n_clients))
         else:
             each = np.abs(value.factor) * np.diff(value.ptr).astype(np.float64) ** 2
             total += np.bincount(value.client, weights=each, minlength=upload.n_clients)
@@ -84,7 +86,7 @@ def _emptied(value: Form, astray: Bools) -> Form:
         return replace(value, value=kept)
     if isinstance(value, Squares):
         return replace(value, sign=np.where(astray[value.client], 0.0, value.sign))
-    assert isinstance(value, Terms)
+    assert isinstance(value, Terms | Following)
     return replace(value, factor=np.where(astray[value.client], 0.0, value.factor))
 
 

@@ -127,7 +127,7 @@ class Tally(Backbone):
 
     def heads_fit(self, heads: Arrays, n_items: int) -> bool:
         """B is read without further checks, so its places must lie inside it."""
-        own = self.init_heads(Draws(0))
+        own = Tally.init_heads(self, Draws(0))  # forms of it hold more, and look at that themselves
         if heads.keys() != own.keys() or any(heads[name].dtype != v.dtype for name, v in own.items()):
             return False
         weights, column, ptr, inputs = (heads[name] for name in ("weights", "column", "ptr", "inputs"))

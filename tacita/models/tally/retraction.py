@@ -67,21 +67,33 @@ def update_inverse(inverse: Doubles, row: Longs, col: Longs, change: Doubles) ->
 
     Returns the rank of the update; 0: nothing was done, a solve is cheaper or the only way.
     """
+    found = low_rank(inverse, row, col, change)
+    if found is None:
+        return 0
+    subtract(inverse, *found)
+    return len(found[1])
+
+
+def low_rank(inverse: Doubles, row: Longs, col: Longs, change: Doubles) -> tuple[Doubles, Doubles] | None:
+    """(n, rank) and (rank, n), whose product a change of the matrix takes from its inverse; None: solve anew."""
     n, items = len(inverse), np.union1d(row, col)
     if not 0 < len(items) <= n // 4:
-        return 0
+        return None
     small = np.zeros((len(items), len(items)))
     small[np.searchsorted(items, row), np.searchsorted(items, col)] = change
     values, vectors = np.linalg.eigh(small)  # it reads the lower triangle
     strong = np.abs(values) > 1e-13 * np.abs(values).max()
     values, vectors = values[strong], vectors[:, strong]
     if len(values) > n // 8:
-        return 0
+        return None
     moved = inverse[:, items] @ vectors  # (n, rank)
     core = np.diag(1 / values) + vectors.T @ moved[items]
     if (np.linalg.eigvalsh(core) > 0).sum() != (values > 0).sum():
-        return 0  # no longer positive definite
-    back = np.linalg.solve(core, moved.T)
-    for lo in range(0, n, TILE):
-        inverse[lo : lo + TILE] -= moved[lo : lo + TILE] @ back
-    return len(values)
+        return None  # no longer positive definite
+    return moved, np.linalg.solve(core, moved.T)
+
+
+def subtract(matrix: Doubles, left: Doubles, right: Doubles) -> None:
+    """Take a product from a matrix in place, some rows at a time."""
+    for lo in range(0, len(matrix), TILE):
+        matrix[lo : lo + TILE] -= left[lo : lo + TILE] @ right

@@ -101,6 +101,11 @@ class Sums:
     touched: Doubles  # (blocks, items) contributors of each item
     repeats: Doubles  # (blocks, 2) items told again in a later block, and chances of that times items
 
+    @property
+    def least(self) -> float:
+        """What one person adds at least to a pair: of whole counts, 1."""
+        return 1.0
+
     @staticmethod
     def read(arrays: Arrays | None) -> Sums:
         if arrays is None:
@@ -127,7 +132,8 @@ class Sums:
         touched = np.zeros((len(self.index) + 1, shape.n_items))
         touched[:-1, : self.touched.shape[1]] = self.touched
         touched[-1] = total["touched"]
-        return Sums(
+        return replace(
+            self,
             index=np.append(self.index, index),
             ptr=np.append(self.ptr, self.ptr[-1] + len(at)),
             at=np.concatenate([self.at.astype(fits), at.astype(fits)]),
@@ -177,7 +183,7 @@ class Sums:
 
     def tidied(self) -> Sums:
         """The same sums without pairs that nobody tells any more."""
-        kept = (self.count if len(self.count) else self.total) > 0.5
+        kept = (self.count if len(self.count) else self.total) > self.least / 2
         if kept.all():
             return self
         left = np.concatenate([[0], np.cumsum([kept[lo:hi].sum() for lo, hi in itertools.pairwise(self.ptr)])])
@@ -220,7 +226,7 @@ class Sums:
             pending[at] += total
             waiting[at] += count
             enough = openings[k]
-            ready = np.flatnonzero(waiting >= max(1, min_pair))
+            ready = np.flatnonzero(waiting >= max(self.least, min_pair))
             row, col = shape.pairs(ready if where is None else where[ready])
             out = ready[enough[row if shape.inputs is None else shape.inputs[row]] & enough[col]]
             gram[out] += pending[out]
