@@ -18,7 +18,7 @@ from tacita.kernels.hashing import normals
 from tacita.kernels.pairs import row_cuts, sparse_times
 
 WHOLE = 1024  # items of a graph whose axes are read from it as a dense matrix
-BREADTH = 64  # axes that grow together
+BREADTH = 16  # axes that grow together: the fewer, the more steps the same room takes, and the better they are
 ROOM = 2.5  # directions that are looked at for each axis
 
 
