@@ -13,8 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
+import scipy.sparse
 
 from tacita.core.errors import TacitaError
+from tacita.core.sparse import SparseSum, matrix_of_rows
 from tacita.core.types import AnyArray, Arrays, Doubles, Held, Ints, Keys, Longs, Ragged
 from tacita.kernels.pairs import context_sums, meetings, next_sums, pair_sums
 from tacita.kernels.steps import fold_rows
@@ -36,6 +38,7 @@ class Spec:
     exact: bool = False  # travels in double precision, so that it can be taken back exactly
     touched: bool = False  # the weight that touched each row is summed beside it
     symmetric: bool = False  # half of it is enough
+    sparse: bool = False  # its sum is a `SparseSum` of lower triangles, which no node sends: too large to be an array
     about: str = ""  # in plain words, for the people's log
     counted: str = "touched"  # of pairs of items: the field that says how many people have each item
 
@@ -183,6 +186,17 @@ class Terms(_Statistic):
         np.cumsum(np.bincount(self.item, minlength=self.n_items), out=ptr[1:])
         rows = np.arange(self.n_items, dtype=np.int32) if self.inputs is None else self.inputs
         pair_sums(rows, ptr, owner[order], self.ptr, self.item, weight[self.client] * self.factor, total)
+
+    def lower(self, weight: Doubles) -> scipy.sparse.csr_array:
+        """The lower triangle of the sum, where all items are inputs: of whole numbers of a quantum, so that it is
+        exact in any order and chunk."""
+        by = np.rint(weight[self.client] * self.factor / QUANTUM) * QUANTUM
+        size = np.diff(self.ptr)
+        marks = matrix_of_rows(self.ptr, self.item, np.ones(len(self.item)), self.n_items)
+        weighed = matrix_of_rows(self.ptr, self.item, np.repeat(by, size), self.n_items)
+        found = scipy.sparse.tril(weighed.T.tocsr() @ marks, format="csr")
+        found.eliminate_zeros()
+        return found
 
     def squares(self, n_clients: int) -> Doubles:
         """|f x x^T| is f |x|^2, counted over all items; lists of one client may add up at most."""
@@ -334,13 +348,13 @@ class Each:
 class Total:
     """Weighted sums of fields over clients, and the fields that are seen each by itself."""
 
-    sums: dict[str, Doubles]
+    sums: dict[str, Any]  # arrays in double precision; of a sparse field a `SparseSum`
     weight: float = 0.0
     n_clients: int = 0
     each: dict[str, Each] = field(default_factory=dict)
     nonce: int = 0  # of all uploads in it, in any order; stays where they were added
 
-    def __getitem__(self, name: str) -> Doubles:
+    def __getitem__(self, name: str) -> Any:
         return self.sums[name]
 
     def with_sums(self, changed: dict[str, Doubles]) -> Total:
@@ -358,10 +372,10 @@ def touched_of(name: str) -> str:
 
 
 def empty_total(fields: Sequence[Spec]) -> Total:
-    sums: Arrays = {}
+    sums: dict[str, Any] = {}
     for one in fields:
         if one.seen == "summed":
-            sums[one.name] = np.zeros(one.shape)
+            sums[one.name] = SparseSum(one.shape) if one.sparse else np.zeros(one.shape)
         if one.touched:
             sums[touched_of(one.name)] = np.zeros(one.shape[:1])
     return Total(sums)
@@ -378,6 +392,9 @@ def add(total: Total, upload: Upload, fields: Sequence[Spec], exact: bool = Fals
         if one.seen == "each":
             own = Each(upload.sender[keep].copy(), value.of(keep))
             each[name] = own if name not in each else _joined(each[name], own)
+            continue
+        if one.sparse and isinstance(value, Terms):
+            total.sums[name] = total.sums[name] + value.lower(upload.weight)
             continue
         if one.touched and isinstance(value, Rows):
             value = value.plainly()  # what touched a row counts by its weight alone

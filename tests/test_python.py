@@ -30,7 +30,8 @@ from tacita.learn.training import train_cohort
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
 ONE_BLOCK: dict[str, Any] = {"split": {"kind": "random"}, "evaluate": {"controls": False}}
-QUICK: dict[str, Any] = {"train": {"rounds": 3}, "evaluate": {"controls": False}}
+QUICK: dict[str, Any] = {"train": {"rounds": 2}, "split": {"n_blocks": 2}, "evaluate": {"controls": False}}
+KNOWN: dict[str, Any] = {"name": "tally", "recency": 0.0}  # one round in a block: validation has nothing to choose
 
 
 @pytest.fixture(autouse=True)
@@ -142,9 +143,30 @@ def test_a_table_of_any_library_a_path_and_a_file_train_the_same_run() -> None:
     sources = {"polars": frame, "lazy": frame.lazy(), "dict": made, "pandas": pandas, "path": Path("clicks.csv")}
     found = {}
     for name, source in sources.items():
-        run = tc.train(source, columns={"user": "who", "item": "what"}, backbone="tally", out=name, **QUICK)
+        run = tc.train(source, columns={"user": "who", "item": "what"}, backbone=KNOWN, out=name, **QUICK)
         found[name] = run.result["blocks"], run.result["data"]["fingerprint"]
     assert all(one == found["path"] for one in found.values())
+
+
+def test_a_table_of_the_real_pandas_trains_the_same_run() -> None:
+    """The frame above is as much of pandas as we look at; this one is all of it, where it is installed."""
+    pd = pytest.importorskip("pandas")
+    made = clicks()
+    frame = pd.DataFrame(made)
+    categories = frame.assign(who=frame["who"].astype("category"), time=frame["time"].astype("Int64"))
+    found = []
+    for n, source in enumerate((pl.DataFrame(made), frame, categories)):
+        run = tc.train(source, columns={"user": "who", "item": "what"}, backbone=KNOWN, out=f"run{n}", **QUICK)
+        found.append((run.result["blocks"], run.result["data"]["fingerprint"]))
+    assert found[0] == found[1] == found[2]
+    users = run.users[:2]
+    assert_frame_equal(run.recommend(pd.Series(users), 3), run.recommend(users, 3))
+    gaps = as_frame(
+        pd.DataFrame({"text": ["a", None], "number": [1.5, None], "day": pd.to_datetime(["2024-01-02", None])})
+    )
+    assert gaps is not None
+    assert gaps.rows()[1] == (None, None, None)
+    assert str(gaps["day"][0]) == "2024-01-02 00:00:00"
 
 
 def test_missing_values_and_kinds_of_pandas_columns_survive() -> None:
@@ -274,7 +296,7 @@ def test_a_folder_that_changes_is_read_again(tally: tc.Run) -> None:
     run = tc.load("copy")
     before = run.recommend("u1", 3)
     assert run._loaded() is run._loaded()
-    other = tc.train(SMALL, backbone={"name": "tally", "ridge": 5.0}, out="other", **ONE_BLOCK)
+    other = tc.train(SMALL, backbone={**KNOWN, "ridge": 5.0}, out="other", **ONE_BLOCK)
     shutil.rmtree("copy")
     other.folder.rename("copy")
     assert run.recommend("u1", 3)["score"].to_list() != before["score"].to_list()
@@ -284,7 +306,7 @@ def test_a_folder_that_changes_is_read_again(tally: tc.Run) -> None:
 
 
 def test_metrics_are_a_table_of_the_run_and_its_controls(mf: tc.Run) -> None:
-    run = tc.train(SMALL, out="controls", train={"rounds": 2})
+    run = tc.train(SMALL, out="controls", train={"rounds": 1}, split={"n_blocks": 2})
     found = run.metrics()
     assert found["scorer"].unique(maintain_order=True).to_list()[0] == "fedavg"
     assert "most popular" in found["scorer"].to_list()
@@ -312,7 +334,7 @@ def test_similar_items_of_tally_are_the_column_of_its_matrix(tally: tc.Run) -> N
 
 
 def test_tally_through_few_inputs_has_similar_items_too() -> None:
-    model = {"name": "tally", "most_inputs": 15}
+    model = {**KNOWN, "most_inputs": 15}
     run = tc.train(SMALL, backbone=model, out="few", **ONE_BLOCK)
     inputs = {run.items[i] for i in run._loaded().server.heads["inputs"]}
     for item in run.items[:20]:
@@ -406,7 +428,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "f3crec": {"method": "f3crec"},
     "rlp2": {"method": "rlp2"},
     "own tables": {"backbone": "pfedrec", "evaluate": {"controls": False, "item_table": "personal"}},
-    "silos": {"train": {"rounds": 2, "silos": 5}},
+    "silos": {"train": {"rounds": 1, "silos": 5}},
     "ego": {"backbone": {"name": "ego", "lr": 0.05, "item_lr_scale": 1.0}},
     "neumf": {"backbone": {"name": "neumf", "dim": 4}, "train": {"rounds": 1}},
     "shared layer": {"backbone": {"name": "ncf", "share_mlp": True}, "train": {"rounds": 1}},
@@ -426,7 +448,7 @@ def test_every_trained_model_can_be_asked_everything(kind: str) -> None:
     ("settings", "part"),
     [
         ({"method": "fedshare", "split": {"kind": "random"}}, "sharing"),
-        ({"method": "ptf-fedrec"}, "prediction-transfer"),
+        ({"method": "ptf-fedrec", "split": {"kind": "random"}}, "prediction-transfer"),
     ],
 )
 def test_who_needs_more_than_a_history_is_refused_in_a_sentence(settings: dict[str, Any], part: str) -> None:
@@ -439,11 +461,11 @@ def test_who_needs_more_than_a_history_is_refused_in_a_sentence(settings: dict[s
 # Runs beside each other
 
 
-def test_runs_are_compared_and_taken_together_over_seeds() -> None:
+def test_runs_are_compared_and_taken_together_over_seeds(tally: tc.Run) -> None:
     runs = [tc.train(SMALL, seed=seed, out=f"s{seed}", **QUICK) for seed in (1, 2, 3)]
-    other = tc.train(SMALL, backbone="tally", out="t", **ONE_BLOCK)
-    each = tc.compare([*runs, "t"])
-    assert each["run"].to_list() == ["s1", "s2", "s3", "t"]
+    other = tally
+    each = tc.compare([*runs, str(other.folder)])
+    assert each["run"].to_list() == ["s1", "s2", "s3", "example"]
     assert each["ndcg@20"].to_list()[:3] == [run.result["mean"]["ndcg@20"] for run in runs]
     assert each["protocol"].to_list() == [0, 0, 0, 1]  # another split
     together = tc.compare([*runs, other, runs[0]], over="seeds")

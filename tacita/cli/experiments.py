@@ -6,12 +6,13 @@ import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tacita.cli import console
-from tacita.cli.options import AsJson, DataDir, Quiet
+from tacita.cli.options import AsJson, Columns, DataDir, Quiet, Sets, columns_of, settings_of
+from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
     from tacita.core.config import RunConfig
@@ -91,7 +92,10 @@ def tune(
         int | None, typer.Option(min=1, help="With --paper: most rounds of a trial (default: the table's).")
     ] = None,
     workers: Annotated[int, typer.Option(min=0, help="With --paper: processes; 0: one per core.")] = 0,
+    sets: Sets = None,
+    columns: Columns = "",
     data_dir: DataDir = None,
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Search a method's options on validation; every trial is a run in --out, or a sentence that says why not.
@@ -107,37 +111,62 @@ def tune(
     `tacita tune --paper fedkdrec --only neumf --only fedkdrec_paper --workers 1`
 
     `tacita tune --backbone tally --data ml-100k --data ml-latest-small --data lastfm-2k`
+
+    `tacita tune --data my.csv --columns user=customer,item=sku --set train.rounds=30 --json`
     """
     from tacita.lab.assembling import Machine
     from tacita.lab.experiments.tune import tuning_config
     from tacita.lab.experiments.watching import Watcher
 
     if paper:
-        _tune_paper(paper, only or [], Budget(trials, rounds, workers), out, data_dir, quiet)
-        return
-    names = data or ["ml-100k"]
-    config, machine = tuning_config(names, backbone, method, seed), Machine(data_dir=data_dir)
-    watcher = Watcher(partial(console.counting, quiet=quiet), None if quiet else console.say_data)
-    if backbone == "tally":
-        _tune_tally(config, names, machine, watcher)
+        if sets or columns:
+            raise TacitaError("--set and --columns are not for --paper: its tables say every setting.")
+        told = _tune_paper(paper, only or [], Budget(trials, rounds, workers), out, data_dir, quiet or as_json)
     else:
-        _tune_method(config, method, trials, out or STUDIES, machine, watcher)
+        names, machine = data or ["ml-100k"], Machine(data_dir=data_dir)
+        more = settings_of(None, {"columns": columns_of(columns) or None}, sets or [])
+        config = tuning_config(names, backbone, method, seed, more)
+        watcher = Watcher(partial(console.counting, quiet=quiet), None if quiet or as_json else console.say_data)
+        if backbone == "tally":
+            told = _tune_tally(config, names, machine, watcher, as_json)
+        else:
+            told = _tune_method(config, method, trials, out or STUDIES, machine, watcher)
+    if as_json:
+        console.print_json(told.data)
+        return
+    for line in told.answers:
+        console.answer(line)
+    if told.said:
+        console.say(told.said)
 
 
-def _tune_method(config: RunConfig, method: str, trials: int, out: Path, machine: Machine, watcher: Watcher) -> None:
+@dataclass(frozen=True)
+class Told:
+    """What a search comes to: for machines, and for people line by line."""
+
+    data: dict[str, Any]
+    answers: list[str]
+    said: str = ""
+
+
+def _tune_method(config: RunConfig, method: str, trials: int, out: Path, machine: Machine, watcher: Watcher) -> Told:
     from tacita.lab.experiments import tune as tuning
 
     base, found = tuning.tune(config, method, trials, out, machine, watcher)
+    lines = []
     for lr, score in base.tried.items():
-        console.answer(f"learning rate {lr}: block-0 validation {score:.4f}{', chosen' if lr == base.lr else ''}")
+        lines.append(f"learning rate {lr}: block-0 validation {score:.4f}{', chosen' if lr == base.lr else ''}")
     for lr, why in base.failed.items():
-        console.answer(f"learning rate {lr}: no score, {why}")
+        lines.append(f"learning rate {lr}: no score, {why}")
     for options, why in found.failed.items():
-        console.answer(f"options {options}: no score, {why}")
+        lines.append(f"options {options}: no score, {why}")
     count = f"{found.trials} trial{'s' if found.trials != 1 else ''}"
     told = f"after {count}" if tuning.open_options(method) else f"the one trial: method '{method}' has none to choose"
-    console.answer(f"options {json.dumps(found.options)}: validation {found.valid:.4f} {told}")
-    console.say(f"runs of the trials: {found.folder}")
+    lines.append(f"options {json.dumps(found.options)}: validation {found.valid:.4f} {told}")
+    rates: dict[float, Any] = {**base.tried, **base.failed}
+    data = {"lr": base.lr, "rates": {str(lr): said for lr, said in rates.items()}, "failed": found.failed}
+    data |= {"options": found.options, "valid": found.valid, "trials": found.trials, "folder": str(found.folder)}
+    return Told(data, lines, f"runs of the trials: {found.folder}")
 
 
 @dataclass(frozen=True)
@@ -151,22 +180,22 @@ class Budget:
 
 def _tune_paper(
     paper: str, only: list[str], budget: Budget, out: Path | None, data_dir: Path | None, quiet: bool
-) -> None:
+) -> Told:
     from tacita.lab.experiments.plan import main_table, settings_path
     from tacita.lab.experiments.tune_paper import paper_jobs, tune_paper
 
     if main_table(paper).tune:
-        _tune_rates(paper, only, budget, (out or TABLES) / "trials", data_dir, quiet)
+        told = _tune_rates(paper, only, budget, (out or TABLES) / "trials", data_dir, quiet)
     else:
         jobs = paper_jobs(paper, only, budget.trials, out or STUDIES, data_dir, budget.rounds)
         with console.counting("dataset-backbone pairs", quiet) as tell:
             _, failed = tune_paper(paper, jobs, tell, budget.workers)
-        for one in failed:
-            console.answer(f"no score: {one}")
-    console.say(f"stored the choices in {settings_path(paper)}")
+        told = Told({"failed": failed}, [f"no score: {one}" for one in failed])
+    path = settings_path(paper)
+    return Told({**told.data, "settings": str(path)}, told.answers, f"stored the choices in {path}")
 
 
-def _tune_rates(paper: str, only: list[str], budget: Budget, folder: Path, data_dir: Path | None, quiet: bool) -> None:
+def _tune_rates(paper: str, only: list[str], budget: Budget, folder: Path, data_dir: Path | None, quiet: bool) -> Told:
     from tacita.lab.experiments.cells import CellFile
     from tacita.lab.experiments.plan import main_table
     from tacita.lab.experiments.rates import at_the_end, entries_of
@@ -177,19 +206,27 @@ def _tune_rates(paper: str, only: list[str], budget: Budget, folder: Path, data_
     search = Search(paper, CellFile(folder, paper), data_dir, budget.workers, budget.trials, budget.rounds)
     with console.counting("trials", quiet) as tell:
         chosen, failed = tune_rates(search, experiment, entries, tell)
+    lines = []
     for name, one in chosen.items():
         edge = ", next to an end of the range" if at_the_end(experiment, one) else ""
-        console.answer(f"{name}: {shown(one)}: validation {one.valid:.4f}, best of {one.trials}{edge}")
-    for why in failed:
-        console.answer(f"no score: {why}")
+        lines.append(f"{name}: {shown(one)}: validation {one.valid:.4f}, best of {one.trials}{edge}")
+    lines += [f"no score: {why}" for why in failed]
+    said = {name: {"chosen": shown(one), "valid": one.valid, "trials": one.trials} for name, one in chosen.items()}
+    return Told({"chosen": said, "failed": failed}, lines)
 
 
-def _tune_tally(config: RunConfig, names: list[str], machine: Machine, watcher: Watcher) -> None:
+def _tune_tally(config: RunConfig, names: list[str], machine: Machine, watcher: Watcher, as_json: bool) -> Told:
+    """The grid; what is found on a dataset is told as soon as it is known, unless all is told at once."""
     from tacita.lab.experiments import tally_choice
 
-    tried = tally_choice.try_datasets(config, names, machine, watcher, _show_tried)
-    if len(tried) > 1:
-        console.answer(f"together: options {json.dumps(tally_choice.chosen_together(tried))}")
+    on_tried = (lambda name, tried: None) if as_json else _show_tried
+    tried = tally_choice.try_datasets(config, names, machine, watcher, on_tried)
+    data: dict[str, Any] = {"datasets": {name: [vars(one) for one in found] for name, found in tried.items()}}
+    data["chosen"] = {name: tally_choice.chosen(found).options for name, found in tried.items()}
+    if len(tried) == 1:
+        return Told(data, [])
+    together = tally_choice.chosen_together(tried)
+    return Told({**data, "together": together}, [f"together: options {json.dumps(together)}"])
 
 
 def _show_tried(name: str, tried: list[Tried]) -> None:

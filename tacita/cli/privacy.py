@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacita.cli import console
-from tacita.cli.options import AsJson, DataDir, Quiet, Threads
+from tacita.cli.options import AsJson, Columns, DataDir, Quiet, Sets, Threads, columns_of, settings_of
 from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
@@ -222,6 +222,8 @@ def audit_tally(
     epsilon: Annotated[
         list[float] | None, typer.Option("--epsilon", help="Who took part under this budget; repeat for more.")
     ] = None,
+    sets: Sets = None,
+    columns: Columns = "",
     data_dir: DataDir = None,
     threads: Threads = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the table (CSV) and a picture (PNG).")] = None,
@@ -240,15 +242,14 @@ def audit_tally(
     `tacita audit tally --run runs/mine --brief --json`
 
     `tacita audit tally --data ml-100k --epsilon 1 --epsilon 8`
+
+    `tacita audit tally --data my.csv --columns user=customer,item=sku --set backbone.keep=50 --brief`
     """
     from tacita.audit import table as audit
-    from tacita.core.config import RunConfig
-    from tacita.lab import assembling, serving
+    from tacita.lab import assembling
     from tacita.report import audit as report_audit
 
-    if (run is None) == (data is None):
-        raise TacitaError("say what to audit: either --run FOLDER or --data NAME.")
-    config = serving.open_run(run).config if run is not None else RunConfig(data=data or "", backbone={"name": "tally"})
+    config = _audited(run, {"data": data, "backbone.name": "tally"}, sets, columns)
     budgets = epsilon or ([] if config.privacy.epsilon is None else [config.privacy.epsilon])
     if budgets:
         _audit_budgets(config, assembling.Machine(threads, data_dir=data_dir), budgets, out, as_json, quiet)
@@ -263,6 +264,21 @@ def audit_tally(
         console.print_json(found)
         return
     _show_audit(found)
+
+
+def _audited(run: Path | None, flags: dict[str, Any], sets: list[str] | None, columns: str) -> RunConfig:
+    """The settings that are audited: those of a run folder, or what the options say of a dataset."""
+    from tacita.lab.serving import open_run
+    from tacita.methods import configured
+
+    if (run is None) == (flags["data"] is None):
+        raise TacitaError("say what to audit: either --run FOLDER or --data NAME.")
+    if run is None:
+        told = columns_of(columns) or None
+        return configured(settings_of(None, {**flags, "columns": told}, sets or []), "the options")
+    if sets or columns:
+        raise TacitaError("--set and --columns go with --data: a run folder has its own settings.")
+    return open_run(run).config
 
 
 def _audit_budgets(
@@ -296,6 +312,8 @@ def audit_scores(
         str | None, typer.Option("--method", help="With --data: another method that sends scores.")
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, max=1000, help="Rounds that are listened to.")] = 10,
+    sets: Sets = None,
+    columns: Columns = "",
     data_dir: DataDir = None,
     threads: Threads = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the table (Markdown, CSV).")] = None,
@@ -314,18 +332,11 @@ def audit_scores(
     """
     from tacita.audit import listening
     from tacita.lab.assembling import Machine
-    from tacita.lab.serving import open_run
-    from tacita.methods import configured
     from tacita.report import score_audit
 
-    if (run is None) == (data is None):
-        raise TacitaError("say what to audit: either --run FOLDER or --data NAME.")
     if run is not None and method is not None:
         raise TacitaError("--method goes with --data: a run folder has its own.")
-    if run is not None:
-        config = open_run(run).config
-    else:
-        config = configured({"data": data, "method": method or "fedkdrec"}, "the options")
+    config = _audited(run, {"data": data, "method": method or "fedkdrec"}, sets, columns)
     with console.counting("settings", quiet) as tell:
         on_data = None if quiet else console.say_data
         found = listening.audit_scores(config, Machine(threads, data_dir=data_dir), rounds, tell, on_data)

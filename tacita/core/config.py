@@ -53,6 +53,11 @@ class SplitConfig(Strict):
         "once",
         description="a user's repeated item in a block: only its first row, or every row, each in a part of its own",
     )
+    lend: bool = Field(
+        True,
+        description="a split of the source's own without a validation part: a tenth of each user's training rows is "
+        "lent to it; false: none is, and what validation would choose has to be said",
+    )
     seed: int = Field(0, ge=0, description="seed of the random splits, apart from the run's seed")
 
 
@@ -212,7 +217,15 @@ class RunConfig(Strict):
 _LATER = {"split.repeats", "evaluate.hidden_items", "evaluate.ties", "date_format", "decimal", "item_rows"}
 _LATER |= {f"train.{name}" for name in ("redraw", "objective", "bpr_scale", "l2", "weight_decay", "moments", "pfedme")}
 _LATER |= {"train.aggregator", "train.weigh_by", "evaluate.unmasked", "split.min_user", "privacy"}
-_LATER |= {"evaluate.read", "train.batches", "train.decay", "train.skew", "split.held_items", "split.least_items"}
+_LATER |= {
+    "evaluate.read",
+    "split.lend",
+    "train.batches",
+    "train.decay",
+    "train.skew",
+    "split.held_items",
+    "split.least_items",
+}
 """Settings that came after results had been kept under a hash of their config."""
 
 

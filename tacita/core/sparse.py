@@ -1,4 +1,4 @@
-"""Sparse matrices by rows: from lists, from rows that are stored flat, and from single cells."""
+"""Sparse matrices by rows: from lists, from rows that are stored flat, from single cells, and sums of them."""
 
 from __future__ import annotations
 
@@ -20,3 +20,31 @@ def matrix_of_rows(ptr: AnyArray, column: AnyArray, value: AnyArray, width: int)
 def matrix_of_cells(row: AnyArray, column: AnyArray, value: AnyArray, shape: tuple[int, int]) -> scipy.sparse.csr_array:
     """Cells that are given twice are added up."""
     return scipy.sparse.csr_array((value, (row, column)), shape=shape)
+
+
+class SparseSum:
+    """A sum of sparse matrices of one shape, in pieces, each more than twice the next: adding stays cheap."""
+
+    def __init__(self, shape: tuple[int, ...], pieces: tuple[scipy.sparse.csr_array, ...] = ()) -> None:
+        self.shape, self.pieces = shape, pieces
+
+    def __add__(self, other: SparseSum | scipy.sparse.csr_array) -> SparseSum:
+        pieces = list(self.pieces)
+        for one in other.pieces if isinstance(other, SparseSum) else (other,):
+            pieces.append(one)
+            while len(pieces) > 1 and pieces[-2].nnz <= 2 * pieces[-1].nnz:
+                last = pieces.pop()
+                pieces[-1] = pieces[-1] + last
+        return SparseSum(self.shape, tuple(pieces))
+
+    def matrix(self) -> scipy.sparse.csr_array:
+        """The whole sum, each row in the order of its columns."""
+        found = scipy.sparse.csr_array(self.shape)
+        for one in reversed(self.pieces):
+            found = found + one
+        found.eliminate_zeros()
+        found.sort_indices()
+        return found
+
+    def any(self) -> bool:
+        return bool(self.matrix().nnz)

@@ -257,7 +257,7 @@ def _plan(
     if kind == "blocks":
         return _cuts(len(rows), config), _inner(config, shuffled)
     if kind == "given":
-        return _given(table, rows, shuffled)
+        return _given(table, rows, config, shuffled)
     return [0, len(rows)], _single(kind, table, config, shuffled)
 
 
@@ -350,8 +350,8 @@ def _single(kind: str, table: Interactions, config: SplitConfig, shuffled: _Shuf
     return roles_of
 
 
-def _given(table: Interactions, rows: Longs, shuffled: _Shuffle) -> tuple[list[int], RolesOf]:
-    """Blocks and parts as the source has them; without any validation part a tenth of the training rows is lent."""
+def _given(table: Interactions, rows: Longs, config: SplitConfig, shuffled: _Shuffle) -> tuple[list[int], RolesOf]:
+    """Blocks and parts as the source has them; without any validation part a tenth of the training rows may be lent."""
     assert table.split is not None
     given = table.split[rows].astype(np.int64)
     sizes = np.bincount(table.block[rows]) if table.block is not None else np.array([len(rows)])
@@ -362,7 +362,7 @@ def _given(table: Interactions, rows: Longs, shuffled: _Shuffle) -> tuple[list[i
             "0, 1, 2 and so on without a gap, and see split.min_rating and split.k_core."
         )
     cuts = [0, *np.cumsum(sizes).tolist()]
-    lend = not (given == VALID).any()
+    lend = config.lend and not (given == VALID).any()
 
     def roles_of(block: int, user: Ints, item: Ints, rows: Longs) -> AnyArray:
         role = given[cuts[block] + rows]

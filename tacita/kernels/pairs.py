@@ -141,3 +141,28 @@ def meetings(fall: Doubles) -> Doubles:
         product = fall[: len(fall) - apart] * fall[apart:]
         out[apart, 1 : len(product) + 1] = np.cumsum(product)
     return out
+
+
+@njit(cache=True, parallel=True)
+def sparse_times(ptr: Ints, column: Ints, value: Floats, right: Floats, out: Floats) -> None:
+    """out = A right, A sparse by rows; every row is added up in the same order whatever the number of threads."""
+    width = right.shape[1]
+    for r in prange(len(ptr) - 1):
+        row = out[r]
+        row[:] = 0.0
+        for e in range(ptr[r], ptr[r + 1]):
+            other, v = right[column[e]], value[e]
+            for j in range(width):
+                row[j] += v * other[j]
+
+
+@njit(cache=True, parallel=True)
+def row_cuts(ptr: Ints, size: Floats, keep: int) -> Floats:
+    """The size of the `keep`-th largest entry of each row; 0 where a row has no more entries than that."""
+    n = len(ptr) - 1
+    out = np.zeros(n, np.float32)
+    for r in prange(n):
+        held = ptr[r + 1] - ptr[r]
+        if held > keep:
+            out[r] = np.partition(size[ptr[r] : ptr[r + 1]], held - keep)[held - keep]
+    return out

@@ -17,7 +17,7 @@ from tacita.lab.item_rows import with_features, with_side_rows
 from tacita.lab.silos import with_homes
 from tacita.methods import Part, World, build_parts, effective_parts
 from tacita.models import backbone_class
-from tacita.models.base import Backbone, with_budget
+from tacita.models.base import Backbone, in_form, with_budget
 from tacita.round.learner import learner_of
 from tacita.round.plan import Federation, Plan
 
@@ -88,7 +88,7 @@ def build(config: RunConfig, secret: str = "") -> tuple[Backbone, tuple[Part, ..
     if not isinstance(name, str):
         raise TacitaError("backbone.name must be a name such as 'mf'.")
     cls = backbone_class(name)
-    backbone = with_budget(cls(validated(cls.Config, options, f"backbone '{name}'")), config.privacy)
+    backbone = with_budget(in_form(cls(validated(cls.Config, options, f"backbone '{name}'"))), config.privacy)
     draws = Draws(config.seed, secret)
     specs = effective_parts(config.method, config.parts)
     world = World(backbone, draws, config.train)

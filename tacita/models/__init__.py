@@ -7,6 +7,7 @@ from tacita.models import graph as _graph  # noqa: F401
 from tacita.models import interest as _interest  # noqa: F401
 from tacita.models import neural as _neural  # noqa: F401
 from tacita.models.base import Backbone, BackboneConfig, Context, backbone_class, backbone_names, register
+from tacita.models.tally import filter as _filter  # noqa: F401
 from tacita.models.tally import model as _linear  # noqa: F401
 from tacita.models.tally import order as _order  # noqa: F401
 from tacita.models.tally import private as _private  # noqa: F401

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -151,6 +151,11 @@ class Backbone(ABC):
 
     def __init__(self, config: BackboneConfig) -> None:
         self.config = config
+
+    @property
+    def form(self) -> str:
+        """Which of several classes its settings ask for (`register_form`); empty: there is one."""
+        return ""
 
     # what exists
 
@@ -348,6 +353,7 @@ class Backbone(ABC):
 
 _REGISTRY: dict[str, type[Backbone]] = {}
 _PRIVATE: dict[str, type[Backbone]] = {}
+_FORMS: dict[str, type[Backbone]] = {}
 
 
 def register(cls: type[Backbone]) -> type[Backbone]:
@@ -359,6 +365,22 @@ def register_private(cls: type[Backbone]) -> type[Backbone]:
     """The form that the backbone of the same name takes under a budget; it is made of a config and the budget."""
     _PRIVATE[cls.name] = cls
     return cls
+
+
+def register_form(form: str) -> Callable[[type[Backbone]], type[Backbone]]:
+    """The class that a backbone becomes whose settings ask for this `form`."""
+
+    def keep(cls: type[Backbone]) -> type[Backbone]:
+        _FORMS[f"{cls.name} {form}"] = cls
+        return cls
+
+    return keep
+
+
+def in_form(backbone: Backbone) -> Backbone:
+    """The backbone as its own settings have it."""
+    cls = _FORMS.get(f"{backbone.name} {backbone.form}", type(backbone))
+    return backbone if cls is type(backbone) else cls(backbone.config)
 
 
 def with_budget(backbone: Backbone, privacy: PrivacyConfig) -> Backbone:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import optuna
 
-from tacita.core.config import EvaluateConfig, RunConfig, later_defaults, read_toml
+from tacita.core.config import RunConfig, later_defaults, read_toml, validated
 from tacita.core.errors import TacitaError
 from tacita.core.types import Stream
 from tacita.federation.rounds import Progress
@@ -196,8 +196,10 @@ def tune_lr(
     return Base(*best, tried, failed)
 
 
-def tuning_config(names: list[str], backbone: str, method: str, seed: int) -> RunConfig:
-    """What is tuned, on the first dataset; refuses what cannot be."""
+def tuning_config(
+    names: list[str], backbone: str, method: str, seed: int, more: dict[str, Any] | None = None
+) -> RunConfig:
+    """What is tuned, on the first dataset, with `more` settings; refuses what cannot be."""
     preset_parts(method)
     if len(names) > 1 and backbone != "tally":
         raise TacitaError(
@@ -208,7 +210,16 @@ def tuning_config(names: list[str], backbone: str, method: str, seed: int) -> Ru
             f"method '{method}' brings the settings of its paper along, and this search is for methods on time blocks; "
             "tune it with --paper, which see `tacita tune --help`."
         )
-    return RunConfig(data=names[0], backbone={"name": backbone}, seed=seed, evaluate=EvaluateConfig(controls=False))
+    more = more or {}
+    for name in ("data", "method", "parts", "seed"):
+        if name in more:
+            raise TacitaError(f"--set {name} is not for tune; it has an option for that, or searches it itself.")
+    said = {**more, "data": names[0], "seed": seed}
+    settled: dict[str, dict[str, Any]] = {"backbone": {"name": backbone}, "evaluate": {"controls": False}}
+    for table, own in settled.items():
+        given = more.get(table, {})
+        said[table] = {**given, **own} if isinstance(given, dict) else given
+    return validated(RunConfig, said, "the options")
 
 
 def tune(

@@ -340,6 +340,8 @@ def _sum(
     if kind not in questions and (asker is None or not overrides(asker, "answer")):
         raise Refusal(f"this run has no {head.kind} in round {head.round}.")
     fields = fed.fields(server, head.kind)
+    if any(one.sparse for one in fields):
+        raise Refusal("sums of so large a catalogue are made in the lab only; no node sends them.")
     if (asker is not None and not together) or kind != head.kind or any(one.seen == "each" for one in fields):
         _named(node)  # a part may ask as often as it likes, so who came or left in between would show
     refusal = node.refusal(len(here.asked(fed, server, head.kind, asked.chosen)[1]), head.kind)

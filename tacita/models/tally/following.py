@@ -27,14 +27,6 @@ def falling(fold: float, window: int) -> Doubles:
     return np.asarray(np.rint(np.exp(-np.arange(window) / fold) / GRID) * GRID)
 
 
-class Weighed(Sums):
-    """Sums to which a person may add less than 1: a product of weights by age."""
-
-    @property
-    def least(self) -> float:
-        return GRID**2
-
-
 @dataclass(frozen=True)
 class Order:
     """The three sums of all blocks."""
@@ -44,7 +36,7 @@ class Order:
     @staticmethod
     def read(arrays: Arrays | None) -> Order:
         if arrays is None or "held" not in arrays:
-            return Order({side: Weighed(**Sums.read(None).arrays()) for side in SIDES})
+            return Order({side: Sums(**Sums.read(None).arrays()) for side in SIDES})
         shared = {
             "index": arrays["index"],
             "count": np.zeros(0),
@@ -52,7 +44,7 @@ class Order:
             "repeats": np.zeros((len(arrays["index"]), 2)),
         }
         return Order(
-            {side: Weighed(**shared, **{n: arrays[f"{side}.{n}"] for n in ("ptr", "at", "total")}) for side in SIDES}
+            {side: Sums(**shared, **{n: arrays[f"{side}.{n}"] for n in ("ptr", "at", "total")}) for side in SIDES}
         )
 
     def arrays(self) -> Arrays:

@@ -40,6 +40,7 @@ from tacita.core.types import (
 )
 from tacita.fields import Dense, Form, Rows, Spec, Terms, Total, Upload, add, empty_total
 from tacita.models.base import Backbone, BackboneConfig, register
+from tacita.models.tally.options import FilterOptions
 from tacita.models.tally.retraction import items_of, may_differ, told_instead, update_inverse, without
 from tacita.models.tally.solver import (
     bytes_to_solve,
@@ -62,7 +63,7 @@ MOST_DOUBLINGS = 30  # of the ridge; what a billion times the ridge does not mak
 log = logging.getLogger(__name__)
 
 
-class TallyConfig(BackboneConfig):
+class TallyConfig(FilterOptions):
     ridge: float = Field(500.0, gt=0, description="ridge of the linear problem")
     ridge_popularity: float = Field(0.0, ge=0, le=2, description="an item's ridge grows with its count to this power")
     decay: float = Field(0.7, gt=0, le=1, description="what earlier blocks keep of their weight in each new block")
@@ -100,6 +101,10 @@ class Tally(Backbone):
     learner = "statistic"
     reads_history = True
     config: TallyConfig
+
+    @property
+    def form(self) -> str:
+        return self.config.solve  # other than "ridge": filter.py
 
     # it has no rows and no private parameters: all is in the shared matrix
 
@@ -428,7 +433,7 @@ class Tally(Backbone):
 
 def as_tally(backbone: Backbone) -> Tally:
     """The backbone of a run that releases B."""
-    if not isinstance(backbone, Tally):
+    if not isinstance(backbone, Tally) or backbone.form != "ridge":
         raise TacitaError(f"backbone '{backbone.name}' releases no B; this audit is for 'tally'.")
     return backbone
 

@@ -64,6 +64,12 @@ class PrivateTally(Tally):
         self.privacy = privacy
         self.budget = Budget(privacy.epsilon, privacy.delta, max(1, privacy.blocks))
         self.codes = codes
+        if config.solve != "ridge":
+            raise TacitaError(
+                f"backbone.solve = '{config.solve}' has no form under privacy.epsilon: noise falls on every pair of "
+                "items, so the noised sum is about few of them, and is filtered by its eigenvalues already; leave one "
+                "of the two out."
+            )
         for name in NO_MEANING:
             if getattr(config, name) != TallyConfig.model_fields[name].default:
                 raise TacitaError(f"backbone.{name} has no meaning under privacy.epsilon; leave one of the two out.")

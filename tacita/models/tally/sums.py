@@ -15,8 +15,9 @@ import numpy as np
 import scipy.sparse
 
 from tacita.core.errors import TacitaError
+from tacita.core.sparse import SparseSum
 from tacita.core.types import AnyArray, Arrays, Bools, Doubles, Ints, Longs, Ragged
-from tacita.fields import Total
+from tacita.fields import QUANTUM, Total
 from tacita.kernels.pairs import lower_entries
 
 
@@ -39,7 +40,7 @@ class Shape:
         """Places, ascending, and values of what is not zero in a dense or sparse (inputs, items) matrix."""
         if self.inputs is None and isinstance(matrix, np.ndarray):
             return lower_entries(matrix)
-        found = scipy.sparse.coo_array(matrix)
+        found = scipy.sparse.coo_array(matrix.matrix() if isinstance(matrix, SparseSum) else matrix)
         row, col, value = found.row.astype(np.int64), found.col.astype(np.int64), found.data
         if self.inputs is None:
             lower = row >= col
@@ -47,6 +48,8 @@ class Shape:
             at = row * (row + 1) // 2 + col
         else:
             at = col * self.n_inputs + row
+        if (at[1:] > at[:-1]).all():
+            return at, value
         order = np.argsort(at)
         return at[order], value[order]
 
@@ -100,11 +103,6 @@ class Sums:
     count: Doubles  # (entries,) contributors; empty: the same as total
     touched: Doubles  # (blocks, items) contributors of each item
     repeats: Doubles  # (blocks, 2) items told again in a later block, and chances of that times items
-
-    @property
-    def least(self) -> float:
-        """What one person adds at least to a pair: of whole counts, 1."""
-        return 1.0
 
     @staticmethod
     def read(arrays: Arrays | None) -> Sums:
@@ -183,7 +181,7 @@ class Sums:
 
     def tidied(self) -> Sums:
         """The same sums without pairs that nobody tells any more."""
-        kept = (self.count if len(self.count) else self.total) > self.least / 2
+        kept = (self.count if len(self.count) else self.total) > QUANTUM / 2
         if kept.all():
             return self
         left = np.concatenate([[0], np.cumsum([kept[lo:hi].sum() for lo, hi in itertools.pairwise(self.ptr)])])
@@ -226,7 +224,7 @@ class Sums:
             pending[at] += total
             waiting[at] += count
             enough = openings[k]
-            ready = np.flatnonzero(waiting >= max(self.least, min_pair))
+            ready = np.flatnonzero(waiting >= min_pair if min_pair > 1 else waiting > 0)
             row, col = shape.pairs(ready if where is None else where[ready])
             out = ready[enough[row if shape.inputs is None else shape.inputs[row]] & enough[col]]
             gram[out] += pending[out]

@@ -1,0 +1,238 @@
+"""tally as a graph filter (GF-CF, CIKM 2021): another solution of a sum over people, which needs no inverse.
+
+A person's term is x x^T / |x|, |x| the number of items, so that the row sums of G count the people of each item. With
+F = D^-1/2 G D^-1/2 and V its leading axes a device scores x (F + alpha D^-1/2 V V^T D^1/2). G is sparse, V has a few
+hundred columns, and nothing of items times items is ever made dense past `DENSE` items.
+
+Weights of people are rounded to a quantum, so that sums are the same in any order. What is left after a retraction is
+the very sum that training again would make, and so is the filter, bit by bit; it is solved anew, which takes as long
+as the first time. "mixture" solves the same sum by ridge regression as well, where the catalogue lets it, and the
+device adds both up, standardised: what each weighs is chosen on validation, either alone among the choices.
+
+What it gives away: F holds more than B does, namely which items go together and how often, so all that is said of B
+holds (docs/tally.md). There is no form under a budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from tacita.core.draws import Draws
+from tacita.core.errors import TacitaError
+from tacita.core.sparse import matrix_of_rows
+from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Ragged, ServerState
+from tacita.fields import QUANTUM, Spec
+from tacita.models.base import register_form
+from tacita.models.scores import CHUNK
+from tacita.models.tally.model import AVOID, COME_BACK, MOST_WEIGHT, RECENCIES, STATE, STATISTIC, Tally, TallyConfig
+from tacita.models.tally.retraction import without
+from tacita.models.tally.solver import inverted
+from tacita.models.tally.spectral import few_of, graph_of, leading_axes
+from tacita.models.tally.sums import Shape, Sums
+from tacita.models.tally.weights import add_products, as_heads, column_of, recency_weights, to_weights
+
+DENSE = 4_000  # items up to which sums are dense arrays, of 128 MB at most
+ALPHAS = 0.0, 0.3, 1.0, 0.15  # what alpha = "learn" tries; the last one stays where nobody validates
+MIXES = 0.0, 1.0, 0.25, 0.75, 0.5  # the same for mix
+NO_MEANING = ("length_power", "min_pair")
+SOLVED = "solved_"  # before the names of what ridge regression makes of the sum
+
+
+@register_form("filter")
+@register_form("mixture")
+class FilterTally(Tally):
+    """Graph filter, alone or mixed with ridge regression, from a sum of users' statistics."""
+
+    def __init__(self, config: TallyConfig) -> None:
+        super().__init__(config)
+        for name in NO_MEANING:
+            if getattr(config, name) != TallyConfig.model_fields[name].default:
+                raise TacitaError(
+                    f"backbone.{name} has no meaning with backbone.solve = '{config.solve}', where a person with n "
+                    f"items weighs 1 / n; leave one of the two out."
+                )
+
+    @property
+    def mixes(self) -> bool:
+        return self.config.solve == "mixture"
+
+    def check(self, first_items: int, all_items: int) -> None:
+        if self.mixes and all_items > self.config.most_inputs:
+            raise TacitaError(
+                f"backbone.solve = 'mixture' inverts a matrix of all {all_items:,} items, more than "
+                f"backbone.most_inputs = {self.config.most_inputs:,}; use 'filter', or raise it."
+            )
+        if self.mixes:
+            super().check(first_items, all_items)
+
+    # what travels
+
+    def init_heads(self, draws: Draws) -> Arrays:
+        plain = super().init_heads(draws)
+        own = {
+            "axes": np.zeros((0, 0), np.float32),
+            "root": np.zeros(0, np.float32),  # of what an item counts; 0: it is not out
+            "alpha": np.zeros(1, np.float32),
+        }
+        if self.mixes:
+            solved = as_heads(np.zeros((0, 0), np.float32))
+            own |= {SOLVED + name: value for name, value in solved.items()} | {"mix": np.zeros(1, np.float32)}
+        return {**plain, **own}
+
+    def heads_fit(self, heads: Arrays, n_items: int) -> bool:
+        own = self.init_heads(Draws(0))
+        if heads.keys() != own.keys() or any(heads[name].dtype != v.dtype for name, v in own.items()):
+            return False
+        plain = Tally(self.config)
+        matrices = [_plain(heads)] + ([_plain(heads, SOLVED)] if self.mixes else [])
+        if not all(plain.heads_fit(one, n_items) for one in matrices) or len(heads["inputs"]):
+            return False
+        axes, root, known = heads["axes"], heads["root"], int(heads["known"][0])
+        sized = axes.ndim == 2 and root.shape == (len(axes),) and len(axes) == known and axes.shape[1] <= max(1, known)
+        mild = bool((np.abs(axes) <= 2).all() and (root >= 0).all() and (root <= MOST_WEIGHT).all())
+        if not (sized and mild):
+            return False
+        limits = {"alpha": 100.0} | ({"mix": 1.0} if self.mixes else {})
+        return all(heads[name].shape == (1,) and 0 <= heads[name][0] <= most for name, most in limits.items())
+
+    def weights_of(self, lists: Ragged) -> Doubles:
+        """1 / n in whole numbers of a quantum."""
+        return np.rint(1.0 / np.maximum(lists.counts(), 1) / QUANTUM) * QUANTUM
+
+    def _fields(self, shape: Shape) -> tuple[Spec, ...]:
+        pairs, *others = super()._fields(shape)
+        return replace(pairs, sparse=shape.n_items > DENSE), *others
+
+    def upload_bytes(self, n_items: int) -> float:
+        return sum(one.n_bytes for one in self._fields(Shape(n_items)))
+
+    def questions(self, server: ServerState) -> tuple[str, ...]:
+        return (STATISTIC,)
+
+    # on the server
+
+    @property
+    def _choices(self) -> list[tuple[float, float, float]]:
+        """Recency, alpha and mix of each trial; the last stays where nobody validates."""
+        recency, alpha, mix = self.config.recency, self.config.alpha, self.config.mix
+        recencies = RECENCIES if recency == "learn" else (recency,)
+        alphas = (ALPHAS[-1:] if self.mixes else ALPHAS) if alpha == "learn" else (alpha,)
+        return list(product(recencies, alphas, (MIXES if mix == "learn" else (mix,)) if self.mixes else (0.0,)))
+
+    @property
+    def trials(self) -> int:
+        return len(self._choices)
+
+    def with_recency(self, server: ServerState, trial: int) -> ServerState:
+        values = dict(zip(("recency", "alpha", "mix"), self._choices[trial], strict=True))
+        chosen = {name: np.array([value], np.float32) for name, value in values.items() if name in server.heads}
+        return replace(server, heads={**server.heads, **chosen})
+
+    def solved(self, server: ServerState, sums: Sums, inverse: Doubles | None = None) -> ServerState:
+        shape = Shape(len(server.items))
+        at, value = self.released_pairs(sums, shape)
+        graph = graph_of(*shape.pairs(at), value, shape.n_items)
+        heads = {
+            **server.heads,
+            **as_heads(few_of(graph.matrix, self.config.keep)),
+            "axes": leading_axes(graph.matrix, self.config.axes),
+            "root": graph.root.astype(np.float32),
+            "repeat": np.array([self._repeat(sums, shape)], np.float32),
+        }
+        if self.mixes:
+            heads |= {SOLVED + name: v for name, v in self._by_ridge(sums, shape, graph.root).items()}
+        return replace(server, heads=heads).with_part(STATE, sums.arrays())
+
+    def released_pairs(self, sums: Sums, shape: Shape) -> tuple[AnyArray, Doubles]:
+        """The lower triangle of G as far as it is out: places, ascending, and values."""
+        at = sums.places()
+        if len(sums.index) > 1:
+            value = self.released(sums, shape, at)
+        else:
+            row, column = shape.pairs(at)
+            out = sums.openings(max(1, self.config.min_item))[0]
+            value = np.where(out[row] & out[column], sums.total, 0.0)
+        return at[value != 0], value[value != 0]
+
+    def _repeat(self, sums: Sums, shape: Shape) -> float:
+        repeat = self.config.repeat
+        return (0.0, COME_BACK, AVOID)[sums.habit(shape.n_items)] if repeat == "learn" else repeat
+
+    def _by_ridge(self, sums: Sums, shape: Shape, root: Doubles) -> Arrays:
+        """B of the same sum. The ridge is said for people who weigh 1, so it shrinks as the mean weight does."""
+        gram = self.released(sums, shape, None)
+        last = np.arange(shape.n_items, dtype=np.int64)
+        diagonal = gram[last * (last + 3) // 2]
+        inverse = inverted(self.regular(gram, None, shape, float(diagonal.sum() / max((root**2).sum(), 1e-12)) or 1.0))
+        if inverse is None:
+            raise TacitaError("the sum cannot be solved by ridge regression; raise backbone.ridge, or use 'filter'.")
+        return as_heads(to_weights(inverse, gram, None, shape, self.config.keep))
+
+    def likeness(self, server: ServerState, items: Floats, item: int) -> Floats:
+        """What every item says for this one in the filter."""
+        heads, said = server.heads, column_of(_plain(server.heads), item, len(server.items))
+        axes, root = heads["axes"], heads["root"]
+        if item < len(axes):
+            said[: len(axes)] += heads["alpha"][0] * root[item] * _inverse(root) * (axes @ axes[item])
+            said[item] = 0.0
+        return said
+
+    def retracted(self, server: ServerState, change: Mapping[str, AnyArray]) -> tuple[ServerState, int]:
+        shape = Shape(len(server.items))
+        return self.solved(server, without(Sums.read(server.parts[STATE]), change, shape)), 0
+
+    # on the device
+
+    def score_history(self, view: CohortView) -> Floats:
+        heads, latest = view.heads, self.latest(view)
+        weight = recency_weights(latest, float(heads["recency"][0]))
+        mix = float(heads["mix"][0]) if self.mixes else 0.0
+        filtered, solved = (np.zeros((len(view.user), view.n_items), np.float32) for _ in range(2))
+        if mix < 1:
+            add_products(latest, weight, _plain(heads), filtered)
+            _add_along_axes(latest, weight, heads, filtered)
+        if mix > 0:
+            add_products(latest, weight, _plain(heads, SOLVED), solved)
+        if heads["repeat"][0] and view.history is not None:  # before they are standardised: it is said in their terms
+            for scores in (filtered, solved):
+                scores[view.history.rows(), view.history.ids] += heads["repeat"][0]
+        if mix in (0, 1):
+            return solved if mix else filtered
+        return mix * _standard(solved) + (1 - mix) * _standard(filtered)
+
+
+def _plain(heads: Arrays, prefix: str = "") -> Arrays:
+    """One of the matrices with the names that plain tally has for its own."""
+    named = {name: heads[prefix + name] for name in ("weights", "column", "ptr", "known")}
+    return named | {name: heads[name] for name in ("inputs", "recency", "repeat")}
+
+
+def _inverse(root: Floats) -> Floats:
+    return np.divide(1.0, root, out=np.zeros_like(root), where=root > 0)
+
+
+def _add_along_axes(lists: Ragged, weight: Floats, heads: Arrays, scores: Floats) -> None:
+    """Add alpha x D^-1/2 V V^T D^1/2, in products of one shape: no number depends on the company."""
+    axes, root, alpha = heads["axes"], heads["root"], heads["alpha"][0]
+    known = lists.ids < len(axes)
+    if not alpha or not known.any():
+        return
+    read = replace(lists, values={"weight": weight}).where(known)
+    along = matrix_of_rows(read.ptr, read.ids, read.values["weight"] * _inverse(root)[read.ids], len(axes)) @ axes
+    for lo in range(0, len(scores), CHUNK):
+        some = along[lo : lo + CHUNK]
+        padded = np.zeros((CHUNK, axes.shape[1]), np.float32)
+        padded[: len(some)] = alpha * some
+        scores[lo : lo + CHUNK, : len(axes)] += ((padded @ axes.T) * root)[: len(some)]
+
+
+def _standard(scores: Floats) -> Floats:
+    """Each person's scores with mean 0 and deviation 1; all 0 where they are alike."""
+    mean, deviation = scores.mean(axis=1, keepdims=True), scores.std(axis=1, keepdims=True)
+    made: Any = (scores - mean) / np.where(deviation > 0, deviation, 1.0)
+    return np.asarray(made, np.float32)

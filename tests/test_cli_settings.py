@@ -1,0 +1,96 @@
+"""Verbs other than `train` that take settings and columns: they reach the run, and nonsense is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tacita.audit import table
+from tacita.cli import main
+from tacita.core.config import RunConfig
+from tacita.core.errors import TacitaError
+from tacita.lab.experiments import tally_choice
+from tacita.lab.experiments.tune import tuning_config
+
+SETTINGS = ["--set", "split.n_blocks=2", "--set", "evaluate.k=[5]", "--set", "evaluate.select_by=ndcg@5"]
+
+
+def code_of(words: list[str]) -> Any:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    return ended.value.code
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> str:
+    rng = np.random.default_rng(5)
+    rows = [f"c{rng.integers(15)},s{rng.integers(20)},{day}" for day in range(300)]
+    (tmp_path / "shop.csv").write_text("customer,sku,day\n" + "\n".join(rows))
+    return str(tmp_path / "shop.csv")
+
+
+def test_tune_takes_columns_and_settings_and_answers_in_json(
+    shop: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tally_choice, "GRID", {"ridge": [2.0, 5.0]})
+    columns = ["--columns", "user=customer,item=sku,time=day"]
+    more = ["--set", "backbone.recency=0", "--set", "split.k_core=0"]
+    asked = ["tune", "--backbone", "tally", "--data", shop, *columns, *SETTINGS, *more]
+    assert code_of([*asked, "--json", "--quiet"]) in (0, None)
+    found = json.loads(capsys.readouterr().out)
+    assert [one["options"] for one in found["datasets"][shop]] == [{"ridge": 2.0}, {"ridge": 5.0}]
+    assert found["chosen"][shop] in ({"ridge": 2.0}, {"ridge": 5.0})
+    assert "ndcg@5" in found["datasets"][shop][0]["test"]
+
+
+def test_settings_of_tune_are_those_of_a_run() -> None:
+    found = tuning_config(["x.csv"], "mf", "reg", 3, {"backbone": {"dim": 4}, "split": {"n_blocks": 2}})
+    assert found.backbone == {"name": "mf", "dim": 4}
+    assert found.split.n_blocks == 2
+    assert found.evaluate.controls is False
+    assert tuning_config(["a"], "mf", "reg", 3).model_dump() == (
+        RunConfig(data="a", backbone={"name": "mf"}, seed=3)
+        .model_copy(update={"evaluate": found.evaluate})
+        .model_dump()
+    )
+    for wrong in ({"method": "ft"}, {"parts": []}, {"seed": 2}):
+        with pytest.raises(TacitaError, match="is not for tune"):
+            tuning_config(["a"], "mf", "reg", 3, wrong)
+    with pytest.raises(TacitaError, match="unknown key 'rounds'"):
+        tuning_config(["a"], "mf", "reg", 3, {"rounds": 2})
+
+
+def test_an_audit_takes_columns_and_settings(
+    shop: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[RunConfig] = []
+
+    def listen(config: RunConfig, *others: Any) -> dict[str, Any]:
+        heard.append(config)
+        return {"heard": True}
+
+    monkeypatch.setattr(table, "audit_tally", listen)
+    asked = ["audit", "tally", "--data", shop, "--columns", "user=customer,item=sku", "--set", "backbone.keep=50"]
+    assert code_of([*asked, "--brief", "--json", "--quiet"]) in (0, None)
+    assert json.loads(capsys.readouterr().out) == {"heard": True}
+    assert heard[0].columns == {"user": "customer", "item": "sku"}
+    assert heard[0].backbone == {"name": "tally", "keep": 50}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["audit", "tally", "--run", "x", "--set", "backbone.keep=5"], "go with --data"),
+        (["audit", "scores", "--run", "x", "--columns", "user=a,item=b"], "go with --data"),
+        (["audit", "scores"], "say what to audit"),
+        (["tune", "--paper", "f3crec", "--set", "train.rounds=2"], "not for --paper"),
+    ],
+)
+def test_what_cannot_be_set_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(words) == 2
+    told = capsys.readouterr()
+    assert said in " ".join((told.out + told.err).split())

@@ -1,0 +1,282 @@
+"""tally as a graph filter: closed form, sparse sums, axes, exact forgetting, choices, refusals."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tacita.core.config import PrivacyConfig, RunConfig, SplitConfig, validated
+from tacita.core.errors import TacitaError
+from tacita.core.sparse import SparseSum
+from tacita.core.types import Doubles, Down, Floats, Ragged
+from tacita.data.sources import load
+from tacita.data.splits import split
+from tacita.federation.clients import users_view
+from tacita.fields import Spec, Terms, Upload, add, empty_total, merge
+from tacita.lab import training
+from tacita.lab.assembling import build
+from tacita.lab.forgetting.door import grant
+from tacita.lab.forgetting.wishes import Wish
+from tacita.models.base import in_form, with_budget
+from tacita.models.tally import filter as filtering
+from tacita.models.tally import spectral
+from tacita.models.tally.filter import ALPHAS, MIXES, FilterTally
+from tacita.models.tally.model import RECENCIES, STATE, Tally, TallyConfig, as_tally
+from tacita.models.tally.weights import dense_weights
+from tests.oracle import Lists
+from tests.test_tally import stream_of, trained
+
+SMALL = "synthetic:users=80,items=60,per_user=12,groups=4"
+
+
+def filtered(**options: Any) -> FilterTally:
+    plain: dict[str, Any] = {"min_item": 0, "keep": 0, "recency": 0.0, "repeat": 0.0, "decay": 1.0, "alpha": 0.3}
+    made = in_form(Tally(TallyConfig(**{**plain, "solve": "filter", "axes": 4, **options})))
+    assert isinstance(made, FilterTally)
+    return made
+
+
+def lists_by_hand(seed: int = 0, people: int = 30, n_items: int = 14) -> Lists:
+    rng = np.random.default_rng(seed)
+    return [sorted(rng.choice(n_items, rng.integers(2, 8), replace=False).tolist()) for _ in range(people)]
+
+
+def marks(lists: Lists, n_items: int) -> Doubles:
+    out = np.zeros((len(lists), n_items))
+    for u, one in enumerate(lists):
+        out[u, one] = 1
+    return out
+
+
+def scores_of(backbone: Tally, lists: Lists, n_items: int, people: int | None = None) -> Floats:
+    fed, progress = trained(stream_of(n_items, lists), backbone)
+    users = np.arange(people or len(lists))
+    view = users_view(progress.clients, progress.server, fed.stream.blocks[0], users, fed.stream.user_keys, Down())
+    return backbone.score_history(view)
+
+
+def test_scores_are_those_of_the_formula() -> None:
+    """Bipartite graph, both sides normalised by degrees, singular vectors of people times items."""
+    n, lists = 14, lists_by_hand()
+    x = marks(lists, n)
+    degree, length = x.sum(axis=0), x.sum(axis=1)
+    assert (degree > 0).all()
+    normal = x / np.sqrt(length)[:, None] / np.sqrt(degree)[None]
+    axes = np.linalg.svd(normal)[2][:4].T
+    wanted = x @ (normal.T @ normal + 0.3 * (axes / np.sqrt(degree)[:, None]) @ (axes * np.sqrt(degree)[:, None]).T)
+    found = scores_of(filtered(), lists, n)
+    unseen = x == 0  # the filter says nothing of what a person has: it is never ranked
+    assert np.allclose(found[unseen], wanted[unseen], atol=1e-5)
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_few_entries_of_each_column_are_kept(keep: int) -> None:
+    rng = np.random.default_rng(1)
+    dense = rng.random((9, 9)) * (rng.random((9, 9)) < 0.8)
+    dense = dense + dense.T
+    found = spectral.few_of(scipy.sparse.csr_array(dense.astype(np.float32)), keep).toarray()
+    np.fill_diagonal(dense, 0)
+    for column in range(9):
+        largest = np.sort(dense[:, column])[-keep:]
+        assert np.allclose(np.sort(found[:, column])[-keep:], largest)
+        assert (found[:, column] > 0).sum() == (largest > 0).sum()
+
+
+def test_axes_of_a_large_graph_hold_as_much_as_the_best_could(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(2)
+    taste = rng.dirichlet(np.full(12, 0.2), 600) @ rng.dirichlet(np.full(500, 0.05), 12)
+    x = (rng.random((600, 500)) < 12 * taste).astype(float)
+    x[np.arange(500), np.arange(500)] = 1
+    gram = x.T @ (x / x.sum(axis=1)[:, None])
+    row, column = np.tril_indices(500)
+    graph = spectral.graph_of(row, column, gram[row, column], 500)
+    assert np.allclose(graph.root**2, x.sum(axis=0))
+    best = spectral.leading_axes(graph.matrix, 20)
+    monkeypatch.setattr(spectral, "WHOLE", 1)
+    monkeypatch.setattr(spectral, "BREADTH", 8)
+    found = spectral.leading_axes(graph.matrix, 20)
+    assert np.allclose(found.T @ found, np.eye(20), atol=1e-4)
+
+    def held(axes: Floats) -> float:
+        return float(np.trace(axes.T @ (graph.matrix @ axes)))
+
+    assert 0.95 * held(best) < held(found) < 1.0001 * held(best)
+    assert (np.linalg.norm(found.T @ best[:, :6], axis=0) > 0.99).all()  # the strong ones are there
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1000), st.integers(1, 9))
+def test_sparse_sums_are_dense_ones_in_any_chunk(seed: int, chunk: int) -> None:
+    n, lists = 14, lists_by_hand(seed, 12)
+    ragged = Ragged.from_lists(lists)
+    backbone = filtered()
+    dense = (Spec("pairs", (n, n), symmetric=True),)
+    sparse = (replace(dense[0], sparse=True),)
+
+    def upload(some: Ragged) -> Upload:
+        client = np.arange(len(some), dtype=np.int32)
+        terms = Terms(client, some.ptr, some.ids, backbone.weights_of(some), n)
+        return Upload({"pairs": terms}, np.ones(len(some)), np.zeros(len(some), np.uint64))
+
+    whole = add(empty_total(dense), upload(ragged), dense)["pairs"]
+    parts = [ragged.take(np.arange(lo, min(lo + chunk, 12))) for lo in range(0, 12, chunk)]
+    total, other = empty_total(sparse), empty_total(sparse)
+    for k, part in enumerate(parts):
+        if k % 2:
+            other = add(other, upload(part), sparse)
+        else:
+            total = add(total, upload(part), sparse)
+    found = merge(total, other)["pairs"]
+    assert isinstance(found, SparseSum)
+    assert np.array_equal(found.matrix().toarray(), np.tril(whole))  # to the last bit
+
+
+@pytest.mark.parametrize("dense", [0, 4000])
+@pytest.mark.parametrize("solve", ["filter", "mixture"])
+def test_forgetting_is_training_again_to_the_last_bit(solve: str, dense: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filtering, "DENSE", dense)
+    n, lists, more = 14, lists_by_hand(3), lists_by_hand(4)
+    backbone = filtered(solve=solve, decay=0.7, min_item=2, ridge=2.0, mix=0.5)
+    server = trained(stream_of(n, lists, more), backbone)[1].server
+    before = [Ragged.from_lists([lists[5], lists[8]]), Ragged.from_lists([more[5], more[8]])]
+    after = [Ragged.from_lists([lists[5][1:], []]), Ragged.from_lists([more[5], []])]
+    found, rank = backbone.replaced(server, before, after)
+    left = [[*one] for one in lists]
+    left[5], left[8] = lists[5][1:], []
+    later = [*more[:8], [], *more[9:]]
+    told = [Ragged.from_lists(left), Ragged.from_lists(later)]
+    again = backbone.retrained(server, told)
+    assert rank == 0
+    for name, value in again.heads.items():
+        assert np.array_equal(found.heads[name], value), name
+    for name, value in again.parts[STATE].items():
+        assert np.array_equal(found.parts[STATE][name], value), name
+    assert not np.array_equal(found.heads["weights"], server.heads["weights"])
+
+
+def test_who_never_told_takes_nothing_back() -> None:
+    backbone = filtered()
+    server = trained(stream_of(14, [[0, 1], [1, 2]]), backbone)[1].server
+    with pytest.raises(TacitaError, match="never told"):
+        backbone.replaced(server, [Ragged.from_lists([[3, 4]])], [Ragged.from_lists([[]])])
+
+
+def test_a_run_with_sparse_sums_is_the_run_with_dense_ones_and_forgets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {
+        "data": SMALL,
+        "split": {"kind": "random"},
+        "backbone": {"name": "tally", "solve": "mixture", "axes": 8, "min_item": 0, "recency": 0.0},
+        "evaluate": {"controls": False, "k": [5], "select_by": "ndcg@5"},
+    }
+    config = validated(RunConfig, said, "a test")
+    dense = training.train(config, tmp_path / "dense")
+    monkeypatch.setattr(filtering, "DENSE", 0)
+    sparse = training.train(config, tmp_path / "sparse")
+    assert dense.result["mean"] == sparse.result["mean"]
+    assert sparse.result["blocks"][0]["rounds"] == len(MIXES)
+    user = json.loads((sparse.folder / "ids.json").read_text())["users"][0]
+    certificate = grant(sparse.folder, Wish("forget", {user: None}), verify=True).certificate
+    assert certificate is not None
+    assert "new solve" in json.dumps(certificate)
+    assert certificate["guarantee"]["max_score_difference"] == 0.0
+
+
+def test_validation_chooses_among_what_is_left_open() -> None:
+    assert filtered(alpha="learn").trials == len(ALPHAS)
+    assert filtered(alpha="learn", recency="learn").trials == len(ALPHAS) * len(RECENCIES)
+    assert filtered(solve="mixture").trials == len(MIXES)
+    mixed = filtered(solve="mixture", alpha="learn")
+    assert {mix for _, _, mix in mixed._choices} >= {0.0, 1.0}  # either alone is among the choices
+    server = trained(stream_of(14, lists_by_hand()), mixed)[1].server
+    assert [float(mixed.with_recency(server, k).heads["mix"][0]) for k in range(5)] == list(MIXES)
+
+
+def test_a_mixture_of_one_is_that_one() -> None:
+    n, lists = 14, lists_by_hand()
+    alone = scores_of(filtered(), lists, n)
+    assert np.array_equal(scores_of(filtered(solve="mixture", mix=0.0), lists, n), alone)
+    x = marks(lists, n)
+    gram = x.T @ (x / x.sum(axis=1)[:, None])
+    ridge = 2.0 * np.trace(gram) / x.sum()
+    inverse = np.linalg.inv(gram + ridge * np.eye(n))
+    weights = -inverse / np.diag(inverse)[None]
+    np.fill_diagonal(weights, 0)
+    solved = scores_of(filtered(solve="mixture", mix=1.0, ridge=2.0), lists, n)
+    assert np.allclose(solved, x @ weights, atol=1e-4)
+    both = scores_of(filtered(solve="mixture", mix=0.25, ridge=2.0), lists, n)
+    parts = [(one - one.mean(axis=1)[:, None]) / one.std(axis=1)[:, None] for one in (solved, alone)]
+    assert np.allclose(both, 0.25 * parts[0] + 0.75 * parts[1], atol=1e-4)
+
+
+def test_scores_do_not_depend_on_the_company() -> None:
+    lists = lists_by_hand(people=300)
+    assert np.array_equal(scores_of(filtered(), lists, 14, 3), scores_of(filtered(), lists, 14)[:3])
+
+
+def test_an_item_waits_for_contributors() -> None:
+    lists: Lists = [[0, 1], [0, 1], [0, 2]]
+    server = trained(stream_of(3, lists), filtered(min_item=2))[1].server
+    assert server.heads["root"][2] == 0
+    assert not dense_weights(server.heads)[2].any()
+    assert dense_weights(server.heads)[0, 1] > 0
+
+
+def test_what_a_device_receives_is_checked() -> None:
+    backbone = filtered(solve="mixture")
+    heads = trained(stream_of(14, lists_by_hand()), backbone)[1].server.heads
+    assert backbone.heads_fit(heads, 14)
+    wrong: dict[str, Any] = {
+        "axes": heads["axes"][:-1],
+        "root": -heads["root"],
+        "alpha": np.array([np.nan], np.float32),
+        "mix": np.array([2.0], np.float32),
+        "solved_ptr": heads["ptr"],
+        "weights": heads["weights"] * np.float32(1e9),
+    }
+    for name, value in wrong.items():
+        assert not backbone.heads_fit({**heads, name: value}, 14), name
+
+
+def test_an_item_is_like_those_that_go_with_it() -> None:
+    lists: Lists = [[0, 1], [0, 1, 2], [3, 4], [3, 4, 2]]
+    backbone = filtered(axes=2)
+    server = trained(stream_of(5, lists), backbone)[1].server
+    found = backbone.likeness(server, server.items, 0)
+    assert found.argmax() == 1
+    assert found[0] == 0
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    for name, value in {"length_power": 0.5, "min_pair": 3}.items():
+        with pytest.raises(TacitaError, match=f"backbone.{name} has no meaning"):
+            filtered(**{name: value})
+    with pytest.raises(TacitaError, match="has no form under"):
+        with_budget(filtered(), PrivacyConfig(epsilon=2.0))
+    with pytest.raises(TacitaError, match="use 'filter'"):
+        filtered(solve="mixture").check(20_000, 20_000)
+    filtered().check(10**6, 10**6)  # nothing dense is made of it
+    with pytest.raises(TacitaError, match="audit"):
+        as_tally(filtered())
+    plain, _, _ = build(RunConfig(backbone={"name": "tally"}))
+    assert type(plain) is Tally
+
+
+def test_nothing_is_lent_where_that_is_said(tmp_path: Path) -> None:
+    rows = ["user,item,split"]
+    rows += [f"{u},{i},{'test' if i == u % 7 else 'train'}" for u in range(9) for i in range(7)]
+    (tmp_path / "own.csv").write_text("\n".join(rows))
+    table = load(str(tmp_path / "own.csv"), columns={"part": "split"})
+    lent, whole = (split(table, SplitConfig(kind="given", lend=lend)).blocks[0] for lend in (True, False))
+    assert len(lent.valid.ids) == 9
+    assert len(whole.valid.ids) == 0
+    assert len(whole.train.ids) == len(lent.train.ids) + 9 == 54
