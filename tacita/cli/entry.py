@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from tacita import __version__
-from tacita.cli import bench, data, demo, doctor, experiments, node, privacy, server, serving, settings, train
+from tacita.cli import audit, bench, data, demo, doctor, experiments, node, privacy, server, serving, settings, train
 from tacita.core.errors import DiskFull, TacitaError
 
 app = typer.Typer(
@@ -39,7 +39,7 @@ for verb in (
     app.command()(verb)
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
-app.add_typer(privacy.audit_app, name="audit")
+app.add_typer(audit.audit_app, name="audit")
 app.add_typer(node.app, name="node")
 app.add_typer(server.app, name="server")
 

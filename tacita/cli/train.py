@@ -166,7 +166,7 @@ def _show(run: Run, as_json: bool, quiet: bool) -> None:
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="One or more run folders.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or one CSV of accuracies.")],
     out: Annotated[
         Path | None, typer.Option(help="HTML file to write (default: report.html, unless another kind is asked for).")
     ] = None,
@@ -184,12 +184,17 @@ def report(
     `tacita report runs/a runs/b --out compare.html`
 
     `tacita report runs/seed-1 runs/seed-2 runs/seed-3 --csv table.csv --svg means.svg --latex table.tex`
+
+    `tacita report docs/audit/accuracy.csv --out accuracy.png`: accuracy against epsilon, from a table of figures.
     """
     from tacita.report.pages import write_report
     from tacita.report.seeds import read_groups, rows_of, write_tables
 
     if svg is not None and svg.suffix.lower() != ".svg":
         raise TacitaError(f"--svg {svg}: a picture of this kind goes to a .svg file; choose that ending.")
+    if any(one.suffix.lower() == ".csv" for one in folders):
+        _draw_accuracy(folders, svg or out)
+        return
     if out is None and not (as_csv or svg or latex or as_json):
         out = Path("report.html")
     tables = {path: kind for path, kind in ((as_csv, "csv"), (latex, "latex")) if path is not None}
@@ -203,3 +208,14 @@ def report(
     for written in (out, as_csv, svg, latex):
         if written is not None:
             console.say(f"wrote {written}")
+
+
+def _draw_accuracy(tables: list[Path], picture: Path | None) -> None:
+    from tacita.report import accuracy
+
+    if len(tables) != 1 or picture is None:
+        raise TacitaError(
+            "accuracy against epsilon is drawn from one CSV file alone; say where to with --out FILE.png."
+        )
+    accuracy.write(tables[0], picture)
+    console.say(f"wrote {picture}")

@@ -1,0 +1,140 @@
+"""Canaries in tally's noised sums: by somebody who knows everybody else, and many in one release.
+
+`whole`: the first block is told again and again, with one canary or without it, by everything that a server gets:
+popularity, the number of people, the terms. The reader knows all others, so that what is left is the canary's own part
+and noise. `in_one`: one release of terms with many canaries, each there by a coin; their terms hardly overlap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tacita.audit.canaries.bounds import Claim, Trials
+from tacita.core.config import PrivacyConfig, RunConfig
+from tacita.core.draws import Draws, keys_of
+from tacita.core.types import Arrays, Block, Doubles, Longs, Ragged, ServerState, Stream
+from tacita.federation.rounds import begin_block, start
+from tacita.fields import Form, Rows, Squares, Total
+from tacita.models.tally.model import STATE, STATISTIC, SURVEY, TallyConfig
+from tacita.models.tally.noised import LIKED, PEOPLE, SQUARE_ROOT_2, unit_likes, unit_vectors
+from tacita.models.tally.private import PrivateTally, axes_in
+from tacita.privacy.calibration import mu_of
+from tacita.round.plan import Federation, to_serve
+
+DELTA = 1e-5
+OTHERS, ITEMS = 30, 8  # around the one canary
+WIDE = 100  # items of many canaries
+LONG = 2.0  # what is told is longer by, where nobody makes it length 1
+
+
+@dataclass(frozen=True)
+class Summed:
+    """tally under a budget; `node`: noise as a node makes it, from a secret of its own."""
+
+    epsilon: float
+    node: bool = False
+    one_release: bool = False
+
+    def claim(self) -> Claim:
+        return Claim(self.epsilon, DELTA, mu=mu_of(self.epsilon, DELTA))
+
+    def model(self, bug: str | None) -> PrivateTally:
+        made = {None: PrivateTally, "half the noise": HalfTheNoise, "no clip": AnyLength}[bug]
+        return made(TallyConfig(), PrivacyConfig(epsilon=self.epsilon, delta=DELTA, blocks=1))
+
+
+class HalfTheNoise(PrivateTally):
+    """A planted bug."""
+
+    def noised(self, server: ServerState, total: Total, question: str, draws: Draws) -> Total:
+        made = super().noised(server, total, question, draws)
+        half = {name: (value + total[name]) / 2 for name, value in made.sums.items() if name != "draws"}
+        return made.with_sums(half)
+
+
+class AnyLength(PrivateTally):
+    """A planted bug: what people tell is not made length 1."""
+
+    def told_of(self, lists: Ragged, user_ptr: Longs, heads: Arrays, question: str) -> dict[str, Form]:
+        told = super().told_of(lists, user_ptr, heads, question)
+        for name, value in told.items():
+            if isinstance(value, Squares):
+                told[name] = replace(value, vector=LONG**0.5 * value.vector)
+            elif isinstance(value, Rows):
+                told[name] = replace(value, value=LONG * value.value)
+        return told
+
+
+def play(setting: Summed, canaries: int, seed: int, bug: str | None = None) -> Trials:
+    return (in_one if setting.one_release else whole)(setting, canaries, seed, bug)
+
+
+def whole(setting: Summed, runs: int, seed: int, bug: str | None) -> Trials:
+    model, rng = setting.model(bug), np.random.default_rng([seed, 3])
+    others = [np.flatnonzero(rng.random(ITEMS) < 0.5).tolist() or [0] for _ in range(OTHERS)]
+    known, own = Ragged.from_lists(others), Ragged.from_lists([[0, 2, 5]])
+    lists = {True: Ragged.from_lists([*others, [0, 2, 5]]), False: known}
+    empty = ServerState(np.zeros((ITEMS, 0), np.float32), model.init_heads(Draws(0)))
+    inside = rng.random(runs) < 0.5
+    score = np.zeros(runs)
+    for run in range(runs):
+        draws = Draws(seed, f"node {run}") if setting.node else Draws(seed + (run << 20))
+        server = model.released_from(empty, lists[bool(inside[run])], draws)
+        score[run] = _read(model, server, known, own)
+    return Trials(score, inside)
+
+
+def _read(model: PrivateTally, server: ServerState, known: Ragged, own: Ragged) -> float:
+    """How much of the canary is in all that was released, each part weighed by how little noise it has."""
+    held, axes, of = server.parts[STATE], axes_in(server.heads), model.budget.deviation
+    likes, vectors = _told(model, known, server.heads)
+    vector = unit_vectors(own, axes.inputs, axes.scale, axes.centre)[0]
+    sizes = np.array([of(LIKED), of(PEOPLE), of(model.budget.share(first=True))])  # of the noise along the canary
+    parts = np.array(
+        [
+            unit_likes(own) @ (held["liked"] - likes)[own.ids],
+            float(held["people"][0]) - len(known),
+            float(vector @ (held["gram"] - vectors.T @ vectors) @ vector),
+        ]
+    )
+    return float((parts / sizes**2).sum() / np.linalg.norm(1 / sizes))
+
+
+def _told(model: PrivateTally, lists: Ragged, heads: Arrays) -> tuple[Doubles, Doubles]:
+    """What others tell, which the reader knows: their likes together, and the vector of each."""
+    ptr = np.arange(len(lists) + 1, dtype=np.int64)
+    liked, terms = (model.told_of(lists, ptr, heads, one) for one in (SURVEY, STATISTIC))
+    rows, squares = liked["liked"], terms["terms"]
+    assert isinstance(rows, Rows)
+    assert isinstance(squares, Squares)
+    return np.bincount(rows.item, rows.value, ITEMS).astype(np.float64), squares.vector
+
+
+def in_one(setting: Summed, canaries: int, seed: int, bug: str | None) -> Trials:
+    """Everybody has a random half of the items, or nothing."""
+    model, rng = setting.model(bug), np.random.default_rng([seed, 4])
+    inside = rng.random(canaries) < 0.5
+    all_of = Ragged.from_lists([np.flatnonzero(one).tolist() for one in rng.random((canaries, WIDE)) < 0.5])
+    told = all_of.where(inside[all_of.rows()])
+    names, items = tuple(f"canary {n}" for n in range(canaries)), tuple(str(n) for n in range(WIDE))
+    nothing = Ragged.empty(canaries)
+    block = Block(0, canaries, WIDE, told, nothing, nothing, np.ones(canaries, bool), len(told.ids))
+    stream = Stream("canaries", (block,), names, items, keys_of(names), keys_of(items), {}, "canaries")
+    draws = Draws(seed, "a node's secret") if setting.node else Draws(seed)
+    fed = Federation(model, (), RunConfig(seed=seed, backbone={"name": "tally"}), draws, 1024, stream=stream)
+    progress = start(fed)
+    begin_block(fed, progress, 0)
+    server, s = progress.server, 0.0
+    for question in (SURVEY, STATISTIC):
+        s = model.s_of(server, STATISTIC)
+        total = progress.devices.exchange(fed, server, to_serve(fed, server), question).total
+        if question == SURVEY:
+            server = fed.learner.learn(server, total, question, float(canaries))
+    axes = axes_in(server.heads)
+    vectors = unit_vectors(all_of, axes.inputs, axes.scale, axes.centre)
+    overlap = (vectors @ _told(model, all_of, server.heads)[1].T) ** 2
+    np.fill_diagonal(overlap, 0.0)
+    found = np.einsum("uk,uk->u", vectors @ total["terms"], vectors) - overlap.sum(axis=1) / 2
+    return Trials(found / (SQUARE_ROOT_2 * s), inside)

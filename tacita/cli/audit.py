@@ -1,0 +1,316 @@
+"""The verbs of those who doubt: attacks on what is released, on what is left of withdrawn data, on the budgets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tacita.cli import console
+from tacita.cli.options import AsJson, Columns, DataDir, Quiet, Sets, Threads, columns_of, settings_of
+from tacita.core.errors import TacitaError
+
+if TYPE_CHECKING:
+    from tacita.core.config import RunConfig
+    from tacita.lab.assembling import Machine
+
+audit_app = typer.Typer(no_args_is_help=True, help="Attacks: what a release gives away, beside controls.")
+
+
+@audit_app.command("tally")
+def audit_tally(
+    run: Annotated[Path | None, typer.Option("--run", help="Run folder whose settings are audited.")] = None,
+    data: Annotated[str | None, typer.Option("--data", help="Dataset name or file, with default settings.")] = None,
+    brief: Annotated[bool, typer.Option("--brief", help="Only the settings of the run.")] = False,
+    epsilon: Annotated[
+        list[float] | None, typer.Option("--epsilon", help="Who took part under this budget; repeat for more.")
+    ] = None,
+    sets: Sets = None,
+    columns: Columns = "",
+    data_dir: DataDir = None,
+    threads: Threads = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the table (CSV) and a picture (PNG).")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Who can be read from the matrices that tally releases, beside controls, and what each setting costs.
+
+    Without a budget no setting of tally protects people: the defaults do not either. Cuts (min_item, keep) are
+    mitigations. With --epsilon, or for a run under a budget: who took part, without a budget and under each.
+
+    Examples:
+
+    `tacita audit tally --data ml-100k --out audits`
+
+    `tacita audit tally --run runs/mine --brief --json`
+
+    `tacita audit tally --data ml-100k --epsilon 1 --epsilon 8`
+
+    `tacita audit tally --data my.csv --columns user=customer,item=sku --set backbone.keep=50 --brief`
+    """
+    from tacita.audit import table as audit
+    from tacita.lab import assembling
+    from tacita.report import audit as report_audit
+
+    config = _audited(run, {"data": data, "backbone.name": "tally"}, sets, columns)
+    budgets = epsilon or ([] if config.privacy.epsilon is None else [config.privacy.epsilon])
+    if budgets:
+        _audit_budgets(config, assembling.Machine(threads, data_dir=data_dir), budgets, out, as_json, quiet)
+        return
+    with console.counting("attacks", quiet) as tell:
+        on_data = None if quiet else console.say_data
+        found = audit.audit_tally(config, assembling.Machine(threads, data_dir=data_dir), brief, tell, on_data)
+    if out is not None:
+        stem = report_audit.write(found, out)
+        console.say(f"wrote {stem}.csv and .png")
+    if as_json:
+        console.print_json(found)
+        return
+    _show_audit(found)
+
+
+def _audited(run: Path | None, flags: dict[str, Any], sets: list[str] | None, columns: str) -> RunConfig:
+    """The settings that are audited: those of a run folder, or what the options say of a dataset."""
+    from tacita.lab.serving import open_run
+    from tacita.methods import configured
+
+    if (run is None) == (flags["data"] is None):
+        raise TacitaError("say what to audit: either --run FOLDER or --data NAME.")
+    if run is None:
+        told = columns_of(columns) or None
+        return configured(settings_of(None, {**flags, "columns": told}, sets or []), "the options")
+    if sets or columns:
+        raise TacitaError("--set and --columns go with --data: a run folder has its own settings.")
+    return open_run(run).config
+
+
+def _audit_budgets(
+    config: RunConfig, machine: Machine, budgets: list[float], out: Path | None, as_json: bool, quiet: bool
+) -> None:
+    from tacita.audit.budget import READERS, audit_budget
+    from tacita.core.config import PrivacyConfig, validated
+    from tacita.report import budget_audit
+
+    for one in budgets:
+        validated(PrivacyConfig, {"epsilon": one}, "--epsilon")
+    with console.counting("draws of people", quiet) as tell:
+        found = audit_budget(config, machine, budgets, tell, None if quiet else console.say_data)
+    if out is not None:
+        stem = budget_audit.write(found, READERS, out)
+        console.say(f"wrote {stem}.md and .csv")
+    if as_json:
+        console.print_json(found)
+        return
+    facts = {name: str(found[name]) for name in ("data", "people", "delta")}
+    console.show_bench({**facts, "rows": budget_audit.rows_of(found, READERS)}, False)
+    for line in budget_audit.NOTES:
+        console.say(line)
+
+
+@audit_app.command("scores")
+def audit_scores(
+    run: Annotated[Path | None, typer.Option("--run", help="Run folder whose settings are audited.")] = None,
+    data: Annotated[str | None, typer.Option("--data", help="Dataset name or file, with fedkdrec's settings.")] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", help="With --data: another method that sends scores.")
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=1000, help="Rounds that are listened to.")] = 10,
+    sets: Sets = None,
+    columns: Columns = "",
+    data_dir: DataDir = None,
+    threads: Threads = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the table (Markdown, CSV).")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """What a server reads from the scores that devices send: four attacks beside controls, alpha and swap varied.
+
+    No epsilon is claimed for any setting; with alpha of 0.5 or more a threshold reads every label that is not swapped.
+
+    Examples:
+
+    `tacita audit scores --data ml-100k --out audits`
+
+    `tacita audit scores --run runs/mine --rounds 20 --json`
+    """
+    from tacita.audit import listening
+    from tacita.lab.assembling import Machine
+    from tacita.report import score_audit
+
+    if run is not None and method is not None:
+        raise TacitaError("--method goes with --data: a run folder has its own.")
+    config = _audited(run, {"data": data, "method": method or "fedkdrec"}, sets, columns)
+    with console.counting("settings", quiet) as tell:
+        on_data = None if quiet else console.say_data
+        found = listening.audit_scores(config, Machine(threads, data_dir=data_dir), rounds, tell, on_data)
+    if out is not None:
+        stem = score_audit.write(found, listening.ATTACKS, out)
+        console.say(f"wrote {stem}.md and .csv")
+    if as_json:
+        console.print_json(found)
+        return
+    facts = {name: str(found[name]) for name in ("data", "method", "backbone", "rounds", "seed")}
+    console.show_bench({**facts, "rows": score_audit.rows_of(found, listening.ATTACKS)}, False)
+    console.say("In brackets the control: the same attack on scores shuffled within every upload.")
+    console.say(found["note"])
+
+
+@audit_app.command("forget")
+def audit_forget(
+    run: Annotated[Path, typer.Argument(help="Run folder of a method that takes data back.")],
+    requests: Annotated[
+        float, typer.Option("--requests", min=0.001, max=1.0, help="Share of the sharers, or of all, who withdraw.")
+    ] = 0.3,
+    brief: Annotated[
+        bool, typer.Option("--brief", help="The run's own model: nothing planted, nobody held out.")
+    ] = False,
+    data_dir: DataDir = None,
+    threads: Threads = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the table (Markdown, CSV).")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """What withdrawn data still shows of itself, beside training again without it. The run stays as it is.
+
+    Examples:
+
+    `tacita audit forget runs/mine`
+
+    `tacita audit forget runs/mine --requests 0.3 --brief --out audits`
+    """
+    from tacita.audit import forgetting
+    from tacita.lab.assembling import Machine
+    from tacita.report import forgetting_audit
+
+    with console.counting("models", quiet) as tell:
+        machine = Machine(threads, data_dir=data_dir)
+        found = forgetting.audit_forgetting(run, requests, not brief, machine, tell)
+    if out is not None:
+        stem = forgetting_audit.write(found, forgetting.MODELS, out)
+        console.say(f"wrote {stem}.md and .csv")
+    if as_json:
+        console.print_json(found)
+        return
+    console.say(forgetting_audit.about(found))
+    console.show_bench({"rows": forgetting_audit.rows_of(found, forgetting.MODELS)}, False)
+    console.say("; ".join(f"{name}: {words}" for name, words in forgetting.MODELS.items()) + ".")
+    for line in forgetting_audit.lines_of(found):
+        console.say(line)
+
+
+def _show_audit(found: dict[str, Any]) -> None:
+    from tacita.report import audit as report_audit
+
+    rows = [{"setting": report_audit.named(found, row)} | _row(row) for row in found["rows"]]
+    console.show_bench({"data": found["data"], "users in each block": str(found["users"]), "rows": rows}, False)
+    for row in found["rows"]:
+        table = [
+            {
+                "attack": words,
+                "found": report_audit.in_words(name, row["attacks"][name]),
+                "control": report_audit.in_words(name, row["attacks"][name], "control"),
+            }
+            for name, words in report_audit.ATTACKS.items()
+        ]
+        console.show_bench({"setting": report_audit.named(found, row), "rows": table}, False)
+    console.say("Control: the same attack where the person, or the answer, is not in the release.")
+    console.say(
+        f"Up per client: {found['bytes_up_readable']:,.0f} bytes as a readable list, "
+        f"{found['bytes_up_maskable'] / 1e6:.2f} MB in a form that can be masked."
+    )
+
+
+def _row(row: dict[str, Any]) -> dict[str, str]:
+    """What a setting costs, and whom peeling reads in each block."""
+    from tacita.report.audit import quality_of
+
+    metric = quality_of(row)
+    return {
+        metric: f"{row[metric]:.4f}",
+        "peeled, each block": " / ".join(map(str, row["peeled"])),
+        "MB down": f"{row['bytes_down'] / 1e6:.2f}",
+    }
+
+
+@audit_app.command("canary")
+def audit_canary(
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the noise and of who is inside.")] = 1,
+    only: Annotated[str, typer.Option("--only", help="Mechanisms whose name holds this.")] = "",
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the table (Markdown, JSON).")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """How large every claimed epsilon really is, at least: canaries through the releases themselves.
+
+    Each mechanism is played with the worst data there is. The bounds must lie below the claim, and with half of the
+    noise, or without the clip, above it. Exit code 1: a claim is broken.
+
+    Examples:
+
+    `tacita audit canary`
+
+    `tacita audit canary --only tally --seed 2 --json`
+    """
+    from tacita.audit.canaries.table import audit_canaries
+    from tacita.report import canary_audit
+
+    with console.counting("mechanisms", quiet) as tell:
+        found = audit_canaries(seed, on_done=tell, only=only)
+    if not found["rows"]:
+        raise TacitaError(f"--only {only}: no mechanism has that in its name; leave it out to see all.")
+    if out is not None:
+        console.say(f"wrote {canary_audit.write(found, out)}.md and .json")
+    if as_json:
+        console.print_json(found)
+    else:
+        console.show_bench({"rows": canary_audit.rows_of(found)}, False)
+        for line in (canary_audit.verdict(found), *canary_audit.NOTES):
+            console.say(line)
+    if not found["holds"]:
+        raise typer.Exit(1)
+
+
+@audit_app.command("uploads")
+def audit_uploads(
+    data: Annotated[str, typer.Option("--data", help="Dataset name or file.")] = "ml-100k",
+    backbone: Annotated[str, typer.Option("--backbone", help="A model whose item rows travel.")] = "mf",
+    epsilon: Annotated[
+        list[float] | None, typer.Option("--epsilon", help="A budget to try; repeat for more (default: 8 and 1).")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the run and of who is read.")] = 1,
+    data_dir: DataDir = None,
+    threads: Threads = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the table (Markdown, JSON).")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """What one round's parameter uploads show: what people like, who took part; without a defence, under budgets.
+
+    Examples:
+
+    `tacita audit uploads --data ml-100k`
+
+    `tacita audit uploads --data ml-100k --epsilon 2 --epsilon 0.5 --json`
+    """
+    from tacita.audit import uploads
+    from tacita.lab.assembling import Machine
+    from tacita.methods import configured
+    from tacita.report import upload_audit
+
+    budgets = epsilon or [8.0, 1.0]
+    if min(budgets) <= 0:
+        raise TacitaError("--epsilon must be a number above 0.")
+    settings = {"data": data, "backbone": {"name": backbone}, "split": {"kind": "random"}, "seed": seed}
+    with console.counting("settings", quiet) as tell:
+        machine, on_data = Machine(threads, data_dir=data_dir), None if quiet else console.say_data
+        found = uploads.audit_uploads(configured(settings, "the options"), machine, budgets, tell, on_data)
+    if out is not None:
+        console.say(f"wrote {upload_audit.write(found, uploads.READERS, out)}.md and .json")
+    if as_json:
+        console.print_json(found)
+        return
+    facts = {name: str(found[name]) for name in ("data", "backbone", "people", "seed")}
+    console.show_bench({**facts, "rows": upload_audit.rows_of(found, uploads.READERS)}, False)
+    for line in upload_audit.NOTES:
+        console.say(line)

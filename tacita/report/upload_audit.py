@@ -1,0 +1,48 @@
+"""What one round's uploads show, without a defence and under budgets: the table as rows and as Markdown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tacita.core.files import write_bytes
+
+NOTES = (
+    "AUC: 0.5 is a guess, 1 reads everything. In brackets the control: the same guess where the answer is not in what "
+    "is read.",
+    "A dash: the mechanism trusts who makes the sum, so nobody else sees single uploads. Only the epsilon bounds what "
+    "any reader can find.",
+)
+
+
+def rows_of(found: Mapping[str, Any], readers: Mapping[str, str]) -> list[dict[str, str]]:
+    return [
+        {"setting": row["setting"], **{words: _figure(row["readers"][name]) for name, words in readers.items()}}
+        for row in found["rows"]
+    ]
+
+
+def _figure(one: Mapping[str, float | None]) -> str:
+    return "-" if one["found"] is None else f"{one['found']:.3f} ({one['control']:.3f})"
+
+
+def to_markdown(found: Mapping[str, Any], readers: Mapping[str, str]) -> str:
+    rows = rows_of(found, readers)
+    lines = ["|" + "|".join(f" {one} " for one in row) + "|" for row in (list(rows[0]), *(r.values() for r in rows))]
+    lines.insert(1, "|" + "---|" * len(rows[0]))
+    about = (
+        f"{found['data']}, {found['backbone']}, the first round, {found['people']} people, seed {found['seed']}; the "
+        "whole budget lies on this round."
+    )
+    return "\n".join([about, "", *lines, "", *NOTES]) + "\n"
+
+
+def write(found: Mapping[str, Any], readers: Mapping[str, str], folder: Path) -> Path:
+    """uploads-DATA.md and .json in a folder that may be new; the path without its ending."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = folder / f"uploads-{Path(found['data']).stem}"
+    write_bytes(stem.with_suffix(".md"), to_markdown(found, readers).encode())
+    write_bytes(stem.with_suffix(".json"), (json.dumps(found, indent=1) + "\n").encode())
+    return stem

@@ -1,0 +1,178 @@
+"""Canaries: bounds against closed forms, claims that hold through the real releases, planted bugs that are caught."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import expit
+from scipy.stats import beta, binom, norm
+
+from tacita.audit.canaries import bounds, items, rounds, sums, table
+from tacita.audit.canaries.bounds import Claim, Trials, likely, one_run, within_law
+from tacita.cli import main
+from tacita.privacy.accounting import sampled_noise
+from tacita.privacy.calibration import epsilon_of_mu, mu_of
+from tacita.report import canary_audit
+
+DELTA = 1e-5
+
+
+def gaussian(mu: float, n: int, rate: float = 1.0, seed: int = 0) -> Trials:
+    rng = np.random.default_rng(seed)
+    inside = rng.random(n) < 0.5
+    return Trials(rng.normal(size=n) + mu * (inside & (rng.random(n) < rate)), inside)
+
+
+# bounds
+
+
+def test_chances_are_those_of_clopper_and_pearson() -> None:
+    for seen, of in ((0, 50), (3, 50), (49, 50)):
+        assert bounds._most(seen, of) == pytest.approx(beta.ppf(0.975, seen + 1, of - seen))
+        assert binom.cdf(seen, of, bounds._most(seen, of)) == pytest.approx(0.025)
+    assert bounds._most(50, 50) == 1
+
+
+def test_the_loss_of_a_threshold_is_that_of_the_trade_off_curve() -> None:
+    for mu, t, rate in ((0.5, 0.3, 1.0), (2.0, 1.0, 1.0), (1.0, 1.5, 0.2)):
+        false = norm.sf(t)
+        true = (1 - rate) * false + rate * norm.sf(t - mu)
+        assert bounds.loss_from(false, true, rate) == pytest.approx(mu)
+    assert bounds.loss_from(0.5, 0.4, 1.0) == 0
+
+
+def test_right_guesses_are_counted_as_by_chance() -> None:
+    """Without a delta: the tail of a binomial; with one, more is likely, and never less."""
+    assert likely(100, 40, 30, 0.0, 0.0) == pytest.approx(binom.sf(29, 40, 0.5))
+    assert likely(100, 40, 30, 1.0, 0.0) == pytest.approx(binom.sf(29, 40, expit(1.0)))
+    assert likely(100, 40, 30, 0.0, 1e-3) > likely(100, 40, 30, 0.0, 0.0)
+    law = binom(40, 0.5)
+    steps = max(sum(law.pmf(30 - j) for j in range(1, i + 1)) / i for i in range(1, 31))
+    assert likely(100, 40, 30, 0.0, 1e-4) == pytest.approx(law.sf(29) + 2 * 100 * 1e-4 * steps)
+    assert likely(100, 0, 0, 1.0, 0.0) == 1
+
+
+def test_randomised_response_is_bounded_near_its_epsilon() -> None:
+    rng = np.random.default_rng(1)
+    inside = rng.random(40_000) < 0.5
+    score = (inside == (rng.random(40_000) < expit(1.5))).astype(float)
+    claim = Claim(1.5, 0.0, "pure", threshold=1.0)
+    for found in (one_run(Trials(score, inside), claim), within_law(Trials(score, inside), claim)):
+        assert 1.4 < found <= 1.5
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
+def test_bounds_of_a_gaussian_lie_below_it_and_see_less_noise(epsilon: float) -> None:
+    """In 60 audits of the claim none is above it (each may be in 5 of 100); with half of the noise every one is."""
+    mu = mu_of(epsilon, DELTA)
+    claim, found = Claim(epsilon, DELTA, mu=mu), []
+    for seed in range(60):
+        trials = gaussian(mu, 6000, seed=seed)
+        found.append(within_law(trials, claim))
+        assert found[-1] <= epsilon
+        if seed < 5:
+            assert one_run(trials, claim) <= epsilon
+            assert within_law(gaussian(2 * mu, 6000, seed=seed), claim) > epsilon
+    assert np.mean(found) > 0.5 * epsilon
+
+
+def test_who_is_there_by_chance_is_bounded_too() -> None:
+    mu = 1 / sampled_noise(2.0, DELTA, 0.25, 4)
+    claim = Claim(2.0, DELTA, mu=mu, rate=0.25, releases=4)
+    for seed in range(10):
+        assert within_law(gaussian(mu, 20_000, 0.25, seed), claim) <= 2.0
+        assert within_law(gaussian(2 * mu, 20_000, 0.25, seed), claim) > 2.0
+        assert within_law(gaussian(mu, 20_000, 1.0, seed), claim) > 2.0  # drawn always and counted as by chance
+
+
+def test_what_tells_nothing_bounds_nothing() -> None:
+    trials = gaussian(0.0, 2000)
+    for claim in (Claim(1.0, DELTA, mu=0.3), Claim(1.0, 0.0, "pure", threshold=0.0)):
+        assert one_run(trials, claim) < 0.2
+        assert within_law(trials, claim) < 0.2
+    assert bounds.epsilon_from(0.5, Claim(1.0, DELTA, mu=1.0)) == pytest.approx(
+        epsilon_of_mu(np.array([0.5]), DELTA)[0]
+    )
+
+
+# the releases themselves
+
+
+def small() -> list[Any]:
+    """Every mechanism with fewer canaries: enough to see half of the noise."""
+    few = {"DPPS, one release": 0.25, "Laplace noise, one release": 0.25, "tally, all of a first block": 0.3}
+    few |= {"tally, a node's own sum": 0.3, "tally, terms of one release": 0.4, "tally, terms of a node's own sum": 0.4}
+    return [(one, few.get(one.name, 0.3)) for one in table.mechanisms()]
+
+
+@pytest.mark.parametrize(("audited", "share"), small(), ids=lambda one: getattr(one, "name", ""))
+def test_no_claim_is_broken_and_every_planted_bug_is_caught(audited: table.Audited, share: float) -> None:
+    row = audited.row(3, share)
+    assert row["holds"], row
+    assert row["caught"], row
+
+
+def test_a_canary_is_as_long_as_the_clip_lets_it_be() -> None:
+    """Scores are spread as the claim says: deviation 1, and mu between those inside and those outside."""
+    setting = rounds.Played("one", {"name": "dp-fedavg", "epsilon": 2.0, "releases": 2}, 2.0, releases=2)
+    trials, mu = rounds.play(setting, 4000, 5), mu_of(2.0, DELTA)
+    assert trials.score[~trials.inside].std() == pytest.approx(1, abs=0.06)
+    gap = trials.score[trials.inside].mean() - trials.score[~trials.inside].mean()
+    assert gap == pytest.approx(mu, abs=5 / math.sqrt(1000))
+    long = rounds.play(setting, 4000, 5, "no clip")
+    assert long.score[long.inside].mean() == pytest.approx(rounds.LONG * mu, abs=0.15)
+
+
+def test_the_reader_of_a_first_block_loses_nothing() -> None:
+    """All that is released of one person, weighed by its noise, is worth the whole budget."""
+    trials, mu = sums.play(sums.Summed(4.0), 300, 5), mu_of(4.0, DELTA)
+    gap = trials.score[trials.inside].mean() - trials.score[~trials.inside].mean()
+    assert gap == pytest.approx(mu, abs=0.45)
+    quiet = sums.play(sums.Summed(400.0), 12, 5)  # next to no noise: the reading is exact
+    gap = quiet.score[quiet.inside].mean() - quiet.score[~quiet.inside].mean()
+    assert gap == pytest.approx(mu_of(400.0, DELTA), rel=0.1)
+
+
+def test_the_worst_table_spends_nearly_all_of_an_items_epsilon() -> None:
+    setting = items.Told("exponential", 1.0)
+    from tacita.methods.sharing.perturbing import chances
+
+    both = chances("exponential", 1.0, setting.table(), np.array([0, 1]))
+    assert 0.9 < math.log(both[0, 0] / both[1, 0]) <= 1.0
+
+
+# the command
+
+
+def test_the_command_shows_bounds_beside_claims(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", "canary", "--only", "randomised", "--out", str(tmp_path), "--json", "--quiet"])
+    assert ended.value.code == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["holds"]
+    assert found["caught"]
+    assert [row["epsilon"] for row in found["rows"]] == [1.0, 2.0]
+    assert "Every planted bug is caught" in (tmp_path / "canaries.md").read_text()
+    assert json.loads((tmp_path / "canaries.json").read_text()) == found
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", "canary", "--only", "nothing of that name"])
+    assert ended.value.code == 2
+
+
+def test_a_broken_claim_is_said_and_ends_with_1(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    broken = [
+        table.Audited("a bug", "one item", "the server", Claim(0.5, 0.0, "pure", threshold=1.0), one.play, 5000, ())
+        for one in table.mechanisms()
+        if one.name == "PDC-FRS, randomised response" and one.unit == "one item"
+    ]
+    monkeypatch.setattr(table, "mechanisms", lambda: broken)
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", "canary", "--quiet"])
+    assert ended.value.code == 1
+    assert "BROKEN: a bug" in capsys.readouterr().err
+    assert canary_audit.verdict({"rows": [{"mechanism": "x", "holds": True, "caught": False}]}).endswith("a bug in x.")
