@@ -273,7 +273,7 @@ WRONG = [
     ("blunt", "forget", ["--from", "/no/such.csv"], "cannot read requests from /no/such.csv"),
     ("blunt", "forget", ["--from", "x.csv", "--all"], "leave out --items and --all"),
     ("blunt", "share", ["--user", "u1", "--all"], "train with --method fedshare"),
-    ("blunt", "unshare", ["--user", "u1", "--items", "i1"], "does not share item 'i1'"),
+    ("blunt", "unshare", ["--user", "u1", "--items", "i1"], "nobody shares anything in a run"),
     ("shared", "unshare", ["--user", "u1"], "say what to unshare"),
 ]
 

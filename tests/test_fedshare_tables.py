@@ -17,7 +17,7 @@ from tacita.federation.measuring import Learned
 from tacita.lab.assembling import Machine, assemble, build
 from tacita.lab.experiments import axes, cells, once, plan, rates, reproduce, spreading, tables, withdrawing
 from tacita.lab.experiments.shared_base import with_parts
-from tacita.lab.forgetting.anew import shared_by
+from tacita.lab.forgetting.anew import shared_by, shares_of
 from tacita.lab.forgetting.door import carried_out
 from tacita.lab.forgetting.paths import way_of
 from tacita.lab.forgetting.wishes import taking_back
@@ -158,9 +158,9 @@ def test_what_was_before_a_request_does_not_change_with_it() -> None:
     private = base.clients.private.copy()
     fed = with_parts(fed, cell.config)
     progress = base.standing(fed)
-    shared = shared_by(fed, Learned(progress.server, progress.clients))
-    asked = taking_back(shared, fed.stream.user_keys, fed.draws, 0.5)
-    done = carried_out(fed, progress, asked, way_of(fed, asked, shared.take(asked.users)))
+    shares = shares_of(fed, Learned(progress.server, progress.clients))
+    asked = taking_back(shares.shared, fed.stream.user_keys, fed.draws, 0.5)
+    done = carried_out(fed, progress, asked, way_of(fed, asked, shares.take(asked.users)))
     assert not np.array_equal(done.now.clients.private, private)  # devices played rounds
     np.testing.assert_array_equal(done.was.clients.private, private)
     np.testing.assert_array_equal(base.clients.private, private)

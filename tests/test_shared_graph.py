@@ -17,6 +17,7 @@ from tacita.core.codec import pack
 from tacita.core.types import Arrays, Doubles, Floats, Given, Keys, ServerState
 from tacita.federation.rounds import run_round
 from tacita.methods import World, build_parts
+from tacita.methods.sharing import graph as graph_module
 from tacita.methods.sharing.graph import SharedGraph, Start
 from tacita.methods.sharing.graph_learning import SharedGraphPart, graph_like, paused, purged
 from tacita.methods.sharing.refining import (
@@ -401,3 +402,18 @@ def test_devices_score_with_the_smoothed_table_where_they_are_to() -> None:
     )
     assert part_of().broadcast(server) == {}
     assert part.received_fits({"table": server.items}, 14)
+
+
+def test_a_graph_is_made_once_for_a_record_and_ends_with_it() -> None:
+    given = Given(np.array([5, 5, 9], np.uint64), np.array([0, 2, 1], np.int32), np.zeros(3))
+    first = SharedGraph.of(given, 4)
+    assert SharedGraph.of(given, 4) is first
+    assert SharedGraph.of(given, 5) is not first
+    assert SharedGraph.of(given, 5, layers=1) is not SharedGraph.of(given, 5)
+    other = SharedGraph.of(given.without(5, np.array([2])), 4)
+    assert len(other) == 2
+    more = SharedGraph.of(given, 4, (np.array([9], np.uint64), np.array([3], np.int32)))
+    assert len(more) == 4
+    assert len(SharedGraph.of(given, 4)) == 3
+    del given
+    assert graph_module._LAST == []  # what was withdrawn is not kept by being remembered

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from oracle import catalogue, federate, make_backbone, make_block, make_stream, started
 from test_contracts import assert_same_numbers, run, through_a_file, with_parts
 from test_live_parity import close, close_all, config_of, home, lab, make_site, rows_of_blocks
@@ -600,6 +601,25 @@ def test_the_naive_loop_of_the_bench_learns_as_ours_does() -> None:
     assert min(found["fast_s"], found["naive_s"]) > 0
     with pytest.raises(TacitaError, match="backbone 'ego'"):
         bench_sharing(sharing(people(10), "mf"), repeats=1)
+
+
+@pytest.mark.parametrize("left", [0, 1, 4], ids=["everything", "all-but-one", "most"])
+def test_the_naive_loop_draws_for_who_has_nearly_everything(left: int) -> None:
+    """Somebody with more than half of the catalogue, which one draw of twice as many does not get past."""
+    values = {"data": "synthetic:users=40,items=30,per_user=8", "method": "fedshare", "evaluate": {"controls": False}}
+    fed = assemble(configured(values, "the test"), Machine())
+    block = fed.stream.blocks[0]
+    lists = [np.arange(30 - left) if u == 0 else block.train.row(u) for u in range(40)]
+    train = Ragged.from_lists([one.tolist() for one in lists])
+    fed = replace(fed, stream=replace(fed.stream, blocks=(replace(block, train=train),)))
+    naive = NaiveSharing(fed, next(part.config for part in fed.parts if part.name == "shared-graph"))
+    drawn = naive._others(np.zeros(200, np.int64), np.arange(30 - left)) if left else np.zeros(0, np.int64)
+    assert set(drawn.tolist()) == set(range(30 - left, 30) if left else ())
+    naive.n_clients = 40
+    before = naive.items.clone()
+    naive.round()
+    assert not torch.equal(naive.items, before)
+    assert bool(torch.isfinite(naive.items).all())
 
 
 def test_the_bench_says_nothing_but_its_figures() -> None:

@@ -58,8 +58,13 @@ def forget(
     from tacita.lab.forgetting.door import grant
 
     if calibrate is not None:
-        if user is not None or requests is not None:
-            raise TacitaError("--calibrate is asked for by itself, before anybody leaves; leave out --user and --from.")
+        given = {"--user": user, "--items": items, "--all": everything, "--from": requests, "--now": now,
+                 "--again": again, "--verify": verify}  # fmt: skip
+        wrong = [name for name, value in given.items() if value not in (None, False)]
+        if wrong:
+            raise TacitaError(
+                f"--calibrate is asked for by itself, before anybody leaves; leave out {' and '.join(wrong)}."
+            )
         _calibrate(run, calibrate, Machine(threads, data_dir=data_dir), as_json)
         return
     wish = replace(_wish("forget", user, items, everything, requests), alone=now, again=again)
@@ -184,15 +189,18 @@ def _tell(granted: Granted, as_json: bool) -> None:
 
     found = granted.certificate
     if as_json:
-        console.print_json(found or {"said": granted.said})
+        console.print_json(found or {"said": granted.said, "items": granted.n_items, "people": granted.n_people})
+        _judge(found)
         return
     if found is None:
         console.tell(granted.said[:1].upper() + granted.said[1:])
+        if granted.n_items:
+            console.tell(f"{_counted(granted.n_items, 'item')} of {_counted(granted.n_people, 'user')} are shared now.")
         return
     if ALONE in found["residual_risk"]:
         console.say(f"Note: {ALONE}")
     request, cost, method = found["request"], found["cost"], found["method"]
-    people = f"{len(request['subjects'])} user" + "s" * (len(request["subjects"]) != 1)
+    people = _counted(len(request["subjects"]), "user")
     console.tell(f"{method['why'][:1].upper()}{method['why'][1:]}")
     console.tell(
         f"{request['n_items']} items of {people} are taken back; {method['name']}: {method['mode']}, "
@@ -207,4 +215,19 @@ def _tell(granted: Granted, as_json: bool) -> None:
         console.tell(
             f"Pair membership AUC: {auc['before']} before, {auc['after']} after, {auc['retrain']} trained again."
         )
-    console.say(f"Verdict: {found['verdict']}. Certificate: {granted.path}")
+    if method["leaves"]:
+        console.tell(method["leaves"])
+    console.say(f"Certificate: {granted.path}")
+    _judge(found)
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n:,} {what}" + "s" * (n != 1)
+
+
+def _judge(found: dict[str, Any] | None) -> None:
+    """Say the verdict; who calls this from a script must not take a failure for a success."""
+    if found is not None:
+        console.say(f"Verdict: {found['verdict']}.")
+        if str(found["verdict"]).startswith("fail"):
+            raise typer.Exit(1)

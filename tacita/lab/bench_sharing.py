@@ -122,10 +122,10 @@ class NaiveSharing:
         optimiser: torch.optim.Optimizer = torch.optim.SparseAdam(
             [{"params": [one], "lr": rate} for one, rate in moving]
         )
-        above = torch.from_numpy(mine).long().repeat(self.plan.negatives)
-        for _ in range(self.plan.local_epochs):
-            pool = self.rng.integers(0, len(self.items), 2 * len(above) + 16)
-            below = torch.from_numpy(pool[~np.isin(pool, self.own.row(user))][: len(above)])
+        above, owned = torch.from_numpy(mine).long().repeat(self.plan.negatives), np.unique(self.own.row(user))
+        epochs = self.plan.local_epochs if len(owned) < len(self.items) else 0  # else nothing is left to rank below
+        for _ in range(epochs):
+            below = torch.from_numpy(self._others(np.zeros(len(above), np.int64), owned))
             optimiser.zero_grad()
             loss: Any = model.loss(above, below, self.plan)
             loss.backward()
@@ -133,17 +133,29 @@ class NaiveSharing:
         self.vectors[user] = model.p.weight.detach()[0]
         return model
 
+    def _others(self, person: AnyArray, pairs: AnyArray) -> AnyArray:
+        """An item for each of these people that is not theirs; what is theirs is drawn again.
+
+        `pairs`: person times the number of items, plus an item of theirs.
+        """
+        drawn, wrong = np.empty(len(person), np.int64), np.arange(len(person))
+        while len(wrong):
+            drawn[wrong] = self.rng.integers(0, len(self.items), len(wrong))
+            wrong = wrong[np.isin(person[wrong] * len(self.items) + drawn[wrong], pairs)]
+        return drawn
+
     def _refine(self) -> None:
-        """One pass over what is shared."""
+        """One pass over what is shared; who shared everything has nothing to rank it above."""
         how, (who, what) = self.graph, self.given
         table = torch.nn.Parameter(self.items.clone())
         optimiser = torch.optim.Adam([table], lr=how.lr)
         passing, means = _adjacency(who, what, len(table))
-        known, order = np.unique(what), self.rng.permutation(len(who))
-        for at in range(0, len(who), how.edge_batch):
+        pairs, known = who * len(table) + what, np.unique(what)
+        order = self.rng.permutation(np.flatnonzero(np.bincount(who)[who] < len(table)))
+        for at in range(0, len(order), how.edge_batch):
             some = order[at : at + how.edge_batch]
             person, liked = (torch.from_numpy(column[some]).long() for column in (who, what))
-            other = torch.from_numpy(self.rng.integers(0, len(table), len(some)))
+            other = torch.from_numpy(self._others(who[some], pairs))
             items = torch.from_numpy(self.rng.permutation(known)[: how.item_batch]).long()
             optimiser.zero_grad()
             layers = [torch.cat([torch.sparse.mm(means, table), table])]

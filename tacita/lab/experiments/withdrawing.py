@@ -23,7 +23,7 @@ from tacita.federation.rounds import Progress, run_stream, start
 from tacita.lab.experiments.once import Line, first_metric, only_block, pack, rounded
 from tacita.lab.experiments.plan import Cell
 from tacita.lab.experiments.shared_base import silent, with_parts
-from tacita.lab.forgetting.anew import shared_by
+from tacita.lab.forgetting.anew import shares_of
 from tacita.lab.forgetting.door import carried_out
 from tacita.lab.forgetting.paths import way_of
 from tacita.lab.forgetting.proof import Done, compared
@@ -120,9 +120,9 @@ class Withdrawals:
         """What became of the request in one cell's way."""
         fed, share = with_parts(self.data, cell.config), cell.withdraws
         progress = self.base.standing(fed)
-        shared = shared_by(fed, Learned(progress.server, progress.clients))
-        asked = taking_back(shared, fed.stream.user_keys, fed.draws, share)
-        way = way_of(fed, asked, shared.take(asked.users))
+        shares = shares_of(fed, Learned(progress.server, progress.clients))
+        asked = taking_back(shares.shared, fed.stream.user_keys, fed.draws, share)
+        way = way_of(fed, asked, shares.take(asked.users))
         device = kept_by(way.by[0], progress.server, progress.clients).device_mean
         done = carried_out(fed, progress, asked, way)
         if share not in self.anew:

@@ -18,6 +18,7 @@ from tacita.federation.one_round import open_block
 from tacita.federation.requests import can_handle, enrol, handle
 from tacita.federation.rounds import Progress, RoundReport, end_block, run_block, start
 from tacita.lab.assembling import build
+from tacita.lab.forgetting.paths import Shares
 from tacita.lab.forgetting.wishes import Asked
 from tacita.round.device_state import PARTS, DeviceState
 from tacita.round.parts import Part, overrides
@@ -26,12 +27,21 @@ from tacita.round.plan import Federation
 
 def shared_by(fed: Federation, now: Learned) -> Ragged:
     """(users) what people share by their own devices' word, which may tell the server something else for it."""
+    if not any(name.endswith("/shared") for name in now.clients.lists):
+        return now.server.given.of(fed.stream.user_keys[: now.clients.n_users])
+    return _kept(now, "/shared")
+
+
+def shares_of(fed: Federation, now: Learned) -> Shares:
+    """(users) the same, and what of it devices may have learned from before."""
+    return Shares(shared_by(fed, now), _kept(now, "/learned"))
+
+
+def _kept(now: Learned, ending: str) -> Ragged:
+    """(users) the lists of that name, of all parts together."""
     users = np.arange(now.clients.n_users)
-    names = [name for name in now.clients.lists if name.endswith("/shared")]
-    if not names:
-        return now.server.given.of(fed.stream.user_keys[users])
     found = Ragged.empty(len(users))
-    for one in (now.clients.list_of(name, users) for name in names):
+    for one in (now.clients.list_of(name, users) for name in now.clients.lists if name.endswith(ending)):
         found = found.joined(Ragged(one.ptr, one.ids))
     return found
 

@@ -6,7 +6,6 @@ has the bits of one that was trained again, or where the method is exact by cons
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,6 +16,7 @@ from tacita.core.codec import digest
 from tacita.core.types import Arrays
 from tacita.lab.artefacts import clean
 from tacita.lab.forgetting.proof import Done, Proof, model_digest
+from tacita.lab.forgetting.pseudonyms import pseudonym, together
 from tacita.lab.forgetting.verdict import checks_of, verdict_of
 from tacita.lab.run_folder import Saved
 from tacita.round.device_state import device_arrays
@@ -51,6 +51,7 @@ class Case:
     traces: dict[str, list[str]]
     number: int
     seconds: float
+    key: bytes  # of what it calls people
 
     def summed(self, name: str) -> float:
         return float(sum(one.get(name) or 0.0 for one in self.told))
@@ -96,15 +97,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def pseudonym(saved: Saved, user: str) -> str:
-    return hashlib.sha256(f"{saved.ids['fingerprint']} {user}".encode()).hexdigest()[:16]
-
-
 def _request(case: Case) -> dict[str, Any]:
-    saved, asked = case.saved, case.done.asked
-    subjects = [pseudonym(saved, saved.ids["users"][u]) for u in asked.users.tolist()]
-    others = [pseudonym(saved, saved.ids["users"][u]) for u in _others(case)]
-    one = subjects[0] if len(subjects) == 1 else hashlib.sha256(" ".join(subjects).encode()).hexdigest()[:16]
+    ids, asked = case.saved.ids["users"], case.done.asked
+    subjects = [pseudonym(case.key, ids[u]) for u in asked.users.tolist()]
+    others = [pseudonym(case.key, ids[u]) for u in _others(case)]
+    one = subjects[0] if len(subjects) == 1 else together(subjects)
     told = case.done.fed.stream.trained(len(case.done.fed.stream.blocks) - 1)
     edges = int(told.holds(asked.users[asked.items.rows()], asked.items.ids).sum())
     return {
@@ -133,6 +130,7 @@ def _method(case: Case) -> dict[str, Any]:
         "name": next((str(one["method"]) for one in case.methods if "method" in one), " and ".join(case.done.way.by)),
         "mode": "; ".join(str(one["mode"]) for one in case.told if "mode" in one) or "as the method has it",
         "why": case.done.way.why,
+        "leaves": case.done.way.leaves,
         "exact": _exact(case),
         "calibration": _calibration(case),
         "parameters": {"backbone": config.backbone, "parts": config.parts, "method": config.method},
@@ -156,7 +154,7 @@ def _sums_exactly(case: Case) -> bool:
 
 def _exact(case: Case) -> bool:
     """Checked bit by bit, or, where nobody checked, exact by construction."""
-    if case.done.way.leaves or case.done.waits:
+    if case.done.way.leaves or case.done.waits or _nothing_taken(case):
         return False
     if case.proof is not None:
         return case.proof.same_bits
@@ -244,9 +242,20 @@ def _residual(case: Case) -> str:
     return " ".join([RESIDUAL, *(one for one in more if one)])
 
 
+def _nothing_taken(case: Case) -> bool:
+    """Whether something is taken back from the server's record, and that held nothing of it."""
+    done, asked = case.done, case.done.asked
+    if asked.requests.kind != "unshare" or done.way.anew:
+        return False
+    held = done.was.server.given.of(done.fed.stream.user_keys[asked.users])
+    return not asked.items.holds(held.rows(), held.ids).any()
+
+
 def _verdict(case: Case) -> str:
     if case.done.waits:
         return "waiting"
+    if _nothing_taken(case):
+        return "fail: the server's record held nothing of what is taken back"
     if not clean(case.traces):
         return "fail: the search of the folder found what was withdrawn"
     if case.proof is None:

@@ -26,10 +26,11 @@ from tacita.lab.artefacts import find_traces, needles_of
 from tacita.lab.assembling import ALL_CORES, Machine, assemble
 from tacita.lab.calibration import calibrated
 from tacita.lab.controls import mean_of
-from tacita.lab.forgetting.anew import Price, begun_anew, certified, noted, shared_by
+from tacita.lab.forgetting.anew import Price, begun_anew, certified, noted, shared_by, shares_of
 from tacita.lab.forgetting.certificate import Case, certify
-from tacita.lab.forgetting.paths import AGAIN, REMEDY, Way, way_of
+from tacita.lab.forgetting.paths import AGAIN, REMEDY, Shares, Way, check_kind, way_of
 from tacita.lab.forgetting.proof import Done, Proof, prove, waiting_in
+from tacita.lab.forgetting.pseudonyms import certificates, key_of, new_key, number_of, pseudonym, unfinished
 from tacita.lab.forgetting.wishes import Asked, Standing, Wish, checked, nothing_to_do
 from tacita.lab.run_folder import Saved, changing, lists_of, open_saved, read_result, settle, write_models
 from tacita.metrics import continual_summary
@@ -45,6 +46,8 @@ class Granted:
     said: str  # which way it went and why, or why nothing changed
     certificate: dict[str, Any] | None = None  # None: nothing was withdrawn
     path: Path | None = None  # where the certificate is
+    n_items: int = 0  # that it was about
+    n_people: int = 0  # who asked
 
 
 @dataclass
@@ -65,16 +68,28 @@ class Opened:
     def standing(self) -> Standing:
         stream = self.fed.stream
         own = lists_of(self.saved.held, "history"), stream.trained(len(stream.blocks) - 1)
-        return Standing(self.saved, stream.user_keys, *own, self.shared, self.waiting)
+        return Standing(self.saved, stream.user_keys, *own, self.shares.shared, self.waiting, self.rest)
+
+    @property
+    def rest(self) -> frozenset[str]:
+        """Who had something forgotten of which the certificate says that some stayed in the model."""
+        key, named = key_of(self.saved.folder), unfinished(self.saved.folder)
+        if key is None or not named:
+            return frozenset()
+        return frozenset(user for user in self.saved.ids["users"] if pseudonym(key, user) in named)
+
+    @property
+    def shares(self) -> Shares:
+        """(users) What people share."""
+        return shares_of(self.fed, Learned(self.progress.server, self.progress.clients))
 
     @property
     def shared(self) -> Ragged:
-        """(users) What people share."""
-        return shared_by(self.fed, Learned(self.progress.server, self.progress.clients))
+        return self.shares.shared
 
     def way_of(self, asked: Asked, again: bool = False) -> Way:
         """Which way a request goes."""
-        return way_of(self.fed, asked, self.shared.take(asked.users), again)
+        return way_of(self.fed, asked, self.shares.take(asked.users), again)
 
 
 def grant(folder: Path, wish: Wish, verify: bool = False, machine: Machine = ALL_CORES) -> Granted:
@@ -85,6 +100,7 @@ def grant(folder: Path, wish: Wish, verify: bool = False, machine: Machine = ALL
         clear_sides(folder)
         settle(folder)
         run = opened(folder, machine)
+        check_kind(run.fed, wish.kind)
         asked = checked(wish, run.standing())
         if asked.empty:
             return Granted(nothing_to_do(wish, run.standing()))
@@ -229,22 +245,18 @@ def _written(saved: Saved, done: Done, proof: Proof | None, began: float) -> Gra
         write_models(done.left, progress, side)
         write_json(side / "result.json", _result(folder, done))
         if asked.requests.kind != "share":
-            number = 1 + max((_number(one) for one in folder.glob("*-*.json")), default=0)
+            number = 1 + max((number_of(one) for one in certificates(folder)), default=0)
             name = f"{'unshare' if asked.requests.kind == 'unshare' else 'forget'}-{number}.json"
             leavers = asked.users if asked.whole else asked.users[:0]
             needles = needles_of(saved, done.gone, done.withdrawn, leavers, done.was)
             needles = replace(needles, lasting=done.fed.lasting if done.way.anew else None)
             traces = find_traces(side, needles, besides=folder)
-            certificate = certify(Case(saved, done, proof, traces, number, time.perf_counter() - began))
+            key = key_of(folder) or new_key(side)
+            certificate = certify(Case(saved, done, proof, traces, number, time.perf_counter() - began, key))
             path = folder / name
             write_json(side / name, certificate)
     write_report([folder], folder / "report.html")
-    return Granted(done.way.why, certificate, path)
-
-
-def _number(path: Path) -> int:
-    verb, _, number = path.stem.rpartition("-")
-    return int(number) if verb in ("forget", "unshare") and number.isdigit() else 0
+    return Granted(done.way.why, certificate, path, len(asked.items.ids), len(asked.users))
 
 
 def _result(folder: Path, done: Done) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Ragged
+from tacita.core.types import AnyArray, Ragged
 from tacita.federation.requests import can_handle
 from tacita.lab.forgetting.wishes import Asked
 from tacita.round.parts import Part, overrides
@@ -23,6 +23,7 @@ TOLD = (
     "stays as it was told: to draw it anew would cost their privacy once more."
 )
 LOCAL = f"What the person's device learned from and never shared stays in the model as it is; {REMEDY}."
+LATE = f"What the person's device had learned from before it was shared stays in the model as it is; {REMEDY}."
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,23 @@ class Way:
         return self.by == (AGAIN,)
 
 
-def way_of(plan: Plan, asked: Asked, shared: Ragged, again: bool = False) -> Way:
-    """The way of a request; `shared`: what each of these people shares. `again`: whatever the run's own way is."""
+@dataclass(frozen=True)
+class Shares:
+    """What people share, a list for each of them."""
+
+    shared: Ragged
+    learned: Ragged  # what of it their devices may have learned from before they shared it
+
+    def take(self, users: AnyArray) -> Shares:
+        return Shares(self.shared.take(users), self.learned.take(users))
+
+
+def way_of(plan: Plan, asked: Asked, shares: Shares, again: bool = False) -> Way:
+    """The way of a request; `shares`: of the people who ask. `again`: whatever the run's own way is."""
     if asked.requests.kind == "share":
         return _sharing(plan)
+    if asked.rest:
+        return _anew(plan, "what was forgotten before left something in the model")
     if again:
         return _anew(plan, "--again asks for it")
     if asked.requests.kind != "unshare" and plan.learner.takes_back:
@@ -50,31 +64,40 @@ def way_of(plan: Plan, asked: Asked, shared: Ragged, again: bool = False) -> Way
         noise = "" if model is None or model.exact else ", with noise of its own, which is charged"
         why = f"{name} is a function of a sum over people, so what was told is taken out of the sum{noise}."
         return Way((name,), why)
-    return _unlearning(plan, asked, shared)
+    return _unlearning(plan, asked, shares)
+
+
+def check_kind(plan: Plan, kind: str) -> None:
+    """Refuse requests about shared items where nobody shares anything, whoever asks."""
+    if any("shared" in part.device_arrays(0) for part in plan.parts) or kind not in ("share", "unshare"):
+        return
+    if kind == "unshare":
+        raise TacitaError(
+            f"nobody shares anything in a run of {_called(plan)}, so there is nothing to take back from the server's "
+            "record; `tacita forget` takes back what was learned."
+        )
+    raise TacitaError(f"nobody in a run of {_called(plan)} learns from what is shared; train with --method fedshare.")
 
 
 def _sharing(plan: Plan) -> Way:
     taking = [part.name for part in plan.parts if "shared" in part.device_arrays(0)]
-    if not taking:
-        raise TacitaError(
-            f"nobody in a run of {_called(plan)} learns from what is shared; train with --method fedshare."
-        )
     return Way(tuple(taking), "what is shared goes to the server, and is no longer learned from on the device.")
 
 
-def _unlearning(plan: Plan, asked: Asked, shared: Ragged) -> Way:
+def _unlearning(plan: Plan, asked: Asked, shares: Shares) -> Way:
     able = [part for part in plan.parts if part.takes_back and can_handle(part)]
     of_shared = [part for part in able if "given" in part.takes_back]
     reaching = ("local", "people") if asked.whole else ("local",)
     of_local = [part for part in able if any(one in part.takes_back for one in reaching)]
-    n_shared, n_local = _counts(asked, shared)
+    n_shared, n_local, n_late = _counts(asked, shares)
+    late = LATE if n_late and not of_local else ""
     if not able:
         return _anew(plan, f"nothing in a run of {_called(plan)} takes data back")
     if asked.requests.kind == "unshare" or not n_local:
         if not of_shared:
             return _anew(plan, f"{_list(_names(able))} does not take back what was shared")
         named = _names(of_shared)
-        return Way(named, f"all {n_shared} interactions were shared, and {_list(named)} takes shared ones back.")
+        return Way(named, f"all {n_shared} interactions were shared, and {_list(named)} takes shared ones back.", late)
     if of_local and (of_shared or not n_shared):
         rest = "none of it was shared" if not n_shared else "some of it was shared and some learned from on the device"
         named = _names([part for part in able if part in of_local or (n_shared and part in of_shared)])
@@ -82,7 +105,7 @@ def _unlearning(plan: Plan, asked: Asked, shared: Ragged) -> Way:
     if n_shared and of_shared:
         named = _names(of_shared)
         why = f"{n_shared} of the interactions were shared, and {_list(named)} takes shared ones back."
-        return Way(named, why, LOCAL)
+        return Way(named, why, f"{LOCAL} {late}".strip())
     if n_shared:
         return _anew(plan, f"{_list(_names(able))} does not take back what was shared")
     only = "whole people only" if any("people" in part.takes_back for part in able) else "what was shared only"
@@ -95,11 +118,11 @@ def _anew(plan: Plan, because: str) -> Way:
     return Way((AGAIN,), why, TOLD if told else "")
 
 
-def _counts(asked: Asked, shared: Ragged) -> tuple[int, int]:
-    """How many of the interactions were shared, and how many were not."""
-    mine = asked.items
-    found = int(shared.holds(mine.rows(), mine.ids).sum())
-    return found, len(mine.ids) - found
+def _counts(asked: Asked, shares: Shares) -> tuple[int, int, int]:
+    """How many of the interactions were shared, how many were not, and how many of the first were learned before."""
+    rows, ids = asked.items.rows(), asked.items.ids
+    found, late = (one.holds(rows, ids) for one in (shares.shared, shares.learned))
+    return int(found.sum()), int((~found).sum()), int((found & late).sum())
 
 
 def _names(parts: Sequence[Part]) -> tuple[str, ...]:

@@ -65,10 +65,11 @@ class Asked:
     items: Ragged  # (people) what it is about
     whole: bool  # everything that they have
     waiting: bool = False  # some of them asked before, and what they told still waits to be taken back
+    rest: bool = False  # some of them asked before, and what that left in the model is to go as well
 
     @property
     def empty(self) -> bool:
-        return len(self.items.ids) == 0 and not self.waiting
+        return len(self.items.ids) == 0 and not self.waiting and not self.rest
 
 
 def some_of(asking: Longs, keys: Keys, draws: Draws, share: float) -> Longs:
@@ -97,6 +98,7 @@ class Standing:
     trained: Ragged  # what of it was learned from
     shared: Ragged  # what of that they share
     waiting: Keys  # who asked before and waits
+    rest: frozenset[str] = frozenset()  # users of whom something stayed in the model when it was forgotten
 
 
 def checked(wish: Wish, now: Standing) -> Asked:
@@ -104,6 +106,7 @@ def checked(wish: Wish, now: Standing) -> Asked:
     users = now.saved.numbers(list(wish.items))
     number = {raw: n for n, raw in enumerate(now.saved.ids["items"])}
     shared = now.shared.take(users)
+    rest = np.array([wish.again and user in now.rest for user in wish.items], bool)
     rows, ids = [], []
     for row, (user, named) in enumerate(wish.items.items()):
         has = _has(wish.kind, now, int(users[row]), shared.row(row))
@@ -115,11 +118,11 @@ def checked(wish: Wish, now: Standing) -> Asked:
     items = Ragged.from_pairs(np.concatenate([*rows, _NONE]), np.concatenate([*ids, _NONE]), len(users))
     whole = wish.kind == "forget" and bool(wish.items) and all(one is None for one in wish.items.values())
     waits = np.isin(now.keys[users], now.waiting) if wish.alone else np.zeros(len(users), bool)
-    asking = np.flatnonzero((items.counts() > 0) | waits)
+    asking = np.flatnonzero((items.counts() > 0) | waits | rest)
     kind: Literal["share", "unshare", "forget", "leave"] = "leave" if whole else wish.kind
     told = Ragged.empty(len(asking)) if whole else items.take(asking)
     requests = Requests(kind, now.keys[users[asking]], told, alone=wish.alone)
-    return Asked(requests, users[asking], items.take(asking), whole, bool(waits.any()))
+    return Asked(requests, users[asking], items.take(asking), whole, bool(waits.any()), bool(rest.any()))
 
 
 def _has(kind: Kind, now: Standing, user: int, shared: AnyArray) -> Longs:
@@ -142,7 +145,7 @@ def _named(wish: Wish, now: Standing, user: str, named: list[str], number: dict[
         chosen.append(number[raw])
     missing = [raw for raw, one in zip(named, chosen, strict=True) if one not in set(has.tolist())]
     waits = wish.alone and now.keys[now.saved.numbers([user])[0]] in now.waiting
-    if missing and not waits:
+    if missing and not waits and not (wish.again and user in now.rest):
         raise TacitaError(f"user '{user}' {_LACKS[wish.kind].format(item=missing[0], folder=folder)}")
     return np.intersect1d(has, chosen)
 

@@ -53,7 +53,8 @@ class Cfru(Part):
     config: CfruConfig
 
     def extra_fields(self, n_items: int) -> tuple[Spec, ...]:
-        return (Spec("weight", (1,), seen="each", least=0.0, about="what an update counts"),)
+        most = log.most_weight(self.world, n_items)
+        return (Spec("weight", (1,), seen="each", most=most, least=0.0, about="what an update counts"),)
 
     def check(self, n_items: int) -> None:
         log.check_going_back(self.name, self.world.train)

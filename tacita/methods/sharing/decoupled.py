@@ -120,7 +120,9 @@ class Decoupled(Part):
         if taken is None:
             return None
         asking = requests.senders[taken.counts() > 0]
-        exact = self._exact(kept, requests)
+        exact = self._exact(kept, requests) and len(asking) > 0
+        kept = self._without(kept, server, requests.senders)
+        server = server.with_part(self.name, kept) if kept else server
         said = {"method": self.name, "exact": exact, "edges": len(taken.ids), "rounds": 0, "clients_asked": 0}
         said |= {"storage_server": n_bytes(kept), "storage_client": 0, "purged": []}
         if not len(asking) or _BASE not in kept:
@@ -137,10 +139,18 @@ class Decoupled(Part):
         late = np.union1d(kept.get(_LATE, np.zeros(0, np.uint64)), senders)
         return server.with_part(self.name, {**kept, _LATE: late}), {"method": self.name, "late": len(senders)}
 
+    def _without(self, kept: Arrays, server: ServerState, senders: Keys) -> Arrays:
+        """Of who shares nothing any more it is not kept that they shared late."""
+        if _LATE not in kept:
+            return kept
+        gone = np.isin(kept[_LATE], np.setdiff1d(senders, server.given.sender))
+        return {**kept, _LATE: kept[_LATE][~gone]} if gone.any() else kept
+
     def _exact(self, kept: Arrays, requests: Requests) -> bool:
         """Whether all that is to be forgotten was learned here and nowhere else."""
         sharing = self.world.options_of("sharing") or {}
         apart = sharing.get("exclude") == "local" and sharing.get("unshare", "delete") == "delete"
+        apart = apart and not sharing.get("still_learn", False)
         late = np.isin(requests.senders, kept.get(_LATE, np.zeros(0, np.uint64))).any()
         # of who forgets or leaves, it does not hear what their devices learned from
         return bool(apart and requests.kind == "unshare" and not late)

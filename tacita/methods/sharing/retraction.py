@@ -56,9 +56,11 @@ class Retraction(Part):
 
     def extra_fields(self, n_items: int) -> tuple[Spec, ...]:
         digest = "a digest of what was sent"
+        train, size = self.world.train, n_items * self.world.backbone.item_width
+        longest = train.server_lr * log.most_weight(self.world, n_items) * MOST_MOVE * size**0.5
         return (
-            Spec("psi", (1,), seen="each", least=0.0, about="how long what was sent is"),
-            Spec("commitment", (COMMITMENT,), seen="each", most=2.0**16, least=0.0, about=digest),
+            Spec("psi", (1,), seen="each", most=longest, least=0.0, about="how long what was sent is"),
+            Spec("commitment", (COMMITMENT,), seen="each", most=2.0**16 - 1, least=0.0, about=digest),
         )
 
     def check(self, n_items: int) -> None:

@@ -58,6 +58,7 @@ class Sharing(Part):
         return {
             "shared": Ragged.empty(n_users),
             "gone": Ragged.empty(n_users),
+            "learned": Ragged.empty(n_users),  # of what is shared, what the device may have learned from before
             "group": np.zeros(n_users, np.int8),
             "left": np.zeros(n_users, bool),
         }
@@ -147,14 +148,35 @@ class Sharing(Part):
         shared, gone = self._lists(view)
         asked, n_items = distinct(requests.items, view.n_items), view.n_items
         if requests.kind == "leave":
-            return {"shared": Ragged.empty(len(view.user)), "left": np.ones(len(view.user), bool)}
+            nothing = Ragged.empty(len(view.user))
+            return {"shared": nothing, "left": np.ones(len(view.user), bool), **self._learned(view, nothing)}
         if requests.kind == "share":
-            return {"shared": _united(shared, asked, n_items), "gone": _less(gone, asked, n_items)}
+            fresh = _less(asked, shared, n_items)
+            late = _united(self._learned_of(view), self._taught(view, fresh), n_items)
+            return {
+                "shared": _united(shared, asked, n_items),
+                "gone": _less(gone, asked, n_items),
+                **self._learned(view, late),
+            }
         if requests.kind == "unshare":  # of what was never shared there is nothing to take back
             asked = asked.where(listed(n_items, asked.ptr, asked.ids, shared.ptr, shared.ids))
-            if self.config.unshare == "to_local":
-                return {"shared": _less(shared, asked, n_items)}
-        return {"shared": _less(shared, asked, n_items), "gone": _united(gone, asked, n_items)}
+        late = self._learned(view, _less(self._learned_of(view), asked, n_items))
+        if requests.kind == "unshare" and self.config.unshare == "to_local":
+            return {"shared": _less(shared, asked, n_items), **late}
+        return {"shared": _less(shared, asked, n_items), "gone": _united(gone, asked, n_items), **late}
+
+    def _taught(self, view: CohortView, asked: Ragged) -> Ragged:
+        """What of some items the device may have learned from: all, unless the block of these has just begun."""
+        if view.round > 0 or self.config.still_learn:
+            return asked
+        return asked.where(~listed(view.n_items, asked.ptr, asked.ids, view.train.ptr, view.train.ids))
+
+    def _learned_of(self, view: CohortView) -> Ragged:
+        return view.lists[self.name].get("learned", Ragged.empty(len(view.user)))
+
+    def _learned(self, view: CohortView, items: Ragged) -> Held:
+        """Runs of before have no such list."""
+        return {"learned": items} if "learned" in view.lists[self.name] else {}
 
     def handle_many(
         self, server: ServerState, requests: Requests, ask: Ask, play: Play

@@ -56,6 +56,13 @@ def check_order(name: str, world: World, *places: tuple[str, Literal["before", "
                 )
 
 
+def most_weight(world: World, n_items: int) -> float:
+    """The most that one client's upload may count, so that no node can say that its people count for more."""
+    parts = [part_class(str(one.get("name"))) for one in world.listed]
+    factors = [one.most_weight for one in parts if one.weight is not Part.weight]
+    return float(np.prod(factors)) * (n_items if world.train.weighs_data else 1.0)
+
+
 def asks_to_forget(requests: Requests) -> bool:
     """Whether requests ask for something to be forgotten at all."""
     if requests.kind in ("forget", "leave"):  # what of it was never shared the server does not hear
