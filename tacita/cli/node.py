@@ -168,6 +168,7 @@ def recommend(
     console.show_recommendations(user, found)
     if len(found) < k:
         console.say(f"Only {len(found)} items are left that user {user} does not have.")
+    console.say(f"What this cost user {user}: {_ask(folder, 'epsilon', user=user)}.")
 
 
 @app.command()
@@ -192,6 +193,30 @@ def ledger(
         console.answer(f"Run {run}:")
         for line in in_words(told):
             console.answer(line)
+
+
+@app.command()
+def budget(
+    user: Annotated[str, typer.Argument(metavar="USER", help="Raw user id.")],
+    epsilon: Annotated[float, typer.Argument(metavar="EPSILON", help="What they are willing to spend in all.")],
+    run: Annotated[str | None, typer.Option("--run", help="Only in this run; default: in every one.")] = None,
+    folder: Folder = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """How much of their privacy a user is willing to spend; the server is not told.
+
+    It holds from the node's next answer on, and what is spent stays spent. Runs that count nothing have no epsilon,
+    and no budget holds there; `node status` says so, and `node consent USER keep` keeps somebody out of them.
+
+    Example: `tacita node budget 196 1.0`
+    """
+    found = _ask(folder, "budget", quiet=as_json, user=user, epsilon=epsilon, run=run)
+    if as_json:
+        console.print_json(found)
+        return
+    where = f"run {run}" if run else "every run that counts"
+    console.answer(f"User {user} spends at most epsilon {epsilon:g} in {where}, from the next answer on.")
+    console.say(f"`tacita node ledger {user}` shows what is spent and what is left.")
 
 
 @app.command()

@@ -131,11 +131,21 @@ class TrainConfig(Strict):
         description="how silos differ: none: users are spread by a hash; low, medium, high: by what they like most, in "
         "shares drawn from a Dirichlet distribution with 10, 1 or 0.1, or with a number of your own",
     )
+    in_silos: Literal["together", "apart"] = Field(
+        "together",
+        description="together: a silo trains one model of all its people; apart: everybody in it trains from the "
+        "received model by themselves, and the silo adds up, so that what one person changes can be clipped",
+    )
     resume_from: Literal["best", "last"] = Field("best", description="which round the next block starts from")
     reset_private_each_block: bool = Field(False, description="as the F3CRec release does for NCF and PFedRec")
     stepper: Literal["auto", "fused", "autograd"] = Field(
         "auto", description="what takes local steps: compiled loops where there are some, else autograd"
     )
+
+    @property
+    def joint(self) -> int:
+        """Clients that are silos of several people; 0: every client is one person, also where silos add them up."""
+        return self.silos if self.in_silos == "together" else 0
 
     @property
     def weighs_data(self) -> bool:
@@ -217,15 +227,8 @@ class RunConfig(Strict):
 _LATER = {"split.repeats", "evaluate.hidden_items", "evaluate.ties", "date_format", "decimal", "item_rows"}
 _LATER |= {f"train.{name}" for name in ("redraw", "objective", "bpr_scale", "l2", "weight_decay", "moments", "pfedme")}
 _LATER |= {"train.aggregator", "train.weigh_by", "evaluate.unmasked", "split.min_user", "privacy"}
-_LATER |= {
-    "evaluate.read",
-    "split.lend",
-    "train.batches",
-    "train.decay",
-    "train.skew",
-    "split.held_items",
-    "split.least_items",
-}
+_LATER |= {"evaluate.read", "split.lend"}
+_LATER |= {"train.batches", "train.decay", "train.skew", "train.in_silos", "split.held_items", "split.least_items"}
 """Settings that came after results had been kept under a hash of their config."""
 
 

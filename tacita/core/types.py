@@ -432,6 +432,17 @@ class Extra:
 
 
 @dataclass(frozen=True)
+class Bound:
+    """A penalty on how far a client's model moves: strength * max(0, |change| - length)^2 joins its loss.
+
+    The change is that of item rows and shared parameters as one vector, the received model its origin.
+    """
+
+    strength: float
+    length: float
+
+
+@dataclass(frozen=True)
 class Pull:
     """A quadratic pull towards earlier values, applied implicitly after every step.
 

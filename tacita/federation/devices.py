@@ -124,7 +124,7 @@ class Here:
         return self.members
 
     def _members(self, fed: Federation, server: ServerState, among: Bools | None = None) -> Members:
-        block, silos = fed.stream.blocks[server.block], fed.config.train.silos
+        block, silos = fed.stream.blocks[server.block], fed.config.train.joint
         homes = None if fed.homes is None else fed.homes.silo
         return members_of(block, fed.stream.user_keys, silos, fed.draws, among, homes)
 
@@ -181,6 +181,8 @@ class Here:
             bytes_up += upload.n_bytes(fields, whole)
             for name, values in answer.notes.items():
                 told.setdefault(name, []).append(values)
+        if fed.config.train.silos and not fed.config.train.joint:  # a silo sends one sum of all its people
+            bytes_up = fed.config.train.silos * sum(one.n_bytes for one in fields if one.seen == "summed")
         for part in fed.transforming(question):
             total = fed.changed(part.party, total, partial(part.encode_sum, fed.seen_by(part.party, then)))
         total = fed.learner.noised(then, total, question)

@@ -26,6 +26,7 @@ OUTSIDE = (
 )
 AGAINST = {
     "local": "the server, which sees each noised release",
+    "silo": "the server, which sees the noised sum of each silo, and not against their own silo",
     "central": "whoever sees the models, and not the sums before their noise",
 }
 

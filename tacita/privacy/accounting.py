@@ -29,7 +29,7 @@ class Event:
     sensitivity: float = 1.0  # of what is released, as the unit changes: L2 for gaussian noise, L1 for laplace
     noise: float = 1.0  # its deviation (gaussian) or scale (laplace)
     unit: Literal["person", "silo", "interaction"] = "person"
-    threat: Literal["local", "central"] = "local"
+    threat: Literal["local", "silo", "central"] = "local"
     rate: float = 1.0  # probability to be in the release at all, where that counts
     cohort: Literal["asked", "poisson", "fixed"] = "asked"  # how those in it are chosen
     once: bool = False  # it does not come again

@@ -32,6 +32,7 @@ from tacita.privacy.accounting import Event, epsilon_of, most_releases
 from tacita.privacy.calibration import epsilon_of_mu, mu_of, mu_of_pure
 
 EARLIER = "earlier runs"  # an event of this name holds what was spent elsewhere
+EARLIER_ROUNDS = "earlier rounds"  # and one of this name rounds elsewhere that chance decided, as often as they came
 UNIT = 1e-12  # of mu^2, and of a pure epsilon
 MICRO = 1e-6  # budgets are whole numbers of it
 NO_LIMIT = np.iinfo(np.int64).max  # somebody who set no budget: everything is counted, nothing is refused
@@ -114,21 +115,46 @@ class Ledger:
         again = np.where([event.once for event in self.events], 0, -(-spent // np.maximum(times, 1)))
         return np.asarray((again > 0).any(axis=1) & ~self._fits(spent + again, account["budget"]))
 
-    def with_earlier(self, account: Arrays, units: Longs) -> Arrays:
-        """Accounts that also hold what was spent elsewhere, in units of mu^2; it only grows."""
+    def with_earlier(self, account: Arrays, units: Longs, rounds: Longs | None = None) -> Arrays:
+        """Accounts that also hold what was spent elsewhere: units of mu^2, and rounds like its own; it only grows."""
         column = self._column(EARLIER)
         spent, times = account["spent"].copy(), account["times"].copy()
         spent[:, column] = np.maximum(spent[:, column], np.minimum(units, _MOST))
         times[:, column] = spent[:, column] > 0
+        if rounds is not None:
+            column = self._column(EARLIER_ROUNDS)
+            each = self._cost(column, None, len(spent))
+            times[:, column] = np.maximum(times[:, column], rounds)
+            spent[:, column] = np.maximum(spent[:, column], times[:, column] * each)
         return {**account, "spent": spent, "times": times}
+
+    def rounds_like(self, event: Event, account: Arrays) -> tuple[Longs, Longs]:
+        """Releases here that chance decided: how many cost at most what `event` does, and a bound on the rest in mu^2.
+
+        A release of less noise, or that includes people more often, counts as if everybody had been in it.
+        """
+        like, more = np.zeros(len(account["spent"]), np.int64), np.zeros(len(account["spent"]), np.int64)
+        for k in self._laws("sampled"):
+            one, times = self.events[k], account["spent"][:, k]
+            if self.names[k].rpartition(": ")[2] == EARLIER_ROUNDS:
+                continue
+            if event.law != "unknown" and one.rate <= event.rate and one.loss <= event.loss:
+                like += times
+            else:
+                more += times * min(_MOST, math.ceil(one.loss**2 / UNIT))
+        return like, more
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(event.what for event in self.events)
 
     def without(self, what: str, account: Arrays) -> Longs:
-        """What was spent but for one kind of release, in units of mu^2; pure ones by a bound, sampled ones not."""
-        other = [k for k in self._laws("gaussian") if self.names[k].rpartition(": ")[2] != what]
+        """What was spent but for one kind of release, in units of mu^2; pure ones by a bound, sampled ones not at all.
+
+        `rounds_like` has those. Rounds of earlier runs are left out, too.
+        """
+        told = [name.rpartition(": ")[2] for name in self.names]
+        other = [k for k in self._laws("gaussian") if told[k] not in (what, EARLIER_ROUNDS)]
         mu2 = spent_on(account, other)
         pure = spent_on(account, self._laws("pure"))
         kinds, place = np.unique(pure, return_inverse=True)
@@ -188,11 +214,20 @@ class Ledger:
         """Whether a budget in millionths holds gaussian and sampled releases; one kind alone is looked up."""
         if left <= 0 or (mu2 == 0 and not counts.any()):
             return left >= 0 and mu2 == 0 and not counts.any()
-        used = np.flatnonzero(counts)
+        used = self._alike(counts)
         if mu2 == 0 and len(used) == 1 and not self.adaptive:
-            event = self.events[self._laws("sampled")[used[0]]]
-            return int(counts[used[0]]) <= most_releases(event, left * MICRO, self.delta)
+            ((event, n),) = used.items()
+            return n <= most_releases(event, left * MICRO, self.delta)
         return self._mixed(mu2, counts) <= left * MICRO
+
+    def _alike(self, counts: AnyArray) -> dict[Event, int]:
+        """Sampled releases with those of the same law counted together, whatever they are called."""
+        found: dict[Event, int] = {}
+        for k, n in zip(self._laws("sampled"), counts):
+            event = replace(self.events[k], what="sampled", once=False)
+            if n:
+                found[event] = found.get(event, 0) + int(n)
+        return found
 
     def _epsilons(self, spent: Longs) -> Doubles:
         pure = spent[:, self._laws("pure")].sum(axis=1) * UNIT
@@ -209,7 +244,7 @@ class Ledger:
 
     def _mixed(self, mu2: int, counts: AnyArray) -> float:
         """Gaussian and sampled releases together; of mu^2 four digits are told apart, rounded up."""
-        events = [(self.events[k], int(n)) for k, n in zip(self._laws("sampled"), counts)]
+        events = list(self._alike(counts).items())
         if mu2 >= _MOST:
             return math.inf
         if mu2:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from tacita.core.errors import TacitaError, unknown_name
-from tacita.core.types import CohortView, Held, Requests, ServerState
+from tacita.core.types import CohortView, Doubles, Held, Requests, ServerState
 from tacita.fields import Answer, Spec, Total, wire_bytes
 from tacita.privacy.ledger import Ledger
 from tacita.round.parts import Ask, Part, Play, World
@@ -74,6 +74,11 @@ class Learner(ABC):
     def ledger(self) -> Ledger | None:
         """What its releases are counted as; the accounts are what it keeps on devices as budget, spent and times."""
         return None
+
+    def declare(self, view: CohortView, epsilon: Doubles) -> Held:
+        """What devices keep when their own people have said how much they are willing to spend; see Part.declare."""
+        ledger = self.ledger()
+        return {} if ledger is None else {"budget": ledger.with_budget(view.parts[self.name], epsilon)["budget"]}
 
     def promises(self, server: ServerState) -> dict[str, float]:
         """What it promises of people's privacy after a block; nothing: no epsilon."""

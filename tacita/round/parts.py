@@ -22,6 +22,7 @@ from tacita.core.types import (
     Again,
     AnyArray,
     Arrays,
+    Bound,
     CohortView,
     Doubles,
     Extra,
@@ -206,6 +207,10 @@ class Part:
     def pull(self, view: CohortView) -> Pull | None:
         return None
 
+    def bound(self, view: CohortView) -> Bound | None:
+        """What it costs a client, in its own loss, to move further than a length."""
+        return None
+
     def after_training(self, view: CohortView, local: Local) -> Held:
         return {}
 
@@ -251,6 +256,14 @@ class Part:
     def handle_many_here(self, view: CohortView, requests: Requests) -> Held:
         """The same where many ask at once, each by its own device; a part overrides this or `handle_here`."""
         return {}
+
+    def declare(self, view: CohortView, epsilon: Doubles) -> Held:
+        """What devices keep when their own people have said how much they are willing to spend; it stays there.
+
+        Called before anything is charged. What is spent stays spent, whether a budget grows or shrinks.
+        """
+        ledger = self.ledger()
+        return {} if ledger is None else {"budget": ledger.with_budget(view.parts[self.name], epsilon)["budget"]}
 
     def encode_request(self, view: CohortView, requests: Requests) -> tuple[Requests, Held]:
         """What leaves the devices in place of what their people ask for, and what devices remember of that.

@@ -10,8 +10,9 @@ import numpy as np
 from tacita.core.config import TrainConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import Bools, CohortView, Held, Local, Pull
+from tacita.core.types import Bools, Bound, CohortView, Held, Local, Pull
 from tacita.fields import Dense, Form, Rows, Upload
+from tacita.kernels.lengths import shorten_moves, square_moves
 from tacita.kernels.steps import pull_rows, subtract_rows
 from tacita.learn.training.draw import Workspace, lay_out
 from tacita.learn.training.fused import FusedStepper
@@ -24,6 +25,8 @@ from tacita.models.ego import Ego
 from tacita.models.interest import Interest
 from tacita.models.neural import Tower
 from tacita.round.parts import Part, overrides
+
+_HALVINGS = 60  # of a bracket around the length that a penalty leads to
 
 
 @dataclass(frozen=True)
@@ -142,16 +145,18 @@ def train_cohort(
         lists[CONTEXT] = seen
     askers = [p for p in parts if p.name in lists and overrides(p, "extra_samples")]
     pulls = [one for p in parts if (one := p.pull(view)) is not None]
-    watched = askers or pulls or any(overrides(p, hook) for p in parts for hook in ("after_training", "extras"))
+    bounds = [far for p in parts if (far := p.bound(view)) is not None]
+    steered = bool(askers or pulls or bounds)  # something joins every step
+    watched = steered or any(overrides(p, hook) for p in parts for hook in ("after_training", "extras"))
     weighed = any(overrides(p, "likes") for p in parts)  # then the fused path may not be taken
-    gather = bool(watched) or weighed or not _fused(backbone, plan)
+    gather = watched or weighed or not _fused(backbone, plan)
     local = lay_out(view, lists, plan, draws, space, parts, gather)
-    stepper = choose_stepper(backbone, plan, local, alone=not askers and not pulls)
+    stepper = choose_stepper(backbone, plan, local, alone=not steered)
     none = StepExtras.none(view.n_clients)
     used = _rows_in_use(local) if lists else None
     if isinstance(stepper, FusedStepper) and not watched:
         stepper.train()
-    elif not askers and not pulls:
+    elif not steered:
         stepper.run(0, int(local.n_steps.max(initial=0)), None, none)
     else:
         for step in range(int(local.n_steps.max(initial=0))):
@@ -163,6 +168,8 @@ def train_cohort(
                     used[extras.row + np.repeat(local.row_start[:-1], np.diff(extras.ptr))] = True
             for pull in pulls:
                 _apply_pull(pull, backbone, local, step)
+            for bound in bounds:
+                _apply_bound(bound, backbone, local, step)
     kept = {p.name: new for p in parts if (new := p.after_training(view, local))}
     small = {f"{p.name}.{k}": v for p in parts for k, v in p.extras(view, local).items()}
     if watched or not isinstance(stepper, FusedStepper):
@@ -204,3 +211,29 @@ def _apply_pull(pull: Pull, backbone: Backbone, local: Local, step: int) -> None
     k_private = 2 * rate * pull.strength
     users = np.flatnonzero(pull.pulls_private & np.repeat(active, np.diff(local.view.user_ptr)))
     local.private[users] = (local.private[users] + k_private * pull.private[users]) / (1 + k_private)
+
+
+def _apply_bound(bound: Bound, backbone: Backbone, local: Local, step: int) -> None:
+    """The implicit step of the penalty on clients that took step `step`: what is longer than the bound shrinks.
+
+    With one rate r for everything a length l becomes (l + 2 r s bound) / (1 + 2 r s). Rows and shared parameters that
+    have rates of their own shrink by 1 / (1 + 2 r s (1 - bound / n)) each, n the length that this leads to.
+    """
+    view, rates = local.view, backbone.rates(local.view.n_items)
+    square = {"rows": square_moves(local.row_start, local.row_item, local.rows, view.items)}
+    for name, value in view.heads.items():
+        moved = (local.heads[name] - value).astype(np.float64).reshape(view.n_clients, -1)
+        square[name] = (moved**2).sum(axis=1)
+    length = np.sqrt(sum(square.values(), np.zeros(view.n_clients)))
+    strong = {name: 2 * bound.strength * rates[name] for name in square}
+    low, high = np.full(view.n_clients, bound.length), np.maximum(length, bound.length)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        then = sum((one / (1 + strong[name] * (1 - bound.length / middle)) ** 2 for name, one in square.items()), 0.0)
+        low, high = np.where(then > middle**2, middle, low), np.where(then > middle**2, high, middle)
+    longer = (length > bound.length) & (step < local.n_steps)
+    factor = {k: np.where(longer, 1 / (1 + v * (1 - bound.length / high)), 1.0) for k, v in strong.items()}
+    shorten_moves(factor["rows"], local.row_start, local.row_item, local.rows, view.items)
+    for name, value in view.heads.items():
+        by = factor[name].reshape(-1, *[1] * value.ndim)
+        local.heads[name][...] = value + by * (local.heads[name] - value)

@@ -23,7 +23,7 @@ class FusedStepper(Stepper):
 
     @staticmethod
     def supports(backbone: Backbone, plan: TrainConfig) -> bool:
-        plain = plan.objective == "bce" and plan.optimiser == "sgd" and plan.l2 == 0 and plan.silos == 0
+        plain = plan.objective == "bce" and plan.optimiser == "sgd" and plan.l2 == 0 and plan.joint == 0
         return plain and plan.batches == "samples" and backbone.affine_kind is not None
 
     def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:

@@ -18,7 +18,7 @@ class StarStepper(Stepper):
 
     @staticmethod
     def supports(backbone: Backbone, plan: TrainConfig) -> bool:
-        plain = plan.objective == "bpr" and plan.optimiser == "lazy-adam" and plan.silos == 0
+        plain = plan.objective == "bpr" and plan.optimiser == "lazy-adam" and plan.joint == 0
         cut = plan.batches == "samples"
         return plain and cut and type(backbone) is Ego  # who derives from it may read other items or weigh them
 

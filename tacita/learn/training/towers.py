@@ -33,7 +33,7 @@ class TowerStepper(Stepper):
 
     @staticmethod
     def supports(backbone: Backbone, plan: TrainConfig) -> bool:
-        plain = plan.objective == "bce" and plan.optimiser == "lazy-adam" and plan.l2 == 0 and plan.silos == 0
+        plain = plan.objective == "bce" and plan.optimiser == "lazy-adam" and plan.l2 == 0 and plan.joint == 0
         return plain and plan.batches == "samples" and isinstance(backbone, Tower) and not backbone.reads_context
 
     def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:

@@ -12,16 +12,22 @@ import numpy as np
 
 from tacita.core.config import RunConfig, validated
 from tacita.core.files import nested
-from tacita.core.types import AnyArray, Arrays
-from tacita.federation.clients import put_parts
+from tacita.core.types import AnyArray, Arrays, Down, ServerState
+from tacita.federation.clients import put_parts, users_view
 from tacita.lab.assembling import planned
 from tacita.lab.ledger import ACCOUNT, NO_EPSILON, accounts_of, one_account
 from tacita.live.letters import secret_of
 from tacita.live.node.answers import NO_EPSILON as NONE_STATED
 from tacita.live.node.node import Node
 from tacita.live.node.standing import Standing
-from tacita.privacy.ledger import EARLIER, Ledger
+from tacita.privacy.accounting import Event
+from tacita.privacy.ledger import EARLIER, EARLIER_ROUNDS, MICRO, NO_LIMIT, Ledger
 from tacita.round.device_state import PARTS
+from tacita.round.learner import Learner
+from tacita.round.parts import Part
+
+UNNOISED = "no epsilon: sums are sent without noise, so nothing bounds what could be worked out from them"
+_NOTHING = Event("nothing that chance decides", "unknown")
 
 
 def cost_of_all(standing: Standing) -> str:
@@ -47,22 +53,65 @@ def nothing_charged(standing: Standing) -> Iterator[None]:
 def carry(node: Node, standing: Standing) -> None:
     """Put what people spent in other runs on their accounts in this one: a new run is no new budget."""
     clients, run = standing.here.clients, standing.fed.stream.name
+    place = {int(one): n for n, one in enumerate(standing.users[: clients.n_users])}
     counting = [part for part in standing.fed.parts if (kept := part.ledger()) and EARLIER in kept.names]
     others = [one for one in node.store.runs() if one != run] if counting else []
-    elsewhere = np.zeros(clients.n_users, np.int64)
-    for other in others:
-        found = _accounts(node, other)
-        if found is None:
-            continue
-        (ledger, account), users = found
-        place = {int(one): n for n, one in enumerate(standing.users[: clients.n_users])}
-        rows = np.array([place.get(int(one), -1) for one in users], np.int64)
-        elsewhere[rows[rows >= 0]] += ledger.without(EARLIER, account)[rows >= 0]
-    for part in counting if elsewhere.any() else ():
+    found = [one for other in others if (one := _accounts(node, other)) is not None]
+    for part in counting:
         counted, mine = part.ledger(), clients.parts[part.name]
         assert counted is not None
-        made = counted.with_earlier({name: mine[name] for name in ACCOUNT}, elsewhere)
-        put_parts(clients, np.arange(clients.n_users, dtype=np.int32), {part.name: made})
+        own = [event for event in counted.events if event.what == EARLIER_ROUNDS]
+        units, rounds = np.zeros(clients.n_users, np.int64), np.zeros(clients.n_users, np.int64)
+        for (ledger, account), users in found:
+            rows = np.array([place.get(int(one), -1) for one in users], np.int64)
+            here = rows >= 0
+            like, more = ledger.rounds_like(own[0] if own else _NOTHING, account)
+            units[rows[here]] += (ledger.without(EARLIER, account) + more)[here]
+            rounds[rows[here]] += like[here]
+        if units.any() or rounds.any():
+            made = counted.with_earlier({name: mine[name] for name in ACCOUNT}, units, rounds if own else None)
+            put_parts(clients, np.arange(clients.n_users, dtype=np.int32), {part.name: made})
+
+
+def declare(node: Node, standing: Standing, server: ServerState) -> None:
+    """Put what people are willing to spend on their accounts in this run, before anything is charged."""
+    fed, clients = standing.fed, standing.here.clients
+    said = node.store.declared_budgets(fed.stream.name)
+    users = [n for n, one in enumerate(standing.users[: clients.n_users].tolist()) if one in said]
+    if not users:
+        return
+    epsilon = np.array([said[int(standing.users[n])] for n in users]) * MICRO
+    view = users_view(clients, server, fed.stream.blocks[server.block], np.array(users), fed.stream.user_keys, Down())
+    counting: tuple[Part | Learner, ...] = (*fed.parts, fed.learner)
+    for one in counting:
+        if one.ledger() is not None:
+            put_parts(clients, view.user, {one.name: one.declare(view, epsilon)})
+
+
+def set_budget(node: Node, user: str, epsilon: float, run: str | None = None) -> dict[str, Any]:
+    """From the next answer on nobody spends more than this of a person; what is spent stays spent."""
+    node.store.declare_budget(user, math.floor(epsilon / MICRO * (1 + 1e-15)), run)
+    return {"user": user, "epsilon": epsilon, "run": run}
+
+
+def epsilon_in_words(node: Node, user: str | None = None) -> str:
+    """What the run that is served from has cost a person here, or at most anybody; or that there is no epsilon."""
+    run = node.store.latest_run()
+    found = None if run is None else _accounts(node, run)
+    if found is None:
+        return UNNOISED
+    (ledger, account), users = found
+    rows = np.arange(len(users)) if user is None else np.flatnonzero(users == node.store.user(user))
+    if not len(rows):
+        return f"nothing: run '{run}' has heard nothing of user '{user}'"
+    own = {name: value[rows] for name, value in account.items()}
+    spent = float(ledger.epsilon(own).max())
+    if not math.isfinite(spent):
+        return UNNOISED
+    limit = own["budget"][own["budget"] != NO_LIMIT] * MICRO
+    most = f" of a budget of {limit.max():g}" if user is not None and len(limit) else ""
+    whose = "" if user is not None else "at most "
+    return f"{whose}epsilon {spent:.4g}{most} at delta {ledger.delta:g} so far, in run '{run}'"
 
 
 def _accounts(node: Node, run: str) -> tuple[tuple[Ledger, Arrays], AnyArray] | None:

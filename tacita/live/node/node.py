@@ -193,7 +193,6 @@ class Node:
             "last release": last,
             "serving": None if snapshot is None else f"block {snapshot.block} round {snapshot.round}",
             "server sees": self.what_the_server_sees(),
-            "epsilon": "no epsilon: sums are sent without noise, so nothing bounds what could be worked out from them",
         }
 
     # What may leave

@@ -24,7 +24,7 @@ from tacita.fields import Total
 from tacita.lab.assembling import check_settings, planned
 from tacita.live.letters import NAMES, PART, ROSTER, each_arrays
 from tacita.live.node.answers import Answer, Release, RequestNumber
-from tacita.live.node.budgets import carry, cost_of_all, nothing_charged
+from tacita.live.node.budgets import carry, cost_of_all, declare, nothing_charged
 from tacita.live.node.node import Node
 from tacita.live.node.received import Asked, as_json, asked_of, catalogue_of, whole_model
 from tacita.live.node.standing import ALONE, Refusal, Standing, standing_of, stored_devices
@@ -348,6 +348,7 @@ def _sum(
     if refusal is not None:
         raise Refusal(refusal)
     carry(node, standing)
+    declare(node, standing, server)
     told = here.exchange(fed, server, asked.down, head.kind, asked.chosen)
     if fed.learner.model_after and kind in questions and COUNTED & told.total.sums.keys():  # noise hides who is rare
         whole = told.total

@@ -288,6 +288,18 @@ class NodeStore:
         with self._writing() as db:
             return wants.put(db, Want(0, run, kind, list(items), user, time.time()))
 
+    def declare_budget(self, user: str, millionths: int, run: str | None = None) -> None:
+        """How much somebody is willing to spend, in one run or in all; an answer that is being made is made again."""
+        one = self.user(user)
+        with self._writing() as db:
+            wants.declare(db, one, run or "", millionths, time.time())
+            self.withdrawals += 1
+
+    def declared_budgets(self, run: str) -> dict[int, int]:
+        """What people here are willing to spend in a run, in millionths; who said nothing is not in it."""
+        with self._reading() as db:
+            return wants.declared(db, run)
+
     def wants(self, run: str | None = None) -> list[Want]:
         """What people here asked of the server of a run (None: of all), oldest first."""
         with self._reading() as db:

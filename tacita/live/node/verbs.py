@@ -12,7 +12,7 @@ from pydantic import Field
 
 from tacita.core.config import Strict, validated
 from tacita.core.errors import TacitaError, unknown_name
-from tacita.live.node.budgets import own_ledger
+from tacita.live.node.budgets import epsilon_in_words, own_ledger, set_budget
 from tacita.live.node.node import Node
 from tacita.live.node.wishes import standings, wish
 
@@ -24,6 +24,9 @@ class Nothing(Strict):
 
 
 Text = Annotated[str, Field(pattern=r"^[^\x00]*$")]  # also refuses halves of characters
+
+
+RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$")]
 
 
 class Import(Strict):
@@ -40,6 +43,12 @@ class Recommend(Strict):
 
 class Ledger(Strict):
     user: Text
+
+
+class Budget(Strict):
+    user: Text
+    epsilon: float = Field(ge=0, lt=1e6, allow_inf_nan=False)
+    run: RunName | None = None
 
 
 class Consent(Strict):
@@ -62,7 +71,7 @@ class Wish(Strict):
     kind: Literal["share", "unshare", "forget", "leave"]
     user: Text
     items: list[Text] = Field([], max_length=100_000)
-    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$")] | None = None
+    run: RunName | None = None
 
 
 def _reading(asked: Import) -> tuple[dict[str, str], str | None, str | None]:
@@ -77,10 +86,15 @@ def _erase(node: Node, asked: Erase) -> dict[str, Any]:
 
 _VERBS: dict[str, tuple[type[Strict], Callable[[Node, Any], Any]]] = {
     "import": (Import, lambda node, asked: node.import_file(asked.file, *_reading(asked))),
-    "status": (Nothing, lambda node, asked: {**node.status(), "requests": standings(node)}),
+    "status": (
+        Nothing,
+        lambda node, asked: {**node.status(), "epsilon": epsilon_in_words(node), "requests": standings(node)},
+    ),
     "request": (Wish, lambda node, asked: wish(node, asked.kind, asked.user, asked.items, asked.run)),
     "recommend": (Recommend, lambda node, asked: node.recommend(asked.user, asked.k)),
     "ledger": (Ledger, lambda node, asked: own_ledger(node, asked.user)),
+    "epsilon": (Ledger, lambda node, asked: epsilon_in_words(node, asked.user)),
+    "budget": (Budget, lambda node, asked: set_budget(node, asked.user, asked.epsilon, asked.run)),
     "consent": (Consent, lambda node, asked: node.set_consent(asked.user, asked.item, asked.level)),
     "export": (Export, lambda node, asked: node.export(Path(asked.file), asked.user)),
     "erase": (Erase, _erase),

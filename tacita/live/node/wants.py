@@ -16,6 +16,7 @@ from tacita.live.node.answers import RequestNumber
 from tacita.live.wire import MOST_REQUESTS, Outcome, Wanted
 
 WITHDRAW = ("forget", "leave")
+BUDGET = "budget"  # what somebody is willing to spend: kept like a request, and never sent
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,22 @@ def put(db: sqlite3.Connection, want: Want) -> int:
 
 def listed(db: sqlite3.Connection, run: str | None = None) -> list[Want]:
     """Requests for a run (None: for all), oldest first."""
-    asked = f"SELECT {_COLUMNS} FROM requests WHERE ?1 IS NULL OR run = ?1 ORDER BY id"
-    return [_want(*row) for row in db.execute(asked, (run,)).fetchall()]
+    asked = f"SELECT {_COLUMNS} FROM requests WHERE (?1 IS NULL OR run = ?1) AND kind != ?2 ORDER BY id"
+    return [_want(*row) for row in db.execute(asked, (run, BUDGET)).fetchall()]
+
+
+def declare(db: sqlite3.Connection, user: int, run: str, millionths: int, at: float) -> None:
+    """What somebody is willing to spend in a run ("": in every one), in millionths; no server hears of it."""
+    db.execute(
+        "INSERT INTO requests (run, kind, payload, user, created, sent) VALUES (?, ?, ?, ?, ?, ?)",
+        (run, BUDGET, json.dumps({"millionths": millionths}), user, at, at),
+    )
+
+
+def declared(db: sqlite3.Connection, run: str) -> dict[int, int]:
+    """What people here said last that they are willing to spend in a run, in millionths."""
+    asked = "SELECT user, payload FROM requests WHERE kind = ? AND run IN ('', ?) AND user IS NOT NULL ORDER BY id"
+    return {int(user): int(json.loads(said)["millionths"]) for user, said in db.execute(asked, (BUDGET, run))}
 
 
 def _want(

@@ -70,7 +70,7 @@ class LaplaceNoise(Part):
     def ledger(self) -> Ledger | None:
         if not self._counts:
             return None
-        unit: Literal["person", "silo"] = "silo" if self.world.train.silos else "person"
+        unit: Literal["person", "silo"] = "silo" if self.world.train.joint else "person"
         return Ledger((Event("upload", "laplace", 2 * self.config.clip, self.scale, unit),))
 
     def device_arrays(self, n_users: int) -> Arrays:
@@ -109,5 +109,5 @@ class LaplaceNoise(Part):
     def promises(self, server: ServerState) -> dict[str, float | str]:
         if not self._counts:
             return {}
-        unit = "silo" if self.world.train.silos else "person"
+        unit = "silo" if self.world.train.joint else "person"
         return {"unit": unit, "threat": "local", "delta": 0.0, "epsilon_of_a_release": self.config.epsilon}

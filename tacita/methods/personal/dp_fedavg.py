@@ -5,8 +5,8 @@ that does not depend on who was drawn. What it promises: whoever sees the models
 cannot tell well whether a person was there at all. How many people there are is taken as known. Chance is part of the
 mechanism, so a round costs everybody who could have been drawn, drawn or not.
 
-Not built: the penalty on long updates in the local loss that the cited work also has. A penalty applied after
-training changes nothing that the clip does not change anyway.
+With `penalty` a device also learns not to move further than the clip: what is longer costs it, in its own loss, the
+square of the rest, so that less is cut off. The release, its clip and its noise are the same, and so is what it costs.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Arrays, CohortView, ServerState
+from tacita.core.types import AnyArray, Arrays, Bound, CohortView, ServerState
 from tacita.fields import Rows, Spec, Total, Upload
 from tacita.methods.personal import releases
 from tacita.methods.personal.releases import by_client
 from tacita.privacy.accounting import Event, sampled_noise
-from tacita.privacy.ledger import Ledger
+from tacita.privacy.ledger import EARLIER, EARLIER_ROUNDS, Ledger
 from tacita.privacy.noise import Stream
 from tacita.round.parts import Part, PartConfig
 from tacita.round.registry import preset, register
@@ -38,6 +38,7 @@ class DPFedAvgConfig(PartConfig):
     full_weight: float | None = Field(
         None, gt=0, description="interactions from which a client counts fully; default: everybody does"
     )
+    penalty: float = Field(0.0, ge=0, description="strength of max(0, length of the update - clip)^2 in the local loss")
     keep: float = Field(1.0, gt=0, le=1, description="share of a client's largest numbers that are sent at all")
 
 
@@ -66,6 +67,10 @@ class DPFedAvg(Part):
             raise TacitaError("parts.dp-fedavg full_weight needs train.denominator: the rate times all weights.")
         if train.silos:
             raise TacitaError("dp-fedavg protects people, and silos train models of many; use train.silos = 0.")
+        if self.config.penalty and train.optimiser == "pfedme":
+            raise TacitaError(
+                "parts.dp-fedavg penalty holds back the model that 'pfedme' only follows; use another train.optimiser."
+            )
         if self.config.epsilon is None and self.config.noise is None:
             raise TacitaError("parts.dp-fedavg needs an epsilon or a noise.")
         self.multiple()
@@ -84,7 +89,8 @@ class DPFedAvg(Part):
         drawn = self.world.train.participation
         rate = drawn.rate if drawn.kind == "poisson" else 1.0
         event = Event("round", "gaussian", 1.0, self.multiple(), "person", "central", rate, "poisson")
-        return Ledger((event,), self.config.delta)
+        earlier = Event(EARLIER, "gaussian", 1.0, 1.0, "person", "central", once=True)
+        return Ledger((event, replace(event, what=EARLIER_ROUNDS, once=True), earlier), self.config.delta)
 
     # on the device
 
@@ -95,6 +101,9 @@ class DPFedAvg(Part):
         account = {name: view.parts[self.name][name] for name in releases.ACCOUNT}
         account, goes = self.ledger().charge(account, "round")
         return {**account, "pays": goes}
+
+    def bound(self, view: CohortView) -> Bound | None:
+        return Bound(self.config.penalty, self.config.clip) if self.config.penalty else None
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         if self.config.keep < 1:

@@ -7,7 +7,9 @@ whoever has nothing left stays silent and goes on being served. `calibration = "
 clipped releases, and the ledger says what it really costs.
 
 What it promises (threat = local): the server, which sees each noised release, cannot tell well whether a unit's whole
-data was replaced by other data. Not hidden: who takes part, who has stopped, the declared budgets, what is shared by
+data was replaced by other data. With threat = silo everybody in a silo trains apart, the silo clips what each of them
+changed, adds up and noises the sum once: the server cannot tell well whether a person was in the silo at all, and the
+silo itself sees everything. Not hidden: who takes part, who has stopped, the declared budgets, what is shared by
 request. Rounds are chosen by validation on private data, which is not charged.
 """
 
@@ -21,8 +23,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Doubles, Longs, ServerState
-from tacita.fields import Dense, Spec, Total, Upload
+from tacita.core.types import Arrays, CohortView, Doubles, Held, Longs, ServerState
+from tacita.fields import QUANTUM, Dense, Spec, Total, Upload
 from tacita.kernels.hashing import uniforms
 from tacita.methods.personal import releases
 from tacita.methods.personal.releases import by_client, by_user
@@ -39,6 +41,7 @@ NO_SCORES = (
     "be stated; use a method that sends item rows or a statistic."
 )
 _SHARE = 0.1  # of the clip that the length of an update may take up when it is sent along
+_SMALL = 2**16  # numbers that small fields of other parts hold at most, where rounding is counted
 _MASS = 0.5  # of the clip that a weight other parts give may take up
 _LEAST = 0.1  # of the weight there could be: what a noised sum of weights is taken for at least
 
@@ -55,10 +58,17 @@ class DPPSConfig(PartConfig):
     calibration: Literal["analytic", "paper"] = Field(
         "analytic", description="paper: noise sensitivity / epsilon as printed, which no budget holds; it is counted"
     )
-    threat: Literal["local", "central"] = Field(
-        "local", description="who is not trusted: the server, which sees releases, or who sees its models alone"
+    threat: Literal["local", "silo", "central"] = Field(
+        "local",
+        description="who is not trusted: the server, which sees everybody's releases; the server, which sees sums that "
+        "silos have noised; or who sees its models alone",
     )
     unit: Literal["person", "silo"] = Field("person", description="whose whole data an epsilon is about")
+    noise_on: Literal["reals", "wholes"] = Field(
+        "reals",
+        description="wholes: sums of whole numbers (train.aggregator = 'ideal') and whole-number noise on them, so "
+        "that nothing of a sum shows in how it was rounded",
+    )
     policy: Literal["declared", "activity"] = Field(
         "declared", description="activity: tiers by a noisy count of interactions, which is charged by itself"
     )
@@ -103,19 +113,36 @@ class DPPS(Part):
                 f"dpps sends noise on every row, and aggregation = '{train.aggregation}' with weigh_by = "
                 f"'{train.weigh_by}' would tell what a person has without any; use 'mean' or 'fixed' of clients."
             )
-        if config.unit == "person" and train.silos:
+        if config.unit == "person" and train.joint:
             raise TacitaError(
                 "a silo that trains one model of all its people has nothing to clip for each of them; use "
-                "train.silos = 0, or parts.dpps unit = 'silo', which protects silos and not people."
+                "train.in_silos = 'apart', or parts.dpps unit = 'silo', which protects silos and not people."
             )
-        if config.unit == "silo" and not train.silos:
-            raise TacitaError("parts.dpps unit = 'silo' needs silos: set train.silos, or unit = 'person'.")
-        if config.threat == "central" and self._rows and train.aggregation != "fixed":
+        if config.unit == "silo" and not train.joint:
             raise TacitaError(
-                "dpps with threat = 'central' must not divide by how many took part; use train.aggregation = 'fixed'."
+                "parts.dpps unit = 'silo' needs silos that train together: set train.silos, or unit = 'person'."
             )
-        if config.threat == "central" and (config.calibration == "paper" or config.noise is not None):
-            raise TacitaError("dpps with threat = 'central' fits clips to budgets; leave out noise and calibration.")
+        if config.threat == "silo" and (not train.silos or train.joint):
+            raise TacitaError(
+                "parts.dpps threat = 'silo' trusts silos to add up and to noise what each person changed; set "
+                "train.silos and train.in_silos = 'apart'."
+            )
+        if self._one_noise and self._rows and train.aggregation != "fixed":
+            raise TacitaError(
+                f"dpps with threat = '{config.threat}' must not divide by how many took part; use train.aggregation = "
+                "'fixed'."
+            )
+        if self._one_noise and (config.calibration == "paper" or config.noise is not None):
+            raise TacitaError(
+                f"dpps with threat = '{config.threat}' fits clips to budgets; leave out noise and calibration."
+            )
+        if config.noise_on == "wholes" and train.aggregator != "ideal":
+            raise TacitaError("parts.dpps noise_on = 'wholes' needs sums of whole numbers: train.aggregator = 'ideal'.")
+        if config.noise_on == "wholes" and self._rounding(n_items, self._weights(0.0).min()) > self.clips().min() / 10:
+            raise TacitaError(
+                f"rounding {n_items:,} items to whole numbers would take up more than a tenth of the clip; use a "
+                "larger parts.dpps clip, or noise_on = 'reals'."
+            )
         self._check_order()
 
     def _check_order(self) -> None:
@@ -131,6 +158,13 @@ class DPPS(Part):
             if any(overrides_class(name, hook) for hook in ("encode", "encode_sum")):
                 raise TacitaError(f"part '{name}' changes releases after dpps has noised them; list dpps after it.")
 
+    def _rounding(self, n_items: int, weight: float | Doubles) -> Doubles:
+        """By how much rounding to whole numbers, after weights, can lengthen what a client of a weight sends."""
+        backbone = self.world.backbone
+        rows = n_items * (backbone.item_width if self._rows else n_items)
+        heads = sum(math.prod(shape) for shape in backbone.shared().values())
+        return np.asarray(math.sqrt(rows + heads + _SMALL) * QUANTUM / 2 / np.maximum(weight, 1e-12))
+
     # what noise there is
 
     @property
@@ -138,9 +172,14 @@ class DPPS(Part):
         return self.world.backbone.learner == "rows"
 
     @property
+    def _one_noise(self) -> bool:
+        """One noise covers many people, so that clips differ where budgets do: of everybody, or of those of a silo."""
+        return self.config.threat != "local"
+
+    @property
     def _sensitivity(self) -> float:
         """Of one release, in the clip of the largest tier: data replaced, or a person added or removed."""
-        return 2 * self.config.clip if self.config.threat == "local" else self.config.clip
+        return self.config.clip if self._one_noise else 2 * self.config.clip
 
     def ledger(self) -> Ledger:
         config = self.config
@@ -162,20 +201,20 @@ class DPPS(Part):
         return np.array([ledger.sigma_to_fit(tier - counted, config.releases) for tier in config.tiers])
 
     def deviations(self) -> Doubles:
-        """The noise of each tier: local, of each release; central, one for all, and clips differ instead."""
+        """The noise of each tier: local, of each release; else one for many, and clips differ instead."""
         multiples = self.multiples()
-        if self.config.threat == "central":
+        if self._one_noise:
             return np.full(len(multiples), self._sensitivity * multiples[-1])
         return self._sensitivity * multiples
 
     def clips(self) -> Doubles:
         multiples = self.multiples()
         most = self.config.clip
-        return most * multiples[-1] / multiples if self.config.threat == "central" else np.full(len(multiples), most)
+        return most * multiples[-1] / multiples if self._one_noise else np.full(len(multiples), most)
 
     def _weights(self, between: float) -> Doubles:
         """What a client of each tier counts, 1 at most; capped as if tiers were chosen by their shares."""
-        if self.config.weights == "equal" or self.config.threat == "central" or not self._rows:
+        if self.config.weights == "equal" or self._one_noise or not self._rows:
             return np.ones(len(self.config.tiers))
         variance = self.deviations() ** 2 + between
         weights, shares = variance.min() / variance, np.array(self.config.shares) / sum(self.config.shares)
@@ -208,6 +247,13 @@ class DPPS(Part):
             account, _ = ledger.charge(account, "activity", asked=new)
         return {**account, "tier": np.where(new, tier, mine["tier"]).astype(np.int8)}
 
+    def declare(self, view: CohortView, epsilon: Doubles) -> Held:
+        """Noise as of the largest tier that a budget pays for; where there is none, of the smallest, for less long."""
+        tier = np.maximum(0, np.searchsorted(np.array(self.config.tiers), epsilon, side="right") - 1)
+        if self.config.policy == "activity":
+            tier = view.parts[self.name]["tier"]
+        return {**super().declare(view, epsilon), "tier": tier.astype(np.int8)}
+
     def _count_noise(self, view: CohortView) -> Doubles:
         scale, draws = 1 / self.config.activity_epsilon, self.world.draws
         drawn = [Stream(draws, "activity", int(key)).laplaces(1)[0] for key in view.user_keys]
@@ -227,7 +273,7 @@ class DPPS(Part):
     @property
     def _estimates(self) -> bool:
         config = self.config
-        return config.weights == "variance" and config.between is None and config.threat == "local" and self._rows
+        return config.weights == "variance" and config.between is None and not self._one_noise and self._rows
 
     def weight(self, view: CohortView, upload: Upload) -> Doubles:
         sent = view.received.get(self.name, {}).get("between")
@@ -247,8 +293,11 @@ class DPPS(Part):
         _, could = ledger.charge(account, "upload", loss, asked)
         goes = by_client(view, could, np.logical_and).astype(bool)
         account, _ = ledger.charge(account, "upload", loss, by_user(view, goes))
-        upload = self._clipped(view, upload, self.clips()[tier])
-        variance = self.deviations()[tier] ** 2 if self.config.threat == "local" else np.zeros(len(tier))
+        clips = self.clips()[tier]
+        if self.config.noise_on == "wholes":  # what rounding may add is taken off before
+            clips = clips - np.minimum(self._rounding(view.n_items, self.weight(view, upload)), clips)
+        upload = self._clipped(view, upload, clips)
+        variance = np.zeros(len(tier)) if self._one_noise else self.deviations()[tier] ** 2
         upload = upload.with_value("dpps.noise", Dense((upload.weight * variance)[:, None])).without(~goes)
         return releases.with_nonce(upload, self.world.draws, "dpps", view, account["times"][:, 0].astype(np.int64)), {
             **account
@@ -289,10 +338,14 @@ class DPPS(Part):
         """The noise of all who sent, in one draw: sums of Gaussians are Gaussian."""
         if total.n_clients == 0:
             return total
-        if self.config.threat == "central":
-            total = total.with_sums({"dpps.noise": np.array([self.deviations()[-1] ** 2])})
+        if self._one_noise:  # every silo adds its own, also one of which nobody took part: that is nobody's business
+            draws = self.world.train.silos if self.config.threat == "silo" else 1
+            total = total.with_sums({"dpps.noise": np.array([draws * self.deviations()[-1] ** 2])})
         stream = Stream(self.world.draws, "dpps-noise", server.block, server.round, total.nonce)
-        return releases.noised(total, math.sqrt(float(total["dpps.noise"][0])), stream, self._public)
+        variance, whole = float(total["dpps.noise"][0]), self.config.noise_on == "wholes"
+        if whole:  # the sum of variances was rounded, too
+            variance += total.n_clients * QUANTUM
+        return releases.noised(total, math.sqrt(variance), stream, self._public, QUANTUM if whole else None)
 
     # on the server
 

@@ -99,17 +99,25 @@ def with_nonce(upload: Upload, draws: Draws, purpose: str, view: CohortView, rel
     return replace(upload, nonce=made if upload.nonce is None else upload.nonce ^ made)
 
 
-def noised(total: Total, deviation: float, stream: Stream, public: tuple[str, ...]) -> Total:
-    """Noise on every coordinate of every sum but the public ones; a symmetric sum gets symmetric noise."""
+def noised(
+    total: Total, deviation: float, stream: Stream, public: tuple[str, ...], quantum: float | None = None
+) -> Total:
+    """Noise on every coordinate of every sum but the public ones; a symmetric sum gets symmetric noise.
+
+    With a quantum sums are whole numbers of it, and so is the noise (the discrete Gaussian): nothing is rounded.
+    """
     changed: Arrays = {}
     for name in sorted(total.sums):
         if name.startswith(public):
             continue
         value = total.sums[name]
-        drawn = stream.normals(*value.shape)
+        if quantum is None:
+            drawn, by = stream.normals(*value.shape), deviation
+        else:
+            drawn, by = stream.whole_normals(deviation / quantum, *value.shape).astype(np.float64), quantum
         if value.ndim == 2 and value.shape[0] == value.shape[1] and np.array_equal(value, value.T):
             drawn = np.triu(drawn) + np.triu(drawn, 1).T
-        drawn *= deviation
+        drawn *= by
         drawn += value
         changed[name] = drawn
     return total.with_sums(changed)

@@ -1,0 +1,119 @@
+"""Several papers in one run: it runs, kill -9 changes neither numbers nor ledger, and what is shared can come back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_guide import load
+from test_runs import KILLER
+
+from tacita.core.errors import TacitaError
+from tacita.core.files import read_arrays
+from tacita.lab.assembling import planned
+from tacita.lab.forgetting.door import grant, opened
+from tacita.lab.forgetting.wishes import Wish
+from tacita.lab.ledger import run_ledger
+from tacita.lab.run_folder import open_saved
+from tacita.methods import configured
+from tacita.methods.personal.dpps import DPPS
+from tacita.methods.personal.releases import ACCOUNT
+from tacita.privacy.ledger import MICRO
+
+SMALL = "synthetic:users=60,items=40,per_user=12"
+FOUR = load("all_four")
+QUIET: dict[str, Any] = {"evaluate": {"controls": False}, "split": {"kind": "blocks", "n_blocks": 2}}
+BUDGET = {"name": "dpps", "clip": 0.05, "releases": 4}  # of six rounds: some people must stop
+
+KINDS: dict[str, dict[str, Any]] = {
+    "all four": {
+        "parts": [one if one["name"] != "dpps" else BUDGET for one in FOUR.PARTS],
+        "train": {"rounds": 3, "aggregation": "mean"},
+    },
+    "f3crec-dpps": {"method": "f3crec-dpps", "parts": [BUDGET], "train": {"rounds": 3}},
+    "fedshare-dpps": {
+        "method": "fedshare-dpps",
+        "parts": [BUDGET],
+        "train": {"rounds": 3, "local_epochs": 1, "participation": {"kind": "all"}},
+    },
+}
+
+
+def config_of(kind: str) -> str:
+    said = {"data": SMALL, **QUIET, **KINDS[kind]}
+    return configured(said, "the test").model_dump_json(exclude_none=True)
+
+
+def accounts(folder: Path) -> dict[str, Any]:
+    held = read_arrays(folder / "clients.safetensors")[0]
+    return {name: held[f"parts/dpps/{name}"] for name in ACCOUNT}
+
+
+def keeps_its_budgets(folder: Path) -> None:
+    """Nobody has spent more than their budget, and what is written down is what the releases cost."""
+    (part,) = (one for one in planned(open_saved(folder).config).parts if isinstance(one, DPPS))
+    account = accounts(folder)
+    spent = part.ledger().epsilon(account)
+    assert (spent <= account["budget"] * MICRO + 1e-9).all()
+    tier = read_arrays(folder / "clients.safetensors")[0]["parts/dpps/tier"]
+    each = np.ceil((1 / part.multiples()[np.maximum(tier, 0)]) ** 2 / 1e-12)
+    assert np.array_equal(account["spent"][:, 0], account["times"][:, 0] * each)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("kind", KINDS)
+def test_kill_9_changes_neither_numbers_nor_ledger(kind: str, tmp_path: Path) -> None:
+    """The killer compares result, server and devices, accounts among them, with the unbroken run's, byte by byte."""
+    command = [sys.executable, "-c", KILLER, config_of(kind), "7", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["kills"] >= told["cases"] >= 1
+    whole = tmp_path / "whole"
+    result = json.loads((whole / "result.json").read_text())
+    assert result["privacy"]["silent_by_budget"] > 0
+    assert accounts(whole)["times"][:, 0].max() == BUDGET["releases"]
+    keeps_its_budgets(whole)
+    if kind != "f3crec-dpps":
+        takes_back(whole)
+
+
+def takes_back(folder: Path) -> None:
+    """Rounds of unlearning are releases: nobody pays beyond their budget, and what was shared goes."""
+    user, before = FOUR.somebody_who_shares(folder), accounts(folder)
+    granted = grant(folder, Wish("unshare", {user: None}))
+    assert granted.certificate is not None
+    assert granted.certificate["method"]["name"] == "contrastive-unlearning"
+    assert granted.certificate["purged"]["clean"] is True
+    run = opened(folder)
+    assert run.shared.counts()[run.saved.numbers([user])[0]] == 0
+    after = accounts(folder)
+    assert (after["spent"] >= before["spent"]).all()
+    assert (after["budget"] == before["budget"]).all()
+    keeps_its_budgets(folder)
+    own = run_ledger(folder, user)
+    assert own["spent"] <= own["budget"] + 1e-9
+
+
+def test_scores_meet_neither_budgets_nor_what_changes_rows() -> None:
+    """Of the four papers FedKDRec stays apart, and each refusal says why."""
+    for one in FOUR.PARTS:
+        said = (
+            "no bounded mechanism for scores" if one["name"] == "dpps" else "sends predictions, which it cannot change"
+        )
+        settings = configured({"data": SMALL, "method": "fedkdrec", "parts": [one]}, "the test")
+        with pytest.raises(TacitaError, match=said):
+            planned(settings).learner.check()
+
+
+def test_the_example_runs_and_says_what_it_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    FOUR.main(tmp_path / "run", SMALL, train={"rounds": 1, "aggregation": "mean"})
+    said = capsys.readouterr().out
+    assert said.count("protects a person against the server") == 2
+    assert "takes back what they shared: " in said

@@ -1,0 +1,207 @@
+"""What a person is willing to spend, said on their node: it holds before anything leaves, and from run to run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_live_ledger import MF, config_of, times
+from test_live_parity import DATA, SPLIT, Site, close_all, make_site, play
+from typer.testing import CliRunner
+
+from tacita.cli.entry import app
+from tacita.core.config import RunConfig, validated
+from tacita.core.errors import TacitaError
+from tacita.lab.assembling import planned
+from tacita.live.node import budgets, session, verbs
+from tacita.live.node.node import Node
+from tacita.live.wire import decode_reply
+from tacita.privacy.accounting import Event, epsilon_of, most_releases
+from tacita.privacy.ledger import EARLIER, EARLIER_ROUNDS, UNIT, Ledger
+
+
+@pytest.fixture
+def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
+    made = make_site(tmp_path, getattr(request, "param", None) or config_of())
+    yield made
+    close_all(made)
+
+
+def account(node: Node, name: str, run: str = "r") -> dict[int, Any]:
+    """A person's own, by their number in the store."""
+    held = node.store.devices(run)
+    assert held is not None
+    return dict(zip(held[1]["users"].tolist(), held[1][f"parts/{name}"].tolist(), strict=True))
+
+
+def declared_before(site: Site, said: list[float]) -> dict[Node, list[int]]:
+    """Somebody on each node says each of these, before anything is asked."""
+    asked: dict[Node, list[int]] = {}
+    spoil = site.transport.spoil
+
+    def first(number: int, body: bytes, answer: Any) -> bytes | None:
+        node = site.transport.members[number]
+        if node not in asked:
+            ids, raws = node.store.users()
+            for raw, epsilon in zip(raws, said):
+                verbs.perform(node, "budget", {"user": raw, "epsilon": epsilon})
+            asked[node] = ids[: len(said)].tolist()
+        made: bytes | None = spoil(number, body, answer)
+        return made
+
+    site.transport.spoil = first
+    return asked
+
+
+def test_a_budget_is_the_persons_own_and_chooses_noise_and_limit(site: Site) -> None:
+    asked = declared_before(site, [5.0, 0.0, 2.5, 0.2])
+    play(site)
+    part = next(one for one in planned(site.config).parts if one.name == "dpps")
+    price = np.ceil((1 / part.multiples()) ** 2 / UNIT)  # type: ignore[attr-defined]
+    assert len(asked) == 3
+    for node, (rich, none, between, careful) in asked.items():
+        tier, budget = account(node, "dpps/tier"), account(node, "dpps/budget")
+        spent, released = account(node, "dpps/spent"), account(node, "dpps/times")
+        assert (tier[rich], budget[rich]) == (2, 5_000_000)
+        assert (tier[between], budget[between]) == (1, 2_500_000)
+        assert (tier[careful], budget[careful]) == (0, 200_000)
+        assert spent[rich][0] == released[rich][0] * price[2] > 0
+        assert released[none][0] == 0  # nothing of theirs ever left
+        others = set(tier) - {rich, none, between, careful}
+        assert {budget[one] for one in others} <= {500_000, 1_000_000, 5_000_000}  # a tier of the run, as without it
+
+
+def test_less_than_is_spent_ends_it_and_nothing_comes_back(site: Site) -> None:
+    declared_before(site, [5.0])
+    play(site)
+    node = site.transport.members[1]
+    ids, raws = node.store.users()
+    before = account(node, "dpps/spent")[int(ids[0])]
+    assert before[0] > 0
+    verbs.perform(node, "budget", {"user": raws[0], "epsilon": 0.001})
+    with site.store as store:
+        store.new_run("again", site.config, {"pause": 0.0, "give_up": 1.0})
+    site.run = "again"
+    site.next_block()
+    assert account(node, "dpps/times", "again")[int(ids[0])][0] == 0
+    assert account(node, "dpps/spent", "again")[int(ids[0])][1] == before[0]  # carried, and stays
+    assert max(one[0] for one in account(node, "dpps/times", "again").values()) > 0
+
+
+def test_who_says_less_while_a_sum_is_made_is_not_in_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    late: set[int] = set()
+
+    def declare(node: Node, *more: Any) -> None:
+        budgets.declare(node, *more)
+        if id(node) not in late:
+            late.add(id(node))
+            verbs.perform(node, "budget", {"user": node.store.users()[1][0], "epsilon": 0.0})
+
+    monkeypatch.setattr(session, "declare", declare)
+    play(site)
+    for node in site.transport.members.values():
+        assert account(node, "dpps/times")[int(node.store.users()[0][0])][0] == 0
+        assert times(node).max() > 0
+
+
+def test_no_message_tells_of_it_and_export_and_erase_know_it(site: Site, tmp_path: Path) -> None:
+    declared_before(site, [1.0])
+    play(site)
+    assert all(decode_reply(reply).head.requests == [] for _, _, reply in site.transport.log)
+    node = site.transport.members[1]
+    _, raws = node.store.users()
+    node.export(tmp_path / "mine.jsonl", raws[0])
+    lines = [json.loads(line) for line in (tmp_path / "mine.jsonl").read_text().splitlines()]
+    assert [one for one in lines if one.get("request") == "budget" and "1000000" in one["payload"]]
+    assert verbs.perform(node, "status", {})["requests"] == []
+    assert verbs.perform(node, "status", {})["requests waiting"] == 0
+    node.erase(raws[0])
+    assert node.store.declared_budgets("r") == {}
+
+
+def test_a_node_says_the_epsilon_or_that_there_is_none(site: Site) -> None:
+    node = site.transport.members[1]
+    assert verbs.perform(node, "status", {})["epsilon"].startswith("no epsilon")
+    play(site)
+    _, raws = node.store.users()
+    most = float(verbs.perform(node, "ledger", {"user": raws[0]})["runs"]["r"]["spent"])
+    assert verbs.perform(node, "epsilon", {"user": raws[0]}).startswith(f"epsilon {most:.4g} of a budget of 0.5 at")
+    assert "at most epsilon" in verbs.perform(node, "status", {})["epsilon"]
+    for bad in (-1.0, float("nan"), 1e7):
+        with pytest.raises(TacitaError, match="epsilon"):
+            verbs.perform(node, "budget", {"user": raws[0], "epsilon": bad})
+    with pytest.raises(TacitaError, match="nothing of user"):
+        verbs.perform(node, "budget", {"user": "nobody", "epsilon": 1.0})
+
+
+def test_the_verbs_of_the_command_line(site: Site) -> None:
+    play(site)
+    node = site.transport.members[1]
+    _, raws = node.store.users()
+    node.close()
+    said = CliRunner().invoke(app, ["node", "budget", raws[0], "1.5", "--folder", str(node.folder)])
+    assert said.exit_code == 0, said.output
+    assert "spends at most epsilon 1.5 in every run that counts" in said.output
+    shown = CliRunner().invoke(app, ["node", "recommend", raws[0], "--folder", str(node.folder)])
+    assert f"What this cost user {raws[0]}: epsilon" in " ".join(shown.output.split())
+
+
+# Rounds that chance decides
+
+
+def drawn(noise: float = 2.0, rate: float = 0.1) -> Ledger:
+    event = Event("round", "gaussian", 1.0, noise, "person", "central", rate, "poisson")
+    same = Event(EARLIER_ROUNDS, "gaussian", 1.0, noise, "person", "central", rate, "poisson", once=True)
+    return Ledger((event, same, Event(EARLIER, "gaussian", 1.0, 1.0, "person", "central", once=True)))
+
+
+def test_earlier_rounds_cost_what_they_would_have_cost_here() -> None:
+    ledger = drawn()
+    fits = most_releases(ledger.events[0], 1.0, 1e-5)
+    made = ledger.with_earlier(ledger.opened(1, 1.0), np.zeros(1, np.int64), np.array([fits - 2]))
+    assert ledger.epsilon(made)[0] == pytest.approx(epsilon_of([(ledger.events[0], fits - 2)], 1e-5))
+    for goes in (True, True, False):
+        made, went = ledger.charge(made, "round")
+        assert went[0] == goes
+    assert made["times"][0].tolist() == [2, fits - 2, 0]
+    assert ledger.epsilon(made)[0] <= 1.0
+    again = ledger.with_earlier(made, np.zeros(1, np.int64), np.zeros(1, np.int64))
+    assert again["spent"].tolist() == made["spent"].tolist()  # it only grows
+
+
+@pytest.mark.parametrize(
+    ("noise", "rate", "like"), [(2.0, 0.1, True), (3.0, 0.05, True), (2.0, 0.2, False), (1.9, 0.1, False)]
+)
+def test_rounds_of_other_settings_count_as_no_less_than_they_cost(noise: float, rate: float, like: bool) -> None:
+    here, other = drawn(), drawn(noise, rate)
+    spent, _ = other.charge(other.opened(1), "round")
+    spent, _ = other.charge(spent, "round")
+    rounds, units = other.rounds_like(here.events[0], spent)
+    assert (rounds[0] == 2, units[0] == 0) == (like, like)
+    carried = here.with_earlier(here.opened(1), units, rounds)
+    assert here.epsilon(carried)[0] >= other.epsilon(spent)[0] * (1 - 1e-6)
+
+
+def test_a_second_run_of_drawn_rounds_does_not_begin_at_nothing(tmp_path: Path) -> None:
+    values = {"data": DATA, "split": SPLIT, "seed": 5, "backbone": MF, "method": "dp-fedavg"}
+    train = {"rounds": 2, "aggregation": "fixed", "participation": {"kind": "poisson", "rate": 0.5}}
+    part = {"name": "dp-fedavg", "noise": 3.0, "clip": 0.01}
+    config = validated(RunConfig, {**values, "train": train, "parts": [part]}, "the test")
+    site = make_site(tmp_path, config, insecure_single_user_uploads=True)
+    play(site)
+    with site.store as store:
+        store.new_run("again", config, {"pause": 0.0, "give_up": 1.0})
+    site.run = "again"
+    site.next_block()
+    for node in site.transport.members.values():
+        first, second = account(node, "dp-fedavg/times"), account(node, "dp-fedavg/times", "again")
+        assert max(one[0] for one in first.values()) > 0
+        for user, (rounds, earlier, _) in second.items():
+            if rounds:
+                assert earlier == first[user][0]
+        assert any(rounds for rounds, _, _ in second.values())
+    close_all(site)

@@ -1,0 +1,109 @@
+"""A person's own budget inside a silo (spec F.3): everybody trains apart, is clipped, and the silo noises one sum."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import noise_laws
+import numpy as np
+import pytest
+from noise_laws import SURE
+from oracle import started
+from test_dpps import SMALL, crowd, dpps, fed_down, with_parts
+
+import tacita
+from tacita.core.errors import TacitaError
+from tacita.core.types import Ragged, Stream
+from tacita.federation.rounds import run_round
+from tacita.fields import Total
+from tacita.lab.ledger import in_words, run_ledger
+from tacita.methods.personal.dpps import DPPS
+from tacita.round.plan import Federation
+
+IN_SILO: dict[str, Any] = {"name": "dpps", "threat": "silo", "releases": 4}
+APART: dict[str, Any] = {"silos": 3, "in_silos": "apart", "aggregation": "fixed"}
+
+
+def sums(fed: Federation) -> Total:
+    progress = started(fed)
+    return progress.devices.exchange(fed, progress.server, fed_down(fed, progress), "round").total
+
+
+def without(stream: Stream, user: int) -> Stream:
+    """The same people, one of whom has nothing to tell."""
+    (block,) = stream.blocks
+    lists = [block.train.row(u).tolist() if u != user else [] for u in range(block.n_users)]
+    return replace(stream, blocks=(replace(block, train=Ragged.from_lists(lists)),))
+
+
+def test_people_who_train_apart_train_as_if_there_were_no_silos() -> None:
+    alone, apart = with_parts(), with_parts(silos=3, in_silos="apart")
+    tables = []
+    for fed in (alone, apart, with_parts(silos=3)):
+        progress = started(fed)
+        server, _ = run_round(fed, progress.server, progress.devices)
+        tables.append(server.items)
+    assert np.array_equal(tables[0], tables[1])
+    assert not np.array_equal(tables[0], tables[2])  # together is something else
+
+
+def test_every_silo_adds_one_noise_whoever_took_part() -> None:
+    fed = with_parts({**IN_SILO, "tiers": [1.0], "shares": [1.0]}, stream=crowd(12, 3000), **APART)
+    part, total = dpps(fed), sums(fed)
+    sigma = part.deviations()[0]
+    assert sigma == pytest.approx(part.config.clip * part.multiples()[0])  # with a person or without: one clip, not two
+    assert total["dpps.noise"][0] == pytest.approx(3 * sigma**2)
+    plain = sums(with_parts(stream=crowd(12, 3000), **APART))
+    noise = total["rows"][np.abs(plain["rows"]).sum(axis=1) == 0]
+    assert noise_laws.normal(noise, np.sqrt(3) * sigma) > SURE
+    assert noise_laws.normal(noise, np.sqrt(3) * 0.95 * sigma) < SURE
+    assert noise_laws.normal(noise, sigma) < SURE  # as if one silo had not added its own
+
+
+def test_a_person_changes_their_silos_sum_by_at_most_their_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DPPS, "encode_sum", lambda part, server, total: total)  # before the noise
+    part = {**IN_SILO, "clip": 0.01}
+    stream = crowd(9, 40)
+    fed = with_parts(part, stream=stream, **APART)
+    whole, clips = sums(fed), dpps(fed).clips()
+    for user in range(9):
+        rest = sums(with_parts(part, stream=without(stream, user), **APART))
+        changed = float(np.linalg.norm(whole["rows"] - rest["rows"]))
+        assert changed <= clips.max() * (1 + 1e-5)
+        assert min(abs(changed - clips)) < 1e-4 * clips.max()  # this clip binds, whatever the budget
+
+
+def test_who_is_poorer_is_clipped_more_and_all_stop_when_they_should() -> None:
+    fed = with_parts(IN_SILO, **APART)
+    part, progress = dpps(fed), started(fed)
+    assert (np.diff(part.clips()) > 0).all()
+    assert part.clips()[-1] == pytest.approx(part.config.clip)
+    server = progress.server
+    for _ in range(6):
+        server, _ = run_round(fed, server, progress.devices)
+    account = progress.clients.parts["dpps"]
+    assert (account["times"][:, 0] == 4).all()  # planned for four
+    assert part.promises(server)["unit"] == "person"
+    assert part.promises(server)["threat"] == "silo"
+
+
+def test_what_has_no_person_to_clip_is_refused() -> None:
+    with pytest.raises(TacitaError, match=r"train\.in_silos = 'apart'"):
+        with_parts({"name": "dpps"}, silos=3)
+    with pytest.raises(TacitaError, match=r"set train\.silos and train\.in_silos"):
+        with_parts(IN_SILO, aggregation="fixed")
+    with pytest.raises(TacitaError, match="needs silos that train together"):
+        with_parts({**IN_SILO, "unit": "silo"}, **APART)
+    with pytest.raises(TacitaError, match="must not divide by how many took part"):
+        with_parts(IN_SILO, silos=3, in_silos="apart")
+
+
+def test_the_result_prints_unit_and_threat(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"train": {"rounds": 2, **APART}, "evaluate": {"controls": False}}
+    run = tacita.train(data=SMALL, out=tmp_path / "run", method="dpps", parts=[IN_SILO], **settings)
+    said = " ".join(in_words(run_ledger(run.folder)))
+    assert "protects a person against the server, which sees the noised sum of each silo, and not against" in said
+    told = run.result["blocks"][-1]
+    assert told["bytes_up"] < 4 * 60 * 33  # one table a silo, not one a person

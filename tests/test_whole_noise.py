@@ -1,0 +1,96 @@
+"""DPPS on whole numbers: the discrete Gaussian on sums that are exact, and a clip that leaves room for rounding."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import noise_laws
+import numpy as np
+import pytest
+from noise_laws import SURE
+from oracle import started
+from test_dpps import crowd, dpps, fed_down, with_parts
+
+from tacita.core.errors import TacitaError
+from tacita.fields import QUANTUM, Total
+from tacita.methods.personal.dpps import DPPS
+from tacita.privacy.ledger import UNIT
+from tacita.round.plan import Federation
+
+WHOLE: dict[str, Any] = {"name": "dpps", "noise_on": "wholes", "tiers": [1.0], "shares": [1.0], "between": 0.0}
+EXACT: dict[str, Any] = {"aggregator": "ideal"}
+
+
+def told(fed: Federation) -> Total:
+    progress = started(fed)
+    return progress.devices.exchange(fed, progress.server, fed_down(fed, progress), "round").total
+
+
+def wholes(value: np.ndarray) -> np.ndarray:
+    found = value / QUANTUM
+    assert np.array_equal(found, np.rint(found)), "something was rounded after the noise"
+    return found.astype(np.int64)
+
+
+def test_sums_and_noise_are_whole_numbers_of_the_same_law() -> None:
+    stream = crowd(4, 3000)
+    fed = with_parts({**WHOLE, "clip": 0.5}, stream=stream, **EXACT)
+    total = told(fed)
+    sigma = 2 * dpps(fed).deviations()[0]  # of four people
+    plain = told(with_parts(stream=stream, **EXACT))
+    untouched = np.abs(plain["rows"]).sum(axis=1) == 0
+    noise = wholes(total["rows"])[untouched] * QUANTUM
+    assert noise_laws.normal(noise, sigma) > SURE
+    assert noise_laws.normal(noise, 0.95 * sigma) < SURE
+    for name, value in total.sums.items():
+        if not name.startswith("dpps.noise"):
+            wholes(value)
+
+
+def test_the_law_is_the_discrete_one_where_it_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a quantum as wide as the noise, single numbers have the probabilities of the discrete Gaussian."""
+    from tacita.core.draws import Draws
+    from tacita.methods.personal.releases import noised
+    from tacita.privacy.noise import Stream
+
+    total = Total({"rows": np.zeros((200, 100))}, 1.0, 1, {}, 0)
+    made = noised(total, 1.5, Stream(Draws(3), "x"), ("no",), 1.0)["rows"].astype(np.int64)
+    assert noise_laws.whole_normal(made, 1.5) > SURE
+    assert noise_laws.whole_normal(made, 1.4) < SURE
+    square = noised(Total({"gram": np.eye(40)}, 1.0, 1, {}, 0), 1.5, Stream(Draws(3), "y"), ("no",), 1.0)["gram"]
+    assert np.array_equal(square, square.T)
+
+
+@pytest.mark.parametrize("clip", [0.01, 1.0])
+def test_what_is_rounded_is_no_longer_than_the_clip(clip: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DPPS, "encode_sum", lambda part, server, total: total)
+    for tiers in ([1.0], [0.5, 5.0]):
+        part = {**WHOLE, "clip": clip, "tiers": tiers, "shares": [1.0] * len(tiers)}
+        fed = with_parts(part, stream=crowd(1, 40), **EXACT)
+        total = told(fed)
+        length = math.sqrt(sum(float((v**2).sum()) for k, v in total.sums.items() if k != "dpps.noise"))
+        room = float(dpps(fed)._rounding(40, total.weight)) / clip
+        assert 0 < room < 0.01
+        assert length / total.weight <= clip
+        if clip < 0.1:  # it binds
+            assert length / total.weight > clip * (1 - 3 * room)
+
+
+def test_it_costs_what_noise_on_reals_costs() -> None:
+    spent = []
+    for kind in ("reals", "wholes"):
+        fed = with_parts({**WHOLE, "noise_on": kind, "releases": 4}, **EXACT)
+        progress = started(fed)
+        progress.devices.exchange(fed, progress.server, fed_down(fed, progress), "round")
+        spent.append(progress.clients.parts["dpps"]["spent"])
+        assert dpps(fed).deviations()[0] > 0
+    assert np.array_equal(*spent)
+    assert spent[0][0, 0] * UNIT > 0
+
+
+def test_where_sums_are_not_whole_or_rounding_counts_it_is_refused() -> None:
+    with pytest.raises(TacitaError, match=r"train\.aggregator = 'ideal'"):
+        with_parts(WHOLE)
+    with pytest.raises(TacitaError, match=r"more than a tenth of the clip"):
+        with_parts({**WHOLE, "clip": 1e-5}, **EXACT)
