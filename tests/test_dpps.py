@@ -12,7 +12,7 @@ import noise_laws
 import numpy as np
 import pytest
 from noise_laws import SURE
-from oracle import federate, make_backbone, make_block, make_stream, started
+from oracle import federate, make_backbone, make_block, make_stream, members, started
 from typer.testing import CliRunner
 
 import tacita
@@ -322,6 +322,21 @@ def test_silos_are_a_unit_of_their_own_and_pay_together() -> None:
     assert dpps(fed).promises(server)["unit"] == "silo"
     assert (account["times"] <= 2).all()
     assert account["times"].max() == 2
+
+
+def test_a_silo_chooses_one_tier_for_all_its_people() -> None:
+    """The most careful of many people would leave hardly a silo any tier but the lowest."""
+    fed = with_parts({"name": "dpps", "unit": "silo", "clip": 0.01, "releases": 2}, stream=crowd(200), silos=12)
+    progress = started(fed)
+    assert (progress.clients.parts["dpps"]["budget"] == 0).all()
+    run_round(fed, progress.server, progress.devices)
+    account, found = progress.clients.parts["dpps"], members(fed)
+    tiers = [np.unique(account["tier"][found.users.row(k)]).tolist() for k in range(12)]
+    assert all(len(one) == 1 for one in tiers)
+    assert {one[0] for one in tiers} == {0, 1, 2}
+    wanted = np.array([0.5, 1.0, 5.0])[account["tier"]] * 1e6
+    assert np.abs(account["budget"] - wanted).max() <= 1
+    assert (account["times"][:, 0] == 1).all()
 
 
 # what does not go together

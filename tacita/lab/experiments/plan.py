@@ -40,9 +40,11 @@ class Variant(Strict):
     label: str
     method: str = Field(description="preset whose parts are run")
     settings_of: str | None = Field(None, description="preset whose tuned settings are taken (default: its own)")
+    tuned_as: str | None = Field(None, description="name that its own are stored under (default: its preset's)")
     options: dict[str, dict[str, Any]] = Field({}, description="part -> options on top")
     train: dict[str, Any] = {}
     backbone: dict[str, Any] = {}
+    privacy: dict[str, Any] = {}
     split: dict[str, Any] = {}
     evaluate: dict[str, Any] = {}
     privacy: dict[str, Any] = {}
@@ -57,7 +59,7 @@ class Variant(Strict):
     @property
     def source(self) -> str:
         """The name under which its tuned settings are stored."""
-        return self.settings_of or self.kind or self.method
+        return self.settings_of or self.tuned_as or self.kind or self.method
 
 
 class Axis(Strict):
@@ -247,6 +249,7 @@ def run_config(
         "method": variant.method,
         "parts": parts,
         "seed": seed,
+        "privacy": variant.privacy,
         "item_rows": variant.item_rows or experiment.item_rows,
         # Tied times leave the cut open: every seed draws its own.
         "split": validated(SplitConfig, {"seed": seed, **split}, where).model_dump(),

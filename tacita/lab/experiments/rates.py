@@ -59,7 +59,8 @@ def entries_of(experiment: Experiment, only: list[str], trials: int, rounds: int
 
 def cells_in_turn(entries: list[Entry]) -> list[Cell]:
     """The first trial of every method, then the second: a search that is interrupted was fair so far."""
-    return [entry.cells[k] for k in range(max(len(one.cells) for one in entries)) for entry in entries]
+    turns = range(max(len(one.cells) for one in entries))
+    return [entry.cells[k] for k in turns for entry in entries if k < len(entry.cells)]
 
 
 def choose(entry: Entry, lines: dict[str, Line]) -> Chosen:

@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Doubles, Held, Longs, ServerState
+from tacita.core.types import Arrays, CohortView, Doubles, Held, Keys, Longs, ServerState
 from tacita.fields import QUANTUM, Dense, Spec, Total, Upload
 from tacita.kernels.hashing import uniforms
 from tacita.methods.personal import releases
@@ -228,23 +228,35 @@ class DPPS(Part):
         return {**self.ledger().opened(n_users, 0.0), "tier": np.full(n_users, -1, np.int8)}
 
     def begin_block(self, view: CohortView) -> Arrays:
-        """Who is new chooses a budget, or gets one by how much there is of them."""
-        mine, config, ledger = view.parts[self.name], self.config, self.ledger()
+        """Who is new chooses a budget, or gets one by how much there is of them; silos choose when they first send."""
+        if self._silos_choose:
+            return {}
+        if self.config.policy == "declared":
+            return self._enrolled(view, self._declared(view.user_keys))
+        counts = view.train.counts() + self._count_noise(view)
+        tier = np.searchsorted(np.array(self.config.activity_cuts), counts, side="right")
+        made, new = self._enrolled(view, tier), view.parts[self.name]["tier"] < 0
+        account, _ = self.ledger().charge({name: made[name] for name in releases.ACCOUNT}, "activity", asked=new)
+        return {**made, **account}
+
+    @property
+    def _silos_choose(self) -> bool:
+        """A silo that is the unit chooses as one: the most careful of many people would set the tier of nearly all."""
+        return self.config.unit == "silo" and self.config.policy == "declared"
+
+    def _declared(self, keys: Keys) -> Longs:
+        """The tiers that these people, or silos, choose; a device whose person said nothing takes the smallest."""
+        edges = np.cumsum(self.config.shares)[:-1] / sum(self.config.shares)
+        drawn = uniforms(self.world.draws.private("budget"), keys, 1)[:, 0]
+        tier = np.searchsorted(edges, drawn, side="right")
+        return np.zeros_like(tier) if self.world.draws.secret else tier
+
+    def _enrolled(self, view: CohortView, tier: Longs) -> Arrays:
+        """What everybody keeps once those who are new have their tier."""
+        mine, config = view.parts[self.name], self.config
         new = mine["tier"] < 0
-        account = {name: mine[name] for name in releases.ACCOUNT}
         limits = np.array(config.tiers) if config.calibration == "analytic" else np.full(len(config.tiers), 999_999.0)
-        if config.policy == "declared":
-            edges = np.cumsum(config.shares)[:-1] / sum(config.shares)
-            drawn = uniforms(self.world.draws.private("budget"), view.user_keys, 1)[:, 0]
-            tier = np.searchsorted(edges, drawn, side="right")
-            if self.world.draws.secret:  # a device whose person said nothing takes the smallest
-                tier = np.zeros_like(tier)
-        else:
-            counts = view.train.counts() + self._count_noise(view)
-            tier = np.searchsorted(np.array(config.activity_cuts), counts, side="right")
-        account = ledger.with_budget(account, limits[tier], new)
-        if config.policy == "activity":
-            account, _ = ledger.charge(account, "activity", asked=new)
+        account = self.ledger().with_budget({name: mine[name] for name in releases.ACCOUNT}, limits[tier], new)
         return {**account, "tier": np.where(new, tier, mine["tier"]).astype(np.int8)}
 
     def declare(self, view: CohortView, epsilon: Doubles) -> Held:
@@ -281,13 +293,16 @@ class DPPS(Part):
         return self._weights(between)[self._tier(view)]
 
     def _tier(self, view: CohortView) -> Longs:
-        """The tier of each client: of a silo, that of its most careful people."""
+        """The tier of each client: a silo's own, or, where people have theirs, that of its most careful ones."""
+        if self._silos_choose:
+            return self._declared(view.client_keys)
         return np.maximum(by_client(view, view.parts[self.name]["tier"], np.minimum), 0).astype(np.int64)
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         """Charge, then clip; noise follows on the sum. Who cannot pay sends nothing."""
         tier, ledger = self._tier(view), self.ledger()
-        account = {name: view.parts[self.name][name] for name in releases.ACCOUNT}
+        mine = self._enrolled(view, by_user(view, tier)) if self._silos_choose else view.parts[self.name]
+        account = {name: mine[name] for name in releases.ACCOUNT}
         loss = by_user(view, 1 / self.multiples()[tier])
         asked = by_user(view, upload.weight > 0)
         _, could = ledger.charge(account, "upload", loss, asked)
@@ -299,9 +314,8 @@ class DPPS(Part):
         upload = self._clipped(view, upload, clips)
         variance = np.zeros(len(tier)) if self._one_noise else self.deviations()[tier] ** 2
         upload = upload.with_value("dpps.noise", Dense((upload.weight * variance)[:, None])).without(~goes)
-        return releases.with_nonce(upload, self.world.draws, "dpps", view, account["times"][:, 0].astype(np.int64)), {
-            **account
-        }
+        upload = releases.with_nonce(upload, self.world.draws, "dpps", view, account["times"][:, 0].astype(np.int64))
+        return upload, {**account, "tier": mine["tier"]}
 
     def _clipped(self, view: CohortView, upload: Upload, clips: Doubles) -> Upload:
         """Everything as one vector: with what other parts weigh it by, and with its length where that is estimated."""

@@ -1,0 +1,85 @@
+"""The tables of LIPM + DPPS: budgets that can be compared, one search for every method, rows that share cells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tacita.lab.assembling import build
+from tacita.lab.experiments import plan, rates
+from tacita.lab.experiments.plan import Cell
+
+SOURCES = {
+    "fedrec", "fedmf-he", "fedneumf", "dp-fedavg", "pfedme", "lipm", "lipm-dpps", "fedavg", "dpps", "dpps-people",
+    "lipm-dpps-people",
+}  # fmt: skip
+
+
+def cells(table: str) -> dict[str, Cell]:
+    experiment, settings = plan.load_experiment(f"lipm-dpps/{table}")
+    found = plan.cells_of(experiment, settings, ["ml-100k"], experiment.backbones, 1)
+    return {one.variant: one for one in found}
+
+
+def budget(cell: Cell) -> dict[str, Any]:
+    """The options of the part that noises."""
+    _, parts, _ = build(cell.config)
+    [part] = [one for one in parts if one.name in ("dpps", "dp-fedavg")]
+    return part.config.model_dump()
+
+
+def test_every_method_has_the_same_budget_of_trials_whatever_it_has_to_choose() -> None:
+    experiment = plan.main_table("lipm-dpps")
+    assert experiment.tune
+    assert experiment.tune.seed not in range(experiment.seeds + 1)
+    entries = rates.entries_of(experiment, ["ml-100k"], 6)
+    assert {one.source for one in entries} == SOURCES
+    clips = {one.source: [t.options for t in one.trials] for one in entries}
+    assert [one["dpps"]["clip"] for one in clips["dpps"]] == [0.1, 1.0, 10.0]
+    assert clips["lipm"] == [{}]
+    turns = rates.cells_in_turn(entries)
+    assert len(turns) == sum(len(one.cells) for one in entries)
+    assert [one.variant for one in turns[: len(entries)]] == [one.variant for one in entries]
+    lines = {cell.key: {"valid": 0.1} for cell in turns}
+    wider = rates.second_step(experiment, entries, lines, 6)
+    assert {len(one.cells) for one in wider} == {6}
+    [private] = [one for one in wider if one.source == "dpps-people"]
+    assert {t.options["dpps"]["clip"] for t in private.trials[3:]} == {0.1}
+    assert len({t.lr for t in private.trials[3:]}) == 3
+
+
+@pytest.mark.parametrize("table", ["table2", "table3", "figure4", "figure5", "figure6", "figure7"])
+def test_what_a_row_takes_was_tuned(table: str) -> None:
+    experiment, _ = plan.load_experiment(f"lipm-dpps/{table}")
+    for name, variant in experiment.variants.items():
+        assert variant.source in SOURCES | {"popular"}, name
+
+
+def test_rows_are_compared_at_equal_budgets() -> None:
+    found = cells("table3")
+    for name in ("base", "lipm", "dpps", "both"):
+        for row, unit in ((name, "silo"), (f"{name}_people", "person")):
+            said = budget(found[row])
+            assert (said["unit"], said["delta"], said["releases"], said["calibration"]) == (unit, 1e-5, 50, "analytic")
+            assert said["tiers"] == ([0.5] if name in ("base", "lipm") else [0.5, 1.0, 5.0])
+    private = [found[name].config.privacy for name in ("tally_careful", "tally_private")]
+    assert [(one.epsilon, one.delta) for one in private] == [(0.5, 1e-5), (5.0, 1e-5)]
+    assert found["tally"].config.privacy.epsilon is None
+    assert budget(cells("table2")["dp_fedavg"])["epsilon"] == 5.0
+
+
+def test_tables_share_their_cells() -> None:
+    two, three, rounds = cells("table2"), cells("table3"), cells("figure5")
+    same = {"clean": "clean", "dpps": "dpps", "lipm_dpps": "both", "lipm_dpps_people": "both_people", "tally": "tally"}
+    for one, other in same.items():
+        assert two[one].key == three[other].key
+    assert two["lipm_dpps"].key == rounds["private_50"].key
+    assert two["lipm"].key == rounds["rounds_50"].key
+
+
+def test_noise_of_figure_6_is_on_updates_of_length_1() -> None:
+    for name, deviation in {"noise_01": 0.01, "noise_05": 0.05, "noise_1": 0.1, "noise_2": 0.2, "noise_5": 0.5}.items():
+        said = budget(cells("figure6")[name])
+        assert said["clip"] == 1
+        assert 2 * said["clip"] / said["tiers"][0] == pytest.approx(deviation)
