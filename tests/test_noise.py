@@ -59,13 +59,14 @@ def test_budgets_that_are_none_are_refused() -> None:
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_normals_and_laplaces_have_their_distribution(source: str) -> None:
-    for name, law, n in (("normals", noise_laws.normal, 200_000), ("laplaces", noise_laws.laplace, 400_000)):
+    n = 400_000
+    for name, law in (("normals", noise_laws.normal), ("laplaces", noise_laws.laplace)):
         drawn = getattr(Stream(SOURCES[source], name), name)(n)
         assert law(drawn) > SURE
         assert law(0.99 * drawn) < SURE  # one per cent too little is found
         assert law(drawn + 0.02) < SURE
-    pairs = Stream(SOURCES[source], "pairs").normals(2, 100_000)
-    assert abs(np.corrcoef(pairs)[0, 1]) < 5 / math.sqrt(100_000)
+    pairs = Stream(SOURCES[source], "pairs").normals(2, n // 2)
+    assert abs(np.corrcoef(pairs)[0, 1]) < 5 / math.sqrt(n // 2)
 
 
 @pytest.mark.parametrize("source", SOURCES)
