@@ -28,7 +28,7 @@ from tacita.lab.forgetting.wishes import Wish
 from tacita.models.base import in_form, with_budget
 from tacita.models.tally import filter as filtering
 from tacita.models.tally import spectral
-from tacita.models.tally.filter import ALPHAS, MIXES, FilterTally
+from tacita.models.tally.filter import ALPHAS, BLENDS, FilterTally
 from tacita.models.tally.model import RECENCIES, STATE, Tally, TallyConfig, as_tally
 from tacita.models.tally.weights import dense_weights
 from tests.oracle import Lists
@@ -144,7 +144,7 @@ def test_sparse_sums_are_dense_ones_in_any_chunk(seed: int, chunk: int) -> None:
 def test_forgetting_is_training_again_to_the_last_bit(solve: str, dense: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filtering, "DENSE", dense)
     n, lists, more = 14, lists_by_hand(3), lists_by_hand(4)
-    backbone = filtered(solve=solve, decay=0.7, min_item=2, ridge=2.0, mix=0.5)
+    backbone = filtered(solve=solve, decay=0.7, min_item=2, ridge=2.0, blend=0.5)
     server = trained(stream_of(n, lists, more), backbone)[1].server
     before = [Ragged.from_lists([lists[5], lists[8]]), Ragged.from_lists([more[5], more[8]])]
     after = [Ragged.from_lists([lists[5][1:], []]), Ragged.from_lists([more[5], []])]
@@ -183,7 +183,7 @@ def test_a_run_with_sparse_sums_is_the_run_with_dense_ones_and_forgets(
     monkeypatch.setattr(filtering, "DENSE", 0)
     sparse = training.train(config, tmp_path / "sparse")
     assert dense.result["mean"] == sparse.result["mean"]
-    assert sparse.result["blocks"][0]["rounds"] == len(MIXES)
+    assert sparse.result["blocks"][0]["rounds"] == len(BLENDS)
     user = json.loads((sparse.folder / "ids.json").read_text())["users"][0]
     certificate = grant(sparse.folder, Wish("forget", {user: None}), verify=True).certificate
     assert certificate is not None
@@ -194,26 +194,26 @@ def test_a_run_with_sparse_sums_is_the_run_with_dense_ones_and_forgets(
 def test_validation_chooses_among_what_is_left_open() -> None:
     assert filtered(alpha="learn").trials == len(ALPHAS)
     assert filtered(alpha="learn", recency="learn").trials == len(ALPHAS) * len(RECENCIES)
-    assert filtered(solve="mixture").trials == len(MIXES)
+    assert filtered(solve="mixture").trials == len(BLENDS)
     mixed = filtered(solve="mixture", alpha="learn")
-    assert {mix for _, _, mix in mixed._choices} >= {0.0, 1.0}  # either alone is among the choices
+    assert {blend for _, _, blend in mixed._choices} >= {0.0, 1.0}  # either alone is among the choices
     server = trained(stream_of(14, lists_by_hand()), mixed)[1].server
-    assert [float(mixed.with_recency(server, k).heads["mix"][0]) for k in range(5)] == list(MIXES)
+    assert [float(mixed.with_recency(server, k).heads["blend"][0]) for k in range(5)] == list(BLENDS)
 
 
 def test_a_mixture_of_one_is_that_one() -> None:
     n, lists = 14, lists_by_hand()
     alone = scores_of(filtered(), lists, n)
-    assert np.array_equal(scores_of(filtered(solve="mixture", mix=0.0), lists, n), alone)
+    assert np.array_equal(scores_of(filtered(solve="mixture", blend=0.0), lists, n), alone)
     x = marks(lists, n)
     gram = x.T @ (x / x.sum(axis=1)[:, None])
     ridge = 2.0 * np.trace(gram) / x.sum()
     inverse = np.linalg.inv(gram + ridge * np.eye(n))
     weights = -inverse / np.diag(inverse)[None]
     np.fill_diagonal(weights, 0)
-    solved = scores_of(filtered(solve="mixture", mix=1.0, ridge=2.0), lists, n)
+    solved = scores_of(filtered(solve="mixture", blend=1.0, ridge=2.0), lists, n)
     assert np.allclose(solved, x @ weights, atol=1e-4)
-    both = scores_of(filtered(solve="mixture", mix=0.25, ridge=2.0), lists, n)
+    both = scores_of(filtered(solve="mixture", blend=0.25, ridge=2.0), lists, n)
     parts = [(one - one.mean(axis=1)[:, None]) / one.std(axis=1)[:, None] for one in (solved, alone)]
     assert np.allclose(both, 0.25 * parts[0] + 0.75 * parts[1], atol=1e-4)
 
@@ -239,7 +239,7 @@ def test_what_a_device_receives_is_checked() -> None:
         "axes": heads["axes"][:-1],
         "root": -heads["root"],
         "alpha": np.array([np.nan], np.float32),
-        "mix": np.array([2.0], np.float32),
+        "blend": np.array([2.0], np.float32),
         "solved_ptr": heads["ptr"],
         "weights": heads["weights"] * np.float32(1e9),
     }

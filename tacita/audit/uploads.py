@@ -143,7 +143,7 @@ def _alone(fed: Federation, progress: Progress, people: Longs) -> Floats:
 
 def _exchanged(fed: Federation, progress: Progress, chosen: Keys) -> Doubles:
     down = to_serve(fed, progress.server)
-    return progress.devices.exchange(fed, progress.server, down, "round", chosen).total["rows"]
+    return np.asarray(progress.devices.exchange(fed, progress.server, down, "round", chosen).total["rows"])
 
 
 def _progress(fed: Federation) -> Progress:

@@ -99,9 +99,7 @@ class Ragged:
 
     def by_time(self) -> Ragged:
         """The same lists with their entries in order of time; as they are, where no times are known."""
-        if "time" not in self.values:
-            return self
-        order = np.lexsort((self.values["time"], self.rows()))
+        order = np.lexsort((self.values.get("time", np.zeros(len(self.ids))), self.rows()))
         return Ragged(self.ptr, self.ids[order], {name: column[order] for name, column in self.values.items()})
 
     def holds(self, rows: AnyArray, ids: AnyArray) -> Bools:
@@ -433,10 +431,7 @@ class Extra:
 
 @dataclass(frozen=True)
 class Bound:
-    """A penalty on how far a client's model moves: strength * max(0, |change| - length)^2 joins its loss.
-
-    The change is that of item rows and shared parameters as one vector, the received model its origin.
-    """
+    """strength * max(0, |change of item rows and shared parameters since they came| - length)^2 joins a client's loss."""
 
     strength: float
     length: float

@@ -129,7 +129,7 @@ def _heard(setting: Played, fed: Federation, progress: Progress) -> Doubles:
     """The first number of every row after one exchange; with threat = local, of every client's release by itself."""
     down, devices = to_serve(fed, progress.server), progress.devices
     if setting.threat == "central":
-        return devices.exchange(fed, progress.server, down, "round").total["rows"][:, 0].copy()
+        return np.array(devices.exchange(fed, progress.server, down, "round").total["rows"][:, 0])
     living = progress.here.living(fed, progress.server)
     out = np.zeros(fed.stream.n_items)
     for client in living.active:

@@ -14,7 +14,7 @@ from tacita.core.types import Requests
 from tacita.federation.measuring import Learned
 from tacita.federation.rounds import Progress, RoundReport, run_stream, start
 from tacita.lab.experiments.once import Line, first_metric, only_block, pack, promised, rounded
-from tacita.lab.forgetting.anew import shared_by
+from tacita.lab.forgetting.anew import shares_of
 from tacita.lab.forgetting.door import carried_out
 from tacita.lab.forgetting.paths import Way, way_of
 from tacita.lab.forgetting.proof import Done
@@ -54,13 +54,14 @@ def leaver(fed: Federation, progress: Progress) -> tuple[Asked, Way]:
     Where people share, it is one who shares all of it: for whom the method was made.
     """
     trained, keys = fed.stream.trained(len(fed.stream.blocks) - 1), fed.stream.user_keys
-    shared = shared_by(fed, Learned(progress.server, progress.clients))
-    has, shares = trained.counts() > 0, shared.counts() >= trained.counts()
-    user = some_of(np.flatnonzero(has & shares if (has & shares).any() else has), keys, fed.draws, 0.0)  # at least one
+    shares = shares_of(fed, Learned(progress.server, progress.clients))
+    has, all_shared = trained.counts() > 0, shares.shared.counts() >= trained.counts()
+    able = has & all_shared if (has & all_shared).any() else has
+    user = some_of(np.flatnonzero(able), keys, fed.draws, 0.0)  # at least one is drawn
     items = trained.take(user)
     told = Requests("leave", keys[user], items.where(np.zeros(len(items.ids), bool)), alone=True)
     asked = Asked(told, user.astype(np.int32), items, whole=True)
-    return asked, way_of(fed, asked, shared.take(user))
+    return asked, way_of(fed, asked, shares.take(user))
 
 
 def _leaving(fed: Federation, progress: Progress, training: float) -> tuple[str, float]:

@@ -47,7 +47,6 @@ class Variant(Strict):
     privacy: dict[str, Any] = {}
     split: dict[str, Any] = {}
     evaluate: dict[str, Any] = {}
-    privacy: dict[str, Any] = {}
     backbones: list[str] = Field([], description="the only backbones it is run with; none named: all")
     kind: Literal["central", "popular"] | None = Field(
         None, description="central: its model on pooled data; popular: most popular items; default: the table's"
@@ -256,8 +255,6 @@ def run_config(
         "train": {**experiment.train, **rounds, **tuned.train, **variant.train},
         "evaluate": validated(EvaluateConfig, evaluate, where).model_dump(),
     }
-    if variant.privacy:
-        said["privacy"] = variant.privacy
     validated(TrainConfig, said["train"], where)
     return configured(said, where)
 

@@ -38,7 +38,7 @@ from tacita.models.tally.weights import add_products, as_heads, column_of, recen
 
 DENSE = 4_000  # items up to which sums are dense arrays, of 128 MB at most
 ALPHAS = 0.0, 0.3, 1.0, 0.15  # what alpha = "learn" tries; the last one stays where nobody validates
-MIXES = 0.0, 1.0, 0.25, 0.75, 0.5  # the same for mix
+BLENDS = 0.0, 1.0, 0.25, 0.75, 0.5  # the same for blend
 NO_MEANING = ("length_power", "min_pair")
 SOLVED = "solved_"  # before the names of what ridge regression makes of the sum
 
@@ -81,7 +81,7 @@ class FilterTally(Tally):
         }
         if self.mixes:
             solved = as_heads(np.zeros((0, 0), np.float32))
-            own |= {SOLVED + name: value for name, value in solved.items()} | {"mix": np.zeros(1, np.float32)}
+            own |= {SOLVED + name: value for name, value in solved.items()} | {"blend": np.zeros(1, np.float32)}
         return {**plain, **own}
 
     def heads_fit(self, heads: Arrays, n_items: int) -> bool:
@@ -97,7 +97,7 @@ class FilterTally(Tally):
         mild = bool((np.abs(axes) <= 2).all() and (root >= 0).all() and (root <= MOST_WEIGHT).all())
         if not (sized and mild):
             return False
-        limits = {"alpha": 100.0} | ({"mix": 1.0} if self.mixes else {})
+        limits = {"alpha": 100.0} | ({"blend": 1.0} if self.mixes else {})
         return all(heads[name].shape == (1,) and 0 <= heads[name][0] <= most for name, most in limits.items())
 
     def weights_of(self, lists: Ragged) -> Doubles:
@@ -118,18 +118,18 @@ class FilterTally(Tally):
 
     @property
     def _choices(self) -> list[tuple[float, float, float]]:
-        """Recency, alpha and mix of each trial; the last stays where nobody validates."""
-        recency, alpha, mix = self.config.recency, self.config.alpha, self.config.mix
+        """Recency, alpha and blend of each trial; the last stays where nobody validates."""
+        recency, alpha, blend = self.config.recency, self.config.alpha, self.config.blend
         recencies = RECENCIES if recency == "learn" else (recency,)
         alphas = (ALPHAS[-1:] if self.mixes else ALPHAS) if alpha == "learn" else (alpha,)
-        return list(product(recencies, alphas, (MIXES if mix == "learn" else (mix,)) if self.mixes else (0.0,)))
+        return list(product(recencies, alphas, (BLENDS if blend == "learn" else (blend,)) if self.mixes else (0.0,)))
 
     @property
     def trials(self) -> int:
         return len(self._choices)
 
     def with_recency(self, server: ServerState, trial: int) -> ServerState:
-        values = dict(zip(("recency", "alpha", "mix"), self._choices[trial], strict=True))
+        values = dict(zip(("recency", "alpha", "blend"), self._choices[trial], strict=True))
         chosen = {name: np.array([value], np.float32) for name, value in values.items() if name in server.heads}
         return replace(server, heads={**server.heads, **chosen})
 
@@ -191,19 +191,19 @@ class FilterTally(Tally):
     def score_history(self, view: CohortView) -> Floats:
         heads, latest = view.heads, self.latest(view)
         weight = recency_weights(latest, float(heads["recency"][0]))
-        mix = float(heads["mix"][0]) if self.mixes else 0.0
+        blend = float(heads["blend"][0]) if self.mixes else 0.0
         filtered, solved = (np.zeros((len(view.user), view.n_items), np.float32) for _ in range(2))
-        if mix < 1:
+        if blend < 1:
             add_products(latest, weight, _plain(heads), filtered)
             _add_along_axes(latest, weight, heads, filtered)
-        if mix > 0:
+        if blend > 0:
             add_products(latest, weight, _plain(heads, SOLVED), solved)
         if heads["repeat"][0] and view.history is not None:  # before they are standardised: it is said in their terms
             for scores in (filtered, solved):
                 scores[view.history.rows(), view.history.ids] += heads["repeat"][0]
-        if mix in (0, 1):
-            return solved if mix else filtered
-        return mix * _standard(solved) + (1 - mix) * _standard(filtered)
+        if blend in (0, 1):
+            return solved if blend else filtered
+        return blend * _standard(solved) + (1 - blend) * _standard(filtered)
 
 
 def _plain(heads: Arrays, prefix: str = "") -> Arrays:

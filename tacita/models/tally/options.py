@@ -19,6 +19,6 @@ class FilterOptions(BackboneConfig):
     alpha: Annotated[float, Field(ge=0, le=100)] | Literal["learn"] = Field(
         "learn", description="weight of the filter's leading axes; learn: each block's validation chooses"
     )
-    mix: Annotated[float, Field(ge=0, le=1)] | Literal["learn"] = Field(
+    blend: Annotated[float, Field(ge=0, le=1)] | Literal["learn"] = Field(
         "learn", description="what ridge weighs in a mixture, the filter has the rest; learn: validation chooses"
     )
