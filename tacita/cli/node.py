@@ -114,11 +114,12 @@ def run(folder: Folder = HERE, insecure: Insecure = False) -> None:
     """
     import logging
 
+    from tacita.live.pages.person import beside
     from tacita.live.running.daemon import run_daemon
 
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
     try:
-        run_daemon(folder, insecure)
+        run_daemon(folder, insecure, beside=beside)
     except KeyboardInterrupt:  # while it was starting
         raise SystemExit(130) from None
 
@@ -148,6 +149,38 @@ def status(folder: Folder = HERE, as_json: AsJson = False) -> None:
 def _show_request(one: dict[str, Any]) -> None:
     what = f"{one['kind']} {one['items']:,} items" if one["items"] else str(one["kind"])
     console.answer(f"request {one['request']}: {what} of user {one['user']}, run {one['run']}: {one['state']}.")
+
+
+@app.command()
+def page(
+    user: Annotated[str | None, typer.Argument(metavar="USER", help="Raw user id.")] = None,
+    everybody: Annotated[bool, typer.Option("--all", help="A link for everybody on this node.")] = False,
+    owner: Annotated[bool, typer.Option("--owner", help="A list of people, from which links can be made.")] = False,
+    folder: Folder = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """A link to a person's own page on this machine: it works once, within ten minutes. The node must be running.
+
+    Examples:
+
+    `tacita node page 196`
+
+    `tacita node page --owner`
+    """
+    from tacita.live.running import control
+
+    if (user is not None) + everybody + owner != 1:
+        raise TacitaError("say whose page: USER, --all or --owner.")
+    if not (folder / control.CONTROL).exists():
+        raise TacitaError(f"the node is not running; `tacita node run --folder {folder}` serves its pages.")
+    found = control.ask_daemon(
+        folder, "pages" if everybody else "page", **({} if everybody or owner else {"user": user})
+    )
+    if as_json:
+        console.print_json(found)
+        return
+    for one in found if everybody else [found]:
+        console.answer(f"{one['user']}\t{one['link']}" if everybody else one["link"])
 
 
 @app.command()

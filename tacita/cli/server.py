@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,14 +63,55 @@ def up(
 
     Example: `tacita server up --folder server`
     """
+    from tacita.live.pages.operator import beside
     from tacita.live.processes import start_log
     from tacita.live.running.server import Server
 
     start_log()
     try:
-        Server(folder).serve(insecure_run_as_root=insecure_run_as_root)
+        Server(folder).serve(insecure_run_as_root=insecure_run_as_root, beside=beside)
     except KeyboardInterrupt:  # while it was starting
         raise SystemExit(130) from None
+
+
+@app.command()
+def page(folder: Folder = HERE) -> None:
+    """Where the operator's page is: on loopback of the server's machine, behind the operator's password.
+
+    Example: `tacita server page`
+    """
+    from tacita.live.pages.operator import address_of
+
+    console.answer(address_of(folder))
+
+
+@app.command()
+def password(folder: Folder = HERE) -> None:
+    """Set the operator's password for the page: typed twice, or one line of standard input.
+
+    Example: `tacita server password`
+    """
+    from tacita.live.pages.tokens import Keys
+    from tacita.live.running.server import read_config
+
+    read_config(folder)
+    typed = sys.stdin.isatty()
+    given = typer.prompt("Password", hide_input=True, confirmation_prompt=True) if typed else sys.stdin.readline()
+    Keys(folder).set_password(given.rstrip("\n"))
+    console.answer("The password is set; it is kept hashed.")
+
+
+@app.command()
+def token(folder: Folder = HERE) -> None:
+    """A new read-only token for the server's API, shown once; the one before it ends.
+
+    Example: `tacita server token`
+    """
+    from tacita.live.pages.tokens import Keys
+    from tacita.live.running.server import read_config
+
+    read_config(folder)
+    console.answer(Keys(folder).new_reader())
 
 
 @app.command()

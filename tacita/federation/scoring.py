@@ -39,7 +39,7 @@ class DeviceScorer:
         answering = owner_of(self.plan.parts, "answers")
         backbone, view = self.plan.backbone, None
         if correcting or answering or changing or backbone.reads_context or backbone.reads_history:
-            view = self._view(users)
+            view = self.view(users)
         scores = answering.answers(view) if answering and view else None
         if scores is None:
             scores = self._own_model(users, view)
@@ -54,10 +54,11 @@ class DeviceScorer:
         corrected = any(overrides(p, "predict") for p in self.plan.parts)
         if corrected or some is None or answering is None or not overrides(answering, "answers_some"):
             return None
-        view = self._view(users, replace(self.down, own=lambda clients: some(clients, only)))
+        view = self.view(users, replace(self.down, own=lambda clients: some(clients, only)))
         return answering.answers_some(view, only)
 
-    def _view(self, users: Ints, down: Down | None = None) -> CohortView:
+    def view(self, users: Ints, down: Down | None = None) -> CohortView:
+        """What the devices of these users score with."""
         view = users_view(self.clients, self.server, self.block, users, self.keys, down or self.down)
         past = rows_of(self.past, users) if self.past is not None else None
         if self.plan.backbone.reads_history:
@@ -68,7 +69,7 @@ class DeviceScorer:
 
     def table(self) -> Floats:
         """The item rows that devices score with; a part may serve others than the server's own."""
-        return self._view(np.zeros(1, np.int32)).items
+        return self.view(np.zeros(1, np.int32)).items
 
     def _own_model(self, users: Ints, view: CohortView | None) -> Floats:
         """The run's own model, read with the private vectors of these users."""

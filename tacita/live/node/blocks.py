@@ -8,8 +8,10 @@ import time
 from dataclasses import dataclass
 
 # An item's own level stands before the person's general one.
-ALLOWED = """coalesce((SELECT level FROM consent c WHERE c.user = i.user AND c.item = i.item),
+CHOSEN = """coalesce((SELECT level FROM consent c WHERE c.user = i.user AND c.item = i.item),
     (SELECT level FROM users u WHERE u.id = i.user)) = 'learn'"""
+# Of who takes a pause nothing leaves, whatever they chose.
+ALLOWED = f"({CHOSEN} AND NOT EXISTS (SELECT 1 FROM meta m WHERE m.key = 'paused/' || i.user))"
 
 _DUE = f"""FROM interactions i
     WHERE NOT EXISTS (SELECT 1 FROM assigned a WHERE a.interaction = i.id AND a.run = :run) AND {ALLOWED}
@@ -56,3 +58,17 @@ def latest(db: sqlite3.Connection, run: str) -> int | None:
     """The last block of a run that was opened here."""
     found: int | None = db.execute("SELECT max(block) FROM blocks WHERE run = ?", (run,)).fetchone()[0]
     return found
+
+
+def pause(db: sqlite3.Connection, user: int) -> None:
+    """Nothing of a person takes part until `resume`; what they chose for their items stays."""
+    db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('paused/' || ?, ?)", (user, time.time()))
+
+
+def resume(db: sqlite3.Connection, user: int | None) -> None:
+    """End a person's pause (None: everybody's)."""
+    db.execute("DELETE FROM meta WHERE key LIKE 'paused/%' AND (?1 IS NULL OR key = 'paused/' || ?1)", (user,))
+
+
+def paused(db: sqlite3.Connection, user: int) -> bool:
+    return db.execute("SELECT 1 FROM meta WHERE key = 'paused/' || ?", (user,)).fetchone() is not None

@@ -224,16 +224,17 @@ def plain_errors(path: Path) -> contextlib.AbstractContextManager[None]:
 
 def export(db: sqlite3.Connection, path: Path, user: int | None) -> int:
     """Everything that belongs to people as JSON lines; returns how many."""
-    return _write_lines(path, _lines(db, user))
+    return _write_lines(path, lines(db, user))
 
 
 def salvage(store: Path, path: Path) -> int:
     """What can still be read of a damaged file, which stays as it is."""
     with alone_with(store), contextlib.closing(read_only(store)) as db:
-        return _write_lines(path, _lines(db, None, stop_at_damage=True))
+        return _write_lines(path, lines(db, None, stop_at_damage=True))
 
 
-def _lines(db: sqlite3.Connection, user: int | None, stop_at_damage: bool = False) -> Iterator[dict[str, Any]]:
+def lines(db: sqlite3.Connection, user: int | None, stop_at_damage: bool = False) -> Iterator[dict[str, Any]]:
+    """Everything that belongs to people, line by line; with a user, to that one."""
     for kind, (names, sql) in _EXPORTED.items():
         last: int | None = None
         try:

@@ -47,6 +47,7 @@ class NodeConfig(Strict):
     insecure_single_user_uploads: bool = Field(False, description="send sums of fewer people all the same")
     min_seconds_between_rounds: float = Field(0.0, ge=0, description="refuse to send sooner than this")
     max_releases_per_day: int = Field(10_000, ge=0, description="refuse to send more often than this in 24 hours")
+    page_port: int = Field(0, ge=0, le=65535, description="port of people's pages, on loopback; 0: any that is free")
     run_as: str = Field("auto", description="OS user of Flower's process; '': the node's own; auto: nobody, if it can")
 
     @field_validator("server")
@@ -136,10 +137,14 @@ class Node:
 
     def recommend(self, user: str, k: int = 10) -> list[dict[str, Any]]:
         """Top k for a raw user id: [{item, title, score}], best first. Reads memory only."""
-        snapshot = self._snapshot
-        if snapshot is None:
+        return self.snapshot.recommend(user, k)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What is served from now; a sentence where there is nothing yet."""
+        if self._snapshot is None:
             raise TacitaError(self.trouble or NO_MODEL)
-        return snapshot.recommend(user, k)
+        return self._snapshot
 
     # What the owner asks
 

@@ -22,7 +22,6 @@ from tacita.lab.assembling import planned
 from tacita.lab.serving import check_wanted
 from tacita.live.letters import names_of, read_written, secret_of
 from tacita.live.node.store import NodeStore, Rows, nothing_of
-from tacita.metrics import ScoreUsers
 from tacita.round.device_state import DeviceState, Lists, read_devices, rows_taken
 from tacita.round.plan import Plan
 
@@ -40,17 +39,25 @@ class Snapshot:
     waiting: frozenset[str]  # users who came after the last round
     seen: Ragged
     items: list[tuple[str, str]]  # raw id and title of what the model knows and the catalogue names
-    score: ScoreUsers
+    score: DeviceScorer
     lists: _Lists  # kept for the next snapshot, with what they were made from
     made_from: tuple[Any, ...]
 
     def recommend(self, user: str, k: int) -> list[dict[str, Any]]:
         """Top k of what the user does not have yet: [{item, title, score}], best first."""
-        row = self.row_of.get(user)
-        if row is None:
-            raise _not_yet(user) if user in self.waiting else nothing_of(user)
+        row = self.row(user)
         check_wanted(k, len(self.items))
-        scores = self.score(np.array([row], np.int32))
+        return self.best(row, k, self.score(np.array([row], np.int32)))
+
+    def row(self, user: str) -> int:
+        """Where a user stands; a sentence for somebody whom the model does not know."""
+        found = self.row_of.get(user)
+        if found is None:
+            raise _not_yet(user) if user in self.waiting else nothing_of(user)
+        return found
+
+    def best(self, row: int, k: int, scores: Floats) -> list[dict[str, Any]]:
+        """The best k of one user's scores, which are overwritten where the user has the item."""
         scores[0, self.seen.row(row)] = -np.inf
         scores[0, len(self.items) :] = -np.inf
         top, value = best_items(scores, k)

@@ -12,10 +12,10 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from tacita.live.wire import Outcome
 LEVELS = ("learn", "keep")
 REQUESTS = ("share", "unshare", "forget", "leave")
 
+Found = TypeVar("Found")
 Interaction = tuple[str, str, float | None, float | None]  # raw user, raw item, time, rating
 
 
@@ -97,6 +98,19 @@ class NodeStore:
         """One transaction: everything in it is on the disk when this returns, or nothing is."""
         with self._lock, node_file.plain_errors(self.path), transaction(self._db):
             yield self._db
+
+    def ask(self, query: Callable[[sqlite3.Connection], Found]) -> Found:
+        """What a query of this room finds."""
+        with self._reading() as db:
+            return query(db)
+
+    def withdraw(self, act: Callable[[sqlite3.Connection], Found]) -> Found:
+        """A change of this room to what may leave, in one transaction: sums that are being made are made anew."""
+        with self._writing() as db:
+            found = act(db)
+            self.changes += 1
+            self.withdrawals += 1
+        return found
 
     @property
     def secret(self) -> str:
@@ -390,6 +404,7 @@ class NodeStore:
                     db.execute(f"DELETE FROM {table}")
             else:
                 answers.drop_rows(db, one, str(self.path))
+            blocks.resume(db, one)
             ask_scrub(db)
             self.changes += 1
             self.withdrawals += 1

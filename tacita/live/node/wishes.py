@@ -17,6 +17,7 @@ from tacita.core.errors import TacitaError
 from tacita.federation.requests import can_handle
 from tacita.lab.assembling import planned
 from tacita.live.node.node import Node
+from tacita.live.node.store import REQUESTS
 from tacita.live.node.wants import WITHDRAW, Want
 from tacita.round.device_state import read_devices
 from tacita.round.parts import overrides
@@ -78,6 +79,29 @@ def wish(node: Node, kind: str, user: str, items: Sequence[str], run: str | None
     if not queued:
         raise TacitaError(sentences[0])
     return {"requests": [one for one in standings(node) if one["request"] in queued]}
+
+
+def able(node: Node, user: str) -> dict[str, Any]:
+    """What a person may ask for in the runs they take part in, what they share there and what they have taken back."""
+    person = node.store.user(user)
+    runs = sorted(set(node.store.runs_of(person)) & set(node.store.runs()))
+    places = [_place(node, person, run) for run in runs]
+    here = [one for one in places if one.plan is not None and not one.left]
+    return {
+        "kinds": [kind for kind in REQUESTS if any(one.plan and _can(one.plan, kind) for one in here)],
+        "shared": {one.run: sorted(one.shared) for one in places if one.shared},
+        "forgotten": sorted({item for one in places for item in one.forgotten}),
+        "left": [one.run for one in places if one.left],
+    }
+
+
+def kinds_of(node: Node, run: str) -> list[str]:
+    """What the settings of a run allow people to ask for; they never change."""
+    note = node.store.ask(lambda db: db.execute("SELECT note FROM models WHERE run = ?", (run,)).fetchone())
+    if note is None:
+        return []
+    plan = planned(validated(RunConfig, json.loads(json.loads(note[0])["config"]), "the settings the server sent"))
+    return [kind for kind in REQUESTS if _can(plan, kind)]
 
 
 def _runs(node: Node, person: int, user: str, run: str | None) -> list[str]:

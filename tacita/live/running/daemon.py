@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 Handle = Callable[[Node, bytes], bytes]
 Engine = Callable[[Node, Path], contextlib.AbstractContextManager[Any]]
+Beside = Callable[["Daemon"], contextlib.AbstractContextManager[Any]]
 GRACE = 20.0  # seconds that a request may still take when the node is asked to stop
 
 
@@ -39,6 +40,7 @@ class Daemon:
         self.node = node
         self.stopping = threading.Event()
         self.connection: Any = None  # to the server; tells its state and the reason if it is not online
+        self.verbs: dict[str, Callable[[dict[str, Any]], Any]] = {}  # that others who serve this node add
         self._handle = handle
         self._training = threading.Lock()
         released = node.store.ledger()
@@ -67,6 +69,8 @@ class Daemon:
             log.info("asked to stop")
             self.stopping.set()
             return "stopping"
+        if verb in self.verbs:
+            return self.verbs[verb](arguments)
         done = verbs.perform(self.node, verb, arguments)
         if verb == "status":
             done["running"] = True
@@ -128,8 +132,12 @@ def run_daemon(
     handle: Handle | None = None,
     engine: Engine | None = None,
     ready: Callable[[Daemon], None] = lambda daemon: None,
+    beside: Beside | None = None,
 ) -> None:
-    """Serve a node until it is told to stop; tests bring their own `handle` (the session) and `engine` (Flower)."""
+    """Serve a node until it is told to stop; tests bring their own `handle` (the session) and `engine` (Flower).
+
+    `beside` is what else serves the open node, such as its pages.
+    """
     handle, engine = handle or _session(), engine or _supernode
     sys.setswitchinterval(0.001)  # an answer in memory does not wait long for a training thread
     with contextlib.ExitStack() as held:
@@ -139,6 +147,8 @@ def run_daemon(
         sockets = (folder / control.SHIM).parent
         sockets.mkdir(mode=0o711, exist_ok=True)
         sockets.chmod(0o711)
+        if beside is not None:
+            held.enter_context(beside(daemon))
         held.callback(daemon.finish)
         given = owner if owner != os.geteuid() else None
         held.enter_context(shim.serve(folder / control.SHIM, daemon.on_request, 0o600, given))

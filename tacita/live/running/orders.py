@@ -46,7 +46,15 @@ def resume_run(folder: Path, run: str) -> None:
         store.run(run)
         _need_up(folder)
         if why_stopped(store, run) is not None:
+            store.halt(run, False)
             store.tell(run, {"event": "resumed"})
+
+
+def stop_run(folder: Path, run: str) -> None:
+    """Let a run stop after what it has committed; `resume_run` goes on from there."""
+    with open_store(folder) as store:
+        store.run(run)
+        store.halt(run, True)
 
 
 def _need_up(folder: Path) -> None:

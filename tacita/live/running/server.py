@@ -35,6 +35,7 @@ from tacita.live.server.store import STORE, NodeRow, RunRow, ServerStore, done_b
 from tacita.live.settings import read_settings
 
 VERSION = 1
+Beside = Callable[["Server"], contextlib.AbstractContextManager[Any]]
 LOOK = 0.5  # seconds between two looks at the store
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class ServerConfig(Strict):
     host: str = Field("0.0.0.0", description="address on which nodes are served")
     port: int = Field(9092, ge=0, le=65535, description="port on which nodes are served")
     link_port: int = Field(9091, ge=0, le=65535, description="port of Flower's SuperLink, on loopback only")
+    page_port: int = Field(0, ge=0, le=65535, description="port of the operator's page, on loopback; 0: any free one")
 
 
 def create(folder: Path, config: ServerConfig, names: list[str]) -> None:
@@ -79,9 +81,15 @@ def open_store(folder: Path) -> ServerStore:
 def enroll(folder: Path, public_key: Path, name: str) -> str:
     """Let a node in by its public key; returns the key's fingerprint, to compare with what the node's owner says."""
     try:
-        pem = public_pem(public_key.read_bytes())
+        given = public_key.read_bytes()
     except OSError as error:
         raise TacitaError(f"cannot read {public_key}: {error.strerror or error}.") from None
+    return enroll_key(folder, given, name)
+
+
+def enroll_key(folder: Path, given: bytes, name: str) -> str:
+    """The same with the key itself."""
+    pem = public_pem(given)
     with open_store(folder) as store:
         store.add_node(name, pem.decode())
     return fingerprint(pem)
@@ -129,8 +137,13 @@ class Server:
         self._keys: tuple[float, frozenset[str]] = (0.0, frozenset())
         self._looking = threading.Lock()
 
-    def serve(self, ready: Callable[[Server], None] = lambda server: None, insecure_run_as_root: bool = False) -> None:
-        """Serve until told to stop."""
+    def serve(
+        self,
+        ready: Callable[[Server], None] = lambda server: None,
+        insecure_run_as_root: bool = False,
+        beside: Beside | None = None,
+    ) -> None:
+        """Serve until told to stop; `beside` is what else is served meanwhile, such as the operator's page."""
         if os.geteuid() == 0 and not insecure_run_as_root:
             raise TacitaError(
                 "a server that runs as root gives every account on this machine root, because whoever reaches Flower's "
@@ -156,6 +169,8 @@ class Server:
             held.enter_context(gateway)
             held.enter_context(stopped_by_signals(self.stopping))
             log.info("serving nodes on %s:%d; Ctrl-C stops", self.config.host, gateway.port)
+            if beside is not None:
+                held.enter_context(beside(self))
             ready(self)
             while not self.stopping.wait(LOOK):
                 self._look(app)
@@ -213,12 +228,16 @@ class Server:
     def _settle_run(self, row: RunRow, app: Path) -> None:
         """Keep a coordinator at work on a run with an open block, unless it stopped for a reason."""
         flower = self._flower.get(row.name)
+        halted = self.store.is_halted(row.name)
         if flower is not None:
+            if halted:
+                with contextlib.suppress(TacitaError):  # it may have ended just now
+                    self.link.stop_run(flower)
             state = self.link.run_state(flower)
             if not state.startswith("finished"):
                 return
             del self._flower[row.name]
-            if state == "finished:completed":
+            if state == "finished:completed" or halted:
                 self._tries.pop(row.name, None)
             else:
                 failures = self._tries.get(row.name, (0, 0.0))[0] + 1
@@ -238,6 +257,8 @@ class Server:
 
 def why_stopped(store: ServerStore, run: str) -> str | None:
     """Why a run stopped for good; None: it goes on."""
+    if store.is_halted(run):
+        return "the operator stopped it."
     last = store.last_event(run)
     return str(last["said"]) if last is not None and last.get("event") == "stopped" else None
 
@@ -246,7 +267,7 @@ def status(folder: Path) -> dict[str, Any]:
     """Where the server stands, for people and machines."""
     config, up = read_config(folder), is_up(folder)
     with ServerStore(folder / STORE) as store:
-        online = _online(folder, config) if up else {}
+        online = online_nodes(folder, config) if up else {}
         nodes = [
             {
                 "name": row.name,
@@ -277,7 +298,7 @@ def status(folder: Path) -> dict[str, Any]:
         }
 
 
-def _online(folder: Path, config: ServerConfig) -> dict[int, str]:
+def online_nodes(folder: Path, config: ServerConfig) -> dict[int, str]:
     """What the engine says of the nodes it knows; nothing while it starts."""
     from tacita.live.engine.flower import Control
 

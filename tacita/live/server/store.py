@@ -321,6 +321,16 @@ class ServerStore:
         with self._plain():
             return scrub(self._db)
 
+    def halt(self, run: str, stop: bool) -> None:
+        """Order that a run stops, or may go on."""
+        with self._writing() as db:
+            db.execute("DELETE FROM meta WHERE key = 'halt/' || ?", (run,))
+            if stop:
+                db.execute("INSERT INTO meta (key, value) VALUES ('halt/' || ?, '1')", (run,))
+
+    def is_halted(self, run: str) -> bool:
+        return bool(self._all("SELECT 1 FROM meta WHERE key = 'halt/' || ?", run))
+
     def tell(self, run: str, event: dict[str, Any]) -> None:
         """An event that changes nothing."""
         with self._writing() as db:

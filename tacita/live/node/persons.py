@@ -1,0 +1,162 @@
+"""One person's side of a node's file: what they have, what of it may leave, what left; a page of it, never all."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tacita.core.errors import TacitaError
+from tacita.live.node import blocks
+from tacita.live.node.store import NodeStore
+
+Preset = Literal["nothing", "some", "everything"]
+PRESETS: dict[str, str] = {
+    "nothing": "Nothing takes part. Everything stays on this device and still serves your own recommendations.",
+    "some": "What takes part today goes on; whatever is new stays on this device until you switch it on.",
+    "everything": "Everything takes part, also what you had switched off, and whatever is new.",
+}
+Only = Literal["all", "part", "kept"]
+
+
+@dataclass(frozen=True)
+class Look:
+    """Which of a person's items are meant."""
+
+    items: Sequence[str] | None = None  # None: all
+    only: Only = "all"
+    offset: int = 0
+    limit: int = 25
+
+
+def standing(store: NodeStore, user: str) -> dict[str, Any]:
+    """How much a person has, and how much of it takes part."""
+    one = store.user(user)
+
+    def ask(db: sqlite3.Connection) -> dict[str, Any]:
+        level = str(db.execute("SELECT level FROM users WHERE id = ?", (one,)).fetchone()[0])
+        has = int(db.execute("SELECT count(DISTINCT item) FROM interactions WHERE user = ?", (one,)).fetchone()[0])
+        there = "EXISTS (SELECT 1 FROM interactions i WHERE i.user = c.user AND i.item = c.item)"
+        other = f"SELECT count(*) FROM consent c WHERE c.user = ? AND c.level != ? AND {there}"
+        others = int(db.execute(other, (one, level)).fetchone()[0])
+        waits = blocks.paused(db, one)
+        part = 0 if waits else has - others if level == "learn" else others
+        mode = "some" if level == "keep" and others else "nothing" if level == "keep" else "everything"
+        mode = "some" if level == "learn" and others else mode
+        return {"items": has, "taking part": part, "paused": waits, "mode": mode, "new items": level == "learn"}
+
+    return store.ask(ask)
+
+
+def items(store: NodeStore, user: str, look: Look) -> tuple[int, list[dict[str, Any]]]:
+    """A page of what a person has, newest first, and how much there is of it."""
+    one = store.user(user)
+    given = {
+        "user": one,
+        "items": None if look.items is None else json.dumps(list(look.items)),
+        "limit": look.limit,
+        "offset": look.offset,
+    }
+    among = "" if look.items is None else "AND i.item IN (SELECT value FROM json_each(:items))"
+    level = {"all": "", "part": f"AND {blocks.CHOSEN}", "kept": f"AND NOT {blocks.CHOSEN}"}[look.only]
+    some = f"FROM interactions i WHERE i.user = :user {among} {level}"
+
+    def ask(db: sqlite3.Connection) -> tuple[int, list[dict[str, Any]]]:
+        total = int(db.execute(f"SELECT count(DISTINCT i.item) {some}", given).fetchone()[0])
+        # A group's first column is of its newest row: SQLite takes bare columns from where max() was found.
+        page = (
+            f"SELECT i.user, i.item, max(i.time) AS time, i.rating, max(i.released) AS released {some} "
+            "GROUP BY i.item ORDER BY time DESC, i.item LIMIT :limit OFFSET :offset"
+        )
+        rows = db.execute(f"SELECT i.item, i.time, i.rating, i.released, {blocks.CHOSEN} FROM ({page}) i", given)
+        names = ("item", "time", "rating", "left in a sum", "takes part")
+        found = [dict(zip(names, row)) for row in rows.fetchall()]
+        return total, [{**row, **{name: bool(row[name]) for name in names[3:]}} for row in found]
+
+    return store.ask(ask)
+
+
+def has(store: NodeStore, user: str, item: str) -> None:
+    """A sentence for an item that somebody does not have."""
+    one = store.user(user)
+    asked = "SELECT 1 FROM interactions WHERE user = ? AND item = ?"
+    if store.ask(lambda db: db.execute(asked, (one, item)).fetchone()) is None:
+        raise TacitaError(f"you have no item '{item[:100]}' on this device.")
+
+
+def choose(store: NodeStore, user: str, preset: Preset) -> None:
+    """One of the three words about everything; nothing that was sent is taken back by it."""
+    one = store.user(user)
+
+    def act(db: sqlite3.Connection) -> None:
+        if preset == "some":
+            put = (
+                "INSERT OR REPLACE INTO consent (user, item, level) SELECT DISTINCT i.user, i.item, 'learn' "
+                f"FROM interactions i WHERE i.user = ? AND {blocks.CHOSEN}"
+            )
+            db.execute(put, (one,))
+        else:
+            db.execute("DELETE FROM consent WHERE user = ?", (one,))
+        level = "learn" if preset == "everything" else "keep"
+        db.execute("UPDATE users SET level = ? WHERE id = ?", (level, one))
+        log = "INSERT INTO consent_events (time, user, item, level) VALUES (?, ?, NULL, ?)"
+        db.execute(log, (time.time(), one, level))
+
+    store.withdraw(act)
+
+
+def set_pause(store: NodeStore, user: str, paused: bool) -> None:
+    """Nothing of a person leaves for now, or goes on as they had chosen."""
+    one = store.user(user)
+    store.withdraw(lambda db: blocks.pause(db, one) if paused else blocks.resume(db, one))
+
+
+def releases(store: NodeStore, user: str, offset: int, limit: int) -> tuple[int, list[dict[str, Any]]]:
+    """What left this node, newest first, and whether something of the person could be in it."""
+    one = store.user(user)
+    names = ("time", "run", "block", "round", "kind", "people", "bytes", "sees", "epsilon", "yours")
+    mine = (
+        "EXISTS (SELECT 1 FROM assigned a JOIN interactions i ON i.id = a.interaction "
+        "WHERE a.run = l.run AND a.block = l.block AND i.user = ?)"
+    )
+    columns = "l.time, l.run, l.block, l.round, l.kind, l.users, l.bytes, l.sees, l.epsilon"
+
+    def ask(db: sqlite3.Connection) -> tuple[int, list[dict[str, Any]]]:
+        total = int(db.execute("SELECT count(*) FROM ledger WHERE users > 0").fetchone()[0])
+        page = f"SELECT {columns}, {mine} FROM ledger l WHERE users > 0 ORDER BY id DESC LIMIT ? OFFSET ?"
+        rows = db.execute(page, (one, limit, offset)).fetchall()
+        return total, [{**dict(zip(names, row)), "yours": bool(row[-1])} for row in rows]
+
+    return store.ask(ask)
+
+
+def in_sums(store: NodeStore, user: str) -> tuple[int, list[str]]:
+    """How many of a person's items were part of a sum that left, and of which runs."""
+    one = store.user(user)
+
+    def ask(db: sqlite3.Connection) -> tuple[int, list[str]]:
+        n = "SELECT count(DISTINCT item) FROM interactions WHERE user = ? AND released"
+        runs = (
+            "SELECT DISTINCT a.run FROM assigned a JOIN interactions i ON i.id = a.interaction "
+            "WHERE i.user = ? AND i.released ORDER BY a.run"
+        )
+        return int(db.execute(n, (one,)).fetchone()[0]), [run for (run,) in db.execute(runs, (one,))]
+
+    return store.ask(ask)
+
+
+def people(store: NodeStore, search: str, offset: int, limit: int) -> tuple[int, list[dict[str, Any]]]:
+    """Who is on this node, for its owner: ids and how much each has, and nothing of what."""
+    like = "%" + search.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
+
+    def ask(db: sqlite3.Connection) -> tuple[int, list[dict[str, Any]]]:
+        some = "FROM users u WHERE u.raw LIKE ? ESCAPE '\\'"
+        total = int(db.execute(f"SELECT count(*) {some}", (like,)).fetchone()[0])
+        count = "(SELECT count(*) FROM interactions i WHERE i.user = u.id)"
+        page = f"SELECT u.raw, {count} {some} ORDER BY u.id LIMIT ? OFFSET ?"
+        return total, [{"user": raw, "rows": n} for raw, n in db.execute(page, (like, limit, offset)).fetchall()]
+
+    return store.ask(ask)

@@ -1,0 +1,231 @@
+"""What an operator can see and order, as plain values: the API answers with these, the page shows them.
+
+Of people it knows numbers only: never a history, a vector, or who asked for something.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import tomllib
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tacita.core.errors import TacitaError
+from tacita.lab.assembling import planned
+from tacita.live.certificates import SERVER, expires, fingerprint
+from tacita.live.running import orders
+from tacita.live.running.orders import Terms
+from tacita.live.running.server import enroll_key, is_up, open_store, read_config, why_stopped
+from tacita.live.server.overview import Overview
+from tacita.live.server.store import STORE, NodeRow, RunRow, done_blocks, standing
+from tacita.methods import configured
+
+SEES = (
+    "Of each node one sum per round: how item rows moved or which items go together, how many people are in it, sums "
+    "of scores, and when the node is online. Of single people only what they chose to show, under made-up names. No "
+    "history, no private vector, no name. This does not mean that nothing can be worked out: sums of several runs "
+    "can be subtracted down to one person, and sums without noise bound nothing."
+)
+NO_CONTROLS = (
+    "Live runs measure no controls: test items stay on devices, and nobody ranks them by popularity there yet. Compare "
+    "with a lab run on data of the same kind."
+)
+SOON = 30.0  # days before a certificate's end that it is told
+KNOWN = 5.0  # seconds for which the engine's word on who is online is kept
+
+
+class ControlRoom:
+    """A server's folder, looked at and ordered about by its operator."""
+
+    def __init__(self, folder: Path, online: Callable[[], dict[int, str]] = dict) -> None:
+        self.folder, self._online = folder, online
+        self._look = Overview(folder / STORE)
+        self._known: tuple[float, dict[int, str]] = (float("-inf"), {})
+        self._lock = threading.Lock()
+
+    # What is there
+
+    def health(self) -> dict[str, Any]:
+        return {"up": is_up(self.folder), "time": time.time()}
+
+    def overview(self) -> dict[str, Any]:
+        config = read_config(self.folder)
+        with open_store(self.folder) as store:
+            return {
+                "address": f"{config.host}:{config.port}",
+                "up": is_up(self.folder),
+                "catalogue": len(store.catalogue()),
+                "sees": SEES,
+                "certificate ends": expires(self.folder / SERVER).timestamp(),
+            }
+
+    def runs(self) -> dict[str, Any]:
+        """Every run with its progress and the quality of its blocks."""
+        with open_store(self.folder) as store:
+            return {"runs": [self._run(row, why_stopped(store, row.name)) for row in store.runs()][::-1]}
+
+    def _run(self, row: RunRow, stopped: str | None) -> dict[str, Any]:
+        results = [] if row.note is None else row.note["plain"]["results"]
+        done = done_blocks(row)
+        rounds = planned(row.config).learner.rounds
+        in_block = row.note is not None and done < row.opened and row.note["plain"]["in_block"]
+        now = row.note["now"]["round"] if in_block and row.note is not None else 0
+        return {
+            "run": row.name,
+            "standing": standing(row),
+            "stopped": stopped,
+            "under way": done < row.opened and stopped is None,
+            "blocks done": done,
+            "blocks opened": row.opened,
+            "round": now,
+            "rounds": rounds,
+            "backbone": str(row.config.backbone["name"]),
+            "method": row.config.method,
+            "quality": [{name: value for name, value in one.items() if _is_number(value)} for one in results],
+            "controls": NO_CONTROLS,
+        }
+
+    def rounds(self, run: str, offset: int, limit: int) -> dict[str, Any]:
+        with open_store(self.folder) as store:
+            store.run(run)
+        total, rows = self._look.rounds(run, offset, limit)
+        return {"run": run, "total": total, "offset": offset, "limit": limit, "rounds": rows}
+
+    def nodes(self, search: str, offset: int, limit: int) -> dict[str, Any]:
+        with open_store(self.folder) as store:
+            rows = store.nodes()
+        found = [row for row in rows if search.casefold() in row.name.casefold()]
+        answers, errors, online = self._look.last_answers(), self._look.last_errors(), self._who_is_online()
+        page = [self._node(row, answers, errors, online) for row in found[offset : offset + limit]]
+        return {"total": len(found), "offset": offset, "limit": limit, "nodes": page}
+
+    def _node(
+        self, row: NodeRow, answers: dict[int, float], errors: dict[int, tuple[float, str]], online: dict[int, str]
+    ) -> dict[str, Any]:
+        number = -1 if row.number is None else row.number
+        state = "revoked" if row.revoked is not None else online.get(number, "enrolled" if row.number else "waiting")
+        at, said = errors.get(number, (None, ""))
+        return {
+            "name": row.name,
+            "state": state,
+            "enrolled": row.enrolled,
+            "last answer": answers.get(number),
+            "last error": said,
+            "error time": at,
+            "fingerprint": fingerprint(row.public_key.encode()),
+        }
+
+    def requests(self, offset: int, limit: int) -> dict[str, Any]:
+        total, rows = self._look.requests(offset, limit)
+        return {"total": total, "offset": offset, "limit": limit, "requests": rows}
+
+    def budgets(self, run: str) -> dict[str, Any]:
+        """How many people can have been in how many sums; what one person spent, only their own device knows."""
+        with open_store(self.folder) as store:
+            row = store.run(run)
+        results = [] if row.note is None else row.note["plain"]["results"]
+        stated = [one["promises"] for one in results if one.get("promises")]
+        return {"run": run, "spread": self._look.spread(run), "promises": stated[-1] if stated else None}
+
+    def alerts(self) -> dict[str, Any]:
+        """What somebody has to look at."""
+        found: list[dict[str, str]] = []
+        days = (expires(self.folder / SERVER) - datetime.now(UTC)).total_seconds() / 86_400
+        if days < SOON:
+            said = f"The server's certificate ends in {max(0, int(days))} days; `tacita server renew` makes a new one."
+            found.append({"kind": "certificate", "said": said})
+        online = self._who_is_online()
+        with open_store(self.folder) as store:
+            silent = [
+                row.name for row in store.nodes() if row.revoked is None and online.get(row.number or -1) == "offline"
+            ]
+            for row in store.runs():
+                found += self._alerts_of(row, why_stopped(store, row.name), store.last_event(row.name))
+        if silent:
+            named = ", ".join(silent[:5]) + (f" and {len(silent) - 5:,} more" if len(silent) > 5 else "")
+            found.append({"kind": "silent", "said": f"{len(silent):,} of the nodes are silent: {named}."})
+        return {"alerts": found}
+
+    def _alerts_of(self, row: RunRow, stopped: str | None, last: dict[str, Any] | None) -> list[dict[str, str]]:
+        found = []
+        if stopped is not None:
+            found.append({"kind": "stopped", "said": f"Run '{row.name}' stopped: {stopped}"})
+        elif last is not None and last.get("event") == "waiting":
+            said = (
+                f"Run '{row.name}' waits: {last['answered']} of the {last['needed']} nodes that a round needs answered."
+            )
+            found.append({"kind": "quorum", "said": said})
+        refused = self._look.refusals(row.name, max(0, row.opened - 1))
+        if refused:
+            what = "1 node refuses" if refused == 1 else f"{refused:,} nodes refuse"
+            found.append(
+                {"kind": "refused", "said": f"{what} to take part in run '{row.name}'; the list of nodes says why."}
+            )
+        return found
+
+    def metrics(self) -> str:
+        """For Prometheus."""
+        lines = ["# TYPE tacita_up gauge", f"tacita_up {int(is_up(self.folder))}"]
+        with open_store(self.folder) as store:
+            rows, runs = store.nodes(), store.runs()
+        enrolled = sum(row.revoked is None for row in rows)
+        lines += ["# TYPE tacita_nodes gauge", f'tacita_nodes{{state="enrolled"}} {enrolled}']
+        lines.append(f'tacita_nodes{{state="revoked"}} {len(rows) - enrolled}')
+        online = sum(one == "online" for one in self._who_is_online().values())
+        lines.append(f'tacita_nodes{{state="online"}} {online}')
+        lines.append("# TYPE tacita_blocks_done counter")
+        lines += [f'tacita_blocks_done{{run="{row.name}"}} {done_blocks(row)}' for row in runs]
+        lines.append("# TYPE tacita_quality gauge")
+        for row in runs:
+            for one in [] if row.note is None else row.note["plain"]["results"]:
+                for name, value in one.items():
+                    if "@" in name and _is_number(value):
+                        lines.append(
+                            f'tacita_quality{{run="{row.name}",block="{one["block"]}",metric="{name}"}} {value}'
+                        )
+        lines.append("# TYPE tacita_requests gauge")
+        lines += [f'tacita_requests{{state="{state}"}} {n}' for state, n in sorted(self._look.request_states().items())]
+        ends = expires(self.folder / SERVER).timestamp()
+        lines += ["# TYPE tacita_certificate_end_seconds gauge", f"tacita_certificate_end_seconds {ends:.0f}"]
+        return "\n".join([*lines, f"tacita_alerts {len(self.alerts()['alerts'])}"]) + "\n"
+
+    def _who_is_online(self) -> dict[int, str]:
+        with self._lock:
+            if time.monotonic() - self._known[0] > KNOWN:
+                self._known = (time.monotonic(), self._online())
+            return self._known[1]
+
+    # What is ordered
+
+    def begin(self, run: str, settings: str, quorum: int | str, timeout: float) -> dict[str, Any]:
+        try:
+            given = tomllib.loads(settings)
+        except tomllib.TOMLDecodeError as error:
+            raise TacitaError(f"the settings are no TOML: {error}.") from None
+        orders.begin_run(self.folder, run, configured(given, "the settings"), Terms(quorum, timeout, 3600.0))
+        return {"run": run}
+
+    def order(self, run: str, what: str) -> dict[str, Any]:
+        acts = {"next-block": orders.open_block, "stop": orders.stop_run, "resume": orders.resume_run}
+        acts[what](self.folder, run)
+        return {"run": run, "ordered": what}
+
+    def enroll(self, name: str, key: str) -> dict[str, Any]:
+        return {"name": name, "fingerprint": enroll_key(self.folder, key.encode("utf-8", "replace"), name)}
+
+    def revoke(self, name: str) -> dict[str, Any]:
+        with open_store(self.folder) as store:
+            return {"name": store.revoke(name).name}
+
+    def publish(self, items: list[tuple[str, str]]) -> dict[str, Any]:
+        if any(not item.strip() or not item.isprintable() or not title.isprintable() for item, title in items):
+            raise TacitaError("an item has an id and may have a title, both without control characters.")
+        with open_store(self.folder) as store:
+            return {"new": store.add_items(items), "catalogue": len(store.catalogue())}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

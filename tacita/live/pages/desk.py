@@ -1,0 +1,190 @@
+"""What one person can see and decide on a node, as plain values: the API answers with these, the page shows them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from tacita.core.errors import TacitaError
+from tacita.lab.ledger import in_words
+from tacita.live.node import file as node_file
+from tacita.live.node import persons, reasons
+from tacita.live.node.budgets import own_ledger
+from tacita.live.node.node import Node
+from tacita.live.node.persons import Look, Only, Preset
+from tacita.live.node.wishes import able, kinds_of, standings, wish
+
+KINDS = {
+    "share": "show items to the server",
+    "unshare": "hide shown items again",
+    "forget": "take back",
+    "leave": "leave, and take everything back",
+}
+
+
+class Desk:
+    """A node, asked by one person at a time."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self._titles: tuple[int, dict[str, str], list[tuple[str, str]]] = (-1, {}, [])
+        self._kinds: dict[str, list[str]] = {}  # what a run's settings allow to ask for
+        self._lock = threading.Lock()
+
+    # What is there
+
+    def me(self, user: str) -> dict[str, Any]:
+        found = persons.standing(self.node.store, user)
+        return {"user": user, "node": self.node.config.name, **found}
+
+    def recommendations(self, user: str, k: int) -> list[dict[str, Any]]:
+        return self.node.recommend(user, min(k, max(1, len(self.node.snapshot.items))))
+
+    def why(self, user: str, item: str) -> dict[str, Any]:
+        return reasons.explain(self.node.snapshot, user, item)
+
+    def preview(self, user: str, item: str, without: str) -> dict[str, Any]:
+        return reasons.preview(self.node.snapshot, user, item, without)
+
+    def history(self, user: str, search: str, only: Only, offset: int, limit: int) -> dict[str, Any]:
+        """A page of a person's items; a search finds words of titles and ids."""
+        look = Look(self._found(search), only, offset, limit)
+        total, rows = persons.items(self.node.store, user, look)
+        return {"total": total, "offset": offset, "limit": limit, "items": self._titled(rows)}
+
+    def releases(self, user: str, offset: int, limit: int) -> dict[str, Any]:
+        total, rows = persons.releases(self.node.store, user, offset, limit)
+        return {"total": total, "offset": offset, "limit": limit, "releases": rows}
+
+    def held(self, user: str) -> dict[str, Any]:
+        """What the server has of a person, as far as this node knows."""
+        may = able(self.node, user)
+        n, runs = persons.in_sums(self.node.store, user)
+        names, _ = self._catalogue()
+        shared = sorted({item for items in may["shared"].values() for item in items})
+        return {
+            "shown items": [{"item": item, "title": names.get(item, "")} for item in shared],
+            "items in sums": n,
+            "runs": runs,
+            "left runs": may["left"],
+            "said": _held_in_words(len(shared), n, runs, self.node),
+            "server sees": self.node.what_the_server_sees(),
+        }
+
+    def budget(self, user: str) -> dict[str, Any]:
+        runs = own_ledger(self.node, user)["runs"]
+        return {"runs": [{"run": run, **told, "words": in_words(told)} for run, told in runs.items()]}
+
+    def may(self, user: str) -> list[str]:
+        """What a person may ask for in the runs they are in."""
+        store = self.node.store
+        one = store.user(user)
+        left = {want.run for want in store.wants() if want.user == one and want.kind == "leave"}
+        found: set[str] = set()
+        for run in (set(store.runs_of(one)) & set(store.runs())) - left:
+            if run not in self._kinds:
+                self._kinds[run] = kinds_of(self.node, run)
+            found |= set(self._kinds[run])
+        return sorted(found)
+
+    def taken(self, user: str) -> set[str]:
+        """Items that a person has asked to be forgotten."""
+        one = self.node.store.user(user)
+        mine = (want for want in self.node.store.wants() if want.user == one and want.kind == "forget")
+        return {item for want in mine for item in want.items}
+
+    def requests(self, user: str) -> dict[str, Any]:
+        """What a person asked of servers, newest first, with certificates."""
+        names, _ = self._catalogue()
+        wants = {one.id: one for one in self.node.store.wants()}
+        found = []
+        for one in reversed(standings(self.node)) if wants else ():
+            if one["user"] != user:
+                continue
+            want = wants.get(one["request"])
+            items = [] if want is None else want.items
+            listed = [{"item": item, "title": names.get(item, "")} for item in items[:20]]
+            made = None if want is None else want.created
+            found.append({**one, "asks": KINDS[one["kind"]], "created": made, "named": listed})
+        return {"requests": found}
+
+    # What is decided
+
+    def choose(self, user: str, preset: Preset) -> dict[str, Any]:
+        persons.choose(self.node.store, user, preset)
+        return self.me(user)
+
+    def switch(self, user: str, item: str, takes_part: bool) -> dict[str, Any]:
+        persons.has(self.node.store, user, item)
+        self.node.set_consent(user, item, "learn" if takes_part else "keep")
+        return self.me(user)
+
+    def pause(self, user: str, paused: bool) -> dict[str, Any]:
+        persons.set_pause(self.node.store, user, paused)
+        return self.me(user)
+
+    def ask(self, user: str, kind: str, items: Sequence[str]) -> dict[str, Any]:
+        found = wish(self.node, kind, user, items)
+        return {"requests": found["requests"]}
+
+    def export(self, user: str) -> bytes:
+        """Everything of a person as JSON lines."""
+        store, one = self.node.store, self.node.store.user(user)
+        lines = store.ask(lambda db: [json.dumps(line, ensure_ascii=False) for line in node_file.lines(db, one)])
+        return ("\n".join(lines) + "\n").encode("utf-8", "replace")
+
+    def erase(self, user: str, confirm: str) -> dict[str, Any]:
+        if confirm != user:
+            raise TacitaError("nothing was erased: type your id exactly as it stands on this page.")
+        return self.node.erase(user)
+
+    # The owner of a silo
+
+    def people(self, search: str, offset: int, limit: int) -> dict[str, Any]:
+        total, rows = persons.people(self.node.store, search, offset, limit)
+        return {"total": total, "offset": offset, "limit": limit, "people": rows}
+
+    # Titles
+
+    def _catalogue(self) -> tuple[dict[str, str], list[tuple[str, str]]]:
+        """Titles by item, and what a search looks through; read again when the node's data changed."""
+        changes = self.node.store.changes
+        with self._lock:
+            if self._titles[0] != changes:
+                listed = self.node.store.catalogue()
+                self._titles = (changes, dict(listed), [(item, f"{title} {item}".casefold()) for item, title in listed])
+            return self._titles[1], self._titles[2]
+
+    def _found(self, search: str) -> list[str] | None:
+        words = search.casefold().split()
+        if not words:
+            return None
+        names, texts = self._catalogue()
+        found = [item for item, text in texts if all(word in text for word in words)]
+        return found if search in names or found else [search]  # an item that the catalogue does not know
+
+    def _titled(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        names, _ = self._catalogue()
+        return [{**row, "title": names.get(row["item"], "")} for row in rows]
+
+
+def _held_in_words(shown: int, n: int, runs: list[str], node: Node) -> list[str]:
+    """Sentences that promise no more than is so."""
+    said = []
+    if shown:
+        items = "1 item that you showed it" if shown == 1 else f"{shown:,} items that you showed it"
+        said.append(f"{items}, together under a made-up name: who knows some of them finds the others.")
+    else:
+        said.append("No item of yours by itself: you have shown it none.")
+    if n:
+        what = "1 item of yours is" if n == 1 else f"{n:,} items of yours are"
+        said.append(
+            f"{what} part of sums over many people that it was sent ({', '.join(runs)}). It was told neither your name "
+            "nor your list; a server that compares many sums can still work out much of what one person did."
+        )
+    else:
+        said.append("No sum that left this device had anything of yours in it.")
+    said.append("The model that it learned from everybody's sums.")
+    return said

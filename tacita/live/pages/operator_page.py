@@ -1,0 +1,138 @@
+"""The operator's page: parts of HTML that show what the API answers, and forms that call it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, Response
+
+from tacita.core.errors import TacitaError
+from tacita.live.pages.control_room import ControlRoom
+from tacita.live.pages.person_page import Notice, form, number
+from tacita.live.pages.rendering import away, is_htmx, page, render
+
+BRAND = "tacita · operator"
+ROWS = 25
+FIRST = 'seed = 1\n[backbone]\nname = "tally"\n'
+
+
+class OperatorPage:
+    """Values for the templates of the operator's page."""
+
+    def __init__(self, room: ControlRoom) -> None:
+        self.room = room
+
+    def whole(self, asked: dict[str, str], may_change: bool) -> Response:
+        shown = {**self.runs(may_change), **self.nodes(asked, may_change), **self.requests(asked)}
+        more: dict[str, Any] = {"overview": self.room.overview(), "notice": None, "oob": False, "first": FIRST}
+        title = f"Server {more['overview']['address']}"
+        return page("operator.html", title=title, brand=BRAND, **shown, **more)
+
+    def runs(self, may_change: bool) -> dict[str, Any]:
+        runs = self.room.runs()["runs"][:20]
+        for one in runs:
+            one["timeline"] = self.room.rounds(one["run"], 0, 8)
+            one["budgets"] = self.room.budgets(one["run"])
+            one["metrics"] = [name for name in (one["quality"] or [{}])[-1] if "@" in name or name == "auc"][:6]
+        return {"runs": runs, "alerts": self.room.alerts()["alerts"], "may_change": may_change}
+
+    def nodes(self, asked: dict[str, str], may_change: bool) -> dict[str, Any]:
+        search = asked.get("search", "")[:200]
+        found = self.room.nodes(search, number(asked.get("offset", "")), ROWS)
+        return {"nodes": found, "search": search, "may_change": may_change, "now": self.room.health()["time"]}
+
+    def requests(self, asked: dict[str, str]) -> dict[str, Any]:
+        return {"requests": self.room.requests(number(asked.get("requests", "")), ROWS)}
+
+    def anew(self, asked: dict[str, str], notice: Notice) -> Response:
+        """All parts that an order may change."""
+        shown = {**self.runs(True), **self.nodes(asked, True), **self.requests(asked), "notice": notice, "oob": True}
+        names = ("notice", "operator_runs", "operator_nodes", "operator_requests")
+        return HTMLResponse("".join(render(f"{name}.html", **shown) for name in names))
+
+
+def pages(room: ControlRoom) -> APIRouter:
+    """What an operator looks at."""
+    made, shown = APIRouter(include_in_schema=False), OperatorPage(room)
+
+    def may(request: Request) -> bool:
+        return bool(request.state.who.may_change)
+
+    @made.get("/")
+    def whole(request: Request) -> Response:
+        return shown.whole(dict(request.query_params), may(request))
+
+    @made.get("/part/runs")
+    def runs(request: Request) -> Response:
+        return page("operator_runs.html", oob=False, **shown.runs(may(request)))
+
+    @made.get("/part/nodes")
+    def nodes(request: Request) -> Response:
+        return page("operator_nodes.html", oob=False, **shown.nodes(dict(request.query_params), may(request)))
+
+    return made
+
+
+def orders(room: ControlRoom) -> APIRouter:
+    """What an operator orders."""
+    made, shown = APIRouter(include_in_schema=False), OperatorPage(room)
+
+    async def carry_out(request: Request, act: Callable[[dict[str, str]], str]) -> Response:
+        asked = await form(request)
+        try:
+            notice = ("good", act(asked))
+        except TacitaError as error:
+            notice = ("bad", str(error))
+        return shown.anew(asked, notice) if is_htmx(request) else away("/")
+
+    @made.post("/do/begin")
+    async def begin(request: Request) -> Response:
+        def act(asked: dict[str, str]) -> str:
+            quorum = asked.get("quorum", "") or "all"
+            if quorum != "all" and not number(quorum):
+                raise TacitaError("a quorum is 'all' or a number of nodes.")
+            terms = "all" if quorum == "all" else number(quorum)
+            room.begin(asked.get("run", ""), asked.get("settings", ""), terms, 300.0)
+            return f"Run '{asked.get('run', '')}' has begun."
+
+        return await carry_out(request, act)
+
+    @made.post("/do/order")
+    async def order(request: Request) -> Response:
+        said = {"next-block": "opens its next block", "stop": "stops", "resume": "goes on"}
+
+        def act(asked: dict[str, str]) -> str:
+            what, run = asked.get("order", ""), asked.get("run", "")
+            if what not in said:
+                raise TacitaError("an order is one of: next-block, stop, resume.")
+            room.order(run, what)
+            return f"Run '{run}' {said[what]}."
+
+        return await carry_out(request, act)
+
+    @made.post("/do/enroll")
+    async def enroll(request: Request) -> Response:
+        def act(asked: dict[str, str]) -> str:
+            found = room.enroll(asked.get("name", ""), asked.get("public_key", ""))
+            return f"Node '{found['name']}' is enrolled. Compare the fingerprint with its owner: {found['fingerprint']}"
+
+        return await carry_out(request, act)
+
+    @made.post("/do/revoke")
+    async def revoke(request: Request) -> Response:
+        return await carry_out(
+            request, lambda asked: f"Node '{room.revoke(asked.get('name', ''))['name']}' is revoked."
+        )
+
+    @made.post("/do/publish")
+    async def publish(request: Request) -> Response:
+        def act(asked: dict[str, str]) -> str:
+            lines = [line.partition("\t" if "\t" in line else ",") for line in asked.get("items", "").splitlines()]
+            found = room.publish([(item.strip(), title.strip()) for item, _, title in lines if item.strip()])
+            return f"{found['new']:,} new items; the catalogue has {found['catalogue']:,}."
+
+        return await carry_out(request, act)
+
+    return made

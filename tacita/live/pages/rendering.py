@@ -1,0 +1,100 @@
+"""Templates of the pages, in the style of the reports. Every text is escaped, and a missing value is an error."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from tacita import __version__
+from tacita.report.drawing import COLOURS
+
+HTMX = {"includeIndicatorStyles": False, "allowEval": False, "selfRequestsOnly": True, "historyCacheSize": 0}
+STATIC = {"/htmx.js": "application/javascript", "/style.css": "text/css"}
+
+
+@cache
+def _templates() -> Environment:
+    loader = ChoiceLoader(
+        [PackageLoader("tacita.live.pages", "templates"), PackageLoader("tacita.report", "templates")]
+    )
+    found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    found.globals |= {"colours": COLOURS, "version": __version__, "htmx": json.dumps(HTMX), "style": style_name()}
+    found.filters |= {"when": when, "size": size, "ago": ago, "plural": plural}
+    return found
+
+
+def style_name() -> str:
+    return hashlib.sha256(b"".join(one.read_bytes() for one in _sheets())).hexdigest()[:8]
+
+
+def _sheets() -> list[Any]:
+    return [
+        files("tacita.report") / "templates" / "page.css",
+        files("tacita.live.pages") / "templates" / "pages.css",
+    ]
+
+
+def render(template: str, **shown: Any) -> str:
+    return _templates().get_template(template).render(**shown)
+
+
+def page(template: str, status: int = 200, **shown: Any) -> HTMLResponse:
+    return HTMLResponse(render(template, **shown), status)
+
+
+def is_htmx(request: Request) -> bool:
+    return request.headers.get("hx-request") == "true"
+
+
+def away(path: str) -> Response:
+    """After a change that was made without scripts: the page anew."""
+    return RedirectResponse(path, 303)
+
+
+def static_routes() -> list[Route]:
+    """The one script and the one style sheet, both from this machine."""
+    script = (files("tacita.live.pages") / "static" / "htmx.min.js").read_bytes()
+
+    async def htmx(request: Request) -> Response:
+        return Response(script, media_type="application/javascript")
+
+    async def style(request: Request) -> Response:
+        return Response(render("page.css") + render("pages.css"), media_type="text/css")
+
+    return [Route("/htmx.js", htmx), Route("/style.css", style)]
+
+
+def when(at: float | None) -> str:
+    return "" if at is None else f"{datetime.fromtimestamp(at, UTC).astimezone():%d %b %Y, %H:%M}"
+
+
+def ago(seconds: float | None) -> str:
+    """A span of time as people say it."""
+    if seconds is None:
+        return "never"
+    for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= length:
+            n = int(seconds // length)
+            return f"{n} {unit}{'s' if n != 1 else ''}"
+    return "a moment"
+
+
+def size(n: float) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if n < 1000:
+            return f"{n:.0f} {unit}" if unit == "bytes" else f"{n:.1f} {unit}"
+        n /= 1000
+    return f"{n:.1f} GB"
+
+
+def plural(n: int, one: str, many: str = "") -> str:
+    return f"{n:,} {one if n == 1 else many or one + 's'}"

@@ -1,0 +1,135 @@
+"""A server and three nodes in this process, with both pages served on loopback: quick, and nothing of it is pretended
+but the network between server and nodes."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from test_live_parity import Site, config_of, make_site, rows_of_blocks
+
+from tacita.core.config import RunConfig, validated
+from tacita.lab.assembling import Machine, assemble
+from tacita.live.certificates import make_node_key
+from tacita.live.node.node import Node
+from tacita.live.node.verbs import perform
+from tacita.live.pages.operator import server_app
+from tacita.live.pages.person import node_app
+from tacita.live.pages.serving import PageServer
+from tacita.live.pages.tokens import Keys, Tokens, Who
+from tacita.live.running import orders
+from tacita.live.running.server import ServerConfig, create
+from tacita.live.server.coordinator import STORE, continue_run
+from tacita.live.server.store import done_blocks
+
+PASSWORD = "correct horse battery"
+FIRST = ("The Quiet", "A Paper", "Northern", "The Last", "Winter", "The Glass", "Second", "A Borrowed", "Salt", "Blue")
+SECOND = ("Harbour", "Lantern", "Orchard", "Witness", "Crossing", "Ferry", "Garden", "Hour", "Letter", "Railway")
+
+
+def title_of(n: int) -> str:
+    made = f"{FIRST[n % 10]} {SECOND[(n // 10 + 3 * n) % 10]} ({1960 + 7 * n % 60})"
+    return f"{made} <b>uncut</b>" if n == 5 else made
+
+
+@dataclass
+class PagesSite:
+    site: Site
+    person: PageServer
+    operator: PageServer
+    tokens: Tokens
+    blocks: list[list[tuple[str, str, float]]]
+    stopping: threading.Event = field(default_factory=threading.Event)
+    played: int = 1
+
+    @property
+    def node(self) -> Node:
+        return self.site.transport.members[1]
+
+    def link(self, user: str) -> str:
+        return f"{self.person.url}/enter/{self.tokens.link(Who('person', user))}"
+
+    def others_ask(self, user: str) -> None:
+        """Four other people of the node take something back: the fifth is the one who looks at the page."""
+        asked = 0
+        done = {(one.user, item) for one in self.node.store.wants() for item in one.items}
+        for number, raw in zip(*self.node.store.users(), strict=True):
+            rows = self.node.store.ask(
+                lambda db, n=int(number): db.execute(
+                    "SELECT DISTINCT item FROM interactions WHERE user = ? AND released", (n,)
+                ).fetchall()
+            )
+            fresh = [item for (item,) in rows if (int(number), item) not in done]
+            if raw != user and fresh and asked < 4:
+                perform(self.node, "request", {"kind": "forget", "user": raw, "items": fresh[:1]})
+                asked += 1
+
+    def bring(self) -> None:
+        """What people did since."""
+        self.site.collect(self.blocks[self.played])
+        self.played += 1
+
+    def watch(self) -> None:
+        """What the server's process does: carry out open blocks."""
+        while not self.stopping.wait(0.2):
+            with self.site.store as store:
+                row = store.run("films")
+                due = row.opened > done_blocks(row)
+            if due:
+                continue_run(self.site.folder, "films", self.site.transport)
+                for node in self.site.transport.members.values():
+                    node.refresh()
+
+    def close(self) -> None:
+        self.stopping.set()
+        self.person.stop()
+        self.operator.stop()
+        for node in self.site.transport.members.values():
+            node.close()
+
+
+def pages_site(folder: Path, monkeypatch: Any) -> PagesSite:
+    """One block is learned; the pages are up."""
+    server = folder / "server"
+    create(server, ServerConfig(host="127.0.0.1"), [])
+    for one in server.glob(f"{STORE}*"):
+        one.unlink()
+    plain = config_of("tally").model_dump()
+    config = validated(RunConfig, {**plain, "split": {**plain["split"], "n_blocks": 3}}, "the test")
+    site = make_site(server, config)
+    site.run = "films"
+    with site.store as store:
+        with store._writing() as db:
+            for number in (1, 2, 3):
+                make_node_key(folder / f"{number}.key")
+                key = (folder / f"{number}.key.pub").read_text(encoding="utf-8")
+                name = ("library", "cinema", "school")[number - 1]
+                db.execute("UPDATE nodes SET public_key = ?, name = ? WHERE number = ?", (key, name, str(number)))
+        store.new_run("films", config, {"pause": 0.0, "give_up": 60.0})
+        fed = assemble(config, Machine())
+        store.add_items([(item, title_of(n)) for n, item in enumerate(fed.stream.item_ids)])
+        store._all("DELETE FROM runs WHERE name = 'r'")
+    blocks = rows_of_blocks(config)
+    site.collect(blocks[0])
+    site.next_block()
+    tokens = Tokens()
+    node = site.transport.members[1]
+    node.config = node.config.model_copy(update={"name": "library"})
+    for one in site.transport.members.values():
+        one.refresh()
+    Keys(server).set_password(PASSWORD)
+    monkeypatch.setattr(orders, "is_up", lambda folder: True)
+    monkeypatch.setattr("tacita.live.pages.control_room.is_up", lambda folder: True)
+    online = {1: "online", 2: "online", 3: "offline"}
+    person = PageServer(node_app(node, tokens))
+    operator = PageServer(server_app(server, Tokens(), lambda: online))
+    person.start()
+    operator.start()
+    made = PagesSite(site, person, operator, tokens, blocks)
+    threading.Thread(target=made.watch, daemon=True).start()
+    return made

@@ -1,0 +1,211 @@
+"""The operator's page and API: a password or a read-only token, orders, numbers of people and never a person."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from pages_help import every_route
+
+pytest.importorskip("fastapi", reason="the pages need tacita[live]")
+pytest.importorskip("cryptography", reason="the server needs tacita[live]")
+
+from starlette.testclient import TestClient
+
+from tacita.core.config import RunConfig, validated
+from tacita.core.errors import TacitaError
+from tacita.live.certificates import make_node_key
+from tacita.live.pages import tokens as tokens_module
+from tacita.live.pages.control_room import ControlRoom
+from tacita.live.pages.operator import server_app
+from tacita.live.pages.tokens import Keys, Tokens
+from tacita.live.running import orders
+from tacita.live.running.server import ServerConfig, create, open_store, why_stopped
+from tacita.live.server.remote import Accepted
+from tacita.live.server.store import Heard
+from tacita.live.wire import Wanted
+
+HERE = "http://127.0.0.1:8000"
+OWN = {"origin": HERE, "sec-fetch-site": "same-origin"}
+PASSWORD = "correct horse battery"
+
+
+@pytest.fixture(autouse=True)
+def _cheap_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens_module, "_COST", {"n": 2**4, "r": 8, "p": 1, "maxmem": 2**26})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "server"
+    create(made, ServerConfig(), [])
+    with open_store(made) as store:
+        store.add_items([(f"i{n}", f"<i>Film {n}</i>") for n in range(10)])
+        settings = validated(RunConfig, {"backbone": {"name": "tally"}}, "the test")
+        for number, name in ((1, "north"), (2, "south")):
+            store.add_node(name, _pub(tmp_path, name))
+            store.set_number(name, number)
+        store.new_run("r", settings, {"quorum": "all", "timeout": 1.0, "give_up": 1.0})
+        store.open_block("r")
+        store.tell("r", {"event": "block", "block": 0})
+        store.tell("r", {"event": "refused", "kind": "statistic", "node": "2", "said": "fewer people than <b>min</b>."})
+        event = {
+            "event": "round",
+            "block": 0,
+            "round": 1,
+            "clients": 30,
+            "valid": 0.2,
+            "bytes_up": 1e6,
+            "bytes_down": 2e6,
+        }
+        heard = Heard([(1, Wanted(id=7, kind="forget", sender=123456789, items=[3], time=1.0))])
+        note = {
+            "plain": {"results": [{"block": 0, "ndcg@20": 0.25, "users": 30}], "in_block": False},
+            "now": {"block": 0, "round": 1},
+            "best": {"block": 0, "round": 1},
+        }
+        store.commit("r", note, {}, [Accepted(0, 0, "statistic", 1, "x", 30)], heard, event)
+    Keys(made).set_password(PASSWORD)
+    return made
+
+
+def _pub(folder: Path, name: str) -> str:
+    made = make_node_key(folder / f"{name}.key")
+    return Path(f"{folder / name}.key.pub").read_text(encoding="utf-8") if made else ""
+
+
+def stranger(folder: Path, online: dict[int, str] | None = None) -> TestClient:
+    app = server_app(folder, Tokens(), lambda: online or {1: "online", 2: "offline"})
+    return TestClient(app, base_url=HERE, headers=OWN)
+
+
+@pytest.fixture
+def operator(folder: Path) -> TestClient:
+    client = stranger(folder)
+    assert client.post("/login", data={"password": PASSWORD}, follow_redirects=False).status_code == 303
+    return client
+
+
+def test_a_password_is_kept_hashed_and_wrong_ones_are_slowed_down(folder: Path) -> None:
+    path = folder / "operator.json"
+    assert PASSWORD not in path.read_text()
+    assert oct(os.stat(path).st_mode & 0o777) == "0o600"
+    client = stranger(folder)
+    for _ in range(5):
+        assert client.post("/login", data={"password": "wrong"}).status_code == 401
+    assert client.post("/login", data={"password": PASSWORD}).status_code == 429
+    with pytest.raises(TacitaError, match="at least"):
+        Keys(folder).set_password("short")
+
+
+def paths(folder: Path) -> list[tuple[str, str]]:
+    return every_route(server_app(folder, Tokens()))
+
+
+OPEN = {"/htmx.js", "/style.css", "/login"}
+
+
+def fill(path: str) -> str:
+    return path.replace("{run}", "r").replace("{order}", "stop").replace("{name}", "north")
+
+
+def test_nothing_is_answered_without_a_token_and_a_reader_changes_nothing(folder: Path) -> None:
+    client, token = stranger(folder), Keys(folder).new_reader()
+    for method, path in paths(folder):
+        if path in OPEN:
+            continue
+        assert client.request(method, fill(path), json={}).status_code == 401, path
+        wrong = client.request(method, fill(path), json={}, headers={"authorization": "Bearer wrong"})
+        assert wrong.status_code == 401, path
+        answer = client.request(method, fill(path), json={}, headers={"authorization": f"Bearer {token}"})
+        assert answer.status_code == (200 if method == "GET" else 403), (method, path, answer.text)
+    Keys(folder).new_reader()
+    assert client.get("/v1/health", headers={"authorization": f"Bearer {token}"}).status_code == 401
+
+
+def test_cross_site_and_other_names_are_refused(operator: TestClient, folder: Path) -> None:
+    elsewhere = {"origin": "http://evil.example", "sec-fetch-site": "cross-site"}
+    assert operator.post("/v1/runs/r/stop", headers=elsewhere).status_code == 403
+    assert operator.get("/v1/runs", headers={"host": "evil.example"}).status_code == 421
+    with open_store(folder) as store:
+        assert not store.is_halted("r")
+
+
+def test_nobody_is_named(operator: TestClient) -> None:
+    """A sender's made-up name and what was asked for are nowhere."""
+    for path in ("/", "/v1/requests", "/v1/runs", "/v1/nodes", "/v1/runs/r/budgets", "/v1/metrics"):
+        text = operator.get(path).text
+        assert "123456789" not in text
+        assert "sender" not in text
+    found = operator.get("/v1/requests").json()["requests"]
+    assert [(one["node"], one["state"]) for one in found] == [("north", "heard")]
+
+
+def test_rounds_budgets_nodes_and_alerts(operator: TestClient) -> None:
+    rounds = operator.get("/v1/runs/r/rounds").json()["rounds"]
+    assert [(one["answered"], one["refused"], one["clients"]) for one in rounds] == [(1, 1, 30)]
+    spread = operator.get("/v1/runs/r/budgets").json()["spread"]
+    assert spread == [{"releases": 1, "people at most": 30, "nodes": 1}]
+    nodes = {one["name"]: one for one in operator.get("/v1/nodes").json()["nodes"]}
+    assert nodes["south"]["last error"].startswith("fewer people")
+    assert nodes["north"]["last answer"] is not None
+    kinds = {one["kind"] for one in operator.get("/v1/alerts").json()["alerts"]}
+    assert {"silent", "refused"} <= kinds
+    page = operator.get("/").text
+    assert "&lt;b&gt;min" in page
+    assert "0.2500" in page
+    assert 'tacita_quality{run="r",block="0",metric="ndcg@20"} 0.25' in operator.get("/v1/metrics").text
+    assert operator.get("/v1/runs/none/rounds").status_code == 400
+
+
+def test_orders(operator: TestClient, folder: Path, tmp_path: Path) -> None:
+    assert operator.post("/v1/runs/r/stop").status_code == 200
+    with open_store(folder) as store:
+        assert why_stopped(store, "r") == "the operator stopped it."
+    assert "not up" in operator.post("/v1/runs/r/resume").json()["error"]
+    key = _pub(tmp_path, "east")
+    done = operator.post("/do/enroll", data={"name": "east", "public_key": key}, headers={"hx-request": "true"})
+    assert "SHA256:" in done.text
+    again = operator.post("/v1/nodes", json={"name": "east", "public_key": "no key"})
+    assert again.status_code == 400
+    assert operator.post("/v1/nodes/east/revoke").json() == {"name": "east"}
+    made = operator.post("/v1/catalogue", json={"items": [{"item": "new", "title": "New"}]}).json()
+    assert made == {"new": 1, "catalogue": 11}
+    assert operator.post("/v1/catalogue", json={"items": [{"item": "a\x1b"}]}).status_code == 400
+    wrong = operator.post("/v1/runs", json={"run": "x", "settings": "[backbone]\nnam = 'tally'"})
+    assert wrong.status_code == 400
+
+
+def test_a_stopped_run_may_go_on_where_the_server_is_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    orders.stop_run(folder, "r")
+    monkeypatch.setattr(orders, "is_up", lambda folder: True)
+    orders.resume_run(folder, "r")
+    with open_store(folder) as store:
+        assert why_stopped(store, "r") is None
+
+
+def test_a_certificate_that_ends_soon_is_told(folder: Path) -> None:
+    from tacita.live.certificates import renew
+
+    assert "certificate" not in {one["kind"] for one in ControlRoom(folder).alerts()["alerts"]}
+    renew(folder, days=5)
+    assert "certificate" in {one["kind"] for one in ControlRoom(folder).alerts()["alerts"]}
+
+
+def test_the_first_view_of_a_thousand_nodes_is_quick(operator: TestClient, folder: Path, tmp_path: Path) -> None:
+    key = _pub(tmp_path, "many")
+    with open_store(folder) as store, store._writing() as db:
+        many = ((f"node-{n}", f"{key}{n}", str(n + 10), 1.0) for n in range(1000))
+        db.executemany("INSERT INTO nodes (name, public_key, number, enrolled) VALUES (?, ?, ?, ?)", many)
+        answers = (("r", 0, k, "statistic", str(n + 10), "x", 5, 1.0) for n in range(1000) for k in range(1, 21))
+        db.executemany("INSERT INTO accepted VALUES (?, ?, ?, ?, ?, ?, ?, ?)", answers)
+        told = ((f'{{"event": "refused", "node": "{n + 10}", "said": "no", "kind": "x"}}',) for n in range(1000))
+        db.executemany("INSERT INTO events (run, time, event) VALUES ('r', 1.0, ?)", told)
+    operator.get("/")
+    began = time.process_time()
+    text = operator.get("/").text
+    spent = time.process_time() - began
+    assert "1,002 nodes" in text
+    assert spent < 1.0, spent

@@ -1,0 +1,393 @@
+"""The person's page and API: exact reasons, nothing without a token, nothing of others, nothing from other sites."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pages_help import every_route
+from test_live_parity import Site, config_of, make_site, play
+
+pytest.importorskip("fastapi", reason="the pages need tacita[live]")
+
+from starlette.testclient import TestClient
+
+from tacita.core.config import validated
+from tacita.core.errors import TacitaError
+from tacita.live.node import persons, reasons
+from tacita.live.node.node import Node, NodeConfig
+from tacita.live.node.persons import Look
+from tacita.live.pages.person import node_app
+from tacita.live.pages.tokens import Tokens, Who
+
+HERE = "http://127.0.0.1:8000"
+OWN = {"origin": HERE, "sec-fetch-site": "same-origin"}
+MARKUP = "<script>alert('x')</script> & <b>Film</b>"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Two blocks of tally over three nodes; one title is markup."""
+    made = make_site(tmp_path_factory.mktemp("site"), config_of("tally"))
+    play(made)
+    for node in made.transport.members.values():
+        node.store.set_catalogue([(item, f"{MARKUP} {item}") for item, _ in node.store.catalogue()])
+        node.refresh()
+    yield made
+    for node in made.transport.members.values():
+        node.close()
+
+
+@pytest.fixture
+def node(site: Site) -> Node:
+    return site.transport.members[1]
+
+
+def browser(node: Node, user: str | None, tokens: Tokens | None = None) -> TestClient:
+    """Somebody who opened their link; None: somebody without one."""
+    tokens = tokens or Tokens()
+    client = TestClient(node_app(node, tokens), base_url=HERE, raise_server_exceptions=True)
+    if user is not None:
+        entered = client.get(f"/enter/{tokens.link(Who('person', user))}")
+        assert entered.status_code == 200
+    client.headers.update(OWN)
+    return client
+
+
+def people(node: Node) -> list[str]:
+    return node.store.users()[1]
+
+
+# What is said
+
+
+def test_the_terms_of_a_recommendation_add_up_to_its_score(node: Node) -> None:
+    for user in people(node)[:5]:
+        for one in node.recommend(user, 5):
+            why = reasons.explain(node.snapshot, user, one["item"])
+            assert why["kind"] == "exact"
+            total = sum(term["term"] for term in why["terms"]) + why["rest"]
+            assert total == pytest.approx(one["score"], abs=1e-5)
+            own = set(node.store.history([node.store.user(user)]).item)
+            assert {term["item"] for term in why["terms"]} <= own
+
+
+def test_a_preview_is_what_a_node_without_the_item_recommends(site: Site, node: Node, tmp_path: Path) -> None:
+    user = people(node)[0]
+    first = node.recommend(user, 5)[0]["item"]
+    gone = reasons.explain(node.snapshot, user, first)["terms"][0]["item"]
+    told = reasons.preview(node.snapshot, user, first, gone, k=5)
+    row = node.snapshot.row(user)
+    scorer = node.snapshot.score
+    place = [raw for raw, _ in node.snapshot.items].index(gone)
+    view = scorer.view(np.array([row], np.int32))
+    latest = scorer.plan.backbone.latest(view)  # type: ignore[attr-defined]
+    assert told["can"]
+    assert gone not in [one["item"] for one in told["after"]]
+    if place in latest.ids:
+        assert [one["score"] for one in told["after"]] != [one["score"] for one in told["before"]]
+
+
+def test_a_model_that_cannot_be_taken_apart_says_so(tmp_path: Path) -> None:
+    site = make_site(tmp_path, config_of("fedavg"))
+    play(site)
+    node = site.transport.members[1]
+    node.refresh()
+    user = people(node)[0]
+    one = node.recommend(user, 1)[0]["item"]
+    told = reasons.explain(node.snapshot, user, one)
+    assert told["kind"] == "alike"
+    assert "cannot be taken apart" in told["said"]
+    own = node.store.history([node.store.user(user)]).item[0]
+    assert not reasons.preview(node.snapshot, user, one, own)["can"]
+    for member in site.transport.members.values():
+        member.close()
+
+
+# Choices
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Node]:
+    config = validated(NodeConfig, {"name": "n", "server": "localhost:1"}, "the test")
+    Node.create(tmp_path / "n", config)
+    with Node.open(tmp_path / "n") as node:
+        node.store.add([("ann", f"i{n}", float(n), None) for n in range(40)] + [("bob", "i1", 1.0, None)])
+        yield node
+
+
+def test_the_three_presets_and_the_switch(alone: Node) -> None:
+    store = alone.store
+
+    def part() -> int:
+        return int(persons.standing(store, "ann")["taking part"])
+
+    assert (part(), persons.standing(store, "ann")["mode"]) == (40, "everything")
+    store.set_consent("ann", "i3", "keep")
+    assert (part(), persons.standing(store, "ann")["mode"]) == (39, "some")
+    persons.choose(store, "ann", "some")
+    store.add([("ann", "new", 99.0, None)])
+    assert part() == 39
+    persons.choose(store, "ann", "nothing")
+    assert part() == 0
+    assert store.learning_users() == 1  # bob
+    persons.choose(store, "ann", "everything")
+    assert (part(), persons.standing(store, "ann")["items"]) == (41, 41)
+    assert store.kept(store.user("ann")) == set()
+
+
+def test_a_pause_lets_nothing_out_and_keeps_the_choices(alone: Node) -> None:
+    store = alone.store
+    store.set_consent("ann", "i3", "keep")
+    before = store.withdrawals
+    persons.set_pause(store, "ann", True)
+    assert store.withdrawals > before  # a sum that is being made is made anew
+    assert store.assign("r", 0) == 1  # bob's
+    assert persons.standing(store, "ann")["taking part"] == 0
+    persons.set_pause(store, "ann", False)
+    assert persons.standing(store, "ann")["taking part"] == 39
+    persons.set_pause(store, "ann", True)
+    store.erase("ann")
+    assert store.ask(lambda db: db.execute("SELECT count(*) FROM meta WHERE key LIKE 'paused%'").fetchone()[0]) == 0
+
+
+def test_pages_of_items_are_newest_first_and_miss_none(alone: Node) -> None:
+    seen: list[str] = []
+    for offset in range(0, 60, 15):
+        total, rows = persons.items(alone.store, "ann", Look(offset=offset, limit=15))
+        assert total == 40
+        seen += [row["item"] for row in rows]
+    assert seen == [f"i{n}" for n in reversed(range(40))]
+    alone.store.set_consent("ann", "i7", "keep")
+    assert [r["item"] for r in persons.items(alone.store, "ann", Look(only="kept"))[1]] == ["i7"]
+    assert persons.items(alone.store, "ann", Look(only="part"))[0] == 39
+
+
+def test_the_first_view_of_a_long_history_is_quick(alone: Node) -> None:
+    alone.store.add([("ann", f"item {n}", float(n), None) for n in range(100_000)])
+    client = browser(alone, "ann")
+    client.get("/")  # templates are compiled once
+    began = time.process_time()
+    found = client.get("/")
+    spent = time.process_time() - began
+    assert found.status_code == 200
+    assert "100,040" in found.text
+    assert spent < 1.0, spent
+
+
+# Who gets in
+
+
+def test_a_link_opens_one_session_and_cookies_are_kept_from_scripts(node: Node) -> None:
+    tokens = Tokens()
+    client = TestClient(node_app(node, tokens), base_url=HERE)
+    link = f"/enter/{tokens.link(Who('person', people(node)[0]))}"
+    answer = client.get(link)
+    said = answer.headers["set-cookie"].lower()
+    assert "httponly" in said
+    assert "samesite=strict" in said
+    assert client.get("/v1/me").json()["user"] == people(node)[0]
+    assert TestClient(node_app(node, tokens), base_url=HERE).get(link).status_code == 401
+
+
+def test_links_and_sessions_end() -> None:
+    now = [0.0]
+    tokens = Tokens(lambda: now[0])
+    link = tokens.link(Who("person", "ann"))
+    now[0] = 601.0
+    assert tokens.enter(link) is None
+    session = tokens.enter(tokens.link(Who("person", "ann")))
+    assert session is not None
+    assert tokens.who(session) == Who("person", "ann")
+    now[0] += 13 * 3600
+    assert tokens.who(session) is None
+
+
+def paths(node: Node) -> list[tuple[str, str]]:
+    """Every route of the node's application, from the application itself."""
+    return every_route(node_app(node, Tokens()))
+
+
+OPEN = {"/htmx.js", "/style.css", "/enter/{link}"}
+
+
+def test_nothing_is_answered_without_a_token(node: Node) -> None:
+    client = browser(node, None)
+    walked = 0
+    for method, path in paths(node):
+        if path in OPEN:
+            continue
+        answer = client.request(method, path.replace("{link}", "x"), json={})
+        assert answer.status_code == 401, (method, path)
+        assert "tacita node page" in answer.text
+        walked += 1
+    assert walked >= 25
+
+
+def test_nothing_of_another_person_is_reachable_with_any_token(node: Node) -> None:
+    """Every route with every other token, with ids of the first person wherever something can be named."""
+    first, *others = people(node)[:4]
+    own = node.store.history([node.store.user(first)]).item
+    for other in others:
+        client = browser(node, other)
+        theirs = set(node.store.history([node.store.user(other)]).item)
+        alien = next(item for item in own if item not in theirs)
+        for method, path in paths(node):
+            if path in OPEN or "erase" in path or "bye" in path:
+                continue
+            named = {"user": first, "item": alien, "without": alien, "takes_part": True, "kind": "forget"}
+            answer = client.request(
+                method, path, params={"user": first, "item": alien, "without": alien, "search": first}, json=named
+            )
+            assert answer.status_code < 500, (method, path)
+            if "json" in answer.headers["content-type"]:
+                assert f'"{first}"' not in answer.text, (method, path)
+            assert f"<b>{first}</b>" not in answer.text, (method, path)
+        listed = client.get("/v1/me/history", params={"limit": 200}).json()["items"]
+        assert {one["item"] for one in listed} <= theirs
+        assert client.put("/v1/me/items", json={"item": alien, "takes_part": False}).status_code == 400
+        assert client.get("/v1/people").status_code == 403
+        assert first not in client.get("/v1/me/export").text.replace(alien, "")
+
+
+def test_an_owner_sees_ids_and_hands_out_links_and_reads_no_history(node: Node) -> None:
+    tokens = Tokens()
+    client = TestClient(node_app(node, tokens), base_url=HERE, headers=OWN)
+    client.get(f"/enter/{tokens.link(Who('owner'))}")
+    found = client.get("/v1/people").json()
+    assert found["total"] == len(people(node))
+    assert set(found["people"][0]) == {"user", "rows"}
+    assert client.get("/v1/me").status_code == 403
+    link = client.post("/v1/people/links", json={"user": people(node)[1]}).json()["link"]
+    guest = TestClient(node_app(node, tokens), base_url=HERE, headers=OWN)
+    guest.get(link.removeprefix(HERE))
+    assert guest.get("/v1/me").json()["user"] == people(node)[1]
+    assert "Make a link" in client.get("/").text
+
+
+# Other sites
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "evil.example:8000"}, 421),
+        ({"host": "127.0.0.1.evil.example"}, 421),
+        ({"host": "localhost:8000"}, 200),
+        ({"host": "[::1]:8000"}, 200),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}, 403),
+        ({"sec-fetch-site": "same-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "script"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}, 200),
+        ({"origin": "http://127.0.0.1:9"}, 403),
+        ({"origin": "null"}, 403),
+    ],
+    ids=str,
+)
+def test_reading_from_elsewhere(node: Node, headers: dict[str, str], status: int) -> None:
+    client = browser(node, people(node)[0])
+    del client.headers["origin"], client.headers["sec-fetch-site"]
+    assert client.get("/v1/me", headers=headers).status_code == status
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"origin": "http://evil.example"},
+        {"origin": "http://127.0.0.1:9999"},
+        {"origin": HERE, "sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"},
+    ],
+    ids=str,
+)
+def test_a_change_from_elsewhere_is_refused(node: Node, headers: dict[str, str]) -> None:
+    user = people(node)[0]
+    client = browser(node, user)
+    del client.headers["origin"], client.headers["sec-fetch-site"]
+    for path in ("/v1/me/pause", "/do/pause"):
+        method = "PUT" if path.startswith("/v1") else "POST"
+        assert client.request(method, path, json={"paused": True}, headers=headers).status_code == 403
+    assert not persons.standing(node.store, user)["paused"]
+
+
+def test_every_answer_carries_the_policy_and_titles_are_texts(node: Node) -> None:
+    client = browser(node, people(node)[0])
+    item = node.recommend(people(node)[0], 1)[0]["item"]
+    for path in ("/", f"/part/why?item={item}", "/part/history", "/part/held", "/v1/me", "/htmx.js", "/enter/no"):
+        answer = client.get(path)
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        if "html" in answer.headers["content-type"]:
+            assert "<script>alert" not in answer.text
+            assert not re.search(r"\son\w+=|style=\"|<script>|https?://(?!127)", answer.text), path
+    assert "&lt;script&gt;alert" in client.get("/").text
+
+
+# Deciding
+
+
+def test_switches_forms_and_erasing(tmp_path: Path) -> None:
+    site = make_site(tmp_path, config_of("tally"))
+    play(site)
+    node = site.transport.members[1]
+    node.refresh()
+    user, other = people(node)[:2]
+    client = browser(node, user)
+    item = node.store.history([node.store.user(user)]).item[0]
+    assert client.post("/do/switch", data={"item": item}, headers={"hx-request": "true"}).status_code == 200
+    assert node.store.kept(node.store.user(user)) == {item}
+    moved = client.post("/do/switch", data={"item": item, "takes_part": "on"}, follow_redirects=False)
+    assert moved.status_code == 303  # without scripts
+    assert node.store.kept(node.store.user(user)) == set()
+    assert client.put("/v1/me/choice", json={"preset": "nothing"}).json()["taking part"] == 0
+    client.post("/do/choice", data={"preset": "everything"})
+    asked = client.post("/do/ask", data={"kind": "forget", "item": item}, headers={"hx-request": "true"})
+    assert "waits here for the next message" in asked.text
+    assert client.get("/v1/me/requests").json()["requests"][0]["state"].startswith("queued")
+    again = client.post("/v1/me/requests", json={"kind": "forget", "items": [item]})
+    assert again.status_code == 400
+    assert "already" in again.json()["error"]
+    assert browser(node, other).get("/v1/me/requests").json()["requests"] == []
+    assert f'"item": "{item}"' in client.get("/v1/me/export").text
+    assert client.post("/v1/me/erase", json={"confirm": "somebody"}).status_code == 400
+    assert client.post("/v1/me/erase", json={"confirm": user}).json()["users"] == 1
+    assert client.get("/v1/me").status_code == 401
+    with pytest.raises(TacitaError):
+        node.store.user(user)
+    for member in site.transport.members.values():
+        member.close()
+
+
+def test_a_certificate_stands_first_on_the_page(tmp_path: Path) -> None:
+    """Five people take one item back; the next block carries it, and the page shows the server's certificate."""
+    from test_live_parity import rows_of_blocks
+
+    from tacita.lab.assembling import Machine, assemble
+
+    site = make_site(tmp_path, config_of("tally"))
+    fed = assemble(site.config, Machine())
+    site.publish(list(fed.stream.item_ids))
+    blocks = rows_of_blocks(site.config)
+    site.collect(blocks[0])
+    site.next_block()
+    node = site.transport.members[1]
+    node.refresh()
+    clients = [browser(node, user) for user in people(node)[:5]]
+    for client in clients:
+        item = next(i for i in client.get("/v1/me/history").json()["items"] if i["left in a sum"])["item"]
+        assert client.post("/v1/me/requests", json={"kind": "forget", "items": [item]}).status_code == 200
+    site.collect(blocks[1])
+    site.next_block()
+    text = clients[0].get("/").text
+    assert "<b>Certificate</b>" in text
+    assert "Taken out of the record and the model" in text
+    assert text.index("Certificate") < text.index("For you, and why")
+    for member in site.transport.members.values():
+        member.close()
