@@ -431,7 +431,7 @@ class Extra:
 
 @dataclass(frozen=True)
 class Bound:
-    """strength * max(0, |change of item rows and shared parameters since they came| - length)^2 joins a client's loss."""
+    """strength * max(0, |change of item rows and shared parameters| - length)^2 joins a client's loss."""
 
     strength: float
     length: float

@@ -16,7 +16,7 @@ from tacita.core.codec import pack, unpack
 from tacita.core.config import Strict, validated
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays
-from tacita.fields import Spec, Total, touched_of
+from tacita.fields import Spec, Total, symmetric_of, touched_of
 from tacita.live.letters import read_each
 
 VERSION = 1
@@ -123,7 +123,8 @@ class Reply:
                 sums[one.name].reshape(-1)[self.arrays[at]] = self.arrays[value]
             else:
                 sums[one.name] = self.arrays[one.name].astype(np.float64).reshape(one.shape)
-        return Total(sums, self.head.weight, self.head.clients, read_each(self.arrays, fields))
+        each = read_each(self.arrays, fields)
+        return Total(sums, self.head.weight, self.head.clients, each, symmetric=symmetric_of(fields))
 
 
 def wanted_sums(fields: Sequence[Spec]) -> list[Spec]:

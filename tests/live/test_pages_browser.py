@@ -1,4 +1,4 @@
-"""Both pages in a real browser, wide and narrow: what a person decides, what an operator watches; and axe finds nothing.
+"""Both pages in a real browser, wide and narrow: what a person decides, what an operator watches; axe finds nothing.
 
 TACITA_SHOTS=docs keeps the pictures of the README.
 """
@@ -19,7 +19,7 @@ BROWSER = Path(os.environ.get("TACITA_BROWSER", "/usr/bin/chromium"))
 if not BROWSER.exists():
     pytest.skip(f"there is no browser at {BROWSER}; set TACITA_BROWSER", allow_module_level=True)
 
-from pages_site import PASSWORD, PagesSite, pages_site
+from pages_site import PASSWORD, PagesSite, pages_site  # noqa: E402  (a browser first)
 
 FLAGS = [
     "--headless",

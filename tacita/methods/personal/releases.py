@@ -115,7 +115,7 @@ def noised(
             drawn, by = stream.normals(*value.shape), deviation
         else:
             drawn, by = stream.whole_normals(deviation / quantum, *value.shape).astype(np.float64), quantum
-        if value.ndim == 2 and value.shape[0] == value.shape[1] and np.array_equal(value, value.T):
+        if name in total.symmetric:  # by what it is: noise whose shape followed the data would tell of it
             drawn = np.triu(drawn) + np.triu(drawn, 1).T
         drawn *= by
         drawn += value

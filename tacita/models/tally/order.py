@@ -101,9 +101,7 @@ class OrderedTally(Tally):
             if getattr(config, name):
                 raise TacitaError(f"backbone.{name} does not work with 'tally-order': {why}; set it to 0.")
         if config.solve != "ridge":
-            raise TacitaError(
-                "'tally-order' solves its sums by ridge; use backbone.solve = 'ridge', or backbone tally."
-            )
+            raise TacitaError("'tally-order' solves its sums by ridge; use backbone.solve = 'ridge', or tally.")
 
     def init_heads(self, draws: Draws) -> Arrays:
         none = as_heads(np.zeros((0, 0), np.float32))
