@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from test_live_parity import close, close_all, config_of, home, make_site, rows_of_blocks
 
@@ -13,6 +14,7 @@ from tacita.core.types import Request
 from tacita.federation.requests import handle
 from tacita.federation.rounds import Progress, begin_block, end_block, run_block, start
 from tacita.lab.assembling import Machine, assemble
+from tacita.live.letters import check_each
 from tacita.live.wire import decode_request
 
 FIXED: dict[str, Any] = {"aggregation": "fixed", "denominator": 40.0}
@@ -73,3 +75,14 @@ def test_who_leaves_from_a_node_is_forgotten_as_in_the_lab(
     assert done.get("path") == want.get("path")
     assert close(site.arrays()["now/items"], progress.server.items)
     close_all(site)
+
+
+@pytest.mark.parametrize(("name", "field"), [("cfru", "weight"), ("retraction", "psi"), ("retraction", "commitment")])
+def test_what_nodes_say_of_single_uploads_is_bounded(name: str, field: str) -> None:
+    values = config_of("fedavg", 3, **FIXED).model_dump(mode="json")
+    config = validated(RunConfig, values | {"parts": [{"name": "withdrawal"}, {"name": name}]}, "the test")
+    (part,) = [one for one in assemble(config, Machine()).parts if one.name == name]
+    (found,) = [one for one in part.extra_fields(50) if one.name == field]
+    arrays = {f"{field}/sender": np.array([7], np.uint64), f"{field}/each": np.zeros((1, *found.shape), np.float32)}
+    assert check_each(found, arrays, 1)
+    assert not check_each(found, {**arrays, f"{field}/each": arrays[f"{field}/each"] + 1e12}, 1)

@@ -160,10 +160,10 @@ class Sharing(Part):
             }
         if requests.kind == "unshare":  # of what was never shared there is nothing to take back
             asked = asked.where(listed(n_items, asked.ptr, asked.ids, shared.ptr, shared.ids))
-        left = self._learned(view, _less(self._learned_of(view), asked, n_items))
+        kept = self._learned(view, _less(self._learned_of(view), asked, n_items))
         if requests.kind == "unshare" and self.config.unshare == "to_local":
-            return {"shared": _less(shared, asked, n_items), **left}
-        return {"shared": _less(shared, asked, n_items), "gone": _united(gone, asked, n_items), **left}
+            return {"shared": _less(shared, asked, n_items), **kept}
+        return {"shared": _less(shared, asked, n_items), "gone": _united(gone, asked, n_items), **kept}
 
     def _taught(self, view: CohortView, asked: Ragged) -> Ragged:
         """What of some items the device may have learned from: all, unless the block of these has just begun."""
