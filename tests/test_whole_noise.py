@@ -51,14 +51,14 @@ def test_sums_and_noise_are_whole_numbers_of_the_same_law() -> None:
 def test_the_law_is_the_discrete_one_where_it_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a quantum as wide as the noise, single numbers have the probabilities of the discrete Gaussian."""
     from tacita.core.draws import Draws
-    from tacita.methods.personal.releases import noised
+    from tacita.methods.personal.releases import noised_wholes
     from tacita.privacy.noise import Stream
 
     total = Total({"rows": np.zeros((200, 100))}, 1.0, 1, {}, 0)
-    made = noised(total, 1.5, Stream(Draws(3), "x"), ("no",), 1.0)["rows"].astype(np.int64)
+    made = noised_wholes(total, 1.5, Stream(Draws(3), "x"), ("no",), 1.0)["rows"].astype(np.int64)
     assert noise_laws.whole_normal(made, 1.5) > SURE
     assert noise_laws.whole_normal(made, 1.4) < SURE
-    square = noised(Total({"gram": np.eye(40)}, 1.0, 1, {}, 0), 1.5, Stream(Draws(3), "y"), ("no",), 1.0)["gram"]
+    square = noised_wholes(Total({"gram": np.eye(40)}, 1.0, 1, {}, 0), 1.5, Stream(Draws(3), "y"), ("no",), 1.0)["gram"]
     assert np.array_equal(square, square.T)
 
 

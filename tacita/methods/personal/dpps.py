@@ -359,7 +359,8 @@ class DPPS(Part):
         variance, whole = float(total["dpps.noise"][0]), self.config.noise_on == "wholes"
         if whole:  # the sum of variances was rounded, too
             variance += total.n_clients * QUANTUM
-        return releases.noised(total, math.sqrt(variance), stream, self._public, QUANTUM if whole else None)
+            return releases.noised_wholes(total, math.sqrt(variance), stream, self._public, QUANTUM)
+        return releases.noised(total, math.sqrt(variance), stream, self._public)
 
     # on the server
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -99,22 +100,24 @@ def with_nonce(upload: Upload, draws: Draws, purpose: str, view: CohortView, rel
     return replace(upload, nonce=made if upload.nonce is None else upload.nonce ^ made)
 
 
-def noised(
-    total: Total, deviation: float, stream: Stream, public: tuple[str, ...], quantum: float | None = None
-) -> Total:
-    """Noise on every coordinate of every sum but the public ones; a symmetric sum gets symmetric noise.
+def noised(total: Total, deviation: float, stream: Stream, public: tuple[str, ...]) -> Total:
+    """Noise on every coordinate of every sum but the public ones; a symmetric sum gets symmetric noise."""
+    return _noised(total, public, lambda shape: (stream.normals(*shape), deviation))
 
-    With a quantum sums are whole numbers of it, and so is the noise (the discrete Gaussian): nothing is rounded.
-    """
+
+def noised_wholes(total: Total, deviation: float, stream: Stream, public: tuple[str, ...], quantum: float) -> Total:
+    """The same where sums are whole numbers of a quantum, and so is the noise: nothing is rounded after it."""
+    wide = deviation / quantum
+    return _noised(total, public, lambda shape: (stream.whole_normals(wide, *shape).astype(np.float64), quantum))
+
+
+def _noised(total: Total, public: tuple[str, ...], draw: Callable[[tuple[int, ...]], tuple[Doubles, float]]) -> Total:
     changed: Arrays = {}
     for name in sorted(total.sums):
         if name.startswith(public):
             continue
         value = total.sums[name]
-        if quantum is None:
-            drawn, by = stream.normals(*value.shape), deviation
-        else:
-            drawn, by = stream.whole_normals(deviation / quantum, *value.shape).astype(np.float64), quantum
+        drawn, by = draw(value.shape)
         if name in total.symmetric:  # by what it is: noise whose shape followed the data would tell of it
             drawn = np.triu(drawn) + np.triu(drawn, 1).T
         drawn *= by
