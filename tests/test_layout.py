@@ -81,6 +81,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "live.node.file",
         "live.node.persons",
         "live.node.store",
+        "live.server.overview",
         "live.server.store",
     ),
 }
