@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,7 +63,7 @@ def _show_live(user: str, data_dir: Path | None, out: Path | None, quiet: bool) 
 
 
 def _tell_story(folder: Path, user: str, data_dir: Path | None, quiet: bool) -> None:
-    from tacita.live.running.demo import ask_node, begin_run, bring, make_site, next_block, open_pages, running, split
+    from tacita.live.running.demo import ask_node, begin_run, bring, make_site, next_block, running, split
 
     console.tell(
         "[bold]tacita demo --live[/bold]: one server and three nodes on this machine, TLS and enrolment between them. "
@@ -90,14 +89,6 @@ def _tell_story(folder: Path, user: str, data_dir: Path | None, quiet: bool) -> 
         found = ask_node(folder / home, "recommend", user)
         console.tell(f"On node '{home}', without asking anybody:")
         console.show_recommendations(user, found)
-        with console.working("opening both pages", quiet):
-            pages = open_pages(folder, people, user)
-        console.answer(f"Your page, as person {user} (works once): {pages['person']}")
-        console.answer(f"The operator's page: {pages['operator']}   password: {pages['password']}")
-        console.say("Take a film back on your page, press 'Next block' on the operator's, and see its certificate.")
-        if sys.stdin.isatty():
-            with suppress(KeyboardInterrupt, EOFError):
-                input("Enter ends the demo. ")
 
 
 def _tell_block(server: Path, quiet: bool) -> None:

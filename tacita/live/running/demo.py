@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -21,7 +20,6 @@ from typing import Any
 
 from tacita.core.errors import TacitaError
 from tacita.data.sources import load
-from tacita.live.running import control
 
 RUN = "demo"
 NODES = ("library", "cinema", "school")
@@ -30,7 +28,7 @@ LONGEST = 240.0  # seconds for one block
 
 @dataclass(frozen=True)
 class People:
-    """Who lives on which node, what each node's people did in each block, and the items."""
+    """Who lives on which node, what each node's people did in the first and second block, and the items."""
 
     files: dict[str, list[Path]]
     items: Path
@@ -110,40 +108,17 @@ def ask_node(node: Path, *words: str) -> Any:
     return json.loads(_tacita("node", *words, "--json", "--folder", node))
 
 
-def open_pages(folder: Path, people: People, user: str) -> dict[str, str]:
-    """Links to both pages. Others on the node have taken something back, so that one more is enough for a sum."""
-    home = folder / people.home_of(user)
-    password = secrets.token_urlsafe(9)
-    _tacita("server", "password", "--folder", folder / "server", given=password)
-    bring(folder, people, block=2)
-    others = [one for one, where in people.home.items() if where == home.name and one != user]
-    asked = 0
-    for one in others:
-        if asked == 19:  # and the one who looks: min_users
-            break
-        with contextlib.suppress(TacitaError):  # somebody who was part of no sum
-            control.ask_daemon(home, "request", kind="forget", user=one)
-            asked += 1
-    link = json.loads(_tacita("node", "page", user, "--json", "--folder", home))["link"]
-    return {
-        "person": link,
-        "operator": _tacita("server", "page", "--folder", folder / "server").strip(),
-        "password": password,
-    }
-
-
 def split(folder: Path, data_dir: Path | None) -> People:
-    """MovieLens-100K as files: three blocks for each node, items for the operator. The last is for who plays on."""
+    """MovieLens-100K as files: two blocks for each node, items for the operator."""
     table = load("ml-100k", data_dir=data_dir)
     assert table.timestamp is not None
     home = {raw: NODES[n % len(NODES)] for n, raw in enumerate(table.user_ids)}
-    times = sorted(table.timestamp.tolist())
-    cuts = [times[int(share * len(times))] for share in (0.8, 0.95)]
-    files = {name: [folder / f"{name}-{block}.csv" for block in (0, 1, 2)] for name in NODES}
-    lines: dict[Path, list[str]] = {path: ["user,item,timestamp"] for each in files.values() for path in each}
+    cut = sorted(table.timestamp.tolist())[int(0.8 * len(table.timestamp))]
+    files = {name: [folder / f"{name}-{block}.csv" for block in (0, 1)] for name in NODES}
+    lines: dict[Path, list[str]] = {path: ["user,item,timestamp"] for both in files.values() for path in both}
     for user, item, at in zip(table.user.tolist(), table.item.tolist(), table.timestamp.tolist(), strict=True):
         raw = table.user_ids[user]
-        lines[files[home[raw]][sum(at > cut for cut in cuts)]].append(f"{raw},{table.item_ids[item]},{at}")
+        lines[files[home[raw]][int(at > cut)]].append(f"{raw},{table.item_ids[item]},{at}")
     for path, text in lines.items():
         path.write_text("\n".join(text) + "\n", encoding="utf-8")
     items = folder / "items.tsv"
@@ -152,9 +127,9 @@ def split(folder: Path, data_dir: Path | None) -> People:
     return People(files, items, home)
 
 
-def _tacita(*words: object, given: str = "") -> str:
-    """A command as a person would type it, with what they type then; its answer."""
-    done = subprocess.run(_command(*words), capture_output=True, text=True, timeout=120, check=False, input=given)
+def _tacita(*words: object) -> str:
+    """A command as a person would type it; its answer."""
+    done = subprocess.run(_command(*words), capture_output=True, text=True, timeout=120, check=False)
     if done.returncode:
         said = done.stderr.strip().splitlines()
         raise TacitaError(f"`tacita {words[0]} {words[1]}` failed: {said[-1] if said else 'no reason given'}")
