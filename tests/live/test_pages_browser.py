@@ -19,7 +19,7 @@ BROWSER = Path(os.environ.get("TACITA_BROWSER", "/usr/bin/chromium"))
 if not BROWSER.exists():
     pytest.skip(f"there is no browser at {BROWSER}; set TACITA_BROWSER", allow_module_level=True)
 
-from pages_site import PASSWORD, PagesSite, pages_site  # noqa: E402  (a browser first)
+from pages_site import PASSWORD, PagesSite, pages_site  # noqa: E402
 
 FLAGS = [
     "--headless",
@@ -137,9 +137,9 @@ def _decide(page: Any) -> str:
     page.get_by_text("stays here", exact=True).wait_for()
     page.get_by_role("switch", name=f"{title} takes part").click()
     page.get_by_text("takes part", exact=True).wait_for()
-    page.get_by_label("Nothing").check()
-    page.locator("#tiles b", has_text="0").nth(0).wait_for()
-    page.get_by_label("Everything").check()
+    page.locator("#preset-nothing").check()
+    page.locator("#notice", has_text="Nothing takes part").wait_for()
+    page.locator("#preset-everything").check()
     page.locator("#notice", has_text="Everything takes part").wait_for()
     return title
 
