@@ -90,11 +90,7 @@ def orders(room: ControlRoom) -> APIRouter:
     @made.post("/do/begin")
     async def begin(request: Request) -> Response:
         def act(asked: dict[str, str]) -> str:
-            quorum = asked.get("quorum", "") or "all"
-            if quorum != "all" and not number(quorum):
-                raise TacitaError("a quorum is 'all' or a number of nodes.")
-            terms = "all" if quorum == "all" else number(quorum)
-            room.begin(asked.get("run", ""), asked.get("settings", ""), terms, 300.0)
+            room.begin(asked.get("run", ""), asked.get("settings", ""), _quorum(asked.get("quorum", "")), 300.0)
             return f"Run '{asked.get('run', '')}' has begun."
 
         return await carry_out(request, act)
@@ -136,3 +132,11 @@ def orders(room: ControlRoom) -> APIRouter:
         return await carry_out(request, act)
 
     return made
+
+
+def _quorum(text: str) -> int | str:
+    if text in ("", "all"):
+        return "all"
+    if not number(text):
+        raise TacitaError("a quorum is 'all' or a number of nodes.")
+    return number(text)
