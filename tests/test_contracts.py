@@ -454,7 +454,9 @@ class PartContract:
             return
         budgets = {"dpps": {"silos"}, "dp-fedavg": {"silos", "participation"}}
         if settings.keys() & budgets.get(name, set()):  # whom an epsilon is about, and how people are drawn
-            with pytest.raises(TacitaError, match=r"train\.silos = 0|each client being drawn by itself"):
+            with pytest.raises(
+                TacitaError, match=r"train\.in_silos = 'apart'|train\.silos = 0|each client being drawn by itself"
+            ):
                 self.federation(name, **settings)
             return
         progress = run(self.federation(name, **settings))

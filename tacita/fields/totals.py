@@ -81,12 +81,12 @@ class Each:
 class Total:
     """Weighted sums of fields over clients, and the fields that are seen each by itself."""
 
-    sums: dict[str, Any]  # arrays in double precision; of a sparse field a `SparseSum`
+    sums: dict[str, Doubles]  # of a sparse field a `SparseSum`, which adds up as arrays do
     weight: float = 0.0
     n_clients: int = 0
     each: dict[str, Each] = field(default_factory=dict)
     nonce: int = 0  # of all uploads in it, in any order; stays where they were added
-    symmetric: frozenset[str] = frozenset()  # sums that are symmetric by what they are, whatever the data
+    symmetric: dict[str, int] = field(default_factory=dict)  # 1: a sum is symmetric by what it is, whatever the data
 
     def __getitem__(self, name: str) -> Any:
         return self.sums[name]
@@ -115,8 +115,8 @@ def empty_total(fields: Sequence[Spec]) -> Total:
     return Total(sums, symmetric=symmetric_of(fields))
 
 
-def symmetric_of(fields: Sequence[Spec]) -> frozenset[str]:
-    return frozenset(one.name for one in fields if one.symmetric)
+def symmetric_of(fields: Sequence[Spec]) -> dict[str, int]:
+    return {one.name: 1 for one in fields if one.symmetric}
 
 
 def add(total: Total, upload: Upload, fields: Sequence[Spec], exact: bool = False) -> Total:
