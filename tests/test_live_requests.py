@@ -33,6 +33,9 @@ from tacita.live.node.node import Node
 from tacita.live.node.verbs import perform
 from tacita.live.node.wants import whole_batches
 from tacita.live.server import coordinator
+from tacita.live.server.remote import Remote
+from tacita.live.server.requests import grouped
+from tacita.live.server.store import Open
 from tacita.live.wire import MAGIC, Reply, Wanted, decode_reply, decode_request, encode
 
 
@@ -518,3 +521,23 @@ def test_who_shared_under_one_name_takes_back_under_the_same(tmp_path: Path) -> 
         site.next_block()
     assert seen == [sorted(items[:3]), []]
     close_all(site)
+
+
+def test_people_of_two_nodes_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    def asked(number: int, node: int, sender: int, kind: Any = "leave") -> Open:
+        return Open(number, node, Wanted(id=number, kind=kind, sender=sender, items=[], time=0.0))
+
+    wanted = [asked(1, 7, 1), asked(2, 8, 2), asked(3, 7, 3), asked(4, 8, 4, "unshare"), asked(5, 7, 1)]
+    assert [[one.number for one in group] for group in grouped(wanted)] == [[1, 3], [2], [4], [5]]
+
+
+def test_a_sum_without_some_of_those_who_withdraw_takes_nothing_back() -> None:
+    remote = Remote(transport=None, run="r", allowed=set, catalogue=list)  # type: ignore[arg-type]
+    remote.meet({1: 7, 2: 7, 3: 8})
+    homes = {7: np.array([1, 2], np.uint64), 8: np.array([3], np.uint64)}
+    everybody = np.array([1, 2, 3], np.uint64)
+    remote._check_askers(everybody, homes, {7: None, 8: None})  # type: ignore[dict-item]
+    with pytest.raises(TacitaError, match="1 of the 3 people who withdraw live on nodes that refused"):
+        remote._check_askers(everybody, homes, {7: None})  # type: ignore[dict-item]
+    others = np.array([1, 4], np.uint64)  # rounds that are played again may do without somebody
+    remote._check_askers(others, homes, {7: None})  # type: ignore[dict-item]

@@ -143,6 +143,7 @@ class Remote:
         replies = self.ask(Question(question, plan, server, down, homes), check)
         if not replies:
             raise TacitaError(f"every node refused to take part in the round; one said: {self._refusal}")
+        self._check_askers(chosen, homes or {}, replies)
         total = None
         for node in sorted(replies):
             one = replies[node].total(fields)
@@ -181,6 +182,17 @@ class Remote:
             if int(name) in homes:
                 found.setdefault(homes[int(name)], []).append(int(name))
         return {node: np.array(names, np.uint64) for node, names in found.items()}
+
+    def _check_askers(self, chosen: Keys | None, homes: Mapping[int, Keys], replies: Mapping[int, Reply]) -> None:
+        """All who withdraw have to answer when they are asked: a sum without some takes back nothing of theirs."""
+        if chosen is None or any(int(name) not in self._askers for name in chosen):
+            return
+        told = sum(len(homes[node]) for node in replies)
+        if told < len(chosen):
+            raise TacitaError(
+                f"{len(chosen) - told} of the {len(chosen)} people who withdraw live on nodes that refused or are no "
+                f"longer enrolled, so nothing was taken back; one said: {self._refusal or 'nothing'}"
+            )
 
     def request(self, plan: Plan, server: ServerState, requests: Requests) -> Requests:
         """The person's own device did its part when the request was made."""

@@ -34,11 +34,15 @@ RESIDUAL = (
 
 
 def grouped(requests: list[Open]) -> list[list[Open]]:
-    """Requests in order; withdrawals of one kind by several people are carried out together."""
+    """Requests in order; withdrawals of one kind by several people of a node are carried out together.
+
+    A node that is silent or refuses then fails its own people alone.
+    """
     groups: list[list[Open]] = []
     for one in requests:
         for group in reversed(groups):
-            same = group[0].wanted.kind == one.wanted.kind and one.wanted.kind in ("forget", "leave")
+            alike = (group[0].wanted.kind, group[0].node) == (one.wanted.kind, one.node)
+            same = alike and one.wanted.kind in ("forget", "leave")
             mine = any(other.wanted.sender == one.wanted.sender for other in group)
             if same and not mine:
                 group.append(one)
