@@ -71,6 +71,11 @@ def serious(page: Any) -> list[str]:
     return [str(one) for one in found if one[0] in ("serious", "critical")]
 
 
+def complaints(page: Any) -> list[str]:
+    """What the browser complained of; axe and the camera try styles of their own, which the page's policy stops."""
+    return [one for one in page.wrong if not one.startswith("Applying inline style violates")]
+
+
 def shoot(page: Any, name: str, keep: bool = False) -> None:
     folder = Path(os.environ.get("TACITA_SHOTS", "/tmp/tacita-shots"))
     if keep or "TACITA_SHOTS" not in os.environ:
@@ -103,8 +108,8 @@ def test_a_person_decides_and_an_operator_watches(pages: PagesSite, browser: Any
     if width == "wide":
         shoot(mine, "page-person", keep=True)
     _end(pages, mine, user)
-    assert mine.wrong == []
-    assert room.wrong == []
+    assert complaints(mine) == []
+    assert complaints(room) == []
     for page in (mine, room):
         page.context.close()
 
@@ -120,6 +125,7 @@ def _look(pages: PagesSite, page: Any, user: str, width: str) -> None:
     page.locator("#held li").first.wait_for()
     assert page.locator("#left li").count() >= 1
     assert fits(page)
+    assert page.wrong == []
     assert serious(page) == []
     shoot(page, f"person-{width}")
 
@@ -187,13 +193,13 @@ def _enrol(page: Any, width: str) -> None:
 
 def _end(pages: PagesSite, page: Any, user: str) -> None:
     with page.expect_download() as waiting:
-        page.get_by_role("link", name="Export").click()
+        page.get_by_role("link", name="Export", exact=True).click()
     assert user in Path(waiting.value.path()).read_text(encoding="utf-8")
-    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Pause", exact=True).click()
     page.get_by_role("button", name="Go on").wait_for()
     page.get_by_text("Erase everything of mine").click()
     page.get_by_label("Type your id").fill(user)
-    page.get_by_role("button", name="Erase").click()
+    page.get_by_role("button", name="Erase", exact=True).click()
     page.get_by_text("are gone from this device").wait_for()
     assert user not in pages.node.store.users()[1]
 
