@@ -392,8 +392,8 @@ def with_budget(backbone: Backbone, privacy: PrivacyConfig) -> Backbone:
     if backbone.name not in _PRIVATE:
         able = ", ".join(f"'{name}'" for name in sorted(_PRIVATE))
         raise TacitaError(
-            f"privacy.epsilon is a budget for sums of statistics, which backbone '{backbone.name}' does not send; use "
-            f"backbone {able}, or leave privacy.epsilon out."
+            f"privacy.epsilon is a budget for sums of statistics whose length is bounded, and backbone "
+            f"'{backbone.name}' has no such form; use backbone {able}, or leave privacy.epsilon out."
         )
     return _PRIVATE[backbone.name](backbone.config, privacy)  # type: ignore[call-arg]
 
