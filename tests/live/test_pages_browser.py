@@ -6,6 +6,7 @@ TACITA_SHOTS=docs keeps the pictures of the README.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ def complaints(page: Any) -> list[str]:
 
 
 def shoot(page: Any, name: str, keep: bool = False) -> None:
-    folder = Path(os.environ.get("TACITA_SHOTS", "/tmp/tacita-shots"))
+    folder = Path(os.environ.get("TACITA_SHOTS", Path(tempfile.gettempdir()) / "tacita-shots"))
     if keep or "TACITA_SHOTS" not in os.environ:
         folder.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=folder / f"{name}.png", full_page=not keep)
@@ -175,11 +176,9 @@ def _watch(pages: PagesSite, page: Any, width: str) -> None:
 
 
 def _enrol(page: Any, width: str) -> None:
-    from tempfile import mkdtemp
-
     from tacita.live.certificates import make_node_key
 
-    key = Path(mkdtemp()) / "new.key"
+    key = Path(tempfile.mkdtemp()) / "new.key"
     make_node_key(key)
     page.get_by_text("Enrol a node").click()
     page.locator("#node-name").fill(f"museum-{width}")
