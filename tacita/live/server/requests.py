@@ -98,8 +98,14 @@ def carry_out(fed: Federation, progress: Progress, group: list[Open]) -> Carried
         settled = [_outcome(progress, one, state, said=why) for one in fit]
         return Carried({"kind": kind, "said": why}, refused + settled, withdrew, _NOBODY)
     settled = [_outcome(progress, one, state, said=why, tries=one.tries + 1) for one in fit]
-    event = {"kind": kind, "said": why, "state": state, "node": str(fit[0].node), "tries": fit[0].tries + 1}
-    return Carried(event, refused + settled, bool(refused) and withdrew, _NOBODY)
+    vain: dict[str, Any] = {
+        "kind": kind,
+        "said": why,
+        "state": state,
+        "node": str(fit[0].node),
+        "tries": fit[0].tries + 1,
+    }
+    return Carried(vain, refused + settled, bool(refused) and withdrew, _NOBODY)
 
 
 MOST_TRIES = 5
@@ -123,7 +129,7 @@ def _again(one: Open, server: ServerState) -> bool:
     last = one.outcome
     if last is None or last.state != "pending" or last.block != server.block:
         return True
-    return server.round >= last.round + 2 ** min(last.tries - 1, 6)
+    return server.round >= last.round + (1 << min(max(last.tries - 1, 0), 6))
 
 
 _NOBODY = np.zeros(0, np.uint64)

@@ -318,12 +318,9 @@ class ServerStore:
             "SELECT r.id, ifnull(n.name, r.node), r.time, r.outcome FROM requests r LEFT JOIN nodes n "
             "ON n.number = r.node WHERE r.run = ? AND r.done IS NULL ORDER BY r.id"
         )
-        found = [(one, node, at, _read(Outcome, told, "an outcome")) for one, node, at, told in self._all(asked, run)]
-        now = time.time()
-        return [
-            {"request": one, "node": node, "age": now - at, "state": o.state, "tries": o.tries, "said": o.said}
-            for one, node, at, o in found
-        ]
+        found, now = self._all(asked, run), time.time()
+        said = [_read(Outcome, told, "an outcome").model_dump(include={"state", "tries", "said"}) for *_, told in found]
+        return [{"request": one, "node": n, "age": now - at, **o} for (one, n, at, _), o in zip(found, said)]
 
     def outcomes(self, run: str) -> dict[int, list[Outcome]]:
         """What became of requests, by the node that has not heard of it yet."""
