@@ -13,6 +13,8 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from tacita.core.errors import TacitaError
 from tacita.core.types import Again, Given, Keys, Ragged, Request, Requests, ServerState
 from tacita.federation.devices import Here
@@ -198,10 +200,16 @@ def _check(plan: Plan, request: Requests) -> None:
 
 
 def given_after(given: Given, request: Request | Requests) -> Given:
-    """What the server holds of people's own after a request: who leaves takes everything."""
+    """What the server holds of people's own after a request: who leaves takes everything.
+
+    What is shared later has no earlier time, whatever a device says: what goes over rounds again takes the older for
+    having been there.
+    """
     asked = Requests.of(request)
     if asked.kind == "share":
-        return given.with_lists(asked.senders, asked.items, asked.time)
+        last = float(given.time.max(initial=-np.inf))
+        at = asked.time if asked.time >= last else float(np.nextafter(last, np.inf))
+        return given.with_lists(asked.senders, asked.items, at)
     return given.without_lists(asked.senders, given.of(asked.senders) if asked.kind == "leave" else asked.items)
 
 

@@ -43,9 +43,12 @@ class Outcome(Strict):
     """What became of a request that a node carried; of who asked and for what, it says nothing."""
 
     id: int = Field(ge=0, le=2**62)
-    state: Literal["heard", "waits", "done", "refused"]
+    state: Literal[
+        "heard", "waits", "pending", "done", "refused"
+    ]  # pending: tried in vain, and going to be tried again
     block: int = Field(0, ge=0, le=100_000)
-    round: int = Field(0, ge=0, le=10_000_000)  # after which it was carried out
+    round: int = Field(0, ge=0, le=10_000_000)  # after which it was carried out, or tried last
+    tries: int = Field(0, ge=0, le=1_000_000)  # in vain
     said: Printable = Field("", max_length=500)
     certificate: dict[Annotated[Printable, Field(max_length=100)], Fact] = Field({}, max_length=40)
 
@@ -65,6 +68,9 @@ class RequestHead(Strict):
     config: dict[str, Any]  # the run's settings
     names: dict[str, str]  # every array of the model -> its sha256; what is not sent the node already has
     told: list[Outcome] = Field([], max_length=MOST_REQUESTS)  # of what this node's people asked for
+    attempt: int = Field(0, ge=0, le=2**53)  # asked to carry out requests, in the attempt of this number; 0: it is not
+    resolved: int = Field(0, ge=0, le=2**53)  # attempts that are over
+    failed: list[Annotated[int, Field(ge=1, le=2**53)]] = Field([], max_length=MOST_REQUESTS)  # that came to nothing
 
 
 class Wanted(Strict):
@@ -104,7 +110,7 @@ class Request:
     def sha(self) -> str:
         """What is asked, whichever arrays had to travel, whatever items are called and whatever was told beside."""
         names = {name: sha for name, sha in sorted(self.head.names.items()) if name != "catalogue"}
-        asked = self.head.model_copy(update={"names": names, "told": []})
+        asked = self.head.model_copy(update={"names": names, "told": [], "resolved": 0, "failed": []})
         return hashlib.sha256(asked.model_dump_json().encode()).hexdigest()
 
 

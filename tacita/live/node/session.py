@@ -23,6 +23,7 @@ from tacita.federation.measuring import Sums, block_sums
 from tacita.fields import Total
 from tacita.lab.assembling import check_settings, planned
 from tacita.live.letters import NAMES, PART, ROSTER, each_arrays
+from tacita.live.node import unsettled
 from tacita.live.node.answers import Answer, Release, RequestNumber
 from tacita.live.node.budgets import carry, cost_of_all, declare, nothing_charged
 from tacita.live.node.node import Node
@@ -78,6 +79,7 @@ def _handle(node: Node, request: Request) -> bytes | None:
         if stored[0] == request.sha and stored[1]:
             return stored[1]
         raise Refusal("this round was already answered, for this or another model.")
+    _settle(node, head)
     model = whole_model(node, request)
     if model is None:
         return encode(Reply(_echo(request, verdict="missing", have=_have(node, head.run))))
@@ -92,7 +94,7 @@ def _handle(node: Node, request: Request) -> bytes | None:
         except (LookupError, ValueError):
             raise Refusal("the arrays of the request do not fit each other.") from None
         answered = reply.head.verdict == "ok"
-        carried = _carried(node, standing, asked, head.kind) if answered or standing.tags == ALONE else []
+        carried = _carried(node, standing, asked, head) if answered or standing.tags == ALONE else []
         have = [sha for sha, _ in model[1].values()]
         more = {"have": have, "requests": carried, "heard": _heard(request)}
         reply = replace(reply, head=reply.head.model_copy(update=more))
@@ -109,6 +111,7 @@ def _handle(node: Node, request: Request) -> bytes | None:
             sent=carried,
             released=answered and head.kind not in (*SCORES, ROSTER),
             tags=standing.tags,
+            attempt=head.attempt,
         )
         done = store.commit(number, answer, unless_withdrawn_since=withdrawals)
     except BaseException as error:
@@ -122,6 +125,22 @@ def _handle(node: Node, request: Request) -> bytes | None:
     if not answered:
         store.reopen(head.run, head.block)
     return sent
+
+
+def _settle(node: Node, head: RequestHead) -> None:
+    """What devices here did for a request holds if it took effect; if it came to nothing, they are as they were.
+
+    The server says so with its next question, whatever that is. A question from before tells nothing of it.
+    """
+    store, run = node.store, head.run
+    mine = store.ask(lambda db: unsettled.attempt_of(db, run))
+    if not mine or head.attempt == mine:
+        return
+    if head.resolved < mine:
+        raise Refusal("this question is older than an answer that this node gave since.")
+    failed = mine in head.failed
+    store.withdraw(lambda db: unsettled.end(db, run, failed, str(store.path)))
+    node.held.pop(run, None)
 
 
 def _settings(node: Node, head: RequestHead) -> RunConfig:
@@ -167,13 +186,13 @@ def _have(node: Node, run: str) -> list[str]:
 # What people here ask of the server
 
 
-def _carried(node: Node, standing: Standing, asked: Asked, question: str) -> list[Wanted]:
+def _carried(node: Node, standing: Standing, asked: Asked, head: RequestHead) -> list[Wanted]:
     """What people here ask for, as the server gets it.
 
     Answers to questions that a request raised, and the last one of a block, carry nothing: what they bring would lie
-    at the server for long.
+    at the server for long, and what devices do in an attempt may not hold.
     """
-    if question == "close" or "/" in question:
+    if head.kind == "close" or "/" in head.kind or head.attempt:
         return []
     wants = node.store.wants(standing.fed.stream.name)
     found = due(wants, node.config.min_users, _together(node, standing))

@@ -287,9 +287,9 @@ class NodeStore:
     def releases_since(self, at: float, kind: str | None = None) -> tuple[int, float | None]:
         """How many releases there were after a moment, and when the last one was (of a kind, or of all).
 
-        Lines of nobody are refusals, which older versions wrote down.
+        Requests are none: they travel with answers. Lines of nobody are refusals, which older versions wrote down.
         """
-        some = "FROM ledger WHERE users > 0 AND"
+        some = f"FROM ledger WHERE users > 0 AND kind NOT LIKE '{answers.REQUEST}%' AND"
         with self._reading() as db:
             count = db.execute(f"SELECT count(*) {some} time > ?", (at,)).fetchone()[0]
             last = db.execute(f"SELECT max(time) {some} (? IS NULL OR kind = ?)", (kind, kind)).fetchone()[0]
@@ -374,7 +374,7 @@ class NodeStore:
             "users": "SELECT count(*) FROM users",
             "interactions": "SELECT count(*) FROM interactions",
             "kept": f"SELECT count(*) FROM interactions i WHERE NOT {blocks.ALLOWED}",
-            "releases": "SELECT count(*) FROM ledger",
+            "releases": f"SELECT count(*) FROM ledger WHERE kind NOT LIKE '{answers.REQUEST}%'",
             "requests waiting": "SELECT count(*) FROM requests WHERE sent IS NULL",
         }
         with self._reading() as db:

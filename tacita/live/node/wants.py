@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from tacita.core.config import validated
-from tacita.live.node.answers import RequestNumber
+from tacita.live.node.answers import RequestNumber, request_bytes
 from tacita.live.wire import MOST_REQUESTS, Outcome, Wanted
 
 WITHDRAW = ("forget", "leave")
@@ -33,6 +33,8 @@ class Want:
     carrier: RequestNumber | None = None  # that answer
     wanted: Wanted | None = None  # as it was sent
     outcome: Outcome | None = None
+    told: int = 0  # items that were sent
+    n_bytes: int = 0
 
     @property
     def final(self) -> bool:
@@ -74,26 +76,42 @@ def _want(
     id: int, run: str, kind: str, payload: str, user: int | None, created: float, *more: str | float | int | None
 ) -> Want:
     sent, block, round, question, wanted, outcome = more
+    said = json.loads(payload)
     carrier = None if sent is None else RequestNumber(run, int(block or 0), int(round or 0), str(question))
     return Want(
         id,
         run,
         kind,
-        json.loads(payload).get("items", []),
+        said.get("items", []),
         user,
         created,
         None if sent is None else float(sent),
         carrier,
         None if wanted is None else validated(Wanted, json.loads(str(wanted)), "a request"),
         None if outcome is None else validated(Outcome, json.loads(str(outcome)), "an outcome"),
+        int(said.get("told", 0)),
+        int(said.get("bytes", 0)),
     )
 
 
 def carry(db: sqlite3.Connection, asked: RequestNumber, sent: Sequence[Wanted], at: float) -> bool:
     """An answer carries these; returns whether some of them are carried for the first time."""
     made = db.executemany(
-        "UPDATE requests SET sent = ?, block = ?, round = ?, question = ?, wanted = ? WHERE id = ? AND sent IS NULL",
-        ((at, asked.block, asked.round, asked.kind, one.model_dump_json(), one.id) for one in sent),
+        "UPDATE requests SET sent = ?, block = ?, round = ?, question = ?, wanted = ?, "
+        "payload = json_set(payload, '$.told', ?, '$.bytes', ?) WHERE id = ? AND sent IS NULL",
+        (
+            (
+                at,
+                asked.block,
+                asked.round,
+                asked.kind,
+                one.model_dump_json(),
+                len(one.items),
+                request_bytes(one),
+                one.id,
+            )
+            for one in sent
+        ),
     )
     return made.rowcount > 0
 

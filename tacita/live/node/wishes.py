@@ -6,6 +6,7 @@ A request that cannot be meant is refused in one sentence. One that asks for wha
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from tacita.lab.assembling import planned
 from tacita.live.node.node import Node
 from tacita.live.node.store import REQUESTS
 from tacita.live.node.wants import WITHDRAW, Want
+from tacita.live.words import ago, when
 from tacita.round.device_state import read_devices
 from tacita.round.parts import overrides
 from tacita.round.plan import Plan
@@ -220,7 +222,9 @@ def standings(node: Node) -> list[dict[str, Any]]:
             "items": len(one.items),
             "run": one.run,
             "state": _state(node, one, wants),
+            "age": None if one.final else max(0.0, time.time() - one.created),
             "done": one.final,
+            "effect": _effect(one),
             "certificate": one.outcome.certificate if one.outcome is not None else {},
         }
         for one in wants
@@ -235,11 +239,26 @@ def _state(node: Node, one: Want, wants: Sequence[Want]) -> str:
     told = one.outcome
     if told.state == "heard":
         return "acknowledged: carried out before the next round"
+    if told.state == "pending":
+        tries = "once" if told.tries == 1 else f"{told.tries} times"
+        age = ago(time.time() - one.created)
+        return f"open for {age}, tried in vain {tries}, to be tried again in later rounds: {told.said.rstrip('.')}"
     if told.state == "waits":
         return f"waits at the server: {told.said}"
     if told.state == "refused":
         return f"refused: {told.said}"
     return f"done in block {told.block} after round {told.round}: {told.said}"
+
+
+def _effect(one: Want) -> str:
+    """What the server says has happened, when, and how anybody knows; a sentence for people."""
+    said = one.outcome.certificate if one.outcome is not None and one.outcome.state == "done" else {}
+    at = said.get("effective at")
+    if not isinstance(at, int | float):
+        return ""
+    where = f"block {said.get('effective block')} after round {said.get('effective after round')}"
+    taken = f"; taken: {said['taken']}" if said.get("taken") else ""
+    return f"effective since {when(at)}, in {where}{taken}; verified {said.get('verified')}"
 
 
 def _short(node: Node, one: Want, wants: Sequence[Want]) -> str:

@@ -23,6 +23,7 @@ from tacita.federation.devices import Told
 from tacita.federation.measuring import Sums, selecting_metric
 from tacita.fields import Spec, merge
 from tacita.live.letters import CHOSEN, NAMES, PART, ROSTER, read_each, written
+from tacita.live.server.attempts import Attempts, Unanswered
 from tacita.live.server.bounds import Asked, check_sums, check_total
 from tacita.live.wire import Outcome, Reply, Request, RequestHead, Wanted, catalogue_array, decode_reply, encode
 from tacita.metrics import Evaluation
@@ -93,6 +94,7 @@ class Remote:
     asked_for: list[tuple[int, Wanted]] = field(default_factory=list)  # (node, request) since the last commit
     ends: list[tuple[int, int]] = field(default_factory=list)  # (node, its request) whose end it heard since then
     outcomes: Callable[[], dict[int, list[Outcome]]] = dict  # what is to be told to nodes
+    attempts: Attempts = field(default_factory=Attempts)
     _refusal: str = ""  # what a node that refused said last
     _told: set[tuple[int, int, int]] = field(default_factory=set)
     _have: dict[int, set[str]] = field(default_factory=dict)
@@ -123,7 +125,7 @@ class Remote:
         replies = self.ask(Question(ROSTER, plan, server, to_serve(plan, server)), check)
         part = [one.arrays[NAMES][one.arrays[PART] > 0] for _, one in sorted(replies.items())]
         if not part:
-            raise TacitaError(f"every node refused to say who takes part; one said: {self._refusal}")
+            raise Unanswered(f"every node refused to say who takes part; one said: {self._refusal}")
         return np.concatenate(part)
 
     def exchange(self, plan: Plan, server: ServerState, down: Down, question: str, chosen: Keys | None = None) -> Told:
@@ -142,7 +144,7 @@ class Remote:
 
         replies = self.ask(Question(question, plan, server, down, homes), check)
         if not replies:
-            raise TacitaError(f"every node refused to take part in the round; one said: {self._refusal}")
+            raise Unanswered(f"every node refused to take part in the round; one said: {self._refusal}")
         self._check_askers(chosen, homes or {}, replies)
         total = None
         for node in sorted(replies):
@@ -189,7 +191,7 @@ class Remote:
             return
         told = sum(len(homes[node]) for node in replies)
         if told < len(chosen):
-            raise TacitaError(
+            raise Unanswered(
                 f"{len(chosen) - told} of the {len(chosen)} people who withdraw live on nodes that refused or are no "
                 f"longer enrolled, so nothing was taken back; one said: {self._refusal or 'nothing'}"
             )
@@ -236,6 +238,7 @@ class Remote:
         replies: dict[int, Reply] = {}
         shas: dict[int, str] = {}
         began = told = time.monotonic()
+        give_up = self.attempts.patience(self.patience.give_up, self.patience.timeout)
         while True:
             allowed = self._allowed(people)
             asked = asking.bodies((set(self.transport.nodes()) & allowed) - replies.keys())
@@ -250,10 +253,10 @@ class Remote:
             if len(replies) >= max(1, need):
                 break
             now = time.monotonic()
-            if now - began > self.patience.give_up:
-                raise TacitaError(
+            if now - began > give_up:
+                raise Unanswered(
                     f"block {server.block} round {server.round + 1}: {len(replies)} of the {need} nodes that a round "
-                    f"needs answered within {self.patience.give_up:.0f} s; start the others and continue with "
+                    f"needs answered within {give_up:.0f} s; start the others and continue with "
                     "`tacita server resume`."
                 )
             if now - told > 10:
@@ -348,6 +351,9 @@ class _Asking:
             best_round=remote.best_round,
             config=question.plan.config.model_dump(mode="json"),
             names={name: digest_of(array) for name, array in self.arrays.items()},
+            attempt=remote.attempts.ask(),
+            resolved=remote.attempts.resolved,
+            failed=remote.attempts.failed,
         )
         self._letters: dict[int, Arrays] = {}
         self._told = remote.outcomes()

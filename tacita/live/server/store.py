@@ -15,10 +15,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tacita.core.codec import digest_of, unpack
-from tacita.core.config import RunConfig, validated
+from tacita.core.config import RunConfig, Strict, validated
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, Keys
 from tacita.live.database import ask_scrub, format_of, plain_errors, put_arrays, scrub, transaction
@@ -59,6 +59,12 @@ class Open:
     number: int  # at the server
     node: int
     wanted: Wanted
+    outcome: Outcome | None = None  # what its node is told of it so far
+
+    @property
+    def tries(self) -> int:
+        """In vain, so far."""
+        return 0 if self.outcome is None else self.outcome.tries
 
 
 @dataclass(frozen=True)
@@ -300,15 +306,28 @@ class ServerStore:
 
     def open_requests(self, run: str) -> list[Open]:
         """What people asked for and was not carried out yet, oldest first."""
-        rows = self._all("SELECT id, node, request FROM requests WHERE run = ? AND request != '' ORDER BY id", run)
-        return [Open(int(one), int(node), validated(Wanted, json.loads(told), "a request")) for one, node, told in rows]
+        asked = "SELECT id, node, request, outcome FROM requests WHERE run = ? AND request != '' ORDER BY id"
+        return [
+            Open(int(one), int(node), _read(Wanted, wanted, "a request"), _read(Outcome, told, "an outcome"))
+            for one, node, wanted, told in self._all(asked, run)
+        ]
+
+    def pending(self, run: str) -> list[dict[str, Any]]:
+        """Requests that are not carried out: since when, of which node, what was tried. Neither who nor what."""
+        asked = (
+            "SELECT r.id, ifnull(n.name, r.node), r.time, r.outcome FROM requests r LEFT JOIN nodes n "
+            "ON n.number = r.node WHERE r.run = ? AND r.done IS NULL ORDER BY r.id"
+        )
+        found, now = self._all(asked, run), time.time()
+        said = [_read(Outcome, told, "an outcome").model_dump(include={"state", "tries", "said"}) for *_, told in found]
+        return [{"request": one, "node": n, "age": now - at, **o} for (one, n, at, _), o in zip(found, said)]
 
     def outcomes(self, run: str) -> dict[int, list[Outcome]]:
         """What became of requests, by the node that has not heard of it yet."""
         rows = self._all("SELECT node, outcome FROM requests WHERE run = ? AND heard IS NULL ORDER BY id", run)
         found: dict[int, list[Outcome]] = {}
         for node, told in rows:
-            found.setdefault(int(node), []).append(validated(Outcome, json.loads(told), "an outcome"))
+            found.setdefault(int(node), []).append(_read(Outcome, told, "an outcome"))
         return {node: told[:MOST_REQUESTS] for node, told in found.items()}
 
     @property
@@ -375,6 +394,10 @@ def put_carried(db: sqlite3.Connection, run: str, carried: Carried, at: float) -
     named = dict(db.execute("SELECT id, request FROM requests WHERE run = ? AND request != ''", (run,)).fetchall())
     for one in carried.settled:
         final = one.outcome.final
+        if one.outcome.state == "pending":  # what is tried again has to be known
+            again = "UPDATE requests SET outcome = ? WHERE id = ?"
+            db.execute(again, (one.outcome.model_dump_json(), one.number))
+            continue
         sender = "" if final else str(json.loads(named[one.number])["sender"])  # to be told when others have asked
         db.execute(
             "UPDATE requests SET request = '', sender = ?, outcome = ?, done = ? WHERE id = ?",
@@ -389,6 +412,13 @@ def put_carried(db: sqlite3.Connection, run: str, carried: Carried, at: float) -
             db.execute(done, (last.model_dump_json(), at, number))
     if carried.withdrew:
         ask_scrub(db)
+
+
+_Read = TypeVar("_Read", bound=Strict)
+
+
+def _read(kind: type[_Read], text: str, what: str) -> _Read:
+    return validated(kind, json.loads(text), what)
 
 
 def _check_name(what: str, name: str) -> None:
