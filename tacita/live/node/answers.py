@@ -54,6 +54,7 @@ class Answer:
     ledger: Release | None = None
     sent: Sequence[Wanted] = ()  # the requests of people here that the reply carries
     released: bool = False  # the block's rows were part of a sum in the reply
+    marks: Sequence[str] = ()  # what those who withdrew need not answer again
     tags: tuple[str, str] = ("now", "best")
 
 
