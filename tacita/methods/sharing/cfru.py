@@ -143,7 +143,7 @@ class Cfru(Part):
         held = server.parts[self.name]
         moments = _by_moment(held)
         if not log.asks_to_forget(requests) or not moments:
-            return server, log.certified(self.name, held, storage_client=0.0)
+            return server, log.certified(self.name, held)
         error, left = np.zeros(server.items.shape), dict(held)
         withdrawn = _withdrawn(server, requests)
         for at, entry in sorted(moments.items()):
@@ -160,7 +160,7 @@ class Cfru(Part):
                 error[: len(entry["own"])] -= withdrawn[: len(entry["own"]), None] * entry["own"]
             left |= {f"{at}.{name}": v for name, v in _without(entry, target, taken, withdrawn, requests).items()}
         items: Floats = (server.items + self.config.theta * error).astype(np.float32)
-        said = log.certified(self.name, left, storage_client=0.0, purged=["updates of those who asked"])
+        said = log.certified(self.name, left, purged=["updates of those who asked"])
         return server.with_items(items).with_part(self.name, left), said
 
     def _damping(self, error: Doubles, entry: Arrays, target: Bools, part: Doubles) -> Doubles:
