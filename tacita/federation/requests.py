@@ -115,6 +115,7 @@ class Rounds:
     everybody: DeviceState | None = None  # as they were before the first block began anew
 
     def __call__(self, server: ServerState, chosen: Keys | None, again: Again | None = None) -> ServerState:
+        self.allow(1)
         server = self.plan.joined(self.whole, server)
         self.whole, report = run_round(self.plan, server, self.progress.devices, chosen, again)
         self.played += 1
@@ -124,6 +125,14 @@ class Rounds:
         n = report.clients
         self.spend(n, n * report.bytes_up, n * report.bytes_down, report.seconds)
         return self.plan.seen_by(SERVER, self.whole)
+
+    def allow(self, rounds: int) -> None:
+        most, so_far = self.progress.devices.most_played, self.progress.played + self.played
+        if most is not None and so_far + rounds > most:
+            raise TacitaError(
+                f"requests have taken {so_far} rounds of this block, may take {most} and this one needs {rounds}; ask "
+                "again in the next block."
+            )
 
     def begin(self, server: ServerState, block: int) -> ServerState:
         devices = self.progress.devices

@@ -26,6 +26,7 @@ _LENGTH = struct.Struct(">I")
 
 MOST_PEOPLE = 10**9
 MOST_REQUESTS = 1000  # in one reply; the others wait for the next
+MOST_PLAYED = 1000  # rounds that requests may take in a block, beside its own
 SCORES = ("validate", "close")
 """Questions about scores; every other one belongs to the learner of the run and is answered by a sum over people."""
 

@@ -60,6 +60,10 @@ class Play(Protocol):
         """
         ...
 
+    def allow(self, rounds: int) -> None:
+        """Refuse what takes more rounds than requests may still have in this block, before anything has changed."""
+        ...
+
     def begin(self, server: ServerState, block: int) -> ServerState:
         """A block anew, as after the given state; block 0: from nothing. What lasts on devices stays. Lab only."""
         ...
@@ -264,6 +268,13 @@ class Part:
         """
         ledger = self.ledger()
         return {} if ledger is None else {"budget": ledger.with_budget(view.parts[self.name], epsilon)["budget"]}
+
+    def server_knows(self, view: CohortView) -> Ragged | None:
+        """Items of single people that the server knows to be theirs, though they share them not.
+
+        Which items are to be forgotten leaves a device only of these, and of what is shared.
+        """
+        return None
 
     def encode_request(self, view: CohortView, requests: Requests) -> tuple[Requests, Held]:
         """What leaves the devices in place of what their people ask for, and what devices remember of that.

@@ -56,6 +56,7 @@ class Answer:
     ledger: Release | None = None
     sent: Sequence[Wanted] = ()  # the requests of people here that the reply carries
     released: bool = False  # the block's rows were part of a sum in the reply
+    marks: Sequence[str] = ()  # what those who withdrew need not answer again
     tags: tuple[str, str] = ("now", "best")
     attempt: int = 0  # of the server, to carry out requests: only when it took effect is the answer for good
 

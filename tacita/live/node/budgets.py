@@ -41,13 +41,16 @@ def cost_of_all(standing: Standing) -> str:
 
 @contextlib.contextmanager
 def nothing_charged(standing: Standing) -> Iterator[None]:
-    """Where nothing leaves the node, nobody pays."""
-    arrays = standing.here.clients.arrays
+    """Where nothing leaves the node, nobody pays, and nothing is told that could be taken back."""
+    clients, everybody = standing.here.clients, np.arange(standing.here.clients.n_users)
+    arrays, told = clients.arrays, [name for name in clients.lists if name.endswith("/told")]
+    lists = {name: clients.list_of(name, everybody) for name in told}
     names = [f"{PARTS}{part.name}/{one}" for part in standing.fed.parts if part.ledger() for one in ACCOUNT]
     before = {name: arrays[name].copy() for name in names}
     yield
     for name, kept in before.items():
         arrays[name][:] = kept
+    clients.put(everybody, lists)
 
 
 def carry(node: Node, standing: Standing) -> None:

@@ -29,9 +29,10 @@ from tacita.live.node.budgets import carry, cost_of_all, declare, nothing_charge
 from tacita.live.node.node import Node
 from tacita.live.node.received import Asked, as_json, asked_of, catalogue_of, whole_model
 from tacita.live.node.standing import ALONE, Refusal, Standing, standing_of, stored_devices
-from tacita.live.node.wants import Want, due, whole_batches
+from tacita.live.node.wants import Want, due, marks, noted, whole_batches
 from tacita.live.settings import check_live
 from tacita.live.wire import (
+    MOST_PLAYED,
     SCORES,
     Reply,
     ReplyHead,
@@ -47,7 +48,6 @@ from tacita.round.parts import overrides
 from tacita.round.plan import plain
 
 COUNTED = {"touched", "counts"}  # sums that say how many people have each item
-MOST_PLAYED = 1000  # rounds that requests may take in a block, beside its own
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +110,7 @@ def _handle(node: Node, request: Request) -> bytes | None:
             ledger=None if release is None else replace(release, n_bytes=len(sent)),
             sent=carried,
             released=answered and head.kind not in (*SCORES, ROSTER),
+            marks=_of_leavers(node, standing, asked, head.kind) if answered else (),
             tags=standing.tags,
             attempt=head.attempt,
         )
@@ -247,7 +248,7 @@ def _shared(standing: Standing, row: Longs) -> AnyArray:
 def _answer(node: Node, request: Request, standing: Standing, asked: Asked) -> tuple[Reply, Release | None]:
     """The same questions that a lab's loop asks its devices."""
     fed, here, head = standing.fed, standing.here, request.head
-    together = _of_leavers(node, standing, asked, head.kind)
+    together = bool(_of_leavers(node, standing, asked, head.kind))
     if not together and (asked.letters or asked.chosen is not None or fed.config.train.participation.kind != "all"):
         _named(node)
     if standing.tags == ALONE and head.kind != "close" and not together:
@@ -272,12 +273,18 @@ def _answer(node: Node, request: Request, standing: Standing, asked: Asked) -> t
     return Reply(_echo(request, verdict="ok", sums=sums, clients=counted, said=refusal or "")), release
 
 
-def _of_leavers(node: Node, standing: Standing, asked: Asked, question: str) -> bool:
-    """Whether a question is about those, all of them and enough, who withdrew together: in a sum they may answer it."""
+def _of_leavers(node: Node, standing: Standing, asked: Asked, question: str) -> list[str]:
+    """Notes of a question about those, all of them and enough, who withdrew together: in a sum they may answer it.
+
+    None, where it is about others, or where one of them has answered it before.
+    """
     if "/" not in question or asked.chosen is None or asked.letters:
-        return False
+        return []
+    fed = standing.fed
     users = standing.users[np.isin(standing.keys, asked.chosen)].tolist()
-    return whole_batches(node.store.wants(standing.fed.stream.name), users, node.config.min_users)
+    meant = whole_batches(node.store.wants(fed.stream.name), users, node.config.min_users)
+    found = marks(meant, question, each_batch=question.startswith(f"{fed.learner.name}/"))
+    return [] if node.store.ask(lambda db: noted(db, found)) else found
 
 
 def _named(node: Node) -> None:
@@ -369,6 +376,8 @@ def _sum(
     carry(node, standing)
     declare(node, standing, server)
     told = here.exchange(fed, server, asked.down, head.kind, asked.chosen)
+    if together and node.too_few(told.counted):  # who has nothing to say hides nobody
+        raise Refusal("fewer people than this node's minimum (min_users) have something to take back.")
     if fed.learner.model_after and kind in questions and COUNTED & told.total.sums.keys():  # noise hides who is rare
         whole = told.total
         told = replace(told, total=without_rare(whole, node.fewest, server.heads.get("inputs")))

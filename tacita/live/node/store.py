@@ -272,6 +272,7 @@ class NodeStore:
             if unless_withdrawn_since is not None and self.withdrawals != unless_withdrawn_since:
                 return False
             answers.put(db, asked, answer, time.time())
+            wants.note(db, answer.marks, time.time())
             self.changes += wants.carry(db, asked, answer.sent, time.time())  # the data it learns from changes
         return True
 
@@ -405,6 +406,7 @@ class NodeStore:
             else:
                 answers.drop_rows(db, one, str(self.path))
             blocks.resume(db, one)
+            wants.erase_notes(db, one)
             ask_scrub(db)
             self.changes += 1
             self.withdrawals += 1

@@ -40,6 +40,10 @@ class Want:
     def final(self) -> bool:
         return self.outcome is not None and self.outcome.final
 
+    @property
+    def refused(self) -> bool:
+        return self.outcome is not None and self.outcome.state == "refused"
+
 
 _COLUMNS = "id, run, kind, payload, user, created, sent, block, round, question, wanted, outcome"
 
@@ -142,16 +146,60 @@ def due(wants: Collection[Want], least: int, together: bool) -> list[Want]:
     return [one for one in known if one.sent is not None or one.kind not in short]
 
 
-def whole_batches(wants: Collection[Want], users: Collection[int], least: int) -> bool:
-    """Whether some people are all those, and nobody else, whose withdrawals left with the same answers."""
-    open_ = [one for one in wants if one.sent is not None and one.kind in WITHDRAW and not one.final]
-    batches: dict[tuple[RequestNumber | None, str], set[int]] = {}
-    for one in open_:
-        if one.user is not None:
-            batches.setdefault((one.carrier, one.kind), set()).add(one.user)
-    asked = set(users)
-    meant = [batch for batch in batches.values() if batch & asked]
-    return len(asked) >= least and asked == set().union(*meant) and all(len(batch) >= least for batch in meant)
+def whole_batches(wants: Collection[Want], users: Collection[int], least: int) -> list[Want]:
+    """The withdrawals of some people, if they are all, and nobody else, who withdrew with the same answers; else none.
+
+    A batch is who left with one answer, whatever the server says of some of them later: a batch without those whom it
+    calls done would be another sum, and the difference of both what these few had told.
+    """
+    batches: dict[tuple[RequestNumber | None, str], list[Want]] = {}
+    for one in wants:
+        if one.sent is not None and one.kind in WITHDRAW and one.user is not None:
+            batches.setdefault((one.carrier, one.kind), []).append(one)
+    asked, people = set(users), set[int | None]()
+    meant = [one for one in batches.values() if not all(want.final for want in one) and asked & _people(one)]
+    for batch in meant:
+        people |= _people(batch)
+        if len(_people(batch)) < least or any(one.final for one in batch):
+            return []
+    return [one for batch in meant for one in batch] if asked == people and len(asked) >= least else []
+
+
+def _people(batch: Iterable[Want]) -> set[int | None]:
+    return {one.user for one in batch}
+
+
+_ANSWERED = "answered/"  # a person, and what was asked of them when they withdrew
+
+
+def marks(meant: Iterable[Want], question: str, each_batch: bool) -> list[str]:
+    """What a node notes of a question that people answered when they withdrew; a note that is there: not again.
+
+    A question of a part (`fru/stored-0-3`) is about what devices keep, and one person's part of two sums could be
+    told apart: it is answered once. `each_batch`: it is about what this withdrawal takes back, so it is asked anew
+    with the next one.
+    """
+    stem = question.split("/")[: 1 if each_batch else 2]
+    found = set()
+    for one in meant:
+        batch = [] if one.carrier is None or not each_batch else [*vars(one.carrier).values(), one.kind]
+        found.add(f"{_ANSWERED}{one.user}/{json.dumps([one.run, *stem, *batch])}")
+    return sorted(found)
+
+
+def note(db: sqlite3.Connection, found: Iterable[str], at: float) -> None:
+    db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", ((one, at) for one in found))
+
+
+def noted(db: sqlite3.Connection, found: Sequence[str]) -> bool:
+    """Whether one of these questions was answered."""
+    asked = "SELECT 1 FROM meta WHERE key IN (SELECT value FROM json_each(?))"
+    return db.execute(asked, (json.dumps(found),)).fetchone() is not None
+
+
+def erase_notes(db: sqlite3.Connection, user: int | None) -> None:
+    """Of one person (None: of everybody)."""
+    db.execute("DELETE FROM meta WHERE key GLOB ?", (f"{_ANSWERED}{'' if user is None else f'{user}/'}*",))
 
 
 def cut(wants: Collection[Want]) -> dict[int, set[str] | None]:

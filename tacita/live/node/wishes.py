@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
 from tacita.federation.requests import can_handle
 from tacita.lab.assembling import planned
+from tacita.live.node import blocks
 from tacita.live.node.node import Node
 from tacita.live.node.store import REQUESTS
 from tacita.live.node.wants import WITHDRAW, Want
@@ -25,6 +26,7 @@ from tacita.round.device_state import read_devices
 from tacita.round.parts import overrides
 from tacita.round.plan import Plan
 
+TOLD = ("/told", "fru/rounds")  # lists of what was told; of `fru`, the rounds that somebody took part in
 UNABLE = {
     "share": "no run that user '{user}' takes part in learns from what is shared; its operator trains with a method "
     "that does, such as fedshare.",
@@ -49,6 +51,7 @@ class Place:
     told: bool  # something of the person may be in the model or in a record of the server
     left: bool
     forgotten: set[str]
+    learned: set[str] = field(default_factory=set)  # what of the person's own belongs to a block of the run
 
 
 def wish(node: Node, kind: str, user: str, items: Sequence[str], run: str | None = None) -> dict[str, Any]:
@@ -127,9 +130,10 @@ def _place(node: Node, person: int, run: str) -> Place:
     plan = planned(validated(RunConfig, json.loads(held[0]["config"]), "the settings the server sent"))
     catalogue = [item for item, _ in node.store.catalogue()]
     shared, told = _kept(node, person, run, held[0]["tag"], catalogue)
-    forgotten = {item for one in mine if one.kind == "forget" for item in one.items}
+    forgotten = {item for one in mine if one.kind == "forget" and not one.refused for item in one.items}
     now = _after(shared, [one for one in mine if one.sent is None])
-    return Place(run, plan, len(held[1]["items"][1]), now, told or bool(now), left, forgotten)
+    learned = node.store.ask(lambda db: blocks.items_of(db, run, person))
+    return Place(run, plan, len(held[1]["items"][1]), now, told or bool(now), left, forgotten, learned)
 
 
 def _kept(node: Node, person: int, run: str, tag: str, catalogue: list[str]) -> tuple[set[str], bool]:
@@ -141,7 +145,7 @@ def _kept(node: Node, person: int, run: str, tag: str, catalogue: list[str]) -> 
     devices = read_devices({name: v for name, v in found[1].items() if name != "users"}, "")
     lists = {name: devices.list_of(name, at).ids for name in devices.lists}
     shared = {catalogue[i] for name, ids in lists.items() if name.endswith("/shared") for i in ids.tolist()}
-    told = [ids for name, ids in lists.items() if name.endswith("/told")]
+    told = [ids for name, ids in lists.items() if name.endswith(TOLD)]
     return shared, any(len(ids) for ids in told) if told else True
 
 
@@ -193,6 +197,9 @@ def _chosen(
         return set(), f"item '{wrong[0][:100]}' of user '{user}' is forgotten {where} already."
     if kind == "forget":
         left = (chosen or known) - place.forgotten
+        if left and place.plan is not None and not left & (place.learned | place.shared):
+            allow = f"`tacita node consent {user} ITEM keep` keeps it so"
+            return set(), f"nothing of that was ever learned from {where}, so there is nothing to take back; {allow}."
         return left, "" if left else f"everything of user '{user}' is forgotten {where} already."
     kept = node.store.kept(person)
     wrong = sorted(chosen & kept)

@@ -25,7 +25,17 @@ from tacita.fields import Spec, merge
 from tacita.live.letters import CHOSEN, NAMES, PART, ROSTER, read_each, written
 from tacita.live.server.attempts import Attempts, Unanswered
 from tacita.live.server.bounds import Asked, check_sums, check_total
-from tacita.live.wire import Outcome, Reply, Request, RequestHead, Wanted, catalogue_array, decode_reply, encode
+from tacita.live.wire import (
+    MOST_PLAYED,
+    Outcome,
+    Reply,
+    Request,
+    RequestHead,
+    Wanted,
+    catalogue_array,
+    decode_reply,
+    encode,
+)
 from tacita.metrics import Evaluation
 from tacita.round.parts import overrides
 from tacita.round.plan import Plan, to_serve
@@ -100,6 +110,10 @@ class Remote:
     _have: dict[int, set[str]] = field(default_factory=dict)
     _homes: dict[int, int] = field(default_factory=dict)  # name of a person -> node, where the server has to know
     _askers: dict[int, int] = field(default_factory=dict)  # the same of who asked for something
+
+    @property
+    def most_played(self) -> int | None:
+        return MOST_PLAYED
 
     def begin_block(self, plan: Plan, server: ServerState, down: Down) -> None:
         """Nodes open a block when they first hear of it."""
