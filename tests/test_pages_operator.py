@@ -156,7 +156,7 @@ def test_rounds_budgets_nodes_and_alerts(operator: TestClient) -> None:
     page = operator.get("/").text
     assert "&lt;b&gt;min" in page
     assert "0.2500" in page
-    assert 'tacita_quality{run="r",block="0",metric="ndcg@20"} 0.25' in operator.get("/v1/metrics").text
+    assert 'tacita_quality{run="r",block="0",model="run",metric="ndcg@20"} 0.25' in operator.get("/v1/metrics").text
     assert operator.get("/v1/runs/none/rounds").status_code == 400
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import time
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from tacita import __version__
 from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Longs, Ragged, Requests
@@ -22,6 +24,8 @@ from tacita.core.types import Request as AskedFor
 from tacita.federation.measuring import Sums, block_sums
 from tacita.fields import Total
 from tacita.lab.assembling import check_settings, planned
+from tacita.lab.centralised import scored
+from tacita.lab.controls import popular_scorer
 from tacita.live.letters import NAMES, PART, ROSTER, each_arrays
 from tacita.live.node.answers import Answer, Release, RequestNumber
 from tacita.live.node.budgets import carry, cost_of_all, declare, nothing_charged
@@ -31,6 +35,7 @@ from tacita.live.node.standing import ALONE, Refusal, Standing, standing_of, sto
 from tacita.live.node.wants import Want, due, whole_batches
 from tacita.live.settings import check_live
 from tacita.live.wire import (
+    POPULAR,
     SCORES,
     Reply,
     ReplyHead,
@@ -39,6 +44,7 @@ from tacita.live.wire import (
     Wanted,
     decode_request,
     encode,
+    stamped,
     total_arrays,
 )
 from tacita.round.device_state import PARTS
@@ -53,6 +59,10 @@ log = logging.getLogger(__name__)
 
 def handle(node: Node, body: bytes) -> bytes:
     """Answer one request; raises a sentence for a request that is not one."""
+    return stamped(_reply(node, body), __version__, time.time())
+
+
+def _reply(node: Node, body: bytes) -> bytes:
     request = decode_request(body)
     try:
         for _ in range(3):  # again if somebody withdrew while the sum was being made
@@ -293,9 +303,19 @@ def _scores(standing: Standing, head: RequestHead, asked: Asked) -> Sums:
     try:
         if head.kind == "validate":
             return standing.here.validate(standing.fed, asked.server, asked.down)
-        return block_sums(standing.fed, asked.server, standing.here.best, asked.down)
+        return block_sums(standing.fed, asked.server, standing.here.best, asked.down) | _of_most_popular(standing, head)
     except TacitaError:  # its scores are not finite
         raise Refusal("this model cannot be scored.") from None
+
+
+def _of_most_popular(standing: Standing, head: RequestHead) -> Sums:
+    """What ranking by popularity reaches on the same items: how many people of this node have each, and nothing else.
+
+    Counted here, since nobody may be told of items that few people have.
+    """
+    fed, block = standing.fed, standing.fed.stream.blocks[head.block]
+    found = scored(fed, block, popular_scorer(fed, block)).sums()
+    return {f"{POPULAR}{name}": value for name, value in found.items()}
 
 
 def _advance(standing: Standing, head: RequestHead, asked: Asked) -> None:

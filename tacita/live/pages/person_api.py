@@ -37,6 +37,10 @@ class Pause(Body):
     paused: bool
 
 
+class Budget(Body):
+    epsilon: float = Field(ge=0, lt=1e6, allow_inf_nan=False)
+
+
 class Ask(Body):
     kind: Literal["share", "unshare", "forget", "leave"]
     items: list[Text] = Field([], max_length=10_000)
@@ -134,6 +138,10 @@ def _decides(api: APIRouter, desk: Desk, tokens: Tokens) -> None:
     @api.put("/me/pause")
     def pause(request: Request, asked: Pause) -> dict[str, Any]:
         return desk.pause(person(request), asked.paused)
+
+    @api.put("/me/budget")
+    def declare(request: Request, asked: Budget) -> dict[str, Any]:
+        return desk.declare(person(request), asked.epsilon)
 
     @api.post("/me/requests")
     def ask(request: Request, asked: Ask) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
 
+from tacita.core.config import validated
 from tacita.core.errors import TacitaError
 from tacita.live.node.persons import PRESETS
 from tacita.live.pages.desk import Desk
-from tacita.live.pages.person_api import person
+from tacita.live.pages.person_api import Budget, person
 from tacita.live.pages.rendering import away, is_htmx, page, render
 from tacita.live.pages.tokens import Tokens, Who
 
@@ -66,6 +67,14 @@ class PersonPage:
 
 def number(text: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+
+
+def _decimal(text: str) -> float:
+    """A number as people type it."""
+    try:
+        return float(text.strip().replace(",", ".")) if len(text) < 40 else float("nan")
+    except ValueError:
+        raise TacitaError("a budget is a number such as 1.5; smaller means more privacy and less learned from you.") from None
 
 
 async def form(request: Request) -> dict[str, str]:
@@ -138,6 +147,20 @@ def forms(desk: Desk, tokens: Tokens, cookie: str) -> APIRouter:
         desk.pause(person(request), asked.get("paused") == "yes")
         said = "You take a pause: nothing of yours leaves." if asked.get("paused") == "yes" else "You take part again."
         return answer(request, asked, ("good", said))
+
+    @pages.post("/do/budget")
+    async def budget(request: Request) -> Response:
+        asked = await form(request)
+        try:
+            given = validated(Budget, {"epsilon": _decimal(asked.get("epsilon", ""))}, "the budget")
+            shown = desk.declare(person(request), given.epsilon)
+        except TacitaError as error:
+            shown, said = desk.budget(person(request)), ("note", str(error))
+        else:
+            said = ("good", f"From the next message on, at most {given.epsilon:g} of your budget is spent in a run.")
+        if not is_htmx(request):
+            return away("/")
+        return HTMLResponse(render("person_budget.html", budget=shown) + render("notice.html", notice=said, oob=True))
 
     @pages.post("/do/ask")
     async def ask(request: Request) -> Response:

@@ -81,6 +81,7 @@ def _continue(store: ServerStore, row: RunRow, transport: Transport, scrub: Call
         Patience(**row.options),
         tell=lambda event: store.tell(row.name, event),
         outcomes=lambda: store.outcomes(row.name),
+        met=store.note_nodes,
     )
     progress = _progress(store, row, fed, remote)
     began = time.monotonic()

@@ -216,6 +216,12 @@ class ServerStore:
         with self._writing() as db:
             db.execute("UPDATE nodes SET number = ? WHERE name = ?", (str(number), name))
 
+    def note_nodes(self, notes: dict[int, dict[str, Any]]) -> None:
+        """What nodes said of themselves with their last answers: their version, how far off their clock is."""
+        with self._writing() as db:
+            rows = ((str(number), json.dumps(note)) for number, note in notes.items())
+            db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES ('node/' || ?, ?)", rows)
+
     def revoke(self, name: str) -> NodeRow:
         found = {row.name: row for row in self.nodes()}
         if name not in found:
