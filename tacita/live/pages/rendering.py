@@ -28,7 +28,7 @@ def _templates() -> Environment:
     )
     found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     found.globals |= {"colours": COLOURS, "version": __version__, "htmx": json.dumps(HTMX), "style": style_name()}
-    found.filters |= {"when": when, "size": size, "ago": ago, "plural": plural}
+    found.filters |= {"when": when, "size": size, "ago": ago, "span": span, "plural": plural}
     return found
 
 
@@ -86,6 +86,11 @@ def ago(seconds: float | None) -> str:
             n = int(seconds // length)
             return f"{n} {unit}{'s' if n != 1 else ''}"
     return "a moment"
+
+
+def span(seconds: float) -> str:
+    """The same to the second."""
+    return plural(round(seconds), "second") if seconds < 60 else ago(seconds)
 
 
 def size(n: float) -> str:
