@@ -66,7 +66,7 @@ def _take_back(browser: object, link: str, room: tuple[str, str]) -> None:
     assert mine.get_by_text("Taken out of the record and the model").count() >= 1
     shoot(mine, "demo-person")
     theirs.reload()
-    theirs.locator("#requests tbody tr", has_text="done").first.wait_for()
+    theirs.locator("#requests li", has_text="done").first.wait_for()
     assert "most popular" in theirs.locator("#runs").inner_text()
     assert "clock right" in theirs.locator("#nodes").inner_text()
     assert title not in theirs.locator("body").inner_text()

@@ -125,7 +125,7 @@ def _watch(pages: PagesSite, page: Any, width: str) -> None:
     page.get_by_role("button", name="Next block of films").wait_for()
     page.locator("#runs .state", has_text="blocks done").wait_for()
     page.reload()
-    page.locator("#requests tbody tr", has_text="done").first.wait_for()
+    page.locator("#requests li", has_text="done").first.wait_for()
     page.get_by_text("Rounds", exact=True).first.click()
     assert fits(page)
     assert serious(page) == []

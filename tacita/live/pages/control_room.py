@@ -168,7 +168,7 @@ class ControlRoom:
             "version": f"running another tacita than the server's {__version__}",
         }
         return [
-            {"kind": kind, "said": f"{len(names):,} of {len(nodes):,} nodes are {words[kind]}: {_listed(names)}."}
+            {"kind": kind, "said": f"{_some(len(names), len(nodes))} {words[kind]}: {_listed(names)}."}
             for kind, names in groups.items()
             if names
         ]
@@ -273,6 +273,10 @@ def _below(row: RunRow, results: list[dict[str, Any]]) -> str:
     if popular is None or name not in last or last[name] >= popular:
         return ""
     return f"{name} {last[name]:.4f} in block {last['block']}, most popular {popular:.4f}"
+
+
+def _some(n: int, of: int) -> str:
+    return f"{n:,} of {of:,} nodes {'is' if n == 1 else 'are'}"
 
 
 def _listed(names: list[str]) -> str:
