@@ -42,6 +42,10 @@ class PersonPage:
         names = ("notice", "person_tiles", "person_requests", "person_choice", "person_history", "person_end")
         return HTMLResponse("".join(render(f"{name}.html", oob=True, notice=notice, **shown) for name in names))
 
+    def after(self, request: Request, asked: dict[str, str], notice: Notice) -> Response:
+        """What is shown when a decision was made, with scripts or without."""
+        return self.anew(person(request), asked, notice) if is_htmx(request) else away("/")
+
     def history(self, user: str, asked: dict[str, str]) -> Response:
         return page("person_history.html", oob=False, **self._cheap(user, asked))
 
@@ -123,12 +127,9 @@ def parts(desk: Desk) -> APIRouter:
     return pages
 
 
-def forms(desk: Desk, tokens: Tokens, cookie: str) -> APIRouter:
-    """What a person decides."""
+def forms(desk: Desk) -> APIRouter:
+    """What a person decides of what takes part."""
     pages, made = APIRouter(include_in_schema=False), PersonPage(desk)
-
-    def answer(request: Request, asked: dict[str, str], notice: Notice) -> Response:
-        return made.anew(person(request), asked, notice) if is_htmx(request) else away("/")
 
     @pages.post("/do/choice")
     async def choice(request: Request) -> Response:
@@ -137,20 +138,27 @@ def forms(desk: Desk, tokens: Tokens, cookie: str) -> APIRouter:
         if preset not in PRESETS:
             raise TacitaError("choose one of: nothing, some, everything.")
         desk.choose(person(request), preset)  # type: ignore[arg-type]
-        return answer(request, asked, ("good", f"{preset.capitalize()}: {PRESETS[preset]}"))
+        return made.after(request, asked, ("good", f"{preset.capitalize()}: {PRESETS[preset]}"))
 
     @pages.post("/do/switch")
     async def switch(request: Request) -> Response:
         asked = await form(request)
         desk.switch(person(request), asked.get("item", ""), "takes_part" in asked)
-        return answer(request, asked, None)
+        return made.after(request, asked, None)
 
     @pages.post("/do/pause")
     async def pause(request: Request) -> Response:
         asked = await form(request)
         desk.pause(person(request), asked.get("paused") == "yes")
         said = "You take a pause: nothing of yours leaves." if asked.get("paused") == "yes" else "You take part again."
-        return answer(request, asked, ("good", said))
+        return made.after(request, asked, ("good", said))
+
+    return pages
+
+
+def wishes(desk: Desk) -> APIRouter:
+    """What a person asks for, and what they are willing to spend."""
+    pages, made = APIRouter(include_in_schema=False), PersonPage(desk)
 
     @pages.post("/do/budget")
     async def budget(request: Request) -> Response:
@@ -172,8 +180,17 @@ def forms(desk: Desk, tokens: Tokens, cookie: str) -> APIRouter:
         try:
             desk.ask(person(request), asked.get("kind", ""), [asked["item"]] if "item" in asked else [])
         except TacitaError as error:
-            return answer(request, asked, ("note", str(error)))
-        return answer(request, asked, ("good", "Asked. How far it has come stands below, and its certificate will."))
+            return made.after(request, asked, ("note", str(error)))
+        return made.after(
+            request, asked, ("good", "Asked. How far it has come stands below, and its certificate will.")
+        )
+
+    return pages
+
+
+def endings(desk: Desk, tokens: Tokens, cookie: str) -> APIRouter:
+    """How a person leaves the device, or the page."""
+    pages = APIRouter(include_in_schema=False)
 
     @pages.post("/do/erase")
     async def erase(request: Request) -> Response:
