@@ -208,7 +208,7 @@ def test_the_first_view_is_quick_with_much_to_show(pages: PagesSite, browser: An
     room.locator("#nodes .count", has_text="1,00").wait_for()
     took = {name: min(first_view(page) for _ in range(3)) for name, page in (("person", mine), ("operator", room))}
     print(f"first view: {took}")
-    assert all(one < 2.0 for one in took.values()), took
+    assert all(one < 3.0 for one in took.values()), took
 
 
 def test_a_site_elsewhere_reaches_nothing(pages: PagesSite, browser: Any) -> None:
