@@ -146,7 +146,7 @@ def test_no_two_sums_of_those_who_withdraw_differ_by_one_person(tmp_path: Path) 
     assert len(batch) == 6
     assert server.asks("fru/stored-0-0/1.1", 2, batch[:5]).verdict == "refused"
     assert server.asks("fru/stored-0-0/1.2", 2, batch).clients == 6
-    assert server.asks("fru/stored-0-0/1.3", 2, batch).verdict == "refused"  # once
+    assert server.asks("fru/stored-0-0/1.3", 2, batch).clients == 6  # the same company: an answer that got lost
     assert server.asks("fru/stored-0-1/1.4", 2, batch).clients == 6  # another round is another question
     for name in ("stored-0-00", "stored-0-0-1", "stored-0-0_", "back-1"):
         with pytest.raises(TacitaError, match="no question"):

@@ -35,7 +35,7 @@ from tacita.live.node.wants import whole_batches
 from tacita.live.server import coordinator
 from tacita.live.server.remote import Remote
 from tacita.live.server.requests import grouped
-from tacita.live.server.store import Open
+from tacita.live.server.waiting import Open
 from tacita.live.wire import MAGIC, Reply, Wanted, decode_reply, decode_request, encode
 
 

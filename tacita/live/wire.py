@@ -19,14 +19,15 @@ from tacita.core.types import AnyArray, Arrays
 from tacita.fields import Spec, Total, symmetric_of, touched_of
 from tacita.live.letters import read_each
 
-VERSION = 1
-MAGIC = b"tacita/1"
+VERSION = 2
+MAGIC = b"tacita/2"
 MOST_HEADER = 2**24
 _LENGTH = struct.Struct(">I")
 
 MOST_PEOPLE = 10**9
 MOST_REQUESTS = 1000  # in one reply; the others wait for the next
 MOST_PLAYED = 1000  # rounds that requests may take in a block, beside its own
+POPULAR = "popular "  # before the name of a score: what most popular reaches on the same test items
 SCORES = ("validate", "close")
 """Questions about scores; every other one belongs to the learner of the run and is answered by a sum over people."""
 
@@ -100,6 +101,8 @@ class ReplyHead(Strict):
     have: list[str] = Field([], max_length=10_000)  # digests of the arrays the node holds
     requests: list[Wanted] = Field([], max_length=MOST_REQUESTS)  # until the server says that it has them
     heard: list[Annotated[int, Field(ge=0, le=2**62)]] = Field([], max_length=MOST_REQUESTS)  # what became of these
+    version: Printable = Field("", max_length=40)  # of tacita on the node, when the reply was sent
+    time: float = Field(0.0, ge=0, le=1e12)  # of the node's clock, then; 0: it was not told
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,14 @@ Head = TypeVar("Head", bound=Strict)
 def encode(message: Request | Reply) -> bytes:
     head = message.head.model_dump_json().encode()
     return b"".join([MAGIC, _LENGTH.pack(len(head)), head, pack(message.arrays)])
+
+
+def stamped(body: bytes, version: str, at: float) -> bytes:
+    """A reply as it is sent now: one that was stored is sent again as it was, with the clock of today."""
+    start = len(MAGIC) + _LENGTH.size
+    end = start + int(_LENGTH.unpack(body[len(MAGIC) : start])[0])
+    head = json.dumps({**json.loads(body[start:end]), "version": version, "time": at}).encode()
+    return b"".join([MAGIC, _LENGTH.pack(len(head)), head, body[end:]])
 
 
 def decode_request(body: bytes) -> Request:

@@ -20,6 +20,11 @@ def ago(seconds: float | None) -> str:
     return "a moment"
 
 
+def span(seconds: float) -> str:
+    """The same to the second."""
+    return plural(round(seconds), "second") if seconds < 60 else ago(seconds)
+
+
 def size(n: float) -> str:
     for unit in ("bytes", "kB", "MB"):
         if n < 1000:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ class Answer:
     ledger: Release | None = None
     sent: Sequence[Wanted] = ()  # the requests of people here that the reply carries
     released: bool = False  # the block's rows were part of a sum in the reply
-    marks: Sequence[str] = ()  # what those who withdrew need not answer again
+    marks: Mapping[str, str] = field(default_factory=dict)  # what those who withdrew answer in this company only
     tags: tuple[str, str] = ("now", "best")
     attempt: int = 0  # of the server, to carry out requests: only when it took effect is the answer for good
 

@@ -97,6 +97,12 @@ def set_budget(node: Node, user: str, epsilon: float, run: str | None = None) ->
     return {"user": user, "epsilon": epsilon, "run": run}
 
 
+def declared_budget(node: Node, user: str) -> float | None:
+    """What a person said last that they are willing to spend in every run; None: they left that to the runs."""
+    said = node.store.declared_budgets("").get(node.store.user(user))
+    return None if said is None else said * MICRO
+
+
 def epsilon_in_words(node: Node, user: str | None = None) -> str:
     """What the run that is served from has cost a person here, or at most anybody; or that there is no epsilon."""
     run = node.store.latest_run()

@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import time
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from tacita import __version__
 from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Longs, Ragged, Requests
@@ -22,6 +24,8 @@ from tacita.core.types import Request as AskedFor
 from tacita.federation.measuring import Sums, block_sums
 from tacita.fields import Total
 from tacita.lab.assembling import check_settings, planned
+from tacita.lab.centralised import scored
+from tacita.lab.controls import popular_scorer
 from tacita.live.letters import NAMES, PART, ROSTER, each_arrays
 from tacita.live.node import unsettled
 from tacita.live.node.answers import Answer, Release, RequestNumber
@@ -33,6 +37,7 @@ from tacita.live.node.wants import Want, due, marks, noted, whole_batches
 from tacita.live.settings import check_live
 from tacita.live.wire import (
     MOST_PLAYED,
+    POPULAR,
     SCORES,
     Reply,
     ReplyHead,
@@ -41,6 +46,7 @@ from tacita.live.wire import (
     Wanted,
     decode_request,
     encode,
+    stamped,
     total_arrays,
 )
 from tacita.round.device_state import PARTS
@@ -54,6 +60,10 @@ log = logging.getLogger(__name__)
 
 def handle(node: Node, body: bytes) -> bytes:
     """Answer one request; raises a sentence for a request that is not one."""
+    return stamped(_reply(node, body), __version__, time.time())
+
+
+def _reply(node: Node, body: bytes) -> bytes:
     request = decode_request(body)
     try:
         for _ in range(3):  # again if somebody withdrew while the sum was being made
@@ -110,7 +120,7 @@ def _handle(node: Node, request: Request) -> bytes | None:
             ledger=None if release is None else replace(release, n_bytes=len(sent)),
             sent=carried,
             released=answered and head.kind not in (*SCORES, ROSTER),
-            marks=_of_leavers(node, standing, asked, head.kind) if answered else (),
+            marks=_of_leavers(node, standing, asked, head.kind) if answered else {},
             tags=standing.tags,
             attempt=head.attempt,
         )
@@ -273,18 +283,18 @@ def _answer(node: Node, request: Request, standing: Standing, asked: Asked) -> t
     return Reply(_echo(request, verdict="ok", sums=sums, clients=counted, said=refusal or "")), release
 
 
-def _of_leavers(node: Node, standing: Standing, asked: Asked, question: str) -> list[str]:
+def _of_leavers(node: Node, standing: Standing, asked: Asked, question: str) -> dict[str, str]:
     """Notes of a question about those, all of them and enough, who withdrew together: in a sum they may answer it.
 
-    None, where it is about others, or where one of them has answered it before.
+    None, where it is about others, or where one of them has answered it in other company.
     """
     if "/" not in question or asked.chosen is None or asked.letters:
-        return []
+        return {}
     fed = standing.fed
     users = standing.users[np.isin(standing.keys, asked.chosen)].tolist()
     meant = whole_batches(node.store.wants(fed.stream.name), users, node.config.min_users)
     found = marks(meant, question, each_batch=question.startswith(f"{fed.learner.name}/"))
-    return [] if node.store.ask(lambda db: noted(db, found)) else found
+    return {} if node.store.ask(lambda db: noted(db, found)) else found
 
 
 def _named(node: Node) -> None:
@@ -319,9 +329,19 @@ def _scores(standing: Standing, head: RequestHead, asked: Asked) -> Sums:
     try:
         if head.kind == "validate":
             return standing.here.validate(standing.fed, asked.server, asked.down)
-        return block_sums(standing.fed, asked.server, standing.here.best, asked.down)
+        return block_sums(standing.fed, asked.server, standing.here.best, asked.down) | _of_most_popular(standing, head)
     except TacitaError:  # its scores are not finite
         raise Refusal("this model cannot be scored.") from None
+
+
+def _of_most_popular(standing: Standing, head: RequestHead) -> Sums:
+    """What ranking by popularity reaches on the same items: how many people of this node have each, and nothing else.
+
+    Counted here, since nobody may be told of items that few people have.
+    """
+    fed, block = standing.fed, standing.fed.stream.blocks[head.block]
+    found = scored(fed, block, popular_scorer(fed, block)).sums()
+    return {f"{POPULAR}{name}": value for name, value in found.items()}
 
 
 def _advance(standing: Standing, head: RequestHead, asked: Asked) -> None:

@@ -272,7 +272,7 @@ class NodeStore:
             if unless_withdrawn_since is not None and self.withdrawals != unless_withdrawn_since:
                 return False
             answers.put(db, asked, answer, time.time())
-            wants.note(db, answer.marks, time.time())
+            wants.note(db, answer.marks)
             self.changes += wants.carry(db, asked, answer.sent, time.time())  # the data it learns from changes
         return True
 

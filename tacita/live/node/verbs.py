@@ -95,6 +95,7 @@ _VERBS: dict[str, tuple[type[Strict], Callable[[Node, Any], Any]]] = {
         Nothing,
         lambda node, asked: {**node.status(), "epsilon": epsilon_in_words(node), "requests": standings(node)},
     ),
+    "requests": (Nothing, lambda node, asked: standings(node)),
     "request": (Wish, lambda node, asked: wish(node, asked.kind, asked.user, asked.items, asked.run)),
     "recommend": (Recommend, lambda node, asked: node.recommend(asked.user, asked.k)),
     "ledger": (Ledger, lambda node, asked: ledger(node, asked.user)),

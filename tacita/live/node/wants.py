@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tacita.core.config import validated
@@ -172,29 +172,30 @@ def _people(batch: Iterable[Want]) -> set[int | None]:
 _ANSWERED = "answered/"  # a person, and what was asked of them when they withdrew
 
 
-def marks(meant: Iterable[Want], question: str, each_batch: bool) -> list[str]:
-    """What a node notes of a question that people answered when they withdrew; a note that is there: not again.
+def marks(meant: Iterable[Want], question: str, each_batch: bool) -> dict[str, str]:
+    """What a node notes of a question that people answered when they withdrew: by person, the batch they were in.
 
     A question of a part (`fru/stored-0-3`) is about what devices keep, and one person's part of two sums could be
-    told apart: it is answered once. `each_batch`: it is about what this withdrawal takes back, so it is asked anew
-    with the next one.
+    told apart: it is answered in one company only, and there again if the answer got lost. `each_batch`: it is about
+    what this withdrawal takes back, so it is asked anew with the next one.
     """
     stem = question.split("/")[: 1 if each_batch else 2]
-    found = set()
-    for one in meant:
-        batch = [] if one.carrier is None or not each_batch else [*vars(one.carrier).values(), one.kind]
-        found.add(f"{_ANSWERED}{one.user}/{json.dumps([one.run, *stem, *batch])}")
-    return sorted(found)
+    found: dict[str, str] = {}
+    for one in sorted(meant, key=lambda one: one.id):
+        batch = json.dumps([] if one.carrier is None else [*vars(one.carrier).values(), one.kind])
+        name = [one.run, *stem, *([batch] if each_batch else [])]
+        found.setdefault(f"{_ANSWERED}{one.user}/{json.dumps(name)}", batch)
+    return found
 
 
-def note(db: sqlite3.Connection, found: Iterable[str], at: float) -> None:
-    db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", ((one, at) for one in found))
+def note(db: sqlite3.Connection, found: Mapping[str, str]) -> None:
+    db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", found.items())
 
 
-def noted(db: sqlite3.Connection, found: Sequence[str]) -> bool:
-    """Whether one of these questions was answered."""
-    asked = "SELECT 1 FROM meta WHERE key IN (SELECT value FROM json_each(?))"
-    return db.execute(asked, (json.dumps(found),)).fetchone() is not None
+def noted(db: sqlite3.Connection, found: Mapping[str, str]) -> bool:
+    """Whether somebody answered one of these in other company."""
+    asked = "SELECT 1 FROM json_each(?) AS said JOIN meta ON meta.key = said.key WHERE meta.value IS NOT said.value"
+    return db.execute(asked, (json.dumps(dict(found)),)).fetchone() is not None
 
 
 def erase_notes(db: sqlite3.Connection, user: int | None) -> None:

@@ -102,11 +102,16 @@ def able(node: Node, user: str) -> dict[str, Any]:
 
 def kinds_of(node: Node, run: str) -> list[str]:
     """What the settings of a run allow people to ask for; they never change."""
+    plan = _plan(node, run)
+    return [] if plan is None else [kind for kind in REQUESTS if _can(plan, kind)]
+
+
+def _plan(node: Node, run: str) -> Plan | None:
+    """A run's plan, from its settings alone: its arrays stay where they are. None: it has not come here yet."""
     note = node.store.ask(lambda db: db.execute("SELECT note FROM models WHERE run = ?", (run,)).fetchone())
     if note is None:
-        return []
-    plan = planned(validated(RunConfig, json.loads(json.loads(note[0])["config"]), "the settings the server sent"))
-    return [kind for kind in REQUESTS if _can(plan, kind)]
+        return None
+    return planned(validated(RunConfig, json.loads(json.loads(note[0])["config"]), "the settings the server sent"))
 
 
 def _runs(node: Node, person: int, user: str, run: str | None) -> list[str]:
@@ -217,10 +222,12 @@ def _named(places: Sequence[Place]) -> str:
 # How requests stand
 
 
-def standings(node: Node) -> list[dict[str, Any]]:
-    """Every request with how far it has come, for people and machines."""
+def standings(node: Node, user: str | None = None) -> list[dict[str, Any]]:
+    """Every request, or those of one person, with how far it has come, for people and machines."""
     raw_of = dict(zip(*(one if isinstance(one, list) else one.tolist() for one in node.store.users()), strict=True))
     wants = node.store.wants()
+    number = None if user is None else node.store.user(user)
+    waits = {one.run: _together(node, one.run) for one in wants if one.carrier is None and one.kind in WITHDRAW}
     return [
         {
             "request": one.id,
@@ -228,19 +235,20 @@ def standings(node: Node) -> list[dict[str, Any]]:
             "kind": one.kind,
             "items": len(one.items),
             "run": one.run,
-            "state": _state(node, one, wants),
+            "state": _state(node, one, wants, waits),
             "age": None if one.final else max(0.0, time.time() - one.created),
             "done": one.final,
             "effect": _effect(one),
             "certificate": one.outcome.certificate if one.outcome is not None else {},
         }
         for one in wants
+        if number is None or one.user == number
     ]
 
 
-def _state(node: Node, one: Want, wants: Sequence[Want]) -> str:
+def _state(node: Node, one: Want, wants: Sequence[Want], waits: dict[str, bool]) -> str:
     if one.carrier is None:
-        return "queued" + _short(node, one, wants)
+        return "queued" + (_short(node, one, wants) if waits.get(one.run) and one.kind in WITHDRAW else "")
     if one.outcome is None:
         return f"carried with block {one.carrier.block} round {one.carrier.round + 1}"
     told = one.outcome
@@ -268,15 +276,16 @@ def _effect(one: Want) -> str:
     return f"effective since {when(at)}, in {where}{taken}; verified {said.get('verified')}"
 
 
+def _together(node: Node, run: str) -> bool:
+    """Whether who withdraws from a run has to wait for others here."""
+    plan = None if node.config.insecure_single_user_uploads else _plan(node, run)
+    return plan is not None and (plan.learner.takes_back or any(overrides(part, "answer") for part in plan.parts))
+
+
 def _short(node: Node, one: Want, wants: Sequence[Want]) -> str:
-    """Who withdraws may have to wait for others here."""
+    """How many of those are there whose withdrawals leave together."""
     least = node.config.min_users
-    held = node.store.model(one.run)
-    if one.kind not in WITHDRAW or node.config.insecure_single_user_uploads or held is None:
-        return ""
-    plan = planned(validated(RunConfig, json.loads(held[0]["config"]), "the settings the server sent"))
-    asks = plan.learner.takes_back or any(overrides(part, "answer") for part in plan.parts)
     same = {w.user for w in wants if w.sent is None and (w.run, w.kind) == (one.run, one.kind)}
-    if not asks or len(same) >= least:
+    if len(same) >= least:
         return ""
     return f": {len(same)} of the {least} people have asked whose withdrawals leave in one sum (min_users)"

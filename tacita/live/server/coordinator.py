@@ -23,7 +23,8 @@ from tacita.lab.assembling import build, check_settings
 from tacita.live.server.attempts import Attempts
 from tacita.live.server.remote import Patience, Remote, Transport
 from tacita.live.server.requests import MOST_TRIES, carry_out, due, grouped
-from tacita.live.server.store import STORE, Carried, Heard, RunRow, ServerStore
+from tacita.live.server.store import STORE, RunRow, ServerStore
+from tacita.live.server.waiting import Carried, Heard
 from tacita.live.settings import check_live
 from tacita.round.plan import Federation
 
@@ -83,6 +84,7 @@ def _continue(store: ServerStore, row: RunRow, transport: Transport, scrub: Call
         tell=lambda event: store.tell(row.name, event),
         outcomes=lambda: store.outcomes(row.name),
         attempts=Attempts.read(row.note),
+        met=store.note_nodes,
     )
     progress = _progress(store, row, fed, remote)
     began = time.monotonic()

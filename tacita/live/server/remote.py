@@ -27,8 +27,10 @@ from tacita.live.server.attempts import Attempts, Unanswered
 from tacita.live.server.bounds import Asked, check_sums, check_total
 from tacita.live.wire import (
     MOST_PLAYED,
+    POPULAR,
     Outcome,
     Reply,
+    ReplyHead,
     Request,
     RequestHead,
     Wanted,
@@ -105,6 +107,7 @@ class Remote:
     ends: list[tuple[int, int]] = field(default_factory=list)  # (node, its request) whose end it heard since then
     outcomes: Callable[[], dict[int, list[Outcome]]] = dict  # what is to be told to nodes
     attempts: Attempts = field(default_factory=Attempts)
+    met: Callable[[dict[int, dict[str, Any]]], None] = lambda nodes: None  # what nodes say of themselves
     _refusal: str = ""  # what a node that refused said last
     _told: set[tuple[int, int, int]] = field(default_factory=set)
     _have: dict[int, set[str]] = field(default_factory=dict)
@@ -235,10 +238,12 @@ class Remote:
         """Close the block on the nodes: they test the best round and go on from it."""
         cfg = plan.config.evaluate
         names = {"auc" if metric == "auc" else f"{metric}@{k}" for metric in cfg.metrics for k in cfg.k}
-        sums = self._scores("close", plan, server, down, names)
+        sums = self._scores("close", plan, server, down, names | {f"{POPULAR}{name}" for name in names})
         people = max((n for _, n in sums.values()), default=0)
         means = {name: total / n if n else 0.0 for name, (total, n) in sums.items()}
-        return {**means, "users": people}, None
+        popular = {name.removeprefix(POPULAR): v for name, v in means.items() if name.startswith(POPULAR)}
+        own = {name: value for name, value in means.items() if not name.startswith(POPULAR)}
+        return {**own, "users": people, "controls": {"popular": popular} if popular else {}}, None
 
     def end_block(self, plan: Plan, server: ServerState, down: Down) -> None:
         """Nodes ended the block with `result`."""
@@ -256,10 +261,13 @@ class Remote:
         while True:
             allowed = self._allowed(people)
             asked = asking.bodies((set(self.transport.nodes()) & allowed) - replies.keys())
+            since, seen = time.time(), dict[int, dict[str, Any]]()
             for node, body in self.transport.exchange(asked, self.patience.timeout).items():
                 reply = self._read(node, body, asking.head(node), check) if node in asked else None
                 if reply is not None:
                     replies[node], shas[node] = reply, hashlib.sha256(body).hexdigest()
+                    seen[node] = _of_itself(reply.head, since)
+            self.met(seen)
             allowed = self._allowed(people)  # somebody may have been revoked meanwhile
             replies = {node: one for node, one in replies.items() if node in allowed}
             quorum = self.patience.quorum
@@ -403,6 +411,13 @@ class _Asking:
                 made[lacks] = encode(Request(head, {name: self.arrays[name] for name in lacks}))
             bodies[node] = made[lacks]
         return bodies
+
+
+def _of_itself(said: ReplyHead, since: float) -> dict[str, Any]:
+    """What a node says of itself. Its clock is right if it stood between asking and now; else so far off, at least."""
+    now = time.time()
+    off = said.time - now if said.time > now else min(0.0, said.time - since)
+    return {"version": said.version, "clock": round(off, 1) if said.time else None, "time": now}
 
 
 def _added(replies: Mapping[int, Reply]) -> Sums:

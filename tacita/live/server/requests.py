@@ -21,7 +21,7 @@ from tacita.federation.rounds import Progress
 from tacita.federation.state_arrays import server_arrays
 from tacita.live.server.attempts import Unanswered
 from tacita.live.server.remote import Remote
-from tacita.live.server.store import Carried, Open, Settled
+from tacita.live.server.waiting import Carried, Open, Settled
 from tacita.live.wire import Outcome, Wanted
 from tacita.round.plan import Federation
 

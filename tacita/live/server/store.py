@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tacita.core.codec import digest_of, unpack
 from tacita.core.config import RunConfig, Strict, validated
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, Keys
-from tacita.live.database import ask_scrub, format_of, plain_errors, put_arrays, scrub, transaction
+from tacita.core.types import Arrays
+from tacita.live.database import format_of, plain_errors, put_arrays, scrub, transaction
+from tacita.live.server.waiting import Carried, Heard, Open, put_carried, put_heard
 from tacita.live.wire import MOST_REQUESTS, Outcome, Wanted
 
 if TYPE_CHECKING:
@@ -50,47 +51,6 @@ CREATE TABLE requests (id INTEGER PRIMARY KEY, run TEXT NOT NULL, node TEXT NOT 
     number INTEGER NOT NULL, sender TEXT NOT NULL, request TEXT NOT NULL, outcome TEXT NOT NULL, done REAL,
     heard REAL, UNIQUE (run, node, number)) STRICT;
 """
-
-
-@dataclass(frozen=True)
-class Open:
-    """A request that waits at the server."""
-
-    number: int  # at the server
-    node: int
-    wanted: Wanted
-    outcome: Outcome | None = None  # what its node is told of it so far
-
-    @property
-    def tries(self) -> int:
-        """In vain, so far."""
-        return 0 if self.outcome is None else self.outcome.tries
-
-
-@dataclass(frozen=True)
-class Heard:
-    """What nodes sent along with answers: what their people ask for, and of what they know the end."""
-
-    asked_for: Sequence[tuple[int, Wanted]] = ()
-    ends: Sequence[tuple[int, int]] = ()  # node, its number of a request
-
-
-@dataclass(frozen=True)
-class Settled:
-    """What became of a request."""
-
-    number: int
-    outcome: Outcome
-
-
-@dataclass(frozen=True)
-class Carried:
-    """What became of some requests that were carried out together."""
-
-    event: dict[str, Any]
-    settled: list[Settled]
-    withdrew: bool  # something is to be found nowhere any more
-    freed: Keys  # who waited, and need not any more
 
 
 @dataclass(frozen=True)
@@ -221,6 +181,12 @@ class ServerStore:
     def set_number(self, name: str, number: int) -> None:
         with self._writing() as db:
             db.execute("UPDATE nodes SET number = ? WHERE name = ?", (str(number), name))
+
+    def note_nodes(self, notes: dict[int, dict[str, Any]]) -> None:
+        """What nodes said of themselves with their last answers: their version, how far off their clock is."""
+        with self._writing() as db:
+            rows = ((str(number), json.dumps(note)) for number, note in notes.items())
+            db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES ('node/' || ?, ?)", rows)
 
     def revoke(self, name: str) -> NodeRow:
         found = {row.name: row for row in self.nodes()}
@@ -372,46 +338,6 @@ class ServerStore:
         """(block, round, kind, node, clients) of every answer that counted."""
         asked = "SELECT block, round, kind, node, clients FROM accepted WHERE run = ? ORDER BY block, round, kind, node"
         return [(block, round, kind, int(node), n) for block, round, kind, node, n in self._all(asked, run)]
-
-
-def put_heard(db: sqlite3.Connection, run: str, heard: Heard, at: float) -> None:
-    """New requests wait to be carried out; of those whose end a node knows it is told no more."""
-    db.executemany(
-        "INSERT OR IGNORE INTO requests (run, node, time, number, sender, request, outcome) "
-        "VALUES (?, ?, ?, ?, '', ?, ?)",
-        (
-            (run, str(node), at, one.id, one.model_dump_json(), Outcome(id=one.id, state="heard").model_dump_json())
-            for node, one in heard.asked_for
-        ),
-    )
-    known = ((at, run, str(node), number) for node, number in heard.ends)
-    ends = "UPDATE requests SET heard = ? WHERE run = ? AND node = ? AND number = ? AND done IS NOT NULL"
-    db.executemany(ends, known)
-
-
-def put_carried(db: sqlite3.Connection, run: str, carried: Carried, at: float) -> None:
-    """What became of requests. What was asked for is not kept: who took something back would find it here."""
-    named = dict(db.execute("SELECT id, request FROM requests WHERE run = ? AND request != ''", (run,)).fetchall())
-    for one in carried.settled:
-        final = one.outcome.final
-        if one.outcome.state == "pending":  # what is tried again has to be known
-            again = "UPDATE requests SET outcome = ? WHERE id = ?"
-            db.execute(again, (one.outcome.model_dump_json(), one.number))
-            continue
-        sender = "" if final else str(json.loads(named[one.number])["sender"])  # to be told when others have asked
-        db.execute(
-            "UPDATE requests SET request = '', sender = ?, outcome = ?, done = ? WHERE id = ?",
-            (sender, one.outcome.model_dump_json(), at if final else None, one.number),
-        )
-    waited = db.execute("SELECT id, sender, number FROM requests WHERE run = ? AND sender != ''", (run,)).fetchall()
-    freed = {str(one) for one in carried.freed.tolist()}
-    for number, sender, asked in waited:
-        if sender in freed and carried.settled:
-            last = carried.settled[-1].outcome.model_copy(update={"id": asked})
-            done = "UPDATE requests SET sender = '', outcome = ?, done = ? WHERE id = ?"
-            db.execute(done, (last.model_dump_json(), at, number))
-    if carried.withdrew:
-        ask_scrub(db)
 
 
 _Read = TypeVar("_Read", bound=Strict)
