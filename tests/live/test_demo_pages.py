@@ -17,7 +17,7 @@ from live_site import Running  # noqa: E402
 DATA = os.environ.get("TACITA_DATA", "")
 LINK = re.compile(r"Page of person 196: (http://127\.0\.0\.1:\d+/enter/\S+)")
 ROOM = re.compile(r"Page of the operator: (http://127\.0\.0\.1:\d+) \(password: (\S+)\)")
-LONGEST = 300.0  # seconds until the pages are open, on a busy machine
+LONGEST = 420.0  # seconds until the pages are open, on a busy machine
 
 
 @pytest.mark.skipif(not DATA or not (Path(DATA) / "ml-100k").is_dir(), reason="needs ml-100k in $TACITA_DATA")
