@@ -54,6 +54,7 @@ def make_server(tmp_path: Path) -> Path:
         store.tell("r", {"event": "refused", "kind": "statistic", "node": "2", "said": "fewer people than <b>min</b>."})
         event = {
             "event": "round",
+            "asked": 2,
             "block": 0,
             "round": 1,
             "clients": 30,
@@ -154,7 +155,7 @@ def test_nobody_is_named(operator: TestClient) -> None:
 
 def test_rounds_budgets_nodes_and_alerts(operator: TestClient) -> None:
     rounds = operator.get("/v1/runs/r/rounds").json()["rounds"]
-    assert [(one["answered"], one["refused"], one["clients"]) for one in rounds] == [(1, 1, 30)]
+    assert [(one["asked"], one["answered"], one["refused"], one["clients"]) for one in rounds] == [(2, 1, 1, 30)]
     spread = operator.get("/v1/runs/r/budgets").json()["spread"]
     assert spread == [{"releases": 1, "people at most": 30, "nodes": 1}]
     nodes = {one["name"]: one for one in operator.get("/v1/nodes").json()["nodes"]}

@@ -228,6 +228,7 @@ class Round(Answer):
     time: float
     block: int
     round: int
+    asked: int | None
     clients: int
     valid: float | None
     bytes_up: float | None

@@ -106,7 +106,8 @@ def _continue(store: ServerStore, row: RunRow, transport: Transport, scrub: Call
         event = {"event": "round", "block": report.block, "round": report.round, "clients": report.clients}
         if report.valid is not None:
             event["valid"] = report.valid
-        commit(event | {"bytes_up": report.bytes_up, "bytes_down": report.bytes_down}, now)
+        asked, remote.reached = len(remote.reached), set()
+        commit(event | {"asked": asked, "bytes_up": report.bytes_up, "bytes_down": report.bytes_down}, now)
         requests(now)
 
     def requests(now: Progress) -> None:

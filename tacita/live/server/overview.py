@@ -139,7 +139,10 @@ def _timeline(
         elif kind == "block":
             began = at
         elif kind == "round" and number > first:
-            shown = {name: event.get(name) for name in ("block", "round", "clients", "valid", "bytes_up", "bytes_down")}
+            shown = {
+                name: event.get(name)
+                for name in ("block", "round", "asked", "clients", "valid", "bytes_up", "bytes_down")
+            }
             answered = counted.get((int(event["block"]), int(event["round"]) - 1), 0)
             seconds = None if began is None else round(at - began, 1)
             more = {"answered": answered, "refused": len(refused), "bad": len(bad), "late": waited, "seconds": seconds}

@@ -108,6 +108,7 @@ class Remote:
     outcomes: Callable[[], dict[int, list[Outcome]]] = dict  # what is to be told to nodes
     attempts: Attempts = field(default_factory=Attempts)
     met: Callable[[dict[int, dict[str, Any]]], None] = lambda nodes: None  # what nodes say of themselves
+    reached: set[int] = field(default_factory=set)  # nodes that were asked something since the last round
     _refusal: str = ""  # what a node that refused said last
     _told: set[tuple[int, int, int]] = field(default_factory=set)
     _have: dict[int, set[str]] = field(default_factory=dict)
@@ -261,6 +262,7 @@ class Remote:
         while True:
             allowed = self._allowed(people)
             asked = asking.bodies((set(self.transport.nodes()) & allowed) - replies.keys())
+            self.reached |= asked.keys()
             since, seen = time.time(), dict[int, dict[str, Any]]()
             for node, body in self.transport.exchange(asked, self.patience.timeout).items():
                 reply = self._read(node, body, asking.head(node), check) if node in asked else None
