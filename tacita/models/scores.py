@@ -250,9 +250,8 @@ def _own_climbed(
         if only is not None:
             listed = only.ids[only.ptr[user] : only.ptr[user + 1]]
             table = table[np.pad(listed, (0, -len(listed) % _LANES))]
-            return backbone.score_groups(seen, shared, table.reshape(-1, _LANES, items.shape[1])).reshape(-1)[
-                : len(listed)
-            ]
+            found = backbone.score_groups(seen, shared, table.reshape(-1, _LANES, items.shape[1]))
+            return np.asarray(found, np.float32).reshape(-1)[: len(listed)]
         groups = table.reshape(-1, _TILE // _LANES, _LANES, items.shape[1])
         scored = [backbone.score_groups(seen, shared, group).reshape(-1) for group in groups]
         return np.concatenate(scored)[: len(items)]
