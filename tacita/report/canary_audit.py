@@ -31,8 +31,7 @@ def rows_of(found: Mapping[str, Any]) -> list[dict[str, str]]:
             "at least, by guesses": f"{row['one_run']:.2f}",
             "at least, by its law": f"{row['within_law']:.2f}",
             **{f"with {bug}": _bug(row, bug) for bug in EVERYWHERE},
-            "with a bug of its own": "; ".join(_own_bug(row, bug) for bug in row["bugs"] if bug not in EVERYWHERE)
-            or "-",
+            "with a bug of its own": _own_bugs(row),
         }
         for row in found["rows"]
     ]
@@ -42,9 +41,11 @@ def _bug(row: Mapping[str, Any], bug: str) -> str:
     return f"{row['bugs'][bug]:.2f}" if bug in row["bugs"] else "-"
 
 
-def _own_bug(row: Mapping[str, Any], bug: str) -> str:
-    said = row["said_with_bugs"][bug]
-    return f"{row['bugs'][bug]:.2f}, {bug}" + (f" (ledgers say {said:g})" if said < row["epsilon"] else "")
+def _own_bugs(row: Mapping[str, Any]) -> str:
+    """Bugs that only this mechanism can have, and what its ledgers would say then."""
+    own, said = [bug for bug in row["bugs"] if bug not in EVERYWHERE], row["said_with_bugs"]
+    less = {bug: f" (ledgers say {said[bug]:.3g})" if said[bug] < 0.99 * row["epsilon"] else "" for bug in own}
+    return "; ".join(f"{row['bugs'][bug]:.2f}: {bug}{less[bug]}" for bug in own) or "-"
 
 
 def verdict(found: Mapping[str, Any]) -> str:
