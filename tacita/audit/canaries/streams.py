@@ -220,7 +220,7 @@ def _some_of(rng: np.random.Generator, lists: Ragged, last: bool) -> Ragged:
 
 def _charged(fed: Federation, progress: Progress, inside: Bools) -> float:
     """The largest epsilon on anybody's own ledger."""
-    account = {name: progress.devices.clients.arrays[f"{PARTS}{fed.learner.name}/{name}"] for name in ACCOUNT}
+    account = {name: progress.clients.arrays[f"{PARTS}{fed.learner.name}/{name}"] for name in ACCOUNT}
     ledger = fed.learner.ledger()
     assert ledger is not None
     return float(ledger.epsilon(account)[inside].max())
