@@ -959,6 +959,14 @@ def test_bench_prints_figures_and_json() -> None:
     assert told["users"] > 0
 
 
+@pytest.mark.parametrize("more", [[], ["--method", "dp-fedavg"], ["--backbone", "tally"]], ids=str)
+def test_bench_weighs_private_work_against_plain(more: list[str]) -> None:
+    told = json.loads(call("bench", "noise", "--data", SMALL, "--repeats", "2", "--json", *more).out)
+    assert told["people"] > 0
+    assert len(told["plain_ms_all"]) == len(told["private_ms_all"]) == 2
+    assert told["cpu_ratio"] == pytest.approx(told["private_cpu_ms"] / told["plain_cpu_ms"], rel=0.02)
+
+
 def test_bench_takes_rounds_of_two_checkouts_in_turns(tmp_path: Path) -> None:
     this = str(Path(tacita.__file__).parents[1])
     told = json.loads(

@@ -244,7 +244,7 @@ def audit_canary(
     """How large every claimed epsilon really is, at least: canaries through the releases themselves.
 
     Each mechanism is played with the worst data there is. The bounds must lie below the claim, and with half of the
-    noise, or without the clip, above it. Exit code 1: a claim is broken.
+    noise, without the clip, or with a bug of its own above it. Exit code 1: a claim is broken.
 
     Examples:
 

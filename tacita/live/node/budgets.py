@@ -57,7 +57,8 @@ def carry(node: Node, standing: Standing) -> None:
     """Put what people spent in other runs on their accounts in this one: a new run is no new budget."""
     clients, run = standing.here.clients, standing.fed.stream.name
     place = {int(one): n for n, one in enumerate(standing.users[: clients.n_users])}
-    counting = [part for part in standing.fed.parts if (kept := part.ledger()) and EARLIER in kept.names]
+    everybody: tuple[Part | Learner, ...] = (*standing.fed.parts, standing.fed.learner)
+    counting = [one for one in everybody if (kept := one.ledger()) and EARLIER in kept.names]
     others = [one for one in node.store.runs() if one != run] if counting else []
     found = [one for other in others if (one := _accounts(node, other)) is not None]
     for part in counting:

@@ -43,7 +43,7 @@ from tacita.models.tally.noised import (
 )
 from tacita.models.tally.weights import recency_weights
 from tacita.privacy.accounting import Event
-from tacita.privacy.ledger import Ledger
+from tacita.privacy.ledger import EARLIER, Ledger
 from tacita.privacy.noise import Stream
 
 LIKES, TERMS, TAKEN_BACK = "which items people like", "which items go together", "what is taken back"  # releases
@@ -213,7 +213,9 @@ class PrivateTally(Tally):
         of = self.budget.deviation
         first = Event(LIKES, "gaussian", 1.0, of(LIKED + PEOPLE), threat="central")
         terms = Event(TERMS, "gaussian", 1.0, of(1.0), threat="central")
-        return Ledger((first, terms, Event(TAKEN_BACK, "gaussian", 1.0, of(1.0), threat="central")), self.budget.delta)
+        back = Event(TAKEN_BACK, "gaussian", 1.0, of(1.0), threat="central")
+        earlier = Event(EARLIER, "gaussian", 1.0, 1.0, threat="central", once=True)
+        return Ledger((first, terms, back, earlier), self.budget.delta)
 
     def loss(self, heads: Arrays, question: str) -> tuple[str, float]:
         what = {SURVEY: LIKES, STATISTIC: TERMS}.get(question, TAKEN_BACK)
