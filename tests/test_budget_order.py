@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tacita.core.config import PrivacyConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import Doubles, Down, Ragged, ServerState
+from tacita.core.types import Arrays, Doubles, Down, Ragged, ServerState
 from tacita.federation.clients import users_view
 from tacita.federation.rounds import run_stream, start
 from tacita.fields import QUANTUM, Form, Spec, Total, Upload, add, empty_total
@@ -24,6 +24,7 @@ from tacita.models.tally.order import OrderConfig
 from tacita.models.tally.private_order import FOLLOWING, SPREAD, PrivateOrder, among, seen, unit_factors
 from tacita.privacy.calibration import mu_of
 from tacita.privacy.ledger import UNIT
+from tacita.privacy.noise import Stream
 from tacita.round.device_state import DeviceState
 from tests.noise_laws import SURE, normal
 from tests.oracle import federate, make_block, make_stream
@@ -44,8 +45,8 @@ def asked(model: PrivateOrder, k: int = 20, block: int = 0, last: int = -1) -> S
     return ServerState(np.zeros((30, 0), np.float32), heads, block=block)
 
 
-def summed(told: dict[str, Form], k: int, client: int, n: int) -> tuple[Doubles, Doubles]:
-    """What one of n clients adds to both fields."""
+def summed(told: dict[str, Form], k: int, client: int | slice, n: int) -> tuple[Doubles, Doubles]:
+    """What one of n clients, or some, add to both fields."""
     fields = Spec("terms", (k, k), symmetric=True), Spec("next", (k, k))
     weight = np.zeros(n)
     weight[client] = 1.0
@@ -151,6 +152,41 @@ def test_a_release_of_both_is_charged_once_and_taking_back_once_more() -> None:
     assert model.heads_fit(again.heads, fed.stream.n_items)
     assert not model.heads_fit({**again.heads, "order_weights": again.heads["order_weights"][1:]}, fed.stream.n_items)
     assert not model.heads_fit({**again.heads, "mix": np.ones(2, np.float32)}, fed.stream.n_items)
+
+
+class HalfTheNoise(PrivateOrder):
+    """A planted bug."""
+
+    def noised_terms(self, server: ServerState, total: Total, question: str, stream: Stream) -> Arrays:
+        made = super().noised_terms(server, total, question, stream)
+        return {**made, "next": (made["next"] + total["next"]) / 2}
+
+
+def read_canary(model: PrivateOrder, others: Ragged, own: Ragged, seed: int, inside: bool) -> float:
+    """How much of the canary is in both fields, by somebody who knows all others; its noise has deviation 1."""
+    both = Ragged(np.append(others.ptr, others.ptr[-1] + own.ptr[1:]), np.append(others.ids, own.ids))
+    empty = ServerState(np.zeros((8, 0), np.float32), model.init_heads(Draws(0)))
+    server = model.released_from(empty, both if inside else others, Draws(seed))
+    state, k, n = server.parts[STATE], len(server.heads["inputs"]), len(both)
+    told = model.told_of(both, np.arange(n + 1), server.heads, STATISTIC)
+    known, mine = summed(told, k, slice(n - 1), n), summed(told, k, n - 1, n)
+    out = squares = 0.0
+    for field, (held, variance) in enumerate((("gram", 2 * state["variance"]), (FOLLOWING, state[SPREAD]))):
+        out += float((mine[field] * (state[held] - known[field])).sum() / variance[0])
+        squares += float((mine[field] ** 2).sum() / variance[0])
+    return out / math.sqrt(squares)
+
+
+def test_a_canary_is_told_apart_as_well_as_the_budget_allows_and_no_better() -> None:
+    """The scores of runs with it and without it are mu apart; where noise is too small they are further."""
+    rng, own = np.random.default_rng(5), Ragged.from_lists([[5, 0, 2]])
+    others, gaps = Ragged.from_lists([rng.permutation(8)[:4].tolist() for _ in range(60)]), []
+    for made in (PrivateOrder, HalfTheNoise):
+        model = made(OrderConfig(order_share=SHARE), PrivacyConfig(epsilon=4.0, blocks=1))
+        read = [[read_canary(model, others, own, 2 * run + k, bool(k)) for run in range(100)] for k in (0, 1)]
+        gaps.append(float((np.mean(read[1]) - np.mean(read[0])) / np.mean(np.std(read, axis=1, ddof=1))))
+    assert gaps[0] == pytest.approx(mu_of(4.0, 1e-5) * math.sqrt(0.94), abs=0.4)
+    assert gaps[1] > gaps[0] + 0.1
 
 
 # What it learns

@@ -5,7 +5,8 @@ G' = sum of h h^T and C' = sum of h e^T (e: the item at the place), decayed over
 ridge')^-1 C'. A device mixes three scores, each standardised over the items: its whole history and its latest items
 through B, and what came last through B'. Each block's validation chooses the mixture; no order at all is a choice.
 
-What it gives away is what tally does, and the order of things beside it: nothing here protects people.
+What it gives away is what tally does, and the order of things beside it: nothing here protects people. Under a budget
+it has another form (private_order.py).
 """
 
 from __future__ import annotations
