@@ -53,6 +53,7 @@ def told(method: str, backbone: str, **privacy: float) -> dict[str, object]:
     ("method", "backbone", "forgets", "sees"),
     [
         ("fedavg", "tally", "tally: exact", "gives people away"),
+        ("fedavg", "tally-order", "tally-order: exact", "what follows what"),
         ("fedavg", "mf", "trains again: exact", "which rows"),
         ("fedshare", "ego", "contrastive-unlearning: not exact", "what the person shares"),
         ("fedkdrec", "neumf", "trains again: exact", "scores"),

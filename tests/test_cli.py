@@ -999,12 +999,14 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_demo_tells_the_whole_story() -> None:
     refuses_demo = call("demo", "--out", ".", "--data-dir", REAL)
     assert refuses_demo.code == 2
-    assert refuses_demo.err == "tacita: . exists and holds no run; choose another --out.\n"
+    assert refuses_demo.err == "tacita: . exists; choose another --out.\n"
     said = call("demo", "--out", "demo", "--data-dir", REAL)
     assert said.code == 0
-    for word in ("ndcg@20: fedavg on ml-100k", "centralised linear", "for user 196", "title"):
+    for word in ("ndcg@20: tally-order on ml-100k", "centralised linear", "F3CRec on MF", "no epsilon", "for user 196"):
         assert word in said.out
     assert "demo/report.html" in said.err
+    assert said.err.splitlines()[-1].endswith("demo/demo.png")
+    assert Path("demo/demo.png").read_bytes().startswith(b"\x89PNG")
 
 
 # Progress

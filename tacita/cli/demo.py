@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,31 +38,37 @@ def demo(
     threads: Threads = 0,
     quiet: Quiet = False,
 ) -> None:
-    """The whole story on MovieLens-100K: a federated stream of four time blocks, controls, recommendations.
+    """The whole story on MovieLens-100K, four blocks of time: the best model here beside a published method.
 
-    With --live: the same round on real nodes, then a person's and an operator's page in your browser.
+    With --live: one model on real nodes, then a person's and an operator's page in your browser.
 
     Example: `tacita demo --out runs/demo`
     """
     if live:
         _show_live(user, data_dir, out, quiet, HOUR * sys.stdout.isatty() if stay is None else stay)
         return
-    from tacita.core.config import RunConfig
-    from tacita.lab import assembling, training
-    from tacita.lab.run_folder import free_folder
+    from tacita.lab import assembling, story
 
-    config = RunConfig(data="ml-100k", backbone={"name": "mf"})
-    folder = out if out is not None else free_folder(config)
+    folder = story.place(out)
     console.tell(
-        "[bold]tacita demo[/bold]: MovieLens-100K in four blocks of time. Every user is a client; ratings stay with "
-        "it, only changes of item rows travel."
+        "[bold]tacita demo[/bold]: MovieLens-100K in four blocks of time. Every user is a client whose ratings stay "
+        "with it. First tally-order, the best model here: one exchange of sums a block. Then F3CRec on matrix "
+        "factorisation, a published method: changes of item rows, round after round."
     )
-    with watching_run(folder, quiet) as watcher:
-        run = training.train(config, folder, assembling.Machine(threads, data_dir=data_dir), watcher)
-    console.show_result(run)
-    console.show_recommendations(user, run.recommend(user, 10).to_dicts())
-    console.say(f"Run folder: {run.folder} (open {run.folder / 'report.html'} in a browser)")
-    console.say(f"Go on with: tacita recommend --run {run.folder} --user {user} -k 20")
+    machine = assembling.Machine(threads, data_dir=data_dir)
+    best, published = story.tell("ml-100k", folder, machine, partial(watching_run, quiet=quiet))
+    console.show_result(best.run, brief=True)
+    console.show_table(
+        "Which is which", [one.row() for one in (best, published)], left=("model", "which is", "privacy")
+    )
+    console.say(
+        "No epsilon: neither has noise with a budget. What tally-order releases gives people away; a budget is "
+        "--set privacy.epsilon=8 (docs/privacy.md)."
+    )
+    console.show_recommendations(user, best.run.recommend(user, 10).to_dicts())
+    console.say(f"Both runs: {folder} (open {folder / story.PAGE} in a browser)")
+    console.say(f"Go on with: tacita recommend --run {best.run.folder} --user {user} -k 20")
+    console.say(f"One picture of both: {folder / story.PICTURE}")
 
 
 def _show_live(user: str, data_dir: Path | None, out: Path | None, quiet: bool, stay: float) -> None:

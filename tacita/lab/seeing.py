@@ -24,7 +24,8 @@ def server_sees(plan: Plan) -> str:
 
 def _travels(plan: Plan, named: set[str]) -> str:
     if plan.learner.takes_back:
-        many = "which items everybody has together, as one sum"
+        order = " and what follows what" if plan.backbone.reads_order else ""
+        many = f"which items everybody has together{order}, as one sum"
         return many + (", with noise" if plan.config.privacy.epsilon is not None else ", which gives people away")
     if plan.learner.name == SCORES:
         return "which items the person was asked about or has, and mixed scores that show most labels"
