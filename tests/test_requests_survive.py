@@ -262,15 +262,16 @@ def test_devices_go_back_to_where_they_stood_but_what_was_spent_stays_spent(tmp_
 
     for failed in (True, False):
         put(before)
-        store.withdraw(lambda db: unsettled.keep(db, "r", 4))
+        store.withdraw(lambda db: unsettled.keep(db, "r", 4, 0))
         put(after)
-        store.withdraw(lambda db: unsettled.keep(db, "r", 4))  # a second answer of the same attempt
+        store.withdraw(lambda db: unsettled.keep(db, "r", 4, 0))  # a second answer of the same attempt
         assert store.ask(lambda db: unsettled.attempt_of(db, "r")) == 4
         store.withdraw(lambda db, failed=failed: unsettled.end(db, "r", failed, "here"))
         held = store.devices("r")
         assert held is not None
-        assert held[1]["private"].all() == failed
-        assert held[1]["parts/p/spent"].tolist() == ([[1], [7]] if failed else [[7], [8]])
+        assert held[1]["users"].tolist() == ([1, 2, 3] if failed else [2, 3])
+        assert held[1]["private"].all(axis=1).tolist() == ([True, True, False] if failed else [False, False])
+        assert held[1]["parts/p/spent"].tolist() == ([[1], [7], [8]] if failed else [[7], [8]])  # a newcomer's, too
         assert store.devices("r", "before/now") is None
         assert store.ask(lambda db: unsettled.attempt_of(db, "r")) == 0
     close_all(site)

@@ -69,6 +69,7 @@ def carry_out(fed: Federation, progress: Progress, group: list[Open]) -> Carried
     remote.attempts.begin()
     try:
         if any(one.tries for one in fit) and not {one.node for one in fit} <= set(remote.transport.nodes()):
+            remote.attempts.ask()  # a server that was killed may have asked with this number: it is used up
             raise Unanswered("the node is away.")  # it was waited for once
         remote.meet({one.wanted.sender: one.node for one in fit})
         said = handle(fed, progress, _together(fit, remote))
