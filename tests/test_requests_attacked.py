@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_live_parity import Killed, Loopback, Site, close_all, config_of, forget_memory, make_site, rows_of_blocks
-from test_live_requests import begin, status, tally_of
+from test_live_requests import SHARING, asks, at_rounds, begin, person_of, status, tally_of
 from test_requests_survive import LEAVERS, leaving, retracts, told
 
 from tacita.core.codec import digest_of
@@ -204,4 +204,23 @@ def test_a_number_that_a_killed_server_used_is_not_used_again(tmp_path: Path, mo
     assert status(site)[0]["certificate"]["taken"] == "what was learned out of the model"
     assert effective[-1] > 0
     assert not told(site)[:LEAVERS].any()
+    close_all(site)
+
+
+def test_nobody_learns_from_a_certificate_how_much_another_shared(tmp_path: Path) -> None:
+    site = make_site(tmp_path, config_of(SHARING, rounds=5, patience=100))
+    begin(site)
+    (one, items), (other, _) = person_of(site), person_of(site, nth=1)
+    store = site.transport.members[1].store
+
+    def leave() -> None:
+        for raw in (one, other):
+            store.enqueue("leave", "r", user=store.user(raw))
+
+    at_rounds(site, {1: lambda: asks(site, "share", one, *items[:6]), 3: leave})
+    site.next_block()
+    left = {line["user"]: line["certificate"] for line in status(site) if line["kind"] == "leave"}
+    assert left[one]["taken"].startswith("6 shared items out of the record")
+    assert "shared items" not in left[other]["taken"]
+    assert left[other]["shared items"] == 0
     close_all(site)

@@ -21,7 +21,7 @@ from tacita.live.node.node import Node
 from tacita.live.node.verbs import perform
 from tacita.live.server import coordinator
 from tacita.live.server.attempts import Attempts
-from tacita.live.server.requests import certificate, due
+from tacita.live.server.requests import _own, certificate, due
 from tacita.live.server.store import ServerStore
 from tacita.live.server.waiting import Open
 from tacita.live.wire import Outcome, Reply, Request, Wanted, decode_reply, decode_request, encode, stamped
@@ -318,7 +318,8 @@ def test_a_part_that_could_unlearn_and_did_not_is_no_certificate() -> None:
     config = config_of("preset retraction")
     fed = assemble(config, Machine())
     server = start(fed).server
-    said = certificate(fed, [{"people": 1}], (server, server), Wanted(id=1, kind="unshare", items=[1]))
+    asked = Wanted(id=1, kind="unshare", items=[1])
+    said = _own(certificate([{"people": 1}], (server, server), asked), asked.kind, 0)
     assert said["verdict"] == "taken out of the server's record; not unlearned"
     assert said["taken"] == "nothing: the server held none of it"
     assert said["method"] == "the record of what is shared"

@@ -52,6 +52,7 @@ class Carried:
     settled: list[Settled]
     withdrew: bool  # something is to be found nowhere any more
     freed: Keys  # who waited, and need not any more
+    others: Outcome | None = None  # what these are told, who are not among `settled`
 
 
 def put_heard(db: sqlite3.Connection, run: str, heard: Heard, at: float) -> None:
@@ -86,8 +87,8 @@ def put_carried(db: sqlite3.Connection, run: str, carried: Carried, at: float) -
     waited = db.execute("SELECT id, sender, number FROM requests WHERE run = ? AND sender != ''", (run,)).fetchall()
     freed = {str(one) for one in carried.freed.tolist()}
     for number, sender, asked in waited:
-        if sender in freed and carried.settled:
-            last = carried.settled[-1].outcome.model_copy(update={"id": asked})
+        if sender in freed and carried.others is not None:
+            last = carried.others.model_copy(update={"id": asked})
             done = "UPDATE requests SET sender = '', outcome = ?, done = ? WHERE id = ?"
             db.execute(done, (last.model_dump_json(), at, number))
     if carried.withdrew:
