@@ -15,9 +15,9 @@ from tacita.core.codec import digest_of
 from tacita.core.config import RunConfig, validated
 from tacita.lab.assembling import Machine, assemble
 from tacita.live.node import session, settling, unsettled
-from tacita.live.server import coordinator
+from tacita.live.server import coordinator, waiting
 from tacita.live.server.store import ServerStore
-from tacita.live.wire import MOST_REQUESTS, Outcome, Request, decode_reply, decode_request, encode
+from tacita.live.wire import MOST_REQUESTS, Outcome, Request, Wanted, decode_reply, decode_request, encode
 
 
 class Stop(BaseException):
@@ -204,6 +204,47 @@ def test_a_number_that_a_killed_server_used_is_not_used_again(tmp_path: Path, mo
     assert status(site)[0]["certificate"]["taken"] == "what was learned out of the model"
     assert effective[-1] > 0
     assert not told(site)[:LEAVERS].any()
+    close_all(site)
+
+
+def test_a_silent_node_is_waited_for_once_a_round(tmp_path: Path) -> None:
+    site = leaving(tmp_path / "site", timeout=0.05, give_up=60.0)
+    node, seen = site.transport.members[1], list[str]()
+    raws = node.store.users()[1][LEAVERS : 2 * LEAVERS]
+    for raw in raws:
+        node.store.enqueue("forget", "r", sorted(node.store.history([node.store.user(raw)]).item), node.store.user(raw))
+
+    def deaf(number: int, body: bytes, answer: Any) -> bytes | None:
+        kind = decode_request(body).head.kind
+        seen.extend([kind] if kind.startswith("statistic/") else [])
+        return None if kind.startswith("statistic/") else bytes(answer())
+
+    site.transport.spoil = deaf
+    site.next_block()
+    assert len(set(seen)) == 1  # the second group is not asked while the first was met with silence
+    with site.store as store:
+        assert {one["tries"] for one in store.pending("r")} == {1}
+        assert len(store.pending("r")) == 2 * LEAVERS
+    close_all(site)
+
+
+def test_a_node_cannot_fill_the_server_with_requests_and_loses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "MOST_OPEN", 3)
+    site = make_site(tmp_path, config_of("fedavg"))
+    some = [(node, Wanted(id=n, kind="leave", sender=n)) for node in (1, 2) for n in range(1, 7 - node)]
+    with site.store as store:
+        for _ in range(2):  # sent again with every answer
+            with store._writing() as db:
+                waiting.put_heard(db, "r", waiting.Heard(some), 1.0)
+        found = [(one.node, one.wanted.id) for one in store.open_requests("r")]
+        assert found == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
+        assert [event["said"].split(" requests")[0] for _, _, event in store.events("r")] == ["2", "1", "2", "1"]
+        with store._writing() as db:
+            db.execute("UPDATE requests SET done = 2, request = '' WHERE number < 3")
+            waiting.put_heard(db, "r", waiting.Heard(some), 3.0)
+        assert [one.wanted.id for one in store.open_requests("r") if one.node == 1] == [3, 4, 5]
     close_all(site)
 
 
