@@ -84,6 +84,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "live.node.store",
         "live.server.overview",
         "live.server.store",
+        "live.server.waiting",
     ),
 }
 

@@ -21,7 +21,7 @@ from tacita.live.node.node import Node
 from tacita.live.node.verbs import perform
 from tacita.live.server import coordinator
 from tacita.live.server.attempts import Attempts
-from tacita.live.server.requests import certificate, due
+from tacita.live.server.requests import _own, certificate, due
 from tacita.live.server.store import ServerStore
 from tacita.live.server.waiting import Open
 from tacita.live.wire import Outcome, Reply, Request, Wanted, decode_reply, decode_request, encode, stamped
@@ -262,15 +262,16 @@ def test_devices_go_back_to_where_they_stood_but_what_was_spent_stays_spent(tmp_
 
     for failed in (True, False):
         put(before)
-        store.withdraw(lambda db: unsettled.keep(db, "r", 4))
+        store.withdraw(lambda db: unsettled.keep(db, "r", 4, 0))
         put(after)
-        store.withdraw(lambda db: unsettled.keep(db, "r", 4))  # a second answer of the same attempt
+        store.withdraw(lambda db: unsettled.keep(db, "r", 4, 0))  # a second answer of the same attempt
         assert store.ask(lambda db: unsettled.attempt_of(db, "r")) == 4
         store.withdraw(lambda db, failed=failed: unsettled.end(db, "r", failed, "here"))
         held = store.devices("r")
         assert held is not None
-        assert held[1]["private"].all() == failed
-        assert held[1]["parts/p/spent"].tolist() == ([[1], [7]] if failed else [[7], [8]])
+        assert held[1]["users"].tolist() == ([1, 2, 3] if failed else [2, 3])
+        assert held[1]["private"].all(axis=1).tolist() == ([True, True, False] if failed else [False, False])
+        assert held[1]["parts/p/spent"].tolist() == ([[1], [7], [8]] if failed else [[7], [8]])  # a newcomer's, too
         assert store.devices("r", "before/now") is None
         assert store.ask(lambda db: unsettled.attempt_of(db, "r")) == 0
     close_all(site)
@@ -317,7 +318,8 @@ def test_a_part_that_could_unlearn_and_did_not_is_no_certificate() -> None:
     config = config_of("preset retraction")
     fed = assemble(config, Machine())
     server = start(fed).server
-    said = certificate(fed, [{"people": 1}], (server, server), Wanted(id=1, kind="unshare", items=[1]))
+    asked = Wanted(id=1, kind="unshare", items=[1])
+    said = _own(certificate([{"people": 1}], (server, server), asked), asked.kind, 0)
     assert said["verdict"] == "taken out of the server's record; not unlearned"
     assert said["taken"] == "nothing: the server held none of it"
     assert said["method"] == "the record of what is shared"

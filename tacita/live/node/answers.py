@@ -77,7 +77,7 @@ def put(db: sqlite3.Connection, asked: RequestNumber, answer: Answer, at: float)
         those = "SELECT interaction FROM assigned WHERE run = ? AND block = ?"
         db.execute(f"UPDATE interactions SET released = 1 WHERE id IN ({those})", (run, block))
     if answer.attempt:
-        unsettled.keep(db, run, answer.attempt)
+        unsettled.keep(db, run, answer.attempt, block)
     here = [one for (one,) in db.execute("SELECT id FROM users")]
     for tag, devices in zip(answer.tags, (answer.now, answer.best), strict=True):
         if devices is None:
@@ -101,6 +101,11 @@ def put(db: sqlite3.Connection, asked: RequestNumber, answer: Answer, at: float)
     )
 
 
+def left_before(db: sqlite3.Connection, run: str) -> int:
+    """How many lines of a run the ledger has; it only grows, whatever devices go back to."""
+    return int(db.execute("SELECT count(*) FROM ledger WHERE run = ?", (run,)).fetchone()[0])
+
+
 def request_bytes(one: Wanted) -> int:
     """What one request adds to the answer that carries it."""
     return len(one.model_dump_json().encode())
@@ -122,7 +127,8 @@ def requests_left(sent: Sequence[Wanted]) -> list[tuple[str, Release]]:
 def put_reply(db: sqlite3.Connection, asked: RequestNumber, answer: Answer) -> None:
     """Replies go once the server is past them; it validates a round before it commits it, so one more round stays."""
     # what an answer was is dropped; that there was one, and to what, stays while the block lasts
-    db.execute("DELETE FROM replies WHERE run = ? AND block < ?", (asked.run, asked.block))
+    if not unsettled.attempt_of(db, asked.run):  # devices may go back to before: what was answered then stays answered
+        db.execute("DELETE FROM replies WHERE run = ? AND block < ?", (asked.run, asked.block))
     if not answer.attempt:  # which a server that was killed begins anew, however many rounds it took
         older = (asked.run, asked.block, asked.round - 1)
         db.execute("UPDATE replies SET reply = x'' WHERE run = ? AND block = ? AND round < ?", older)

@@ -27,11 +27,11 @@ from tacita.lab.assembling import check_settings, planned
 from tacita.lab.centralised import scored
 from tacita.lab.controls import popular_scorer
 from tacita.live.letters import NAMES, PART, ROSTER, each_arrays
-from tacita.live.node import unsettled
-from tacita.live.node.answers import Answer, Release, RequestNumber
+from tacita.live.node.answers import Answer, Release, RequestNumber, left_before
 from tacita.live.node.budgets import carry, cost_of_all, declare, nothing_charged
 from tacita.live.node.node import Node
 from tacita.live.node.received import Asked, as_json, asked_of, catalogue_of, whole_model
+from tacita.live.node.settling import settle
 from tacita.live.node.standing import ALONE, Refusal, Standing, standing_of, stored_devices
 from tacita.live.node.wants import Want, due, marks, noted, whole_batches
 from tacita.live.settings import check_live
@@ -89,7 +89,7 @@ def _handle(node: Node, request: Request) -> bytes | None:
         if stored[0] == request.sha and stored[1]:
             return stored[1]
         raise Refusal("this round was already answered, for this or another model.")
-    _settle(node, head)
+    settle(node, head, config)
     model = whole_model(node, request)
     if model is None:
         return encode(Reply(_echo(request, verdict="missing", have=_have(node, head.run))))
@@ -136,22 +136,6 @@ def _handle(node: Node, request: Request) -> bytes | None:
     if not answered:
         store.reopen(head.run, head.block)
     return sent
-
-
-def _settle(node: Node, head: RequestHead) -> None:
-    """What devices here did for a request holds if it took effect; if it came to nothing, they are as they were.
-
-    The server says so with its next question, whatever that is. A question from before tells nothing of it.
-    """
-    store, run = node.store, head.run
-    mine = store.ask(lambda db: unsettled.attempt_of(db, run))
-    if not mine or head.attempt == mine:
-        return
-    if head.resolved < mine:
-        raise Refusal("this question is older than an answer that this node gave since.")
-    failed = mine in head.failed
-    store.withdraw(lambda db: unsettled.end(db, run, failed, str(store.path)))
-    node.held.pop(run, None)
 
 
 def _settings(node: Node, head: RequestHead) -> RunConfig:
@@ -395,6 +379,7 @@ def _sum(
         raise Refusal(refusal)
     carry(node, standing)
     declare(node, standing, server)
+    here.left = node.store.ask(lambda db: left_before(db, head.run))
     told = here.exchange(fed, server, asked.down, head.kind, asked.chosen)
     if together and node.too_few(told.counted):  # who has nothing to say hides nobody
         raise Refusal("fewer people than this node's minimum (min_users) have something to take back.")

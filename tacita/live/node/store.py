@@ -23,7 +23,7 @@ from tacita.core.codec import unpack
 from tacita.core.errors import TacitaError
 from tacita.core.types import Doubles, Longs
 from tacita.live.database import ask_scrub, scrub, transaction
-from tacita.live.node import answers, blocks, wants
+from tacita.live.node import answers, blocks, unsettled, wants
 from tacita.live.node import file as node_file
 from tacita.live.node.answers import Answer, Devices, Model, RequestNumber
 from tacita.live.node.wants import Want
@@ -324,7 +324,9 @@ class NodeStore:
         """What the server says of their requests."""
         if told:
             with self._writing() as db:
-                wants.hear(db, run, told)
+                wants.hear(db, run, told, str(self.path))
+            with self._reading() as db:
+                scrub(db)
 
     def runs_of(self, user: int) -> list[str]:
         """The runs that learn from something of a person."""
@@ -403,6 +405,7 @@ class NodeStore:
             if one is None:
                 for table in ("devices", "replies", "requests", "consent_events"):
                     db.execute(f"DELETE FROM {table}")
+                unsettled.forget(db)
             else:
                 answers.drop_rows(db, one, str(self.path))
             blocks.resume(db, one)

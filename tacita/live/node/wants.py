@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tacita.core.config import validated
+from tacita.live.node import unsettled
 from tacita.live.node.answers import RequestNumber, request_bytes
 from tacita.live.wire import MOST_REQUESTS, Outcome, Wanted
 
@@ -120,17 +121,24 @@ def carry(db: sqlite3.Connection, asked: RequestNumber, sent: Sequence[Wanted], 
     return made.rowcount > 0
 
 
-def hear(db: sqlite3.Connection, run: str, told: Iterable[Outcome]) -> None:
-    """What the server says of requests that were sent to it; what is done stays so."""
+def hear(db: sqlite3.Connection, run: str, told: Iterable[Outcome], where: str) -> None:
+    """What the server says of requests that were sent to it; what is done stays so, and no copy has it any more."""
+    fresh = set[int]()
     for one in told:
         said = one.model_dump_json()
-        db.execute(
+        heard = db.execute(
             "UPDATE requests SET outcome = ?1, wanted = CASE WHEN NOT ?2 THEN wanted WHEN kind = 'share' "
             "THEN json_set(wanted, '$.items', json('[]')) END "  # under which name something lies at the server
             "WHERE id = ?3 AND run = ?4 AND sent IS NOT NULL AND outcome IS NOT ?1 "
             "AND (outcome IS NULL OR json_extract(outcome, '$.state') NOT IN ('done', 'refused'))",
             (said, one.final, one.id, run),
         )
+        fresh |= {one.id} if heard.rowcount and one.state == "done" else set()
+    if fresh:
+        mine = [one for one in listed(db, run) if one.kind != "share"]
+        open_ = {one.user for one in mine if one.sent is not None and not one.final}  # may have to go back for these
+        done = {one.user for one in mine if one.id in fresh and one.user is not None} - open_
+        unsettled.settled(db, run, {one for one in done if one is not None}, where)
 
 
 def due(wants: Collection[Want], least: int, together: bool) -> list[Want]:

@@ -42,6 +42,11 @@ class Attempts:
     def begin(self) -> None:
         self._now, self._asked = self.resolved + 1, False
 
+    @property
+    def open(self) -> bool:
+        """Whether requests are being carried out now."""
+        return self._now > 0
+
     def ask(self) -> int:
         """The number of the attempt that a question belongs to; 0: to none."""
         self._asked = True

@@ -129,6 +129,7 @@ def _continue(store: ServerStore, row: RunRow, transport: Transport, scrub: Call
 def _requests(store: ServerStore, run: str, fed: Federation, now: Progress, commit: Callable[..., None]) -> None:
     """Carry out what people asked for, and try again what nodes did not answer; a commit after each."""
     assert isinstance(now.devices, Remote)
+    now.devices.silent = set()
     behind: set[tuple[int, int]] = set()  # whose earlier request has to be tried again
     for group in grouped(due(store.open_requests(run), now.server)):
         people = {(one.node, one.wanted.sender) for one in group}

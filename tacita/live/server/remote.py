@@ -109,6 +109,7 @@ class Remote:
     attempts: Attempts = field(default_factory=Attempts)
     met: Callable[[dict[int, dict[str, Any]]], None] = lambda nodes: None  # what nodes say of themselves
     reached: set[int] = field(default_factory=set)  # nodes that were asked something since the last round
+    silent: set[int] = field(default_factory=set)  # nodes that requests of this round have waited for in vain
     _refusal: str = ""  # what a node that refused said last
     _told: set[tuple[int, int, int]] = field(default_factory=set)
     _have: dict[int, set[str]] = field(default_factory=dict)
@@ -259,6 +260,8 @@ class Remote:
         shas: dict[int, str] = {}
         began = told = time.monotonic()
         give_up = self.attempts.patience(self.patience.give_up, self.patience.timeout)
+        if self.attempts.open and people is not None and self._allowed(people) & self.silent:
+            raise Unanswered("a node that was waited for in this round already is silent.")
         while True:
             allowed = self._allowed(people)
             asked = asking.bodies((set(self.transport.nodes()) & allowed) - replies.keys())
@@ -278,6 +281,7 @@ class Remote:
                 break
             now = time.monotonic()
             if now - began > give_up:
+                self.silent |= allowed - replies.keys() if self.attempts.open else set()
                 raise Unanswered(
                     f"block {server.block} round {server.round + 1}: {len(replies)} of the {need} nodes that a round "
                     f"needs answered within {give_up:.0f} s; start the others and continue with "

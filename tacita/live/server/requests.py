@@ -69,6 +69,7 @@ def carry_out(fed: Federation, progress: Progress, group: list[Open]) -> Carried
     remote.attempts.begin()
     try:
         if any(one.tries for one in fit) and not {one.node for one in fit} <= set(remote.transport.nodes()):
+            remote.attempts.ask()  # a server that was killed may have asked with this number: it is used up
             raise Unanswered("the node is away.")  # it was waited for once
         remote.meet({one.wanted.sender: one.node for one in fit})
         said = handle(fed, progress, _together(fit, remote))
@@ -83,15 +84,17 @@ def carry_out(fed: Federation, progress: Progress, group: list[Open]) -> Carried
     else:
         told = [one for part in said.values() for one in part.get("each", [part])]
         waits = any(one.get("waits") for one in told)
-        found = certificate(fed, told, (before, progress.server), group[0].wanted)
+        models = (before, progress.server)
+        found = certificate(told, models, fit[0].wanted)
+        state, verdict = "waits" if waits else "done", str(found["verdict"])
         settled = [
-            _outcome(progress, one, "waits" if waits else "done", said=str(found["verdict"]), certificate=found)
-            for one in fit
+            _outcome(progress, one, state, said=verdict, certificate=own) for one, own in _each(found, models, fit)
         ]
+        others = _outcome(progress, fit[0], state, said=verdict, certificate=_own(found, kind, 0)).outcome
         freed = [np.asarray(one["subjects"], np.uint64) for one in told if "subjects" in one and not one.get("waits")]
         done = {name: _plain(part) for name, part in said.items()}
         event = {"kind": kind, "people": len(fit), "done": done}
-        return Carried(event, refused + settled, withdrew, np.concatenate([_NOBODY, *freed]))
+        return Carried(event, refused + settled, withdrew, np.concatenate([_NOBODY, *freed]), others)
     finally:
         remote.attempts.end(effective)
     if state == "refused":
@@ -163,48 +166,67 @@ def _outcome(progress: Progress, one: Open, state: Any, **more: Any) -> Settled:
 # What a node is told
 
 
-def certificate(
-    fed: Federation, told: list[dict[str, Any]], models: tuple[ServerState, ServerState], wanted: Wanted
-) -> dict[str, Any]:
-    """What was done, in the terms of the lab's certificates, and what was not checked."""
+def certificate(told: list[dict[str, Any]], models: tuple[ServerState, ServerState], wanted: Wanted) -> dict[str, Any]:
+    """What was done, in the terms of the lab's certificates, and what was not checked; of one person's own, `_own`."""
     before, after = (_digest(one) for one in models)
     waits = any(one.get("waits") for one in told)
     methods = list(dict.fromkeys(str(one["method"]) for one in told if "method" in one))
     unlearned = bool(methods) and wanted.kind != "share" and not waits  # a part says that it did, not that it could
-    record = len(models[0].given) - len(models[1].given)
     exact = [bool(one["exact"]) for one in told if "exact" in one]
     sums = {name: float(sum(one.get(name) or 0.0 for one in told)) for name in _SUMMED}
     purged = [str(line) for one in told for line in one.get("purged", ())]
     emptied = ["record of shared items"] if wanted.kind in WITHDRAW else []
     return {
         "request": wanted.kind,
-        "shared items": len(wanted.items),
         "method": ", ".join(methods) or "the record of what is shared",
         "mode": "; ".join(str(one["mode"]) for one in told if "mode" in one)[:500],
         "exact": bool(exact) and all(exact) and not waits,
         "model before": before,
         "model after": after,
         **{name.replace("_", " "): value for name, value in sums.items() if math.isfinite(value)},
-        **_effect(wanted.kind, waits, (record, unlearned and before != after), models[1]),
+        **_effect(waits, unlearned and before != after, models[1]),
         "purged": "" if waits else ", ".join(dict.fromkeys(["request", *emptied, *purged])),
         "residual risk": _residual(wanted.kind, unlearned or waits),
         "verdict": _verdict(wanted.kind, waits, unlearned, before != after),
     }
 
 
-def _effect(kind: str, waits: bool, changed: tuple[int, bool], after: ServerState) -> dict[str, Any]:
-    """What happened, when, and how anybody knows. `changed`: items that left the record, and whether the model did."""
+def _effect(waits: bool, unlearned: bool, after: ServerState) -> dict[str, Any]:
+    """What happened, when, and how anybody knows."""
     if waits:
         return {"taken": "nothing yet", "verified": "nothing to verify yet"}
-    left = [f"{changed[0]} shared items out of the record"] if changed[0] > 0 else []
-    left += ["what was learned out of the model"] if changed[1] else []
     return {
-        "taken": "" if kind == "share" else " and ".join(left) or "nothing: the server held none of it",
+        "taken": _LEARNED if unlearned else "",
         "effective block": after.block,
         "effective after round": after.round,
         "effective at": time.time(),
         "verified": "by nobody: the server says so, and its model was compared with no run without the data",
     }
+
+
+_LEARNED = "what was learned out of the model"
+
+
+def _each(
+    found: dict[str, Any], models: tuple[ServerState, ServerState], group: list[Open]
+) -> list[tuple[Open, dict[str, Any]]]:
+    """A certificate for everybody: who withdraws together does not learn how much others had shared."""
+    senders = np.array([one.wanted.sender for one in group], np.uint64)
+    before, after = (one.given.of(senders).counts() for one in models)
+    return [
+        (one, {"shared items": len(one.wanted.items)} | _own(found, one.wanted.kind, int(gone)))
+        for one, gone in zip(group, before - after, strict=True)
+    ]
+
+
+def _own(found: dict[str, Any], kind: str, gone: int) -> dict[str, Any]:
+    """A certificate with what was taken of one person: so many items out of the record."""
+    if "effective at" not in found:  # it waits
+        return found
+    left = [f"{gone} shared items out of the record"] if gone > 0 else []
+    left += [found["taken"]] if found["taken"] else []
+    taken = " and ".join(left) or "nothing: the server held none of it"
+    return {**found, "taken": "" if kind == "share" else taken}
 
 
 _SUMMED = ("clients_asked", "rounds", "bytes_up", "bytes_down", "seconds_server")

@@ -12,6 +12,8 @@ from tacita.core.types import Keys
 from tacita.live.database import ask_scrub
 from tacita.live.wire import Outcome, Wanted
 
+MOST_OPEN = 10_000  # requests of one node that wait here; the others wait there
+
 
 @dataclass(frozen=True)
 class Open:
@@ -52,21 +54,41 @@ class Carried:
     settled: list[Settled]
     withdrew: bool  # something is to be found nowhere any more
     freed: Keys  # who waited, and need not any more
+    others: Outcome | None = None  # what these are told, who are not among `settled`
 
 
 def put_heard(db: sqlite3.Connection, run: str, heard: Heard, at: float) -> None:
-    """New requests wait to be carried out; of those whose end a node knows it is told no more."""
+    """New requests wait to be carried out; of those whose end a node knows it is told no more.
+
+    What a node has too many of is not taken: it keeps the others, and sends them again and again.
+    """
+    asked = "SELECT node, count(*) FROM requests WHERE run = ? AND done IS NULL GROUP BY node"
+    waiting = {int(node): int(n) for node, n in db.execute(asked, (run,))}
+    known = "SELECT 1 FROM requests WHERE run = ? AND node = ? AND number = ?"
+    taken, left = list[tuple[int, Wanted]](), dict[int, int]()
+    for node, one in heard.asked_for:
+        if db.execute(known, (run, str(node), one.id)).fetchone() is not None:
+            continue
+        if waiting.get(node, 0) >= MOST_OPEN:
+            left[node] = left.get(node, 0) + 1
+            continue
+        waiting[node] = waiting.get(node, 0) + 1
+        taken.append((node, one))
+    for node, n in left.items():
+        said = f"{n} requests were not taken and stay at the node: {MOST_OPEN:,} of its people's are open already."
+        event = json.dumps({"event": "refused", "kind": "requests", "node": str(node), "said": said})
+        db.execute("INSERT INTO events (run, time, event) VALUES (?, ?, ?)", (run, at, event))
     db.executemany(
         "INSERT OR IGNORE INTO requests (run, node, time, number, sender, request, outcome) "
         "VALUES (?, ?, ?, ?, '', ?, ?)",
         (
             (run, str(node), at, one.id, one.model_dump_json(), Outcome(id=one.id, state="heard").model_dump_json())
-            for node, one in heard.asked_for
+            for node, one in taken
         ),
     )
-    known = ((at, run, str(node), number) for node, number in heard.ends)
+    over = ((at, run, str(node), number) for node, number in heard.ends)
     ends = "UPDATE requests SET heard = ? WHERE run = ? AND node = ? AND number = ? AND done IS NOT NULL"
-    db.executemany(ends, known)
+    db.executemany(ends, over)
 
 
 def put_carried(db: sqlite3.Connection, run: str, carried: Carried, at: float) -> None:
@@ -86,8 +108,8 @@ def put_carried(db: sqlite3.Connection, run: str, carried: Carried, at: float) -
     waited = db.execute("SELECT id, sender, number FROM requests WHERE run = ? AND sender != ''", (run,)).fetchall()
     freed = {str(one) for one in carried.freed.tolist()}
     for number, sender, asked in waited:
-        if sender in freed and carried.settled:
-            last = carried.settled[-1].outcome.model_copy(update={"id": asked})
+        if sender in freed and carried.others is not None:
+            last = carried.others.model_copy(update={"id": asked})
             done = "UPDATE requests SET sender = '', outcome = ?, done = ? WHERE id = ?"
             db.execute(done, (last.model_dump_json(), at, number))
     if carried.withdrew:

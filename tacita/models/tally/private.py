@@ -233,7 +233,8 @@ class PrivateTally(Tally):
         if total.n_clients > MOST_PEOPLE:
             raise TacitaError(f"sums over more than {MOST_PEOPLE:,} people are not exact; use more nodes.")
         heads = server.heads
-        stream = Stream(draws, f"tally {question}", server.block, server.round, int(heads["released"][1]))
+        told = (int(heads["released"][1]), *([total.nonce] if total.nonce else []))  # the first is the server's word
+        stream = Stream(draws, f"tally {question}", server.block, server.round, *told)
         made: Arrays = {"draws": total["draws"] + 1.0}
         if question == SURVEY:
             of, grid = self.budget.deviation, LIKED_GRID
