@@ -292,6 +292,13 @@ class Part:
         """The same for some items of each user, flat in the order of `only`; None: the whole catalogue is needed."""
         return None
 
+    def predict_anew(self, view: CohortView, purpose: Purpose, only: Ragged | None = None) -> Floats | None:
+        """Scores by a model that the device makes for its person when it is asked; None: the run's own model answers.
+
+        (users, items), or of some items of each user alone, flat in the order of `only`.
+        """
+        return None
+
     def predict(self, view: CohortView, scores: Floats, purpose: Purpose) -> Floats:
         """Correct the (users, items) scores a device is about to rank."""
         return scores
@@ -412,6 +419,7 @@ def owner_of(parts: Sequence[Part], hook: str) -> Part | None:
 _DECIDES = {
     "local_data": "what is learned from",
     "answers": "which model answers",
+    "predict_anew": "what a person's own model is",
 }
 
 
