@@ -60,11 +60,11 @@ def adam_rows(
     rate: Floats,
     decay: np.float32,
 ) -> None:
-    """One step of the rows `some`, each given once, by rows of a gradient that is as long as the table."""
+    """One step of the rows `some`, each given once, by a slope for each of them."""
     for k in range(len(some)):
         r = some[k]
         steps[r] += 1
-        move_row(table[r], grad[r], mean[r], square[r], steps[r], rate, decay)
+        move_row(table[r], grad[k], mean[r], square[r], steps[r], rate, decay)
 
 
 @njit(cache=True, nogil=True)

@@ -53,6 +53,7 @@ class _Batch:
     users: Longs  # whose samples these are
     used: Used
     size: Longs  # (clients,) turns in its batch
+    place: dict[str, Longs]  # kind -> where the step's copy holds each row, if it has one
 
 
 def _rows(table: Tensor, which: AnyArray) -> Tensor:
@@ -89,20 +90,26 @@ class AutogradStepper(Stepper):
         private = self._opened("private", local.private, torch.cat(vector) if vector else 0.0, self.client_of_user)
         heads = {name: self._opened(f"heads.{name}", v, rates[name], clients) for name, v in local.heads.items()}
         rows = self._opened("rows", local.rows, rates["rows"], np.repeat(clients, np.diff(local.row_start)))
-        self.private, self.rows = private.tensor, rows.tensor
-        self.heads = {name: one.tensor for name, one in heads.items()}
-        self.solver = SOLVERS[plan.optimiser](plan, [private, *heads.values(), rows], local.n_steps)
+        self.moving = {"private": private, **{f"heads.{name}": one for name, one in heads.items()}, "rows": rows}
+        self._open([one.tensor for one in self.moving.values()], {})
+        self.solver = SOLVERS[plan.optimiser](plan, list(self.moving.values()), local.n_steps)
         if plan.optimiser == "pfedme":
-            named = {f"heads.{name}": tensor for name, tensor in self.heads.items()}
-            named |= {"private": self.private, "rows": self.rows}
-            local.personal = {name: tensor.detach().numpy() for name, tensor in named.items()}
+            local.personal = {name: one.tensor.numpy() for name, one in self.moving.items()}
 
     def _opened(self, name: str, array: AnyArray, rate: Any, client: AnyArray) -> Moving:
         """An array of the local models to be moved in place; pFedMe learns a personal one beside it."""
         own = torch.from_numpy(array)
         live = own.clone() if self.plan.optimiser == "pfedme" else own
-        kind = name.partition(".")[0]
-        return Moving(kind, live.requires_grad_(), own.detach(), rate, torch.from_numpy(client), self._kept(name))
+        return Moving(name.partition(".")[0], live, own, rate, torch.from_numpy(client), self._kept(name))
+
+    def _open(self, tables: list[Tensor], place: dict[str, Longs]) -> None:
+        """What is read from now on: whole tables, or a step's rows of them, and then where these are found."""
+        named = dict(zip(self.moving, tables, strict=True))
+        self.private, self.rows, self.place = named.pop("private"), named.pop("rows"), place
+        self.heads = {name.removeprefix("heads."): table for name, table in named.items()}
+
+    def _at(self, kind: str, which: AnyArray) -> AnyArray:
+        return self.place[kind][which] if kind in self.place else which
 
     def _kept(self, name: str) -> tuple[Tensor, Tensor, Tensor] | None:
         held = self.local.moments
@@ -114,10 +121,13 @@ class AutogradStepper(Stepper):
 
     def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
         phases = self.backbone.phases if phase is None else (self.backbone.phases[phase],)
-        for step in range(first, min(last, int(self.local.n_steps.max(initial=0)))):
+        last = min(last, int(self.local.n_steps.max(initial=0)))
+        for step in range(first, last):
             batch = self._batch(step, extras)
             for moving in phases:
                 self.solver.take(step, moving, partial(self._loss, batch), batch.used)
+        self.solver.settle(last)
+        self._open([one.tensor for one in self.moving.values()], {})
 
     def row_logits(self) -> Floats:
         local = self.local
@@ -150,7 +160,16 @@ class AutogradStepper(Stepper):
         used = {kind: torch.from_numpy(some) for kind, some in kinds.items()}
         full = np.zeros(local.view.n_clients, np.int64)
         full[active] = size
-        return _Batch(own, above, extra, users, used, full)
+        return _Batch(own, above, extra, users, used, full, self._places(kinds))
+
+    def _places(self, kinds: dict[str, Longs]) -> dict[str, Longs]:
+        """Where a step's copies hold the rows that it uses; idle samples read whatever comes first."""
+        found = {}
+        for kind, n in (("private", len(self.local.private)), ("rows", len(self.local.rows))):
+            if self.solver.windowed(kind, n, len(kinds[kind])):
+                found[kind] = np.zeros(n, np.int64)
+                found[kind][kinds[kind]] = np.arange(len(kinds[kind]))
+        return found
 
     def _samples(self, sample: Longs, weight: AnyArray) -> _Samples:
         label = self.local.label[sample]
@@ -167,8 +186,9 @@ class AutogradStepper(Stepper):
             inside = self.context.holds(owner, local.row_item[row])
         return _Samples.padded(owner, row, inside, extras.label[keep], extras.weight[keep])
 
-    def _loss(self, batch: _Batch) -> Tensor:
+    def _loss(self, batch: _Batch, tables: list[Tensor]) -> Tensor:
         """The sum over clients of the means over their batches, and of the parts' weighted samples."""
+        self._open(tables, batch.place)
         blocks = [one for one in (batch.own, batch.above, batch.extra) if one is not None]
         rep = self._represented(batch.users)
         scores = self._scores(batch.users, rep, blocks)
@@ -191,7 +211,9 @@ class AutogradStepper(Stepper):
     def _represented(self, users: Longs) -> dict[str, Tensor]:
         """Every user of a batch as the model sees it, once."""
         own = {name: _rows(tensor, self.client_of_user[users]) for name, tensor in self.heads.items()}
-        return self.backbone.represent(self.backbone.named(_rows(self.private, users)), own, self._context(users))
+        return self.backbone.represent(
+            self.backbone.named(_rows(self.private, self._at("private", users))), own, self._context(users)
+        )
 
     def _scores(self, users: Longs, rep: dict[str, Tensor], blocks: list[_Samples]) -> list[Tensor]:
         """The samples of all blocks, with what their users are represented by."""
@@ -203,7 +225,7 @@ class AutogradStepper(Stepper):
         scores = self.backbone.score(
             {name: _rows(value, at) for name, value in rep.items()},
             {name: _rows(tensor, self.client_of_user[owner]) for name, tensor in read.items()},
-            _rows(self.rows, np.concatenate([one.row for one in blocks])),
+            _rows(self.rows, self._at("rows", np.concatenate([one.row for one in blocks]))),
             inside,
         )
         return list(scores.split([len(one.row) for one in blocks]))
@@ -219,7 +241,7 @@ class AutogradStepper(Stepper):
             ptr,
             torch.from_numpy(np.repeat(np.arange(len(users)), count)),
             torch.from_numpy(count.astype(np.float32)),
-            _rows(self.rows, self.context_row[entry]),
+            _rows(self.rows, self._at("rows", self.context_row[entry])),
             {name: torch.from_numpy(column[entry]) for name, column in self.context.values.items()},
         )
 
@@ -230,7 +252,9 @@ class AutogradStepper(Stepper):
         owner = np.concatenate([one.owner for one in blocks])
         user = np.unique(owner)
         total = torch.zeros(())
-        for table, some, whose in ((self.rows, row, owner[first]), (self.private, user, user)):
+        for table, kind, some, whose in ((self.rows, "rows", row, owner[first]), (self.private, "private", user, user)):
             weight = self.plan.l2 / batch.size[self.client_of_user[whose]]
-            total = total + squares(table, torch.from_numpy(some), torch.from_numpy(weight.astype(np.float32)))
+            total = total + squares(
+                table, torch.from_numpy(self._at(kind, some)), torch.from_numpy(weight.astype(np.float32))
+            )
         return total

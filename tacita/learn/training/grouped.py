@@ -227,8 +227,8 @@ class _Crew(AutogradStepper):
             at = np.minimum(np.searchsorted(users, owner), len(users) - 1)  # idle places may stand for anybody
             mine = {k: _rows(v, at) for k, v in rep.items()}
         else:
-            mine = self.backbone.named(_rows(self.private, owner))
+            mine = self.backbone.named(_rows(self.private, self._at("private", owner)))
         named = {k: v.reshape(*groups.owner.shape, -1) for k, v in mine.items()}
-        rows = _rows(self.rows, groups.row.reshape(-1)).reshape(*groups.row.shape, -1)
+        rows = _rows(self.rows, self._at("rows", groups.row.reshape(-1))).reshape(*groups.row.shape, -1)
         found: Tensor = self.backbone.score_groups(named, heads, rows).reshape(-1)
         return found

@@ -8,17 +8,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tacita.core.config import TrainConfig
-from tacita.core.types import Longs
+from tacita.core.types import AnyArray, Longs
+from tacita.kernels.leaning import follow_rows, lean_rows
 
 _DECAYS = (0.9, 0.999)
 _EPS = 1e-8
+Loss = Callable[[list[Tensor]], Tensor]  # of all that moves, in order
 Used = dict[str, Tensor]  # kind -> what the step's batch uses of it, ascending
 
 
@@ -27,7 +29,7 @@ class Moving:
     """One array of local models, a row per client, user or item row."""
 
     kind: str  # private, heads or rows
-    tensor: Tensor  # what is differentiated
+    tensor: Tensor  # what learns
     own: Tensor  # what the client sends or keeps: the same memory, unless a personal model learns beside it
     rate: Any
     client: Tensor  # of each row
@@ -40,22 +42,39 @@ class Moving:
 
 
 class Solver(ABC):
+    sparse: ClassVar[bool] = False  # whether a step leaves alone what its batch does not use
+
     def __init__(self, plan: TrainConfig, moving: list[Moving], n_steps: Longs) -> None:
         self.plan = plan
         self.moving = moving
         self.n_steps = n_steps
 
-    def take(self, step: int, phase: tuple[str, ...], loss: Callable[[], Tensor], used: Used) -> None:
+    def take(self, step: int, phase: tuple[str, ...], loss: Loss, used: Used) -> None:
         """One step of what moves in this phase."""
+        leaves = [self._leaf(one, used[one.kind]) for one in self.moving]
         chosen = [k for k, one in enumerate(self.moving) if one.phase in phase]
-        moved = [self.moving[k].tensor for k in chosen]
-        grads = torch.autograd.grad(loss(), moved, allow_unused=True, materialize_grads=True)  # unused: it has none
+        moved = [leaves[k] for k in chosen]
+        grads = torch.autograd.grad(loss(leaves), moved, allow_unused=True, materialize_grads=True)  # unused: none
         with torch.no_grad():
             for k, grad in zip(chosen, grads, strict=True):
-                self.move(k, grad, step, used[self.moving[k].kind])
+                some = used[self.moving[k].kind]
+                self.move(k, grad[some] if self.sparse and len(some) < len(grad) else grad, step, some)
+
+    def windowed(self, kind: str, n: int, n_used: int) -> bool:
+        """Whether a step reads a copy of the rows it uses, so that slopes are not as long as the table."""
+        return self.sparse and kind != "heads" and 0 < n_used < n
+
+    def _leaf(self, one: Moving, used: Tensor) -> Tensor:
+        """What a step differentiates."""
+        table = one.tensor.detach()
+        return (table[used] if self.windowed(one.kind, len(table), len(used)) else table).requires_grad_()
 
     @abstractmethod
-    def move(self, k: int, grad: Tensor, step: int, used: Tensor) -> None: ...
+    def move(self, k: int, grad: Tensor, step: int, used: Tensor) -> None:
+        """By the slopes of all rows or, if the solver is sparse, of those that are used."""
+
+    def settle(self, step: int) -> None:  # noqa: B027  most have nothing to make up for
+        """Whatever the steps before this one left undone."""
 
     def going(self, k: int, step: int) -> Tensor:
         """1 where the client has this step, shaped to multiply: the others have finished."""
@@ -91,6 +110,8 @@ class LazyAdam(Adam):
     Numbers are those of torch's SparseAdam with a count of steps per row.
     """
 
+    sparse = True
+
     def __init__(self, plan: TrainConfig, moving: list[Moving], n_steps: Longs) -> None:
         super().__init__(plan, moving, n_steps)
         self.steps = [torch.zeros(len(one.tensor), dtype=torch.int64) for one in moving]
@@ -104,7 +125,7 @@ class LazyAdam(Adam):
     def move(self, k: int, grad: Tensor, step: int, used: Tensor) -> None:
         one, (mean, square), steps = self.moving[k], self.moments[k], self.steps[k]
         some = one.tensor[used]
-        slope = grad[used] + self.plan.weight_decay * some
+        slope = grad + self.plan.weight_decay * some
         steps[used] += 1
         mean[used] = 0.9 * mean[used] + 0.1 * slope
         square[used] = 0.999 * square[used] + 0.001 * (slope * slope)
@@ -115,20 +136,64 @@ class LazyAdam(Adam):
 class PFedMe(Solver):
     """The personal model leans on the local one, which follows it a little after every step.
 
-    The personal model goes on from where the last step left it, and in every round from what was received.
+    The personal model goes on from where the last step left it, and in every round from what was received. A row that a
+    step does not use only leans: how far, over any number of such steps, has a closed form, and is made up for when the
+    row is used next.
     """
 
-    def take(self, step: int, phase: tuple[str, ...], loss: Callable[[], Tensor], used: Used) -> None:
+    sparse = True
+
+    def __init__(self, plan: TrainConfig, moving: list[Moving], n_steps: Longs) -> None:
+        super().__init__(plan, moving, n_steps)
+        self.behind = [torch.zeros(len(one.tensor), dtype=torch.int64) for one in moving]  # the step a row waits at
+
+    def take(self, step: int, phase: tuple[str, ...], loss: Loss, used: Used) -> None:
         how = self.plan.pfedme
-        for _ in range(how.inner_steps):
-            super().take(step, phase, loss, used)
         with torch.no_grad():
             for k, one in enumerate(self.moving):
-                one.own.sub_(self.going(k, step) * (how.eta * how.lam * (one.own - one.tensor)))
+                self._lean(k, used[one.kind], step)
+                self.behind[k][used[one.kind]] = step + 1
+        for _ in range(how.inner_steps):
+            super().take(step, phase, loss, used)
+        for one in self.moving:
+            share = np.float32(how.eta * how.lam)
+            follow_rows(used[one.kind].numpy(), flat(one.tensor), flat(one.own), share)
 
     def move(self, k: int, grad: Tensor, step: int, used: Tensor) -> None:
         one, how = self.moving[k], self.plan.pfedme
-        one.tensor.sub_(self.going(k, step) * (how.inner_lr * (grad + how.lam * (one.tensor - one.own))))
+        rate, lam = np.float32(how.inner_lr), np.float32(how.lam)
+        lean_rows(used.numpy(), flat(grad), flat(one.tensor), flat(one.own), rate, lam)
+
+    def settle(self, step: int) -> None:
+        with torch.no_grad():
+            for k, one in enumerate(self.moving):
+                last = torch.from_numpy(np.minimum(step, self.n_steps))[one.client]
+                late = torch.nonzero(self.behind[k] < last)[:, 0]
+                self._lean(k, late, last[late])
+                self.behind[k][late] = last[late]
+
+    def _lean(self, k: int, some: Tensor, step: int | Tensor) -> None:
+        """The steps before this one that did not use these rows."""
+        one, how = self.moving[k], self.plan.pfedme
+        missed = step - self.behind[k][some]
+        some, missed = some[missed > 0], missed[missed > 0].double()
+        if not len(some):
+            return
+        inner = (1 - how.inner_lr * how.lam) ** how.inner_steps  # of the distance, what the inner steps leave
+        each = inner * (1 - how.eta * how.lam)
+        left = each**missed
+        gone = missed if each == 1 else (1 - left) / (1 - each)
+        shape = (-1, *[1] * (one.tensor.ndim - 1))
+        own = one.own[some]
+        apart = one.tensor[some] - own
+        own = own + (how.eta * how.lam * inner * gone).float().reshape(shape) * apart
+        one.own[some] = own
+        one.tensor[some] = own + left.float().reshape(shape) * apart
+
+
+def flat(table: Tensor) -> AnyArray:
+    """Its rows, as vectors in the same memory."""
+    return table.detach().reshape(len(table), -1).numpy() if len(table) else np.zeros((0, 0), np.float32)
 
 
 SOLVERS: dict[str, type[Solver]] = {"sgd": Sgd, "adam": Adam, "lazy-adam": LazyAdam, "pfedme": PFedMe}
