@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ from tacita.core.types import (
     ServerState,
 )
 from tacita.data.sources import load
+from tacita.federation.devices import Here
 from tacita.federation.requests import given_after, handle
 from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round, run_stream, start
 from tacita.federation.scoring import DeviceScorer
@@ -534,10 +537,13 @@ class Unlearns(Log):
     """Forgets in two more rounds without the leaver, and asks twice."""
 
     name = "probe-unlearns"
+    watched: ClassVar[list[Callable[[], None]]] = []
 
     def handle(
         self, server: ServerState, request: Request, ask: Ask, play: Play
     ) -> tuple[ServerState, dict[str, Any]] | None:
+        for look in self.watched:
+            look()
         stays = ask(server, f"{self.name}/stored", None)
         again = ask(server, f"{self.name}/stored", None)
         for _ in range(2):
@@ -548,20 +554,25 @@ class Unlearns(Log):
 
 
 @pytest.mark.parametrize("kind", ["forget", "leave"])
-def test_a_request_may_play_rounds_of_its_own(tmp_path: Path, kind: str) -> None:
+def test_a_request_may_play_rounds_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Whether it succeeds or fails then, the run goes on with all of its own rounds, live as in the lab."""
     config = with_parts("fedavg", Unlearns, Budget, **FIXED)
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
     fed = assemble(config, Machine())
     person = next(raw for raw in fed.stream.user_ids if home(raw) == 1)
     key = int(fed.stream.user_keys[fed.stream.user_ids.index(person)])
-    progress, rounds = start(fed), []
+    progress, rounds, before = start(fed), [], list[Any]()
 
     def on_round(report: Any, now: Progress) -> None:
         rounds.append(report.round)
+        here = now.devices
+        assert isinstance(here, Here)
         if len(rounds) == 1:
+            monkeypatch.setattr(Unlearns, "watched", [lambda: before.append(deepcopy(here.clients))])
             with contextlib.suppress(TacitaError):
                 handle(fed, now, Request(kind, key, first_item(fed, person)))  # type: ignore[arg-type]
+                return
+            here.clients = before[0]  # as nodes do, who go back to before the rounds that came to nothing
 
     block = fed.stream.blocks[0]
     site.publish(list(fed.stream.item_ids[: block.n_items]))

@@ -121,7 +121,7 @@ def audit_order(
 ) -> None:
     """Who can be read from the matrix of what follows what that tally-order releases beside B, with controls.
 
-    `tacita audit tally` reads B; this reads B' alone, in the first block.
+    What 'tacita audit tally' reads is B; this reads B' alone, in the first block.
 
     Example: `tacita audit order --data ml-100k`
     """

@@ -396,8 +396,8 @@ def erase(
     It stays elsewhere: what the server learned from sums that were sent, what was shared with it, models that others
     have, files that were imported or exported, backups. The node's log of what left names nobody, and stays.
 
-    First, therefore, take back what can be: `tacita node leave USER` (or `forget`, `unshare`), then wait until
-    `tacita node status` says that it is done. Once erased, nobody here can ask for it, or send what to take back.
+    First, therefore, take back what can be: 'tacita node leave USER' (or forget, unshare), then wait until
+    'tacita node status' says that it is done. Once erased, nobody here can ask for it, or send what to take back.
 
     Example: `tacita node erase 196`
     """

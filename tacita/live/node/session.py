@@ -379,7 +379,8 @@ def _sum(
         raise Refusal(refusal)
     carry(node, standing)
     declare(node, standing, server)
-    here.left = node.store.ask(lambda db: left_before(db, head.run))
+    number = RequestNumber(head.run, head.block, head.round, head.kind)
+    here.left = node.store.ask(lambda db: left_before(db, number))
     told = here.exchange(fed, server, asked.down, head.kind, asked.chosen)
     if together and node.too_few(told.counted):  # who has nothing to say hides nobody
         raise Refusal("fewer people than this node's minimum (min_users) have something to take back.")
