@@ -75,6 +75,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "tally": {"backbone": {"name": "tally"}, "evaluate": {}},
     "tally-order": {"backbone": {"name": "tally-order", "order_window": 6}, "evaluate": {"read": "known"}},
     "tally under a budget": {"backbone": {"name": "tally"}, "privacy": {"epsilon": 20.0}},
+    "tally-order under a budget": {
+        "backbone": {"name": "tally-order", "order_window": 6},
+        "privacy": {"epsilon": 20.0},
+    },
+    "tally filter": {"backbone": {"name": "tally", "solve": "filter", "axes": 16}},
+    "tally mixture": {"backbone": {"name": "tally", "solve": "mixture", "axes": 16}},
     "tally inputs": {"backbone": {"name": "tally", "most_inputs": 20, "length_power": 0.5, "min_pair": 2}},
     "silos": {"train": {**ROUNDS, "silos": 7}},
     "silos f3crec": {"train": {**ROUNDS, "silos": 7}, "method": "f3crec"},

@@ -189,7 +189,7 @@ def test_blocks_compose() -> None:
     for user in range(fed.stream.n_users):
         took = [b.index for b in fed.stream.blocks if user < b.n_users and b.train.counts()[user] > 0]
         later = [b for b in took if b > 0]
-        assert account["times"][user].tolist() == [int(0 in took), len(took), 0]  # absent: not charged
+        assert account["times"][user].tolist() == [int(0 in took), len(took), 0, 0]  # absent: not charged
         assert account["spent"][user].sum() * UNIT == pytest.approx((len(later) + (0 in took)) * budget.mu2, rel=1e-9)
     assert epsilon.max() <= 4.0
     assert progress.results[-1]["promises"]["tally"]["epsilon"] == pytest.approx(4.0, abs=1e-6)

@@ -12,7 +12,7 @@ import pytest
 from scipy.special import expit
 from scipy.stats import beta, binom, norm
 
-from tacita.audit.canaries import bounds, items, rounds, sums, table
+from tacita.audit.canaries import bounds, items, rounds, streams, sums, table
 from tacita.audit.canaries.bounds import Claim, Trials, likely, one_run, within_law
 from tacita.cli import main
 from tacita.privacy.accounting import sampled_noise
@@ -107,6 +107,7 @@ def small() -> list[Any]:
     """Every mechanism with fewer canaries: enough to see half of the noise."""
     few = {"DPPS, one release": 0.25, "Laplace noise, one release": 0.25, "tally, all of a first block": 0.3}
     few |= {"tally, a node's own sum": 0.3, "tally, terms of one release": 0.4, "tally, terms of a node's own sum": 0.4}
+    few |= {one.name: 1.0 for one in table.mechanisms() if one.against == "who sees the sums"}
     return [(one, few.get(one.name, 0.3)) for one in table.mechanisms()]
 
 
@@ -115,6 +116,18 @@ def test_no_claim_is_broken_and_every_planted_bug_is_caught(audited: table.Audit
     row = audited.row(3, share)
     assert row["holds"], row
     assert row["caught"], row
+
+
+def test_what_blocks_and_retractions_show_is_worth_what_ledgers_say() -> None:
+    """Scores are spread as the claim has it, and devices wrote down what it says."""
+    for setting, loss in ((streams.Streamed(4.0, 3), 1.0), (streams.Streamed(3.0, 1, 4), 0.8)):
+        trials, claim = streams.play(setting, 1000, 7), setting.claim()
+        assert trials.charged == pytest.approx(claim.epsilon, rel=1e-6)
+        gap = trials.score[trials.inside].mean() - trials.score[~trials.inside].mean()
+        assert loss * claim.mu - 0.25 < gap < claim.mu + 0.25
+        assert 0.9 < trials.score[~trials.inside].std() < 1.25
+    free = streams.play(streams.Streamed(3.0, 1, 4), 100, 7, streams.FREE)
+    assert free.charged == pytest.approx(3.0, abs=1e-6)  # what nobody wrote down
 
 
 def test_a_canary_is_as_long_as_the_clip_lets_it_be() -> None:

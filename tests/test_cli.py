@@ -959,6 +959,14 @@ def test_bench_prints_figures_and_json() -> None:
     assert told["users"] > 0
 
 
+@pytest.mark.parametrize("more", [[], ["--method", "dp-fedavg"], ["--backbone", "tally"]], ids=str)
+def test_bench_weighs_private_work_against_plain(more: list[str]) -> None:
+    told = json.loads(call("bench", "noise", "--data", SMALL, "--repeats", "2", "--json", *more).out)
+    assert told["people"] > 0
+    assert len(told["plain_ms_all"]) == len(told["private_ms_all"]) == 2
+    assert told["cpu_ratio"] == pytest.approx(told["private_cpu_ms"] / told["plain_cpu_ms"], rel=0.02)
+
+
 def test_bench_takes_rounds_of_two_checkouts_in_turns(tmp_path: Path) -> None:
     this = str(Path(tacita.__file__).parents[1])
     told = json.loads(
@@ -991,12 +999,14 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_demo_tells_the_whole_story() -> None:
     refuses_demo = call("demo", "--out", ".", "--data-dir", REAL)
     assert refuses_demo.code == 2
-    assert refuses_demo.err == "tacita: . exists and holds no run; choose another --out.\n"
+    assert refuses_demo.err == "tacita: . exists; choose another --out.\n"
     said = call("demo", "--out", "demo", "--data-dir", REAL)
     assert said.code == 0
-    for word in ("ndcg@20: fedavg on ml-100k", "centralised linear", "for user 196", "title"):
+    for word in ("ndcg@20: tally-order on ml-100k", "centralised linear", "F3CRec on MF", "no epsilon", "for user 196"):
         assert word in said.out
     assert "demo/report.html" in said.err
+    assert said.err.splitlines()[-1].endswith("demo/demo.png")
+    assert Path("demo/demo.png").read_bytes().startswith(b"\x89PNG")
 
 
 # Progress

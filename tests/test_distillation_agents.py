@@ -23,6 +23,7 @@ from tacita.core.types import Arrays, Doubles, Floats, Ragged
 from tacita.methods.distillation import networks, rewards, selection, weighting
 from tacita.methods.distillation.measures import cross_entropy, mean_losses, row_means, scaled
 from tacita.methods.distillation.selection import Outcome, Selection, Walk, judge, take_walk, update_selection
+from tacita.methods.distillation.transfer import Transfer, TransferConfig
 from tacita.methods.distillation.weighting import Weighting, observe, sample_weights, update_weighting, weigh
 
 DIM = 8
@@ -308,6 +309,14 @@ def test_the_reward_is_the_mean_of_three_scaled_ones_over_those_who_walked_and_t
     for name in each:
         left = judge(walk, outcome, Selection(without=name), dice_for(12))  # type: ignore[arg-type]
         assert left[there] == pytest.approx((sum(each.values()) - each[name]) / 2, abs=1e-5)
+    part = Transfer(TransferConfig(select_diversity="gauss", select_divergence="vector"), None)  # type: ignore[arg-type]
+    others = {
+        "diversity": rewards.diversity(outcome.upload, walk.picked(), outcome.table, "gauss"),
+        "divergence": rewards.divergence(outcome.upload, 1 / (1 + np.exp(-outcome.logits)), "vector"),
+    }
+    other = (each["loss"] + sum(scaled(values[there]) for values in others.values())) / 3
+    assert judge(walk, outcome, part.selection, dice_for(12))[there] == pytest.approx(other, abs=1e-5)
+    assert np.abs(other - found[there]).max() > 1e-3
     dealt = judge(walk, outcome, Selection(shuffle=True), dice_for(12))
     assert sorted(dealt[there]) == pytest.approx(sorted(found[there]))
     assert not np.allclose(dealt[there], found[there])

@@ -409,12 +409,22 @@ def test_what_a_paper_was_tuned_to_is_stored_beside_its_tables(paper: Path, monk
     monkeypatch.setattr(tune, "search_space", lambda: {"parts": {}, "backbones": {"mf": {"lr": [1e30, 0.5]}}})
     told: list[tuple[int, int]] = []
     jobs = tune_paper.paper_jobs("mine", [], 3, paper / "study", None)
-    path, failed = tune_paper.tune_paper("mine", jobs, lambda done, total: told.append((done, total)))
-    assert (path, told) == (paper / "papers" / "mine" / "settings.toml", [(0, 1), (1, 1)])
+    results = paper / "results"
+    (paper / "papers" / "mine").chmod(0o500)  # an installed package is nobody's to write
+    path, failed = tune_paper.tune_paper("mine", jobs, results, lambda done, total: told.append((done, total)))
+    assert (path, told) == (results / "mine" / "settings.toml", [(0, 1), (1, 1)])
+    assert [one.name for one in (paper / "papers" / "mine").iterdir()] == ["table2.toml"]
     assert [one.startswith(f"{TINY}, mf, learning rate 1e+30: ") for one in failed] == [True]
-    stored = plan.load_settings("mine")
+    stored = plan.load_settings("mine", results)
     assert stored.lr == {TINY: {"mf": 0.5}}
     assert stored.chosen[TINY]["mf"]["ft"].trials == 1
+    assert plan.load_settings("mine") == plan.load_settings("mine", paper / "elsewhere") == plan.Settings()
+    tuned = reproduce.plan_table("mine/table2", [], 1, quick=False, results=results)
+    assert {one.config.backbone["lr"] for one in tuned.cells} == {0.5}
+    (paper / "papers" / "mine").chmod(0o700)
+    path.rename(paper / "papers" / "mine" / "settings.toml")  # for everybody: the same cells from the package
+    moved = reproduce.plan_table("mine/table2", [], 1, quick=False, results=results)
+    assert [one.key for one in moved.cells] == [one.key for one in tuned.cells]
 
 
 WITH_PAGES = [name for name in plan.experiment_names() if (COMMITTED.parent / f"{name}.md").is_file()]
@@ -759,14 +769,14 @@ def test_rates_are_tuned_once_and_taken_by_the_tables(
     monkeypatch.setattr(once, "run_stream", never)
     monkeypatch.setattr(once, "train_once", never)
     tune_them("--trials", "2", "--only", "ours")
-    stored = plan.load_settings("mine")
+    stored = plan.load_settings("mine", tmp_path)
     assert stored.chosen[ONE]["neuncf"].keys() == {"fedkdrec-paper"}
     told = tune_them("--trials", "3")
     lines = [json.loads(one) for one in (tmp_path / "trials" / f"mine-{ONE}-neuncf.jsonl").read_text().splitlines()]
     assert [one["variant"] for one in lines] == ["ours", "ours", "central", "central", "central", "ours"]
     assert all("values" not in one for one in lines)
     best = max((one for one in lines if one["variant"] == "ours"), key=lambda one: one["valid"])
-    stored = plan.load_settings("mine")
+    stored = plan.load_settings("mine", tmp_path)
     chosen = stored.of("another dataset", "neuncf", "fedkdrec-paper")
     assert (chosen.lr, chosen.server_lr) == (best["lr"], best["parts"][0]["server"]["lr"])
     assert (chosen.valid, chosen.trials) == (best["valid"], 3)

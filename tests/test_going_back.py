@@ -18,6 +18,7 @@ from tacita.lab.storage import kept_by
 from tacita.learn.training.draw import lay_out
 from tacita.methods import World, build_parts
 from tacita.methods.sharing import update_log as log
+from tacita.methods.sharing.cfru import asked_for
 from tacita.methods.sharing.cufru import turned
 from tacita.methods.sharing.negatives import mixed_negatives
 from tacita.round.parts import Part, PartConfig
@@ -563,6 +564,34 @@ def test_a_server_that_saw_every_update_is_told_which_to_take_back() -> None:
     Hears.heard.clear()
     handle(fed, progress, Requests("forget", keys(fed, 3), Ragged.from_lists([LISTS[3][:1]])))
     assert Hears.heard[0].items.ids.tolist() == LISTS[3][:1]
+
+
+def test_of_what_no_update_was_made_of_cfru_hears_nothing() -> None:
+    """Neither before the first round, nor of items that came later than what was sent, nor twice."""
+    specs = {"name": "withdrawal"}, {"name": "cfru", "keep": 1.0}
+    fed = federation(*specs, stream=stream_of([*LISTS[:3], [0, 4], *LISTS[4:]]))
+    fed = replace(fed, parts=(*fed.parts, Hears(PartConfig(), fed.parts[0].world)))
+    for rounds, expected in ((0, []), (2, [0])):
+        progress = played(fed, rounds)
+        later = replace(fed, stream=stream_of())  # 5 and 6 are new, and nothing was made of them yet
+        Hears.heard.clear()
+        handle(later, progress, forgetting(later, 3, 0, 5))
+        assert Hears.heard[0].items.ids.tolist() == expected
+    told = progress.clients.list_of("parts/cfru/told", np.array([3]))
+    assert told.ids.tolist() == [4]
+
+
+def test_cfru_finds_rows_to_take_back_as_a_loop_over_people_does() -> None:
+    rng = np.random.default_rng(4)
+    for n_asking in (0, 1, 5):
+        sender = rng.permutation(np.arange(3, 40, dtype=np.uint64))[:12]
+        asking = rng.permutation(np.concatenate([sender[:3], np.array([1, 2, 90], np.uint64)]))[:n_asking]
+        items = [rng.choice(20, 6, replace=False).tolist() for _ in asking]
+        requests = Requests("forget", asking, Ragged.from_lists(items))
+        client, item = rng.integers(0, 12, 200), rng.integers(0, 20, 200).astype(np.int32)
+        wanted = {int(one): set(own) for one, own in zip(asking, items, strict=True)}
+        slow = [int(i) in wanted.get(int(sender[c]), set()) for c, i in zip(client, item, strict=True)]
+        assert asked_for(requests, sender, client, item).tolist() == slow
 
 
 @pytest.mark.parametrize("exclude", ["owned", "local"])

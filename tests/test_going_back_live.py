@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 from test_live_parity import close, close_all, config_of, home, make_site, rows_of_blocks
 
+from tacita.core.codec import digest_of
 from tacita.core.config import RunConfig, validated
-from tacita.core.types import Request
+from tacita.core.errors import TacitaError
+from tacita.core.types import Request as AskedFor
 from tacita.federation.requests import handle
 from tacita.federation.rounds import Progress, begin_block, end_block, run_block, start
 from tacita.lab.assembling import Machine, assemble
-from tacita.live.letters import check_each
-from tacita.live.wire import decode_request
+from tacita.live.letters import CHOSEN, check_each
+from tacita.live.node.session import handle as handle_request
+from tacita.live.node.wishes import wish
+from tacita.live.wire import Outcome, Request, decode_reply, decode_request, encode
 
 FIXED: dict[str, Any] = {"aggregation": "fixed", "denominator": 40.0}
 
@@ -43,7 +47,7 @@ def test_who_leaves_from_a_node_is_forgotten_as_in_the_lab(
     person = next(raw for raw in fed.stream.user_ids if home(raw) == 1)
     key = int(fed.stream.user_keys[fed.stream.user_ids.index(person)])
     mine = fed.stream.blocks[0].train.row(fed.stream.user_ids.index(person))[:items]
-    asked = Request("forget" if items else "leave", key, mine)
+    asked = AskedFor("forget" if items else "leave", key, mine)
     progress, told = start(fed), []
 
     def on_round(report: Any, now: Progress) -> None:
@@ -86,3 +90,118 @@ def test_what_nodes_say_of_single_uploads_is_bounded(name: str, field: str) -> N
     arrays = {f"{field}/sender": np.array([7], np.uint64), f"{field}/each": np.zeros((1, *found.shape), np.float32)}
     assert check_each(found, arrays, 1)
     assert not check_each(found, {**arrays, f"{field}/each": arrays[f"{field}/each"] + 1e12}, 1)
+
+
+# A server that looks for one person among those who withdraw
+
+
+class Hostile:
+    """Questions of a server's own making to one node that sends sums only, from a request that it did get."""
+
+    def __init__(self, site: Any, number: int = 1) -> None:
+        self.node = site.transport.members[number]
+        self.first: Any = None
+
+        def listen(to: int, body: bytes, answer: Any) -> bytes:
+            self.first = self.first or (decode_request(body) if to == number else None)
+            return bytes(answer())
+
+        site.transport.spoil = listen
+        with pytest.raises(TacitaError):  # the honest one names people, which no such node takes part in
+            site.next_block()
+        assert self.first is not None
+
+    def asks(self, kind: str, round: int, chosen: list[int] | None = None, done: tuple[int, ...] = ()) -> Any:
+        names, arrays = dict(self.first.head.names), dict(self.first.arrays)
+        if chosen is not None:
+            arrays[CHOSEN] = np.array(chosen, np.uint64)
+            names[CHOSEN] = digest_of(arrays[CHOSEN])
+        told = [Outcome(id=one, state="done") for one in done]
+        head = self.first.head.model_copy(update={"kind": kind, "round": round, "names": names, "told": told})
+        return decode_reply(handle_request(self.node, encode(Request(head, arrays)))).head
+
+    def forgets(self, people: list[int]) -> None:
+        for one in people:
+            self.node.store.enqueue("forget", "r", self.node.store.history([one]).item[:1], one)
+
+
+def hostile_to(folder: Path) -> Hostile:
+    values = config_of("fedavg", 6).model_dump(mode="json")
+    parts = [{"name": "withdrawal"}, {"name": "fru", "keep": 1.0}]
+    config = validated(RunConfig, values | {"parts": parts}, "the test")
+    site = make_site(folder, config, insecure_single_user_uploads=False)
+    fed = assemble(site.config, Machine())
+    site.publish(list(fed.stream.item_ids[: fed.stream.blocks[0].n_items]))
+    site.collect(rows_of_blocks(site.config)[0])
+    return Hostile(site)
+
+
+def test_no_two_sums_of_those_who_withdraw_differ_by_one_person(tmp_path: Path) -> None:
+    server = hostile_to(tmp_path)
+    people = server.node.store.users()[0].tolist()[:10]
+    assert server.asks("round", 0).verdict == "ok"
+    server.forgets(people[:6])
+    heard = server.asks("round", 1).requests
+    batch = [one.sender for one in heard]
+    assert len(batch) == 6
+    assert server.asks("fru/stored-0-0/1.1", 2, batch[:5]).verdict == "refused"
+    assert server.asks("fru/stored-0-0/1.2", 2, batch).clients == 6
+    assert server.asks("fru/stored-0-0/1.3", 2, batch).clients == 6  # the same company: an answer that got lost
+    assert server.asks("fru/stored-0-1/1.4", 2, batch).clients == 6  # another round is another question
+    for name in ("stored-0-00", "stored-0-0-1", "stored-0-0_", "back-1"):
+        with pytest.raises(TacitaError, match="no question"):
+            server.asks(f"fru/{name}/1.4", 2, batch)
+    assert server.asks("fru/stored-0-0/1.5", 2, batch[1:], (heard[0].id,)).verdict == "refused"  # "done", falsely
+    assert server.asks("fru/back/1.6", 2, batch[1:]).verdict == "refused"
+    server.forgets([people[0], *people[6:]])  # somebody in two batches
+    again = [one.sender for one in server.asks("round", 2, done=tuple(one.id for one in heard)).requests]
+    assert len(again) == 5
+    assert server.asks("fru/stored-0-0/2.1", 3, again).verdict == "refused"
+    assert server.asks("fru/stored-0-2/2.2", 3, again).clients == 5
+
+
+def test_who_has_nothing_to_take_back_hides_nobody(tmp_path: Path) -> None:
+    """And needs not ask: nothing is queued that would cost the others a run."""
+    server = hostile_to(tmp_path)
+    store = server.node.store
+    people = store.users()[0].tolist()[:6]
+    assert server.asks("round", 0).verdict == "ok"
+    server.forgets(people)
+    batch = [one.sender for one in server.asks("round", 1).requests]
+    assert server.asks("fru/stored-0-3/1.1", 2, batch).verdict == "refused"  # a round that nobody has kept
+    assert server.asks("fru/stored-0-0/1.2", 2, batch).verdict == "ok"
+    raw = store.users()[1][7]
+    late = next(one for one, _ in store.catalogue() if one not in set(store.history([store.user(raw)]).item))
+    store.add([(raw, late, 1e9, None)])
+    with pytest.raises(TacitaError, match="nothing of that was ever learned from"):
+        wish(server.node, "forget", raw, [late])
+    assert wish(server.node, "forget", raw, [late, str(store.history([store.user(raw)]).item[0])])["requests"]
+
+
+def test_requests_take_no_more_rounds_than_nodes_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third who asks is refused in one sentence, and the run goes on to its end."""
+    monkeypatch.setattr("tacita.live.server.remote.MOST_PLAYED", 5)
+    values = config_of("fedavg", 5).model_dump(mode="json")
+    config = validated(RunConfig, values | {"parts": [{"name": "withdrawal"}, {"name": "fru"}]}, "the test")
+    site = make_site(tmp_path, config, insecure_single_user_uploads=True)
+    fed = assemble(config, Machine())
+    site.publish(list(fed.stream.item_ids[: fed.stream.blocks[0].n_items]))
+    site.collect(rows_of_blocks(config)[0])
+    node, people = site.transport.members[1], site.transport.members[1].store.users()[0].tolist()
+
+    def asks(number: int, body: bytes, answer: Any) -> bytes:
+        if number == 1 and decode_request(body).head.kind == "round" and len(people) > 3:
+            one = people.pop()
+            node.store.enqueue("forget", "r", node.store.history([one]).item[:1], one)
+        return bytes(answer())
+
+    site.transport.spoil = asks
+    people[4:] = people[4:7]
+    site.next_block()
+    with site.store as store:
+        told = [event for _, _, event in store.events("r") if event["event"] == "request"]
+        done = [event for _, _, event in store.events("r") if event["event"] == "block done"]
+    assert [one["done"]["fru"]["rounds"] for one in told if "done" in one] == [1, 2]
+    assert "ask again in the next block" in told[2]["said"]
+    assert len(done) == 1
+    close_all(site)

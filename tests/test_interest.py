@@ -164,6 +164,25 @@ def test_the_compiled_step_is_that_of_autograd(silos: int, mu: float) -> None:
         assert np.abs(value.value).max() > 1e-3, name
 
 
+@pytest.mark.parametrize("silos", [0, 3])
+def test_personal_models_lean_alike_compiled_and_by_autograd(silos: int) -> None:
+    made = {}
+    for stepper in ("fused", "autograd"):
+        how = {**PEOPLE, "optimiser": "pfedme", "silos": silos, "local_epochs": 2, "stepper": stepper}
+        fed = federate(uneven(), make_backbone("interest", mu=0.5), batch_size=8, **how)
+        fast = {"inner_steps": 3, "inner_lr": 0.05, "lam": 2.0, "eta": 0.1}
+        pfedme = fed.config.train.pfedme.model_copy(update=fast)
+        train = fed.config.train.model_copy(update={"pfedme": pfedme})
+        made[stepper] = train_once(replace(fed, config=fed.config.model_copy(update={"train": train})), started(fed))
+    one, other = made["fused"], made["autograd"]
+    assert one.local.personal.keys() == other.local.personal.keys()
+    for name, value in one.local.personal.items():
+        np.testing.assert_allclose(value, other.local.personal[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    for name, sent in one.upload.values.items():
+        np.testing.assert_allclose(sent.value, other.upload.values[name].value, rtol=1e-3, atol=1e-6, err_msg=name)
+        assert np.abs(sent.value).max() > 1e-4, name
+
+
 def rated(stream: Stream, columns: dict[str, Any]) -> Stream:
     block = stream.blocks[0]
     train = replace(block.train, values={k: np.asarray(v, np.float32) for k, v in columns.items()})
@@ -173,7 +192,7 @@ def rated(stream: Stream, columns: dict[str, Any]) -> Stream:
 def test_the_compiled_step_is_used_where_it_fits_alone() -> None:
     backbone = make_backbone("interest")
     assert RecurrentStepper.supports(backbone, TrainConfig(**PEOPLE))
-    for other in ({"objective": "bpr"}, {"optimiser": "sgd"}, {"batches": "samples"}, {"l2": 0.1}):
+    for other in ({"objective": "bpr"}, {"optimiser": "adam"}, {"batches": "samples"}, {"l2": 0.1}):
         assert not RecurrentStepper.supports(backbone, TrainConfig(**{**PEOPLE, **other}))
 
 
@@ -332,6 +351,22 @@ def test_fine_tuning_serves_and_nothing_of_it_is_kept_or_validated() -> None:
     tuned, plain = scores(fed, one, "test"), scores(bare, other, "test")
     assert np.abs(tuned - plain).max() > 1e-3
     np.testing.assert_allclose(tuned[3], plain[3], rtol=1e-5, atol=1e-6)  # who has nothing to learn from
+
+
+@pytest.mark.parametrize("purpose", ["valid", "test"])
+@pytest.mark.parametrize("name", ["interest", "neumf", "mf"])
+def test_some_items_are_scored_as_the_catalogue_is(name: str, purpose: Any) -> None:
+    fed = with_part(uneven(), name, {"name": "fine-tuning", "rate": 0.5})
+    progress = play(fed, 1)
+    keys, down = fed.stream.user_keys, to_serve(fed, progress.server)
+    scorer = DeviceScorer(fed, progress.server, progress.clients, fed.stream.blocks[0], keys, down, purpose)
+    users, only = np.array([2, 0, 3], np.int32), Ragged.from_lists([[3, 9, 0], [], [5, 1]])
+    found = scorer.some(users, only)
+    if name == "mf" and purpose == "valid":
+        assert found is None  # its catalogue costs nothing
+    else:
+        assert found is not None
+        np.testing.assert_allclose(found, scorer(users)[only.rows(), only.ids], rtol=1e-5, atol=1e-6)
 
 
 # silos (H.E.5)

@@ -80,9 +80,11 @@ HOMES: dict[str, tuple[str, ...]] = {
         "live.node.wants",
         "live.node.file",
         "live.node.persons",
+        "live.node.unsettled",
         "live.node.store",
         "live.server.overview",
         "live.server.store",
+        "live.server.waiting",
     ),
 }
 

@@ -334,13 +334,17 @@ def test_the_demo_gives_everything_to_the_node_where_its_person_lives(
     monkeypatch.setattr(live_demo, "load", lambda name, data_dir: read(str(tmp_path / "all.csv")))
     people = live_demo.split(tmp_path, None)
     found = []
-    for name, both in people.files.items():
-        for block, path in enumerate(both):
+    ends = [int(share * 20) for share in live_demo.CUTS]
+    for name, some in people.files.items():
+        for block, path in enumerate(some):
             lines = [line.split(",") for line in path.read_text().splitlines()[1:]]
             assert all(people.home_of(user) == name for user, _, _ in lines)
-            assert all((int(at) > 16) == bool(block) for _, _, at in lines)
+            assert all(sum(int(at) > end for end in ends) == block for _, _, at in lines)
             found += [(user, item, int(at)) for user, item, at in lines]
     assert sorted(found) == sorted(rows)
+    assert {(user, item) for user, items in people.first.items() for item in items} == {
+        (user, item) for user, item, at in rows if at <= ends[0]
+    }
     with pytest.raises(TacitaError, match="user 'u9' is not in"):
         people.home_of("u9")
 

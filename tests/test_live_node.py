@@ -327,6 +327,7 @@ def test_a_round_is_one_transaction(store: NodeStore, monkeypatch: pytest.Monkey
     assert store.stored_reply(RequestNumber("run", 0, 1, "evaluate")) is None
     assert [one.id for one in store.wants("run") if one.sent is None] == [second]
     assert store.ledger()[0]["epsilon"] == "no epsilon"
+    left = [one["kind"] for one in store.ledger()]
 
     def fails(*_: Any) -> None:
         raise RuntimeError("in the middle")
@@ -342,7 +343,7 @@ def test_a_round_is_one_transaction(store: NodeStore, monkeypatch: pytest.Monkey
     assert now[0] == {"round": 1}
     np.testing.assert_array_equal(now[1]["private"], np.ones((2, 2)))
     assert store.stored_reply(RequestNumber("run", 0, 1, "train")) == ("sha", b"reply")
-    assert len(store.ledger()) == 1
+    assert [one["kind"] for one in store.ledger()] == left == ["train", "request/unshare"]
     assert len([one for one in store.wants("run") if one.sent is None]) == 1
 
 

@@ -35,7 +35,7 @@ from tacita.live.node.wants import whole_batches
 from tacita.live.server import coordinator
 from tacita.live.server.remote import Remote
 from tacita.live.server.requests import grouped
-from tacita.live.server.store import Open
+from tacita.live.server.waiting import Open
 from tacita.live.wire import MAGIC, Reply, Wanted, decode_reply, decode_request, encode
 
 
@@ -395,10 +395,10 @@ def test_a_request_goes_to_the_run_that_is_meant(tmp_path: Path) -> None:
 # tally forgets live
 
 
-def tally_of(**more: Any) -> Any:
+def tally_of(model: str = "tally", **more: Any) -> Any:
     """One round a block: nothing that validation chooses."""
-    values = config_of("tally").model_dump(mode="json")
-    values["backbone"] |= {"recency": 0.0, **more}
+    values = config_of(model).model_dump(mode="json")
+    values["backbone"] |= {"recency": 0.0, **({"mix": [0.2, 0.3, 0.5]} if model == "tally-order" else {}), **more}
     return validated(RunConfig, values, "the test")
 
 
@@ -416,13 +416,22 @@ def told_by_devices(site: Site) -> Any:
     return found
 
 
-@pytest.mark.parametrize(("kind", "least"), [("leave", 1), ("forget", 1), ("leave", 3)])
-def test_tally_forgets_live_as_if_it_had_never_been_told(tmp_path: Path, kind: str, least: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "least", "model"),
+    [
+        ("leave", 1, "tally"),
+        ("forget", 1, "tally"),
+        ("leave", 3, "tally"),
+        ("leave", 1, "tally-order"),
+        ("forget", 1, "tally-order"),
+    ],
+)
+def test_tally_forgets_live_as_if_it_had_never_been_told(tmp_path: Path, kind: str, least: int, model: str) -> None:
     """Five people of one node withdraw together what they told in two blocks, beside a run that never heard of it."""
     sites = {}
     for name in ("asked", "never"):
         (tmp_path / name).mkdir()
-        sites[name] = make_site(tmp_path / name, tally_of(), min_contributors=least)
+        sites[name] = make_site(tmp_path / name, tally_of(model), min_contributors=least)
         begin(sites[name])
     site, never = sites["asked"], sites["never"]
     raws = site.transport.members[1].store.users()[1][:5]
@@ -447,10 +456,15 @@ def test_tally_forgets_live_as_if_it_had_never_been_told(tmp_path: Path, kind: s
         one.next_block()
     told = status(site)
     assert [one["state"].split(":")[0] for one in told] == ["done in block 1 after round 1"] * 5
-    assert told[0]["certificate"]["method"] == "tally"
+    assert told[0]["certificate"]["method"] == model
     mine, yours = site.arrays(), never.arrays()
     names = [name for name in yours if name.startswith(("now/heads/", "best/heads/")) or "/tally/" in name]
     assert len(names) > 5
+    sums = {name.rpartition("/")[2] for name in names}
+    assert {"contexts.total", "after.total", "before.total"} <= sums or model == "tally"
+    for name in names:  # sums of order are whole numbers: nothing stays behind
+        if name.rpartition("/")[2].startswith(("contexts.", "after.", "before.")):
+            assert np.array_equal(mine[name], yours[name]), name
     for name in names if least == 1 else ():  # what is rare among those who stay was not rare when it was told
         assert close(mine[name], yours[name], 1e-9), name
     assert np.array_equal(mine["now/parts/tally/touched"], told_by_devices(site))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,60 @@ def test_the_verbs_of_the_command_line(site: Site) -> None:
     assert "spends at most epsilon 1.5 in every run that counts" in said.output
     shown = CliRunner().invoke(app, ["node", "recommend", raws[0], "--folder", str(node.folder)])
     assert f"What this cost user {raws[0]}: epsilon" in " ".join(shown.output.split())
+
+
+# A private tally
+
+
+TALLY = {"backbone": {"name": "tally"}, "privacy": {"epsilon": 4.0, "blocks": 2}}
+
+
+def told(node: Node, run: str) -> tuple[dict[int, Any], dict[int, Any]]:
+    return account(node, "statistic/spent", run), account(node, "statistic/times", run)
+
+
+@pytest.mark.parametrize(
+    "site", [validated(RunConfig, {"data": DATA, "split": SPLIT, "seed": 5, **TALLY}, "the test")], indirect=True
+)
+def test_a_private_tally_goes_on_with_what_people_spent_before_also_after_a_kill(site: Site) -> None:
+    spoil, killed = site.transport.spoil, set()
+
+    def kill(number: int, body: bytes, answer: Any) -> bytes | None:
+        """The node dies with its answer in the file and nothing sent, and begins again from the file alone."""
+        reply: bytes | None = spoil(number, body, answer)
+        if number in killed or b'"kind":"statistic"' not in body:
+            return reply
+        killed.add(number)
+        dead = site.transport.members[number]
+        shutil.copytree(dead.folder, dead.folder.with_name(f"again{number}"))  # as the disk is at this moment
+        site.transport.members[number] = Node.open(dead.folder.with_name(f"again{number}"))
+        dead.close()
+        return None
+
+    site.transport.spoil = kill
+    play(site)
+    assert len(killed) == 3
+    spent = {number: told(node, "r")[0] for number, node in site.transport.members.items()}
+    node = site.transport.members[1]
+    ids, raws = node.store.users()
+    verbs.perform(node, "budget", {"user": raws[0], "epsilon": 20.0})
+    with site.store as store:
+        store.new_run("again", site.config, {"pause": 0.0, "give_up": 1.0})
+    site.run = "again"
+    site.next_block()
+    for number, node in site.transport.members.items():
+        units, times = told(node, "again")
+        for user, (likes, terms, back, earlier) in units.items():
+            assert earlier == sum(spent[number].get(user, [0]))  # all of it, once
+            full = earlier > 0.95 * max(sum(one) for one in spent[number].values())
+            if full and (number, user) != (1, int(ids[0])):
+                assert (likes, terms, back) == (0, 0, 0)  # a new run is no new budget
+        assert max(sum(one) for one in spent[number].values()) > 0
+        assert any(one[3] for one in times.values())
+    mine = told(site.transport.members[1], "again")
+    assert mine[1][int(ids[0])][:2] == [1, 1]  # who is willing to spend more goes on
+    shown = verbs.perform(site.transport.members[1], "ledger", {"user": raws[0]})["runs"]
+    assert shown["again"]["spent"] > shown["r"]["spent"] > 0
 
 
 # Rounds that chance decides

@@ -14,6 +14,7 @@ pytest.importorskip("cryptography", reason="the server needs tacita[live]")
 
 from starlette.testclient import TestClient
 
+from tacita import __version__
 from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
 from tacita.live.certificates import make_node_key
@@ -24,7 +25,7 @@ from tacita.live.pages.tokens import Keys, Tokens
 from tacita.live.running import orders
 from tacita.live.running.server import ServerConfig, create, open_store, why_stopped
 from tacita.live.server.remote import Accepted
-from tacita.live.server.store import Heard
+from tacita.live.server.waiting import Heard
 from tacita.live.wire import Wanted
 
 HERE = "http://127.0.0.1:8000"
@@ -37,8 +38,8 @@ def _cheap_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens_module, "_COST", {"n": 2**4, "r": 8, "p": 1, "maxmem": 2**26})
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def make_server(tmp_path: Path) -> Path:
+    """A server with two nodes, a run of one block, something refused and something asked for."""
     made = tmp_path / "server"
     create(made, ServerConfig(), [])
     with open_store(made) as store:
@@ -53,6 +54,7 @@ def folder(tmp_path: Path) -> Path:
         store.tell("r", {"event": "refused", "kind": "statistic", "node": "2", "said": "fewer people than <b>min</b>."})
         event = {
             "event": "round",
+            "asked": 2,
             "block": 0,
             "round": 1,
             "clients": 30,
@@ -62,13 +64,21 @@ def folder(tmp_path: Path) -> Path:
         }
         heard = Heard([(1, Wanted(id=7, kind="forget", sender=123456789, items=[3], time=1.0))])
         note = {
-            "plain": {"results": [{"block": 0, "ndcg@20": 0.25, "users": 30}], "in_block": False},
+            "plain": {
+                "results": [{"block": 0, "ndcg@20": 0.25, "users": 30, "controls": {"popular": {"ndcg@20": 0.375}}}],
+                "in_block": False,
+            },
             "now": {"block": 0, "round": 1},
             "best": {"block": 0, "round": 1},
         }
         store.commit("r", note, {}, [Accepted(0, 0, "statistic", 1, "x", 30)], heard, event)
     Keys(made).set_password(PASSWORD)
     return made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_server(tmp_path)
 
 
 def _pub(folder: Path, name: str) -> str:
@@ -145,19 +155,46 @@ def test_nobody_is_named(operator: TestClient) -> None:
 
 def test_rounds_budgets_nodes_and_alerts(operator: TestClient) -> None:
     rounds = operator.get("/v1/runs/r/rounds").json()["rounds"]
-    assert [(one["answered"], one["refused"], one["clients"]) for one in rounds] == [(1, 1, 30)]
+    assert [(one["asked"], one["answered"], one["refused"], one["clients"]) for one in rounds] == [(2, 1, 1, 30)]
     spread = operator.get("/v1/runs/r/budgets").json()["spread"]
     assert spread == [{"releases": 1, "people at most": 30, "nodes": 1}]
     nodes = {one["name"]: one for one in operator.get("/v1/nodes").json()["nodes"]}
     assert nodes["south"]["last error"].startswith("fewer people")
     assert nodes["north"]["last answer"] is not None
     kinds = {one["kind"] for one in operator.get("/v1/alerts").json()["alerts"]}
-    assert {"silent", "refused"} <= kinds
+    assert {"silent", "refused", "quality"} <= kinds
     page = operator.get("/").text
     assert "&lt;b&gt;min" in page
     assert "0.2500" in page
-    assert 'tacita_quality{run="r",block="0",metric="ndcg@20"} 0.25' in operator.get("/v1/metrics").text
+    assert "0.3750" in page
+    assert "below most popular: ndcg@20 0.2500 in block 0, most popular 0.3750." in page
+    assert 'tacita_quality{run="r",block="0",model="run",metric="ndcg@20"} 0.25' in operator.get("/v1/metrics").text
     assert operator.get("/v1/runs/none/rounds").status_code == 400
+
+
+def test_versions_and_clocks_stand_beside_nodes_and_wrong_ones_are_told(operator: TestClient, folder: Path) -> None:
+    def kinds() -> set[str]:
+        return {one["kind"] for one in operator.get("/v1/alerts").json()["alerts"]}
+
+    note = {"version": __version__, "clock": 0.4, "time": time.time()}
+    with open_store(folder) as store:
+        store.note_nodes({1: note, 2: note})
+        assert not kinds() & {"clock", "version"}
+        store.note_nodes({2: {"version": "<b>9", "clock": -95.0, "time": time.time()}})
+    assert {"clock", "version"} <= kinds()
+    nodes = {one["name"]: one for one in operator.get("/v1/nodes").json()["nodes"]}
+    assert (nodes["north"]["version"], nodes["north"]["clock"]) == (__version__, 0.4)
+    text = operator.get("/").text
+    assert "clock right" in text
+    assert "clock 1 minute behind" in text
+    assert "&lt;b&gt;9" in text
+
+
+def test_a_run_that_waits_for_nodes_is_told(operator: TestClient, folder: Path) -> None:
+    with open_store(folder) as store:
+        store.tell("r", {"event": "waiting", "kind": "statistic", "answered": 1, "needed": 2})
+    alerts = {one["kind"]: one["said"] for one in operator.get("/v1/alerts").json()["alerts"]}
+    assert "1 of the 2 nodes" in alerts["quorum"]
 
 
 def test_orders(operator: TestClient, folder: Path, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pages_help import every_route
-from test_live_parity import Site, config_of, make_site, play
+from test_live_ledger import config_of as budget_config
+from test_live_parity import Site, close_all, config_of, make_site, play
 
 pytest.importorskip("fastapi", reason="the pages need tacita[live]")
 
@@ -29,17 +30,21 @@ OWN = {"origin": HERE, "sec-fetch-site": "same-origin"}
 MARKUP = "<script>alert('x')</script> & <b>Film</b>"
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """Two blocks of tally over three nodes; one title is markup."""
-    made = make_site(tmp_path_factory.mktemp("site"), config_of("tally"))
+def play_two_blocks(folder: Path) -> Site:
+    """Two blocks of tally over three nodes; titles are markup."""
+    made = make_site(folder, config_of("tally"))
     play(made)
     for node in made.transport.members.values():
         node.store.set_catalogue([(item, f"{MARKUP} {item}") for item, _ in node.store.catalogue()])
         node.refresh()
+    return made
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    made = play_two_blocks(tmp_path_factory.mktemp("site"))
     yield made
-    for node in made.transport.members.values():
-        node.close()
+    close_all(made)
 
 
 @pytest.fixture
@@ -254,6 +259,23 @@ def test_nothing_of_another_person_is_reachable_with_any_token(node: Node) -> No
         assert first not in client.get("/v1/me/export").text.replace(alien, "")
 
 
+def test_a_page_never_takes_the_cookie_of_another_page(site: Site) -> None:
+    """One browser, pages of two nodes and of a server on other ports: it sends all cookies to each of them."""
+    first, second = site.transport.members[1], site.transport.members[2]
+    second.config = second.config.model_copy(update={"name": first.config.name})  # the same name, too
+    mine, theirs = browser(first, people(first)[0]), browser(second, people(second)[0])
+    (name, session), (other, stolen) = (next(iter(one.cookies.items())) for one in (mine, theirs))
+    assert name != other
+    for method, path in paths(first):
+        if path in OPEN:
+            continue
+        for held in ({other: stolen}, {name: stolen}, {other: session}, {"tacita-operator": stolen}):
+            stranger = TestClient(mine.app, base_url=HERE, headers=OWN, cookies=held)
+            assert stranger.request(method, path, json={}).status_code == 401, (method, path)
+    mine.cookies.update(theirs.cookies)
+    assert mine.get("/v1/me").json()["user"] == people(first)[0]
+
+
 def test_an_owner_sees_ids_and_hands_out_links_and_reads_no_history(node: Node) -> None:
     tokens = Tokens()
     client = TestClient(node_app(node, tokens), base_url=HERE, headers=OWN)
@@ -365,6 +387,31 @@ def test_switches_forms_and_erasing(tmp_path: Path) -> None:
         member.close()
 
 
+def test_a_person_declares_a_budget_and_sees_what_releases_cost(tmp_path: Path) -> None:
+    site = make_site(tmp_path, budget_config())
+    play(site)
+    node = site.transport.members[1]
+    user, other = people(node)[:2]
+    client = browser(node, user)
+    told = client.get("/v1/me/budget").json()
+    assert told["declared"] is None
+    cost = told["runs"][0]["events"]["dpps: upload"]
+    assert cost["times"] > 0
+    assert cost["epsilon"] == pytest.approx(told["runs"][0]["spent"])
+    text = client.get("/part/budget").text
+    assert "<meter" in text
+    assert "Dpps: upload" in text
+    assert client.put("/v1/me/budget", json={"epsilon": 0.25}).json()["declared"] == 0.25
+    done = client.post("/do/budget", data={"epsilon": "0,75"}, headers={"hx-request": "true"}).text
+    assert 'value="0.75"' in done
+    for wrong in ("", "much", "-1", "nan", "1e9", "9" * 50):
+        said = client.post("/do/budget", data={"epsilon": wrong}, headers={"hx-request": "true"})
+        assert (said.status_code, 'class="note"' in said.text) == (200, True), wrong
+    assert client.get("/v1/me/budget").json()["declared"] == 0.75
+    assert browser(node, other).get("/v1/me/budget").json()["declared"] is None
+    close_all(site)
+
+
 def test_a_certificate_stands_first_on_the_page(tmp_path: Path) -> None:
     """Five people take one item back; the next block carries it, and the page shows the server's certificate."""
     from test_live_parity import rows_of_blocks
@@ -388,6 +435,7 @@ def test_a_certificate_stands_first_on_the_page(tmp_path: Path) -> None:
     text = clients[0].get("/").text
     assert "<b>Certificate</b>" in text
     assert "Taken out of the record and the model" in text
-    assert text.index("Certificate") < text.index("For you, and why")
+    assert text.index("Certificate") < text.index("items of yours") < text.index("For you, and why")
+    assert clients[0].get("/v1/me").json()["taking part"] < clients[0].get("/v1/me").json()["items"]
     for member in site.transport.members.values():
         member.close()

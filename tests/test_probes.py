@@ -725,7 +725,7 @@ def test_senseless_combinations_are_refused_with_a_sentence() -> None:
         small().fields(ServerState(np.zeros((7, 4), np.float32), {}), "elsewhere/x")
 
 
-@pytest.mark.parametrize("hook", ["local_data", "answers"])
+@pytest.mark.parametrize("hook", ["local_data", "answers", "predict_anew"])
 def test_two_parts_cannot_decide_the_same(hook: str) -> None:
     kinds = [type(name, (Part,), {"name": name, hook: lambda self, view: None}) for name in ("one", "two")]
     with pytest.raises(TacitaError, match="parts 'one' and 'two' both decide"):

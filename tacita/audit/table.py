@@ -18,7 +18,7 @@ from tacita.federation.rounds import begin_block, end_block, run_block, start
 from tacita.fields import wire_bytes
 from tacita.lab.assembling import Machine, assemble, build
 from tacita.lab.controls import mean_of
-from tacita.models.tally.model import STATE, Tally, as_tally
+from tacita.models.tally.model import STATE, Tally, TallyConfig, as_tally
 from tacita.models.tally.sums import Shape, Sums
 from tacita.models.tally.weights import dense_weights
 from tacita.round.plan import Federation
@@ -84,7 +84,8 @@ def audit_tally(
     steps = Steps(each * len(settings), on_done)
     for done, (name, options) in enumerate(settings.items()):
         steps.reach(done * each)
-        changed = config.model_copy(update={"backbone": {**config.backbone, "name": "tally", **options}})
+        plain = {k: v for k, v in config.backbone.items() if k in TallyConfig.model_fields}  # of tally-order, B alone
+        changed = config.model_copy(update={"backbone": {**plain, "name": "tally", **options}})
         backbone = as_tally(build(changed)[0])
         rows.append({"setting": name, **audited(replace(fed, config=changed, backbone=backbone), backbone, steps.tell)})
     steps.reach(steps.total)

@@ -108,6 +108,45 @@ def _audit_budgets(
         console.say(line)
 
 
+@audit_app.command("order")
+def audit_order(
+    run: Annotated[Path | None, typer.Option("--run", help="Run folder whose settings are audited.")] = None,
+    data: Annotated[str | None, typer.Option("--data", help="Dataset name or file, with default settings.")] = None,
+    sets: Sets = None,
+    columns: Columns = "",
+    data_dir: DataDir = None,
+    threads: Threads = 0,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Who can be read from the matrix of what follows what that tally-order releases beside B, with controls.
+
+    `tacita audit tally` reads B; this reads B' alone, in the first block.
+
+    Example: `tacita audit order --data ml-100k`
+    """
+    from tacita.audit.order import audit_order as audit
+    from tacita.lab import assembling
+
+    config = _audited(run, {"data": data, "backbone.name": "tally-order"}, sets, columns)
+    with console.counting("attacks", quiet) as tell:
+        on_data = None if quiet else console.say_data
+        found = audit(config, assembling.Machine(threads, data_dir=data_dir), tell, on_data)
+    if as_json:
+        console.print_json(found)
+        return
+    named = {"membership": "took part, 90 % of the line known (AUC)", "canary": "planted line's last item, named"}
+    rows = []
+    for name, one in found["attacks"].items():
+        shown = [
+            "–" if v is None else f"{v:.3f}" if name == "membership" else f"{round(v * n)} of {n}"
+            for v, n in ((one["found"], one["of"]), (one["control"], one["of_control"]))
+        ]
+        rows.append({"attack": named[name], "found": shown[0], "control": shown[1]})
+    console.show_table(f"B' of {found['data']}, {found['people']:,} people", rows, left=("attack",))
+    console.say("A smaller figure is no protection: these are two readers; another may find more. No epsilon.")
+
+
 @audit_app.command("scores")
 def audit_scores(
     run: Annotated[Path | None, typer.Option("--run", help="Run folder whose settings are audited.")] = None,
@@ -244,7 +283,7 @@ def audit_canary(
     """How large every claimed epsilon really is, at least: canaries through the releases themselves.
 
     Each mechanism is played with the worst data there is. The bounds must lie below the claim, and with half of the
-    noise, or without the clip, above it. Exit code 1: a claim is broken.
+    noise, without the clip, or with a bug of its own above it. Exit code 1: a claim is broken.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""The verbs that measure: a round, growth with the number of users, evaluation."""
+"""The verbs that measure: a round, growth with the number of users, evaluation, what a promise costs."""
 
 from __future__ import annotations
 
@@ -145,4 +145,63 @@ def bench_evaluate(
         config = RunConfig(data=data, split=SplitConfig(kind="random"))
         fed = assembling.assemble(config, assembling.Machine(threads, data_dir=data_dir))
         found = bench.bench_evaluate(fed, repeats)
+    console.show_bench(found, as_json)
+
+
+@app.command("noise")
+def bench_noise(
+    data: Data = "ml-100k",
+    method: Annotated[str, typer.Option(help="A method whose rounds have noise: dpps or dp-fedavg.")] = "dpps",
+    backbone: Annotated[str, typer.Option(help="mf, ncf, ...; tally: its exchange, without solving.")] = "mf",
+    epsilon: Annotated[float, typer.Option(min=0.01, help="tally's budget; it changes no step of the work.")] = 4.0,
+    repeats: Repeats = 15,
+    data_dir: DataDir = None,
+    threads: Threads = 0,
+    as_json: AsJson = False,
+) -> None:
+    """A private round against the plain one, in turns, everybody in both, random split; of tally what people tell.
+
+    The processor's time is the ratio to look at where other work runs beside it.
+
+    Examples: `tacita bench noise --json`, `tacita bench noise --backbone tally --data ml-1m --repeats 5`
+    """
+    from tacita.lab.assembling import Machine, assemble
+    from tacita.lab.bench_private import bench_exchange, bench_noise
+    from tacita.round.registry import configured
+
+    values: dict[str, Any] = {"data": data, "backbone": {"name": backbone}, "split": {"kind": "random"}}
+    more: dict[str, Any] = {"privacy": {"epsilon": epsilon}} if backbone == "tally" else {"method": method}
+    if method == "dp-fedavg":
+        values["train"] = {"aggregation": "fixed"}
+        more["train"] = {"aggregation": "fixed", "participation": {"kind": "poisson", "rate": 1.0}}
+    with console.working("timing rounds with and without noise", quiet=as_json):
+        machine = Machine(threads, data_dir=data_dir)
+        plain = assemble(configured(values, "the command line"), machine)
+        private = assemble(configured({**values, **more}, "the command line"), machine)
+        found = (bench_exchange if backbone == "tally" else bench_noise)(plain, private, repeats)
+    console.show_bench(found, as_json)
+
+
+@app.command("epoch")
+def bench_epoch(
+    data: Data = "ml-1m",
+    method: Annotated[str, typer.Option(help="A method that trains; lipm: 50 silos, as its paper has it.")] = "lipm",
+    repeats: Repeats = 3,
+    data_dir: DataDir = None,
+    threads: Threads = 0,
+    as_json: AsJson = False,
+) -> None:
+    """A round with one local epoch over everybody's ratings of 4 and more: seconds.
+
+    Example: `tacita bench epoch --data ml-1m --json`
+    """
+    from tacita.lab.assembling import Machine, assemble
+    from tacita.lab.bench_private import bench_epoch
+    from tacita.round.registry import configured
+
+    split = {"kind": "random", "min_rating": 4.0}
+    values: dict[str, Any] = {"data": data, "method": method, "split": split, "train": {"local_epochs": 1}}
+    with console.working("timing a local epoch", quiet=as_json):
+        fed = assemble(configured(values, "the command line"), Machine(threads, data_dir=data_dir))
+        found = bench_epoch(fed, repeats)
     console.show_bench(found, as_json)

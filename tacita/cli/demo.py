@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,55 +18,77 @@ from tacita.cli.options import DataDir, Quiet, RunOut, Threads
 from tacita.cli.server import watch
 from tacita.cli.train import watching_run
 
+HOUR = 3600.0
+
 
 def demo(
     out: RunOut = None,
     user: Annotated[str, typer.Option(help="Whose recommendations to show.")] = "196",
     live: Annotated[bool, typer.Option("--live", help="A server and three nodes on this machine, over TLS.")] = False,
+    stay: Annotated[
+        float | None,
+        typer.Option(
+            "--stay",
+            min=0,
+            max=86_400,
+            help="With --live: seconds that the two pages stay open; default: an hour, or 0 where nobody looks on.",
+        ),
+    ] = None,
     data_dir: DataDir = None,
     threads: Threads = 0,
     quiet: Quiet = False,
 ) -> None:
-    """The whole story on MovieLens-100K: a federated stream of four time blocks, controls, recommendations.
+    """The whole story on MovieLens-100K, four blocks of time: the best model here beside a published method.
 
-    With --live: the same round on real nodes. Example: `tacita demo --out runs/demo`
+    With --live: one model on real nodes, then a person's and an operator's page in your browser.
+
+    Example: `tacita demo --out runs/demo`
     """
     if live:
-        _show_live(user, data_dir, out, quiet)
+        _show_live(user, data_dir, out, quiet, HOUR * sys.stdout.isatty() if stay is None else stay)
         return
-    from tacita.core.config import RunConfig
-    from tacita.lab import assembling, training
-    from tacita.lab.run_folder import free_folder
+    from tacita.lab import assembling, story
 
-    config = RunConfig(data="ml-100k", backbone={"name": "mf"})
-    folder = out if out is not None else free_folder(config)
+    folder = story.place(out)
     console.tell(
-        "[bold]tacita demo[/bold]: MovieLens-100K in four blocks of time. Every user is a client; ratings stay with "
-        "it, only changes of item rows travel."
+        "[bold]tacita demo[/bold]: MovieLens-100K in four blocks of time. Every user is a client whose ratings stay "
+        "with it. First tally-order, the best model here: one exchange of sums a block. Then F3CRec on matrix "
+        "factorisation, a published method: changes of item rows, round after round."
     )
-    with watching_run(folder, quiet) as watcher:
-        run = training.train(config, folder, assembling.Machine(threads, data_dir=data_dir), watcher)
-    console.show_result(run)
-    console.show_recommendations(user, run.recommend(user, 10).to_dicts())
-    console.say(f"Run folder: {run.folder} (open {run.folder / 'report.html'} in a browser)")
-    console.say(f"Go on with: tacita recommend --run {run.folder} --user {user} -k 20")
+    machine = assembling.Machine(threads, data_dir=data_dir)
+    best, published = story.tell("ml-100k", folder, machine, partial(watching_run, quiet=quiet))
+    console.show_result(best.run, brief=True)
+    console.show_table(
+        "Which is which", [one.row() for one in (best, published)], left=("model", "which is", "privacy")
+    )
+    console.say(
+        "No epsilon: neither has noise with a budget. What tally-order releases gives people away; a budget is "
+        "--set privacy.epsilon=8 (docs/privacy.md)."
+    )
+    console.show_recommendations(user, best.run.recommend(user, 10).to_dicts())
+    console.say(f"Both runs: {folder} (open {folder / story.PAGE} in a browser)")
+    console.say(f"Go on with: tacita recommend --run {best.run.folder} --user {user} -k 20")
+    console.say(f"One picture of both: {folder / story.PICTURE}")
 
 
-def _show_live(user: str, data_dir: Path | None, out: Path | None, quiet: bool) -> None:
-    """Two blocks of MovieLens-100K over three nodes, then recommendations on one of them."""
+def _show_live(user: str, data_dir: Path | None, out: Path | None, quiet: bool, stay: float) -> None:
+    """Two blocks of MovieLens-100K over three nodes, recommendations on one of them, and both pages."""
+    from tacita.live.processes import ended_by_signals
     from tacita.live.running.demo import own_folder
 
     began = time.monotonic()
     with own_folder(out) as folder:
-        _tell_story(folder, user, data_dir, quiet)
+        with ended_by_signals():
+            _tell_story(folder, user, data_dir, quiet, stay)
         console.say(f"All processes are stopped; {time.monotonic() - began:.0f} s in all.")
         if out is not None:
             again = "start them again with `tacita server up` and `tacita node run`"
             console.say(f"Server and nodes are in {out}; {again}.")
 
 
-def _tell_story(folder: Path, user: str, data_dir: Path | None, quiet: bool) -> None:
-    from tacita.live.running.demo import ask_node, begin_run, bring, make_site, next_block, running, split
+def _tell_story(folder: Path, user: str, data_dir: Path | None, quiet: bool, stay: float) -> None:
+    from tacita.live.running import control
+    from tacita.live.running.demo import begin_run, bring, make_site, next_block, running, split
 
     console.tell(
         "[bold]tacita demo --live[/bold]: one server and three nodes on this machine, TLS and enrolment between them. "
@@ -85,10 +110,32 @@ def _tell_story(folder: Path, user: str, data_dir: Path | None, quiet: bool) -> 
             bring(folder, people, block=1)
         next_block(folder)
         _tell_block(server, quiet)
-        console.tell(f"What node '{home}' says of itself: {ask_node(folder / home, 'status')['server sees']}")
-        found = ask_node(folder / home, "recommend", user)
+        console.tell(f"What node '{home}' says of itself: {control.ask(folder / home, 'status')['server sees']}")
+        found = control.ask(folder / home, "recommend", user=user)
         console.tell(f"On node '{home}', without asking anybody:")
         console.show_recommendations(user, found)
+        if stay:
+            _show_pages(folder, people, user, stay)
+
+
+def _show_pages(folder: Path, people: Any, user: str, stay: float) -> None:
+    """Both pages, until Ctrl-C; everybody else is played."""
+    from tacita.live.pages.welcome import welcome
+    from tacita.live.processes import stopped_by_signals
+    from tacita.live.running.company import Company
+
+    home, stopping = folder / people.home_of(user), threading.Event()
+    made = welcome(folder / "server", home, user)
+    console.say("")
+    console.answer(f"Page of person {user}: {made.person}")
+    console.answer(f"Page of the operator: {made.operator} (password: {made.password})")
+    console.say(
+        "Open both in a browser on this machine. Take one film back on the first: its certificate comes to the top of "
+        "that page, and the operator's page shows that somebody asked, not who. The link works once; "
+        f"`tacita node page {user} --folder {home}` makes another. Ctrl-C ends everything."
+    )
+    with stopped_by_signals(stopping):
+        Company(folder, people, user).keep(stopping, stay, console.say)
 
 
 def _tell_block(server: Path, quiet: bool) -> None:

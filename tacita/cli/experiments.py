@@ -57,7 +57,7 @@ def reproduce(
     if table == "list":
         console.answer("\n".join(plan.experiment_names()))
         return
-    wanted = reproducing.plan_table(table, only or [], seeds, quick)
+    wanted = reproducing.plan_table(table, only or [], seeds, quick, out)
     wanted = reproducing.only_finished(wanted, out) if finished else wanted
     with console.counting("cells", quiet) as tell:
         found = reproducing.reproduce(wanted, out, data_dir, workers, tell)
@@ -81,10 +81,12 @@ def tune(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the study (default: runs/tune; trials of a paper of single runs: docs/reproduction)."
+            help="Folder of the study (default: runs/tune); with --paper also of what is chosen (docs/reproduction)."
         ),
     ] = None,
-    paper: Annotated[str, typer.Option(help="Tune every method of a paper's main table and store the choice.")] = "",
+    paper: Annotated[
+        str, typer.Option(help="Tune every method of a paper's main table; `reproduce` reads the choice in --out.")
+    ] = "",
     only: Annotated[
         list[str] | None, typer.Option("--only", help="With --paper: a dataset, backbone or variant; repeat for more.")
     ] = None,
@@ -184,18 +186,19 @@ def _tune_paper(
     from tacita.lab.experiments.plan import main_table, settings_path
     from tacita.lab.experiments.tune_paper import paper_jobs, tune_paper
 
+    results = out or TABLES
     if main_table(paper).tune:
-        told = _tune_rates(paper, only, budget, (out or TABLES) / "trials", data_dir, quiet)
+        told = _tune_rates(paper, only, budget, results, data_dir, quiet)
     else:
         jobs = paper_jobs(paper, only, budget.trials, out or STUDIES, data_dir, budget.rounds)
         with console.counting("dataset-backbone pairs", quiet) as tell:
-            _, failed = tune_paper(paper, jobs, tell, budget.workers)
+            _, failed = tune_paper(paper, jobs, results, tell, budget.workers)
         told = Told({"failed": failed}, [f"no score: {one}" for one in failed])
-    path = settings_path(paper)
+    path = settings_path(paper, results)
     return Told({**told.data, "settings": str(path)}, told.answers, f"stored the choices in {path}")
 
 
-def _tune_rates(paper: str, only: list[str], budget: Budget, folder: Path, data_dir: Path | None, quiet: bool) -> Told:
+def _tune_rates(paper: str, only: list[str], budget: Budget, results: Path, data_dir: Path | None, quiet: bool) -> Told:
     from tacita.lab.experiments.cells import CellFile
     from tacita.lab.experiments.plan import main_table
     from tacita.lab.experiments.rates import at_the_end, entries_of
@@ -203,7 +206,8 @@ def _tune_rates(paper: str, only: list[str], budget: Budget, folder: Path, data_
 
     experiment = main_table(paper)
     entries = entries_of(experiment, only, budget.trials, budget.rounds)
-    search = Search(paper, CellFile(folder, paper), data_dir, budget.workers, budget.trials, budget.rounds)
+    kept = CellFile(results / "trials", paper)
+    search = Search(paper, results, kept, data_dir, budget.workers, budget.trials, budget.rounds)
     with console.counting("trials", quiet) as tell:
         chosen, failed = tune_rates(search, experiment, entries, tell)
     lines = []

@@ -147,8 +147,13 @@ def status(folder: Folder = HERE, as_json: AsJson = False) -> None:
 
 
 def _show_request(one: dict[str, Any]) -> None:
+    from tacita.live.words import ago
+
     what = f"{one['kind']} {one['items']:,} items" if one["items"] else str(one["kind"])
-    console.answer(f"request {one['request']}: {what} of user {one['user']}, run {one['run']}: {one['state']}.")
+    age = "" if one["age"] is None else f" (asked {ago(one['age'])} ago)"
+    console.answer(f"request {one['request']}: {what} of user {one['user']}, run {one['run']}: {one['state']}{age}.")
+    if one["effect"]:
+        console.answer(f"  {one['effect']}.")
 
 
 @app.command()
@@ -206,19 +211,30 @@ def recommend(
 
 @app.command()
 def ledger(
-    user: Annotated[str, typer.Argument(metavar="USER", help="Raw user id.")],
+    user: Annotated[str | None, typer.Argument(metavar="[USER]", help="Raw user id; none: the node's log.")] = None,
     folder: Folder = HERE,
     as_json: AsJson = False,
 ) -> None:
-    """What one of the node's users has spent of their privacy budget, run by run; it is charged before anything leaves.
+    """What left: of a user what they have spent of their privacy budget, run by run, and what left of their requests.
 
-    Example: `tacita node ledger 196`
+    Budgets are charged before anything leaves. Without a user: the node's log, sums and requests alike, with bytes.
+
+    Examples:
+
+    `tacita node ledger 196`
+
+    `tacita node ledger`
     """
     from tacita.lab.ledger import in_words
+    from tacita.live.node import left
 
     found = _ask(folder, "ledger", quiet=as_json, user=user)
     if as_json:
         console.print_json(found)
+        return
+    for line in left.in_words(found):
+        console.answer(line)
+    if user is None:
         return
     if not found["runs"]:
         console.say(f"No run has heard anything of user {user}.")
@@ -373,9 +389,15 @@ def erase(
     folder: Folder = HERE,
     as_json: AsJson = False,
 ) -> None:
-    """Remove a user, or everybody, from this node so that no byte of it stays in its store.
+    """Remove a user, or everybody, from this node: to the last byte of its store, and from nowhere else.
 
-    What was learned from sums already sent stays in the server's model.
+    Erased here: history, consent, private parameters, accounts of privacy budgets, and requests, open ones too.
+
+    It stays elsewhere: what the server learned from sums that were sent, what was shared with it, models that others
+    have, files that were imported or exported, backups. The node's log of what left names nobody, and stays.
+
+    First, therefore, take back what can be: `tacita node leave USER` (or `forget`, `unshare`), then wait until
+    `tacita node status` says that it is done. Once erased, nobody here can ask for it, or send what to take back.
 
     Example: `tacita node erase 196`
     """

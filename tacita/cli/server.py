@@ -248,6 +248,7 @@ def status(folder: Folder = HERE, as_json: AsJson = False) -> None:
     Example: `tacita server status`
     """
     from tacita.live.running.server import status as look
+    from tacita.live.words import ago
 
     found = look(folder)
     if as_json:
@@ -266,6 +267,9 @@ def status(folder: Folder = HERE, as_json: AsJson = False) -> None:
         console.answer(f"Node '{node['name']}': {states.get(node['state'], node['state'])}{when}")
     for run in found["runs"]:
         console.answer(f"Run '{run['name']}': {run['standing']}{_scores(run['results'])}")
+        for one in run["requests"]:
+            tried = f", tried in vain {one['tries']} times: {one['said']}" if one["tries"] else ""
+            console.answer(f"  request {one['request']} of node '{one['node']}', open for {ago(one['age'])}{tried}")
         if run["stopped"]:
             console.answer(f"  stopped: {run['stopped']}")
 
@@ -333,6 +337,12 @@ class _News:
             self._tell(f"Waiting for nodes: {self.note}; `tacita server status` shows who is online.")
         elif kind == "refused":
             self._tell(f"Node '{names.get(str(event['node']), event['node'])}' sends nothing: {event['said']}")
+        elif kind == "request stuck":
+            node = names.get(str(event["node"]), event["node"])
+            self._tell(
+                f"A request of somebody on node '{node}' was tried in vain {event['tries']} times and stays open: "
+                f"{event['said']} See that the node runs and answers; `tacita server status` shows what is open."
+            )
         elif kind == "bad reply":
             self._tell(f"Node '{names.get(str(event['node']), event['node'])}': {event['said']}")
         elif kind in ("round", "block", "block done"):

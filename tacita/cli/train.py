@@ -54,7 +54,7 @@ def train(
         str | None,
         typer.Option(
             help="The model: mf, ncf, pfedrec, ego, fedpergnn, interest, lightgcn, neumf, neuncf, tally or "
-            "tally-order (the release of these two gives people away, unless tally has a privacy.epsilon)."
+            "tally-order (the release of these two gives people away, unless there is a privacy.epsilon)."
         ),
     ] = None,
     method: Annotated[

@@ -54,10 +54,16 @@ class Told:
     expected: float  # how many were to take part on average
     bytes_up: float = 0.0  # summed over clients
     notes: dict[str, float] = field(default_factory=dict)
+    counted: int = 0  # of these, whose upload weighs something
 
 
 class Devices(Protocol):
     """What a federated loop asks of the people's devices; the server's state and `down` are what travels down."""
+
+    @property
+    def most_played(self) -> int | None:
+        """How many rounds of a block requests may take, beside its own; None: as many as they like."""
+        ...
 
     def begin_block(self, plan: Any, server: ServerState, down: Down) -> None: ...
 
@@ -100,6 +106,11 @@ class Here:
     members: Members | None = None
     mask: Ragged | None = None  # what validation does not rank
     past: Ragged | None = None  # what everybody told in earlier blocks, where the model reads it
+    left: int = 0  # sums that left before, where that is written down: no two of them have the same noise
+
+    @property
+    def most_played(self) -> int | None:
+        return None
 
     @property
     def best(self) -> DeviceState:
@@ -164,7 +175,7 @@ class Here:
         members, asked = self.asked(fed, then, question, chosen)
         if fed.asker(question) is None:
             self._before(fed, then, members)
-        total, bytes_up = empty_total(fields), 0.0
+        total, bytes_up, counted = empty_total(fields), 0.0, 0
         told: dict[str, list[AnyArray]] = {}
         if OWN in self.clients.lists:
             self.clients.common[OWN] = server.items
@@ -179,17 +190,19 @@ class Here:
             upload = self._encoded(fed, _having(view, answer.kept), answer.upload, question)
             total = add(total, upload, fields, exact)
             bytes_up += upload.n_bytes(fields, whole)
+            counted += int((upload.weight > 0).sum())
             for name, values in answer.notes.items():
                 told.setdefault(name, []).append(values)
         if fed.config.train.silos and not fed.config.train.joint:  # a silo sends one sum of all its people
             bytes_up = fed.config.train.silos * sum(one.n_bytes for one in fields if one.seen == "summed")
+        total = replace(total, nonce=total.nonce ^ self.left)
         for part in fed.transforming(question):
             total = fed.changed(part.party, total, partial(part.encode_sum, fed.seen_by(part.party, then)))
         total = fed.learner.noised(then, total, question)
         expected = float(len(asked))
         if fed.asker(question) is None and np.array_equal(asked, self.taking_part(fed, then)):
             expected = expected_clients(members.active, fed.config.train.participation)
-        return Told(total, len(asked), expected, bytes_up, _means(told))
+        return Told(total, len(asked), expected, bytes_up, _means(told), counted)
 
     def _view(self, fed: Federation, server: ServerState, down: Down, members: Members, cohort: Longs) -> CohortView:
         """What some clients see of themselves."""
@@ -248,7 +261,12 @@ class Here:
         if requests.kind == "forget":  # who names nothing asks for nothing
             some = np.flatnonzero(requests.items.counts() > 0)
             users, requests = users[some], requests.take(some)
-        shared = self._shared(users)
+        known = self._shared(users)
+        for part in fed.parts if len(users) else ():
+            if overrides(part, "server_knows"):
+                view = users_view(self.clients, server, block, users, fed.stream.user_keys, Down())
+                more = part.server_knows(view)
+                known = known if more is None else known.joined(Ragged(more.ptr, more.ids))
         for part in fed.parts if len(users) else ():
             if overrides(part, "handle_many_here"):
                 view = users_view(self.clients, server, block, users, fed.stream.user_keys, Down())
@@ -266,7 +284,7 @@ class Here:
                 requests, noted = part.encode_request(view, requests)
                 put_parts(self.clients, view.user, {part.name: noted})
         if requests.kind == "forget" and not any(overrides(part, "encode_request") for part in fed.parts):
-            stays = shared.holds(requests.items.rows(), requests.items.ids)  # the rest is nobody else's business
+            stays = known.holds(requests.items.rows(), requests.items.ids)  # the rest is nobody else's business
             requests = replace(requests, items=requests.items.where(stays))
         return requests.joined(others)
 

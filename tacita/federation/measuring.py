@@ -146,7 +146,7 @@ def block_scores(
         own = cfg.old_block_mask == "own" or earlier.index == block.index
         seen = test(earlier, known_items(fed, earlier if own else block, "test", cfg.mask), only_chosen=True)
         result["on_blocks"].append(seen.mean()[chosen])
-    if len(block.valid.ids) and any(overrides(p, "predict") for p in fed.parts):
+    if len(block.valid.ids) and any(overrides(p, hook) for p in fed.parts for hook in ("predict", "predict_anew")):
         # with the corrections that only serving applies; what tuning looks at
         mask = known_items(fed, block, "valid", cfg.mask)
         result["valid_served"] = test(block, mask, only_chosen=True, wanted=block.valid).mean()[chosen]

@@ -13,6 +13,8 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from tacita.core.errors import TacitaError
 from tacita.core.types import Again, Given, Keys, Ragged, Request, Requests, ServerState
 from tacita.federation.devices import Here
@@ -113,6 +115,7 @@ class Rounds:
     everybody: DeviceState | None = None  # as they were before the first block began anew
 
     def __call__(self, server: ServerState, chosen: Keys | None, again: Again | None = None) -> ServerState:
+        self.allow(1)
         server = self.plan.joined(self.whole, server)
         self.whole, report = run_round(self.plan, server, self.progress.devices, chosen, again)
         self.played += 1
@@ -122,6 +125,14 @@ class Rounds:
         n = report.clients
         self.spend(n, n * report.bytes_up, n * report.bytes_down, report.seconds)
         return self.plan.seen_by(SERVER, self.whole)
+
+    def allow(self, rounds: int) -> None:
+        most, so_far = self.progress.devices.most_played, self.progress.played + self.played
+        if most is not None and so_far + rounds > most:
+            raise TacitaError(
+                f"requests have taken {so_far} rounds of this block, may take {most} and this one needs {rounds}; ask "
+                "again in the next block."
+            )
 
     def begin(self, server: ServerState, block: int) -> ServerState:
         devices = self.progress.devices
@@ -198,10 +209,16 @@ def _check(plan: Plan, request: Requests) -> None:
 
 
 def given_after(given: Given, request: Request | Requests) -> Given:
-    """What the server holds of people's own after a request: who leaves takes everything."""
+    """What the server holds of people's own after a request: who leaves takes everything.
+
+    What is shared later has no earlier time, whatever a device says: what goes over rounds again takes the older for
+    having been there.
+    """
     asked = Requests.of(request)
     if asked.kind == "share":
-        return given.with_lists(asked.senders, asked.items, asked.time)
+        last = float(given.time.max(initial=-np.inf))
+        at = asked.time if asked.time >= last else float(np.nextafter(last, np.inf))
+        return given.with_lists(asked.senders, asked.items, at)
     return given.without_lists(asked.senders, given.of(asked.senders) if asked.kind == "leave" else asked.items)
 
 

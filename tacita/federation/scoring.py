@@ -8,9 +8,9 @@ import numpy as np
 
 from tacita.core.types import Block, CohortView, Down, Floats, Ints, Keys, Ragged, ServerState
 from tacita.federation.clients import users_view
-from tacita.models.scores import own_scores, score_all
+from tacita.models.scores import own_scores, sample_scores, score_all
 from tacita.round.device_state import OWN, DeviceState
-from tacita.round.parts import Purpose, overrides, owner_of
+from tacita.round.parts import Part, Purpose, overrides, owner_of
 from tacita.round.plan import Plan
 
 
@@ -36,11 +36,13 @@ class DeviceScorer:
     def __call__(self, users: Ints) -> Floats:
         correcting = [p for p in self.plan.parts if overrides(p, "predict")]
         changing = any(overrides(p, "serving") for p in self.plan.parts)
-        answering = owner_of(self.plan.parts, "answers")
+        answering, anew = (owner_of(self.plan.parts, hook) for hook in ("answers", "predict_anew"))
         backbone, view = self.plan.backbone, None
-        if correcting or answering or changing or backbone.reads_context or backbone.reads_history:
+        if correcting or answering or anew or changing or backbone.reads_context or backbone.reads_history:
             view = self.view(users)
-        scores = answering.answers(view) if answering and view else None
+        scores = anew.predict_anew(view, self.purpose) if anew and view else None
+        if scores is None and answering and view:
+            scores = answering.answers(view)
         if scores is None:
             scores = self._own_model(users, view)
         for part in correcting:
@@ -50,12 +52,25 @@ class DeviceScorer:
 
     def some(self, users: Ints, only: Ragged) -> Floats | None:
         """Scores of some items of each user, flat; None where a model can only score the catalogue."""
-        answering, some = owner_of(self.plan.parts, "answers"), self.down.some
-        corrected = any(overrides(p, "predict") for p in self.plan.parts)
-        if corrected or some is None or answering is None or not overrides(answering, "answers_some"):
+        answering, anew = (owner_of(self.plan.parts, hook) for hook in ("answers", "predict_anew"))
+        if any(overrides(p, "predict") for p in self.plan.parts):
             return None
-        view = self.view(users, replace(self.down, own=lambda clients: some(clients, only)))
-        return answering.answers_some(view, only)
+        made = anew.predict_anew(self.view(users), self.purpose, only) if anew else None
+        if made is not None:
+            return made
+        if answering is not None:
+            return self._answered(answering, users, only)
+        backbone = self.plan.backbone
+        if not backbone.grouped or OWN in self.clients.lists:
+            return None  # a catalogue costs such models little, or has rows of one's own
+        return sample_scores(backbone, self.view(users), only.rows(), only.ids)
+
+    def _answered(self, answering: Part, users: Ints, only: Ragged) -> Floats | None:
+        """What another model than the run's own says of some items, where it can leave out the others."""
+        some = self.down.some
+        if some is None or not overrides(answering, "answers_some"):
+            return None
+        return answering.answers_some(self.view(users, replace(self.down, own=lambda all: some(all, only))), only)
 
     def view(self, users: Ints, down: Down | None = None) -> CohortView:
         """What the devices of these users score with."""

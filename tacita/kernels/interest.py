@@ -250,6 +250,34 @@ def interest_step(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def _batch(
+    at: Longs, g: int, order: Longs, begin: int, end: int, owner: Ints, row_of: Ints, label: Floats,
+    context_ptr: Longs, context_row: Ints, rating: Floats, gap: Ints, mine: Floats, flat: Floats,
+) -> Any:  # fmt: skip
+    """What a step reads: whose samples these are, the rows in use (samples, then events), labels, rows and events."""
+    d = mine.shape[1]
+    n, person = end - begin, np.empty(end - begin, np.int64)
+    who = _people_of(order, begin, end, owner, person)
+    ptr = np.zeros(len(who) + 1, np.int64)
+    for u in range(len(who)):
+        ptr[u + 1] = ptr[u] + context_ptr[who[u] + 1] - context_ptr[who[u]]
+    used, wanted = np.empty(n + ptr[-1], np.int64), np.empty(n, np.float32)
+    item, events = np.empty((n, d), np.float32), np.empty((ptr[-1], d + 1 + g), np.float32)
+    bucket = np.empty(ptr[-1], np.int64)
+    for k in range(n):
+        sample = order[begin + k]
+        used[k], wanted[k] = row_of[sample], label[sample]
+        item[k] = mine[used[k]]
+    for u in range(len(who)):
+        for k in range(ptr[u + 1] - ptr[u]):
+            e, from_ = ptr[u] + k, context_ptr[who[u]] + k
+            used[n + e], bucket[e] = context_row[from_], gap[from_]
+            events[e, :d], events[e, d] = mine[used[n + e]], rating[from_]
+            events[e, d + 1 :] = flat[at[_GAPS] + bucket[e] * g : at[_GAPS] + (bucket[e] + 1) * g]
+    return who, person, used, wanted, item, ptr, events, bucket
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def interest_steps(
     first: int, last: int, at: Longs, layers: Longs, biases: Longs, sizes: Longs, g: int, mu: np.float32,
     decay: np.float32, batch_ptr: Longs, batch_start: Longs, order: Longs, owner: Ints, row_of: Ints, label: Floats,
@@ -257,7 +285,6 @@ def interest_steps(
     private: Floats, flats: Floats, rate: Floats, row_rate: Floats, flat_rate: Floats,
 ) -> None:  # fmt: skip
     """All steps of clients first..last-1; Adam begins afresh."""
-    d = rows.shape[1]
     d_flat = np.empty(flats.shape[1], np.float32)
     for c in range(first, last):
         mine, flat, users = rows[row_start[c] : row_start[c + 1]], flats[c], private[user_ptr[c] : user_ptr[c + 1]]
@@ -267,25 +294,10 @@ def interest_steps(
         slot = np.full(len(mine), -1, np.int64)
         for epoch in range(len(order)):
             for b in range(batch_ptr[c], batch_ptr[c + 1]):
-                begin, end = batch_start[epoch, b], batch_start[epoch, b + 1]
-                n, person = end - begin, np.empty(end - begin, np.int64)
-                who = _people_of(order[epoch], begin, end, owner, person)
-                ptr = np.zeros(len(who) + 1, np.int64)
-                for u in range(len(who)):
-                    ptr[u + 1] = ptr[u] + context_ptr[who[u] + 1] - context_ptr[who[u]]
-                used, wanted = np.empty(n + ptr[-1], np.int64), np.empty(n, np.float32)
-                item, events = np.empty((n, d), np.float32), np.empty((ptr[-1], d + 1 + g), np.float32)
-                bucket = np.empty(ptr[-1], np.int64)
-                for k in range(n):
-                    sample = order[epoch, begin + k]
-                    used[k], wanted[k] = row_of[sample], label[sample]
-                    item[k] = mine[used[k]]
-                for u in range(len(who)):
-                    for k in range(ptr[u + 1] - ptr[u]):
-                        e, from_ = ptr[u] + k, context_ptr[who[u]] + k
-                        used[n + e], bucket[e] = context_row[from_], gap[from_]
-                        events[e, :d], events[e, d] = mine[used[n + e]], rating[from_]
-                        events[e, d + 1 :] = flat[at[_GAPS] + bucket[e] * g : at[_GAPS] + (bucket[e] + 1) * g]
+                who, person, used, wanted, item, ptr, events, bucket = _batch(
+                    at, g, order[epoch], batch_start[epoch, b], batch_start[epoch, b + 1], owner, row_of, label,
+                    context_ptr, context_row, rating, gap, mine, flat,
+                )  # fmt: skip
                 dp, d_item, d_events = interest_step(
                     flat, at, layers, biases, sizes, g, mu, private, who, person, item, wanted, ptr, events, bucket,
                     d_flat,
@@ -298,3 +310,61 @@ def interest_steps(
                 move_row(flat, d_flat, flat_mean, flat_square, step, flat_rate, decay)
                 slopes = np.concatenate((d_item, d_events), 0)
                 adam_used(used, slopes, slot, mine, mean, square, steps, row_rate, decay)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _lean(mine: Floats, grad: Floats, own: Floats, rate: np.float32, lam: np.float32) -> None:
+    """One step of a personal model, which is held to the one it leans on."""
+    for j in range(len(mine)):
+        mine[j] -= rate * (grad[j] + lam * (mine[j] - own[j]))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _follow(own: Floats, mine: Floats, share: np.float32) -> None:
+    for j in range(len(own)):
+        own[j] -= share * (own[j] - mine[j])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def interest_leans(
+    first: int, last: int, at: Longs, layers: Longs, biases: Longs, sizes: Longs, g: int, mu: np.float32,
+    inner: int, rate: np.float32, lam: np.float32, eta: np.float32, batch_ptr: Longs, batch_start: Longs, order: Longs,
+    owner: Ints, row_of: Ints, label: Floats, context_ptr: Longs, context_row: Ints, rating: Floats, gap: Ints,
+    row_start: Longs, user_ptr: Longs, rows: Floats, private: Floats, flats: Floats, my_rows: Floats,
+    my_private: Floats, my_flats: Floats,
+) -> None:  # fmt: skip
+    """All steps of pFedMe of clients first..last-1: `inner` plain ones of the personal model, which the other follows.
+
+    `rows`, `private` and `flats` are what is leaned on, my_* the personal models, which begin as the same.
+    """
+    d_flat = np.empty(flats.shape[1], np.float32)
+    for c in range(first, last):
+        a, b = row_start[c], row_start[c + 1]
+        mine, flat = my_rows[a:b], my_flats[c]
+        people = slice(user_ptr[c], user_ptr[c + 1])
+        users, d_users = my_private[people], np.empty_like(my_private[people])
+        d_rows = np.empty_like(mine)
+        for epoch in range(len(order)):
+            for k in range(batch_ptr[c], batch_ptr[c + 1]):
+                for _ in range(inner):
+                    who, person, used, wanted, item, ptr, events, bucket = _batch(
+                        at, g, order[epoch], batch_start[epoch, k], batch_start[epoch, k + 1], owner, row_of, label,
+                        context_ptr, context_row, rating, gap, mine, flat,
+                    )  # fmt: skip
+                    dp, d_item, d_events = interest_step(
+                        flat, at, layers, biases, sizes, g, mu, my_private, who, person, item, wanted, ptr, events,
+                        bucket, d_flat,
+                    )  # fmt: skip
+                    d_users[:], d_rows[:] = 0, 0
+                    for u in range(len(who)):
+                        d_users[who[u] - user_ptr[c]] = dp[u]
+                    for i in range(len(item)):
+                        d_rows[used[i]] += d_item[i]
+                    for e in range(len(events)):
+                        d_rows[used[len(item) + e]] += d_events[e]
+                    _lean(flat, d_flat, flats[c], rate, lam)
+                    _lean(mine.reshape(-1), d_rows.reshape(-1), rows[a:b].reshape(-1), rate, lam)
+                    _lean(users.reshape(-1), d_users.reshape(-1), private[people].reshape(-1), rate, lam)
+                _follow(flats[c], flat, eta * lam)
+                _follow(rows[a:b].reshape(-1), mine.reshape(-1), eta * lam)
+                _follow(private[people].reshape(-1), users.reshape(-1), eta * lam)

@@ -47,7 +47,11 @@ def free_folder(config: RunConfig) -> Path:
     data = Path(config.data.partition(":")[0]).stem
     backbone = str(config.backbone.get("name", "mf"))
     named = dict.fromkeys([backbone, method_name(backbone, config.method, None)])
-    stem = "-".join([data, *named, str(config.seed)])
+    return free_name("-".join([data, *named, str(config.seed)]))
+
+
+def free_name(stem: str) -> Path:
+    """A new name under runs/."""
     for n in range(1, 10_000):
         path = Path("runs") / (stem if n == 1 else f"{stem}-{n}")
         if not path.exists():

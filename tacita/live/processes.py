@@ -216,3 +216,20 @@ def stopped_by_signals(stopping: threading.Event) -> Iterator[None]:
     finally:
         for one, old in before.items():
             signal.signal(one, old)
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM ends us as Ctrl-C does: what we started is stopped first."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

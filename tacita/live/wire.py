@@ -19,13 +19,15 @@ from tacita.core.types import AnyArray, Arrays
 from tacita.fields import Spec, Total, symmetric_of, touched_of
 from tacita.live.letters import read_each
 
-VERSION = 1
-MAGIC = b"tacita/1"
+VERSION = 2
+MAGIC = b"tacita/2"
 MOST_HEADER = 2**24
 _LENGTH = struct.Struct(">I")
 
 MOST_PEOPLE = 10**9
 MOST_REQUESTS = 1000  # in one reply; the others wait for the next
+MOST_PLAYED = 1000  # rounds that requests may take in a block, beside its own
+POPULAR = "popular "  # before the name of a score: what most popular reaches on the same test items
 SCORES = ("validate", "close")
 """Questions about scores; every other one belongs to the learner of the run and is answered by a sum over people."""
 
@@ -43,9 +45,12 @@ class Outcome(Strict):
     """What became of a request that a node carried; of who asked and for what, it says nothing."""
 
     id: int = Field(ge=0, le=2**62)
-    state: Literal["heard", "waits", "done", "refused"]
+    state: Literal[
+        "heard", "waits", "pending", "done", "refused"
+    ]  # pending: tried in vain, and going to be tried again
     block: int = Field(0, ge=0, le=100_000)
-    round: int = Field(0, ge=0, le=10_000_000)  # after which it was carried out
+    round: int = Field(0, ge=0, le=10_000_000)  # after which it was carried out, or tried last
+    tries: int = Field(0, ge=0, le=1_000_000)  # in vain
     said: Printable = Field("", max_length=500)
     certificate: dict[Annotated[Printable, Field(max_length=100)], Fact] = Field({}, max_length=40)
 
@@ -65,6 +70,9 @@ class RequestHead(Strict):
     config: dict[str, Any]  # the run's settings
     names: dict[str, str]  # every array of the model -> its sha256; what is not sent the node already has
     told: list[Outcome] = Field([], max_length=MOST_REQUESTS)  # of what this node's people asked for
+    attempt: int = Field(0, ge=0, le=2**53)  # asked to carry out requests, in the attempt of this number; 0: it is not
+    resolved: int = Field(0, ge=0, le=2**53)  # attempts that are over
+    failed: list[Annotated[int, Field(ge=1, le=2**53)]] = Field([], max_length=MOST_REQUESTS)  # that came to nothing
 
 
 class Wanted(Strict):
@@ -93,6 +101,8 @@ class ReplyHead(Strict):
     have: list[str] = Field([], max_length=10_000)  # digests of the arrays the node holds
     requests: list[Wanted] = Field([], max_length=MOST_REQUESTS)  # until the server says that it has them
     heard: list[Annotated[int, Field(ge=0, le=2**62)]] = Field([], max_length=MOST_REQUESTS)  # what became of these
+    version: Printable = Field("", max_length=40)  # of tacita on the node, when the reply was sent
+    time: float = Field(0.0, ge=0, le=1e12)  # of the node's clock, then; 0: it was not told
 
 
 @dataclass(frozen=True)
@@ -104,7 +114,7 @@ class Request:
     def sha(self) -> str:
         """What is asked, whichever arrays had to travel, whatever items are called and whatever was told beside."""
         names = {name: sha for name, sha in sorted(self.head.names.items()) if name != "catalogue"}
-        asked = self.head.model_copy(update={"names": names, "told": []})
+        asked = self.head.model_copy(update={"names": names, "told": [], "resolved": 0, "failed": []})
         return hashlib.sha256(asked.model_dump_json().encode()).hexdigest()
 
 
@@ -145,6 +155,14 @@ Head = TypeVar("Head", bound=Strict)
 def encode(message: Request | Reply) -> bytes:
     head = message.head.model_dump_json().encode()
     return b"".join([MAGIC, _LENGTH.pack(len(head)), head, pack(message.arrays)])
+
+
+def stamped(body: bytes, version: str, at: float) -> bytes:
+    """A reply as it is sent now: one that was stored is sent again as it was, with the clock of today."""
+    start = len(MAGIC) + _LENGTH.size
+    end = start + int(_LENGTH.unpack(body[len(MAGIC) : start])[0])
+    head = json.dumps({**json.loads(body[start:end]), "version": version, "time": at}).encode()
+    return b"".join([MAGIC, _LENGTH.pack(len(head)), head, body[end:]])
 
 
 def decode_request(body: bytes) -> Request:

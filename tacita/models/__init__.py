@@ -11,5 +11,6 @@ from tacita.models.tally import filter as _filter  # noqa: F401
 from tacita.models.tally import model as _linear  # noqa: F401
 from tacita.models.tally import order as _order  # noqa: F401
 from tacita.models.tally import private as _private  # noqa: F401
+from tacita.models.tally import private_order as _private_order  # noqa: F401
 
 __all__ = ["Backbone", "BackboneConfig", "Context", "backbone_class", "backbone_names", "register"]

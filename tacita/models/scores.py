@@ -196,13 +196,26 @@ def own_scores(
 
 
 def personal_scores(
+    backbone: Backbone,
+    private: Floats,
+    heads: Arrays,
+    items: Floats,
+    own: Ragged,
+    context: Ragged | None,
+    only: Ragged | None = None,
+) -> Floats:
+    """The same where shared parameters are everybody's own, too: (users, ...); of some items of each alone, flat."""
+    if backbone.grouped and heads:
+        return _own_climbed(backbone, private, heads, items, own, context, only)
+    scores = _own_catalogue(backbone, private, heads, items, own, context)
+    return scores if only is None else scores[only.rows(), only.ids]
+
+
+def _own_catalogue(
     backbone: Backbone, private: Floats, heads: Arrays, items: Floats, own: Ragged, context: Ragged | None
 ) -> Floats:
-    """The same where shared parameters are everybody's own, too: (users, ...)."""
     if not heads:
         return own_scores(backbone, private, {}, items, own, context)
-    if backbone.grouped:
-        return _own_climbed(backbone, private, heads, items, own, context)
 
     def one(user: int) -> Floats:
         some = np.array([user])
@@ -214,7 +227,13 @@ def personal_scores(
 
 
 def _own_climbed(
-    backbone: Backbone, private: Floats, heads: Arrays, items: Floats, own: Ragged, context: Ragged | None
+    backbone: Backbone,
+    private: Floats,
+    heads: Arrays,
+    items: Floats,
+    own: Ragged,
+    context: Ragged | None,
+    only: Ragged | None,
 ) -> Floats:
     """A user at a time, users on all cores, each with its own tower and its own version of the rows it has."""
     tile = np.pad(items, ((0, -len(items) % _TILE), (0, 0)))
@@ -227,13 +246,20 @@ def _own_climbed(
         shared = {name: v[some] for name, v in heads.items()}
         read = None if context is None else Context.of(context.take(some), table)
         rep = backbone.represent(backbone.named(private[some]), shared, read)
-        groups = table.reshape(-1, _TILE // _LANES, _LANES, items.shape[1])
         seen = {name: v[:, None] for name, v in rep.items()}
+        if only is not None:
+            listed = only.ids[only.ptr[user] : only.ptr[user + 1]]
+            table = table[np.pad(listed, (0, -len(listed) % _LANES))]
+            found = backbone.score_groups(seen, shared, table.reshape(-1, _LANES, items.shape[1]))
+            return np.asarray(found, np.float32).reshape(-1)[: len(listed)]
+        groups = table.reshape(-1, _TILE // _LANES, _LANES, items.shape[1])
         scored = [backbone.score_groups(seen, shared, group).reshape(-1) for group in groups]
         return np.concatenate(scored)[: len(items)]
 
     with ThreadPoolExecutor(threads_in_use()) as pool:
         made = list(pool.map(one, range(len(private))))
+    if only is not None:
+        return np.concatenate([np.zeros(0, np.float32), *made]).astype(np.float32)
     return np.stack(made).astype(np.float32) if made else np.zeros((0, len(items)), np.float32)
 
 

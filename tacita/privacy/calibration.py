@@ -9,6 +9,7 @@ bisection, and of the last bracket the end that promises less is taken.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 from scipy.special import log_ndtr, ndtri
@@ -58,6 +59,7 @@ def epsilon_of_mu(mu: Doubles, delta: float) -> Doubles:
     return out
 
 
+@lru_cache(maxsize=4096)
 def mu_of(epsilon: float, delta: float) -> float:
     """The largest mu-GDP loss that (epsilon, delta) allows: what a budget is worth."""
     _check_delta(delta)

@@ -9,12 +9,14 @@ from typing import Any
 
 from tacita.core.files import write_bytes
 
+EVERYWHERE = ("half the noise", "no clip")
 NOTES = (
     "Each bound is one that the real epsilon is above, in 95 of 100 audits or more. It may be far below: the claim is "
     "what bounds from above.",
     "By right guesses: nothing is assumed of the mechanism. By its law: noise is taken to be of the kind that is "
     "claimed, and the bound is on how much of it there is.",
-    "A bug is caught where the larger of the two bounds is above the claim.",
+    "A bug is caught where the larger of the two bounds is above the claim; where devices keep ledgers, above what "
+    "these say with the bug.",
 )
 
 
@@ -24,11 +26,12 @@ def rows_of(found: Mapping[str, Any]) -> list[dict[str, str]]:
             "mechanism": row["mechanism"],
             "whom": row["unit"],
             "against": row["against"],
-            "claimed": f"{row['epsilon']:g}",
+            "claimed": f"{row['epsilon']:.3g}",
             "canaries": f"{row['canaries']:,}",
             "at least, by guesses": f"{row['one_run']:.2f}",
             "at least, by its law": f"{row['within_law']:.2f}",
-            **{f"with {bug}": _bug(row, bug) for bug in ("half the noise", "no clip")},
+            **{f"with {bug}": _bug(row, bug) for bug in EVERYWHERE},
+            "with a bug of its own": _own_bugs(row),
         }
         for row in found["rows"]
     ]
@@ -36,6 +39,13 @@ def rows_of(found: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def _bug(row: Mapping[str, Any], bug: str) -> str:
     return f"{row['bugs'][bug]:.2f}" if bug in row["bugs"] else "-"
+
+
+def _own_bugs(row: Mapping[str, Any]) -> str:
+    """Bugs that only this mechanism can have, and what its ledgers would say then."""
+    own, said = [bug for bug in row["bugs"] if bug not in EVERYWHERE], row["said_with_bugs"]
+    less = {bug: f" (ledgers say {said[bug]:.3g})" if said[bug] < 0.99 * row["epsilon"] else "" for bug in own}
+    return "; ".join(f"{row['bugs'][bug]:.2f}: {bug}{less[bug]}" for bug in own) or "-"
 
 
 def verdict(found: Mapping[str, Any]) -> str:

@@ -319,6 +319,17 @@ def rows_taken(arrays: Arrays, which: AnyArray) -> Arrays:
     return plain | _as_arrays(taken)
 
 
+def rows_joined(first: Arrays, more: Arrays) -> Arrays:
+    """What devices hold, as arrays, for the users of both, those of the first before the others."""
+    plain = {name: np.concatenate([v, more[name]]) for name, v in first.items() if not name.startswith(LISTS)}
+    joined, others = {}, _as_lists(more)
+    for name, (ptr, columns) in _as_lists(first).items():
+        ends, also = others[name]
+        both = {column: np.concatenate([v, also[column]]) for column, v in columns.items()}
+        joined[name] = np.concatenate([ptr, ptr[-1] + ends[1:]]), both
+    return plain | _as_arrays(joined)
+
+
 def _as_arrays(lists: dict[str, tuple[Longs, Arrays]]) -> Arrays:
     out: Arrays = {}
     for name, (ptr, columns) in lists.items():

@@ -60,6 +60,10 @@ class Play(Protocol):
         """
         ...
 
+    def allow(self, rounds: int) -> None:
+        """Refuse what takes more rounds than requests may still have in this block, before anything has changed."""
+        ...
+
     def begin(self, server: ServerState, block: int) -> ServerState:
         """A block anew, as after the given state; block 0: from nothing. What lasts on devices stays. Lab only."""
         ...
@@ -265,6 +269,13 @@ class Part:
         ledger = self.ledger()
         return {} if ledger is None else {"budget": ledger.with_budget(view.parts[self.name], epsilon)["budget"]}
 
+    def server_knows(self, view: CohortView) -> Ragged | None:
+        """Items of single people that the server knows to be theirs, though they share them not.
+
+        Which items are to be forgotten leaves a device only of these, and of what is shared.
+        """
+        return None
+
     def encode_request(self, view: CohortView, requests: Requests) -> tuple[Requests, Held]:
         """What leaves the devices in place of what their people ask for, and what devices remember of that.
 
@@ -290,6 +301,13 @@ class Part:
 
     def answers_some(self, view: CohortView, only: Ragged) -> Floats | None:
         """The same for some items of each user, flat in the order of `only`; None: the whole catalogue is needed."""
+        return None
+
+    def predict_anew(self, view: CohortView, purpose: Purpose, only: Ragged | None = None) -> Floats | None:
+        """Scores by a model that the device makes for its person when it is asked; None: the run's own model answers.
+
+        (users, items), or of some items of each user alone, flat in the order of `only`.
+        """
         return None
 
     def predict(self, view: CohortView, scores: Floats, purpose: Purpose) -> Floats:
@@ -412,6 +430,7 @@ def owner_of(parts: Sequence[Part], hook: str) -> Part | None:
 _DECIDES = {
     "local_data": "what is learned from",
     "answers": "which model answers",
+    "predict_anew": "what a person's own model is",
 }
 
 

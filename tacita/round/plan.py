@@ -34,7 +34,7 @@ class Plan:
     def __post_init__(self) -> None:
         world = World(self.backbone, self.draws, self.config.train)
         object.__setattr__(self, "learner", learner_of(world, self.parts))
-        for hook in ("local_data", "answers"):
+        for hook in ("local_data", "answers", "predict_anew"):
             owner_of(self.parts, hook)
 
     def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:

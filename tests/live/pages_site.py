@@ -54,6 +54,24 @@ class PagesSite:
     def link(self, user: str) -> str:
         return f"{self.person.url}/enter/{self.tokens.link(Who('person', user))}"
 
+    def owners_link(self) -> str:
+        return f"{self.person.url}/enter/{self.tokens.link(Who('owner'))}"
+
+    def crowd(self) -> str:
+        """Somebody with 100,000 rows of history, and 1,000 nodes more; returns who it is."""
+        user = str(self.node.store.users()[1][14])
+        self.node.store.add([(user, f"other {n}", float(n), None) for n in range(100_000)])
+        self.node.refresh()
+        with self.site.store as store, store._writing() as db:
+            key = db.execute("SELECT public_key FROM nodes WHERE number = '1'").fetchone()[0]
+            many = ((f"node-{n}", f"{key}{n}", str(n + 100), 1.0) for n in range(1000))
+            db.executemany("INSERT INTO nodes (name, public_key, number, enrolled) VALUES (?, ?, ?, ?)", many)
+            notes = ((f"node/{n + 100}", '{"version": "0.1.0", "clock": 0.0, "time": 1.0}') for n in range(1000))
+            db.executemany("INSERT INTO meta (key, value) VALUES (?, ?)", notes)
+            answers = (("films", 0, k, "x", str(n + 100), "x", 5, 1.0) for n in range(1000) for k in range(1, 21))
+            db.executemany("INSERT INTO accepted VALUES (?, ?, ?, ?, ?, ?, ?, ?)", answers)
+        return user
+
     def others_ask(self, user: str) -> None:
         """Four other people of the node take something back: the fifth is the one who looks at the page."""
         asked = 0

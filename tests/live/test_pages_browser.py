@@ -5,7 +5,6 @@ TACITA_SHOTS=docs keeps the pictures of the README.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,26 +14,18 @@ import pytest
 
 pytestmark = pytest.mark.live
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install tacita[dev]")
-BROWSER = Path(os.environ.get("TACITA_BROWSER", "/usr/bin/chromium"))
-if not BROWSER.exists():
-    pytest.skip(f"there is no browser at {BROWSER}; set TACITA_BROWSER", allow_module_level=True)
-
+from browser import (  # noqa: E402
+    WIDTHS,
+    complaints,
+    first_view,
+    fits,
+    launched,
+    opened,
+    playwright,
+    serious,
+    shoot,
+)
 from pages_site import PASSWORD, PagesSite, pages_site  # noqa: E402
-
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-AXE = (Path(__file__).parent / "axe" / "axe.min.js").read_text(encoding="utf-8")
-SLOW = 60_000.0  # milliseconds: the machine may be busy
-WIDTHS = {"wide": {"width": 1280, "height": 900}, "narrow": {"width": 390, "height": 844}}
 
 
 @pytest.fixture(scope="module")
@@ -48,44 +39,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PagesSite]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as held:
-        made = held.chromium.launch(executable_path=str(BROWSER), args=FLAGS)
+        made = launched(held)
         yield made
         made.close()
-
-
-def opened(browser: Any, width: str, scheme: str = "light") -> Any:
-    """A new window that fails the test on any error of the page, the policy's refusals among them."""
-    context = browser.new_context(viewport=WIDTHS[width], color_scheme=scheme, accept_downloads=True)
-    context.set_default_timeout(SLOW)
-    page = context.new_page()
-    page.wrong = []  # type: ignore[attr-defined]
-    page.on("console", lambda said: page.wrong.append(said.text) if said.type == "error" else None)
-    page.on("pageerror", lambda error: page.wrong.append(str(error)))
-    page.on("dialog", lambda dialog: dialog.accept())
-    return page
-
-
-def serious(page: Any) -> list[str]:
-    """What axe-core finds; it runs in a world of its own, where the page's policy does not stop it."""
-    page.evaluate(AXE + "; null")
-    found = page.evaluate("axe.run().then(r => r.violations.map(v => [v.impact, v.id, v.nodes[0].html]))")
-    return [str(one) for one in found if one[0] in ("serious", "critical")]
-
-
-def complaints(page: Any) -> list[str]:
-    """What the browser complained of; axe and the camera try styles of their own, which the page's policy stops."""
-    return [one for one in page.wrong if not one.startswith("Applying inline style violates")]
-
-
-def shoot(page: Any, name: str, keep: bool = False) -> None:
-    folder = Path(os.environ.get("TACITA_SHOTS", Path(tempfile.gettempdir()) / "tacita-shots"))
-    if keep or "TACITA_SHOTS" not in os.environ:
-        folder.mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=folder / f"{name}.png", full_page=not keep)
-
-
-def fits(page: Any) -> bool:
-    return bool(page.evaluate("document.documentElement.scrollWidth <= window.innerWidth + 1"))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -123,6 +79,9 @@ def _look(pages: PagesSite, page: Any, user: str, width: str) -> None:
     page.get_by_role("button", name="What if not?").first.click()
     page.locator(".preview p").first.wait_for()
     page.locator("#gauge .note, #gauge meter").first.wait_for()
+    page.get_by_label("Most that a run may spend of you").fill("1.5")
+    page.get_by_role("button", name="Allow that much").click()
+    page.locator("#notice", has_text="at most 1.5 of your budget").wait_for()
     page.locator("#held li").first.wait_for()
     assert page.locator("#left li").count() >= 1
     assert fits(page)
@@ -166,7 +125,7 @@ def _watch(pages: PagesSite, page: Any, width: str) -> None:
     page.get_by_role("button", name="Next block of films").wait_for()
     page.locator("#runs .state", has_text="blocks done").wait_for()
     page.reload()
-    page.locator("#requests tbody tr", has_text="done").first.wait_for()
+    page.locator("#requests li", has_text="done").first.wait_for()
     page.get_by_text("Rounds", exact=True).first.click()
     assert fits(page)
     assert serious(page) == []
@@ -203,15 +162,53 @@ def _end(pages: PagesSite, page: Any, user: str) -> None:
     assert user not in pages.node.store.users()[1]
 
 
-def test_dark_pages_have_contrast_too(pages: PagesSite, browser: Any) -> None:
+@pytest.mark.parametrize("width", WIDTHS)
+def test_dark_pages_have_contrast_too(pages: PagesSite, browser: Any, width: str) -> None:
     user = pages.node.store.users()[1][12]
-    page = opened(browser, "wide", "dark")
-    page.goto(pages.link(user))
+    mine, room = opened(browser, width, "dark"), opened(browser, width, "dark")
+    mine.goto(pages.link(user))
+    mine.wait_for_url(f"{pages.person.url}/")
+    mine.locator("#held li").first.wait_for()
+    mine.locator("#declare").wait_for()
+    room.goto(f"{pages.operator.url}/login")
+    shoot(room, f"login-dark-{width}")
+    assert serious(room) == []
+    room.get_by_label("Password").fill(PASSWORD)
+    room.get_by_role("button", name="Log in").click()
+    room.get_by_text("Budgets", exact=True).first.click()
+    for page, name in ((mine, "person"), (room, "operator")):
+        assert fits(page)
+        assert serious(page) == []
+        shoot(page, f"{name}-dark-{width}")
+        page.context.close()
+
+
+def test_an_owner_hands_out_links(pages: PagesSite, browser: Any) -> None:
+    page = opened(browser, "narrow")
+    page.goto(pages.owners_link())
     page.wait_for_url(f"{pages.person.url}/")
-    page.locator("#held li").first.wait_for()
+    page.get_by_role("button", name="Make a link").first.click()
+    page.locator("#notice", has_text="within ten minutes").wait_for()
+    assert fits(page)
     assert serious(page) == []
-    shoot(page, "person-dark")
+    shoot(page, "owner-narrow")
     page.context.close()
+
+
+def test_the_first_view_is_quick_with_much_to_show(pages: PagesSite, browser: Any) -> None:
+    """100,000 rows of history and 1,000 nodes: under a second where nothing else runs; here the machine may be busy."""
+    user = pages.crowd()
+    mine, room = opened(browser, "wide"), opened(browser, "wide")
+    mine.goto(pages.link(user))
+    mine.wait_for_url(f"{pages.person.url}/")
+    assert "100,0" in mine.locator("#tiles").inner_text()
+    room.goto(f"{pages.operator.url}/login")
+    room.get_by_label("Password").fill(PASSWORD)
+    room.get_by_role("button", name="Log in").click()
+    room.locator("#nodes .count", has_text="1,00").wait_for()
+    took = {name: min(first_view(page) for _ in range(3)) for name, page in (("person", mine), ("operator", room))}
+    print(f"first view: {took}")
+    assert all(one < 3.0 for one in took.values()), took
 
 
 def test_a_site_elsewhere_reaches_nothing(pages: PagesSite, browser: Any) -> None:

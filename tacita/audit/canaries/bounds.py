@@ -32,6 +32,7 @@ class Trials:
 
     score: Doubles
     inside: Bools
+    charged: float | None = None  # the epsilon on their own ledgers, where they keep some
 
     def __len__(self) -> int:
         return len(self.score)

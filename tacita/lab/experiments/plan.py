@@ -1,6 +1,8 @@
 """An experiment is one TOML file: datasets, backbones, variants, seeds, the published cells and the tolerance.
 
-Settings chosen by tuning lie beside it in settings.toml, with the validation scores they were chosen by.
+Settings chosen by tuning lie beside it in settings.toml, with the validation scores they were chosen by. That file is
+part of the package and nobody's to write: `tacita tune --paper` writes PAPER/settings.toml among the results, which is
+read first; copied here, and no longer there, it is what everybody gets.
 """
 
 from __future__ import annotations
@@ -176,8 +178,8 @@ def experiment_names() -> list[str]:
     return sorted(f"{p.parent.name}/{p.stem}" for p in ROOT.glob("*/*.toml") if p.stem != "settings")
 
 
-def load_experiment(name: str) -> tuple[Experiment, Settings]:
-    """PAPER/TABLE, or a paper that is one table of its own name."""
+def load_experiment(name: str, results: Path | None = None) -> tuple[Experiment, Settings]:
+    """PAPER/TABLE, or a paper that is one table of its own name; settings as `load_settings` finds them."""
     if f"{name}/{name}" in experiment_names():
         name = f"{name}/{name}"
     if name not in experiment_names():
@@ -185,12 +187,12 @@ def load_experiment(name: str) -> tuple[Experiment, Settings]:
     path = ROOT / f"{name}.toml"
     experiment = validated(Experiment, read_toml(path), name)
     papers = experiment.settings_from or [name.partition("/")[0]]
-    return experiment, joined_settings(papers) if experiment.tuned else Settings()
+    return experiment, joined_settings(papers, results) if experiment.tuned else Settings()
 
 
-def joined_settings(papers: list[str]) -> Settings:
+def joined_settings(papers: list[str], results: Path | None = None) -> Settings:
     """What was chosen for the methods of several papers; a rate that all of a paper share becomes each one's own."""
-    found = [load_settings(paper) for paper in papers]
+    found = [load_settings(paper, results) for paper in papers]
     if len(found) == 1:
         return found[0]
     chosen: dict[str, dict[str, dict[str, Chosen]]] = {}
@@ -211,13 +213,18 @@ def main_table(paper: str) -> Experiment:
     return load_experiment(f"{paper}/table2")[0]
 
 
-def settings_path(paper: str) -> Path:
-    return ROOT / paper / "settings.toml"
+def settings_path(paper: str, results: Path) -> Path:
+    """Where tuning writes what it chose: among the results."""
+    return results / paper / "settings.toml"
 
 
-def load_settings(paper: str) -> Settings:
-    path = settings_path(paper)
-    return validated(Settings, read_toml(path), str(path.name)) if path.is_file() else Settings()
+def load_settings(paper: str, results: Path | None = None) -> Settings:
+    """What was chosen for a paper: as tuned among some results, else as the package brings it."""
+    for folder in (results, ROOT):
+        path = None if folder is None else settings_path(paper, folder)
+        if path is not None and path.is_file():
+            return validated(Settings, read_toml(path), str(path.name))
+    return Settings()
 
 
 def run_config(

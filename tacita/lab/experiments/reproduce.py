@@ -32,9 +32,9 @@ class Reproduced:
     path: Path  # of the files, without their suffix
 
 
-def plan_table(table: str, only: list[str], seeds: int | None, quick: bool) -> Wanted:
-    """The cells of PAPER/TABLE that the words ask for."""
-    experiment, settings = load_experiment(table)
+def plan_table(table: str, only: list[str], seeds: int | None, quick: bool, results: Path | None = None) -> Wanted:
+    """The cells of PAPER/TABLE that the words ask for, with what was tuned among some results."""
+    experiment, settings = load_experiment(table, results)
     datasets, backbones, variants = narrowed(experiment, only)
     count = seeds or experiment.seeds
     if quick and only:

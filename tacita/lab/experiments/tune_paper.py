@@ -1,4 +1,4 @@
-"""Tune every method of a paper's main table and store what was chosen beside its experiment files.
+"""Tune every method of a paper's main table and store what was chosen among the results, where tables read it.
 
 Streams of blocks have a core for each dataset and backbone; runs of one block (`rates.py`) one for each trial.
 """
@@ -12,7 +12,7 @@ import tomli_w
 
 from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
 from tacita.core.errors import TacitaError
-from tacita.core.files import write_bytes
+from tacita.core.files import disk_error, write_bytes
 from tacita.lab.assembling import Machine
 from tacita.lab.experiments.cells import CellFile, run_cells
 from tacita.lab.experiments.plan import (
@@ -91,13 +91,13 @@ def paper_jobs(
 
 
 def tune_paper(
-    paper: str, jobs: list[PairJob], on_done: OnDone | None = None, workers: int = 0
+    paper: str, jobs: list[PairJob], results: Path, on_done: OnDone | None = None, workers: int = 0
 ) -> tuple[Path, list[str]]:
-    """Tune every (dataset, backbone) on its own core and store what was chosen beside the experiment files.
+    """Tune every (dataset, backbone) on its own core and store what was chosen among the results.
 
     Returns the file of choices and a sentence for everything that could not be tried.
     """
-    settings = load_settings(paper)
+    settings = load_settings(paper, results)
     failed: list[str] = []
     if on_done:
         on_done(0, len(jobs))
@@ -105,11 +105,11 @@ def tune_paper(
         settings.lr.setdefault(job.dataset, {})[job.backbone] = found.lr
         settings.lr_valid.setdefault(job.dataset, {})[job.backbone] = found.valid
         settings.chosen.setdefault(job.dataset, {}).setdefault(job.backbone, {}).update(found.chosen)
-        store_settings(paper, settings)
+        store_settings(paper, settings, results)
         failed += found.failed
         if on_done:
             on_done(done, len(jobs))
-    return settings_path(paper), failed
+    return settings_path(paper, results), failed
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,7 @@ class Search:
     """Where the trials of a paper are kept, and how they are run."""
 
     paper: str
+    results: Path
     kept: CellFile
     data_dir: Path | None
     workers: int = 0
@@ -136,7 +137,8 @@ def tune_rates(
     lines |= run_cells(cells_in_turn(entries), search.kept, search.data_dir, search.workers, on_done)
     chosen: dict[str, Chosen] = {}
     failed: list[str] = []
-    settings = load_settings(search.paper)  # only now: another process may have stored its own meanwhile
+    # only now: another process may have stored its own meanwhile
+    settings = load_settings(search.paper, search.results)
     for entry in entries:
         rates = zip(entry.trials, entry.cells, strict=True)
         told = [(one, lines[cell.key].get("failed")) for one, cell in rates]
@@ -148,7 +150,7 @@ def tune_rates(
         chosen[entry.name] = best
         settings.chosen.setdefault(entry.dataset, {}).setdefault(entry.backbone, {})[entry.source] = best
     first = experiment.tune.datasets[0] if experiment.tune else None
-    store_settings(search.paper, settings.model_copy(update={"elsewhere": first}))
+    store_settings(search.paper, settings.model_copy(update={"elsewhere": first}), search.results)
     return chosen, failed
 
 
@@ -161,6 +163,11 @@ def shown(rates: Chosen) -> str:
     return ", ".join(told)
 
 
-def store_settings(paper: str, settings: Settings) -> None:
+def store_settings(paper: str, settings: Settings, results: Path) -> None:
     text = "# Chosen on validation by `tacita tune --paper`: one seed, the same budget for every method.\n"
-    write_bytes(settings_path(paper), (text + tomli_w.dumps(settings.model_dump(exclude_none=True))).encode())
+    path = settings_path(paper, results)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise disk_error(path.parent, error) from None
+    write_bytes(path, (text + tomli_w.dumps(settings.model_dump(exclude_none=True))).encode())

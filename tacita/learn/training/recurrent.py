@@ -6,13 +6,13 @@ A client may be a silo of many people. Batches hold whole people, so a state is 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from tacita.core.config import TrainConfig
-from tacita.core.types import Local
-from tacita.kernels.interest import PIECES, interest_steps
+from tacita.core.types import Floats, Local
+from tacita.kernels.interest import PIECES, interest_leans, interest_steps
 from tacita.learn.training.stepper import CONTEXT, StepExtras, Stepper
 from tacita.learn.training.towers import on_cores
 from tacita.models.base import Backbone
@@ -37,7 +37,6 @@ class RecurrentStepper(Stepper):
             np.array(sizes, np.int64),
             backbone.config.gap_width,
             np.float32(backbone.config.mu),
-            np.float32(plan.weight_decay),
         )
         self.rate = np.full(backbone.config.dim, rates["p"], np.float32)
         self.row_rate = np.full(backbone.item_width, rates["rows"], np.float32)
@@ -45,25 +44,50 @@ class RecurrentStepper(Stepper):
 
     @staticmethod
     def supports(backbone: Backbone, plan: TrainConfig) -> bool:
-        plain = plan.objective == "bce" and plan.optimiser == "lazy-adam" and plan.l2 == 0
+        plain = plan.objective == "bce" and plan.optimiser in ("lazy-adam", "pfedme") and plan.l2 == 0
         return plain and plan.batches == "people" and isinstance(backbone, Interest)
 
     def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
         local = self.local
         whole = first == 0 and last >= int(local.n_steps.max(initial=0)) and len(extras.row) == 0
         assert whole, "a client's steps are taken all at once"
-        steps: Any = interest_steps
-        flat, owner = self.backbone.joined(local.heads), local.owner
+        flat = self.backbone.joined(local.heads)
         lists, row = local.at_hand[CONTEXT]
-        batches = local.batch_ptr, local.batch_start
+        read = (
+            local.batch_ptr, local.batch_start, local.order, local.owner, local.row_of, local.label,
+            lists.ptr, row, lists.values[RATING], lists.values[GAP], local.row_start,
+        )  # fmt: skip
+        if self.plan.optimiser == "pfedme":
+            self._lean(flat, read)
+        else:
+            self._climb_down(flat, read)
+        for name, value in self.backbone.parted(flat).items():
+            local.heads[name][...] = value
+
+    def _climb_down(self, flat: Floats, read: tuple[Any, ...]) -> None:
+        """By lazy Adam."""
+        local, decay, steps = self.local, np.float32(self.plan.weight_decay), cast(Any, interest_steps)
 
         def train(some: tuple[int, int]) -> None:
             steps(
-                *some, *self.form, *batches, local.order, owner, local.row_of, local.label,
-                lists.ptr, row, lists.values[RATING], lists.values[GAP], local.row_start, local.rows,
-                local.view.user_ptr, local.private, flat, self.rate, self.row_rate, self.flat_rate,
+                *some, *self.form, decay, *read, local.rows, local.view.user_ptr, local.private, flat,
+                self.rate, self.row_rate, self.flat_rate,
             )  # fmt: skip
 
         on_cores(local.turn_ptr, train)
-        for name, value in self.backbone.parted(flat).items():
-            local.heads[name][...] = value
+
+    def _lean(self, flat: Floats, read: tuple[Any, ...]) -> None:
+        """By pFedMe: personal models learn beside those that were received."""
+        local, how, steps = self.local, self.plan.pfedme, cast(Any, interest_leans)
+        said = how.inner_steps, np.float32(how.inner_lr), np.float32(how.lam), np.float32(how.eta)
+        rows, private, mine = local.rows.copy(), local.private.copy(), flat.copy()
+
+        def train(some: tuple[int, int]) -> None:
+            steps(
+                *some, *self.form, *said, *read, local.view.user_ptr, local.rows, local.private, flat,
+                rows, private, mine,
+            )  # fmt: skip
+
+        on_cores(local.turn_ptr, train)
+        heads = {f"heads.{name}": value for name, value in self.backbone.parted(mine).items()}
+        local.personal = {"private": private, "rows": rows, **heads}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,12 @@ import numpy as np
 from tacita.core.codec import pack, unpack
 from tacita.core.types import AnyArray, Arrays
 from tacita.live.database import put_arrays
+from tacita.live.node import unsettled
 from tacita.live.wire import Wanted
 from tacita.round.device_state import LISTS, rows_taken
 
 NO_EPSILON = "no epsilon"
+REQUEST = "request/"  # how the ledger calls what carries people's requests: this, and what they ask for
 
 Model = tuple[dict[str, Any], dict[str, tuple[str, AnyArray]]]  # note, name -> (sha256, array)
 Devices = tuple[dict[str, Any], Arrays]  # note, arrays with one row per entry of the array "users"
@@ -54,7 +56,9 @@ class Answer:
     ledger: Release | None = None
     sent: Sequence[Wanted] = ()  # the requests of people here that the reply carries
     released: bool = False  # the block's rows were part of a sum in the reply
+    marks: Mapping[str, str] = field(default_factory=dict)  # what those who withdrew answer in this company only
     tags: tuple[str, str] = ("now", "best")
+    attempt: int = 0  # of the server, to carry out requests: only when it took effect is the answer for good
 
 
 def stored(db: sqlite3.Connection, asked: RequestNumber) -> tuple[str, bytes] | None:
@@ -72,6 +76,8 @@ def put(db: sqlite3.Connection, asked: RequestNumber, answer: Answer, at: float)
     if answer.released:
         those = "SELECT interaction FROM assigned WHERE run = ? AND block = ?"
         db.execute(f"UPDATE interactions SET released = 1 WHERE id IN ({those})", (run, block))
+    if answer.attempt:
+        unsettled.keep(db, run, answer.attempt, block)
     here = [one for (one,) in db.execute("SELECT id FROM users")]
     for tag, devices in zip(answer.tags, (answer.now, answer.best), strict=True):
         if devices is None:
@@ -84,21 +90,48 @@ def put(db: sqlite3.Connection, asked: RequestNumber, answer: Answer, at: float)
     if answer.model is not None:
         put_model(db, run, answer.model, at)
     put_reply(db, asked, answer)
-    if answer.ledger is not None:
-        one = answer.ledger
-        db.execute(
-            "INSERT INTO ledger (time, run, block, round, kind, users, bytes, sees, epsilon) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (at, run, block, asked.round, asked.kind, one.users, one.n_bytes, one.sees, one.epsilon),
-        )
+    lines = [] if answer.ledger is None else [(asked.kind, answer.ledger)]
+    db.executemany(
+        "INSERT INTO ledger (time, run, block, round, kind, users, bytes, sees, epsilon) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            (at, run, block, asked.round, kind, one.users, one.n_bytes, one.sees, one.epsilon)
+            for kind, one in [*lines, *requests_left(answer.sent)]
+        ),
+    )
+
+
+def left_before(db: sqlite3.Connection, run: str) -> int:
+    """How many lines of a run the ledger has; it only grows, whatever devices go back to."""
+    return int(db.execute("SELECT count(*) FROM ledger WHERE run = ?", (run,)).fetchone()[0])
+
+
+def request_bytes(one: Wanted) -> int:
+    """What one request adds to the answer that carries it."""
+    return len(one.model_dump_json().encode())
+
+
+def requests_left(sent: Sequence[Wanted]) -> list[tuple[str, Release]]:
+    """Lines of the ledger for what people here ask for: a line for each kind, which names nobody."""
+    found = []
+    for kind in sorted({one.kind for one in sent}):
+        some = [one for one in sent if one.kind == kind]
+        people, items = len({one.sender for one in some}), sum(len(one.items) for one in some)
+        who = "1 person asks" if people == 1 else f"{people} people ask"
+        what = f", {items} item number{'s' if items != 1 else ''}" if items else ", no item"
+        sees = f"{who} the server to {kind}: made-up names{what} and times"
+        found.append((f"{REQUEST}{kind}", Release(people, sum(map(request_bytes, some)), sees)))
+    return found
 
 
 def put_reply(db: sqlite3.Connection, asked: RequestNumber, answer: Answer) -> None:
     """Replies go once the server is past them; it validates a round before it commits it, so one more round stays."""
     # what an answer was is dropped; that there was one, and to what, stays while the block lasts
-    db.execute("DELETE FROM replies WHERE run = ? AND block < ?", (asked.run, asked.block))
-    older = (asked.run, asked.block, asked.round - 1)
-    db.execute("UPDATE replies SET reply = x'' WHERE run = ? AND block = ? AND round < ?", older)
+    if not unsettled.attempt_of(db, asked.run):  # devices may go back to before: what was answered then stays answered
+        db.execute("DELETE FROM replies WHERE run = ? AND block < ?", (asked.run, asked.block))
+    if not answer.attempt:  # which a server that was killed begins anew, however many rounds it took
+        older = (asked.run, asked.block, asked.round - 1)
+        db.execute("UPDATE replies SET reply = x'' WHERE run = ? AND block = ? AND round < ?", older)
     if answer.reply is not None:
         db.execute(
             "INSERT OR REPLACE INTO replies (run, block, round, kind, request_sha, reply) VALUES (?, ?, ?, ?, ?, ?)",

@@ -54,6 +54,12 @@ def reopen(db: sqlite3.Connection, run: str, block: int) -> bool:
     return True
 
 
+def items_of(db: sqlite3.Connection, run: str, user: int) -> set[str]:
+    """What of a person's own belongs to a block of a run."""
+    asked = "SELECT DISTINCT i.item FROM interactions i JOIN assigned a ON a.interaction = i.id"
+    return {str(item) for (item,) in db.execute(f"{asked} WHERE i.user = ? AND a.run = ?", (user, run))}
+
+
 def latest(db: sqlite3.Connection, run: str) -> int | None:
     """The last block of a run that was opened here."""
     found: int | None = db.execute("SELECT max(block) FROM blocks WHERE run = ?", (run,)).fetchone()[0]

@@ -41,20 +41,24 @@ def cost_of_all(standing: Standing) -> str:
 
 @contextlib.contextmanager
 def nothing_charged(standing: Standing) -> Iterator[None]:
-    """Where nothing leaves the node, nobody pays."""
-    arrays = standing.here.clients.arrays
+    """Where nothing leaves the node, nobody pays, and nothing is told that could be taken back."""
+    clients, everybody = standing.here.clients, np.arange(standing.here.clients.n_users)
+    arrays, told = clients.arrays, [name for name in clients.lists if name.endswith("/told")]
+    lists = {name: clients.list_of(name, everybody) for name in told}
     names = [f"{PARTS}{part.name}/{one}" for part in standing.fed.parts if part.ledger() for one in ACCOUNT]
     before = {name: arrays[name].copy() for name in names}
     yield
     for name, kept in before.items():
         arrays[name][:] = kept
+    clients.put(everybody, lists)
 
 
 def carry(node: Node, standing: Standing) -> None:
     """Put what people spent in other runs on their accounts in this one: a new run is no new budget."""
     clients, run = standing.here.clients, standing.fed.stream.name
     place = {int(one): n for n, one in enumerate(standing.users[: clients.n_users])}
-    counting = [part for part in standing.fed.parts if (kept := part.ledger()) and EARLIER in kept.names]
+    everybody: tuple[Part | Learner, ...] = (*standing.fed.parts, standing.fed.learner)
+    counting = [one for one in everybody if (kept := one.ledger()) and EARLIER in kept.names]
     others = [one for one in node.store.runs() if one != run] if counting else []
     found = [one for other in others if (one := _accounts(node, other)) is not None]
     for part in counting:
@@ -92,6 +96,12 @@ def set_budget(node: Node, user: str, epsilon: float, run: str | None = None) ->
     """From the next answer on nobody spends more than this of a person; what is spent stays spent."""
     node.store.declare_budget(user, math.floor(epsilon / MICRO * (1 + 1e-15)), run)
     return {"user": user, "epsilon": epsilon, "run": run}
+
+
+def declared_budget(node: Node, user: str) -> float | None:
+    """What a person said last that they are willing to spend in every run; None: they left that to the runs."""
+    said = node.store.declared_budgets("").get(node.store.user(user))
+    return None if said is None else said * MICRO
 
 
 def epsilon_in_words(node: Node, user: str | None = None) -> str:

@@ -219,7 +219,7 @@ class Node:
                 "subtracted, every new run is another exact answer, and people whom somebody invented on this node "
                 f"hide nobody. An item must be with {self.config.min_contributors} people before a statistic tells of "
                 "it; a moved row may be one "
-                "person's. It also sees when this node is online, and its address."
+                "person's. It also sees when this node is online, its address, version and clock."
             )
         if self.config.insecure_single_user_uploads:
             return (

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from tacita.core.errors import TacitaError
 from tacita.live.node import blocks
+from tacita.live.node.answers import REQUEST
 from tacita.live.node.store import NodeStore
 
 Preset = Literal["nothing", "some", "everything"]
@@ -119,15 +120,18 @@ def releases(store: NodeStore, user: str, offset: int, limit: int) -> tuple[int,
     one = store.user(user)
     names = ("time", "run", "block", "round", "kind", "people", "bytes", "sees", "epsilon", "yours")
     mine = (
-        "EXISTS (SELECT 1 FROM assigned a JOIN interactions i ON i.id = a.interaction "
-        "WHERE a.run = l.run AND a.block = l.block AND i.user = ?)"
+        "CASE WHEN l.kind LIKE :request || '%' THEN EXISTS (SELECT 1 FROM requests r WHERE r.user = :user AND "
+        "r.run = l.run AND :request || r.kind = l.kind AND r.sent <= l.time) "
+        "ELSE EXISTS (SELECT 1 FROM assigned a JOIN interactions i ON i.id = a.interaction "
+        "WHERE a.run = l.run AND a.block = l.block AND i.user = :user) END"
     )
     columns = "l.time, l.run, l.block, l.round, l.kind, l.users, l.bytes, l.sees, l.epsilon"
 
     def ask(db: sqlite3.Connection) -> tuple[int, list[dict[str, Any]]]:
         total = int(db.execute("SELECT count(*) FROM ledger WHERE users > 0").fetchone()[0])
-        page = f"SELECT {columns}, {mine} FROM ledger l WHERE users > 0 ORDER BY id DESC LIMIT ? OFFSET ?"
-        rows = db.execute(page, (one, limit, offset)).fetchall()
+        page = f"SELECT {columns}, {mine} FROM ledger l WHERE users > 0 ORDER BY id DESC LIMIT :limit OFFSET :offset"
+        given = {"user": one, "request": REQUEST, "limit": limit, "offset": offset}
+        rows = db.execute(page, given).fetchall()
         return total, [{**dict(zip(names, row)), "yours": bool(row[-1])} for row in rows]
 
     return store.ask(ask)

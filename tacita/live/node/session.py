@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import time
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from tacita import __version__
 from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Longs, Ragged, Requests
@@ -22,15 +24,20 @@ from tacita.core.types import Request as AskedFor
 from tacita.federation.measuring import Sums, block_sums
 from tacita.fields import Total
 from tacita.lab.assembling import check_settings, planned
+from tacita.lab.centralised import scored
+from tacita.lab.controls import popular_scorer
 from tacita.live.letters import NAMES, PART, ROSTER, each_arrays
-from tacita.live.node.answers import Answer, Release, RequestNumber
+from tacita.live.node.answers import Answer, Release, RequestNumber, left_before
 from tacita.live.node.budgets import carry, cost_of_all, declare, nothing_charged
 from tacita.live.node.node import Node
 from tacita.live.node.received import Asked, as_json, asked_of, catalogue_of, whole_model
+from tacita.live.node.settling import settle
 from tacita.live.node.standing import ALONE, Refusal, Standing, standing_of, stored_devices
-from tacita.live.node.wants import Want, due, whole_batches
+from tacita.live.node.wants import Want, due, marks, noted, whole_batches
 from tacita.live.settings import check_live
 from tacita.live.wire import (
+    MOST_PLAYED,
+    POPULAR,
     SCORES,
     Reply,
     ReplyHead,
@@ -39,6 +46,7 @@ from tacita.live.wire import (
     Wanted,
     decode_request,
     encode,
+    stamped,
     total_arrays,
 )
 from tacita.round.device_state import PARTS
@@ -46,13 +54,16 @@ from tacita.round.parts import overrides
 from tacita.round.plan import plain
 
 COUNTED = {"touched", "counts"}  # sums that say how many people have each item
-MOST_PLAYED = 1000  # rounds that requests may take in a block, beside its own
 
 log = logging.getLogger(__name__)
 
 
 def handle(node: Node, body: bytes) -> bytes:
     """Answer one request; raises a sentence for a request that is not one."""
+    return stamped(_reply(node, body), __version__, time.time())
+
+
+def _reply(node: Node, body: bytes) -> bytes:
     request = decode_request(body)
     try:
         for _ in range(3):  # again if somebody withdrew while the sum was being made
@@ -78,6 +89,7 @@ def _handle(node: Node, request: Request) -> bytes | None:
         if stored[0] == request.sha and stored[1]:
             return stored[1]
         raise Refusal("this round was already answered, for this or another model.")
+    settle(node, head, config)
     model = whole_model(node, request)
     if model is None:
         return encode(Reply(_echo(request, verdict="missing", have=_have(node, head.run))))
@@ -92,7 +104,7 @@ def _handle(node: Node, request: Request) -> bytes | None:
         except (LookupError, ValueError):
             raise Refusal("the arrays of the request do not fit each other.") from None
         answered = reply.head.verdict == "ok"
-        carried = _carried(node, standing, asked, head.kind) if answered or standing.tags == ALONE else []
+        carried = _carried(node, standing, asked, head) if answered or standing.tags == ALONE else []
         have = [sha for sha, _ in model[1].values()]
         more = {"have": have, "requests": carried, "heard": _heard(request)}
         reply = replace(reply, head=reply.head.model_copy(update=more))
@@ -108,7 +120,9 @@ def _handle(node: Node, request: Request) -> bytes | None:
             ledger=None if release is None else replace(release, n_bytes=len(sent)),
             sent=carried,
             released=answered and head.kind not in (*SCORES, ROSTER),
+            marks=_of_leavers(node, standing, asked, head.kind) if answered else {},
             tags=standing.tags,
+            attempt=head.attempt,
         )
         done = store.commit(number, answer, unless_withdrawn_since=withdrawals)
     except BaseException as error:
@@ -167,13 +181,13 @@ def _have(node: Node, run: str) -> list[str]:
 # What people here ask of the server
 
 
-def _carried(node: Node, standing: Standing, asked: Asked, question: str) -> list[Wanted]:
+def _carried(node: Node, standing: Standing, asked: Asked, head: RequestHead) -> list[Wanted]:
     """What people here ask for, as the server gets it.
 
     Answers to questions that a request raised, and the last one of a block, carry nothing: what they bring would lie
-    at the server for long.
+    at the server for long, and what devices do in an attempt may not hold.
     """
-    if question == "close" or "/" in question:
+    if head.kind == "close" or "/" in head.kind or head.attempt:
         return []
     wants = node.store.wants(standing.fed.stream.name)
     found = due(wants, node.config.min_users, _together(node, standing))
@@ -228,7 +242,7 @@ def _shared(standing: Standing, row: Longs) -> AnyArray:
 def _answer(node: Node, request: Request, standing: Standing, asked: Asked) -> tuple[Reply, Release | None]:
     """The same questions that a lab's loop asks its devices."""
     fed, here, head = standing.fed, standing.here, request.head
-    together = _of_leavers(node, standing, asked, head.kind)
+    together = bool(_of_leavers(node, standing, asked, head.kind))
     if not together and (asked.letters or asked.chosen is not None or fed.config.train.participation.kind != "all"):
         _named(node)
     if standing.tags == ALONE and head.kind != "close" and not together:
@@ -253,12 +267,18 @@ def _answer(node: Node, request: Request, standing: Standing, asked: Asked) -> t
     return Reply(_echo(request, verdict="ok", sums=sums, clients=counted, said=refusal or "")), release
 
 
-def _of_leavers(node: Node, standing: Standing, asked: Asked, question: str) -> bool:
-    """Whether a question is about those, all of them and enough, who withdrew together: in a sum they may answer it."""
+def _of_leavers(node: Node, standing: Standing, asked: Asked, question: str) -> dict[str, str]:
+    """Notes of a question about those, all of them and enough, who withdrew together: in a sum they may answer it.
+
+    None, where it is about others, or where one of them has answered it in other company.
+    """
     if "/" not in question or asked.chosen is None or asked.letters:
-        return False
+        return {}
+    fed = standing.fed
     users = standing.users[np.isin(standing.keys, asked.chosen)].tolist()
-    return whole_batches(node.store.wants(standing.fed.stream.name), users, node.config.min_users)
+    meant = whole_batches(node.store.wants(fed.stream.name), users, node.config.min_users)
+    found = marks(meant, question, each_batch=question.startswith(f"{fed.learner.name}/"))
+    return {} if node.store.ask(lambda db: noted(db, found)) else found
 
 
 def _named(node: Node) -> None:
@@ -293,9 +313,19 @@ def _scores(standing: Standing, head: RequestHead, asked: Asked) -> Sums:
     try:
         if head.kind == "validate":
             return standing.here.validate(standing.fed, asked.server, asked.down)
-        return block_sums(standing.fed, asked.server, standing.here.best, asked.down)
+        return block_sums(standing.fed, asked.server, standing.here.best, asked.down) | _of_most_popular(standing, head)
     except TacitaError:  # its scores are not finite
         raise Refusal("this model cannot be scored.") from None
+
+
+def _of_most_popular(standing: Standing, head: RequestHead) -> Sums:
+    """What ranking by popularity reaches on the same items: how many people of this node have each, and nothing else.
+
+    Counted here, since nobody may be told of items that few people have.
+    """
+    fed, block = standing.fed, standing.fed.stream.blocks[head.block]
+    found = scored(fed, block, popular_scorer(fed, block)).sums()
+    return {f"{POPULAR}{name}": value for name, value in found.items()}
 
 
 def _advance(standing: Standing, head: RequestHead, asked: Asked) -> None:
@@ -349,7 +379,10 @@ def _sum(
         raise Refusal(refusal)
     carry(node, standing)
     declare(node, standing, server)
+    here.left = node.store.ask(lambda db: left_before(db, head.run))
     told = here.exchange(fed, server, asked.down, head.kind, asked.chosen)
+    if together and node.too_few(told.counted):  # who has nothing to say hides nobody
+        raise Refusal("fewer people than this node's minimum (min_users) have something to take back.")
     if fed.learner.model_after and kind in questions and COUNTED & told.total.sums.keys():  # noise hides who is rare
         whole = told.total
         told = replace(told, total=without_rare(whole, node.fewest, server.heads.get("inputs")))

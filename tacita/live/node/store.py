@@ -23,7 +23,7 @@ from tacita.core.codec import unpack
 from tacita.core.errors import TacitaError
 from tacita.core.types import Doubles, Longs
 from tacita.live.database import ask_scrub, scrub, transaction
-from tacita.live.node import answers, blocks, wants
+from tacita.live.node import answers, blocks, unsettled, wants
 from tacita.live.node import file as node_file
 from tacita.live.node.answers import Answer, Devices, Model, RequestNumber
 from tacita.live.node.wants import Want
@@ -272,6 +272,7 @@ class NodeStore:
             if unless_withdrawn_since is not None and self.withdrawals != unless_withdrawn_since:
                 return False
             answers.put(db, asked, answer, time.time())
+            wants.note(db, answer.marks)
             self.changes += wants.carry(db, asked, answer.sent, time.time())  # the data it learns from changes
         return True
 
@@ -287,9 +288,9 @@ class NodeStore:
     def releases_since(self, at: float, kind: str | None = None) -> tuple[int, float | None]:
         """How many releases there were after a moment, and when the last one was (of a kind, or of all).
 
-        Lines of nobody are refusals, which older versions wrote down.
+        Requests are none: they travel with answers. Lines of nobody are refusals, which older versions wrote down.
         """
-        some = "FROM ledger WHERE users > 0 AND"
+        some = f"FROM ledger WHERE users > 0 AND kind NOT LIKE '{answers.REQUEST}%' AND"
         with self._reading() as db:
             count = db.execute(f"SELECT count(*) {some} time > ?", (at,)).fetchone()[0]
             last = db.execute(f"SELECT max(time) {some} (? IS NULL OR kind = ?)", (kind, kind)).fetchone()[0]
@@ -323,7 +324,9 @@ class NodeStore:
         """What the server says of their requests."""
         if told:
             with self._writing() as db:
-                wants.hear(db, run, told)
+                wants.hear(db, run, told, str(self.path))
+            with self._reading() as db:
+                scrub(db)
 
     def runs_of(self, user: int) -> list[str]:
         """The runs that learn from something of a person."""
@@ -374,7 +377,7 @@ class NodeStore:
             "users": "SELECT count(*) FROM users",
             "interactions": "SELECT count(*) FROM interactions",
             "kept": f"SELECT count(*) FROM interactions i WHERE NOT {blocks.ALLOWED}",
-            "releases": "SELECT count(*) FROM ledger",
+            "releases": f"SELECT count(*) FROM ledger WHERE kind NOT LIKE '{answers.REQUEST}%'",
             "requests waiting": "SELECT count(*) FROM requests WHERE sent IS NULL",
         }
         with self._reading() as db:
@@ -402,9 +405,11 @@ class NodeStore:
             if one is None:
                 for table in ("devices", "replies", "requests", "consent_events"):
                     db.execute(f"DELETE FROM {table}")
+                unsettled.forget(db)
             else:
                 answers.drop_rows(db, one, str(self.path))
             blocks.resume(db, one)
+            wants.erase_notes(db, one)
             ask_scrub(db)
             self.changes += 1
             self.withdrawals += 1

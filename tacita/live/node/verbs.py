@@ -12,7 +12,8 @@ from pydantic import Field
 
 from tacita.core.config import Strict, validated
 from tacita.core.errors import TacitaError, unknown_name
-from tacita.live.node.budgets import epsilon_in_words, own_ledger, set_budget
+from tacita.live.node.budgets import epsilon_in_words, set_budget
+from tacita.live.node.left import ledger
 from tacita.live.node.node import Node
 from tacita.live.node.wishes import standings, wish
 
@@ -42,6 +43,10 @@ class Recommend(Strict):
 
 
 class Ledger(Strict):
+    user: Text | None = None
+
+
+class Person(Strict):
     user: Text
 
 
@@ -90,10 +95,11 @@ _VERBS: dict[str, tuple[type[Strict], Callable[[Node, Any], Any]]] = {
         Nothing,
         lambda node, asked: {**node.status(), "epsilon": epsilon_in_words(node), "requests": standings(node)},
     ),
+    "requests": (Nothing, lambda node, asked: standings(node)),
     "request": (Wish, lambda node, asked: wish(node, asked.kind, asked.user, asked.items, asked.run)),
     "recommend": (Recommend, lambda node, asked: node.recommend(asked.user, asked.k)),
-    "ledger": (Ledger, lambda node, asked: own_ledger(node, asked.user)),
-    "epsilon": (Ledger, lambda node, asked: epsilon_in_words(node, asked.user)),
+    "ledger": (Ledger, lambda node, asked: ledger(node, asked.user)),
+    "epsilon": (Person, lambda node, asked: epsilon_in_words(node, asked.user)),
     "budget": (Budget, lambda node, asked: set_budget(node, asked.user, asked.epsilon, asked.run)),
     "consent": (Consent, lambda node, asked: node.set_consent(asked.user, asked.item, asked.level)),
     "export": (Export, lambda node, asked: node.export(Path(asked.file), asked.user)),

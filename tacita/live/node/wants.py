@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tacita.core.config import validated
-from tacita.live.node.answers import RequestNumber
+from tacita.live.node import unsettled
+from tacita.live.node.answers import RequestNumber, request_bytes
 from tacita.live.wire import MOST_REQUESTS, Outcome, Wanted
 
 WITHDRAW = ("forget", "leave")
@@ -33,10 +34,16 @@ class Want:
     carrier: RequestNumber | None = None  # that answer
     wanted: Wanted | None = None  # as it was sent
     outcome: Outcome | None = None
+    told: int = 0  # items that were sent
+    n_bytes: int = 0
 
     @property
     def final(self) -> bool:
         return self.outcome is not None and self.outcome.final
+
+    @property
+    def refused(self) -> bool:
+        return self.outcome is not None and self.outcome.state == "refused"
 
 
 _COLUMNS = "id, run, kind, payload, user, created, sent, block, round, question, wanted, outcome"
@@ -74,41 +81,64 @@ def _want(
     id: int, run: str, kind: str, payload: str, user: int | None, created: float, *more: str | float | int | None
 ) -> Want:
     sent, block, round, question, wanted, outcome = more
+    said = json.loads(payload)
     carrier = None if sent is None else RequestNumber(run, int(block or 0), int(round or 0), str(question))
     return Want(
         id,
         run,
         kind,
-        json.loads(payload).get("items", []),
+        said.get("items", []),
         user,
         created,
         None if sent is None else float(sent),
         carrier,
         None if wanted is None else validated(Wanted, json.loads(str(wanted)), "a request"),
         None if outcome is None else validated(Outcome, json.loads(str(outcome)), "an outcome"),
+        int(said.get("told", 0)),
+        int(said.get("bytes", 0)),
     )
 
 
 def carry(db: sqlite3.Connection, asked: RequestNumber, sent: Sequence[Wanted], at: float) -> bool:
     """An answer carries these; returns whether some of them are carried for the first time."""
     made = db.executemany(
-        "UPDATE requests SET sent = ?, block = ?, round = ?, question = ?, wanted = ? WHERE id = ? AND sent IS NULL",
-        ((at, asked.block, asked.round, asked.kind, one.model_dump_json(), one.id) for one in sent),
+        "UPDATE requests SET sent = ?, block = ?, round = ?, question = ?, wanted = ?, "
+        "payload = json_set(payload, '$.told', ?, '$.bytes', ?) WHERE id = ? AND sent IS NULL",
+        (
+            (
+                at,
+                asked.block,
+                asked.round,
+                asked.kind,
+                one.model_dump_json(),
+                len(one.items),
+                request_bytes(one),
+                one.id,
+            )
+            for one in sent
+        ),
     )
     return made.rowcount > 0
 
 
-def hear(db: sqlite3.Connection, run: str, told: Iterable[Outcome]) -> None:
-    """What the server says of requests that were sent to it; what is done stays so."""
+def hear(db: sqlite3.Connection, run: str, told: Iterable[Outcome], where: str) -> None:
+    """What the server says of requests that were sent to it; what is done stays so, and no copy has it any more."""
+    fresh = set[int]()
     for one in told:
         said = one.model_dump_json()
-        db.execute(
+        heard = db.execute(
             "UPDATE requests SET outcome = ?1, wanted = CASE WHEN NOT ?2 THEN wanted WHEN kind = 'share' "
             "THEN json_set(wanted, '$.items', json('[]')) END "  # under which name something lies at the server
             "WHERE id = ?3 AND run = ?4 AND sent IS NOT NULL AND outcome IS NOT ?1 "
             "AND (outcome IS NULL OR json_extract(outcome, '$.state') NOT IN ('done', 'refused'))",
             (said, one.final, one.id, run),
         )
+        fresh |= {one.id} if heard.rowcount and one.state == "done" else set()
+    if fresh:
+        mine = [one for one in listed(db, run) if one.kind != "share"]
+        open_ = {one.user for one in mine if one.sent is not None and not one.final}  # may have to go back for these
+        done = {one.user for one in mine if one.id in fresh and one.user is not None} - open_
+        unsettled.settled(db, run, {one for one in done if one is not None}, where)
 
 
 def due(wants: Collection[Want], least: int, together: bool) -> list[Want]:
@@ -124,16 +154,61 @@ def due(wants: Collection[Want], least: int, together: bool) -> list[Want]:
     return [one for one in known if one.sent is not None or one.kind not in short]
 
 
-def whole_batches(wants: Collection[Want], users: Collection[int], least: int) -> bool:
-    """Whether some people are all those, and nobody else, whose withdrawals left with the same answers."""
-    open_ = [one for one in wants if one.sent is not None and one.kind in WITHDRAW and not one.final]
-    batches: dict[tuple[RequestNumber | None, str], set[int]] = {}
-    for one in open_:
-        if one.user is not None:
-            batches.setdefault((one.carrier, one.kind), set()).add(one.user)
-    asked = set(users)
-    meant = [batch for batch in batches.values() if batch & asked]
-    return len(asked) >= least and asked == set().union(*meant) and all(len(batch) >= least for batch in meant)
+def whole_batches(wants: Collection[Want], users: Collection[int], least: int) -> list[Want]:
+    """The withdrawals of some people, if they are all, and nobody else, who withdrew with the same answers; else none.
+
+    A batch is who left with one answer, whatever the server says of some of them later: a batch without those whom it
+    calls done would be another sum, and the difference of both what these few had told.
+    """
+    batches: dict[tuple[RequestNumber | None, str], list[Want]] = {}
+    for one in wants:
+        if one.sent is not None and one.kind in WITHDRAW and one.user is not None:
+            batches.setdefault((one.carrier, one.kind), []).append(one)
+    asked, people = set(users), set[int | None]()
+    meant = [one for one in batches.values() if not all(want.final for want in one) and asked & _people(one)]
+    for batch in meant:
+        people |= _people(batch)
+        if len(_people(batch)) < least or any(one.final for one in batch):
+            return []
+    return [one for batch in meant for one in batch] if asked == people and len(asked) >= least else []
+
+
+def _people(batch: Iterable[Want]) -> set[int | None]:
+    return {one.user for one in batch}
+
+
+_ANSWERED = "answered/"  # a person, and what was asked of them when they withdrew
+
+
+def marks(meant: Iterable[Want], question: str, each_batch: bool) -> dict[str, str]:
+    """What a node notes of a question that people answered when they withdrew: by person, the batch they were in.
+
+    A question of a part (`fru/stored-0-3`) is about what devices keep, and one person's part of two sums could be
+    told apart: it is answered in one company only, and there again if the answer got lost. `each_batch`: it is about
+    what this withdrawal takes back, so it is asked anew with the next one.
+    """
+    stem = question.split("/")[: 1 if each_batch else 2]
+    found: dict[str, str] = {}
+    for one in sorted(meant, key=lambda one: one.id):
+        batch = json.dumps([] if one.carrier is None else [*vars(one.carrier).values(), one.kind])
+        name = [one.run, *stem, *([batch] if each_batch else [])]
+        found.setdefault(f"{_ANSWERED}{one.user}/{json.dumps(name)}", batch)
+    return found
+
+
+def note(db: sqlite3.Connection, found: Mapping[str, str]) -> None:
+    db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", found.items())
+
+
+def noted(db: sqlite3.Connection, found: Mapping[str, str]) -> bool:
+    """Whether somebody answered one of these in other company."""
+    asked = "SELECT 1 FROM json_each(?) AS said JOIN meta ON meta.key = said.key WHERE meta.value IS NOT said.value"
+    return db.execute(asked, (json.dumps(dict(found)),)).fetchone() is not None
+
+
+def erase_notes(db: sqlite3.Connection, user: int | None) -> None:
+    """Of one person (None: of everybody)."""
+    db.execute("DELETE FROM meta WHERE key GLOB ?", (f"{_ANSWERED}{'' if user is None else f'{user}/'}*",))
 
 
 def cut(wants: Collection[Want]) -> dict[int, set[str] | None]:

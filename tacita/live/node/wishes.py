@@ -6,8 +6,9 @@ A request that cannot be meant is refused in one sentence. One that asks for wha
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,16 @@ from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
 from tacita.federation.requests import can_handle
 from tacita.lab.assembling import planned
+from tacita.live.node import blocks
 from tacita.live.node.node import Node
 from tacita.live.node.store import REQUESTS
 from tacita.live.node.wants import WITHDRAW, Want
+from tacita.live.words import ago, when
 from tacita.round.device_state import read_devices
 from tacita.round.parts import overrides
 from tacita.round.plan import Plan
 
+TOLD = ("/told", "fru/rounds")  # lists of what was told; of `fru`, the rounds that somebody took part in
 UNABLE = {
     "share": "no run that user '{user}' takes part in learns from what is shared; its operator trains with a method "
     "that does, such as fedshare.",
@@ -47,6 +51,7 @@ class Place:
     told: bool  # something of the person may be in the model or in a record of the server
     left: bool
     forgotten: set[str]
+    learned: set[str] = field(default_factory=set)  # what of the person's own belongs to a block of the run
 
 
 def wish(node: Node, kind: str, user: str, items: Sequence[str], run: str | None = None) -> dict[str, Any]:
@@ -97,11 +102,16 @@ def able(node: Node, user: str) -> dict[str, Any]:
 
 def kinds_of(node: Node, run: str) -> list[str]:
     """What the settings of a run allow people to ask for; they never change."""
+    plan = _plan(node, run)
+    return [] if plan is None else [kind for kind in REQUESTS if _can(plan, kind)]
+
+
+def _plan(node: Node, run: str) -> Plan | None:
+    """A run's plan, from its settings alone: its arrays stay where they are. None: it has not come here yet."""
     note = node.store.ask(lambda db: db.execute("SELECT note FROM models WHERE run = ?", (run,)).fetchone())
     if note is None:
-        return []
-    plan = planned(validated(RunConfig, json.loads(json.loads(note[0])["config"]), "the settings the server sent"))
-    return [kind for kind in REQUESTS if _can(plan, kind)]
+        return None
+    return planned(validated(RunConfig, json.loads(json.loads(note[0])["config"]), "the settings the server sent"))
 
 
 def _runs(node: Node, person: int, user: str, run: str | None) -> list[str]:
@@ -125,9 +135,10 @@ def _place(node: Node, person: int, run: str) -> Place:
     plan = planned(validated(RunConfig, json.loads(held[0]["config"]), "the settings the server sent"))
     catalogue = [item for item, _ in node.store.catalogue()]
     shared, told = _kept(node, person, run, held[0]["tag"], catalogue)
-    forgotten = {item for one in mine if one.kind == "forget" for item in one.items}
+    forgotten = {item for one in mine if one.kind == "forget" and not one.refused for item in one.items}
     now = _after(shared, [one for one in mine if one.sent is None])
-    return Place(run, plan, len(held[1]["items"][1]), now, told or bool(now), left, forgotten)
+    learned = node.store.ask(lambda db: blocks.items_of(db, run, person))
+    return Place(run, plan, len(held[1]["items"][1]), now, told or bool(now), left, forgotten, learned)
 
 
 def _kept(node: Node, person: int, run: str, tag: str, catalogue: list[str]) -> tuple[set[str], bool]:
@@ -139,7 +150,7 @@ def _kept(node: Node, person: int, run: str, tag: str, catalogue: list[str]) -> 
     devices = read_devices({name: v for name, v in found[1].items() if name != "users"}, "")
     lists = {name: devices.list_of(name, at).ids for name in devices.lists}
     shared = {catalogue[i] for name, ids in lists.items() if name.endswith("/shared") for i in ids.tolist()}
-    told = [ids for name, ids in lists.items() if name.endswith("/told")]
+    told = [ids for name, ids in lists.items() if name.endswith(TOLD)]
     return shared, any(len(ids) for ids in told) if told else True
 
 
@@ -191,6 +202,9 @@ def _chosen(
         return set(), f"item '{wrong[0][:100]}' of user '{user}' is forgotten {where} already."
     if kind == "forget":
         left = (chosen or known) - place.forgotten
+        if left and place.plan is not None and not left & (place.learned | place.shared):
+            allow = f"`tacita node consent {user} ITEM keep` keeps it so"
+            return set(), f"nothing of that was ever learned from {where}, so there is nothing to take back; {allow}."
         return left, "" if left else f"everything of user '{user}' is forgotten {where} already."
     kept = node.store.kept(person)
     wrong = sorted(chosen & kept)
@@ -208,10 +222,12 @@ def _named(places: Sequence[Place]) -> str:
 # How requests stand
 
 
-def standings(node: Node) -> list[dict[str, Any]]:
-    """Every request with how far it has come, for people and machines."""
+def standings(node: Node, user: str | None = None) -> list[dict[str, Any]]:
+    """Every request, or those of one person, with how far it has come, for people and machines."""
     raw_of = dict(zip(*(one if isinstance(one, list) else one.tolist() for one in node.store.users()), strict=True))
     wants = node.store.wants()
+    number = None if user is None else node.store.user(user)
+    waits = {one.run: _together(node, one.run) for one in wants if one.carrier is None and one.kind in WITHDRAW}
     return [
         {
             "request": one.id,
@@ -219,22 +235,29 @@ def standings(node: Node) -> list[dict[str, Any]]:
             "kind": one.kind,
             "items": len(one.items),
             "run": one.run,
-            "state": _state(node, one, wants),
+            "state": _state(node, one, wants, waits),
+            "age": None if one.final else max(0.0, time.time() - one.created),
             "done": one.final,
+            "effect": _effect(one),
             "certificate": one.outcome.certificate if one.outcome is not None else {},
         }
         for one in wants
+        if number is None or one.user == number
     ]
 
 
-def _state(node: Node, one: Want, wants: Sequence[Want]) -> str:
+def _state(node: Node, one: Want, wants: Sequence[Want], waits: dict[str, bool]) -> str:
     if one.carrier is None:
-        return "queued" + _short(node, one, wants)
+        return "queued" + (_short(node, one, wants) if waits.get(one.run) and one.kind in WITHDRAW else "")
     if one.outcome is None:
         return f"carried with block {one.carrier.block} round {one.carrier.round + 1}"
     told = one.outcome
     if told.state == "heard":
         return "acknowledged: carried out before the next round"
+    if told.state == "pending":
+        tries = "once" if told.tries == 1 else f"{told.tries} times"
+        age = ago(time.time() - one.created)
+        return f"open for {age}, tried in vain {tries}, to be tried again in later rounds: {told.said.rstrip('.')}"
     if told.state == "waits":
         return f"waits at the server: {told.said}"
     if told.state == "refused":
@@ -242,15 +265,27 @@ def _state(node: Node, one: Want, wants: Sequence[Want]) -> str:
     return f"done in block {told.block} after round {told.round}: {told.said}"
 
 
-def _short(node: Node, one: Want, wants: Sequence[Want]) -> str:
-    """Who withdraws may have to wait for others here."""
-    least = node.config.min_users
-    held = node.store.model(one.run)
-    if one.kind not in WITHDRAW or node.config.insecure_single_user_uploads or held is None:
+def _effect(one: Want) -> str:
+    """What the server says has happened, when, and how anybody knows; a sentence for people."""
+    said = one.outcome.certificate if one.outcome is not None and one.outcome.state == "done" else {}
+    at = said.get("effective at")
+    if not isinstance(at, int | float):
         return ""
-    plan = planned(validated(RunConfig, json.loads(held[0]["config"]), "the settings the server sent"))
-    asks = plan.learner.takes_back or any(overrides(part, "answer") for part in plan.parts)
+    where = f"block {said.get('effective block')} after round {said.get('effective after round')}"
+    taken = f"; taken: {said['taken']}" if said.get("taken") else ""
+    return f"effective since {when(at)}, in {where}{taken}; verified {said.get('verified')}"
+
+
+def _together(node: Node, run: str) -> bool:
+    """Whether who withdraws from a run has to wait for others here."""
+    plan = None if node.config.insecure_single_user_uploads else _plan(node, run)
+    return plan is not None and (plan.learner.takes_back or any(overrides(part, "answer") for part in plan.parts))
+
+
+def _short(node: Node, one: Want, wants: Sequence[Want]) -> str:
+    """How many of those are there whose withdrawals leave together."""
+    least = node.config.min_users
     same = {w.user for w in wants if w.sent is None and (w.run, w.kind) == (one.run, one.kind)}
-    if not asks or len(same) >= least:
+    if len(same) >= least:
         return ""
     return f": {len(same)} of the {least} people have asked whose withdrawals leave in one sum (min_users)"

@@ -9,10 +9,12 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tacita import __version__
 from tacita.core.errors import TacitaError
 from tacita.lab.assembling import planned
 from tacita.live.certificates import SERVER, expires, fingerprint
@@ -25,15 +27,16 @@ from tacita.methods import configured
 
 SEES = (
     "Of each node one sum per round: how item rows moved or which items go together, how many people are in it, sums "
-    "of scores, and when the node is online. Of single people only what they chose to show, under made-up names. No "
-    "history, no private vector, no name. This does not mean that nothing can be worked out: sums of several runs "
-    "can be subtracted down to one person, and sums without noise bound nothing."
+    "of scores, when the node is online, its version and its clock. Of single people only what they chose to show, "
+    "under made-up names. No history, no private vector, no name. This does not mean that nothing can be worked out: "
+    "sums of several runs can be subtracted down to one person, and sums without noise bound nothing."
 )
-NO_CONTROLS = (
-    "Live runs measure no controls: test items stay on devices, and nobody ranks them by popularity there yet. Compare "
-    "with a lab run on data of the same kind."
+CONTROL = (
+    "Most popular: every node ranks the same test items by how many of its own people have each; what it sends of that "
+    "is a sum of scores. The other controls need pooled data, and stand beside lab runs only."
 )
 SOON = 30.0  # days before a certificate's end that it is told
+ASKEW = 30.0  # seconds that a node's clock may be off before it is told
 KNOWN = 5.0  # seconds for which the engine's word on who is online is kept
 
 
@@ -85,7 +88,9 @@ class ControlRoom:
             "backbone": str(row.config.backbone["name"]),
             "method": row.config.method,
             "quality": [{name: value for name, value in one.items() if _is_number(value)} for one in results],
-            "controls": NO_CONTROLS,
+            "most popular": [one.get("controls", {}).get("popular", {}) for one in results],
+            "below most popular": _below(row, results),
+            "controls": CONTROL,
         }
 
     def rounds(self, run: str, offset: int, limit: int) -> dict[str, Any]:
@@ -98,21 +103,26 @@ class ControlRoom:
         with open_store(self.folder) as store:
             rows = store.nodes()
         found = [row for row in rows if search.casefold() in row.name.casefold()]
-        answers, errors, online = self._look.last_answers(), self._look.last_errors(), self._who_is_online()
-        page = [self._node(row, answers, errors, online) for row in found[offset : offset + limit]]
+        known = _Known(
+            self._look.last_answers(), self._look.last_errors(), self._who_is_online(), self._look.of_themselves()
+        )
+        page = [self._node(row, known) for row in found[offset : offset + limit]]
         return {"total": len(found), "offset": offset, "limit": limit, "nodes": page}
 
-    def _node(
-        self, row: NodeRow, answers: dict[int, float], errors: dict[int, tuple[float, str]], online: dict[int, str]
-    ) -> dict[str, Any]:
+    def _node(self, row: NodeRow, known: _Known) -> dict[str, Any]:
         number = -1 if row.number is None else row.number
-        state = "revoked" if row.revoked is not None else online.get(number, "enrolled" if row.number else "waiting")
-        at, said = errors.get(number, (None, ""))
+        waits = "enrolled" if row.number else "waiting"
+        state = "revoked" if row.revoked is not None else known.online.get(number, waits)
+        at, said = known.errors.get(number, (None, ""))
+        itself = known.itself.get(number, {})
         return {
             "name": row.name,
             "state": state,
             "enrolled": row.enrolled,
-            "last answer": answers.get(number),
+            "last answer": known.answers.get(number),
+            "last seen": itself.get("time"),
+            "version": itself.get("version", ""),
+            "clock": itself.get("clock"),
             "last error": said,
             "error time": at,
             "fingerprint": fingerprint(row.public_key.encode()),
@@ -137,17 +147,31 @@ class ControlRoom:
         if days < SOON:
             said = f"The server's certificate ends in {max(0, int(days))} days; `tacita server renew` makes a new one."
             found.append({"kind": "certificate", "said": said})
-        online = self._who_is_online()
         with open_store(self.folder) as store:
-            silent = [
-                row.name for row in store.nodes() if row.revoked is None and online.get(row.number or -1) == "offline"
-            ]
+            nodes = [row for row in store.nodes() if row.revoked is None]
             for row in store.runs():
                 found += self._alerts_of(row, why_stopped(store, row.name), store.last_event(row.name))
-        if silent:
-            named = ", ".join(silent[:5]) + (f" and {len(silent) - 5:,} more" if len(silent) > 5 else "")
-            found.append({"kind": "silent", "said": f"{len(silent):,} of the nodes are silent: {named}."})
-        return {"alerts": found}
+        return {"alerts": found + self._alerts_of_nodes(nodes)}
+
+    def _alerts_of_nodes(self, nodes: list[NodeRow]) -> list[dict[str, str]]:
+        """Nodes that are silent, whose clock is wrong, or that run another version."""
+        online, itself = self._who_is_online(), self._look.of_themselves()
+        said = {row.name: itself.get(row.number or -1, {}) for row in nodes}
+        groups = {
+            "silent": [row.name for row in nodes if online.get(row.number or -1) == "offline"],
+            "clock": [name for name, one in said.items() if abs(one.get("clock") or 0.0) > ASKEW],
+            "version": [name for name, one in said.items() if one.get("version", "") not in ("", __version__)],
+        }
+        words = {
+            "silent": "silent",
+            "clock": f"wrong about the time by more than {ASKEW:.0f} seconds",
+            "version": f"running another tacita than the server's {__version__}",
+        }
+        return [
+            {"kind": kind, "said": f"{_some(len(names), len(nodes))} {words[kind]}: {_listed(names)}."}
+            for kind, names in groups.items()
+            if names
+        ]
 
     def _alerts_of(self, row: RunRow, stopped: str | None, last: dict[str, Any] | None) -> list[dict[str, str]]:
         found = []
@@ -158,6 +182,10 @@ class ControlRoom:
                 f"Run '{row.name}' waits: {last['answered']} of the {last['needed']} nodes that a round needs answered."
             )
             found.append({"kind": "quorum", "said": said})
+        results = [] if row.note is None else row.note["plain"]["results"]
+        below = _below(row, results)
+        if below:
+            found.append({"kind": "quality", "said": f"Run '{row.name}' is below most popular: {below}."})
         refused = self._look.refusals(row.name, max(0, row.opened - 1))
         if refused:
             what = "1 node refuses" if refused == 1 else f"{refused:,} nodes refuse"
@@ -181,11 +209,11 @@ class ControlRoom:
         lines.append("# TYPE tacita_quality gauge")
         for row in runs:
             for one in [] if row.note is None else row.note["plain"]["results"]:
-                for name, value in one.items():
-                    if "@" in name and _is_number(value):
-                        lines.append(
-                            f'tacita_quality{{run="{row.name}",block="{one["block"]}",metric="{name}"}} {value}'
-                        )
+                popular = one.get("controls", {}).get("popular", {})
+                for model, scores in (("run", one), ("popular", popular)):
+                    where = f'run="{row.name}",block="{one["block"]}",model="{model}"'
+                    shown = {name: value for name, value in scores.items() if "@" in name and _is_number(value)}
+                    lines += [f'tacita_quality{{{where},metric="{name}"}} {value}' for name, value in shown.items()]
         lines.append("# TYPE tacita_requests gauge")
         lines += [f'tacita_requests{{state="{state}"}} {n}' for state, n in sorted(self._look.request_states().items())]
         ends = expires(self.folder / SERVER).timestamp()
@@ -225,6 +253,34 @@ class ControlRoom:
             raise TacitaError("an item has an id and may have a title, both without control characters.")
         with open_store(self.folder) as store:
             return {"new": store.add_items(items), "catalogue": len(store.catalogue())}
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of nodes, by number."""
+
+    answers: dict[int, float]
+    errors: dict[int, tuple[float, str]]
+    online: dict[int, str]
+    itself: dict[int, dict[str, Any]]
+
+
+def _below(row: RunRow, results: list[dict[str, Any]]) -> str:
+    """Where the last block of a run was ranked worse than by popularity, by the metric that chooses its rounds."""
+    name = row.config.evaluate.select_by
+    last = results[-1] if results else {}
+    popular = last.get("controls", {}).get("popular", {}).get(name)
+    if popular is None or name not in last or last[name] >= popular:
+        return ""
+    return f"{name} {last[name]:.4f} in block {last['block']}, most popular {popular:.4f}"
+
+
+def _some(n: int, of: int) -> str:
+    return f"{n:,} of {of:,} nodes {'is' if n == 1 else 'are'}"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
 def _is_number(value: Any) -> bool:

@@ -11,7 +11,7 @@ from tacita.core.errors import TacitaError
 from tacita.lab.ledger import in_words
 from tacita.live.node import file as node_file
 from tacita.live.node import persons, reasons
-from tacita.live.node.budgets import own_ledger
+from tacita.live.node.budgets import declared_budget, own_ledger, set_budget
 from tacita.live.node.node import Node
 from tacita.live.node.persons import Look, Only, Preset
 from tacita.live.node.wishes import able, kinds_of, standings, wish
@@ -74,8 +74,10 @@ class Desk:
         }
 
     def budget(self, user: str) -> dict[str, Any]:
-        runs = own_ledger(self.node, user)["runs"]
-        return {"runs": [{"run": run, **told, "words": in_words(told)} for run, told in runs.items()]}
+        """What a person spent in each run, by kind of release, and what they said that they are willing to spend."""
+        runs, declared = own_ledger(self.node, user)["runs"], declared_budget(self.node, user)
+        told = [{"run": run, "counts": "spent" in one, **one, "words": in_words(one)} for run, one in runs.items()]
+        return {"declared": declared, "runs": told}
 
     def may(self, user: str) -> list[str]:
         """What a person may ask for in the runs they are in."""
@@ -100,9 +102,7 @@ class Desk:
         names, _ = self._catalogue()
         wants = {one.id: one for one in self.node.store.wants()}
         found = []
-        for one in reversed(standings(self.node)) if wants else ():
-            if one["user"] != user:
-                continue
+        for one in reversed(standings(self.node, user)) if wants else ():
             want = wants.get(one["request"])
             items = [] if want is None else want.items
             listed = [{"item": item, "title": names.get(item, "")} for item in items[:20]]
@@ -125,8 +125,15 @@ class Desk:
         persons.set_pause(self.node.store, user, paused)
         return self.me(user)
 
+    def declare(self, user: str, epsilon: float) -> dict[str, Any]:
+        set_budget(self.node, user, epsilon)
+        return self.budget(user)
+
     def ask(self, user: str, kind: str, items: Sequence[str]) -> dict[str, Any]:
+        """Ask servers for something; what is taken back stays here from now on, in later runs as well."""
         found = wish(self.node, kind, user, items)
+        for item in items if kind == "forget" else ():
+            self.node.set_consent(user, item, "keep")
         return {"requests": found["requests"]}
 
     def export(self, user: str) -> bytes:

@@ -42,6 +42,8 @@ class Guard:
         self.app, self._who, self._is_open, self._sign_in = app, who, is_open, sign_in
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
         if scope["type"] != "http":
             return
         request = Request(scope)

@@ -22,10 +22,9 @@ from tacita.live.pages.person_api import make_api
 from tacita.live.pages.person_page import form
 from tacita.live.pages.rendering import STATIC, away, page, static_routes
 from tacita.live.pages.serving import PageServer
-from tacita.live.pages.tokens import SESSION_SECONDS, Keys, Tokens, Who
+from tacita.live.pages.tokens import SESSION_SECONDS, Keys, Tokens, Who, cookie_name
 from tacita.live.running.server import Server, is_up, online_nodes
 
-COOKIE = "tacita-operator"
 ADDRESS = "page.url"  # in the server's folder, while it is up
 SIGN_IN = "log in at /login, or send the read-only token of `tacita server token` as a bearer token."
 
@@ -35,16 +34,17 @@ log = logging.getLogger(__name__)
 def server_app(folder: Path, tokens: Tokens, online: Callable[[], dict[int, str]] = dict) -> ASGIApp:
     """The API and page of a server."""
     room, keys, app = ControlRoom(folder, online), Keys(folder), make_api("tacita server")
+    cookie = cookie_name("operator")
     for one in (routes(room), pages(room), orders(room)):
         app.include_router(one)
     app.router.routes.extend(static_routes())
-    _doors(app, keys, tokens)
+    _doors(app, keys, tokens, cookie)
 
     def who(request: Request) -> Who | None:
         kind, _, bearer = request.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             return Who("reader") if keys.is_reader(bearer.strip()) else None
-        given = request.cookies.get(COOKIE)
+        given = request.cookies.get(cookie)
         return None if given is None else tokens.who(given)
 
     def is_open(method: str, path: str) -> bool:
@@ -53,7 +53,7 @@ def server_app(folder: Path, tokens: Tokens, online: Callable[[], dict[int, str]
     return Guard(app, who, is_open, SIGN_IN)
 
 
-def _doors(app: FastAPI, keys: Keys, tokens: Tokens) -> None:
+def _doors(app: FastAPI, keys: Keys, tokens: Tokens, cookie: str) -> None:
     @app.get("/login", include_in_schema=False)
     def login() -> Response:
         return page("login.html", title="Log in", brand=BRAND, said="", ready=keys.has_password())
@@ -70,14 +70,14 @@ def _doors(app: FastAPI, keys: Keys, tokens: Tokens) -> None:
             return page("login.html", 401, title="Log in", brand=BRAND, said=said, ready=True)
         answer = away("/")
         session = tokens.open(Who("operator"))
-        answer.set_cookie(COOKIE, session, int(SESSION_SECONDS), httponly=True, samesite="strict", path="/")
+        answer.set_cookie(cookie, session, int(SESSION_SECONDS), httponly=True, samesite="strict", path="/")
         return answer
 
     @app.post("/do/bye", include_in_schema=False)
     def bye(request: Request) -> Response:
-        tokens.close(request.cookies.get(COOKIE, ""))
+        tokens.close(request.cookies.get(cookie, ""))
         answer = away("/login")
-        answer.delete_cookie(COOKIE)
+        answer.delete_cookie(cookie)
         return answer
 
 

@@ -16,10 +16,10 @@ from tacita.live.node.node import Node
 from tacita.live.pages.desk import Desk
 from tacita.live.pages.guard import Guard
 from tacita.live.pages.person_api import make_api, routes
-from tacita.live.pages.person_page import BRAND, forms, front, owner_pages, parts
+from tacita.live.pages.person_page import BRAND, endings, forms, front, owner_pages, parts, wishes
 from tacita.live.pages.rendering import STATIC, page, static_routes
 from tacita.live.pages.serving import PageServer
-from tacita.live.pages.tokens import SESSION_SECONDS, Tokens, Who
+from tacita.live.pages.tokens import SESSION_SECONDS, Tokens, Who, cookie_name
 from tacita.live.running.daemon import Daemon
 
 SIGN_IN = "this page needs a link: `tacita node page USER` prints one that works once."
@@ -27,15 +27,11 @@ SIGN_IN = "this page needs a link: `tacita node page USER` prints one that works
 log = logging.getLogger(__name__)
 
 
-def cookie_of(node: Node) -> str:
-    """Browsers do not tell ports apart when they send cookies: each node has its own name."""
-    return f"tacita-{node.config.name.encode().hex()[:24]}"
-
-
 def node_app(node: Node, tokens: Tokens) -> ASGIApp:
     """The API and pages of a node."""
-    desk, cookie, app = Desk(node), cookie_of(node), make_api("tacita node")
-    for one in (routes(desk, tokens), front(desk), parts(desk), forms(desk, tokens, cookie), owner_pages(desk, tokens)):
+    desk, cookie, app = Desk(node), cookie_name("person"), make_api("tacita node")
+    own = (front(desk), parts(desk), forms(desk), wishes(desk), endings(desk, tokens, cookie))
+    for one in (routes(desk, tokens), *own, owner_pages(desk, tokens)):
         app.include_router(one)
     app.router.routes.extend(static_routes())
 

@@ -8,10 +8,11 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
 
+from tacita.core.config import validated
 from tacita.core.errors import TacitaError
 from tacita.live.node.persons import PRESETS
 from tacita.live.pages.desk import Desk
-from tacita.live.pages.person_api import person
+from tacita.live.pages.person_api import Budget, person
 from tacita.live.pages.rendering import away, is_htmx, page, render
 from tacita.live.pages.tokens import Tokens, Who
 
@@ -41,6 +42,10 @@ class PersonPage:
         names = ("notice", "person_tiles", "person_requests", "person_choice", "person_history", "person_end")
         return HTMLResponse("".join(render(f"{name}.html", oob=True, notice=notice, **shown) for name in names))
 
+    def after(self, request: Request, asked: dict[str, str], notice: Notice) -> Response:
+        """What is shown when a decision was made, with scripts or without."""
+        return self.anew(person(request), asked, notice) if is_htmx(request) else away("/")
+
     def history(self, user: str, asked: dict[str, str]) -> Response:
         return page("person_history.html", oob=False, **self._cheap(user, asked))
 
@@ -68,6 +73,14 @@ def number(text: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
+def _decimal(text: str) -> float:
+    """A number as people type it."""
+    try:
+        return float(text.strip().replace(",", ".")) if len(text) < 40 else float("nan")
+    except ValueError:
+        raise TacitaError("a budget is a number such as 1.5; smaller is more private.") from None
+
+
 async def form(request: Request) -> dict[str, str]:
     """The fields of a form; of several of one name the last."""
     text = (await request.body()).decode("utf-8", "replace")
@@ -92,7 +105,11 @@ def parts(desk: Desk) -> APIRouter:
 
     @pages.get("/part/requests")
     def requests(request: Request) -> Response:
-        return page("person_requests.html", asked=desk.requests(person(request)), oob=False)
+        asked = desk.requests(person(request))
+        shown = render("person_requests.html", asked=asked, oob=False)
+        if all(one["done"] for one in asked["requests"]):  # what was said when it was asked is over
+            shown += render("notice.html", notice=("good", "The server has answered; see below."), oob=True)
+        return HTMLResponse(shown)
 
     @pages.get("/part/held")
     def held(request: Request) -> Response:
@@ -110,12 +127,9 @@ def parts(desk: Desk) -> APIRouter:
     return pages
 
 
-def forms(desk: Desk, tokens: Tokens, cookie: str) -> APIRouter:
-    """What a person decides."""
+def forms(desk: Desk) -> APIRouter:
+    """What a person decides of what takes part."""
     pages, made = APIRouter(include_in_schema=False), PersonPage(desk)
-
-    def answer(request: Request, asked: dict[str, str], notice: Notice) -> Response:
-        return made.anew(person(request), asked, notice) if is_htmx(request) else away("/")
 
     @pages.post("/do/choice")
     async def choice(request: Request) -> Response:
@@ -124,20 +138,41 @@ def forms(desk: Desk, tokens: Tokens, cookie: str) -> APIRouter:
         if preset not in PRESETS:
             raise TacitaError("choose one of: nothing, some, everything.")
         desk.choose(person(request), preset)  # type: ignore[arg-type]
-        return answer(request, asked, ("good", f"{preset.capitalize()}: {PRESETS[preset]}"))
+        return made.after(request, asked, ("good", f"{preset.capitalize()}: {PRESETS[preset]}"))
 
     @pages.post("/do/switch")
     async def switch(request: Request) -> Response:
         asked = await form(request)
         desk.switch(person(request), asked.get("item", ""), "takes_part" in asked)
-        return answer(request, asked, None)
+        return made.after(request, asked, None)
 
     @pages.post("/do/pause")
     async def pause(request: Request) -> Response:
         asked = await form(request)
         desk.pause(person(request), asked.get("paused") == "yes")
         said = "You take a pause: nothing of yours leaves." if asked.get("paused") == "yes" else "You take part again."
-        return answer(request, asked, ("good", said))
+        return made.after(request, asked, ("good", said))
+
+    return pages
+
+
+def wishes(desk: Desk) -> APIRouter:
+    """What a person asks for, and what they are willing to spend."""
+    pages, made = APIRouter(include_in_schema=False), PersonPage(desk)
+
+    @pages.post("/do/budget")
+    async def budget(request: Request) -> Response:
+        asked = await form(request)
+        try:
+            given = validated(Budget, {"epsilon": _decimal(asked.get("epsilon", ""))}, "the budget")
+            shown = desk.declare(person(request), given.epsilon)
+        except TacitaError as error:
+            shown, said = desk.budget(person(request)), ("note", str(error))
+        else:
+            said = ("good", f"From the next message on, at most {given.epsilon:g} of your budget is spent in a run.")
+        if not is_htmx(request):
+            return away("/")
+        return HTMLResponse(render("person_budget.html", budget=shown) + render("notice.html", notice=said, oob=True))
 
     @pages.post("/do/ask")
     async def ask(request: Request) -> Response:
@@ -145,8 +180,17 @@ def forms(desk: Desk, tokens: Tokens, cookie: str) -> APIRouter:
         try:
             desk.ask(person(request), asked.get("kind", ""), [asked["item"]] if "item" in asked else [])
         except TacitaError as error:
-            return answer(request, asked, ("note", str(error)))
-        return answer(request, asked, ("good", "Asked. How far it has come stands below, and its certificate will."))
+            return made.after(request, asked, ("note", str(error)))
+        return made.after(
+            request, asked, ("good", "Asked. How far it has come stands below, and its certificate will.")
+        )
+
+    return pages
+
+
+def endings(desk: Desk, tokens: Tokens, cookie: str) -> APIRouter:
+    """How a person leaves the device, or the page."""
+    pages = APIRouter(include_in_schema=False)
 
     @pages.post("/do/erase")
     async def erase(request: Request) -> Response:

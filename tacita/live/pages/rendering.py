@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -15,6 +14,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from tacita import __version__
+from tacita.live.words import ago, plural, size, span, when
 from tacita.report.drawing import COLOURS
 
 HTMX = {"includeIndicatorStyles": False, "allowEval": False, "selfRequestsOnly": True, "historyCacheSize": 0}
@@ -28,7 +28,7 @@ def _templates() -> Environment:
     )
     found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     found.globals |= {"colours": COLOURS, "version": __version__, "htmx": json.dumps(HTMX), "style": style_name()}
-    found.filters |= {"when": when, "size": size, "ago": ago, "plural": plural}
+    found.filters |= {"when": when, "size": size, "ago": ago, "span": span, "plural": plural}
     return found
 
 
@@ -71,30 +71,3 @@ def static_routes() -> list[Route]:
         return Response(render("page.css") + render("pages.css"), media_type="text/css")
 
     return [Route("/htmx.js", htmx), Route("/style.css", style)]
-
-
-def when(at: float | None) -> str:
-    return "" if at is None else f"{datetime.fromtimestamp(at, UTC).astimezone():%d %b %Y, %H:%M}"
-
-
-def ago(seconds: float | None) -> str:
-    """A span of time as people say it."""
-    if seconds is None:
-        return "never"
-    for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
-        if seconds >= length:
-            n = int(seconds // length)
-            return f"{n} {unit}{'s' if n != 1 else ''}"
-    return "a moment"
-
-
-def size(n: float) -> str:
-    for unit in ("bytes", "kB", "MB"):
-        if n < 1000:
-            return f"{n:.0f} {unit}" if unit == "bytes" else f"{n:.1f} {unit}"
-        n /= 1000
-    return f"{n:.1f} GB"
-
-
-def plural(n: int, one: str, many: str = "") -> str:
-    return f"{n:,} {one if n == 1 else many or one + 's'}"

@@ -41,6 +41,11 @@ class Who:
         return self.role != "reader"
 
 
+def cookie_name(whose: str) -> str:
+    """Browsers do not tell ports apart when they send cookies: every page server that is started has its own name."""
+    return f"tacita-{whose}-{secrets.token_hex(6)}"
+
+
 class Tokens:
     """Links that were handed out and sessions that are open."""
 

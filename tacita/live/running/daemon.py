@@ -79,7 +79,7 @@ class Daemon:
                 done["connection"] = f"{state}: {reason}" if reason and state != "online" else state
         elif verb == "import":
             log.info("imported %d new interactions of %d new users", done["new interactions"], done["new users"])
-        elif verb != "recommend":
+        elif verb not in ("recommend", "requests"):
             log.info("%s done", verb)  # without a name: a log outlives an erasure
         return done
 

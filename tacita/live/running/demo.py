@@ -1,9 +1,8 @@
-"""`tacita demo --live`: a server and three nodes on this machine, as their owners would start them."""
+"""`tacita demo --live`: a server and three nodes on this machine, in processes as their owners would start them."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -12,11 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from tacita.core.errors import TacitaError
 from tacita.data.sources import load
@@ -24,15 +23,18 @@ from tacita.data.sources import load
 RUN = "demo"
 NODES = ("library", "cinema", "school")
 LONGEST = 240.0  # seconds for one block
+CUTS = (0.7, 0.8, 0.87, 0.94)  # two blocks for the story, three for what people ask for on their pages
+SETTINGS = {"seed": 1, "backbone": {"name": "tally", "recency": 20.0}}  # learns a block in one exchange
 
 
 @dataclass(frozen=True)
 class People:
-    """Who lives on which node, what each node's people did in the first and second block, and the items."""
+    """Who lives on which node, what each node's people did in each block, and the items with their titles."""
 
     files: dict[str, list[Path]]
-    items: Path
+    items: list[tuple[str, str]]
     home: dict[str, str]
+    first: dict[str, list[str]]  # what each person did in the first block
 
     def home_of(self, user: str) -> str:
         if user not in self.home:
@@ -60,80 +62,75 @@ def own_folder(out: Path | None) -> Iterator[Path]:
 
 def make_site(folder: Path, people: People) -> None:
     """Keys, a server with a catalogue, and three enrolled nodes that hold their first block."""
+    from tacita.live.running.joining import make_node  # late, as below: these need what tacita[live] brings
+    from tacita.live.running.server import ServerConfig, create, enroll, open_store
+
     server, port, link = folder / "server", _free_port(), _free_port()
-    _tacita("server", "init", server, "--host", "127.0.0.1", "--port", port, "--link-port", link)
-    _tacita("server", "catalogue", "add", people.items, "--folder", server)
+    create(server, ServerConfig(host="127.0.0.1", port=port, link_port=link), [])
+    with open_store(server) as store:
+        store.add_items(people.items)
     for name in NODES:
-        node = folder / name
-        address = f"127.0.0.1:{port}"
-        _tacita("node", "init", node, "--server", address, "--ca", server / "ca.pem", "--name", name)
-        _tacita("server", "enroll", node / "node.key.pub", "--name", name, "--folder", server)
+        values = {"name": name, "server": f"127.0.0.1:{port}"}
+        made = make_node(folder / name, values, server / "ca.pem")
+        enroll(server, Path(made["public key"]), name)
     bring(folder, people, block=0)
 
 
 def bring(folder: Path, people: People, block: int) -> None:
     """Import what each node's people did in a block."""
+    from tacita.live.running import control
+
     for name in NODES:
-        _tacita("node", "import", people.files[name][block], "--folder", folder / name)
+        control.ask(folder / name, "import", file=str(people.files[name][block].absolute()))
 
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[Path]:
     """The server and the nodes, until this is left; gives the server's folder."""
+    from tacita.live.running.server import is_up
+
     server = folder / "server"
     with contextlib.ExitStack() as processes:
         as_root = ["--insecure-run-as-root"] if os.geteuid() == 0 else []
         processes.enter_context(_process(folder / "server.log", "server", "up", "--folder", server, *as_root))
-        _until(lambda: json.loads(_tacita("server", "status", "--json", "--folder", server))["up"], "the server")
+        _until(lambda: is_up(server), "the server")
         for name in NODES:
             processes.enter_context(_process(folder / f"{name}.log", "node", "run", "--folder", folder / name))
         yield server
 
 
 def begin_run(folder: Path) -> None:
-    config = folder / f"{RUN}.toml"
-    config.write_text(
-        'seed = 1\n[backbone]\nname = "tally"\nrecency = 20.0\n',  # learns a block in one exchange
-        encoding="utf-8",
-    )
-    _tacita("server", "train", config, "--folder", folder / "server", "--name", RUN, "--detach", "--timeout", 60)
+    from tacita.live.running import orders
+    from tacita.methods import configured
+
+    terms = orders.Terms("all", timeout=60.0, give_up=3600.0)
+    orders.begin_run(folder / "server", RUN, configured(SETTINGS, "the demo"), terms)
 
 
 def next_block(folder: Path) -> None:
-    _tacita("server", "next-block", RUN, "--folder", folder / "server", "--detach")
+    from tacita.live.running import orders
 
-
-def ask_node(node: Path, *words: str) -> Any:
-    """What a node answers its owner, read from JSON."""
-    return json.loads(_tacita("node", *words, "--json", "--folder", node))
+    orders.open_block(folder / "server", RUN)
 
 
 def split(folder: Path, data_dir: Path | None) -> People:
-    """MovieLens-100K as files: two blocks for each node, items for the operator."""
+    """MovieLens-100K as files: blocks for each node, items for the operator."""
     table = load("ml-100k", data_dir=data_dir)
     assert table.timestamp is not None
     home = {raw: NODES[n % len(NODES)] for n, raw in enumerate(table.user_ids)}
-    cut = sorted(table.timestamp.tolist())[int(0.8 * len(table.timestamp))]
-    files = {name: [folder / f"{name}-{block}.csv" for block in (0, 1)] for name in NODES}
-    lines: dict[Path, list[str]] = {path: ["user,item,timestamp"] for both in files.values() for path in both}
+    in_time = sorted(table.timestamp.tolist())
+    ends = [in_time[int(share * len(in_time))] for share in CUTS]
+    files = {name: [folder / f"{name}-{block}.csv" for block in range(len(CUTS) + 1)] for name in NODES}
+    lines: dict[Path, list[str]] = {path: ["user,item,timestamp"] for some in files.values() for path in some}
+    first: dict[str, list[str]] = {}
     for user, item, at in zip(table.user.tolist(), table.item.tolist(), table.timestamp.tolist(), strict=True):
-        raw = table.user_ids[user]
-        lines[files[home[raw]][int(at > cut)]].append(f"{raw},{table.item_ids[item]},{at}")
+        raw, block = table.user_ids[user], bisect_left(ends, at)
+        lines[files[home[raw]][block]].append(f"{raw},{table.item_ids[item]},{at}")
+        if block == 0:
+            first.setdefault(raw, []).append(table.item_ids[item])
     for path, text in lines.items():
         path.write_text("\n".join(text) + "\n", encoding="utf-8")
-    items = folder / "items.tsv"
-    rows = [f"{item}\t{table.titles.get(item, '')}" for item in table.item_ids]
-    items.write_text("\n".join(["item\ttitle", *rows]) + "\n", encoding="utf-8")
-    return People(files, items, home)
-
-
-def _tacita(*words: object) -> str:
-    """A command as a person would type it; its answer."""
-    done = subprocess.run(_command(*words), capture_output=True, text=True, timeout=120, check=False)
-    if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise TacitaError(f"`tacita {words[0]} {words[1]}` failed: {said[-1] if said else 'no reason given'}")
-    return done.stdout
+    return People(files, [(item, table.titles.get(item, "")) for item in table.item_ids], home, first)
 
 
 def _command(*words: object) -> list[str]:

@@ -283,6 +283,7 @@ def status(folder: Path) -> dict[str, Any]:
                 "name": row.name,
                 "standing": standing(row),
                 "stopped": why_stopped(store, row.name),
+                "requests": store.pending(row.name),
                 "results": [] if row.note is None else row.note["plain"]["results"],
             }
             for row in store.runs()

@@ -20,9 +20,11 @@ from tacita.core.types import Block, Ragged, Stream
 from tacita.federation.rounds import Progress, RoundReport, begin_block, end_block, run_block, start
 from tacita.federation.state_arrays import plain_of, read_server, server_arrays, server_note
 from tacita.lab.assembling import build, check_settings
+from tacita.live.server.attempts import Attempts
 from tacita.live.server.remote import Patience, Remote, Transport
-from tacita.live.server.requests import carry_out, grouped
-from tacita.live.server.store import STORE, Carried, Heard, RunRow, ServerStore
+from tacita.live.server.requests import MOST_TRIES, carry_out, due, grouped
+from tacita.live.server.store import STORE, RunRow, ServerStore
+from tacita.live.server.waiting import Carried, Heard
 from tacita.live.settings import check_live
 from tacita.round.plan import Federation
 
@@ -81,6 +83,8 @@ def _continue(store: ServerStore, row: RunRow, transport: Transport, scrub: Call
         Patience(**row.options),
         tell=lambda event: store.tell(row.name, event),
         outcomes=lambda: store.outcomes(row.name),
+        attempts=Attempts.read(row.note),
+        met=store.note_nodes,
     )
     progress = _progress(store, row, fed, remote)
     began = time.monotonic()
@@ -91,6 +95,7 @@ def _continue(store: ServerStore, row: RunRow, transport: Transport, scrub: Call
         if any(v.dtype.kind == "f" and not np.isfinite(v).all() for v in arrays.values()):
             raise TacitaError("the model is no longer finite: training diverged, or a node sent a wrong sum.")
         note = {"plain": plain_of(now), "now": server_note(now.server), "best": server_note(now.best_server)}
+        note["attempts"] = remote.attempts.note()
         event["seconds"] = round(time.monotonic() - began, 3)
         store.commit(row.name, note, arrays, remote.accepted, Heard(remote.asked_for, remote.ends), event, carried)
         remote.accepted, remote.asked_for, remote.ends = [], [], []
@@ -101,14 +106,12 @@ def _continue(store: ServerStore, row: RunRow, transport: Transport, scrub: Call
         event = {"event": "round", "block": report.block, "round": report.round, "clients": report.clients}
         if report.valid is not None:
             event["valid"] = report.valid
-        commit(event | {"bytes_up": report.bytes_up, "bytes_down": report.bytes_down}, now)
+        asked, remote.reached = len(remote.reached), set()
+        commit(event | {"asked": asked, "bytes_up": report.bytes_up, "bytes_down": report.bytes_down}, now)
         requests(now)
 
     def requests(now: Progress) -> None:
-        for group in grouped(store.open_requests(row.name)):
-            carried = carry_out(fed, now, group)
-            remote.part(now.server.parts.get(fed.learner.name, {}).get("asked", np.zeros(0, np.uint64)))
-            commit({"event": "request", **carried.event}, now, carried)
+        _requests(store, row.name, fed, now, commit)
 
     if progress.in_block:  # stopped when they had been heard and were not carried out
         requests(progress)
@@ -121,6 +124,25 @@ def _continue(store: ServerStore, row: RunRow, transport: Transport, scrub: Call
         commit({"event": "block done", **progress.results[-1]}, progress)
         row = store.run(row.name)
         fed = federation(store, row)  # another block may have been opened
+
+
+def _requests(store: ServerStore, run: str, fed: Federation, now: Progress, commit: Callable[..., None]) -> None:
+    """Carry out what people asked for, and try again what nodes did not answer; a commit after each."""
+    assert isinstance(now.devices, Remote)
+    now.devices.silent = set()
+    behind: set[tuple[int, int]] = set()  # whose earlier request has to be tried again
+    for group in grouped(due(store.open_requests(run), now.server)):
+        people = {(one.node, one.wanted.sender) for one in group}
+        if behind & people:
+            behind |= people
+            continue
+        carried = carry_out(fed, now, group)
+        tries = int(carried.event.get("tries", 0))
+        behind |= people if tries else set()
+        now.devices.part(now.server.parts.get(fed.learner.name, {}).get("asked", np.zeros(0, np.uint64)))
+        commit({"event": "request", **carried.event}, now, carried)
+        if tries == MOST_TRIES:
+            store.tell(run, {**carried.event, "event": "request stuck"})
 
 
 def federation(store: ServerStore, row: RunRow) -> Federation:

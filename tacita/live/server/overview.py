@@ -42,6 +42,12 @@ class Overview:
         rows = self._ask(lambda db: db.execute(asked, (RECENT,)).fetchall())
         return {int(node): (at, said) for node, _, at, said in rows if node is not None}
 
+    def of_themselves(self) -> dict[int, dict[str, Any]]:
+        """What nodes said of themselves when they answered last: version, clock, and when that was."""
+        asked = "SELECT key, value FROM meta WHERE key LIKE 'node/%'"
+        rows = self._ask(lambda db: db.execute(asked).fetchall())
+        return {int(key.removeprefix("node/")): json.loads(value) for key, value in rows}
+
     def rounds(self, run: str, offset: int, limit: int) -> tuple[int, list[dict[str, Any]]]:
         """A run's rounds, the latest first: who answered, refused or was waited for, seconds and bytes."""
 
@@ -133,7 +139,10 @@ def _timeline(
         elif kind == "block":
             began = at
         elif kind == "round" and number > first:
-            shown = {name: event.get(name) for name in ("block", "round", "clients", "valid", "bytes_up", "bytes_down")}
+            shown = {
+                name: event.get(name)
+                for name in ("block", "round", "asked", "clients", "valid", "bytes_up", "bytes_down")
+            }
             answered = counted.get((int(event["block"]), int(event["round"]) - 1), 0)
             seconds = None if began is None else round(at - began, 1)
             more = {"answered": answered, "refused": len(refused), "bad": len(bad), "late": waited, "seconds": seconds}

@@ -23,8 +23,21 @@ from tacita.federation.devices import Told
 from tacita.federation.measuring import Sums, selecting_metric
 from tacita.fields import Spec, merge
 from tacita.live.letters import CHOSEN, NAMES, PART, ROSTER, read_each, written
+from tacita.live.server.attempts import Attempts, Unanswered
 from tacita.live.server.bounds import Asked, check_sums, check_total
-from tacita.live.wire import Outcome, Reply, Request, RequestHead, Wanted, catalogue_array, decode_reply, encode
+from tacita.live.wire import (
+    MOST_PLAYED,
+    POPULAR,
+    Outcome,
+    Reply,
+    ReplyHead,
+    Request,
+    RequestHead,
+    Wanted,
+    catalogue_array,
+    decode_reply,
+    encode,
+)
 from tacita.metrics import Evaluation
 from tacita.round.parts import overrides
 from tacita.round.plan import Plan, to_serve
@@ -93,11 +106,19 @@ class Remote:
     asked_for: list[tuple[int, Wanted]] = field(default_factory=list)  # (node, request) since the last commit
     ends: list[tuple[int, int]] = field(default_factory=list)  # (node, its request) whose end it heard since then
     outcomes: Callable[[], dict[int, list[Outcome]]] = dict  # what is to be told to nodes
+    attempts: Attempts = field(default_factory=Attempts)
+    met: Callable[[dict[int, dict[str, Any]]], None] = lambda nodes: None  # what nodes say of themselves
+    reached: set[int] = field(default_factory=set)  # nodes that were asked something since the last round
+    silent: set[int] = field(default_factory=set)  # nodes that requests of this round have waited for in vain
     _refusal: str = ""  # what a node that refused said last
     _told: set[tuple[int, int, int]] = field(default_factory=set)
     _have: dict[int, set[str]] = field(default_factory=dict)
     _homes: dict[int, int] = field(default_factory=dict)  # name of a person -> node, where the server has to know
     _askers: dict[int, int] = field(default_factory=dict)  # the same of who asked for something
+
+    @property
+    def most_played(self) -> int | None:
+        return MOST_PLAYED
 
     def begin_block(self, plan: Plan, server: ServerState, down: Down) -> None:
         """Nodes open a block when they first hear of it."""
@@ -123,7 +144,7 @@ class Remote:
         replies = self.ask(Question(ROSTER, plan, server, to_serve(plan, server)), check)
         part = [one.arrays[NAMES][one.arrays[PART] > 0] for _, one in sorted(replies.items())]
         if not part:
-            raise TacitaError(f"every node refused to say who takes part; one said: {self._refusal}")
+            raise Unanswered(f"every node refused to say who takes part; one said: {self._refusal}")
         return np.concatenate(part)
 
     def exchange(self, plan: Plan, server: ServerState, down: Down, question: str, chosen: Keys | None = None) -> Told:
@@ -142,7 +163,7 @@ class Remote:
 
         replies = self.ask(Question(question, plan, server, down, homes), check)
         if not replies:
-            raise TacitaError(f"every node refused to take part in the round; one said: {self._refusal}")
+            raise Unanswered(f"every node refused to take part in the round; one said: {self._refusal}")
         self._check_askers(chosen, homes or {}, replies)
         total = None
         for node in sorted(replies):
@@ -189,7 +210,7 @@ class Remote:
             return
         told = sum(len(homes[node]) for node in replies)
         if told < len(chosen):
-            raise TacitaError(
+            raise Unanswered(
                 f"{len(chosen) - told} of the {len(chosen)} people who withdraw live on nodes that refused or are no "
                 f"longer enrolled, so nothing was taken back; one said: {self._refusal or 'nothing'}"
             )
@@ -219,10 +240,12 @@ class Remote:
         """Close the block on the nodes: they test the best round and go on from it."""
         cfg = plan.config.evaluate
         names = {"auc" if metric == "auc" else f"{metric}@{k}" for metric in cfg.metrics for k in cfg.k}
-        sums = self._scores("close", plan, server, down, names)
+        sums = self._scores("close", plan, server, down, names | {f"{POPULAR}{name}" for name in names})
         people = max((n for _, n in sums.values()), default=0)
         means = {name: total / n if n else 0.0 for name, (total, n) in sums.items()}
-        return {**means, "users": people}, None
+        popular = {name.removeprefix(POPULAR): v for name, v in means.items() if name.startswith(POPULAR)}
+        own = {name: value for name, value in means.items() if not name.startswith(POPULAR)}
+        return {**own, "users": people, "controls": {"popular": popular} if popular else {}}, None
 
     def end_block(self, plan: Plan, server: ServerState, down: Down) -> None:
         """Nodes ended the block with `result`."""
@@ -236,13 +259,20 @@ class Remote:
         replies: dict[int, Reply] = {}
         shas: dict[int, str] = {}
         began = told = time.monotonic()
+        give_up = self.attempts.patience(self.patience.give_up, self.patience.timeout)
+        if self.attempts.open and people is not None and self._allowed(people) & self.silent:
+            raise Unanswered("a node that was waited for in this round already is silent.")
         while True:
             allowed = self._allowed(people)
             asked = asking.bodies((set(self.transport.nodes()) & allowed) - replies.keys())
+            self.reached |= asked.keys()
+            since, seen = time.time(), dict[int, dict[str, Any]]()
             for node, body in self.transport.exchange(asked, self.patience.timeout).items():
                 reply = self._read(node, body, asking.head(node), check) if node in asked else None
                 if reply is not None:
                     replies[node], shas[node] = reply, hashlib.sha256(body).hexdigest()
+                    seen[node] = _of_itself(reply.head, since)
+            self.met(seen)
             allowed = self._allowed(people)  # somebody may have been revoked meanwhile
             replies = {node: one for node, one in replies.items() if node in allowed}
             quorum = self.patience.quorum
@@ -250,10 +280,11 @@ class Remote:
             if len(replies) >= max(1, need):
                 break
             now = time.monotonic()
-            if now - began > self.patience.give_up:
-                raise TacitaError(
+            if now - began > give_up:
+                self.silent |= allowed - replies.keys() if self.attempts.open else set()
+                raise Unanswered(
                     f"block {server.block} round {server.round + 1}: {len(replies)} of the {need} nodes that a round "
-                    f"needs answered within {self.patience.give_up:.0f} s; start the others and continue with "
+                    f"needs answered within {give_up:.0f} s; start the others and continue with "
                     "`tacita server resume`."
                 )
             if now - told > 10:
@@ -348,6 +379,9 @@ class _Asking:
             best_round=remote.best_round,
             config=question.plan.config.model_dump(mode="json"),
             names={name: digest_of(array) for name, array in self.arrays.items()},
+            attempt=remote.attempts.ask(),
+            resolved=remote.attempts.resolved,
+            failed=remote.attempts.failed,
         )
         self._letters: dict[int, Arrays] = {}
         self._told = remote.outcomes()
@@ -383,6 +417,13 @@ class _Asking:
                 made[lacks] = encode(Request(head, {name: self.arrays[name] for name in lacks}))
             bodies[node] = made[lacks]
         return bodies
+
+
+def _of_itself(said: ReplyHead, since: float) -> dict[str, Any]:
+    """What a node says of itself. Its clock is right if it stood between asking and now; else so far off, at least."""
+    now = time.time()
+    off = said.time - now if said.time > now else min(0.0, said.time - since)
+    return {"version": said.version, "clock": round(off, 1) if said.time else None, "time": now}
 
 
 def _added(replies: Mapping[int, Reply]) -> Sums:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,10 @@ from tacita.core.types import Ragged, Request, Requests, ServerState
 from tacita.federation.requests import handle
 from tacita.federation.rounds import Progress
 from tacita.federation.state_arrays import server_arrays
+from tacita.live.server.attempts import Unanswered
 from tacita.live.server.remote import Remote
-from tacita.live.server.store import Carried, Open, Settled
+from tacita.live.server.waiting import Carried, Open, Settled
 from tacita.live.wire import Outcome, Wanted
-from tacita.round.parts import overrides
 from tacita.round.plan import Federation
 
 log = logging.getLogger(__name__)
@@ -56,17 +57,25 @@ def grouped(requests: list[Open]) -> list[list[Open]]:
 
 
 def carry_out(fed: Federation, progress: Progress, group: list[Open]) -> Carried:
-    """Requests of one kind that came with answers."""
-    kind, before = group[0].wanted.kind, progress.server
+    """Requests of one kind that came with answers; those whose nodes do not answer stay open."""
+    kind, before, remote = group[0].wanted.kind, progress.server, progress.devices
+    assert isinstance(remote, Remote)
     fit = [one for one in group if not _unfit(progress, one)]
     refused = [_outcome(progress, one, "refused", said=_unfit(progress, one)) for one in group if one not in fit]
     withdrew = kind in WITHDRAW
     if not fit:
         return Carried({"kind": kind, "said": refused[0].outcome.said}, refused, withdrew, _NOBODY)
+    state, effective = "refused", False
+    remote.attempts.begin()
     try:
-        assert isinstance(progress.devices, Remote)
-        progress.devices.meet({one.wanted.sender: one.node for one in fit})
-        said = handle(fed, progress, _together(fit))
+        if any(one.tries for one in fit) and not {one.node for one in fit} <= set(remote.transport.nodes()):
+            remote.attempts.ask()  # a server that was killed may have asked with this number: it is used up
+            raise Unanswered("the node is away.")  # it was waited for once
+        remote.meet({one.wanted.sender: one.node for one in fit})
+        said = handle(fed, progress, _together(fit, remote))
+        effective = True
+    except Unanswered as error:
+        why, state = str(error)[:500], "pending"
     except TacitaError as error:
         why = str(error)[:500]
     except Exception as error:  # of a part: whatever it was, the next round must not meet it again
@@ -75,15 +84,55 @@ def carry_out(fed: Federation, progress: Progress, group: list[Open]) -> Carried
     else:
         told = [one for part in said.values() for one in part.get("each", [part])]
         waits = any(one.get("waits") for one in told)
-        found = certificate(fed, told, (before, progress.server), group[0].wanted)
-        state = "waits" if waits else "done"
-        settled = [_outcome(progress, one, state, said=str(found["verdict"]), certificate=found) for one in fit]
+        models = (before, progress.server)
+        found = certificate(told, models, fit[0].wanted)
+        state, verdict = "waits" if waits else "done", str(found["verdict"])
+        settled = [
+            _outcome(progress, one, state, said=verdict, certificate=own) for one, own in _each(found, models, fit)
+        ]
+        others = _outcome(progress, fit[0], state, said=verdict, certificate=_own(found, kind, 0)).outcome
         freed = [np.asarray(one["subjects"], np.uint64) for one in told if "subjects" in one and not one.get("waits")]
         done = {name: _plain(part) for name, part in said.items()}
         event = {"kind": kind, "people": len(fit), "done": done}
-        return Carried(event, refused + settled, withdrew, np.concatenate([_NOBODY, *freed]))
-    settled = [_outcome(progress, one, "refused", said=why) for one in fit]
-    return Carried({"kind": kind, "said": why}, refused + settled, withdrew, _NOBODY)
+        return Carried(event, refused + settled, withdrew, np.concatenate([_NOBODY, *freed]), others)
+    finally:
+        remote.attempts.end(effective)
+    if state == "refused":
+        settled = [_outcome(progress, one, state, said=why) for one in fit]
+        return Carried({"kind": kind, "said": why}, refused + settled, withdrew, _NOBODY)
+    settled = [_outcome(progress, one, state, said=why, tries=one.tries + 1) for one in fit]
+    vain: dict[str, Any] = {
+        "kind": kind,
+        "said": why,
+        "state": state,
+        "node": str(fit[0].node),
+        "tries": fit[0].tries + 1,
+    }
+    return Carried(vain, refused + settled, bool(refused) and withdrew, _NOBODY)
+
+
+MOST_TRIES = 5
+"""Tries after which an operator is told that somebody's request is stuck; it stays open all the same."""
+
+
+def due(requests: list[Open], server: ServerState) -> list[Open]:
+    """What is to be carried out now: what was tried in vain after ever more rounds, and what its people ask for next
+    only after it."""
+    found, behind = [], set[tuple[int, int]]()
+    for one in requests:
+        who = (one.node, one.wanted.sender)
+        if who in behind or not _again(one, server):
+            behind.add(who)
+        else:
+            found.append(one)
+    return found
+
+
+def _again(one: Open, server: ServerState) -> bool:
+    last = one.outcome
+    if last is None or last.state != "pending" or last.block != server.block:
+        return True
+    return server.round >= last.round + (1 << min(max(last.tries - 1, 0), 6))
 
 
 _NOBODY = np.zeros(0, np.uint64)
@@ -99,13 +148,14 @@ def _unfit(progress: Progress, one: Open) -> str:
     return ""
 
 
-def _together(group: list[Open]) -> Request | Requests:
+def _together(group: list[Open], remote: Remote) -> Request | Requests:
     first = group[0].wanted
+    at = remote.attempts.at(max(one.wanted.time for one in group), time.time())
     if len(group) == 1:
-        return Request(first.kind, first.sender, np.array(first.items, np.int32), first.time, group[0].number)
+        return Request(first.kind, first.sender, np.array(first.items, np.int32), at, group[0].number)
     senders = np.array([one.wanted.sender for one in group], np.uint64)
     items = Ragged.from_lists([one.wanted.items for one in group])
-    return Requests(first.kind, senders, items, first.time, group[0].number)
+    return Requests(first.kind, senders, items, at, group[0].number)
 
 
 def _outcome(progress: Progress, one: Open, state: Any, **more: Any) -> Settled:
@@ -116,33 +166,67 @@ def _outcome(progress: Progress, one: Open, state: Any, **more: Any) -> Settled:
 # What a node is told
 
 
-def certificate(
-    fed: Federation, told: list[dict[str, Any]], models: tuple[ServerState, ServerState], wanted: Wanted
-) -> dict[str, Any]:
-    """What was done, in the terms of the lab's certificates, and what was not checked."""
+def certificate(told: list[dict[str, Any]], models: tuple[ServerState, ServerState], wanted: Wanted) -> dict[str, Any]:
+    """What was done, in the terms of the lab's certificates, and what was not checked; of one person's own, `_own`."""
     before, after = (_digest(one) for one in models)
     waits = any(one.get("waits") for one in told)
-    shared = wanted.kind in ("share", "unshare")
-    able = [p.name for p in fed.parts if p.takes_back and (overrides(p, "handle") or overrides(p, "handle_many"))]
-    taken = bool(able) or (fed.learner.takes_back and not shared)
+    methods = list(dict.fromkeys(str(one["method"]) for one in told if "method" in one))
+    unlearned = bool(methods) and wanted.kind != "share" and not waits  # a part says that it did, not that it could
     exact = [bool(one["exact"]) for one in told if "exact" in one]
     sums = {name: float(sum(one.get(name) or 0.0 for one in told)) for name in _SUMMED}
     purged = [str(line) for one in told for line in one.get("purged", ())]
-    record = ["record of shared items"] if wanted.kind in WITHDRAW else []
+    emptied = ["record of shared items"] if wanted.kind in WITHDRAW else []
     return {
         "request": wanted.kind,
-        "shared items": len(wanted.items),
-        "method": ", ".join(dict.fromkeys(str(one["method"]) for one in told if "method" in one))
-        or (", ".join(able) if taken and wanted.kind != "share" else "the record of what is shared"),
+        "method": ", ".join(methods) or "the record of what is shared",
         "mode": "; ".join(str(one["mode"]) for one in told if "mode" in one)[:500],
         "exact": bool(exact) and all(exact) and not waits,
         "model before": before,
         "model after": after,
         **{name.replace("_", " "): value for name, value in sums.items() if math.isfinite(value)},
-        "purged": "" if waits else ", ".join(dict.fromkeys(["request", *record, *purged])),
-        "residual risk": _residual(wanted.kind, taken),
-        "verdict": _verdict(wanted.kind, waits, taken, before != after),
+        **_effect(waits, unlearned and before != after, models[1]),
+        "purged": "" if waits else ", ".join(dict.fromkeys(["request", *emptied, *purged])),
+        "residual risk": _residual(wanted.kind, unlearned or waits),
+        "verdict": _verdict(wanted.kind, waits, unlearned, before != after),
     }
+
+
+def _effect(waits: bool, unlearned: bool, after: ServerState) -> dict[str, Any]:
+    """What happened, when, and how anybody knows."""
+    if waits:
+        return {"taken": "nothing yet", "verified": "nothing to verify yet"}
+    return {
+        "taken": _LEARNED if unlearned else "",
+        "effective block": after.block,
+        "effective after round": after.round,
+        "effective at": time.time(),
+        "verified": "by nobody: the server says so, and its model was compared with no run without the data",
+    }
+
+
+_LEARNED = "what was learned out of the model"
+
+
+def _each(
+    found: dict[str, Any], models: tuple[ServerState, ServerState], group: list[Open]
+) -> list[tuple[Open, dict[str, Any]]]:
+    """A certificate for everybody: who withdraws together does not learn how much others had shared."""
+    senders = np.array([one.wanted.sender for one in group], np.uint64)
+    before, after = (one.given.of(senders).counts() for one in models)
+    return [
+        (one, {"shared items": len(one.wanted.items)} | _own(found, one.wanted.kind, int(gone)))
+        for one, gone in zip(group, before - after, strict=True)
+    ]
+
+
+def _own(found: dict[str, Any], kind: str, gone: int) -> dict[str, Any]:
+    """A certificate with what was taken of one person: so many items out of the record."""
+    if "effective at" not in found:  # it waits
+        return found
+    left = [f"{gone} shared items out of the record"] if gone > 0 else []
+    left += [found["taken"]] if found["taken"] else []
+    taken = " and ".join(left) or "nothing: the server held none of it"
+    return {**found, "taken": "" if kind == "share" else taken}
 
 
 _SUMMED = ("clients_asked", "rounds", "bytes_up", "bytes_down", "seconds_server")
@@ -154,20 +238,22 @@ def _digest(server: ServerState) -> str:
     return digest({name: v for name, v in arrays.items() if not name.startswith(("parts/", "given/"))})
 
 
-def _residual(kind: str, taken: bool) -> str:
+def _residual(kind: str, unlearned: bool) -> str:
     if kind == "share":
         return ""
     return (
-        RESIDUAL if taken else f"Nothing in this run unlearns: what the model learned from the data stays. {RESIDUAL}"
+        RESIDUAL
+        if unlearned
+        else f"Nothing in this run unlearns this: what the model learned from the data stays. {RESIDUAL}"
     )
 
 
-def _verdict(kind: str, waits: bool, taken: bool, changed: bool) -> str:
+def _verdict(kind: str, waits: bool, unlearned: bool, changed: bool) -> str:
     if waits:
         return "waits until enough people have asked"
     if kind == "share":
         return "shared"
-    if not taken:
+    if not unlearned:
         return "taken out of the server's record; not unlearned"
     return "taken out of the record and the model; not verified" if changed else "taken out; the model held none of it"
 

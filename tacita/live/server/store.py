@@ -15,13 +15,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tacita.core.codec import digest_of, unpack
-from tacita.core.config import RunConfig, validated
+from tacita.core.config import RunConfig, Strict, validated
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, Keys
-from tacita.live.database import ask_scrub, format_of, plain_errors, put_arrays, scrub, transaction
+from tacita.core.types import Arrays
+from tacita.live.database import format_of, plain_errors, put_arrays, scrub, transaction
+from tacita.live.server.waiting import Carried, Heard, Open, put_carried, put_heard
 from tacita.live.wire import MOST_REQUESTS, Outcome, Wanted
 
 if TYPE_CHECKING:
@@ -50,41 +51,6 @@ CREATE TABLE requests (id INTEGER PRIMARY KEY, run TEXT NOT NULL, node TEXT NOT 
     number INTEGER NOT NULL, sender TEXT NOT NULL, request TEXT NOT NULL, outcome TEXT NOT NULL, done REAL,
     heard REAL, UNIQUE (run, node, number)) STRICT;
 """
-
-
-@dataclass(frozen=True)
-class Open:
-    """A request that waits at the server."""
-
-    number: int  # at the server
-    node: int
-    wanted: Wanted
-
-
-@dataclass(frozen=True)
-class Heard:
-    """What nodes sent along with answers: what their people ask for, and of what they know the end."""
-
-    asked_for: Sequence[tuple[int, Wanted]] = ()
-    ends: Sequence[tuple[int, int]] = ()  # node, its number of a request
-
-
-@dataclass(frozen=True)
-class Settled:
-    """What became of a request."""
-
-    number: int
-    outcome: Outcome
-
-
-@dataclass(frozen=True)
-class Carried:
-    """What became of some requests that were carried out together."""
-
-    event: dict[str, Any]
-    settled: list[Settled]
-    withdrew: bool  # something is to be found nowhere any more
-    freed: Keys  # who waited, and need not any more
 
 
 @dataclass(frozen=True)
@@ -216,6 +182,12 @@ class ServerStore:
         with self._writing() as db:
             db.execute("UPDATE nodes SET number = ? WHERE name = ?", (str(number), name))
 
+    def note_nodes(self, notes: dict[int, dict[str, Any]]) -> None:
+        """What nodes said of themselves with their last answers: their version, how far off their clock is."""
+        with self._writing() as db:
+            rows = ((str(number), json.dumps(note)) for number, note in notes.items())
+            db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES ('node/' || ?, ?)", rows)
+
     def revoke(self, name: str) -> NodeRow:
         found = {row.name: row for row in self.nodes()}
         if name not in found:
@@ -300,15 +272,28 @@ class ServerStore:
 
     def open_requests(self, run: str) -> list[Open]:
         """What people asked for and was not carried out yet, oldest first."""
-        rows = self._all("SELECT id, node, request FROM requests WHERE run = ? AND request != '' ORDER BY id", run)
-        return [Open(int(one), int(node), validated(Wanted, json.loads(told), "a request")) for one, node, told in rows]
+        asked = "SELECT id, node, request, outcome FROM requests WHERE run = ? AND request != '' ORDER BY id"
+        return [
+            Open(int(one), int(node), _read(Wanted, wanted, "a request"), _read(Outcome, told, "an outcome"))
+            for one, node, wanted, told in self._all(asked, run)
+        ]
+
+    def pending(self, run: str) -> list[dict[str, Any]]:
+        """Requests that are not carried out: since when, of which node, what was tried. Neither who nor what."""
+        asked = (
+            "SELECT r.id, ifnull(n.name, r.node), r.time, r.outcome FROM requests r LEFT JOIN nodes n "
+            "ON n.number = r.node WHERE r.run = ? AND r.done IS NULL ORDER BY r.id"
+        )
+        found, now = self._all(asked, run), time.time()
+        said = [_read(Outcome, told, "an outcome").model_dump(include={"state", "tries", "said"}) for *_, told in found]
+        return [{"request": one, "node": n, "age": now - at, **o} for (one, n, at, _), o in zip(found, said)]
 
     def outcomes(self, run: str) -> dict[int, list[Outcome]]:
         """What became of requests, by the node that has not heard of it yet."""
         rows = self._all("SELECT node, outcome FROM requests WHERE run = ? AND heard IS NULL ORDER BY id", run)
         found: dict[int, list[Outcome]] = {}
         for node, told in rows:
-            found.setdefault(int(node), []).append(validated(Outcome, json.loads(told), "an outcome"))
+            found.setdefault(int(node), []).append(_read(Outcome, told, "an outcome"))
         return {node: told[:MOST_REQUESTS] for node, told in found.items()}
 
     @property
@@ -355,40 +340,11 @@ class ServerStore:
         return [(block, round, kind, int(node), n) for block, round, kind, node, n in self._all(asked, run)]
 
 
-def put_heard(db: sqlite3.Connection, run: str, heard: Heard, at: float) -> None:
-    """New requests wait to be carried out; of those whose end a node knows it is told no more."""
-    db.executemany(
-        "INSERT OR IGNORE INTO requests (run, node, time, number, sender, request, outcome) "
-        "VALUES (?, ?, ?, ?, '', ?, ?)",
-        (
-            (run, str(node), at, one.id, one.model_dump_json(), Outcome(id=one.id, state="heard").model_dump_json())
-            for node, one in heard.asked_for
-        ),
-    )
-    known = ((at, run, str(node), number) for node, number in heard.ends)
-    ends = "UPDATE requests SET heard = ? WHERE run = ? AND node = ? AND number = ? AND done IS NOT NULL"
-    db.executemany(ends, known)
+_Read = TypeVar("_Read", bound=Strict)
 
 
-def put_carried(db: sqlite3.Connection, run: str, carried: Carried, at: float) -> None:
-    """What became of requests. What was asked for is not kept: who took something back would find it here."""
-    named = dict(db.execute("SELECT id, request FROM requests WHERE run = ? AND request != ''", (run,)).fetchall())
-    for one in carried.settled:
-        final = one.outcome.final
-        sender = "" if final else str(json.loads(named[one.number])["sender"])  # to be told when others have asked
-        db.execute(
-            "UPDATE requests SET request = '', sender = ?, outcome = ?, done = ? WHERE id = ?",
-            (sender, one.outcome.model_dump_json(), at if final else None, one.number),
-        )
-    waited = db.execute("SELECT id, sender, number FROM requests WHERE run = ? AND sender != ''", (run,)).fetchall()
-    freed = {str(one) for one in carried.freed.tolist()}
-    for number, sender, asked in waited:
-        if sender in freed and carried.settled:
-            last = carried.settled[-1].outcome.model_copy(update={"id": asked})
-            done = "UPDATE requests SET sender = '', outcome = ?, done = ? WHERE id = ?"
-            db.execute(done, (last.model_dump_json(), at, number))
-    if carried.withdrew:
-        ask_scrub(db)
+def _read(kind: type[_Read], text: str, what: str) -> _Read:
+    return validated(kind, json.loads(text), what)
 
 
 def _check_name(what: str, name: str) -> None:

@@ -96,7 +96,7 @@ class LaplaceNoise(Part):
         """The sum of n Laplace variables is the difference of two Gamma(n) variables."""
         if not self.sends_whole_table(server.block) or total.n_clients == 0:
             return total
-        also = (total.nonce,) if self._counts else ()
+        also = (total.nonce,) if self._counts or total.nonce else ()
         key = self.world.draws.private("laplace-noise", server.block, server.round, *also)
         rng = np.random.Generator(np.random.Philox(key=int(key)))
         changed: Arrays = {}

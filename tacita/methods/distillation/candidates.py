@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from tacita.core.types import Bools, Doubles, Floats, Ints, Longs, Ragged
+from tacita.core.types import Bools, Floats, Ints, Longs, Ragged
 from tacita.kernels.ranking import best_items
 from tacita.methods.distillation.dice import Dice, places
 from tacita.models.scores import sigmoid
@@ -48,27 +48,18 @@ def chunks(users: Ints, last: Ragged, logits: Logits) -> Iterator[tuple[Longs, R
         yield some, last.take(some), np.asarray(logits(users[some]), np.float32)
 
 
-def candidates(
-    history: History,
-    last: Ragged,
-    users: Ints,
-    logits: Logits,
-    most: int = 30,
-    order: Literal["client", "global"] = "client",
-) -> Ragged:
+def candidates(history: History, last: Ragged, users: Ints, logits: Logits, most: int = 30) -> Ragged:
     """Items of the history that the client did not tell itself, best server score first, ties by id, `most` at most.
 
-    Columns: score, the server's probability; frequency, the share of uploads with the item. Order global: by the mean
-    score over the given clients, the same for all.
+    Columns: score, the server's probability; frequency, the share of uploads with the item.
     """
     known = np.flatnonzero(history.counts).astype(np.int32)
-    shared = mean_scores(known, last, users, logits) if order == "global" and len(known) else None
     place = np.full(len(history.counts), -1, np.int64)
     place[known] = np.arange(len(known))
     rows, ids, score = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
     for some, own, all_logits in chunks(users, last, logits) if len(known) else ():
         table = all_logits[:, known]
-        keys = table.copy() if shared is None else np.tile(shared.astype(np.float32), (len(some), 1))
+        keys = table.copy()
         at = place[own.ids]
         keys[own.rows()[at >= 0], at[at >= 0]] = -np.inf
         top, value = best_items(keys, min(most, len(known)))
@@ -81,14 +72,6 @@ def candidates(
     frequency = (history.counts[item] / max(1, history.n_uploads)).astype(np.float32)
     columns = {"score": np.concatenate(score), "frequency": frequency}
     return Ragged.from_pairs(np.concatenate(rows), item, len(users), columns)
-
-
-def mean_scores(known: Ints, last: Ragged, users: Ints, logits: Logits) -> Doubles:
-    """Mean probability of each known item over the given clients."""
-    total = np.zeros(len(known))
-    for _, _, table in chunks(users, last, logits):
-        total += sigmoid(table[:, known]).astype(np.float64).sum(0)
-    return total / max(1, len(users))
 
 
 def scheduled(found: Ragged, n: float, how: Literal["random", "top"], dice: Dice) -> Ragged:

@@ -10,7 +10,6 @@ from scipy.special import xlog1py, xlogy
 from tacita.core.sparse import matrix_of_lists
 from tacita.core.types import AnyArray, Doubles, Ragged
 
-Scale = Literal["z", "minmax"]
 Loss = Literal["ce", "kl"]
 _TINY = 1e-8
 
@@ -48,15 +47,11 @@ def _entropy(labels: Doubles) -> Doubles:
     return np.asarray(-(xlogy(labels, labels) + xlog1py(1 - labels, -labels)))
 
 
-def scaled(values: Doubles, how: Scale = "z", cap: float | None = None) -> Doubles:
-    """Over the first axis: z-scores (population), or minmax to [-1, 1]; exactly 0 where all are equal."""
+def scaled(values: Doubles, cap: float | None = None) -> Doubles:
+    """z-scores (population) over the first axis; exactly 0 where all are equal."""
     values = np.asarray(values, np.float64)
     if len(values) == 0:
         return values
-    low, high = values.min(0), values.max(0)
-    if how == "z":
-        out = (values - values.mean(0)) / (values.std(0) + _TINY)
-    else:
-        out = 2 * (values - low) / (high - low + _TINY) - 1
-    out = np.where(high == low, 0.0, out)
+    out = (values - values.mean(0)) / (values.std(0) + _TINY)
+    out = np.where(values.max(0) == values.min(0), 0.0, out)
     return out if cap is None else np.clip(out, -cap, cap)

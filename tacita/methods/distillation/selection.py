@@ -19,7 +19,7 @@ from torch.nn.functional import logsigmoid
 
 from tacita.core.types import AnyArray, Arrays, Bools, Doubles, Floats, Ints, Longs, Ragged
 from tacita.methods.distillation.dice import Dice, places
-from tacita.methods.distillation.measures import Loss, Scale, mean_losses, scaled
+from tacita.methods.distillation.measures import Loss, mean_losses, scaled
 from tacita.methods.distillation.networks import Layers, answer, bundle, descend, forward, part, start
 from tacita.methods.distillation.rewards import Divergence, Diversity, adjusted, divergence, diversity, shuffled
 from tacita.models.scores import sigmoid
@@ -38,9 +38,7 @@ class Selection:
     without: Literal["", "loss", "diversity", "divergence"] = ""  # reward that is left out (Table 4)
     diversity: Diversity = "softmax"
     divergence: Divergence = "bernoulli"
-    scale: Scale = "z"  # of rewards over the clients
     loss: Loss = "ce"  # that rewards read
-    steps: int = 1  # of Adam in a round
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ def judge(walk: Walk, outcome: Outcome, how: Selection, dice: Dice) -> Doubles:
         "diversity": diversity(upload, walk.picked(), outcome.table, how.diversity),
         "divergence": divergence(upload, sigmoid(np.asarray(outcome.logits)), how.divergence),
     }
-    parts = [scaled(values[judged], how.scale) for name, values in raw.items() if name != how.without]
+    parts = [scaled(values[judged]) for name, values in raw.items() if name != how.without]
     reward = np.mean(parts, axis=0)
     out = np.full(len(walk.length), np.nan)
     out[judged] = shuffled(reward, dice.take(judged)) if how.shuffle else reward
@@ -152,15 +150,14 @@ def update_selection(agent: Arrays, walk: Walk, reward: Doubles, how: Selection)
     action, inside = torch.from_numpy(walk.action[told]), torch.from_numpy(walk.inside[told].astype(np.float32))
     rewards = torch.from_numpy(gained.astype(np.float32))
     actor, critic = part(agent, "actor"), part(agent, "critic")
-    for _ in range(how.steps):
-        errors = td_errors(answer(critic, walk.state[told]), rewards, inside, how.discount)
+    errors = td_errors(answer(critic, walk.state[told]), rewards, inside, how.discount)
 
-        def judge_values(layers: Layers) -> Tensor:
-            return critic_loss(td_errors(forward(layers, state), rewards, inside, how.discount), inside)
+    def judge_values(layers: Layers) -> Tensor:
+        return critic_loss(td_errors(forward(layers, state), rewards, inside, how.discount), inside)
 
-        def judge_actions(layers: Layers, errors: Tensor = errors) -> Tensor:
-            return actor_loss(forward(layers, state), action, errors, inside)
+    def judge_actions(layers: Layers) -> Tensor:
+        return actor_loss(forward(layers, state), action, errors, inside)
 
-        critic = descend(critic, judge_values, how.lr, how.clip_norm)
-        actor = descend(actor, judge_actions, how.lr, how.clip_norm)
+    critic = descend(critic, judge_values, how.lr, how.clip_norm)
+    actor = descend(actor, judge_actions, how.lr, how.clip_norm)
     return bundle(actor=actor, critic=critic)

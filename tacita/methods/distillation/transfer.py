@@ -25,6 +25,7 @@ from tacita.methods.distillation.client_model import client_scores
 from tacita.methods.distillation.dice import Dice
 from tacita.methods.distillation.measures import Loss, cross_entropy, mean_losses
 from tacita.methods.distillation.networks import bundle, part
+from tacita.methods.distillation.rewards import Divergence, Diversity
 from tacita.methods.distillation.selection import (
     Outcome,
     Selection,
@@ -81,6 +82,12 @@ class TransferConfig(PartConfig):
     scheduled: float = Field(1.0, ge=0, description="items a client gets under select = random or top, on average")
     select_lr: float = Field(1e-3, gt=0, description="learning rate of the agent that picks samples")
     select_without: Literal["", "loss", "diversity", "divergence"] = Field("", description="reward it does without")
+    select_diversity: Diversity = Field(
+        "softmax", description="KL of what was told from what was picked: of pooled rows, or of fitted Gaussians"
+    )
+    select_divergence: Divergence = Field(
+        "bernoulli", description="cosine of what is told and predicted: item by item, or of both vectors"
+    )
     select_adjust: bool = Field(True, description="picking pays less the later in the list (control ii: false)")
     select_shuffle: bool = Field(False, description="rewards are dealt anew among the clients (control i)")
     select_rho: float = Field(4.0, gt=0, description="how fast picking pays less down the list")
@@ -124,7 +131,7 @@ class Transfer(Tells):
         c = self.config
         return Selection(
             most=c.most, lr=c.select_lr, rho=c.select_rho, adjust=c.select_adjust, shuffle=c.select_shuffle,
-            without=c.select_without, loss=c.agent_loss,
+            without=c.select_without, diversity=c.select_diversity, divergence=c.select_divergence, loss=c.agent_loss,
         )  # fmt: skip
 
     @property

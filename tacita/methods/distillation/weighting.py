@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tacita.core.types import AnyArray, Arrays, Doubles, Floats, Ragged
-from tacita.methods.distillation.measures import Loss, Scale, mean_losses, row_means, scaled
+from tacita.methods.distillation.measures import Loss, mean_losses, row_means, scaled
 from tacita.methods.distillation.networks import answer, descend, forward, start
 
 _COLUMNS = {"size": (0,), "statistics": (1, 2), "loss": (3,)}
@@ -27,10 +27,8 @@ class Weighting:
     entropy: float = 0.01  # what the entropy of the weights is worth
     clip_norm: float = 1.0  # of the gradient
     reward_cap: float = 3.0
-    scale: Scale = "z"  # of rewards over the round's clients
     without: Literal["", "size", "statistics", "loss"] = ""  # part of the state that is left out (Table 4)
     loss: Loss = "ce"  # that a client's upload has under the server's model, in states and rewards
-    steps: int = 1  # of Adam in a round
 
 
 def start_weighting(how: Weighting, key: np.uint64) -> Arrays:
@@ -66,7 +64,7 @@ def concentration(weights: Doubles) -> float:
 
 def rewards(losses: Doubles, how: Weighting) -> Doubles:
     """A low loss of the updated server on a client's upload is rewarded, relative to the round's other clients."""
-    return scaled(-np.asarray(losses, np.float64), how.scale, how.reward_cap)
+    return scaled(-np.asarray(losses, np.float64), how.reward_cap)
 
 
 def objective(logits: Tensor, reward: Tensor, entropy: float) -> Tensor:
@@ -81,6 +79,4 @@ def update_weighting(agent: Arrays, states: Doubles, losses: Doubles, how: Weigh
     if len(reward) < 2 or not reward.any():
         return agent
     x, r = (torch.from_numpy(np.ascontiguousarray(one, np.float32)) for one in (states, reward))
-    for _ in range(how.steps):
-        agent = descend(agent, lambda layers: objective(forward(layers, x), r, how.entropy), how.lr, how.clip_norm)
-    return agent
+    return descend(agent, lambda layers: objective(forward(layers, x), r, how.entropy), how.lr, how.clip_norm)

@@ -305,9 +305,10 @@ class DPPS(Part):
         account = {name: mine[name] for name in releases.ACCOUNT}
         loss = by_user(view, 1 / self.multiples()[tier])
         asked = by_user(view, upload.weight > 0)
-        _, could = ledger.charge(account, "upload", loss, asked)
+        paid, could = ledger.charge(account, "upload", loss, asked)
         goes = by_client(view, could, np.logical_and).astype(bool)
-        account, _ = ledger.charge(account, "upload", loss, by_user(view, goes))
+        # in a silo nobody pays where somebody cannot; who is alone has paid already
+        account = paid if view.one_user_each else ledger.charge(account, "upload", loss, by_user(view, goes))[0]
         clips = self.clips()[tier]
         if self.config.noise_on == "wholes":  # what rounding may add is taken off before
             clips = clips - np.minimum(self._rounding(view.n_items, self.weight(view, upload)), clips)

@@ -46,12 +46,12 @@ class FineTuning(Part):
                 f"{len(backbone.phases)} phases; use another backbone."
             )
 
-    def predict(self, view: CohortView, scores: Floats, purpose: Purpose) -> Floats:
+    def predict_anew(self, view: CohortView, purpose: Purpose, only: Ragged | None = None) -> Floats | None:
         if purpose == "valid":
-            return scores
+            return None
         private, heads, own = self.tuned(view)
         context = self.world.backbone.context(view)
-        return personal_scores(self.world.backbone, private, heads, view.items, own, context)
+        return personal_scores(self.world.backbone, private, heads, view.items, own, context, only)
 
     def tuned(self, view: CohortView) -> tuple[Floats, dict[str, Floats], Ragged]:
         """Everybody's private vector, shared parameters and moved rows after the steps."""
@@ -68,7 +68,7 @@ class FineTuning(Part):
             update={
                 "optimiser": "pfedme",
                 "pfedme": PFedMeConfig().model_copy(update=said),
-                "stepper": "autograd",
+                "stepper": "autograd" if self.world.train.stepper == "autograd" else "auto",
                 "local_epochs": 1,
                 "batch_size": _WHOLE,
                 "weight_decay": 0.0,

@@ -1,8 +1,10 @@
 """cfru: the server takes back what it wrote down of those who left, and asks nobody (CFRU, TOIS'25; spec C.7).
 
 It sees every client's update by itself and keeps it: live this needs nodes whose owners allow that
-(`insecure_single_user_uploads`). An early disturbance is damped by every later round, by 1 - alpha beta, where beta is
-what the other participants weigh. Of who has single items forgotten, these items' rows alone are taken back.
+(`insecure_single_user_uploads`). Devices remember which items they learned from in what they sent, and only these are
+named to the server when they are to be forgotten: of the others it never heard. An early disturbance is damped by
+every later round, by 1 - alpha beta, where beta is what the other participants weigh. Of who has single items
+forgotten, these items' rows alone are taken back.
 
 With train.aggregation = "per-row" both are of the row: what is kept tells which rows who left had touched.
 
@@ -24,6 +26,7 @@ from tacita.core.types import (
     Doubles,
     Floats,
     Held,
+    Ints,
     Keys,
     Longs,
     Ragged,
@@ -36,6 +39,7 @@ from tacita.methods.sharing import update_log as log
 from tacita.round.parts import Ask, Part, PartConfig, Play
 from tacita.round.registry import preset, register
 
+_TOLD = "told"
 _UNTOUCHED = 1e-300  # what a row is divided by that nobody touched
 
 
@@ -60,18 +64,33 @@ class Cfru(Part):
         log.check_going_back(self.name, self.world.train)
         log.check_order(self.name, self.world, ("encode", "after"), ("server_step", "after"))
 
-    # what the server sees of everybody
+    # on the device
 
-    def encode_request(self, view: CohortView, requests: Requests) -> tuple[Requests, Held]:
-        """Which items are to be forgotten leaves the device: the server saw each update by itself and knows them."""
-        return requests, {}
+    def device_arrays(self, n_users: int) -> Held:
+        return {_TOLD: Ragged.empty(n_users)}
+
+    def server_knows(self, view: CohortView) -> Ragged | None:
+        """What single updates were made of; a run of before devices remembered it: all they have."""
+        return _told(view, view.train)
+
+    def handle_many_here(self, view: CohortView, requests: Requests) -> Held:
+        told = _told(view)
+        if told is None or requests.kind not in ("forget", "leave"):
+            return {}
+        stays = ~requests.items.holds(told.rows(), told.ids) & (requests.kind == "forget")
+        return {_TOLD: told.where(stays)}
+
+    # what the server sees of everybody
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Held]:
         sent = log.as_rows(upload.values["rows"])
         order = np.lexsort((sent.item, sent.client))  # as singles travel
         rows = Rows(sent.client[order], sent.item[order], sent.value[order])
         weight = Dense(upload.weight.astype(np.float32)[:, None])
-        return upload.with_value("rows", rows).with_value(f"{self.name}.weight", weight), {}
+        told, mine = _told(view), Ragged(view.train.ptr, view.train.ids)
+        new = None if told is None else ~told.holds(mine.rows(), mine.ids)
+        kept = {} if told is None or new is None or not new.any() else {_TOLD: told.joined(mine.where(new))}
+        return upload.with_value("rows", rows).with_value(f"{self.name}.weight", weight), kept
 
     def field_sent(self, field: Spec) -> Spec:
         if field.name != "rows":
@@ -122,13 +141,12 @@ class Cfru(Part):
         if requests.kind == "share":
             return None
         held = server.parts[self.name]
-        moments = sorted({name.partition(".")[0] for name in held})
+        moments = _by_moment(held)
         if not log.asks_to_forget(requests) or not moments:
-            return server, log.certified(self.name, held, storage_client=0.0)
+            return server, log.certified(self.name, held)
         error, left = np.zeros(server.items.shape), dict(held)
         withdrawn = _withdrawn(server, requests)
-        for at in moments:
-            entry = {name.removeprefix(f"{at}."): v for name, v in held.items() if name.startswith(f"{at}.")}
+        for at, entry in sorted(moments.items()):
             target = np.isin(entry["sender"], requests.senders) & (requests.kind != "unshare")
             client = np.repeat(np.arange(len(target)), entry["count"])
             taken = target[client]
@@ -136,13 +154,13 @@ class Cfru(Part):
             damping = self._damping(error, entry, target, part)
             error[: len(damping)] *= damping
             if requests.kind == "forget":
-                taken &= _asked_for(requests, entry["sender"], client, entry["item"])
+                taken &= asked_for(requests, entry["sender"], client, entry["item"])
             np.add.at(error, entry["item"][taken], -part[taken, None] * entry["row"][taken])
             if "own" in entry and withdrawn.any():
                 error[: len(entry["own"])] -= withdrawn[: len(entry["own"]), None] * entry["own"]
             left |= {f"{at}.{name}": v for name, v in _without(entry, target, taken, withdrawn, requests).items()}
         items: Floats = (server.items + self.config.theta * error).astype(np.float32)
-        said = log.certified(self.name, left, storage_client=0.0, purged=["updates of those who asked"])
+        said = log.certified(self.name, left, purged=["updates of those who asked"])
         return server.with_items(items).with_part(self.name, left), said
 
     def _damping(self, error: Doubles, entry: Arrays, target: Bools, part: Doubles) -> Doubles:
@@ -165,6 +183,12 @@ def _reordered(rows: Rows, order: Longs) -> Rows:
     return Rows(client[at], rows.item[at], rows.value[at])
 
 
+def _told(view: CohortView, otherwise: Ragged | None = None) -> Ragged | None:
+    """The items that these people's uploads were made of; `otherwise`: where devices do not remember."""
+    found: Ragged | None = view.lists.get(Cfru.name, {}).get(_TOLD, otherwise)
+    return found if found is None else Ragged(found.ptr, found.ids)
+
+
 def _weights(total: Total) -> Doubles:
     told = total.each["cfru.weight"].value
     assert isinstance(told, Dense)
@@ -180,13 +204,24 @@ def _withdrawn(server: ServerState, requests: Requests) -> Doubles:
     return np.asarray(gone / np.maximum(gone + np.bincount(server.given.item, minlength=n_items), 1))
 
 
-def _asked_for(requests: Requests, sender: Keys, client: Any, item: Any) -> Any:
-    """Which rows are of items that their own sender has forgotten."""
-    place = {int(key): n for n, key in enumerate(requests.senders)}
-    who = np.array([place.get(int(key), -1) for key in sender], np.int64)[client]
+def _by_moment(held: Arrays) -> dict[str, Arrays]:
+    """What is kept of every round."""
+    found: dict[str, Arrays] = {}
+    for name, value in held.items():
+        at, _, what = name.partition(".")
+        found.setdefault(at, {})[what] = value
+    return found
+
+
+def asked_for(requests: Requests, sender: Keys, client: Longs, item: Ints) -> Bools:
+    """Which rows are of items that their own sender has forgotten; `client` counts among `sender`."""
+    order = np.argsort(requests.senders, kind="stable")
     found = np.zeros(len(item), bool)
-    known = who >= 0
-    found[known] = requests.items.holds(who[known], item[known])
+    if not len(order):
+        return found
+    who = order[np.searchsorted(requests.senders, sender, side="right", sorter=order) - 1]
+    known = (requests.senders[who] == sender)[client]
+    found[known] = requests.items.holds(who[client[known]], item[known])
     return found
 
 

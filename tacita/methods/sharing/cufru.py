@@ -18,12 +18,13 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from tacita.core.types import Again, Arrays, Doubles, Floats, Keys, Longs, Ragged, Requests, ServerState
+from tacita.core.types import Again, Arrays, Doubles, Floats, Keys, Longs, Requests, ServerState
 from tacita.fields import Total
 from tacita.kernels.hashing import hash_owners
 from tacita.learn.rows import denominator_of
 from tacita.methods.sharing import update_log as log
-from tacita.round.parts import Ask, Part, PartConfig, Play
+from tacita.methods.sharing.going_back import GoingBack, who_left
+from tacita.round.parts import Ask, PartConfig, Play
 from tacita.round.registry import preset, register
 
 _TINY = 1e-12
@@ -37,27 +38,13 @@ class CufruConfig(PartConfig):
 
 
 @register
-class Cufru(Part):
+class Cufru(GoingBack):
     name = "cufru"
-    only_notes = True
+    playing = "now"
+    place = ("server_step", "before")
+    certifies: ClassVar[dict[str, Any]] = {"storage_client": 0.0}
     Config: ClassVar[type[PartConfig]] = CufruConfig
     config: CufruConfig
-
-    def check(self, n_items: int) -> None:
-        log.check_going_back(self.name, self.world.train)
-        log.check_order(self.name, self.world, ("server_step", "before"))
-
-    def server_begin_block(self, server: ServerState) -> Arrays:
-        held = server.parts.get(self.name) or log.no_rounds()
-        heads = {f"start.{name}": v for name, v in server.heads.items() if f"start.{name}" not in held}
-        return {**held, **heads, "start": log.grown(held.get("start"), server.items)}
-
-    def own(self, server: ServerState, clients: Keys) -> tuple[ServerState, Ragged]:
-        """Nothing is for single clients; the server writes down who takes part."""
-        held = server.parts[self.name]
-        if "now" not in held:
-            held = log.noted(held, (server.block, server.round), clients)
-        return server.with_part(self.name, held), Ragged.empty(len(clients))
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         """An entry of the station; between two entries the steps add up."""
@@ -90,19 +77,12 @@ class Cufru(Part):
         sums = {f"heads/{name}": v * whole / plan.server_lr for name, v in heads.items()}
         return total.with_sums({"rows": step * by / plan.server_lr, **sums})
 
-    def handle_many(
+    def gone_over(
         self, server: ServerState, requests: Requests, ask: Ask, play: Play
-    ) -> tuple[ServerState, dict[str, Any]] | None:
-        if requests.kind == "share":
-            return None
-        held = server.parts[self.name]
-        took_part = np.isin(requests.senders, held["clients"]).any()
-        if not log.asks_to_forget(requests) or not (took_part or requests.kind == "unshare"):
-            return server, log.certified(self.name, held, storage_client=0.0)
-        gone = requests.senders if requests.kind == "leave" else np.zeros(0, np.uint64)
-        held = log.without_clients(held, gone)
-        rounds = list(log.rounds_of(held))
-        server = replace(server, items=held["start"], heads={name: held[f"start.{name}"] for name in server.heads})
+    ) -> tuple[ServerState, dict[str, Any]]:
+        play.allow(math.ceil(self.rounds_here(server) / self.config.every))
+        held = log.without_clients(server.parts[self.name], who_left(requests))
+        rounds, server = list(log.rounds_of(held)), self.restarted(server)
         ends = sorted(int(name[:6]) for name in held if name.endswith(".item"))
         for first, last in zip([0, *(end + 1 for end in ends)], ends, strict=False):
             clients = np.unique(np.concatenate([who for _, who in rounds[first : last + 1]]))
@@ -111,7 +91,7 @@ class Cufru(Part):
             items = server.items.copy()
             items[: len(held["open"])] += held["open"]
             server = server.with_items(items)
-        said = log.certified(self.name, held, storage_client=0.0, purged=["tables after the first"])
+        said = log.certified(self.name, held, purged=["tables after the first"], **self.certifies)
         return server.with_part(self.name, held), said
 
     def _play(self, server: ServerState, entry: int, moment: log.Moment, clients: Keys, play: Play) -> ServerState:

@@ -13,21 +13,23 @@ part that would do that compares `before` and `server` in its `server_step`.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from tacita.core.types import Again, Arrays, CohortView, Doubles, Held, Ints, Keys, Longs, Ragged, Requests, ServerState
+from tacita.core.types import Again, Arrays, CohortView, Doubles, Held, Ints, Keys, Longs, Requests, ServerState
 from tacita.fields import Answer, Dense, Spec, Total, Upload, touched_of
 from tacita.learn.rows import HEADS, MOST_MOVE, denominator_of
 from tacita.methods.sharing import update_log as log
+from tacita.methods.sharing.going_back import GoingBack, who_left
 from tacita.methods.sharing.negatives import mixed_negatives
-from tacita.round.parts import Ask, Part, PartConfig, Play
+from tacita.round.parts import Ask, PartConfig, Play
 from tacita.round.registry import preset, register
 
 _TINY = 1e-12
+_STORED = re.compile("stored-(0|[1-9][0-9]*)-(0|[1-9][0-9]*)")
 _NOW = ("stored", "touched", "weight", "first", "lengths")  # held only while a round is played once more
 
 
@@ -42,15 +44,12 @@ class FruConfig(PartConfig):
 
 
 @register
-class Fru(Part):
+class Fru(GoingBack):
     name = "fru"
-    only_notes = True
+    playing = "stored"
+    place = ("encode", "after")
     Config: ClassVar[type[PartConfig]] = FruConfig
     config: FruConfig
-
-    def check(self, n_items: int) -> None:
-        log.check_going_back(self.name, self.world.train)
-        log.check_order(self.name, self.world, ("encode", "after"))
 
     # on the device
 
@@ -85,12 +84,15 @@ class Fru(Part):
         return log.without_rows(lists, gone) if requests.kind == "forget" else {}
 
     def answer(self, view: CohortView, question: str) -> Answer:
-        what, *moment = question.split("/")[1].split("-")
+        what = question.split("/")[1]
         if what == "back":  # to where the block began, and how much is kept here
             size = log.log_bytes(view.lists[self.name]).astype(np.float64)[:, None]
             told = Upload({"bytes": Dense(size)}, np.ones(view.n_clients), view.client_keys)
             return Answer(told, {"private": view.parts[self.name]["start"]})
-        rows, weight = log.stored(view.lists[self.name], (int(moment[0]), int(moment[1])))
+        moment = _STORED.fullmatch(what)
+        if moment is None:  # a round has one name: under a second one it would be told twice
+            return super().answer(view, question)
+        rows, weight = log.stored(view.lists[self.name], (int(moment[1]), int(moment[2])))
         return Answer(Upload({"stored": rows}, weight, view.client_keys))
 
     # on the server
@@ -101,17 +103,8 @@ class Fru(Part):
         per_row, about = self.world.train.aggregation == "per-row", "what was sent in an earlier round"
         return (Spec("stored", server.items.shape, most=MOST_MOVE, touched=per_row, about=about),)
 
-    def server_begin_block(self, server: ServerState) -> Arrays:
-        held = server.parts.get(self.name) or log.no_rounds() | {"lengths-seen": np.zeros((0, len(server.heads)))}
-        heads = {f"start.{name}": v for name, v in server.heads.items() if f"start.{name}" not in held}
-        return {**held, **heads, "start": log.grown(held.get("start"), server.items)}
-
-    def own(self, server: ServerState, clients: Keys) -> tuple[ServerState, Ragged]:
-        """Nothing is for single clients; the server writes down who takes part."""
-        held = server.parts[self.name]
-        if "stored" not in held:
-            held = log.noted(held, (server.block, server.round), clients)
-        return server.with_part(self.name, held), Ragged.empty(len(clients))
+    def nothing(self, server: ServerState) -> Arrays:
+        return log.no_rounds() | {"lengths-seen": np.zeros((0, len(server.heads)))}
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         held = server.parts[self.name]
@@ -146,21 +139,14 @@ class Fru(Part):
         lengths, now = (np.linalg.norm(one, axis=axis, keepdims=True) for one in (old, new))
         return np.asarray(np.where(now > _TINY, lengths / np.maximum(now, _TINY), 0.0))
 
-    def handle_many(
+    def gone_over(
         self, server: ServerState, requests: Requests, ask: Ask, play: Play
-    ) -> tuple[ServerState, dict[str, Any]] | None:
-        if requests.kind == "share":
-            return None
-        held = server.parts[self.name]
-        took_part = np.isin(requests.senders, held["clients"]).any()
-        if not log.asks_to_forget(requests) or not (took_part or requests.kind == "unshare"):
-            return server, log.certified(self.name, held)
-        gone = requests.senders if requests.kind == "leave" else np.zeros(0, np.uint64)
+    ) -> tuple[ServerState, dict[str, Any]]:
+        play.allow(self.rounds_here(server))
+        held, gone = server.parts[self.name], who_left(requests)
         everybody = np.unique(held["clients"])
         size = ask(server, f"{self.name}/back", everybody)  # who left, too, keeps nothing of what was learnt
-        heads = {name: held[f"start.{name}"] for name in server.heads}
-        server = replace(server, items=held["start"], heads=heads)
-        first, skipped = True, 0
+        server, first, skipped = self.restarted(server), True, 0
         for k, (moment, clients) in enumerate(log.rounds_of(held)):
             stay = clients[~np.isin(clients, gone)]
             if len(stay) == 0:

@@ -115,9 +115,7 @@ class Sharing(Part):
         own = distinct(self._stays(view, view.train, shared, gone), view.n_items)
         chosen = self._choice(view, own, group)
         asking = np.flatnonzero(chosen.counts() > 0)
-        times = view.train.values.get("time")
-        time = float(np.nanmax(times)) if times is not None and not np.isnan(times).all() else 0.0
-        return {"group": group}, Requests("share", view.client_keys[asking], chosen.take(asking), time)
+        return {"group": group}, Requests("share", view.client_keys[asking], chosen.take(asking), _last(view, chosen))
 
     def _groups(self, view: CohortView) -> Any:
         """What everybody shares: of those who were not asked before, the first of a drawn order share all."""
@@ -200,6 +198,15 @@ def distinct(lists: Ragged, n_items: int) -> Ragged:
     first: Longs = np.unique(pairs, return_index=True)[1]
     stays[first] = True
     return Ragged(lists.ptr, lists.ids).where(stays & (lists.ids >= 0) & (lists.ids < n_items))
+
+
+def _last(view: CohortView, chosen: Ragged) -> float:
+    """The last time of what is shared: what others have, and keep, is nobody's business here."""
+    times, train = view.train.values.get("time"), view.train
+    if times is None:
+        return 0.0
+    times = times[listed(view.n_items, train.ptr, train.ids, chosen.ptr, chosen.ids)]
+    return float(np.nanmax(times)) if not np.isnan(times).all() else 0.0
 
 
 def _less(lists: Ragged, gone: Ragged, n_items: int) -> Ragged:

@@ -5,7 +5,8 @@ G' = sum of h h^T and C' = sum of h e^T (e: the item at the place), decayed over
 ridge')^-1 C'. A device mixes three scores, each standardised over the items: its whole history and its latest items
 through B, and what came last through B'. Each block's validation chooses the mixture; no order at all is a choice.
 
-What it gives away is what tally does, and the order of things beside it: nothing here protects people.
+What it gives away is what tally does, and the order of things beside it: nothing here protects people. Under a budget
+it has another form (private_order.py).
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from tacita.models.tally.solver import TILE, inverted, lower_triangle, mirrored,
 from tacita.models.tally.sums import Shape, Sums
 from tacita.models.tally.weights import add_products, as_heads, recency_weights, sparsified
 
+FOLD = 8.0  # order_fold = "auto"
 PREFIX = "order_"  # of the heads that hold B'
 MATRIX = ("weights", "column", "ptr")
 
@@ -68,10 +70,19 @@ MIXTURES: tuple[Mixture, ...] = (
 
 class OrderConfig(TallyConfig):
     order_ridge: float = Field(200.0, gt=0, description="ridge of the problem that learns order")
-    order_fold: float = Field(8.0, gt=0, description="e-fold, in items, of the weight of what came earlier")
+    order_fold: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
+        "auto", description="e-fold, in items, of the weight of what came earlier; auto: 8, under privacy.epsilon 2"
+    )
     order_window: int = Field(40, ge=1, le=1000, description="how many items before a place count")
     order_back: bool = Field(
         True, description="what is told of order looks back into earlier blocks; false: at the block's own items alone"
+    )
+    order_share: float = Field(
+        0.5,
+        ge=0,
+        lt=1,
+        description="under privacy.epsilon: what of a person's length, squared, goes to what follows what; 0: nothing "
+        "is told of order, and nothing is spent on it",
     )
     mix: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=3, max_length=3)] | Literal["learn"] = (
         Field(
@@ -93,7 +104,7 @@ class OrderedTally(Tally):
 
     def __init__(self, config: OrderConfig) -> None:
         super().__init__(config)
-        self.fall = falling(config.order_fold, config.order_window)
+        self.fall = falling(FOLD if config.order_fold == "auto" else config.order_fold, config.order_window)
         for name, why in (
             ("min_pair", "pairs in order are not counted by people"),
             ("hold_retractions", "what waits to be taken back would be told again, as what came before"),
@@ -122,6 +133,8 @@ class OrderedTally(Tally):
         return super().heads_fit(plain, n_items) and super().heads_fit({**plain, **matrix_in(heads)}, n_items)
 
     def check(self, first_items: int, all_items: int) -> None:
+        if self.config.order_share != OrderConfig.model_fields["order_share"].default:
+            raise TacitaError("backbone.order_share divides a budget; set privacy.epsilon, too, or leave it out.")
         if first_items > self.config.most_inputs:
             raise TacitaError(
                 f"order is learned between all {first_items:,} items, and backbone.most_inputs reads "

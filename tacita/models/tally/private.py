@@ -43,7 +43,7 @@ from tacita.models.tally.noised import (
 )
 from tacita.models.tally.weights import recency_weights
 from tacita.privacy.accounting import Event
-from tacita.privacy.ledger import Ledger
+from tacita.privacy.ledger import EARLIER, Ledger
 from tacita.privacy.noise import Stream
 
 LIKES, TERMS, TAKEN_BACK = "which items people like", "which items go together", "what is taken back"  # releases
@@ -81,7 +81,7 @@ class PrivateTally(Tally):
 
     def knowing(self, codes: Floats) -> PrivateTally:
         """The same model with public features of all items."""
-        return PrivateTally(self.config, self.privacy, codes)
+        return type(self)(self.config, self.privacy, codes)
 
     @property
     def wants_features(self) -> bool:
@@ -138,7 +138,7 @@ class PrivateTally(Tally):
 
     def told_of(self, lists: Ragged, user_ptr: Longs, heads: Arrays, question: str) -> dict[str, Form]:
         """Of each list x / |x| and that somebody is there; or its term."""
-        client = _client_of(user_ptr)
+        client = client_of(user_ptr)
         if question == SURVEY:
             there = np.zeros((len(user_ptr) - 1, 1))
             np.add.at(there, client, (lists.counts() > 0)[:, None])
@@ -147,7 +147,7 @@ class PrivateTally(Tally):
 
     def retraction(self, view: CohortView, told: list[Ragged], left: list[Ragged]) -> dict[str, Form]:
         """What people take back of all blocks together, as far as it has not faded, and what they say again."""
-        client, last = _client_of(view.user_ptr), int(view.heads["released"][0])
+        client, last = client_of(view.user_ptr), int(view.heads["released"][0])
         vectors, signs, owners = [np.zeros((0, len(view.heads["inputs"])))], [np.zeros(0)], [client[:0]]
         for block, both in enumerate(zip(told, left, strict=True)):
             length = self.config.decay ** (max(0, last - block) / 2)
@@ -164,16 +164,12 @@ class PrivateTally(Tally):
 
     def score_history(self, view: CohortView) -> Floats:
         """x B among the inputs; below all of them the other items, by popularity."""
-        latest, heads = self.latest(view), view.heads
+        heads = view.heads
         scores = np.zeros((len(view.user), view.n_items), np.float32)
-        inputs, k = heads["inputs"], len(heads["weights"])
-        if k == 0:
+        inputs = heads["inputs"]
+        if len(heads["weights"]) == 0:
             return scores
-        row_of = np.full(view.n_items, -1, np.int32)
-        row_of[inputs] = np.arange(k)
-        found = np.zeros((len(scores), k), np.float32)
-        weight = recency_weights(latest, float(heads["recency"][0]))
-        dense_products(latest.ptr, latest.ids, weight, row_of, heads["weights"], found)
+        found, latest = self.among_inputs(view), self.latest(view)
         liked = np.zeros(view.n_items, np.float32)
         liked[: len(heads["liked"])] = heads["liked"]
         some = latest.counts() > 0  # of whom nothing is known, nothing is said
@@ -183,7 +179,16 @@ class PrivateTally(Tally):
             scores[view.history.rows(), view.history.ids] += heads["repeat"][0]
         return scores
 
+    def among_inputs(self, view: CohortView) -> Floats:
+        """(people, k) scores of the items that terms are about."""
+        return products(self.latest(view), view, float(view.heads["recency"][0]), view.heads["weights"])
+
     # in the sum, before anybody sees it
+
+    @property
+    def part_of_terms(self) -> float:
+        """What the terms have of a person's length, squared; other fields of the same release have the rest."""
+        return 1.0
 
     def length_of(self, server: ServerState, question: str) -> float:
         """How long what one person adds to the terms is at most: of a retraction, two terms of every block there was.
@@ -202,7 +207,9 @@ class PrivateTally(Tally):
         return self.budget.share(first=int(heads["released"][1]) == 0) if question == STATISTIC else 1.0
 
     def s_of(self, server: ServerState, question: str) -> float:
-        return self.budget.s(self.share_of(server.heads, question), self.length_of(server, question))
+        return self.budget.s(
+            self.part_of_terms * self.share_of(server.heads, question), self.length_of(server, question)
+        )
 
     @property
     def epsilon(self) -> float | None:
@@ -213,7 +220,9 @@ class PrivateTally(Tally):
         of = self.budget.deviation
         first = Event(LIKES, "gaussian", 1.0, of(LIKED + PEOPLE), threat="central")
         terms = Event(TERMS, "gaussian", 1.0, of(1.0), threat="central")
-        return Ledger((first, terms, Event(TAKEN_BACK, "gaussian", 1.0, of(1.0), threat="central")), self.budget.delta)
+        back = Event(TAKEN_BACK, "gaussian", 1.0, of(1.0), threat="central")
+        earlier = Event(EARLIER, "gaussian", 1.0, 1.0, threat="central", once=True)
+        return Ledger((first, terms, back, earlier), self.budget.delta)
 
     def loss(self, heads: Arrays, question: str) -> tuple[str, float]:
         what = {SURVEY: LIKES, STATISTIC: TERMS}.get(question, TAKEN_BACK)
@@ -224,15 +233,20 @@ class PrivateTally(Tally):
         if total.n_clients > MOST_PEOPLE:
             raise TacitaError(f"sums over more than {MOST_PEOPLE:,} people are not exact; use more nodes.")
         heads = server.heads
-        stream = Stream(draws, f"tally {question}", server.block, server.round, int(heads["released"][1]))
+        told = (int(heads["released"][1]), *([total.nonce] if total.nonce else []))  # the first is the server's word
+        stream = Stream(draws, f"tally {question}", server.block, server.round, *told)
         made: Arrays = {"draws": total["draws"] + 1.0}
         if question == SURVEY:
             of, grid = self.budget.deviation, LIKED_GRID
             made["liked"] = total["liked"] + whole_noise(stream, of(LIKED), grid, len(server.items))
             made["people"] = total["people"] + whole_noise(stream, of(PEOPLE), 1.0, 1)
         else:
-            made["terms"] = total["terms"] + symmetric_noise(stream, self.s_of(server, question), len(heads["inputs"]))
+            made |= self.noised_terms(server, total, question, stream)
         return total.with_sums(made)
+
+    def noised_terms(self, server: ServerState, total: Total, question: str, stream: Stream) -> Arrays:
+        noise = symmetric_noise(stream, self.s_of(server, question), len(server.heads["inputs"]))
+        return {"terms": total["terms"] + noise}
 
     # on the server
 
@@ -250,16 +264,16 @@ class PrivateTally(Tally):
                 "liked", (n,), most=1 + TAIL * of(LIKED), exact=True, about="which items people like, with noise"
             )
             return liked, Spec("people", (1,), most=1 + TAIL * of(PEOPLE), exact=True), drawn
-        return self._term_field(server, question), drawn
+        return *self.term_fields(server, question), drawn
 
-    def _term_field(self, server: ServerState, question: str) -> Spec:
+    def term_fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
         k, length = len(server.heads["inputs"]), self.length_of(server, question)
         most = length + TAIL * SQUARE_ROOT_2 * self.s_of(server, question)
         about = "which items go together, with noise"
-        return Spec("terms", (k, k), most=most, exact=True, symmetric=True, about=about)
+        return (Spec("terms", (k, k), most=most, exact=True, symmetric=True, about=about),)
 
     def retraction_fields(self, server: ServerState) -> tuple[Spec, ...]:
-        return self._term_field(server, "retraction"), Spec("draws", (1,), most=1.0, least=0.0, exact=True)
+        return *self.term_fields(server, "retraction"), Spec("draws", (1,), most=1.0, least=0.0, exact=True)
 
     def learn(self, server: ServerState, total: Total, question: str) -> ServerState:
         drawn = max(1.0, float(total["draws"][0]))
@@ -267,14 +281,17 @@ class PrivateTally(Tally):
             return self._chosen(server, total, drawn)
         held, last = server.parts[STATE], int(server.heads["released"][0])
         fade = self.config.decay ** (server.block - last) if last >= 0 else 1.0
-        state = {
-            **held,
-            "gram": fade * held["gram"] + total["terms"],
-            "variance": fade**2 * held["variance"] + drawn * self.s_of(server, STATISTIC) ** 2,
-            "drawn": np.array([drawn]),
-        }
+        state = {**held, **self.added(server, total.sums, STATISTIC, fade), "drawn": np.array([drawn])}
         released = np.array([server.block, server.heads["released"][1] + 1], np.int32)
         return self.solved_anew(server.with_part(STATE, state), released)
+
+    def added(self, server: ServerState, told: Mapping[str, AnyArray], question: str, fade: float = 1.0) -> Arrays:
+        """What the server holds, faded, and what it was told; and the noise in that."""
+        held, drawn = server.parts[STATE], max(1.0, float(told["draws"][0]))
+        return {
+            "gram": fade * held["gram"] + told["terms"],
+            "variance": fade**2 * held["variance"] + drawn * self.s_of(server, question) ** 2,
+        }
 
     def _chosen(self, server: ServerState, total: Total, drawn: float) -> ServerState:
         """The items that terms are about, and in what terms."""
@@ -336,13 +353,7 @@ class PrivateTally(Tally):
         return False
 
     def retracted(self, server: ServerState, change: Mapping[str, AnyArray]) -> tuple[ServerState, int]:
-        held = server.parts[STATE]
-        drawn = max(1.0, float(change["draws"][0]))
-        state = {
-            **held,
-            "gram": held["gram"] + change["terms"],
-            "variance": held["variance"] + drawn * self.s_of(server, "retraction") ** 2,
-        }
+        state = {**server.parts[STATE], **self.added(server, change, "retraction")}
         last, releases = server.heads["released"].tolist()
         return self.solved_anew(server.with_part(STATE, state), np.array([last, releases + 1], np.int32)), 0
 
@@ -392,5 +403,18 @@ def _vectors(lists: Ragged, heads: Arrays, length: float = 1.0) -> Doubles:
     return unit_vectors(lists, axes.inputs, axes.scale, axes.centre, length)
 
 
-def _client_of(user_ptr: Longs) -> Any:
+def products(lists: Ragged, view: CohortView, recency: float, matrix: Floats) -> Floats:
+    """(people, k) what lists say through a matrix between the inputs, older items counting less."""
+    return weighed_products(lists, recency_weights(lists, recency), view, matrix)
+
+
+def weighed_products(lists: Ragged, weight: Floats, view: CohortView, matrix: Floats) -> Floats:
+    row_of = np.full(view.n_items, -1, np.int32)
+    row_of[view.heads["inputs"]] = np.arange(len(matrix))
+    found = np.zeros((len(view.user), len(matrix)), np.float32)
+    dense_products(lists.ptr, lists.ids, weight, row_of, matrix, found)
+    return found
+
+
+def client_of(user_ptr: Longs) -> Any:
     return np.repeat(np.arange(len(user_ptr) - 1, dtype=np.int32), np.diff(user_ptr))

@@ -1,0 +1,75 @@
+"""Attempts to carry out what people asked for, by number: nodes must know which of them came to nothing.
+
+What a device does for a request (it forgets what it takes back) holds only if the server's own part was committed. So
+every question of an attempt has the attempt's number, and every question at all says which attempts are over and which
+of these failed. A node that answered in a failed one goes back to where it stood before it. A number is given out anew
+after a crash: the same questions come again, and nodes send the answers that they stored.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from tacita.core.errors import TacitaError
+from tacita.live.wire import MOST_REQUESTS
+
+
+class Unanswered(TacitaError):
+    """Nodes were silent or refused: what was asked for can be asked again."""
+
+
+@dataclass
+class Attempts:
+    """Which attempts are over; kept with the run."""
+
+    resolved: int = 0
+    failed: list[int] = field(default_factory=list)  # the latest of those that came to nothing
+    latest: float = 0.0  # the time of the last request that was carried out
+    _now: int = 0
+    _asked: bool = False
+
+    @staticmethod
+    def read(note: dict[str, Any] | None) -> Attempts:
+        """As a run was committed; runs of before had none."""
+        kept = (note or {}).get("attempts", {})
+        return Attempts(int(kept.get("resolved", 0)), list(kept.get("failed", [])), float(kept.get("latest", 0.0)))
+
+    def note(self) -> dict[str, Any]:
+        return {"resolved": self.resolved, "failed": self.failed, "latest": self.latest}
+
+    def begin(self) -> None:
+        self._now, self._asked = self.resolved + 1, False
+
+    @property
+    def open(self) -> bool:
+        """Whether requests are being carried out now."""
+        return self._now > 0
+
+    def ask(self) -> int:
+        """The number of the attempt that a question belongs to; 0: to none."""
+        self._asked = True
+        return self._now
+
+    def end(self, effective: bool) -> None:
+        """It is over; one that asked nobody leaves no trace."""
+        if self._asked:
+            self.resolved = self._now
+            if not effective:
+                self.failed = [*self.failed, self._now][-MOST_REQUESTS:]
+        self._now = 0
+
+    def patience(self, give_up: float, timeout: float) -> float:
+        """Seconds to wait for answers: a request holds up a run no longer than one exchange, for it is tried again."""
+        return min(give_up, timeout) if self._now else give_up
+
+    def at(self, said: float, clock: float) -> float:
+        """The time of a request, as the server has seen it: nodes say theirs, and may say anything.
+
+        Always after what was carried out last, since a replay takes what is older for having been there; never later
+        than the server's clock.
+        """
+        said = min(said, clock)
+        self.latest = said if said > self.latest else math.nextafter(self.latest, math.inf)
+        return self.latest

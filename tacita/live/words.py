@@ -1,0 +1,37 @@
+"""Times, spans and sizes as people say them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def when(at: float | None) -> str:
+    return "" if at is None else f"{datetime.fromtimestamp(at, UTC).astimezone():%d %b %Y, %H:%M}"
+
+
+def ago(seconds: float | None) -> str:
+    """A span of time as people say it."""
+    if seconds is None:
+        return "never"
+    for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= length:
+            n = int(seconds // length)
+            return f"{n} {unit}{'s' if n != 1 else ''}"
+    return "a moment"
+
+
+def span(seconds: float) -> str:
+    """The same to the second."""
+    return plural(round(seconds), "second") if seconds < 60 else ago(seconds)
+
+
+def size(n: float) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if n < 1000:
+            return f"{n:.0f} {unit}" if unit == "bytes" else f"{n:.1f} {unit}"
+        n /= 1000
+    return f"{n:.1f} GB"
+
+
+def plural(n: int, one: str, many: str = "") -> str:
+    return f"{n:,} {one if n == 1 else many or one + 's'}"

@@ -1,0 +1,76 @@
+"""What nodes tell beside their sums: how far most popular gets, which tacita they run, what their clock says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_live_parity
+from test_live_parity import close_all, config_of, make_site, play
+
+from tacita import __version__
+from tacita.core.errors import TacitaError
+from tacita.lab.assembling import Machine, assemble
+from tacita.lab.centralised import scored
+from tacita.lab.controls import popular_scorer
+from tacita.live.node import session
+from tacita.live.server.overview import Overview
+from tacita.live.server.store import STORE
+from tacita.live.wire import Reply, ReplyHead, decode_reply, encode, stamped
+
+
+def test_most_popular_on_a_node_with_everybody_is_the_labs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_live_parity, "home", lambda user: 1)
+    site = make_site(tmp_path, config_of("tally"))
+    with site.store as store:
+        for name in ("n2", "n3"):
+            store.revoke(name)
+    play(site)
+    fed = assemble(site.config, Machine())
+    with site.store as store:
+        note = store.run("r").note
+    assert note is not None
+    for block, told in zip(fed.stream.blocks, note["plain"]["results"], strict=True):
+        expected = scored(fed, block, popular_scorer(fed, block)).mean()
+        assert told["controls"]["popular"] == pytest.approx(expected, rel=1e-6)
+        assert expected["ndcg@20"] > 0
+    close_all(site)
+
+
+def test_version_and_clock_are_told_and_an_hour_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site, sent = make_site(tmp_path, config_of("tally")), list[tuple[bytes, bytes]]()
+
+    def changed(number: int, body: bytes, answer: Any) -> bytes | None:
+        made = answer()
+        sent.append((body, made))
+        head = decode_reply(made).head
+        ahead = {1: 3600.0, 2: -3600.0}.get(number, 0.0)
+        return stamped(made, "0.0.9" if number == 2 else head.version, head.time + ahead)
+
+    site.transport.spoil = changed
+    play(site)
+    told = Overview(tmp_path / STORE).of_themselves()
+    assert [told[n]["version"] for n in (1, 2, 3)] == [__version__, "0.0.9", __version__]
+    assert told[1]["clock"] == pytest.approx(3600, abs=60)
+    assert told[2]["clock"] == pytest.approx(-3600, abs=60)
+    assert told[3]["clock"] == 0.0
+    _sent_again_is_stamped_anew(site.transport.members[1], sent[-3], monkeypatch)
+    close_all(site)
+
+
+def _sent_again_is_stamped_anew(node: Any, said: tuple[bytes, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stored is the answer, not when it was sent."""
+    body, first = said
+    monkeypatch.setattr(session.time, "time", lambda: 5.0)
+    again, before = decode_reply(session.handle(node, body)), decode_reply(first)
+    assert again.head.time == 5.0
+    assert again.head.model_copy(update={"time": before.head.time}) == before.head
+
+
+@pytest.mark.parametrize(("version", "at"), [("v" * 41, 1.0), ("1", -1.0), ("1", 1e13)])
+def test_what_a_node_says_of_itself_is_bounded(version: str, at: float) -> None:
+    good = encode(Reply(ReplyHead(kind="x", run="r", block=0, round=0, verdict="ok")))
+    assert decode_reply(stamped(good, "a\x1bb", 1.0)).head.version == "a?b"
+    with pytest.raises(TacitaError):
+        decode_reply(stamped(good, version, at))

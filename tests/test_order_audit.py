@@ -1,0 +1,66 @@
+"""Readers of B': they tell who took part and read planted lines, and find nothing where there is nothing to find."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tacita.audit.order import Lines, audit_order
+from tacita.cli import main
+from tacita.core.config import RunConfig, validated
+from tacita.core.errors import TacitaError
+from tacita.core.types import Ragged
+from tacita.federation.rounds import begin_block, start
+from tacita.lab.assembling import Machine, assemble
+
+DATA = "synthetic:users=150,items=120,per_user=20,groups=4"
+
+
+def config_of(**more: Any) -> RunConfig:
+    options = {"name": "tally-order", "min_item": 0, "keep": 0, "order_ridge": 1.0}
+    values = {"data": DATA, "split": {"kind": "random"}, "backbone": options, "seed": 3, **more}
+    return validated(RunConfig, values, "the test")
+
+
+def test_who_took_part_and_planted_lines_are_read_beside_controls() -> None:
+    told = []
+    found = audit_order(config_of(), Machine(threads=1), lambda done, total: told.append((done, total)))
+    one, canary = found["attacks"]["membership"], found["attacks"]["canary"]
+    assert one["found"] > 0.8 > 0.7 > one["control"] > 0.3
+    assert canary["found"] > 0.25 > 0.15 > canary["control"]
+    assert told[-1] == (told[-1][1],) * 2
+
+
+def test_a_line_is_known_by_what_follows_in_it() -> None:
+    fed = assemble(config_of(), Machine(threads=1))
+    progress = start(fed)
+    begin_block(fed, progress, 0)
+    lines = Lines.of(fed.backbone, progress.server, fed.stream.blocks[0].train, 1)  # type: ignore[arg-type]
+    matrix = np.zeros((6, 6), np.float32)
+    matrix[0, 1] = matrix[1, 2] = 1.0
+    forth, back, alone = lines.foreseen(matrix, Ragged.from_lists([[0, 1, 2], [2, 1, 0], [4]]))
+    assert forth > 1 > 0 >= back
+    assert alone == 0
+
+
+def test_what_has_no_such_matrix_is_refused() -> None:
+    for more in ({"backbone": {"name": "tally"}}, {"backbone": {"name": "tally-order"}, "privacy": {"epsilon": 4.0}}):
+        with pytest.raises(TacitaError, match=r"'tally-order' without privacy\.epsilon"):
+            audit_order(config_of(**more), Machine(threads=1))
+
+
+def test_the_verb_prints_found_beside_control(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["audit", "order", "--data", DATA, "--set", "backbone.min_item=0", "--set", "split.kind=random", "--quiet"]
+    for more in ([], ["--json"]):
+        with pytest.raises(SystemExit) as ended:
+            main([*words, *more])
+        assert ended.value.code == 0
+        said = capsys.readouterr().out
+        if more:
+            assert json.loads(said)["attacks"]["canary"]["of"] == 20
+        else:
+            assert "took part" in said
+            assert "of 20" in said

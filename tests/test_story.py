@@ -1,0 +1,41 @@
+"""What the demo tells: both runs on the same blocks, their bytes and promises, one page, one picture."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tacita.core.errors import TacitaError
+from tacita.lab import story
+from tacita.lab.assembling import Machine
+from tacita.lab.training import Watcher
+
+TINY = "synthetic:users=60,items=40,per_user=15,groups=4,drift=0.3"
+
+
+def test_the_best_model_stands_beside_a_published_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short: dict[str, Any] = {"train": {"rounds": 2}}
+    monkeypatch.setattr(story, "PARTS", tuple(replace(one, options={**one.options, **short}) for one in story.PARTS))
+    best, published = story.tell(TINY, tmp_path / "both", Machine(threads=1), lambda folder: nullcontext(Watcher()))
+    assert (tmp_path / "both" / story.PICTURE).read_bytes().startswith(b"\x89PNG")
+    assert "tally-order" in (tmp_path / "both" / story.PAGE).read_text()
+    assert best.run.config.backbone["name"] == "tally-order"
+    assert published.run.config.method == "f3crec"
+    blocks = len(best.run.result["blocks"])
+    assert (best.exchanges, published.exchanges) == (blocks, 2 * blocks)  # one exchange a block, or one a round
+    for one in (best, published):
+        lines = [json.loads(line) for line in (one.run.folder / "events.jsonl").read_text().splitlines()]
+        assert one.up == pytest.approx(sum(line["clients"] * line["bytes_up"] for line in lines) / 60, rel=0.05)
+        assert one.row()["privacy"] == "no epsilon"
+    assert best.row()[""] != published.row()[""]
+
+
+def test_a_folder_that_is_there_is_not_written_into(tmp_path: Path) -> None:
+    with pytest.raises(TacitaError, match="exists; choose another --out"):
+        story.place(tmp_path)
+    assert story.place(tmp_path / "new") == tmp_path / "new"
