@@ -160,6 +160,41 @@ def test_no_two_sums_of_those_who_withdraw_differ_by_one_person(tmp_path: Path) 
     assert server.asks("fru/stored-0-2/2.2", 3, again).clients == 5
 
 
+def test_who_is_erased_is_in_no_difference_of_two_sums(tmp_path: Path) -> None:
+    server = hostile_to(tmp_path)
+    store = server.node.store
+    people = store.users()[0].tolist()
+    raw = dict(zip(*(one if isinstance(one, list) else one.tolist() for one in store.users()), strict=True))
+    assert server.asks("round", 0).verdict == "ok"
+    server.forgets(people[:6])
+    batch = [one.sender for one in server.asks("round", 1).requests]
+    assert server.asks("fru/stored-0-0/1.1", 2, batch).clients == 6
+    store.erase(raw[people[0]])
+    left = [one.wanted.sender for one in store.wants("r") if one.wanted is not None]
+    assert len(left) == 5
+    assert server.asks("fru/stored-0-0/1.2", 2, left).verdict == "refused"  # the six less these are the one
+    assert server.asks("fru/stored-0-1/1.3", 2, left).clients == 5  # nobody has answered this
+
+
+def test_who_is_left_of_a_batch_leaves_with_the_next(tmp_path: Path) -> None:
+    server = hostile_to(tmp_path)
+    store = server.node.store
+    people = store.users()[0].tolist()
+    raw = dict(zip(*(one if isinstance(one, list) else one.tolist() for one in store.users()), strict=True))
+    assert server.asks("round", 0).verdict == "ok"
+    server.forgets(people[:5])
+    assert len(server.asks("round", 1).requests) == 5
+    store.erase(raw[people[0]])
+    left = [one.wanted.sender for one in store.wants("r") if one.wanted is not None]
+    assert server.asks("fru/stored-0-0/1.1", 2, left).verdict == "refused"  # four
+    server.forgets(people[5:10])
+    assert server.asks("round", 2).verdict == "ok"
+    both = [one.wanted.sender for one in store.wants("r") if one.wanted is not None]
+    assert len(both) == 9
+    assert server.asks("fru/stored-0-0/2.1", 3, [one for one in both if one not in left]).verdict == "refused"
+    assert server.asks("fru/stored-0-0/2.2", 3, both).clients == 9
+
+
 def test_who_has_nothing_to_take_back_hides_nobody(tmp_path: Path) -> None:
     """And needs not ask: nothing is queued that would cost the others a run."""
     server = hostile_to(tmp_path)

@@ -57,6 +57,7 @@ class Answer:
     sent: Sequence[Wanted] = ()  # the requests of people here that the reply carries
     released: bool = False  # the block's rows were part of a sum in the reply
     marks: Mapping[str, str] = field(default_factory=dict)  # what those who withdrew answer in this company only
+    least: int = 0  # withdrawals leave together with those of so many people; 0: each by itself
     tags: tuple[str, str] = ("now", "best")
     attempt: int = 0  # of the server, to carry out requests: only when it took effect is the answer for good
 

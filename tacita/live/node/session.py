@@ -121,6 +121,7 @@ def _handle(node: Node, request: Request) -> bytes | None:
             sent=carried,
             released=answered and head.kind not in (*SCORES, ROSTER),
             marks=_of_leavers(node, standing, asked, head.kind) if answered else {},
+            least=node.config.min_users if _together(node, standing) else 0,
             tags=standing.tags,
             attempt=head.attempt,
         )

@@ -273,7 +273,10 @@ class NodeStore:
                 return False
             answers.put(db, asked, answer, time.time())
             wants.note(db, answer.marks)
-            self.changes += wants.carry(db, asked, answer.sent, time.time())  # the data it learns from changes
+            fresh = wants.carry(db, asked, answer.sent, time.time())
+            if fresh and answer.least:
+                wants.join_leftovers(db, asked, answer.least)
+            self.changes += fresh  # the data it learns from changes
         return True
 
     # Ledger and requests

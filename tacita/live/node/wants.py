@@ -6,6 +6,7 @@ takes each once, so a lost answer loses none. The person's own device does its p
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -160,12 +161,8 @@ def whole_batches(wants: Collection[Want], users: Collection[int], least: int) -
     A batch is who left with one answer, whatever the server says of some of them later: a batch without those whom it
     calls done would be another sum, and the difference of both what these few had told.
     """
-    batches: dict[tuple[RequestNumber | None, str], list[Want]] = {}
-    for one in wants:
-        if one.sent is not None and one.kind in WITHDRAW and one.user is not None:
-            batches.setdefault((one.carrier, one.kind), []).append(one)
     asked, people = set(users), set[int | None]()
-    meant = [one for one in batches.values() if not all(want.final for want in one) and asked & _people(one)]
+    meant = [one for one in batched(wants).values() if not all(want.final for want in one) and asked & _people(one)]
     for batch in meant:
         people |= _people(batch)
         if len(_people(batch)) < least or any(one.final for one in batch):
@@ -173,26 +170,58 @@ def whole_batches(wants: Collection[Want], users: Collection[int], least: int) -
     return [one for batch in meant for one in batch] if asked == people and len(asked) >= least else []
 
 
+def batched(wants: Iterable[Want]) -> dict[tuple[RequestNumber | None, str], list[Want]]:
+    """People's withdrawals by the answer that they left with, oldest first."""
+    found: dict[tuple[RequestNumber | None, str], list[Want]] = {}
+    for one in sorted(wants, key=lambda one: one.id):
+        if one.sent is not None and one.kind in WITHDRAW and one.user is not None:
+            found.setdefault((one.carrier, one.kind), []).append(one)
+    return found
+
+
 def _people(batch: Iterable[Want]) -> set[int | None]:
     return {one.user for one in batch}
+
+
+def join_leftovers(db: sqlite3.Connection, asked: RequestNumber, least: int) -> None:
+    """Batches that fell below `least` because people erased themselves go with the batch that leaves now.
+
+    Only where nobody of them answered anything yet: who did stays in the company of then.
+    """
+    batches = batched(listed(db, asked.run))
+    for (carrier, kind), batch in batches.items():
+        small = len(_people(batch)) < least and not any(one.final for one in batch)
+        if carrier == asked or not small or (asked, kind) not in batches or _answered(db, batch):
+            continue
+        move = "UPDATE requests SET block = ?, round = ?, question = ? WHERE id = ?"
+        db.executemany(move, ((asked.block, asked.round, asked.kind, one.id) for one in batch))
+
+
+def _answered(db: sqlite3.Connection, batch: Iterable[Want]) -> bool:
+    """Whether somebody of these answered a question about what they withdraw."""
+    asked = "SELECT 1 FROM meta WHERE key GLOB ?"
+    return any(db.execute(asked, (f"{_ANSWERED}{one.user}/*",)).fetchone() is not None for one in batch)
 
 
 _ANSWERED = "answered/"  # a person, and what was asked of them when they withdrew
 
 
 def marks(meant: Iterable[Want], question: str, each_batch: bool) -> dict[str, str]:
-    """What a node notes of a question that people answered when they withdrew: by person, the batch they were in.
+    """What a node notes of a question that people answered when they withdrew: by person, who was in their batch.
 
     A question of a part (`fru/stored-0-3`) is about what devices keep, and one person's part of two sums could be
-    told apart: it is answered in one company only, and there again if the answer got lost. `each_batch`: it is about
-    what this withdrawal takes back, so it is asked anew with the next one.
+    told apart: it is answered in one company only, and there again if the answer got lost. A batch that somebody was
+    erased from is another company. `each_batch`: it is about what this withdrawal takes back, so it is asked anew with
+    the next one.
     """
     stem = question.split("/")[: 1 if each_batch else 2]
     found: dict[str, str] = {}
-    for one in sorted(meant, key=lambda one: one.id):
-        batch = json.dumps([] if one.carrier is None else [*vars(one.carrier).values(), one.kind])
-        name = [one.run, *stem, *([batch] if each_batch else [])]
-        found.setdefault(f"{_ANSWERED}{one.user}/{json.dumps(name)}", batch)
+    for (carrier, kind), batch in batched(meant).items():
+        said = [] if carrier is None else [*vars(carrier).values(), kind]
+        company = hashlib.sha256(json.dumps([said, sorted({one.user or 0 for one in batch})]).encode()).hexdigest()
+        for one in batch:
+            name = json.dumps([one.run, *stem, *(said if each_batch else [])])
+            found.setdefault(f"{_ANSWERED}{one.user}/{name}", company)
     return found
 
 
