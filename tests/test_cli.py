@@ -959,6 +959,12 @@ def test_bench_prints_figures_and_json() -> None:
     assert told["users"] > 0
 
 
+def test_bench_noise_wants_a_method_that_has_some() -> None:
+    said = call("bench", "noise", "--data", SMALL, "--method", "fedavg")
+    assert said.code == 2
+    assert "use --method dpps or dp-fedavg" in said.err
+
+
 @pytest.mark.parametrize("more", [[], ["--method", "dp-fedavg"], ["--backbone", "tally"]], ids=str)
 def test_bench_weighs_private_work_against_plain(more: list[str]) -> None:
     told = json.loads(call("bench", "noise", "--data", SMALL, "--repeats", "2", "--json", *more).out)

@@ -43,6 +43,8 @@ def told(wall: Times, busy: Times) -> dict[str, Any]:
 
 def bench_noise(plain: Federation, private: Federation, repeats: int = 15) -> dict[str, Any]:
     """Rounds of block 0 without and with noise, after two that compile and fill buffers."""
+    if not any(part.ledger() for part in private.parts):
+        raise TacitaError("rounds of this method have no noise that is accounted for; use --method dpps or dp-fedavg.")
     sides = {"plain": _rounds(plain), "private": _rounds(private)}
     return {"bench": "noise", **_about(plain, private), **told(*in_turns(sides, repeats)), "machine": machine()}
 

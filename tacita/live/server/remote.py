@@ -28,6 +28,7 @@ from tacita.live.server.bounds import Asked, check_sums, check_total
 from tacita.live.wire import (
     MOST_PLAYED,
     POPULAR,
+    SCORES,
     Outcome,
     Reply,
     ReplyHead,
@@ -108,7 +109,7 @@ class Remote:
     outcomes: Callable[[], dict[int, list[Outcome]]] = dict  # what is to be told to nodes
     attempts: Attempts = field(default_factory=Attempts)
     met: Callable[[dict[int, dict[str, Any]]], None] = lambda nodes: None  # what nodes say of themselves
-    reached: set[int] = field(default_factory=set)  # nodes that were asked something since the last round
+    reached: set[int] = field(default_factory=set)  # nodes that a round's question was sent to
     silent: set[int] = field(default_factory=set)  # nodes that requests of this round have waited for in vain
     _refusal: str = ""  # what a node that refused said last
     _told: set[tuple[int, int, int]] = field(default_factory=set)
@@ -265,7 +266,7 @@ class Remote:
         while True:
             allowed = self._allowed(people)
             asked = asking.bodies((set(self.transport.nodes()) & allowed) - replies.keys())
-            self.reached |= asked.keys()
+            self.reached |= asked.keys() if kind not in SCORES else set()
             since, seen = time.time(), dict[int, dict[str, Any]]()
             for node, body in self.transport.exchange(asked, self.patience.timeout).items():
                 reply = self._read(node, body, asking.head(node), check) if node in asked else None
