@@ -37,8 +37,18 @@ from tacita.live.settings import check_live
 from tacita.models.tally import noised
 from tacita.models.tally.features import feature_codes
 from tacita.models.tally.model import STATE, TallyConfig
-from tacita.models.tally.noised import GRID, Budget, axes_of, shrunk, smoother, symmetric_noise, unit_vectors
-from tacita.models.tally.private import TERMS, PrivateTally
+from tacita.models.tally.noised import (
+    GRID,
+    LIKED,
+    PEOPLE,
+    Budget,
+    axes_of,
+    shrunk,
+    smoother,
+    symmetric_noise,
+    unit_vectors,
+)
+from tacita.models.tally.private import LIKES, TERMS, PrivateTally
 from tacita.privacy.calibration import gaussian_epsilon, mu_of
 from tacita.privacy.ledger import UNIT
 from tacita.privacy.noise import Stream
@@ -219,6 +229,32 @@ def test_who_has_nothing_left_adds_nothing_and_is_served() -> None:
     assert np.abs(difference - lost.T @ lost).max() < 1e-9  # the same noise in both: the lab's seed
     assert len(lists.ids) > 0
     assert poor.results[-1]["users"] == plain.results[-1]["users"]
+
+
+def test_nobody_is_called_silent_who_can_tell_once_more() -> None:
+    model = private(blocks=4)
+    ledger, account = model.ledger(), model.ledger().opened(1, 4.0)
+    account, _ = ledger.charge(account, LIKES, (model.budget.mu2 * (LIKED + PEOPLE)) ** 0.5)
+    for block in range(4):
+        assert not ledger.silent(account)[0]
+        account, goes = ledger.charge(account, TERMS, (model.budget.mu2 * model.budget.share(block == 0)) ** 0.5)
+        assert goes[0]
+    assert ledger.silent(account)[0]
+
+
+def test_items_are_alike_by_their_own_column() -> None:
+    """B is between the items that terms are about, which are numbered otherwise than the catalogue."""
+    _fed, progress = ran(config_of(8.0, 1, data="synthetic:users=300,items=400,per_user=12,groups=4"))
+    model, server = private(8.0), progress.server
+    inputs, weights = server.heads["inputs"], server.heads["weights"]
+    assert 10 < len(inputs) < len(server.items)
+    assert weights.any()
+    for place, item in enumerate(inputs.tolist()):
+        said = model.likeness(server, server.items, item)
+        assert (said[inputs] == weights[:, place]).all()
+        assert np.count_nonzero(said) == np.count_nonzero(weights[:, place])
+    other = np.setdiff1d(np.arange(len(server.items)), inputs)[0]
+    assert not model.likeness(server, server.items, int(other)).any()
 
 
 def test_nothing_is_asked_beyond_the_planned_blocks() -> None:
