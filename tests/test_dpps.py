@@ -181,6 +181,9 @@ def test_shrinkage_reads_what_was_noised_and_nothing_else() -> None:
         made = releases.shrunk(value, 0.5, 1.0, by_row)
         factor = made / value
         assert ((factor >= 0) & (factor <= 1)).all()  # no sign is turned, nothing grows
+    left = np.maximum(0, 1 - 0.7 * (8 - 2) * 2.0 / (value**2).sum(axis=1, keepdims=True))  # James and Stein's, by row
+    assert np.allclose(releases.shrunk(value, 2.0, 0.7, True), left * value)
+    assert 0 < (left > 0).sum() < 50
     signal = rng.normal(0, 0.05, (64, 32))
     for sigma in (0.1, 0.5):
         noisy = signal + rng.normal(0, sigma, signal.shape)
