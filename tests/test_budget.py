@@ -276,6 +276,27 @@ def test_shrinkage_is_the_closed_form() -> None:
     assert smooth == pytest.approx(np.diag([eta / (eta + 2 * edge), 0.0, 0.5]))
 
 
+def test_b_is_said_in_the_terms_of_the_items_and_noise_fades_by_the_square() -> None:
+    smooth, scale = np.array([[0.2, 0.1, 0.3], [0.1, 0.5, 0.0], [0.3, 0.0, 0.4]]), np.array([1.0, 2.0, 4.0])
+    found = noised.weights_of(smooth, scale)
+    assert found[0, 1] == pytest.approx(0.1 / (1 - 0.5) * 1 / 2)  # K_ij / (1 - K_jj) d_i / d_j
+    assert found[2, 0] == pytest.approx(0.3 / (1 - 0.2) * 4 / 1)
+    assert (np.diag(found) == 0).all()
+    model = private(blocks=2)
+    heads = {
+        **model.init_heads(Draws(0)),
+        "inputs": np.arange(3, dtype=np.int32),
+        "released": np.array([0, 1], np.int32),
+    }
+    server = ServerState(np.zeros((3, 0), np.float32), heads).with_part(
+        STATE, {"gram": np.ones((3, 3)), "variance": np.array([8.0])}
+    )
+    told = {"terms": np.eye(3), "draws": np.array([2.0])}  # two nodes, each with noise of its own
+    made = model.added(server, told, "statistic", fade=0.5)
+    assert (made["gram"] == 0.5 + np.eye(3)).all()
+    assert made["variance"][0] == pytest.approx(0.25 * 8 + 2 * model.s_of(server, "statistic") ** 2)
+
+
 def test_features_help_what_lies_along_them() -> None:
     """A direction too weak for the whole matrix's edge is seen where features span it."""
     k, s = 100, 1.0
