@@ -77,13 +77,14 @@ def train(
         said |= {"method": method, "seed": seed, "data": IN_MEMORY if table is not None else data and str(data)}
         settings |= {name: value for name, value in said.items() if value is not None}
         if resume:
-            controls = settings.pop("evaluate", None) != {"controls": False}
-            if out is None or settings.keys() - {"data"} or (table is None and data is not None):
+            evaluate = settings.pop("evaluate", {"controls": True})
+            other = settings.keys() - {"data"} or evaluate not in ({"controls": True}, {"controls": False})
+            if out is None or other or (table is None and data is not None):
                 raise TacitaError(
                     "resume=True goes on with the run in out and its own settings; leave out all others but "
                     'evaluate={"controls": False}.'
                 )
-            return training.resume(Path(out), machine, controls=controls, given=table)
+            return training.resume(Path(out), machine, controls=evaluate["controls"], given=table)
         config = configured(settings, "the settings")
         folder = Path(out) if out is not None else free_folder(config)
         return training.train(config, folder, machine, given=table)

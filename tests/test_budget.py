@@ -37,8 +37,18 @@ from tacita.live.settings import check_live
 from tacita.models.tally import noised
 from tacita.models.tally.features import feature_codes
 from tacita.models.tally.model import STATE, TallyConfig
-from tacita.models.tally.noised import GRID, Budget, axes_of, shrunk, smoother, symmetric_noise, unit_vectors
-from tacita.models.tally.private import TERMS, PrivateTally
+from tacita.models.tally.noised import (
+    GRID,
+    LIKED,
+    PEOPLE,
+    Budget,
+    axes_of,
+    shrunk,
+    smoother,
+    symmetric_noise,
+    unit_vectors,
+)
+from tacita.models.tally.private import LIKES, TERMS, PrivateTally
 from tacita.privacy.calibration import gaussian_epsilon, mu_of
 from tacita.privacy.ledger import UNIT
 from tacita.privacy.noise import Stream
@@ -221,6 +231,32 @@ def test_who_has_nothing_left_adds_nothing_and_is_served() -> None:
     assert poor.results[-1]["users"] == plain.results[-1]["users"]
 
 
+def test_nobody_is_called_silent_who_can_tell_once_more() -> None:
+    model = private(blocks=4)
+    ledger, account = model.ledger(), model.ledger().opened(1, 4.0)
+    account, _ = ledger.charge(account, LIKES, (model.budget.mu2 * (LIKED + PEOPLE)) ** 0.5)
+    for block in range(4):
+        assert not ledger.silent(account)[0]
+        account, goes = ledger.charge(account, TERMS, (model.budget.mu2 * model.budget.share(block == 0)) ** 0.5)
+        assert goes[0]
+    assert ledger.silent(account)[0]
+
+
+def test_items_are_alike_by_their_own_column() -> None:
+    """B is between the items that terms are about, which are numbered otherwise than the catalogue."""
+    _fed, progress = ran(config_of(8.0, 1, data="synthetic:users=300,items=400,per_user=12,groups=4"))
+    model, server = private(8.0), progress.server
+    inputs, weights = server.heads["inputs"], server.heads["weights"]
+    assert 10 < len(inputs) < len(server.items)
+    assert weights.any()
+    for place, item in enumerate(inputs.tolist()):
+        said = model.likeness(server, server.items, item)
+        assert (said[inputs] == weights[:, place]).all()
+        assert np.count_nonzero(said) == np.count_nonzero(weights[:, place])
+    other = np.setdiff1d(np.arange(len(server.items)), inputs)[0]
+    assert not model.likeness(server, server.items, int(other)).any()
+
+
 def test_nothing_is_asked_beyond_the_planned_blocks() -> None:
     _fed, progress = ran(config_of(4.0, 3, privacy={"epsilon": 4.0, "blocks": 2}))
     assert progress.server.heads["released"].tolist() == [1, 2]
@@ -238,6 +274,27 @@ def test_shrinkage_is_the_closed_form() -> None:
     edge = 2 * 0.5 * math.sqrt(3)
     eta = math.sqrt(100 - edge**2)
     assert smooth == pytest.approx(np.diag([eta / (eta + 2 * edge), 0.0, 0.5]))
+
+
+def test_b_is_said_in_the_terms_of_the_items_and_noise_fades_by_the_square() -> None:
+    smooth, scale = np.array([[0.2, 0.1, 0.3], [0.1, 0.5, 0.0], [0.3, 0.0, 0.4]]), np.array([1.0, 2.0, 4.0])
+    found = noised.weights_of(smooth, scale)
+    assert found[0, 1] == pytest.approx(0.1 / (1 - 0.5) * 1 / 2)  # K_ij / (1 - K_jj) d_i / d_j
+    assert found[2, 0] == pytest.approx(0.3 / (1 - 0.2) * 4 / 1)
+    assert (np.diag(found) == 0).all()
+    model = private(blocks=2)
+    heads = {
+        **model.init_heads(Draws(0)),
+        "inputs": np.arange(3, dtype=np.int32),
+        "released": np.array([0, 1], np.int32),
+    }
+    server = ServerState(np.zeros((3, 0), np.float32), heads).with_part(
+        STATE, {"gram": np.ones((3, 3)), "variance": np.array([8.0])}
+    )
+    told = {"terms": np.eye(3), "draws": np.array([2.0])}  # two nodes, each with noise of its own
+    made = model.added(server, told, "statistic", fade=0.5)
+    assert (made["gram"] == 0.5 + np.eye(3)).all()
+    assert made["variance"][0] == pytest.approx(0.25 * 8 + 2 * model.s_of(server, "statistic") ** 2)
 
 
 def test_features_help_what_lies_along_them() -> None:

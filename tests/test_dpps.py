@@ -12,7 +12,7 @@ import noise_laws
 import numpy as np
 import pytest
 from noise_laws import SURE
-from oracle import federate, make_backbone, make_block, make_stream, members, started
+from oracle import cohort, federate, make_backbone, make_block, make_stream, members, started
 from typer.testing import CliRunner
 
 import tacita
@@ -166,6 +166,8 @@ def test_the_variance_between_clients_is_seen_through_the_noise() -> None:
     sums = {"rows": deltas.sum(axis=0), "dpps.length": np.array([(0.1 * lengths**2 / part.config.clip).sum()])}
     total = Total({**sums, "dpps.noise": np.array([0.0])}, 2000.0, 2000)
     assert part._between(total, 0.0) == pytest.approx(0.02**2, rel=0.02)
+    noisy = sums["rows"] + rng.normal(0, 40.0, sums["rows"].shape)  # as much in the mean as there is between clients
+    assert part._between(total.with_sums({"rows": noisy}), 40.0**2) == pytest.approx(0.02**2, rel=0.1)
 
 
 # after the noise
@@ -179,6 +181,9 @@ def test_shrinkage_reads_what_was_noised_and_nothing_else() -> None:
         made = releases.shrunk(value, 0.5, 1.0, by_row)
         factor = made / value
         assert ((factor >= 0) & (factor <= 1)).all()  # no sign is turned, nothing grows
+    left = np.maximum(0, 1 - 0.7 * (8 - 2) * 2.0 / (value**2).sum(axis=1, keepdims=True))  # James and Stein's, by row
+    assert np.allclose(releases.shrunk(value, 2.0, 0.7, True), left * value)
+    assert 0 < (left > 0).sum() < 50
     signal = rng.normal(0, 0.05, (64, 32))
     for sigma in (0.1, 0.5):
         noisy = signal + rng.normal(0, sigma, signal.shape)
@@ -225,6 +230,22 @@ def test_weights_that_tell_of_people_are_clipped_and_noised_with_the_rest(monkey
     assert wanted.weight < 28
     noise = math.sqrt(float(sent["dpps.noise"][0]))
     assert np.abs(total["rows"] - wanted["rows"]).max() < 6 * noise
+
+
+def test_what_is_sent_beside_the_rows_is_inside_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The length of an update and the weight that others give it are numbers of a person like all the rest."""
+    monkeypatch.setitem(registry._PARTS, "halving", Halving)
+    fed = with_parts({"name": "halving"}, {"name": "dpps", "clip": 1e-3})
+    view = cohort(fed, started(fed))
+    upload = fed.answer(view, "round").upload
+    weighed = replace(upload, weight=upload.weight * fed.parts[0].weight(view, upload) * dpps(fed).weight(view, upload))
+    sent, _ = dpps(fed).encode(view, weighed)
+    assert set(sent.values) == {"rows", "dpps.noise", "dpps.length", "dpps.mass"}
+    private = replace(sent, values={name: v for name, v in sent.values.items() if name != "dpps.noise"})
+    assert private.norms() == pytest.approx(np.full(30, 1e-3), rel=1e-4)  # all were longer, and none is any more
+    assert (private.norms() <= 1e-3 * (1 + 1e-9)).all()
+    for name in ("dpps.length", "dpps.mass"):
+        assert (sent.values[name].squares(30) > 0).all()
 
 
 # budgets

@@ -190,6 +190,24 @@ def test_units_are_rounded_against_the_person_who_spends() -> None:
     assert (ledger.opened(1)["budget"] == NO_LIMIT).all()
 
 
+def test_a_millionth_that_pure_releases_begin_is_spent() -> None:
+    ledger = Ledger((Event("table", "laplace", 1.0, 1 / 0.3333334), ROWS), 1e-5)
+    account, went = ledger.opened(1, 1.0), []
+    for _ in range(3):
+        account, goes = ledger.charge(account, "table")
+        went.append(bool(goes[0]))
+    assert went == [True, True, False]  # the third would make it 1.0000002
+
+
+def test_gaussian_losses_beside_sampled_ones_are_rounded_up() -> None:
+    drawn = Event("round", "gaussian", 1.0, 2.0, "person", "central", 0.1, "poisson")
+    ledger = Ledger((drawn, ROWS), 1e-5)
+    account, _ = ledger.charge(ledger.opened(1), "round")
+    account, _ = ledger.charge(account, "rows", math.sqrt(0.1234999))
+    right = epsilon_of([(drawn, 1), (Event("rows", "gaussian", 1.0, 1 / math.sqrt(0.1234999)), 1)], 1e-5)
+    assert right <= ledger.epsilon(account)[0] <= right * 1.001
+
+
 def test_ledgers_of_several_parts_are_one() -> None:
     first, second = Ledger((ROWS,), 1e-5), Ledger((ROWS, Event("count", "laplace", 1.0, 10.0)), 1e-6)
     a, _ = first.charge(first.opened(1, 1.0), "rows", 0.1)

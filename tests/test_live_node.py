@@ -37,7 +37,8 @@ from tacita.live.node import verbs
 from tacita.live.node.answers import Answer, Release, RequestNumber
 from tacita.live.node.file import STORE
 from tacita.live.node.node import Node, NodeConfig
-from tacita.live.node.store import NodeStore
+from tacita.live.node.serving import _Lists
+from tacita.live.node.store import NodeStore, Rows
 from tacita.live.running import control
 from tacita.live.running.daemon import Daemon, run_daemon
 from tacita.live.wire import Wanted
@@ -950,3 +951,21 @@ if __name__ == "__main__":  # the benchmark: recommendations of an idle daemon
     with tempfile.TemporaryDirectory() as where, Running(big_node(Path(where) / "node")) as up:
         print("in process", latency(lambda user: up.daemon.node.recommend(user, 10), 2000))
         print("by socket ", latency(lambda user: control.ask_daemon(up.folder, "recommend", user=user, k=10), 2000))
+
+
+def test_served_lists_have_the_times_and_ratings_that_all_of_them_have() -> None:
+    """A model that reads them was trained with them."""
+    none = float("nan")
+    rows = Rows(
+        np.array([7, 7, 9, 7]),
+        ["a", "b", "a", "c"],
+        np.array([5.0, 3.0, 4.0, 6.0]),
+        np.array([1, 2, none, 4]),
+        np.zeros(4),
+    )
+    lists = _Lists(rows, np.array([7, 9]), {"a": 0, "b": 1, "c": 2})
+    whole, some = lists.pick(np.ones(4, bool)), lists.pick(rows.user == 7)
+    assert whole.ids.tolist() == [1, 0, 2, 0]
+    assert whole.values.keys() == {"time"}
+    assert whole.values["time"].tolist() == [3, 5, 6, 4]
+    assert some.values["rating"].tolist() == [2, 1, 4]

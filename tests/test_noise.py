@@ -11,7 +11,7 @@ import pytest
 from noise_laws import SURE
 from scipy import stats
 
-from tacita.core.draws import Draws, keys_of
+from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.privacy.calibration import (
     epsilon_of_mu,
@@ -21,7 +21,7 @@ from tacita.privacy.calibration import (
     mu_of,
     sigma_for_releases,
 )
-from tacita.privacy.noise import Stream, normals_of
+from tacita.privacy.noise import Stream
 
 SOURCES = {"lab": Draws(1), "device": Draws(1, "a secret that stays here")}
 
@@ -103,12 +103,6 @@ def test_a_stream_follows_its_name_alone(source: str) -> None:
     first = both[1].normals(4)
     assert (both[0] == first).all()
     assert not np.isclose(first, both[1].normals(4)).any()  # what follows is new
-
-    owners = keys_of(["ada", "ben", "cleo"])
-    rows = normals_of(draws, "a", (1,), owners, 5)
-    assert (normals_of(draws, "a", (1,), owners[::-1], 5)[::-1] == rows).all()
-    assert (normals_of(draws, "a", (1,), owners[1:2], 5)[0] == rows[1]).all()
-    assert normals_of(draws, "a", (1,), owners[:0], 5).shape == (0, 5)
 
 
 def test_who_knows_the_seed_does_not_know_a_devices_noise() -> None:

@@ -204,6 +204,8 @@ def test_a_run_on_a_table_goes_on_only_with_the_table() -> None:
     assert tc.train(frame, out="mine", resume=True).result == run.result
     with pytest.raises(tc.TacitaError, match="leave out all others"):
         tc.train(frame, out="mine", resume=True, seed=3)
+    with pytest.raises(tc.TacitaError, match="leave out all others"):
+        tc.train(frame, out="mine", resume=True, evaluate={"k": [3]})
     assert run.folder == Path("mine")
     assert tc.train(frame, **say).folder == Path("runs/table-mf-fedavg-1")
 
@@ -544,3 +546,25 @@ def test_python_is_told_of_keywords(mf: tc.Run) -> None:
         tc.train(SMALL, columns={"user": "a"})
     with pytest.raises(tc.TacitaError, match=r"did you mean 'train\.rounds'"):
         tc.train(SMALL, train={"rouns": 1})
+
+
+def test_devices_that_read_times_and_ratings_are_served_with_them() -> None:
+    """Else what is recommended is not what was tested."""
+    rng = np.random.default_rng(3)
+    rows = [(f"u{u}", f"i{i}") for u in range(30) for i in rng.choice(20, 8, replace=False)]
+    rated = {one: float(rng.integers(1, 6)) for one in rows}
+    user, item = zip(*rows, strict=True)
+    frame = {
+        "user": user,
+        "item": item,
+        "rating": list(rated.values()),
+        "timestamp": rng.permutation(10**6)[: len(rows)],
+    }
+    model: dict[str, Any] = {"name": "interest", "dim": 4, "tower": [8], "last": 6}
+    run = tc.train(frame, backbone=model, out="read", train={"rounds": 1}, **ONE_BLOCK)
+    models = loaded.load(run.folder)
+    view = models.scorer.view(np.arange(len(models.users), dtype=np.int32))
+    said = [rated[models.users[u], models.items[i]] for u, i in zip(view.train.rows(), view.train.ids, strict=True)]
+    assert view.train.values["rating"].tolist() == said
+    times = view.train.values["time"]
+    assert (np.diff(times)[np.diff(view.train.rows()) == 0] > 0).all()

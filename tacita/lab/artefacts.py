@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -179,8 +178,3 @@ def _texts(path: Path, needles: Needles) -> list[str]:
 
 def clean(found: dict[str, list[str]], kinds: tuple[str, ...] = ("pairs", "people")) -> bool:
     return not any(found[kind] for kind in kinds)
-
-
-def as_words(found: dict[str, list[str]]) -> dict[str, Any]:
-    """For a certificate."""
-    return {"clean": clean(found), **found}

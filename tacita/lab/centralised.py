@@ -70,10 +70,6 @@ def scored(
     return evaluate(scorer, wanted, known, fed.stream.user_keys, fed.draws, rules)
 
 
-def central_scorer(fed: Federation, block: Block) -> ScoreUsers:
-    return train_centrally(fed, block).scorer()
-
-
 def _validated(fed: Federation, block: Block, trained: Trained) -> float | None:
     found = scored(fed, block, trained.scorer(), "valid")
     return float(next(iter(found.values.values())).mean()) if len(found.users) else None

@@ -37,6 +37,7 @@ from tacita.federation.state_arrays import (
 )
 from tacita.report.data import damaged_ids, method_name, no_run_folder, refuse_changed
 from tacita.round.device_state import device_pieces
+from tacita.round.parts import owner_of
 from tacita.round.plan import Federation
 
 UNFINISHED = "unfinished"  # says in result.json what a run still has to do
@@ -100,6 +101,8 @@ def write_models(fed: Federation, progress: Progress, out: Path) -> None:
         "current/ptr": current.ptr,
         "current/ids": current.ids,
     }
+    if fed.backbone.reads_context or owner_of(fed.parts, "predict_anew"):  # such devices read times and ratings, too
+        lists |= {f"current/{name}": column for name, column in current.values.items()}
     if fed.backbone.reads_history:  # it scores what was done in earlier blocks, too
         past = fed.stream.history(len(fed.stream.blocks) - 1)
         past = past.by_time() if fed.backbone.reads_order else past
@@ -218,4 +221,5 @@ def open_saved(folder: Path) -> Saved:
 
 def lists_of(held: Arrays, name: str) -> Ragged:
     """One of the lists that devices hold, per user."""
-    return Ragged(held[f"{name}/ptr"], held[f"{name}/ids"])
+    columns = {key.removeprefix(f"{name}/"): v for key, v in held.items() if key.startswith(f"{name}/")}
+    return Ragged(columns.pop("ptr"), columns.pop("ids"), columns)

@@ -1,4 +1,4 @@
-"""Noise that protects people, from named draws: whole arrays, a row per owner, and whole numbers for exact sums.
+"""Noise that protects people, from named draws: whole arrays, and whole numbers for exact sums.
 
 In the lab a stream follows the run's seed through a fast generator. On a device it follows the device's secret through
 SHAKE-256: where a person's change is 0 the server reads the noise itself, and from a generator that is not
@@ -100,9 +100,3 @@ class Stream:
     def _coins(self, exponent: AnyArray) -> Bools:
         """Yes with probability e^-exponent, each by itself."""
         return np.asarray(self.units(len(exponent)) < np.exp(-exponent))
-
-
-def normals_of(draws: Draws, purpose: str, ids: tuple[int, ...], owners: Keys, width: int) -> Doubles:
-    """Standard normals, a row per owner that follows the owner's key alone, not who else is asked or in what order."""
-    rows = [Stream(draws, purpose, *ids, int(owner)).normals(width) for owner in owners]
-    return np.stack(rows) if rows else np.zeros((0, width))

@@ -15,10 +15,6 @@ from tacita.audit.canaries import items, rounds, streams, sums
 from tacita.audit.canaries.bounds import Claim, Trials, one_run, within_law
 
 HALF, LONG = "half the noise", "no clip"
-BOUNDS = {
-    "one_run": "by right guesses, nothing assumed",
-    "within_law": "by its law of noise",
-}
 _ONE = {"name": "dpps", "tiers": [5.0], "shares": [1.0], "releases": 1, "between": 0.0}
 _TWO = {"name": "dpps", "tiers": [1.0, 5.0], "shares": [1.0, 1.0], "releases": 2, "threat": "central"}
 _LAPLACE = {"name": "laplace-noise", "mode": "ldp", "epsilon": 2.0}
@@ -112,12 +108,7 @@ def mechanisms() -> list[Audited]:
         _in_rounds(
             played("DP-FedAvg, 4 rounds, a quarter drawn", {**drawn, "releases": 4}, 2.0, releases=4, rate=0.25), 20_000
         ),
-        _in_rounds(
-            played(
-                "Laplace noise, one release", {"name": "laplace-noise", "mode": "ldp", "epsilon": 2.0}, 2.0, "local"
-            ),
-            1000,
-        ),
+        _in_rounds(played("Laplace noise, one release", _LAPLACE, 2.0, "local"), 1000),
         *(_of_items(items.Told(how, 1.0, n)) for how in ("krr", "exponential") for n in (1, 2)),
         _of_sums("tally, all of a first block", sums.Summed(4.0), 1000),
         _of_sums("tally, terms of one release", sums.Summed(4.0, one_release=True), 2000),

@@ -162,5 +162,8 @@ class _Lists:
         self._order = np.argsort(rows.time, kind="stable")  # without a time: last, as imported
 
     def pick(self, where: AnyArray) -> Ragged:
+        """Some of them, with times and ratings if all have them, as the lists that were trained on."""
         order = self._order[(where & (self._row >= 0) & (self._item >= 0))[self._order]]
-        return Ragged.from_pairs(self._row[order], self._item[order], self._n)
+        columns: Arrays = {"time": self.rows.time[order], "rating": self.rows.rating[order].astype(np.float32)}
+        known = {name: column for name, column in columns.items() if not np.isnan(column).any()}
+        return Ragged.from_pairs(self._row[order], self._item[order], self._n, known)

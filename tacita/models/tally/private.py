@@ -218,9 +218,11 @@ class PrivateTally(Tally):
     def ledger(self) -> Ledger:
         """Noise is put into a sum over people, by the lab or by a node: against whoever sees the sum after that."""
         of = self.budget.deviation
-        first = Event(LIKES, "gaussian", 1.0, of(LIKED + PEOPLE), threat="central")
+        first = Event(LIKES, "gaussian", 1.0, of(LIKED + PEOPLE), threat="central", once=True)
         terms = Event(TERMS, "gaussian", 1.0, of(1.0), threat="central")
-        back = Event(TAKEN_BACK, "gaussian", 1.0, of(1.0), threat="central")
+        back = Event(
+            TAKEN_BACK, "gaussian", 1.0, of(1.0), threat="central", once=True
+        )  # never refused: no reason to stop
         earlier = Event(EARLIER, "gaussian", 1.0, 1.0, threat="central", once=True)
         return Ledger((first, terms, back, earlier), self.budget.delta)
 
@@ -333,6 +335,14 @@ class PrivateTally(Tally):
     def popularity(self, server: ServerState) -> Floats:
         liked = np.maximum(server.parts.get(STATE, {}).get("liked", np.zeros(0)), 0.0)
         return np.pad(liked, (0, len(server.items) - len(liked))).astype(np.float32)
+
+    def likeness(self, server: ServerState, items: Floats, item: int) -> Floats:
+        """What every item says for this one: its column of B, which is between the inputs; of other items nothing."""
+        heads, said = server.heads, np.zeros(len(server.items), np.float32)
+        place = np.flatnonzero(heads["inputs"] == item)
+        if len(place) and len(heads["weights"]):
+            said[heads["inputs"]] = heads["weights"][:, place[0]]
+        return said
 
     def promises(self, server: ServerState) -> dict[str, float]:
         """What a person lost who told in every block; who retracted lost more, which their own ledger says."""
