@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, TrainConf
 from tacita.lab.assembling import Machine, assemble
 from tacita.lab.experiments import plan
 from tacita.lab.experiments.choose_page import choose_page
-from tacita.lab.experiments.choosing import choose_once
+from tacita.lab.experiments.choosing import choose_once, promise_of
 from tacita.methods import configured, preset_names
 
 TINY = "synthetic:users=60,items=60,per_user=15,groups=4"
@@ -75,23 +73,78 @@ def test_a_budget_is_told() -> None:
     assert line["values"]["epsilon"] == [4.0]  # type: ignore[index]
     assert "with noise" in line["words"]["sees"]  # type: ignore[index]
     assert "not exact" in line["words"]["forgets"]  # type: ignore[index]
+    assert line["words"]["promise"] == "a person, from who sees the sum"  # type: ignore[index]
 
 
-def test_the_advice_is_made_of_the_cells(tmp_path: Path) -> None:
+def page_of(quality: dict[str, float], seeds: int = 2, **forgets: str) -> str:
     experiment, settings = plan.load_experiment("choose")
-    names = ["popular", "tally", "tally_private_8", "fedavg"]
-    cells = plan.cells_of(experiment, settings, ["ml-100k"], ["tally", "mf"], 2, names)
-    quality = {"popular": 0.05, "tally": 0.09, "tally_private_8": 0.06, "fedavg": 0.04}
+    cells = plan.cells_of(experiment, settings, ["ml-100k"], ["tally", "mf", "ego"], seeds, list(quality))
     lines = {}
     for cell in cells:
-        values = {"ndcg@10": [quality[cell.variant] + 0.001 * cell.seed], "hr@10": [0.1]}
+        if np.isnan(quality[cell.variant]):
+            lines[cell.key] = {"seed": cell.seed, "failed": "training diverged."}
+            continue
+        sent = 100.0 + 10 * len(cell.variant)
+        values = {"ndcg@10": [quality[cell.variant] + 0.001 * cell.seed], "hr@10": [0.1], "KB up, a person": [sent]}
         if cell.variant == "tally_private_8":
             values["epsilon"] = [8.0]
-        lines[cell.key] = {"values": values, "words": {"forgets": "tally: exact", "sees": "a sum"}}
+        words = {"forgets": forgets.get(cell.variant, "tally: exact"), "sees": "a sum", "promise": "a person"}
+        lines[cell.key] = {"seed": cell.seed, "values": values, "words": words}
+    return choose_page(experiment, cells, lines)
+
+
+def test_the_advice_is_made_of_the_cells() -> None:
+    page = page_of({"popular": 0.05, "tally": 0.09, "tally_private_8": 0.06, "fedavg": 0.04})
+    assert "may know the histories: on ml-100k **tally** (NDCG@10 0.0915 ± 0.0064" in page
+    assert "an epsilon below 10: on ml-100k **tally, epsilon 8** (NDCG@10 0.0615 ± 0.0064, epsilon 8, a person)" in page
+    assert "No better than most popular (0.0515 ± 0.0064) on ml-100k: fedavg." in page
+    assert (
+        "wanted: on ml-100k **tally** (NDCG@10 0.0915 ± 0.0064, 150 KB up)" in page
+    )  # fedavg sends more, and is below
+
+
+def test_tables_are_grouped_and_best_first_and_say_what_is_not_there() -> None:
+    quality = {"tally": 0.08, "tally_uncut": 0.09, "popular": 0.05, "fedavg": 0.04, "fedmf_he": 0.06, "fedrec": np.nan}
+    page = page_of(quality, fedavg="trains again: exact", fedmf_he="fru: not exact")
+    titles = [row.strip("*") for row in page.splitlines() if row.startswith("**")]
+    assert titles == ["One exchange", "Rounds of training"]
+    rows = [row.split(" | ") for row in page.splitlines() if row.startswith("| ") and "NDCG@10" not in row]
+    assert [row[0].strip("| ").split(" (")[0] for row in rows] == [
+        "tally, uncut", "tally", "most popular", "fedmf-he", "fedavg"
+    ]  # fmt: skip
+    assert rows[3][7].startswith("not exact (fru)")
+    assert rows[4][7].startswith("train again, exact")
+    assert "fedrec failed: training diverged." in page
+
+
+def test_the_same_run_under_another_name_stands_in_one_row() -> None:
+    experiment, settings = plan.load_experiment("choose")
+    cells = plan.cells_of(experiment, settings, ["ml-100k"], ["mf"], 2, ["fedavg", "reg", "f3crec", "kd"])
+    lines = {
+        cell.key: {
+            "seed": cell.seed,
+            "values": {"ndcg@10": [0.05 if cell.variant != "kd" else 0.06], "hr@10": [0.1], "KB up, a person": [7.0]},
+            "words": {"forgets": "trains again: exact", "sees": "updates"},
+        }
+        for cell in cells
+        if (cell.variant, cell.seed) != ("f3crec", 2)
+    }
     page = choose_page(experiment, cells, lines)
-    assert "**Best quality**: tally on tally (NDCG@10 0.0915 ±" in page
-    assert "**With an epsilon**: tally, epsilon 8" in page
-    assert "**Below most popular** (0.0515 ± 0.0064): fedavg." in page
-    table = [row for row in page.splitlines() if row.startswith("| ") and "model" not in row]
-    first = [float(row.split("|")[3].split("±")[0]) for row in table]
-    assert np.all(np.diff(first) <= 0)  # best first
+    assert "| fedavg (2 seeds); the same run: reg |" in page
+    assert "| kd (2 seeds) |" in page
+    assert "Not run, or not all of it: f3crec (1 of 2 seeds)." in page
+
+
+def test_the_largest_epsilon_says_whom_it_is_about() -> None:
+    said = {"noise": {"unit": "person", "threat": "local", "epsilon_of_a_release": 1.0}}
+    assert promise_of({"promises": {**said, "dpps": {"unit": "silo", "threat": "central", "epsilon_most": 5.0}}}) == (
+        "a silo, from who gets the model"
+    )
+    assert promise_of({"promises": said}) == "a person, from the server"
+    assert promise_of({}) == ""
+
+
+def test_fewer_seeds_on_one_dataset() -> None:
+    experiment, settings = plan.load_experiment("choose")
+    cells = plan.cells_of(experiment, settings, ["ml-100k", "ml-1m"], ["tally"], 3, ["tally"])
+    assert [(one.dataset, one.seed) for one in cells] == [("ml-100k", 1), ("ml-1m", 1), ("ml-100k", 2), ("ml-100k", 3)]

@@ -154,19 +154,36 @@ def test_a_table_of_the_real_pandas_trains_the_same_run() -> None:
     made = clicks()
     frame = pd.DataFrame(made)
     categories = frame.assign(who=frame["who"].astype("category"), time=frame["time"].astype("Int64"))
+    texts = frame.assign(who=frame["who"].astype("string"), what=frame["what"].astype(object))
     found = []
-    for n, source in enumerate((pl.DataFrame(made), frame, categories)):
+    for n, source in enumerate((pl.DataFrame(made), frame, categories, texts)):
         run = tc.train(source, columns={"user": "who", "item": "what"}, backbone=KNOWN, out=f"run{n}", **QUICK)
         found.append((run.result["blocks"], run.result["data"]["fingerprint"]))
-    assert found[0] == found[1] == found[2]
-    users = run.users[:2]
-    assert_frame_equal(run.recommend(pd.Series(users), 3), run.recommend(users, 3))
+    assert all(one == found[0] for one in found)
+    users, items = run.users[:2], run.items[:4]
+    for column in (pd.Series, pd.Index, pd.Categorical):
+        assert_frame_equal(run.recommend(column(users), 3), run.recommend(users, 3))
+        assert_frame_equal(run.fold_in(column(items), 3), run.fold_in(items, 3))
+        assert_frame_equal(run.scores(users[0], column(items)), run.scores(users[0], items))
+        assert_frame_equal(run.recommend(users, 3, exclude=column(items)), run.recommend(users, 3, exclude=items))
+    numbers = frame.assign(what=frame["what"].str[1:].astype("Int64"))
+    run = tc.train(numbers, columns={"user": "who", "item": "what"}, backbone=KNOWN, out="numbers", **QUICK)
+    for kind in ("Int64", "int32", "float64"):  # ids come back as files have them
+        assert_frame_equal(run.fold_in(pd.Series([3, 7], dtype=kind), 3), run.fold_in(["3", "7"], 3))
     gaps = as_frame(
-        pd.DataFrame({"text": ["a", None], "number": [1.5, None], "day": pd.to_datetime(["2024-01-02", None])})
+        pd.DataFrame(
+            {
+                "text": ["a", None],
+                "number": [1.5, None],
+                "day": pd.to_datetime(["2024-01-02", None]),
+                "there": pd.to_datetime(["2024-01-02", None]).tz_localize("Europe/Paris"),
+            }
+        )
     )
     assert gaps is not None
-    assert gaps.rows()[1] == (None, None, None)
+    assert gaps.rows()[1] == (None, None, None, None)
     assert str(gaps["day"][0]) == "2024-01-02 00:00:00"
+    assert gaps["there"].dt.epoch("s")[0] == gaps["day"].dt.epoch("s")[0] - 3600
 
 
 def test_missing_values_and_kinds_of_pandas_columns_survive() -> None:

@@ -40,11 +40,12 @@ def begin_block(fed: Federation, progress: Progress, index: int) -> None:
 
 def run_block(fed: Federation, progress: Progress, on_round: OnRound) -> None:
     """Rounds with validation until patience runs out; leaves the best round in `progress`."""
-    plan, every = fed.config.train, fed.config.evaluate.every
     metric, k = selecting_metric(fed.config)
-    rounds = fed.learner.rounds
+    rounds, every, patience = fed.learner.rounds, fed.config.evaluate.every, fed.config.train.patience
+    if fed.learner.tries:
+        every, patience = 1, rounds
     somebody = progress.devices.anybody(fed, progress.server)
-    while progress.server.round - progress.played < rounds and progress.stale < plan.patience and somebody:
+    while progress.server.round - progress.played < rounds and progress.stale < patience and somebody:
         if progress.server.round > progress.played:  # as the block began, it did so
             enrol(fed, progress)
         progress.server, report = run_round(fed, progress.server, progress.devices)

@@ -32,6 +32,7 @@ class StatisticLearner(Learner):
 
     name = "statistic"
     model_after = True
+    tries = True
 
     def check(self) -> None:
         train, backbone = self.world.train, self.world.backbone

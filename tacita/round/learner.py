@@ -23,6 +23,9 @@ class Learner(ABC):
     model_after: ClassVar[bool] = False
     """Devices get what they score with after a round, made of everybody's answers, and train nothing themselves."""
 
+    tries: ClassVar[bool] = False
+    """A block's rounds are ways of scoring, in no order: `every` and `patience` do not count, all are validated."""
+
     sends: ClassVar[str] = ""
     """What clients send, in words; else its name."""
 

@@ -1,8 +1,9 @@
-"""The page that answers "Which should I use?": a few sentences made of the cells, then a table for each dataset."""
+"""The page that answers "Which should I use?": an answer made of the cells, then a table for each dataset."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,33 +11,54 @@ from tacita.lab.experiments.once import Line
 from tacita.lab.experiments.plan import Cell, Experiment
 from tacita.metrics import interval
 
-_HEAD = ("method", "model", "NDCG@10", "HR@10", "KB up", "KB down", "seconds", "epsilon")
-_HEAD_2 = ("forgetting one person", "what the server sees of a person", "seeds")
-_QUALITY = "ndcg@10"
-_CLOSE = 0.97  # of the best: near enough to choose by something else
+QUALITY, UP, DOWN, PRICE = "ndcg@10", "KB up, a person", "KB down, a person", "forgetting, CPU seconds"
+_HEAD = ("method", "NDCG@10", "HR@10", "up", "down", "seconds", "epsilon", "forgetting one person", "sees")
+_POPULAR = "popular"
+_REST = "Others"
 
 
 @dataclass(frozen=True)
 class Row:
     """One method on one dataset, over its seeds."""
 
+    name: str
     label: str
     backbone: str
     found: list[Line]
+    alike: tuple[str, ...] = ()  # labels of others that are the same run under this protocol
 
-    def mean(self, name: str) -> float | None:
+    def mean(self, name: str) -> float:
         told = self._told(name)
-        return float(np.mean(told)) if told else None
+        return float(np.mean(told)) if told else float("nan")
 
-    def shown(self, name: str, digits: int) -> str:
+    def shown(self, name: str = QUALITY) -> str:
         told = self._told(name)
         if not told:
             return "–"
         mean, half = interval(told)
-        return f"{mean:,.{digits}f}" + ("" if np.isnan(half) else f" ± {half:,.{digits}f}")
+        return f"{mean:.4f}" + ("" if np.isnan(half) else f" ± {half:.4f}")
+
+    def middle(self, name: str) -> str:
+        """Of what varies with the machine, and little else."""
+        told = self._told(name)
+        return _short(float(np.median(told))) if told else "–"
 
     def word(self, name: str) -> str:
-        return str(self.found[0].get("words", {}).get(name, ""))
+        return next((str(w) for one in self.found if (w := one.get("words", {}).get(name))), "")
+
+    @property
+    def exact(self) -> bool:
+        return self.word("forgets").endswith(": exact")
+
+    @property
+    def trains_again(self) -> bool:
+        return self.word("forgets").startswith(("trains again", "retrain"))
+
+    @property
+    def outcome(self) -> tuple[object, ...]:
+        """Rows that agree in this are one run."""
+        seeds = sorted((one["seed"], *(tuple(one["values"].get(n, ())) for n in (QUALITY, UP))) for one in self.found)
+        return (*seeds, self.word("forgets"), self.word("sees"))
 
     def _told(self, name: str) -> list[float]:
         return [line["values"][name][0] for line in self.found if name in line["values"]]
@@ -44,76 +66,173 @@ class Row:
 
 def choose_page(experiment: Experiment, cells: list[Cell], lines: dict[str, Line]) -> str:
     """What to use for what, and all that was measured."""
-    text = ["# Which should I use?", ""]
-    text += ["Every method of this project under one protocol; `tacita reproduce choose` makes this page.", ""]
-    tables = []
+    found = {}
     for dataset in dict.fromkeys(one.dataset for one in cells):
         rows = _rows(experiment, [one for one in cells if one.dataset == dataset], lines)
-        if not rows:
-            continue
-        text += [f"On {dataset}:", "", *(f"- {one}" for one in _advice(rows)), ""]
-        tables += [f"## {dataset}", "", *_table(rows), ""]
+        if rows:
+            found[dataset] = rows
+    text = [
+        "# Which should I use?",
+        "",
+        "Every method of this project under one protocol, one table for each dataset.",
+        "",
+    ]
+    text += [*(f"- {one}" for one in _advice(found)), ""]
+    letters: dict[str, str] = {}
+    for dataset, rows in found.items():
+        text += [f"## {dataset}", "", *_tables(experiment, rows, letters)]
+        text += [*_missing(experiment, dataset, [one for one in cells if one.dataset == dataset], lines), ""]
+    text += [
+        "## What the server sees of a person",
+        "",
+        *(f"- **{mark}**: {sees}" for sees, mark in letters.items()),
+        "",
+    ]
     text += ["## How it was measured", "", *(f"- {note}" for note in experiment.notes)]
-    text += [f"- {_INTERVALS}", "", *tables]
+    text += ["- `tacita reproduce choose` makes this page; finished cells are kept under docs/reproduction/cells."]
     return "\n".join(text).rstrip() + "\n"
 
 
-_INTERVALS = "± is half of the 95 % interval over seeds; where it is missing there was one seed."
-
-
 def _rows(experiment: Experiment, cells: list[Cell], lines: dict[str, Line]) -> list[Row]:
-    """Best first."""
+    """Best first; what is the same run as another stands with it."""
     groups: dict[tuple[str, str], list[Line]] = {}
     for cell in cells:
         if "values" in lines.get(cell.key, {}):
             groups.setdefault((cell.variant, cell.backbone), []).append(lines[cell.key])
-    rows = [Row(experiment.variants[name].label, backbone, found) for (name, backbone), found in groups.items()]
-    return sorted(rows, key=lambda one: -(one.mean(_QUALITY) or 0.0))
+    rows: dict[tuple[object, ...], Row] = {}
+    for (name, backbone), found in groups.items():
+        row = Row(name, experiment.variants[name].label, backbone, found)
+        first = rows.setdefault(row.outcome, row)
+        if first is not row:
+            rows[row.outcome] = replace(first, alike=(*first.alike, row.label))
+    return sorted(rows.values(), key=lambda one: -one.mean(QUALITY))
 
 
-def _advice(rows: list[Row]) -> list[str]:
-    """The best of all, and of those that promise something."""
-    best = rows[0]
-    out = [f"**Best quality**: {_named(best)}."]
-    bounded = [one for one in rows if one.mean("epsilon") is not None]
-    if bounded:
-        out.append(f"**With an epsilon**: {_named(bounded[0])}, epsilon {bounded[0].shown('epsilon', 1)}.")
-    exact = [
-        one for one in rows if one.word("forgets").endswith(": exact") and "trains again" not in one.word("forgets")
+# The answer
+
+
+def _advice(found: dict[str, list[Row]]) -> list[str]:
+    """One line for each thing that somebody may need."""
+
+    def line(need: str, may: Callable[[Row], bool], tell: Callable[[Row], str], least: str = "") -> Iterable[str]:
+        told = []
+        for dataset, rows in found.items():
+            fit = [one for one in rows if one.name != _POPULAR and may(one)]
+            if fit:
+                one = min(fit, key=lambda row: row.mean(least)) if least else fit[0]
+                told.append(f"on {dataset} **{one.label}** (NDCG@10 {one.shown()}, {tell(one)})")
+        return [f"{need}: {'; '.join(told)}."] if told else []
+
+    beats = {id(one) for rows in found.values() for one in _above(rows)}
+    out = [
+        *line("If whoever gets the model may know the histories", lambda one: True, _forgetting),
+        *line(
+            "If you need an epsilon below 10",
+            lambda one: one.mean("epsilon") < 10,
+            lambda one: f"epsilon {_epsilon(one)}",
+        ),
+        *line(
+            "If people must be forgotten exactly and at once",
+            lambda one: one.exact and not one.trains_again,
+            _forgetting,
+        ),
+        *line(
+            "If no update may be seen by itself, and no budget is needed",
+            lambda one: one.word("sees").startswith("the sum"),
+            lambda one: f"{one.middle(UP)} KB up",
+        ),
+        *line(
+            "If people choose what they share and take it back",
+            lambda one: one.word("sees").startswith("what the person shares"),
+            _forgetting,
+        ),
+        *line(
+            "If little may be sent, and more than most popular is wanted",
+            lambda one: id(one) in beats,
+            lambda one: f"{one.middle(UP)} KB up",
+            UP,
+        ),
     ]
-    if exact:
-        price = exact[0].shown("forgetting, CPU seconds", 2)
-        out.append(f"**Forgets exactly without training again**: {_named(exact[0])}, {price} s for one person.")
-    near = [one for one in rows if (one.mean(_QUALITY) or 0) >= _CLOSE * (best.mean(_QUALITY) or 0)]
-    sending = [one for one in near if one.mean("KB up, a person") is not None]
-    if len(sending) > 1:
-        least = min(sending, key=lambda one: one.mean("KB up, a person") or 0.0)
-        out.append(f"**Least to send** of those within 3 % of the best: {_named(least)}.")
-    popular = next((one for one in rows if one.label == "most popular"), None)
-    if popular:
-        below = [one.label for one in rows[rows.index(popular) + 1 :]]
-        out.append(f"**Below most popular** ({popular.shown(_QUALITY, 4)}): {', '.join(below) or 'none'}.")
+    for dataset, rows in found.items():
+        popular = next((one for one in rows if one.name == _POPULAR), None)
+        if popular:
+            below = [one.label for one in rows if one.mean(QUALITY) < popular.mean(QUALITY)]
+            out.append(f"No better than most popular ({popular.shown()}) on {dataset}: {', '.join(below) or 'none'}.")
     return out
 
 
-def _named(row: Row) -> str:
-    return f"{row.label} on {row.backbone} (NDCG@10 {row.shown(_QUALITY, 4)})"
+def _above(rows: list[Row]) -> list[Row]:
+    """Better than most popular, where that was measured."""
+    floor = next((one.mean(QUALITY) for one in rows if one.name == _POPULAR), 0.0)
+    return [one for one in rows if one.mean(QUALITY) > floor]
 
 
-def _table(rows: list[Row]) -> list[str]:
-    head = [*_HEAD, *_HEAD_2]
-    text = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for one in rows:
-        forgets = one.word("forgets")
-        price = f"{forgets}, {one.shown('forgetting, CPU seconds', 2)} s" if forgets else "–"
-        told = [one.label, one.backbone, one.shown(_QUALITY, 4), one.shown("hr@10", 4)]
-        told += [one.shown(f"KB {way}, a person", 1) for way in ("up", "down")]
-        told += [
-            one.shown("CPU seconds", 1),
-            one.shown("epsilon", 2),
-            price,
-            one.word("sees") or "–",
-            str(len(one.found)),
-        ]
-        text.append("| " + " | ".join(told) + " |")
+# The tables
+
+
+def _tables(experiment: Experiment, rows: list[Row], letters: dict[str, str]) -> list[str]:
+    """A table for each group, best first; rows of no group come last."""
+    text = []
+    in_group = {name for names in experiment.groups.values() for name in names}
+    rest = [one.name for one in rows if one.name not in in_group]
+    for title, names in {**experiment.groups, _REST: rest}.items():
+        own = [one for one in rows if one.name in names]
+        if not own:
+            continue
+        text += [f"**{title}**", ""] if experiment.groups else []
+        text += ["| " + " | ".join(_HEAD) + " |", "|" + "---|" * len(_HEAD)]
+        text += [_told(one, letters) for one in own] + [""]
     return text
+
+
+def _told(row: Row, letters: dict[str, str]) -> str:
+    sees = row.word("sees")
+    mark = letters.setdefault(sees, chr(ord("A") + len(letters))) if sees else "–"
+    name = row.label + (f" ({len(row.found)} seed{'s' if len(row.found) > 1 else ''})" if row.name != _POPULAR else "")
+    if row.alike:
+        name += f"; the same run: {', '.join(row.alike)}"
+    told = [name, row.shown(), row.shown("hr@10"), row.middle(UP), row.middle(DOWN), row.middle("CPU seconds")]
+    return "| " + " | ".join([*told, _epsilon(row), _forgetting(row), mark]) + " |"
+
+
+def _epsilon(row: Row) -> str:
+    value = row.mean("epsilon")
+    if np.isnan(value):
+        return "none"
+    unit = row.word("promise")
+    return f"{value:,.4g}" + (f", {unit}" if unit else "")
+
+
+def _forgetting(row: Row) -> str:
+    """How one person is forgotten, and the processor's seconds."""
+    way = row.word("forgets")
+    if not way:
+        return "–"
+    name, _, kind = way.partition(": ")
+    said = "train again, exact" if row.trains_again else f"{kind or name}" + (f" ({name})" if kind != "exact" else "")
+    return f"{said}, {row.middle(PRICE)} s"
+
+
+def _missing(experiment: Experiment, dataset: str, cells: list[Cell], lines: dict[str, Line]) -> list[str]:
+    """What has no figure, and why."""
+    failed: dict[str, str] = {}
+    short, seeds = [], max((one.seed for one in cells), default=0)
+    for name in dict.fromkeys(one.variant for one in cells):
+        own = [lines.get(one.key, {}) for one in cells if one.variant == name]
+        done = sum("values" in one for one in own)
+        broken = next((str(one["failed"]) for one in own if "failed" in one), "")
+        label = experiment.variants[name].label
+        if broken and not done:
+            failed[label] = broken
+        elif done < min(seeds, len(own)):
+            short.append(f"{label}" + (f" ({done} of {len(own)} seeds)" if done else ""))
+    text = [f"{label} failed: {why}" for label, why in failed.items()]
+    text += [f"Not run, or not all of it: {', '.join(short)}."] if short else []
+    return [*text, *([experiment.missing[dataset]] if dataset in experiment.missing and (short or failed) else [])]
+
+
+def _short(value: float) -> str:
+    """Three digits that matter."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

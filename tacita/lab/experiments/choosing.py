@@ -7,6 +7,7 @@ that way is to train again, the training itself is the price and is not paid a s
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from tacita.methods.distillation.traffic import KILOBYTE
 from tacita.round.plan import Federation
 
 AGAIN = "trains again"
+_FROM = {"local": "from the server", "central": "from who gets the model", "": "from who sees the sum"}
 
 
 def choose_once(fed: Federation) -> Line:
@@ -43,9 +45,22 @@ def choose_once(fed: Federation) -> Line:
     values |= {"KB up, a person": up, "KB down, a person": down, "CPU seconds": seconds}
     kept = {name: result[name] for name in ("rounds", "best_round", "valid")}
     forgets, price = _leaving(fed, progress, seconds)
-    words = {"forgets": forgets, "sees": server_sees(fed)}
+    words = {"forgets": forgets, "sees": server_sees(fed), "promise": promise_of(result)}
     values["forgetting, CPU seconds"] = price
     return {"values": rounded(values), **kept, "words": words, "users": pack(found.values[first_metric(fed)])}
+
+
+def promise_of(result: dict[str, Any]) -> str:
+    """Whom the largest epsilon of a run is about, and from whom it protects; nothing where there is none."""
+    said = [
+        (v, made) for made in result.get("promises", {}).values() for k, v in made.items() if k.startswith("epsilon")
+    ]
+    if not said:
+        return ""
+    made = max(said, key=lambda one: float(one[0]))[1]
+    if "epsilon_per_person_most" in made:
+        return "who told most"
+    return f"a {made.get('unit', 'person')}, {_FROM[made.get('threat', '')]}"
 
 
 def leaver(fed: Federation, progress: Progress) -> tuple[Asked, Way]:

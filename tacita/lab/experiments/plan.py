@@ -104,6 +104,7 @@ class Experiment(Strict):
     backbones: list[str]
     variants: dict[str, Variant]
     seeds: int = Field(ge=1)
+    seeds_on: dict[str, int] = Field({}, description="dataset -> fewer seeds than the others")
     metrics: list[str] = ["ndcg@20", "recall@20"]
     tolerance: float = Field(0.1, description="relative difference that still counts as agreement")
     rounds: dict[str, int] = Field({}, description="dataset -> most rounds in a block")
@@ -127,6 +128,8 @@ class Experiment(Strict):
         "blocks", description="methods: a table for each dataset, a line for each method, a column for each metric"
     )
     notes: list[str] = []
+    groups: dict[str, list[str]] = Field({}, description="of a page to choose by: title -> variants of one table")
+    missing: dict[str, str] = Field({}, description="of such a page: dataset -> why some cells are not there")
 
 
 class Chosen(Strict):
@@ -287,6 +290,7 @@ def cells_of(
         cell(dataset, backbone, name, seed)
         for seed in range(1, seeds + 1)
         for dataset in datasets
+        if seed <= experiment.seeds_on.get(dataset, seeds)
         for backbone in backbones
         for name, variant in experiment.variants.items()
         if (not variant.backbones or backbone in variant.backbones) and (not only or name in only)
