@@ -398,8 +398,21 @@ def test_a_person_declares_a_budget_and_sees_what_releases_cost(tmp_path: Path) 
     cost = told["runs"][0]["events"]["dpps: upload"]
     assert cost["times"] > 0
     assert cost["epsilon"] == pytest.approx(told["runs"][0]["spent"])
+    charged = client.get("/v1/me/costs", params={"run": "r", "limit": 200}).json()
+    assert charged["total"] == len(charged["costs"]) == cost["times"]
+    assert sum(one["epsilon"] for one in charged["costs"]) == pytest.approx(told["runs"][0]["spent"])
+    theirs = browser(node, other).get("/v1/me/costs", params={"run": "r"}).json()
+    assert theirs["costs"][0]["spent"] == pytest.approx(
+        browser(node, other).get("/v1/me/budget").json()["runs"][0]["spent"]
+    )
+    latest = client.get("/v1/me/releases").json()["releases"]
+    assert {one["cost said"].split(" 0")[0] for one in latest} == {"cost you", "no noise, so not counted"}
     text = client.get("/part/budget").text
     assert "<meter" in text
+    assert f"{charged['costs'][0]['epsilon']:.3g}</td>" in text
+    assert f"<b>{told['runs'][0]['left']:.3g}</b> left" in text
+    assert text.count("block ") == min(6, charged["total"])
+    assert "round 1<" in client.get("/part/costs", params={"run": "r", "offset": str(charged["total"] - 1)}).text
     assert "Dpps: upload" in text
     assert client.put("/v1/me/budget", json={"epsilon": 0.25}).json()["declared"] == 0.25
     done = client.post("/do/budget", data={"epsilon": "0,75"}, headers={"hx-request": "true"}).text

@@ -79,6 +79,11 @@ class Desk:
         told = [{"run": run, "counts": "spent" in one, **one, "words": in_words(one)} for run, one in runs.items()]
         return {"declared": declared, "runs": told}
 
+    def costs(self, user: str, run: str, offset: int, limit: int) -> dict[str, Any]:
+        """What each release of a run cost a person."""
+        total, rows = persons.costs(self.node.store, user, run, offset, limit)
+        return {"run": run, "total": total, "offset": offset, "limit": limit, "costs": rows}
+
     def may(self, user: str) -> list[str]:
         """What a person may ask for in the runs they are in."""
         store = self.node.store

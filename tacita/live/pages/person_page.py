@@ -17,7 +17,7 @@ from tacita.live.pages.rendering import away, is_htmx, page, render
 from tacita.live.pages.tokens import Tokens, Who
 
 BRAND = "tacita · your page"
-ROWS, RELEASES = 25, 8
+ROWS, RELEASES, CHARGES = 25, 8, 6
 Notice = tuple[str, str] | None
 
 
@@ -49,11 +49,18 @@ class PersonPage:
     def history(self, user: str, asked: dict[str, str]) -> Response:
         return page("person_history.html", oob=False, **self._cheap(user, asked))
 
+    def budget(self, user: str) -> str:
+        """The gauge of every run, with the last releases and what each cost."""
+        found = self.desk.budget(user)
+        for one in found["runs"]:
+            one["costs"] = self.desk.costs(user, one["run"], 0, CHARGES)
+        return render("person_budget.html", budget=found)
+
     def _cheap(self, user: str, asked: dict[str, str]) -> dict[str, Any]:
         """What is read from tables, not from models."""
         only = asked.get("only") if asked.get("only") in ("all", "part", "kept") else "all"
         search = asked.get("search", "")[:200]
-        offset = number(asked.get("offset", ""))
+        offset = number_of(asked.get("offset", ""))
         history = self.desk.history(user, search, only, offset, ROWS)  # type: ignore[arg-type]
         if offset and not history["items"]:
             history = self.desk.history(user, search, only, 0, ROWS)  # type: ignore[arg-type]
@@ -69,7 +76,7 @@ class PersonPage:
         }
 
 
-def number(text: str) -> int:
+def number_of(text: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
@@ -117,12 +124,17 @@ def parts(desk: Desk) -> APIRouter:
 
     @pages.get("/part/left")
     def left(request: Request, offset: str = "0") -> Response:
-        found = desk.releases(person(request), number(offset), RELEASES)
+        found = desk.releases(person(request), number_of(offset), RELEASES)
         return page("person_left.html", left=found, oob=False)
 
     @pages.get("/part/budget")
     def budget(request: Request) -> Response:
-        return page("person_budget.html", budget=desk.budget(person(request)))
+        return HTMLResponse(made.budget(person(request)))
+
+    @pages.get("/part/costs")
+    def costs(request: Request, run: str, offset: str = "0", number: str = "1") -> Response:
+        found = desk.costs(person(request), run, number_of(offset), CHARGES)
+        return page("person_costs.html", costs=found, number=number_of(number), spent=0)
 
     return pages
 
@@ -165,14 +177,14 @@ def wishes(desk: Desk) -> APIRouter:
         asked = await form(request)
         try:
             given = validated(Budget, {"epsilon": _decimal(asked.get("epsilon", ""))}, "the budget")
-            shown = desk.declare(person(request), given.epsilon)
+            desk.declare(person(request), given.epsilon)
         except TacitaError as error:
-            shown, said = desk.budget(person(request)), ("note", str(error))
+            said = ("note", str(error))
         else:
             said = ("good", f"From the next message on, at most {given.epsilon:g} of your budget is spent in a run.")
         if not is_htmx(request):
             return away("/")
-        return HTMLResponse(render("person_budget.html", budget=shown) + render("notice.html", notice=said, oob=True))
+        return HTMLResponse(made.budget(person(request)) + render("notice.html", notice=said, oob=True))
 
     @pages.post("/do/ask")
     async def ask(request: Request) -> Response:
@@ -243,7 +255,7 @@ def _owner(request: Request) -> None:
 def _people(desk: Desk, request: Request, template: str) -> Response:
     _owner(request)
     search = request.query_params.get("search", "")[:200]
-    found = desk.people(search, number(request.query_params.get("offset", "")), ROWS)
+    found = desk.people(search, number_of(request.query_params.get("offset", "")), ROWS)
     about: dict[str, Any] = {
         "title": "People",
         "brand": "tacita · owner",
