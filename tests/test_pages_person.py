@@ -145,6 +145,23 @@ def test_the_three_presets_and_the_switch(alone: Node) -> None:
     assert store.kept(store.user("ann")) == set()
 
 
+def test_what_is_said_of_new_items_is_so(alone: Node) -> None:
+    """Who switched one item off has not kept what is new at home: the page says so, and offers it."""
+    client, stays = browser(alone, "ann"), "whatever is new stays on this device"
+    client.put("/v1/me/items", json={"item": "i3", "takes_part": False})
+    before = client.get("/").text
+    alone.store.add([("ann", "new", 99.0, None)])
+    assert persons.items(alone.store, "ann", Look(["new"], "part"))[0] == 1
+    assert stays not in before
+    assert "so does whatever is new" in before
+    assert "Keep whatever is new on this device" in before
+    after = client.post("/do/choice", data={"preset": "some"}, headers={"hx-request": "true"}).text
+    alone.store.add([("ann", "newer", 100.0, None)])
+    assert persons.items(alone.store, "ann", Look(["newer"], "kept"))[0] == 1
+    assert stays in after
+    assert "Keep whatever is new" not in after
+
+
 def test_a_pause_lets_nothing_out_and_keeps_the_choices(alone: Node) -> None:
     store = alone.store
     store.set_consent("ann", "i3", "keep")
@@ -229,6 +246,8 @@ def test_nothing_is_answered_without_a_token(node: Node) -> None:
         answer = client.request(method, path.replace("{link}", "x"), json={})
         assert answer.status_code == 401, (method, path)
         assert "tacita node page" in answer.text
+        if method == "GET" and not path.startswith("/v1"):
+            assert "style.css" in answer.text  # a page like the others, which says what to do
         walked += 1
     assert walked >= 25
 
@@ -409,9 +428,9 @@ def test_a_person_declares_a_budget_and_sees_what_releases_cost(tmp_path: Path) 
     assert {one["cost said"].split(" 0")[0] for one in latest} == {"cost you", "no noise, so not counted"}
     text = client.get("/part/budget").text
     assert "<meter" in text
-    assert f"{charged['costs'][0]['epsilon']:.3g}</td>" in text
+    assert f"cost you <b>{charged['costs'][0]['epsilon']:.3g}</b>" in text
     assert f"<b>{told['runs'][0]['left']:.3g}</b> left" in text
-    assert text.count("block ") == min(6, charged["total"])
+    assert text.count("cost you <b>") == min(6, charged["total"])
     assert "round 1<" in client.get("/part/costs", params={"run": "r", "offset": str(charged["total"] - 1)}).text
     assert "Dpps: upload" in text
     assert client.put("/v1/me/budget", json={"epsilon": 0.25}).json()["declared"] == 0.25

@@ -242,7 +242,7 @@ def owner_pages(desk: Desk, tokens: Tokens) -> APIRouter:
         user = (await form(request)).get("user", "")
         desk.node.store.user(user)
         where = f"{request.base_url}enter/{tokens.link(Who('person', user))}"
-        return page("notice.html", notice=("good", f"For {user}, once, within ten minutes: {where}"), oob=False)
+        return page("notice.html", notice=("good", f"For {user}, once, within ten minutes: `{where}`"), oob=False)
 
     return pages
 
