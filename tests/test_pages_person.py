@@ -295,6 +295,28 @@ def test_a_page_never_takes_the_cookie_of_another_page(site: Site) -> None:
     assert mine.get("/v1/me").json()["user"] == people(first)[0]
 
 
+def test_an_owners_token_opens_no_persons_page(node: Node) -> None:
+    """Every route: an owner gets nothing but the list and links."""
+    tokens, walked = Tokens(), 0
+    client = TestClient(node_app(node, tokens), base_url=HERE, headers=OWN)
+    client.get(f"/enter/{tokens.link(Who('owner'))}")
+    own = {"/", "/part/people", "/do/link", "/v1/people", "/v1/people/links", "/v1/health", "/v1/openapi.json"}
+    user = people(node)[0]
+    item = node.store.history([node.store.user(user)]).item[0]
+    for method, path in paths(node):
+        if path in OPEN | own or "bye" in path:
+            continue
+        named = {"user": user, "item": item, "without": item, "run": "r"}
+        body = {"/v1/me/choice": {"preset": "nothing"}, "/v1/me/items": {"item": item, "takes_part": False}}
+        body |= {"/v1/me/pause": {"paused": True}, "/v1/me/budget": {"epsilon": 1.0}, "/v1/me/erase": {"confirm": user}}
+        body |= {"/v1/me/requests": {"kind": "forget", "items": [item]}}
+        answer = client.request(method, path, params=named, json=body.get(path, named))
+        assert answer.status_code == 403, (method, path, answer.text)
+        walked += 1
+    assert walked >= 22
+    assert persons.standing(node.store, user)["taking part"] > 0
+
+
 def test_an_owner_sees_ids_and_hands_out_links_and_reads_no_history(node: Node) -> None:
     tokens = Tokens()
     client = TestClient(node_app(node, tokens), base_url=HERE, headers=OWN)
@@ -395,6 +417,8 @@ def test_switches_forms_and_erasing(tmp_path: Path) -> None:
     again = client.post("/v1/me/requests", json={"kind": "forget", "items": [item]})
     assert again.status_code == 400
     assert "already" in again.json()["error"]
+    assert "asked back" in client.get("/", params={"search": item}).text
+    assert "taken back" not in client.get("/part/history", params={"search": item}).text  # not before it is done
     assert browser(node, other).get("/v1/me/requests").json()["requests"] == []
     assert f'"item": "{item}"' in client.get("/v1/me/export").text
     assert client.post("/v1/me/erase", json={"confirm": "somebody"}).status_code == 400
@@ -467,6 +491,7 @@ def test_a_certificate_stands_first_on_the_page(tmp_path: Path) -> None:
     text = clients[0].get("/").text
     assert "<b>Certificate</b>" in text
     assert "Taken out of the record and the model" in text
+    assert "· taken back" in text
     assert text.index("Certificate") < text.index("items of yours") < text.index("For you, and why")
     assert clients[0].get("/v1/me").json()["taking part"] < clients[0].get("/v1/me").json()["items"]
     for member in site.transport.members.values():

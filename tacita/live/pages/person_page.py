@@ -18,7 +18,9 @@ from tacita.live.pages.tokens import Tokens, Who
 
 BRAND = "tacita · your page"
 ROWS, RELEASES, CHARGES = 25, 8, 6
-Notice = tuple[str, str] | None
+Notice = tuple[str, str] | tuple[str, str, str] | None  # how it looks, what it says, where more of it stands
+ASKED = ("good", "Asked. How far it has come stands at the top of this page, and its certificate will.", "#requests")
+ANSWERED = ("good stays", "The server has answered what you asked for.", "#requests")
 
 
 class PersonPage:
@@ -115,7 +117,7 @@ def parts(desk: Desk) -> APIRouter:
         asked = desk.requests(person(request))
         shown = render("person_requests.html", asked=asked, oob=False)
         if all(one["done"] for one in asked["requests"]):  # what was said when it was asked is over
-            shown += render("notice.html", notice=("good", "The server has answered; see below."), oob=True)
+            shown += render("notice.html", notice=ANSWERED, oob=True)
         return HTMLResponse(shown)
 
     @pages.get("/part/held")
@@ -145,11 +147,11 @@ def forms(desk: Desk) -> APIRouter:
 
     @pages.post("/do/choice")
     async def choice(request: Request) -> Response:
-        asked = await form(request)
+        user, asked = person(request), await form(request)
         preset = asked.get("preset", "")
         if preset not in PRESETS:
             raise TacitaError("choose one of: nothing, some, everything.")
-        desk.choose(person(request), preset)  # type: ignore[arg-type]
+        desk.choose(user, preset)  # type: ignore[arg-type]
         return made.after(request, asked, ("good", f"{preset.capitalize()}: {PRESETS[preset]}"))
 
     @pages.post("/do/switch")
@@ -174,17 +176,17 @@ def wishes(desk: Desk) -> APIRouter:
 
     @pages.post("/do/budget")
     async def budget(request: Request) -> Response:
-        asked = await form(request)
+        user, asked = person(request), await form(request)
         try:
             given = validated(Budget, {"epsilon": _decimal(asked.get("epsilon", ""))}, "the budget")
-            desk.declare(person(request), given.epsilon)
+            desk.declare(user, given.epsilon)
         except TacitaError as error:
             said = ("note", str(error))
         else:
             said = ("good", f"From the next message on, at most {given.epsilon:g} of your budget is spent in a run.")
         if not is_htmx(request):
             return away("/")
-        return HTMLResponse(made.budget(person(request)) + render("notice.html", notice=said, oob=True))
+        return HTMLResponse(made.budget(user) + render("notice.html", notice=said, oob=True))
 
     @pages.post("/do/ask")
     async def ask(request: Request) -> Response:
@@ -193,9 +195,7 @@ def wishes(desk: Desk) -> APIRouter:
             desk.ask(person(request), asked.get("kind", ""), [asked["item"]] if "item" in asked else [])
         except TacitaError as error:
             return made.after(request, asked, ("note", str(error)))
-        return made.after(
-            request, asked, ("good", "Asked. How far it has come stands below, and its certificate will.")
-        )
+        return made.after(request, asked, ASKED)
 
     return pages
 
