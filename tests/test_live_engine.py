@@ -8,6 +8,7 @@ import contextlib
 import http.server
 import os
 import pwd
+import signal
 import socket
 import ssl
 import stat
@@ -30,7 +31,7 @@ import httpx
 from tacita.core.errors import TacitaError
 from tacita.live import certificates
 from tacita.live.engine import door, gateway, shim
-from tacita.live.processes import Child, other_user_works
+from tacita.live.processes import Child, ended_by_signals, other_user_works, stopped_by_signals
 
 # Certificates
 
@@ -705,3 +706,20 @@ def test_an_exchange_returns_what_came_in_time(monkeypatch: pytest.MonkeyPatch) 
     assert len(GridTransport(everybody).exchange(dict.fromkeys(range(100), b"x"), timeout=30.0)) == 100
     assert time.monotonic() - began < 5
     assert GridTransport(everybody).exchange({}, timeout=1.0) == {}
+
+
+def test_a_closed_terminal_stops_what_was_started_unless_it_is_to_be_ignored() -> None:
+    stopping, before = threading.Event(), signal.getsignal(signal.SIGHUP)
+    with pytest.raises(KeyboardInterrupt), ended_by_signals():
+        os.kill(os.getpid(), signal.SIGHUP)
+    with stopped_by_signals(stopping):
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stopping.wait(5)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    try:
+        stopping.clear()
+        with ended_by_signals(), stopped_by_signals(stopping):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stopping.wait(0.2)
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +15,14 @@ from test_live_parity import DATA, SPLIT, Site, but_when, close_all, make_site, 
 
 from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
-from tacita.live.node import session, verbs
+from tacita.live.node import file as node_file
+from tacita.live.node import persons, session, verbs
+from tacita.live.node.budgets import _accounts, own_ledger
 from tacita.live.node.node import Node
+from tacita.live.wire import SPENT, decode_reply
 
 MF = {"name": "mf", "dim": 8}
+TALLY = {"backbone": {"name": "tally"}, "privacy": {"epsilon": 4.0, "blocks": 2}}
 
 
 def config_of(**dpps: Any) -> RunConfig:
@@ -110,3 +117,111 @@ def test_where_nothing_leaves_nobody_pays(tmp_path: Path) -> None:
             if held is not None:
                 assert not held[1]["parts/dpps/times"].any()
     close_all(made)
+
+
+# What each release cost each person
+
+
+def rows(node: Node, sql: str, *given: Any) -> list[tuple[Any, ...]]:
+    return node.store.ask(lambda db: db.execute(sql, given).fetchall())
+
+
+@pytest.mark.parametrize(
+    "site",
+    [config_of(), validated(RunConfig, {"data": DATA, "split": SPLIT, "seed": 5, **TALLY}, "the test")],
+    indirect=True,
+    ids=["dpps", "tally"],
+)
+def test_what_single_releases_cost_adds_up_to_what_is_spent(site: Site) -> None:
+    play(site)
+    with site.store as store:
+        store.new_run("again", site.config, {"pause": 0.0, "give_up": 1.0})
+    site.run = "again"
+    with contextlib.suppress(TacitaError):  # where nobody's budget is left, every node refuses
+        site.next_block()
+    checked = 0
+    for node in site.transport.members.values():
+        for user in node.store.users()[1][:5]:
+            for run, told in own_ledger(node, user)["runs"].items():
+                total, found = persons.costs(node.store, user, run, 0, 200)
+                assert total == len(found)
+                if not found:
+                    continue
+                assert all(one["epsilon"] > 0 for one in found)
+                assert found[0]["spent"] == pytest.approx(told["spent"])
+                first = found[-1]["spent"] - found[-1]["epsilon"]  # what came from the run before
+                assert first == pytest.approx(0, abs=1e-9) or run == "again"
+                assert first + sum(one["epsilon"] for one in found) == pytest.approx(told["spent"])
+                checked += 1
+    assert checked >= 15
+
+
+def test_a_cost_is_written_once_named_to_its_owner_alone_and_goes_with_them(site: Site, tmp_path: Path) -> None:
+    play(site)
+    node = site.transport.members[1]
+    ids, raws = node.store.users()
+    charged = dict(rows(node, "SELECT user, count(*) FROM costs GROUP BY user"))
+    held = node.store.devices("r")
+    assert held is not None
+    released = dict(zip(held[1]["users"].tolist(), held[1]["parts/dpps/times"][:, 0].tolist()))
+    assert charged == {user: n for user, n in released.items() if n}
+    node.export(tmp_path / "mine.jsonl", raws[0])
+    lines = [json.loads(line) for line in (tmp_path / "mine.jsonl").read_text().splitlines()]
+    mine = [one for one in lines if one["kind"] == "cost"]
+    assert len(mine) == charged[int(ids[0])]
+    assert {one["user"] for one in mine} == {raws[0]}
+    node.erase(raws[0])
+    assert rows(node, "SELECT count(*) FROM costs WHERE user = ?", int(ids[0])) == [(0,)]
+    assert rows(node, "SELECT count(*) FROM costs")[0][0] == sum(charged.values()) - charged[int(ids[0])]
+
+
+def test_a_file_from_before_gets_its_table_and_can_be_salvaged_without(site: Site, tmp_path: Path) -> None:
+    node = site.transport.members[1]
+    node.store.add([("ann", "i1", 1.0, None)])
+    node.store.withdraw(lambda db: db.execute("DROP TABLE costs"))
+    node.close()
+    node_file.salvage(node.folder / node_file.STORE, tmp_path / "all.jsonl")
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    assert kinds == ["user", "interaction"]
+    with Node.open(node.folder) as again:
+        assert persons.costs(again.store, "ann", "r", 0, 5) == (0, [])
+
+
+# What the operator hears of spending
+
+
+@pytest.mark.parametrize("least", [5, 12])
+def test_spending_is_told_in_rounded_numbers_of_people_only(tmp_path: Path, least: int) -> None:
+    site = make_site(tmp_path, config_of(releases=12), min_users=least)
+    play(site)
+    with site.store as store:
+        note = store.run("r").note
+    assert note is not None
+    expected = dict.fromkeys(SPENT, 0)
+    for node in site.transport.members.values():
+        found = _accounts(node, "r")
+        assert found is not None
+        ledger, account = found[0]
+        both = zip(ledger.epsilon(account), account["budget"] * 1e-6, account["times"][:, 0], strict=True)
+        shares = [spent / budget for spent, budget, times in both if times]
+        assert shares
+        bins = [sum(lo < one <= hi for one in shares) for lo, hi in pairwise((0.0, 0.25, 0.5, 0.75, 1.0))]
+        for name, n in zip(SPENT, [*bins, 0], strict=True):
+            expected[name] += n // least * least
+    told = note["plain"]["results"][-1]["spent"]
+    assert told == expected
+    assert sum(told.values()) > 0
+    assert all(n % least == 0 for n in told.values())
+    close_all(site)
+
+
+def test_where_nothing_is_counted_nothing_is_told_of_spending(tmp_path: Path) -> None:
+    plain = {"data": DATA, "split": SPLIT, "backbone": MF, "train": {"rounds": 1}}
+    site = make_site(tmp_path, validated(RunConfig, plain, "the test"))
+    play(site)
+    with site.store as store:
+        note = store.run("r").note
+    assert note is not None
+    assert all("spent" not in one for one in note["plain"]["results"])
+    assert all(decode_reply(reply).head.spent == [] for _, _, reply in site.transport.log)
+    close_all(site)

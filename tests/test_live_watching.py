@@ -13,14 +13,14 @@ from tacita import __version__
 from tacita.core.errors import TacitaError
 from tacita.lab.assembling import Machine, assemble
 from tacita.lab.centralised import scored
-from tacita.lab.controls import popular_scorer
-from tacita.live.node import session
+from tacita.lab.controls import linear_scorer, popular_scorer, random_scorer
+from tacita.live.node import controls, session
 from tacita.live.server.overview import Overview
 from tacita.live.server.store import STORE
 from tacita.live.wire import Reply, ReplyHead, decode_reply, encode, stamped
 
 
-def test_most_popular_on_a_node_with_everybody_is_the_labs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_controls_on_a_node_with_everybody_are_the_labs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_live_parity, "home", lambda user: 1)
     site = make_site(tmp_path, config_of("tally"))
     with site.store as store:
@@ -32,9 +32,31 @@ def test_most_popular_on_a_node_with_everybody_is_the_labs(tmp_path: Path, monke
         note = store.run("r").note
     assert note is not None
     for block, told in zip(fed.stream.blocks, note["plain"]["results"], strict=True):
-        expected = scored(fed, block, popular_scorer(fed, block)).mean()
-        assert told["controls"]["popular"] == pytest.approx(expected, rel=1e-6)
-        assert expected["ndcg@20"] > 0
+        for name, make in (("popular", popular_scorer), ("node", linear_scorer)):
+            expected = scored(fed, block, make(fed, block)).mean()
+            assert told["controls"][name] == pytest.approx(expected, rel=1e-6)
+            assert expected["ndcg@20"] > 0
+        chance = scored(fed, block, random_scorer(fed, block)).mean()["ndcg@20"]
+        assert told["controls"]["random"]["ndcg@20"] == pytest.approx(chance, rel=0.5)
+        assert told["controls"]["random"]["ndcg@20"] != chance  # the server cannot know a node's own draws
+    close_all(site)
+
+
+def test_a_control_of_other_people_than_the_runs_stands_beside_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One node of three makes no linear model: what the two others reach is not what everybody reaches."""
+    made = iter([None, "too little memory"] + [None] * 9)
+    monkeypatch.setattr(controls, "why_skipped", lambda name, fed: next(made))
+    site = make_site(tmp_path, config_of("tally"))
+    play(site)
+    with site.store as store:
+        note = store.run("r").note
+    assert note is not None
+    assert [sorted(one["controls"]) for one in note["plain"]["results"]] == [
+        ["popular", "random"],
+        ["node", "popular", "random"],
+    ]
     close_all(site)
 
 

@@ -31,6 +31,8 @@ from tacita.live.wire import Wanted
 HERE = "http://127.0.0.1:8000"
 OWN = {"origin": HERE, "sec-fetch-site": "same-origin"}
 PASSWORD = "correct horse battery"
+CONTROLS = {"random": {"ndcg@20": 0.0625}, "popular": {"ndcg@20": 0.375}, "node": {"ndcg@20": 0.125}}
+SPREAD = {"up to a quarter": 0, "up to a half": 40, "up to three quarters": 20, "more": 0, "no limit set": 0}
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +67,7 @@ def make_server(tmp_path: Path) -> Path:
         heard = Heard([(1, Wanted(id=7, kind="forget", sender=123456789, items=[3], time=1.0))])
         note = {
             "plain": {
-                "results": [{"block": 0, "ndcg@20": 0.25, "users": 30, "controls": {"popular": {"ndcg@20": 0.375}}}],
+                "results": [{"block": 0, "ndcg@20": 0.25, "users": 30, "controls": CONTROLS, "spent": SPREAD}],
                 "in_block": False,
             },
             "now": {"block": 0, "round": 1},
@@ -156,8 +158,9 @@ def test_nobody_is_named(operator: TestClient) -> None:
 def test_rounds_budgets_nodes_and_alerts(operator: TestClient) -> None:
     rounds = operator.get("/v1/runs/r/rounds").json()["rounds"]
     assert [(one["asked"], one["answered"], one["refused"], one["clients"]) for one in rounds] == [(2, 1, 1, 30)]
-    spread = operator.get("/v1/runs/r/budgets").json()["spread"]
-    assert spread == [{"releases": 1, "people at most": 30, "nodes": 1}]
+    budgets = operator.get("/v1/runs/r/budgets").json()
+    assert budgets["spread"] == [{"releases": 1, "people at most": 30, "nodes": 1}]
+    assert {one["spent"]: one["people at least"] for one in budgets["spent"]} == SPREAD
     nodes = {one["name"]: one for one in operator.get("/v1/nodes").json()["nodes"]}
     assert nodes["south"]["last error"].startswith("fewer people")
     assert nodes["north"]["last answer"] is not None
@@ -166,7 +169,10 @@ def test_rounds_budgets_nodes_and_alerts(operator: TestClient) -> None:
     page = operator.get("/").text
     assert "&lt;b&gt;min" in page
     assert "0.2500" in page
-    assert "0.3750" in page
+    for name, score in (("random", "0.0625"), ("most popular", "0.3750"), ("each node alone", "0.1250")):
+        assert f'<th scope="row">{name}</th><td>{score}</td>' in page
+    assert '<th scope="row">Up to a half</th><td>40</td>' in page
+    assert "a multiple of its minimum" in page
     assert "below most popular: ndcg@20 0.2500 in block 0, most popular 0.3750." in page
     assert 'tacita_quality{run="r",block="0",model="run",metric="ndcg@20"} 0.25' in operator.get("/v1/metrics").text
     assert operator.get("/v1/runs/none/rounds").status_code == 400
@@ -201,6 +207,8 @@ def test_orders(operator: TestClient, folder: Path, tmp_path: Path) -> None:
     assert operator.post("/v1/runs/r/stop").status_code == 200
     with open_store(folder) as store:
         assert why_stopped(store, "r") == "the operator stopped it."
+    alerts = {one["kind"]: one["said"] for one in operator.get("/v1/alerts").json()["alerts"]}
+    assert alerts["stopped"] == "Run 'r' stopped: the operator stopped it."
     assert "not up" in operator.post("/v1/runs/r/resume").json()["error"]
     key = _pub(tmp_path, "east")
     done = operator.post("/do/enroll", data={"name": "east", "public_key": key}, headers={"hx-request": "true"})

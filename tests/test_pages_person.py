@@ -145,6 +145,23 @@ def test_the_three_presets_and_the_switch(alone: Node) -> None:
     assert store.kept(store.user("ann")) == set()
 
 
+def test_what_is_said_of_new_items_is_so(alone: Node) -> None:
+    """Who switched one item off has not kept what is new at home: the page says so, and offers it."""
+    client, stays = browser(alone, "ann"), "whatever is new stays on this device"
+    client.put("/v1/me/items", json={"item": "i3", "takes_part": False})
+    before = client.get("/").text
+    alone.store.add([("ann", "new", 99.0, None)])
+    assert persons.items(alone.store, "ann", Look(["new"], "part"))[0] == 1
+    assert stays not in before
+    assert "so does whatever is new" in before
+    assert "Keep whatever is new on this device" in before
+    after = client.post("/do/choice", data={"preset": "some"}, headers={"hx-request": "true"}).text
+    alone.store.add([("ann", "newer", 100.0, None)])
+    assert persons.items(alone.store, "ann", Look(["newer"], "kept"))[0] == 1
+    assert stays in after
+    assert "Keep whatever is new" not in after
+
+
 def test_a_pause_lets_nothing_out_and_keeps_the_choices(alone: Node) -> None:
     store = alone.store
     store.set_consent("ann", "i3", "keep")
@@ -229,6 +246,8 @@ def test_nothing_is_answered_without_a_token(node: Node) -> None:
         answer = client.request(method, path.replace("{link}", "x"), json={})
         assert answer.status_code == 401, (method, path)
         assert "tacita node page" in answer.text
+        if method == "GET" and not path.startswith("/v1"):
+            assert "style.css" in answer.text  # a page like the others, which says what to do
         walked += 1
     assert walked >= 25
 
@@ -274,6 +293,28 @@ def test_a_page_never_takes_the_cookie_of_another_page(site: Site) -> None:
             assert stranger.request(method, path, json={}).status_code == 401, (method, path)
     mine.cookies.update(theirs.cookies)
     assert mine.get("/v1/me").json()["user"] == people(first)[0]
+
+
+def test_an_owners_token_opens_no_persons_page(node: Node) -> None:
+    """Every route: an owner gets nothing but the list and links."""
+    tokens, walked = Tokens(), 0
+    client = TestClient(node_app(node, tokens), base_url=HERE, headers=OWN)
+    client.get(f"/enter/{tokens.link(Who('owner'))}")
+    own = {"/", "/part/people", "/do/link", "/v1/people", "/v1/people/links", "/v1/health", "/v1/openapi.json"}
+    user = people(node)[0]
+    item = node.store.history([node.store.user(user)]).item[0]
+    for method, path in paths(node):
+        if path in OPEN | own or "bye" in path:
+            continue
+        named = {"user": user, "item": item, "without": item, "run": "r"}
+        body = {"/v1/me/choice": {"preset": "nothing"}, "/v1/me/items": {"item": item, "takes_part": False}}
+        body |= {"/v1/me/pause": {"paused": True}, "/v1/me/budget": {"epsilon": 1.0}, "/v1/me/erase": {"confirm": user}}
+        body |= {"/v1/me/requests": {"kind": "forget", "items": [item]}}
+        answer = client.request(method, path, params=named, json=body.get(path, named))
+        assert answer.status_code == 403, (method, path, answer.text)
+        walked += 1
+    assert walked >= 22
+    assert persons.standing(node.store, user)["taking part"] > 0
 
 
 def test_an_owner_sees_ids_and_hands_out_links_and_reads_no_history(node: Node) -> None:
@@ -376,6 +417,8 @@ def test_switches_forms_and_erasing(tmp_path: Path) -> None:
     again = client.post("/v1/me/requests", json={"kind": "forget", "items": [item]})
     assert again.status_code == 400
     assert "already" in again.json()["error"]
+    assert "asked back" in client.get("/", params={"search": item}).text
+    assert "taken back" not in client.get("/part/history", params={"search": item}).text  # not before it is done
     assert browser(node, other).get("/v1/me/requests").json()["requests"] == []
     assert f'"item": "{item}"' in client.get("/v1/me/export").text
     assert client.post("/v1/me/erase", json={"confirm": "somebody"}).status_code == 400
@@ -398,8 +441,21 @@ def test_a_person_declares_a_budget_and_sees_what_releases_cost(tmp_path: Path) 
     cost = told["runs"][0]["events"]["dpps: upload"]
     assert cost["times"] > 0
     assert cost["epsilon"] == pytest.approx(told["runs"][0]["spent"])
+    charged = client.get("/v1/me/costs", params={"run": "r", "limit": 200}).json()
+    assert charged["total"] == len(charged["costs"]) == cost["times"]
+    assert sum(one["epsilon"] for one in charged["costs"]) == pytest.approx(told["runs"][0]["spent"])
+    theirs = browser(node, other).get("/v1/me/costs", params={"run": "r"}).json()
+    assert theirs["costs"][0]["spent"] == pytest.approx(
+        browser(node, other).get("/v1/me/budget").json()["runs"][0]["spent"]
+    )
+    latest = client.get("/v1/me/releases").json()["releases"]
+    assert {one["cost said"].split(" 0")[0] for one in latest} == {"cost you", "no noise, so not counted"}
     text = client.get("/part/budget").text
     assert "<meter" in text
+    assert f"cost you <b>{charged['costs'][0]['epsilon']:.3g}</b>" in text
+    assert f"<b>{told['runs'][0]['left']:.3g}</b> left" in text
+    assert text.count("cost you <b>") == min(6, charged["total"])
+    assert "round 1<" in client.get("/part/costs", params={"run": "r", "offset": str(charged["total"] - 1)}).text
     assert "Dpps: upload" in text
     assert client.put("/v1/me/budget", json={"epsilon": 0.25}).json()["declared"] == 0.25
     done = client.post("/do/budget", data={"epsilon": "0,75"}, headers={"hx-request": "true"}).text
@@ -435,6 +491,7 @@ def test_a_certificate_stands_first_on_the_page(tmp_path: Path) -> None:
     text = clients[0].get("/").text
     assert "<b>Certificate</b>" in text
     assert "Taken out of the record and the model" in text
+    assert "· taken back" in text
     assert text.index("Certificate") < text.index("items of yours") < text.index("For you, and why")
     assert clients[0].get("/v1/me").json()["taking part"] < clients[0].get("/v1/me").json()["items"]
     for member in site.transport.members.values():

@@ -204,13 +204,19 @@ def _same(pid: int, begun: str) -> bool:
     return fields is not None and fields[19] == begun and fields[0] != "Z"
 
 
+def _ending() -> list[signal.Signals]:
+    """What ends a process of ours beside Ctrl-C; a closed terminal does not where it is ignored (`nohup`)."""
+    hears = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGHUP] if hears else [signal.SIGTERM]
+
+
 @contextlib.contextmanager
 def stopped_by_signals(stopping: threading.Event) -> Iterator[None]:
-    """Stop on SIGTERM and SIGINT, where this thread may say so."""
+    """Stop on SIGTERM, on Ctrl-C and when the terminal is closed, where this thread may say so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {one: signal.signal(one, lambda *_: stopping.set()) for one in (signal.SIGTERM, signal.SIGINT)}
+    before = {one: signal.signal(one, lambda *_: stopping.set()) for one in (*_ending(), signal.SIGINT)}
     try:
         yield
     finally:
@@ -220,7 +226,7 @@ def stopped_by_signals(stopping: threading.Event) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM ends us as Ctrl-C does: what we started is stopped first."""
+    """SIGTERM, and a terminal that is closed, end us as Ctrl-C does: what we started is stopped first."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -228,8 +234,9 @@ def ended_by_signals() -> Iterator[None]:
     def end(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = {one: signal.signal(one, end) for one in _ending()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for one, old in before.items():
+            signal.signal(one, old)

@@ -27,9 +27,16 @@ _LENGTH = struct.Struct(">I")
 MOST_PEOPLE = 10**9
 MOST_REQUESTS = 1000  # in one reply; the others wait for the next
 MOST_PLAYED = 1000  # rounds that requests may take in a block, beside its own
-POPULAR = "popular "  # before the name of a score: what most popular reaches on the same test items
+CONTROLS = ("random", "popular", "node")  # scored on the same test items; node: a linear model of its own people
+SPENT = ("up to a quarter", "up to a half", "up to three quarters", "more", "no limit set")
+"""Of their budgets: how many people spent how much, in numbers that a node rounds."""
 SCORES = ("validate", "close")
 """Questions about scores; every other one belongs to the learner of the run and is answered by a sum over people."""
+
+
+def control_score(control: str, metric: str) -> str:
+    """What a score of a control is called beside the run's own."""
+    return f"{control} {metric}"
 
 
 def printable(text: str) -> str:
@@ -98,6 +105,9 @@ class ReplyHead(Strict):
     expected: float = Field(0.0, ge=0, le=MOST_PEOPLE)
     weight: float = Field(0.0, ge=0, le=1e12)
     sums: dict[str, tuple[float, int]] = {}
+    spent: list[Annotated[int, Field(ge=0, le=MOST_PEOPLE)]] = Field(
+        [], max_length=len(SPENT)
+    )  # people, as SPENT names
     have: list[str] = Field([], max_length=10_000)  # digests of the arrays the node holds
     requests: list[Wanted] = Field([], max_length=MOST_REQUESTS)  # until the server says that it has them
     heard: list[Annotated[int, Field(ge=0, le=2**62)]] = Field([], max_length=MOST_REQUESTS)  # what became of these

@@ -11,6 +11,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from test_live_ledger import config_of as budget_config
 from test_live_parity import Site, config_of, make_site, rows_of_blocks
 
 from tacita.core.config import RunConfig, validated
@@ -120,7 +121,7 @@ def pages_site(folder: Path, monkeypatch: Any) -> PagesSite:
     plain = config_of("tally").model_dump()
     config = validated(RunConfig, {**plain, "split": {**plain["split"], "n_blocks": 3}}, "the test")
     site = make_site(server, config)
-    site.run = "films"
+    site.run = "careful"
     with site.store as store:
         with store._writing() as db:
             for number in (1, 2, 3):
@@ -128,12 +129,15 @@ def pages_site(folder: Path, monkeypatch: Any) -> PagesSite:
                 key = (folder / f"{number}.key.pub").read_text(encoding="utf-8")
                 name = ("library", "cinema", "school")[number - 1]
                 db.execute("UPDATE nodes SET public_key = ?, name = ? WHERE number = ?", (key, name, str(number)))
-        store.new_run("films", config, {"pause": 0.0, "give_up": 60.0})
+        for run, settings in (("careful", budget_config(releases=12)), ("films", config)):
+            store.new_run(run, settings, {"pause": 0.0, "give_up": 60.0})
         fed = assemble(config, Machine())
         store.add_items([(item, title_of(n)) for n, item in enumerate(fed.stream.item_ids)])
         store._all("DELETE FROM runs WHERE name = 'r'")
     blocks = rows_of_blocks(config)
     site.collect(blocks[0])
+    site.next_block()  # under a budget, which some people run out of
+    site.run = "films"
     site.next_block()
     tokens = Tokens()
     node = site.transport.members[1]

@@ -42,6 +42,7 @@ class Release:
     n_bytes: int
     sees: str  # what the server can see, in a few words
     epsilon: str = NO_EPSILON
+    costs: Sequence[tuple[int, float | None, float | None]] = ()  # of each who was charged: cost, and spent since then
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ def put(db: sqlite3.Connection, asked: RequestNumber, answer: Answer, at: float)
     if answer.attempt:
         unsettled.keep(db, run, answer.attempt, block)
     here = [one for (one,) in db.execute("SELECT id FROM users")]
+    known = set(here)
     for tag, devices in zip(answer.tags, (answer.now, answer.best), strict=True):
         if devices is None:
             continue
@@ -92,14 +94,15 @@ def put(db: sqlite3.Connection, asked: RequestNumber, answer: Answer, at: float)
         put_model(db, run, answer.model, at)
     put_reply(db, asked, answer)
     lines = [] if answer.ledger is None else [(asked.kind, answer.ledger)]
-    db.executemany(
-        "INSERT INTO ledger (time, run, block, round, kind, users, bytes, sees, epsilon) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            (at, run, block, asked.round, kind, one.users, one.n_bytes, one.sees, one.epsilon)
-            for kind, one in [*lines, *requests_left(answer.sent)]
-        ),
-    )
+    for kind, one in [*lines, *requests_left(answer.sent)]:
+        told = (at, run, block, asked.round, kind, one.users, one.n_bytes, one.sees, one.epsilon)
+        line = db.execute(
+            "INSERT INTO ledger (time, run, block, round, kind, users, bytes, sees, epsilon) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            told,
+        ).lastrowid
+        charged = ((user, line, cost, spent) for user, cost, spent in one.costs if user in known)
+        db.executemany("INSERT INTO costs (user, release, epsilon, spent) VALUES (?, ?, ?, ?)", charged)
 
 
 def left_before(db: sqlite3.Connection, asked: RequestNumber) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tacita.core.config import RunConfig, validated
 from tacita.core.files import nested
-from tacita.core.types import AnyArray, Arrays, Down, ServerState
+from tacita.core.types import AnyArray, Arrays, Down, Longs, ServerState
 from tacita.federation.clients import put_parts, users_view
 from tacita.lab.assembling import planned
 from tacita.lab.ledger import ACCOUNT, NO_EPSILON, accounts_of, one_account
@@ -30,13 +30,57 @@ UNNOISED = "no epsilon: sums are sent without noise, so nothing bounds what coul
 _NOTHING = Event("nothing that chance decides", "unknown")
 
 
-def cost_of_all(standing: Standing) -> str:
+Counted = tuple[Ledger, Arrays] | None  # how a run counts, and the accounts of the people here; None: it does not
+Cost = tuple[int, float | None, float | None]  # whose, what a release cost them, what they had spent then
+
+
+def accounts(standing: Standing) -> Counted:
+    """The accounts of the people here as they are now."""
+    return accounts_of((*standing.fed.parts, standing.fed.learner), standing.here.clients.parts)
+
+
+def cost_of_all(after: Counted) -> str:
     """What a release has cost the people here so far, for the node's log: the most that anybody has spent."""
-    found = accounts_of((*standing.fed.parts, standing.fed.learner), standing.here.clients.parts)
-    if found is None:
+    if after is None:
         return NONE_STATED
-    most = float(found[0].epsilon(found[1]).max(initial=0.0))
+    most = float(after[0].epsilon(after[1]).max(initial=0.0))
     return f"at most {most:.4g} a person so far" if math.isfinite(most) else NONE_STATED
+
+
+def costs_of(users: Longs, before: Counted, after: Counted) -> list[Cost]:
+    """What a release cost each person who was charged for it; what all of them cost adds up to what is spent.
+
+    None: no epsilon can be stated.
+    """
+    if before is None or after is None:
+        return []
+    n = len(before[1]["times"])
+    paid = np.flatnonzero((after[1]["times"][:n] != before[1]["times"]).any(axis=1))
+    spent, earlier = (
+        found[0].epsilon({name: value[paid] for name, value in found[1].items()}) for found in (after, before)
+    )
+    cost = np.subtract(spent, earlier, out=np.full(len(paid), np.inf), where=np.isfinite(spent))
+    told = ([value if math.isfinite(value) else None for value in one.tolist()] for one in (cost, spent))
+    return list(zip(users[paid].tolist(), *told, strict=True))
+
+
+def spread_of(node: Node, standing: Standing) -> list[int]:
+    """How many people here have spent how much of their budgets (`SPENT`), each number a multiple of `min_users`.
+
+    Rounded down: no number stands for fewer people, and who moves alone from one to the other mostly does not show.
+    That is a mitigation: who knows what all others spent can wait for the number that turns.
+    """
+    found = accounts(standing)
+    if found is None:
+        return []
+    ledger, account = found
+    told = account["times"][:, [not event.once for event in ledger.events]].any(axis=1)
+    own = {name: value[told] for name, value in account.items()}
+    limited = own["budget"] != NO_LIMIT
+    share = ledger.epsilon(own)[limited] / np.maximum(own["budget"][limited] * MICRO, MICRO)
+    counts = np.histogram(np.clip(share, 0.0, 1.0), [0.0, *np.nextafter([0.25, 0.5, 0.75], 1.0), 1.0])[0]
+    least = 1 if node.config.insecure_single_user_uploads else node.config.min_users
+    return [int(n) // least * least for n in (*counts, (~limited).sum())]
 
 
 @contextlib.contextmanager

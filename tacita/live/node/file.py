@@ -19,6 +19,15 @@ from tacita.live.database import Damaged, format_of, read_only
 STORE = "node.sqlite"
 REMEDY = "restore a copy or export what can be read with `tacita node export`"
 FORMAT = 2
+COSTS = """
+CREATE TABLE IF NOT EXISTS costs (
+    user INTEGER NOT NULL REFERENCES users ON DELETE CASCADE,
+    release INTEGER NOT NULL REFERENCES ledger,
+    epsilon REAL, -- what it cost this person; null: no epsilon can be stated
+    spent REAL, -- what they had spent in all when it left
+    PRIMARY KEY (user, release)
+) WITHOUT ROWID
+"""  # made when a file is opened: files of this format came before it
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE users (
@@ -117,6 +126,11 @@ _EXPORTED = {
         "SELECT t.id, t.time, t.run, t.block, t.round, t.kind, t.users, t.bytes, t.sees, t.epsilon "
         "FROM ledger t WHERE true",
     ),
+    "cost": (
+        ("user", "time", "run", "block", "round", "what", "epsilon", "spent"),
+        "SELECT t.id, (SELECT raw FROM users u WHERE u.id = c.user), t.time, t.run, t.block, t.round, t.kind, "
+        "c.epsilon, c.spent FROM costs c JOIN ledger t ON t.id = c.release WHERE (:one IS NULL OR c.user = :one)",
+    ),
 }
 
 
@@ -208,6 +222,7 @@ def connect(path: Path) -> sqlite3.Connection:
             "temp_store = MEMORY",  # nothing of a person in a temporary file
         ):
             db.execute(f"PRAGMA {setting}")
+        db.execute(COSTS)
         return db
 
 
@@ -237,6 +252,8 @@ def lines(db: sqlite3.Connection, user: int | None, stop_at_damage: bool = False
     """Everything that belongs to people, line by line; with a user, to that one."""
     for kind, (names, sql) in _EXPORTED.items():
         last: int | None = None
+        if kind == "cost" and db.execute("SELECT 1 FROM sqlite_master WHERE name = 'costs'").fetchone() is None:
+            continue
         try:
             for one, *values in db.execute(f"{sql} ORDER BY t.id", {"one": user}):
                 last = one

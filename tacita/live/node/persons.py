@@ -116,9 +116,9 @@ def set_pause(store: NodeStore, user: str, paused: bool) -> None:
 
 
 def releases(store: NodeStore, user: str, offset: int, limit: int) -> tuple[int, list[dict[str, Any]]]:
-    """What left this node, newest first, and whether something of the person could be in it."""
+    """What left this node, newest first, whether something of the person could be in it, and what it cost them."""
     one = store.user(user)
-    names = ("time", "run", "block", "round", "kind", "people", "bytes", "sees", "epsilon", "yours")
+    names = ("time", "run", "block", "round", "kind", "people", "bytes", "sees", "epsilon")
     mine = (
         "CASE WHEN l.kind LIKE :request || '%' THEN EXISTS (SELECT 1 FROM requests r WHERE r.user = :user AND "
         "r.run = l.run AND :request || r.kind = l.kind AND r.sent <= l.time) "
@@ -126,13 +126,46 @@ def releases(store: NodeStore, user: str, offset: int, limit: int) -> tuple[int,
         "WHERE a.run = l.run AND a.block = l.block AND i.user = :user) END"
     )
     columns = "l.time, l.run, l.block, l.round, l.kind, l.users, l.bytes, l.sees, l.epsilon"
+    paid = "c.epsilon, c.spent, c.user IS NOT NULL, EXISTS (SELECT 1 FROM costs o WHERE o.release = l.id)"
 
     def ask(db: sqlite3.Connection) -> tuple[int, list[dict[str, Any]]]:
         total = int(db.execute("SELECT count(*) FROM ledger WHERE users > 0").fetchone()[0])
-        page = f"SELECT {columns}, {mine} FROM ledger l WHERE users > 0 ORDER BY id DESC LIMIT :limit OFFSET :offset"
+        page = (
+            f"SELECT {columns}, {mine}, {paid} FROM ledger l LEFT JOIN costs c ON c.release = l.id AND c.user = :user "
+            "WHERE l.users > 0 ORDER BY l.id DESC LIMIT :limit OFFSET :offset"
+        )
         given = {"user": one, "request": REQUEST, "limit": limit, "offset": offset}
-        rows = db.execute(page, given).fetchall()
-        return total, [{**dict(zip(names, row)), "yours": bool(row[-1])} for row in rows]
+        found = []
+        for *row, yours, cost, spent, charged, others in db.execute(page, given).fetchall():
+            said = _cost_in_words(str(row[4]), cost, bool(charged), bool(others), bool(yours))
+            more = {"yours": bool(charged or yours), "cost": cost, "spent": spent, "cost said": said}
+            found.append({**dict(zip(names, row)), **more})
+        return total, found
+
+    return store.ask(ask)
+
+
+def _cost_in_words(kind: str, cost: float | None, charged: bool, others: bool, yours: bool) -> str:
+    """What a release cost a person: a number where it was counted, and no promise where it was not."""
+    if charged:
+        return "cost you more than can be stated" if cost is None else f"cost you {cost:.3g}"
+    if others:
+        return "not charged to you"
+    if not yours:
+        return "cost you nothing"
+    return "your wish, not counted" if kind.startswith(REQUEST) else "no noise, so not counted"
+
+
+def costs(store: NodeStore, user: str, run: str, offset: int, limit: int) -> tuple[int, list[dict[str, Any]]]:
+    """What each release of a run cost a person, newest first; together they are what the run cost them."""
+    one = store.user(user)
+    some = "FROM costs c JOIN ledger l ON l.id = c.release WHERE c.user = ? AND l.run = ?"
+    names = ("time", "block", "round", "sees", "epsilon", "spent")
+
+    def ask(db: sqlite3.Connection) -> tuple[int, list[dict[str, Any]]]:
+        total = int(db.execute(f"SELECT count(*) {some}", (one, run)).fetchone()[0])
+        page = f"SELECT l.time, l.block, l.round, l.sees, c.epsilon, c.spent {some} ORDER BY l.id DESC LIMIT ? OFFSET ?"
+        return total, [dict(zip(names, row)) for row in db.execute(page, (one, run, limit, offset)).fetchall()]
 
     return store.ask(ask)
 

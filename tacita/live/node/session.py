@@ -24,11 +24,10 @@ from tacita.core.types import Request as AskedFor
 from tacita.federation.measuring import Sums, block_sums
 from tacita.fields import Total
 from tacita.lab.assembling import check_settings, planned
-from tacita.lab.centralised import scored
-from tacita.lab.controls import popular_scorer
 from tacita.live.letters import NAMES, PART, ROSTER, each_arrays
 from tacita.live.node.answers import Answer, Release, RequestNumber, left_before
-from tacita.live.node.budgets import carry, cost_of_all, declare, nothing_charged
+from tacita.live.node.budgets import accounts, carry, cost_of_all, costs_of, declare, nothing_charged, spread_of
+from tacita.live.node.controls import control_sums
 from tacita.live.node.node import Node
 from tacita.live.node.received import Asked, as_json, asked_of, catalogue_of, whole_model
 from tacita.live.node.settling import settle
@@ -37,7 +36,6 @@ from tacita.live.node.wants import Want, due, marks, noted, whole_batches
 from tacita.live.settings import check_live
 from tacita.live.wire import (
     MOST_PLAYED,
-    POPULAR,
     SCORES,
     Reply,
     ReplyHead,
@@ -264,8 +262,10 @@ def _answer(node: Node, request: Request, standing: Standing, asked: Asked) -> t
     else:
         sums = _scores(standing, head, asked)
     counted = max((n for _, n in sums.values()), default=0)
-    release = Release(counted, 0, "sums of scores and how many people they are over") if counted else None
-    return Reply(_echo(request, verdict="ok", sums=sums, clients=counted, said=refusal or "")), release
+    spent = spread_of(node, standing) if counted and head.kind == "close" else []
+    more = ", and how many people spent how much of their budgets, rounded" if any(spent) else ""
+    release = Release(counted, 0, f"sums of scores and how many people they are over{more}") if counted else None
+    return Reply(_echo(request, verdict="ok", sums=sums, spent=spent, clients=counted, said=refusal or "")), release
 
 
 def _of_leavers(node: Node, standing: Standing, asked: Asked, question: str) -> dict[str, str]:
@@ -314,19 +314,10 @@ def _scores(standing: Standing, head: RequestHead, asked: Asked) -> Sums:
     try:
         if head.kind == "validate":
             return standing.here.validate(standing.fed, asked.server, asked.down)
-        return block_sums(standing.fed, asked.server, standing.here.best, asked.down) | _of_most_popular(standing, head)
+        own = block_sums(standing.fed, asked.server, standing.here.best, asked.down)
+        return own | control_sums(standing.fed, standing.fed.stream.blocks[head.block])
     except TacitaError:  # its scores are not finite
         raise Refusal("this model cannot be scored.") from None
-
-
-def _of_most_popular(standing: Standing, head: RequestHead) -> Sums:
-    """What ranking by popularity reaches on the same items: how many people of this node have each, and nothing else.
-
-    Counted here, since nobody may be told of items that few people have.
-    """
-    fed, block = standing.fed, standing.fed.stream.blocks[head.block]
-    found = scored(fed, block, popular_scorer(fed, block)).sums()
-    return {f"{POPULAR}{name}": value for name, value in found.items()}
 
 
 def _advance(standing: Standing, head: RequestHead, asked: Asked) -> None:
@@ -382,6 +373,7 @@ def _sum(
     declare(node, standing, server)
     number = RequestNumber(head.run, head.block, head.round, head.kind)
     here.left = node.store.ask(lambda db: left_before(db, number))
+    before = accounts(standing)
     told = here.exchange(fed, server, asked.down, head.kind, asked.chosen)
     if together and node.too_few(told.counted):  # who has nothing to say hides nobody
         raise Refusal("fewer people than this node's minimum (min_users) have something to take back.")
@@ -402,7 +394,9 @@ def _sum(
     if total.each:
         what = f"{about}, of {total.n_clients} people one by one"
     arrays = total_arrays(total, fields) | each_arrays(total, called)
-    return Reply(made, arrays), Release(total.n_clients, 0, what, cost_of_all(standing))
+    after = accounts(standing)
+    costs = costs_of(standing.users, before, after)
+    return Reply(made, arrays), Release(total.n_clients, 0, what, cost_of_all(after), costs)
 
 
 def _untell(standing: Standing, rare: Longs) -> None:

@@ -91,6 +91,9 @@ class Left(Answer):
     sees: str
     epsilon: str
     yours: bool
+    cost: float | None
+    spent: float | None
+    cost_said: str = Field(..., alias="cost said")
 
 
 class Releases(Paged):
@@ -123,6 +126,20 @@ class Account(Answer):
     left: float | None = None
     silent: bool | None = None
     events: dict[str, Cost] | None = None
+
+
+class Charge(Answer):
+    time: float
+    block: int
+    round: int
+    sees: str
+    epsilon: float | None
+    spent: float | None
+
+
+class Charges(Paged):
+    run: str
+    costs: list[Charge]
 
 
 class Budgets(Answer):
@@ -215,9 +232,9 @@ class Run(Answer):
     backbone: str
     method: str
     quality: list[dict[str, float]]
-    most_popular: list[dict[str, float]] = Field(..., alias="most popular")
+    controls: list[dict[str, dict[str, float]]]
     below_most_popular: str = Field(..., alias="below most popular")
-    controls: str
+    controls_said: str = Field(..., alias="controls said")
 
 
 class Runs(Answer):
@@ -251,8 +268,15 @@ class Spread(Answer):
     nodes: int
 
 
+class Spent(Answer):
+    spent: str
+    people_at_least: int = Field(..., alias="people at least")
+
+
 class Spreads(Answer):
     run: str
+    spent: list[Spent]
+    spent_said: str = Field(..., alias="spent said")
     spread: list[Spread]
     promises: dict[str, Any] | None
 

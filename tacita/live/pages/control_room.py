@@ -27,13 +27,20 @@ from tacita.methods import configured
 
 SEES = (
     "Of each node one sum per round: how item rows moved or which items go together, how many people are in it, sums "
-    "of scores, when the node is online, its version and its clock. Of single people only what they chose to show, "
-    "under made-up names. No history, no private vector, no name. This does not mean that nothing can be worked out: "
-    "sums of several runs can be subtracted down to one person, and sums without noise bound nothing."
+    "of scores, how many people spent how much of their budgets, rounded, when the node is online, its version and its "
+    "clock. Of single people only what they chose to show, under made-up names. No history, no private vector, no "
+    "name. This does not mean that nothing can be worked out: sums of several runs can be subtracted down to one "
+    "person, and sums without noise bound nothing."
 )
 CONTROL = (
-    "Most popular: every node ranks the same test items by how many of its own people have each; what it sends of that "
-    "is a sum of scores. The other controls need pooled data, and stand beside lab runs only."
+    "In red: below a control. Controls are counted by the nodes over their own people, on the same test items, and "
+    "sent as sums of scores. Random: any order. Most popular: by how many people of the node have an item. Each node "
+    "alone: a linear model that it makes of its own people, for catalogues of up to 5,000 items."
+)
+SPENDING = (
+    "Told by nodes when a block ends. Each node rounds each number down to a multiple of its minimum (min_users), so "
+    "no number stands for fewer people; who is left over is in no row. This lessens what the numbers tell of one "
+    "person, and does not bound it."
 )
 SOON = 30.0  # days before a certificate's end that it is told
 ASKEW = 30.0  # seconds that a node's clock may be off before it is told
@@ -88,9 +95,9 @@ class ControlRoom:
             "backbone": str(row.config.backbone["name"]),
             "method": row.config.method,
             "quality": [{name: value for name, value in one.items() if _is_number(value)} for one in results],
-            "most popular": [one.get("controls", {}).get("popular", {}) for one in results],
+            "controls": [one.get("controls", {}) for one in results],
             "below most popular": _below(row, results),
-            "controls": CONTROL,
+            "controls said": CONTROL,
         }
 
     def rounds(self, run: str, offset: int, limit: int) -> dict[str, Any]:
@@ -133,12 +140,19 @@ class ControlRoom:
         return {"total": total, "offset": offset, "limit": limit, "requests": rows}
 
     def budgets(self, run: str) -> dict[str, Any]:
-        """How many people can have been in how many sums; what one person spent, only their own device knows."""
+        """How spending is spread over people, and how many can have been in how many sums; never one person's."""
         with open_store(self.folder) as store:
             row = store.run(run)
         results = [] if row.note is None else row.note["plain"]["results"]
         stated = [one["promises"] for one in results if one.get("promises")]
-        return {"run": run, "spread": self._look.spread(run), "promises": stated[-1] if stated else None}
+        spent = (results[-1] if results else {}).get("spent", {})
+        return {
+            "run": run,
+            "spent": [{"spent": name, "people at least": n} for name, n in spent.items()],
+            "spent said": SPENDING,
+            "spread": self._look.spread(run),
+            "promises": stated[-1] if stated else None,
+        }
 
     def alerts(self) -> dict[str, Any]:
         """What somebody has to look at."""
@@ -209,8 +223,7 @@ class ControlRoom:
         lines.append("# TYPE tacita_quality gauge")
         for row in runs:
             for one in [] if row.note is None else row.note["plain"]["results"]:
-                popular = one.get("controls", {}).get("popular", {})
-                for model, scores in (("run", one), ("popular", popular)):
+                for model, scores in {"run": one, **one.get("controls", {})}.items():
                     where = f'run="{row.name}",block="{one["block"]}",model="{model}"'
                     shown = {name: value for name, value in scores.items() if "@" in name and _is_number(value)}
                     lines += [f'tacita_quality{{{where},metric="{name}"}} {value}' for name, value in shown.items()]

@@ -79,6 +79,11 @@ class Desk:
         told = [{"run": run, "counts": "spent" in one, **one, "words": in_words(one)} for run, one in runs.items()]
         return {"declared": declared, "runs": told}
 
+    def costs(self, user: str, run: str, offset: int, limit: int) -> dict[str, Any]:
+        """What each release of a run cost a person."""
+        total, rows = persons.costs(self.node.store, user, run, offset, limit)
+        return {"run": run, "total": total, "offset": offset, "limit": limit, "costs": rows}
+
     def may(self, user: str) -> list[str]:
         """What a person may ask for in the runs they are in."""
         store = self.node.store
@@ -91,11 +96,15 @@ class Desk:
             found |= set(self._kinds[run])
         return sorted(found)
 
-    def taken(self, user: str) -> set[str]:
-        """Items that a person has asked to be forgotten."""
-        one = self.node.store.user(user)
-        mine = (want for want in self.node.store.wants() if want.user == one and want.kind == "forget")
-        return {item for want in mine for item in want.items}
+    def taken(self, user: str) -> dict[str, str]:
+        """Items that a person has asked to be forgotten, and whether they are."""
+        one, found = self.node.store.user(user), dict[str, str]()
+        for want in self.node.store.wants():
+            if want.user == one and want.kind == "forget":
+                done = want.outcome is not None and want.outcome.state == "done"
+                again = "taken back" if done else "asked back" if want.outcome is None or not want.outcome.final else ""
+                found |= dict.fromkeys(want.items, again)
+        return {item: said for item, said in found.items() if said}
 
     def requests(self, user: str) -> dict[str, Any]:
         """What a person asked of servers, newest first, with certificates."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tacita.live.pages.rendering import is_htmx, page
 from tacita.live.pages.tokens import Who
 
 MOST_BODY = 2**20
@@ -35,11 +37,19 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?")
 Ask = Callable[[Request], Who | None]
 
 
+@dataclass(frozen=True)
+class Door:
+    """What somebody without a session is told, and what they are shown in a browser."""
+
+    said: str
+    shown: Callable[[], Response]
+
+
 class Guard:
     """An ASGI application before another one."""
 
-    def __init__(self, app: ASGIApp, who: Ask, is_open: Callable[[str, str], bool], sign_in: str) -> None:
-        self.app, self._who, self._is_open, self._sign_in = app, who, is_open, sign_in
+    def __init__(self, app: ASGIApp, who: Ask, is_open: Callable[[str, str], bool], door: Door) -> None:
+        self.app, self._who, self._is_open, self._door = app, who, is_open, door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -73,7 +83,7 @@ class Guard:
         if self._is_open(request.method, request.url.path):
             return None
         if found is None:
-            return _error(request, 401, self._sign_in)
+            return _error(request, 401, self._door.said) if _is_call(request) else self._door.shown()
         if not found.may_change and request.method not in ("GET", "HEAD"):
             return _error(request, 403, "this token may only read.")
         return None
@@ -111,10 +121,12 @@ def _from_elsewhere(request: Request) -> bool:
     return site is None and origin is None
 
 
+def _is_call(request: Request) -> bool:
+    """Not somebody who opens a page."""
+    return request.url.path.startswith("/v1/") or request.method not in ("GET", "HEAD") or is_htmx(request)
+
+
 def _error(request: Request, status: int, said: str) -> Response:
     if request.url.path.startswith("/v1/"):
         return JSONResponse({"error": said}, status)
-    text = (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>tacita</title><h1>{status}</h1><p>{said}</p></html>"
-    )
-    return HTMLResponse(text, status)
+    return page("word.html", status, title="Not from here", brand="tacita", kind="note", said=said, back=False)

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from tacita.core.errors import TacitaError
 from tacita.core.files import write_bytes
 from tacita.live.pages.control_room import ControlRoom
-from tacita.live.pages.guard import Guard
+from tacita.live.pages.guard import Door, Guard
 from tacita.live.pages.operator_api import routes
 from tacita.live.pages.operator_page import BRAND, orders, pages
 from tacita.live.pages.person_api import make_api
@@ -50,7 +50,10 @@ def server_app(folder: Path, tokens: Tokens, online: Callable[[], dict[int, str]
     def is_open(method: str, path: str) -> bool:
         return (method in ("GET", "HEAD") and path in STATIC) or (method in ("GET", "POST") and path == "/login")
 
-    return Guard(app, who, is_open, SIGN_IN)
+    def closed() -> Response:
+        return page("login.html", 401, title="Log in", brand=BRAND, said="", ready=keys.has_password())
+
+    return Guard(app, who, is_open, Door(SIGN_IN, closed))
 
 
 def _doors(app: FastAPI, keys: Keys, tokens: Tokens, cookie: str) -> None:

@@ -10,11 +10,12 @@ from fastapi.responses import HTMLResponse, Response
 
 from tacita.core.errors import TacitaError
 from tacita.live.pages.control_room import ControlRoom
-from tacita.live.pages.person_page import Notice, form, number
+from tacita.live.pages.person_page import Notice, form, number_of
 from tacita.live.pages.rendering import away, is_htmx, page, render
 
 BRAND = "tacita · operator"
 ROWS = 25
+CALLED = {"random": "random", "popular": "most popular", "node": "each node alone"}
 FIRST = 'seed = 1\n[backbone]\nname = "tally"\n'
 
 
@@ -35,22 +36,30 @@ class OperatorPage:
         for one in runs:
             one["timeline"] = self.room.rounds(one["run"], 0, 8)
             one["budgets"] = self.room.budgets(one["run"])
+            one["beside"] = [_rows(*both) for both in zip(one["quality"], one["controls"], strict=True)]
             one["metrics"] = [name for name in (one["quality"] or [{}])[-1] if "@" in name or name == "auc"][:6]
         return {"runs": runs, "alerts": self.room.alerts()["alerts"], "may_change": may_change}
 
     def nodes(self, asked: dict[str, str], may_change: bool) -> dict[str, Any]:
         search = asked.get("search", "")[:200]
-        found = self.room.nodes(search, number(asked.get("offset", "")), ROWS)
+        found = self.room.nodes(search, number_of(asked.get("offset", "")), ROWS)
         return {"nodes": found, "search": search, "may_change": may_change, "now": self.room.health()["time"]}
 
     def requests(self, asked: dict[str, str]) -> dict[str, Any]:
-        return {"requests": self.room.requests(number(asked.get("requests", "")), ROWS)}
+        return {"requests": self.room.requests(number_of(asked.get("requests", "")), ROWS)}
 
     def anew(self, asked: dict[str, str], notice: Notice) -> Response:
         """All parts that an order may change."""
         shown = {**self.runs(True), **self.nodes(asked, True), **self.requests(asked), "notice": notice, "oob": True}
         names = ("notice", "operator_runs", "operator_nodes", "operator_requests")
         return HTMLResponse("".join(render(f"{name}.html", **shown) for name in names))
+
+
+def _rows(own: dict[str, float], controls: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """A block's scores, the best of its controls by metric, and the controls as they are called here."""
+    found = {CALLED[name]: scores for name, scores in controls.items() if scores and name in CALLED}
+    best = {name: max((one[name] for one in found.values() if name in one), default=0.0) for name in own}
+    return {"own": own, "best": best, "controls": found}
 
 
 def pages(room: ControlRoom) -> APIRouter:
@@ -137,6 +146,6 @@ def orders(room: ControlRoom) -> APIRouter:
 def _quorum(text: str) -> int | str:
     if text in ("", "all"):
         return "all"
-    if not number(text):
+    if not number_of(text):
         raise TacitaError("a quorum is 'all' or a number of nodes.")
-    return number(text)
+    return number_of(text)

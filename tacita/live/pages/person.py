@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from tacita.core.config import Strict, validated
 from tacita.live.node.node import Node
 from tacita.live.pages.desk import Desk
-from tacita.live.pages.guard import Guard
+from tacita.live.pages.guard import Door, Guard
 from tacita.live.pages.person_api import make_api, routes
 from tacita.live.pages.person_page import BRAND, endings, forms, front, owner_pages, parts, wishes
 from tacita.live.pages.rendering import STATIC, page, static_routes
@@ -22,7 +22,7 @@ from tacita.live.pages.serving import PageServer
 from tacita.live.pages.tokens import SESSION_SECONDS, Tokens, Who, cookie_name
 from tacita.live.running.daemon import Daemon
 
-SIGN_IN = "this page needs a link: `tacita node page USER` prints one that works once."
+SIGN_IN = "`tacita node page USER` prints a link that opens this page once."
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,12 @@ def node_app(node: Node, tokens: Tokens) -> ASGIApp:
     def is_open(method: str, path: str) -> bool:
         return method in ("GET", "HEAD") and (path in STATIC or path.startswith("/enter/"))
 
-    return Guard(app, who, is_open, SIGN_IN)
+    def closed() -> Response:
+        return page(
+            "word.html", 401, title="This page needs a link", brand=BRAND, kind="note", said=SIGN_IN, back=False
+        )
+
+    return Guard(app, who, is_open, Door(SIGN_IN, closed))
 
 
 class Page(Strict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, FastAPI, HTTPException, Query, Request
@@ -97,6 +98,10 @@ def routes(desk: Desk, tokens: Tokens) -> APIRouter:
 
 
 def _reads(api: APIRouter, desk: Desk) -> None:
+    @api.get("/health", response_model=answers.Health)
+    def health() -> dict[str, Any]:
+        return {"up": True, "time": time.time(), "version": __version__}
+
     @api.get("/me", response_model=answers.Me)
     def me(request: Request) -> dict[str, Any]:
         return desk.me(person(request))
@@ -134,6 +139,10 @@ def _reads(api: APIRouter, desk: Desk) -> None:
     @api.get("/me/budget", response_model=answers.Budgets, response_model_exclude_unset=True)
     def budget(request: Request) -> dict[str, Any]:
         return desk.budget(person(request))
+
+    @api.get("/me/costs", response_model=answers.Charges)
+    def costs(request: Request, run: Item, offset: Offset = 0, limit: Limit = 25) -> dict[str, Any]:
+        return desk.costs(person(request), run, offset, limit)
 
     @api.get("/me/requests", response_model=answers.Requests)
     def requests(request: Request) -> dict[str, Any]:

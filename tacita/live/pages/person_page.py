@@ -17,8 +17,10 @@ from tacita.live.pages.rendering import away, is_htmx, page, render
 from tacita.live.pages.tokens import Tokens, Who
 
 BRAND = "tacita · your page"
-ROWS, RELEASES = 25, 8
-Notice = tuple[str, str] | None
+ROWS, RELEASES, CHARGES = 25, 8, 6
+Notice = tuple[str, str] | tuple[str, str, str] | None  # how it looks, what it says, where more of it stands
+ASKED = ("good", "Asked. How far it has come stands at the top of this page, and its certificate will.", "#requests")
+ANSWERED = ("good stays", "The server has answered what you asked for.", "#requests")
 
 
 class PersonPage:
@@ -49,11 +51,18 @@ class PersonPage:
     def history(self, user: str, asked: dict[str, str]) -> Response:
         return page("person_history.html", oob=False, **self._cheap(user, asked))
 
+    def budget(self, user: str) -> str:
+        """The gauge of every run, with the last releases and what each cost."""
+        found = self.desk.budget(user)
+        for one in found["runs"]:
+            one["costs"] = self.desk.costs(user, one["run"], 0, CHARGES)
+        return render("person_budget.html", budget=found)
+
     def _cheap(self, user: str, asked: dict[str, str]) -> dict[str, Any]:
         """What is read from tables, not from models."""
         only = asked.get("only") if asked.get("only") in ("all", "part", "kept") else "all"
         search = asked.get("search", "")[:200]
-        offset = number(asked.get("offset", ""))
+        offset = number_of(asked.get("offset", ""))
         history = self.desk.history(user, search, only, offset, ROWS)  # type: ignore[arg-type]
         if offset and not history["items"]:
             history = self.desk.history(user, search, only, 0, ROWS)  # type: ignore[arg-type]
@@ -69,7 +78,7 @@ class PersonPage:
         }
 
 
-def number(text: str) -> int:
+def number_of(text: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
@@ -108,7 +117,7 @@ def parts(desk: Desk) -> APIRouter:
         asked = desk.requests(person(request))
         shown = render("person_requests.html", asked=asked, oob=False)
         if all(one["done"] for one in asked["requests"]):  # what was said when it was asked is over
-            shown += render("notice.html", notice=("good", "The server has answered; see below."), oob=True)
+            shown += render("notice.html", notice=ANSWERED, oob=True)
         return HTMLResponse(shown)
 
     @pages.get("/part/held")
@@ -117,12 +126,17 @@ def parts(desk: Desk) -> APIRouter:
 
     @pages.get("/part/left")
     def left(request: Request, offset: str = "0") -> Response:
-        found = desk.releases(person(request), number(offset), RELEASES)
+        found = desk.releases(person(request), number_of(offset), RELEASES)
         return page("person_left.html", left=found, oob=False)
 
     @pages.get("/part/budget")
     def budget(request: Request) -> Response:
-        return page("person_budget.html", budget=desk.budget(person(request)))
+        return HTMLResponse(made.budget(person(request)))
+
+    @pages.get("/part/costs")
+    def costs(request: Request, run: str, offset: str = "0", number: str = "1") -> Response:
+        found = desk.costs(person(request), run, number_of(offset), CHARGES)
+        return page("person_costs.html", costs=found, number=number_of(number), spent=0)
 
     return pages
 
@@ -133,11 +147,11 @@ def forms(desk: Desk) -> APIRouter:
 
     @pages.post("/do/choice")
     async def choice(request: Request) -> Response:
-        asked = await form(request)
+        user, asked = person(request), await form(request)
         preset = asked.get("preset", "")
         if preset not in PRESETS:
             raise TacitaError("choose one of: nothing, some, everything.")
-        desk.choose(person(request), preset)  # type: ignore[arg-type]
+        desk.choose(user, preset)  # type: ignore[arg-type]
         return made.after(request, asked, ("good", f"{preset.capitalize()}: {PRESETS[preset]}"))
 
     @pages.post("/do/switch")
@@ -162,17 +176,17 @@ def wishes(desk: Desk) -> APIRouter:
 
     @pages.post("/do/budget")
     async def budget(request: Request) -> Response:
-        asked = await form(request)
+        user, asked = person(request), await form(request)
         try:
             given = validated(Budget, {"epsilon": _decimal(asked.get("epsilon", ""))}, "the budget")
-            shown = desk.declare(person(request), given.epsilon)
+            desk.declare(user, given.epsilon)
         except TacitaError as error:
-            shown, said = desk.budget(person(request)), ("note", str(error))
+            said = ("note", str(error))
         else:
             said = ("good", f"From the next message on, at most {given.epsilon:g} of your budget is spent in a run.")
         if not is_htmx(request):
             return away("/")
-        return HTMLResponse(render("person_budget.html", budget=shown) + render("notice.html", notice=said, oob=True))
+        return HTMLResponse(made.budget(user) + render("notice.html", notice=said, oob=True))
 
     @pages.post("/do/ask")
     async def ask(request: Request) -> Response:
@@ -181,9 +195,7 @@ def wishes(desk: Desk) -> APIRouter:
             desk.ask(person(request), asked.get("kind", ""), [asked["item"]] if "item" in asked else [])
         except TacitaError as error:
             return made.after(request, asked, ("note", str(error)))
-        return made.after(
-            request, asked, ("good", "Asked. How far it has come stands below, and its certificate will.")
-        )
+        return made.after(request, asked, ASKED)
 
     return pages
 
@@ -230,7 +242,7 @@ def owner_pages(desk: Desk, tokens: Tokens) -> APIRouter:
         user = (await form(request)).get("user", "")
         desk.node.store.user(user)
         where = f"{request.base_url}enter/{tokens.link(Who('person', user))}"
-        return page("notice.html", notice=("good", f"For {user}, once, within ten minutes: {where}"), oob=False)
+        return page("notice.html", notice=("good", f"For {user}, once, within ten minutes: `{where}`"), oob=False)
 
     return pages
 
@@ -243,7 +255,7 @@ def _owner(request: Request) -> None:
 def _people(desk: Desk, request: Request, template: str) -> Response:
     _owner(request)
     search = request.query_params.get("search", "")[:200]
-    found = desk.people(search, number(request.query_params.get("offset", "")), ROWS)
+    found = desk.people(search, number_of(request.query_params.get("offset", "")), ROWS)
     about: dict[str, Any] = {
         "title": "People",
         "brand": "tacita · owner",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -18,6 +20,7 @@ from tacita.live.words import ago, plural, size, span, when
 from tacita.report.drawing import COLOURS
 
 HTMX = {"includeIndicatorStyles": False, "allowEval": False, "selfRequestsOnly": True, "historyCacheSize": 0}
+_CODE = re.compile(r"`([^`]+)`")
 STATIC = {"/htmx.js": "application/javascript", "/style.css": "text/css"}
 
 
@@ -28,8 +31,14 @@ def _templates() -> Environment:
     )
     found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     found.globals |= {"colours": COLOURS, "version": __version__, "htmx": json.dumps(HTMX), "style": style_name()}
-    found.filters |= {"when": when, "size": size, "ago": ago, "span": span, "plural": plural}
+    found.filters |= {"when": when, "size": size, "ago": ago, "span": span, "plural": plural, "sentence": sentence}
     return found
+
+
+def sentence(text: object) -> Markup:
+    """A sentence of an error or an alert as a page shows it: with a capital, and what is in backticks as code."""
+    said = str(text)
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(said[:1].upper() + said[1:]))))
 
 
 def style_name() -> str:

@@ -25,9 +25,9 @@ from tacita.fields import Spec, merge
 from tacita.live.letters import CHOSEN, NAMES, PART, ROSTER, read_each, written
 from tacita.live.server.attempts import Attempts, Unanswered
 from tacita.live.server.bounds import Asked, check_sums, check_total
+from tacita.live.server.closing import added, check_closing, result_of
 from tacita.live.wire import (
     MOST_PLAYED,
-    POPULAR,
     SCORES,
     Outcome,
     Reply,
@@ -222,12 +222,14 @@ class Remote:
 
     def validate(self, plan: Plan, server: ServerState, down: Down) -> Sums:
         metric, k = selecting_metric(plan.config)
-        return self._scores("validate", plan, server, down, {f"{metric}@{k}"})
+        return added(self._scores("validate", plan, server, down, lambda reply: check_sums(reply, {f"{metric}@{k}"})))
 
-    def _scores(self, kind: str, plan: Plan, server: ServerState, down: Down, names: set[str]) -> Sums:
+    def _scores(
+        self, kind: str, plan: Plan, server: ServerState, down: Down, check: Callable[[Reply], None]
+    ) -> dict[int, Reply]:
         everybody = self._everybody(plan, server) if plan.names_clients else None
         asked = Question(kind, plan, server, down, everybody, chosen=False)
-        return _added(self.ask(asked, lambda _, reply: check_sums(reply, names)))
+        return self.ask(asked, lambda _, reply: check(reply))
 
     def _everybody(self, plan: Plan, server: ServerState) -> dict[int, Keys]:
         if not self._homes:
@@ -239,14 +241,9 @@ class Remote:
 
     def result(self, plan: Plan, server: ServerState, down: Down) -> tuple[dict[str, Any], Evaluation | None]:
         """Close the block on the nodes: they test the best round and go on from it."""
-        cfg = plan.config.evaluate
-        names = {"auc" if metric == "auc" else f"{metric}@{k}" for metric in cfg.metrics for k in cfg.k}
-        sums = self._scores("close", plan, server, down, names | {f"{POPULAR}{name}" for name in names})
-        people = max((n for _, n in sums.values()), default=0)
-        means = {name: total / n if n else 0.0 for name, (total, n) in sums.items()}
-        popular = {name.removeprefix(POPULAR): v for name, v in means.items() if name.startswith(POPULAR)}
-        own = {name: value for name, value in means.items() if not name.startswith(POPULAR)}
-        return {**own, "users": people, "controls": {"popular": popular} if popular else {}}, None
+        config = plan.config
+        replies = self._scores("close", plan, server, down, lambda reply: check_closing(reply, config))
+        return result_of(replies, config), None
 
     def end_block(self, plan: Plan, server: ServerState, down: Down) -> None:
         """Nodes ended the block with `result`."""
@@ -425,12 +422,3 @@ def _of_itself(said: ReplyHead, since: float) -> dict[str, Any]:
     now = time.time()
     off = said.time - now if said.time > now else min(0.0, said.time - since)
     return {"version": said.version, "clock": round(off, 1) if said.time else None, "time": now}
-
-
-def _added(replies: Mapping[int, Reply]) -> Sums:
-    sums: Sums = {}
-    for node in sorted(replies):
-        for name, (total, n) in replies[node].head.sums.items():
-            before = sums.get(name, (0.0, 0))
-            sums[name] = (before[0] + total, before[1] + n)
-    return sums
