@@ -4,7 +4,8 @@ A model is a private vector for each person, a row for each item, and all that i
 says where each piece begins (see `PIECES`), `layers` and `biases` the same of the tower. Products over all samples or
 all events of a batch are BLAS's; the recurrence itself is a product of one vector, which a plain loop does as well. A
 client's numbers are its own, so they do not depend on the company. The loops run on one core, for callers that keep
-every core busy.
+every core busy. No sum may be reordered by the compiler: a loop that is compiled with its caller would then round
+otherwise than the same loop by itself, and a first run otherwise than those that find it compiled.
 """
 
 from __future__ import annotations
@@ -24,12 +25,11 @@ PIECES = (
     "gru_state", "gru_state_bias",
 )  # fmt: skip
 _USER, _STATE, _OUT, _OUT_BIAS, _GAPS, _EVENT, _EVENT_BIAS, _IN, _IN_BIAS, _OWN, _OWN_BIAS = range(11)
-_FAST = {"reassoc", "contract", "nsz"}
 _ONE = np.float32(1.0)
 _SMALL = np.float32(1e-8)
 
 
-@njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _gates(gate: Floats, told: Floats, own: Floats, h: Floats, kept: Floats, e: int) -> None:
     """One event of one person: `told` is the event's share, `own` the state's; h becomes the next state.
 
@@ -48,7 +48,7 @@ def _gates(gate: Floats, told: Floats, own: Floats, h: Floats, kept: Floats, e: 
         h[j] = h[j] + (_ONE - gate[d + j]) * (fresh - h[j])
 
 
-@njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _vector_times(h: Floats, table: Floats, bias: Floats, out: Floats) -> None:
     """out = h table + bias."""
     out[:] = bias
@@ -58,9 +58,9 @@ def _vector_times(h: Floats, table: Floats, bias: Floats, out: Floats) -> None:
             out[j] += x * table[k, j]
 
 
-@njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
-def _gate_slopes(dh: Floats, kept: Floats, e: int, d_told: Floats, d_own: Floats, table: Floats) -> None:
-    """The way back through one event: dh becomes the slope of the state before it."""
+@njit(nogil=True, cache=True, error_model="numpy")
+def _gate_slopes(dh: Floats, kept: Floats, e: int, d_told: Floats, d_own: Floats, turned: Floats) -> None:
+    """The way back through one event: dh becomes the slope of the state before it; `turned`: its matrix's transpose."""
     d = len(dh)
     for j in range(d):
         r, z, n = kept[e, j], kept[e, d + j], kept[e, 2 * d + j]
@@ -74,11 +74,10 @@ def _gate_slopes(dh: Floats, kept: Floats, e: int, d_told: Floats, d_own: Floats
         d_told[e, 2 * d + j] = of_n
         d_own[e, 2 * d + j] = of_n * r
         dh[j] *= z
-    for k in range(d):
-        total = np.float32(0.0)
-        for j in range(3 * d):
-            total += table[k, j] * d_own[e, j]
-        dh[k] += total
+    for j in range(3 * d):
+        x = d_own[e, j]
+        for k in range(d):
+            dh[k] += x * turned[j, k]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -109,10 +108,10 @@ def _states_back(
     """Slopes of all that makes the states; returns those of the events' rows."""
     n, d = len(x), dh.shape[1]
     d_told, d_own = np.empty((n, 3 * d), np.float32), np.empty((n, 3 * d), np.float32)
-    table = matrix(flat, at[_OWN], d, 3 * d)
+    turned = np.ascontiguousarray(matrix(flat, at[_OWN], d, 3 * d).T)
     for u in range(len(dh)):
         for e in range(ptr[u + 1] - 1, ptr[u] - 1, -1):
-            _gate_slopes(dh[u], kept, e, d_told, d_own, table)
+            _gate_slopes(dh[u], kept, e, d_told, d_own, turned)
     before = np.ascontiguousarray(kept[:, 4 * d :])
     np.dot(before.T, d_own, matrix(d_flat, at[_OWN], d, 3 * d))
     sum_down(d_own, d_flat[at[_OWN_BIAS] : at[_OWN_BIAS] + 3 * d])
@@ -189,7 +188,7 @@ def _descend(
     return d_item
 
 
-@njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _apart(p: Floats, h: Floats, mu: np.float32, dp: Floats, dh: Floats) -> None:
     """Adds the slopes of mu (1 - cos(p, h)); what has no length has no direction."""
     pp, hh, ph = np.float32(0.0), np.float32(0.0), np.float32(0.0)
