@@ -214,11 +214,11 @@ class Node:
         if people >= least:
             return (
                 f"The server sees one sum over up to {people:,} people per round: how item rows moved, or which items "
-                "go together, how many people took part, and sums of scores. It is not told who they are. That does "
-                "not hide what one of them did from a server that looks for it: two runs with other settings can be "
-                "subtracted, every new run is another exact answer, and people whom somebody invented on this node "
-                f"hide nobody. An item must be with {self.config.min_contributors} people before a statistic tells of "
-                "it; a moved row may be one "
+                "go together, how many people took part, and, of runs that count no epsilon, sums of scores. It is not "
+                "told who they are. That does not hide what one of them did from a server that looks for it: two runs "
+                "with other settings can be subtracted, every new run is another exact answer, and people whom "
+                "somebody invented on this node hide nobody. An item must be with "
+                f"{self.config.min_contributors} people before a statistic tells of it; a moved row may be one "
                 "person's. It also sees when this node is online, its address, version and clock."
             )
         if self.config.insecure_single_user_uploads:

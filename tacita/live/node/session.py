@@ -21,23 +21,20 @@ from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Longs, Ragged, Requests
 from tacita.core.types import Request as AskedFor
-from tacita.federation.measuring import Sums, block_sums
 from tacita.fields import Total
 from tacita.lab.assembling import check_settings, planned
-from tacita.lab.centralised import scored
-from tacita.lab.controls import popular_scorer
 from tacita.live.letters import NAMES, PART, ROSTER, each_arrays
 from tacita.live.node.answers import Answer, Release, RequestNumber, left_before
 from tacita.live.node.budgets import carry, cost_of_all, declare, nothing_charged
 from tacita.live.node.node import Node
 from tacita.live.node.received import Asked, as_json, asked_of, catalogue_of, whole_model
+from tacita.live.node.scores import asked_about, scores
 from tacita.live.node.settling import settle
 from tacita.live.node.standing import ALONE, Refusal, Standing, standing_of, stored_devices
 from tacita.live.node.wants import Want, due, marks, noted, whole_batches
 from tacita.live.settings import check_live
 from tacita.live.wire import (
     MOST_PLAYED,
-    POPULAR,
     SCORES,
     Reply,
     ReplyHead,
@@ -253,19 +250,17 @@ def _answer(node: Node, request: Request, standing: Standing, asked: Asked) -> t
     _advance(standing, head, asked)
     if head.kind not in SCORES:
         return _sum(node, request, standing, asked, together)
-    people = _asked_about(standing, head)
-    refusal = node.refusal(people, head.kind)  # before anything is computed: what is said must not depend on that
+    counted = bool(fed.ledgers)  # then nothing leaves that is not counted: scores have no noise
+    refusal = None if counted else node.refusal(asked_about(standing, head), head.kind)  # before anything is computed
+    if head.kind != "close" and refusal is not None:
+        raise Refusal(refusal)
+    sums = {} if counted or refusal else scores(standing, head, asked)
     if head.kind == "close":  # the block ends here in any case; only its scores may have to stay
-        sums = {} if refusal else _scores(standing, head, asked)
         here.end_block(fed, asked.server, asked.down)
         standing.ended = True
-    elif refusal is not None:
-        raise Refusal(refusal)
-    else:
-        sums = _scores(standing, head, asked)
-    counted = max((n for _, n in sums.values()), default=0)
-    release = Release(counted, 0, "sums of scores and how many people they are over") if counted else None
-    return Reply(_echo(request, verdict="ok", sums=sums, clients=counted, said=refusal or "")), release
+    people = max((n for _, n in sums.values()), default=0)
+    release = Release(people, 0, "sums of scores and how many people they are over") if people else None
+    return Reply(_echo(request, verdict="ok", sums=sums, clients=people, said=refusal or "")), release
 
 
 def _of_leavers(node: Node, standing: Standing, asked: Asked, question: str) -> dict[str, str]:
@@ -302,31 +297,6 @@ def _roster(node: Node, request: Request, standing: Standing, asked: Asked) -> t
     part = np.isin(everybody, standing.here.taking_part(standing.fed, asked.server)).astype(np.uint8)
     reply = Reply(_echo(request, verdict="ok", clients=len(everybody)), {NAMES: standing.names, PART: part})
     return reply, Release(len(everybody), 0, "made-up names of the people here, and who takes part")
-
-
-def _asked_about(standing: Standing, head: RequestHead) -> int:
-    """How many people have something to be scored in the block, whatever the model."""
-    block = standing.fed.stream.blocks[head.block]
-    return int(((block.valid if head.kind == "validate" else block.test).counts() > 0).sum())
-
-
-def _scores(standing: Standing, head: RequestHead, asked: Asked) -> Sums:
-    try:
-        if head.kind == "validate":
-            return standing.here.validate(standing.fed, asked.server, asked.down)
-        return block_sums(standing.fed, asked.server, standing.here.best, asked.down) | _of_most_popular(standing, head)
-    except TacitaError:  # its scores are not finite
-        raise Refusal("this model cannot be scored.") from None
-
-
-def _of_most_popular(standing: Standing, head: RequestHead) -> Sums:
-    """What ranking by popularity reaches on the same items: how many people of this node have each, and nothing else.
-
-    Counted here, since nobody may be told of items that few people have.
-    """
-    fed, block = standing.fed, standing.fed.stream.blocks[head.block]
-    found = scored(fed, block, popular_scorer(fed, block)).sums()
-    return {f"{POPULAR}{name}": value for name, value in found.items()}
 
 
 def _advance(standing: Standing, head: RequestHead, asked: Asked) -> None:

@@ -45,6 +45,8 @@ from tacita.round.plan import Plan, to_serve
 
 log = logging.getLogger(__name__)
 
+UNSCORED = "no scores: what answers cost is counted in this run, and nodes send nothing that is not"
+
 
 class Transport(Protocol):
     """Carries bodies to nodes and answers back."""
@@ -227,7 +229,8 @@ class Remote:
     def _scores(self, kind: str, plan: Plan, server: ServerState, down: Down, names: set[str]) -> Sums:
         everybody = self._everybody(plan, server) if plan.names_clients else None
         asked = Question(kind, plan, server, down, everybody, chosen=False)
-        return _added(self.ask(asked, lambda _, reply: check_sums(reply, names)))
+        replies = self.ask(asked, lambda _, reply: check_sums(reply, names))
+        return {} if plan.ledgers else _added(replies)  # asked all the same: the model and people's wishes travel
 
     def _everybody(self, plan: Plan, server: ServerState) -> dict[int, Keys]:
         if not self._homes:
@@ -246,7 +249,8 @@ class Remote:
         means = {name: total / n if n else 0.0 for name, (total, n) in sums.items()}
         popular = {name.removeprefix(POPULAR): v for name, v in means.items() if name.startswith(POPULAR)}
         own = {name: value for name, value in means.items() if not name.startswith(POPULAR)}
-        return {**own, "users": people, "controls": {"popular": popular} if popular else {}}, None
+        why = {"unscored": UNSCORED} if plan.ledgers else {}
+        return {**own, "users": people, "controls": {"popular": popular} if popular else {}, **why}, None
 
     def end_block(self, plan: Plan, server: ServerState, down: Down) -> None:
         """Nodes ended the block with `result`."""
