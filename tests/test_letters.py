@@ -12,6 +12,7 @@ from tacita.core.draws import Draws, keys_of
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, Down, Ragged
 from tacita.fields import Dense, Each, Rows, Spec, Total
+from tacita.kernels.hashing import hash_owners
 from tacita.live.letters import each_arrays, names_of, people_named, read_each, read_written, written
 from tacita.live.server.bounds import Asked, check_total
 from tacita.live.wire import Reply, ReplyHead
@@ -66,6 +67,44 @@ def test_a_node_knows_only_its_own_people_by_their_names() -> None:
             people_named(wrong, names, keys)
     assert not set(names.tolist()) & set(names_of(Draws(1, "another"), keys).tolist())
     assert names_of(Draws(1), keys).tolist() == keys.tolist()  # the lab's own
+
+
+def mixed(x: Any) -> Any:
+    """SplitMix64, which can be turned back."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def turned_back(x: int) -> int:
+    for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
+        whole = x
+        for _ in range(64 // shift + 1):
+            whole = x ^ (whole >> shift)
+        x = whole * pow(factor, -1, 2**64) % 2**64
+    return x
+
+
+def keys_that_fit(names: Any, listed: list[str]) -> list[int]:
+    """Keys of 64 bits under which two names are mixings of two ids of a list: a name and a guess give the key."""
+    inner = np.sort(mixed(keys_of(listed) + np.uint64(0x9E3779B97F4A7C15)))
+    first, second = (np.uint64(turned_back(int(name))) for name in names[:2])
+    keys = first ^ inner
+    return [int(one) for one in keys[np.isin(second ^ keys, inner)]]
+
+
+def test_names_and_a_list_of_ids_do_not_give_away_who_is_who() -> None:
+    """Control: of names that are mere mixings, the same reader finds the key, and with it everybody."""
+    listed = [f"u{n}" for n in range(2000)]
+    people = keys_of(listed[100:105])
+    draws = Draws(1, "secret")
+    key = draws.private("name")
+    assert int(key) in keys_that_fit(hash_owners(key, people), listed)  # and one that swaps the two
+    for purpose in ("name", "requester"):
+        names = names_of(draws, people, purpose)
+        assert names.dtype == np.uint64
+        assert len(set(names.tolist())) == len(people)
+        assert keys_that_fit(names, listed) == []
 
 
 def a_total() -> Total:

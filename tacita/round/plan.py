@@ -15,6 +15,7 @@ from tacita.core.types import Again, Arrays, CohortView, Down, Floats, Given, Ke
 from tacita.data.silos import Homes
 from tacita.fields import Answer, Spec, Total
 from tacita.models.base import Backbone
+from tacita.privacy.ledger import Ledger
 from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner, extra_fields, learner_of
 from tacita.round.parts import SERVER, Part, World, overrides, owner_of
@@ -36,6 +37,12 @@ class Plan:
         object.__setattr__(self, "learner", learner_of(world, self.parts))
         for hook in ("local_data", "answers", "predict_anew"):
             owner_of(self.parts, hook)
+
+    @property
+    def ledgers(self) -> tuple[Ledger, ...]:
+        """What counts the releases of this run; none: nothing is counted, and there is no epsilon."""
+        found = (one.ledger() for one in (*self.parts, self.learner))
+        return tuple(one for one in found if one is not None)
 
     def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
         """What may be in the answer to a question."""

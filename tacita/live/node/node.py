@@ -214,8 +214,8 @@ class Node:
         if people >= least:
             return (
                 f"The server sees one sum over up to {people:,} people per round: how item rows moved, or which items "
-                "go together, how many people took part, sums of scores, and where budgets are counted how many people "
-                f"spent how much, in multiples of {least:,}. It is not told who they are. That does "
+                "go together, how many people took part, of runs that count no epsilon sums of scores, of others how "
+                f"many people spent how much, in multiples of {least:,}. It is not told who they are. That does "
                 "not hide what one of them did from a server that looks for it: two runs with other settings can be "
                 "subtracted, every new run is another exact answer, and people whom somebody invented on this node "
                 f"hide nobody. An item must be with {self.config.min_contributors} people before a statistic tells of "

@@ -21,15 +21,14 @@ from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Longs, Ragged, Requests
 from tacita.core.types import Request as AskedFor
-from tacita.federation.measuring import Sums, block_sums
 from tacita.fields import Total
 from tacita.lab.assembling import check_settings, planned
 from tacita.live.letters import NAMES, PART, ROSTER, each_arrays
 from tacita.live.node.answers import Answer, Release, RequestNumber, left_before
 from tacita.live.node.budgets import accounts, carry, cost_of_all, costs_of, declare, nothing_charged, spread_of
-from tacita.live.node.controls import control_sums
 from tacita.live.node.node import Node
 from tacita.live.node.received import Asked, as_json, asked_of, catalogue_of, whole_model
+from tacita.live.node.scores import asked_about, scores
 from tacita.live.node.settling import settle
 from tacita.live.node.standing import ALONE, Refusal, Standing, standing_of, stored_devices
 from tacita.live.node.wants import Want, due, marks, noted, whole_batches
@@ -251,21 +250,20 @@ def _answer(node: Node, request: Request, standing: Standing, asked: Asked) -> t
     _advance(standing, head, asked)
     if head.kind not in SCORES:
         return _sum(node, request, standing, asked, together)
-    people = _asked_about(standing, head)
-    refusal = node.refusal(people, head.kind)  # before anything is computed: what is said must not depend on that
+    counted = bool(fed.ledgers)  # then nothing leaves that is not counted: scores have no noise
+    refusal = None if counted else node.refusal(asked_about(standing, head), head.kind)  # before anything is computed
+    if head.kind != "close" and refusal is not None:
+        raise Refusal(refusal)
+    sums = {} if counted or refusal else scores(standing, head, asked)
     if head.kind == "close":  # the block ends here in any case; only its scores may have to stay
-        sums = {} if refusal else _scores(standing, head, asked)
         here.end_block(fed, asked.server, asked.down)
         standing.ended = True
-    elif refusal is not None:
-        raise Refusal(refusal)
-    else:
-        sums = _scores(standing, head, asked)
-    counted = max((n for _, n in sums.values()), default=0)
-    spent = spread_of(node, standing) if counted and head.kind == "close" else []
-    more = ", and how many people spent how much of their budgets, rounded" if any(spent) else ""
-    release = Release(counted, 0, f"sums of scores and how many people they are over{more}") if counted else None
-    return Reply(_echo(request, verdict="ok", sums=sums, spent=spent, clients=counted, said=refusal or "")), release
+    people = max((n for _, n in sums.values()), default=0)
+    spent = spread_of(node, standing) if head.kind == "close" else []
+    told = ["sums of scores and how many people they are over"] if people else []
+    told += ["how many people spent how much of their budgets, rounded"] if any(spent) else []
+    release = Release(people or sum(spent), 0, ", and ".join(told)) if told else None
+    return Reply(_echo(request, verdict="ok", sums=sums, spent=spent, clients=people, said=refusal or "")), release
 
 
 def _of_leavers(node: Node, standing: Standing, asked: Asked, question: str) -> dict[str, str]:
@@ -302,22 +300,6 @@ def _roster(node: Node, request: Request, standing: Standing, asked: Asked) -> t
     part = np.isin(everybody, standing.here.taking_part(standing.fed, asked.server)).astype(np.uint8)
     reply = Reply(_echo(request, verdict="ok", clients=len(everybody)), {NAMES: standing.names, PART: part})
     return reply, Release(len(everybody), 0, "made-up names of the people here, and who takes part")
-
-
-def _asked_about(standing: Standing, head: RequestHead) -> int:
-    """How many people have something to be scored in the block, whatever the model."""
-    block = standing.fed.stream.blocks[head.block]
-    return int(((block.valid if head.kind == "validate" else block.test).counts() > 0).sum())
-
-
-def _scores(standing: Standing, head: RequestHead, asked: Asked) -> Sums:
-    try:
-        if head.kind == "validate":
-            return standing.here.validate(standing.fed, asked.server, asked.down)
-        own = block_sums(standing.fed, asked.server, standing.here.best, asked.down)
-        return own | control_sums(standing.fed, standing.fed.stream.blocks[head.block])
-    except TacitaError:  # its scores are not finite
-        raise Refusal("this model cannot be scored.") from None
 
 
 def _advance(standing: Standing, head: RequestHead, asked: Asked) -> None:

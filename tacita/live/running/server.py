@@ -294,7 +294,8 @@ def status(folder: Path) -> dict[str, Any]:
             "catalogue": len(store.catalogue()),
             "nodes": nodes,
             "runs": runs,
-            "sees": "one sum per node and round, how many people are in it, sums of scores, and when a node is online; "
+            "sees": "one sum per node and round, how many people are in it, sums of scores where no epsilon "
+            "is counted, and when a node is online; "
             "sums of several runs can be subtracted down to one person",
         }
 

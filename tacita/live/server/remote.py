@@ -45,6 +45,8 @@ from tacita.round.plan import Plan, to_serve
 
 log = logging.getLogger(__name__)
 
+UNSCORED = "no scores: what answers cost is counted in this run, and nodes send nothing that is not"
+
 
 class Transport(Protocol):
     """Carries bodies to nodes and answers back."""
@@ -222,14 +224,15 @@ class Remote:
 
     def validate(self, plan: Plan, server: ServerState, down: Down) -> Sums:
         metric, k = selecting_metric(plan.config)
-        return added(self._scores("validate", plan, server, down, lambda reply: check_sums(reply, {f"{metric}@{k}"})))
+        replies = self._scores("validate", plan, server, down, lambda reply: check_sums(reply, {f"{metric}@{k}"}))
+        return {} if plan.ledgers else added(replies)
 
     def _scores(
         self, kind: str, plan: Plan, server: ServerState, down: Down, check: Callable[[Reply], None]
     ) -> dict[int, Reply]:
         everybody = self._everybody(plan, server) if plan.names_clients else None
         asked = Question(kind, plan, server, down, everybody, chosen=False)
-        return self.ask(asked, lambda _, reply: check(reply))
+        return self.ask(asked, lambda _, reply: check(reply))  # also where no scores come: model and wishes travel
 
     def _everybody(self, plan: Plan, server: ServerState) -> dict[int, Keys]:
         if not self._homes:
@@ -243,7 +246,7 @@ class Remote:
         """Close the block on the nodes: they test the best round and go on from it."""
         config = plan.config
         replies = self._scores("close", plan, server, down, lambda reply: check_closing(reply, config))
-        return result_of(replies, config), None
+        return result_of(replies, config) | ({"unscored": UNSCORED} if plan.ledgers else {}), None
 
     def end_block(self, plan: Plan, server: ServerState, down: Down) -> None:
         """Nodes ended the block with `result`."""

@@ -371,6 +371,7 @@ def standing(row: RunRow) -> str:
     if row.note is None:
         return "waits for its first round" if row.opened else "no block is open"
     if done == row.opened:
-        return f"{done} block{'s' if done != 1 else ''} done"
+        unscored = row.note["plain"]["results"][-1].get("unscored", "") if done else ""
+        return f"{done} block{'s' if done != 1 else ''} done" + (f"; {unscored}" if unscored else "")
     now = row.note["now"]
     return f"block {now['block']}, round {now['round']}" if row.note["plain"]["in_block"] else f"opens block {done}"
