@@ -220,6 +220,21 @@ finally:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_a_run_of_tally_and_a_node_do_without_torch(tmp_path: Path) -> None:
+    """It takes two seconds to load, which every command of a node's owner would wait."""
+    script = """
+import sys
+import tacita.live.node.session, tacita.live.server.coordinator
+from tacita.cli import main
+try:
+    main(["train", "--data", "synthetic:users=30,items=20,per_user=8", "--backbone", "tally", "--out", "run"])
+finally:
+    print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.stdout.splitlines()[-1] == "False", done.stderr
+
+
 # Training
 
 
