@@ -17,7 +17,7 @@ demo: $(STAMP)
 	$(BIN)/tacita demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m "not slow and not live"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not live"
 
 test-install:
 	PYTHON="$(PYTHON)" .ci/clean-install
