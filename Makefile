@@ -23,7 +23,7 @@ test-install:
 	PYTHON="$(PYTHON)" .ci/clean-install
 
 test-live: $(STAMP)
-	$(BIN)/python -m pytest -m live tests/live
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m live tests/live
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
