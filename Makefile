@@ -17,13 +17,13 @@ demo: $(STAMP)
 	$(BIN)/tacita demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m "not slow and not live"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not live"
 
 test-install:
 	PYTHON="$(PYTHON)" .ci/clean-install
 
 test-live: $(STAMP)
-	$(BIN)/python -m pytest -m live tests/live
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m live tests/live
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

@@ -1,3 +1,8 @@
-"""Loaded before any test: the thread pool must read its settings before torch brings its own."""
+"""Loaded before any test: thread pools read their settings when they are loaded."""
 
-import tacita.kernels  # noqa: F401
+import os
+
+# Small products on two threads cost several times the work, and two workers share the cores already.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import tacita.kernels  # noqa: F401  # before torch brings its own pool

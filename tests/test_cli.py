@@ -220,6 +220,21 @@ finally:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_a_run_of_tally_and_a_node_do_without_torch(tmp_path: Path) -> None:
+    """It takes two seconds to load, which every command of a node's owner would wait."""
+    script = """
+import sys
+import tacita.live.node.session, tacita.live.server.coordinator
+from tacita.cli import main
+try:
+    main(["train", "--data", "synthetic:users=30,items=20,per_user=8", "--backbone", "tally", "--out", "run"])
+finally:
+    print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.stdout.splitlines()[-1] == "False", done.stderr
+
+
 # Training
 
 
@@ -1075,12 +1090,12 @@ def test_the_program_bears_a_reader_who_leaves() -> None:
 
 def test_ctrl_c_leaves_a_run_that_goes_on() -> None:
     done = program("train", "--data", SMALL, "--rounds", "100000", "--set", "train.patience=100000", "--out", "run")
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while not Path("run/events.jsonl").exists() and time.monotonic() < until:
         time.sleep(0.02)
     time.sleep(0.2)
     done.send_signal(signal.SIGINT)
-    _, err = done.communicate(timeout=60)
+    _, err = done.communicate(timeout=300)
     assert done.returncode == 130
     assert err.splitlines()[-1] == "tacita: stopped; a run that had begun goes on with --resume."
     refuses("recommend --run run --user u1", "not finished", "--resume")

@@ -71,7 +71,7 @@ def keeps_its_budgets(folder: Path) -> None:
 def test_kill_9_changes_neither_numbers_nor_ledger(kind: str, tmp_path: Path) -> None:
     """The killer compares result, server and devices, accounts among them, with the unbroken run's, byte by byte."""
     command = [sys.executable, "-c", KILLER, config_of(kind), "7", "4"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["kills"] >= told["cases"] >= 1

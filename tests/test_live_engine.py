@@ -348,7 +348,7 @@ def upstream(server: Path) -> Iterator[str]:
     yield f"https://127.0.0.1:{link.server_address[1]}"
     link.shutdown()
     link.server_close()
-    thread.join(5)
+    thread.join(60)
 
 
 def still_open(strangers: list[ssl.SSLSocket]) -> int:
@@ -399,8 +399,8 @@ def test_strangers_never_stop_a_node_and_are_few(server: Path, upstream: str, si
 def test_who_is_silent_before_or_after_tls_is_dropped_in_time(
     server: Path, upstream: str, signed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "HANDSHAKE", 0.5)
-    monkeypatch.setattr(door, "HEADERS", 0.5)
+    monkeypatch.setattr(door, "HANDSHAKE", 1.0)
+    monkeypatch.setattr(door, "HEADERS", 1.0)
     monkeypatch.setattr(door, "MOST_PER_KEY", 3)
     kept = certificates.ServerKeys.of(server)
     trust = ssl.create_default_context(cafile=str(server / "ca.pem"))
@@ -413,14 +413,14 @@ def test_who_is_silent_before_or_after_tls_is_dropped_in_time(
         def call(on: ssl.SSLSocket) -> bytes:
             head = "".join(f"{name}: {value}\r\n" for name, value in signed.items())
             on.sendall(f"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost: a\r\ncontent-length: 1\r\n{head}\r\nx".encode())
-            on.settimeout(5)
+            on.settimeout(60)
             got = b""
             while not got.endswith(b"\r\n\r\nx"):
                 got += on.recv(1000) or b"\r\n\r\nx"
             return got
 
         def gone(stream: socket.socket) -> bool:
-            stream.settimeout(3)
+            stream.settimeout(30)
             try:
                 while stream.recv(1000):
                     pass
@@ -440,13 +440,16 @@ def test_who_is_silent_before_or_after_tls_is_dropped_in_time(
             assert gone(trickle)
         with connected() as node:
             assert b"200 OK" in call(node)
-            time.sleep(1.0)  # a node may be idle between its calls
+            time.sleep(1.2)  # a node may be idle between its calls
             assert b"200 OK" in call(node)
             node.sendall(b"POST /v1/fleet")  # but a call once begun has to come
             assert gone(node)
+        monkeypatch.setattr(door, "HEADERS", 60.0)  # the machine may be busy, and each waits for those before it
         many = [connected() for _ in range(5)]
         assert all(b"200 OK" in call(each) for each in many)
-        time.sleep(0.2)
+        end = time.monotonic() + 30
+        while still_open(many) > 3 and time.monotonic() < end:
+            time.sleep(0.05)
         assert still_open(many) == 3  # the key has so many places
         for each in many:
             each.close()
@@ -471,7 +474,7 @@ def test_bodies_of_all_sizes_come_back(tmp_path: Path) -> None:
 
 
 def test_the_socket_has_its_mode_and_many_ask_at_once(tmp_path: Path) -> None:
-    gate = threading.Barrier(8, timeout=10)
+    gate = threading.Barrier(8, timeout=60)
 
     def handle(body: bytes, _: int) -> bytes:
         gate.wait()
@@ -486,7 +489,7 @@ def test_the_socket_has_its_mode_and_many_ask_at_once(tmp_path: Path) -> None:
         for one in askers:
             one.start()
         for one in askers:
-            one.join(20)
+            one.join(60)
     assert sorted(answers) == [bytes([k]) for k in range(8)]
 
 
@@ -562,7 +565,7 @@ def test_a_child_leaves_no_descendants(tmp_path: Path) -> None:
     script = "import subprocess, sys, time; p = subprocess.Popen(['sleep', '60'], start_new_session=True); "
     script += "print(p.pid, flush=True); time.sleep(60)"
     child = Child([sys.executable, "-c", script], tmp_path, tmp_path / "log", dict(os.environ), None)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not child.output().strip() and time.monotonic() < end:
         time.sleep(0.05)
     below = int(child.output())
@@ -589,7 +592,7 @@ time.sleep(60)
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while Path(f"/proc/{child}").exists() and time.monotonic() < end:
         state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
         if state == "Z":  # nobody reaps orphans in some containers
@@ -602,7 +605,7 @@ time.sleep(60)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process as another user")
 def test_a_child_runs_as_another_user(tmp_path: Path) -> None:
     child = Child(["id", "-u"], Path("/"), tmp_path / "log", dict(os.environ), "nobody")
-    assert child.wait(10)
+    assert child.wait(60)
     assert child.output().strip() == str(pwd.getpwnam("nobody").pw_uid)
 
 
@@ -647,6 +650,9 @@ def test_bodies_survive_flowers_records() -> None:
             unpack(wrong)
 
 
+STALL = 20.0  # seconds: far above what is waited, on a busy machine too
+
+
 class Replies:
     """A grid whose nodes answer, fail, send rubbish, stall or are not there."""
 
@@ -674,7 +680,7 @@ class Replies:
             message = self._sent[one]
             how = self._how[message.metadata.dst_node_id]
             if how == "stalls":
-                time.sleep(3)
+                time.sleep(STALL)
             if how == "breaks":
                 raise RuntimeError("not an object")
             content: Any = {
@@ -700,11 +706,11 @@ def test_an_exchange_returns_what_came_in_time(monkeypatch: pytest.MonkeyPatch) 
     began = time.monotonic()
     got = GridTransport(grid).exchange({node: bytes([node]) for node in how}, timeout=1.0)
     assert got == {1: b"\x01", 8: b"\x08"}
-    assert 0.9 < time.monotonic() - began < 2.5
+    assert 0.9 < time.monotonic() - began < STALL / 2
     everybody: Any = Replies(dict.fromkeys(range(100), "answers"))
     began = time.monotonic()
     assert len(GridTransport(everybody).exchange(dict.fromkeys(range(100), b"x"), timeout=30.0)) == 100
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15  # one after the other, with a pause for each, they would take 20
     assert GridTransport(everybody).exchange({}, timeout=1.0) == {}
 
 

@@ -343,9 +343,9 @@ def test_the_choices_of_many_people_cost_little() -> None:
     """2,000 people who share, in one view and one request; a Python loop over them takes longer."""
     fed = sharing(people(2000, 500, 100, 150), options={"groups": [1, 1, 0]})
     started(fed)
-    began = time.perf_counter()
+    began = time.process_time()  # others may be at work on this machine
     progress = started(fed)
-    assert time.perf_counter() - began < 1.0
+    assert time.process_time() - began < 1.0
     assert len(np.unique(progress.server.given.sender)) == 2000
 
 

@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from threadpoolctl import ThreadpoolController
 
 from tacita.audit import peeling, rebuilding, table
 from tacita.cli import main
 from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
+from tacita.core.files import read_arrays
 from tacita.core.types import Doubles, Down, Floats, Ragged, ServerState, Stream
 from tacita.federation.clients import users_view
 from tacita.federation.rounds import Progress, run_stream, start
@@ -735,6 +737,17 @@ def test_threads_and_chunks_change_no_number(folders: Path, tmp_path: Path) -> N
     assembling.use_threads(most_threads())
     for name in ("result.json", "server.safetensors", "clients.safetensors"):
         assert (other.folder / name).read_bytes() == (folders / "open" / name).read_bytes()
+
+
+def test_products_on_two_threads_give_the_same_weights(folders: Path, tmp_path: Path) -> None:
+    """As people run it: the tests' own products stay on one thread."""
+    with ThreadpoolController().limit(limits=2, user_api="blas"):
+        assert {one["num_threads"] for one in ThreadpoolController().info() if one["user_api"] == "blas"} == {2}
+        other = training.train(config_of(), tmp_path / "other")
+    one, two = (read_arrays(folder / "server.safetensors")[0] for folder in (folders / "open", other.folder))
+    assert one.keys() == two.keys()
+    for name in one:
+        np.testing.assert_allclose(two[name], one[name], rtol=1e-4, atol=1e-6)
 
 
 def test_partial_participation_is_refused(tmp_path: Path) -> None:

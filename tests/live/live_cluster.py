@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import os
+import secrets
 import socket
 import time
 from collections.abc import Callable
@@ -41,10 +45,16 @@ app = server_app(body)
 '''
 
 
+_PORTS = itertools.count(secrets.randbelow(2_000))  # none is given twice
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that stays free until a server takes it: no client is given such a low one, and each worker has its own."""
+    first = 20_000 + 2_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", first + next(_PORTS) % 2_000))
+            return int(probe.getsockname()[1])
 
 
 def eventually(true: Callable[[], bool], timeout: float, what: str) -> None:

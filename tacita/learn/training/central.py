@@ -12,10 +12,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
@@ -26,10 +25,12 @@ from tacita.kernels.sampling import shuffle_order
 from tacita.kernels.steps import affine_scores
 from tacita.kernels.threads import one_core_each, threads_in_use
 from tacita.kernels.tower import tower_catalogue, tower_logits, tower_slopes
-from tacita.learn.training.objectives import bce
 from tacita.models.base import Backbone
 from tacita.models.neural import Tower
 from tacita.models.scores import aligned_scores, score_all
+
+if TYPE_CHECKING:
+    import torch
 
 HEADS = "heads/"
 _ROWS = ("users", "items")
@@ -262,6 +263,8 @@ class _RowTrainer(_Trainer):
     """A batch's own rows, and a tower that all share."""
 
     def __init__(self, central: Central, state: CentralState) -> None:
+        import torch  # here and below: it takes two seconds, which those who only measure do not need
+
         super().__init__(central, state)
         torch.set_num_threads(1)
         names = [f"{HEADS}{k}" for k in self.backbone.shared()]
@@ -291,6 +294,10 @@ class _RowTrainer(_Trainer):
 
     def _slopes(self, piece: Samples) -> tuple[Floats, Floats, Floats]:
         """Of the loss of some samples, in their users' rows, their items' rows and all heads."""
+        import torch
+
+        from tacita.learn.training.objectives import bce
+
         used = {"users": piece.user, "items": piece.item}
         rows = [torch.from_numpy(self.values[name][some]).requires_grad_() for name, some in used.items()]
         each = bce(self._logits(*rows), torch.from_numpy(piece.label))

@@ -1,6 +1,7 @@
 """Small networks of the agents as dicts of arrays: a value that is saved, restored and continued bit for bit.
 
 Names: w0, b0, w1, b1 ... the layers; mean.* and square.* Adam's moments; steps how many were taken.
+torch is loaded by the functions that use it: it takes two seconds, which most commands do not need.
 """
 
 from __future__ import annotations
@@ -8,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from tacita.core.types import AnyArray, Arrays
 from tacita.kernels.hashing import uniforms
 
-Layers = dict[str, Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Layers: TypeAlias = "dict[str, Tensor]"
 _DECAYS = (0.9, 0.999)
 _EPS = 1e-8
 
@@ -39,11 +42,15 @@ def layer_names(net: Arrays) -> list[str]:
 
 
 def opened(net: Arrays) -> Layers:
+    import torch
+
     return {name: torch.from_numpy(net[name].copy()).requires_grad_() for name in layer_names(net)}
 
 
 def forward(layers: Layers, x: Tensor) -> Tensor:
     """One number per row of x; ReLU between the layers."""
+    import torch
+
     last = len(layers) // 2 - 1
     for k in range(last):
         x = torch.relu(x @ layers[f"w{k}"] + layers[f"b{k}"])
@@ -52,12 +59,16 @@ def forward(layers: Layers, x: Tensor) -> Tensor:
 
 def answer(net: Arrays, x: AnyArray) -> Tensor:
     """The network's answer without a gradient."""
+    import torch
+
     with one_thread(), torch.no_grad():
         return forward(opened(net), torch.from_numpy(np.ascontiguousarray(x, np.float32)))
 
 
 def descend(net: Arrays, loss: Callable[[Layers], Tensor], lr: float, clip_norm: float) -> Arrays:
     """The network after one step of Adam on the loss, its gradient cut to a norm."""
+    import torch
+
     layers = opened(net)
     with one_thread():
         slopes = torch.autograd.grad(loss(layers), list(layers.values()))
@@ -89,6 +100,8 @@ def bundle(**nets: Arrays) -> Arrays:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """The same sums in the same order, whatever the number of threads outside."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -9,13 +9,10 @@ rewards shuffled among clients, no adjustment by position (a fixed schedule is i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 from scipy.special import expit
-from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from tacita.core.types import AnyArray, Arrays, Bools, Doubles, Floats, Ints, Longs, Ragged
 from tacita.methods.distillation.dice import Dice, places
@@ -23,6 +20,9 @@ from tacita.methods.distillation.measures import Loss, mean_losses, scaled
 from tacita.methods.distillation.networks import Layers, answer, bundle, descend, forward, part, start
 from tacita.methods.distillation.rewards import Divergence, Diversity, adjusted, divergence, diversity, shuffled
 from tacita.models.scores import sigmoid
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,8 @@ def judge(walk: Walk, outcome: Outcome, how: Selection, dice: Dice) -> Doubles:
 
 def td_errors(values: Tensor, rewards: Tensor, inside: Tensor, discount: float) -> Tensor:
     """R + discount * V(next) - V, with V = 0 after the last state; no gradient through the next value."""
+    import torch
+
     ahead = torch.zeros_like(values)
     ahead[:, :-1] = (values * inside)[:, 1:]
     return (rewards + discount * ahead.detach() - values) * inside
@@ -135,11 +137,16 @@ def critic_loss(errors: Tensor, inside: Tensor) -> Tensor:
 
 def actor_loss(logits: Tensor, action: Tensor, errors: Tensor, inside: Tensor) -> Tensor:
     """-ln pi(action) times the error, which is a constant here."""
+    import torch
+    from torch.nn.functional import logsigmoid
+
     return -client_mean(logsigmoid(torch.where(action, logits, -logits)) * errors.detach(), inside)
 
 
 def update_selection(agent: Arrays, walk: Walk, reward: Doubles, how: Selection) -> Arrays:
     """The agent after a round; clients without candidates or without a reward (nan) teach nothing."""
+    import torch
+
     told = np.flatnonzero((walk.length > 0) & ~np.isnan(reward))
     if len(told) == 0:
         return agent

@@ -7,15 +7,16 @@ A small reward for entropy is ours; `concentration` tells whether the weights co
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from tacita.core.types import AnyArray, Arrays, Doubles, Floats, Ragged
 from tacita.methods.distillation.measures import Loss, mean_losses, row_means, scaled
 from tacita.methods.distillation.networks import answer, descend, forward, start
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _COLUMNS = {"size": (0,), "statistics": (1, 2), "loss": (3,)}
 
@@ -49,6 +50,8 @@ def observe(upload: Ragged, logits: AnyArray, how: Weighting) -> Doubles:
 
 def weigh(agent: Arrays, states: Doubles) -> Doubles:
     """The weights of the round's clients; they sum to 1."""
+    import torch
+
     return np.asarray(torch.softmax(answer(agent, states).double(), 0).numpy())
 
 
@@ -69,12 +72,16 @@ def rewards(losses: Doubles, how: Weighting) -> Doubles:
 
 def objective(logits: Tensor, reward: Tensor, entropy: float) -> Tensor:
     """What the agent minimises: -sum R ln w, less what entropy is worth."""
+    import torch
+
     log_weight = torch.log_softmax(logits, 0)
     return -(reward * log_weight).sum() + entropy * (log_weight.exp() * log_weight).sum()
 
 
 def update_weighting(agent: Arrays, states: Doubles, losses: Doubles, how: Weighting) -> Arrays:
     """The agent after a round; the same where there is nothing to compare."""
+    import torch
+
     reward = rewards(losses, how)
     if len(reward) < 2 or not reward.any():
         return agent

@@ -15,7 +15,6 @@ import numpy as np
 from tacita.core.draws import Draws
 from tacita.core.types import Doubles, Floats
 from tacita.data.features import ItemFeatures, no_features
-from tacita.models.side.autoencoder import encode
 from tacita.models.side.matrix import feature_matrix
 from tacita.models.side.sentences import ENCODER, has_encoder, sentence_vectors
 from tacita.models.side.words import reduced
@@ -30,6 +29,8 @@ def side_rows(
 
     Rows do not depend on the order of the items.
     """
+    from tacita.models.side.autoencoder import encode  # late: torch takes two seconds to load
+
     known = sorted(item for item in set(item_ids) if item in features.of)
     if not known:
         raise no_features(features.source)
