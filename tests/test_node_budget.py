@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from tacita.core.errors import TacitaError
 from tacita.lab.assembling import planned
 from tacita.live.node import budgets, session, verbs
 from tacita.live.node.node import Node
+from tacita.live.server.attempts import Unanswered
+from tacita.live.server.coordinator import continue_run
 from tacita.live.wire import decode_reply
 from tacita.privacy.accounting import Event, epsilon_of, most_releases
 from tacita.privacy.ledger import EARLIER, EARLIER_ROUNDS, UNIT, Ledger
@@ -228,13 +231,26 @@ session.handle(Node.open(Path(folder)), Path(body).read_bytes())
 """
 
 
+class Resumed(Site):
+    """An operator who continues a run that gave nodes up: a process that starts again takes its time."""
+
+    def next_block(self) -> None:
+        with self.store as store:
+            store.open_block(self.run)
+        for _ in range(10):
+            with suppress(Unanswered):
+                continue_run(self.folder, self.run, self.transport)
+                return
+        raise AssertionError("the nodes never answered")
+
+
 def test_kill_9_between_charge_and_answer_neither_loses_nor_doubles_what_people_spent(tmp_path: Path) -> None:
     """Processes of nodes die: one with the charge made and nothing written, one with it written and nothing sent."""
     config = validated(RunConfig, {"data": DATA, "split": SPLIT, "seed": 5, **TALLY}, "the test")
     sites = {}
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
-        sites[name] = make_site(tmp_path / name, config)
+        sites[name] = Resumed(**vars(make_site(tmp_path / name, config)))
     site, left = sites["killed"], {1: ["made"], 2: ["written"]}
     seen: dict[int, dict[int, Any]] = {}
 

@@ -38,6 +38,7 @@ READERS = {
     "both": "both together",
     "server": "the server's own sums",
 }
+TOLD = ("name", "order_share", "order_fold", "order_window")  # settings of a release under a budget
 
 
 def foreseen(heads: Arrays, fall: Doubles, known: Ragged) -> Doubles:
@@ -121,7 +122,8 @@ def audit_order_budget(
     rows = [_plain_row(fed, fed.backbone, tell)]
     for epsilon in sorted(epsilons, reverse=True):
         privacy = PrivacyConfig(epsilon=epsilon, delta=config.privacy.delta, blocks=1)
-        changed = plain.model_copy(update={"privacy": privacy})
+        own = {name: value for name, value in plain.backbone.items() if name in TOLD}  # cuts have no meaning there
+        changed = plain.model_copy(update={"privacy": privacy, "backbone": own})
         model = build(changed)[0]
         assert isinstance(model, PrivateOrder)
         rows.append(_row(replace(fed, config=changed, backbone=model), model, epsilon, tell))
