@@ -108,6 +108,7 @@ def small() -> list[Any]:
     few = {"DPPS, one release": 0.25, "Laplace noise, one release": 0.25, "tally, all of a first block": 0.3}
     few |= {"tally, a node's own sum": 0.3, "tally, terms of one release": 0.4, "tally, terms of a node's own sum": 0.4}
     few |= {one.name: 1.0 for one in table.mechanisms() if one.against == "who sees the sums"}
+    few |= {"tally-order, all of a first block": 0.5, "tally-order, terms and order of one release": 1.0}
     return [(one, few.get(one.name, 0.3)) for one in table.mechanisms()]
 
 
@@ -149,6 +150,16 @@ def test_the_reader_of_a_first_block_loses_nothing() -> None:
     quiet = sums.play(sums.Summed(400.0), 12, 5)  # next to no noise: the reading is exact
     gap = quiet.score[quiet.inside].mean() - quiet.score[~quiet.inside].mean()
     assert gap == pytest.approx(mu_of(400.0, DELTA), rel=0.1)
+
+
+def test_the_reader_of_order_loses_nothing() -> None:
+    """Terms and order together are worth the whole budget; where each has the noise of one alone, more."""
+    mu = mu_of(4.0, DELTA)
+    for one, bug, worth in ((False, None, 1.0), (True, None, 0.94**0.5), (True, sums.BESIDE, (2 * 0.94) ** 0.5)):
+        trials = sums.play(sums.Summed(4.0, one_release=one, order=True), 600, 5, bug)
+        gap = trials.score[trials.inside].mean() - trials.score[~trials.inside].mean()
+        assert gap == pytest.approx(worth * mu, abs=0.25)
+        assert trials.score[~trials.inside].std() == pytest.approx(1, abs=0.12)
 
 
 def test_the_worst_table_spends_nearly_all_of_an_items_epsilon() -> None:

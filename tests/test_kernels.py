@@ -11,6 +11,7 @@ from oracle import federate, make_backbone, make_block, make_stream, started
 
 from tacita.core.types import Arrays, CohortView, Floats, Local
 from tacita.federation.rounds import run_round
+from tacita.kernels.lengths import square_rows
 from tacita.kernels.sampling import touch_rows
 from tacita.kernels.steps import _FAST, NCF, _read, fold_rows
 from tacita.kernels.threads import first_of
@@ -113,3 +114,14 @@ def test_training_client_by_client_changes_no_bit(backbone: str, dim: int) -> No
 
     at_once, watched = numbers(), numbers(Watcher)
     assert all(np.array_equal(one, other) for one, other in zip(at_once, watched, strict=True))
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["rows lie together", "rows lie anyhow"])
+@pytest.mark.parametrize("rows", [0, 1, 5, 700])
+def test_lengths_are_those_of_all_rows_of_a_client(rows: int, together: bool) -> None:
+    rng = np.random.default_rng(rows)
+    client = rng.integers(0, 9, rows).astype(np.int32)
+    client = np.sort(client) if together else client
+    value = rng.normal(size=(rows, 13)).astype(np.float32)
+    wanted = np.bincount(client, weights=(value.astype(np.float64) ** 2).sum(axis=1), minlength=9)
+    assert square_rows(client, value, 9) == pytest.approx(wanted, rel=1e-12)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,8 @@ from tacita.core.errors import TacitaError
 from tacita.lab.assembling import planned
 from tacita.live.node import budgets, session, verbs
 from tacita.live.node.node import Node
+from tacita.live.server.attempts import Unanswered
+from tacita.live.server.coordinator import continue_run
 from tacita.live.wire import decode_reply
 from tacita.privacy.accounting import Event, epsilon_of, most_releases
 from tacita.privacy.ledger import EARLIER, EARLIER_ROUNDS, UNIT, Ledger
@@ -203,6 +209,82 @@ def test_a_private_tally_goes_on_with_what_people_spent_before_also_after_a_kill
     assert mine[1][int(ids[0])][:2] == [1, 1]  # who is willing to spend more goes on
     shown = verbs.perform(site.transport.members[1], "ledger", {"user": raws[0]})["runs"]
     assert shown["again"]["spent"] > shown["r"]["spent"] > 0
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tacita.live.node import session
+from tacita.live.node.node import Node
+from tacita.live.node.store import NodeStore
+
+when, folder, body = sys.argv[1:]
+commit = NodeStore.commit
+
+def killed(store, *given, **more):
+    if when == "written":
+        commit(store, *given, **more)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+NodeStore.commit = killed
+session.handle(Node.open(Path(folder)), Path(body).read_bytes())
+"""
+
+
+class Resumed(Site):
+    """An operator who continues a run that gave nodes up: a process that starts again takes its time."""
+
+    def next_block(self) -> None:
+        with self.store as store:
+            store.open_block(self.run)
+        for _ in range(10):
+            with suppress(Unanswered):
+                continue_run(self.folder, self.run, self.transport)
+                return
+        raise AssertionError("the nodes never answered")
+
+
+def test_kill_9_between_charge_and_answer_neither_loses_nor_doubles_what_people_spent(tmp_path: Path) -> None:
+    """Processes of nodes die: one with the charge made and nothing written, one with it written and nothing sent."""
+    config = validated(RunConfig, {"data": DATA, "split": SPLIT, "seed": 5, **TALLY}, "the test")
+    sites = {}
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+        sites[name] = Resumed(**vars(make_site(tmp_path / name, config)))
+    site, left = sites["killed"], {1: ["made"], 2: ["written"]}
+    seen: dict[int, dict[int, Any]] = {}
+
+    def die(number: int, body: bytes, answer: Any) -> bytes | None:
+        if b'"kind":"statistic"' not in body or not left.get(number):
+            return bytes(answer())
+        node, request = site.transport.members[number], tmp_path / f"request{number}"
+        request.write_bytes(body)
+        node.close()
+        when = left[number].pop()
+        child = subprocess.run([sys.executable, "-c", KILLED, when, str(node.folder), str(request)], timeout=300)
+        assert child.returncode == -signal.SIGKILL
+        site.transport.members[number] = again = Node.open(node.folder)
+        seen[number] = told(again, "r")[1]
+        return None
+
+    site.transport.spoil = die
+    for one in sites.values():
+        play(one)
+    assert left == {1: [], 2: []}
+    assert not any(times[1] for times in seen[1].values())  # nothing was written, and nothing had left
+    assert max(times[1] for times in seen[2].values()) == 1  # it was charged before anything could leave
+    for number, node in site.transport.members.items():
+        assert told(node, "r") == told(sites["whole"].transport.members[number], "r")  # each release once
+        assert max(sum(units) for units in told(node, "r")[0].values()) > 0
+    with site.store as store:
+        store.new_run("again", config, {"pause": 0.0, "give_up": 1.0})
+    site.run = "again"
+    site.next_block()
+    for node in site.transport.members.values():
+        before = told(node, "r")[0]
+        assert all(units[3] == sum(before.get(user, [0])) for user, units in told(node, "again")[0].items())
+    for one in sites.values():
+        close_all(one)
 
 
 # Rounds that chance decides

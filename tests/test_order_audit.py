@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tacita.audit import budget_order
+from tacita.audit.budget_order import READERS, audit_order_budget, foreseen
 from tacita.audit.order import Lines, audit_order
 from tacita.cli import main
 from tacita.core.config import RunConfig, validated
@@ -44,6 +46,36 @@ def test_a_line_is_known_by_what_follows_in_it() -> None:
     forth, back, alone = lines.foreseen(matrix, Ragged.from_lists([[0, 1, 2], [2, 1, 0], [4]]))
     assert forth > 1 > 0 >= back
     assert alone == 0
+
+
+def test_a_line_is_known_by_what_follows_in_it_under_a_budget_too() -> None:
+    matrix = np.zeros((3, 3), np.float32)
+    matrix[0, 1] = matrix[1, 2] = 1.0
+    heads = {"inputs": np.array([2, 5, 7]), "order_weights": matrix}
+    lines = Ragged.from_lists([[2, 5, 7], [7, 5, 2], [9], [], [2, 9, 5]])
+    forth, back, other, nothing, across = foreseen(heads, np.array([1.0, 0.5]), lines)
+    assert forth > 1 > 0 >= back
+    assert (other, nothing) == (0, 0)
+    assert across == pytest.approx(2**0.5)  # what B' is not about is not there: 5 comes right after 2
+
+
+def test_under_a_budget_people_are_found_where_there_is_practically_no_noise_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(budget_order, "NOISES", 1)
+    told: list[tuple[int, int]] = []
+    small = config_of(data="synthetic:users=150,items=60,per_user=14,groups=4")
+    found = audit_order_budget(small, Machine(threads=1), [1.0, 1000.0], lambda *step: told.append(step))
+    rows = {row["setting"]: row["readers"] for row in found["rows"]}
+    assert rows["no budget"]["null_space"]["found"] > 0.85 > 0.65 > rows["no budget"]["null_space"]["control"]
+    assert told[-1] == (told[-1][1],) * 2
+    bare, noised = rows["epsilon 1000"], rows["epsilon 1"]
+    assert bare["server"]["found"] > 0.6 > bare["server"]["control"] + 0.03
+    assert bare["order"]["found"] > bare["order"]["control"] + 0.1
+    for name in READERS:
+        assert abs(noised[name]["found"] - 0.5) < 0.12  # the best of all readers, who knows all others, has 0.58
+    with pytest.raises(TacitaError, match="'tally-order' alone"):
+        audit_order_budget(config_of(backbone={"name": "tally"}), Machine(threads=1), [1.0])
 
 
 def test_what_has_no_such_matrix_is_refused() -> None:

@@ -86,24 +86,33 @@ def _audited(run: Path | None, flags: dict[str, Any], sets: list[str] | None, co
 
 
 def _audit_budgets(
-    config: RunConfig, machine: Machine, budgets: list[float], out: Path | None, as_json: bool, quiet: bool
+    config: RunConfig,
+    machine: Machine,
+    budgets: list[float],
+    out: Path | None,
+    as_json: bool,
+    quiet: bool,
+    order: bool = False,
 ) -> None:
-    from tacita.audit.budget import READERS, audit_budget
+    from tacita.audit import budget, budget_order
     from tacita.core.config import PrivacyConfig, validated
     from tacita.report import budget_audit
+
+    readers = budget_order.READERS if order else budget.READERS
+    audit_budget = budget_order.audit_order_budget if order else budget.audit_budget
 
     for one in budgets:
         validated(PrivacyConfig, {"epsilon": one}, "--epsilon")
     with console.counting("draws of people", quiet) as tell:
         found = audit_budget(config, machine, budgets, tell, None if quiet else console.say_data)
     if out is not None:
-        stem = budget_audit.write(found, READERS, out)
+        stem = budget_audit.write(found, readers, out)
         console.say(f"wrote {stem}.md and .csv")
     if as_json:
         console.print_json(found)
         return
     facts = {name: str(found[name]) for name in ("data", "people", "delta")}
-    console.show_bench({**facts, "rows": budget_audit.rows_of(found, READERS)}, False)
+    console.show_bench({**facts, "rows": budget_audit.rows_of(found, readers)}, False)
     for line in budget_audit.NOTES:
         console.say(line)
 
@@ -112,23 +121,41 @@ def _audit_budgets(
 def audit_order(
     run: Annotated[Path | None, typer.Option("--run", help="Run folder whose settings are audited.")] = None,
     data: Annotated[str | None, typer.Option("--data", help="Dataset name or file, with default settings.")] = None,
+    epsilon: Annotated[
+        list[float] | None, typer.Option("--epsilon", help="Who took part under this budget; repeat for more.")
+    ] = None,
     sets: Sets = None,
     columns: Columns = "",
     data_dir: DataDir = None,
     threads: Threads = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="With budgets: folder for the table (Markdown, CSV).")
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Who can be read from the matrix of what follows what that tally-order releases beside B, with controls.
 
-    What 'tacita audit tally' reads is B; this reads B' alone, in the first block.
+    What 'tacita audit tally' reads is B; this reads B' alone, in the first block. With --epsilon, or for a run under a
+    budget: who took part, by readers of B, of B', of both and of the server's sums, without a budget and under each.
 
-    Example: `tacita audit order --data ml-100k`
+    Examples:
+
+    `tacita audit order --data ml-100k`
+
+    `tacita audit order --data ml-100k --set split.kind=random --epsilon 8 --epsilon 1`
     """
     from tacita.audit.order import audit_order as audit
     from tacita.lab import assembling
 
     config = _audited(run, {"data": data, "backbone.name": "tally-order"}, sets, columns)
+    budgets = epsilon or ([] if config.privacy.epsilon is None else [config.privacy.epsilon])
+    if budgets:
+        machine = assembling.Machine(threads, data_dir=data_dir)
+        _audit_budgets(config, machine, budgets, out, as_json, quiet, order=True)
+        return
+    if out is not None:
+        raise TacitaError("--out goes with --epsilon: without a budget there are two figures and no table.")
     with console.counting("attacks", quiet) as tell:
         on_data = None if quiet else console.say_data
         found = audit(config, assembling.Machine(threads, data_dir=data_dir), tell, on_data)
@@ -345,11 +372,11 @@ def audit_uploads(
         machine, on_data = Machine(threads, data_dir=data_dir), None if quiet else console.say_data
         found = uploads.audit_uploads(configured(settings, "the options"), machine, budgets, tell, on_data)
     if out is not None:
-        console.say(f"wrote {upload_audit.write(found, uploads.READERS, out)}.md and .json")
+        console.say(f"wrote {upload_audit.write(found, uploads.readers, out)}.md and .json")
     if as_json:
         console.print_json(found)
         return
     facts = {name: str(found[name]) for name in ("data", "backbone", "people", "seed")}
-    console.show_bench({**facts, "rows": upload_audit.rows_of(found, uploads.READERS)}, False)
+    console.show_bench({**facts, "rows": upload_audit.rows_of(found, uploads.readers)}, False)
     for line in upload_audit.NOTES:
         console.say(line)

@@ -197,17 +197,18 @@ class Ledger:
     def _fits(self, spent: Longs, budget: Longs) -> Bools:
         """Whether what would be spent lies within the budgets; compares whole numbers where it can."""
         free = budget == NO_LIMIT
-        pure, mu2 = (spent[:, self._laws(law)].sum(axis=1) for law in ("pure", "gaussian"))
-        left = budget - -(-pure // round(MICRO / UNIT))
+        pure, sampled, unknown = (self._laws(law) for law in ("pure", "sampled", "unknown"))
+        mu2 = spent[:, self._laws("gaussian")].sum(axis=1)
+        left = budget - -(-spent[:, pure].sum(axis=1) // round(MICRO / UNIT)) if pure else budget.copy()
         left[free] = 0
-        if self._laws("sampled"):
-            kinds, place = np.unique(
-                np.column_stack([left, mu2, spent[:, self._laws("sampled")]]), axis=0, return_inverse=True
-            )
+        if sampled:
+            kinds, place = np.unique(np.column_stack([left, mu2, spent[:, sampled]]), axis=0, return_inverse=True)
             inside = np.array([self._holds(int(row[0]), int(row[1]), row[2:]) for row in kinds], bool)[place.ravel()]
         else:
             inside = mu2 <= _limits(left, self.delta)
-        inside &= (left >= 0) & ~(spent[:, self._laws("unknown")] > 0).any(axis=1)
+        inside &= left >= 0
+        if unknown:
+            inside &= ~(spent[:, unknown] > 0).any(axis=1)
         return np.asarray(inside | free)
 
     def _holds(self, left: int, mu2: int, counts: AnyArray) -> bool:
@@ -277,6 +278,8 @@ def _share(event: Event, spent: int, times: int) -> float:
 
 def _limits(micro: Longs, delta: float) -> Longs:
     """What budgets are worth in units of mu^2, rounded down; few different budgets are usual."""
+    if len(micro) and (micro == micro[0]).all():
+        return np.full(len(micro), _limit(int(micro[0]), delta), np.int64)
     kinds, place = np.unique(micro, return_inverse=True)
     return np.array([_limit(int(one), delta) for one in kinds], np.int64)[place]
 

@@ -55,9 +55,16 @@ class Stream:
         """Standard normals (Box-Muller, in double precision)."""
         size = math.prod(shape)
         half = -(-size // 2)
-        radius = np.sqrt(-2.0 * np.log(1.0 - self.units(half)))
-        angle = 2.0 * math.pi * self.units(half)
-        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size].reshape(shape)
+        radius, out = 1.0 - self.units(half), np.empty(2 * half)
+        np.log(radius, out=radius)  # in place: as many new arrays would take longer than the numbers
+        radius *= -2.0
+        np.sqrt(radius, out=radius)
+        angle = self.units(half)
+        angle *= 2.0 * math.pi
+        for part, turn in ((out[:half], np.cos), (out[half:], np.sin)):
+            turn(angle, out=part)
+            part *= radius
+        return out[:size].reshape(shape)
 
     def laplaces(self, *shape: int) -> Doubles:
         """Laplace numbers of scale 1."""

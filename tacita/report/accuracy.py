@@ -44,6 +44,17 @@ def read(path: Path) -> list[Point]:
     return out
 
 
+def to_csv(points: list[Point]) -> str:
+    """The table that `read` reads."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for one in points:
+        epsilon = "" if one.epsilon is None else f"{one.epsilon:g}"
+        writer.writerow([one.data, one.model, epsilon, f"{one.mean:.4f}", f"{one.deviation:.4f}"])
+    return out.getvalue()
+
+
 def draw(points: list[Point], kind: str) -> bytes:
     """A panel for each dataset; a colour for each model, wherever it stands; bars are one standard deviation."""
     names = list(dict.fromkeys(one.data for one in points))

@@ -58,9 +58,9 @@ def to_csv(found: Mapping[str, Any], readers: Mapping[str, str]) -> str:
 
 
 def write(found: Mapping[str, Any], readers: Mapping[str, str], folder: Path) -> Path:
-    """budget-DATA.md and .csv in a folder that may be new; the path without its ending."""
+    """budget-DATA.md and .csv, or of another stem, in a folder that may be new; the path without its ending."""
     folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / f"budget-{Path(found['data']).stem}"
+    stem = folder / f"{found.get('stem', 'budget')}-{Path(found['data']).stem}"
     write_bytes(stem.with_suffix(".md"), to_markdown(found, readers).encode())
     write_bytes(stem.with_suffix(".csv"), to_csv(found, readers).encode())
     return stem

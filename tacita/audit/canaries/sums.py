@@ -3,6 +3,8 @@
 `whole`: the first block is told again and again, with one canary or without it, by everything that a server gets:
 popularity, the number of people, the terms. The reader knows all others, so that what is left is the canary's own part
 and noise. `in_one`: one release of terms with many canaries, each there by a coin; their terms hardly overlap.
+
+With `order` the model also tells what follows what, and every reader reads both fields of the release.
 """
 
 from __future__ import annotations
@@ -16,10 +18,13 @@ from tacita.core.config import PrivacyConfig, RunConfig
 from tacita.core.draws import Draws, keys_of
 from tacita.core.types import Arrays, Block, Doubles, Longs, Ragged, ServerState, Stream
 from tacita.federation.rounds import begin_block, start
-from tacita.fields import Form, Rows, Squares, Total
+from tacita.fields import Following, Form, Rows, Squares, Total
 from tacita.models.tally.model import STATE, STATISTIC, SURVEY, TallyConfig
+from tacita.models.tally.following import NEXT
 from tacita.models.tally.noised import LIKED, PEOPLE, SQUARE_ROOT_2, unit_likes, unit_vectors
+from tacita.models.tally.order import OrderConfig
 from tacita.models.tally.private import PrivateTally, axes_in
+from tacita.models.tally.private_order import FOLLOWING, SPREAD, PrivateOrder
 from tacita.privacy.calibration import mu_of
 from tacita.round.plan import Federation, to_serve
 
@@ -27,6 +32,7 @@ DELTA = 1e-5
 OTHERS, ITEMS = 30, 8  # around the one canary
 WIDE = 100  # items of many canaries
 LONG = 2.0  # what is told is longer by, where nobody makes it length 1
+BESIDE = "order outside of the length"
 
 
 @dataclass(frozen=True)
@@ -36,13 +42,17 @@ class Summed:
     epsilon: float
     node: bool = False
     one_release: bool = False
+    order: bool = False
 
     def claim(self) -> Claim:
         return Claim(self.epsilon, DELTA, mu=mu_of(self.epsilon, DELTA))
 
     def model(self, bug: str | None) -> PrivateTally:
-        made = {None: PrivateTally, "half the noise": HalfTheNoise, "no clip": AnyLength}[bug]
-        return made(TallyConfig(), PrivacyConfig(epsilon=self.epsilon, delta=DELTA, blocks=1))
+        privacy = PrivacyConfig(epsilon=self.epsilon, delta=DELTA, blocks=1)
+        if self.order:
+            bugs = {None: PrivateOrder, "half the noise": HalfTheOrder, "no clip": AnyOrder, BESIDE: Beside}
+            return bugs[bug](OrderConfig(), privacy)
+        return {None: PrivateTally, "half the noise": HalfTheNoise, "no clip": AnyLength}[bug](TallyConfig(), privacy)
 
 
 class HalfTheNoise(PrivateTally):
@@ -64,7 +74,28 @@ class AnyLength(PrivateTally):
                 told[name] = replace(value, vector=LONG**0.5 * value.vector)
             elif isinstance(value, Rows):
                 told[name] = replace(value, value=LONG * value.value)
+            elif isinstance(value, Following):
+                told[name] = replace(value, factor=LONG * value.factor)
         return told
+
+
+class HalfTheOrder(HalfTheNoise, PrivateOrder):
+    """A planted bug: on terms and on order."""
+
+
+class AnyOrder(AnyLength, PrivateOrder):
+    """A planted bug: neither terms nor order are made length 1."""
+
+
+class Beside(PrivateOrder):
+    """A planted bug: terms and order have length 1 each, and each the noise that one of them alone would need."""
+
+    @property
+    def part_of_terms(self) -> float:
+        return 1.0
+
+    def deviation_of(self, server: ServerState, question: str) -> float:
+        return self.budget.deviation(self.share_of(server.heads, question), self.length_of(server, question))
 
 
 def play(setting: Summed, canaries: int, seed: int, bug: str | None = None) -> Trials:
@@ -74,8 +105,9 @@ def play(setting: Summed, canaries: int, seed: int, bug: str | None = None) -> T
 def whole(setting: Summed, runs: int, seed: int, bug: str | None) -> Trials:
     model, rng = setting.model(bug), np.random.default_rng([seed, 3])
     others = [np.flatnonzero(rng.random(ITEMS) < 0.5).tolist() or [0] for _ in range(OTHERS)]
-    known, own = Ragged.from_lists(others), Ragged.from_lists([[0, 2, 5]])
-    lists = {True: Ragged.from_lists([*others, [0, 2, 5]]), False: known}
+    canary = [5, 0, 2] if setting.order else [0, 2, 5]
+    known, own = Ragged.from_lists(others), Ragged.from_lists([canary])
+    lists = {True: Ragged.from_lists([*others, canary]), False: known}
     empty = ServerState(np.zeros((ITEMS, 0), np.float32), model.init_heads(Draws(0)))
     inside = rng.random(runs) < 0.5
     score = np.zeros(runs)
@@ -90,16 +122,30 @@ def _read(model: PrivateTally, server: ServerState, known: Ragged, own: Ragged) 
     """How much of the canary is in all that was released, each part weighed by how little noise it has."""
     held, axes, of = server.parts[STATE], axes_in(server.heads), model.budget.deviation
     likes, vectors = _told(model, known, server.heads)
-    vector = unit_vectors(own, axes.inputs, axes.scale, axes.centre)[0]
-    sizes = np.array([of(LIKED), of(PEOPLE), of(model.budget.share(first=True))])  # of the noise along the canary
-    parts = np.array(
-        [
-            unit_likes(own) @ (held["liked"] - likes)[own.ids],
-            float(held["people"][0]) - len(known),
-            float(vector @ (held["gram"] - vectors.T @ vectors) @ vector),
-        ]
-    )
-    return float((parts / sizes**2).sum() / np.linalg.norm(1 / sizes))
+    vector, first = unit_vectors(own, axes.inputs, axes.scale, axes.centre)[0], model.budget.share(first=True)
+    sizes = [of(LIKED), of(PEOPLE), of(model.part_of_terms * first)]  # of the noise along the canary
+    parts = [
+        unit_likes(own) @ (held["liked"] - likes)[own.ids],
+        float(held["people"][0]) - len(known),
+        float(vector @ (held["gram"] - vectors.T @ vectors) @ vector),
+    ]
+    if isinstance(model, PrivateOrder):
+        mine, theirs = (followed(model, one, server.heads) for one in (own, known))
+        sizes.append(held[SPREAD][0] ** 0.5)
+        parts.append(float((mine.sum(axis=0) * (held[FOLLOWING].ravel() - theirs.sum(axis=0))).sum()))
+    return float((np.array(parts) / np.square(sizes)).sum() / np.linalg.norm(1 / np.array(sizes)))
+
+
+def followed(model: PrivateOrder, lists: Ragged, heads: Arrays) -> Doubles:
+    """(lists, k k) what each tells of order, by the model's own word."""
+    told = model.told_of(lists, np.arange(len(lists) + 1, dtype=np.int64), heads, STATISTIC)[NEXT]
+    assert isinstance(told, Following)
+    out = np.zeros((len(lists), told.n_items, told.n_items))
+    for n, one in enumerate(out):
+        alone = np.array([n])
+        own = {"client": told.client[:1], "start": told.start[alone], "factor": told.factor[alone]}
+        replace(told, lists=told.lists.take(alone), **own).add_to(one, np.zeros(0), np.ones(1))
+    return out.reshape(len(lists), -1)
 
 
 def _told(model: PrivateTally, lists: Ragged, heads: Arrays) -> tuple[Doubles, Doubles]:
@@ -116,7 +162,8 @@ def in_one(setting: Summed, canaries: int, seed: int, bug: str | None) -> Trials
     """Everybody has a random half of the items, or nothing."""
     model, rng = setting.model(bug), np.random.default_rng([seed, 4])
     inside = rng.random(canaries) < 0.5
-    all_of = Ragged.from_lists([np.flatnonzero(one).tolist() for one in rng.random((canaries, WIDE)) < 0.5])
+    halves = [np.flatnonzero(one) for one in rng.random((canaries, WIDE)) < 0.5]
+    all_of = Ragged.from_lists([rng.permutation(one).tolist() if setting.order else one.tolist() for one in halves])
     told = all_of.where(inside[all_of.rows()])
     names, items = tuple(f"canary {n}" for n in range(canaries)), tuple(str(n) for n in range(WIDE))
     nothing = Ragged.empty(canaries)
@@ -126,9 +173,10 @@ def in_one(setting: Summed, canaries: int, seed: int, bug: str | None) -> Trials
     fed = Federation(model, (), RunConfig(seed=seed, backbone={"name": "tally"}), draws, 1024, stream=stream)
     progress = start(fed)
     begin_block(fed, progress, 0)
-    server, s = progress.server, 0.0
+    server, s, deviation = progress.server, 0.0, 0.0
     for question in (SURVEY, STATISTIC):
         s = model.s_of(server, STATISTIC)
+        deviation = model.deviation_of(server, STATISTIC) if isinstance(model, PrivateOrder) else 0.0
         total = progress.devices.exchange(fed, server, to_serve(fed, server), question).total
         if question == SURVEY:
             server = fed.learner.learn(server, total, question, float(canaries))
@@ -137,4 +185,10 @@ def in_one(setting: Summed, canaries: int, seed: int, bug: str | None) -> Trials
     overlap = (vectors @ _told(model, all_of, server.heads)[1].T) ** 2
     np.fill_diagonal(overlap, 0.0)
     found = np.einsum("uk,uk->u", vectors @ total["terms"], vectors) - overlap.sum(axis=1) / 2
-    return Trials(found / (SQUARE_ROOT_2 * s), inside)
+    if not isinstance(model, PrivateOrder):
+        return Trials(found / (SQUARE_ROOT_2 * s), inside)
+    following = followed(model, all_of, server.heads)
+    others = following @ following.sum(axis=0) - (following**2).sum(axis=1)
+    ordered = following @ total[NEXT].ravel() - others / 2
+    both = found / (2 * s**2) + ordered / deviation**2  # each weighed by how little noise it has
+    return Trials(both / np.sqrt(1 / (2 * s**2) + 1 / deviation**2), inside)

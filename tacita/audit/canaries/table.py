@@ -92,7 +92,8 @@ def _of_items(setting: items.Told) -> Audited:
 def _of_sums(name: str, setting: sums.Summed, canaries: int) -> Audited:
     against = "the server" if setting.node else "who sees the sum"
     play = lambda n, seed, bug: sums.play(setting, n, seed, bug)  # noqa: E731
-    return Audited(name, "person", against, setting.claim, play, canaries)
+    bugs = (HALF, LONG, *([sums.BESIDE] if setting.order and setting.one_release else []))
+    return Audited(name, "person", against, setting.claim, play, canaries, bugs)
 
 
 def _of_streams(name: str, setting: streams.Streamed, bugs: tuple[str, ...]) -> Audited:
@@ -119,6 +120,8 @@ def mechanisms() -> list[Audited]:
         _of_sums("tally, terms of one release", sums.Summed(4.0, one_release=True), 2000),
         _of_sums("tally, a node's own sum", sums.Summed(4.0, node=True), 1000),
         _of_sums("tally, terms of a node's own sum", sums.Summed(4.0, node=True, one_release=True), 2000),
+        _of_sums("tally-order, all of a first block", sums.Summed(4.0, order=True), 1000),
+        _of_sums("tally-order, terms and order of one release", sums.Summed(4.0, one_release=True, order=True), 2000),
         _of_streams("tally, 3 blocks together", streams.Streamed(4.0, 3), (HALF, LONG)),
         _of_streams("tally, what two blocks differ by", streams.Streamed(2.0, 3, reader="changes"), (streams.SAME,)),
         _of_streams("tally, a block and 4 retractions", streams.Streamed(3.0, 1, 4), (HALF, streams.FREE)),

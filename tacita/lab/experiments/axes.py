@@ -33,13 +33,13 @@ def _fields(model: Any) -> set[str]:
 def with_value(chosen: Chosen, axis: Axis, value: Value) -> Chosen:
     """A choice with one setting more, in all of the axis's places."""
     update: dict[str, Any] = {"options": {k: dict(v) for k, v in chosen.options.items()}, "train": dict(chosen.train)}
-    for place in axis.of:
+    for place, option in [*((one, axis.option) for one in axis.of), *axis.also.items()]:
         if place == BACKBONE:
             update["lr"] = value
         elif place == TRAIN:
-            update["train"][axis.option] = value
+            update["train"][option] = value
         else:
-            update["options"].setdefault(place, {})[axis.option] = value
+            update["options"].setdefault(place, {})[option] = value
     return chosen.model_copy(update=update)
 
 

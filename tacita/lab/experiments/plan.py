@@ -56,6 +56,7 @@ class Variant(Strict):
     withdraws: float = Field(0, ge=0, le=1, description="share of those who share that then take everything back")
     item_rows: Literal["random", "side", "sentences"] | None = Field(None, description="default: the table's")
     sends_as: str = Field("", description="variant whose agent sent as many items as this one's schedule will")
+    curve: str = Field("", description="what it is a point of in a picture against epsilon; without a promise: a line")
 
     @property
     def source(self) -> str:
@@ -68,11 +69,12 @@ class Axis(Strict):
 
     option: str
     of: list[str] = Field(min_length=1, description="where it is set: backbone, train, or names of parts")
-    choices: list[float | str] = []
+    choices: list[int | float | str] = []
     lowest: float = Field(
         0, ge=0, description="where there are no choices: of a range that is filled evenly in logarithms"
     )
     highest: float = Field(0, ge=0)
+    also: dict[str, str] = Field({}, description="place -> setting of another name that takes the same value there")
 
 
 class Tuning(Strict):

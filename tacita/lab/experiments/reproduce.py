@@ -10,10 +10,12 @@ from tacita.core.files import write_bytes
 from tacita.lab.experiments import tables
 from tacita.lab.experiments.cells import CellFile, run_cells
 from tacita.lab.experiments.choose_page import choose_page
+from tacita.lab.experiments.curves import points
 from tacita.lab.experiments.once import Line
 from tacita.lab.experiments.plan import Cell, Experiment, cells_of, load_experiment, narrowed
 from tacita.lab.experiments.schedules import check_schedules, with_schedules
 from tacita.lab.experiments.watching import OnDone
+from tacita.report import accuracy
 
 
 @dataclass(frozen=True)
@@ -104,3 +106,7 @@ def _write_pages(wanted: Wanted, lines: dict[str, Line], entries: list[tables.En
     csv, html = tables.to_csv(entries), tables.to_html(wanted.experiment, entries, tests)
     for suffix, text in (("md", page), ("csv", csv), ("html", html)):
         write_bytes(path.with_name(f"{path.name}.{suffix}"), text.encode())
+    if drawn := points(wanted.experiment, wanted.cells, lines):
+        figures = path.with_name(f"{path.name}-points.csv")
+        write_bytes(figures, accuracy.to_csv(drawn).encode())
+        accuracy.write(figures, path.with_suffix(".png"))

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -192,13 +193,13 @@ class DPPS(Part):
 
     def multiples(self) -> Doubles:
         """The noise of each tier, as a multiple of its sensitivity."""
-        config, ledger = self.config, self.ledger()
+        config = self.config
         if config.noise is not None:
             return np.full(len(config.tiers), config.noise)
         if config.calibration == "paper":
             return 1 / np.array(config.tiers)
         counted = config.activity_epsilon if config.policy == "activity" else 0.0
-        return np.array([ledger.sigma_to_fit(tier - counted, config.releases) for tier in config.tiers])
+        return np.array(_fitting(tuple(config.tiers), counted, config.delta, config.releases))
 
     def deviations(self) -> Doubles:
         """The noise of each tier: local, of each release; else one for many, and clips differ instead."""
@@ -414,6 +415,13 @@ class DPPS(Part):
             said[f"epsilon_{tier:g}_really"] = spent
             said[f"delta_at_{tier:g}_really"] = gaussian_delta(float(noise), tier)
         return said
+
+
+@lru_cache(maxsize=1024)
+def _fitting(tiers: tuple[float, ...], counted: float, delta: float, releases: int) -> tuple[float, ...]:
+    """The noise with which each tier lasts for so many releases; asked for by every cohort of a round."""
+    ledger = Ledger((), delta)
+    return tuple(ledger.sigma_to_fit(tier - counted, releases) for tier in tiers)
 
 
 def overrides_class(name: str, hook: str) -> bool:
