@@ -223,6 +223,29 @@ def test_orders(operator: TestClient, folder: Path, tmp_path: Path) -> None:
     assert wrong.status_code == 400
 
 
+def test_the_forms_of_the_page_order(operator: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders, "is_up", lambda folder: True)
+
+    def send(what: str, **fields: str) -> str:
+        answer = operator.post(f"/do/{what}", data=fields, headers={"hx-request": "true"})
+        assert answer.status_code == 200
+        return answer.text
+
+    text = send("begin", run="new", settings='[backbone]\nname = "tally"\n', quorum="1")
+    assert "Run &#39;new&#39; has begun." in text
+    assert "Stop new" in text
+    assert "a quorum is" in send("begin", run="newer", quorum="most").lower()
+    assert "Go on with new" in send("order", run="new", order="stop")
+    assert "Stop new" in send("order", run="new", order="resume")
+    assert "opens its next block" in send("order", run="r", order="next-block")
+    assert "an order is one of" in send("order", run="r", order="explode").lower()
+    assert "2 new items; the catalogue has 12." in send("publish", items="a, Alpha\nb\tBeta, two\n\n")
+    with open_store(folder) as store:
+        assert store.run("r").opened == 2
+        assert store.run("new").opened == 1
+        assert dict(store.catalogue())["b"] == "Beta, two"
+
+
 def test_a_stopped_run_may_go_on_where_the_server_is_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     orders.stop_run(folder, "r")
     monkeypatch.setattr(orders, "is_up", lambda folder: True)
