@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -221,6 +222,17 @@ def test_orders(operator: TestClient, folder: Path, tmp_path: Path) -> None:
     assert operator.post("/v1/catalogue", json={"items": [{"item": "a\x1b"}]}).status_code == 400
     wrong = operator.post("/v1/runs", json={"run": "x", "settings": "[backbone]\nnam = 'tally'"})
     assert wrong.status_code == 400
+
+
+def test_the_page_renews_itself_in_pieces(operator: TestClient, folder: Path) -> None:
+    """Each piece has its place on the page; a run that began elsewhere makes the page anew."""
+    whole, beat = operator.get("/").text, operator.get("/part/runs", params={"known": "1"}).text
+    pieces = re.findall(r'id="([a-z0-9-]+)"[^>]* hx-swap-oob="true"', beat)
+    assert pieces == ["alerts", "run-head-1", "run-rounds-1", "run-budgets-1"]
+    assert all(whole.count(f'id="{one}"') == 1 for one in (*pieces, "pulse"))
+    assert "hx-swap-oob" not in whole
+    assert "<details" not in beat
+    assert operator.get("/part/runs", params={"known": "0"}).headers["hx-refresh"] == "true"
 
 
 def test_the_forms_of_the_page_order(operator: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,6 +152,11 @@ def _enrol(page: Any, width: str) -> None:
 
     key = Path(tempfile.mkdtemp()) / "new.key"
     make_node_key(key)
+    page.get_by_text("Budgets", exact=True).first.click()
+    with page.expect_response(lambda one: "/part/runs" in one.url):  # it is looked at anew every ten seconds
+        pass
+    page.wait_for_timeout(300)
+    assert page.locator("#runs details[open]").count() == 1  # and nothing folds itself
     page.get_by_text("Enrol a node").click()
     page.locator("#node-name").fill(f"museum-{width}")
     page.get_by_label("Public key").fill(key.with_name("new.key.pub").read_text(encoding="utf-8"))
