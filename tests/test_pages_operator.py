@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -221,6 +222,40 @@ def test_orders(operator: TestClient, folder: Path, tmp_path: Path) -> None:
     assert operator.post("/v1/catalogue", json={"items": [{"item": "a\x1b"}]}).status_code == 400
     wrong = operator.post("/v1/runs", json={"run": "x", "settings": "[backbone]\nnam = 'tally'"})
     assert wrong.status_code == 400
+
+
+def test_the_page_renews_itself_in_pieces(operator: TestClient, folder: Path) -> None:
+    """Each piece has its place on the page; a run that began elsewhere makes the page anew."""
+    whole, beat = operator.get("/").text, operator.get("/part/runs", params={"known": "1"}).text
+    pieces = re.findall(r'id="([a-z0-9-]+)"[^>]* hx-swap-oob="true"', beat)
+    assert pieces == ["alerts", "run-head-1", "run-rounds-1", "run-budgets-1"]
+    assert all(whole.count(f'id="{one}"') == 1 for one in (*pieces, "pulse"))
+    assert "hx-swap-oob" not in whole
+    assert "<details" not in beat
+    assert operator.get("/part/runs", params={"known": "0"}).headers["hx-refresh"] == "true"
+
+
+def test_the_forms_of_the_page_order(operator: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders, "is_up", lambda folder: True)
+
+    def send(what: str, **fields: str) -> str:
+        answer = operator.post(f"/do/{what}", data=fields, headers={"hx-request": "true"})
+        assert answer.status_code == 200
+        return answer.text
+
+    text = send("begin", run="new", settings='[backbone]\nname = "tally"\n', quorum="1")
+    assert "Run &#39;new&#39; has begun." in text
+    assert "Stop new" in text
+    assert "a quorum is" in send("begin", run="newer", quorum="most").lower()
+    assert "Go on with new" in send("order", run="new", order="stop")
+    assert "Stop new" in send("order", run="new", order="resume")
+    assert "opens its next block" in send("order", run="r", order="next-block")
+    assert "an order is one of" in send("order", run="r", order="explode").lower()
+    assert "2 new items; the catalogue has 12." in send("publish", items="a, Alpha\nb\tBeta, two\n\n")
+    with open_store(folder) as store:
+        assert store.run("r").opened == 2
+        assert store.run("new").opened == 1
+        assert dict(store.catalogue())["b"] == "Beta, two"
 
 
 def test_a_stopped_run_may_go_on_where_the_server_is_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

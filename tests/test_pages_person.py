@@ -468,6 +468,28 @@ def test_a_person_declares_a_budget_and_sees_what_releases_cost(tmp_path: Path) 
     close_all(site)
 
 
+def test_everything_is_taken_back_from_the_page(tmp_path: Path) -> None:
+    """Five people leave; the page says how far that is, and then that the server certified it."""
+    site = make_site(tmp_path, config_of("tally"))
+    play(site)
+    node = site.transport.members[1]
+    node.refresh()
+    clients = [browser(node, user) for user in people(node)[:5]]
+    assert "Take back everything" in clients[0].get("/").text
+    for client in clients:
+        asked = client.post("/do/ask", data={"kind": "leave"}, headers={"hx-request": "true"}).text
+        assert "Leave, and take everything back" in asked
+        assert "waits here for the next message" in asked
+    assert "Take back everything" not in clients[0].get("/").text  # it is asked for once
+    node.store.add([(raw, "i1", 1e9 + n, None) for n, raw in enumerate(people(node)[5:])])
+    site.next_block()
+    told = clients[0].get("/v1/me/requests").json()["requests"][0]
+    assert told["done"], told["state"]
+    assert told["certificate"]["verdict"]
+    assert "It has certified that you left r, with everything." in clients[0].get("/part/held").text
+    close_all(site)
+
+
 def test_a_certificate_stands_first_on_the_page(tmp_path: Path) -> None:
     """Five people take one item back; the next block carries it, and the page shows the server's certificate."""
     from test_live_parity import rows_of_blocks
@@ -488,7 +510,10 @@ def test_a_certificate_stands_first_on_the_page(tmp_path: Path) -> None:
         assert client.post("/v1/me/requests", json={"kind": "forget", "items": [item]}).status_code == 200
     site.collect(blocks[1])
     site.next_block()
-    text = clients[0].get("/").text
+    text, held = clients[0].get("/").text, clients[0].get("/v1/me/held").json()
+    assert held["items in sums"] > 0
+    assert "It has certified since that 1 item of yours is taken out of its record and its model." in held["said"]
+    assert not any("certified" in line for line in browser(node, people(node)[5]).get("/v1/me/held").json()["said"])
     assert "<b>Certificate</b>" in text
     assert "Taken out of the record and the model" in text
     assert "· taken back" in text

@@ -70,6 +70,25 @@ def fits(page: Any) -> bool:
     return bool(page.evaluate("document.documentElement.scrollWidth <= window.innerWidth + 1"))
 
 
+def in_sight(page: Any, selector: str) -> bool:
+    """Whether something is on the screen, whole and with nothing before it, without scrolling."""
+    seen = """given => {
+        const one = document.querySelector(given), box = one.getBoundingClientRect();
+        const top = document.elementFromPoint(box.left + Math.min(20, box.width / 2), box.top + box.height / 2);
+        return box.top >= -1 && box.bottom <= innerHeight + 1 && (top === one || one.contains(top));
+    }"""
+    return bool(page.evaluate(seen, selector))
+
+
+def tab_to(page: Any, selector: str, most: int = 150) -> None:
+    """Press Tab until something like this has the focus."""
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        if page.evaluate("given => document.activeElement.matches(given)", selector):
+            return
+    raise AssertionError(f"Tab does not reach {selector}")
+
+
 def first_view(page: Any) -> float:
     """Seconds from asking for the page that is open to its content on the screen."""
     page.reload()

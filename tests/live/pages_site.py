@@ -35,7 +35,8 @@ SECOND = ("Harbour", "Lantern", "Orchard", "Witness", "Crossing", "Ferry", "Gard
 
 def title_of(n: int) -> str:
     made = f"{FIRST[n % 10]} {SECOND[(n // 10 + 3 * n) % 10]} ({1960 + 7 * n % 60})"
-    return f"{made} <b>uncut</b>" if n == 5 else made
+    long = ", or how everybody came home from the coast after the longest winter that anybody could remember"
+    return f"{made} <b>uncut</b>" if n == 5 else f"{made}{long}" if n % 20 == 17 else made
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.live
 
-from browser import complaints, launched, opened, playwright, serious, shoot  # noqa: E402
+from browser import complaints, in_sight, launched, opened, playwright, serious, shoot  # noqa: E402
 from live_cluster import eventually  # noqa: E402
 from live_site import Running  # noqa: E402
 
@@ -57,11 +57,15 @@ def _take_back(browser: object, link: str, room: tuple[str, str]) -> None:
     title = str(row.locator(".title").inner_text())
     row.get_by_role("button", name="Take back").click()
     mine.get_by_text("waits here for the next message to the server").wait_for()
-    theirs.goto(f"{room[0]}/login")
+    assert in_sight(mine, "#notice p")
+    theirs.goto(room[0])  # as it is printed
+    theirs.wrong.clear()  # the browser tells of the 401
     theirs.get_by_label("Password").fill(room[1])
     theirs.get_by_role("button", name="Log in").click()
     theirs.locator("#nodes", has_text="library").wait_for()
     mine.get_by_text("Certificate", exact=True).first.wait_for(timeout=240_000)
+    mine.get_by_role("link", name="Show it").click()  # wherever one has scrolled to
+    assert in_sight(mine, "#requests .verdict")
     assert title in mine.locator("#requests").inner_text()
     assert mine.get_by_text("Taken out of the record and the model").count() >= 1
     shoot(mine, "demo-person")

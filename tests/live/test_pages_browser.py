@@ -19,11 +19,13 @@ from browser import (  # noqa: E402
     complaints,
     first_view,
     fits,
+    in_sight,
     launched,
     opened,
     playwright,
     serious,
     shoot,
+    tab_to,
 )
 from pages_site import PASSWORD, PagesSite, pages_site  # noqa: E402
 
@@ -54,6 +56,9 @@ def test_a_person_decides_and_an_operator_watches(pages: PagesSite, browser: Any
     pages.others_ask(user)
     mine.get_by_role("button", name=f"Take back {title}", exact=True).click()
     mine.get_by_text("waits here for the next message to the server").wait_for()
+    assert in_sight(mine, "#notice p")  # wherever one has scrolled to
+    mine.get_by_role("link", name="Show it").click()
+    assert in_sight(mine, "#requests h3")
     shoot(mine, f"asked-{width}")
     pages.bring()
     _watch(pages, room, width)
@@ -62,6 +67,7 @@ def test_a_person_decides_and_an_operator_watches(pages: PagesSite, browser: Any
     assert serious(mine) == []
     mine.evaluate("window.scrollTo(0, 0)")
     shoot(mine, f"certificate-{width}")
+    assert in_sight(mine, "#requests .verdict")
     if width == "wide":
         shoot(mine, "page-person", keep=True)
     _end(pages, mine, user)
@@ -78,10 +84,13 @@ def _look(pages: PagesSite, page: Any, user: str, width: str) -> None:
     page.get_by_text("These are the exact terms").first.wait_for()
     page.get_by_role("button", name="What if not?").first.click()
     page.locator(".preview p").first.wait_for()
-    page.locator("#gauge .note, #gauge meter").first.wait_for()
+    page.locator("#gauge meter").wait_for()
+    assert page.locator("#gauge", has_text="No budget is counted here").count() == 1  # of the other run
+    page.locator("#costs-1 li", has_text="cost you").first.wait_for()
     page.get_by_label("Most that a run may spend of you").fill("1.5")
     page.get_by_role("button", name="Allow that much").click()
     page.locator("#notice", has_text="at most 1.5 of your budget").wait_for()
+    assert in_sight(page, "#notice p")
     page.locator("#held li").first.wait_for()
     assert page.locator("#left li").count() >= 1
     assert fits(page)
@@ -127,9 +136,13 @@ def _watch(pages: PagesSite, page: Any, width: str) -> None:
     page.reload()
     page.locator("#requests li", has_text="done").first.wait_for()
     page.get_by_text("Rounds", exact=True).first.click()
+    page.locator("#runs article", has_text="careful").get_by_text("Budgets", exact=True).click()
+    page.locator("#runs .spread tr", has_text="Up to a half").wait_for()
+    assert page.locator("#runs .quality tr", has_text="each node alone").count() >= 2
     assert fits(page)
     assert serious(page) == []
     shoot(page, f"operator-{width}")
+    page.evaluate("window.scrollTo(0, 0)")
     if width == "wide":
         shoot(page, "page-operator", keep=True)
 
@@ -139,6 +152,11 @@ def _enrol(page: Any, width: str) -> None:
 
     key = Path(tempfile.mkdtemp()) / "new.key"
     make_node_key(key)
+    page.get_by_text("Budgets", exact=True).first.click()
+    with page.expect_response(lambda one: "/part/runs" in one.url):  # it is looked at anew every ten seconds
+        pass
+    page.wait_for_timeout(300)
+    assert page.locator("#runs details[open]").count() == 1  # and nothing folds itself
     page.get_by_text("Enrol a node").click()
     page.locator("#node-name").fill(f"museum-{width}")
     page.get_by_label("Public key").fill(key.with_name("new.key.pub").read_text(encoding="utf-8"))
@@ -181,6 +199,36 @@ def test_dark_pages_have_contrast_too(pages: PagesSite, browser: Any, width: str
         assert serious(page) == []
         shoot(page, f"{name}-dark-{width}")
         page.context.close()
+
+
+def test_the_keyboard_is_enough(pages: PagesSite, browser: Any) -> None:
+    """From the top of the page to a request and a pause, with Tab, Enter, Space and arrows."""
+    page, user = opened(browser, "wide"), pages.node.store.users()[1][15]
+    page.goto(pages.link(user))
+    page.wait_for_url(f"{pages.person.url}/")
+    tab_to(page, ".skip")
+    assert in_sight(page, ".skip")
+    tab_to(page, ".recommended summary")
+    page.keyboard.press("Enter")
+    page.get_by_text("These are the exact terms").first.wait_for()
+    tab_to(page, ".terms button")
+    page.keyboard.press("Enter")
+    page.locator(".preview p").first.wait_for()
+    tab_to(page, "#preset-everything")
+    page.keyboard.press("ArrowUp")
+    page.locator("#notice", has_text="What takes part today goes on").wait_for()
+    assert page.evaluate("document.activeElement.id") == "preset-some"
+    tab_to(page, "#history [role=switch]")
+    page.keyboard.press("Space")
+    page.get_by_text("stays here", exact=True).first.wait_for()
+    tab_to(page, "#history .acts button")
+    page.keyboard.press("Enter")
+    page.get_by_text("waits here for the next message to the server").wait_for()
+    tab_to(page, "#pause")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Go on").wait_for()
+    assert complaints(page) == []
+    page.context.close()
 
 
 def test_an_owner_hands_out_links(pages: PagesSite, browser: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from tacita.core.errors import TacitaError
 from tacita.live.node import blocks
-from tacita.live.node.answers import REQUEST
+from tacita.live.node.answers import NO_EPSILON, REQUEST
 from tacita.live.node.store import NodeStore
 
 Preset = Literal["nothing", "some", "everything"]
@@ -126,7 +126,7 @@ def releases(store: NodeStore, user: str, offset: int, limit: int) -> tuple[int,
         "WHERE a.run = l.run AND a.block = l.block AND i.user = :user) END"
     )
     columns = "l.time, l.run, l.block, l.round, l.kind, l.users, l.bytes, l.sees, l.epsilon"
-    paid = "c.epsilon, c.spent, c.user IS NOT NULL, EXISTS (SELECT 1 FROM costs o WHERE o.release = l.id)"
+    paid = "c.epsilon, c.spent, c.user IS NOT NULL, l.epsilon != :uncounted"
 
     def ask(db: sqlite3.Connection) -> tuple[int, list[dict[str, Any]]]:
         total = int(db.execute("SELECT count(*) FROM ledger WHERE users > 0").fetchone()[0])
@@ -134,7 +134,7 @@ def releases(store: NodeStore, user: str, offset: int, limit: int) -> tuple[int,
             f"SELECT {columns}, {mine}, {paid} FROM ledger l LEFT JOIN costs c ON c.release = l.id AND c.user = :user "
             "WHERE l.users > 0 ORDER BY l.id DESC LIMIT :limit OFFSET :offset"
         )
-        given = {"user": one, "request": REQUEST, "limit": limit, "offset": offset}
+        given = {"user": one, "request": REQUEST, "uncounted": NO_EPSILON, "limit": limit, "offset": offset}
         found = []
         for *row, yours, cost, spent, charged, others in db.execute(page, given).fetchall():
             said = _cost_in_words(str(row[4]), cost, bool(charged), bool(others), bool(yours))

@@ -69,9 +69,17 @@ class Desk:
             "items in sums": n,
             "runs": runs,
             "left runs": may["left"],
-            "said": _held_in_words(len(shared), n, runs, self.node),
+            "said": _held_in_words(len(shared), n, runs, self._taken_out(user)),
             "server sees": self.node.what_the_server_sees(),
         }
+
+    def _taken_out(self, user: str) -> tuple[set[str], set[str]]:
+        """Items that servers certified as forgotten, and runs as left."""
+        one = self.node.store.user(user)
+        mine = [want for want in self.node.store.wants() if want.user == one]
+        done = [want for want in mine if want.outcome is not None and want.outcome.state == "done"]
+        items = {item for want in done if want.kind == "forget" for item in want.items}
+        return items, {want.run for want in done if want.kind == "leave"}
 
     def budget(self, user: str) -> dict[str, Any]:
         """What a person spent in each run, by kind of release, and what they said that they are willing to spend."""
@@ -98,13 +106,10 @@ class Desk:
 
     def taken(self, user: str) -> dict[str, str]:
         """Items that a person has asked to be forgotten, and whether they are."""
-        one, found = self.node.store.user(user), dict[str, str]()
-        for want in self.node.store.wants():
-            if want.user == one and want.kind == "forget":
-                done = want.outcome is not None and want.outcome.state == "done"
-                again = "taken back" if done else "asked back" if want.outcome is None or not want.outcome.final else ""
-                found |= dict.fromkeys(want.items, again)
-        return {item: said for item, said in found.items() if said}
+        one, (done, _) = self.node.store.user(user), self._taken_out(user)
+        mine = [want for want in self.node.store.wants() if want.user == one and want.kind == "forget"]
+        asked = {item for want in mine if want.outcome is None or not want.outcome.final for item in want.items}
+        return dict.fromkeys(done, "taken back") | dict.fromkeys(asked, "asked back")
 
     def requests(self, user: str) -> dict[str, Any]:
         """What a person asked of servers, newest first, with certificates."""
@@ -186,7 +191,7 @@ class Desk:
         return [{**row, "title": names.get(row["item"], "")} for row in rows]
 
 
-def _held_in_words(shown: int, n: int, runs: list[str], node: Node) -> list[str]:
+def _held_in_words(shown: int, n: int, runs: list[str], out: tuple[set[str], set[str]]) -> list[str]:
     """Sentences that promise no more than is so."""
     said = []
     if shown:
@@ -202,5 +207,11 @@ def _held_in_words(shown: int, n: int, runs: list[str], node: Node) -> list[str]
         )
     else:
         said.append("No sum that left this device had anything of yours in it.")
+    gone, left = out
+    if gone:
+        some = "1 item of yours is" if len(gone) == 1 else f"{len(gone):,} items of yours are"
+        said.append(f"It has certified since that {some} taken out of its record and its model.")
+    if left:
+        said.append(f"It has certified that you left {', '.join(sorted(left))}, with everything.")
     said.append("The model that it learned from everybody's sums.")
     return said

@@ -75,7 +75,10 @@ def pages(room: ControlRoom) -> APIRouter:
 
     @made.get("/part/runs")
     def runs(request: Request) -> Response:
-        return page("operator_runs.html", oob=False, **shown.runs(may(request)))
+        found = shown.runs(may(request))
+        if len(found["runs"]) != number_of(request.query_params.get("known", "")):  # one began elsewhere
+            return Response(headers={"hx-refresh": "true"})
+        return page("operator_beat.html", **found)  # in pieces: what is unfolded stays so
 
     @made.get("/part/nodes")
     def nodes(request: Request) -> Response:
