@@ -45,12 +45,19 @@ def nothing_charged(standing: Standing) -> Iterator[None]:
     clients, everybody = standing.here.clients, np.arange(standing.here.clients.n_users)
     arrays, told = clients.arrays, [name for name in clients.lists if name.endswith("/told")]
     lists = {name: clients.list_of(name, everybody) for name in told}
-    names = [f"{PARTS}{part.name}/{one}" for part in standing.fed.parts if part.ledger() for one in ACCOUNT]
-    before = {name: arrays[name].copy() for name in names}
+    before = accounts(standing)
     yield
     for name, kept in before.items():
         arrays[name][:] = kept
     clients.put(everybody, lists)
+
+
+def accounts(standing: Standing) -> Arrays:
+    """A copy of what everybody has spent."""
+    fed, arrays = standing.fed, standing.here.clients.arrays
+    everybody: tuple[Part | Learner, ...] = (*fed.parts, fed.learner)
+    counting = [one.name for one in everybody if one.ledger()]
+    return {name: arrays[name].copy() for part in counting for one in ACCOUNT if (name := f"{PARTS}{part}/{one}")}
 
 
 def carry(node: Node, standing: Standing) -> None:
