@@ -14,11 +14,14 @@ from test_live_requests import begin
 
 from tacita.core.codec import digest_of
 from tacita.core.config import RunConfig, validated
+from tacita.core.errors import TacitaError
 from tacita.lab.assembling import Machine, assemble
 from tacita.live.node import persons, retold, session, verbs
+from tacita.live.node.budgets import set_budget
 from tacita.live.node.node import Node
 from tacita.live.server.store import standing
 from tacita.live.wire import Outcome, Reply, Request, decode_reply, decode_request, encode
+from tacita.privacy.calibration import mu_of
 
 
 class Stop(BaseException):
@@ -257,4 +260,46 @@ def test_who_is_named_to_the_server_tells_no_more_either(tmp_path: Path) -> None
     assert 0 < _kept(node, f"{ids[0]} ") < _kept(node)
     node.erase(raws[0])
     assert _kept(node, f"{ids[0]} ") == 0
+    close_all(site)
+
+
+# Budgets
+
+
+def test_delta_is_not_the_servers_word_alone(tmp_path: Path) -> None:
+    """At a delta of 0.999 a budget buys many times the loss that it buys at 1e-5."""
+    assert mu_of(0.1, 0.999) > 100 * mu_of(0.1, 1e-5)
+    site = begun(tmp_path, private_tally(0.1, delta=0.999))
+    server = Hostile(site, "")
+    reply = server.asks()
+    assert reply.head.verdict == "refused"
+    assert "max_delta" in reply.head.said
+    assert server.node.store.ledger() == []
+    close_all(site)
+    allowed = begun(tmp_path / "allowed", private_tally(0.1, delta=1e-4), max_delta=1e-4)
+    assert Hostile(allowed, "").asks().head.verdict == "ok"
+    close_all(allowed)
+
+
+def test_who_said_nothing_spends_what_the_owner_of_the_node_allows(tmp_path: Path) -> None:
+    site = begun(tmp_path, private_tally(8.0), max_epsilon=0.5)
+    node = site.transport.members[1]
+    raws = node.store.users()[1]
+    verbs.perform(node, "budget", {"user": raws[0], "epsilon": 20.0})
+    Hostile(site, "validate")
+    paid = spent(node)
+    assert paid[raws[0]] > 7.0
+    assert max(paid[raw] for raw in raws[1:]) <= 0.5
+    close_all(site)
+
+
+def test_no_budget_of_one_person_stops_the_node_for_everybody(tmp_path: Path) -> None:
+    site = begun(tmp_path, private_tally(0.5))
+    server = Hostile(site, "")
+    raw = server.node.store.users()[1][0]
+    for said in (999_999.9999999999, 1e6, float("inf"), float("nan"), -0.1):
+        with pytest.raises(TacitaError, match="less than a million"):
+            set_budget(server.node, raw, said)
+    server.node.store.declare_budget(raw, 10**12)  # as an older version kept it
+    assert server.asks().head.verdict == "ok"
     close_all(site)

@@ -147,6 +147,11 @@ def _settings(node: Node, head: RequestHead) -> RunConfig:
         check_settings(config, plan.backbone)
     except TacitaError as error:
         raise Refusal(str(error)) from None
+    if any(one.delta > node.config.max_delta for one in plan.ledgers):
+        raise Refusal(
+            "this run counts epsilon at a larger delta than this node allows (max_delta), which makes a budget worth "
+            "little; begin one with a smaller delta."
+        )
     held = node.store.model(head.run)
     if held is not None and as_json(json.loads(held[0]["config"])) != config.model_dump_json():
         raise Refusal("the settings of this run have changed; begin a new run.")
