@@ -31,6 +31,7 @@ from tacita.lab.forgetting.wishes import Wish
 from tacita.lab.training import train
 from tacita.learn.statistic import ACCOUNT
 from tacita.live.letters import secret_of
+from tacita.live.node import retold
 from tacita.live.node.node import Node, NodeConfig
 from tacita.live.server.coordinator import check_run
 from tacita.live.settings import check_live
@@ -470,8 +471,9 @@ def _site(folder: Path, config: RunConfig, secrets: dict[int, str]) -> Site:
     return site
 
 
-def test_nodes_add_their_own_noise_to_what_the_lab_adds_up(tmp_path: Path) -> None:
-    """With the secrets of all nodes at hand, the server's sum is the lab's and their noise, to the last bit."""
+def test_nodes_add_their_own_noise_to_what_the_lab_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the secrets of all nodes, and without chance, the server's sum is the lab's and their noise, to the bit."""
+    monkeypatch.setattr(retold, "fresh", lambda *_: 0)
     config = config_of(4.0, 2, privacy={"epsilon": 4.0, "blocks": 2}, split={"kind": "blocks", "n_blocks": 2})
     secrets = {1: "one", 2: "two", 3: "three"}
     site = _site(tmp_path, config, secrets)

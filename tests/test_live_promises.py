@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from test_live_ledger import config_of as dpps_of
-from test_live_parity import Site, close_all, config_of, make_site, play
+from test_live_parity import Site, close_all, config_of, make_site, play, rows_of_blocks
 from test_live_requests import begin
 
 from tacita.core.codec import digest_of
 from tacita.core.config import RunConfig, validated
-from tacita.live.node import session, verbs
+from tacita.core.errors import TacitaError
+from tacita.lab.assembling import Machine, assemble
+from tacita.live.node import persons, retold, session, verbs
+from tacita.live.node.budgets import set_budget
+from tacita.live.node.node import Node
 from tacita.live.server.store import standing
-from tacita.live.wire import Reply, Request, decode_reply, decode_request, encode
+from tacita.live.wire import Outcome, Reply, Request, decode_reply, decode_request, encode
+from tacita.privacy.calibration import mu_of
 
 
 class Stop(BaseException):
@@ -134,4 +140,166 @@ def test_a_run_that_counts_keeps_its_last_round_and_says_why_there_are_no_scores
         assert one["controls"] == {}
     assert "2 blocks done; no scores: what answers cost is counted" in standing(row)
     assert all(one["kind"] not in ("validate", "close") for one in site.transport.members[1].store.ledger())
+    close_all(site)
+
+
+# Noise
+
+
+def test_a_node_that_is_set_back_to_a_copy_draws_other_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: noise that follows what is stored comes again, and the difference is the one who paused, rank one."""
+    site = begun(tmp_path, private_tally(8.0))
+    server = Hostile(site, "statistic")
+    where, copy = server.node.folder, tmp_path / "copy"
+    with server.node.store._writing() as db:
+        db.execute("UPDATE meta SET value = ? WHERE key = 'secret'", ("ab" * 32,))
+    server.node.close()
+    shutil.copytree(where, copy)
+
+    def told(pause: bool) -> Any:
+        shutil.rmtree(where)
+        shutil.copytree(copy, where)
+        with Node.open(where) as server.node:
+            if pause:
+                persons.set_pause(server.node.store, server.node.store.users()[1][3], True)
+            reply = server.asks()
+        assert reply.head.verdict == "ok"
+        return reply.arrays["terms"]
+
+    apart = np.abs(np.linalg.eigvalsh(told(False) - told(True)))
+    assert (apart > 1e-6).sum() > 5
+    monkeypatch.setattr(retold, "fresh", lambda *_: 0)
+    apart = np.abs(np.linalg.eigvalsh(told(False) - told(True)))
+    assert (apart > 1e-6).sum() == 1
+    site.transport.members.pop(1)
+    close_all(site)
+
+
+def leavers_of(folder: Path) -> tuple[Hostile, Site, list[str]]:
+    """Five people of node 1 leave after a block under a budget; the server stands before its question to them."""
+    site = begun(folder, private_tally(1.0, blocks=2))
+    site.next_block()
+    node = site.transport.members[1]
+    raws = node.store.users()[1][:5]
+    for raw in raws:
+        node.store.enqueue("leave", "r", user=node.store.user(raw))
+    site.publish(list(assemble(site.config, Machine()).stream.item_ids))
+    site.collect(rows_of_blocks(site.config)[1])
+    return Hostile(site, "statistic/retraction"), site, raws
+
+
+def test_a_retraction_is_told_again_with_the_same_noise_and_other_ones_are_few(tmp_path: Path) -> None:
+    """A server says that every attempt came to nothing: what it hears again is nothing new, and costs nothing."""
+    server, site, raws = leavers_of(tmp_path)
+    base, tried = server.first.head, 0
+
+    def asks(**arrays: Any) -> Any:
+        nonlocal tried
+        number = base.attempt + tried
+        failed = [number - 1] if tried else []
+        tried += 1
+        changed = {f"heads/{name}": value for name, value in arrays.items()}
+        return server.asks(
+            changed, round=base.round + tried, attempt=number, resolved=max(0, number - 1), failed=failed
+        )
+
+    first = asks()
+    assert first.head.verdict == "ok"
+    paid = spent(server.node)
+    assert all(paid[raw] > 1.0 for raw in raws)  # beyond the budget: taking back is not refused
+    for _ in range(4):
+        again = asks()
+        assert again.head.verdict == "ok"
+        assert np.array_equal(again.arrays["terms"], first.arrays["terms"])
+    assert spent(server.node) == paid
+    held = server.node.store.model("r")
+    assert held is not None
+    scale, costs = held[1]["heads/scale"][1], [paid[raws[0]]]
+    others = [asks(scale=scale * np.linspace(1, more, len(scale))) for more in (1.5, 2.0, 3.0)]
+    assert [one.head.verdict for one in others] == ["ok", "ok", "refused"]  # three in all
+    assert "noise of its own" in others[-1].head.said
+    for one in others[:2]:
+        assert (one.arrays["terms"] != first.arrays["terms"]).mean() > 0.9
+    costs.append(spent(server.node)[raws[0]])
+    assert costs[1] > costs[0]
+    assert np.array_equal(asks(scale=scale).arrays["terms"], first.arrays["terms"])  # the honest one is not lost
+    assert spent(server.node)[raws[0]] == costs[1]
+    assert _kept(server.node) == 3
+    server.node.store.hear("r", [Outcome(id=one.id, state="done") for one in server.node.store.wants("r")])
+    assert _kept(server.node) == 0
+    close_all(site)
+
+
+def _kept(node: Any, whose: str = "") -> int:
+    """How much is kept of what was told."""
+    asked = "SELECT count(*) FROM meta WHERE key GLOB ?"
+    return int(node.store.ask(lambda db: db.execute(asked, (f"retold/{whose}*",)).fetchone())[0])
+
+
+def test_who_is_named_to_the_server_tells_no_more_either(tmp_path: Path) -> None:
+    """A node whose owner lets the server name people is asked about other company each time: people have a limit."""
+    site = begun(tmp_path, private_tally(1.0, blocks=2), insecure_single_user_uploads=True)
+    site.next_block()
+    node = site.transport.members[1]
+    ids, raws = node.store.users()
+    for raw in raws[:6]:
+        node.store.enqueue("leave", "r", user=node.store.user(raw))
+    site.publish(list(assemble(site.config, Machine()).stream.item_ids))
+    site.collect(rows_of_blocks(site.config)[1])
+    server = Hostile(site, "statistic/retraction")
+    base, verdicts = server.first.head, []
+    everybody = np.sort(server.first.arrays["chosen"])
+    for n in range(5):
+        number = base.attempt + n
+        chosen = {"chosen": np.delete(everybody, n)}
+        reply = server.asks(
+            chosen, round=base.round + n, attempt=number, resolved=max(0, number - 1), failed=[number - 1] if n else []
+        )
+        verdicts.append(reply.head.verdict)
+    assert verdicts == ["ok", "ok", "ok", "refused", "refused"]
+    assert 0 < _kept(node, f"{ids[0]} ") < _kept(node)
+    node.erase(raws[0])
+    assert _kept(node, f"{ids[0]} ") == 0
+    close_all(site)
+
+
+# Budgets
+
+
+def test_delta_is_not_the_servers_word_alone(tmp_path: Path) -> None:
+    """At a delta of 0.999 a budget buys many times the loss that it buys at 1e-5."""
+    assert mu_of(0.1, 0.999) > 100 * mu_of(0.1, 1e-5)
+    site = begun(tmp_path, private_tally(0.1, delta=0.999))
+    server = Hostile(site, "")
+    reply = server.asks()
+    assert reply.head.verdict == "refused"
+    assert "max_delta" in reply.head.said
+    assert server.node.store.ledger() == []
+    close_all(site)
+    allowed = begun(tmp_path / "allowed", private_tally(0.1, delta=1e-4), max_delta=1e-4)
+    assert Hostile(allowed, "").asks().head.verdict == "ok"
+    close_all(allowed)
+
+
+def test_who_said_nothing_spends_what_the_owner_of_the_node_allows(tmp_path: Path) -> None:
+    site = begun(tmp_path, private_tally(8.0), max_epsilon=0.5)
+    node = site.transport.members[1]
+    raws = node.store.users()[1]
+    verbs.perform(node, "budget", {"user": raws[0], "epsilon": 20.0})
+    Hostile(site, "validate")
+    paid = spent(node)
+    assert paid[raws[0]] > 7.0
+    assert max(paid[raw] for raw in raws[1:]) <= 0.5
+    close_all(site)
+
+
+def test_no_budget_of_one_person_stops_the_node_for_everybody(tmp_path: Path) -> None:
+    site = begun(tmp_path, private_tally(0.5))
+    server = Hostile(site, "")
+    raw = server.node.store.users()[1][0]
+    for said in (999_999.9999999999, 1e6, float("inf"), float("nan"), -0.1):
+        with pytest.raises(TacitaError, match="less than a million"):
+            set_budget(server.node, raw, said)
+    server.node.store.declare_budget(raw, 10**12)  # as an older version kept it
+    assert server.asks().head.verdict == "ok"
     close_all(site)

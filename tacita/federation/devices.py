@@ -6,7 +6,7 @@ best round, begin and end a block. A server whose people are elsewhere asks the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -106,7 +106,7 @@ class Here:
     members: Members | None = None
     mask: Ragged | None = None  # what validation does not rank
     past: Ragged | None = None  # what everybody told in earlier blocks, where the model reads it
-    left: int = 0  # sums that left before, where that is written down: no two of them have the same noise
+    seal: Callable[[Total], int] | None = None  # gives each sum a number that its noise follows, too; None: the lab
 
     @property
     def most_played(self) -> int | None:
@@ -195,7 +195,8 @@ class Here:
                 told.setdefault(name, []).append(values)
         if fed.config.train.silos and not fed.config.train.joint:  # a silo sends one sum of all its people
             bytes_up = fed.config.train.silos * sum(one.n_bytes for one in fields if one.seen == "summed")
-        total = replace(total, nonce=total.nonce ^ self.left)
+        if self.seal is not None:
+            total = replace(total, nonce=total.nonce ^ self.seal(total))
         for part in fed.transforming(question):
             total = fed.changed(part.party, total, partial(part.encode_sum, fed.seen_by(part.party, then)))
         total = fed.learner.noised(then, total, question)

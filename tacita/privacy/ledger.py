@@ -35,6 +35,7 @@ EARLIER = "earlier runs"  # an event of this name holds what was spent elsewhere
 EARLIER_ROUNDS = "earlier rounds"  # and one of this name rounds elsewhere that chance decided, as often as they came
 UNIT = 1e-12  # of mu^2, and of a pure epsilon
 MICRO = 1e-6  # budgets are whole numbers of it
+MOST_BUDGET = 10**12 - 1  # what somebody may set, in millionths: less than a million
 NO_LIMIT = np.iinfo(np.int64).max  # somebody who set no budget: everything is counted, nothing is refused
 _MOST = 2**60  # what one release may cost at most, in units: sums of a few never overflow
 _MORE = 1 + 1e-12  # noise is rounded up by this, so that what it costs does not exceed what was planned
@@ -165,7 +166,7 @@ class Ledger:
         """The deviation, for sensitivity 1, at which a budget holds exactly so many gaussian releases."""
         if releases < 1:
             raise TacitaError(f"a plan has at least one release, not {releases}.")
-        share = _limit(math.floor(epsilon / MICRO * (1 + 1e-15)), self.delta) // releases
+        share = _limit(millionths(epsilon), self.delta) // releases
         if share < 1:
             raise TacitaError(f"an epsilon of {epsilon} cannot be cut into {releases} releases; plan fewer.")
         return _MORE / math.sqrt(share * UNIT)
@@ -253,6 +254,11 @@ class Ledger:
             mu = math.sqrt(-(-mu2 // digits) * digits * UNIT)
             events.append((Event("all gaussian releases", "gaussian", 1.0, 1 / mu), 1))
         return epsilon_of(events, self.delta, "rdp" if self.adaptive else "pld")
+
+
+def millionths(epsilon: float) -> int:
+    """A budget as a whole number, rounded down."""
+    return math.floor(epsilon / MICRO * (1 + 1e-15))
 
 
 def joined(ledgers: Sequence[tuple[str, Ledger, Arrays]]) -> tuple[Ledger, Arrays]:

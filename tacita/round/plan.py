@@ -41,7 +41,7 @@ class Plan:
     @property
     def ledgers(self) -> tuple[Ledger, ...]:
         """What counts the releases of this run; none: nothing is counted, and there is no epsilon."""
-        found = (one.ledger() for one in (*self.parts, self.learner))
+        found = (*(part.ledger() for part in self.parts), self.learner.ledger())
         return tuple(one for one in found if one is not None)
 
     def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:

@@ -43,6 +43,7 @@ class Release:
     sees: str  # what the server can see, in a few words
     epsilon: str = NO_EPSILON
     costs: Sequence[tuple[int, float | None, float | None]] = ()  # of each who was charged: cost, and spent since then
+    again: Mapping[str, bytes] = field(default_factory=dict)  # by which it is told once more as it was (retold.py)
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,8 @@ def put(db: sqlite3.Connection, asked: RequestNumber, answer: Answer, at: float)
     if answer.model is not None:
         put_model(db, run, answer.model, at)
     put_reply(db, asked, answer)
+    if answer.ledger is not None:
+        db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", answer.ledger.again.items())
     lines = [] if answer.ledger is None else [(asked.kind, answer.ledger)]
     for kind, one in [*lines, *requests_left(answer.sent)]:
         told = (at, run, block, asked.round, kind, one.users, one.n_bytes, one.sees, one.epsilon)
@@ -108,7 +111,7 @@ def put(db: sqlite3.Connection, asked: RequestNumber, answer: Answer, at: float)
 def left_before(db: sqlite3.Connection, asked: RequestNumber) -> int:
     """How often a question of a round was answered, whatever follows its name; that only grows, unlike devices' state.
 
-    0 in a run that nothing happens to, so that noise is the lab's; never the same twice.
+    0 in a run that nothing happens to, so that noise is the lab's.
     """
     found = "SELECT count(*) FROM ledger WHERE run = ? AND block = ? AND round = ? AND (kind = ? OR kind GLOB ?)"
     name = asked.kind.split("/")[0]

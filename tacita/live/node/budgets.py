@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tacita.core.config import RunConfig, validated
+from tacita.core.errors import TacitaError
 from tacita.core.files import nested
 from tacita.core.types import AnyArray, Arrays, Down, Longs, ServerState
 from tacita.federation.clients import put_parts, users_view
@@ -21,7 +22,7 @@ from tacita.live.node.answers import NO_EPSILON as NONE_STATED
 from tacita.live.node.node import Node
 from tacita.live.node.standing import Standing
 from tacita.privacy.accounting import Event
-from tacita.privacy.ledger import EARLIER, EARLIER_ROUNDS, MICRO, NO_LIMIT, Ledger
+from tacita.privacy.ledger import EARLIER, EARLIER_ROUNDS, MICRO, MOST_BUDGET, NO_LIMIT, Ledger, millionths
 from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner
 from tacita.round.parts import Part
@@ -89,12 +90,19 @@ def nothing_charged(standing: Standing) -> Iterator[None]:
     clients, everybody = standing.here.clients, np.arange(standing.here.clients.n_users)
     arrays, told = clients.arrays, [name for name in clients.lists if name.endswith("/told")]
     lists = {name: clients.list_of(name, everybody) for name in told}
-    names = [f"{PARTS}{part.name}/{one}" for part in standing.fed.parts if part.ledger() for one in ACCOUNT]
-    before = {name: arrays[name].copy() for name in names}
+    before = spent_arrays(standing)
     yield
     for name, kept in before.items():
         arrays[name][:] = kept
     clients.put(everybody, lists)
+
+
+def spent_arrays(standing: Standing) -> Arrays:
+    """A copy of what everybody has spent."""
+    fed, arrays = standing.fed, standing.here.clients.arrays
+    everybody: tuple[Part | Learner, ...] = (*fed.parts, fed.learner)
+    counting = [one.name for one in everybody if one.ledger()]
+    return {name: arrays[name].copy() for part in counting for one in ACCOUNT if (name := f"{PARTS}{part}/{one}")}
 
 
 def carry(node: Node, standing: Standing) -> None:
@@ -122,23 +130,31 @@ def carry(node: Node, standing: Standing) -> None:
 
 
 def declare(node: Node, standing: Standing, server: ServerState) -> None:
-    """Put what people are willing to spend on their accounts in this run, before anything is charged."""
-    fed, clients = standing.fed, standing.here.clients
+    """Put what people are willing to spend on their accounts in this run, before anything is charged.
+
+    Who said nothing spends what the run plans, and no more than the node's owner allows (`max_epsilon`).
+    """
+    fed, clients, most = standing.fed, standing.here.clients, node.config.max_epsilon
     said = node.store.declared_budgets(fed.stream.name)
-    users = [n for n, one in enumerate(standing.users[: clients.n_users].tolist()) if one in said]
-    if not users:
-        return
-    epsilon = np.array([said[int(standing.users[n])] for n in users]) * MICRO
-    view = users_view(clients, server, fed.stream.blocks[server.block], np.array(users), fed.stream.user_keys, Down())
+    wanted = np.array([said.get(one, -1) for one in standing.users[: clients.n_users].tolist()], np.int64)
     counting: tuple[Part | Learner, ...] = (*fed.parts, fed.learner)
-    for one in counting:
-        if one.ledger() is not None:
-            put_parts(clients, view.user, {one.name: one.declare(view, epsilon)})
+    for one in counting if said or most is not None else ():
+        if one.ledger() is None:
+            continue
+        limit = NO_LIMIT if most is None else millionths(most)
+        quiet = (wanted < 0) & (clients.parts[one.name]["budget"] > limit)
+        mine = np.minimum(np.where(quiet, limit, wanted), MOST_BUDGET)
+        users = np.flatnonzero(mine >= 0)
+        block = fed.stream.blocks[server.block]
+        view = users_view(clients, server, block, users, fed.stream.user_keys, Down())
+        put_parts(clients, view.user, {one.name: one.declare(view, mine[users] * MICRO)})
 
 
 def set_budget(node: Node, user: str, epsilon: float, run: str | None = None) -> dict[str, Any]:
     """From the next answer on nobody spends more than this of a person; what is spent stays spent."""
-    node.store.declare_budget(user, math.floor(epsilon / MICRO * (1 + 1e-15)), run)
+    if not 0 <= epsilon < math.inf or (made := millionths(epsilon)) > MOST_BUDGET:
+        raise TacitaError("a budget is an epsilon from 0 to less than a million.")
+    node.store.declare_budget(user, made, run)
     return {"user": user, "epsilon": epsilon, "run": run}
 
 

@@ -47,6 +47,13 @@ class NodeConfig(Strict):
     insecure_single_user_uploads: bool = Field(False, description="send sums of fewer people all the same")
     min_seconds_between_rounds: float = Field(0.0, ge=0, description="refuse to send sooner than this")
     max_releases_per_day: int = Field(10_000, ge=0, description="refuse to send more often than this in 24 hours")
+    max_delta: float = Field(1e-5, gt=0, lt=1, description="refuse runs that count epsilon at a larger delta")
+    max_epsilon: float | None = Field(
+        None,
+        ge=0,
+        lt=1e6,
+        description="who declared no budget spends at most this in all runs; default: what they plan",
+    )
     page_port: int = Field(0, ge=0, le=65535, description="port of people's pages, on loopback; 0: any that is free")
     run_as: str = Field("auto", description="OS user of Flower's process; '': the node's own; auto: nobody, if it can")
 

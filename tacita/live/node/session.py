@@ -19,19 +19,30 @@ import numpy as np
 from tacita import __version__
 from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Longs, Ragged, Requests
+from tacita.core.types import AnyArray, Arrays, Longs, Ragged, Requests
 from tacita.core.types import Request as AskedFor
+from tacita.federation.devices import Told
 from tacita.fields import Total
 from tacita.lab.assembling import check_settings, planned
 from tacita.live.letters import NAMES, PART, ROSTER, each_arrays
-from tacita.live.node.answers import Answer, Release, RequestNumber, left_before
-from tacita.live.node.budgets import accounts, carry, cost_of_all, costs_of, declare, nothing_charged, spread_of
+from tacita.live.node import retold
+from tacita.live.node.answers import Answer, Release, RequestNumber
+from tacita.live.node.budgets import (
+    accounts,
+    carry,
+    cost_of_all,
+    costs_of,
+    declare,
+    nothing_charged,
+    spent_arrays,
+    spread_of,
+)
 from tacita.live.node.node import Node
 from tacita.live.node.received import Asked, as_json, asked_of, catalogue_of, whole_model
 from tacita.live.node.scores import asked_about, scores
 from tacita.live.node.settling import settle
 from tacita.live.node.standing import ALONE, Refusal, Standing, standing_of, stored_devices
-from tacita.live.node.wants import Want, due, marks, noted, whole_batches
+from tacita.live.node.wants import Want, due, marks, noted, whole_batches, withdrawing
 from tacita.live.settings import check_live
 from tacita.live.wire import (
     MOST_PLAYED,
@@ -145,6 +156,11 @@ def _settings(node: Node, head: RequestHead) -> RunConfig:
         check_settings(config, plan.backbone)
     except TacitaError as error:
         raise Refusal(str(error)) from None
+    if any(one.delta > node.config.max_delta for one in plan.ledgers):
+        raise Refusal(
+            "this run counts epsilon at a larger delta than this node allows (max_delta), which makes a budget worth "
+            "little; begin one with a smaller delta."
+        )
     held = node.store.model(head.run)
     if held is not None and as_json(json.loads(held[0]["config"])) != config.model_dump_json():
         raise Refusal("the settings of this run have changed; begin a new run.")
@@ -354,11 +370,13 @@ def _sum(
     carry(node, standing)
     declare(node, standing, server)
     number = RequestNumber(head.run, head.block, head.round, head.kind)
-    here.left = node.store.ask(lambda db: left_before(db, number))
-    before = accounts(standing)
+    retracts = asker is fed.learner and fed.learner.ledger() is not None
+    before, spent, exact = accounts(standing), spent_arrays(standing), list[Total]()
+    here.seal = lambda total: exact.append(total) or retold.fresh(node.store, number)  # type: ignore[func-returns-value]
     told = here.exchange(fed, server, asked.down, head.kind, asked.chosen)
     if together and node.too_few(told.counted):  # who has nothing to say hides nobody
         raise Refusal("fewer people than this node's minimum (min_users) have something to take back.")
+    told, again = _noised_once(node, standing, asked, (told, exact[0], spent), together) if retracts else (told, {})
     if fed.learner.model_after and kind in questions and COUNTED & told.total.sums.keys():  # noise hides who is rare
         whole = told.total
         told = replace(told, total=without_rare(whole, node.fewest, server.heads.get("inputs")))
@@ -378,7 +396,26 @@ def _sum(
     arrays = total_arrays(total, fields) | each_arrays(total, called)
     after = accounts(standing)
     costs = costs_of(standing.users, before, after)
-    return Reply(made, arrays), Release(total.n_clients, 0, what, cost_of_all(after), costs)
+    return Reply(made, arrays), Release(total.n_clients, 0, what, cost_of_all(after), costs, again)
+
+
+def _noised_once(
+    node: Node, standing: Standing, asked: Asked, made: tuple[Told, Total, Arrays], together: bool
+) -> tuple[Told, dict[str, bytes]]:
+    """A retraction under a budget: told before, it is told as it was and costs nothing; else what is kept of it."""
+    told, exact, before = made
+    fed, store = standing.fed, node.store
+    users = standing.users[np.isin(standing.keys, standing.keys if asked.chosen is None else asked.chosen)].tolist()
+    wants = store.wants(fed.stream.name)
+    batches = withdrawing(wants, users, node.config.min_users if together else 0)
+    fields = fed.fields(asked.server, f"{fed.learner.name}/retraction")
+    sha = retold.digest(store, exact, fields)
+    kept = retold.earlier(store, batches, sha)
+    if kept is None:
+        return told, retold.to_keep(batches, sha, told)
+    for name, value in before.items():
+        standing.here.clients.arrays[name][:] = value
+    return retold.again(told, kept, str(store.path)), {}
 
 
 def _untell(standing: Standing, rare: Longs) -> None:

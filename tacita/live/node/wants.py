@@ -140,6 +140,9 @@ def hear(db: sqlite3.Connection, run: str, told: Iterable[Outcome], where: str) 
         open_ = {one.user for one in mine if one.sent is not None and not one.final}  # may have to go back for these
         done = {one.user for one in mine if one.id in fresh and one.user is not None} - open_
         unsettled.settled(db, run, {one for one in done if one is not None}, where)
+        over = [(told, batch) for told, batch in batched(mine).items() if all(one.final for one in batch)]
+        _drop_told(db, [company(*told, batch) for told, batch in over])
+        _drop_told(db, [f"{one.user} {company(*told, [one])}" for told, batch in over for one in batch])
 
 
 def due(wants: Collection[Want], least: int, together: bool) -> list[Want]:
@@ -217,12 +220,35 @@ def marks(meant: Iterable[Want], question: str, each_batch: bool) -> dict[str, s
     stem = question.split("/")[: 1 if each_batch else 2]
     found: dict[str, str] = {}
     for (carrier, kind), batch in batched(meant).items():
-        said = [] if carrier is None else [*vars(carrier).values(), kind]
-        company = hashlib.sha256(json.dumps([said, sorted({one.user or 0 for one in batch})]).encode()).hexdigest()
+        said = _said(carrier, kind)
         for one in batch:
             name = json.dumps([one.run, *stem, *(said if each_batch else [])])
-            found.setdefault(f"{_ANSWERED}{one.user}/{name}", company)
+            found.setdefault(f"{_ANSWERED}{one.user}/{name}", company(carrier, kind, batch))
     return found
+
+
+def company(carrier: RequestNumber | None, kind: str, batch: Iterable[Want]) -> str:
+    """What a batch of people is called: by the answer they left with and by who they are."""
+    people = sorted({one.user or 0 for one in batch})
+    return hashlib.sha256(json.dumps([_said(carrier, kind), people]).encode()).hexdigest()
+
+
+def withdrawing(wants: Iterable[Want], users: Collection[int], least: int) -> set[str]:
+    """What those are called who tell what they take back: their batches; where the server names people, each alone."""
+    if least:
+        return {company(*told, batch) for told, batch in batched(whole_batches(list(wants), users, least)).items()}
+    open_ = [one for one in wants if one.user in users and not one.final]
+    found = {f"{one.user} {company(*told, [one])}" for told, batch in batched(open_).items() for one in batch}
+    return found | {f"{one} nothing" for one in set(users) - {one.user for one in open_}}
+
+
+def _said(carrier: RequestNumber | None, kind: str) -> list[str | int]:
+    return [] if carrier is None else [*vars(carrier).values(), kind]
+
+
+def _drop_told(db: sqlite3.Connection, companies: Iterable[str]) -> None:
+    """What these told when they withdrew is not to be told again (retold.py)."""
+    db.executemany("DELETE FROM meta WHERE key GLOB ?", ((f"retold/{one}/*",) for one in companies))
 
 
 def note(db: sqlite3.Connection, found: Mapping[str, str]) -> None:
@@ -236,8 +262,11 @@ def noted(db: sqlite3.Connection, found: Mapping[str, str]) -> bool:
 
 
 def erase_notes(db: sqlite3.Connection, user: int | None) -> None:
-    """Of one person (None: of everybody)."""
-    db.execute("DELETE FROM meta WHERE key GLOB ?", (f"{_ANSWERED}{'' if user is None else f'{user}/'}*",))
+    """Of one person (None: of everybody), and what their company told."""
+    mine = f"{_ANSWERED}{'' if user is None else f'{user}/'}*"
+    theirs = [one for (one,) in db.execute("SELECT DISTINCT value FROM meta WHERE key GLOB ?", (mine,))]
+    _drop_told(db, ["*"] if user is None else [*theirs, f"{user} *"])
+    db.execute("DELETE FROM meta WHERE key GLOB ?", (mine,))
 
 
 def cut(wants: Collection[Want]) -> dict[int, set[str] | None]:

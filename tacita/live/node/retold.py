@@ -1,0 +1,68 @@
+"""Noise of what leaves a node: by chance and new every time, but for a retraction that is told again as it was.
+
+Live noise follows the node's secret and chance, of which nothing is stored: a node that is set back to a copy of its
+folder draws other noise, and two sums never have the same. A retraction is no ordinary answer. Its budget does not stop
+it, and a server that says that it came to nothing may ask for it again. Told each time with new noise it could be
+averaged away, so what was told of a batch of people is kept until their requests are done: asked for the same, to the
+last bit of the exact sum, they send the same again and pay nothing. Asked for something else, because the model has
+moved on, they tell that, too, and pay, up to `MOST` times in all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import sqlite3
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from tacita.core.codec import pack, unpack
+from tacita.federation.devices import Told
+from tacita.fields import Spec, Total
+from tacita.live.node.answers import RequestNumber, left_before
+from tacita.live.node.standing import Refusal
+from tacita.live.node.store import NodeStore
+
+MOST = 3  # retractions of one batch that differ: more than a server needs that asks again in later blocks
+RETOLD = "retold/"  # a batch, and a digest of what it told
+
+
+def fresh(store: NodeStore, asked: RequestNumber) -> int:
+    """What the noise of a sum follows besides the secret. A node without one, as tests make it, draws as the lab."""
+    return secrets.randbits(256) if store.secret else store.ask(lambda db: left_before(db, asked))
+
+
+def digest(store: NodeStore, exact: Total, fields: Sequence[Spec]) -> str:
+    """Of a sum before noise, and of how much noise it is to have."""
+    made = hashlib.blake2b(key=hashlib.sha256(store.secret.encode()).digest(), digest_size=32)
+    made.update(repr([(one.name, one.shape, one.most) for one in fields]).encode())
+    made.update(pack({name: exact.sums[name] for name in sorted(exact.sums)}))
+    return made.hexdigest()
+
+
+def earlier(store: NodeStore, batches: Collection[str], sha: str) -> bytes | None:
+    """What these batches told when they were asked for the same; None: nothing. Refuses what they told too often."""
+    found = [store.ask(lambda db, one=one: _told(db, one)) for one in batches]  # type: ignore[misc]
+    if found and all(sha in told for told in found):
+        return found[0][sha]
+    if any(len(told) >= MOST for told in found):
+        raise Refusal(
+            f"what these people take back was asked for under {MOST} models, each answer with noise of its own; it is "
+            "told as before, and under no other."
+        )
+    return None
+
+
+def to_keep(batches: Collection[str], sha: str, told: Told) -> dict[str, bytes]:
+    """What is kept of a retraction that leaves."""
+    return {f"{RETOLD}{one}/{sha}": pack(told.total.sums) for one in batches}
+
+
+def again(told: Told, kept: bytes, where: str) -> Told:
+    """The same answer with the noise of then."""
+    return replace(told, total=told.total.with_sums(unpack(kept, where)))
+
+
+def _told(db: sqlite3.Connection, batch: str) -> dict[str, bytes]:
+    rows = db.execute("SELECT key, value FROM meta WHERE key GLOB ?", (f"{RETOLD}{batch}/*",)).fetchall()
+    return {key.rpartition("/")[2]: bytes(value) for key, value in rows}
