@@ -65,7 +65,7 @@ def recommend(
     else:
         _show_users(serving.listed(models, user or [], wish), k, as_json)
     if not as_json and out is None:
-        console.answer(privacy_in_brief(opened.config))
+        console.answer(privacy_in_brief(opened.config, opened.result))
 
 
 def similar(

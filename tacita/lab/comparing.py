@@ -38,5 +38,5 @@ def _rows(runs: list[RunData]) -> list[dict[str, Any]]:
         told = {metric: one.mean[metric] for metric in metrics} | {name: one.continual[name] for name in CONTINUAL}
         told |= {"bytes up": one.up, "bytes down": one.down}
         row |= {name: value if value == value else None for name, value in told.items()}
-        out.append(row | {"protocol": protocols.index(one.protocol)})
+        out.append(row | {"epsilon": one.epsilon, "protocol": protocols.index(one.protocol)})
     return out
