@@ -60,6 +60,7 @@ def train(
     >>> sorted(shop.users)
     ['ann', 'bob']
     """
+    from tacita.core.files import folder_of
     from tacita.data.frames import IN_MEMORY, as_frame
     from tacita.lab import assembling, training
     from tacita.lab.run_folder import free_folder
@@ -72,21 +73,21 @@ def train(
                 f"data of type {type(data).__name__} cannot be read; give a table of polars or pandas, a dict of "
                 "columns, the path of a file or the name of a dataset."
             )
-        machine = assembling.Machine(data_dir=Path(data_dir) if data_dir is not None else None)
+        machine = assembling.Machine(data_dir=None if data_dir is None else folder_of(data_dir, "data_dir"))
+        target = None if out is None else folder_of(out, "out")
         said: dict[str, Any] = {"backbone": {"name": backbone} if isinstance(backbone, str) else backbone}
         said |= {"method": method, "seed": seed, "data": IN_MEMORY if table is not None else data and str(data)}
         settings |= {name: value for name, value in said.items() if value is not None}
         if resume:
             controls = settings.pop("evaluate", None) != {"controls": False}
-            if out is None or settings.keys() - {"data"} or (table is None and data is not None):
+            if target is None or settings.keys() - {"data"} or (table is None and data is not None):
                 raise TacitaError(
                     "resume=True goes on with the run in out and its own settings; leave out all others but "
                     'evaluate={"controls": False}.'
                 )
-            return training.resume(Path(out), machine, controls=controls, given=table)
+            return training.resume(target, machine, controls=controls, given=table)
         config = configured(settings, "the settings")
-        folder = Path(out) if out is not None else free_folder(config)
-        return training.train(config, folder, machine, given=table)
+        return training.train(config, target or free_folder(config), machine, given=table)
 
 
 def load(run: str | Path) -> Run:
@@ -96,10 +97,11 @@ def load(run: str | Path) -> Run:
     >>> tc.load("example").users == run.users
     True
     """
+    from tacita.core.files import folder_of
     from tacita.lab import serving
 
     with in_python():
-        return serving.open_run(Path(run))
+        return serving.open_run(folder_of(run))
 
 
 open_run = load

@@ -544,3 +544,22 @@ def test_python_is_told_of_keywords(mf: tc.Run) -> None:
         tc.train(SMALL, columns={"user": "a"})
     with pytest.raises(tc.TacitaError, match=r"did you mean 'train\.rounds'"):
         tc.train(SMALL, train={"rouns": 1})
+
+
+def test_mistakes_of_kind_are_told_as_mistakes(tally: tc.Run) -> None:
+    for k in (2.5, True, "5", None):
+        for ask in (lambda k=k: tally.recommend("u3", k=k), lambda k=k: tally.similar("i3", k=k)):
+            with pytest.raises(tc.TacitaError, match="is no whole number"):
+                ask()
+        with pytest.raises(tc.TacitaError, match="is no whole number"):
+            tally.fold_in(["i3"], k=k)  # type: ignore[arg-type]
+    assert tally.recommend("u3", k=np.int64(2)).height == 2  # type: ignore[arg-type]
+    for wrong in (3, None, ["run"]):
+        with pytest.raises(tc.TacitaError, match="a text or a path"):
+            tc.load(wrong)  # type: ignore[arg-type]
+        with pytest.raises(tc.TacitaError, match="a text or a path"):
+            tc.compare([wrong])  # type: ignore[list-item]
+    with pytest.raises(tc.TacitaError, match="out is named by its folder"):
+        tc.train(SMALL, out=3)  # type: ignore[arg-type]
+    with pytest.raises(tc.TacitaError, match="a text or a path"):
+        tc.compare(3)  # type: ignore[arg-type]

@@ -110,3 +110,12 @@ def test_a_ledger_says_what_is_so(private: tc.Run, personal: tc.Run) -> None:
     assert "which round is the best" in said
     assert "how many were drawn in each round" in said
     assert "Budget of each person: epsilon 0.5 to epsilon 5." in said
+
+
+def test_an_item_of_which_nothing_is_told_says_why(private: tc.Run) -> None:
+    untold = next(item for item in private.items if not private.similar(item).height)
+    said, _ = call("similar", str(private.folder), untold)
+    assert f"Nothing is known of what is like item {untold}; under a budget only popular items are told of." in said
+    assert "planned epsilon 2" in said
+    _, beside = call("recommend", "--run", str(private.folder), "--all", "--out", str(private.folder / "all.csv"))
+    assert "planned epsilon 2" in beside

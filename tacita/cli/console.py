@@ -328,7 +328,7 @@ def show_recommendations(user: str, found: Sequence[Mapping[str, Any]], wanted: 
     popular = any(one.get("basis") == "popularity" for one in found)
     for_whom = f"for user {user}" + (": popular items, nothing is known of this person" if popular else "")
     table = Table(title=escape(for_whom), title_justify="left")
-    number = "people" if popular else "score"
+    number = "popularity" if popular else "score"  # decayed over blocks, noised under a budget: no count of people
     for name in ["", "item", *(["title"] if titled else []), number]:
         table.add_column(name, justify="right" if name in ("", number) else "left", overflow="fold")
     for place, one in enumerate(found, 1):
