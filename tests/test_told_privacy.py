@@ -119,3 +119,14 @@ def test_an_item_of_which_nothing_is_told_says_why(private: tc.Run) -> None:
     assert "planned epsilon 2" in said
     _, beside = call("recommend", "--run", str(private.folder), "--all", "--out", str(private.folder / "all.csv"))
     assert "planned epsilon 2" in beside
+
+
+def test_a_delta_that_promises_nothing_is_warned_of(personal: tc.Run) -> None:
+    promise = {"unit": "person", "threat": "local", "delta": 0.5, "epsilon_most": 1.0}
+    result = {"blocks": [{"promises": {"part": promise}}], "data": {"users": 60}}
+    assert "Delta 0.5 is no small chance among 60 people" in " ".join(privacy_lines(personal.config, result))
+    result["data"] = {"users": 1}
+    assert "no small chance" not in " ".join(privacy_lines(personal.config, result))
+    split = ("--set", "split.kind=random", "--no-controls", "--set", "privacy.epsilon=2", "--set", "privacy.delta=0.5")
+    _, beside = call("train", "--data", SMALL, "--backbone", "tally", *split, "--out", str(personal.folder / "large"))
+    assert "Delta 0.5 is no small chance among 60 people" in beside

@@ -224,11 +224,14 @@ def _about_run(fed: Federation) -> list[str]:
     """What people should know before the first round, a line each."""
     from tacita.core.config import TrainConfig
     from tacita.data.filters import about_data
+    from tacita.report.promises import large_delta
 
     notes = about_data(fed.stream, [part.name for part in fed.parts])
     if fed.learner.name != "rows" and fed.config.train.rounds != TrainConfig().rounds:
         notes.append(f"backbone '{fed.backbone.name}' has its own rounds: train.rounds (--rounds) is not used.")
-    return notes
+    deltas = [float(getattr(part.config, "delta", 0.0)) for part in fed.parts if part.ledger() is not None]
+    deltas += [fed.config.privacy.delta] if fed.config.privacy.epsilon is not None else []
+    return notes + large_delta(max(deltas, default=0.0), fed.stream.n_users)
 
 
 def say_data(stream: Stream) -> None:

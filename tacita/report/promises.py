@@ -26,7 +26,18 @@ def privacy_lines(config: RunConfig, result: Mapping[str, Any]) -> list[str]:
     lines = _under_a_budget(config, promised[model]) if "epsilon_planned" in promised.get(model, {}) else []
     of_parts = [_of_part(name, said) for name, said in promised.items() if name != model and _counts(said)]
     lines += [*spent_more(result), *of_parts, *([REHEARSAL] if of_parts and not lines else [])]
-    return lines or [NO_EPSILON]
+    deltas = [float(said["delta"]) for said in promised.values() if "delta" in said]
+    return [*lines, *large_delta(max(deltas, default=0.0), result.get("data", {}).get("users", 0))] or [NO_EPSILON]
+
+
+def large_delta(delta: float, people: int) -> list[str]:
+    """A warning where the chance in which nothing is promised is not below one in the number of people."""
+    if not people or delta * people < 1:
+        return []
+    return [
+        f"Delta {delta:g} is no small chance among {people:,} people: to show somebody's whole history may keep such a "
+        f"promise; choose it well below {1 / people:.1g}."
+    ]
 
 
 def privacy_in_brief(config: RunConfig, result: Mapping[str, Any]) -> str:

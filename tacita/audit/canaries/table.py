@@ -9,10 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tacita.audit.canaries import items, rounds, streams, sums
 from tacita.audit.canaries.bounds import Claim, Trials, one_run, within_law
+from tacita.core.errors import TacitaError
 
 HALF, LONG = "half the noise", "no clip"
 BOUNDS = {
@@ -31,10 +33,15 @@ class Audited:
     name: str
     unit: str
     against: str
-    claim: Claim
+    claiming: Callable[[], Claim]
     play: Callable[[int, int, str | None], Trials]
     canaries: int
     bugs: tuple[str, ...] = (HALF, LONG)
+
+    @cached_property
+    def claim(self) -> Claim:
+        """Calibrated when it is asked for: names are known at once."""
+        return self.claiming()
 
     def row(self, seed: int, share: float) -> dict[str, Any]:
         """What canaries show of it, and of it with a bug, by a fifth of them at least."""
@@ -75,7 +82,7 @@ def _in_rounds(setting: rounds.Played, canaries: int) -> Audited:
         setting.name,
         setting.unit,
         against,
-        setting.claim(),
+        setting.claim,
         lambda n, seed, bug: rounds.play(setting, n, seed, bug),
         canaries,
     )
@@ -85,18 +92,18 @@ def _of_items(setting: items.Told) -> Audited:
     what = "one item" if setting.items == 1 else f"person, {setting.items} items"
     name = f"PDC-FRS, {'randomised response' if setting.mechanism == 'krr' else setting.mechanism}"
     play = lambda n, seed, bug: items.play(setting, n, seed, bug)  # noqa: E731
-    return Audited(name, what, "the server", setting.claim(), play, 100_000, (HALF,))
+    return Audited(name, what, "the server", setting.claim, play, 100_000, (HALF,))
 
 
 def _of_sums(name: str, setting: sums.Summed, canaries: int) -> Audited:
     against = "the server" if setting.node else "who sees the sum"
     play = lambda n, seed, bug: sums.play(setting, n, seed, bug)  # noqa: E731
-    return Audited(name, "person", against, setting.claim(), play, canaries)
+    return Audited(name, "person", against, setting.claim, play, canaries)
 
 
 def _of_streams(name: str, setting: streams.Streamed, bugs: tuple[str, ...]) -> Audited:
     play = lambda n, seed, bug: streams.play(setting, n, seed, bug)  # noqa: E731
-    return Audited(name, "person", "who sees the sums", setting.claim(), play, 2000, bugs)
+    return Audited(name, "person", "who sees the sums", setting.claim, play, 2000, bugs)
 
 
 def mechanisms() -> list[Audited]:
@@ -134,6 +141,8 @@ def audit_canaries(
 ) -> dict[str, Any]:
     """A row for every mechanism; `share`: of the canaries, where it has to be quick."""
     chosen = [one for one in mechanisms() if only.lower() in one.name.lower()]
+    if not chosen:
+        raise TacitaError(f"--only {only}: no mechanism has that in its name; leave it out to see all.")
     rows = []
     for n, one in enumerate(chosen):
         if on_done:
