@@ -6,7 +6,9 @@ at work.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tacita.data.frames import Frame
     from tacita.lab.serving import Run
+    from tacita.lab.training import Watcher
 
 __all__ = ["Run", "TacitaError", "__version__", "compare", "load", "open_run", "train"]
 
@@ -51,6 +54,8 @@ def train(
     Without `out` the folder is made under runs/, named after data, backbone, method and seed. `resume` goes on with the
     run in `out` and takes no settings but `evaluate={"controls": False}`; a table in memory has to be given again.
 
+    On a terminal and in a notebook progress goes to standard error, as on the command line, unless `quiet=True`.
+
     What is wrong is told as a `TacitaError`, in one sentence that names the remedy.
 
     >>> import tacita as tc
@@ -61,18 +66,14 @@ def train(
     ['ann', 'bob']
     """
     from tacita.core.files import folder_of
-    from tacita.data.frames import IN_MEMORY, as_frame
+    from tacita.data.frames import IN_MEMORY
     from tacita.lab import assembling, training
     from tacita.lab.run_folder import free_folder
     from tacita.methods import configured
 
+    quiet = bool(settings.pop("quiet", False))
     with in_python():
-        table = None if data is None or isinstance(data, str | Path) else as_frame(data)
-        if data is not None and table is None and not isinstance(data, str | Path):
-            raise TacitaError(
-                f"data of type {type(data).__name__} cannot be read; give a table of polars or pandas, a dict of "
-                "columns, the path of a file or the name of a dataset."
-            )
+        table = _table(data)
         machine = assembling.Machine(data_dir=None if data_dir is None else folder_of(data_dir, "data_dir"))
         target = None if out is None else folder_of(out, "out")
         said: dict[str, Any] = {"backbone": {"name": backbone} if isinstance(backbone, str) else backbone}
@@ -85,9 +86,38 @@ def train(
                     "resume=True goes on with the run in out and its own settings; leave out all others but "
                     'evaluate={"controls": False}.'
                 )
-            return training.resume(target, machine, controls=controls, given=table)
+            with _watching(quiet) as watcher:
+                return training.resume(target, machine, watcher, controls, given=table)
         config = configured(settings, "the settings")
-        return training.train(config, target or free_folder(config), machine, given=table)
+        with _watching(quiet) as watcher:
+            return training.train(config, target or free_folder(config), machine, watcher, given=table)
+
+
+def _table(data: Any) -> Frame | None:
+    """A table in memory; None: data is named, or left out."""
+    from tacita.data.frames import as_frame
+
+    table = None if data is None or isinstance(data, str | Path) else as_frame(data)
+    if data is not None and table is None and not isinstance(data, str | Path):
+        raise TacitaError(
+            f"data of type {type(data).__name__} cannot be read; give a table of polars or pandas, a dict of "
+            "columns, the path of a file or the name of a dataset."
+        )
+    return table
+
+
+@contextmanager
+def _watching(quiet: bool) -> Iterator[Watcher]:
+    """Who shows how a run goes: on a terminal a bar, in a notebook a line every few seconds, elsewhere nobody."""
+    from tacita.lab.training import NOBODY
+
+    if quiet or not (sys.stderr.isatty() or "ipykernel" in sys.modules):
+        yield NOBODY
+        return
+    from tacita.cli.console import watching
+
+    with watching() as watcher:
+        yield watcher
 
 
 def load(run: str | Path) -> Run:

@@ -178,7 +178,9 @@ def test_a_page_of_seeds_has_intervals(runs: list[Path]) -> None:
 
 def test_names_that_nothing_is_near_to_do_not_list_every_key() -> None:
     refuses(["settings", "zzzz"], "unknown setting 'zzzz'", "`tacita settings` lists them all")
-    with pytest.raises(tc.TacitaError, match=r"unknown key 'foo'.*known at the top: backbone, .*lists every key") as told:
+    with pytest.raises(
+        tc.TacitaError, match=r"unknown key 'foo'.*known at the top: backbone, .*lists every key"
+    ) as told:
         tc.train(foo=1)
     assert len(str(told.value)) < 300
 

@@ -490,7 +490,10 @@ def test_a_reply_that_is_not_noise_and_terms_is_refused(tmp_path: Path) -> None:
         ({"privacy": {"delta": 1e-6}}, "set privacy.epsilon, too"),
         ({"privacy": {"epsilon": 2.0}, "method": "dpps"}, "`tiers` of part dpps; leave privacy.epsilon out"),
         ({"privacy": {"epsilon": 2.0}, "method": "dpps", "backbone": {"name": "mf"}}, "`tiers` of part dpps"),
-        ({"privacy": {"epsilon": 2.0}, "method": "dp-fedavg", "backbone": {"name": "mf"}}, "`epsilon` of part dp-fedavg"),
+        (
+            {"privacy": {"epsilon": 2.0}, "method": "dp-fedavg", "backbone": {"name": "mf"}},
+            "`epsilon` of part dp-fedavg",
+        ),
         ({"privacy": {"epsilon": 2.0, "features": True}}, "says nothing of its items"),
         ({"privacy": {"epsilon": 2.0}, "backbone": {"name": "mf"}}, "use backbone 'tally'"),
         ({"privacy": {"epsilon": 2.0}, "backbone": {"name": "tally", "ridge": 3.0}}, "backbone.ridge has no meaning"),

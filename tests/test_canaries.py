@@ -180,7 +180,9 @@ def test_the_command_shows_bounds_beside_claims(tmp_path: Path, capsys: pytest.C
 
 def test_a_broken_claim_is_said_and_ends_with_1(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     broken = [
-        table.Audited("a bug", "one item", "the server", lambda: Claim(0.5, 0.0, "pure", threshold=1.0), one.play, 5000, ())
+        table.Audited(
+            "a bug", "one item", "the server", lambda: Claim(0.5, 0.0, "pure", threshold=1.0), one.play, 5000, ()
+        )
         for one in table.mechanisms()
         if one.name == "PDC-FRS, randomised response" and one.unit == "one item"
     ]

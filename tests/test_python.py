@@ -6,6 +6,7 @@ import ast
 import doctest
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -563,3 +564,18 @@ def test_mistakes_of_kind_are_told_as_mistakes(tally: tc.Run) -> None:
         tc.train(SMALL, out=3)  # type: ignore[arg-type]
     with pytest.raises(tc.TacitaError, match="a text or a path"):
         tc.compare(3)  # type: ignore[arg-type]
+
+
+def test_progress_is_shown_where_somebody_looks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tc.train(SMALL, out="nobody", **QUICK)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)  # a notebook
+    tc.train(SMALL, out="silent", quiet=True, **QUICK)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("tacita.cli.console.LINE_SECONDS", 0.01)
+    tc.train(SMALL, out="shown", **QUICK)
+    said = capsys.readouterr()
+    assert "round 2/2" in said.err or "loading" in said.err or "training" in said.err
+    assert said.out == ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,7 +63,7 @@ def test_what_parts_promise_is_told_in_words(personal: tc.Run) -> None:
         ({"unit": "silo", "threat": "central", "delta": 1e-5, "noise": 2.0}, "for all that one silo has"),
         ({"unit": "person", "threat": "silo", "delta": 1e-5, "epsilon_0.5_really": 20.7, "delta_at_0.5_really": 0.1},
          "0.5 is really 20.7"),
-        ({"epsilon_per_item": 1.0, "epsilon_per_person_mean": 2.0, "epsilon_per_person_most": 7.0}, "up to 7"),
+        ({"epsilon_per_item": 1.0, "epsilon_per_person_mean": 2.0, "epsilon_per_person_most": 7.0}, "7 at most"),
     ):  # fmt: skip
         told = privacy_lines(personal.config, {"blocks": [{"promises": {"part": promise}}]})
         assert words in told[0]

@@ -327,7 +327,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise TacitaError(f"no such config file: {path}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of the second kind what is nested too deep
         raise TacitaError(f"{path} is not valid TOML: {error}.") from None
 
 

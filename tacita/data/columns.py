@@ -80,11 +80,11 @@ def _codes(table: Table, role: str) -> tuple[Ints, tuple[str, ...]]:
 
 def _maybe_missing(table: Table, role: str, names: Sequence[str]) -> list[str]:
     """A note for ids that other programs write where there is none; they are ids here, as somebody may be called so."""
-    found = [name for name in names if name.strip().lower() in _MISSING]
+    found = {name: table.frame[role].cast(pl.String) == name for name in names if name.strip().lower() in _MISSING}
     return [
-        f"{role} id {shown(name)} may stand for a missing one: its {int((table.frame[role].cast(pl.String) == name).sum()):,} rows count "
-        f"as one {role}; leave them out of the file if they are not."
-        for name in found
+        f"{role} id {shown(name)} may stand for a missing one: its {int(rows.sum()):,} rows count as one {role}; leave "
+        "them out of the file if they are not."
+        for name, rows in found.items()
     ]
 
 

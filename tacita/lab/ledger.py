@@ -27,7 +27,9 @@ REHEARSAL = (
     "A lab run is a rehearsal: noise follows the seed in config.toml. Files of the run tell more outside of the "
     "budget: how many were drawn in each round (events.jsonl) and a digest of the data (result.json)."
 )
-APART = "These do not add up to what is spent: Gaussian losses add as squares, so together they cost less than their sum."
+APART = (
+    "These do not add up to what is spent: Gaussian losses add as squares, so together they cost less than their sum."
+)
 
 
 def accounts_of(parts: Sequence[Part | Learner], held: dict[str, Arrays]) -> tuple[Ledger, Arrays] | None:
@@ -161,8 +163,7 @@ def _of_all(told: dict[str, Any]) -> list[str]:
             continue
         n = f"{one['releases']:,} release{'s' * (one['releases'] != 1)}"
         lines.append(
-            f"{name}: {n} ({one['mechanism']} noise); protects a {one['unit']} against "
-            f"{AGAINST[one['threat']]}."
+            f"{name}: {n} ({one['mechanism']} noise); protects a {one['unit']} against {AGAINST[one['threat']]}."
         )
     budget = told.get("budget")
     if budget:

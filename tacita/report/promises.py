@@ -97,8 +97,8 @@ def _of_part(name: str, said: Mapping[str, Any]) -> str:
     if "epsilon_per_item" in said:
         return (
             f"Privacy (part '{name}'): epsilon {said['epsilon_per_item']:.4g} for each item that somebody shares, and "
-            f"up to {said['epsilon_per_person_most']:.4g} (mean {said['epsilon_per_person_mean']:.4g}) for all that one "
-            "person shared. What leaves devices beside that has no epsilon."
+            f"{said['epsilon_per_person_most']:.4g} at most ({said['epsilon_per_person_mean']:.4g} on average) for all "
+            "that one person shared. What leaves devices beside that has no epsilon."
         )
     really = {key.split("_")[1]: value for key, value in said.items() if key.endswith("_really") and "delta" not in key}
     if really:
@@ -124,7 +124,8 @@ def _under_a_budget(config: RunConfig, said: Mapping[str, float]) -> list[str]:
     lines = [
         f"Privacy: epsilon {said['epsilon_planned']:.4g} at delta {said['delta']:.1g} for all that one person told "
         f"(with them or without them), over {over}; who told in every block so far has spent {said['epsilon']:.4g}.",
-        f"It holds against whoever gets the model, where the sum and its noise are made by somebody trusted. {REHEARSAL}",
+        "It holds against whoever gets the model, where the sum and its noise are made by somebody trusted. "
+        f"{REHEARSAL}",
     ]
     if draws > 1:
         lines[1:] = [
