@@ -6,7 +6,9 @@ at work.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tacita.data.frames import Frame
     from tacita.lab.serving import Run
+    from tacita.lab.training import Watcher
 
 __all__ = ["Run", "TacitaError", "__version__", "compare", "load", "open_run", "train"]
 
@@ -51,6 +54,8 @@ def train(
     Without `out` the folder is made under runs/, named after data, backbone, method and seed. `resume` goes on with the
     run in `out` and takes no settings but `evaluate={"controls": False}`; a table in memory has to be given again.
 
+    On a terminal and in a notebook progress goes to standard error, as on the command line, unless `quiet=True`.
+
     What is wrong is told as a `TacitaError`, in one sentence that names the remedy.
 
     >>> import tacita as tc
@@ -60,34 +65,60 @@ def train(
     >>> sorted(shop.users)
     ['ann', 'bob']
     """
-    from tacita.data.frames import IN_MEMORY, as_frame
+    from tacita.core.files import folder_of
+    from tacita.data.frames import IN_MEMORY
     from tacita.lab import assembling, training
     from tacita.lab.run_folder import free_folder
     from tacita.methods import configured
 
+    quiet = bool(settings.pop("quiet", False))
     with in_python():
-        table = None if data is None or isinstance(data, str | Path) else as_frame(data)
-        if data is not None and table is None and not isinstance(data, str | Path):
-            raise TacitaError(
-                f"data of type {type(data).__name__} cannot be read; give a table of polars or pandas, a dict of "
-                "columns, the path of a file or the name of a dataset."
-            )
-        machine = assembling.Machine(data_dir=Path(data_dir) if data_dir is not None else None)
+        table = _table(data)
+        machine = assembling.Machine(data_dir=None if data_dir is None else folder_of(data_dir, "data_dir"))
+        target = None if out is None else folder_of(out, "out")
         said: dict[str, Any] = {"backbone": {"name": backbone} if isinstance(backbone, str) else backbone}
         said |= {"method": method, "seed": seed, "data": IN_MEMORY if table is not None else data and str(data)}
         settings |= {name: value for name, value in said.items() if value is not None}
         if resume:
             evaluate = settings.pop("evaluate", {"controls": True})
             other = settings.keys() - {"data"} or evaluate not in ({"controls": True}, {"controls": False})
-            if out is None or other or (table is None and data is not None):
+            if target is None or other or (table is None and data is not None):
                 raise TacitaError(
                     "resume=True goes on with the run in out and its own settings; leave out all others but "
                     'evaluate={"controls": False}.'
                 )
-            return training.resume(Path(out), machine, controls=evaluate["controls"], given=table)
+            with _watching(quiet) as watcher:
+                return training.resume(target, machine, watcher, evaluate["controls"], given=table)
         config = configured(settings, "the settings")
-        folder = Path(out) if out is not None else free_folder(config)
-        return training.train(config, folder, machine, given=table)
+        with _watching(quiet) as watcher:
+            return training.train(config, target or free_folder(config), machine, watcher, given=table)
+
+
+def _table(data: Any) -> Frame | None:
+    """A table in memory; None: data is named, or left out."""
+    from tacita.data.frames import as_frame
+
+    table = None if data is None or isinstance(data, str | Path) else as_frame(data)
+    if data is not None and table is None and not isinstance(data, str | Path):
+        raise TacitaError(
+            f"data of type {type(data).__name__} cannot be read; give a table of polars or pandas, a dict of "
+            "columns, the path of a file or the name of a dataset."
+        )
+    return table
+
+
+@contextmanager
+def _watching(quiet: bool) -> Iterator[Watcher]:
+    """Who shows how a run goes: on a terminal a bar, in a notebook a line every few seconds, elsewhere nobody."""
+    from tacita.lab.training import NOBODY
+
+    if quiet or not (sys.stderr.isatty() or "ipykernel" in sys.modules):
+        yield NOBODY
+        return
+    from tacita.cli.console import watching
+
+    with watching() as watcher:
+        yield watcher
 
 
 def load(run: str | Path) -> Run:
@@ -97,10 +128,11 @@ def load(run: str | Path) -> Run:
     >>> tc.load("example").users == run.users
     True
     """
+    from tacita.core.files import folder_of
     from tacita.lab import serving
 
     with in_python():
-        return serving.open_run(Path(run))
+        return serving.open_run(folder_of(run))
 
 
 open_run = load
@@ -109,7 +141,7 @@ open_run = load
 
 def compare(runs: Iterable[Run | str | Path], over: str | None = None) -> Frame:
     """Several runs as a table, a row each: run, method, backbone, data, seed, the mean of every metric, LA, RA and HM,
-    bytes per client and round, and protocol.
+    bytes per client and round, epsilon (null: no epsilon) and protocol.
 
     Only rows of the same `protocol` number share data, split, mask and ranking, and can be compared. With
     `over="seeds"` runs that differ in nothing but the seed are one row, with the half-width of the 95 % interval beside

@@ -68,7 +68,7 @@ def test_similar_items_are_printed(runs: list[Path]) -> None:
     ("more", "words"),
     [
         ("", ("say for whom", "--all")),
-        ("--all --user u1", ("say for whom",)),
+        ("--all --user u1", ("say for whom", "not --user and --all together")),
         ("--all --out recs.xlsx", ("recs.xlsx", ".parquet or a .csv")),
         ("--history nope", ("item 'nope'", "40 items")),
         ("--history ,", ("the history is empty",)),
@@ -83,6 +83,7 @@ def test_what_cannot_be_recommended_is_refused(runs: list[Path], more: str, word
 
 def test_similar_refuses(runs: list[Path]) -> None:
     refuses(["similar", str(runs[0]), "nope"], "item 'nope'")
+    refuses(["similar", str(runs[0]), "i1", "-k", "40"], "cannot find 40 similar items; choose from 1 to the 39")
     refuses(["similar", "nowhere", "i1"], "no run folder nowhere", "`tacita train --out nowhere`")
     refuses(["similar", str(runs[0]), "i1", "--out", "x.txt"], ".parquet or a .csv")
 
@@ -173,3 +174,22 @@ def test_a_page_of_seeds_has_intervals(runs: list[Path]) -> None:
     assert call("report", *map(str, runs[:3]), "--out", "x.html").code == 0
     (row,) = tc.compare(runs[:3], over="seeds").to_dicts()
     assert f"{row['ndcg@20']:.4f} ± {row['ndcg@20 half-width 95']:.4f}" in Path("x.html").read_text()
+
+
+def test_names_that_nothing_is_near_to_do_not_list_every_key() -> None:
+    refuses(["settings", "zzzz"], "unknown setting 'zzzz'", "`tacita settings` lists them all")
+    with pytest.raises(
+        tc.TacitaError, match=r"unknown key 'foo'.*known at the top: backbone, .*lists every key"
+    ) as told:
+        tc.train(foo=1)
+    assert len(str(told.value)) < 300
+
+
+def test_lists_of_one_and_of_all_tell_the_same(runs: list[Path]) -> None:
+    one = json.loads(call("recommend", "--run", str(runs[0]), "--user", "u3", "-k", "4", "--json").out)["u3"]
+    every = json.loads(call("recommend", "--run", str(runs[0]), "--all", "-k", "4", "--json").out)
+    mine = [{name: value for name, value in row.items() if name != "user"} for row in every if row["user"] == "u3"]
+    assert [list(row) for row in one] == [list(row) for row in mine]
+    assert [(row["rank"], row["item"], row["title"]) for row in one] == [
+        (row["rank"], row["item"], row["title"]) for row in mine
+    ]

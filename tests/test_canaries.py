@@ -15,6 +15,7 @@ from scipy.stats import beta, binom, norm
 from tacita.audit.canaries import bounds, items, rounds, streams, sums, table
 from tacita.audit.canaries.bounds import Claim, Trials, likely, one_run, within_law
 from tacita.cli import main
+from tacita.core.errors import TacitaError
 from tacita.privacy.accounting import sampled_noise
 from tacita.privacy.calibration import epsilon_of_mu, mu_of
 from tacita.report import canary_audit
@@ -201,3 +202,13 @@ def test_a_broken_claim_is_said_and_ends_with_1(monkeypatch: pytest.MonkeyPatch,
     assert ended.value.code == 1
     assert "BROKEN: a bug" in capsys.readouterr().err
     assert canary_audit.verdict({"rows": [{"mechanism": "x", "holds": True, "caught": False}]}).endswith("a bug in x.")
+
+
+def test_a_name_that_no_mechanism_has_is_refused_before_anything_is_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(setting: Any) -> Any:
+        raise AssertionError("calibrated")
+
+    for kind in (table.rounds.Played, table.items.Told, table.sums.Summed, table.streams.Streamed):
+        monkeypatch.setattr(kind, "claim", never)
+    with pytest.raises(TacitaError, match="--only zzz: no mechanism"):
+        table.audit_canaries(only="zzz")

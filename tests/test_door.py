@@ -270,7 +270,7 @@ WRONG = [
     ("blunt", "forget", ["--user", "nobody", "--all"], "user 'nobody' is not in"),
     ("blunt", "forget", ["--user", "u1", "--items", "never"], "item 'never' is not in"),
     ("blunt", "forget", ["--user", "u1", "--from", "x.csv"], "either --user ID or --from FILE"),
-    ("blunt", "forget", ["--from", "/no/such.csv"], "cannot read requests from /no/such.csv"),
+    ("blunt", "forget", ["--from", "/no/such.csv"], "cannot read requests from /no/such.csv: there is no such file"),
     ("blunt", "forget", ["--from", "x.csv", "--all"], "leave out --items and --all"),
     ("blunt", "share", ["--user", "u1", "--all"], "train with --method fedshare"),
     ("blunt", "unshare", ["--user", "u1", "--items", "i1"], "nobody shares anything in a run"),

@@ -24,6 +24,7 @@ from tacita.core.types import CohortView, Doubles, ServerState, Stream
 from tacita.federation.rounds import run_round
 from tacita.fields import Dense, Rows, Total, Upload
 from tacita.lab import training
+from tacita.lab.assembling import planned
 from tacita.lab.ledger import accounts_of, in_words, run_ledger, spread
 from tacita.lab.run_folder import read_ids
 from tacita.methods import World, build_parts, configured
@@ -543,3 +544,23 @@ def test_a_killed_run_goes_on_with_the_same_numbers_and_the_same_ledger(
     assert somebody not in spoken.output.split()
     own = CliRunner().invoke(app, ["ledger", str(whole.folder), somebody, "--json"])
     assert json.loads(own.output)["user"] == somebody
+
+
+@pytest.mark.parametrize("threat", ["central", "silo"])
+def test_one_noise_lies_on_a_sum_that_nobody_is_in(threat: str) -> None:
+    """Else a model that did not move would say for certain that nobody's budget paid."""
+    train: dict[str, Any] = {"aggregation": "fixed"}
+    train |= {"silos": 3, "in_silos": "apart"} if threat == "silo" else {}
+    tiers = {"tiers": [0.1], "shares": [1.0], "releases": 1}
+    values = {"data": SMALL, "backbone": {"name": "mf", "dim": 2}, "method": "dpps", "train": train}
+    values["parts"] = [{"name": "dpps", "threat": threat, **tiers}]
+    part = planned(configured(values, "the test")).parts[0]
+    server = ServerState(np.zeros((600, 2), np.float32), {})
+    spread = []
+    for n in (0, 1):
+        total = Total({"rows": np.zeros((600, 2)), "dpps.noise": np.zeros(1)}, float(n), n)
+        sent = part.encode_sum(server, total)
+        assert sent.n_clients == 1
+        spread.append(float(sent["rows"].std()))
+    assert spread[0] == pytest.approx(spread[1], rel=0.1)
+    assert spread[0] > 0

@@ -289,3 +289,18 @@ def test_the_first_view_of_a_thousand_nodes_is_quick(operator: TestClient, folde
     spent = time.process_time() - began
     assert "1,002 nodes" in text
     assert spent < 1.0, spent
+
+
+def test_odd_calls_are_refused_with_a_sentence_before_and_after_the_login(folder: Path, operator: TestClient) -> None:
+    nobody = stranger(folder)
+    assert nobody.get("/login", headers={"origin": "http://[::1"}).status_code == 403
+    assert nobody.get("/login", headers={"content-length": "9" * 5000}).status_code == 413
+    many = nobody.post("/login", content=b"a=1&" * 60, headers={"content-type": "application/x-www-form-urlencoded"})
+    assert (many.status_code, many.json()) == (400, {"error": "a form may have 50 fields."})
+    endless = nobody.post("/login", content=(b"a" * 65536 for _ in range(20)), headers=OWN)  # sent in chunks
+    assert endless.status_code == 413
+    assert "a body may have 1,048,576 bytes." in endless.text
+    for settings in ("a = " + "[" * 5000 + "]" * 5000, "seed = " + "9" * 5000):
+        told = operator.post("/v1/runs", json={"run": "x", "settings": settings})
+        assert told.status_code == 400
+        assert told.json()["error"].startswith("the settings are no TOML")

@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 
 from tacita.core.config import validated
 from tacita.core.errors import TacitaError
-from tacita.live.node import persons, reasons
+from tacita.live.node import persons, reasons, verbs
 from tacita.live.node.node import Node, NodeConfig
 from tacita.live.node.persons import Look
 from tacita.live.pages.person import node_app
@@ -521,3 +521,17 @@ def test_a_certificate_stands_first_on_the_page(tmp_path: Path) -> None:
     assert clients[0].get("/v1/me").json()["taking part"] < clients[0].get("/v1/me").json()["items"]
     for member in site.transport.members.values():
         member.close()
+
+
+def test_an_id_that_is_erased_and_given_again_is_somebody_else(node: Node) -> None:
+    node.store.add([("anna", "b1", 1.0, None)])
+    tokens = Tokens()
+    client, waiting = browser(node, "anna", tokens), tokens.link(Who("person", "anna", node.store.user("anna")))
+    assert client.get("/v1/me").status_code == 200
+    verbs.perform(node, "erase", {"user": "anna"})  # by the command line, which knows no sessions
+    assert client.get("/v1/me").status_code == 401
+    node.store.add([("anna", "b2", 2.0, None)])
+    assert client.get("/v1/me/history").status_code == 401
+    assert client.get(f"/enter/{waiting}").status_code == 401
+    assert browser(node, "anna", tokens).get("/v1/me/history").status_code == 200
+    verbs.perform(node, "erase", {"user": "anna"})

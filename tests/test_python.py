@@ -6,6 +6,7 @@ import ast
 import doctest
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -585,3 +586,37 @@ def test_devices_that_read_times_and_ratings_are_served_with_them() -> None:
     assert view.train.values["rating"].tolist() == said
     times = view.train.values["time"]
     assert (np.diff(times)[np.diff(view.train.rows()) == 0] > 0).all()
+
+
+def test_mistakes_of_kind_are_told_as_mistakes(tally: tc.Run) -> None:
+    for k in (2.5, True, "5", None):
+        for ask in (lambda k=k: tally.recommend("u3", k=k), lambda k=k: tally.similar("i3", k=k)):
+            with pytest.raises(tc.TacitaError, match="is no whole number"):
+                ask()
+        with pytest.raises(tc.TacitaError, match="is no whole number"):
+            tally.fold_in(["i3"], k=k)  # type: ignore[arg-type]
+    assert tally.recommend("u3", k=np.int64(2)).height == 2  # type: ignore[arg-type]
+    for wrong in (3, None, ["run"]):
+        with pytest.raises(tc.TacitaError, match="a text or a path"):
+            tc.load(wrong)  # type: ignore[arg-type]
+        with pytest.raises(tc.TacitaError, match="a text or a path"):
+            tc.compare([wrong])  # type: ignore[list-item]
+    with pytest.raises(tc.TacitaError, match="out is named by its folder"):
+        tc.train(SMALL, out=3)  # type: ignore[arg-type]
+    with pytest.raises(tc.TacitaError, match="a text or a path"):
+        tc.compare(3)  # type: ignore[arg-type]
+
+
+def test_progress_is_shown_where_somebody_looks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tc.train(SMALL, out="nobody", **QUICK)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)  # a notebook
+    tc.train(SMALL, out="silent", quiet=True, **QUICK)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("tacita.cli.console.LINE_SECONDS", 0.01)
+    tc.train(SMALL, out="shown", **QUICK)
+    said = capsys.readouterr()
+    assert "round 2/2" in said.err or "loading" in said.err or "training" in said.err
+    assert said.out == ""

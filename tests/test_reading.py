@@ -250,3 +250,22 @@ def test_other_columns_called_block_or_part_are_left_alone(tmp_path: Path) -> No
     later = csv(tmp_path, "user,item,part", "a,x,train", "b,y,later")
     assert "line 3 has a split that is not train, valid or test: 'later'" in refusal(later)
     assert "blocks without parts" in refusal(csv(tmp_path, "user,item,n", "a,x,0"), columns={"block": "n"})
+
+
+# Ids that are none
+
+
+def test_no_number_is_no_id(tmp_path: Path) -> None:
+    pl.DataFrame({"user": [1.0, float("nan"), 2.0], "item": ["x", "y", "z"]}).write_parquet(tmp_path / "mine.parquet")
+    assert "row 2" in refusal(str(tmp_path / "mine.parquet"))
+    pl.DataFrame({"user": ["a", "b"], "item": [0.5, float("nan")]}).write_parquet(tmp_path / "mine.parquet")
+    assert "an unusable item id" in refusal(str(tmp_path / "mine.parquet"))
+
+
+def test_words_for_a_missing_id_are_ids_and_a_note_says_so(tmp_path: Path) -> None:
+    table = load(csv(tmp_path, "user,item", "a,x", "NaN,y", "b,NULL", "NaN,x", "c,banana"))
+    assert table.user_ids == ("a", "NaN", "b", "c")
+    notes = " ".join(describe(table)["notes"])  # type: ignore[call-overload]
+    assert "user id 'NaN' may stand for a missing one: its 2 rows count as one user" in notes
+    assert "item id 'NULL'" in notes
+    assert "banana" not in notes

@@ -224,11 +224,14 @@ def _about_run(fed: Federation) -> list[str]:
     """What people should know before the first round, a line each."""
     from tacita.core.config import TrainConfig
     from tacita.data.filters import about_data
+    from tacita.report.promises import large_delta
 
     notes = about_data(fed.stream, [part.name for part in fed.parts])
     if fed.learner.name != "rows" and fed.config.train.rounds != TrainConfig().rounds:
         notes.append(f"backbone '{fed.backbone.name}' has its own rounds: train.rounds (--rounds) is not used.")
-    return notes
+    deltas = [float(getattr(part.config, "delta", 0.0)) for part in fed.parts if part.ledger() is not None]
+    deltas += [fed.config.privacy.delta] if fed.config.privacy.epsilon is not None else []
+    return notes + large_delta(max(deltas, default=0.0), fed.stream.n_users)
 
 
 def say_data(stream: Stream) -> None:
@@ -328,7 +331,7 @@ def show_recommendations(user: str, found: Sequence[Mapping[str, Any]], wanted: 
     popular = any(one.get("basis") == "popularity" for one in found)
     for_whom = f"for user {user}" + (": popular items, nothing is known of this person" if popular else "")
     table = Table(title=escape(for_whom), title_justify="left")
-    number = "people" if popular else "score"
+    number = "popularity" if popular else "score"  # decayed over blocks, noised under a budget: no count of people
     for name in ["", "item", *(["title"] if titled else []), number]:
         table.add_column(name, justify="right" if name in ("", number) else "left", overflow="fold")
     for place, one in enumerate(found, 1):

@@ -206,6 +206,8 @@ def _tell(granted: Granted, as_json: bool) -> None:
         f"{request['n_items']} items of {people} are taken back; {method['name']}: {method['mode']}, "
         f"{cost['seconds_request']:.2f} s."
     )
+    if granted.paid:
+        console.answer(granted.paid)
     difference, audit = found["guarantee"]["max_score_difference"], found["audit"]
     if isinstance(difference, float):
         console.tell(

@@ -46,8 +46,12 @@ def recommend(
     from tacita.lab import loaded, serving
     from tacita.report.promises import privacy_in_brief
 
-    if bool(user) + everybody + (history is not None) != 1:
-        raise TacitaError("say for whom: either --user ID, --all, or --history ITEM,ITEM,...")
+    asked_for = {"--user": bool(user), "--all": everybody, "--history": history is not None}
+    if sum(asked_for.values()) != 1:
+        both = " and ".join(name for name, given in asked_for.items() if given)
+        raise TacitaError(
+            f"say for whom: either --user ID, --all, or --history ITEM,ITEM,...{f', not {both} together.' * bool(both)}"
+        )
     if out is not None:
         check_ending(out)
     opened, models = serving.open_run(run), loaded.load(run)
@@ -64,8 +68,9 @@ def recommend(
         _put(serving.recommended(models, asked, wish), out, as_json, f"for {len(asked):,} users")
     else:
         _show_users(serving.listed(models, user or [], wish), k, as_json)
-    if not as_json and out is None:
-        console.answer(privacy_in_brief(opened.config))
+    if not as_json:
+        tell = console.answer if out is None else console.say
+        tell(privacy_in_brief(opened.config, opened.result))
 
 
 def similar(
@@ -81,10 +86,20 @@ def similar(
     """
     from tacita.data.frames import check_ending
     from tacita.lab import loaded, serving
+    from tacita.report.promises import privacy_in_brief
 
     if out is not None:
         check_ending(out)
-    _put(serving.similar_items(loaded.load(run), item, k), out, as_json, f"like item {item}")
+    opened, models = serving.open_run(run), loaded.load(run)
+    found = serving.similar_items(models, item, k)
+    if not found.height and not as_json:
+        why = "" if opened.config.privacy.epsilon is None else "; under a budget only popular items are told of"
+        console.answer(f"Nothing is known of what is like item {item}{why}.")
+    if found.height or as_json or out is not None:
+        _put(found, out, as_json, f"like item {item}")
+    if not as_json:
+        tell = console.answer if out is None else console.say
+        tell(privacy_in_brief(opened.config, opened.result))
 
 
 def _show_users(found: dict[str, list[dict[str, Any]]], k: int, as_json: bool) -> None:

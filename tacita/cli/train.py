@@ -150,15 +150,8 @@ def _show(run: Run, as_json: bool, quiet: bool) -> None:
     console.show_result(run, brief=quiet)
     from tacita.report.promises import privacy_lines
 
-    for line in privacy_lines(run.config, run.result["blocks"]):
+    for line in privacy_lines(run.config, run.result):
         console.answer(line)
-    for part, said in run.result["blocks"][-1].get("promises", {}).items():
-        if part == run.config.backbone["name"]:
-            continue
-        numbers = {name: value if isinstance(value, str) else f"{value:,.4g}" for name, value in said.items()}
-        told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in numbers.items())
-        about = "" if "unit" in said else ", of what it is told by request alone"
-        console.say(f"What part '{part}' promises of privacy{about}: {told}.")
     if "privacy" in run.result and not quiet:
         console.say(f"What it cost people so far: `tacita ledger {run.folder}`.")
     if run.config.backbone["name"].startswith("tally") and run.config.privacy.epsilon is None and not quiet:

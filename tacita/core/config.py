@@ -275,7 +275,10 @@ def _hint(model: type[BaseModel], path: str, dotted: bool) -> str:
             for name in reversed(outer[1:]):
                 inner = f'{{"{name}": {inner}}}'
             return f"in Python write {outer[0]}={inner}, in TOML [{'.'.join(outer)}] and below it {last} = ..."
-    return f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(sorted(keys))}."
+    if near:
+        return f"did you mean '{near[0]}'?"
+    tops = sorted({key.partition(".")[0] for key in keys})
+    return f"known at the top: {', '.join(tops)}; `tacita settings` lists every key."
 
 
 def _wanted(error: ErrorDetails) -> str:
@@ -324,7 +327,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise TacitaError(f"no such config file: {path}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of the second kind what is nested too deep
         raise TacitaError(f"{path} is not valid TOML: {error}.") from None
 
 

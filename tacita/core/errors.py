@@ -18,9 +18,14 @@ class DiskFull(TacitaError):
         self.path = path
 
 
+MOST_LISTED = 40  # names that an error lists
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> TacitaError:
     """The error for a name that is not in a registry, with the nearest known one."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}."
+    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names[:MOST_LISTED])}"
+    if not near:
+        hint += f" and {len(names) - MOST_LISTED:,} more." if len(names) > MOST_LISTED else "."
     return TacitaError(f"unknown {kind} '{name}'; {hint}")

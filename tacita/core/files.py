@@ -20,6 +20,13 @@ V = TypeVar("V")
 _SIDE = re.compile(r"\..+\.\d+")  # what a write to the side is called
 
 
+def folder_of(given: object, what: str = "a run") -> Path:
+    """Where something is, as people say it: a text or a path."""
+    if not isinstance(given, str | os.PathLike):
+        raise TacitaError(f"{what} is named by its folder, a text or a path, not by {given!r}.")
+    return Path(given)
+
+
 def side_of(path: Path) -> Path:
     """The hidden name beside a path under which this process prepares it."""
     return path.with_name(f".{path.name}.{os.getpid()}")

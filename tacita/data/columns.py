@@ -19,6 +19,7 @@ from tacita.data.table import Interactions, fingerprint
 from tacita.data.values import finite, times
 
 _SPLITS = {"train": 0, "valid": 1, "validation": 1, "val": 1, "dev": 1, "test": 2}
+_MISSING = {"nan", "null", "na", "n/a", "none", "<na>"}  # as text
 _ITEM_FILES = {
     "interactions.csv": "items.csv",
     "u.data": "u.item",
@@ -58,7 +59,7 @@ def interactions(name: str, table: Table) -> Interactions:
         time_unit=unit,
         columns=dict(table.names),
         unused=table.unused,
-        notes=table.notes,
+        notes=(*table.notes, *_maybe_missing(table, "user", user_ids), *_maybe_missing(table, "item", item_ids)),
         items_from=item_file(table.path) or table.path,
     )
 
@@ -66,6 +67,8 @@ def interactions(name: str, table: Table) -> Interactions:
 def _codes(table: Table, role: str) -> tuple[Ints, tuple[str, ...]]:
     """Codes in order of first appearance, and the raw ids."""
     ids = table.frame[role]
+    if ids.dtype.is_float():
+        ids = ids.fill_nan(None)  # no number is no id
     if ids.dtype.is_float() and (ids.drop_nulls() % 1 == 0).all():
         ids = ids.cast(pl.Int64, strict=False)  # whole numbers stored as floats because some were missing
     ids = ids.cast(pl.String)
@@ -73,6 +76,16 @@ def _codes(table: Table, role: str) -> tuple[Ints, tuple[str, ...]]:
     names = ids.unique(maintain_order=True)
     codes = ids.cast(pl.Enum(names)).to_physical()
     return codes.to_numpy().astype(np.int32), tuple(names.to_list())
+
+
+def _maybe_missing(table: Table, role: str, names: Sequence[str]) -> list[str]:
+    """A note for ids that other programs write where there is none; they are ids here, as somebody may be called so."""
+    found = {name: table.frame[role].cast(pl.String) == name for name in names if name.strip().lower() in _MISSING}
+    return [
+        f"{role} id {shown(name)} may stand for a missing one: its {int(rows.sum()):,} rows count as one {role}; leave "
+        "them out of the file if they are not."
+        for name, rows in found.items()
+    ]
 
 
 def _ratings(table: Table) -> Floats:

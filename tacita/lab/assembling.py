@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tacita.core.config import RunConfig, validated
 from tacita.core.draws import Draws
@@ -15,7 +16,7 @@ from tacita.federation.measuring import selecting_metric
 from tacita.kernels.threads import most_threads, set_threads
 from tacita.lab.item_rows import with_features, with_side_rows
 from tacita.lab.silos import with_homes
-from tacita.methods import Part, World, build_parts, effective_parts
+from tacita.methods import Part, World, build_parts, effective_parts, part_class
 from tacita.models import backbone_class
 from tacita.models.base import Backbone, in_form, with_budget
 from tacita.round.learner import learner_of
@@ -88,13 +89,26 @@ def build(config: RunConfig, secret: str = "") -> tuple[Backbone, tuple[Part, ..
     if not isinstance(name, str):
         raise TacitaError("backbone.name must be a name such as 'mf'.")
     cls = backbone_class(name)
+    specs = effective_parts(config.method, config.parts)
+    if config.privacy.epsilon is not None:
+        _refuse_other_budgets(specs)
     backbone = with_budget(in_form(cls(validated(cls.Config, options, f"backbone '{name}'"))), config.privacy)
     draws = Draws(config.seed, secret)
-    specs = effective_parts(config.method, config.parts)
     world = World(backbone, draws, config.train)
     parts = build_parts(specs, world)
     learner_of(world, parts).check()
     return backbone, parts, draws
+
+
+def _refuse_other_budgets(specs: list[dict[str, Any]]) -> None:
+    """Say where the budget of a part is set, for who looked for it among the settings of sums."""
+    for spec in specs:
+        cls = part_class(spec["name"])
+        key = next((one for one in ("tiers", "budget", "epsilon") if one in cls.Config.model_fields), None)
+        if cls.ledger is not Part.ledger and key is not None:
+            raise TacitaError(
+                f"part '{cls.name}' has budgets of its own: `{key}` of part {cls.name}; leave privacy.epsilon out."
+            )
 
 
 def planned(config: RunConfig, secret: str = "") -> Plan:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tacita.core.errors import TacitaError
+from tacita.core.files import folder_of
 from tacita.data.frames import Frame, numbers, table
 from tacita.lab.serving import Run
 from tacita.report.data import RunData, read_run
@@ -15,9 +16,9 @@ from tacita.report.seeds import CONTINUAL, over_seeds, rows_of
 
 def compare(runs: Iterable[Run | str | Path], over: str | None = None) -> Frame:
     """Runs beside each other; over = "seeds": those that differ in nothing else together."""
-    if isinstance(runs, Run | str | Path):
+    if not isinstance(runs, Iterable) or isinstance(runs, Run | str | Path):
         runs = [runs]
-    found = [read_run(one.folder if isinstance(one, Run) else Path(one)) for one in runs]
+    found = [read_run(one.folder if isinstance(one, Run) else folder_of(one)) for one in runs]
     if not found:
         raise TacitaError("no run to compare; give one or more.")
     if over not in (None, "seeds"):
@@ -38,5 +39,5 @@ def _rows(runs: list[RunData]) -> list[dict[str, Any]]:
         told = {metric: one.mean[metric] for metric in metrics} | {name: one.continual[name] for name in CONTINUAL}
         told |= {"bytes up": one.up, "bytes down": one.down}
         row |= {name: value if value == value else None for name, value in told.items()}
-        out.append(row | {"protocol": protocols.index(one.protocol)})
+        out.append(row | {"epsilon": one.epsilon, "protocol": protocols.index(one.protocol)})
     return out

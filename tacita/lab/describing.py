@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from tacita.core.config import RunConfig
-from tacita.core.errors import unknown_name
+from tacita.core.errors import TacitaError, unknown_name
 from tacita.methods import effective_parts, part_class, part_names, preset_names
 from tacita.models import backbone_class, backbone_names
 
@@ -61,7 +61,10 @@ def find_settings(word: str | None) -> list[Setting]:
     if not found:
         names = {name for one in every for name in (*_names(one), one.of.rpartition(" ")[2])}
         tables = {name.rpartition(".")[0] for name in names}
-        raise unknown_name("setting", word, {*names, *tables, *preset_names()} - {"", "run"})
+        error = unknown_name("setting", word, {*names, *tables, *preset_names()} - {"", "run"})
+        if "did you mean" in str(error):
+            raise error
+        raise TacitaError(f"unknown setting '{word}', and none is near; `tacita settings` lists them all.")
     return found
 
 

@@ -13,22 +13,23 @@ from tacita.core.files import nested
 from tacita.core.types import AnyArray, Arrays, Doubles
 from tacita.lab.assembling import planned
 from tacita.lab.run_folder import open_saved
-from tacita.privacy.ledger import NO_LIMIT, Ledger, joined
+from tacita.privacy.ledger import MICRO, NO_LIMIT, Ledger, joined
+from tacita.report.promises import AGAINST
 from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner
 from tacita.round.parts import Part
 
 ACCOUNT = ("budget", "spent", "times")
 NO_EPSILON = "no epsilon: nothing that leaves devices in this run is both bounded and noised, so no bound can be stated"
-OUTSIDE = (
-    "Not in it: what people share or withdraw by request, who takes part and who has stopped, and which round is the "
-    "best, which is chosen on private validation items."
+OUTSIDE = "Not in it: {wishes}, who takes part and who has stopped, scores on validation and test items{chosen}."
+OF_SUMS = "statistic: "  # what releases of a private sum are called in a ledger; validation chooses nothing there
+REHEARSAL = (
+    "A lab run is a rehearsal: noise follows the seed in config.toml. Files of the run tell more outside of the "
+    "budget: how many were drawn in each round (events.jsonl) and a digest of the data (result.json)."
 )
-AGAINST = {
-    "local": "the server, which sees each noised release",
-    "silo": "the server, which sees the noised sum of each silo, and not against their own silo",
-    "central": "whoever sees the models, and not the sums before their noise",
-}
+APART = (
+    "These do not add up to what is spent: Gaussian losses add as squares, so together they cost less than their sum."
+)
 
 
 def accounts_of(parts: Sequence[Part | Learner], held: dict[str, Arrays]) -> tuple[Ledger, Arrays] | None:
@@ -61,10 +62,19 @@ def spread(ledger: Ledger, account: Arrays) -> dict[str, Any]:
         "people": len(spent),
         "released_something": int(told.sum()),
         "silent_by_budget": int(ledger.silent(account).sum()),
+        "budget": _budgets(account["budget"]),
         "epsilon": _quantiles(spent[told]),
         "left": _quantiles(ledger.left(account)[told]),
         "events": events,
     }
+
+
+def _budgets(budget: AnyArray) -> dict[str, float | None]:
+    """The smallest and the largest that anybody has; None: no limit."""
+    some = budget[budget != NO_LIMIT] * MICRO
+    if not len(some):
+        return {}
+    return {"least": float(some.min()), "most": float(some.max()) if len(some) == len(budget) else None}
 
 
 def _quantiles(values: Doubles) -> dict[str, float | None]:
@@ -109,6 +119,21 @@ def _alone(ledger: Ledger, own: Arrays, column: int) -> float | None:
     return _finite(float(ledger.epsilon({**own, "spent": spent})[0]))
 
 
+def paid(parts: Sequence[Part | Learner], before: dict[str, Arrays], after: dict[str, Arrays], rows: AnyArray) -> str:
+    """What a request cost those who asked, and what they have spent then, in a sentence; nothing where it was free."""
+    was, now = accounts_of(parts, before), accounts_of(parts, after)
+    if was is None or now is None:
+        return ""
+    had, have = (kept.epsilon({name: value[rows] for name, value in account.items()}) for kept, account in (was, now))
+    if not (have > had).any():
+        return ""
+    budget = _budgets(now[1]["budget"][rows]).get("most")
+    limit = "" if budget is None else f" of {budget:g}"
+    whom, who, most = ("you", "you have", "") if len(rows) == 1 else ("each of them", "they have", "at most ")
+    cost, spent = (_number(float(one.max()), "epsilon") for one in (have - had, have))
+    return f"This costs {whom} {most}{cost}; {who} then spent {most}{spent.removeprefix('epsilon ')}{limit}."
+
+
 def run_ledger(folder: Path, user: str | None = None) -> dict[str, Any]:
     """Of a run folder: the spread, or one person's account, for which the clients' own file is opened."""
     saved = open_saved(folder)
@@ -117,8 +142,8 @@ def run_ledger(folder: Path, user: str | None = None) -> dict[str, Any]:
     if found is None:
         return {"no_epsilon": NO_EPSILON}
     if user is None:
-        return spread(*found)
-    return {"user": user, **one_account(*found, int(saved.numbers([user])[0]))}
+        return {**spread(*found), "lab": True}
+    return {"user": user, "lab": True, **one_account(*found, int(saved.numbers([user])[0]))}
 
 
 def in_words(told: dict[str, Any]) -> list[str]:
@@ -134,29 +159,52 @@ def _of_all(told: dict[str, Any]) -> list[str]:
         f"{told['silent_by_budget']:,} of them have no budget left for more, and go on being served."
     ]
     for name, one in told["events"].items():
+        if not one["releases"]:
+            continue
+        n = f"{one['releases']:,} release{'s' * (one['releases'] != 1)}"
         lines.append(
-            f"{name}: {one['releases']:,} releases ({one['mechanism']} noise); protects a {one['unit']} against "
-            f"{AGAINST[one['threat']]}."
+            f"{name}: {n} ({one['mechanism']} noise); protects a {one['unit']} against {AGAINST[one['threat']]}."
         )
+    budget = told.get("budget")
+    if budget:
+        least, most = _number(budget["least"], "left"), _number(budget["most"], "left")
+        lines.append(f"Budget of each person: {least if least == most else f'{least} to {most}'}.")
     for what in ("epsilon", "left"):
         if told[what]:
             said = ", ".join(f"{name} {_number(value, what)}" for name, value in told[what].items())
             lines.append(f"{'Spent' if what == 'epsilon' else 'Left'} at delta {told['delta']:g}: {said}.")
-    return [*lines, OUTSIDE]
+    return [*lines, *_outside(told)]
 
 
 def _of_one(told: dict[str, Any]) -> list[str]:
     spent, budget = _number(told["spent"], "epsilon"), told["budget"]
-    limit = "no limit was set" if budget is None else f"of a budget of {budget:g}, {told['left']:.4g} is left"
+    limit = "no limit was set" if budget is None else f"of a budget of {budget:g}, {_zero(told['left']):.4g} is left"
     lines = [f"Spent so far: {spent} at delta {told['delta']:g}; {limit}."]
-    for name, one in told["events"].items():
-        lines.append(f"{name}: {one['times']:,} times, by itself {_number(one['epsilon'], 'epsilon')}.")
+    made = {name: one for name, one in told["events"].items() if one["times"]}
+    for name, one in made.items():
+        times = "once" if one["times"] == 1 else f"{one['times']:,} times"
+        lines.append(f"{name}: {times}, by itself {_number(one['epsilon'], 'epsilon')}.")
+    if len(made) > 1:
+        lines.append(APART)
     if told["silent"]:
         lines.append("What is left does not pay for another release: the device stays silent and goes on serving you.")
-    return [*lines, OUTSIDE]
+    return [*lines, *_outside(told)]
 
 
 def _number(value: float | None, what: str) -> str:
     if value is None:
         return "no epsilon" if what == "epsilon" else "no limit"
-    return f"epsilon {value:.4g}"
+    return f"epsilon {_zero(value):.4g}"
+
+
+def _zero(value: float) -> float:
+    """What is below the units of a budget is rounding."""
+    return 0.0 if abs(value) < MICRO else value
+
+
+def _outside(told: dict[str, Any]) -> list[str]:
+    """What no budget is about, and what else a lab run tells."""
+    sums = any(name.startswith(OF_SUMS) for name in told["events"])
+    wishes = "that somebody asked to take something back" if sums else "what people share or withdraw by request"
+    chosen = "" if sums else ", and which round is the best, which is chosen on private validation items"
+    return [OUTSIDE.format(wishes=wishes, chosen=chosen), *([REHEARSAL] if told.get("lab") else [])]

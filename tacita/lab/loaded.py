@@ -50,10 +50,12 @@ class Best:
         return Best(*(np.concatenate([getattr(one, name) for one in some]) for name in Best.__dataclass_fields__))
 
 
-def check_wanted(k: int, n_items: int) -> None:
-    """Refuse to recommend nothing, or more items than there are."""
+def check_wanted(k: object, n_items: int, what: str = "recommend {} items") -> None:
+    """Refuse to list nothing, or more items than there are."""
+    if isinstance(k, bool) or not isinstance(k, int | np.integer):
+        raise TacitaError(f"k = {k!r} is no whole number; say how many items are wanted, such as k = 10.")
     if not 1 <= k <= n_items:
-        raise TacitaError(f"cannot recommend {k} items; choose from 1 to the {n_items:,} there are.")
+        raise TacitaError(f"cannot {what.format(k)}; choose from 1 to the {n_items:,} there are.")
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class Loaded:
 
 def alike(loaded: Loaded, item: int, k: int) -> tuple[Ints, Floats]:
     """The items that are most like one of them, best first, and how much; see `Backbone.likeness`."""
-    check_wanted(k, len(loaded.saved.ids["items"]) - 1)
+    check_wanted(k, len(loaded.saved.ids["items"]) - 1, "find {} similar items")
     answering = owner_of(loaded.plan.parts, "answers")
     if answering is not None:
         raise TacitaError(

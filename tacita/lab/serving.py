@@ -231,7 +231,7 @@ def recommend(
 
 
 def listed(models: Loaded, users: Sequence[str], wish: Wish) -> dict[str, list[dict[str, Any]]]:
-    """The best items of some people as plain lists: user -> [{item, title, score, basis}], best first."""
+    """The best items of some people as plain lists: user -> [{rank, item, score, title, basis}], best first."""
     users = list(dict.fromkeys(users))
     out: dict[str, list[dict[str, Any]]] = {user: [] for user in users}
     items, titles = models.items, models.titles
@@ -239,7 +239,9 @@ def listed(models: Loaded, users: Sequence[str], wish: Wish) -> dict[str, list[d
         rows = zip(best.user.tolist(), best.item.tolist(), best.score.tolist(), best.popular.tolist(), strict=True)
         for user, item, score, popular in rows:
             basis = "popularity" if popular else "history"
-            out[users[user]].append({"item": items[item], "title": titles[item] or "", "score": score, "basis": basis})
+            mine = out[users[user]]
+            told = {"rank": len(mine) + 1, "item": items[item], "score": score, "title": titles[item], "basis": basis}
+            mine.append(told)
     return out
 
 

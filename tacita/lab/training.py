@@ -51,6 +51,7 @@ from tacita.lab.run_folder import (
 )
 from tacita.lab.serving import Run, open_run
 from tacita.metrics import continual_summary
+from tacita.report.promises import SAID, privacy_lines
 from tacita.round.plan import Federation
 
 CHECKPOINT_SECONDS = 10.0  # at least this long between two checkpoints
@@ -204,7 +205,7 @@ def _result(fed: Federation, progress: Progress) -> dict[str, Any]:
     blocks = progress.results
     kept = continual_summary([b["on_blocks"] for b in blocks], [b["users"] for b in blocks])
     counted = accounts_of((*fed.parts, fed.learner), progress.clients.parts)
-    return {
+    result = {
         "tacita": tacita.__version__,
         "config": fed.config.model_dump(mode="json"),
         "data": {
@@ -226,6 +227,7 @@ def _result(fed: Federation, progress: Progress) -> dict[str, Any]:
         },
         **({} if counted is None else {"privacy": spread(*counted)}),
     }
+    return {**result, SAID: privacy_lines(fed.config, result)}
 
 
 def _silos(homes: Homes) -> dict[str, Any]:

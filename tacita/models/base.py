@@ -386,8 +386,8 @@ def in_form(backbone: Backbone) -> Backbone:
 def with_budget(backbone: Backbone, privacy: PrivacyConfig) -> Backbone:
     """The backbone as the settings of `privacy` have it."""
     if privacy.epsilon is None:
-        if privacy.blocks or privacy.features:
-            raise TacitaError("privacy.blocks and privacy.features are for a budget; set privacy.epsilon, too.")
+        if privacy != PrivacyConfig():
+            raise TacitaError("privacy.delta, blocks and features are for a budget; set privacy.epsilon, too.")
         return backbone
     if backbone.name not in _PRIVATE:
         able = ", ".join(f"'{name}'" for name in sorted(_PRIVATE))

@@ -18,6 +18,7 @@ from tacita.core.types import Removed
 from tacita.data.filters import removed_text
 from tacita.methods import label_of
 from tacita.models import backbone_class, backbone_names
+from tacita.report.promises import SAID, promised_epsilon
 
 CONTROLS = {
     "popular": ("most popular", "showing everybody the same popular items"),
@@ -103,6 +104,8 @@ class RunData:
     down: float
     valid: Curve  # validation score
     notes: dict[str, Curve]  # what the method's parts noted in each round
+    privacy: list[str]  # what is promised, in words; nothing: the run is from before that was kept
+    epsilon: float | None  # that a person is promised, or has spent where that is more; None: there is none
 
     @property
     def main(self) -> str:
@@ -257,6 +260,8 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
         down=_number(raw["bytes"]["down_per_client_and_round"]),
         valid=events["valid"],
         notes={name: curve for name, curve in events.items() if name != "valid"},
+        privacy=[str(line) for line in raw.get(SAID, ())],
+        epsilon=promised_epsilon(raw),
     )
 
 

@@ -182,6 +182,7 @@ def _facts(run: RunData) -> list[Fact]:
         *([Fact("filtering", run.removed)] if run.removed else []),
         Fact("fingerprint", "of data and split together", code=run.fingerprint),
         Fact("protocol", how),
+        *([Fact("privacy", " ".join(run.privacy))] if run.privacy else []),
         Fact("folder", run.folder),
     ]
 

@@ -92,7 +92,8 @@ def rows_of(groups: Sequence[OverSeeds]) -> list[dict[str, Any]]:
         for metric in metrics:
             mean, half = one.means.get(metric, (math.nan, math.nan))
             row |= {metric: _or_none(mean), f"{metric} half-width 95": _or_none(half)}
-        rows.append(row | {"protocol": protocols.index(one.protocol)})
+        stated = [run.epsilon for run in one.runs if run.epsilon is not None]
+        rows.append(row | {"epsilon": max(stated, default=None), "protocol": protocols.index(one.protocol)})
     return rows
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from tacita.audit.canaries import items, rounds, streams, sums
 from tacita.audit.canaries.bounds import Claim, Trials, one_run, within_law
+from tacita.core.errors import TacitaError
 
 HALF, LONG = "half the noise", "no clip"
 _ONE = {"name": "dpps", "tiers": [5.0], "shares": [1.0], "releases": 1, "between": 0.0}
@@ -133,6 +134,8 @@ def audit_canaries(
 ) -> dict[str, Any]:
     """A row for every mechanism; `share`: of the canaries, where it has to be quick."""
     chosen = [one for one in mechanisms() if only.lower() in one.name.lower()]
+    if not chosen:
+        raise TacitaError(f"--only {only}: no mechanism has that in its name; leave it out to see all.")
     rows = []
     for n, one in enumerate(chosen):
         if on_done:

@@ -32,9 +32,11 @@ from tacita.lab.forgetting.paths import AGAIN, REMEDY, Shares, Way, check_kind, 
 from tacita.lab.forgetting.proof import Done, Proof, prove, waiting_in
 from tacita.lab.forgetting.pseudonyms import certificates, key_of, new_key, number_of, pseudonym, unfinished
 from tacita.lab.forgetting.wishes import Asked, Standing, Wish, checked, nothing_to_do
+from tacita.lab.ledger import accounts_of, paid, spread
 from tacita.lab.run_folder import Saved, changing, lists_of, open_saved, read_result, settle, write_models
 from tacita.metrics import continual_summary
 from tacita.report.pages import write_report
+from tacita.report.promises import SAID, privacy_lines
 from tacita.round.device_state import PARTS, DeviceState, apart, read_devices
 from tacita.round.plan import Federation
 
@@ -48,6 +50,7 @@ class Granted:
     path: Path | None = None  # where the certificate is
     n_items: int = 0  # that it was about
     n_people: int = 0  # who asked
+    paid: str = ""  # what it cost their budgets, in words
 
 
 @dataclass
@@ -256,16 +259,21 @@ def _written(saved: Saved, done: Done, proof: Proof | None, began: float) -> Gra
             path = folder / name
             write_json(side / name, certificate)
     write_report([folder], folder / "report.html")
-    return Granted(done.way.why, certificate, path, len(asked.items.ids), len(asked.users))
+    parts: tuple[Part | Learner, ...] = (*done.fed.parts, done.fed.learner)
+    cost = paid(parts, done.was.clients.parts, done.now.clients.parts, asked.users)
+    return Granted(done.way.why, certificate, path, len(asked.items.ids), len(asked.users), cost)
 
 
 def _result(folder: Path, done: Done) -> dict[str, Any]:
     """The numbers of the run with the last block measured again."""
     result, blocks = read_result(folder), done.results
     kept = continual_summary([b["on_blocks"] for b in blocks], [b["users"] for b in blocks])
-    return result | {
+    counted = accounts_of((*done.fed.parts, done.fed.learner), done.now.clients.parts)
+    result |= {
+        **({} if counted is None else {"privacy": spread(*counted)}),
         "blocks": blocks,
         "mean": mean_of(blocks),
         "continual": {name: None if np.isnan(value) else value for name, value in kept.items()},
         "requests": result.get("requests", 0) + 1,
     }
+    return {**result, SAID: privacy_lines(done.fed.config, result)}

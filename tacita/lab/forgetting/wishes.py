@@ -38,6 +38,8 @@ def read_wish(path: Path, kind: Kind) -> Wish:
     try:
         with open(path, newline="", encoding="utf-8-sig") as lines:
             rows = list(csv.reader(lines))
+    except FileNotFoundError:
+        raise TacitaError(f"cannot read requests from {path}: there is no such file.") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise TacitaError(f"cannot read requests from {path}: {error}.") from None
     header = [name.strip() for name in rows[0]] if rows else []

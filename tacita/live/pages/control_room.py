@@ -244,7 +244,7 @@ class ControlRoom:
     def begin(self, run: str, settings: str, quorum: int | str, timeout: float) -> dict[str, Any]:
         try:
             given = tomllib.loads(settings)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:  # of the second kind what is nested too deep
             raise TacitaError(f"the settings are no TOML: {error}.") from None
         orders.begin_run(self.folder, run, configured(given, "the settings"), Terms(quorum, timeout, 3600.0))
         return {"run": run}

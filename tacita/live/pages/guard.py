@@ -20,6 +20,7 @@ from tacita.live.pages.rendering import is_htmx, page
 from tacita.live.pages.tokens import Who
 
 MOST_BODY = 2**20
+TOO_LONG = f"a body may have {MOST_BODY:,} bytes."
 NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -76,8 +77,8 @@ class Guard:
         if _from_elsewhere(request):
             return _error(request, 403, "this call comes from another site.")
         size = request.headers.get("content-length", "0")
-        if not size.isdecimal() or int(size) > MOST_BODY:
-            return _error(request, 413, f"a body may have {MOST_BODY:,} bytes.")
+        if not size.isdecimal() or len(size) > 20 or int(size) > MOST_BODY:
+            return _error(request, 413, TOO_LONG)
         found = self._who(request)
         request.scope["state"] = {**request.scope.get("state", {}), "who": found}
         if self._is_open(request.method, request.url.path):
@@ -111,7 +112,7 @@ def _from_elsewhere(request: Request) -> bool:
     """Another site, or another port of this machine, reads and changes nothing; a link to a page may be followed."""
     headers, reads = request.headers, request.method in ("GET", "HEAD")
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+    if origin is not None and _site_of(origin) != headers.get("host"):
         return True
     if site is not None and site not in ("same-origin", "none"):
         follows = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
@@ -124,6 +125,14 @@ def _from_elsewhere(request: Request) -> bool:
 def _is_call(request: Request) -> bool:
     """Not somebody who opens a page."""
     return request.url.path.startswith("/v1/") or request.method not in ("GET", "HEAD") or is_htmx(request)
+
+
+def _site_of(origin: str) -> str | None:
+    """The site that an address names; None: it is no address."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def _error(request: Request, status: int, said: str) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
@@ -12,6 +13,7 @@ from fastapi.responses import Response
 from starlette.types import ASGIApp
 
 from tacita.core.config import Strict, validated
+from tacita.core.errors import TacitaError
 from tacita.live.node.node import Node
 from tacita.live.pages.desk import Desk
 from tacita.live.pages.guard import Door, Guard
@@ -37,7 +39,7 @@ def node_app(node: Node, tokens: Tokens) -> ASGIApp:
 
     @app.get("/enter/{link}", include_in_schema=False)
     def enter(link: str) -> Response:
-        session = tokens.enter(link)
+        session = tokens.enter(link, known)
         if session is None:
             said = "This link was used already, or is older than ten minutes. `tacita node page` makes a new one."
             return page("word.html", 401, title="No entry", brand=BRAND, kind="note", said=said, back=False)
@@ -45,9 +47,19 @@ def node_app(node: Node, tokens: Tokens) -> ASGIApp:
         answer.set_cookie(cookie, session, int(SESSION_SECONDS), httponly=True, samesite="strict", path="/")
         return answer
 
+    def known(found: Who | None) -> Who | None:
+        """Who still is whom they were: an id that was erased and given again is somebody else's."""
+        if found is None or found.role != "person":
+            return found
+        try:
+            number = node.store.user(found.user)
+        except TacitaError:
+            return None
+        return replace(found, number=number) if found.number in (0, number) else None
+
     def who(request: Request) -> Who | None:
         given = request.cookies.get(cookie)
-        return None if given is None else tokens.who(given)
+        return None if given is None else known(tokens.who(given))
 
     def is_open(method: str, path: str) -> bool:
         return method in ("GET", "HEAD") and (path in STATIC or path.startswith("/enter/"))
@@ -74,9 +86,7 @@ def beside(daemon: Daemon) -> Iterator[PageServer]:
 
         def link(arguments: dict[str, Any]) -> dict[str, Any]:
             user = validated(Page, arguments, "'page'").user
-            if user is not None:
-                daemon.node.store.user(user)
-            who = Who("owner") if user is None else Who("person", user)
+            who = Who("owner") if user is None else Who("person", user, daemon.node.store.user(user))
             return {"user": user, "link": f"{server.url}/enter/{tokens.link(who)}"}
 
         def links(arguments: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,11 +10,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as AnyHTTPException
+from starlette.requests import ClientDisconnect
 
 from tacita import __version__
 from tacita.core.errors import TacitaError
 from tacita.live.pages import answers
 from tacita.live.pages.desk import Desk
+from tacita.live.pages.guard import TOO_LONG
 from tacita.live.pages.tokens import Tokens, Who
 
 Offset = Annotated[int, Query(ge=0, le=10**9)]
@@ -193,8 +195,8 @@ def _owns(api: APIRouter, desk: Desk, tokens: Tokens) -> None:
     @api.post("/people/links", response_model=answers.Link)
     def link(request: Request, asked: Whom) -> dict[str, Any]:
         owner(request)
-        desk.node.store.user(asked.user)
-        return {"user": asked.user, "link": f"{request.base_url}enter/{tokens.link(Who('person', asked.user))}"}
+        who = Who("person", asked.user, desk.node.store.user(asked.user))
+        return {"user": asked.user, "link": f"{request.base_url}enter/{tokens.link(who)}"}
 
 
 def make_api(title: str) -> FastAPI:
@@ -214,6 +216,10 @@ def make_api(title: str) -> FastAPI:
     @app.exception_handler(TacitaError)
     def sentence(request: Request, error: TacitaError) -> Response:
         return JSONResponse({"error": str(error)}, 400)
+
+    @app.exception_handler(ClientDisconnect)
+    def endless(request: Request, error: ClientDisconnect) -> Response:
+        return JSONResponse({"error": TOO_LONG}, 413)  # or it went away, and nobody reads this
 
     @app.exception_handler(AnyHTTPException)
     def refused(request: Request, error: AnyHTTPException) -> Response:

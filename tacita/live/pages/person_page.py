@@ -17,7 +17,7 @@ from tacita.live.pages.rendering import away, is_htmx, page, render
 from tacita.live.pages.tokens import Tokens, Who
 
 BRAND = "tacita · your page"
-ROWS, RELEASES, CHARGES = 25, 8, 6
+ROWS, RELEASES, CHARGES, MOST_FIELDS = 25, 8, 6, 50
 Notice = tuple[str, str] | tuple[str, str, str] | None  # how it looks, what it says, where more of it stands
 ASKED = ("good", "Asked. How far it has come stands at the top of this page, and its certificate will.", "#requests")
 ANSWERED = ("good stays", "The server has answered what you asked for.", "#requests")
@@ -93,7 +93,9 @@ def _decimal(text: str) -> float:
 async def form(request: Request) -> dict[str, str]:
     """The fields of a form; of several of one name the last."""
     text = (await request.body()).decode("utf-8", "replace")
-    return {name: values[-1] for name, values in parse_qs(text, keep_blank_values=True, max_num_fields=50).items()}
+    if text.count("&") >= MOST_FIELDS:
+        raise TacitaError(f"a form may have {MOST_FIELDS} fields.")
+    return {name: values[-1] for name, values in parse_qs(text, keep_blank_values=True).items()}
 
 
 def parts(desk: Desk) -> APIRouter:
@@ -240,8 +242,7 @@ def owner_pages(desk: Desk, tokens: Tokens) -> APIRouter:
     async def link(request: Request) -> Response:
         _owner(request)
         user = (await form(request)).get("user", "")
-        desk.node.store.user(user)
-        where = f"{request.base_url}enter/{tokens.link(Who('person', user))}"
+        where = f"{request.base_url}enter/{tokens.link(Who('person', user, desk.node.store.user(user)))}"
         return page("notice.html", notice=("good", f"For {user}, once, within ten minutes: `{where}`"), oob=False)
 
     return pages

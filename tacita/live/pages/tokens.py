@@ -35,6 +35,7 @@ class Who:
 
     role: Role
     user: str = ""  # of a person
+    number: int = 0  # of a person on this node, never given twice; 0: known when they enter
 
     @property
     def may_change(self) -> bool:
@@ -58,13 +59,12 @@ class Tokens:
         """A token that opens one session, soon."""
         return self._put(self._links, who, LINK_SECONDS)
 
-    def enter(self, link: str) -> str | None:
-        """The token of a new session; the link is used up. None: it was, or is too old."""
+    def enter(self, link: str, known: Callable[[Who], Who | None] = lambda who: who) -> str | None:
+        """The token of a new session; the link is used up. None: it was, is too old, or `known` knows nobody of it."""
         with self._lock:
             found = self._links.pop(_digest(link), None)
-        if found is None or found[1] < self._now():
-            return None
-        return self.open(found[0])
+        who = None if found is None or found[1] < self._now() else known(found[0])
+        return None if who is None else self.open(who)
 
     def open(self, who: Who) -> str:
         return self._put(self._sessions, who, SESSION_SECONDS)

@@ -352,11 +352,12 @@ class DPPS(Part):
 
     def encode_sum(self, server: ServerState, total: Total) -> Total:
         """The noise of all who sent, in one draw: sums of Gaussians are Gaussian."""
-        if total.n_clients == 0:
-            return total
-        if self._one_noise:  # every silo adds its own, also one of which nobody took part: that is nobody's business
+        if self._one_noise:  # also where nobody took part, in a silo or anywhere: that nobody did is nobody's business
             draws = self.world.train.silos if self.config.threat == "silo" else 1
             total = total.with_sums({"dpps.noise": np.array([draws * self.deviations()[-1] ** 2])})
+            total = replace(total, n_clients=max(1, total.n_clients))
+        elif total.n_clients == 0:
+            return total
         stream = Stream(self.world.draws, "dpps-noise", server.block, server.round, total.nonce)
         variance, whole = float(total["dpps.noise"][0]), self.config.noise_on == "wholes"
         if whole:  # the sum of variances was rounded, too
