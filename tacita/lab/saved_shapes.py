@@ -1,4 +1,4 @@
-"""What ids.json and result.json of a run folder must look like: what is damaged or forged is refused, never half used."""
+"""What ids.json and result.json of a run folder must look like: what is damaged or forged is refused, not half used."""
 
 from __future__ import annotations
 
