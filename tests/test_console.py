@@ -226,3 +226,27 @@ def test_completion_is_shown_and_installed(tmp_path: Path) -> None:
     script = tmp_path / "home" / ".bash_completions" / "tacita.sh"
     assert script.read_text().strip() == shown.stdout.strip()
     assert str(script) in (tmp_path / "home" / ".bashrc").read_text()
+
+
+# What files bring along
+
+
+def test_ids_cannot_steer_the_terminal_and_formulas_are_told() -> None:
+    evil = "a\x1b[31m\x1b]0;title\x07\u202eb"
+    items = [evil, "=1+1", *(f"i{n}" for n in range(10))]
+    rows = {
+        "user": [f"u{n}" for n in range(12) for _ in range(6)],
+        "item": [items[(n + k) % 12] for n in range(12) for k in range(6)],
+    }
+    settings = {"split": {"kind": "random"}, "evaluate": {"controls": False, "k": [3], "select_by": "ndcg@3"}}
+    tacita.train(rows, backbone="tally", out="odd", **settings)
+    out, err = call("recommend", "--run", "odd", "--user", "u1", "-k", "6", "--seen", "--include", f"{evil},=1+1")
+    assert "\x1b" not in out + err
+    assert "\u202e" not in out + err
+    assert "a\ufffd[31m" in out
+    _, err = call("recommend", "--run", "odd", "--all", "-k", "12", "--seen", "--out", "recs.csv")
+    assert "begin with =, +, - or @" in err
+    assert evil in Path("recs.csv").read_text(encoding="utf-8")  # files hold ids as they are
+    with contextlib.redirect_stderr(io.StringIO()) as said, pytest.raises(SystemExit):
+        main(["recommend", "--run", "odd", "--user", "\x1b[2Jnobody"])
+    assert "\x1b" not in said.getvalue()

@@ -30,6 +30,9 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.table import Table
+from rich.text import Text
+
+from tacita.core.errors import printable
 
 if TYPE_CHECKING:
     from tacita.core.types import Stream
@@ -52,19 +55,26 @@ MOST_BLOCK_COLUMNS = 5  # fit in 80 characters; more blocks become rows
 LINE_SECONDS = 5.0  # between two lines of progress where there is no terminal
 
 
+class Screen(Console):
+    """Where people read: whatever text a file brought along, it cannot steer the terminal."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+
 def say(text: str) -> None:
     """A note for people, taken literally."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
+    Screen(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
 
 
 def tell(text: str) -> None:
     """A line of the answer; square brackets are markup, so names have to be escaped."""
-    Console(highlight=False, soft_wrap=True).print(text)
+    Screen(highlight=False, soft_wrap=True).print(text)
 
 
 def answer(text: str) -> None:
     """A line of the answer, taken literally."""
-    Console(highlight=False, soft_wrap=True).print(text, markup=False)
+    Screen(highlight=False, soft_wrap=True).print(text, markup=False)
 
 
 def print_json(found: Any) -> None:
@@ -78,7 +88,7 @@ def print_json(found: Any) -> None:
 @contextmanager
 def _bar(quiet: bool, *columns: ProgressColumn) -> Iterator[Progress]:
     """A bar that vanishes when its work ends; a file or pipe gets lines instead."""
-    screen = Console(stderr=True)
+    screen = Screen(stderr=True)
     bar = Progress(*columns, console=screen, transient=True, disable=quiet or not screen.is_interactive)
     if quiet or screen.is_interactive:
         with bar:
@@ -262,7 +272,7 @@ def show_result(run: Run, brief: bool = False) -> None:
         title = f"{metric}: {method} on {result['data']['name']}"
         title += f", backbone {backbone}" if backbone != method else ""
         title += f", read {run.config.evaluate.read}"
-        Console().print(_score_table(title, metric, scored))
+        Screen().print(_score_table(title, metric, scored))
     untested = [str(block["block"]) for block in result["blocks"] if not block["users"]]
     if untested:
         answer(f"Nobody could be tested in block {', '.join(untested)}: no score, left out of every mean.")
@@ -323,7 +333,7 @@ def show_entries(title: str, found: Sequence[Entry], labels: Mapping[str, str]) 
             theirs = "" if one.published is None else f"{one.published:.4f}"
             cells = (labels.get(one.variant, one.variant), f"{one.metric} {one.column}", ours, theirs)
             table.add_row(*map(escape, cells), one.verdict, style=colours.get(one.verdict, ""))
-        Console().print(table)
+        Screen().print(table)
 
 
 def show_recommendations(user: str, found: Sequence[Mapping[str, Any]], wanted: int = 0) -> None:
@@ -337,7 +347,7 @@ def show_recommendations(user: str, found: Sequence[Mapping[str, Any]], wanted: 
     for place, one in enumerate(found, 1):
         title = [escape(one["title"] or "")] if titled else []
         table.add_row(str(place), escape(one["item"]), *title, f"{one['score']:.4g}")
-    Console().print(table)
+    Screen().print(table)
     if len(found) < wanted:
         say(f"Only {len(found)} items are left that user {user} does not know; --seen lists the others too.")
 
@@ -350,7 +360,7 @@ def show_table(title: str, rows: Sequence[Mapping[str, Any]], left: Sequence[str
         table.add_column(name, justify="left" if name in left else "right", overflow="fold")
     for row in rows:
         table.add_row(*(escape("" if row[name] is None else _plain("", row[name])) for name in shown))
-    Console().print(table)
+    Screen().print(table)
 
 
 def show_settings(found: Sequence[Setting]) -> None:
@@ -368,7 +378,7 @@ def show_datasets(datasets: Mapping[str, DatasetInfo]) -> None:
     table.add_column()
     for name, info in datasets.items():
         table.add_row(name, f"{escape(info.about)}\n[dim]{escape(info.terms)}[/dim]")
-    Console(highlight=False).print(table)
+    Screen(highlight=False).print(table)
     say("ml-100k is downloaded when it is first used; the others are read from a folder (--data-dir or TACITA_DATA).")
 
 
@@ -402,7 +412,7 @@ def show_bench(found: Mapping[str, Any], as_json: bool) -> None:
         table = Table(*rows[0])
         for row in rows:
             table.add_row(*(_plain("", value) for value in row.values()))
-        Console().print(table)
+        Screen().print(table)
 
 
 def show_checks(checks: Sequence[Mapping[str, str]]) -> None:

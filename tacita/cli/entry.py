@@ -12,7 +12,7 @@ import typer
 
 from tacita import __version__
 from tacita.cli import audit, bench, data, demo, doctor, experiments, node, privacy, server, serving, settings, train
-from tacita.core.errors import DiskFull, TacitaError
+from tacita.core.errors import DiskFull, TacitaError, printable
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -112,5 +112,5 @@ def _one_dialect(said: str, cause: Any) -> str:
 
 
 def _complain(sentence: str, code: int = 2) -> int:
-    print(f"tacita: {sentence}", file=sys.stderr)
+    print(f"tacita: {printable(sentence)}", file=sys.stderr)
     return code

@@ -112,11 +112,16 @@ def _show_users(found: dict[str, list[dict[str, Any]]], k: int, as_json: bool) -
 
 def _put(found: Frame, out: Path | None, as_json: bool, title: str) -> None:
     """A table into a file, or to people or machines."""
-    from tacita.data.frames import write_frame
+    from tacita.data.frames import begins_a_formula, write_frame
 
     if out is not None:
         write_frame(found, out)
         console.say(f"wrote {found.height:,} rows to {out}")
+        if out.suffix.lower() == ".csv" and begins_a_formula(found):
+            console.say(
+                "Note: some ids or titles begin with =, +, - or @, which a spreadsheet computes; open the file as text, "
+                "or write a .parquet."
+            )
     if as_json:
         console.print_json(found.to_dicts())
     elif out is None:

@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
+
+TURNS = {*"\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"}  # change the direction of letters
+
+
+def printable(text: str) -> str:
+    """A text that shows as it is: what steers a terminal, or turns letters round, becomes a mark."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c if c in "\n\t" or not _steers(c) else "\ufffd" for c in text)
+
+
+def _steers(letter: str) -> bool:
+    return letter in TURNS or unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp")
 
 
 class TacitaError(Exception):

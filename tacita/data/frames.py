@@ -129,6 +129,12 @@ def check_ending(path: Path) -> None:
         raise TacitaError(f"cannot write {path}: a table goes to a .parquet or a .csv file; choose one of these.")
 
 
+def begins_a_formula(frame: Frame) -> bool:
+    """Whether a spreadsheet would compute some text of it, instead of showing it."""
+    texts = [name for name, kind in frame.schema.items() if kind == pl.String]
+    return any(bool(frame[name].str.contains(r"^[=+\-@]").any()) for name in texts)
+
+
 def write_frame(frame: Frame, path: Path) -> None:
     """A table as Parquet or CSV, by the ending of the file: whole or not at all."""
     check_ending(path)

@@ -35,6 +35,7 @@ from tacita.federation.state_arrays import (
     server_arrays,
     server_note,
 )
+from tacita.lab.saved_shapes import are_ids, is_result
 from tacita.report.data import damaged_ids, method_name, no_run_folder, refuse_changed
 from tacita.round.device_state import device_pieces
 from tacita.round.parts import owner_of
@@ -158,7 +159,7 @@ def read_result(folder: Path) -> dict[str, Any]:
     if not (folder / "result.json").is_file():
         raise TacitaError(f"{folder} is not finished; go on with `tacita train --out {folder} --resume`.")
     result: dict[str, Any] = read_json(folder / "result.json")
-    if not isinstance(result, dict) or not {"data", "blocks", "mean", "controls", "bytes"} <= result.keys():
+    if not is_result(result):
         raise TacitaError(f"{folder / 'result.json'} is damaged: not the result of a run; train again.")
     return result
 
@@ -171,10 +172,9 @@ def read_config(folder: Path) -> RunConfig:
 
 def read_ids(folder: Path) -> dict[str, Any]:
     ids = read_json(folder / "ids.json")
-    kinds = {"fingerprint": str, "users": list, "items": list, "titles": dict}
-    if not isinstance(ids, dict) or any(not isinstance(ids.get(name), kind) for name, kind in kinds.items()):
+    if not are_ids(ids):
         raise damaged_ids(folder)
-    return ids
+    return dict(ids)
 
 
 def made_with(note: dict[str, str], config: RunConfig) -> bool:
@@ -216,6 +216,8 @@ def open_saved(folder: Path) -> Saved:
                 f"{folder / name}.safetensors belongs to another dataset or run than the ids.json and config.toml "
                 "beside it; train again."
             )
+    if len(held["history/ptr"]) != len(ids["users"]) + 1 or len(served["items"]) != len(ids["items"]):
+        raise damaged_ids(folder)
     return Saved(folder, config, ids, served, note, held, origin)
 
 
