@@ -40,7 +40,7 @@ def begin_block(fed: Federation, progress: Progress, index: int) -> None:
 
 def run_block(fed: Federation, progress: Progress, on_round: OnRound) -> None:
     """Rounds with validation until patience runs out; leaves the best round in `progress`."""
-    plan, every = fed.config.train, fed.config.evaluate.every
+    plan, every = fed.config.train, 1 if fed.learner.model_after else fed.config.evaluate.every  # it tries, not trains
     metric, k = selecting_metric(fed.config)
     rounds = fed.learner.rounds
     somebody = progress.devices.anybody(fed, progress.server)

@@ -7,7 +7,6 @@ from numba import njit, prange
 
 from tacita.core.types import Doubles, Floats, Ints, Longs
 
-
 _SHARES = 8  # of the rows, for any number of threads: what is shared out does not follow the machine
 
 

@@ -19,8 +19,8 @@ from tacita.core.draws import Draws, keys_of
 from tacita.core.types import Arrays, Block, Doubles, Longs, Ragged, ServerState, Stream
 from tacita.federation.rounds import begin_block, start
 from tacita.fields import Following, Form, Rows, Squares, Total
-from tacita.models.tally.model import STATE, STATISTIC, SURVEY, TallyConfig
 from tacita.models.tally.following import NEXT
+from tacita.models.tally.model import STATE, STATISTIC, SURVEY, TallyConfig
 from tacita.models.tally.noised import LIKED, PEOPLE, SQUARE_ROOT_2, unit_likes, unit_vectors
 from tacita.models.tally.order import OrderConfig
 from tacita.models.tally.private import PrivateTally, axes_in
