@@ -905,3 +905,17 @@ def test_contributors_are_those_of_the_pairs_that_were_summed() -> None:
     found = Sums.read(None).with_block(0, Total(sums, 3.0, 3), shape)
     assert found.total.tolist() == [0.5, 0.7]
     assert found.count.tolist() == [2.0, 3.0]
+
+
+def test_every_setting_that_is_tried_is_validated() -> None:
+    """Rounds of tally are trials of how much latest items count; to look at every fifth would choose the last."""
+    found = []
+    for every in (1, 5):
+        values = {"data": "synthetic:users=200,items=60,per_user=14,groups=4,drift=0", "split": {"kind": "random"}}
+        values |= {"backbone": {"name": "tally"}, "evaluate": {"every": every, "controls": False}, "seed": 2}
+        fed = assembling.assemble(validated(RunConfig, values, "the test"), assembling.Machine(threads=1))
+        progress = start(fed)
+        run_stream(fed, progress, lambda report, now: None)
+        found.append((progress.results[0]["best_round"], progress.results[0]["ndcg@20"]))
+    assert found[0] == found[1]
+    assert found[0][0] < len(RECENCIES)

@@ -105,4 +105,4 @@ def test_the_figures_of_the_document_are_those_of_the_picture() -> None:
     text = (root / "privacy.md").read_text()
     for one in accuracy.read(root / "audit" / "accuracy.csv"):
         if one.epsilon is not None:
-            assert f"{one.mean:.4f} ± {one.deviation:.4f}" in text
+            assert (f"{one.mean:.4f} ± {one.deviation:.4f}" if one.deviation else f"{one.mean:.4f}") in text

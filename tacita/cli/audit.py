@@ -370,11 +370,11 @@ def audit_uploads(
         machine, on_data = Machine(threads, data_dir=data_dir), None if quiet else console.say_data
         found = uploads.audit_uploads(configured(settings, "the options"), machine, budgets, tell, on_data)
     if out is not None:
-        console.say(f"wrote {upload_audit.write(found, uploads.readers, out)}.md and .json")
+        console.say(f"wrote {upload_audit.write(found, uploads.READERS, out)}.md and .json")
     if as_json:
         console.print_json(found)
         return
     facts = {name: str(found[name]) for name in ("data", "backbone", "people", "seed")}
-    console.show_bench({**facts, "rows": upload_audit.rows_of(found, uploads.readers)}, False)
+    console.show_bench({**facts, "rows": upload_audit.rows_of(found, uploads.READERS)}, False)
     for line in upload_audit.NOTES:
         console.say(line)

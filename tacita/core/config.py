@@ -185,7 +185,9 @@ class EvaluateConfig(Strict):
         description="what a model that reads histories reads of a block when it is tested: its training part, or all "
         "that the device knows by then, its validation part, too",
     )
-    every: int = Field(1, ge=1, description="validate every n rounds")
+    every: int = Field(
+        1, ge=1, description="validate every n rounds; where a round only tries a setting on sums (tally), all of them"
+    )
     controls: bool = Field(True, description="run the controls beside the method")
 
 

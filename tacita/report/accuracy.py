@@ -51,7 +51,8 @@ def to_csv(points: list[Point]) -> str:
     writer.writerow(COLUMNS)
     for one in points:
         epsilon = "" if one.epsilon is None else f"{one.epsilon:g}"
-        writer.writerow([one.data, one.model, epsilon, f"{one.mean:.4f}", f"{one.deviation:.4f}"])
+        deviation = f"{one.deviation:.4f}" if one.deviation else ""  # of one draw there is none
+        writer.writerow([one.data, one.model, epsilon, f"{one.mean:.4f}", deviation])
     return out.getvalue()
 
 

@@ -38,6 +38,8 @@ from tacita.metrics import continual_summary
 from tacita.report.pages import write_report
 from tacita.report.promises import SAID, privacy_lines
 from tacita.round.device_state import PARTS, DeviceState, apart, read_devices
+from tacita.round.learner import Learner
+from tacita.round.parts import Part
 from tacita.round.plan import Federation
 
 
