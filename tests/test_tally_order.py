@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacita.core.config import RunConfig, validated
+from tacita.core.config import EvaluateConfig, RunConfig, validated
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import Doubles, Down, Floats, Ragged, ServerState, Stream
@@ -222,9 +222,24 @@ def test_validation_chooses_order_where_there_is_order_and_not_where_there_is_no
         progress = start(fed)
         run_stream(fed, progress, lambda report, now: None)
         last[name] = progress.server.heads["mix"]
-        assert progress.results[0]["rounds"] <= len(MIXTURES)
+        assert progress.results[0]["rounds"] == len(MIXTURES)
     assert last["around"][2] > 0
     assert MIXTURES[-1].order == 0  # where nobody validates
+
+
+def test_every_way_of_scoring_is_validated_whatever_is_said_of_rounds() -> None:
+    """Rounds of training may be validated now and then, and end when they bring nothing; choices are looked at all."""
+    n = 20
+    lists = [[(u + k) % n for k in range(8)] for u in range(60)]
+    stream = make_stream(make_block(0, n, [one[:-2] for one in lists], valid=[one[-2:-1] for one in lists]))
+    fed = federate(stream, ordered(mix="learn", recency="learn"), patience=1)
+    seldom = replace(fed, config=fed.config.model_copy(update={"evaluate": EvaluateConfig(every=5)}))
+    seen: list[float | None] = []
+    progress = start(seldom)
+    run_stream(seldom, progress, lambda report, now: seen.append(report.valid))
+    assert len(seen) == len(MIXTURES)
+    assert progress.results[0]["valid"] == max(one for one in seen if one is not None)
+    assert None not in seen
 
 
 def test_read_known_reads_validation_items_in_tests_alone() -> None:

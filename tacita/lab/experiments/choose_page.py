@@ -77,7 +77,8 @@ def choose_page(experiment: Experiment, cells: list[Cell], lines: dict[str, Line
         "Every method of this project under one protocol, one table for each dataset.",
         "",
     ]
-    text += [*(f"- {one}" for one in _advice(found)), ""]
+    aside = {name for title in experiment.aside for name in experiment.groups[title]}
+    text += [*(f"- {one}" for one in _advice(found, aside)), ""]
     letters: dict[str, str] = {}
     for dataset, rows in found.items():
         text += [f"## {dataset}", "", *_tables(experiment, rows, letters)]
@@ -111,13 +112,13 @@ def _rows(experiment: Experiment, cells: list[Cell], lines: dict[str, Line]) -> 
 # The answer
 
 
-def _advice(found: dict[str, list[Row]]) -> list[str]:
-    """One line for each thing that somebody may need."""
+def _advice(found: dict[str, list[Row]], aside: set[str]) -> list[str]:
+    """One line for each thing that somebody may need, from all rows but those that are there to be compared with."""
 
     def line(need: str, may: Callable[[Row], bool], tell: Callable[[Row], str], least: str = "") -> Iterable[str]:
         told = []
         for dataset, rows in found.items():
-            fit = [one for one in rows if one.name != _POPULAR and may(one)]
+            fit = [one for one in rows if one.name not in {_POPULAR, *aside} and may(one)]
             if fit:
                 one = min(fit, key=lambda row: row.mean(least)) if least else fit[0]
                 told.append(f"on {dataset} **{one.label}** (NDCG@10 {one.shown()}, {tell(one)})")
@@ -125,7 +126,7 @@ def _advice(found: dict[str, list[Row]]) -> list[str]:
 
     beats = {id(one) for rows in found.values() for one in _above(rows)}
     out = [
-        *line("If whoever gets the model may know the histories", lambda one: True, _forgetting),
+        *line("If whoever gets the model may know the histories", lambda one: True, _forgets),
         *line(
             "If you need an epsilon below 10",
             lambda one: one.mean("epsilon") < 10,
@@ -134,7 +135,7 @@ def _advice(found: dict[str, list[Row]]) -> list[str]:
         *line(
             "If people must be forgotten exactly and at once",
             lambda one: one.exact and not one.trains_again,
-            _forgetting,
+            _forgets,
         ),
         *line(
             "If no update may be seen by itself, and no budget is needed",
@@ -144,7 +145,7 @@ def _advice(found: dict[str, list[Row]]) -> list[str]:
         *line(
             "If people choose what they share and take it back",
             lambda one: one.word("sees").startswith("what the person shares"),
-            _forgetting,
+            _forgets,
         ),
         *line(
             "If little may be sent, and more than most popular is wanted",
@@ -156,8 +157,8 @@ def _advice(found: dict[str, list[Row]]) -> list[str]:
     for dataset, rows in found.items():
         popular = next((one for one in rows if one.name == _POPULAR), None)
         if popular:
-            below = [one.label for one in rows if one.mean(QUALITY) < popular.mean(QUALITY)]
-            out.append(f"No better than most popular ({popular.shown()}) on {dataset}: {', '.join(below) or 'none'}.")
+            below = [one.label for one in rows if one.mean(QUALITY) < popular.mean(QUALITY) and one.name not in aside]
+            out.append(f"Below most popular ({popular.shown()}) on {dataset}: {'; '.join(below) or 'none'}.")
     return out
 
 
@@ -213,6 +214,10 @@ def _forgetting(row: Row) -> str:
     return f"{said}, {row.middle(PRICE)} s"
 
 
+def _forgets(row: Row) -> str:
+    return f"forgetting one person: {_forgetting(row)}"
+
+
 def _missing(experiment: Experiment, dataset: str, cells: list[Cell], lines: dict[str, Line]) -> list[str]:
     """What has no figure, and why."""
     failed: dict[str, str] = {}
@@ -227,7 +232,7 @@ def _missing(experiment: Experiment, dataset: str, cells: list[Cell], lines: dic
         elif done < min(seeds, len(own)):
             short.append(f"{label}" + (f" ({done} of {len(own)} seeds)" if done else ""))
     text = [f"{label} failed: {why}" for label, why in failed.items()]
-    text += [f"Not run, or not all of it: {', '.join(short)}."] if short else []
+    text += [f"Not run, or not all of it: {'; '.join(short)}."] if short else []
     return [*text, *([experiment.missing[dataset]] if dataset in experiment.missing and (short or failed) else [])]
 
 

@@ -131,6 +131,7 @@ class Experiment(Strict):
     )
     notes: list[str] = []
     groups: dict[str, list[str]] = Field({}, description="of a page to choose by: title -> variants of one table")
+    aside: list[str] = Field([], description="of such a page: groups that nobody is advised to use")
     missing: dict[str, str] = Field({}, description="of such a page: dataset -> why some cells are not there")
 
 

@@ -26,6 +26,7 @@ class Wanted:
     cells: list[Cell]
     paper: str
     stem: str  # of the files; a narrowed table does not overwrite the whole one
+    planned: Wanted | None = None  # the same with the cells that are not finished, where these were left out
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def only_finished(wanted: Wanted, out: Path) -> Wanted:
     if not cells:
         raise TacitaError(f"no cell of this table is finished under {out}; leave out --finished.")
     whole = len(cells) == len(wanted.cells) or wanted.stem.endswith(("-part", "-quick"))
-    return replace(wanted, cells=cells, stem=wanted.stem if whole else f"{wanted.stem}-part")
+    return replace(wanted, cells=cells, stem=wanted.stem if whole else f"{wanted.stem}-part", planned=wanted)
 
 
 def reproduce(
@@ -92,8 +93,9 @@ def reproduce(
     path = folder / wanted.stem
     _write_pages(wanted, lines, entries, path)
     if wanted.experiment.kind == "choose":
-        whole = out.parent if out.name == "reproduction" else out
-        write_bytes(whole / f"{wanted.stem}.md", choose_page(wanted.experiment, wanted.cells, lines).encode())
+        whole, planned = out.parent if out.name == "reproduction" else out, wanted.planned or wanted
+        page = choose_page(wanted.experiment, planned.cells, lines)  # says what is missing
+        write_bytes(whole / f"{planned.stem}.md", page.encode())
     return Reproduced(entries, path)
 
 
