@@ -1,4 +1,4 @@
-"""What nodes tell beside their sums: how far most popular gets, which tacita they run, what their clock says."""
+"""What nodes tell beside their sums: how far controls get, which tacita they run, what their clock says."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tacita.lab.assembling import Machine, assemble
 from tacita.lab.centralised import scored
 from tacita.lab.controls import linear_scorer, popular_scorer, random_scorer
 from tacita.live.node import controls, session
+from tacita.live.server.closing import check_closing
 from tacita.live.server.overview import Overview
 from tacita.live.server.store import STORE
 from tacita.live.wire import Reply, ReplyHead, decode_reply, encode, stamped
@@ -96,3 +97,24 @@ def test_what_a_node_says_of_itself_is_bounded(version: str, at: float) -> None:
     assert decode_reply(stamped(good, "a\x1bb", 1.0)).head.version == "a?b"
     with pytest.raises(TacitaError):
         decode_reply(stamped(good, version, at))
+
+
+def test_only_what_was_asked_for_is_taken_of_a_blocks_end() -> None:
+    config = config_of("tally")
+
+    def reply(**more: Any) -> Reply:
+        head = ReplyHead(kind="close", run="r", block=0, round=1, verdict="ok", clients=5, **more)
+        return decode_reply(encode(Reply(head)))
+
+    check_closing(reply(sums={"ndcg@20": (1.0, 5), "random ndcg@20": (0.5, 5), "node ndcg@20": (1.5, 5)}), config)
+    check_closing(reply(spent=[5, 0, 0, 0, 0]), config)
+    for wrong in ({"spent": [5]}, {"sums": {"linear ndcg@20": (1.0, 5)}}, {"sums": {"random ndcg@20": (6.0, 5)}}):
+        with pytest.raises(TacitaError):
+            check_closing(reply(**wrong), config)
+    whole = encode(Reply(ReplyHead(kind="close", run="r", block=0, round=1, verdict="ok")))
+    for many in (b'"spent":[-1]', b'"spent":[1,1,1,1,1,1]', b'"spent":["1"]'):
+        assert b'"spent":[]' in whole
+        changed = whole.replace(b'"spent":[]', many)
+        size = int.from_bytes(whole[8:12], "big") + len(many) - len(b'"spent":[]')
+        with pytest.raises(TacitaError, match="spent"):
+            decode_reply(changed[:8] + size.to_bytes(4, "big") + changed[12:])

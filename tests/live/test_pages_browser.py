@@ -64,6 +64,8 @@ def test_a_person_decides_and_an_operator_watches(pages: PagesSite, browser: Any
     _watch(pages, room, width)
     mine.get_by_text("Certificate", exact=True).first.wait_for()
     assert mine.get_by_text("Taken out of the record and the model").count() >= 1
+    mine.locator("#history li", has_text="taken back").first.wait_for()
+    mine.locator("#held li", has_text="It has certified since").wait_for()
     assert serious(mine) == []
     mine.evaluate("window.scrollTo(0, 0)")
     shoot(mine, f"certificate-{width}")

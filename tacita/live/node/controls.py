@@ -5,6 +5,7 @@ from __future__ import annotations
 from tacita.core.types import Block
 from tacita.federation.measuring import Sums
 from tacita.kernels.hashing import uniforms
+from tacita.kernels.threads import one_core_each
 from tacita.lab.centralised import scored
 from tacita.lab.controls import linear_scorer, popular_scorer, why_skipped
 from tacita.live.wire import control_score
@@ -18,7 +19,8 @@ def control_sums(fed: Federation, block: Block) -> Sums:
     """Sums of scores of each control. Counted here, since nobody may be told of items that few people have."""
     made: dict[str, ScoreUsers] = {"random": _random_scorer(fed, block), "popular": popular_scorer(fed, block)}
     if block.n_items <= MOST_ITEMS and why_skipped("linear", fed) is None:
-        made["node"] = linear_scorer(fed, block)  # everybody who is pooled are the people here
+        with one_core_each():  # it can wait, and a node shares its machine
+            made["node"] = linear_scorer(fed, block)  # everybody who is pooled are the people here
     return {
         control_score(name, metric): value
         for name, scorer in made.items()

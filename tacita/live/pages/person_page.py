@@ -120,6 +120,7 @@ def parts(desk: Desk) -> APIRouter:
         shown = render("person_requests.html", asked=asked, oob=False)
         if all(one["done"] for one in asked["requests"]):  # what was said when it was asked is over
             shown += render("notice.html", notice=ANSWERED, oob=True)
+            return HTMLResponse(shown, headers={"hx-trigger": "answered"})  # the rest of the page looks again
         return HTMLResponse(shown)
 
     @pages.get("/part/held")
