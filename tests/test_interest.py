@@ -33,6 +33,7 @@ from tacita.data.splits import split
 from tacita.federation.measuring import candidates_of
 from tacita.federation.rounds import Progress, run_round
 from tacita.federation.scoring import DeviceScorer
+from tacita.kernels import interest as kernels
 from tacita.lab.assembling import Machine, assemble
 from tacita.learn.training.draw import lay_out
 from tacita.learn.training.recurrent import RecurrentStepper
@@ -647,3 +648,11 @@ def test_the_loss_falls_in_silos() -> None:
         seen.append(report.notes["loss"])
     assert seen[-1] < seen[0] - 0.05
     assert averaged(fed, progress.server, train_once(fed, progress)).items.shape == progress.server.items.shape
+
+
+def test_no_sum_of_the_compiled_step_may_be_reordered() -> None:
+    """Loops that round otherwise with their caller than by themselves made a first run differ from the next."""
+    compiled = {name: one for name, one in vars(kernels).items() if hasattr(one, "targetoptions")}
+    found = {name: one for name, one in compiled.items() if one.__module__ == kernels.__name__}
+    assert len(found) > 10
+    assert [name for name, one in found.items() if one.targetoptions.get("fastmath")] == []
