@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from tacita.data.splits import split
 from tacita.federation.measuring import candidates_of
 from tacita.federation.rounds import Progress, run_round
 from tacita.federation.scoring import DeviceScorer
+from tacita.kernels import interest as kernels
 from tacita.lab.assembling import Machine, assemble
 from tacita.learn.training.draw import lay_out
 from tacita.learn.training.recurrent import RecurrentStepper
@@ -143,6 +145,51 @@ def test_a_share_of_a_round_is_a_share_of_its_batches() -> None:
             at = np.flatnonzero(same[0] == client)[0]
             mine = half.order[0, start[k] : start[k] + size[k]]
             assert np.array_equal(mine, whole.order[0, same[2][at] : same[2][at] + same[3][at]])
+
+
+@pytest.mark.parametrize("held", [2, 3, 1000])
+def test_held_batches_share_their_people_and_deal_out_all_samples(held: int) -> None:
+    how = {**PEOPLE, "silos": 4, "local_epochs": 2, "held_steps": held}
+    local = laid_out(federate(crowd(20, 30, 10), make_backbone("interest"), batch_size=20, **how))
+    assert local.batch_ptr is not None
+    assert local.batch_start is not None
+    assert local.held is not None
+    assert (np.diff(local.batch_ptr) % local.held == 0).all()
+    assert local.held.max() > 1
+    for epoch in range(2):
+        assert sorted(local.order[epoch].tolist()) == list(range(len(local.item)))
+        for client in range(4):
+            seen: list[int] = []
+            for begin in range(local.batch_ptr[client], local.batch_ptr[client + 1], int(local.held[client])):
+                cuts = local.batch_start[epoch, begin : begin + local.held[client] + 1]
+                parts = [local.order[epoch, a:b] for a, b in pairwise(cuts)]
+                sizes = [len(one) for one in parts]
+                assert max(sizes) - min(sizes) <= 1
+                assert min(sizes) > 0
+                shares = [np.bincount(local.owner[one], minlength=20) for one in parts]
+                assert np.ptp(shares, axis=0).max() <= 1  # everybody is dealt out evenly
+                seen += np.flatnonzero(np.sum(shares, axis=0)).tolist()
+            assert len(seen) == len(set(seen))  # nobody is in two groups
+    if held == 1000:
+        assert (np.diff(local.batch_ptr) == local.held).all()  # one state a person and epoch, whatever the batches
+
+
+def test_a_held_state_moves_once_for_all_its_batches() -> None:
+    """By a rate so low that nothing else moves, held steps are one step by the mean of their slopes."""
+    made = {}
+    for held in (1, 1000):
+        backbone = make_backbone("interest", lr=1e-6, mu=0.5)
+        fed = federate(uneven(), backbone, batch_size=10**6 if held == 1 else 8, silos=1, held_steps=held, **PEOPLE)
+        made[held] = train_once(fed, started(fed))
+    assert made[1000].local.held is not None
+    assert made[1000].local.held.min() > 1
+    for name in ("gru_state", "gru_in", "event_layer"):
+        one, other = (made[held].upload.values[f"heads/{name}"].value.reshape(-1) for held in (1, 1000))
+        assert np.abs(one).max() < 1.2e-6  # a single step of Adam
+        assert np.abs(other).max() < 1.2e-6
+        assert (np.sign(one) == np.sign(other)).mean() > 0.8  # parts have not quite the same people
+    tower = made[1000].upload.values["heads/item_layer"].value
+    assert np.abs(tower).max() > 5e-6  # has had several
 
 
 @pytest.mark.parametrize("silos", [0, 3])
@@ -601,3 +648,11 @@ def test_the_loss_falls_in_silos() -> None:
         seen.append(report.notes["loss"])
     assert seen[-1] < seen[0] - 0.05
     assert averaged(fed, progress.server, train_once(fed, progress)).items.shape == progress.server.items.shape
+
+
+def test_no_sum_of_the_compiled_step_may_be_reordered() -> None:
+    """Loops that round otherwise with their caller than by themselves made a first run differ from the next."""
+    compiled = {name: one for name, one in vars(kernels).items() if hasattr(one, "targetoptions")}
+    found = {name: one for name, one in compiled.items() if one.__module__ == kernels.__name__}
+    assert len(found) > 10
+    assert [name for name, one in found.items() if one.targetoptions.get("fastmath")] == []

@@ -49,6 +49,17 @@ def test_every_method_has_the_same_budget_of_trials_whatever_it_has_to_choose() 
     assert len({t.lr for t in private.trials[3:]}) == 3
 
 
+def test_pfedme_is_searched_over_the_steps_that_it_takes() -> None:
+    experiment = plan.main_table("lipm-dpps")
+    [entry] = rates.entries_of(experiment, ["ml-100k", "pfedme"], 6)
+    [wider] = rates.second_step(experiment, [entry], {cell.key: {"valid": 0.1} for cell in entry.cells}, 6)
+    assert {t.lr for t in wider.trials} == {None}  # it never reads the model's rate
+    took = [cell.config.train.pfedme for cell in wider.cells]
+    assert len({one.inner_lr for one in took}) == 6
+    assert len({one.eta for one in took}) == 6
+    assert all(one.inner_lr * one.lam < 2 and one.eta * one.lam <= 1.01 for one in took)
+
+
 @pytest.mark.parametrize("table", ["table2", "table3", "figure4", "figure5", "figure6", "figure7"])
 def test_what_a_row_takes_was_tuned(table: str) -> None:
     experiment, _ = plan.load_experiment(f"lipm-dpps/{table}")

@@ -90,6 +90,13 @@ class TrainConfig(Strict):
         description="what batches are cut from: a client's shuffled samples, or its shuffled people, each with all "
         "of their samples, so many that a batch holds about batch_size samples",
     )
+    held_steps: int = Field(
+        1,
+        ge=1,
+        le=10_000,
+        description="for batches of people: so many steps share as many times the people, each with its part of all "
+        "their samples; the compiled step works out once for all of them what a model reads of a person",
+    )
     local_epochs: int = Field(1, ge=1, description="how often a client goes over its samples in a round")
     decay: float = Field(1.0, gt=0, le=1, description="factor on the learning rate after every round of a block")
     objective: Literal["bce", "squared", "bpr"] = Field(
@@ -230,6 +237,7 @@ _LATER = {"split.repeats", "evaluate.hidden_items", "evaluate.ties", "date_forma
 _LATER |= {f"train.{name}" for name in ("redraw", "objective", "bpr_scale", "l2", "weight_decay", "moments", "pfedme")}
 _LATER |= {"train.aggregator", "train.weigh_by", "evaluate.unmasked", "split.min_user", "privacy"}
 _LATER |= {"evaluate.read", "split.lend"}
+_LATER |= {"train.held_steps"}
 _LATER |= {"train.batches", "train.decay", "train.skew", "train.in_silos", "split.held_items", "split.least_items"}
 """Settings that came after results had been kept under a hash of their config."""
 

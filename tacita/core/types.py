@@ -392,6 +392,7 @@ class Local:
     notes: Arrays = field(default_factory=dict)  # name -> (clients,) what parts leave for the lab's log; nan: nothing
     batch_ptr: Longs | None = None  # (clients + 1,) batches of an epoch, where they hold whole people
     batch_start: Longs | None = None  # (epochs, batches + 1) the first turn of each, and where the last one ends
+    held: Longs | None = None  # (clients,) how many batches after each other are about the same people
 
     @property
     def owner(self) -> Ints:

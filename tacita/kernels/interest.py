@@ -206,31 +206,26 @@ def _apart(p: Floats, h: Floats, mu: np.float32, dp: Floats, dh: Floats) -> None
 
 
 @njit(inline="always")
-def _people_of(order: Longs, begin: int, end: int, owner: Ints, person: Longs) -> Any:
+def _people_of(order: Longs, owner: Ints, person: Longs) -> Any:
     """Whose samples a batch holds: people one after another, `person` says which of them a sample belongs to."""
-    who = np.empty(end - begin, np.int64)
+    who = np.empty(len(order), np.int64)
     n = 0
-    for k in range(begin, end):
+    for k in range(len(order)):
         u = owner[order[k]]
         if n == 0 or who[n - 1] != u:
             who[n] = u
             n += 1
-        person[k - begin] = n - 1
+        person[k] = n - 1
     return who[:n]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def interest_step(
-    flat: Floats, at: Longs, layers: Longs, biases: Longs, sizes: Longs, g: int, mu: np.float32, private: Floats,
-    who: Longs, person: Longs, item: Floats, wanted: Floats, ptr: Longs, events: Floats, bucket: Longs, d_flat: Floats,
+def _tower_slopes(
+    flat: Floats, at: Longs, layers: Longs, biases: Longs, sizes: Longs, mu: np.float32, p: Floats, h: Floats,
+    person: Longs, item: Floats, wanted: Floats, d_flat: Floats,
 ) -> Any:  # fmt: skip
-    """Slopes of one batch's loss: of the people's vectors, the samples' rows and the events' rows; fills d_flat."""
+    """Slopes of one batch's loss: of the people's vectors and states and of the samples' rows; fills d_flat's tower."""
     n, d = item.shape
-    p, h = np.empty((len(who), d), np.float32), np.empty((len(who), d), np.float32)
-    for u in range(len(who)):
-        p[u] = private[who[u]]
-    x, kept = np.empty((len(events), d), np.float32), np.empty((len(events), 5 * d), np.float32)
-    states(flat, at, g, ptr, events, h, x, kept)
     user_layer, state_layer = matrix(flat, at[_USER], d, sizes[0]), matrix(flat, at[_STATE], d, sizes[0])
     people = np.dot(p, user_layer) + np.dot(h, state_layer)
     up, logit = np.empty(n * sizes.sum(), np.float32), np.empty(n, np.float32)
@@ -242,73 +237,120 @@ def interest_step(
     np.dot(p.T, d_people, matrix(d_flat, at[_USER], d, sizes[0]))
     np.dot(h.T, d_people, matrix(d_flat, at[_STATE], d, sizes[0]))
     dp, dh = np.dot(d_people, user_layer.T), np.dot(d_people, state_layer.T)
-    for u in range(len(who)):
-        _apart(p[u], h[u], mu / np.float32(len(who)), dp[u], dh[u])
-    d_events = _states_back(flat, at, g, ptr, events, bucket, x, kept, dh, d_flat)
-    return dp, d_item, d_events
+    for u in range(len(p)):
+        _apart(p[u], h[u], mu / np.float32(len(p)), dp[u], dh[u])
+    return dp, dh, d_item
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _batch(
-    at: Longs, g: int, order: Longs, begin: int, end: int, owner: Ints, row_of: Ints, label: Floats,
-    context_ptr: Longs, context_row: Ints, rating: Floats, gap: Ints, mine: Floats, flat: Floats,
+def _events_of(
+    at: Longs, g: int, who: Longs, context_ptr: Longs, context_row: Ints, rating: Floats, gap: Ints, mine: Floats,
+    flat: Floats,
 ) -> Any:  # fmt: skip
-    """What a step reads: whose samples these are, the rows in use (samples, then events), labels, rows and events."""
+    """What some people's states are made of: where each one's events begin, their rows, numbers and buckets."""
     d = mine.shape[1]
-    n, person = end - begin, np.empty(end - begin, np.int64)
-    who = _people_of(order, begin, end, owner, person)
     ptr = np.zeros(len(who) + 1, np.int64)
     for u in range(len(who)):
         ptr[u + 1] = ptr[u] + context_ptr[who[u] + 1] - context_ptr[who[u]]
-    used, wanted = np.empty(n + ptr[-1], np.int64), np.empty(n, np.float32)
-    item, events = np.empty((n, d), np.float32), np.empty((ptr[-1], d + 1 + g), np.float32)
-    bucket = np.empty(ptr[-1], np.int64)
-    for k in range(n):
-        sample = order[begin + k]
-        used[k], wanted[k] = row_of[sample], label[sample]
-        item[k] = mine[used[k]]
+    read, bucket = np.empty(ptr[-1], np.int64), np.empty(ptr[-1], np.int64)
+    events = np.empty((ptr[-1], d + 1 + g), np.float32)
     for u in range(len(who)):
         for k in range(ptr[u + 1] - ptr[u]):
             e, from_ = ptr[u] + k, context_ptr[who[u]] + k
-            used[n + e], bucket[e] = context_row[from_], gap[from_]
-            events[e, :d], events[e, d] = mine[used[n + e]], rating[from_]
+            read[e], bucket[e] = context_row[from_], gap[from_]
+            events[e, :d], events[e, d] = mine[read[e]], rating[from_]
             events[e, d + 1 :] = flat[at[_GAPS] + bucket[e] * g : at[_GAPS] + (bucket[e] + 1) * g]
-    return who, person, used, wanted, item, ptr, events, bucket
+    return ptr, read, events, bucket
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _samples_of(order: Longs, row_of: Ints, label: Floats, mine: Floats) -> Any:
+    """Rows in use, labels and the rows themselves of some samples."""
+    used, wanted = np.empty(len(order), np.int64), np.empty(len(order), np.float32)
+    item = np.empty((len(order), mine.shape[1]), np.float32)
+    for k in range(len(order)):
+        used[k], wanted[k] = row_of[order[k]], label[order[k]]
+        item[k] = mine[used[k]]
+    return used, wanted, item
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _met_here(order: Longs, owner: Ints, first: int, place: Longs) -> Any:
+    """Everybody whose samples these are, in order; `place`, -1 everywhere, then says which of them somebody is."""
+    who = np.empty(len(order), np.int64)
+    n = 0
+    for k in range(len(order)):
+        u = owner[order[k]]
+        if place[u - first] < 0:
+            place[u - first] = n
+            who[n] = u
+            n += 1
+    return who[:n]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def interest_steps(
     first: int, last: int, at: Longs, layers: Longs, biases: Longs, sizes: Longs, g: int, mu: np.float32,
-    decay: np.float32, batch_ptr: Longs, batch_start: Longs, order: Longs, owner: Ints, row_of: Ints, label: Floats,
-    context_ptr: Longs, context_row: Ints, rating: Floats, gap: Ints, row_start: Longs, rows: Floats, user_ptr: Longs,
-    private: Floats, flats: Floats, rate: Floats, row_rate: Floats, flat_rate: Floats,
+    decay: np.float32, held: Longs, batch_ptr: Longs, batch_start: Longs, order: Longs, owner: Ints, row_of: Ints,
+    label: Floats, context_ptr: Longs, context_row: Ints, rating: Floats, gap: Ints, row_start: Longs, rows: Floats,
+    user_ptr: Longs, private: Floats, flats: Floats, rate: Floats, row_rate: Floats, flat_rate: Floats,
 ) -> None:  # fmt: skip
-    """All steps of clients first..last-1; Adam begins afresh."""
-    d_flat = np.empty(flats.shape[1], np.float32)
+    """All steps of clients first..last-1; Adam begins afresh.
+
+    The states of the people of `held` batches are made before the first of these and stand still; what makes them, and
+    the rows that they read, move with the last, by the mean of all slopes. The tower moves with every batch.
+    """
+    d_flat, recurrent = np.empty(flats.shape[1], np.float32), at[_GAPS]  # the tower comes first, then all else
+    d = rows.shape[1]
     for c in range(first, last):
         mine, flat, users = rows[row_start[c] : row_start[c + 1]], flats[c], private[user_ptr[c] : user_ptr[c + 1]]
         mean, square, steps = np.zeros_like(mine), np.zeros_like(mine), np.zeros(len(mine), np.int64)
         own_mean, own_square, own_steps = np.zeros_like(users), np.zeros_like(users), np.zeros(len(users), np.int64)
-        flat_mean, flat_square, step = np.zeros_like(flat), np.zeros_like(flat), 0
-        slot = np.full(len(mine), -1, np.int64)
+        flat_mean, flat_square, step, turn = np.zeros_like(flat), np.zeros_like(flat), 0, 0
+        slot, place = np.full(len(mine), -1, np.int64), np.full(len(users), -1, np.int64)
         for epoch in range(len(order)):
-            for b in range(batch_ptr[c], batch_ptr[c + 1]):
-                who, person, used, wanted, item, ptr, events, bucket = _batch(
-                    at, g, order[epoch], batch_start[epoch, b], batch_start[epoch, b + 1], owner, row_of, label,
-                    context_ptr, context_row, rating, gap, mine, flat,
+            for begin in range(batch_ptr[c], batch_ptr[c + 1], held[c]):
+                end, start = min(begin + held[c], batch_ptr[c + 1]), batch_start[epoch]
+                group = _met_here(order[epoch, start[begin] : start[end]], owner, user_ptr[c], place)
+                ptr, read, events, bucket = _events_of(
+                    at, g, group, context_ptr, context_row, rating, gap, mine, flat
                 )  # fmt: skip
-                dp, d_item, d_events = interest_step(
-                    flat, at, layers, biases, sizes, g, mu, private, who, person, item, wanted, ptr, events, bucket,
-                    d_flat,
-                )  # fmt: skip
-                step += 1
-                for u in range(len(who)):
-                    k = who[u] - user_ptr[c]
-                    own_steps[k] += 1
-                    move_row(users[k], dp[u], own_mean[k], own_square[k], own_steps[k], rate, decay)
-                move_row(flat, d_flat, flat_mean, flat_square, step, flat_rate, decay)
-                slopes = np.concatenate((d_item, d_events), 0)
-                adam_used(used, slopes, slot, mine, mean, square, steps, row_rate, decay)
+                h, dh = np.empty((len(group), d), np.float32), np.zeros((len(group), d), np.float32)
+                x, kept = np.empty((len(events), d), np.float32), np.empty((len(events), 5 * d), np.float32)
+                states(flat, at, g, ptr, events, h, x, kept)
+                share = np.float32(1.0 / (end - begin))
+                for b in range(begin, end):
+                    some = order[epoch, start[b] : start[b + 1]]
+                    person = np.empty(len(some), np.int64)
+                    who = _people_of(some, owner, person)
+                    used, wanted, item = _samples_of(some, row_of, label, mine)
+                    p, state = np.empty((len(who), d), np.float32), np.empty((len(who), d), np.float32)
+                    for u in range(len(who)):
+                        p[u], state[u] = private[who[u]], h[place[who[u] - user_ptr[c]]]
+                    dp, d_state, d_item = _tower_slopes(
+                        flat, at, layers, biases, sizes, mu, p, state, person, item, wanted, d_flat
+                    )  # fmt: skip
+                    step += 1
+                    for u in range(len(who)):
+                        k = who[u] - user_ptr[c]
+                        own_steps[k] += 1
+                        move_row(users[k], dp[u], own_mean[k], own_square[k], own_steps[k], rate, decay)
+                        dh[place[k]] += share * d_state[u]
+                    if b == end - 1:
+                        turn += 1
+                        d_events = _states_back(flat, at, g, ptr, events, bucket, x, kept, dh, d_flat)
+                        used, d_item = np.concatenate((used, read)), np.concatenate((d_item, d_events), 0)
+                        move_row(
+                            flat[recurrent:], d_flat[recurrent:], flat_mean[recurrent:], flat_square[recurrent:],
+                            turn, flat_rate[recurrent:], decay,
+                        )  # fmt: skip
+                    move_row(
+                        flat[:recurrent], d_flat[:recurrent], flat_mean[:recurrent], flat_square[:recurrent], step,
+                        flat_rate[:recurrent], decay,
+                    )  # fmt: skip
+                    adam_used(used, d_item, slot, mine, mean, square, steps, row_rate, decay)
+                for u in range(len(group)):
+                    place[group[u] - user_ptr[c]] = -1
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -336,7 +378,7 @@ def interest_leans(
 
     `rows`, `private` and `flats` are what is leaned on, my_* the personal models, which begin as the same.
     """
-    d_flat = np.empty(flats.shape[1], np.float32)
+    d_flat, d = np.empty(flats.shape[1], np.float32), rows.shape[1]
     for c in range(first, last):
         a, b = row_start[c], row_start[c + 1]
         mine, flat = my_rows[a:b], my_flats[c]
@@ -345,22 +387,30 @@ def interest_leans(
         d_rows = np.empty_like(mine)
         for epoch in range(len(order)):
             for k in range(batch_ptr[c], batch_ptr[c + 1]):
+                some = order[epoch, batch_start[epoch, k] : batch_start[epoch, k + 1]]
+                person = np.empty(len(some), np.int64)
+                who = _people_of(some, owner, person)
+                p, h = np.empty((len(who), d), np.float32), np.empty((len(who), d), np.float32)
                 for _ in range(inner):
-                    who, person, used, wanted, item, ptr, events, bucket = _batch(
-                        at, g, order[epoch], batch_start[epoch, k], batch_start[epoch, k + 1], owner, row_of, label,
-                        context_ptr, context_row, rating, gap, mine, flat,
+                    used, wanted, item = _samples_of(some, row_of, label, mine)
+                    ptr, read, events, bucket = _events_of(
+                        at, g, who, context_ptr, context_row, rating, gap, mine, flat
                     )  # fmt: skip
-                    dp, d_item, d_events = interest_step(
-                        flat, at, layers, biases, sizes, g, mu, my_private, who, person, item, wanted, ptr, events,
-                        bucket, d_flat,
+                    x, kept = np.empty((len(events), d), np.float32), np.empty((len(events), 5 * d), np.float32)
+                    for u in range(len(who)):
+                        p[u] = my_private[who[u]]
+                    states(flat, at, g, ptr, events, h, x, kept)
+                    dp, dh, d_item = _tower_slopes(
+                        flat, at, layers, biases, sizes, mu, p, h, person, item, wanted, d_flat
                     )  # fmt: skip
+                    d_events = _states_back(flat, at, g, ptr, events, bucket, x, kept, dh, d_flat)
                     d_users[:], d_rows[:] = 0, 0
                     for u in range(len(who)):
                         d_users[who[u] - user_ptr[c]] = dp[u]
                     for i in range(len(item)):
                         d_rows[used[i]] += d_item[i]
                     for e in range(len(events)):
-                        d_rows[used[len(item) + e]] += d_events[e]
+                        d_rows[read[e]] += d_events[e]
                     _lean(flat, d_flat, flats[c], rate, lam)
                     _lean(mine.reshape(-1), d_rows.reshape(-1), rows[a:b].reshape(-1), rate, lam)
                     _lean(users.reshape(-1), d_users.reshape(-1), private[people].reshape(-1), rate, lam)

@@ -14,7 +14,8 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from tacita.core.types import AnyArray, CohortView, Floats, Ints, Longs, Ragged, spans
+from tacita.core.draws import Draws
+from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Ints, Longs, Ragged, spans
 from tacita.models.base import BackboneConfig, Context, register
 from tacita.models.neural import Tower, TowerConfig, linear, relu
 
@@ -35,6 +36,9 @@ class InterestConfig(TowerConfig):
     gap_width: int = Field(8, ge=1, le=256, description="numbers of a bucket of time")
     most_rating: float = Field(5.0, gt=0, description="the rating that is read as 1")
     mu: float = Field(0.1, ge=0, description="weight of 1 - cos(p_u, h_u), the mean over a batch's people")
+    state_scale: float = Field(
+        1.0, gt=0, le=1, description="how the state's layer begins and moves, as a share of the other layers"
+    )
 
 
 @register
@@ -68,6 +72,14 @@ class Interest(Tower):
         below = {"user_layer": layer, "item_layer": layer, "state_layer": layer, "event_layer": events}
         gates = {"gru_in": (d, d), "gru_state": (d, d)}  # three matrices beside each other
         return {**super()._fans(), **below, **gates, "gaps": (GAPS, self.config.gap_width)}
+
+    def init_heads(self, draws: Draws) -> Arrays:
+        made = super().init_heads(draws)
+        return {**made, "state_layer": (self.config.state_scale * made["state_layer"]).astype(np.float32)}
+
+    def rates(self, n_items: int) -> dict[str, float]:
+        found = super().rates(n_items)
+        return {**found, "state_layer": self.config.state_scale * found["state_layer"]}
 
     # what is read
 

@@ -1,4 +1,4 @@
-"""Settings of the methods of a paper beside their rates (FedShare), searched in two steps on one budget for all.
+"""Settings of the methods of a paper beside their rates, searched in two steps on one budget for all.
 
 First every combination of a few choices that decide how fast anything is learned, all else at a method's defaults;
 then, with the best of them, points that fill the other ranges evenly. A method has an axis where it has the setting.
@@ -15,14 +15,18 @@ from tacita.lab.assembling import build
 from tacita.lab.experiments.plan import Axis, Chosen, Tuning
 from tacita.lab.experiments.spreading import spread
 
-BACKBONE, TRAIN = "backbone", "train"
+BACKBONE, TRAIN, PFEDME = "backbone", "train", "train.pfedme"
 Value = float | str
 
 
 def owned(axis: Axis, config: RunConfig) -> Axis:
-    """The same axis in the places that a run has."""
+    """The same axis in the places that a run has, and reads: pFedMe's steps take the place of a model's rate."""
     backbone, parts, _ = build(config)
-    places = {BACKBONE: type(backbone.config), TRAIN: type(config.train), **{p.name: type(p.config) for p in parts}}
+    places = {TRAIN: type(config.train), **{p.name: type(p.config) for p in parts}}
+    if config.train.optimiser == "pfedme":
+        places[PFEDME] = type(config.train.pfedme)
+    else:
+        places[BACKBONE] = type(backbone.config)
     return axis.model_copy(update={"of": [one for one in axis.of if axis.option in _fields(places.get(one))]})
 
 
@@ -38,6 +42,8 @@ def with_value(chosen: Chosen, axis: Axis, value: Value) -> Chosen:
             update["lr"] = value
         elif place == TRAIN:
             update["train"][option] = value
+        elif place == PFEDME:
+            update["train"]["pfedme"] = {**update["train"].get("pfedme", {}), option: value}
         else:
             update["options"].setdefault(place, {})[option] = value
     return chosen.model_copy(update=update)

@@ -68,7 +68,7 @@ class Axis(Strict):
     """A setting that is searched, under one name in several places."""
 
     option: str
-    of: list[str] = Field(min_length=1, description="where it is set: backbone, train, or names of parts")
+    of: list[str] = Field(min_length=1, description="where it is set: backbone, train, train.pfedme or parts")
     choices: list[int | float | str] = []
     lowest: float = Field(
         0, ge=0, description="where there are no choices: of a range that is filled evenly in logarithms"

@@ -150,6 +150,7 @@ class _Turns:
     order: Longs
     batch_ptr: Longs | None = None
     batch_start: Longs | None = None
+    held: Longs | None = None
 
 
 def _turns(view: CohortView, drawn: _Drawn, plan: TrainConfig, draws: Draws, space: Workspace) -> _Turns:
@@ -183,35 +184,66 @@ def _cut(ptr: Longs, order: Longs, batch: int, share: float) -> _Turns:
 def _people_turns(
     view: CohortView, drawn: _Drawn, plan: TrainConfig, draws: Draws, per_user: Longs, order: Longs, share: float
 ) -> _Turns:
-    """Batches of whole people: as many people in each, and so many batches that they hold the asked size on average."""
+    """Batches of whole people: as many people in each, and so many batches that they hold the asked size on average.
+
+    With `held_steps` these are groups, and a group's batches each have a part of all its people's samples.
+    """
     first = _borders(per_user)
     ptr, who = first[view.user_ptr], np.flatnonzero(per_user > 0)
     people = np.searchsorted(who, view.user_ptr)  # where each client's people begin
     count, turns = np.diff(people), np.diff(ptr)
-    n = np.minimum(count, np.maximum(1, np.rint(turns / plan.batch_size).astype(np.int64)))
-    batch_ptr = _borders(n)
-    client = np.repeat(np.arange(len(n)), n)
-    number = np.arange(batch_ptr[-1]) - batch_ptr[client]
-    cut = np.append(people[client] + number * count[client] // np.maximum(n, 1)[client], people[-1])
-    starts = np.empty((len(order), len(cut)), np.int64)
+    groups = np.minimum(count, np.maximum(1, np.rint(turns / plan.batch_size / plan.held_steps).astype(np.int64)))
+    held = _parts(plan, turns, groups, count, _least(per_user[who], people))
+    client = np.repeat(np.arange(len(groups)), groups)
+    number = np.arange(len(client)) - _borders(groups)[client]
+    cut = np.append(people[client] + number * count[client] // np.maximum(groups, 1)[client], people[-1])
+    batch_ptr, n = _borders(groups * held), groups * held
+    starts = np.empty((len(order), batch_ptr[-1] + 1), np.int64)
     shuffled = np.empty(len(who), np.int64)
     for epoch in range(len(order)):
         shuffle_order(draws.private("people", view.block, view.round, epoch), view.client_keys, people, 1, shuffled)
         mine = who[shuffled]
-        order[epoch] = spans(first[mine], per_user[mine])
+        dealt, starts[epoch] = _dealt(_borders(per_user[mine])[cut], held[client])
+        order[epoch] = spans(first[mine], per_user[mine])[dealt]
         if plan.objective == "bpr" or drawn.draws > 1:
             which = epoch if drawn.draws > 1 else 0
             order[epoch] = (drawn.pairs(which) if plan.objective == "bpr" else drawn.epoch(which))[order[epoch]]
-        starts[epoch] = _borders(per_user[mine])[cut]
     if share >= 1:
-        return _Turns(ptr, order, batch_ptr, starts)
+        return _Turns(ptr, order, batch_ptr, starts, held)
     kept = np.ceil(share * n - 1e-9).astype(np.int64)
     ends = starts[0, batch_ptr[:-1] + kept]
     left = ends - ptr[:-1]
     some = spans(batch_ptr[:-1], kept)
     moved = np.repeat(ptr[:-1] - _borders(left)[:-1], kept)
     starts = np.append(starts[:, some] - moved, [[left.sum()]], axis=1)
-    return _Turns(_borders(left), np.ascontiguousarray(order[:, spans(ptr[:-1], left)]), _borders(kept), starts)
+    some_turns = np.ascontiguousarray(order[:, spans(ptr[:-1], left)])
+    return _Turns(_borders(left), some_turns, _borders(kept), starts, held)
+
+
+def _least(counts: Longs, ptr: Longs) -> Longs:
+    """The smallest number of each client's; 0 for who has none."""
+    out = np.zeros(len(ptr) - 1, np.int64)
+    some = np.flatnonzero(np.diff(ptr))
+    if len(some):
+        out[some] = np.minimum.reduceat(counts, ptr[some])
+    return out
+
+
+def _parts(plan: TrainConfig, turns: Longs, groups: Longs, count: Longs, least: Longs) -> Longs:
+    """How many batches a group of each client is dealt into: none is empty, and none much smaller than asked."""
+    each = np.maximum(groups, 1)
+    wanted = np.minimum(plan.held_steps, np.rint(turns / each / plan.batch_size).astype(np.int64))
+    return np.asarray(np.maximum(1, np.minimum(wanted, least * (count // each))), np.int64)
+
+
+def _dealt(ends: Longs, parts: Longs) -> tuple[Longs, Longs]:
+    """Deals the turns of each group to its parts, one after another: their new order, and where each part begins."""
+    size, group = np.diff(ends), np.repeat(np.arange(len(parts)), parts)
+    part = np.arange(len(group)) - _borders(parts)[group]
+    some = -(-(size[group] - part) // parts[group])
+    borders = _borders(some)
+    within = np.arange(borders[-1]) - np.repeat(borders[:-1], some)
+    return np.repeat(ends[group] + part, some) + within * np.repeat(parts[group], some), borders
 
 
 def _partners(drawn: _Drawn) -> Longs:
@@ -283,6 +315,7 @@ def lay_out(
         weight=_weights(drawn),
         batch_ptr=turns.batch_ptr,
         batch_start=turns.batch_start,
+        held=turns.held,
     )
 
 

@@ -81,6 +81,7 @@ def part_of(local: Local, first: int, last: int) -> Local:
         at_hand=_context_of(local, a, b),
         batch_ptr=None if local.batch_ptr is None else local.batch_ptr[first : last + 1] - local.batch_ptr[first],
         batch_start=_starts_of(local, first, last),
+        held=None if local.held is None else local.held[first:last],
         personal={},
         moments={
             name: v[rows if name.startswith("rows.") else slice(first, last)] for name, v in local.moments.items()

@@ -1,6 +1,8 @@
 """The compiled stepper of the interest model: all steps of a client at once, clients on all cores.
 
-A client may be a silo of many people. Batches hold whole people, so a state is made once a person and epoch.
+A client may be a silo of many people. Batches hold whole people, or `train.held_steps` of them share theirs, so a state
+is made once a person and epoch. Over held steps it stands still, where the torch steppers make it anew in each: the
+only setting in which the two differ by more than rounding.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ class RecurrentStepper(Stepper):
 
         def train(some: tuple[int, int]) -> None:
             steps(
-                *some, *self.form, decay, *read, local.rows, local.view.user_ptr, local.private, flat,
+                *some, *self.form, decay, local.held, *read, local.rows, local.view.user_ptr, local.private, flat,
                 self.rate, self.row_rate, self.flat_rate,
             )  # fmt: skip
 

@@ -16,7 +16,12 @@ SILOS: dict[str, Any] = {
 }
 """E.6, and Table 1 of the paper: clients are silos of many people, and all of them take part."""
 
-LIPM: dict[str, Any] = {"backbone": {"name": "interest"}, "train": SILOS}
+LIPM: dict[str, Any] = {
+    "backbone": {"name": "interest", "mu": 1e-3, "state_scale": 0.1},
+    "train": {**SILOS, "held_steps": 1000},  # all of a silo's: each batch has a part of everybody
+}
+"""With batches of one person each, with mu = 0.1 or with the state's layer like the others no private vector is learned
+that tells people apart (docs/reproduction/lipm-dpps.md)."""
 
 preset("lipm", {"name": "interest"}, {"name": "fine-tuning"}, settings=LIPM)
 preset(  # everybody a client with a budget of their own; weights by data would tell how much there is
@@ -24,7 +29,7 @@ preset(  # everybody a client with a budget of their own; weights by data would 
     {"name": "interest"},
     {"name": "fine-tuning"},
     {"name": "dpps"},
-    settings={**LIPM, "train": {**SILOS, "silos": 0, "aggregation": "mean"}},
+    settings={**LIPM, "train": {**LIPM["train"], "silos": 0, "aggregation": "mean"}},
 )
 preset("lipm-gated", {"name": "interest", "fusion": "gate"}, {"name": "fine-tuning"}, settings=LIPM)
 preset("lipm-learned", {"name": "interest", "weights": "learned"}, {"name": "fine-tuning"}, settings=LIPM)
