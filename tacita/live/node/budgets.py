@@ -22,7 +22,7 @@ from tacita.live.node.answers import NO_EPSILON as NONE_STATED
 from tacita.live.node.node import Node
 from tacita.live.node.standing import Standing
 from tacita.privacy.accounting import Event
-from tacita.privacy.ledger import EARLIER, EARLIER_ROUNDS, MICRO, MOST_BUDGET, NO_LIMIT, Ledger, millionths
+from tacita.privacy.ledger import EARLIER, EARLIER_ROUNDS, MICRO, MOST_BUDGET, NO_LIMIT, Ledger, added, millionths
 from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner
 from tacita.round.parts import Part
@@ -78,8 +78,8 @@ def carry(node: Node, standing: Standing) -> None:
             rows = np.array([place.get(int(one), -1) for one in users], np.int64)
             here = rows >= 0
             like, more = ledger.rounds_like(own[0] if own else _NOTHING, account)
-            units[rows[here]] += (ledger.without(EARLIER, account) + more)[here]
-            rounds[rows[here]] += like[here]
+            units[rows[here]] = added(units[rows[here]], added(ledger.without(EARLIER, account), more)[here])
+            rounds[rows[here]] = added(rounds[rows[here]], like[here])
         if units.any() or rounds.any():
             made = counted.with_earlier({name: mine[name] for name in ACCOUNT}, units, rounds if own else None)
             put_parts(clients, np.arange(clients.n_users, dtype=np.int32), {part.name: made})
