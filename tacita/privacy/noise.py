@@ -17,6 +17,7 @@ from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Bools, Doubles, Keys, Longs
 
+WIDEST = 2.0**40  # deviation of whole-number noise, in whole numbers
 _UNIT = 2.0**-53
 _S11 = np.uint64(11)
 
@@ -70,7 +71,7 @@ class Stream:
 
         By rejection from the discrete Laplace law (Canonne, Kamath, Steinke 2020); every coin is right up to 2^-53.
         """
-        if not (math.isfinite(sigma) and 0 < sigma < 2**40):
+        if not (math.isfinite(sigma) and 0 < sigma < WIDEST):
             raise TacitaError(f"whole-number noise needs a deviation above 0 and below 2^40, not {sigma}.")
         size, wide = math.prod(shape), math.floor(sigma) + 1
         out = np.zeros(size, np.int64)
