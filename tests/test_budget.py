@@ -611,3 +611,29 @@ def test_settings_without_a_budget_are_what_they_were() -> None:
     assert "epsilon" not in str(later_defaults(config_of(2.0)))
     assert isinstance(build(config_of(2.0))[0], PrivateTally)
     assert not isinstance(build(config_of(None))[0], PrivateTally)
+
+
+def test_a_plan_whose_retractions_could_not_be_noised_is_refused_when_it_is_made() -> None:
+    with pytest.raises(TacitaError, match="takes back"):
+        PrivateTally(TallyConfig(), PrivacyConfig(epsilon=0.1, blocks=10))
+    for epsilon, blocks in ((0.1, 4), (0.5, 10), (1.0, 20)):
+        model = PrivateTally(TallyConfig(), PrivacyConfig(epsilon=epsilon, blocks=blocks))
+        heads = {**model.init_heads(Draws(0)), "released": np.array([blocks - 1, blocks], np.int32)}
+        for block in (blocks - 1, blocks + 9):  # later ones tell nothing
+            server = ServerState(np.zeros((5, 0), np.float32), heads, block, 0)
+            symmetric_noise(Stream(Draws(1), "x"), model.s_of(server, "retraction"), 3)
+
+
+def test_what_a_node_says_of_its_people_does_not_decide_how_much_the_server_solves() -> None:
+    """10^9 people, which a reply may say, would be the whole catalogue squared."""
+    model = PrivateTally(TallyConfig(most_inputs=300), PrivacyConfig(epsilon=8.0, blocks=1))
+    n = 2000
+    server = ServerState(np.zeros((n, 0), np.float32), model.init_heads(Draws(0)), 0, 0)
+    fields = model.statistic_fields(server, "survey")
+    lied = {"liked": np.arange(n, dtype=np.float64), "people": np.array([1e9]), "draws": np.ones(1)}
+    after = model.learn(server, empty_total(fields).with_sums(lied), "survey")
+    assert len(after.heads["inputs"]) == 300
+    wide = {**after.heads, "inputs": np.arange(301, dtype=np.int32)}
+    wide |= {name: np.pad(after.heads[name], (0, 1)) for name in ("scale", "centre")}
+    assert model.heads_fit(after.heads, n)
+    assert not model.heads_fit(wide, n)

@@ -14,10 +14,12 @@ from dp_accounting import pld
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from scipy.special import log_ndtr
 
 from tacita.core.errors import TacitaError
 from tacita.privacy.accounting import Event, epsilon_of, most_releases, sampled_noise
-from tacita.privacy.ledger import NO_LIMIT, UNIT, Ledger, joined
+from tacita.privacy.calibration import mu_of_pure
+from tacita.privacy.ledger import EARLIER, NO_LIMIT, UNIT, Ledger, added, joined
 
 ROWS = Event("rows", "gaussian")
 
@@ -370,3 +372,41 @@ def test_nobody_overspends_in_10_000_schedules() -> None:
     seen = played(10_000, 20)
     assert seen["releases"] > 50_000
     assert min(seen[what] for what in ("refused", "crashes", "edits")) > 5_000
+
+
+def test_what_was_spent_never_begins_anew_below_nothing() -> None:
+    """Sums of whole numbers wrap: nine quarters of what they hold would be less than nothing."""
+    ledger = Ledger((*(Event(name, "gaussian") for name in "abc"), Event(EARLIER, "gaussian", once=True)), 1e-5)
+    account = ledger.opened(1)
+    for name in "abc":
+        for _ in range(4):
+            account, _ = ledger.charge(account, name, 1e6)
+    assert ledger.epsilon(account).tolist() == [math.inf]
+    for budget in (0.5, 999_999.0):
+        poor = ledger.with_budget(account, budget)
+        assert ledger.charge(poor, "a", 0.1)[1].tolist() == [False]
+        assert ledger.silent(poor).tolist() == [True]
+    units = np.zeros(1, np.int64)
+    for _ in range(9):
+        units = added(units, ledger.without(EARLIER, account))
+    assert units[0] > 0
+    assert ledger.charge(ledger.with_earlier(ledger.opened(1, 999_999.0), units), "a", 0.1)[1].tolist() == [False]
+    pure = Ledger(tuple(Event(name, "laplace") for name in "abcdefghi"), 1e-5)
+    much = {**pure.opened(1), "spent": np.full((1, 9), 2**60)}
+    assert pure.epsilon(much).tolist() == [math.inf]
+    assert pure.charge(pure.with_budget(much, 1.0), "a")[1].tolist() == [False]
+    sampled = Ledger((poisson(1e-6, 0.5),), 1e-5)
+    times = {**sampled.opened(1), "spent": np.full((1, 1), 2**40)}
+    assert sampled.rounds_like(Event("x", "unknown"), times)[1][0] > 0
+
+
+def test_a_large_pure_epsilon_has_a_finite_loss() -> None:
+    """1 / (1 + e^-37) is 1 in double precision, and no Gaussian has that much."""
+    for epsilon in (0.1, 1.0, 10.0, 45.0, 1e3):  # the corner of randomised response: both errors 1 / (1 + e^epsilon)
+        assert log_ndtr(-mu_of_pure(epsilon) / 2) == pytest.approx(-np.logaddexp(0.0, epsilon), rel=1e-9)
+    losses = [mu_of_pure(epsilon) for epsilon in (30.0, 37.0, 45.0, 1e3, 1e6)]
+    assert all(math.isfinite(one) for one in losses)
+    assert losses == sorted(losses)
+    ledger = Ledger((Event("upload", "laplace", 1.0, 1 / 45),), 1e-5)
+    account, _ = ledger.charge(ledger.opened(2), "upload")
+    assert (ledger.without(EARLIER, account) > 0).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -302,4 +303,45 @@ def test_no_budget_of_one_person_stops_the_node_for_everybody(tmp_path: Path) ->
             set_budget(server.node, raw, said)
     server.node.store.declare_budget(raw, 10**12)  # as an older version kept it
     assert server.asks().head.verdict == "ok"
+    close_all(site)
+
+
+def test_who_is_erased_and_comes_back_has_spent_what_they_spent(tmp_path: Path) -> None:
+    config = private_tally(0.5)
+    site = begun(tmp_path, config)
+    site.next_block()
+    node = site.transport.members[1]
+    back, rows = node.store.users()[1][:5], []
+    for raw in back:
+        held = node.store.history([node.store.user(raw)])
+        rows += [(raw, item, float(at), None) for item, at in zip(held.item, held.time, strict=True)]
+    before = spent(node)
+    assert min(before[raw] for raw in back) > 0.4
+    for _ in range(2):  # twice is not twice as much
+        for raw in back:
+            node.erase(raw)
+        found = [one for one in node.store.ask(lambda db: db.execute("SELECT key, value FROM meta").fetchall())]
+        assert not [one for one in found if back[0] in str(one)]
+        node.store.add(rows)
+    with site.store as store:
+        store.new_run("again", config, {"pause": 0.0, "give_up": 1.0})
+    site.run = "again"
+    with contextlib.suppress(TacitaError):  # nobody has anything left to tell
+        site.next_block()
+    held = node.store.devices("again")
+    assert held is not None
+    assert not held[1]["parts/statistic/times"][:, :3].any()
+    after = spent(node, "again")
+    assert [after[raw] for raw in back] == pytest.approx([before[raw] for raw in back])
+    node.erase(None)
+    assert len(node.store.ask(lambda db: db.execute("SELECT 1 FROM meta WHERE key GLOB 'spent/*'").fetchall())) >= 5
+    close_all(site)
+
+
+def test_of_who_spent_nothing_an_erasure_leaves_nothing(tmp_path: Path) -> None:
+    site = begun(tmp_path, config_of("tally"))
+    site.next_block()
+    node = site.transport.members[1]
+    node.erase(None)
+    assert node.store.ask(lambda db: db.execute("SELECT 1 FROM meta WHERE key GLOB 'spent/*'").fetchall()) == []
     close_all(site)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import dp_accounting
 import noise_laws
@@ -11,8 +12,12 @@ import pytest
 from noise_laws import SURE
 from scipy import stats
 
+from tacita.core.config import RunConfig, validated
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
+from tacita.core.types import ServerState
+from tacita.fields import Total
+from tacita.lab.assembling import planned
 from tacita.privacy.calibration import (
     epsilon_of_mu,
     gaussian_delta,
@@ -67,6 +72,31 @@ def test_normals_and_laplaces_have_their_distribution(source: str) -> None:
         assert law(drawn + 0.02) < SURE
     pairs = Stream(SOURCES[source], "pairs").normals(2, n // 2)
     assert abs(np.corrcoef(pairs)[0, 1]) < 5 / math.sqrt(n // 2)
+
+
+@pytest.mark.parametrize("n", [1, 2, 40])
+def test_gammas_have_their_distribution(n: int) -> None:
+    drawn = Stream(SOURCES["device"], "gammas", n).gammas(n, 100, 500)
+    assert drawn.shape == (100, 500)
+    assert stats.kstest(drawn.ravel(), stats.gamma(n).cdf).pvalue > 1e-3
+    assert stats.kstest(1.03 * drawn.ravel(), stats.gamma(n).cdf).pvalue < 1e-3  # three per cent too much is found
+
+
+def test_laplace_noise_of_a_device_comes_from_its_sealed_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generator that is not cryptographic, under a key of 64 bits, gives the rest away to who reads some of it."""
+    values = {"data": "synthetic:users=9,items=6", "backbone": {"name": "mf", "dim": 2}, "method": "fedavg"}
+    values |= {"parts": [{"name": "laplace-noise", "mode": "ldp"}]}
+    config = validated(RunConfig, values, "the test")
+    server = ServerState(np.zeros((500, 20), np.float32), {})
+    total = Total({"rows": np.zeros((500, 20))}, 3.0, 3, nonce=5)
+    monkeypatch.setattr(np.random, "Philox", None)
+    part = planned(config, "a secret of a device").parts[0]
+    drawn = part.encode_sum(server, total)["rows"]
+    assert drawn.var() == pytest.approx(3 * 2 * part.scale**2, rel=0.1)  # type: ignore[attr-defined]
+    assert np.array_equal(part.encode_sum(server, total)["rows"], drawn)
+    assert not (part.encode_sum(server, replace(total, nonce=6))["rows"] == drawn).any()
+    with pytest.raises(TypeError):  # the lab's is fast
+        planned(config).parts[0].encode_sum(server, total)
 
 
 @pytest.mark.parametrize("source", SOURCES)

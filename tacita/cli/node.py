@@ -391,7 +391,8 @@ def erase(
 ) -> None:
     """Remove a user, or everybody, from this node: to the last byte of its store, and from nowhere else.
 
-    Erased here: history, consent, private parameters, accounts of privacy budgets, and requests, open ones too.
+    Erased here: history, consent, private parameters, accounts of privacy budgets, and requests, open ones too. How
+    much of a budget was spent in all stays, under a keyed digest of the id: who is imported again has no new budget.
 
     It stays elsewhere: what the server learned from sums that were sent, what was shared with it, models that others
     have, files that were imported or exported, backups. The node's log of what left names nobody, and stays.

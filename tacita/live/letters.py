@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tacita.core.draws import Draws
+from tacita.core.draws import Draws, sealed_numbers
 from tacita.core.errors import TacitaError
 from tacita.core.files import nested
 from tacita.core.types import AnyArray, Arrays, Down, Keys, Ragged
@@ -34,11 +34,7 @@ def names_of(draws: Draws, keys: Keys, purpose: str = "name") -> Keys:
     Ids are few and guessable, so names are digests under a key of 32 bytes: a mere mixing of an id, which can be turned
     back, gives the key away with the first name whose person somebody guesses.
     """
-    if not draws.secret:
-        return keys
-    key = draws.sealed(purpose)
-    made = [hashlib.blake2b(int(one).to_bytes(8, "little"), key=key, digest_size=8).digest() for one in keys]
-    return np.frombuffer(b"".join(made), np.uint64).copy()
+    return sealed_numbers(draws.sealed(purpose), keys) if draws.secret else keys
 
 
 def written(down: Down, names: Keys) -> Arrays:

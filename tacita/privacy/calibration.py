@@ -12,7 +12,7 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import log_ndtr, ndtri
+from scipy.special import log_ndtr, ndtri_exp
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import Doubles
@@ -81,7 +81,7 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 def mu_of_pure(epsilon: float) -> float:
     """The mu-GDP loss that a pure epsilon never exceeds (the Gaussian that meets randomised response in its corner)."""
-    return float(2 * ndtri(1 / (1 + math.exp(-epsilon))))
+    return float(-2 * ndtri_exp(-np.logaddexp(0.0, epsilon)))  # in logarithms: 1 / (1 + e^-37) is 1
 
 
 def gaussian_sigma(epsilon: float, delta: float) -> float:

@@ -37,6 +37,7 @@ UNIT = 1e-12  # of mu^2, and of a pure epsilon
 MICRO = 1e-6  # budgets are whole numbers of it
 MOST_BUDGET = 10**12 - 1  # what somebody may set, in millionths: less than a million
 NO_LIMIT = np.iinfo(np.int64).max  # somebody who set no budget: everything is counted, nothing is refused
+_MANY = 2**30  # rounds elsewhere, as they are counted
 _MOST = 2**60  # what one release may cost at most, in units: sums of a few never overflow
 _MORE = 1 + 1e-12  # noise is rounded up by this, so that what it costs does not exceed what was planned
 
@@ -114,7 +115,7 @@ class Ledger:
         """Who has released something and could not once more, at the mean price of what they released so far."""
         times, spent = account["times"], account["spent"]
         again = np.where([event.once for event in self.events], 0, -(-spent // np.maximum(times, 1)))
-        return np.asarray((again > 0).any(axis=1) & ~self._fits(spent + again, account["budget"]))
+        return np.asarray((again > 0).any(axis=1) & ~self._fits(added(spent, again), account["budget"]))
 
     def with_earlier(self, account: Arrays, units: Longs, rounds: Longs | None = None) -> Arrays:
         """Accounts that also hold what was spent elsewhere: units of mu^2, and rounds like its own; it only grows."""
@@ -125,7 +126,7 @@ class Ledger:
         if rounds is not None:
             column = self._column(EARLIER_ROUNDS)
             each = self._cost(column, None, len(spent))
-            times[:, column] = np.maximum(times[:, column], rounds)
+            times[:, column] = np.maximum(times[:, column], np.minimum(rounds, _MANY))
             spent[:, column] = np.maximum(spent[:, column], times[:, column] * each)
         return {**account, "spent": spent, "times": times}
 
@@ -140,9 +141,9 @@ class Ledger:
             if self.names[k].rpartition(": ")[2] == EARLIER_ROUNDS:
                 continue
             if event.law != "unknown" and one.rate <= event.rate and one.loss <= event.loss:
-                like += times
+                like = added(like, times)
             else:
-                more += times * min(_MOST, math.ceil(one.loss**2 / UNIT))
+                more = added(more, _times(times, min(_MOST, math.ceil(one.loss**2 / UNIT))))
         return like, more
 
     @property
@@ -159,8 +160,8 @@ class Ledger:
         mu2 = spent_on(account, other)
         pure = spent_on(account, self._laws("pure"))
         kinds, place = np.unique(pure, return_inverse=True)
-        bound = np.array([math.ceil(mu_of_pure(float(one) * UNIT) ** 2 / UNIT) for one in kinds], np.int64)
-        return np.asarray(mu2 + bound[place.ravel()])
+        bound = [min(_MOST, math.ceil(mu_of_pure(float(one) * UNIT) ** 2 / UNIT)) for one in kinds]
+        return added(mu2, np.array(bound, np.int64)[place.ravel()])
 
     def sigma_to_fit(self, epsilon: float, releases: int) -> float:
         """The deviation, for sensitivity 1, at which a budget holds exactly so many gaussian releases."""
@@ -198,9 +199,9 @@ class Ledger:
     def _fits(self, spent: Longs, budget: Longs) -> Bools:
         """Whether what would be spent lies within the budgets; compares whole numbers where it can."""
         free = budget == NO_LIMIT
-        pure, sampled, unknown = (self._laws(law) for law in ("pure", "sampled", "unknown"))
-        mu2 = spent[:, self._laws("gaussian")].sum(axis=1)
-        left = budget - -(-spent[:, pure].sum(axis=1) // round(MICRO / UNIT)) if pure else budget.copy()
+        sampled, unknown = self._laws("sampled"), self._laws("unknown")
+        pure, mu2 = (_sums(spent[:, self._laws(law)]) for law in ("pure", "gaussian"))
+        left = budget - -(-pure // round(MICRO / UNIT))
         left[free] = 0
         if sampled:
             kinds, place = np.unique(np.column_stack([left, mu2, spent[:, sampled]]), axis=0, return_inverse=True)
@@ -232,8 +233,7 @@ class Ledger:
         return found
 
     def _epsilons(self, spent: Longs) -> Doubles:
-        pure = spent[:, self._laws("pure")].sum(axis=1) * UNIT
-        mu2 = spent[:, self._laws("gaussian")].sum(axis=1)
+        pure, mu2 = (_sums(spent[:, self._laws(law)]) for law in ("pure", "gaussian"))
         sampled = spent[:, self._laws("sampled")]
         kinds, place = np.unique(np.column_stack([mu2, sampled]), axis=0, return_inverse=True)
         if sampled.any():
@@ -242,7 +242,7 @@ class Ledger:
             mu = np.sqrt(np.where(kinds[:, 0] >= _MOST, np.inf, kinds[:, 0] * UNIT))
             each = epsilon_of_mu(mu, self.delta)
         unknown = (spent[:, self._laws("unknown")] > 0).any(axis=1)
-        return np.asarray(np.where(unknown, np.inf, each[place.ravel()] + pure))
+        return np.asarray(np.where(unknown | (pure >= _MOST), np.inf, each[place.ravel()] + pure * UNIT))
 
     def _mixed(self, mu2: int, counts: AnyArray) -> float:
         """Gaussian and sampled releases together; of mu^2 four digits are told apart, rounded up."""
@@ -272,7 +272,21 @@ def joined(ledgers: Sequence[tuple[str, Ledger, Arrays]]) -> tuple[Ledger, Array
 
 def spent_on(account: Arrays, columns: list[int]) -> Longs:
     """What was spent on some kinds of releases together."""
-    return np.asarray(account["spent"][:, columns].sum(axis=1))
+    return _sums(account["spent"][:, columns])
+
+
+def added(one: Longs, other: Longs) -> Longs:
+    """What was spent here and there; from `_MOST` on it is no longer told how much, and no budget holds it."""
+    return np.asarray(np.minimum(one, _MOST) + np.minimum(other, _MOST)).clip(max=_MOST)
+
+
+def _times(one: Longs, price: int) -> Longs:
+    return np.asarray(np.where(one.astype(np.float64) * price >= _MOST, _MOST, np.minimum(one, _MOST // price) * price))
+
+
+def _sums(spent: Longs) -> Longs:
+    """Over kinds of releases, a row per person; never past `_MOST`, where whole numbers would begin anew below 0."""
+    return np.where(spent.sum(axis=1, dtype=np.float64) >= _MOST, _MOST, spent.sum(axis=1))
 
 
 def _share(event: Event, spent: int, times: int) -> float:
@@ -292,4 +306,5 @@ def _limits(micro: Longs, delta: float) -> Longs:
 
 @lru_cache(maxsize=65536)
 def _limit(micro: int, delta: float) -> int:
-    return math.floor(mu_of(micro * MICRO, delta) ** 2 / UNIT) if micro > 0 else 0
+    """Below `_MOST`: what cannot be told apart from more is within no budget."""
+    return min(_MOST - 1, math.floor(mu_of(micro * MICRO, delta) ** 2 / UNIT)) if micro > 0 else 0

@@ -17,6 +17,7 @@ from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Bools, Doubles, Keys, Longs
 
+WIDEST = 2.0**40  # deviation of whole-number noise, in whole numbers
 _UNIT = 2.0**-53
 _S11 = np.uint64(11)
 
@@ -72,12 +73,26 @@ class Stream:
         sign = np.where(self.words(size) & np.uint64(1), 1.0, -1.0)
         return np.asarray(sign * -np.log(1.0 - self.units(size))).reshape(shape)
 
+    def gammas(self, n: int, *shape: int) -> Doubles:
+        """Sums of n exponential numbers each (Marsaglia and Tsang 2000)."""
+        d = n - 1 / 3
+        out = np.zeros(math.prod(shape))
+        left = np.arange(out.size)
+        while left.size:
+            x = self.normals(left.size)
+            v = (1 + x / math.sqrt(9 * d)) ** 3
+            with np.errstate(invalid="ignore", divide="ignore"):
+                taken = (v > 0) & (np.log(1.0 - self.units(left.size)) < x**2 / 2 + d - d * v + d * np.log(v))
+            out[left[taken]] = d * v[taken]
+            left = left[~taken]
+        return out.reshape(shape)
+
     def whole_normals(self, sigma: float, *shape: int) -> Longs:
         """Whole numbers x with probability proportional to exp(-x^2 / 2 sigma^2): the discrete Gaussian.
 
         By rejection from the discrete Laplace law (Canonne, Kamath, Steinke 2020); every coin is right up to 2^-53.
         """
-        if not (math.isfinite(sigma) and 0 < sigma < 2**40):
+        if not (math.isfinite(sigma) and 0 < sigma < WIDEST):
             raise TacitaError(f"whole-number noise needs a deviation above 0 and below 2^40, not {sigma}.")
         size, wide = math.prod(shape), math.floor(sigma) + 1
         out = np.zeros(size, np.int64)

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
-from tacita.core.files import nested
-from tacita.core.types import AnyArray, Arrays, Down, Longs, ServerState
+from tacita.core.types import Arrays, Down, Longs, ServerState
 from tacita.federation.clients import put_parts, users_view
-from tacita.lab.assembling import planned
 from tacita.lab.ledger import ACCOUNT, NO_EPSILON, accounts_of, one_account
-from tacita.live.letters import secret_of
 from tacita.live.node.answers import NO_EPSILON as NONE_STATED
 from tacita.live.node.node import Node
+from tacita.live.node.remembered import NOTHING, accounts_in, spent_before
 from tacita.live.node.standing import Standing
-from tacita.privacy.accounting import Event
-from tacita.privacy.ledger import EARLIER, EARLIER_ROUNDS, MICRO, MOST_BUDGET, NO_LIMIT, Ledger, millionths
+from tacita.privacy.ledger import EARLIER, EARLIER_ROUNDS, MICRO, MOST_BUDGET, NO_LIMIT, Ledger, added, millionths
 from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner
 from tacita.round.parts import Part
 
 UNNOISED = "no epsilon: sums are sent without noise, so nothing bounds what could be worked out from them"
-_NOTHING = Event("nothing that chance decides", "unknown")
 
 
 Counted = tuple[Ledger, Arrays] | None  # how a run counts, and the accounts of the people here; None: it does not
@@ -112,18 +106,19 @@ def carry(node: Node, standing: Standing) -> None:
     everybody: tuple[Part | Learner, ...] = (*standing.fed.parts, standing.fed.learner)
     counting = [one for one in everybody if (kept := one.ledger()) and EARLIER in kept.names]
     others = [one for one in node.store.runs() if one != run] if counting else []
-    found = [one for other in others if (one := _accounts(node, other)) is not None]
+    gone = spent_before(node.store, standing.fed.stream.user_ids[: clients.n_users])
+    found = [one for other in others if (one := accounts_in(node.store, other)) is not None]
     for part in counting:
         counted, mine = part.ledger(), clients.parts[part.name]
         assert counted is not None
         own = [event for event in counted.events if event.what == EARLIER_ROUNDS]
-        units, rounds = np.zeros(clients.n_users, np.int64), np.zeros(clients.n_users, np.int64)
+        units, rounds = gone.copy(), np.zeros(clients.n_users, np.int64)
         for (ledger, account), users in found:
             rows = np.array([place.get(int(one), -1) for one in users], np.int64)
             here = rows >= 0
-            like, more = ledger.rounds_like(own[0] if own else _NOTHING, account)
-            units[rows[here]] += (ledger.without(EARLIER, account) + more)[here]
-            rounds[rows[here]] += like[here]
+            like, more = ledger.rounds_like(own[0] if own else NOTHING, account)
+            units[rows[here]] = added(units[rows[here]], added(ledger.without(EARLIER, account), more)[here])
+            rounds[rows[here]] = added(rounds[rows[here]], like[here])
         if units.any() or rounds.any():
             made = counted.with_earlier({name: mine[name] for name in ACCOUNT}, units, rounds if own else None)
             put_parts(clients, np.arange(clients.n_users, dtype=np.int32), {part.name: made})
@@ -167,7 +162,7 @@ def declared_budget(node: Node, user: str) -> float | None:
 def epsilon_in_words(node: Node, user: str | None = None) -> str:
     """What the run that is served from has cost a person here, or at most anybody; or that there is no epsilon."""
     run = node.store.latest_run()
-    found = None if run is None else _accounts(node, run)
+    found = None if run is None else accounts_in(node.store, run)
     if found is None:
         return UNNOISED
     (ledger, account), users = found
@@ -184,18 +179,6 @@ def epsilon_in_words(node: Node, user: str | None = None) -> str:
     return f"{whose}epsilon {spent:.4g}{most} at delta {ledger.delta:g} so far, in run '{run}'"
 
 
-def _accounts(node: Node, run: str) -> tuple[tuple[Ledger, Arrays], AnyArray] | None:
-    """The accounts of the people here in a run, and whose they are; None: it counts nothing."""
-    store = node.store
-    model, held = store.model(run), store.devices(run)
-    if model is None or held is None:
-        return None
-    config = validated(RunConfig, json.loads(model[0]["config"]), "the settings the server sent")
-    plan = planned(config, secret_of(store.secret, run))
-    counted = accounts_of((*plan.parts, plan.learner), nested(held[1], PARTS))
-    return None if counted is None else (counted, held[1]["users"])
-
-
 def own_ledger(node: Node, user: str) -> dict[str, Any]:
     """One person's account in every run that was heard of here."""
     number, found = node.store.user(user), {}
@@ -203,7 +186,7 @@ def own_ledger(node: Node, user: str) -> dict[str, Any]:
         held = node.store.devices(run)
         if held is None or number not in held[1]["users"]:
             continue
-        counted = _accounts(node, run)
+        counted = accounts_in(node.store, run)
         row = int(np.flatnonzero(held[1]["users"] == number)[0])
         found[run] = {"no_epsilon": NO_EPSILON} if counted is None else one_account(*counted[0], row)
     return {"user": user, "runs": found}

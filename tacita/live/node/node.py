@@ -23,6 +23,7 @@ from tacita.core.files import disk_error, side_of, write_bytes
 from tacita.data.sources import load
 from tacita.data.table import Interactions
 from tacita.live.node.file import STORE
+from tacita.live.node.remembered import to_keep
 from tacita.live.node.serving import NO_MODEL, Snapshot, take_snapshot
 from tacita.live.node.store import Interaction, NodeStore
 from tacita.live.settings import read_settings
@@ -186,8 +187,8 @@ class Node:
         return {"lines": self.store.export(path, user), "file": str(path)}
 
     def erase(self, user: str | None) -> dict[str, Any]:
-        """Remove a user, or everybody (None), from this node."""
-        gone: dict[str, Any] = dict(self.store.erase(user))
+        """Remove a user, or everybody (None), from this node; what was spent stays spent (remembered.py)."""
+        gone: dict[str, Any] = dict(self.store.erase(user, lambda one: to_keep(self.store, one)))
         self._snapshot = None  # holds what was erased
         self.refresh()
         return gone

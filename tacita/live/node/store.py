@@ -398,10 +398,15 @@ class NodeStore:
         with self._reading() as db:
             return node_file.export(db, path, whose)
 
-    def erase(self, user: str | None) -> dict[str, int]:
-        """Remove a user (None: everybody) so that no byte of it stays in the file; the ledger names nobody."""
+    def erase(self, user: str | None, keep: Callable[[int | None], dict[str, int]] | None = None) -> dict[str, int]:
+        """Remove a user (None: everybody) so that no byte of it stays in the file; the ledger names nobody.
+
+        `keep`: numbers that stay in their place, by digests of whom they are about (remembered.py).
+        """
         one = None if user is None else self.user(user)
         with self._writing() as db:
+            stays = {} if keep is None else keep(one)
+            db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", stays.items())
             lines = db.execute("SELECT count(*) FROM interactions WHERE ? IS NULL OR user = ?", (one, one))
             gone = {"interactions": int(lines.fetchone()[0])}
             gone["users"] = db.execute("DELETE FROM users WHERE ? IS NULL OR id = ?", (one, one)).rowcount

@@ -65,7 +65,7 @@ def listed(db: sqlite3.Connection, run: str | None = None) -> list[Want]:
 
 
 def declare(db: sqlite3.Connection, user: int, run: str, millionths: int, at: float) -> None:
-    """What somebody is willing to spend in a run ("": in every one), in millionths; no server hears of it."""
+    """What somebody is willing to spend in a run ("": in every one), in millionths; no message says it."""
     db.execute(
         "INSERT INTO requests (run, kind, payload, user, created, sent) VALUES (?, ?, ?, ?, ?, ?)",
         (run, BUDGET, json.dumps({"millionths": millionths}), user, at, at),

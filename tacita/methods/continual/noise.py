@@ -8,19 +8,22 @@ tables are large, Gaussian noise (part 'dpps') hides as much with far less.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
+from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, ServerState
+from tacita.core.types import Arrays, CohortView, Doubles, ServerState
 from tacita.fields import Spec, Total, Upload
 from tacita.methods.personal import releases
 from tacita.methods.personal.releases import by_client, by_user
 from tacita.privacy.accounting import Event
 from tacita.privacy.ledger import Ledger
+from tacita.privacy.noise import Stream
 from tacita.round.parts import Part, PartConfig, World
 from tacita.round.registry import register
 
@@ -97,13 +100,11 @@ class LaplaceNoise(Part):
         if not self.sends_whole_table(server.block) or total.n_clients == 0:
             return total
         also = (total.nonce,) if self._counts or total.nonce else ()
-        key = self.world.draws.private("laplace-noise", server.block, server.round, *also)
-        rng = np.random.Generator(np.random.Philox(key=int(key)))
+        draw = _gammas(self.world.draws, server, also)
         changed: Arrays = {}
         for name in sorted(total.sums) if self._counts else ["rows"]:
-            shape = total[name].shape
-            drawn = rng.standard_gamma(total.n_clients, shape) - rng.standard_gamma(total.n_clients, shape)
-            changed[name] = total[name] + self.scale * drawn
+            shape, n = total[name].shape, total.n_clients
+            changed[name] = total[name] + self.scale * (draw(n, *shape) - draw(n, *shape))
         return total.with_sums(changed)
 
     def promises(self, server: ServerState) -> dict[str, float | str]:
@@ -111,3 +112,12 @@ class LaplaceNoise(Part):
             return {}
         unit = "silo" if self.world.train.joint else "person"
         return {"unit": unit, "threat": "local", "delta": 0.0, "epsilon_of_a_release": self.config.epsilon}
+
+
+def _gammas(draws: Draws, server: ServerState, also: tuple[int, ...]) -> Callable[..., Doubles]:
+    """Gamma(n) numbers: on a device from its sealed stream, in the lab from a fast generator."""
+    if draws.secret:
+        return Stream(draws, "laplace-noise", server.block, server.round, *also).gammas
+    key = draws.private("laplace-noise", server.block, server.round, *also)
+    rng = np.random.Generator(np.random.Philox(key=int(key)))
+    return lambda n, *shape: rng.standard_gamma(n, shape)

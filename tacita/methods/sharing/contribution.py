@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from tacita.core.draws import sealed_numbers
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, CohortView, Floats, Held, Keys, Longs, Ragged, Requests, ServerState
 from tacita.fields import Total
@@ -93,6 +94,10 @@ class Contribution(Part):
     def told(self, view: CohortView, items: Ragged) -> Any:
         """What is told for each item: a draw of the person's own, of which the server knows nothing."""
         draws, rows = self.world.draws, items.rows()
+        if draws.secret:  # a device's own: what the server is told of some items must not give away the draws of others
+            key = draws.sealed("contribution", view.block, view.round)
+            drawn = sealed_numbers(key, view.user_keys[rows], items.ids.astype(np.uint64))
+            return perturb(self.config.mechanism, self.config.epsilon, view.items, items.ids, drawn)
         person = hash_owners(draws.private("contribution", view.block, view.round), view.user_keys)
         drawn = hash_owners(draws.private("contribution-item"), person[rows] + items.ids.astype(np.uint64))
         return perturb(self.config.mechanism, self.config.epsilon, view.items, items.ids, drawn)

@@ -23,6 +23,7 @@ from tacita.kernels.pairs import dense_products
 from tacita.models.base import register_private
 from tacita.models.tally.model import MOST_WEIGHT, STATE, STATISTIC, SURVEY, Tally, TallyConfig
 from tacita.models.tally.noised import (
+    GRID,
     LIKED,
     LIKED_GRID,
     MOST_PEOPLE,
@@ -44,7 +45,7 @@ from tacita.models.tally.noised import (
 from tacita.models.tally.weights import recency_weights
 from tacita.privacy.accounting import Event
 from tacita.privacy.ledger import EARLIER, Ledger
-from tacita.privacy.noise import Stream
+from tacita.privacy.noise import WIDEST, Stream
 
 LIKES, TERMS, TAKEN_BACK = "which items people like", "which items go together", "what is taken back"  # releases
 TAIL = 12.0  # deviations of noise that a sum may be off by; chance gives as much less than once in 10^32
@@ -77,6 +78,15 @@ class PrivateTally(Tally):
             raise TacitaError(
                 f"privacy.epsilon = {privacy.epsilon} over {self.budget.blocks} blocks leaves nothing but noise; raise "
                 "privacy.epsilon or lower privacy.blocks."
+            )
+        fading = float((config.decay ** np.arange(self.budget.blocks)).sum())  # what somebody told in all blocks
+        part = 1.0 - float(getattr(config, "order_share", 0.0))
+        widest = max(self.budget.s(part * self.budget.share(True)), self.budget.s(part, SQUARE_ROOT_2 * fading))
+        if SQUARE_ROOT_2 * widest / GRID**2 >= WIDEST:
+            raise TacitaError(
+                f"privacy.epsilon = {privacy.epsilon} over {self.budget.blocks} blocks needs more noise than can be "
+                "drawn when somebody takes back what they told in all of them; raise privacy.epsilon, or lower "
+                "privacy.blocks or backbone.decay."
             )
 
     def knowing(self, codes: Floats) -> PrivateTally:
@@ -115,7 +125,7 @@ class PrivateTally(Tally):
             return False
         if any(heads[name].shape != (k,) for name in ("inputs", "scale", "centre")):
             return False
-        inside = k <= n_items and (k == 0 or 0 <= inputs[0] <= inputs[-1] < n_items)
+        inside = k <= min(n_items, self.config.most_inputs) and (k == 0 or 0 <= inputs[0] <= inputs[-1] < n_items)
         mild = heads["recency"][0] >= 0 and abs(heads["repeat"][0]) <= 10 and heads["released"][1] >= 0
         sized = heads["weights"].shape in ((0, 0), (k, k)) and heads["liked"].ndim == 1
         if not (inside and mild and sized and heads["liked"].size <= n_items):
@@ -129,7 +139,7 @@ class PrivateTally(Tally):
         )
 
     def check(self, first_items: int, all_items: int) -> None:
-        """The work grows with the people, not with the catalogue: any fits."""
+        """The work grows with the people, not with the catalogue, and ends at `most_inputs`: any fits."""
 
     # on the device
 
@@ -193,11 +203,13 @@ class PrivateTally(Tally):
     def length_of(self, server: ServerState, question: str) -> float:
         """How long what one person adds to the terms is at most: of a retraction, two terms of every block there was.
 
-        A device may not trust a server with this, so it holds whatever block the server says was told last.
+        A device may not trust a server with this, so it holds whatever block the server says was told last. After the
+        blocks of the plan nothing is told.
         """
         if question == STATISTIC:
             return 1.0
-        ages = np.maximum(0, int(server.heads["released"][0]) - np.arange(server.block + 1))
+        told = min(server.block + 1, self.budget.blocks)
+        ages = np.maximum(0, int(server.heads["released"][0]) - np.arange(told))
         return SQUARE_ROOT_2 * float((self.config.decay**ages).sum())
 
     def share_of(self, heads: Arrays, question: str) -> float:
@@ -298,9 +310,9 @@ class PrivateTally(Tally):
     def _chosen(self, server: ServerState, total: Total, drawn: float) -> ServerState:
         """The items that terms are about, and in what terms."""
         s = self.s_of(server, STATISTIC) * drawn**0.5
-        people, liked = float(total["people"][0]), total["liked"]
-        axes = axes_of(liked, n_inputs(people, s, len(liked), self.codes is not None))
-        k = len(axes.inputs)
+        people, liked = min(float(total["people"][0]), MOST_PEOPLE), total["liked"]  # nodes may say any number
+        k = min(n_inputs(people, s, len(liked), self.codes is not None), self.config.most_inputs)
+        axes = axes_of(liked, k)
         state = {"liked": liked, "people": np.array([people]), "gram": np.zeros((k, k)), "variance": np.zeros(1)}
         heads = {
             **server.heads,
