@@ -12,7 +12,6 @@ import hashlib
 import hmac
 import json
 import logging
-import sqlite3
 from collections.abc import Sequence
 
 import numpy as np
@@ -66,24 +65,19 @@ def to_keep(store: NodeStore, user: int | None) -> dict[str, int]:
             if one in units:
                 units[one] = int(added(np.array([units[one]]), np.array([more]))[0])
     raw_of = dict(zip(ids.tolist(), raws, strict=True))
-    before = store.ask(_kept)
+    before = store.notes(SPENT)
     made = {_digest(store.secret, raw_of[one]): spent for one, spent in units.items()}
-    total = {key: int(added(np.array([spent]), np.array([before.get(key, 0)]))[0]) for key, spent in made.items()}
+    total = {key: int(added(np.array([spent]), np.array([int(before.get(key, 0))]))[0]) for key, spent in made.items()}
     return {key: spent for key, spent in total.items() if spent}
 
 
 def spent_before(store: NodeStore, raws: Sequence[str]) -> Longs:
     """What each of these spent before they were erased, in units of mu^2."""
-    kept = store.ask(_kept)
+    kept = store.notes(SPENT)
     if not kept:
         return np.zeros(len(raws), np.int64)
-    return np.array([kept.get(_digest(store.secret, raw), 0) for raw in raws], np.int64)
+    return np.array([int(kept.get(_digest(store.secret, raw), 0)) for raw in raws], np.int64)
 
 
 def _digest(secret: str, raw: str) -> str:
     return SPENT + hmac.new(f"spent {secret}".encode(), raw.encode(), hashlib.sha256).hexdigest()
-
-
-def _kept(db: sqlite3.Connection) -> dict[str, int]:
-    found = db.execute("SELECT key, value FROM meta WHERE key GLOB ?", (f"{SPENT}*",))
-    return {str(key): int(value) for key, value in found.fetchall()}

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import sqlite3
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -42,9 +41,10 @@ def digest(store: NodeStore, exact: Total, fields: Sequence[Spec]) -> str:
 
 def earlier(store: NodeStore, batches: Collection[str], sha: str) -> bytes | None:
     """What these batches told when they were asked for the same; None: nothing. Refuses what they told too often."""
-    found = [store.ask(lambda db, one=one: _told(db, one)) for one in batches]  # type: ignore[misc]
-    if found and all(sha in told for told in found):
-        return found[0][sha]
+    found = [store.notes(f"{RETOLD}{one}/") for one in batches]
+    same = [told[key] for told in found for key in told if key.endswith(f"/{sha}")]
+    if found and len(same) == len(found):
+        return bytes(same[0])
     if any(len(told) >= MOST for told in found):
         raise Refusal(
             f"what these people take back was asked for under {MOST} models, each answer with noise of its own; it is "
@@ -61,8 +61,3 @@ def to_keep(batches: Collection[str], sha: str, told: Told) -> dict[str, bytes]:
 def again(told: Told, kept: bytes, where: str) -> Told:
     """The same answer with the noise of then."""
     return replace(told, total=told.total.with_sums(unpack(kept, where)))
-
-
-def _told(db: sqlite3.Connection, batch: str) -> dict[str, bytes]:
-    rows = db.execute("SELECT key, value FROM meta WHERE key GLOB ?", (f"{RETOLD}{batch}/*",)).fetchall()
-    return {key.rpartition("/")[2]: bytes(value) for key, value in rows}

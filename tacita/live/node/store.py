@@ -118,6 +118,12 @@ class NodeStore:
         with self._reading() as db:
             return str(db.execute("SELECT value FROM meta WHERE key = 'secret'").fetchone()[0])
 
+    def notes(self, prefix: str) -> dict[str, Any]:
+        """What is noted under names that begin so."""
+        with self._reading() as db:
+            found = db.execute("SELECT key, value FROM meta WHERE key GLOB ? || '*'", (prefix,)).fetchall()
+        return {str(key): value for key, value in found}
+
     # Histories
 
     def add(self, rows: Iterable[Interaction]) -> tuple[int, int]:
