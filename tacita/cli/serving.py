@@ -119,8 +119,8 @@ def _put(found: Frame, out: Path | None, as_json: bool, title: str) -> None:
         console.say(f"wrote {found.height:,} rows to {out}")
         if out.suffix.lower() == ".csv" and begins_a_formula(found):
             console.say(
-                "Note: some ids or titles begin with =, +, - or @, which a spreadsheet computes; open the file as text, "
-                "or write a .parquet."
+                "Note: some ids or titles begin with =, +, - or @, which a spreadsheet computes; open the file as "
+                "text, or write a .parquet."
             )
     if as_json:
         console.print_json(found.to_dicts())
