@@ -38,8 +38,6 @@ from tacita.metrics import continual_summary
 from tacita.report.pages import write_report
 from tacita.report.promises import SAID, privacy_lines
 from tacita.round.device_state import PARTS, DeviceState, apart, read_devices
-from tacita.round.learner import Learner
-from tacita.round.parts import Part
 from tacita.round.plan import Federation
 
 
@@ -261,8 +259,8 @@ def _written(saved: Saved, done: Done, proof: Proof | None, began: float) -> Gra
             path = folder / name
             write_json(side / name, certificate)
     write_report([folder], folder / "report.html")
-    parts: tuple[Part | Learner, ...] = (*done.fed.parts, done.fed.learner)
-    cost = paid(parts, done.was.clients.parts, done.now.clients.parts, asked.users)
+    before, after = done.was.clients.parts, done.now.clients.parts
+    cost = paid((*done.fed.parts, done.fed.learner), before, after, asked.users)
     return Granted(done.way.why, certificate, path, len(asked.items.ids), len(asked.users), cost)
 
 
