@@ -18,6 +18,7 @@ from tacita.lab.silos import with_homes
 from tacita.methods import Part, World, build_parts, effective_parts
 from tacita.models import backbone_class
 from tacita.models.base import Backbone, in_form, with_budget
+from tacita.privacy.secure_sum import check_installed
 from tacita.round.learner import learner_of
 from tacita.round.plan import Federation, Plan
 
@@ -107,6 +108,13 @@ def check_settings(config: RunConfig, backbone: Backbone) -> None:
     """Refuse what cannot be trained on any data."""
     plan = config.train
     selecting_metric(config)
+    if plan.aggregator == "secure":
+        check_installed()
+        if plan.silos and not plan.joint:
+            raise TacitaError(
+                "train.aggregator = 'secure' masks what clients send, and with train.in_silos = 'apart' silos add up "
+                "what each of their people sends; use 'ideal', or in_silos = 'together'."
+            )
     if config.evaluate.item_table == "personal" and (
         plan.silos or backbone.learner != "rows" or plan.participation.kind != "all"
     ):

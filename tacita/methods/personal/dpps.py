@@ -136,7 +136,7 @@ class DPPS(Part):
             raise TacitaError(
                 f"dpps with threat = '{config.threat}' fits clips to budgets; leave out noise and calibration."
             )
-        if config.noise_on == "wholes" and train.aggregator != "ideal":
+        if config.noise_on == "wholes" and train.aggregator == "plain":
             raise TacitaError("parts.dpps noise_on = 'wholes' needs sums of whole numbers: train.aggregator = 'ideal'.")
         if config.noise_on == "wholes" and self._rounding(n_items, self._weights(0.0).min()) > self.clips().min() / 10:
             raise TacitaError(
