@@ -40,9 +40,9 @@ NO_SCORES = (
     "part 'dpps' has no bounded mechanism for scores, which are seen each by itself and swapped, so no epsilon could "
     "be stated; use a method that sends item rows or a statistic."
 )
-_SHARE = 0.1  # of the clip that the length of an update may take up when it is sent along
+SHARE = 0.1  # of the clip that the length of an update may take up when it is sent along
 _SMALL = 2**16  # numbers that small fields of other parts hold at most, where rounding is counted
-_MASS = 0.5  # of the clip that a weight other parts give may take up
+MASS = 0.5  # of the clip that a weight other parts give may take up
 _LEAST = 0.1  # of the weight there could be: what a noised sum of weights is taken for at least
 
 
@@ -325,13 +325,13 @@ class DPPS(Part):
             own = self.weight(view, upload)
             most = np.prod([part_class(str(one["name"])).most_weight for one in self.world.listed])
             given = np.clip(np.nan_to_num(upload.weight / own) / most, 0.0, 1.0)
-            mass = np.where(upload.weight > 0, _MASS * clips * given, 0.0)
+            mass = np.where(upload.weight > 0, MASS * clips * given, 0.0)
             upload = replace(upload.scaled(given), weight=np.where(upload.weight > 0, own, 0.0))
             room = np.sqrt(np.maximum(0.0, room**2 - mass**2))
         lengths = releases.lengths_of(upload)
         if self._estimates and "rows" in upload.values:
             inside = np.where(np.isfinite(lengths), np.minimum(lengths, room), 0.0)
-            sent = _SHARE * inside**2 / clips
+            sent = SHARE * inside**2 / clips
             room = np.sqrt(np.maximum(0.0, room**2 - sent**2))
             upload = releases.clipped(upload, room, lengths).with_value("dpps.length", Dense(sent[:, None]))
         else:
@@ -379,7 +379,7 @@ class DPPS(Part):
         variance = float(total["dpps.noise"][0])
         changed: Arrays = {}
         if self._weighed:
-            mass = float(total["dpps.mass"][0]) / (_MASS * self.config.clip)
+            mass = float(total["dpps.mass"][0]) / (MASS * self.config.clip)
             total = replace(total, weight=min(max(mass, _LEAST * total.weight), total.weight))
         if self._estimates:
             changed["dpps.length"] = np.array([self._between(total, variance)])
@@ -393,7 +393,7 @@ class DPPS(Part):
         """The variance of a coordinate between clients: mean square minus square of the mean, both without noise."""
         own = ("dpps.",)
         size = releases.size_of(total, own)
-        square = self.config.clip / _SHARE * float(total["dpps.length"][0]) / total.weight
+        square = self.config.clip / SHARE * float(total["dpps.length"][0]) / total.weight
         sums = sum(float((v**2).sum()) for name, v in total.sums.items() if not name.startswith(own))
         mean = max(0.0, sums - size * variance) / total.weight**2
         return max(0.0, square - mean) / size
