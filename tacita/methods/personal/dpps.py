@@ -9,7 +9,9 @@ clipped releases, and the ledger says what it really costs.
 What it promises (threat = local): the server, which sees each noised release, cannot tell well whether a unit's whole
 data was replaced by other data. With threat = silo everybody in a silo trains apart, the silo clips what each of them
 changed, adds up and noises the sum once: the server cannot tell well whether a person was in the silo at all, and the
-silo itself sees everything. Not hidden: who takes part, who has stopped, the declared budgets, what is shared by
+silo itself sees everything. With threat = central whoever sees models alone cannot. The default is local, which
+trusts nobody; spec F.3 would have central with secure sums for people and silo for silos, and nodes have no secure sums
+yet. Not hidden: who takes part, who has stopped, the declared budgets, what is shared by
 request. Rounds are chosen by validation on private data, which is not charged.
 """
 
@@ -61,7 +63,8 @@ class DPPSConfig(PartConfig):
     threat: Literal["local", "silo", "central"] = Field(
         "local",
         description="who is not trusted: the server, which sees everybody's releases; the server, which sees sums that "
-        "silos have noised; or who sees its models alone",
+        "silos have noised; or who sees its models alone. local trusts nobody and needs the most noise; "
+        "central and silo need less, where whoever adds up is trusted",
     )
     unit: Literal["person", "silo"] = Field("person", description="whose whole data an epsilon is about")
     noise_on: Literal["reals", "wholes"] = Field(
