@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -250,6 +251,7 @@ def test_chunks_of_clients_make_one_sum() -> None:
         values = {"rows": rows.of(some), "heads/a": head.of(some)}
         adder.add(replace(upload, values=values, weight=upload.weight[some], sender=upload.sender[some]), False)
     assert same(adder.total(), totalled("secure", upload, fields))
+    assert 8 * 5 * (9 * 4 + 9 + 5 + 1) < adder.n_bytes < 3 * 8 * 5 * 51  # of five who sent everything, and keys
 
 
 def test_where_nobody_sends_anything_there_is_nothing_to_open() -> None:
@@ -278,7 +280,7 @@ def test_a_secure_run_is_an_ideal_run_bit_for_bit(backbone: str, parts: list[dic
     assert results[0] == results[1]
 
 
-def test_what_the_server_must_see_of_each_client_is_refused() -> None:
+def test_what_masks_cannot_carry_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     fed: Federation = federate(crowd(), make_backbone("mf"), rounds=1, batch_size=8, aggregator="secure")
     fields = [Spec("psi", (1,), seen="each"), Spec("matcher.vector", (2,), seen="each")]
     with pytest.raises(TacitaError, match="'psi' is of each client"):
@@ -286,8 +288,10 @@ def test_what_the_server_must_see_of_each_client_is_refused() -> None:
     adding("secure", fields[1:], ["matcher."])
     with pytest.raises(TacitaError, match="predictions are never summed"):
         tacita.train(**RUN, method="fedkdrec", train={"aggregator": "secure"})
+    many = {**RUN, "data": RUN["data"].replace("40", "60")}
     with pytest.raises(TacitaError, match="60 were asked"):
-        tacita.train(**{**RUN, "data": RUN["data"].replace("40", "60")}, train={"rounds": 1, "aggregator": "secure"})
+        tacita.train(**many, train={"rounds": 1, "aggregator": "secure"}, out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
     silos = {"rounds": 1, "aggregator": "secure", "silos": 4, "in_silos": "apart"}
     with pytest.raises(TacitaError, match="silos add up"):
         tacita.train(**RUN, train=silos)

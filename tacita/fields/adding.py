@@ -25,10 +25,10 @@ class Adding:
         self.sum = empty_total(fields)
         self.n_bytes = 0.0
 
-    def add(self, upload: Upload, whole: bool) -> None:
-        """`whole`: uploads travel as whole arrays."""
+    def add(self, upload: Upload, entire: bool) -> None:
+        """`entire`: uploads travel as whole arrays, not as what was touched."""
         self.sum = add(self.sum, upload, self.fields, self.exact)
-        self.n_bytes += upload.n_bytes(self.fields, whole)
+        self.n_bytes += upload.n_bytes(self.fields, entire)
 
     def total(self) -> Total:
         return self.sum
@@ -56,7 +56,7 @@ class Masking(Adding):
             )
         self.numbers: list[Longs | None] = []  # one vector per client; None: it sent nothing
 
-    def add(self, upload: Upload, whole: bool) -> None:
+    def add(self, upload: Upload, entire: bool) -> None:
         shown = {name: value for name, value in upload.values.items() if name in self.each}
         self.sum = add(self.sum, replace(upload, values=shown), self.fields)
         masked = {name: value for name, value in upload.values.items() if name not in self.each}

@@ -193,7 +193,7 @@ def secure_sum(
 ) -> Opened:
     """The sum of all clients' numbers. None: drops out before it uploads; `leave`: drop out after they have."""
     n, size = len(numbers), max((one.size for one in numbers if one is not None), default=0)
-    _check_size(n, size)
+    check_size(n, size)
     ring = list(order) if order is not None else secrets.SystemRandom().sample(range(n), n)
     server, clients = Server(neighbours_of(n, ring)), [Client(u) for u in range(n)]
     server.rings = {u: client.keyring() for u, client in enumerate(clients)}
@@ -209,7 +209,8 @@ def secure_sum(
     return Opened(server.opened(revealed), sent)
 
 
-def _check_size(n: int, size: int) -> None:
+def check_size(n: int, size: int = 1) -> None:
+    """Refuse sums that this simulation does not play."""
     check_installed()
     if not FEWEST_CLIENTS <= n <= MOST_CLIENTS:
         raise TacitaError(
