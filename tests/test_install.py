@@ -1,4 +1,4 @@
-"""What the package imports is what its installation brings: core for the lab, extras for live and sentence vectors."""
+"""What the package imports is what its installation brings: core for the lab, extras for the rest."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def stated(lines: list[str]) -> dict[str, Requirement]:
 CORE = stated(PROJECT["dependencies"])
 EXTRAS = {  # of the room that imports them
     room: stated(PROJECT["optional-dependencies"][extra])
-    for room, extra in {"live": "live", "models.side": "text"}.items()
+    for room, extra in {"live": "live", "models.side": "text", "privacy": "secure"}.items()
 }
+MODULE_OF = {"Crypto": "pycryptodome"}
 DECLARED = {"core": CORE, **EXTRAS}
 PINNED = dict(
     (canonicalize_name(name), version)
@@ -33,9 +34,9 @@ PINNED = dict(
 
 
 def outside(source: str) -> set[str]:
-    """The packages a source text imports that are neither Python's nor ours; each is named as its module."""
+    """The packages a source text imports that are neither Python's nor ours; most are named as their module."""
     roots = {dotted.split(".")[0] for dotted in imports(source)}
-    return {canonicalize_name(one) for one in roots - sys.stdlib_module_names - {"tacita"}}
+    return {canonicalize_name(MODULE_OF.get(one, one)) for one in roots - sys.stdlib_module_names - {"tacita"}}
 
 
 def extra_of(module: str) -> set[str]:

@@ -28,6 +28,7 @@ from tacita.live.server.attempts import Unanswered
 from tacita.live.server.coordinator import continue_run
 from tacita.live.wire import decode_reply
 from tacita.privacy.accounting import Event, epsilon_of, most_releases
+from tacita.privacy.calibration import mu_of_pure
 from tacita.privacy.ledger import EARLIER, EARLIER_ROUNDS, UNIT, Ledger
 
 
@@ -341,4 +342,24 @@ def test_a_second_run_of_drawn_rounds_does_not_begin_at_nothing(tmp_path: Path) 
             if rounds:
                 assert earlier == first[user][0]
         assert any(rounds for rounds, _, _ in second.values())
+    close_all(site)
+
+
+def test_a_second_run_with_laplace_noise_is_no_second_budget(tmp_path: Path) -> None:
+    part = {"name": "laplace-noise", "mode": "ldp", "epsilon": 1.0, "budget": 2.0}
+    values = {"data": DATA, "split": SPLIT, "seed": 5, "backbone": MF, "method": "fedavg", "train": {"rounds": 2}}
+    config = validated(RunConfig, {**values, "parts": [part]}, "the test")
+    site = make_site(tmp_path, config)
+    play(site)
+    with site.store as store:
+        store.new_run("again", config, {"pause": 0.0, "give_up": 1.0})
+    site.run = "again"
+    site.next_block()
+    for node in site.transport.members.values():
+        first, second = account(node, "laplace-noise/spent"), account(node, "laplace-noise/spent", "again")
+        assert max(one[0] for one in first.values()) == 2 / UNIT  # all of it
+        for user, (here, earlier) in second.items():
+            assert earlier == (np.ceil(mu_of_pure(first[user][0] * UNIT) ** 2 / UNIT) if first[user][0] else 0)
+            if first[user][0] == 2 / UNIT:
+                assert here == 0
     close_all(site)

@@ -81,6 +81,17 @@ def test_the_terms_of_a_recommendation_add_up_to_its_score(node: Node) -> None:
             assert {term["item"] for term in why["terms"]} <= own
 
 
+def test_newer_items_are_said_to_count_more_only_where_they_do(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = people(node)[0]
+    item = node.recommend(user, 1)[0]["item"]
+    heads = node.snapshot.score.server.heads
+    for recency in (0.0, 5.0):
+        monkeypatch.setitem(heads, "recency", np.full_like(heads["recency"], recency))
+        why = reasons.explain(node.snapshot, user, item)
+        assert why["kind"] == "exact"
+        assert ("Newer items count more" in why["said"]) == (recency > 0)
+
+
 def test_a_preview_is_what_a_node_without_the_item_recommends(site: Site, node: Node, tmp_path: Path) -> None:
     user = people(node)[0]
     first = node.recommend(user, 5)[0]["item"]

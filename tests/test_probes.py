@@ -465,6 +465,7 @@ def test_a_server_that_was_killed_still_knows_who_lives_where(tmp_path: Path) ->
 
 
 def test_nodes_do_not_send_people_one_by_one_unless_their_owner_allows_it(tmp_path: Path) -> None:
+    """H.G.5: single uploads without the flag that says insecure."""
     site = make_site(tmp_path, with_parts("fedavg", WritesLetters), insecure_single_user_uploads=False)
     with pytest.raises(TacitaError, match="insecure_single_user_uploads"):
         play(site)

@@ -464,6 +464,27 @@ def test_every_trained_model_can_be_asked_everything(kind: str) -> None:
     assert np.isfinite(run.fold_in(run.items[:4], 30)["score"].to_numpy()).all()
 
 
+def test_a_stranger_learns_by_the_labels_that_the_run_learned_by() -> None:
+    """FedRec takes what was drawn for a virtual rating, not for 0; where ratings count, a history says too little."""
+    quick = {**QUICK, "method": "fedrec", "train": {"rounds": 3}}
+    run = tc.train(SMALL, out="run", **quick, parts=[{"name": "virtual-ratings", "implicit": True}])
+    found = run.fold_in(run.items[:4], 20, seen=True)["score"].to_numpy()
+    models = run._loaded()
+    part = next(one for one in models.plan.parts if one.name == "virtual-ratings")
+    asked: list[int] = []
+    made = type(part).labels
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(part), "labels", lambda self, view, own: asked.append(view.round) or made(self, view, own))
+        assert (run.fold_in(run.items[:4], 20, seen=True)["score"].to_numpy() == found).all()
+        assert asked
+        assert asked == list(range(1, len(asked) + 1))
+        patch.setattr(type(part), "labels", lambda self, view, own: own.values["label"])  # as if drawn were not liked
+        assert (run.fold_in(run.items[:4], 20, seen=True)["score"].to_numpy() != found).any()
+    rated = tc.train(SMALL, out="rated", **quick)
+    with pytest.raises(tc.TacitaError, match="a history holds none"):
+        rated.fold_in(rated.items[:4])
+
+
 @pytest.mark.parametrize(
     ("settings", "part"),
     [

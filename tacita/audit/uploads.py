@@ -1,9 +1,9 @@
 """What one round's parameter uploads show, without a defence and under budgets: who took part, what they like.
 
-The round is the first, and the whole budget lies on it: the least noise that the budget allows. Two readers.
-`likes`: the server, who sees each upload. All rows of an upload lie along one direction, what is liked on one side of
-it and drawn samples on the other; the side with more popular items is called liked (sign-split). AUC of a person's
-items against all others. `sum`: whoever sees the sum of a round and knows exactly what a person would have sent; AUC
+The round is the first, and the whole budget lies on it: the least noise that the budget allows. Who reads has what the
+setting leaves to be seen (`Seen`): each upload, sums of cohorts under masks, or the noised sum of everybody. `likes`:
+AUC of a person's items against all others, by how far rows go towards the liked side (sign-split); the guesses of
+`liked` name sets of items. `sum`: whoever sees the sum of a round and knows exactly what a person would have sent; AUC
 of those in it against those who are not, by how much of that is in it. Controls: the same guess against what somebody
 else likes; the same people and a sum without any of them.
 """
@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from tacita.audit.liked import GUESSES, Seen, f1, guesses, liked_share, sign_split
 from tacita.audit.null_space import auc
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
@@ -24,32 +25,40 @@ from tacita.federation.rounds import Progress, begin_block, start
 from tacita.lab.assembling import Machine, assemble, build
 from tacita.round.plan import Federation, to_serve
 
-READERS = {"likes": "what a person likes, from each upload", "sum": "who took part, from the sum"}
+READERS = {
+    "likes": "what a person likes (AUC)",
+    **{name: f"{words} (F1)" for name, words in GUESSES.items()},
+    "sum": "who took part, from the sum (AUC)",
+}
 READ = 100  # people whose upload is read, and people who are in a sum or not
 DRAWS = 3  # of those
+COHORT = 50  # people of a secure sum
+SECURE = f"secure sums of {COHORT} people"
 
 
 @dataclass(frozen=True)
 class Defence:
-    """A part and its options; `each`: the server sees single uploads, as it does where nobody sums them."""
+    """A part and its options, and what is seen: each upload, the sum of each cohort, or the sum of everybody."""
 
     name: str
     parts: list[dict[str, Any]]
     train: dict[str, Any]
-    each: bool = True
+    sees: Literal["each", "cohorts", "everybody"] = "each"
 
-    def over(self, config: RunConfig) -> RunConfig:
-        train = config.train.model_copy(update=self.train)
+    def over(self, config: RunConfig, all_at_once: bool = False) -> RunConfig:
+        """`all_at_once`: more people than masks are played for; exact sums are the same numbers."""
+        changed = {**self.train, "aggregator": "ideal"} if all_at_once and self.sees == "cohorts" else self.train
+        train = config.train.model_copy(update=changed)
         return config.model_copy(update={"parts": self.parts, "train": train})
 
 
 def defences(epsilons: list[float]) -> list[Defence]:
     one: dict[str, Any] = {"name": "dpps", "shares": [1.0], "releases": 1, "between": 0.0}
-    found = [Defence("no defence", [], {})]
+    found = [Defence("no defence", [], {}), Defence(SECURE, [], {"aggregator": "secure"}, "cohorts")]
     for epsilon in sorted(epsilons, reverse=True):
         found.append(Defence(f"DPPS, epsilon {epsilon:g}", [{**one, "tiers": [epsilon]}], {}))
         averaged = {"name": "dp-fedavg", "epsilon": epsilon, "releases": 1}
-        found.append(Defence(f"DP-FedAvg, epsilon {epsilon:g}", [averaged], {"aggregation": "fixed"}, each=False))
+        found.append(Defence(f"DP-FedAvg, epsilon {epsilon:g}", [averaged], {"aggregation": "fixed"}, "everybody"))
     return found
 
 
@@ -74,9 +83,9 @@ def audit_uploads(
     for n, setting in enumerate(settings):
         if on_done:
             on_done(n, len(settings))
-        backbone, parts, draws = build(setting.over(fed.config))
-        under = replace(fed, backbone=backbone, parts=parts, draws=draws, config=setting.over(fed.config))
-        rows.append({"setting": setting.name, "readers": _read(under, setting, people, own)})
+        seen, plain_sums = (_under(fed, setting.over(fed.config, sums)) for sums in (False, True))
+        likes = _likes(seen, seen_of(seen, setting, people))
+        rows.append({"setting": setting.name, "readers": {**likes, "sum": _in_sum(plain_sums, people, own)}})
     if on_done:
         on_done(len(settings), len(settings))
     return {
@@ -88,35 +97,43 @@ def audit_uploads(
     }
 
 
-def _read(fed: Federation, setting: Defence, people: Longs, own: Floats) -> dict[str, dict[str, float | None]]:
-    nothing: dict[str, float | None] = {"found": None, "control": None}
-    found = {"likes": _likes(fed, people[:READ]) if setting.each else nothing}
-    return {**found, "sum": _in_sum(fed, people, own)}
+def _under(fed: Federation, config: RunConfig) -> Federation:
+    backbone, parts, draws = build(config)
+    return replace(fed, backbone=backbone, parts=parts, draws=draws, config=config)
 
 
-def _likes(fed: Federation, people: Longs) -> dict[str, float | None]:
+def seen_of(fed: Federation, setting: Defence, people: Longs) -> Seen:
+    """All that whoever reads gets to see of some people's uploads."""
+    read = people[:READ]
+    if setting.sees == "each":
+        groups, group = [people[[n]] for n in range(len(read))], np.arange(len(read))
+    elif setting.sees == "cohorts":
+        read = read[: max(COHORT, len(read) // COHORT * COHORT)]
+        groups, group = list(read.reshape(-1, min(COHORT, len(read)))), np.arange(len(read)) // COHORT
+    else:
+        groups, group = [people], np.zeros(len(read), np.int64)
+    progress = _progress(fed)
+    tables = [_exchanged(fed, progress, _keys(fed, one)).astype(np.float32) for one in groups]
+    return Seen(np.stack(tables), group, read)
+
+
+def _likes(fed: Federation, seen: Seen) -> dict[str, dict[str, float]]:
     train = fed.stream.blocks[0].train
-    counts = np.bincount(train.ids, minlength=fed.stream.blocks[0].n_items).astype(np.float64)
-    uploads = _alone(fed, _progress(fed), people)
+    counts = np.bincount(train.ids, minlength=seen.tables.shape[1]).astype(np.float64)
+    scores = [sign_split(table, counts, liked_share(fed)) for table in seen.tables]
     aucs: dict[str, list[float]] = {"found": [], "control": []}
-    for n, upload in enumerate(uploads):
-        score = sign_split(upload.reshape(len(counts), -1), counts)
-        for kind, whose in (("found", people[n]), ("control", people[(n + 1) % len(people)])):
+    for n, group in enumerate(seen.group):
+        for kind, whose in (("found", seen.people[n]), ("control", seen.people[(n + 1) % len(seen.people)])):
             liked = np.zeros(len(counts), bool)
             liked[train.row(int(whose))] = True
-            one = auc(score[liked], score[~liked])
+            one = auc(scores[group][liked], scores[group][~liked])
             aucs[kind] += [] if one is None else [one]
-    return {kind: float(np.mean(values)) for kind, values in aucs.items()}
+    found = {"likes": {kind: float(np.mean(values)) for kind, values in aucs.items()}}
+    said = guesses(fed, _progress(fed), seen)
+    return found | {name: f1(seen, said[name], train) for name in GUESSES}
 
 
-def sign_split(upload: Floats, popularity: Doubles) -> Doubles:
-    """How far every row goes along the direction that most rows go, towards the side of what is popular."""
-    _, _, directions = np.linalg.svd(upload, full_matrices=False)
-    along = upload @ directions[0]
-    return np.asarray(along if along @ (popularity - popularity.mean()) >= 0 else -along)
-
-
-def _in_sum(fed: Federation, people: Longs, own: Floats) -> dict[str, float | None]:
+def _in_sum(fed: Federation, people: Longs, own: Floats) -> dict[str, float]:
     """Of a fifth of the people one half is in a round; everybody else is, always."""
     aucs: dict[str, list[float]] = {"found": [], "control": []}
     others = people[len(own) :]

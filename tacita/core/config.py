@@ -127,8 +127,10 @@ class TrainConfig(Strict):
         "clients",
         description="what a client counts in sums per row or over a fixed denominator: 1, or how much it learned from",
     )
-    aggregator: Literal["plain", "ideal"] = Field(
-        "plain", description="how sums are made: in double precision, or exactly, as a secure sum would make them"
+    aggregator: Literal["plain", "ideal", "secure"] = Field(
+        "plain",
+        description="how sums are made: in double precision; in whole numbers, as a secure sum would make them; or "
+        "by masks, of 3 to 50 clients (the lab plays the protocol; needs tacita[secure])",
     )
     denominator: float | None = Field(None, gt=0, description="for aggregation = fixed; default: expected clients")
     server_lr: float = Field(1.0, gt=0, description="factor on the aggregated change")

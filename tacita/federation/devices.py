@@ -38,10 +38,10 @@ from tacita.federation.measuring import (
     selecting_metric,
 )
 from tacita.federation.scoring import rows_of
-from tacita.fields import Answer, Total, Upload, add, empty_total
+from tacita.fields import Answer, Total, Upload, adding
 from tacita.metrics import Evaluation
 from tacita.round.device_state import OWN, PARTS, DeviceState
-from tacita.round.parts import Part, overrides, owner_of
+from tacita.round.parts import SERVER, Part, overrides, owner_of
 from tacita.round.plan import Federation, Plan, again_of
 
 
@@ -175,12 +175,12 @@ class Here:
         members, asked = self.asked(fed, then, question, chosen)
         if fed.asker(question) is None:
             self._before(fed, then, members)
-        total, bytes_up, counted = empty_total(fields), 0.0, 0
+        others = [f"{part.name}." for part in fed.parts if part.party != SERVER]
+        adder, counted = adding(fed.config.train.aggregator, fields, others), 0
         told: dict[str, list[AnyArray]] = {}
         if OWN in self.clients.lists:
             self.clients.common[OWN] = server.items
         whole = any(p.sends_whole_table(server.block) for p in fed.parts)
-        exact = fed.config.train.aggregator == "ideal"
         for lo in range(0, len(asked), fed.chunk):
             view = replace(self._view(fed, then, down, members, asked[lo : lo + fed.chunk]), again=again)
             if fed.asker(question) is None:
@@ -188,11 +188,11 @@ class Here:
             answer = fed.answer(view, question)
             self.clients.put(view.user, self._room_for(answer))
             upload = self._encoded(fed, _having(view, answer.kept), answer.upload, question)
-            total = add(total, upload, fields, exact)
-            bytes_up += upload.n_bytes(fields, whole)
+            adder.add(upload, whole)
             counted += int((upload.weight > 0).sum())
             for name, values in answer.notes.items():
                 told.setdefault(name, []).append(values)
+        total, bytes_up = adder.total(), adder.n_bytes
         if fed.config.train.silos and not fed.config.train.joint:  # a silo sends one sum of all its people
             bytes_up = fed.config.train.silos * sum(one.n_bytes for one in fields if one.seen == "summed")
         if self.seal is not None:

@@ -1,5 +1,6 @@
-"""What leaves a device: how it is laid out (`forms`), and how uploads become a total (`totals`)."""
+"""What leaves a device: how it is laid out (`forms`), and how uploads become a total (`totals`, `adding`)."""
 
+from tacita.fields.adding import adding
 from tacita.fields.forms import QUANTUM, Dense, Following, Form, Rows, Spec, Squares, Terms
 from tacita.fields.totals import (
     Answer,
@@ -28,6 +29,7 @@ __all__ = [
     "Total",
     "Upload",
     "add",
+    "adding",
     "empty_total",
     "merge",
     "symmetric_of",

@@ -124,6 +124,7 @@ def add(total: Total, upload: Upload, fields: Sequence[Spec], exact: bool = Fals
     by_name = {one.name: one for one in fields}
     _check(upload, by_name)
     keep = np.flatnonzero(upload.weight > 0)
+    counts = _whole_weights(upload.weight) if exact else upload.weight
     each = dict(total.each)
     for name, value in upload.values.items():
         one = by_name[name]
@@ -144,12 +145,17 @@ def add(total: Total, upload: Upload, fields: Sequence[Spec], exact: bool = Fals
             total.sums[name], np.zeros_like(touched), (upload.weight > 0).astype(np.float64)
         )
         if isinstance(value, Rows):
-            np.add.at(touched, value.item, upload.weight[value.client])
+            np.add.at(touched, value.item, counts[value.client])
         elif isinstance(value, Dense):
-            touched += upload.weight.sum()
-    weight = np.add.accumulate(np.append(total.weight, upload.weight))[-1]  # one by one, as the sums are
+            touched += counts.sum()
+    weight = np.add.accumulate(np.append(total.weight, counts))[-1]  # one by one, as the sums are
     nonce = total.nonce if upload.nonce is None else total.nonce ^ int(np.bitwise_xor.reduce(upload.nonce[keep]))
     return Total(total.sums, float(weight), total.n_clients + len(keep), each, nonce, total.symmetric)
+
+
+def _whole_weights(weight: Doubles) -> Doubles:
+    """Weights in whole numbers of the quantum; who counts at all counts one of them at least."""
+    return np.asarray(np.where(weight > 0, np.maximum(np.rint(weight / QUANTUM), 1.0) * QUANTUM, 0.0))
 
 
 def _quantised(value: Form, weight: Doubles) -> Form:

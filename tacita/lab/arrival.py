@@ -2,8 +2,8 @@
 
 A model that reads histories (tally) scores the history as it is: exactly what its own people get. A model with a
 private vector trains one, by the trainer that devices use, for as many rounds as the run's own people had; item rows
-and shared parameters stay where they are, and nothing is told to anybody. Parts that join training (replay, pulls) do
-not: somebody who arrives has nothing of theirs.
+and shared parameters stay where they are, and nothing is told to anybody. Parts that say what samples are learned as
+do so here, too; parts that join training (replay, pulls) do not: somebody who arrives has nothing of theirs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from tacita.federation.clients import grow, no_devices, users_view
 from tacita.federation.scoring import DeviceScorer
 from tacita.lab.loaded import Best, Loaded, Wish, check_wanted, ranked
 from tacita.learn.training import train_cohort
+from tacita.methods.personal.fedrec import VirtualRatings
 from tacita.models.base import Backbone
-from tacita.round.parts import overrides
+from tacita.round.parts import Part, overrides
 from tacita.round.plan import Plan, to_serve
 
 ARRIVED = "somebody who arrives"  # whose key draws the first vector and the negatives: same history, same answer
@@ -52,9 +53,10 @@ def arrival_scores(loaded: Loaded, histories: Ragged, rounds: int, users: Ints) 
     if plan.backbone.private_width:
         settings = plan.config.train.model_copy(update={"silos": 0})
         still, down = held_still(plan.backbone), Down()
+        labelling = tuple(part for part in plan.parts if overrides(part, "labels"))
         for number in range(1, rounds + 1):
             view = users_view(devices, replace(server, round=number), block, np.arange(n), keys, down)
-            trained = train_cohort(view, still, (), settings, plan.draws)
+            trained = train_cohort(view, still, labelling, settings, plan.draws)
             devices.put(view.user, {"private": trained.local.private})
     scorer = DeviceScorer(plan, server, devices, block, keys, to_serve(plan, server), "serve", none)
     return scorer(users)
@@ -85,7 +87,17 @@ def refuse_strangers(plan: Plan) -> None:
             f"nobody can be folded into a run whose devices send {plan.learner.sends or plan.learner.name}; train "
             "again with them."
         )
+    if plan.config.train.objective == "squared" and not any(_takes_as_one(part) for part in plan.parts):
+        raise TacitaError(
+            "nobody can be folded into a run of train.objective = 'squared': it learns ratings where there are some, "
+            "and a history holds none; train again with them, or with parts.virtual-ratings implicit = true."
+        )
     if plan.config.train.optimiser == "pfedme":
         raise TacitaError(
             "nobody can be folded into a run of optimiser 'pfedme', which moves whole models; train again with them."
         )
+
+
+def _takes_as_one(part: Part) -> bool:
+    """Whether it learns what a person has as 1, ratings or not."""
+    return isinstance(part, VirtualRatings) and part.config.implicit

@@ -19,6 +19,7 @@ from tacita.lab.silos import with_homes
 from tacita.methods import Part, World, build_parts, effective_parts, part_class
 from tacita.models import backbone_class
 from tacita.models.base import Backbone, in_form, with_budget
+from tacita.privacy.secure_sum import check_installed, check_size
 from tacita.round.learner import learner_of
 from tacita.round.plan import Federation, Plan
 
@@ -72,6 +73,8 @@ def assemble(config: RunConfig, machine: Machine, given: Frame | None = None) ->
     for part in parts:
         part.check(smallest)
     fed = Federation(backbone, parts, config, draws, machine.chunk, stream=stream)
+    if config.train.aggregator == "secure":
+        check_masks(fed)
     return with_homes(with_features(with_side_rows(fed)))
 
 
@@ -121,6 +124,13 @@ def check_settings(config: RunConfig, backbone: Backbone) -> None:
     """Refuse what cannot be trained on any data."""
     plan = config.train
     selecting_metric(config)
+    if plan.aggregator == "secure":
+        check_installed()
+        if plan.silos and not plan.joint:
+            raise TacitaError(
+                "train.aggregator = 'secure' masks what clients send, and with train.in_silos = 'apart' silos add up "
+                "what each of their people sends; use 'ideal', or in_silos = 'together'."
+            )
     if config.evaluate.item_table == "personal" and (
         plan.silos or backbone.learner != "rows" or plan.participation.kind != "all"
     ):
@@ -134,6 +144,15 @@ def check_settings(config: RunConfig, backbone: Backbone) -> None:
             "evaluate.old_block_mask = 'current' with evaluate.mask = 'history' would hide an old block's own test "
             "items; use 'own'."
         )
+
+
+def check_masks(fed: Federation) -> None:
+    """Refuse more clients than masks are played for, where everybody takes part; else rounds say it."""
+    plan = fed.config.train
+    for block in fed.stream.blocks if plan.participation.kind == "all" else ():
+        people = int((block.train.counts() > 0).sum())
+        if people:
+            check_size(min(plan.silos, people) if plan.silos else people)
 
 
 def check_cutoffs(config: RunConfig, n_items: int) -> None:

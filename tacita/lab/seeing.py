@@ -34,7 +34,7 @@ def _travels(plan: Plan, named: set[str]) -> str:
         return f"each {whose} update, with noise on all of it"
     if DPFedAvg.name in named:
         return f"each {whose} clipped update; the model that others get has noise"
-    if plan.config.train.aggregator == "ideal":
+    if plan.config.train.aggregator in ("ideal", "secure"):
         return "the sum of all updates"
     if LaplaceNoise.name in named:
         return f"which rows each {whose} update moves, and by how much, with noise"

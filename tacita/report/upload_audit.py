@@ -11,9 +11,10 @@ from tacita.core.files import write_bytes
 
 NOTES = (
     "AUC: 0.5 is a guess, 1 reads everything. In brackets the control: the same guess where the answer is not in what "
-    "is read.",
-    "A dash: the mechanism trusts who makes the sum, so nobody else sees single uploads. Only the epsilon bounds what "
-    "any reader can find.",
+    "is read. F1 of items that are named; in brackets what somebody else has, and as many items drawn from what moved.",
+    "Without a defence and under DPPS the server reads each upload; under secure sums those sums; under DP-FedAvg, "
+    "which trusts whoever adds up, others read the noised sum of everybody. Only an epsilon bounds what any reader can "
+    "find.",
 )
 
 
@@ -24,8 +25,9 @@ def rows_of(found: Mapping[str, Any], readers: Mapping[str, str]) -> list[dict[s
     ]
 
 
-def _figure(one: Mapping[str, float | None]) -> str:
-    return "-" if one["found"] is None else f"{one['found']:.3f} ({one['control']:.3f})"
+def _figure(one: Mapping[str, float]) -> str:
+    beside = ", ".join(f"{one[name]:.3f}" for name in ("control", "chance") if name in one)
+    return f"{one['found']:.3f} ({beside})"
 
 
 def to_markdown(found: Mapping[str, Any], readers: Mapping[str, str]) -> str:

@@ -15,10 +15,11 @@ import numpy as np
 from tacita.audit.canaries.bounds import Claim, Trials
 from tacita.core.config import RunConfig, validated
 from tacita.core.draws import Draws, keys_of
-from tacita.core.types import Arrays, Block, Bools, CohortView, Doubles, Held, Ragged, ServerState, Stream
+from tacita.core.types import Arrays, Block, Bools, CohortView, Doubles, Held, Ints, Ragged, ServerState, Stream
 from tacita.federation.rounds import Progress, begin_block, start
 from tacita.fields import Rows, Total, Upload
 from tacita.methods import World, build_parts
+from tacita.methods.personal.dpps import MASS, SHARE
 from tacita.models import backbone_class
 from tacita.privacy.accounting import sampled_noise
 from tacita.privacy.calibration import mu_of
@@ -42,6 +43,8 @@ class Played:
     rate: float = 1.0
     tier: int = 0
     train: dict[str, Any] = field(default_factory=dict)
+    reads: str = "rows"  # the field that tells: a canary's own row, or one number that goes along with it
+    beside: str = ""  # another part that weighs clients, as the run would have one
 
     @property
     def pure(self) -> bool:
@@ -55,6 +58,11 @@ class Played:
             return 1.0
         return mu_of(self.epsilon, DELTA) / mu_of(tiers[-1], DELTA)
 
+    @property
+    def signal(self) -> float:
+        """How far a number that goes along tells who is inside, without noise."""
+        return {"dpps.length": SHARE, "dpps.mass": MASS}[self.reads] * self.clip
+
     def claim(self) -> Claim:
         if self.pure:
             return Claim(self.epsilon, 0.0, "pure", threshold=1.0)
@@ -65,19 +73,33 @@ class Played:
 
 
 class Planted(Part):
-    """Everybody is a canary: one who is inside sends a long row, others its opposite, or nothing at all."""
+    """Everybody is a canary: one who is inside sends a long row, others its opposite, or nothing at all.
+
+    Where a number goes along, others send a row of zeros, or count next to nothing, so that the number tells.
+    """
 
     name = "canary"
     inside: Bools
     replaced: bool
+    reads: str = "rows"
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         own = view.user[view.user_ptr[:-1]]
+        if self.reads != "rows":
+            return self._with_number(view, upload, own), {}
         sign = np.where(self.inside[own], 1.0, -1.0 if self.replaced else 0.0)
         value = np.zeros((len(own), view.items.shape[1]), np.float32)
         value[:, 0] = LONG * sign
         rows = Rows(np.arange(len(own), dtype=np.int32), own.astype(np.int32), value)
         return replace(upload.with_value("rows", rows), weight=np.where(sign != 0, upload.weight, 0.0)), {}
+
+    def _with_number(self, view: CohortView, upload: Upload, own: Ints) -> Upload:
+        there = self.inside[own]
+        value = np.zeros((len(own), view.items.shape[1]), np.float32)
+        value[:, 0] = LONG * there
+        weight = np.where(there, 1.0, 1e-6) if self.reads == "dpps.mass" else 1.0
+        rows = Rows(np.arange(len(own), dtype=np.int32), own.astype(np.int32), value)
+        return replace(upload.with_value("rows", rows), weight=upload.weight * weight)
 
 
 class HalfTheNoise(Part):
@@ -96,7 +118,15 @@ class NoClip(Part):
         return made.with_value("rows", upload.values["rows"]), kept
 
 
-BUGS: dict[str, type[Part]] = {"half the noise": HalfTheNoise, "no clip": NoClip}
+class InTheClear(Part):
+    """A planted bug: what goes along with rows gets no noise."""
+
+    def encode_sum(self, server: ServerState, total: Total) -> Total:
+        made = super().encode_sum(server, total)
+        return made.with_sums({name: value for name, value in total.sums.items() if name.startswith("dpps.")})
+
+
+BUGS: dict[str, type[Part]] = {"half the noise": HalfTheNoise, "no clip": NoClip, "no noise on it": InTheClear}
 
 
 def with_bug(part: Part, bug: str | None) -> Part:
@@ -128,14 +158,14 @@ def play(setting: Played, canaries: int, seed: int, bug: str | None = None) -> T
 def _heard(setting: Played, fed: Federation, progress: Progress) -> Doubles:
     """The first number of every row after one exchange; with threat = local, of every client's release by itself."""
     down, devices = to_serve(fed, progress.server), progress.devices
-    if setting.threat == "central":
+    if setting.threat != "local":
         return np.array(devices.exchange(fed, progress.server, down, "round").total["rows"][:, 0])
     living = progress.here.living(fed, progress.server)
     out = np.zeros(fed.stream.n_items)
     for client in living.active:
         total = devices.exchange(fed, progress.server, down, "round", living.keys[[client]]).total
         own = living.users.row(int(client))[0]
-        out[own] = total["rows"][own, 0]
+        out[own] = total["rows"][own, 0] if setting.reads == "rows" else total[setting.reads][0]
     return out
 
 
@@ -144,6 +174,8 @@ def _scaled(setting: Played, score: Doubles) -> Doubles:
     claim = setting.claim()
     if setting.pure:
         return score / setting.clip
+    if setting.reads != "rows":  # a threshold between the two is all that is read
+        return score * claim.mu / setting.signal
     apart = 2 * setting.clip if setting.threat == "local" else setting.clip
     released = claim.mu / math.sqrt(setting.releases) if setting.rate == 1 else claim.mu
     score = score * released / apart / math.sqrt(setting.releases if setting.rate == 1 else 1)
@@ -152,7 +184,7 @@ def _scaled(setting: Played, score: Doubles) -> Doubles:
 
 def _federation(setting: Played, people: int, inside: Bools, seed: int, bug: str | None) -> Federation:
     train: dict[str, Any] = {"rounds": 8, "batch_size": 8, **setting.train}
-    if setting.threat == "central":
+    if setting.threat != "local":
         train["aggregation"] = "fixed"
     if setting.rate < 1:
         train["participation"] = {"kind": "poisson", "rate": setting.rate}
@@ -163,8 +195,10 @@ def _federation(setting: Played, people: int, inside: Bools, seed: int, bug: str
     backbone, draws = model(model.Config.model_validate({"dim": 2})), Draws(seed)
     world = World(backbone, draws, config.train)
     (counted,) = build_parts([setting.part], world)
+    if setting.beside:
+        counted = type(counted)(counted.config, replace(counted.world, listed=({"name": setting.beside}, setting.part)))
     planted = Planted(PartConfig(), counted.world)
-    planted.inside, planted.replaced = inside, setting.threat == "local"
+    planted.inside, planted.replaced, planted.reads = inside, setting.threat == "local", setting.reads
     counted.check(people)
     return Federation(backbone, (planted, with_bug(counted, bug)), config, draws, 1024, stream=everybody(people))
 

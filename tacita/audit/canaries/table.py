@@ -16,9 +16,10 @@ from tacita.audit.canaries import items, rounds, streams, sums
 from tacita.audit.canaries.bounds import Claim, Trials, one_run, within_law
 from tacita.core.errors import TacitaError
 
-HALF, LONG = "half the noise", "no clip"
+HALF, LONG, SHOWN = "half the noise", "no clip", "no noise on it"
 _ONE = {"name": "dpps", "tiers": [5.0], "shares": [1.0], "releases": 1, "between": 0.0}
 _TWO = {"name": "dpps", "tiers": [1.0, 5.0], "shares": [1.0, 1.0], "releases": 2, "threat": "central"}
+_USUAL = {"name": "dpps", "tiers": [5.0], "shares": [1.0], "releases": 1}  # a length goes along with each update
 _LAPLACE = {"name": "laplace-noise", "mode": "ldp", "epsilon": 2.0}
 
 
@@ -72,7 +73,8 @@ def _largest(trials: Trials, claim: Claim) -> float:
 
 
 def _in_rounds(setting: rounds.Played, canaries: int) -> Audited:
-    against = "the server" if setting.threat == "local" else "who sees models"
+    against = "who sees models" if setting.threat == "central" else "the server"
+    bugs = (HALF, LONG) if setting.reads == "rows" else (SHOWN,)
     return Audited(
         setting.name,
         setting.unit,
@@ -80,6 +82,7 @@ def _in_rounds(setting: rounds.Played, canaries: int) -> Audited:
         setting.claim,
         lambda n, seed, bug: rounds.play(setting, n, seed, bug),
         canaries,
+        bugs,
     )
 
 
@@ -102,6 +105,21 @@ def _of_streams(name: str, setting: streams.Streamed, bugs: tuple[str, ...]) -> 
     return Audited(name, "person", "who sees the sums", setting.claim, play, 2000, bugs)
 
 
+def _of_dpps() -> list[Audited]:
+    """As it is by default, each number that goes along by itself, and one silo's sum."""
+    played, told = rounds.Played, "DPPS by default, "
+    silo, alone = {**_USUAL, "threat": "silo"}, {"silos": 1, "in_silos": "apart"}
+    return [
+        _in_rounds(played(told + "one release", _USUAL, 5.0, "local"), 1000),
+        _in_rounds(played(told + "the length that goes along", _USUAL, 5.0, "local", reads="dpps.length"), 500),
+        _in_rounds(
+            played(told + "the weight that goes along", _USUAL, 5.0, "local", reads="dpps.mass", beside="interest"),
+            500,
+        ),
+        _in_rounds(played("DPPS, a silo's sum, one release", silo, 5.0, "silo", train=alone), 20_000),
+    ]
+
+
 def mechanisms() -> list[Audited]:
     """In the order of the table."""
     played = rounds.Played
@@ -109,6 +127,7 @@ def mechanisms() -> list[Audited]:
     return [
         _in_rounds(played("DPPS, one release", _ONE, 5.0, "local"), 1000),
         _in_rounds(played("DPPS, one release", {**_ONE, "unit": "silo"}, 5.0, "local", "silo"), 1200),
+        *_of_dpps(),
         _in_rounds(played("DPPS, 2 releases, smaller tier", _TWO, 1.0, releases=2), 20_000),
         _in_rounds(played("DPPS, 2 releases, larger tier", _TWO, 5.0, releases=2, tier=1), 20_000),
         _in_rounds(played("DP-FedAvg, 2 rounds of everybody", {**drawn, "releases": 2}, 2.0, releases=2), 20_000),

@@ -22,8 +22,9 @@ SHOWN = 8
 
 EXACT = (
     "These are the exact terms: each of your items adds or takes away this much, and together they are the score. "
-    "Newer items count more. Nobody was asked for this."
+    "Nobody was asked for this."
 )
+NEWER = " Newer items count more."
 ALIKE = (
     "This model learned numbers from your whole history, on this device, and cannot be taken apart item by item. "
     "What is listed only resembles the recommendation in the model's own terms; it need not be the reason."
@@ -47,7 +48,8 @@ def explain(snapshot: Snapshot, user: str, item: str) -> dict[str, Any]:
     exact = _terms(snapshot, view, place)
     total = None if exact is None else float(exact[1].sum())
     if exact is not None and total is not None and abs(total - score) <= CLOSE * max(1.0, abs(score)):
-        return {**_told(snapshot, item, score, exact), "kind": "exact", "said": EXACT}
+        said = EXACT + (NEWER if view.heads["recency"][0] else "")
+        return {**_told(snapshot, item, score, exact), "kind": "exact", "said": said}
     alike = _alike(snapshot, row, place)
     if alike is None:
         return {**_told(snapshot, item, score, (np.zeros(0, np.int64), np.zeros(0))), "kind": "none", "said": UNSAID}

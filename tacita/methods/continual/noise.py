@@ -22,7 +22,7 @@ from tacita.fields import Spec, Total, Upload
 from tacita.methods.personal import releases
 from tacita.methods.personal.releases import by_client, by_user
 from tacita.privacy.accounting import Event
-from tacita.privacy.ledger import Ledger
+from tacita.privacy.ledger import EARLIER, Ledger
 from tacita.privacy.noise import Stream
 from tacita.round.parts import Part, PartConfig, World
 from tacita.round.registry import register
@@ -74,7 +74,8 @@ class LaplaceNoise(Part):
         if not self._counts:
             return None
         unit: Literal["person", "silo"] = "silo" if self.world.train.joint else "person"
-        return Ledger((Event("upload", "laplace", 2 * self.config.clip, self.scale, unit),))
+        earlier = Event(EARLIER, "gaussian", 1.0, 1.0, unit, once=True)  # in the coin that all ledgers have
+        return Ledger((Event("upload", "laplace", 2 * self.config.clip, self.scale, unit), earlier))
 
     def device_arrays(self, n_users: int) -> Arrays:
         ledger = self.ledger()

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Bound, CohortView, ServerState
-from tacita.fields import Rows, Spec, Total, Upload
+from tacita.fields import Dense, Form, Rows, Spec, Total, Upload
 from tacita.methods.personal import releases
 from tacita.methods.personal.releases import by_client
 from tacita.privacy.accounting import Event, sampled_noise
@@ -107,9 +107,7 @@ class DPFedAvg(Part):
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         if self.config.keep < 1:
-            rows = upload.values["rows"]
-            assert isinstance(rows, Rows)
-            upload = upload.with_value("rows", replace(rows, value=largest(rows, upload.n_clients, self.config.keep)))
+            upload = largest(upload, self.config.keep)
         upload = releases.clipped(upload, self.config.clip)
         if self.config.full_weight is not None:
             share = np.minimum(1.0, np.diff(view.train.ptr[view.user_ptr]) / self.config.full_weight)
@@ -139,17 +137,32 @@ class DPFedAvg(Part):
         return said if config.epsilon is None else {**said, "epsilon_most": config.epsilon}
 
 
-def largest(rows: Rows, n_clients: int, share: float) -> AnyArray:
-    """A client's rows with all but its largest numbers at 0; at least one stays."""
-    width = int(np.prod(rows.value.shape[1:]))
-    size = np.abs(rows.value.reshape(-1))
-    owner = np.repeat(rows.client, width)
+def largest(upload: Upload, share: float) -> Upload:
+    """All but a client's largest numbers at 0, in item rows and shared parameters together; at least one stays."""
+    sent = {name: v for name, v in upload.values.items() if name == "rows" or name.startswith("heads/")}
+    numbers = {name: v.plainly().value if isinstance(v, Rows) else _dense(v) for name, v in sent.items()}
+    owners = [np.repeat(_clients(sent[name]), int(np.prod(v.shape[1:]))) for name, v in numbers.items()]
+    owner, size = np.concatenate(owners), np.abs(np.concatenate([v.reshape(-1) for v in numbers.values()]))
     order = np.lexsort((-size, owner))
-    counts = np.bincount(owner, minlength=n_clients)
+    counts = np.bincount(owner, minlength=upload.n_clients)
     rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-    kept = np.zeros(len(order), bool)
+    kept, at = np.zeros(len(order), bool), 0
     kept[order] = rank < np.repeat(np.maximum(1, np.ceil(share * counts)), counts)
-    return np.asarray(np.where(kept.reshape(rows.value.shape), rows.value, 0).astype(rows.value.dtype))
+    for name, value in numbers.items():
+        mine, at = kept[at : at + value.size].reshape(value.shape), at + value.size
+        made = np.where(mine, value, 0).astype(value.dtype)
+        one = upload.values[name]
+        upload = upload.with_value(name, replace(one.plainly(), value=made) if isinstance(one, Rows) else Dense(made))
+    return upload
+
+
+def _dense(value: Form) -> AnyArray:
+    assert isinstance(value, Dense)
+    return value.value
+
+
+def _clients(value: Form) -> AnyArray:
+    return value.client if isinstance(value, Rows) else np.arange(len(_dense(value)))
 
 
 preset(

@@ -9,7 +9,9 @@ clipped releases, and the ledger says what it really costs.
 What it promises (threat = local): the server, which sees each noised release, cannot tell well whether a unit's whole
 data was replaced by other data. With threat = silo everybody in a silo trains apart, the silo clips what each of them
 changed, adds up and noises the sum once: the server cannot tell well whether a person was in the silo at all, and the
-silo itself sees everything. Not hidden: who takes part, who has stopped, the declared budgets, what is shared by
+silo itself sees everything. With threat = central whoever sees models alone cannot. The default is local, which
+trusts nobody; spec F.3 would have central with secure sums for people and silo for silos, and nodes have no secure sums
+yet. Not hidden: who takes part, who has stopped, the declared budgets, what is shared by
 request. Rounds are chosen by validation on private data, which is not charged.
 """
 
@@ -41,9 +43,9 @@ NO_SCORES = (
     "part 'dpps' has no bounded mechanism for scores, which are seen each by itself and swapped, so no epsilon could "
     "be stated; use a method that sends item rows or a statistic."
 )
-_SHARE = 0.1  # of the clip that the length of an update may take up when it is sent along
+SHARE = 0.1  # of the clip that the length of an update may take up when it is sent along
 _SMALL = 2**16  # numbers that small fields of other parts hold at most, where rounding is counted
-_MASS = 0.5  # of the clip that a weight other parts give may take up
+MASS = 0.5  # of the clip that a weight other parts give may take up
 _LEAST = 0.1  # of the weight there could be: what a noised sum of weights is taken for at least
 
 
@@ -62,7 +64,8 @@ class DPPSConfig(PartConfig):
     threat: Literal["local", "silo", "central"] = Field(
         "local",
         description="who is not trusted: the server, which sees everybody's releases; the server, which sees sums that "
-        "silos have noised; or who sees its models alone",
+        "silos have noised; or who sees its models alone. local trusts nobody and needs the most noise; "
+        "central and silo need less, where whoever adds up is trusted",
     )
     unit: Literal["person", "silo"] = Field("person", description="whose whole data an epsilon is about")
     noise_on: Literal["reals", "wholes"] = Field(
@@ -137,7 +140,7 @@ class DPPS(Part):
             raise TacitaError(
                 f"dpps with threat = '{config.threat}' fits clips to budgets; leave out noise and calibration."
             )
-        if config.noise_on == "wholes" and train.aggregator != "ideal":
+        if config.noise_on == "wholes" and train.aggregator == "plain":
             raise TacitaError("parts.dpps noise_on = 'wholes' needs sums of whole numbers: train.aggregator = 'ideal'.")
         if config.noise_on == "wholes" and self._rounding(n_items, self._weights(0.0).min()) > self.clips().min() / 10:
             raise TacitaError(
@@ -326,13 +329,13 @@ class DPPS(Part):
             own = self.weight(view, upload)
             most = np.prod([part_class(str(one["name"])).most_weight for one in self.world.listed])
             given = np.clip(np.nan_to_num(upload.weight / own) / most, 0.0, 1.0)
-            mass = np.where(upload.weight > 0, _MASS * clips * given, 0.0)
+            mass = np.where(upload.weight > 0, MASS * clips * given, 0.0)
             upload = replace(upload.scaled(given), weight=np.where(upload.weight > 0, own, 0.0))
             room = np.sqrt(np.maximum(0.0, room**2 - mass**2))
         lengths = releases.lengths_of(upload)
         if self._estimates and "rows" in upload.values:
             inside = np.where(np.isfinite(lengths), np.minimum(lengths, room), 0.0)
-            sent = _SHARE * inside**2 / clips
+            sent = SHARE * inside**2 / clips
             room = np.sqrt(np.maximum(0.0, room**2 - sent**2))
             upload = releases.clipped(upload, room, lengths).with_value("dpps.length", Dense(sent[:, None]))
         else:
@@ -381,7 +384,7 @@ class DPPS(Part):
         variance = float(total["dpps.noise"][0])
         changed: Arrays = {}
         if self._weighed:
-            mass = float(total["dpps.mass"][0]) / (_MASS * self.config.clip)
+            mass = float(total["dpps.mass"][0]) / (MASS * self.config.clip)
             total = replace(total, weight=min(max(mass, _LEAST * total.weight), total.weight))
         if self._estimates:
             changed["dpps.length"] = np.array([self._between(total, variance)])
@@ -395,7 +398,7 @@ class DPPS(Part):
         """The variance of a coordinate between clients: mean square minus square of the mean, both without noise."""
         own = ("dpps.",)
         size = releases.size_of(total, own)
-        square = self.config.clip / _SHARE * float(total["dpps.length"][0]) / total.weight
+        square = self.config.clip / SHARE * float(total["dpps.length"][0]) / total.weight
         sums = sum(float((v**2).sum()) for name, v in total.sums.items() if not name.startswith(own))
         mean = max(0.0, sums - size * variance) / total.weight**2
         return max(0.0, square - mean) / size
