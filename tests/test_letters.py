@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tacita.core.draws import Draws, keys_of
+from tacita.core.draws import Draws, keys_of, sealed_numbers
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, Down, Ragged
 from tacita.fields import Dense, Each, Rows, Spec, Total
@@ -174,3 +174,12 @@ def test_who_takes_part_by_chance_is_about_as_many_as_expected(clients: int, exp
     else:
         with pytest.raises(TacitaError, match="expected"):
             check_total(Reply(head), asked)
+
+
+def test_sealed_numbers_follow_their_key_and_every_column() -> None:
+    one, other = np.array([1, 2, 2], np.uint64), np.array([2, 1, 2], np.uint64)
+    made = sealed_numbers(b"k" * 32, one, other)
+    assert len(set(made.tolist())) == 3
+    assert sealed_numbers(b"k" * 32, one[1:], other[1:]).tolist() == made[1:].tolist()
+    assert not set(made.tolist()) & set(sealed_numbers(b"l" * 32, one, other).tolist())
+    assert sealed_numbers(b"k" * 32, one[:0]).shape == (0,)
