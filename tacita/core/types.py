@@ -415,9 +415,8 @@ class Local:
         if self.batch_ptr is None or self.batch_start is None:
             start = self.turn_ptr[active] + within * self.batch
             return active, epoch, start, np.minimum(self.batch, self.turn_ptr[active + 1] - start)
-        place = self.batch_ptr[active] + within
-        start = self.batch_start[epoch, place]
-        return active, epoch, start, self.batch_start[epoch, place + 1] - start
+        begin, end = (self.batch_start[epoch, self.batch_ptr[active] + within + k] for k in (0, 1))
+        return active, epoch, begin, end - begin
 
 
 @dataclass(frozen=True)
