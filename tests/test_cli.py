@@ -1037,7 +1037,7 @@ def test_progress_shows_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> N
     screen = io.StringIO()
     terminal = partial(Console, file=screen, force_terminal=True, width=80)
     monkeypatch.setattr(
-        console, "Console", lambda **named: terminal(**{k: v for k, v in named.items() if k != "stderr"})
+        console, "Screen", lambda **named: terminal(**{k: v for k, v in named.items() if k != "stderr"})
     )
     monkeypatch.setattr(console, "Progress", partial(Progress, refresh_per_second=1000))
     assert call("train", "--data", SMALL, "--rounds", "20", "--out", "x").code == 0

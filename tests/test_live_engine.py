@@ -715,14 +715,14 @@ def test_an_exchange_returns_what_came_in_time(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_closed_terminal_stops_what_was_started_unless_it_is_to_be_ignored() -> None:
-    stopping, before = threading.Event(), signal.getsignal(signal.SIGHUP)
-    with pytest.raises(KeyboardInterrupt), ended_by_signals():
-        os.kill(os.getpid(), signal.SIGHUP)
-    with stopped_by_signals(stopping):
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert stopping.wait(5)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    stopping, before = threading.Event(), signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
+        with pytest.raises(KeyboardInterrupt), ended_by_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+        with stopped_by_signals(stopping):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stopping.wait(5)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
         stopping.clear()
         with ended_by_signals(), stopped_by_signals(stopping):
             os.kill(os.getpid(), signal.SIGHUP)

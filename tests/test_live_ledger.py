@@ -17,8 +17,9 @@ from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
 from tacita.live.node import file as node_file
 from tacita.live.node import persons, session, verbs
-from tacita.live.node.budgets import _accounts, own_ledger
+from tacita.live.node.budgets import own_ledger
 from tacita.live.node.node import Node
+from tacita.live.node.remembered import accounts_in
 from tacita.live.wire import SPENT, decode_reply
 
 MF = {"name": "mf", "dim": 8}
@@ -199,7 +200,7 @@ def test_spending_is_told_in_rounded_numbers_of_people_only(tmp_path: Path, leas
     assert note is not None
     expected = dict.fromkeys(SPENT, 0)
     for node in site.transport.members.values():
-        found = _accounts(node, "r")
+        found = accounts_in(node.store, "r")
         assert found is not None
         ledger, account = found[0]
         both = zip(ledger.epsilon(account), account["budget"] * 1e-6, account["times"][:, 0], strict=True)

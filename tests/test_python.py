@@ -370,7 +370,7 @@ def test_similar_items_of_rows_are_cosines_and_find_the_group(mf: tc.Run) -> Non
     np.testing.assert_allclose(found["score"].to_numpy(), np.sort(like)[::-1][1:7], rtol=1e-5)
     with pytest.raises(tc.TacitaError, match="item 'x' is not in"):
         mf.similar("x")
-    with pytest.raises(tc.TacitaError, match="cannot recommend 60 items; choose from 1 to the 59"):
+    with pytest.raises(tc.TacitaError, match="cannot find 60 similar items; choose from 1 to the 59"):
         mf.similar(mf.items[0], 60)
 
 

@@ -246,7 +246,10 @@ class Remote:
         """Close the block on the nodes: they test the best round and go on from it."""
         config = plan.config
         replies = self._scores("close", plan, server, down, lambda reply: check_closing(reply, config))
-        return result_of(replies, config) | ({"unscored": UNSCORED} if plan.ledgers else {}), None
+        if not plan.ledgers:
+            return result_of(replies, config), None
+        told = {name: value for name, value in result_of(replies, config).items() if name == "spent"}
+        return {"users": 0, "controls": {}, "unscored": UNSCORED, **told}, None
 
     def end_block(self, plan: Plan, server: ServerState, down: Down) -> None:
         """Nodes ended the block with `result`."""
