@@ -523,7 +523,7 @@ def test_a_certificate_stands_first_on_the_page(tmp_path: Path) -> None:
     site.next_block()
     text, held = clients[0].get("/").text, clients[0].get("/v1/me/held").json()
     assert held["items in sums"] > 0
-    assert "It has certified since that 1 item of yours is taken out of its record and its model." in held["said"]
+    assert "It has certified since that 1 item of yours is taken out of its record and its model (r)." in held["said"]
     assert not any("certified" in line for line in browser(node, people(node)[5]).get("/v1/me/held").json()["said"])
     assert "<b>Certificate</b>" in text
     assert "Taken out of the record and the model" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tacita.core.errors import TacitaError
@@ -14,6 +15,7 @@ from tacita.live.node import persons, reasons
 from tacita.live.node.budgets import declared_budget, own_ledger, set_budget
 from tacita.live.node.node import Node
 from tacita.live.node.persons import Look, Only, Preset
+from tacita.live.node.wants import WITHDRAW
 from tacita.live.node.wishes import able, kinds_of, standings, wish
 
 KINDS = {
@@ -73,13 +75,17 @@ class Desk:
             "server sees": self.node.what_the_server_sees(),
         }
 
-    def _taken_out(self, user: str) -> tuple[set[str], set[str]]:
-        """Items that servers certified as forgotten, and runs as left."""
+    def _taken_out(self, user: str) -> TakenOut:
+        """What servers certified as taken back."""
         one = self.node.store.user(user)
         mine = [want for want in self.node.store.wants() if want.user == one]
         done = [want for want in mine if want.outcome is not None and want.outcome.state == "done"]
-        items = {item for want in done if want.kind == "forget" for item in want.items}
-        return items, {want.run for want in done if want.kind == "leave"}
+        items: dict[str, set[str]] = {}
+        for item, run in ((item, want.run) for want in done if want.kind == "forget" for item in want.items):
+            items.setdefault(item, set()).add(run)
+        back = [(want.run, want.outcome.certificate) for want in done if want.outcome and want.kind in WITHDRAW]
+        kept = {run for run, said in back if "not unlearned" in str(said.get("verdict", ""))}
+        return TakenOut(items, {want.run for want in done if want.kind == "leave"}, kept)
 
     def budget(self, user: str) -> dict[str, Any]:
         """What a person spent in each run, by kind of release, and what they said that they are willing to spend."""
@@ -106,10 +112,11 @@ class Desk:
 
     def taken(self, user: str) -> dict[str, str]:
         """Items that a person has asked to be forgotten, and whether they are."""
-        one, (done, _) = self.node.store.user(user), self._taken_out(user)
+        one, done = self.node.store.user(user), self._taken_out(user).items
         mine = [want for want in self.node.store.wants() if want.user == one and want.kind == "forget"]
         asked = {item for want in mine if want.outcome is None or not want.outcome.final for item in want.items}
-        return dict.fromkeys(done, "taken back") | dict.fromkeys(asked, "asked back")
+        back = {item: f"taken back from {_listed(runs)}" for item, runs in done.items()}
+        return back | dict.fromkeys(asked, "asked back")
 
     def requests(self, user: str) -> dict[str, Any]:
         """What a person asked of servers, newest first, with certificates."""
@@ -191,7 +198,20 @@ class Desk:
         return [{**row, "title": names.get(row["item"], "")} for row in rows]
 
 
-def _held_in_words(shown: int, n: int, runs: list[str], out: tuple[set[str], set[str]]) -> list[str]:
+@dataclass(frozen=True)
+class TakenOut:
+    """What servers certified: items by the runs that are meant, runs that were left, and runs whose model keeps it."""
+
+    items: dict[str, set[str]]
+    left: set[str]
+    kept: set[str]  # it is out of the record there, and not unlearned
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _held_in_words(shown: int, n: int, runs: list[str], out: TakenOut) -> list[str]:
     """Sentences that promise no more than is so."""
     said = []
     if shown:
@@ -207,11 +227,16 @@ def _held_in_words(shown: int, n: int, runs: list[str], out: tuple[set[str], set
         )
     else:
         said.append("No sum that left this device had anything of yours in it.")
-    gone, left = out
+    gone = {item: those - out.kept for item, those in out.items.items() if those - out.kept}
+    left = out.left - out.kept
     if gone:
         some = "1 item of yours is" if len(gone) == 1 else f"{len(gone):,} items of yours are"
-        said.append(f"It has certified since that {some} taken out of its record and its model.")
+        where = _listed({run for those in gone.values() for run in those})
+        said.append(f"It has certified since that {some} taken out of its record and its model ({where}).")
     if left:
-        said.append(f"It has certified that you left {', '.join(sorted(left))}, with everything.")
+        said.append(f"It has certified that you left {_listed(left)}, with everything.")
+    if out.kept:
+        where = _listed(out.kept)
+        said.append(f"It has taken what you took back out of its record of {where}; what that model learned stays.")
     said.append("The model that it learned from everybody's sums.")
     return said

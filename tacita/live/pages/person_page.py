@@ -116,10 +116,12 @@ def parts(desk: Desk) -> APIRouter:
 
     @pages.get("/part/requests")
     def requests(request: Request) -> Response:
-        asked = desk.requests(person(request))
+        user = person(request)
+        asked = desk.requests(user)
         shown = render("person_requests.html", asked=asked, oob=False)
         if all(one["done"] for one in asked["requests"]):  # what was said when it was asked is over
             shown += render("notice.html", notice=ANSWERED, oob=True)
+            shown += render("person_tiles.html", me=desk.me(user), left=desk.releases(user, 0, 1), oob=True)
             return HTMLResponse(shown, headers={"hx-trigger": "answered"})  # the rest of the page looks again
         return HTMLResponse(shown)
 
@@ -215,8 +217,11 @@ def endings(desk: Desk, tokens: Tokens, cookie: str) -> APIRouter:
         except TacitaError as error:
             return page("word.html", 400, title="Nothing was erased", brand=BRAND, kind="note", said=error, back=True)
         tokens.close_all(user)
-        said = f"{gone['interactions']:,} rows are gone from this device, and so are your choices and requests."
-        done = page("word.html", title="Everything is gone", brand=BRAND, kind="good", said=said, back=False)
+        said = (
+            f"{gone['interactions']:,} rows are gone from this device, and so are your choices and requests. If you "
+            "spent anything of a privacy budget, one number stays, without your name: how much."
+        )
+        done = page("word.html", title="Erased", brand=BRAND, kind="good", said=said, back=False)
         done.delete_cookie(cookie)
         return done
 
