@@ -22,6 +22,10 @@ from tacita.round.parts import Part
 ACCOUNT = ("budget", "spent", "times")
 NO_EPSILON = "no epsilon: nothing that leaves devices in this run is both bounded and noised, so no bound can be stated"
 OUTSIDE = "Not in it: {wishes}, who takes part and who has stopped, scores on validation and test items{chosen}."
+OUTSIDE_LIVE = (
+    "Not in it: {wishes}, who takes part and who has stopped, and how many people here spent how much, in rounded "
+    "numbers. No scores leave in this run."
+)
 OF_SUMS = "statistic: "  # what releases of a private sum are called in a ledger; validation chooses nothing there
 REHEARSAL = (
     "A lab run is a rehearsal: noise follows the seed in config.toml. Files of the run tell more outside of the "
@@ -206,5 +210,7 @@ def _outside(told: dict[str, Any]) -> list[str]:
     """What no budget is about, and what else a lab run tells."""
     sums = any(name.startswith(OF_SUMS) for name in told["events"])
     wishes = "that somebody asked to take something back" if sums else "what people share or withdraw by request"
+    if not told.get("lab"):
+        return [OUTSIDE_LIVE.format(wishes=wishes)]
     chosen = "" if sums else ", and which round is the best, which is chosen on private validation items"
-    return [OUTSIDE.format(wishes=wishes, chosen=chosen), *([REHEARSAL] if told.get("lab") else [])]
+    return [OUTSIDE.format(wishes=wishes, chosen=chosen), REHEARSAL]

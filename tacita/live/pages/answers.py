@@ -278,6 +278,7 @@ class Spreads(Answer):
     spent: list[Spent]
     spent_said: str = Field(..., alias="spent said")
     spread: list[Spread]
+    counts: bool  # whether the run counts an epsilon
     promises: dict[str, Any] | None
 
 

@@ -26,16 +26,17 @@ from tacita.live.server.store import STORE, NodeRow, RunRow, done_blocks, standi
 from tacita.methods import configured
 
 SEES = (
-    "Of each node one sum per round: how item rows moved or which items go together, how many people are in it, sums "
-    "of scores, how many people spent how much of their budgets, rounded, when the node is online, its version and its "
-    "clock. Of single people only what they chose to show, under made-up names. No history, no private vector, no "
-    "name. This does not mean that nothing can be worked out: sums of several runs can be subtracted down to one "
-    "person, and sums without noise bound nothing."
+    "Of each node one sum per round: how item rows moved or which items go together, how many people are in it, in "
+    "runs that count no epsilon sums of scores, in runs that do how many people spent how much of their budgets, "
+    "rounded; when the node is online, its address, version and clock. Of requests what is asked, from which node and "
+    "when, under a made-up name. Of single people only what they chose to show, under made-up names. No history, no "
+    "private vector, no name. This does not mean that nothing can be worked out: sums of several runs can be "
+    "subtracted down to one person, and sums without noise bound nothing."
 )
 CONTROL = (
-    "In red: below a control. Controls are counted by the nodes over their own people, on the same test items, and "
-    "sent as sums of scores. Random: any order. Most popular: by how many people of the node have an item. Each node "
-    "alone: a linear model that it makes of its own people, for catalogues of up to 5,000 items."
+    "In red, with an arrow: below a control. Controls are counted by the nodes over their own people, on the same "
+    "test items, and sent as sums of scores. Random: any order. Most popular: by how many people of the node have an "
+    "item. Each node alone: a linear model that it makes of its own people, for catalogues of up to 5,000 items."
 )
 SPENDING = (
     "Told by nodes when a block ends. Each node rounds each number down to a multiple of its minimum (min_users), so "
@@ -152,6 +153,7 @@ class ControlRoom:
             "spent said": SPENDING,
             "spread": self._look.spread(run),
             "promises": stated[-1] if stated else None,
+            "counts": bool(planned(row.config).ledgers),
         }
 
     def alerts(self) -> dict[str, Any]:
