@@ -129,7 +129,7 @@ def _runs(node: Node, person: int, user: str, run: str | None) -> list[str]:
 def _place(node: Node, person: int, run: str) -> Place:
     held = node.store.model(run)
     mine = [one for one in node.store.wants(run) if one.user == person]
-    left = any(one.kind == "leave" for one in mine)
+    left = any(one.kind == "leave" and not one.refused for one in mine)
     if held is None:
         return Place(run, None, 0, _after(set(), mine), False, left, set())
     plan = planned(validated(RunConfig, json.loads(held[0]["config"]), "the settings the server sent"))

@@ -102,7 +102,8 @@ class Desk:
         """What a person may ask for in the runs they are in."""
         store = self.node.store
         one = store.user(user)
-        left = {want.run for want in store.wants() if want.user == one and want.kind == "leave"}
+        gone = (want for want in store.wants() if want.user == one and want.kind == "leave" and not want.refused)
+        left = {want.run for want in gone}
         found: set[str] = set()
         for run in (set(store.runs_of(one)) & set(store.runs())) - left:
             if run not in self._kinds:
