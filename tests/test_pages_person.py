@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,7 @@ from tacita.live.node.node import Node, NodeConfig
 from tacita.live.node.persons import Look
 from tacita.live.pages.person import node_app
 from tacita.live.pages.tokens import Tokens, Who
+from tacita.live.wire import Outcome
 
 HERE = "http://127.0.0.1:8000"
 OWN = {"origin": HERE, "sec-fetch-site": "same-origin"}
@@ -498,6 +501,24 @@ def test_everything_is_taken_back_from_the_page(tmp_path: Path) -> None:
     assert told["done"], told["state"]
     assert told["certificate"]["verdict"]
     assert "It has certified that you left r, with everything." in clients[0].get("/part/held").text
+    close_all(site)
+
+
+def test_who_is_refused_may_ask_to_leave_again(tmp_path: Path) -> None:
+    site = make_site(tmp_path, config_of("tally"))
+    play(site)
+    node = site.transport.members[1]
+    node.refresh()
+    client = browser(node, people(node)[0])
+    client.post("/do/ask", data={"kind": "leave"}, headers={"hx-request": "true"})
+    (one,) = node.store.wants("r")
+    assert "Take back everything" not in client.get("/").text
+    with contextlib.closing(sqlite3.connect(node.store.path)) as db, db:
+        db.execute("UPDATE requests SET sent = 1.0")  # as if an answer had carried it
+    node.store.hear("r", [Outcome(id=one.id, state="refused", said="not now.")])
+    assert "Take back everything" in client.get("/").text
+    client.post("/do/ask", data={"kind": "leave"}, headers={"hx-request": "true"})
+    assert [want.refused for want in node.store.wants("r")] == [True, False]
     close_all(site)
 
 
