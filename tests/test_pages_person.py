@@ -125,6 +125,7 @@ def test_a_model_that_cannot_be_taken_apart_says_so(tmp_path: Path) -> None:
     assert "cannot be taken apart" in told["said"]
     own = node.store.history([node.store.user(user)]).item[0]
     assert not reasons.preview(node.snapshot, user, one, own)["can"]
+    assert "Nothing can be taken back from r: that run was" in browser(node, user).get("/").text
     for member in site.transport.members.values():
         member.close()
 
@@ -500,6 +501,7 @@ def test_everything_is_taken_back_from_the_page(tmp_path: Path) -> None:
     node.refresh()
     clients = [browser(node, user) for user in people(node)[:5]]
     assert "Take back everything" in clients[0].get("/").text
+    assert "not made to forget" not in clients[0].get("/").text
     for client in clients:
         asked = client.post("/do/ask", data={"kind": "leave"}, headers={"hx-request": "true"}).text
         assert "Leave, and take everything back" in asked
