@@ -2,7 +2,7 @@
 
 A model is three vectors: a user's, an item's, and all that is shared, one after another in the order of `places`. Rows
 hold the numbers that are multiplied first (NeuNCF has none), then those that climb. A client's products are its own, so
-that numbers do not depend on the company; the loops run on one core, for callers that keep every core busy. Nothing here
+that numbers do not depend on the company; the loops run on one core, for callers that keep every core busy. Nothing
 may be reordered by the compiler (fastmath): a loop that is compiled with its caller would round otherwise than the same
 loop when it is loaded by itself, and a first run otherwise than those that find it compiled.
 """
