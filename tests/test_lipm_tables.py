@@ -57,6 +57,7 @@ def test_pfedme_is_searched_over_the_steps_that_it_takes() -> None:
     took = [cell.config.train.pfedme for cell in wider.cells]
     assert len({one.inner_lr for one in took}) == 6
     assert len({one.eta for one in took}) == 6
+    assert {one.lam for one in took} == {1.0}  # what is searched does not take the rest of the preset away
     assert all(one.inner_lr * one.lam < 2 and one.eta * one.lam <= 1.01 for one in took)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_live_parity import DATA, SPLIT, Site, but_when, close_all, make_site, play
+from test_live_parity import DATA, PATIENT, SPLIT, Site, but_when, close_all, make_site, play
 
 from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
@@ -64,7 +64,7 @@ def test_nodes_charge_their_people_and_say_what_it_cost(site: Site) -> None:
 def test_a_second_run_is_no_second_budget(site: Site) -> None:
     play(site)
     with site.store as store:
-        store.new_run("again", site.config, {"pause": 0.0, "give_up": 1.0})
+        store.new_run("again", site.config, PATIENT)
     site.run = "again"
     site.next_block()
     for node in site.transport.members.values():
@@ -136,7 +136,7 @@ def rows(node: Node, sql: str, *given: Any) -> list[tuple[Any, ...]]:
 def test_what_single_releases_cost_adds_up_to_what_is_spent(site: Site) -> None:
     play(site)
     with site.store as store:
-        store.new_run("again", site.config, {"pause": 0.0, "give_up": 1.0})
+        store.new_run("again", site.config, PATIENT)
     site.run = "again"
     with contextlib.suppress(TacitaError):  # where nobody's budget is left, every node refuses
         site.next_block()

@@ -36,6 +36,7 @@ from tacita.round.parts import SERVER, Part
 
 DATA = "synthetic:users=90,items=60,per_user=30,groups=4,drift=0.5,new=0.2"
 SPLIT = {"kind": "blocks", "n_blocks": 2, "base_share": 0.7}
+PATIENT = {"pause": 0.0, "give_up": 60.0}  # a server that waits for slow machines
 _MF = {"name": "mf", "dim": 8}
 MODELS: dict[str, dict[str, Any]] = {
     "fedavg": {"backbone": {"name": "mf", "dim": 8}, "method": "fedavg"},
@@ -150,7 +151,7 @@ def make_site(folder: Path, config: RunConfig, **more: Any) -> Site:
             members[number] = Node.open(where)
             store.add_node(f"n{number}", f"key {number}")
             store.set_number(f"n{number}", number)
-        store.new_run("r", config, {"pause": 0.0, "give_up": 1.0})
+        store.new_run("r", config, PATIENT)
     return Site(folder, config, Loopback(members))
 
 
@@ -815,7 +816,7 @@ def test_titles_and_other_runs_do_not_disturb_a_run(site: Site) -> None:
         site.next_block()
     with site.store as store:
         store.add_items([(fed.stream.item_ids[0], "a title at last"), ("quite new", "an item")])
-        store.new_run("second", site.config, {"pause": 0.0, "give_up": 1.0})
+        store.new_run("second", site.config, PATIENT)
         store.open_block("second")
     continue_run(site.folder, "second", site.transport)
     continue_run(site.folder, "r", site.transport)

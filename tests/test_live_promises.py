@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_live_ledger import config_of as dpps_of
-from test_live_parity import Site, close_all, config_of, make_site, play, rows_of_blocks
+from test_live_parity import PATIENT, Site, close_all, config_of, make_site, play, rows_of_blocks
 from test_live_requests import begin
 
 from tacita.core.codec import digest_of
@@ -326,7 +326,7 @@ def test_who_is_erased_and_comes_back_has_spent_what_they_spent(tmp_path: Path) 
         assert not [one for one in found if back[0] in str(one)]
         node.store.add(rows)
     with site.store as store:
-        store.new_run("again", config, {"pause": 0.0, "give_up": 1.0})
+        store.new_run("again", config, PATIENT)
     site.run = "again"
     with contextlib.suppress(TacitaError):  # nobody has anything left to tell
         site.next_block()

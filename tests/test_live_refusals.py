@@ -254,9 +254,6 @@ def test_what_people_cannot_have_said_is_refused_by_name(
     for folder in ("site", "whole"):
         (tmp_path / folder).mkdir()
     site, whole = (make_site(tmp_path / folder, settings_of(name)) for folder in ("site", "whole"))
-    with site.store as store:
-        store._db.execute("UPDATE runs SET options = ?", ('{"pause": 0.0, "give_up": 60.0}',))
-        store._db.commit()
     todo = {kind: list(lies) for kind, lies in WRONG[name].items()}
 
     def lying(number: int, body: bytes, answer: Any) -> bytes:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_live_parity import (
+    PATIENT,
     Killed,
     Site,
     close,
@@ -122,6 +123,8 @@ def test_a_reply_over_more_people_than_were_asked_does_not_count(tmp_path: Path)
     try:
         config = with_parts("fedavg", Log, aggregation="fixed", denominator=40.0)
         site = make_site(tmp_path, config, insecure_single_user_uploads=True)
+        with site.store as store:  # nobody else is asked twice
+            store._all("UPDATE runs SET options = ?", json.dumps(PATIENT | {"give_up": 1.0}))
 
         def many(number: int, body: bytes, answer: Any) -> bytes:
             reply = bytes(answer())
@@ -162,9 +165,9 @@ Act = Callable[[], Any]
 
 
 def begin(site: Site, **options: Any) -> None:
-    """The first block's data and catalogue; a server that waits for slow machines."""
+    """The first block's data and catalogue."""
     with site.store as store:
-        store._all("UPDATE runs SET options = ?", json.dumps({"pause": 0.0, "give_up": 60.0, **options}))
+        store._all("UPDATE runs SET options = ?", json.dumps(PATIENT | options))
     fed = assemble(site.config, Machine())
     site.publish(list(fed.stream.item_ids[: fed.stream.blocks[0].n_items]))
     site.collect(rows_of_blocks(site.config)[0])
@@ -380,7 +383,7 @@ def test_a_request_goes_to_the_run_that_is_meant(tmp_path: Path) -> None:
     user, items = person_of(site)
     site.next_block()
     with site.store as store:
-        store.new_run("other", site.config, {"pause": 0.0, "give_up": 1.0})
+        store.new_run("other", site.config, PATIENT)
     perform(site.transport.members[1], "request", {"kind": "share", "user": user, "items": items[:2], "run": "r"})
     other = Site(site.folder, site.config, site.transport, "other")
     other.next_block()

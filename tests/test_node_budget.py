@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from test_live_ledger import MF, config_of, times
-from test_live_parity import DATA, SPLIT, Site, close_all, make_site, play
+from test_live_parity import DATA, PATIENT, SPLIT, Site, close_all, make_site, play
 from typer.testing import CliRunner
 
 from tacita.cli.entry import app
@@ -24,8 +23,6 @@ from tacita.core.errors import TacitaError
 from tacita.lab.assembling import planned
 from tacita.live.node import budgets, session, verbs
 from tacita.live.node.node import Node
-from tacita.live.server.attempts import Unanswered
-from tacita.live.server.coordinator import continue_run
 from tacita.live.wire import decode_reply
 from tacita.privacy.accounting import Event, epsilon_of, most_releases
 from tacita.privacy.calibration import mu_of_pure
@@ -92,7 +89,7 @@ def test_less_than_is_spent_ends_it_and_nothing_comes_back(site: Site) -> None:
     assert before[0] > 0
     verbs.perform(node, "budget", {"user": raws[0], "epsilon": 0.001})
     with site.store as store:
-        store.new_run("again", site.config, {"pause": 0.0, "give_up": 1.0})
+        store.new_run("again", site.config, PATIENT)
     site.run = "again"
     site.next_block()
     assert account(node, "dpps/times", "again")[int(ids[0])][0] == 0
@@ -194,7 +191,7 @@ def test_a_private_tally_goes_on_with_what_people_spent_before_also_after_a_kill
     ids, raws = node.store.users()
     verbs.perform(node, "budget", {"user": raws[0], "epsilon": 20.0})
     with site.store as store:
-        store.new_run("again", site.config, {"pause": 0.0, "give_up": 1.0})
+        store.new_run("again", site.config, PATIENT)
     site.run = "again"
     site.next_block()
     for number, node in site.transport.members.items():
@@ -232,26 +229,13 @@ session.handle(Node.open(Path(folder)), Path(body).read_bytes())
 """
 
 
-class Resumed(Site):
-    """An operator who continues a run that gave nodes up: a process that starts again takes its time."""
-
-    def next_block(self) -> None:
-        with self.store as store:
-            store.open_block(self.run)
-        for _ in range(10):
-            with suppress(Unanswered):
-                continue_run(self.folder, self.run, self.transport)
-                return
-        raise AssertionError("the nodes never answered")
-
-
 def test_kill_9_between_charge_and_answer_neither_loses_nor_doubles_what_people_spent(tmp_path: Path) -> None:
     """Processes of nodes die: one with the charge made and nothing written, one with it written and nothing sent."""
     config = validated(RunConfig, {"data": DATA, "split": SPLIT, "seed": 5, **TALLY}, "the test")
     sites = {}
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
-        sites[name] = Resumed(**vars(make_site(tmp_path / name, config)))
+        sites[name] = make_site(tmp_path / name, config)
     site, left = sites["killed"], {1: ["made"], 2: ["written"]}
     seen: dict[int, dict[int, Any]] = {}
 
@@ -278,7 +262,7 @@ def test_kill_9_between_charge_and_answer_neither_loses_nor_doubles_what_people_
         assert told(node, "r") == told(sites["whole"].transport.members[number], "r")  # each release once
         assert max(sum(units) for units in told(node, "r")[0].values()) > 0
     with site.store as store:
-        store.new_run("again", config, {"pause": 0.0, "give_up": 1.0})
+        store.new_run("again", config, PATIENT)
     site.run = "again"
     site.next_block()
     for node in site.transport.members.values():
@@ -332,7 +316,7 @@ def test_a_second_run_of_drawn_rounds_does_not_begin_at_nothing(tmp_path: Path) 
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
     play(site)
     with site.store as store:
-        store.new_run("again", config, {"pause": 0.0, "give_up": 1.0})
+        store.new_run("again", config, PATIENT)
     site.run = "again"
     site.next_block()
     for node in site.transport.members.values():
@@ -352,7 +336,7 @@ def test_a_second_run_with_laplace_noise_is_no_second_budget(tmp_path: Path) -> 
     site = make_site(tmp_path, config)
     play(site)
     with site.store as store:
-        store.new_run("again", config, {"pause": 0.0, "give_up": 1.0})
+        store.new_run("again", config, PATIENT)
     site.run = "again"
     site.next_block()
     for node in site.transport.members.values():

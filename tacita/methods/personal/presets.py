@@ -57,11 +57,16 @@ preset(
     },
 )
 preset("fedneumf", settings={"backbone": {"name": "neumf", "dim": 64, "tower": [128, 64, 32]}, "train": SILOS})
-preset(
+preset(  # with its own paper's lam = 15 no step is long enough for NeuMF to learn anything in 50 rounds
     "pfedme",
-    {"name": "fine-tuning", "pull": 15.0, "rate": 0.01, "steps": 5},
+    {"name": "fine-tuning", "pull": 1.0, "rate": 0.01, "steps": 5},
     settings={
         "backbone": {"name": "neumf", "dim": 64, "tower": [128, 64, 32], "init_std": 0.1},
-        "train": {**SILOS, "local_epochs": 1, "optimiser": "pfedme"},
+        "train": {
+            **SILOS,
+            "local_epochs": 1,
+            "optimiser": "pfedme",
+            "pfedme": {"lam": 1.0, "inner_lr": 0.5, "eta": 0.7},
+        },
     },
 )
