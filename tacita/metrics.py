@@ -80,7 +80,10 @@ def rank_wanted(
         chosen = users[lo : lo + CHUNK]
         scores = _scores_of(score_users, chosen, wanted, sampled)
         if not np.isfinite(scores).all():
-            raise TacitaError("the model's scores are no longer finite: training diverged; lower backbone.lr.")
+            raise TacitaError(
+                "the model's scores are no longer finite: training diverged; lower backbone.lr (with pFedMe "
+                "train.pfedme.inner_lr)."
+            )
         part = want.take(np.arange(lo, lo + len(chosen)))
         span = slice(want.ptr[lo], want.ptr[lo + len(chosen)])
         if sampled is None:

@@ -190,7 +190,7 @@ def test_shrinkage_reads_what_was_noised_and_nothing_else() -> None:
         noisy = signal + rng.normal(0, sigma, signal.shape)
         made = releases.shrunk(noisy, sigma**2, 1.0, False)
         assert ((made - signal) ** 2).mean() < 0.5 * ((noisy - signal) ** 2).mean()
-    part = dpps(with_parts({"name": "dpps", "between": 0.0}))
+    part = dpps(with_parts({"name": "dpps", "between": 0.0, "shrink": 1.0}))
     server = ServerState(np.zeros((40, 6), np.float32), {})
     sums = {"rows": rng.normal(size=(40, 6)), "dpps.noise": np.array([0.3])}
     one, two = (part.decode(server, Total(dict(sums), 30.0, n, nonce=n)) for n in (30, 12))

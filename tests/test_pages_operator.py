@@ -235,6 +235,30 @@ def test_the_page_renews_itself_in_pieces(operator: TestClient, folder: Path) ->
     assert operator.get("/part/runs", params={"known": "0"}).headers["hx-refresh"] == "true"
 
 
+def test_older_rounds_are_a_click_away(operator: TestClient, folder: Path) -> None:
+    assert ">Older<" not in operator.get("/").text  # one round is all there is
+    with open_store(folder) as store:
+        for number in range(2, 21):
+            sent = {"asked": 2, "clients": 30, "valid": None, "bytes_up": 1e6, "bytes_down": 3e6}
+            store.tell("r", {"event": "round", "block": 0, "round": number, **sent})
+    first = operator.get("/").text
+    assert "0 / 20<" in first
+    assert "0 / 12<" not in first
+    assert "3.0 MB" in first  # what went down
+    assert "offset=8" in first
+    second = operator.get("/part/rounds/r?offset=8").text
+    assert all(f"0 / {number}<" in second for number in range(5, 13))
+    assert "offset=16" in second
+    assert ">Newer<" not in second  # the newest stand above, and renew themselves
+    third = operator.get("/part/rounds/r?offset=16").text
+    assert all(f"0 / {number}<" in third for number in range(1, 5))
+    assert ">Older<" not in third
+    assert "offset=8" in third
+    assert operator.get("/part/rounds/nothing").status_code == 400
+    for odd in ("-3", "x", "9" * 30):
+        assert operator.get(f"/part/rounds/r?offset={odd}").status_code == 200
+
+
 def test_the_forms_of_the_page_order(operator: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orders, "is_up", lambda folder: True)
 

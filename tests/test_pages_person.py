@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import sqlite3
 import time
@@ -27,6 +28,7 @@ from tacita.live.node.persons import Look
 from tacita.live.pages.person import node_app
 from tacita.live.pages.tokens import Tokens, Who
 from tacita.live.wire import Outcome
+from tacita.live.words import odds
 
 HERE = "http://127.0.0.1:8000"
 OWN = {"origin": HERE, "sec-fetch-site": "same-origin"}
@@ -123,6 +125,7 @@ def test_a_model_that_cannot_be_taken_apart_says_so(tmp_path: Path) -> None:
     assert "cannot be taken apart" in told["said"]
     own = node.store.history([node.store.user(user)]).item[0]
     assert not reasons.preview(node.snapshot, user, one, own)["can"]
+    assert "Nothing can be taken back from r: that run was" in browser(node, user).get("/").text
     for member in site.transport.members.values():
         member.close()
 
@@ -468,6 +471,7 @@ def test_a_person_declares_a_budget_and_sees_what_releases_cost(tmp_path: Path) 
     assert "<meter" in text
     assert f"cost you <b>{charged['costs'][0]['epsilon']:.3g}</b>" in text
     assert f"<b>{told['runs'][0]['left']:.3g}</b> left" in text
+    assert f"right at most <b>{odds(told['runs'][0]['spent'])}</b> times in 100" in text
     assert text.count("cost you <b>") == min(6, charged["total"])
     assert "round 1<" in client.get("/part/costs", params={"run": "r", "offset": str(charged["total"] - 1)}).text
     assert "Dpps: upload" in text
@@ -482,6 +486,13 @@ def test_a_person_declares_a_budget_and_sees_what_releases_cost(tmp_path: Path) 
     close_all(site)
 
 
+def test_an_epsilon_is_told_as_how_often_a_guess_is_right() -> None:
+    """1 / (1 + e^-epsilon), which no reader of anything with that budget exceeds but for delta; never rounded down."""
+    said = {epsilon: odds(epsilon) for epsilon in (-1.0, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 1e6)}
+    assert list(said.values()) == ["50", "50", "63", "74", "89", "99", "100", "100"]
+    assert all(float(told) >= 100 / (1 + math.exp(-max(0.0, epsilon))) for epsilon, told in said.items())
+
+
 def test_everything_is_taken_back_from_the_page(tmp_path: Path) -> None:
     """Five people leave; the page says how far that is, and then that the server certified it."""
     site = make_site(tmp_path, config_of("tally"))
@@ -490,6 +501,7 @@ def test_everything_is_taken_back_from_the_page(tmp_path: Path) -> None:
     node.refresh()
     clients = [browser(node, user) for user in people(node)[:5]]
     assert "Take back everything" in clients[0].get("/").text
+    assert "not made to forget" not in clients[0].get("/").text
     for client in clients:
         asked = client.post("/do/ask", data={"kind": "leave"}, headers={"hx-request": "true"}).text
         assert "Leave, and take everything back" in asked

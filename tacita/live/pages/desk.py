@@ -100,16 +100,20 @@ class Desk:
 
     def may(self, user: str) -> list[str]:
         """What a person may ask for in the runs they are in."""
+        return sorted({kind for kinds in self._kinds_by_run(user).values() for kind in kinds})
+
+    def keeping(self, user: str) -> list[str]:
+        """Runs that a person is in and that cannot take single items out of what they learned."""
+        return sorted(run for run, kinds in self._kinds_by_run(user).items() if "forget" not in kinds)
+
+    def _kinds_by_run(self, user: str) -> dict[str, list[str]]:
         store = self.node.store
         one = store.user(user)
         gone = (want for want in store.wants() if want.user == one and want.kind == "leave" and not want.refused)
         left = {want.run for want in gone}
-        found: set[str] = set()
-        for run in (set(store.runs_of(one)) & set(store.runs())) - left:
-            if run not in self._kinds:
-                self._kinds[run] = kinds_of(self.node, run)
-            found |= set(self._kinds[run])
-        return sorted(found)
+        runs = (set(store.runs_of(one)) & set(store.runs())) - left
+        self._kinds |= {run: kinds_of(self.node, run) for run in runs - self._kinds.keys()}
+        return {run: self._kinds[run] for run in runs}
 
     def taken(self, user: str) -> dict[str, str]:
         """Items that a person has asked to be forgotten, and whether they are."""

@@ -15,6 +15,7 @@ from tacita.live.pages.rendering import away, is_htmx, page, render
 
 BRAND = "tacita · operator"
 ROWS = 25
+ROUNDS = 8  # that are shown as they happen; older ones by the page
 CALLED = {"random": "random", "popular": "most popular", "node": "each node alone"}
 FIRST = 'seed = 1\n[backbone]\nname = "tally"\n'
 
@@ -34,7 +35,7 @@ class OperatorPage:
     def runs(self, may_change: bool) -> dict[str, Any]:
         runs = self.room.runs()["runs"][:20]
         for one in runs:
-            one["timeline"] = self.room.rounds(one["run"], 0, 8)
+            one["timeline"] = self.room.rounds(one["run"], 0, ROUNDS)
             one["budgets"] = self.room.budgets(one["run"])
             one["beside"] = [_rows(*both) for both in zip(one["quality"], one["controls"], strict=True)]
             one["metrics"] = [name for name in (one["quality"] or [{}])[-1] if "@" in name or name == "auc"][:6]
@@ -79,6 +80,11 @@ def pages(room: ControlRoom) -> APIRouter:
         if len(found["runs"]) != number_of(request.query_params.get("known", "")):  # one began elsewhere
             return Response(headers={"hx-refresh": "true"})
         return page("operator_beat.html", **found)  # in pieces: what is unfolded stays so
+
+    @made.get("/part/rounds/{run}")
+    def rounds(request: Request, run: str) -> Response:
+        offset = max(ROUNDS, number_of(request.query_params.get("offset", "")))
+        return page("operator_older.html", run=run, timeline=room.rounds(run, offset, ROUNDS), first=ROUNDS)
 
     @made.get("/part/nodes")
     def nodes(request: Request) -> Response:

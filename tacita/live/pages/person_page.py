@@ -73,6 +73,7 @@ class PersonPage:
             "shown": {"search": search, "only": only},
             "left": self.desk.releases(user, 0, RELEASES),
             "may": self.desk.may(user),
+            "keeping": self.desk.keeping(user),
             "taken": self.desk.taken(user),
             "presets": PRESETS,
         }

@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from tacita import __version__
-from tacita.live.words import ago, plural, size, span, when
+from tacita.live.words import ago, odds, plural, size, span, when
 from tacita.report.drawing import COLOURS
 
 HTMX = {"includeIndicatorStyles": False, "allowEval": False, "selfRequestsOnly": True, "historyCacheSize": 0}
@@ -32,6 +32,7 @@ def _templates() -> Environment:
     found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     found.globals |= {"colours": COLOURS, "version": __version__, "htmx": json.dumps(HTMX), "style": style_name()}
     found.filters |= {"when": when, "size": size, "ago": ago, "span": span, "plural": plural, "sentence": sentence}
+    found.filters |= {"odds": odds}
     return found
 
 

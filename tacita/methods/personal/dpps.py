@@ -83,7 +83,13 @@ class DPPSConfig(PartConfig):
         None, ge=0, description="variance between clients that weights count on; default: estimated from noised rounds"
     )
     cap: float = Field(10.0, ge=1, description="how much more than the mean a client may count")
-    shrink: float = Field(1.0, ge=0, le=1, description="strength of the shrinkage of the noised mean (gamma)")
+    shrink: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="strength of the shrinkage of the noised mean (gamma); rows that one round does not lift out of "
+        "the noise stay where they are, which costs more than it saves where rounds add up",
+    )
     shrink_by: Literal["row", "table"] = Field("row", description="what is shrunk by itself")
 
     @model_validator(mode="after")
