@@ -307,3 +307,17 @@ for name in {names!r}:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == ""
+
+
+def test_what_may_be_reordered_is_never_called_from_compiled_code() -> None:
+    """Such a loop rounds otherwise when it is compiled with its caller than when it is loaded, already compiled."""
+    compiled: dict[str, tuple[set[str], str]] = {}  # function -> what it calls, how it is compiled
+    for path in sorted((ROOT / "kernels").glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            how = [ast.unparse(one) for one in getattr(node, "decorator_list", []) if "njit" in ast.unparse(one)]
+            if isinstance(node, ast.FunctionDef) and how:
+                calls = {one.func.id for one in ast.walk(node) if isinstance(one, ast.Call) and hasattr(one.func, "id")}
+                compiled[node.name] = (calls, how[0])
+    loose = {name for name, (_, how) in compiled.items() if "fastmath" in how and "always" not in how}
+    assert "ego_steps" in loose
+    assert {name: calls & loose for name, (calls, _) in compiled.items() if calls & loose} == {}

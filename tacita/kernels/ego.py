@@ -1,4 +1,7 @@
-"""Steps of a user's own star under cosine BPR with Adam, slopes by hand: all steps of some clients in one call."""
+"""Steps of a user's own star under cosine BPR with Adam, slopes by hand: all steps of some clients in one call.
+
+What the compiler may reorder is compiled into `ego_steps` itself: see kernels/tower.py.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _TINY = np.float32(1e-24)
 _HALF = np.float32(0.5)
 
 
-@njit(nogil=True, cache=True, fastmath=_FAST, inline="always")
+@njit(inline="always")
 def _dot(a: Floats, b: Floats) -> np.float32:
     total = np.float32(0.0)
     for j in range(len(a)):
@@ -23,7 +26,7 @@ def _dot(a: Floats, b: Floats) -> np.float32:
     return total
 
 
-@njit(nogil=True, cache=True, fastmath=_FAST)
+@njit(inline="always")
 def _meet(rows: Floats, r: int, passed: Floats, inside: bool, v: Floats) -> np.float32:
     """The item of a row as the star has it; returns its squared length."""
     total = np.float32(0.0)
@@ -34,7 +37,7 @@ def _meet(rows: Floats, r: int, passed: Floats, inside: bool, v: Floats) -> np.f
     return total
 
 
-@njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy")
+@njit(inline="always")
 def _part(
     slope: np.float32, user: Floats, length: np.float32, v: Floats, square: np.float32, product: np.float32,
     inside: bool, r: int, d_user: Floats, d_passed: Floats, d_rows: Floats,
@@ -52,7 +55,7 @@ def _part(
             d_passed[j] += by * user[j] - to_v * v[j]
 
 
-@njit(nogil=True, cache=True, fastmath=_FAST)
+@njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy")
 def ego_steps(
     first: int,
     last: int,

@@ -2,7 +2,9 @@
 
 A model is three vectors: a user's, an item's, and all that is shared, one after another in the order of `places`. Rows
 hold the numbers that are multiplied first (NeuNCF has none), then those that climb. A client's products are its own, so
-that numbers do not depend on the company; the loops run on one core, for callers that keep every core busy.
+that numbers do not depend on the company; the loops run on one core, for callers that keep every core busy. Nothing
+may be reordered by the compiler (fastmath): a loop that is compiled with its caller would round otherwise than the same
+loop when it is loaded by itself, and a first run otherwise than those that find it compiled.
 """
 
 from __future__ import annotations
@@ -14,8 +16,6 @@ from numba import njit
 
 from tacita.core.types import Floats, Ints, Longs
 from tacita.kernels.adam import adam_used, move_row
-
-_FAST = {"reassoc", "contract", "nsz"}
 
 
 @njit(cache=True)
@@ -43,21 +43,21 @@ def matrix(flat: Floats, start: int, rows: int, columns: int) -> Floats:
     return flat[start : start + rows * columns].reshape((rows, columns))
 
 
-@njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
+@njit(nogil=True, cache=True, error_model="numpy")
 def above_zero(layer: Floats, bias: Floats) -> None:
     for i in range(layer.shape[0]):
         for j in range(layer.shape[1]):
             layer[i, j] = max(layer[i, j] + bias[j], np.float32(0.0))
 
 
-@njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
+@njit(nogil=True, cache=True, error_model="numpy")
 def where_above(slope: Floats, layer: Floats) -> None:
     for i in range(slope.shape[0]):
         for j in range(slope.shape[1]):
             slope[i, j] = slope[i, j] if layer[i, j] > 0 else np.float32(0.0)
 
 
-@njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
+@njit(nogil=True, cache=True, error_model="numpy")
 def sum_down(table: Floats, out: Floats) -> None:
     out[:] = 0
     for i in range(table.shape[0]):
@@ -65,10 +65,18 @@ def sum_down(table: Floats, out: Floats) -> None:
             out[j] += table[i, j]
 
 
-@njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _met(a: Floats, b: Floats, c: Floats) -> np.float32:
-    total = np.float32(0.0)
-    for j in range(len(a)):
+    # four sums in turn, so that no addition waits for the one before it
+    s, t, u, v = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
+    whole = len(a) - len(a) % 4
+    for j in range(0, whole, 4):
+        s += a[j] * b[j] * c[j]
+        t += a[j + 1] * b[j + 1] * c[j + 1]
+        u += a[j + 2] * b[j + 2] * c[j + 2]
+        v += a[j + 3] * b[j + 3] * c[j + 3]
+    total = (s + t) + (u + v)
+    for j in range(whole, len(a)):
         total += a[j] * b[j] * c[j]
     return total
 
@@ -104,7 +112,7 @@ def climb(
         logit[i] += flat[at[2 * layers + 2]] + _met(mine, item_met[i], product)
 
 
-@njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _met_slopes(
     slope: Floats, product: Floats, own: Floats, item: Floats, d_product: Floats, d_own: Floats, d_item: Floats
 ) -> None:
