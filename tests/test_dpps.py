@@ -327,6 +327,12 @@ def test_one_noise_covers_the_sum_in_the_central_model_and_clips_differ() -> Non
         assert part.clips()[k] == pytest.approx(wanted, rel=1e-5)
     total = progress.devices.exchange(fed, progress.server, fed_down(fed, progress), "round").total
     assert total["dpps.noise"][0] == pytest.approx(part.deviations()[0] ** 2)
+    assert part.clips().mean() == pytest.approx(part.config.clip)  # a third chooses each tier
+    alone = dpps(
+        with_parts({"name": "dpps", "threat": "central", "tiers": [0.5], "shares": [1.0]}, aggregation="fixed")
+    )
+    richer = dpps(with_parts({"name": "dpps", "threat": "central"}, aggregation="fixed"))
+    assert richer.deviations()[0] < 0.5 * alone.deviations()[0]  # as much signal, less noise: others allow more
     for settings in ({"aggregation": "mean"}, {}):
         with pytest.raises(TacitaError, match="aggregation = 'fixed'"):
             with_parts({"name": "dpps", "threat": "central"}, **settings)

@@ -186,7 +186,7 @@ def _noise_where_something_was_touched(patch: Patch) -> None:
 
 
 def _sensitivity_of_one_clip(patch: Patch) -> None:
-    patch.setattr(DPPS, "_sensitivity", property(lambda self: self.config.clip))
+    patch.setattr(DPPS, "_sensitivity", property(lambda self: 1.0))
 
 
 def _one_noise_for_a_round_and_its_repeats(patch: Patch) -> None:

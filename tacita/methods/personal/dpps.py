@@ -50,7 +50,12 @@ _LEAST = 0.1  # of the weight there could be: what a noised sum of weights is ta
 
 
 class DPPSConfig(PartConfig):
-    clip: float = Field(1.0, gt=0, description="length of everything that a client sends in one release")
+    clip: float = Field(
+        1.0,
+        gt=0,
+        description="length of everything that a client sends in one release; where one noise covers many, budgets "
+        "have lengths of their own and this is their average",
+    )
     tiers: list[float] = Field([0.5, 1.0, 5.0], min_length=1, description="epsilons that people choose from, ascending")
     shares: list[float] = Field([1.0, 1.0, 1.0], min_length=1, description="how many choose each tier, in the lab")
     delta: float = Field(1e-5, gt=0, lt=1, description="delta of every budget")
@@ -188,8 +193,8 @@ class DPPS(Part):
 
     @property
     def _sensitivity(self) -> float:
-        """Of one release, in the clip of the largest tier: data replaced, or a person added or removed."""
-        return self.config.clip if self._one_noise else 2 * self.config.clip
+        """Of one release, in clips: a person added or removed, or data replaced by other data."""
+        return 1.0 if self._one_noise else 2.0
 
     def ledger(self) -> Ledger:
         config = self.config
@@ -212,15 +217,20 @@ class DPPS(Part):
 
     def deviations(self) -> Doubles:
         """The noise of each tier: local, of each release; else one for many, and clips differ instead."""
-        multiples = self.multiples()
-        if self._one_noise:
-            return np.full(len(multiples), self._sensitivity * multiples[-1])
-        return self._sensitivity * multiples
+        each = self.multiples() * self._sensitivity * self.clips()
+        return np.full(len(each), each.max()) if self._one_noise else each  # the same in all tiers, up to rounding
 
     def clips(self) -> Doubles:
-        multiples = self.multiples()
-        most = self.config.clip
-        return most * multiples[-1] / multiples if self._one_noise else np.full(len(multiples), most)
+        """Local: the same for all. Else as far apart as budgets are, `clip` on average if tiers are chosen by shares.
+
+        So a sum's signal is as long as if all had one budget, and the noise is that of a budget between the least and
+        the largest.
+        """
+        clip, multiples = self.config.clip, self.multiples()
+        if not self._one_noise:
+            return np.full(len(multiples), clip)
+        shares = np.array(self.config.shares) / sum(self.config.shares)
+        return np.asarray(clip / multiples / float(shares @ (1 / multiples)))
 
     def _weights(self, between: float) -> Doubles:
         """What a client of each tier counts, 1 at most; capped as if tiers were chosen by their shares."""
@@ -390,7 +400,7 @@ class DPPS(Part):
         variance = float(total["dpps.noise"][0])
         changed: Arrays = {}
         if self._weighed:
-            mass = float(total["dpps.mass"][0]) / (MASS * self.config.clip)
+            mass = float(total["dpps.mass"][0]) / (MASS * float(self.clips().max()))
             total = replace(total, weight=min(max(mass, _LEAST * total.weight), total.weight))
         if self._estimates:
             changed["dpps.length"] = np.array([self._between(total, variance)])
