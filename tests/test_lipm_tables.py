@@ -82,10 +82,20 @@ def test_rows_are_compared_at_equal_budgets() -> None:
 
 
 def test_tables_share_their_cells() -> None:
-    two, three, rounds = cells("table2"), cells("table3"), cells("figure5")
-    same = {"clean": "clean", "dpps": "dpps", "lipm_dpps": "both", "lipm_dpps_people": "both_people", "tally": "tally"}
+    two, three = cells("table2"), cells("table3")
+    same = {"clean": "clean", "dpps": "dpps", "lipm_dpps": "both", "dpps_people": "dpps_people", "tally": "tally"}
     for one, other in same.items():
         assert two[one].key == three[other].key
+
+
+def test_rows_of_people_differ_by_the_parts_alone() -> None:
+    three = cells("table3")
+    rows = [three[f"{name}_people"] for name in ("base", "lipm", "dpps", "both")]
+    assert len({(budget(one)["clip"], one.config.backbone["lr"]) for one in rows}) == 1
+
+
+def test_figures_share_the_cells_of_table_2() -> None:
+    two, rounds = cells("table2"), cells("figure5")
     assert two["lipm_dpps"].key == rounds["private_50"].key
     assert two["lipm"].key == rounds["rounds_50"].key
 
