@@ -78,7 +78,7 @@ NEEDS: dict[str, dict[str, Any]] = {
 }
 """Settings without which a part refuses to work."""
 
-QUIET: dict[str, dict[str, Any]] = {"dpps": {"clip": 0.01}, "dp-fedavg": {"clip": 0.01}}
+QUIET: dict[str, dict[str, Any]] = {"dpps": {"clip": 1e-4}, "dp-fedavg": {"clip": 0.01}}
 """Options for ten people: noise that hides somebody among so few would be all there is."""
 
 

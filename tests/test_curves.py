@@ -37,21 +37,21 @@ def test_points_go_through_a_file(tmp_path: Path) -> None:
 def test_noise_is_made_for_as_many_rounds_as_there_are() -> None:
     """Everywhere in the table: in the trials, and in what was chosen from them."""
     experiment, settings = load_experiment("budgets/accuracy")
-    tried = [cell for entry in entries_of(experiment, ["ml-100k", "mf"], 8) for cell in entry.cells]
+    tried = [cell for entry in entries_of(experiment, ["ml-100k", "mf"], 12) for cell in entry.cells]
     cells = cells_of(experiment, settings, experiment.datasets, ["mf"], 1)
     noised = [(one.config, part) for one in [*tried, *cells] for part in one.config.parts or []]
     assert len(noised) > 24
     assert {part["releases"] - config.train.rounds for config, part in noised} == {0}
-    assert {part["clip"] for _, part in noised} == {1.0, 4.0}
+    assert {part["clip"] for _, part in noised} == {1.0, 4.0, 16.0}
 
 
 def test_every_private_method_is_searched_alike() -> None:
     experiment, _ = load_experiment("budgets/accuracy")
-    counts = {one.source: len(one.trials) for one in entries_of(experiment, ["ml-100k", "mf"], 8)}
+    counts = {one.source: len(one.trials) for one in entries_of(experiment, ["ml-100k", "mf"], 12)}
     assert counts.pop("fedavg") == 2  # it has no clip, and no rounds that noise is made for
-    assert set(counts.values()) == {8}
+    assert set(counts.values()) == {12}
     chosen = load_settings("budgets").chosen["ml-100k"]["mf"]
-    assert {one.trials for name, one in chosen.items() if name != "fedavg"} == {8}
+    assert {one.trials for name, one in chosen.items() if name != "fedavg"} == {12}
 
 
 def test_an_axis_may_set_another_name_elsewhere() -> None:

@@ -51,10 +51,7 @@ _LEAST = 0.1  # of the weight there could be: what a noised sum of weights is ta
 
 class DPPSConfig(PartConfig):
     clip: float = Field(
-        1.0,
-        gt=0,
-        description="length of everything that a client sends in one release; where one noise covers many, budgets "
-        "have lengths of their own and this is their average",
+        1.0, gt=0, description="length of all that a client sends in one release; central and silo: the tiers' average"
     )
     tiers: list[float] = Field([0.5, 1.0, 5.0], min_length=1, description="epsilons that people choose from, ascending")
     shares: list[float] = Field([1.0, 1.0, 1.0], min_length=1, description="how many choose each tier, in the lab")
@@ -88,13 +85,7 @@ class DPPSConfig(PartConfig):
         None, ge=0, description="variance between clients that weights count on; default: estimated from noised rounds"
     )
     cap: float = Field(10.0, ge=1, description="how much more than the mean a client may count")
-    shrink: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="strength of the shrinkage of the noised mean (gamma); rows that one round does not lift out of "
-        "the noise stay where they are, which costs more than it saves where rounds add up",
-    )
+    shrink: float = Field(0.0, ge=0, le=1, description="strength of the shrinkage of a round's noised mean (gamma)")
     shrink_by: Literal["row", "table"] = Field("row", description="what is shrunk by itself")
 
     @model_validator(mode="after")
@@ -221,11 +212,8 @@ class DPPS(Part):
         return np.full(len(each), each.max()) if self._one_noise else each  # the same in all tiers, up to rounding
 
     def clips(self) -> Doubles:
-        """Local: the same for all. Else as far apart as budgets are, `clip` on average if tiers are chosen by shares.
-
-        So a sum's signal is as long as if all had one budget, and the noise is that of a budget between the least and
-        the largest.
-        """
+        """Local: the same for all. Else as far apart as budgets are, and `clip` on average: a sum is as long as if all
+        had one budget, a noise that of one between the least and the largest."""
         clip, multiples = self.config.clip, self.multiples()
         if not self._one_noise:
             return np.full(len(multiples), clip)
