@@ -26,6 +26,7 @@ from tacita.live.node import persons, reasons, verbs
 from tacita.live.node.node import Node, NodeConfig
 from tacita.live.node.persons import Look
 from tacita.live.pages.person import node_app
+from tacita.live.pages.rendering import render
 from tacita.live.pages.tokens import Tokens, Who
 from tacita.live.wire import Outcome
 from tacita.live.words import odds
@@ -471,7 +472,10 @@ def test_a_person_declares_a_budget_and_sees_what_releases_cost(tmp_path: Path) 
     assert "<meter" in text
     assert f"cost you <b>{charged['costs'][0]['epsilon']:.3g}</b>" in text
     assert f"<b>{told['runs'][0]['left']:.3g}</b> left" in text
-    assert f"right at most <b>{odds(told['runs'][0]['spent'])}</b> times in 100" in text
+    assert told["runs"][0]["units"] == ["person"]
+    assert f"right at most <b>{odds(told['runs'][0]['spent'], told['runs'][0]['delta'])}</b> times in 100" in text
+    mixed = {**told["runs"][0], "units": ["interaction", "person"], "costs": charged}  # no bound about a whole person
+    assert "is right at most <b>" not in render("person_budget.html", budget={"declared": None, "runs": [mixed]})
     assert text.count("cost you <b>") == min(6, charged["total"])
     assert "round 1<" in client.get("/part/costs", params={"run": "r", "offset": str(charged["total"] - 1)}).text
     assert "Dpps: upload" in text
@@ -487,10 +491,11 @@ def test_a_person_declares_a_budget_and_sees_what_releases_cost(tmp_path: Path) 
 
 
 def test_an_epsilon_is_told_as_how_often_a_guess_is_right() -> None:
-    """1 / (1 + e^-epsilon), which no reader of anything with that budget exceeds but for delta; never rounded down."""
+    """(e^epsilon + delta) / (1 + e^epsilon), which no reader of it exceeds; never rounded down."""
     said = {epsilon: odds(epsilon) for epsilon in (-1.0, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 1e6)}
     assert list(said.values()) == ["50", "50", "63", "74", "89", "99", "100", "100"]
     assert all(float(told) >= 100 / (1 + math.exp(-max(0.0, epsilon))) for epsilon, told in said.items())
+    assert (odds(0.0, 1e-5), odds(0.0, 0.5), odds(3.0, 1.0)) == ("51", "75", "100")  # delta is what is added to it
 
 
 def test_everything_is_taken_back_from_the_page(tmp_path: Path) -> None:

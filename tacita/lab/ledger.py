@@ -104,6 +104,7 @@ def one_account(ledger: Ledger, account: Arrays, row: int) -> dict[str, Any]:
         "budget": float(own["budget"][0]) * 1e-6 if limited else None,
         "left": left if limited else None,
         "silent": bool(ledger.silent(own)[0]),
+        "units": sorted({event.unit for k, event in enumerate(ledger.events) if own["times"][0, k]}),
         "events": {
             event.what: {"times": int(own["times"][0, k]), "epsilon": _alone(ledger, own, k)}
             for k, event in enumerate(ledger.events)

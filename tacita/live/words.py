@@ -38,10 +38,10 @@ def plural(n: int, one: str, many: str = "") -> str:
     return f"{n:,} {one if n == 1 else many or one + 's'}"
 
 
-def odds(epsilon: float) -> str:
+def odds(epsilon: float, delta: float = 0.0) -> str:
     """How often in 100 whoever saw all that left is right at most who says whether it was made with your data.
 
-    Half of the time it was; delta, one in many thousands, is left out. Rounded up: it is a bound.
+    Half of the time it was. Rounded up: it is a bound.
     """
-    right = 100 / (1 + math.exp(-max(0.0, epsilon)))
+    right = 100 * (1 + (delta - 1) / (1 + math.exp(min(700.0, max(0.0, epsilon)))))
     return f"{math.ceil(right)}" if right <= 99 else f"{math.ceil(10 * right) / 10:g}"

@@ -125,6 +125,7 @@ class Account(Answer):
     budget: float | None = None
     left: float | None = None
     silent: bool | None = None
+    units: list[str] | None = None  # whose data what was spent is about: a person's, a silo's, or one interaction
     events: dict[str, Cost] | None = None
 
 
