@@ -105,8 +105,16 @@ class Ragged:
     def holds(self, rows: AnyArray, ids: AnyArray) -> Bools:
         """Whether each id is in the list of its row."""
         width = 1 + max(int(self.ids.max(initial=0)), int(np.max(ids, initial=0)))
-        own = self.rows().astype(np.int64) * width + self.ids
-        return np.isin(np.asarray(rows, np.int64) * width + ids, own)
+        own = np.sort(self.rows().astype(np.int64) * width + self.ids)  # nearly in order: much faster than hashing
+        return among(own, np.asarray(rows, np.int64) * width + ids)[1]
+
+
+def among(places: AnyArray, wanted: AnyArray) -> tuple[Longs, Bools]:
+    """Where each of the wanted numbers belongs in ascending ones, and whether it is there."""
+    at = np.searchsorted(places, wanted.astype(places.dtype))  # of one kind, or all of them are copied
+    there = at < len(places)
+    there[there] = places[at[there]] == wanted[there]
+    return at, there
 
 
 Held = Mapping[str, AnyArray | Ragged]
