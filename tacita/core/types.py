@@ -14,6 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tacita.core.places import among
+
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Ints = NDArray[np.int32]
@@ -105,16 +107,8 @@ class Ragged:
     def holds(self, rows: AnyArray, ids: AnyArray) -> Bools:
         """Whether each id is in the list of its row."""
         width = 1 + max(int(self.ids.max(initial=0)), int(np.max(ids, initial=0)))
-        own = np.sort(self.rows().astype(np.int64) * width + self.ids)  # nearly in order: much faster than hashing
-        return among(own, np.asarray(rows, np.int64) * width + ids)[1]
-
-
-def among(places: AnyArray, wanted: AnyArray) -> tuple[Longs, Bools]:
-    """Where each of the wanted numbers belongs in ascending ones, and whether it is there."""
-    at = np.searchsorted(places, wanted.astype(places.dtype))  # of one kind, or all of them are copied
-    there = at < len(places)
-    there[there] = places[at[there]] == wanted[there]
-    return at, there
+        own = self.rows().astype(np.int64) * width + self.ids
+        return among(np.sort(own), np.asarray(rows, np.int64) * width + ids)[1]
 
 
 Held = Mapping[str, AnyArray | Ragged]
@@ -233,9 +227,7 @@ class Given:
     def of(self, senders: Keys) -> Ragged:
         """What each of some senders shared, oldest first."""
         order = np.argsort(senders)
-        at = np.searchsorted(senders, self.sender, sorter=order)
-        found = at < len(senders)
-        found[found] = senders[order[at[found]]] == self.sender[found]
+        at, found = among(senders[order], self.sender)
         rows = order[at[found]]
         return Ragged.from_pairs(rows, self.item[found], len(senders), {"time": self.time[found]})
 

@@ -115,6 +115,9 @@ class Part:
     `people`: all that the device of somebody who leaves learned from, and no single item.
     """
 
+    plays_again: ClassVar[bool] = False
+    """What people ask for is carried out by rounds that may have been played before, with the same draws."""
+
     only_notes: ClassVar[bool] = False
     """Its `encode` and `server_step` write rounds down and move no item row."""
 
