@@ -144,11 +144,12 @@ def run_ledger(folder: Path, user: str | None = None) -> dict[str, Any]:
     saved = open_saved(folder)
     plan = planned(saved.config)
     found = accounts_of((*plan.parts, plan.learner), nested(saved.held, PARTS))
+    number = None if user is None else int(saved.numbers([user])[0])  # who is not known is told so, whatever is counted
     if found is None:
         return {"no_epsilon": NO_EPSILON}
-    if user is None:
+    if number is None:
         return {**spread(*found), "lab": True}
-    return {"user": user, "lab": True, **one_account(*found, int(saved.numbers([user])[0]))}
+    return {"user": user, "lab": True, **one_account(*found, number)}
 
 
 def in_words(told: dict[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from tacita.lab.experiments.once import Line
 from tacita.lab.experiments.plan import Cell, Experiment
+from tacita.lab.seeing import SHARES, SUM_ALONE
 from tacita.metrics import interval
 
 QUALITY, UP, DOWN, PRICE = "ndcg@10", "KB up, a person", "KB down, a person", "forgetting, CPU seconds"
@@ -139,12 +140,12 @@ def _advice(found: dict[str, list[Row]], aside: set[str]) -> list[str]:
         ),
         *line(
             "If no update may be seen by itself, and no budget is needed",
-            lambda one: one.word("sees").startswith("the sum"),
+            lambda one: one.word("sees").startswith(SUM_ALONE),
             lambda one: f"{one.middle(UP)} KB up",
         ),
         *line(
             "If people choose what they share and take it back",
-            lambda one: one.word("sees").startswith("what the person shares"),
+            lambda one: one.word("sees").startswith(SHARES),
             _forgets,
         ),
         *line(

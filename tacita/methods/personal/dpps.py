@@ -228,9 +228,11 @@ class DPPS(Part):
             return {}
         if self.config.policy == "declared":
             return self._enrolled(view, self._declared(view.user_keys))
-        counts = view.train.counts() + self._count_noise(view)
+        new = view.parts[self.name]["tier"] < 0
+        counts = view.train.counts().astype(np.float64)
+        counts[new] += self._count_noise(view.user_keys[new])
         tier = np.searchsorted(np.array(self.config.activity_cuts), counts, side="right")
-        made, new = self._enrolled(view, tier), view.parts[self.name]["tier"] < 0
+        made = self._enrolled(view, tier)
         account, _ = self.ledger().charge({name: made[name] for name in releases.ACCOUNT}, "activity", asked=new)
         return {**made, **account}
 
@@ -261,9 +263,9 @@ class DPPS(Part):
             tier = view.parts[self.name]["tier"]
         return {**super().declare(view, epsilon), "tier": tier.astype(np.int8)}
 
-    def _count_noise(self, view: CohortView) -> Doubles:
+    def _count_noise(self, keys: Keys) -> Doubles:
         scale, draws = 1 / self.config.activity_epsilon, self.world.draws
-        drawn = [Stream(draws, "activity", int(key)).laplaces(1)[0] for key in view.user_keys]
+        drawn = [Stream(draws, "activity", int(key)).laplaces(1)[0] for key in keys]
         return scale * np.array(drawn, np.float64)
 
     def extra_fields(self, n_items: int) -> tuple[Spec, ...]:

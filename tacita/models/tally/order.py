@@ -105,6 +105,8 @@ class OrderedTally(Tally):
     def __init__(self, config: OrderConfig) -> None:
         super().__init__(config)
         self.fall = falling(FOLD if config.order_fold == "auto" else config.order_fold, config.order_window)
+        if config.mix != "learn" and not any(config.mix):
+            raise TacitaError("backbone.mix weighs nothing at all; one of its three weights must be above 0.")
         for name, why in (
             ("min_pair", "pairs in order are not counted by people"),
             ("hold_retractions", "what waits to be taken back would be told again, as what came before"),
