@@ -210,8 +210,10 @@ def _tell(granted: Granted, as_json: bool) -> None:
         console.answer(granted.paid)
     difference, audit = found["guarantee"]["max_score_difference"], found["audit"]
     if isinstance(difference, float):
+        people = _counted(found["guarantee"]["people_compared"], "user")
         console.tell(
-            f"Against training again ({cost['seconds_retrain']:.2f} s): largest difference of a score {difference:.1g}."
+            f"Against training again ({cost['seconds_retrain']:.2f} s): largest difference of a score {difference:.1g} "
+            f"({people} compared)."
         )
         auc = {name: "-" if v is None else f"{v:.3f}" for name, v in audit["auc_pairs"].items() if name != "ci"}
         console.tell(

@@ -213,6 +213,7 @@ def _guarantee(case: Case) -> dict[str, Any]:
         "delta": bounded.get("delta"),
         "psi_bound": bounded.get("psi_bound"),
         "max_score_difference": NOT_RUN if proof is None else proof.difference,
+        "people_compared": NOT_RUN if proof is None else proof.compared,
         "assumptions": [*again, *dict.fromkeys(said)],
     }
 
@@ -261,7 +262,9 @@ def _verdict(case: Case) -> str:
     if case.proof is None:
         return "not verified"
     proof = case.proof
-    if _sums_exactly(case) or proof.same_bits:
+    if proof.same_bits and proof.difference is None:
+        return "pass: the model has the bits of one trained again; nobody is left to compare scores of"
+    if proof.difference is not None and (_sums_exactly(case) or proof.same_bits):
         return f"{'pass' if proof.difference <= SAME else 'fail'}: score difference at most {SAME}"
     auc = proof.audit["auc_pairs"]
     gap = None if auc["after"] is None or auc["retrain"] is None else auc["after"] - auc["retrain"]
