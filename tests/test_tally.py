@@ -574,6 +574,22 @@ def test_forgetting_item_by_item_is_forgetting_all_at_once(opened: Path, tmp_pat
         other.rmdir()
 
 
+def test_pairs_of_who_left_are_not_measured_where_nothing_scores_them(
+    opened: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a history every item scores the same: an AUC of a half would say that nobody can tell."""
+    with pytest.raises(SystemExit):
+        main(["forget", "--run", str(opened), "--user", "u2", "--all", "--verify"])
+    assert "AUC: not measurable" in " ".join(capsys.readouterr().out.split())
+    audit = json.loads((opened / "forget-1.json").read_text())["audit"]
+    nothing = dict.fromkeys(("before", "after", "retrain"))
+    assert audit["auc_pairs"] == {**nothing, "ci": nothing}
+    assert (audit["auc_difference"], audit["rank_percentile"]) == (None, nothing)
+    part = forget(opened, "u1", items_of(opened, "u1")[::2], verify=True)["audit"]
+    assert all(0 < part["auc_pairs"][name] < 1 for name in nothing)
+    assert all(part["rank_percentile"][name] > 0 for name in nothing)
+
+
 def test_the_certificate_says_what_was_done_and_what_was_not(opened: Path) -> None:
     items = items_of(opened, "u1")
     found = forget(opened, "u1", items[:2])

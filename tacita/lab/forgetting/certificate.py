@@ -17,7 +17,7 @@ from tacita.core.types import Arrays
 from tacita.lab.artefacts import clean
 from tacita.lab.forgetting.proof import Done, Proof, model_digest
 from tacita.lab.forgetting.pseudonyms import pseudonym, together
-from tacita.lab.forgetting.verdict import checks_of, verdict_of
+from tacita.lab.forgetting.verdict import checks_of, gap_of, verdict_of
 from tacita.lab.run_folder import Saved
 from tacita.round.device_state import device_arrays
 
@@ -267,6 +267,6 @@ def _verdict(case: Case) -> str:
     if proof.difference is not None and (_sums_exactly(case) or proof.same_bits):
         return f"{'pass' if proof.difference <= SAME else 'fail'}: score difference at most {SAME}"
     auc = proof.audit["auc_pairs"]
-    gap = None if auc["after"] is None or auc["retrain"] is None else auc["after"] - auc["retrain"]
+    gap = gap_of(auc["after"], auc["retrain"])
     found = {kind: len(where) for kind, where in case.traces.items()}
     return verdict_of(checks_of(gap, proof.audit["param_distance_ratio"], None, found))

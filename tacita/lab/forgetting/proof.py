@@ -132,13 +132,11 @@ def emptied(fed: Federation, now: Learned) -> Bools:
 
 
 def _attacked(seen: dict[str, traces.Seen], pairs: traces.Pairs, seed: int) -> dict[str, Any]:
-    """How well withdrawn pairs are told from others; where the pairs are gone already, nothing is left to tell."""
-    if not len(pairs.members.ids):
-        return {"auc_pairs": {**dict.fromkeys(seen), "ci": dict.fromkeys(seen)}, "auc_difference": None}
+    """How well withdrawn pairs are told from others; None where there are none, or scores that are all tied."""
     return {
         "auc_pairs": {
-            **{name: traces.auc_of(one.members, one.others) for name, one in seen.items()},
-            "ci": {name: traces.interval_of(one.members, one.others, pairs.owner, seed) for name, one in seen.items()},
+            **{name: traces.pair_auc(one) for name, one in seen.items()},
+            "ci": {name: traces.pair_interval(one, pairs.owner, seed) for name, one in seen.items()},
         },
         "auc_difference": traces.difference_auc(seen["before"], seen["after"]),
     }
@@ -158,6 +156,6 @@ def compared(done: Done, models: dict[str, Learned]) -> dict[str, Any]:
         **_attacked(seen, pairs, seed),
         "param_distance_ratio": near / far if near is not None and far else None,
         "gram_distance": traces.gram_distance(mine, other, items),
-        "rank_percentile": {name: traces.mean_or_none(one.rank) for name, one in seen.items()},
+        "rank_percentile": {name: one.mean_rank for name, one in seen.items()},
         "jaccard20": traces.jaccard(seen["after"], seen["retrain"]),
     }
