@@ -374,7 +374,7 @@ def assert_valid(found: dict[str, Any]) -> None:
     assert isinstance(found["residual_risk"], str)
     assert found["verdict"].split(":")[0] in ("pass", "fail", "waiting", "not verified")
     assert found["request"]["scope"] in ("shared_edges", "user", "items")
-    assert found["guarantee"]["type"] in ("exact", "bounded", "empirical", "not run")
+    assert found["guarantee"]["type"] in ("exact", "up to rounding", "bounded", "empirical", "not run")
     assert len(found["model"]["sha256_after"]) == 64
     json.dumps(found, allow_nan=False)
 

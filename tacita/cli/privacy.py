@@ -185,7 +185,7 @@ def _wish(kind: Kind, user: str | None, items: str | None, everything: bool, req
 
 def _tell(granted: Granted, as_json: bool) -> None:
     """What came of a wish, for people."""
-    from tacita.lab.forgetting.certificate import ALONE
+    from tacita.lab.forgetting.certificate import ALONE, ROUNDING
 
     found = granted.certificate
     if as_json:
@@ -216,6 +216,8 @@ def _tell(granted: Granted, as_json: bool) -> None:
             f"({people} compared)."
         )
         console.tell(f"Pair membership AUC: {_aucs(audit['auc_pairs'])}.")
+    elif found["guarantee"]["type"] == ROUNDING:
+        console.tell("That is equal to training again up to rounding, by construction; --verify checks it.")
     if method["leaves"]:
         console.tell(method["leaves"])
     console.say(f"Certificate: {granted.path}")

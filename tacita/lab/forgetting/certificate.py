@@ -1,7 +1,8 @@
 """The certificate of a withdrawal (sharing spec D.5): what was asked, done and checked, and what was not.
 
-It names no item, and nobody but by a pseudonym. What was not measured says so; `exact` is true only where the model
-has the bits of one that was trained again, or where the method is exact by construction and says so.
+It names no item, and nobody but by a pseudonym. What was not measured says so. `exact` is about bits: true only where
+the model has those of one that was trained again, or where the method has them by construction and says so. A tally has
+the bits of its sums, and what it solves from them up to rounding: its guarantee says that.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tacita.lab.run_folder import Saved
 from tacita.round.device_state import device_arrays
 
 NOT_RUN = "not run"
+ROUNDING = "up to rounding"
 SAME = 1e-6  # the largest difference of a score that counts as equal to training again
 ALONE = "A retraction sent alone shows its author's items to whoever compares the models before and after it."
 RESIDUAL = (
@@ -162,6 +164,13 @@ def _exact(case: Case) -> bool:
     return bool(said) and all(said)
 
 
+def _up_to_rounding(case: Case) -> bool:
+    """By construction, unless a check found more; the sums have the bits, what is solved from them need not."""
+    if not _sums_exactly(case) or case.done.way.leaves or case.done.waits:
+        return False
+    return case.proof is None or (case.proof.difference is not None and case.proof.difference <= SAME)
+
+
 def _model(case: Case) -> dict[str, Any]:
     done = case.done
     left: Arrays = {}
@@ -205,7 +214,8 @@ def _guarantee(case: Case) -> dict[str, Any]:
     again = TRAINED if not sums else TALLY if _sums_exactly(case) else NOISED
     kinds = {one.get("guarantee") for one in case.told}
     bounded = next((one for one in case.told if one.get("guarantee") == "bounded"), {})
-    kind = "exact" if _exact(case) else "bounded" if "bounded" in kinds else "empirical" if proof else NOT_RUN
+    kind = "bounded" if "bounded" in kinds else "empirical" if proof else NOT_RUN
+    kind = "exact" if _exact(case) else ROUNDING if _up_to_rounding(case) else kind
     said = [str(line) for one in case.told for line in one.get("assumptions", ())]
     return {
         "type": kind,
