@@ -6,6 +6,7 @@ import contextlib
 import errno
 import gzip
 import hashlib
+import html
 import io
 import json
 import os
@@ -790,6 +791,16 @@ def test_models_of_another_dataset_of_the_same_size(copied: Path) -> None:
 
 
 # Recommend and report
+
+
+@pytest.mark.parametrize(("backbone", "read"), [("mf", None), ("tally", "known")])
+def test_a_result_says_how_it_was_read_where_anything_was(backbone: str, read: str | None) -> None:
+    args = f"train --data {SMALL} --backbone {backbone} --rounds 1 --no-controls --set evaluate.read=known --out x"
+    said = call(*args.split())
+    assert said.code == 0, said
+    assert (", read known" in " ".join(said.out.split())) == (read is not None)
+    assert ("read 'known'" in html.unescape(Path("x/report.html").read_text())) == (read is not None)
+    assert json.loads(Path("x/result.json").read_text())["read"] == read
 
 
 def test_recommend_prints_a_table_and_json(finished: Path) -> None:

@@ -91,7 +91,7 @@ class RunData:
     settings: str  # config.toml as it stands
     select_by: str
     mask: str
-    read: str  # what of a block devices read when they are tested
+    read: str | None  # what of a block devices read when they are tested; None: nothing
     ranking: str
     protocol: tuple[Any, ...]  # two runs can be compared if these are equal
     recipe: str  # all settings but the seed, and the data: where these are equal, only chance differs
@@ -209,6 +209,12 @@ def method_name(backbone: str, method: str, parts: list[dict[str, Any]] | None) 
     return backbone
 
 
+def read_in(result: dict[str, Any]) -> str | None:
+    """What its tests read of people's items; a folder from before that was kept may name what nothing read."""
+    found = result.get("read", result["config"]["evaluate"].get("read", "train"))
+    return found if found in ("train", "known") else None
+
+
 def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str, Curve]) -> RunData:
     config, data, how = raw["config"], raw["data"], raw["config"]["evaluate"]
     backbone = str(config["backbone"].get("name", "mf"))
@@ -230,8 +236,8 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
     if any(len(c.blocks) != len(blocks) for c in controls):
         raise ValueError("a control has other blocks than the method")
     protocol = [how.get(k) for k in ("select_by", "mask", "old_block_mask", "sampled_negatives", "item_table")]
-    read = str(how.get("read", "train"))
-    protocol += [how.get("hidden_items", "drop"), how.get("ties", "hash"), read]  # runs from before there was a choice
+    protocol += [how.get("hidden_items", "drop"), how.get("ties", "hash")]  # runs from before there was a choice
+    protocol += [how.get("read", "train")]
     sampled = int(how.get("sampled_negatives", 0))
     return RunData(
         folder=_clean(folder.resolve().name),
@@ -247,7 +253,7 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
         settings=settings,
         select_by=str(how["select_by"]),
         mask=mask,
-        read=read,
+        read=read_in(raw),
         ranking=f"against {sampled} sampled items" if sampled else "of all items",
         protocol=(str(data["fingerprint"]), *map(str, protocol)),
         recipe=json.dumps({**config, "seed": None, "data": str(data["fingerprint"])}, sort_keys=True),
