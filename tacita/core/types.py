@@ -164,6 +164,7 @@ class Stream:
     notes: tuple[str, ...] = ()  # sentences for people: what was read for what, and what could be
     items_from: Path | None = None  # the file that may tell more of the items: `data.features` reads it
     passed: Ragged | None = None  # (users) items that were chosen and rated below `split.min_rating`: never candidates
+    source: str = ""  # fingerprint of the data alone, whatever the split
 
     @property
     def n_items(self) -> int:

@@ -213,6 +213,7 @@ def _result(fed: Federation, progress: Progress) -> dict[str, Any]:
         "data": {
             "name": fed.stream.name,
             "fingerprint": fed.stream.fingerprint,
+            "source": fed.stream.source,
             "users": fed.stream.n_users,
             "items": fed.stream.n_items,
             "removed": [asdict(one) for one in fed.stream.removed],
