@@ -14,6 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tacita.core.places import among, spans
+
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Ints = NDArray[np.int32]
@@ -22,12 +24,6 @@ Keys = NDArray[np.uint64]
 Bools = NDArray[np.bool_]
 AnyArray = NDArray[Any]
 Arrays = dict[str, AnyArray]
-
-
-def spans(starts: AnyArray, counts: AnyArray) -> Longs:
-    """start, start + 1, ... of every span, one after the other."""
-    ends = np.cumsum(counts)
-    return np.repeat(starts - ends + counts, counts) + np.arange(ends[-1] if len(ends) else 0)
 
 
 @dataclass(frozen=True)
@@ -107,14 +103,6 @@ class Ragged:
         width = 1 + max(int(self.ids.max(initial=0)), int(np.max(ids, initial=0)))
         own = np.sort(self.rows().astype(np.int64) * width + self.ids)  # nearly in order: much faster than hashing
         return among(own, np.asarray(rows, np.int64) * width + ids)[1]
-
-
-def among(places: AnyArray, wanted: AnyArray) -> tuple[Longs, Bools]:
-    """Where each of the wanted numbers belongs in ascending ones, and whether it is there."""
-    at = np.searchsorted(places, wanted.astype(places.dtype))  # of one kind, or all of them are copied
-    there = at < len(places)
-    there[there] = places[at[there]] == wanted[there]
-    return at, there
 
 
 Held = Mapping[str, AnyArray | Ragged]

@@ -15,8 +15,9 @@ import numpy as np
 import scipy.sparse
 
 from tacita.core.errors import TacitaError
+from tacita.core.places import among
 from tacita.core.sparse import SparseSum
-from tacita.core.types import AnyArray, Arrays, Bools, Doubles, Ints, Longs, Ragged, among
+from tacita.core.types import AnyArray, Arrays, Bools, Doubles, Ints, Longs, Ragged
 from tacita.fields import QUANTUM, Total
 from tacita.kernels.pairs import lower_entries
 
