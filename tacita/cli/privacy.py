@@ -185,7 +185,7 @@ def _wish(kind: Kind, user: str | None, items: str | None, everything: bool, req
 
 def _tell(granted: Granted, as_json: bool) -> None:
     """What came of a wish, for people."""
-    from tacita.lab.forgetting.certificate import ALONE
+    from tacita.lab.forgetting.certificate import ALONE, ROUNDING
 
     found = granted.certificate
     if as_json:
@@ -210,17 +210,26 @@ def _tell(granted: Granted, as_json: bool) -> None:
         console.answer(granted.paid)
     difference, audit = found["guarantee"]["max_score_difference"], found["audit"]
     if isinstance(difference, float):
+        people = _counted(found["guarantee"]["people_compared"], "user")
         console.tell(
-            f"Against training again ({cost['seconds_retrain']:.2f} s): largest difference of a score {difference:.1g}."
+            f"Against training again ({cost['seconds_retrain']:.2f} s): largest difference of a score {difference:.1g} "
+            f"({people} compared)."
         )
-        auc = {name: "-" if v is None else f"{v:.3f}" for name, v in audit["auc_pairs"].items() if name != "ci"}
-        console.tell(
-            f"Pair membership AUC: {auc['before']} before, {auc['after']} after, {auc['retrain']} trained again."
-        )
+        console.tell(f"Pair membership AUC: {_aucs(audit['auc_pairs'])}.")
+    elif found["guarantee"]["type"] == ROUNDING:
+        console.tell("That is equal to training again up to rounding, by construction; --verify checks it.")
     if method["leaves"]:
         console.tell(method["leaves"])
     console.say(f"Certificate: {granted.path}")
     _judge(found)
+
+
+def _aucs(found: dict[str, Any]) -> str:
+    words = {"before": "before", "after": "after", "retrain": "trained again"}
+    if all(found[name] is None for name in words):
+        return "not measurable: what these people still have scores withdrawn items and others alike"
+    said = {name: "not measurable" if found[name] is None else f"{found[name]:.3f}" for name in words}
+    return ", ".join(f"{said[name]} {when}" for name, when in words.items())
 
 
 def _counted(n: int, what: str) -> str:

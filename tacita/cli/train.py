@@ -170,7 +170,7 @@ def report(
 ) -> None:
     """An HTML report with pictures from one or many run folders; or their table or picture for a paper.
 
-    Runs that differ in nothing but the seed are taken together: mean and 95 % interval over seeds.
+    Runs that differ in nothing but `seed` and `split.seed` are taken together: mean and 95 % interval over them.
 
     Examples:
 
@@ -181,7 +181,7 @@ def report(
     `tacita report docs/audit/accuracy.csv --out accuracy.png`: accuracy against epsilon, from a table of figures.
     """
     from tacita.report.pages import write_report
-    from tacita.report.seeds import read_groups, rows_of, write_tables
+    from tacita.report.seeds import read_groups, rows_of, seedless_labels, write_tables
 
     if svg is not None and svg.suffix.lower() != ".svg":
         raise TacitaError(f"--svg {svg}: a picture of this kind goes to a .svg file; choose that ending.")
@@ -196,8 +196,12 @@ def report(
     for page in (out, svg):
         if page is not None:
             write_report(folders, page)
+    groups = read_groups(folders)
     if as_json:
-        console.print_json(rows_of(read_groups(folders)))
+        console.print_json(rows_of(groups))
+    for label, group in zip(seedless_labels(groups), groups, strict=True):
+        if group.note:
+            console.say(f"Note, {label}: {group.note}.")
     for written in (out, as_csv, svg, latex):
         if written is not None:
             console.say(f"wrote {written}")

@@ -31,6 +31,7 @@ from tacita.core.files import (
 )
 from tacita.data.frames import Frame
 from tacita.data.silos import Homes
+from tacita.federation.measuring import reads
 from tacita.federation.rounds import Progress, RoundReport, run_stream, start
 from tacita.federation.state_arrays import (
     progress_arrays,
@@ -208,9 +209,11 @@ def _result(fed: Federation, progress: Progress) -> dict[str, Any]:
     result = {
         "tacita": tacita.__version__,
         "config": fed.config.model_dump(mode="json"),
+        "read": reads(fed),
         "data": {
             "name": fed.stream.name,
             "fingerprint": fed.stream.fingerprint,
+            "source": fed.stream.source,
             "users": fed.stream.n_users,
             "items": fed.stream.n_items,
             "removed": [asdict(one) for one in fed.stream.removed],

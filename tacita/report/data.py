@@ -82,6 +82,7 @@ class RunData:
     method: str
     backbone: str
     seed: int
+    split_seed: int
     data: str
     fingerprint: str
     users: int
@@ -91,10 +92,10 @@ class RunData:
     settings: str  # config.toml as it stands
     select_by: str
     mask: str
-    read: str  # what of a block devices read when they are tested
+    read: str | None  # what of a block devices read when they are tested; None: nothing
     ranking: str
     protocol: tuple[Any, ...]  # two runs can be compared if these are equal
-    recipe: str  # all settings but the seed, and the data: where these are equal, only chance differs
+    recipe: str  # all settings but seeds and controls, and the data: where these are equal, only chance differs
     blocks: list[BlockData]
     mean: Scores
     continual: Scores  # la, ra, hm
@@ -106,6 +107,12 @@ class RunData:
     notes: dict[str, Curve]  # what the method's parts noted in each round
     privacy: list[str]  # what is promised, in words; nothing: the run is from before that was kept
     epsilon: float | None  # that a person is promised, or has spent where that is more; None: there is none
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """Everything that was measured: runs that have the same drew nothing apart."""
+        each = [self.mean, self.continual, *(b.scores for b in self.blocks), *(b.second for b in self.blocks)]
+        return tuple(value if value == value else -1.0 for one in each for value in one.values())
 
     @property
     def main(self) -> str:
@@ -209,6 +216,21 @@ def method_name(backbone: str, method: str, parts: list[dict[str, Any]] | None) 
     return backbone
 
 
+def read_in(result: dict[str, Any]) -> str | None:
+    """What its tests read of people's items; a folder from before that was kept may name what nothing read."""
+    found = result.get("read", result["config"]["evaluate"].get("read", "train"))
+    return found if found in ("train", "known") else None
+
+
+def _recipe(config: dict[str, Any], data: dict[str, Any]) -> str:
+    """What makes a run but for what is drawn in it and in its split, and for what else was measured beside it."""
+    split = {name: value for name, value in config.get("split", {}).items() if name != "seed"}
+    how = {name: value for name, value in config["evaluate"].items() if name != "controls"}
+    source = data.get("source") or data["fingerprint"]  # of runs from before that was kept: of data and split together
+    made = {**config, "seed": None, "split": split, "evaluate": how, "data": str(source)}
+    return json.dumps(made, sort_keys=True)
+
+
 def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str, Curve]) -> RunData:
     config, data, how = raw["config"], raw["data"], raw["config"]["evaluate"]
     backbone = str(config["backbone"].get("name", "mf"))
@@ -230,14 +252,15 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
     if any(len(c.blocks) != len(blocks) for c in controls):
         raise ValueError("a control has other blocks than the method")
     protocol = [how.get(k) for k in ("select_by", "mask", "old_block_mask", "sampled_negatives", "item_table")]
-    read = str(how.get("read", "train"))
-    protocol += [how.get("hidden_items", "drop"), how.get("ties", "hash"), read]  # runs from before there was a choice
+    protocol += [how.get("hidden_items", "drop"), how.get("ties", "hash")]  # runs from before there was a choice
+    protocol += [how.get("read", "train")]
     sampled = int(how.get("sampled_negatives", 0))
     return RunData(
         folder=_clean(folder.resolve().name),
         method=method_name(backbone, str(config["method"]), config.get("parts")),
         backbone=backbone,
         seed=int(config["seed"]),
+        split_seed=int(config.get("split", {}).get("seed", 0)),
         data=str(data["name"]),
         fingerprint=str(data["fingerprint"]),
         users=int(data["users"]),
@@ -247,10 +270,10 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
         settings=settings,
         select_by=str(how["select_by"]),
         mask=mask,
-        read=read,
+        read=read_in(raw),
         ranking=f"against {sampled} sampled items" if sampled else "of all items",
         protocol=(str(data["fingerprint"]), *map(str, protocol)),
-        recipe=json.dumps({**config, "seed": None, "data": str(data["fingerprint"])}, sort_keys=True),
+        recipe=_recipe(config, data),
         blocks=blocks,
         mean=_mean(raw["mean"], raw["blocks"]),
         continual=Scores({k: _number(raw["continual"][k]) for k in ("la", "ra", "hm")}),

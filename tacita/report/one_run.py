@@ -173,9 +173,8 @@ def size_of(run: RunData) -> str:
 
 
 def _facts(run: RunData) -> list[Fact]:
-    how = (
-        f"selected by {nice(run.select_by)} on validation, ranking {run.ranking}, mask '{run.mask}', read '{run.read}'"
-    )
+    read = f", read '{run.read}'" if run.read else ""
+    how = f"selected by {nice(run.select_by)} on validation, ranking {run.ranking}, mask '{run.mask}'{read}"
     return [
         Fact("data", run.data),
         Fact("size", size_of(run)),

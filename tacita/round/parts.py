@@ -109,6 +109,9 @@ class Part:
     most_weight: ClassVar[float] = 1.0
     """The largest factor that `weight` may give a client."""
 
+    reads_items: ClassVar[bool] = False
+    """Its `serving` reads what people have (`train`) to score with, whatever the backbone does."""
+
     takes_back: ClassVar[tuple[Literal["given", "local", "people"], ...]] = ("given", "local")
     """What its `handle` takes out of the model: what people shared, what their devices learned from.
 
