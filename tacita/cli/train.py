@@ -148,14 +148,15 @@ def _show(run: Run, as_json: bool, quiet: bool) -> None:
         console.print_json(run.result)
         return
     console.show_result(run, brief=quiet)
-    from tacita.report.promises import privacy_lines
+    from tacita.report.promises import gives_away, privacy_lines
 
     for line in privacy_lines(run.config, run.result):
         console.answer(line)
     if "privacy" in run.result and not quiet:
         console.say(f"What it cost people so far: `tacita ledger {run.folder}`.")
-    if run.config.backbone["name"].startswith("tally") and run.config.privacy.epsilon is None and not quiet:
-        console.say(f"Note: what tally releases gives people away: `tacita audit tally --run {run.folder}` shows it.")
+    if not quiet:
+        for line in gives_away(run.config, run.folder):
+            console.say(f"Note: {line}")
 
 
 def report(
