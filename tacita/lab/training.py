@@ -29,7 +29,7 @@ from tacita.core.files import (
     write_bytes,
     write_json,
 )
-from tacita.data.frames import Frame
+from tacita.data.frames import IN_MEMORY, Frame
 from tacita.data.silos import Homes
 from tacita.federation.rounds import Progress, RoundReport, run_stream, start
 from tacita.federation.state_arrays import (
@@ -121,6 +121,11 @@ def resume(
         config, ids = read_config(out), read_ids(out)
         if "settings" not in ids:
             raise TacitaError(f"{out} was begun by an earlier version of tacita; start a new run with this one.")
+        if config.data == IN_MEMORY and given is None:
+            raise TacitaError(
+                f"{out} learned from a table in memory, which is not kept; give it again in Python, as in "
+                f"tacita.train(table, out={str(out)!r}, resume=True)."
+            )
         fed = assemble(config, machine, given)
         if ids["fingerprint"] != fed.stream.fingerprint:
             raise TacitaError(f"{out} was trained on other data than '{config.data}' holds now; start a new run.")
