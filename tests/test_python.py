@@ -18,13 +18,14 @@ from polars.testing import assert_frame_equal
 
 import tacita
 import tacita as tc
+from tacita.cli import main
 from tacita.core.draws import keys_of
 from tacita.core.errors import DiskFull
 from tacita.core.python_words import in_python, python_words
 from tacita.core.types import Block, Down, Ragged
 from tacita.data.frames import as_frame, raw_ids
 from tacita.federation.clients import grow, no_devices, users_view
-from tacita.lab import loaded, serving
+from tacita.lab import assembling, loaded, serving
 from tacita.lab.arrival import arrival_scores, held_still
 from tacita.lab.run_folder import lists_of
 from tacita.learn.training import train_cohort
@@ -85,7 +86,7 @@ def test_every_example_of_the_docstrings_runs() -> None:
             ran += runner.run(one, clear_globs=False).attempted
             assert runner.failures == 0, one.name
     assert ran > 20
-    for name in ("recommend", "scores", "similar", "fold_in", "metrics", "users", "items"):
+    for name in ("recommend", "scores", "similar", "fold_in", "metrics", "users", "items", "notes"):
         assert ">>>" in (getattr(tc.Run, name).__doc__ or ""), name
 
 
@@ -215,7 +216,9 @@ def test_a_run_on_a_table_goes_on_only_with_the_table() -> None:
     say = {"columns": {"user": "who", "item": "what"}, **QUICK}
     run = tc.train(frame, out="mine", **say)
     (run.folder / "result.json").unlink()  # as if it had been killed
-    with pytest.raises(tc.TacitaError, match=r"table in memory, which is not kept"):
+    with pytest.raises(
+        tc.TacitaError, match=r"not kept; give it again in Python, as in tacita.train\(table, out='mine',"
+    ):
         tc.train(out="mine", resume=True)
     with pytest.raises(tc.TacitaError, match="other data than"):
         tc.train(frame.head(399), out="mine", resume=True)
@@ -226,6 +229,77 @@ def test_a_run_on_a_table_goes_on_only_with_the_table() -> None:
         tc.train(frame, out="mine", resume=True, evaluate={"k": [3]})
     assert run.folder == Path("mine")
     assert tc.train(frame, **say).folder == Path("runs/table-mf-fedavg-1")
+
+
+@pytest.mark.parametrize(
+    "command", ["forget --run mine --user p1 --all", "audit tally --run mine", "audit forget mine"]
+)
+def test_what_reads_the_data_again_asks_for_a_file_of_it(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """To resume would forget nothing."""
+    tc.train(clicks(), out="mine", columns={"user": "who", "item": "what"}, backbone=KNOWN, **QUICK)
+    with pytest.raises(SystemExit) as left:
+        main(command.split())
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert "write the table to a file and train a run on that" in said
+    assert "resume" not in said
+
+
+# What is said of a run
+
+
+def test_notes_say_what_was_left_out_and_what_is_released_in_pythons_words() -> None:
+    made = clicks()
+    rated = {**made, "rating": [1 + n % 5 for n in range(400)]}
+    user_item = {"user": "who", "item": "what"}
+    run = tc.train(rated, columns=user_item, backbone=KNOWN, out="mine", **{**QUICK, "split": {"k_core": 11, "n_blocks": 2}})
+    notes = run.notes
+    assert any('split={"min_rating": 4} keeps only rows' in one for one in notes)
+    assert any(one.startswith("filtering: 400 rows, 20 users and 30 items became") for one in notes)
+    assert "Privacy: no epsilon. Nothing that this run releases has noise with a budget." in notes
+    assert "what tally releases gives people away: `tacita audit tally --run mine` shows it." in notes
+    assert repr(run).endswith("no epsilon: what it releases gives people away)")
+    assert str(run).splitlines() == [repr(run), *(f"- {one}" for one in notes)]
+    assert tc.load("mine").notes == notes
+    plain = tc.train(SMALL, out="mf", method="f3crec", **{**ONE_BLOCK, "train": {"rounds": 1}})
+    assert repr(plain).endswith("items, no epsilon)")
+    assert any("act from the second block on" in one for one in plain.notes)
+    assert not any("gives people away" in one for one in plain.notes)
+    private = tc.train(SMALL, backbone="tally", out="private", privacy={"epsilon": 2}, **ONE_BLOCK)
+    assert repr(private).endswith("privacy: see notes)")
+    assert any(one.startswith("Privacy: epsilon 2 at delta") for one in private.notes)
+    assert "no epsilon" not in str(private)
+    assert "gives people away" not in str(private)
+
+
+def test_notes_of_a_column_that_was_not_used_name_the_keyword() -> None:
+    made = clicks()
+    frame = {
+        "user": made["who"],
+        "item": made["what"],
+        "bought": [f"{1 + n % 28}/{1 + n % 12}/2024" for n in range(400)],
+    }
+    run = tc.train(frame, backbone=KNOWN, out="mine", **ONE_BLOCK)
+    (note,) = [one for one in run.notes if "holds dates" in one]
+    assert 'was not used; columns={"time": "bought"} date_format="%d/%m/%Y" uses it.' in note
+
+
+def test_order_without_times_says_that_it_is_the_order_of_rows() -> None:
+    made = clicks()
+    rows = {"user": made["who"], "item": made["what"]}
+    model: dict[str, Any] = {"name": "tally-order"}
+    runs = {
+        "untimed": tc.train(rows, backbone=model, out="untimed", **ONE_BLOCK),
+        "timed": tc.train({**rows, "time": made["time"]}, backbone=model, out="timed", **ONE_BLOCK),
+        "unordered": tc.train(rows, backbone="tally", out="unordered", **ONE_BLOCK),
+    }
+    said = [name for name, run in runs.items() if assembling.NO_TIMES in run.notes]
+    assert said == ["untimed"]
+    turned = {name: values[::-1] for name, values in rows.items()}
+    other = tc.train(turned, backbone=model, out="turned", **ONE_BLOCK)  # the note is so: rows the other way round
+    history = ["i1", "i2", "i3"]
+    straight, back = (run.fold_in(history, 20).sort("item")["score"].to_numpy() for run in (runs["untimed"], other))
+    assert abs(straight - back).max() > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -540,6 +614,9 @@ SENTENCES = {
     '--columns time=day --date-format "%d.%m.%Y" uses it.': 'columns={"time": "day"} date_format="%d.%m.%Y" uses it.',
     "train with --method fedshare": 'train with method="fedshare"',
     "a -- b and a--b stay": "a -- b and a--b stay",
+    "no epsilon: `tacita audit tally --run x --brief` shows it; choose another --out.": (
+        "no epsilon: `tacita audit tally --run x --brief` shows it; choose another out."
+    ),
 }
 
 
@@ -565,7 +642,9 @@ def sentences() -> Iterator[str]:
 
 
 def test_no_sentence_speaks_of_an_option_to_python() -> None:
-    naming = [one for one in sentences() if re.search(r"(?<![\w-])--[a-z]", one)]
+    """Whole commands of other verbs stay: they are for the command line."""
+    naming = [re.sub("`tacita (?!train )[^`]*`", "", one) for one in sentences()]
+    naming = [one for one in naming if re.search(r"(?<![\w-])--[a-z]", one)]
     assert len(naming) > 20
     assert [one for one in naming if re.search(r"(?<![\w-])--[a-z]", python_words(one))] == []
 

@@ -27,7 +27,12 @@ def in_python() -> Iterator[None]:
 
 
 def python_words(sentence: str) -> str:
-    """The sentence with keywords in place of options."""
+    """The sentence with keywords in place of options; what only the command line can do stays a command."""
+    pieces = re.split(r"(`tacita (?!train )[^`]*`)", sentence)
+    return "".join(piece if n % 2 else _without_options(piece) for n, piece in enumerate(pieces))
+
+
+def _without_options(sentence: str) -> str:
     sentence = re.sub(r"`tacita train((?: --[a-z-]+(?: [^\s`-][^\s`]*)?)+)`", _call, sentence)
     sentence = re.sub(r"(?:tacita train )?--set [a-z_]+\.\S+(?: --set [a-z_]+\.\S+)*", _settings, sentence)
     sentence = re.sub(rf"--columns ({_PAIRS})", lambda found: _columns(found[1]), sentence)

@@ -11,13 +11,15 @@ import numpy as np
 
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
-from tacita.core.python_words import in_python
+from tacita.core.python_words import in_python, python_words
 from tacita.core.types import Floats, Ints
+from tacita.data.filters import told_of_data
 from tacita.data.frames import Frame, named, numbers, raw_ids, table, whole
 from tacita.lab.arrival import arrived
 from tacita.lab.loaded import Best, Loaded, Wish, alike, check_wanted, load, loaded_from, stamp
 from tacita.lab.run_folder import Saved, read_config, read_result
-from tacita.report.data import control_name, method_name
+from tacita.report.data import control_name, method_name, removals
+from tacita.report.promises import NO_EPSILON, gives_away, privacy_in_brief, privacy_lines
 
 __all__ = ["Run", "check_wanted", "open_run", "recommend", "serve"]
 
@@ -35,7 +37,9 @@ class Run:
     >>> import tacita as tc
     >>> run = tc.train("synthetic:users=60,items=40,per_user=12", backbone="tally", out="example")
     >>> run
-    Run('example', backbone 'tally', 60 users, 40 items)
+    Run('example', backbone 'tally', 60 users, 40 items, no epsilon: what it releases gives people away)
+
+    Printed, its notes stand below that line.
     """
 
     folder: Path
@@ -44,8 +48,12 @@ class Run:
     _held: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
-        data, model = self.result["data"], self.config.backbone.get("name", "mf")
-        return f"Run('{self.folder}', backbone '{model}', {data['users']:,} users, {data['items']:,} items)"
+        data = self.result["data"]
+        people = f"{data['users']:,} users, {data['items']:,} items"
+        return f"Run('{self.folder}', backbone '{self._model}', {people}, {_privacy(self.config, self.result)})"
+
+    def __str__(self) -> str:
+        return "\n".join([repr(self), *(f"- {one}" for one in _notes(self.config, self.result, self.folder))])
 
     def _loaded(self) -> Loaded:
         """Its models, read once and kept until the folder changes."""
@@ -76,6 +84,18 @@ class Run:
         """
         with in_python():
             return self._loaded().items
+
+    @property
+    def notes(self) -> list[str]:
+        """What one should know of the run, a sentence each: how its data was read, what was left out of it, and what is
+        said of privacy, as it stands now.
+
+        >>> print(*run.notes, sep="\\n")
+        Privacy: no epsilon. Nothing that this run releases has noise with a budget.
+        what tally releases gives people away: `tacita audit tally --run example` shows it.
+        """
+        with in_python():
+            return _notes(self.config, read_result(self.folder), self.folder)
 
     def recommend(
         self,
@@ -264,6 +284,21 @@ def _nothing() -> Best:
 
 def _items(models: Loaded, item: Ints, score: Floats) -> dict[str, Any]:
     return {"item": named(models.items, item), "score": score, "title": named(models.titles, item)}
+
+
+def _notes(config: RunConfig, result: dict[str, Any], folder: Path) -> list[str]:
+    """What the command line says of a run, in Python's words."""
+    data, parts = result["data"], [str(part["name"]) for part in config.parts or ()]
+    told = told_of_data(data.get("notes", ()), removals(data.get("removed") or []), len(result["blocks"]), parts)
+    said = [*told, *privacy_lines(config, result), *gives_away(config, folder)]
+    return [python_words(one) for one in said]
+
+
+def _privacy(config: RunConfig, result: dict[str, Any]) -> str:
+    """What is promised, in the fewest words that promise no more than that."""
+    if privacy_in_brief(config, result) != NO_EPSILON:
+        return "privacy: see notes"
+    return "no epsilon" + (": what it releases gives people away" if gives_away(config, Path()) else "")
 
 
 def _metrics(result: dict[str, Any], method: str) -> Frame:

@@ -192,13 +192,14 @@ def _block(raw: dict[str, Any], other: str, untested: set[int]) -> BlockData:
     )
 
 
-def _removed(raw: list[dict[str, Any]]) -> str:
+def removals(raw: list[dict[str, Any]]) -> list[Removed]:
+    """What filtering took, as result.json has it."""
+
     def pair(values: list[Any]) -> tuple[int, int]:
         before, after = values
         return int(before), int(after)
 
-    steps = [Removed(str(r["reason"]), pair(r["rows"]), pair(r["users"]), pair(r["items"])) for r in raw]
-    return removed_text(steps) if steps else ""
+    return [Removed(str(r["reason"]), pair(r["rows"]), pair(r["users"]), pair(r["items"])) for r in raw]
 
 
 def method_name(backbone: str, method: str, parts: list[dict[str, Any]] | None) -> str:
@@ -242,7 +243,7 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
         fingerprint=str(data["fingerprint"]),
         users=int(data["users"]),
         items=int(data["items"]),
-        removed=_removed(data.get("removed") or []),
+        removed=removed_text(steps) if (steps := removals(data.get("removed") or [])) else "",
         version=str(raw.get("tacita", "")),
         settings=settings,
         select_by=str(how["select_by"]),
