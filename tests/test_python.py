@@ -7,6 +7,7 @@ import doctest
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -252,7 +253,9 @@ def test_notes_say_what_was_left_out_and_what_is_released_in_pythons_words() -> 
     made = clicks()
     rated = {**made, "rating": [1 + n % 5 for n in range(400)]}
     user_item = {"user": "who", "item": "what"}
-    run = tc.train(rated, columns=user_item, backbone=KNOWN, out="mine", **{**QUICK, "split": {"k_core": 11, "n_blocks": 2}})
+    run = tc.train(
+        rated, columns=user_item, backbone=KNOWN, out="mine", **{**QUICK, "split": {"k_core": 11, "n_blocks": 2}}
+    )
     notes = run.notes
     assert any('split={"min_rating": 4} keeps only rows' in one for one in notes)
     assert any(one.startswith("filtering: 400 rows, 20 users and 30 items became") for one in notes)
@@ -369,12 +372,63 @@ def test_seen_exclude_and_include(tally: tc.Run) -> None:
     assert tally.recommend("u1", 40, exclude=[first])["item"][0] == second
     among = tally.recommend("u1", 10, include=[second, first, *known])
     assert among["item"].to_list() == [first, second]
-    with pytest.raises(tc.TacitaError, match="item 'nope' is not in"):
-        tally.recommend("u1", exclude=["nope"])
+    assert_frame_equal(tally.recommend("u1", 40, exclude=["nope", first]), tally.recommend("u1", 40, exclude=[first]))
+    assert_frame_equal(tally.recommend("u1", 10, include=["nope", second, first]), among)
+    with pytest.raises(tc.TacitaError, match=r"items 'nope', 'never' are not in .* have ids such as 'i"):
+        tally.recommend("u1", include=["nope", "never", "nope"])
     with pytest.raises(tc.TacitaError, match="to choose from is empty"):
         tally.recommend("u1", include=[])
     with pytest.raises(tc.TacitaError, match="user 'nobody' is not in"):
         tally.recommend("nobody")
+    with pytest.raises(tc.TacitaError, match="users 'a', 'b', 'c', 'd', 'e' and 2 more are not in"):
+        tally.recommend(["u1", *"abcdefg"])
+
+
+def test_items_that_a_run_does_not_know_are_left_out_of_a_history_with_a_warning(tally: tc.Run) -> None:
+    known = tally.fold_in(["i3", "i4"], 5)
+    with pytest.warns(UserWarning, match="1 of 3 items of the history left out: 'gone' not in .*example") as caught:
+        assert_frame_equal(tally.fold_in(["i3", "gone", "i4", "gone"], 5), known)
+    assert [one.filename for one in caught] == [__file__]  # where it was called
+    with pytest.warns(UserWarning, match="4 of 5 items .*: 'a', 'b', 'c' and 1 more not in"):
+        tally.fold_in(["a", "b", "c", "d", "i3"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tally.fold_in(["i3", "i4"], exclude=["gone"], include=["i5", "gone"])
+        with pytest.raises(tc.TacitaError, match="items 'a', 'b' are not in"):
+            tally.fold_in(["a", "b"])
+
+
+def test_filtered_items_are_said_to_be_filtered(capsys: pytest.CaptureFixture[str]) -> None:
+    made = clicks()
+    rows = {"user": [*made["who"], "p1"], "item": [*made["what"], "rare"]}
+    run = tc.train(rows, backbone=KNOWN, out="mine", **{**ONE_BLOCK, "split": {"kind": "random", "k_core": 3}})
+    filtered = r"its filters \(split.k_core = 3\) leave out items that few people have"
+    with pytest.raises(tc.TacitaError, match=f"item 'rare' is not in mine; .*{filtered}"):
+        run.similar("rare")
+    with pytest.warns(UserWarning, match=filtered):
+        run.fold_in(["i1", "rare"])
+    for history, code in (("i1,rare", 0), ("rare", 2)):
+        with pytest.raises(SystemExit) as left:
+            main(["recommend", "--run", "mine", "--history", history, "-k", "3", "--exclude", "rare"])
+        assert (left.value.code or 0) == code
+        said = capsys.readouterr()
+        assert "'rare'" in said.err
+        assert "leave out items that few people have" in said.err
+        assert "rare" not in said.out
+
+
+def test_a_table_with_a_column_of_users_or_items_will_do(tally: tc.Run) -> None:
+    frame = pl.DataFrame({"user": ["u1", " u2 "], "item": ["i3", "i4"], "k": [1, 2]})
+    pandas = Pandas({"user": Column(["u1", "u2"], object), "item": Column(["i3", "i4"], object)})
+    for given in (frame, frame.lazy(), frame.to_dict(as_series=False), pandas, frame["user"]):
+        assert_frame_equal(tally.recommend(given, 3), tally.recommend(["u1", "u2"], 3))
+    assert_frame_equal(tally.fold_in(frame, 3), tally.fold_in(["i3", "i4"], 3))
+    assert_frame_equal(tally.scores("u1 ", frame), tally.scores("u1", ["i3", "i4"]))
+    with pytest.raises(tc.TacitaError, match="a table of users needs a column 'user'; rename one") as error:
+        tally.recommend(frame.drop("user"))
+    with pytest.raises(tc.TacitaError, match="a user is named by a text or a whole number, not by a list") as other:
+        tally.recommend([["u1"]])
+    assert "\n" not in f"{error.value}{other.value}"
 
 
 def test_scores_are_those_that_recommendations_are_made_of(mf: tc.Run) -> None:
