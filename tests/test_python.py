@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import json
 import re
 import shutil
 import sys
@@ -19,7 +20,7 @@ from polars.testing import assert_frame_equal
 
 import tacita
 import tacita as tc
-from tacita.cli import main
+from tacita.cli import console, main
 from tacita.core.draws import keys_of
 from tacita.core.errors import DiskFull
 from tacita.core.python_words import in_python, python_words
@@ -30,6 +31,7 @@ from tacita.lab import assembling, loaded, serving
 from tacita.lab.arrival import arrival_scores, held_still
 from tacita.lab.run_folder import lists_of
 from tacita.learn.training import train_cohort
+from tacita.report.pages import write_report
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
 ONE_BLOCK: dict[str, Any] = {"split": {"kind": "random"}, "evaluate": {"controls": False}}
@@ -653,6 +655,33 @@ def test_runs_are_compared_and_taken_together_over_seeds(tally: tc.Run) -> None:
             tc.compare(wrong)
     with pytest.raises(tc.TacitaError, match="over = 'blocks' is unknown"):
         tc.compare(runs, over="blocks")
+
+
+def test_what_tally_sends_is_told_by_block_and_not_divided_by_what_validation_tries(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings: dict[str, Any] = {"split": {"n_blocks": 2}, "evaluate": {"controls": False}}
+    tries = tc.train(SMALL, backbone="tally", out="tries", **settings)
+    knows = tc.train(SMALL, backbone=KNOWN, out="knows", **settings)
+    assert [block["rounds"] for block in tries.result["blocks"]] == [5, 5]
+    assert [block["rounds"] for block in knows.result["blocks"]] == [1, 1]
+    lines = [json.loads(line) for line in (tries.folder / "events.jsonl").read_text().splitlines()]
+    for way in ("up", "down"):
+        sent = [line[f"bytes_{way}"] for line in lines]
+        by_block = [sum(one for one, line in zip(sent, lines, strict=True) if line["block"] == n) for n in (0, 1)]
+        told = tc.compare([tries, knows])[f"bytes {way}"].to_list()
+        assert told[0] == pytest.approx(np.mean(by_block))
+        assert told[0] == pytest.approx(told[1], rel=0.02)  # a score for each try is all that is sent beside it
+    rows = tc.train(SMALL, out="rows", **QUICK)
+    assert tc.compare([rows])["bytes up"][0] == rows.result["bytes"]["up_per_client_and_round"]
+    per = {"tries": "per client and block", "rows": "per client and round"}
+    for name, words in per.items():
+        console._show_verdict(tc.load(name))
+        assert f"Sent {words}:" in capsys.readouterr().err
+        page = Path(name, "report.html").read_text(encoding="utf-8")
+        assert [one for one in per.values() if one in page] == [words]
+    write_report([Path("tries"), Path("rows")], Path("both.html"))
+    assert "bytes per client and round, or block where that is one exchange" in Path("both.html").read_text()
 
 
 # Words
