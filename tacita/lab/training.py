@@ -116,9 +116,11 @@ def resume(
     saved = out / "checkpoint.safetensors"
     with alone_in(out):
         clear_sides(out)
-        if is_finished(out):
-            return _published(out)
         config, ids = read_config(out), read_ids(out)
+        if is_finished(out):
+            if given is not None and ids["fingerprint"] != assemble(config, machine, given).stream.fingerprint:
+                raise TacitaError(f"{out} is finished, and learned from other data than this table; start a new run.")
+            return _published(out)
         if "settings" not in ids:
             raise TacitaError(f"{out} was begun by an earlier version of tacita; start a new run with this one.")
         if config.data == IN_MEMORY and given is None:
