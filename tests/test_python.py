@@ -226,6 +226,9 @@ def test_a_run_on_a_table_goes_on_only_with_the_table() -> None:
     with pytest.raises(tc.TacitaError, match="other data than"):
         tc.train(frame.head(399), out="mine", resume=True)
     assert tc.train(frame, out="mine", resume=True).result == run.result
+    assert tc.train(frame, out="mine", resume=True).result == run.result  # finished: nothing is left to do
+    with pytest.raises(tc.TacitaError, match="is finished, and learned from other data than this table"):
+        tc.train(frame.head(399), out="mine", resume=True)
     with pytest.raises(tc.TacitaError, match="leave out all others"):
         tc.train(frame, out="mine", resume=True, seed=3)
     with pytest.raises(tc.TacitaError, match="leave out all others"):
@@ -404,7 +407,7 @@ def test_filtered_items_are_said_to_be_filtered(capsys: pytest.CaptureFixture[st
     made = clicks()
     rows = {"user": [*made["who"], "p1"], "item": [*made["what"], "rare"]}
     run = tc.train(rows, backbone=KNOWN, out="mine", **{**ONE_BLOCK, "split": {"kind": "random", "k_core": 3}})
-    filtered = r"its filters \(split.k_core = 3\) leave out items that few people have"
+    filtered = r"its filters \(split=\{\"k_core\": 3\}\) leave out items that few people have"
     with pytest.raises(tc.TacitaError, match=f"item 'rare' is not in mine; .*{filtered}"):
         run.similar("rare")
     with pytest.warns(UserWarning, match=filtered):
@@ -695,6 +698,14 @@ SENTENCES = {
     "choose with --columns time=NAME.": 'choose with columns={"time": "NAME"}.',
     "say --decimal , if it has a decimal comma": 'say decimal="," if it has a decimal comma',
     '--columns time=day --date-format "%d.%m.%Y" uses it.': 'columns={"time": "day"} date_format="%d.%m.%Y" uses it.',
+    "it has no times; use split.kind = 'random'.": 'it has no times; use split={"kind": "random"}.',
+    "lower it or set split.n_blocks = 1.": 'lower it or set split={"n_blocks": 1}.',
+    "use backbone.order_share = 0.5, or train.server_lr = 1.0 or less.": (
+        'use backbone={"name": ..., "order_share": 0.5}, or train={"server_lr": 1.0} or less.'
+    ),
+    "the 10-core (split.k_core) took 3 rows; see train.rounds.": (
+        "the 10-core (split.k_core) took 3 rows; see train.rounds."
+    ),
     "train with --method fedshare": 'train with method="fedshare"',
     "a -- b and a--b stay": "a -- b and a--b stay",
     "no epsilon: `tacita audit tally --run x --brief` shows it; choose another --out.": (

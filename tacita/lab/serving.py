@@ -190,7 +190,7 @@ class Run:
             wish = wish_of(models, k, seen, exclude, include)
             found = folded_in(models, items, rounds_of(self.result), wish)
             for line in left_out(models, items):
-                warnings.warn(line, stacklevel=2)
+                warnings.warn(python_words(line), stacklevel=2)
             return found
 
     def metrics(self) -> Frame:
