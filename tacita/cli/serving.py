@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacita.cli import console
-from tacita.cli.options import AsJson, HowMany
+from tacita.cli.options import AsJson, HowMany, RunToo, run_and_word
 from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
@@ -77,20 +77,29 @@ def recommend(
 
 
 def similar(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
-    item: Annotated[str, typer.Argument(metavar="ITEM", help="Raw item id.")],
+    folder: Annotated[str | None, typer.Argument(metavar="RUN", help="Run folder.")] = None,
+    word: Annotated[str | None, typer.Argument(metavar="ITEM", help="Raw item id.")] = None,
+    named: RunToo = None,
     k: HowMany = 10,
     out: Annotated[Path | None, typer.Option("--out", help="Write the table to a .parquet or .csv file.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Items that are like one of them: for tally by its matrix, for other models by the cosine of item rows.
 
-    Example: `tacita similar runs/first 50 -k 5`
+    Examples:
+
+    `tacita similar runs/first 50 -k 5`
+
+    `tacita similar --run runs/first 50`
     """
     from tacita.data.frames import check_ending
     from tacita.lab import loaded, serving
     from tacita.report.promises import privacy_in_brief
 
+    run, item = run_and_word(named, [folder, word], "tacita similar runs/first 50")
+    if item is None:
+        raise TacitaError("name the item, too, as in `tacita similar runs/first 50`.")
+    item = item.strip()
     if out is not None:
         check_ending(out)
     opened, models = serving.open_run(run), loaded.load(run)

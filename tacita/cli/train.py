@@ -160,7 +160,12 @@ def _show(run: Run, as_json: bool, quiet: bool) -> None:
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or one CSV of accuracies.")],
+    folders: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUN...", help="Run folders, or one CSV of accuracies.")
+    ] = None,
+    named: Annotated[
+        list[Path] | None, typer.Option("--run", help="A run folder, instead of as an argument; repeat for more.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="HTML file to write (default: report.html, unless another kind is asked for).")
     ] = None,
@@ -184,6 +189,9 @@ def report(
     from tacita.report.pages import write_report
     from tacita.report.seeds import read_groups, rows_of, write_tables
 
+    folders = [*(folders or ()), *(named or ())]
+    if not folders:
+        raise TacitaError("name one run folder or more, as in `tacita report runs/a runs/b`.")
     if svg is not None and svg.suffix.lower() != ".svg":
         raise TacitaError(f"--svg {svg}: a picture of this kind goes to a .svg file; choose that ending.")
     if any(one.suffix.lower() == ".csv" for one in folders):
