@@ -141,7 +141,7 @@ open_run = load
 
 def compare(runs: Iterable[Run | str | Path], over: str | None = None) -> Frame:
     """Several runs as a table, a row each: run, method, backbone, data, seed, the mean of every metric, LA, RA and HM,
-    bytes per client and round, epsilon (null: no epsilon) and protocol.
+    bytes per client and round (of tally: and block, which is one exchange), epsilon (null: no epsilon) and protocol.
 
     Only rows of the same `protocol` number share data, split, mask and ranking, and can be compared. With
     `over="seeds"` runs that differ in nothing but the seed are one row, with the half-width of the 95 % interval beside

@@ -314,9 +314,7 @@ def _show_verdict(run: Run) -> None:
     found = read_run(run.folder)
     for _, sentence in verdicts(found)[: max(1, len(found.better))]:
         say(sentence)
-    sent = run.result["bytes"]
-    up, down = human_bytes(sent["up_per_client_and_round"]), human_bytes(sent["down_per_client_and_round"])
-    say(f"Sent per client and round: {up} up, {down} down.")
+    say(f"Sent per client and {found.per}: {human_bytes(found.up)} up, {human_bytes(found.down)} down.")
     say(f"Report: {run.folder / 'report.html'}")
 
 

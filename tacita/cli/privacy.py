@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacita.cli import console
-from tacita.cli.options import AsJson, DataDir, Threads
+from tacita.cli.options import AsJson, DataDir, RunToo, Threads, run_and_word
 from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
@@ -140,8 +140,12 @@ def _calibrate(run: Path, leavers: int, machine: Machine, as_json: bool) -> None
 
 
 def ledger(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
-    user: Annotated[str | None, typer.Argument(help="Raw user id: that person's own account.")] = None,
+    folder: Annotated[str | None, typer.Argument(metavar="RUN", help="Run folder.")] = None,
+    word: Annotated[
+        str | None, typer.Argument(metavar="[USER]", help="Raw user id: that person's own account.")
+    ] = None,
+    named: RunToo = None,
+    user: User = None,
     as_json: AsJson = False,
 ) -> None:
     """What releases have cost people's privacy budgets: spent, left, by event.
@@ -154,9 +158,15 @@ def ledger(
     `tacita ledger runs/mine`
 
     `tacita ledger runs/mine 196`
+
+    `tacita ledger --run runs/mine --user 196`
     """
     from tacita.lab.ledger import in_words, run_ledger
 
+    run, person = run_and_word(named, [folder, word], "tacita ledger runs/mine 196")
+    if person is not None and user is not None:
+        raise TacitaError("a user is named twice; leave out --user.")
+    user = person if user is None else user
     told = run_ledger(run, user)
     if as_json:
         console.print_json(told)

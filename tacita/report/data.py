@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,11 @@ class RunData:
         return tuple(value if value == value else -1.0 for one in each for value in one.values())
 
     @property
+    def per(self) -> str:
+        """What a client sends its bytes in: a round, or a block where there is one exchange in each."""
+        return "block" if _one_exchange(self.backbone) else "round"
+
+    @property
     def main(self) -> str:
         """The selecting metric, or the first one where that is not reported."""
         return self.select_by if self.select_by in self.mean else next(iter(self.mean), self.select_by)
@@ -183,7 +189,12 @@ def _mean(raw: dict[str, Any], blocks: list[dict[str, Any]]) -> Scores:
     return _tested({**raw, "users": any(b.get("users", 1) for b in blocks[1:] or blocks)})
 
 
-def _block(raw: dict[str, Any], other: str, untested: set[int]) -> BlockData:
+def _one_exchange(backbone: str) -> bool:
+    """Whether a model sends once a block: the rounds after that only try ways of scoring on validation."""
+    return backbone in backbone_names() and backbone_class(backbone).learner == "statistic"
+
+
+def _block(raw: dict[str, Any], other: str, untested: set[int], sent: int) -> BlockData:
     groups = {name: (int(raw[name]["users"]), _scores(raw[name])) for name in ("new", "returning")}
     return BlockData(
         scores=_tested(raw),
@@ -193,19 +204,20 @@ def _block(raw: dict[str, Any], other: str, untested: set[int]) -> BlockData:
         rounds=int(raw["rounds"]),
         best_round=int(raw["best_round"]),
         valid=_number(raw.get("valid")) if raw["best_round"] else math.nan,
-        up=_number(raw["bytes_up"]),
-        down=_number(raw["bytes_down"]),
+        up=_number(raw["bytes_up"]) * sent,
+        down=_number(raw["bytes_down"]) * sent,
         on_blocks=[math.nan if s in untested else _number(v) for s, v in enumerate(raw["on_blocks"])],
     )
 
 
-def _removed(raw: list[dict[str, Any]]) -> str:
+def removals(raw: list[dict[str, Any]]) -> list[Removed]:
+    """What filtering took, as result.json has it."""
+
     def pair(values: list[Any]) -> tuple[int, int]:
         before, after = values
         return int(before), int(after)
 
-    steps = [Removed(str(r["reason"]), pair(r["rows"]), pair(r["users"]), pair(r["items"])) for r in raw]
-    return removed_text(steps) if steps else ""
+    return [Removed(str(r["reason"]), pair(r["rows"]), pair(r["users"]), pair(r["items"])) for r in raw]
 
 
 def method_name(backbone: str, method: str, parts: list[dict[str, Any]] | None) -> str:
@@ -236,7 +248,8 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
     backbone = str(config["backbone"].get("name", "mf"))
     mask = str(how["mask"])
     untested = {n for n, b in enumerate(raw["blocks"]) if not b["users"]}
-    blocks = [_block(b, "history" if mask == "block" else "block", untested) for b in raw["blocks"]]
+    other, once = "history" if mask == "block" else "block", _one_exchange(backbone)
+    blocks = [_block(b, other, untested, int(b["rounds"]) if once else 1) for b in raw["blocks"]]
     if not blocks or [len(b.on_blocks) for b in blocks] != list(range(1, len(blocks) + 1)):
         raise ValueError("the blocks are not whole")
     controls, skipped = [], {}
@@ -265,7 +278,7 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
         fingerprint=str(data["fingerprint"]),
         users=int(data["users"]),
         items=int(data["items"]),
-        removed=_removed(data.get("removed") or []),
+        removed=removed_text(steps) if (steps := removals(data.get("removed") or [])) else "",
         version=str(raw.get("tacita", "")),
         settings=settings,
         select_by=str(how["select_by"]),
@@ -279,8 +292,8 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
         continual=Scores({k: _number(raw["continual"][k]) for k in ("la", "ra", "hm")}),
         controls=controls,
         skipped=skipped,
-        up=_number(raw["bytes"]["up_per_client_and_round"]),
-        down=_number(raw["bytes"]["down_per_client_and_round"]),
+        up=statistics.fmean([b.up for b in blocks]) if once else _number(raw["bytes"]["up_per_client_and_round"]),
+        down=statistics.fmean([b.down for b in blocks]) if once else _number(raw["bytes"]["down_per_client_and_round"]),
         valid=events["valid"],
         notes={name: curve for name, curve in events.items() if name != "valid"},
         privacy=[str(line) for line in raw.get(SAID, ())],

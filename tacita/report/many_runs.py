@@ -52,7 +52,9 @@ def _means_table(runs: Sequence[RunData], labels: Sequence[str], fair: bool) -> 
         flag = Cell(names, "beats list") if names else Cell("none" if run.controls else "not run")
         rows.append([Cell(labels[n], note=run.folder), *told, *cells(human_bytes(run.up), human_bytes(run.down)), flag])
     head = ["run", *map(nice, metrics), "LA", "RA", "HM", "up", "down", "controls that are better"]
-    said = "Means over blocks 1 and later (LA, RA and HM: over all); bytes per client and round"
+    per = {run.per for run in runs}
+    sent = per.pop() if len(per) == 1 else "round, or block where that is one exchange"
+    said = f"Means over blocks 1 and later (LA, RA and HM: over all); bytes per client and {sent}"
     return Table(said, cells(*head), rows)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tacita.core.config import RunConfig
@@ -32,6 +33,19 @@ def privacy_lines(config: RunConfig, result: Mapping[str, Any]) -> list[str]:
     lines += [*spent_more(result), *of_parts, *([REHEARSAL] if of_parts and not lines else [])]
     deltas = [float(said["delta"]) for said in promised.values() if "delta" in said]
     return [*lines, *large_delta(max(deltas, default=0.0), result.get("data", {}).get("users", 0))] or [NO_EPSILON]
+
+
+def gives_away(config: RunConfig, folder: Path) -> list[str]:
+    """That a sum without noise shows people, and which attacks show that of a run."""
+    audits = {
+        "tally": f"`tacita audit tally --run {folder}` shows it",
+        "tally-order": f"`tacita audit tally --run {folder}` shows it of the matrix of what goes together, "
+        f"`tacita audit order --run {folder}` of the matrix of what follows what",
+    }
+    model = _model(config)
+    if model not in audits or config.privacy.epsilon is not None:
+        return []
+    return [f"what {model} releases gives people away: {audits[model]}."]
 
 
 def large_delta(delta: float, people: int) -> list[str]:
