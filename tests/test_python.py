@@ -814,3 +814,17 @@ def test_progress_is_shown_where_somebody_looks(
     said = capsys.readouterr()
     assert "round 2/2" in said.err or "loading" in said.err or "training" in said.err
     assert said.out == ""
+
+
+def test_who_is_new_gets_the_rounds_that_the_folder_says_now(mf: tc.Run, tmp_path: Path) -> None:
+    """A run that forgot something by training again may have other best rounds than when it was opened."""
+    folder = tmp_path / "run"
+    shutil.copytree(mf.folder, folder)
+    run, path = tc.load(folder), folder / "result.json"
+    before = run.fold_in(["i3", "i4"], 5)
+    said = json.loads(path.read_text(encoding="utf-8"))
+    said["blocks"][-1]["best_round"] = 1
+    path.write_text(json.dumps(said), encoding="utf-8")
+    after = run.fold_in(["i3", "i4"], 5)
+    assert_frame_equal(after, tc.load(folder).fold_in(["i3", "i4"], 5))
+    assert not after.equals(before)

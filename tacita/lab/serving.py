@@ -188,7 +188,7 @@ class Run:
         with in_python():
             models, items = self._loaded(), raw_ids(history, "item")
             wish = wish_of(models, k, seen, exclude, include)
-            found = folded_in(models, items, rounds_of(self.result), wish)
+            found = folded_in(models, items, rounds_of(read_result(self.folder)), wish)
             for line in left_out(models, items):
                 warnings.warn(python_words(line), stacklevel=2)
             return found
