@@ -104,7 +104,10 @@ def page_of(quality: dict[str, float], seeds: int = 2, **forgets: str) -> str:
 def test_the_advice_is_made_of_the_cells() -> None:
     page = page_of({"popular": 0.05, "tally": 0.09, "tally_private_8": 0.06, "fedavg": 0.04})
     assert "may know the histories: on ml-100k **tally** (NDCG@10 0.0915 ± 0.0064" in page
-    assert "an epsilon below 10: on ml-100k **tally, epsilon 8** (NDCG@10 0.0615 ± 0.0064, epsilon 8, a person)" in page
+    assert (
+        "an epsilon below 10: on ml-100k **tally, epsilon 8** (NDCG@10 0.0615 ± 0.0064, epsilon 8, a person: " in page
+    )
+    assert "the odds of a guess may grow 2,981 times, which bounds little ([privacy.md](privacy.md)))" in page
     assert "Below most popular (0.0515 ± 0.0064) on ml-100k: fedavg." in page
     assert (
         "wanted: on ml-100k **tally** (NDCG@10 0.0915 ± 0.0064, 150 KB up)" in page
