@@ -587,7 +587,7 @@ USAGE: list[tuple[str, tuple[str, ...]]] = [
     ("train a.toml b.toml", ("b.toml",)),
     ("recommend --user u1", ("--run",)),
     ("recommend --run x", ("--user",)),
-    ("report", ("RUN",)),
+    ("report", ("name one run folder",)),
     ("bench scale --users a", ("--users 'a'",)),
     ("bench scale --users 1", ("--users",)),
     ("bench rounds --repeats 0", ("--repeats",)),
