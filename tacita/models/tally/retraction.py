@@ -109,8 +109,6 @@ def low_rank(inverse: Doubles, row: Longs, col: Longs, change: Doubles) -> LowRa
     values, vectors = np.linalg.eigh(small)  # it reads the lower triangle
     strong = np.abs(values) > 1e-13 * np.abs(values).max()
     values, vectors = values[strong], vectors[:, strong]
-    if len(values) > n // 8:
-        return None
     moved = inverse[:, items] @ vectors  # (n, rank)
     core = np.diag(1 / values) + vectors.T @ moved[items]
     if (np.linalg.eigvalsh(core) > 0).sum() != (values > 0).sum():
