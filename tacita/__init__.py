@@ -141,11 +141,13 @@ open_run = load
 
 def compare(runs: Iterable[Run | str | Path], over: str | None = None) -> Frame:
     """Several runs as a table, a row each: run, method, backbone, data, seed, the mean of every metric, LA, RA and HM,
-    bytes per client and round, epsilon (null: no epsilon) and protocol.
+    bytes per client and round (of tally: and block, which is one exchange), epsilon (null: no epsilon), what the model
+    reads of people when it is tested (`read`) and protocol.
 
     Only rows of the same `protocol` number share data, split, mask and ranking, and can be compared. With
-    `over="seeds"` runs that differ in nothing but the seed are one row, with the half-width of the 95 % interval beside
-    every mean; it is null where there is one seed only.
+    `over="seeds"` runs that differ in nothing but `seed` and `split.seed` are one row, with the half-width of the 95 %
+    interval beside every mean; it is null where there is one run only. Runs with the same numbers count once, and
+    `note` says so.
 
     >>> import tacita as tc
     >>> tc.compare([run, "example"])["protocol"].to_list()

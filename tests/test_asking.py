@@ -31,6 +31,28 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 # Recommend, similar
 
 
+def test_a_run_is_named_by_an_argument_or_by_an_option(runs: list[Path]) -> None:
+    """recommend and forget say --run, so everybody tries it with the others, too."""
+    run, item = str(runs[-1]), tc.load(runs[-1]).items[0]
+    asked = [call("similar", *words, "--json") for words in ((run, item), ("--run", run, item), (item, "--run", run))]
+    assert len(json.loads(asked[0].out)) > 0
+    assert len({one.out for one in asked}) == 1
+    for words, said in {
+        (): "name one run folder, as an argument or with --run",
+        (run,): "name the item, too",
+        ("--run", run, run, item): "name one run folder",
+    }.items():
+        refuses(["similar", *words], said)
+    told = [call("ledger", *words).out for words in ((run,), ("--run", run))]
+    assert told[0] == told[1] != ""
+    pages = {"argument.html": [run], "option.html": ["--run", run]}
+    for page, words in pages.items():
+        assert call("report", *words, "--out", page).code == 0
+    assert len({Path(page).read_bytes() for page in pages}) == 1
+    refuses(["report"], "name one run folder or more")
+    refuses(["ledger"], "name one run folder")
+
+
 def test_everybody_goes_to_a_file(runs: list[Path]) -> None:
     whole = tc.load(runs[0]).recommend(k=4)
     for name, read in (("recs.parquet", pl.read_parquet), ("recs.csv", pl.read_csv)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -214,13 +215,21 @@ def test_every_figure_is_printed_beside_its_control(capsys: pytest.CaptureFixtur
     assert "Control: the same attack where the person" in told.err
 
 
-def test_training_says_that_the_release_gives_people_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = ["--data", "synthetic:users=40,items=30,per_user=10"]
+@pytest.mark.parametrize(("backbone", "audits"), [("tally", ["tally"]), ("tally-order", ["tally", "order"])])
+def test_training_says_that_the_release_gives_people_away_and_what_shows_it(
+    backbone: str, audits: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = ["--data", "synthetic:users=40,items=30,per_user=10"], str(tmp_path / "run")
     with pytest.raises(SystemExit) as left:
-        main(["train", *data, "--backbone", "tally", "--out", str(tmp_path / "run")])
+        main(["train", *data, "--backbone", backbone, "--no-controls", "--out", out])
     assert not left.value.code
-    told = capsys.readouterr()
-    assert "gives people away" in " ".join((told.out + told.err).split())
+    told = " ".join("".join(capsys.readouterr()).split())
+    assert f"what {backbone} releases gives people away" in told
+    assert re.findall("`tacita (audit [a-z]+ --run [^`]+)`", told) == [f"audit {one} --run {out}" for one in audits]
+    for one in audits:  # what is named can be called
+        with pytest.raises(SystemExit) as left:
+            main(["audit", one, "--run", out, *(["--brief"] if one == "tally" else []), "--quiet"])
+        assert not left.value.code
 
 
 @pytest.mark.skipif(not REAL or not (Path(REAL) / "ml-100k").is_dir(), reason="needs ml-100k in $TACITA_DATA")

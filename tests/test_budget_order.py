@@ -243,3 +243,18 @@ def test_settings_that_a_budget_has_no_use_for_are_refused(options: dict[str, An
 def test_a_share_without_a_budget_is_refused() -> None:
     with pytest.raises(TacitaError, match=r"divides a budget; set privacy\.epsilon"):
         ran(config_of(None, backbone={"name": "tally-order", "order_share": 0.2}))
+
+
+def test_what_follows_what_fades_with_its_block_and_its_noise_by_the_square() -> None:
+    model = private(blocks=2)
+    server = asked(model, k=3, block=1, last=0)
+    held = {
+        "gram": np.ones((3, 3)),
+        "variance": np.array([8.0]),
+        FOLLOWING: np.full((3, 3), 2.0),
+        SPREAD: np.array([8.0]),
+    }
+    told = {"terms": np.eye(3), "next": np.eye(3), "draws": np.array([2.0])}  # two nodes, each with noise of its own
+    made = model.added(server.with_part(STATE, held), told, STATISTIC, fade=0.5)
+    assert (made[FOLLOWING] == 1.0 + np.eye(3)).all()
+    assert made[SPREAD][0] == pytest.approx(0.25 * 8 + 2 * model.deviation_of(server, STATISTIC) ** 2)

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
-from tacita.lab.assembling import Machine, assemble
+from tacita.lab.assembling import Machine, assemble, planned
 from tacita.lab.experiments import plan
 from tacita.lab.experiments.choose_page import choose_page
 from tacita.lab.experiments.choosing import choose_once, promise_of
+from tacita.lab.seeing import SHARES, SUM_ALONE, server_sees
 from tacita.methods import configured, preset_names
 
 TINY = "synthetic:users=60,items=60,per_user=15,groups=4"
@@ -76,6 +77,9 @@ def test_a_budget_is_told() -> None:
     assert line["words"]["promise"] == "a person, from who sees the sum"  # type: ignore[index]
 
 
+SEES = {"fedmf_he": SUM_ALONE, "fedshare": f"{SHARES}; which rows each person's update moves"}
+
+
 def page_of(quality: dict[str, float], seeds: int = 2, **forgets: str) -> str:
     experiment, settings = plan.load_experiment("choose")
     cells = plan.cells_of(experiment, settings, ["ml-100k"], ["tally", "mf", "ego"], seeds, list(quality))
@@ -88,7 +92,11 @@ def page_of(quality: dict[str, float], seeds: int = 2, **forgets: str) -> str:
         values = {"ndcg@10": [quality[cell.variant] + 0.001 * cell.seed], "hr@10": [0.1], "KB up, a person": [sent]}
         if cell.variant == "tally_private_8":
             values["epsilon"] = [8.0]
-        words = {"forgets": forgets.get(cell.variant, "tally: exact"), "sees": "a sum", "promise": "a person"}
+        words = {
+            "forgets": forgets.get(cell.variant, "tally: exact"),
+            "sees": SEES.get(cell.variant, "a sum"),
+            "promise": "a person",
+        }
         lines[cell.key] = {"seed": cell.seed, "values": values, "words": words}
     return choose_page(experiment, cells, lines)
 
@@ -96,11 +104,18 @@ def page_of(quality: dict[str, float], seeds: int = 2, **forgets: str) -> str:
 def test_the_advice_is_made_of_the_cells() -> None:
     page = page_of({"popular": 0.05, "tally": 0.09, "tally_private_8": 0.06, "fedavg": 0.04})
     assert "may know the histories: on ml-100k **tally** (NDCG@10 0.0915 ± 0.0064" in page
-    assert "an epsilon below 10: on ml-100k **tally, epsilon 8** (NDCG@10 0.0615 ± 0.0064, epsilon 8, a person)" in page
+    assert (
+        "an epsilon below 10: on ml-100k **tally, epsilon 8** (NDCG@10 0.0615 ± 0.0064, epsilon 8, a person: " in page
+    )
+    assert "the odds of a guess may grow 2,981 times, which bounds little ([privacy.md](privacy.md)))" in page
     assert "Below most popular (0.0515 ± 0.0064) on ml-100k: fedavg." in page
     assert (
         "wanted: on ml-100k **tally** (NDCG@10 0.0915 ± 0.0064, 150 KB up)" in page
     )  # fedavg sends more, and is below
+    assert "seen by itself" not in page
+    page = page_of({"popular": 0.05, "tally": 0.09, "fedmf_he": 0.06, "fedshare": 0.055})
+    assert "seen by itself, and no budget is needed: on ml-100k **fedmf-he** (" in page
+    assert "what they share and take it back: on ml-100k **fedshare** (" in page
 
 
 def test_tables_are_grouped_and_best_first_and_say_what_is_not_there() -> None:
@@ -148,3 +163,33 @@ def test_fewer_seeds_on_one_dataset() -> None:
     experiment, settings = plan.load_experiment("choose")
     cells = plan.cells_of(experiment, settings, ["ml-100k", "ml-1m"], ["tally"], 3, ["tally"])
     assert [(one.dataset, one.seed) for one in cells] == [("ml-100k", 1), ("ml-1m", 1), ("ml-100k", 2), ("ml-100k", 3)]
+
+
+def sees(method: str, backbone: str = "mf", **more: object) -> str:
+    return server_sees(
+        planned(configured({"data": TINY, "method": method, "backbone": {"name": backbone}, **more}, "x"))
+    )
+
+
+def test_what_the_server_sees_follows_who_is_trusted() -> None:
+    fixed, apart = {"aggregation": "fixed"}, {"aggregation": "fixed", "silos": 4, "in_silos": "apart"}
+    threat = {name: [{"name": "dpps", "threat": name}] for name in ("local", "silo", "central")}
+    noised, clipped = "each person's update, with noise", "each person's clipped update; the model"
+    assert sees("dpps", parts=threat["local"], train={"aggregation": "mean"}).startswith(noised)
+    assert sees("dpps", parts=threat["central"], train=fixed).startswith(clipped)
+    assert sees("dp-fedavg").startswith(clipped)
+    assert sees("dpps", parts=threat["silo"], train=apart).startswith(
+        "each silo's sum of clipped updates, with one noise"
+    )
+    assert sees("dpps", "tally").endswith("with noise")
+
+
+def test_a_promise_is_told_for_every_threat() -> None:
+    for threat in ("local", "silo", "central"):
+        promised = {"dpps": {"epsilon_most": 1.0, "unit": "person", "threat": threat}}
+        assert promise_of({"promises": promised}).startswith("a person, from ")
+
+
+def test_advice_goes_by_what_servers_are_said_to_see() -> None:
+    assert sees("fedmf-he").startswith(SUM_ALONE)
+    assert sees("fedshare", "ego").startswith(SHARES)

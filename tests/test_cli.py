@@ -6,6 +6,7 @@ import contextlib
 import errno
 import gzip
 import hashlib
+import html
 import io
 import json
 import os
@@ -790,6 +791,30 @@ def test_models_of_another_dataset_of_the_same_size(copied: Path) -> None:
 
 
 # Recommend and report
+
+
+@pytest.mark.parametrize(("backbone", "read"), [("mf", None), ("tally", "known")])
+def test_a_result_says_how_it_was_read_where_anything_was(backbone: str, read: str | None) -> None:
+    args = f"train --data {SMALL} --backbone {backbone} --rounds 1 --no-controls --set evaluate.read=known --out x"
+    said = call(*args.split())
+    assert said.code == 0, said
+    assert (", read known" in " ".join(said.out.split())) == (read is not None)
+    assert ("read 'known'" in html.unescape(Path("x/report.html").read_text())) == (read is not None)
+    assert json.loads(Path("x/result.json").read_text())["read"] == read
+
+
+def test_a_tally_is_tried_again_by_its_split(tmp_path: Path) -> None:
+    """It draws nothing from the run's seed: other seeds are no second try, other splits are."""
+    for name, seed, split in (("a", 1, 0), ("b", 2, 0), ("c", 3, 7)):
+        settings = f"--seed {seed} --set split.seed={split} --set split.kind=random"
+        controls = "" if name == "a" else "--no-controls"
+        assert call(*f"train --data {SMALL} --backbone tally {settings} {controls} --out {name}".split()).code == 0
+    said = call("report", "a", "b", "--latex", "same.tex")
+    assert "these 2 runs are the same numbers: vary split.seed" in " ".join(said.err.split() + said.out.split())
+    assert "pm" not in Path("same.tex").read_text()
+    rows = json.loads(call("report", "a", "c", "--json").out)
+    assert [(row["runs"], row["seeds"], row["splits"], row["note"]) for row in rows] == [(2, "1 3", "0 7", "")]
+    assert rows[0]["ndcg@20 half-width 95"] > 0
 
 
 def test_recommend_prints_a_table_and_json(finished: Path) -> None:

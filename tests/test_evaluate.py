@@ -14,17 +14,19 @@ from ir_measures import RR, P, R, Success, nDCG
 from scipy import stats
 
 from tacita import metrics as module
-from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig
+from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, validated
 from tacita.core.draws import Draws, keys_of
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Block, Doubles, Down, Floats, Ints, Keys, Ragged, Stream
 from tacita.data.sources import load
 from tacita.data.splits import split
-from tacita.federation.measuring import Learned, block_scores, evaluate_devices, known_items, rules_of
+from tacita.federation.measuring import Learned, block_scores, evaluate_devices, known_items, read_of, reads, rules_of
 from tacita.federation.rounds import Progress, begin_block, start
 from tacita.kernels.ranking import best_items, list_ranks
 from tacita.lab import controls
+from tacita.lab.assembling import build
 from tacita.lab.controls import (
+    alone_scorer,
     item_gram,
     linear_scorer,
     linear_weights,
@@ -602,6 +604,48 @@ def control(fed: Federation, make: Any) -> Evaluation:
     block = fed.stream.blocks[0]
     mask = known_items(fed, block, "test", "block")
     return evaluate(make(fed, block), block.test, mask, fed.stream.user_keys, DRAWS, Rules(["ndcg", "auc"], [10]))
+
+
+def reading(stream: Stream, read: str, backbone: dict[str, Any], parts: tuple[str, ...] | list[str] = ()) -> Federation:
+    values = {"backbone": backbone, "parts": [{"name": one} for one in parts], "evaluate": {"read": read}}
+    config = validated(RunConfig, values, "the test")
+    model, made, draws = build(config)
+    return Federation(model, made, config, draws, stream=stream)
+
+
+READERS = {
+    "linear": ({"name": "tally"}, linear_scorer),  # reads the run's own lists
+    "alone": ({"name": "lightgcn", "dim": 4}, alone_scorer),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_controls_read_what_the_run_reads_and_never_what_is_wanted(name: str) -> None:
+    backbone, make = READERS[name]
+    users = np.arange(2, dtype=np.int32)
+    train: Lists = [[0, 1], [1, 2], [0, 1, 2, 3], [2, 3], [0, 3]]
+
+    def scores(read: str, valid: Lists, test: Lists, model: dict[str, Any] = backbone) -> Floats:
+        empty: Lists = [[]] * 3
+        stream = stream_of(block_of(0, 6, train, valid + empty, test + empty))
+        fed = reading(stream, read, model)
+        return np.array(make(fed, fed.stream.blocks[0])(users))
+
+    known = scores("known", [[2], [3]], [[3], [0]])
+    assert (known != scores("train", [[2], [3]], [[3], [0]])).any(axis=1).all()
+    assert np.array_equal(known, scores("known", [[2], [3]], [[5], [4]]))  # whatever is to be found
+    both = [scores(read, [[2], [3]], [[3], [0]], {"name": "mf", "dim": 4}) for read in ("train", "known")]
+    assert np.array_equal(*both)  # beside a model that reads nobody's items
+
+
+@pytest.mark.parametrize(
+    ("backbone", "parts", "expected"),
+    [("mf", [], None), ("tally", [], "known"), ("lightgcn", [], "known"), ("mf", ["sharing"], "known")],
+)
+def test_a_run_says_what_it_reads_where_it_reads(backbone: str, parts: list[str], expected: str | None) -> None:
+    fed = reading(TWO_BLOCKS, "known", {"name": backbone}, parts)
+    assert reads(fed) == expected
+    assert (read_of(fed, TWO_BLOCKS.blocks[1]) is TWO_BLOCKS.blocks[1]) == (expected is None)
 
 
 def test_popular_beats_random_and_linear_beats_popular_where_there_is_structure() -> None:

@@ -119,7 +119,7 @@ def test_the_toy_method_shortens_uploads_and_its_devices_remember() -> None:
 
 
 def test_the_toy_method_refuses_what_it_cannot_do_in_one_sentence() -> None:
-    with pytest.raises(TacitaError, match=r"train.server_lr = 1.0 or less"):
+    with pytest.raises(TacitaError, match=r"use train=\{\"server_lr\": 1.0\} or less"):
         trained("refused", method="steady", train={"rounds": 1, "server_lr": 2.0})
 
 

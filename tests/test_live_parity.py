@@ -702,6 +702,30 @@ def test_a_statistic_does_not_tell_of_items_that_few_have(tmp_path: Path) -> Non
     close_all(site)
 
 
+@pytest.mark.parametrize("backbone", ["tally", "tally-order"])
+def test_nothing_is_told_anew_after_its_noise(tmp_path: Path, backbone: str) -> None:
+    more = {"order_back": False} if backbone == "tally-order" else {}
+    values = {
+        "data": DATA,
+        "split": SPLIT,
+        "seed": 5,
+        "backbone": {"name": backbone, "ridge": 20.0, "min_item": 2, "keep": 20, **more},
+        "method": "dpps",
+        "parts": [{"name": "dpps", "clip": 1.0, "releases": 4}],
+    }
+    site = make_site(tmp_path, validated(RunConfig, values, "test"), min_contributors=5)
+    play(site)
+    seen = 0
+    for _, body, reply in site.transport.log:
+        told = decode_reply(reply)
+        if told.head.verdict == "ok" and "touched" in told.arrays:
+            seen += 1
+            counts = told.arrays["touched"]
+            assert not np.array_equal(counts, np.rint(counts)), decode_request(body).head
+    assert seen >= 4
+    close_all(site)
+
+
 def test_a_round_tells_how_rows_moved_and_not_who_touched_them(tmp_path: Path) -> None:
     site = started_site(tmp_path, "fedavg")
     site.next_block()

@@ -17,6 +17,7 @@ from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import ServerState
 from tacita.fields import Total
+from tacita.kernels import threads
 from tacita.lab.assembling import planned
 from tacita.privacy.calibration import (
     epsilon_of_mu,
@@ -140,3 +141,12 @@ def test_who_knows_the_seed_does_not_know_a_devices_noise() -> None:
     guessed = [Stream(Draws(1, other), "noise", 0, 3).normals(1000) for other in ("", "Secret")]
     for other in guessed:
         assert abs(np.corrcoef(ours, other)[0, 1]) < 0.2
+
+
+def test_noise_is_the_same_on_one_core_and_on_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    for cores in (1, 2, 3):
+        monkeypatch.setattr(threads, "threads_in_use", lambda cores=cores: cores)
+        drawn.append(Stream(Draws(3), "cores").normals(70_001))
+    assert (drawn[0] == drawn[1]).all()
+    assert (drawn[0] == drawn[2]).all()

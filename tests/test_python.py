@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import doctest
+import json
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,16 +20,18 @@ from polars.testing import assert_frame_equal
 
 import tacita
 import tacita as tc
+from tacita.cli import console, main
 from tacita.core.draws import keys_of
 from tacita.core.errors import DiskFull
 from tacita.core.python_words import in_python, python_words
 from tacita.core.types import Block, Down, Ragged
 from tacita.data.frames import as_frame, raw_ids
 from tacita.federation.clients import grow, no_devices, users_view
-from tacita.lab import loaded, serving
+from tacita.lab import assembling, loaded, serving
 from tacita.lab.arrival import arrival_scores, held_still
 from tacita.lab.run_folder import lists_of
 from tacita.learn.training import train_cohort
+from tacita.report.pages import write_report
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
 ONE_BLOCK: dict[str, Any] = {"split": {"kind": "random"}, "evaluate": {"controls": False}}
@@ -85,7 +89,7 @@ def test_every_example_of_the_docstrings_runs() -> None:
             ran += runner.run(one, clear_globs=False).attempted
             assert runner.failures == 0, one.name
     assert ran > 20
-    for name in ("recommend", "scores", "similar", "fold_in", "metrics", "users", "items"):
+    for name in ("recommend", "scores", "similar", "fold_in", "metrics", "users", "items", "notes"):
         assert ">>>" in (getattr(tc.Run, name).__doc__ or ""), name
 
 
@@ -215,17 +219,95 @@ def test_a_run_on_a_table_goes_on_only_with_the_table() -> None:
     say = {"columns": {"user": "who", "item": "what"}, **QUICK}
     run = tc.train(frame, out="mine", **say)
     (run.folder / "result.json").unlink()  # as if it had been killed
-    with pytest.raises(tc.TacitaError, match=r"table in memory, which is not kept"):
+    with pytest.raises(
+        tc.TacitaError, match=r"not kept; give it again in Python, as in tacita.train\(table, out='mine',"
+    ):
         tc.train(out="mine", resume=True)
     with pytest.raises(tc.TacitaError, match="other data than"):
         tc.train(frame.head(399), out="mine", resume=True)
     assert tc.train(frame, out="mine", resume=True).result == run.result
+    assert tc.train(frame, out="mine", resume=True).result == run.result  # finished: nothing is left to do
+    with pytest.raises(tc.TacitaError, match="is finished, and learned from other data than this table"):
+        tc.train(frame.head(399), out="mine", resume=True)
     with pytest.raises(tc.TacitaError, match="leave out all others"):
         tc.train(frame, out="mine", resume=True, seed=3)
     with pytest.raises(tc.TacitaError, match="leave out all others"):
         tc.train(frame, out="mine", resume=True, evaluate={"k": [3]})
     assert run.folder == Path("mine")
     assert tc.train(frame, **say).folder == Path("runs/table-mf-fedavg-1")
+
+
+@pytest.mark.parametrize(
+    "command", ["forget --run mine --user p1 --all", "audit tally --run mine", "audit forget mine"]
+)
+def test_what_reads_the_data_again_asks_for_a_file_of_it(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """To resume would forget nothing."""
+    tc.train(clicks(), out="mine", columns={"user": "who", "item": "what"}, backbone=KNOWN, **QUICK)
+    with pytest.raises(SystemExit) as left:
+        main(command.split())
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert "write the table to a file and train a run on that" in said
+    assert "resume" not in said
+
+
+# What is said of a run
+
+
+def test_notes_say_what_was_left_out_and_what_is_released_in_pythons_words() -> None:
+    made = clicks()
+    rated = {**made, "rating": [1 + n % 5 for n in range(400)]}
+    user_item = {"user": "who", "item": "what"}
+    run = tc.train(
+        rated, columns=user_item, backbone=KNOWN, out="mine", **{**QUICK, "split": {"k_core": 11, "n_blocks": 2}}
+    )
+    notes = run.notes
+    assert any('split={"min_rating": 4} keeps only rows' in one for one in notes)
+    assert any(one.startswith("filtering: 400 rows, 20 users and 30 items became") for one in notes)
+    assert "Privacy: no epsilon. Nothing that this run releases has noise with a budget." in notes
+    assert "what tally releases gives people away: `tacita audit tally --run mine` shows it." in notes
+    assert repr(run).endswith("no epsilon: what it releases gives people away)")
+    assert str(run).splitlines() == [repr(run), *(f"- {one}" for one in notes)]
+    assert tc.load("mine").notes == notes
+    plain = tc.train(SMALL, out="mf", method="f3crec", **{**ONE_BLOCK, "train": {"rounds": 1}})
+    assert repr(plain).endswith("items, no epsilon)")
+    assert any("act from the second block on" in one for one in plain.notes)
+    assert not any("gives people away" in one for one in plain.notes)
+    private = tc.train(SMALL, backbone="tally", out="private", privacy={"epsilon": 2}, **ONE_BLOCK)
+    assert repr(private).endswith("privacy: see notes)")
+    assert any(one.startswith("Privacy: epsilon 2 at delta") for one in private.notes)
+    assert "no epsilon" not in str(private)
+    assert "gives people away" not in str(private)
+
+
+def test_notes_of_a_column_that_was_not_used_name_the_keyword() -> None:
+    made = clicks()
+    frame = {
+        "user": made["who"],
+        "item": made["what"],
+        "bought": [f"{1 + n % 28}/{1 + n % 12}/2024" for n in range(400)],
+    }
+    run = tc.train(frame, backbone=KNOWN, out="mine", **ONE_BLOCK)
+    (note,) = [one for one in run.notes if "holds dates" in one]
+    assert 'was not used; columns={"time": "bought"} date_format="%d/%m/%Y" uses it.' in note
+
+
+def test_order_without_times_says_that_it_is_the_order_of_rows() -> None:
+    made = clicks()
+    rows = {"user": made["who"], "item": made["what"]}
+    model: dict[str, Any] = {"name": "tally-order"}
+    runs = {
+        "untimed": tc.train(rows, backbone=model, out="untimed", **ONE_BLOCK),
+        "timed": tc.train({**rows, "time": made["time"]}, backbone=model, out="timed", **ONE_BLOCK),
+        "unordered": tc.train(rows, backbone="tally", out="unordered", **ONE_BLOCK),
+    }
+    said = [name for name, run in runs.items() if assembling.NO_TIMES in run.notes]
+    assert said == ["untimed"]
+    turned = {name: values[::-1] for name, values in rows.items()}
+    other = tc.train(turned, backbone=model, out="turned", **ONE_BLOCK)  # the note is so: rows the other way round
+    history = ["i1", "i2", "i3"]
+    straight, back = (run.fold_in(history, 20).sort("item")["score"].to_numpy() for run in (runs["untimed"], other))
+    assert abs(straight - back).max() > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -295,12 +377,63 @@ def test_seen_exclude_and_include(tally: tc.Run) -> None:
     assert tally.recommend("u1", 40, exclude=[first])["item"][0] == second
     among = tally.recommend("u1", 10, include=[second, first, *known])
     assert among["item"].to_list() == [first, second]
-    with pytest.raises(tc.TacitaError, match="item 'nope' is not in"):
-        tally.recommend("u1", exclude=["nope"])
+    assert_frame_equal(tally.recommend("u1", 40, exclude=["nope", first]), tally.recommend("u1", 40, exclude=[first]))
+    assert_frame_equal(tally.recommend("u1", 10, include=["nope", second, first]), among)
+    with pytest.raises(tc.TacitaError, match=r"items 'nope', 'never' are not in .* have ids such as 'i"):
+        tally.recommend("u1", include=["nope", "never", "nope"])
     with pytest.raises(tc.TacitaError, match="to choose from is empty"):
         tally.recommend("u1", include=[])
     with pytest.raises(tc.TacitaError, match="user 'nobody' is not in"):
         tally.recommend("nobody")
+    with pytest.raises(tc.TacitaError, match="users 'a', 'b', 'c', 'd', 'e' and 2 more are not in"):
+        tally.recommend(["u1", *"abcdefg"])
+
+
+def test_items_that_a_run_does_not_know_are_left_out_of_a_history_with_a_warning(tally: tc.Run) -> None:
+    known = tally.fold_in(["i3", "i4"], 5)
+    with pytest.warns(UserWarning, match="1 of 3 items of the history left out: 'gone' not in .*example") as caught:
+        assert_frame_equal(tally.fold_in(["i3", "gone", "i4", "gone"], 5), known)
+    assert [one.filename for one in caught] == [__file__]  # where it was called
+    with pytest.warns(UserWarning, match="4 of 5 items .*: 'a', 'b', 'c' and 1 more not in"):
+        tally.fold_in(["a", "b", "c", "d", "i3"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tally.fold_in(["i3", "i4"], exclude=["gone"], include=["i5", "gone"])
+        with pytest.raises(tc.TacitaError, match="items 'a', 'b' are not in"):
+            tally.fold_in(["a", "b"])
+
+
+def test_filtered_items_are_said_to_be_filtered(capsys: pytest.CaptureFixture[str]) -> None:
+    made = clicks()
+    rows = {"user": [*made["who"], "p1"], "item": [*made["what"], "rare"]}
+    run = tc.train(rows, backbone=KNOWN, out="mine", **{**ONE_BLOCK, "split": {"kind": "random", "k_core": 3}})
+    filtered = r"its filters \(split=\{\"k_core\": 3\}\) leave out items that few people have"
+    with pytest.raises(tc.TacitaError, match=f"item 'rare' is not in mine; .*{filtered}"):
+        run.similar("rare")
+    with pytest.warns(UserWarning, match=filtered):
+        run.fold_in(["i1", "rare"])
+    for history, code in (("i1,rare", 0), ("rare", 2)):
+        with pytest.raises(SystemExit) as left:
+            main(["recommend", "--run", "mine", "--history", history, "-k", "3", "--exclude", "rare"])
+        assert (left.value.code or 0) == code
+        said = capsys.readouterr()
+        assert "'rare'" in said.err
+        assert "leave out items that few people have" in said.err
+        assert "rare" not in said.out
+
+
+def test_a_table_with_a_column_of_users_or_items_will_do(tally: tc.Run) -> None:
+    frame = pl.DataFrame({"user": ["u1", " u2 "], "item": ["i3", "i4"], "k": [1, 2]})
+    pandas = Pandas({"user": Column(["u1", "u2"], object), "item": Column(["i3", "i4"], object)})
+    for given in (frame, frame.lazy(), frame.to_dict(as_series=False), pandas, frame["user"]):
+        assert_frame_equal(tally.recommend(given, 3), tally.recommend(["u1", "u2"], 3))
+    assert_frame_equal(tally.fold_in(frame, 3), tally.fold_in(["i3", "i4"], 3))
+    assert_frame_equal(tally.scores("u1 ", frame), tally.scores("u1", ["i3", "i4"]))
+    with pytest.raises(tc.TacitaError, match="a table of users needs a column 'user'; rename one") as error:
+        tally.recommend(frame.drop("user"))
+    with pytest.raises(tc.TacitaError, match="a user is named by a text or a whole number, not by a list") as other:
+        tally.recommend([["u1"]])
+    assert "\n" not in f"{error.value}{other.value}"
 
 
 def test_scores_are_those_that_recommendations_are_made_of(mf: tc.Run) -> None:
@@ -527,6 +660,33 @@ def test_runs_are_compared_and_taken_together_over_seeds(tally: tc.Run) -> None:
         tc.compare(runs, over="blocks")
 
 
+def test_what_tally_sends_is_told_by_block_and_not_divided_by_what_validation_tries(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings: dict[str, Any] = {"split": {"n_blocks": 2}, "evaluate": {"controls": False}}
+    tries = tc.train(SMALL, backbone="tally", out="tries", **settings)
+    knows = tc.train(SMALL, backbone=KNOWN, out="knows", **settings)
+    assert [block["rounds"] for block in tries.result["blocks"]] == [5, 5]
+    assert [block["rounds"] for block in knows.result["blocks"]] == [1, 1]
+    lines = [json.loads(line) for line in (tries.folder / "events.jsonl").read_text().splitlines()]
+    for way in ("up", "down"):
+        sent = [line[f"bytes_{way}"] for line in lines]
+        by_block = [sum(one for one, line in zip(sent, lines, strict=True) if line["block"] == n) for n in (0, 1)]
+        told = tc.compare([tries, knows])[f"bytes {way}"].to_list()
+        assert told[0] == pytest.approx(np.mean(by_block))
+        assert told[0] == pytest.approx(told[1], rel=0.02)  # a score for each try is all that is sent beside it
+    rows = tc.train(SMALL, out="rows", **QUICK)
+    assert tc.compare([rows])["bytes up"][0] == rows.result["bytes"]["up_per_client_and_round"]
+    per = {"tries": "per client and block", "rows": "per client and round"}
+    for name, words in per.items():
+        console._show_verdict(tc.load(name))
+        assert f"Sent {words}:" in capsys.readouterr().err
+        page = Path(name, "report.html").read_text(encoding="utf-8")
+        assert [one for one in per.values() if one in page] == [words]
+    write_report([Path("tries"), Path("rows")], Path("both.html"))
+    assert "bytes per client and round, or block where that is one exchange" in Path("both.html").read_text()
+
+
 # Words
 
 SENTENCES = {
@@ -538,8 +698,19 @@ SENTENCES = {
     "choose with --columns time=NAME.": 'choose with columns={"time": "NAME"}.',
     "say --decimal , if it has a decimal comma": 'say decimal="," if it has a decimal comma',
     '--columns time=day --date-format "%d.%m.%Y" uses it.': 'columns={"time": "day"} date_format="%d.%m.%Y" uses it.',
+    "it has no times; use split.kind = 'random'.": 'it has no times; use split={"kind": "random"}.',
+    "lower it or set split.n_blocks = 1.": 'lower it or set split={"n_blocks": 1}.',
+    "use backbone.order_share = 0.5, or train.server_lr = 1.0 or less.": (
+        'use backbone={"name": ..., "order_share": 0.5}, or train={"server_lr": 1.0} or less.'
+    ),
+    "the 10-core (split.k_core) took 3 rows; see train.rounds.": (
+        "the 10-core (split.k_core) took 3 rows; see train.rounds."
+    ),
     "train with --method fedshare": 'train with method="fedshare"',
     "a -- b and a--b stay": "a -- b and a--b stay",
+    "no epsilon: `tacita audit tally --run x --brief` shows it; choose another --out.": (
+        "no epsilon: `tacita audit tally --run x --brief` shows it; choose another out."
+    ),
 }
 
 
@@ -565,7 +736,9 @@ def sentences() -> Iterator[str]:
 
 
 def test_no_sentence_speaks_of_an_option_to_python() -> None:
-    naming = [one for one in sentences() if re.search(r"(?<![\w-])--[a-z]", one)]
+    """Whole commands of other verbs stay: they are for the command line."""
+    naming = [re.sub("`tacita (?!train )[^`]*`", "", one) for one in sentences()]
+    naming = [one for one in naming if re.search(r"(?<![\w-])--[a-z]", one)]
     assert len(naming) > 20
     assert [one for one in naming if re.search(r"(?<![\w-])--[a-z]", python_words(one))] == []
 
@@ -641,3 +814,17 @@ def test_progress_is_shown_where_somebody_looks(
     said = capsys.readouterr()
     assert "round 2/2" in said.err or "loading" in said.err or "training" in said.err
     assert said.out == ""
+
+
+def test_who_is_new_gets_the_rounds_that_the_folder_says_now(mf: tc.Run, tmp_path: Path) -> None:
+    """A run that forgot something by training again may have other best rounds than when it was opened."""
+    folder = tmp_path / "run"
+    shutil.copytree(mf.folder, folder)
+    run, path = tc.load(folder), folder / "result.json"
+    before = run.fold_in(["i3", "i4"], 5)
+    said = json.loads(path.read_text(encoding="utf-8"))
+    said["blocks"][-1]["best_round"] = 1
+    path.write_text(json.dumps(said), encoding="utf-8")
+    after = run.fold_in(["i3", "i4"], 5)
+    assert_frame_equal(after, tc.load(folder).fold_in(["i3", "i4"], 5))
+    assert not after.equals(before)

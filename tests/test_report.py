@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import csv
+import io
 import json
 import math
 import re
@@ -18,13 +20,15 @@ import pytest
 from jinja2 import UndefinedError
 
 from tacita.core.errors import TacitaError
+from tacita.lab.comparing import compare
+from tacita.metrics import interval
 from tacita.report import charts
 from tacita.report.charts import Dot, Look, Segment, Series
 from tacita.report.data import read_run
 from tacita.report.drawing import COLOURS
 from tacita.report.elements import Cell, Figure, Table
 from tacita.report.pages import render, write_report
-from tacita.report.seeds import escaped, over_seeds
+from tacita.report.seeds import as_csv, as_latex, escaped, over_seeds, read_groups, rows_of
 
 EVIL = '<script>alert("x")</script>&\'$\\frac{\ud800'
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -314,6 +318,95 @@ def test_seeds_are_taken_together_only_where_nothing_else_differs(tmp_path: Path
     assert math.isnan(second.means["ndcg@20"][1])
     _, seen = read(folders, tmp_path / "report.html")
     assert f"{mean:.4f} ± {half:.4f}" in seen.text
+
+
+def seeded(tmp_path: Path, *tries: tuple[int, int, float], **more: Any) -> list[Path]:
+    """Folders of one recipe by seed, seed of the split and figure."""
+    folders = []
+    for seed, split, value in tries:
+        run = result()
+        run["config"] |= {"seed": seed, "split": {"kind": "random", "seed": split}, **more}
+        run["data"] |= {"fingerprint": f"split-{split}", "source": "the same"}
+        run["mean"] = scores(value)
+        folders.append(make(tmp_path / f"run-{len(list(tmp_path.iterdir()))}", run))
+    return folders
+
+
+def test_splits_are_taken_together_as_seeds_are(tmp_path: Path) -> None:
+    folders = seeded(tmp_path, (1, 1, 0.10), (2, 2, 0.12), (3, 3, 0.17), (3, 4, 0.15))
+    (one,) = read_groups(folders)
+    assert (one.seeds, one.splits, one.distinct, one.note) == ([1, 2, 3, 3], [1, 2, 3, 4], 4, "")
+    assert one.means["ndcg@20"] == pytest.approx(interval([0.10, 0.12, 0.17, 0.15]))
+    other = seeded(tmp_path, (1, 1, 0.2), (2, 2, 0.2), method="f3crec")
+    rows = rows_of(read_groups([*folders, *other]))
+    assert [row["protocol"] for row in rows] == [0, 1]  # not over the same splits
+    assert [row["splits"] for row in rows] == ["1 2 3 4", "1 2"]
+    apart = json.loads((folders[0] / "result.json").read_text())
+    apart["data"]["source"] = "other data"
+    assert len(read_groups([*folders, make(tmp_path / "apart", apart)])) == 2
+
+
+def test_controls_make_no_other_recipe(tmp_path: Path) -> None:
+    folders = []
+    for seed in (1, 2):
+        run = result()
+        run["config"] |= {"seed": seed, "evaluate": {**run["config"]["evaluate"], "controls": seed == 1}}
+        run["controls"] = run["controls"] if seed == 1 else {}
+        run["mean"] = scores(0.1 * seed)
+        folders.append(make(tmp_path / f"{seed}", run))
+    (one,) = read_groups(folders)
+    assert one.distinct == 2
+
+
+SAME = (
+    (((1, 0, 0.1), (2, 0, 0.1), (3, 0, 0.1)), 1, "these 3 runs are the same numbers: vary split.seed"),
+    (((1, 1, 0.1), (2, 2, 0.1)), 1, "these 2 runs are the same numbers: nothing in them is drawn"),
+    (
+        ((1, 1, 0.1), (2, 1, 0.1), (1, 2, 0.2)),
+        2,
+        "1 of these 3 runs have the numbers of another and count once: vary split.seed",
+    ),
+)
+
+
+@pytest.mark.parametrize(("tries", "distinct", "note"), SAME)
+def test_runs_with_the_same_numbers_are_told_and_count_once(
+    tmp_path: Path, tries: tuple[tuple[int, int, float], ...], distinct: int, note: str
+) -> None:
+    folders = seeded(tmp_path, *tries)
+    (one,) = read_groups(folders)
+    assert (one.distinct, one.note) == (distinct, note)
+    mean, half = one.means["ndcg@20"]
+    assert mean == pytest.approx(0.1 if distinct == 1 else 0.15)
+    assert math.isnan(half) if distinct == 1 else half == pytest.approx(interval([0.1, 0.2])[1])
+    row = rows_of([one])[0]
+    assert (row["runs"], row["note"]) == (distinct, note)
+    assert (row["ndcg@20 half-width 95"] is None) == (distinct == 1)
+    told = as_latex([one])
+    assert f": {note}\n" in told
+    assert ("pm" in told) == (distinct > 1)
+    _, seen = read(folders, tmp_path / "report.html")
+    assert note in seen.text
+    assert "± 0.0000" not in seen.text
+
+
+def test_tables_say_how_runs_were_read(tmp_path: Path) -> None:
+    reads, other = result(), result()
+    reads["config"] |= {"backbone": {"name": "tally"}, "evaluate": {**reads["config"]["evaluate"], "read": "known"}}
+    reads["read"], other["read"] = "known", None
+    folders = [make(tmp_path / "reads", reads), make(tmp_path / "other", other)]
+    groups = read_groups(folders)
+    assert [row["read"] for row in csv.DictReader(io.StringIO(as_csv(groups)))] == ["known", ""]
+    lines = as_latex(groups).splitlines()
+    assert lines[0].endswith("not all comparable")
+    assert any(line.startswith("tally & known & 1 &") for line in lines)
+    assert any(line.startswith("fedavg - mf & -- & 1 &") for line in lines)
+    for alone, said in ((groups[:1], True), (groups[1:], False)):
+        told = as_latex(alone)
+        assert "comparable" not in told  # with nothing
+        assert ("read &" in told) == said
+    assert compare(folders)["read"].to_list() == ["known", ""]
+    assert compare(folders, over="seeds")["read"].to_list() == ["known", ""]
 
 
 def test_names_are_escaped_for_latex() -> None:

@@ -31,6 +31,7 @@ from tacita.kernels.threads import most_threads
 from tacita.lab import assembling, serving, training
 from tacita.lab.experiments import tally_choice
 from tacita.lab.experiments.shared_base import go_on, train_base
+from tacita.lab.forgetting import proof
 from tacita.lab.forgetting.certificate import ALONE
 from tacita.lab.forgetting.door import Granted, grant
 from tacita.lab.forgetting.wishes import Wish
@@ -574,6 +575,30 @@ def test_forgetting_item_by_item_is_forgetting_all_at_once(opened: Path, tmp_pat
         other.rmdir()
 
 
+def test_a_difference_above_rounding_is_not_called_rounding(opened: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "largest_difference", lambda *models: (1e-3, 40))
+    monkeypatch.setattr(proof, "model_digest", lambda plan, learned: str(id(learned)))
+    found = forget(opened, "u1", items_of(opened, "u1")[:2], verify=True)
+    assert (found["method"]["exact"], found["guarantee"]["type"]) == (False, "empirical")
+    assert found["verdict"].startswith("fail")
+
+
+def test_pairs_of_who_left_are_not_measured_where_nothing_scores_them(
+    opened: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a history every item scores the same: an AUC of a half would say that nobody can tell."""
+    with pytest.raises(SystemExit):
+        main(["forget", "--run", str(opened), "--user", "u2", "--all", "--verify"])
+    assert "AUC: not measurable" in " ".join(capsys.readouterr().out.split())
+    audit = json.loads((opened / "forget-1.json").read_text())["audit"]
+    nothing = dict.fromkeys(("before", "after", "retrain"))
+    assert audit["auc_pairs"] == {**nothing, "ci": nothing}
+    assert (audit["auc_difference"], audit["rank_percentile"]) == (None, nothing)
+    part = forget(opened, "u1", items_of(opened, "u1")[::2], verify=True)["audit"]
+    assert all(0 < part["auc_pairs"][name] < 1 for name in nothing)
+    assert all(part["rank_percentile"][name] > 0 for name in nothing)
+
+
 def test_the_certificate_says_what_was_done_and_what_was_not(opened: Path) -> None:
     items = items_of(opened, "u1")
     found = forget(opened, "u1", items[:2])
@@ -584,8 +609,8 @@ def test_the_certificate_says_what_was_done_and_what_was_not(opened: Path) -> No
         "residual_risk", "verdict",
     }  # fmt: skip
     assert found["request"]["n_items"] == 2
-    assert found["method"]["exact"] is False
-    assert found["guarantee"]["type"] == "not run"
+    assert found["method"]["exact"] is False  # of bits nothing is known before somebody looks
+    assert found["guarantee"]["type"] == "up to rounding"
     assert found["verdict"] == "not verified"
     assert found["audit"]["auc_pairs"] == "not run"
     assert found["model"]["sha256_before"] != found["model"]["sha256_after"]
@@ -594,7 +619,7 @@ def test_the_certificate_says_what_was_done_and_what_was_not(opened: Path) -> No
     assert again["request"]["id"] == 2
     assert again["request"]["subject_pseudonym"] == found["request"]["subject_pseudonym"]
     assert again["model"]["sha256_before"] == found["model"]["sha256_after"]
-    assert again["method"]["exact"] == (again["guarantee"]["type"] == "exact")
+    assert again["guarantee"]["type"] == ("exact" if again["method"]["exact"] else "up to rounding")
     assert again["audit"]["reference"] == "retrain"
 
 

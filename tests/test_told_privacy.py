@@ -39,6 +39,7 @@ def private(tmp_path_factory: pytest.TempPathFactory) -> tc.Run:
     run = tc.train(SMALL, backbone="tally", privacy={"epsilon": 2.0}, out=out, **BRIEF)
     spent = {user: run_ledger(out, user)["spent"] for user in run.users[:8]}
     who = max(spent, key=lambda user: spent[user])
+    (out / "foretold").write_text(json.dumps(run_ledger(out, who)))
     said, _ = call("forget", "--run", str(out), "--user", who, "--all")
     (out / "said").write_text(said)
     (out / "who").write_text(who)
@@ -75,6 +76,11 @@ def test_taking_back_says_what_it_costs_and_lists_say_who_spent_more(private: tc
     who = (private.folder / "who").read_text()
     spent = run_ledger(private.folder, who)["spent"]
     assert spent > 2.1  # it went beyond the plan
+    assert "if_taken_back" not in run_ledger(private.folder, who)  # nothing is left to take back
+    foretold = json.loads((private.folder / "foretold").read_text())
+    assert foretold["spent"] < 2.1
+    assert foretold["if_taken_back"] == spent  # the ledger says so before
+    assert f"{spent - foretold['spent']:.4g} more, {spent:.4g} in all" in " ".join(in_words(foretold))
     assert f"you have then spent {spent:.4g} of 2." in (private.folder / "said").read_text()
     said, _ = call("recommend", "--run", str(private.folder), "--user", "u3", "-k", "1")
     assert "under a planned epsilon 2, delta 1e-05 for each person" in said
@@ -105,6 +111,8 @@ def test_a_ledger_says_what_is_so(private: tc.Run, personal: tc.Run) -> None:
     own = " ".join(in_words(run_ledger(private.folder, other)))
     assert "taken back:" not in own
     assert "do not add up" in own
+    assert "To take something back" in own
+    assert "To take something back" not in " ".join(in_words(run_ledger(personal.folder, personal.users[0])))
     said = " ".join(in_words(run_ledger(personal.folder)))
     assert "which round is the best" in said
     assert "how many were drawn in each round" in said

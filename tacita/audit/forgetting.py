@@ -27,7 +27,7 @@ from tacita.lab.assembling import ALL_CORES, Machine
 from tacita.lab.forgetting import traces
 from tacita.lab.forgetting.door import carried_out, opened
 from tacita.lab.forgetting.proof import Done, retrained, trained_again
-from tacita.lab.forgetting.verdict import checks_of, verdict_of
+from tacita.lab.forgetting.verdict import checks_of, gap_of, verdict_of
 from tacita.lab.run_folder import write_models
 from tacita.round.plan import Federation
 
@@ -115,14 +115,14 @@ def attack(judged: Judged) -> dict[str, Any]:
     for name, one in models.items():
         away = traces.distance(judged.left, one, models["R1"])
         rows[name] = {
-            "auc_pairs": traces.auc_of(seen[name].members, seen[name].others),
-            "auc_pairs_ci": traces.interval_of(seen[name].members, seen[name].others, pairs.owner, judged.seed),
+            "auc_pairs": traces.pair_auc(seen[name]),
+            "auc_pairs_ci": traces.pair_interval(seen[name], pairs.owner, judged.seed),
             "auc_from_r1": traces.paired_interval(seen[name], seen["R1"], pairs.owner, judged.seed),
             "auc_difference": traces.difference_auc(seen["O"], seen[name]),
             "auc_user": people.get(name),
             "distance_ratio": away / far if away is not None and far else None,
             "gram_distance": traces.gram_distance(judged.table(name), judged.table("R1"), items),
-            "rank_percentile": traces.mean_or_none(seen[name].rank),
+            "rank_percentile": seen[name].mean_rank,
             "jaccard20": traces.jaccard(seen[name], seen["R1"]),
             "relearn_ratio": again.get(name),
             "canary_exposure": canaries.get(name),
@@ -134,7 +134,8 @@ def judgement(
     rows: dict[str, dict[str, Any]], floor: float | None, far: float | None, found: dict[str, Any]
 ) -> dict[str, Any]:
     """What the attacks come to: every check, the names of those that failed, and a sentence."""
-    gap, noise = rows["X"]["auc_pairs"] - rows["R1"]["auc_pairs"], floor / far if floor is not None and far else None
+    gap = gap_of(rows["X"]["auc_pairs"], rows["R1"]["auc_pairs"])
+    noise = floor / far if floor is not None and far else None
     places = {kind: found["X"][kind] for kind in ("pairs", "people", "rows")}
     checks = checks_of(gap, rows["X"]["distance_ratio"], noise, places)
     return {

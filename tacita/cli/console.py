@@ -257,12 +257,12 @@ def say_data(stream: Stream) -> None:
 
 def show_result(run: Run, brief: bool = False) -> None:
     """Quality per block beside the controls, one table per metric, and what to think of it."""
-    from tacita.report.data import method_name
+    from tacita.report.data import method_name, read_in
 
     result, backbone = run.result, run.config.backbone.get("name", "mf")
     method = method_name(backbone, run.config.method, run.config.parts)
     scored = {method: (result["blocks"], result["mean"])}
-    skipped = []
+    read, skipped = read_in(result), []
     for name, control in result["controls"].items():
         if "skipped" in control:
             skipped.append(f"{CONTROL_NAMES.get(name, name)} was skipped: {control['skipped']}.")
@@ -271,7 +271,7 @@ def show_result(run: Run, brief: bool = False) -> None:
     for metric in list(result["mean"])[:2]:
         title = f"{metric}: {method} on {result['data']['name']}"
         title += f", backbone {backbone}" if backbone != method else ""
-        title += f", read {run.config.evaluate.read}"
+        title += f", read {read}" if read else ""
         Screen().print(_score_table(title, metric, scored))
     untested = [str(block["block"]) for block in result["blocks"] if not block["users"]]
     if untested:
@@ -314,9 +314,7 @@ def _show_verdict(run: Run) -> None:
     found = read_run(run.folder)
     for _, sentence in verdicts(found)[: max(1, len(found.better))]:
         say(sentence)
-    sent = run.result["bytes"]
-    up, down = human_bytes(sent["up_per_client_and_round"]), human_bytes(sent["down_per_client_and_round"])
-    say(f"Sent per client and round: {up} up, {down} down.")
+    say(f"Sent per client and {found.per}: {human_bytes(found.up)} up, {human_bytes(found.down)} down.")
     say(f"Report: {run.folder / 'report.html'}")
 
 

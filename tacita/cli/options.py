@@ -36,7 +36,18 @@ RunOut = Annotated[Path | None, typer.Option("--out", help="Run folder (default:
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeat for more.")
 ]
+RunToo = Annotated[Path | None, typer.Option("--run", help="Run folder, instead of as the first argument.")]
 HowMany = Annotated[int, typer.Option("-k", help="How many.")]
+
+
+def run_and_word(run: Path | None, words: list[str | None], example: str) -> tuple[Path, str | None]:
+    """A run folder, named by --run or as the first argument, and the argument beside it, if there is one."""
+    given = [one for one in words if one is not None]
+    if run is None and given:
+        run = Path(given.pop(0))
+    if run is None or len(given) > 1:
+        raise TacitaError(f"name one run folder, as an argument or with --run, as in `{example}`.")
+    return run, next(iter(given), None)
 
 
 def columns_of(text: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacita.cli import console
-from tacita.cli.options import AsJson, DataDir, Threads
+from tacita.cli.options import AsJson, DataDir, RunToo, Threads, run_and_word
 from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
@@ -140,8 +140,12 @@ def _calibrate(run: Path, leavers: int, machine: Machine, as_json: bool) -> None
 
 
 def ledger(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
-    user: Annotated[str | None, typer.Argument(help="Raw user id: that person's own account.")] = None,
+    folder: Annotated[str | None, typer.Argument(metavar="RUN", help="Run folder.")] = None,
+    word: Annotated[
+        str | None, typer.Argument(metavar="[USER]", help="Raw user id: that person's own account.")
+    ] = None,
+    named: RunToo = None,
+    user: User = None,
     as_json: AsJson = False,
 ) -> None:
     """What releases have cost people's privacy budgets: spent, left, by event.
@@ -154,9 +158,15 @@ def ledger(
     `tacita ledger runs/mine`
 
     `tacita ledger runs/mine 196`
+
+    `tacita ledger --run runs/mine --user 196`
     """
     from tacita.lab.ledger import in_words, run_ledger
 
+    run, person = run_and_word(named, [folder, word], "tacita ledger runs/mine 196")
+    if person is not None and user is not None:
+        raise TacitaError("a user is named twice; leave out --user.")
+    user = person if user is None else user
     told = run_ledger(run, user)
     if as_json:
         console.print_json(told)
@@ -185,7 +195,7 @@ def _wish(kind: Kind, user: str | None, items: str | None, everything: bool, req
 
 def _tell(granted: Granted, as_json: bool) -> None:
     """What came of a wish, for people."""
-    from tacita.lab.forgetting.certificate import ALONE
+    from tacita.lab.forgetting.certificate import ALONE, ROUNDING
 
     found = granted.certificate
     if as_json:
@@ -210,17 +220,26 @@ def _tell(granted: Granted, as_json: bool) -> None:
         console.answer(granted.paid)
     difference, audit = found["guarantee"]["max_score_difference"], found["audit"]
     if isinstance(difference, float):
+        people = _counted(found["guarantee"]["people_compared"], "user")
         console.tell(
-            f"Against training again ({cost['seconds_retrain']:.2f} s): largest difference of a score {difference:.1g}."
+            f"Against training again ({cost['seconds_retrain']:.2f} s): largest difference of a score {difference:.1g} "
+            f"({people} compared)."
         )
-        auc = {name: "-" if v is None else f"{v:.3f}" for name, v in audit["auc_pairs"].items() if name != "ci"}
-        console.tell(
-            f"Pair membership AUC: {auc['before']} before, {auc['after']} after, {auc['retrain']} trained again."
-        )
+        console.tell(f"Pair membership AUC: {_aucs(audit['auc_pairs'])}.")
+    elif found["guarantee"]["type"] == ROUNDING:
+        console.tell("That is equal to training again up to rounding, by construction; --verify checks it.")
     if method["leaves"]:
         console.tell(method["leaves"])
     console.say(f"Certificate: {granted.path}")
     _judge(found)
+
+
+def _aucs(found: dict[str, Any]) -> str:
+    words = {"before": "before", "after": "after", "retrain": "trained again"}
+    if all(found[name] is None for name in words):
+        return "not measurable: what these people still have scores withdrawn items and others alike"
+    said = {name: "not measurable" if found[name] is None else f"{found[name]:.3f}" for name in words}
+    return ", ".join(f"{said[name]} {when}" for name, when in words.items())
 
 
 def _counted(n: int, what: str) -> str:

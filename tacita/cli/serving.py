@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacita.cli import console
-from tacita.cli.options import AsJson, HowMany
+from tacita.cli.options import AsJson, HowMany, RunToo, run_and_word
 from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def recommend(
     from tacita.lab import loaded, serving
     from tacita.report.promises import privacy_in_brief
 
+    user = [one.strip() for one in user or ()]
     asked_for = {"--user": bool(user), "--all": everybody, "--history": history is not None}
     if sum(asked_for.values()) != 1:
         both = " and ".join(name for name, given in asked_for.items() if given)
@@ -58,36 +59,47 @@ def recommend(
     wish = serving.wish_of(models, k, seen, _ids(exclude), _ids(include) if include else None)
     if history is not None:
         found = serving.folded_in(models, _ids(history), serving.rounds_of(opened.result), wish)
+        for line in serving.left_out(models, _ids(history)):
+            console.say(f"Note: {line}")
         _put(found, out, as_json, "for somebody with this history")
     elif everybody or out is not None:
-        asked = models.users if everybody else list(dict.fromkeys(user or []))
+        asked = models.users if everybody else list(dict.fromkeys(user))
         if out is None and not as_json and len(asked) * k > MOST_ROWS:
             raise TacitaError(
                 f"{len(asked) * k:,} rows are too many to read; name a file, as in --out recs.parquet, or say --json."
             )
         _put(serving.recommended(models, asked, wish), out, as_json, f"for {len(asked):,} users")
     else:
-        _show_users(serving.listed(models, user or [], wish), k, as_json)
+        _show_users(serving.listed(models, user, wish), k, as_json)
     if not as_json:
         tell = console.answer if out is None else console.say
         tell(privacy_in_brief(opened.config, opened.result))
 
 
 def similar(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
-    item: Annotated[str, typer.Argument(metavar="ITEM", help="Raw item id.")],
+    folder: Annotated[str | None, typer.Argument(metavar="RUN", help="Run folder.")] = None,
+    word: Annotated[str | None, typer.Argument(metavar="ITEM", help="Raw item id.")] = None,
+    named: RunToo = None,
     k: HowMany = 10,
     out: Annotated[Path | None, typer.Option("--out", help="Write the table to a .parquet or .csv file.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Items that are like one of them: for tally by its matrix, for other models by the cosine of item rows.
 
-    Example: `tacita similar runs/first 50 -k 5`
+    Examples:
+
+    `tacita similar runs/first 50 -k 5`
+
+    `tacita similar --run runs/first 50`
     """
     from tacita.data.frames import check_ending
     from tacita.lab import loaded, serving
     from tacita.report.promises import privacy_in_brief
 
+    run, item = run_and_word(named, [folder, word], "tacita similar runs/first 50")
+    if item is None:
+        raise TacitaError("name the item, too, as in `tacita similar runs/first 50`.")
+    item = item.strip()
     if out is not None:
         check_ending(out)
     opened, models = serving.open_run(run), loaded.load(run)

@@ -148,18 +148,24 @@ def _show(run: Run, as_json: bool, quiet: bool) -> None:
         console.print_json(run.result)
         return
     console.show_result(run, brief=quiet)
-    from tacita.report.promises import privacy_lines
+    from tacita.report.promises import gives_away, privacy_lines
 
     for line in privacy_lines(run.config, run.result):
         console.answer(line)
     if "privacy" in run.result and not quiet:
         console.say(f"What it cost people so far: `tacita ledger {run.folder}`.")
-    if run.config.backbone["name"].startswith("tally") and run.config.privacy.epsilon is None and not quiet:
-        console.say(f"Note: what tally releases gives people away: `tacita audit tally --run {run.folder}` shows it.")
+    if not quiet:
+        for line in gives_away(run.config, run.folder):
+            console.say(f"Note: {line}")
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or one CSV of accuracies.")],
+    folders: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUN...", help="Run folders, or one CSV of accuracies.")
+    ] = None,
+    named: Annotated[
+        list[Path] | None, typer.Option("--run", help="A run folder, instead of as an argument; repeat for more.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="HTML file to write (default: report.html, unless another kind is asked for).")
     ] = None,
@@ -170,7 +176,7 @@ def report(
 ) -> None:
     """An HTML report with pictures from one or many run folders; or their table or picture for a paper.
 
-    Runs that differ in nothing but the seed are taken together: mean and 95 % interval over seeds.
+    Runs that differ in nothing but `seed` and `split.seed` are taken together: mean and 95 % interval over them.
 
     Examples:
 
@@ -181,8 +187,11 @@ def report(
     `tacita report docs/audit/accuracy.csv --out accuracy.png`: accuracy against epsilon, from a table of figures.
     """
     from tacita.report.pages import write_report
-    from tacita.report.seeds import read_groups, rows_of, write_tables
+    from tacita.report.seeds import read_groups, rows_of, seedless_labels, write_tables
 
+    folders = [*(folders or ()), *(named or ())]
+    if not folders:
+        raise TacitaError("name one run folder or more, as in `tacita report runs/a runs/b`.")
     if svg is not None and svg.suffix.lower() != ".svg":
         raise TacitaError(f"--svg {svg}: a picture of this kind goes to a .svg file; choose that ending.")
     if any(one.suffix.lower() == ".csv" for one in folders):
@@ -196,8 +205,12 @@ def report(
     for page in (out, svg):
         if page is not None:
             write_report(folders, page)
+    groups = read_groups(folders)
     if as_json:
-        console.print_json(rows_of(read_groups(folders)))
+        console.print_json(rows_of(groups))
+    for label, group in zip(seedless_labels(groups), groups, strict=True):
+        if group.note:
+            console.say(f"Note, {label}: {group.note}.")
     for written in (out, as_csv, svg, latex):
         if written is not None:
             console.say(f"wrote {written}")

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from tacita.core.errors import TacitaError
 
 _PAIRS = r"[a-z]+=[^\s,;]+(?:,[a-z]+=[^\s,;]+)*"
+_TABLES = "backbone|evaluate|privacy|split|train"
 _END = r"[.,;:?)'\"]*(?=\s|$)"
 
 
@@ -27,9 +28,15 @@ def in_python() -> Iterator[None]:
 
 
 def python_words(sentence: str) -> str:
-    """The sentence with keywords in place of options."""
+    """The sentence with keywords in place of options; what only the command line can do stays a command."""
+    pieces = re.split(r"(`tacita (?!train )[^`]*`)", sentence)
+    return "".join(piece if n % 2 else _without_options(piece) for n, piece in enumerate(pieces))
+
+
+def _without_options(sentence: str) -> str:
     sentence = re.sub(r"`tacita train((?: --[a-z-]+(?: [^\s`-][^\s`]*)?)+)`", _call, sentence)
     sentence = re.sub(r"(?:tacita train )?--set [a-z_]+\.\S+(?: --set [a-z_]+\.\S+)*", _settings, sentence)
+    sentence = re.sub(rf"\b({_TABLES})\.([a-z_]+) = ('[\w-]+'|\d+(?:\.\d+)?\b)", _setting, sentence)
     sentence = re.sub(rf"--columns ({_PAIRS})", lambda found: _columns(found[1]), sentence)
     sentence = re.sub(r"--date-format (\"[^\"]*\"|'[^']*')", r"date_format=\1", sentence)
     sentence = re.sub(r"--decimal ([,.])(?= )", r'decimal="\1"', sentence)
@@ -62,6 +69,13 @@ def _settings(found: re.Match[str]) -> str:
         plain = re.fullmatch(r"[-+0-9.e]+|\[.*\]|\{.*\}", value)
         tables[table].append(f'"{key}": {value}' if plain else f'"{key}": "{value}"')
     return ", ".join(f"{name}={{{', '.join(said)}}}" for name, said in tables.items()) + end
+
+
+def _setting(found: re.Match[str]) -> str:
+    """One setting as a file has it."""
+    table, key, value = found.groups()
+    named = '"name": ..., ' if table == "backbone" and key != "name" else ""
+    return f'{table}={{{named}"{key}": {value}}}'.replace("'", '"')
 
 
 def _columns(text: str) -> str:

@@ -14,6 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tacita.core.places import among, spans
+
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Ints = NDArray[np.int32]
@@ -22,12 +24,6 @@ Keys = NDArray[np.uint64]
 Bools = NDArray[np.bool_]
 AnyArray = NDArray[Any]
 Arrays = dict[str, AnyArray]
-
-
-def spans(starts: AnyArray, counts: AnyArray) -> Longs:
-    """start, start + 1, ... of every span, one after the other."""
-    ends = np.cumsum(counts)
-    return np.repeat(starts - ends + counts, counts) + np.arange(ends[-1] if len(ends) else 0)
 
 
 @dataclass(frozen=True)
@@ -105,8 +101,8 @@ class Ragged:
     def holds(self, rows: AnyArray, ids: AnyArray) -> Bools:
         """Whether each id is in the list of its row."""
         width = 1 + max(int(self.ids.max(initial=0)), int(np.max(ids, initial=0)))
-        own = self.rows().astype(np.int64) * width + self.ids
-        return np.isin(np.asarray(rows, np.int64) * width + ids, own)
+        own = np.sort(self.rows().astype(np.int64) * width + self.ids)  # nearly in order: much faster than hashing
+        return among(own, np.asarray(rows, np.int64) * width + ids)[1]
 
 
 Held = Mapping[str, AnyArray | Ragged]
@@ -156,6 +152,7 @@ class Stream:
     notes: tuple[str, ...] = ()  # sentences for people: what was read for what, and what could be
     items_from: Path | None = None  # the file that may tell more of the items: `data.features` reads it
     passed: Ragged | None = None  # (users) items that were chosen and rated below `split.min_rating`: never candidates
+    source: str = ""  # fingerprint of the data alone, whatever the split
 
     @property
     def n_items(self) -> int:
@@ -225,9 +222,7 @@ class Given:
     def of(self, senders: Keys) -> Ragged:
         """What each of some senders shared, oldest first."""
         order = np.argsort(senders)
-        at = np.searchsorted(senders, self.sender, sorter=order)
-        found = at < len(senders)
-        found[found] = senders[order[at[found]]] == self.sender[found]
+        at, found = among(senders[order], self.sender)
         rows = order[at[found]]
         return Ragged.from_pairs(rows, self.item[found], len(senders), {"time": self.time[found]})
 

@@ -72,9 +72,14 @@ FROM_SECOND_BLOCK = ("replay", "temporal-mean", "proximal", "proxies", "error-me
 
 def about_data(stream: Stream, parts: Sequence[str] = ()) -> list[str]:
     """What people should know of the data a run with these parts begins with, a line each."""
-    notes = [*stream.notes, *([f"filtering: {removed_text(stream.removed)}."] if stream.removed else [])]
+    return told_of_data(stream.notes, stream.removed, len(stream.blocks), parts)
+
+
+def told_of_data(read: Sequence[str], removed: Sequence[Removed], n_blocks: int, parts: Sequence[str]) -> list[str]:
+    """How it was read, what filtering took, and which parts have nothing to do on it."""
+    notes = [*read, *([f"filtering: {removed_text(removed)}."] if removed else [])]
     idle = [name for name in parts if name in FROM_SECOND_BLOCK]
-    if idle and len(stream.blocks) == 1:
+    if idle and n_blocks == 1:
         named = " and ".join(idle)
         notes.append(f"continual parts ({named}) act from the second block on; this data has one: they change nothing.")
     return notes

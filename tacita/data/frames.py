@@ -88,16 +88,25 @@ def read_frame(frame: Frame, columns: Mapping[str, str], date_format: str | None
     return replace(table, items_from=None)  # nothing beside it tells more of its items
 
 
-def raw_ids(given: Any) -> list[str]:
-    """Raw ids as text: of one id, or of a list, array or column of them."""
+def raw_ids(given: Any, role: str = "user") -> list[str]:
+    """Raw ids as text: of one id, of a list, array or column of them, or of the column of a table that has the role."""
+    plain = isinstance(given, pl.DataFrame | pl.LazyFrame | Mapping)
+    if plain or all(hasattr(given, name) for name in ("columns", "iloc", "dtypes")):
+        frame = as_frame(given)
+        if frame is None or role not in frame.columns:
+            raise TacitaError(f"a table of {role}s needs a column '{role}'; rename one, or give the column alone.")
+        given = frame[role]
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        return [_raw(given)]
-    return [_raw(one) for one in (given.to_list() if isinstance(given, pl.Series) else given)]
+        return [_raw(given, role)]
+    return [_raw(one, role) for one in (given.to_list() if isinstance(given, pl.Series) else given)]
 
 
-def _raw(one: Any) -> str:
-    """An id as files have it: whole numbers without a point."""
-    return str(int(one)) if isinstance(one, float | np.floating) and float(one).is_integer() else str(one)
+def _raw(one: Any, role: str) -> str:
+    """An id as files have it: whole numbers without a point, texts without spaces around them."""
+    if isinstance(one, Iterable) and not isinstance(one, str | bytes):
+        raise TacitaError(f"a {role} is named by a text or a whole number, not by a {type(one).__name__}.")
+    whole = isinstance(one, float | np.floating) and float(one).is_integer()
+    return str(int(one)) if whole else str(one).strip()
 
 
 # On the way out

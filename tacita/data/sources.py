@@ -42,8 +42,8 @@ def load(
             raise TacitaError(f"{flag} is for files; '{source}' has columns that are known.")
     if source == IN_MEMORY:
         raise TacitaError(
-            "the run learned from a table in memory, which is not kept; give it again in Python, as in "
-            "tacita.train(table, out=FOLDER, resume=True), or train on a file of it."
+            "the run learned from a table in memory, which is not kept; forgetting, sharing and audits read the data "
+            "again, so write the table to a file and train a run on that."
         )
     if is_synthetic:
         return _synthetic(source)

@@ -81,6 +81,7 @@ def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) 
         item_keys=shuffled.item_keys,
         titles=table.titles,
         fingerprint=print_of.hexdigest(),
+        source=table.fingerprint,
         removed=removals(sizes),
         notes=(*([table.guessed] if table.columns else []), *table.notes, *([unrated] if unrated else [])),
         items_from=table.items_from,

@@ -103,6 +103,18 @@ def silo_of(user_keys: Keys, silos: int, draws: Draws) -> Longs:
     return (hash_owners(draws.public("silo"), user_keys) % np.uint64(silos)).astype(np.int64)
 
 
+def hold_alike(clients: DeviceState, plan: Plan, home: Longs) -> None:
+    """Everybody in a silo holds its accounts, also who was away when it spent: the newest of them is the silo's."""
+    for part in plan.parts:
+        if part.ledger() is None:
+            continue
+        mine = {one: clients.arrays[f"{PARTS}{part.name}/{one}"] for one in part.lasting}
+        order = np.lexsort((mine["times"].sum(axis=1), home))
+        newest = order[np.searchsorted(home[order], home, side="right") - 1]
+        for values in mine.values():
+            values[:] = values[newest]
+
+
 def participants(members: Members, config: ParticipationConfig, draws: Draws, block: int, round: int) -> Longs:
     """Who takes part in a round, ascending.
 

@@ -21,6 +21,7 @@ from tacita.federation.clients import (
     Who,
     expected_clients,
     grow,
+    hold_alike,
     members_of,
     no_devices,
     participants,
@@ -122,6 +123,9 @@ class Here:
         block, clients = fed.stream.blocks[server.block], self.clients
         known = clients.n_users
         grow(clients, fed, fed.stream.user_keys[: block.n_users])
+        if fed.config.train.joint:
+            everybody = self._members(fed, server, np.ones(block.n_users, bool)).users
+            hold_alike(clients, fed, everybody.rows()[np.argsort(everybody.ids)].astype(np.int64))
         if fed.config.train.reset_private_each_block and block.index > 0:
             back = np.flatnonzero(block.train.counts()[:known] > 0)
             clients.put(back, {"private": fed.backbone.init_private(fed.draws, fed.stream.user_keys[back])})

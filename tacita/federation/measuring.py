@@ -14,7 +14,7 @@ from tacita.core.types import Block, Down, Ragged, ServerState
 from tacita.federation.scoring import DeviceScorer
 from tacita.metrics import Evaluation, Rules, evaluate, sample_candidates
 from tacita.round.device_state import DeviceState
-from tacita.round.parts import Purpose, overrides
+from tacita.round.parts import Purpose, overrides, owner_of
 from tacita.round.plan import Federation, to_serve
 
 UNMASKED = "unmasked "
@@ -78,14 +78,21 @@ def evaluate_devices(
     read = block
     if wanted is None:
         wanted = block.valid if purpose == "valid" else block.test
-        read = read_of(fed.config, block) if purpose == "test" else block
+        read = read_of(fed, block) if purpose == "test" else block
     scorer = DeviceScorer(fed, learned.server, learned.clients, read, keys, down, purpose, past)
     return evaluate(scorer, wanted, mask, keys, fed.draws, rules or rules_of(fed, block))
 
 
-def read_of(config: RunConfig, block: Block) -> Block:
-    """A block as devices read it when they are tested: its training part, or all that they know by then."""
-    if config.evaluate.read == "train":
+def reads(fed: Federation) -> str | None:
+    """What of a block a run reads when it is tested (`evaluate.read`); None: its models read nobody's items."""
+    backbone, anew = fed.backbone, owner_of(fed.parts, "predict_anew")
+    reading = backbone.reads_history or backbone.reads_context or anew or any(p.reads_items for p in fed.parts)
+    return fed.config.evaluate.read if reading else None
+
+
+def read_of(fed: Federation, block: Block) -> Block:
+    """A block as a test reads it: its training part, or all that devices know by then; of test items nothing."""
+    if reads(fed) != "known":
         return block
     return replace(block, train=block.train.joined(block.valid).by_time())
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
@@ -13,6 +16,8 @@ from numba import njit
 from threadpoolctl import ThreadpoolController
 
 from tacita.core.types import Longs
+
+_MUCH = 16384  # numbers that are worth a thread
 
 
 def most_threads() -> int:
@@ -36,6 +41,21 @@ def one_core_each() -> AbstractContextManager[Any]:
     """Inside it a matrix product stays on the core that asks for it: for callers that keep all cores busy."""
     found: AbstractContextManager[Any] = _libraries().limit(limits=1, user_api="blas")
     return found
+
+
+def in_shares(work: Callable[[slice], Any], n: int) -> None:
+    """Work on 0..n, cut where it is much: for numpy's own loops, which use one core each and do not hold others up."""
+    shares = threads_in_use() if n >= _MUCH else 1
+    ends = [n * k // shares // 64 * 64 for k in range(shares)] + [n]  # loops over several at once begin alike
+    cuts = [slice(*both) for both in itertools.pairwise(ends)]
+    if shares == 1:
+        work(cuts[0])
+        return
+    with ThreadPoolExecutor(shares - 1) as others:
+        started = [others.submit(work, cut) for cut in cuts[1:]]
+        work(cuts[0])
+        for one in started:
+            one.result()
 
 
 @njit(inline="always")

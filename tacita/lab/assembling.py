@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class Machine:
 
 
 ALL_CORES = Machine()
+NO_TIMES = "no times: the order of rows is taken as the order of events."
 
 
 def use_threads(threads: int) -> None:
@@ -63,6 +64,8 @@ def assemble(config: RunConfig, machine: Machine, given: Frame | None = None) ->
         )
     config = effective(config.model_copy(update={"split": effective_split(table, config.split)}), backbone, parts)
     stream = split(table, config.split)
+    if backbone.reads_order and table.timestamp is None:
+        stream = replace(stream, notes=(*stream.notes, NO_TIMES))
     if config.privacy.epsilon is not None and not config.privacy.blocks:
         planned_blocks = config.privacy.model_copy(update={"blocks": len(stream.blocks)})
         config = config.model_copy(update={"privacy": planned_blocks})

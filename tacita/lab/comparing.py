@@ -15,7 +15,7 @@ from tacita.report.seeds import CONTINUAL, over_seeds, rows_of
 
 
 def compare(runs: Iterable[Run | str | Path], over: str | None = None) -> Frame:
-    """Runs beside each other; over = "seeds": those that differ in nothing else together."""
+    """Runs beside each other; over = "seeds": those that differ in nothing but seeds (`seed`, `split.seed`)."""
     if not isinstance(runs, Iterable) or isinstance(runs, Run | str | Path):
         runs = [runs]
     found = [read_run(one.folder if isinstance(one, Run) else folder_of(one)) for one in runs]
@@ -24,7 +24,7 @@ def compare(runs: Iterable[Run | str | Path], over: str | None = None) -> Frame:
     if over not in (None, "seeds"):
         raise TacitaError(f"over = {over!r} is unknown; runs can be taken together over 'seeds'.")
     rows = rows_of(over_seeds(found)) if over else _rows(found)
-    kinds = ("method", "backbone", "data", "run", "seed", "seeds", "runs", "protocol")
+    kinds = ("method", "backbone", "data", "run", "read", "seed", "seeds", "splits", "runs", "protocol", "note")
     plain = {name: [row[name] for row in rows] for name in rows[0]}
     return table({name: values if name in kinds else numbers(values) for name, values in plain.items()})
 
@@ -35,7 +35,7 @@ def _rows(runs: list[RunData]) -> list[dict[str, Any]]:
     out = []
     for one in runs:
         row: dict[str, Any] = {"run": one.folder, "method": one.method, "backbone": one.backbone, "data": one.data}
-        row["seed"] = one.seed
+        row |= {"read": one.read or "", "seed": one.seed}
         told = {metric: one.mean[metric] for metric in metrics} | {name: one.continual[name] for name in CONTINUAL}
         told |= {"bytes up": one.up, "bytes down": one.down}
         row |= {name: value if value == value else None for name, value in told.items()}

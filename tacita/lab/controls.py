@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import scipy.sparse
 
 from tacita.core.sparse import matrix_of_lists
 from tacita.core.types import Block, CohortView, Doubles, Floats, Ints, Ragged
-from tacita.federation.measuring import as_unmasked
+from tacita.federation.measuring import as_unmasked, read_of
 from tacita.fields import Terms
 from tacita.kernels.hashing import uniforms
 from tacita.kernels.pairs import dense_products
@@ -50,6 +51,7 @@ def alone_scorer(fed: Federation, block: Block) -> ScoreUsers:
     items = fed.first_rows(0, block.n_items)
     heads = backbone.init_heads(fed.draws)
     data = fed.stream.trained(block.index)
+    read = read_of(fed, replace(block, train=data)).train
 
     def score_users(users: Ints) -> Floats:
         keys = fed.stream.user_keys[users]
@@ -72,7 +74,8 @@ def alone_scorer(fed: Federation, block: Block) -> ScoreUsers:
         )
         local = train_cohort(view, backbone, (), plan, fed.draws).local
         own = Ragged(local.row_start, local.row_item, {"moved": local.rows})
-        return own_scores(backbone, local.private, heads, items, own, backbone.context(view))
+        tested = replace(view, train=read.take(users))
+        return own_scores(backbone, local.private, heads, items, own, backbone.context(tested))
 
     return score_users
 
@@ -103,12 +106,12 @@ def linear_weights(gram: Doubles, ridge: float) -> Floats:
 
 
 def linear_scorer(fed: Federation, block: Block) -> ScoreUsers:
-    """A linear item-item model on everybody's pooled training data; scores with the current block's items."""
+    """A linear item-item model on everybody's pooled training data; scores with what the run reads of the block."""
     gram = item_gram(fed.stream.trained(block.index), block.n_items)
-    weights = linear_weights(gram, RIDGE)
+    weights, read = linear_weights(gram, RIDGE), read_of(fed, block).train
 
     def score_users(users: Ints) -> Floats:
-        mine = block.train.take(users)
+        mine = read.take(users)
         scores = np.zeros((len(users), block.n_items), np.float32)
         every = np.arange(block.n_items, dtype=np.int32)
         dense_products(mine.ptr, mine.ids, np.ones(len(mine.ids), np.float32), every, weights, scores)

@@ -11,13 +11,16 @@ import numpy as np
 
 from tacita.core.files import nested
 from tacita.core.types import AnyArray, Arrays, Doubles
+from tacita.federation.state_arrays import read_server
 from tacita.lab.assembling import planned
-from tacita.lab.run_folder import open_saved
+from tacita.lab.run_folder import Saved, open_saved
+from tacita.learn.statistic import TOLD, StatisticLearner
 from tacita.privacy.ledger import MICRO, NO_LIMIT, Ledger, joined
 from tacita.report.promises import AGAINST
-from tacita.round.device_state import PARTS
+from tacita.round.device_state import PARTS, read_devices
 from tacita.round.learner import Learner
 from tacita.round.parts import Part
+from tacita.round.plan import Plan
 
 ACCOUNT = ("budget", "spent", "times")
 NO_EPSILON = "no epsilon: nothing that leaves devices in this run is both bounded and noised, so no bound can be stated"
@@ -144,11 +147,28 @@ def run_ledger(folder: Path, user: str | None = None) -> dict[str, Any]:
     saved = open_saved(folder)
     plan = planned(saved.config)
     found = accounts_of((*plan.parts, plan.learner), nested(saved.held, PARTS))
+    number = None if user is None else int(saved.numbers([user])[0])  # who is not known is told so, whatever is counted
     if found is None:
         return {"no_epsilon": NO_EPSILON}
-    if user is None:
+    if number is None:
         return {**spread(*found), "lab": True}
-    return {"user": user, "lab": True, **one_account(*found, int(saved.numbers([user])[0]))}
+    told = {"user": user, "lab": True, **one_account(*found, number)}
+    return {**told, **_if_taken_back(saved, plan, number)}
+
+
+def _if_taken_back(saved: Saved, plan: Plan, row: int) -> dict[str, float]:
+    """What a person will have spent who takes something back now: told before they do, where it costs something."""
+    learner = plan.learner
+    ledger = learner.ledger()
+    if not isinstance(learner, StatisticLearner) or ledger is None or not learner.takes_back:
+        return {}
+    held = nested(saved.held, PARTS)[learner.name]
+    own = {name: held[name][[row]] for name in ACCOUNT}
+    if not len(read_devices(saved.held, "").list_of(f"{PARTS}{learner.name}/{TOLD}", np.array([row])).ids):
+        return {}  # nothing that was told is left to take back
+    heads = read_server(saved.served, saved.note).heads
+    after, _ = learner.after_taking_back(heads, own, np.ones(1, bool))
+    return {"if_taken_back": float(ledger.epsilon(after)[0])}
 
 
 def in_words(told: dict[str, Any]) -> list[str]:
@@ -191,6 +211,12 @@ def _of_one(told: dict[str, Any]) -> list[str]:
         lines.append(f"{name}: {times}, by itself {_number(one['epsilon'], 'epsilon')}.")
     if len(made) > 1:
         lines.append(APART)
+    if "if_taken_back" in told:
+        more = told["if_taken_back"] - told["spent"]
+        lines.append(
+            f"To take something back costs {_number(more, 'epsilon')} more, {told['if_taken_back']:.4g} in all, "
+            "however much it is; it is never refused."
+        )
     if told["silent"]:
         lines.append("What is left does not pay for another release: the device stays silent and goes on serving you.")
     return [*lines, *_outside(told)]

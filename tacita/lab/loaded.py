@@ -87,14 +87,19 @@ class Loaded:
 
     def item_numbers(self, items: Sequence[str]) -> Ints:
         """The rows of raw item ids."""
+        missing = self.unknown_items(items)
+        if missing:
+            raise self.saved.not_in("item", missing)
+        return self.known_items(items)
+
+    def known_items(self, items: Sequence[str]) -> Ints:
+        """The rows of those raw item ids that the run knows."""
         known = self._item_number
-        missing = next((one for one in items if one not in known), None)
-        if missing is not None:
-            some = self.saved.ids["items"][0]
-            raise TacitaError(
-                f"item '{missing}' is not in {self.saved.folder}; its {len(known):,} items have ids such as '{some}'."
-            )
-        return np.array([known[one] for one in items], np.int32)
+        return np.array([known[one] for one in items if one in known], np.int32)
+
+    def unknown_items(self, items: Sequence[str]) -> list[str]:
+        """Those raw item ids that it does not know, each once."""
+        return [one for one in dict.fromkeys(items) if one not in self._item_number]
 
     @cached_property
     def seen(self) -> Ragged:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -199,11 +199,32 @@ class Saved:
         number = {raw: n for n, raw in enumerate(self.ids["users"])}
         missing = [u for u in users if u not in number]
         if missing:
-            raise TacitaError(
-                f"user '{missing[0]}' is not in {self.folder}; its {len(number):,} users have ids such as "
-                f"'{self.ids['users'][0]}' (see ids.json)."
-            )
+            raise self.not_in("user", missing)
         return np.array([number[u] for u in users], np.int32)
+
+    def not_in(self, what: str, missing: Sequence[str]) -> TacitaError:
+        """That the run does not know some users or items, with what its own ids are like."""
+        known, many = self.ids[f"{what}s"], len(set(missing)) > 1
+        return TacitaError(
+            f"{what}{'s' * many} {some_of(missing, 5)} {'are' if many else 'is'} not in {self.folder}; its "
+            f"{len(known):,} {what}s have ids such as '{known[0]}' (see ids.json){self.filtered(what)}."
+        )
+
+    def filtered(self, what: str) -> str:
+        """That users or items of the data may be missing because of a filter, if the run had one."""
+        split = self.config.split
+        used = {"k_core": (split.k_core or 0) > 1, "min_user": split.min_user > 1, "min_rating": split.min_rating}
+        named = [f"split.{name} = {getattr(split, name):g}" for name, given in used.items() if given]
+        few = "that have few items" if what == "user" else "that few people have"
+        why = few if used["k_core"] or used["min_user"] else "without such ratings"
+        return f"; its filters ({', '.join(named)}) leave out {what}s {why}" if named else ""
+
+
+def some_of(ids: Sequence[str], most: int) -> str:
+    """The first few ids of a list, each once, and how many there are beside them."""
+    each = list(dict.fromkeys(ids))
+    told = ", ".join(f"'{one}'" for one in each[:most])
+    return told + (f" and {len(each) - most:,} more" if len(each) > most else "")
 
 
 def open_saved(folder: Path) -> Saved:

@@ -10,6 +10,9 @@ from tacita.methods.sharing.contribution import Contribution
 from tacita.methods.sharing.sharing import Sharing
 from tacita.round.plan import Plan
 
+SUM_ALONE = "the sum of all updates"
+SHARES = "what the person shares, item by item"
+
 
 def server_sees(plan: Plan) -> str:
     """Of one person, by what travels: what they shared, then what every round tells."""
@@ -18,7 +21,7 @@ def server_sees(plan: Plan) -> str:
     if Contribution.name in named:
         said.append("items drawn in place of the shared ones")
     elif Sharing.name in named:
-        said.append("what the person shares, item by item")
+        said.append(SHARES)
     return "; ".join([*said, _travels(plan, named)])
 
 
@@ -26,16 +29,19 @@ def _travels(plan: Plan, named: set[str]) -> str:
     if plan.learner.takes_back:
         order = " and what follows what" if plan.backbone.reads_order else ""
         many = f"which items everybody has together{order}, as one sum"
-        return many + (", with noise" if plan.config.privacy.epsilon is not None else ", which gives people away")
+        return many + (", with noise" if plan.ledgers else ", which gives people away")
     if plan.learner.name == SCORES:
         return "which items the person was asked about or has, and mixed scores that show most labels"
     whose = "silo's" if plan.config.train.silos else "person's"
-    if DPPS.name in named:
+    threat = next((part.config.threat for part in plan.parts if isinstance(part, DPPS)), None)
+    if threat == "local":
         return f"each {whose} update, with noise on all of it"
-    if DPFedAvg.name in named:
+    if threat == "silo":
+        return "each silo's sum of clipped updates, with one noise on it"
+    if threat == "central" or DPFedAvg.name in named:
         return f"each {whose} clipped update; the model that others get has noise"
     if plan.config.train.aggregator in ("ideal", "secure"):
-        return "the sum of all updates"
+        return SUM_ALONE
     if LaplaceNoise.name in named:
         return f"which rows each {whose} update moves, and by how much, with noise"
     return f"which rows each {whose} update moves, and by how much: it separates what they have from what was sampled"

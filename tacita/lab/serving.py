@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,13 +12,15 @@ import numpy as np
 
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
-from tacita.core.python_words import in_python
+from tacita.core.python_words import in_python, python_words
 from tacita.core.types import Floats, Ints
+from tacita.data.filters import told_of_data
 from tacita.data.frames import Frame, named, numbers, raw_ids, table, whole
 from tacita.lab.arrival import arrived
 from tacita.lab.loaded import Best, Loaded, Wish, alike, check_wanted, load, loaded_from, stamp
-from tacita.lab.run_folder import Saved, read_config, read_result
-from tacita.report.data import control_name, method_name
+from tacita.lab.run_folder import Saved, read_config, read_result, some_of
+from tacita.report.data import control_name, method_name, removals
+from tacita.report.promises import NO_EPSILON, gives_away, privacy_in_brief, privacy_lines
 
 __all__ = ["Run", "check_wanted", "open_run", "recommend", "serve"]
 
@@ -35,7 +38,9 @@ class Run:
     >>> import tacita as tc
     >>> run = tc.train("synthetic:users=60,items=40,per_user=12", backbone="tally", out="example")
     >>> run
-    Run('example', backbone 'tally', 60 users, 40 items)
+    Run('example', backbone 'tally', 60 users, 40 items, no epsilon: what it releases gives people away)
+
+    Printed, its notes stand below that line.
     """
 
     folder: Path
@@ -44,8 +49,12 @@ class Run:
     _held: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
-        data, model = self.result["data"], self.config.backbone.get("name", "mf")
-        return f"Run('{self.folder}', backbone '{model}', {data['users']:,} users, {data['items']:,} items)"
+        data = self.result["data"]
+        people = f"{data['users']:,} users, {data['items']:,} items"
+        return f"Run('{self.folder}', backbone '{self._model}', {people}, {_privacy(self.config, self.result)})"
+
+    def __str__(self) -> str:
+        return "\n".join([repr(self), *(f"- {one}" for one in _notes(self.config, self.result, self.folder))])
 
     def _loaded(self) -> Loaded:
         """Its models, read once and kept until the folder changes."""
@@ -77,6 +86,18 @@ class Run:
         with in_python():
             return self._loaded().items
 
+    @property
+    def notes(self) -> list[str]:
+        """What one should know of the run, a sentence each: how its data was read, what was left out of it, and what is
+        said of privacy, as it stands now.
+
+        >>> print(*run.notes, sep="\\n")
+        Privacy: no epsilon. Nothing that this run releases has noise with a budget.
+        what tally releases gives people away: `tacita audit tally --run example` shows it.
+        """
+        with in_python():
+            return _notes(self.config, read_result(self.folder), self.folder)
+
     def recommend(
         self,
         users: Id | Iterable[Id] | None = None,
@@ -90,8 +111,11 @@ class Run:
 
         Columns: user, rank (from 1), item, score, title (null where nobody said it) and basis: "history", or
         "popularity" for people of whom nothing is known. What a person did before is left out unless `seen`. `exclude`
-        are items that nobody gets, `include` the only ones that anybody gets. Nobody's list depends on who else was
-        asked for.
+        are items that nobody gets, `include` the only ones that anybody gets; in both, items that the run does not know
+        count for nothing, and an `include` of no others is refused. Nobody's list depends on who else was asked for.
+
+        `users` is an id, a list, array or column of them, or a table with a column "user". Who is not in the run is
+        refused.
 
         >>> run.recommend("u1", k=3).columns
         ['user', 'rank', 'item', 'score', 'title', 'basis']
@@ -104,7 +128,7 @@ class Run:
         """
         with in_python():
             models = self._loaded()
-            asked = models.users if users is None else raw_ids(users)
+            asked = models.users if users is None else raw_ids(users, "user")
             return recommended(models, asked, wish_of(models, k, seen, exclude, include))
 
     def scores(self, user: Id, items: Iterable[Id] | None = None) -> Frame:
@@ -118,7 +142,7 @@ class Run:
         with in_python():
             models = self._loaded()
             (person,) = _one(user, "user")
-            wanted = models.item_numbers(models.items if items is None else raw_ids(items))
+            wanted = models.item_numbers(models.items if items is None else raw_ids(items, "item"))
             found = models.scorer(models.saved.numbers([person]))[0]
             return table(_items(models, wanted, found[wanted]))
 
@@ -156,13 +180,18 @@ class Run:
         the same history gives the same answer. Methods whose devices score with more than that (prediction transfer,
         sharing) refuse.
 
+        Items that the run does not know are left out of the history with a warning; if it knows none, that is an error.
+
         >>> run.fold_in(["i3", "i4", "i9"], k=4)["rank"].to_list()
         [1, 2, 3, 4]
         """
         with in_python():
-            models = self._loaded()
+            models, items = self._loaded(), raw_ids(history, "item")
             wish = wish_of(models, k, seen, exclude, include)
-            return folded_in(models, raw_ids(history), rounds_of(self.result), wish)
+            found = folded_in(models, items, rounds_of(read_result(self.folder)), wish)
+            for line in left_out(models, items):
+                warnings.warn(python_words(line), stacklevel=2)
+            return found
 
     def metrics(self) -> Frame:
         """Test quality of the run and of its controls: scorer, block (null: the mean), users, a column a metric.
@@ -190,11 +219,31 @@ def wish_of(
     models: Loaded, k: int, seen: bool, exclude: Iterable[Id] = (), include: Iterable[Id] | None = None
 ) -> Wish:
     """What is wanted, with items by their number."""
-    without = models.item_numbers(raw_ids(exclude))
-    among = None if include is None else np.unique(models.item_numbers(raw_ids(include)))
-    if among is not None and not len(among):
+    without = models.known_items(raw_ids(exclude, "item"))
+    if include is None:
+        return Wish(k, seen, without)
+    wanted = raw_ids(include, "item")
+    if not wanted:
         raise TacitaError("the list of items to choose from is empty; give some, or leave it out.")
-    return Wish(k, seen, without, among)
+    return Wish(k, seen, without, np.unique(_some_known(models, wanted)))
+
+
+def left_out(models: Loaded, history: Sequence[str]) -> list[str]:
+    """Which items of a history the run does not know, in one line; none where it knows all."""
+    missing = models.unknown_items(history)
+    if not missing:
+        return []
+    saved, n = models.saved, len(set(history))
+    return [
+        f"{len(missing):,} of {n:,} items of the history left out: {some_of(missing, 3)} not in {saved.folder}"
+        f"{saved.filtered('item')}."
+    ]
+
+
+def _some_known(models: Loaded, items: Sequence[str]) -> Ints:
+    """The rows of the items that the run knows; none at all is a mistake."""
+    found = models.known_items(items)
+    return found if len(found) else models.item_numbers(items)
 
 
 def rounds_of(result: dict[str, Any]) -> int:
@@ -211,8 +260,11 @@ def recommended(models: Loaded, users: Sequence[str], wish: Wish) -> Frame:
 
 
 def folded_in(models: Loaded, history: Sequence[str], rounds: int, wish: Wish) -> Frame:
-    """The best items for somebody with this history: rank, item, score, title. A repeated item counts once."""
-    found = arrived(models, models.item_numbers(list(dict.fromkeys(history))), rounds, wish)
+    """The best items for somebody with this history: rank, item, score, title.
+
+    A repeated item counts once, and one that the run does not know not at all (see `left_out`).
+    """
+    found = arrived(models, _some_known(models, list(dict.fromkeys(history))), rounds, wish)
     return table({"rank": found.rank.astype(np.int64), **_items(models, found.item, found.score)})
 
 
@@ -251,7 +303,7 @@ def serve(saved: Saved, users: Ints) -> Floats:
 
 
 def _one(given: Any, what: str) -> list[str]:
-    found = raw_ids(given)
+    found = raw_ids(given, what)
     if len(found) != 1:
         raise TacitaError(f"one {what} is asked for, not {len(found)}; ask for each by itself.")
     return found
@@ -264,6 +316,21 @@ def _nothing() -> Best:
 
 def _items(models: Loaded, item: Ints, score: Floats) -> dict[str, Any]:
     return {"item": named(models.items, item), "score": score, "title": named(models.titles, item)}
+
+
+def _notes(config: RunConfig, result: dict[str, Any], folder: Path) -> list[str]:
+    """What the command line says of a run, in Python's words."""
+    data, parts = result["data"], [str(part["name"]) for part in config.parts or ()]
+    told = told_of_data(data.get("notes", ()), removals(data.get("removed") or []), len(result["blocks"]), parts)
+    said = [*told, *privacy_lines(config, result), *gives_away(config, folder)]
+    return [python_words(one) for one in said]
+
+
+def _privacy(config: RunConfig, result: dict[str, Any]) -> str:
+    """What is promised, in the fewest words that promise no more than that."""
+    if privacy_in_brief(config, result) != NO_EPSILON:
+        return "privacy: see notes"
+    return "no epsilon" + (": what it releases gives people away" if gives_away(config, Path()) else "")
 
 
 def _metrics(result: dict[str, Any], method: str) -> Frame:

@@ -29,8 +29,9 @@ from tacita.core.files import (
     write_bytes,
     write_json,
 )
-from tacita.data.frames import Frame
+from tacita.data.frames import IN_MEMORY, Frame
 from tacita.data.silos import Homes
+from tacita.federation.measuring import reads
 from tacita.federation.rounds import Progress, RoundReport, run_stream, start
 from tacita.federation.state_arrays import (
     progress_arrays,
@@ -116,11 +117,18 @@ def resume(
     saved = out / "checkpoint.safetensors"
     with alone_in(out):
         clear_sides(out)
-        if is_finished(out):
-            return _published(out)
         config, ids = read_config(out), read_ids(out)
+        if is_finished(out):
+            if given is not None and ids["fingerprint"] != assemble(config, machine, given).stream.fingerprint:
+                raise TacitaError(f"{out} is finished, and learned from other data than this table; start a new run.")
+            return _published(out)
         if "settings" not in ids:
             raise TacitaError(f"{out} was begun by an earlier version of tacita; start a new run with this one.")
+        if config.data == IN_MEMORY and given is None:
+            raise TacitaError(
+                f"{out} learned from a table in memory, which is not kept; give it again in Python, as in "
+                f"tacita.train(table, out={str(out)!r}, resume=True)."
+            )
         fed = assemble(config, machine, given)
         if ids["fingerprint"] != fed.stream.fingerprint:
             raise TacitaError(f"{out} was trained on other data than '{config.data}' holds now; start a new run.")
@@ -208,9 +216,11 @@ def _result(fed: Federation, progress: Progress) -> dict[str, Any]:
     result = {
         "tacita": tacita.__version__,
         "config": fed.config.model_dump(mode="json"),
+        "read": reads(fed),
         "data": {
             "name": fed.stream.name,
             "fingerprint": fed.stream.fingerprint,
+            "source": fed.stream.source,
             "users": fed.stream.n_users,
             "items": fed.stream.n_items,
             "removed": [asdict(one) for one in fed.stream.removed],

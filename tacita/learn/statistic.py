@@ -21,6 +21,7 @@ from tacita.round.learner import Learner, extra_fields, register
 from tacita.round.parts import Ask, Play, overrides
 
 STATISTIC = "statistic"  # the question whose answer is told for good
+RETRACTION = "statistic/retraction"  # the question that those who withdraw answer
 TOLD, ASKED = "told", "asked"  # on devices: what was told; on the server: who waits to take something back
 ACCOUNT = ("budget", "spent", "times")  # on devices: a person's account, where there is a budget
 WITHDRAW = ("forget", "leave")
@@ -100,17 +101,21 @@ class StatisticLearner(Learner):
         return self.world.backbone.ledger()
 
     def _charged(self, view: CohortView, question: str) -> tuple[Arrays, Bools]:
-        """What devices have left after an answer, and whose budget holds it; who has nothing to tell pays nothing.
-
-        Taking back is never refused, so it may cost more than was planned.
-        """
+        """What devices have left after an answer, and whose budget holds it; who has nothing to tell pays nothing."""
         ledger, account = self.ledger(), {name: view.parts[self.name][name] for name in ACCOUNT}
         assert ledger is not None
+        if self._retracts(question):
+            return self.after_taking_back(view.heads, account, view.lists[self.name][TOLD].counts() > 0)
         what, mu = self.world.backbone.loss(view.heads, question)
-        if not self._retracts(question):
-            return ledger.charge(account, what, mu, view.train.counts() > 0)
+        return ledger.charge(account, what, mu, view.train.counts() > 0)
+
+    def after_taking_back(self, heads: Arrays, account: Arrays, who: Bools) -> tuple[Arrays, Bools]:
+        """Accounts once these people took something back: never refused, so it may cost more than was planned."""
+        ledger = self.ledger()
+        assert ledger is not None
+        what, mu = self.world.backbone.loss(heads, RETRACTION)
         endless = {**account, "budget": np.full_like(account["budget"], NO_LIMIT)}
-        charged, goes = ledger.charge(endless, what, mu, view.lists[self.name][TOLD].counts() > 0)
+        charged, goes = ledger.charge(endless, what, mu, who)
         return {**charged, "budget": account["budget"]}, goes
 
     def noised(self, server: ServerState, total: Total, question: str) -> Total:
@@ -170,7 +175,7 @@ class StatisticLearner(Learner):
         if len(asked) < self.model.held and not requests.alone:
             mode = f"waits until {self.model.held} users have asked"
             return server.with_part(self.name, {ASKED: asked}), said | {"mode": mode, "waits": True}
-        change = ask(server, f"{self.name}/retraction", asked).sums
+        change = ask(server, RETRACTION, asked).sums
         if not any(value.any() for value in change.values()):
             mode = "none: the server was told of none of it"
             return (server.with_part(self.name, {ASKED: asked[:0]}) if len(waiting) else server), said | {"mode": mode}

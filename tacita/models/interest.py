@@ -15,7 +15,8 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.draws import Draws
-from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Ints, Longs, Ragged, spans
+from tacita.core.places import spans
+from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Ints, Longs, Ragged
 from tacita.models.base import BackboneConfig, Context, register
 from tacita.models.neural import Tower, TowerConfig, linear, relu
 

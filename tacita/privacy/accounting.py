@@ -88,7 +88,9 @@ def _epsilon(events: tuple[tuple[Event, int], ...], delta: float, accountant: st
 
 
 @lru_cache(maxsize=64)
-def sampled_noise(epsilon: float, delta: float, rate: float, releases: int) -> float:
+def sampled_noise(
+    epsilon: float, delta: float, rate: float, releases: int, accountant: Literal["pld", "rdp"] = "pld"
+) -> float:
     """The deviation, for sensitivity 1, of releases that each include everybody with a probability of their own."""
     import dp_accounting
 
@@ -97,7 +99,7 @@ def sampled_noise(epsilon: float, delta: float, rate: float, releases: int) -> f
         return dp_accounting.SelfComposedDpEvent(sampled, releases)
 
     try:
-        found = dp_accounting.calibrate_dp_mechanism(lambda: _accountant("pld"), event, epsilon, delta, tol=1e-4)
+        found = dp_accounting.calibrate_dp_mechanism(lambda: _accountant(accountant), event, epsilon, delta, tol=1e-4)
     except (ValueError, dp_accounting.mechanism_calibration.NoBracketIntervalFoundError) as error:
         raise TacitaError(f"no noise found for epsilon {epsilon}, delta {delta}: {error}.") from None
     return float(found)

@@ -16,6 +16,7 @@ import numpy as np
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Bools, Doubles, Keys, Longs
+from tacita.kernels.threads import in_shares
 
 WIDEST = 2.0**40  # deviation of whole-number noise, in whole numbers
 _UNIT = 2.0**-53
@@ -56,16 +57,21 @@ class Stream:
         """Standard normals (Box-Muller, in double precision)."""
         size = math.prod(shape)
         half = -(-size // 2)
-        radius, out = 1.0 - self.units(half), np.empty(2 * half)
-        np.log(radius, out=radius)  # in place: as many new arrays would take longer than the numbers
-        radius *= -2.0
-        np.sqrt(radius, out=radius)
-        angle = self.units(half)
-        angle *= 2.0 * math.pi
-        for part, turn in ((out[:half], np.cos), (out[half:], np.sin)):
-            turn(angle, out=part)
-            part *= radius
-        return out[:size].reshape(shape)
+        first, second, out = self.words(half), self.words(half), np.empty((2, half))
+
+        def turned(some: slice) -> None:
+            radius = 1.0 - (first[some] >> _S11) * _UNIT
+            np.log(radius, out=radius)  # in place: as many new arrays would take longer than the numbers
+            radius *= -2.0
+            np.sqrt(radius, out=radius)
+            angle = (second[some] >> _S11) * _UNIT
+            angle *= 2.0 * math.pi
+            for part, turn in ((out[0, some], np.cos), (out[1, some], np.sin)):
+                turn(angle, out=part)
+                part *= radius
+
+        in_shares(turned, half)
+        return out.reshape(-1)[:size].reshape(shape)
 
     def laplaces(self, *shape: int) -> Doubles:
         """Laplace numbers of scale 1."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,7 @@ class RunData:
     method: str
     backbone: str
     seed: int
+    split_seed: int
     data: str
     fingerprint: str
     users: int
@@ -91,10 +93,10 @@ class RunData:
     settings: str  # config.toml as it stands
     select_by: str
     mask: str
-    read: str  # what of a block devices read when they are tested
+    read: str | None  # what of a block devices read when they are tested; None: nothing
     ranking: str
     protocol: tuple[Any, ...]  # two runs can be compared if these are equal
-    recipe: str  # all settings but the seed, and the data: where these are equal, only chance differs
+    recipe: str  # all settings but seeds and controls, and the data: where these are equal, only chance differs
     blocks: list[BlockData]
     mean: Scores
     continual: Scores  # la, ra, hm
@@ -106,6 +108,17 @@ class RunData:
     notes: dict[str, Curve]  # what the method's parts noted in each round
     privacy: list[str]  # what is promised, in words; nothing: the run is from before that was kept
     epsilon: float | None  # that a person is promised, or has spent where that is more; None: there is none
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """Everything that was measured: runs that have the same drew nothing apart."""
+        each = [self.mean, self.continual, *(b.scores for b in self.blocks), *(b.second for b in self.blocks)]
+        return tuple(value if value == value else -1.0 for one in each for value in one.values())
+
+    @property
+    def per(self) -> str:
+        """What a client sends its bytes in: a round, or a block where there is one exchange in each."""
+        return "block" if _one_exchange(self.backbone) else "round"
 
     @property
     def main(self) -> str:
@@ -176,7 +189,12 @@ def _mean(raw: dict[str, Any], blocks: list[dict[str, Any]]) -> Scores:
     return _tested({**raw, "users": any(b.get("users", 1) for b in blocks[1:] or blocks)})
 
 
-def _block(raw: dict[str, Any], other: str, untested: set[int]) -> BlockData:
+def _one_exchange(backbone: str) -> bool:
+    """Whether a model sends once a block: the rounds after that only try ways of scoring on validation."""
+    return backbone in backbone_names() and backbone_class(backbone).learner == "statistic"
+
+
+def _block(raw: dict[str, Any], other: str, untested: set[int], sent: int) -> BlockData:
     groups = {name: (int(raw[name]["users"]), _scores(raw[name])) for name in ("new", "returning")}
     return BlockData(
         scores=_tested(raw),
@@ -186,19 +204,20 @@ def _block(raw: dict[str, Any], other: str, untested: set[int]) -> BlockData:
         rounds=int(raw["rounds"]),
         best_round=int(raw["best_round"]),
         valid=_number(raw.get("valid")) if raw["best_round"] else math.nan,
-        up=_number(raw["bytes_up"]),
-        down=_number(raw["bytes_down"]),
+        up=_number(raw["bytes_up"]) * sent,
+        down=_number(raw["bytes_down"]) * sent,
         on_blocks=[math.nan if s in untested else _number(v) for s, v in enumerate(raw["on_blocks"])],
     )
 
 
-def _removed(raw: list[dict[str, Any]]) -> str:
+def removals(raw: list[dict[str, Any]]) -> list[Removed]:
+    """What filtering took, as result.json has it."""
+
     def pair(values: list[Any]) -> tuple[int, int]:
         before, after = values
         return int(before), int(after)
 
-    steps = [Removed(str(r["reason"]), pair(r["rows"]), pair(r["users"]), pair(r["items"])) for r in raw]
-    return removed_text(steps) if steps else ""
+    return [Removed(str(r["reason"]), pair(r["rows"]), pair(r["users"]), pair(r["items"])) for r in raw]
 
 
 def method_name(backbone: str, method: str, parts: list[dict[str, Any]] | None) -> str:
@@ -209,12 +228,28 @@ def method_name(backbone: str, method: str, parts: list[dict[str, Any]] | None) 
     return backbone
 
 
+def read_in(result: dict[str, Any]) -> str | None:
+    """What its tests read of people's items; a folder from before that was kept may name what nothing read."""
+    found = result.get("read", result["config"]["evaluate"].get("read", "train"))
+    return found if found in ("train", "known") else None
+
+
+def _recipe(config: dict[str, Any], data: dict[str, Any]) -> str:
+    """What makes a run but for what is drawn in it and in its split, and for what else was measured beside it."""
+    split = {name: value for name, value in config.get("split", {}).items() if name != "seed"}
+    how = {name: value for name, value in config["evaluate"].items() if name != "controls"}
+    source = data.get("source") or data["fingerprint"]  # of runs from before that was kept: of data and split together
+    made = {**config, "seed": None, "split": split, "evaluate": how, "data": str(source)}
+    return json.dumps(made, sort_keys=True)
+
+
 def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str, Curve]) -> RunData:
     config, data, how = raw["config"], raw["data"], raw["config"]["evaluate"]
     backbone = str(config["backbone"].get("name", "mf"))
     mask = str(how["mask"])
     untested = {n for n, b in enumerate(raw["blocks"]) if not b["users"]}
-    blocks = [_block(b, "history" if mask == "block" else "block", untested) for b in raw["blocks"]]
+    other, once = "history" if mask == "block" else "block", _one_exchange(backbone)
+    blocks = [_block(b, other, untested, int(b["rounds"]) if once else 1) for b in raw["blocks"]]
     if not blocks or [len(b.on_blocks) for b in blocks] != list(range(1, len(blocks) + 1)):
         raise ValueError("the blocks are not whole")
     controls, skipped = [], {}
@@ -230,34 +265,35 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
     if any(len(c.blocks) != len(blocks) for c in controls):
         raise ValueError("a control has other blocks than the method")
     protocol = [how.get(k) for k in ("select_by", "mask", "old_block_mask", "sampled_negatives", "item_table")]
-    read = str(how.get("read", "train"))
-    protocol += [how.get("hidden_items", "drop"), how.get("ties", "hash"), read]  # runs from before there was a choice
+    protocol += [how.get("hidden_items", "drop"), how.get("ties", "hash")]  # runs from before there was a choice
+    protocol += [how.get("read", "train")]
     sampled = int(how.get("sampled_negatives", 0))
     return RunData(
         folder=_clean(folder.resolve().name),
         method=method_name(backbone, str(config["method"]), config.get("parts")),
         backbone=backbone,
         seed=int(config["seed"]),
+        split_seed=int(config.get("split", {}).get("seed", 0)),
         data=str(data["name"]),
         fingerprint=str(data["fingerprint"]),
         users=int(data["users"]),
         items=int(data["items"]),
-        removed=_removed(data.get("removed") or []),
+        removed=removed_text(steps) if (steps := removals(data.get("removed") or [])) else "",
         version=str(raw.get("tacita", "")),
         settings=settings,
         select_by=str(how["select_by"]),
         mask=mask,
-        read=read,
+        read=read_in(raw),
         ranking=f"against {sampled} sampled items" if sampled else "of all items",
         protocol=(str(data["fingerprint"]), *map(str, protocol)),
-        recipe=json.dumps({**config, "seed": None, "data": str(data["fingerprint"])}, sort_keys=True),
+        recipe=_recipe(config, data),
         blocks=blocks,
         mean=_mean(raw["mean"], raw["blocks"]),
         continual=Scores({k: _number(raw["continual"][k]) for k in ("la", "ra", "hm")}),
         controls=controls,
         skipped=skipped,
-        up=_number(raw["bytes"]["up_per_client_and_round"]),
-        down=_number(raw["bytes"]["down_per_client_and_round"]),
+        up=statistics.fmean([b.up for b in blocks]) if once else _number(raw["bytes"]["up_per_client_and_round"]),
+        down=statistics.fmean([b.down for b in blocks]) if once else _number(raw["bytes"]["down_per_client_and_round"]),
         valid=events["valid"],
         notes={name: curve for name, curve in events.items() if name != "valid"},
         privacy=[str(line) for line in raw.get(SAID, ())],

@@ -24,6 +24,7 @@ def labels_of(runs: Sequence[RunData]) -> list[str]:
         lambda r: r.backbone,
         lambda r: charts.cut(r.data, 30),
         lambda r: f"seed {r.seed}",
+        lambda r: f"split {r.split_seed}",
     ]
     used = [f for n, f in enumerate(fields) if n == 0 or len({f(r) for r in runs}) > 1]
     labels = [" · ".join(dict.fromkeys(f(r) for f in used)) for r in runs]
@@ -51,22 +52,25 @@ def _means_table(runs: Sequence[RunData], labels: Sequence[str], fair: bool) -> 
         flag = Cell(names, "beats list") if names else Cell("none" if run.controls else "not run")
         rows.append([Cell(labels[n], note=run.folder), *told, *cells(human_bytes(run.up), human_bytes(run.down)), flag])
     head = ["run", *map(nice, metrics), "LA", "RA", "HM", "up", "down", "controls that are better"]
-    said = "Means over blocks 1 and later (LA, RA and HM: over all); bytes per client and round"
+    per = {run.per for run in runs}
+    sent = per.pop() if len(per) == 1 else "round, or block where that is one exchange"
+    said = f"Means over blocks 1 and later (LA, RA and HM: over all); bytes per client and {sent}"
     return Table(said, cells(*head), rows)
 
 
 def _seed_tables(runs: Sequence[RunData]) -> list[Table]:
-    """Mean, interval and range where the same thing was run with several seeds."""
-    rows = []
-    for one in over_seeds(runs):
+    """Mean, interval and range where the same thing was run with several seeds or splits."""
+    rows, groups = [], over_seeds(runs)
+    for one in groups:
         for metric in one.runs[0].metrics if len(one.runs) > 1 else ():
             mean, half = one.means[metric]
             values = [run.mean[metric] for run in one.runs]
             told = [with_interval(mean, half), *map(shown, (min(values), max(values)))]
             named = Cell(" · ".join(dict.fromkeys([one.method, one.backbone])), note=one.data)
-            rows.append([named, *cells(nice(metric), str(len(values)), *told)])
+            rows.append([named, *cells(nice(metric), str(one.distinct), *told)])
     head = cells("what", "metric", "runs", "mean ± 95 %", "lowest", "highest")
-    said = "Over seeds: runs that differ in nothing else; after ± the half-width of the 95 % interval of the mean"
+    said = "Over seeds and splits: runs that differ in nothing else; after ± the half-width of the 95 % interval"
+    said = ". ".join([f"{said} of the mean", *(f"{one.method}: {one.note}" for one in groups if one.note)])
     return [Table(said, head, rows)] if rows else []
 
 

@@ -81,8 +81,8 @@ def _tiles(run: RunData) -> list[Tile]:
         Tile(shown(run.continual["la"]), "LA, learned", "mean on each block just after it"),
         Tile(shown(run.continual["ra"]), "RA, retained", "mean on all blocks at the end"),
         Tile(shown(run.continual["hm"]), "HM", "harmonic mean of LA and RA"),
-        Tile(human_bytes(run.up), "up", "per client and round"),
-        Tile(human_bytes(run.down), "down", "per client and round"),
+        Tile(human_bytes(run.up), "up", f"per client and {run.per}"),
+        Tile(human_bytes(run.down), "down", f"per client and {run.per}"),
     ]
 
 
@@ -116,7 +116,7 @@ def _rounds_table(run: RunData) -> Table:
         spent = [f"{b.rounds:,}", f"{b.best_round:,}", shown(b.valid), human_bytes(b.up), human_bytes(b.down)]
         rows.append([str(n), *groups, *spent])
     head = ["block", "new (users)", "returning (users)", "rounds", "best round", "validation", "up", "down"]
-    return plain_table(f"{nice(run.main)} by kind of user; rounds; bytes per client and round", head, rows)
+    return plain_table(f"{nice(run.main)} by kind of user; rounds; bytes per client and {run.per}", head, rows)
 
 
 def _quality_figure(run: RunData) -> Figure:
@@ -173,9 +173,8 @@ def size_of(run: RunData) -> str:
 
 
 def _facts(run: RunData) -> list[Fact]:
-    how = (
-        f"selected by {nice(run.select_by)} on validation, ranking {run.ranking}, mask '{run.mask}', read '{run.read}'"
-    )
+    read = f", read '{run.read}'" if run.read else ""
+    how = f"selected by {nice(run.select_by)} on validation, ranking {run.ranking}, mask '{run.mask}'{read}"
     return [
         Fact("data", run.data),
         Fact("size", size_of(run)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tacita.core.config import RunConfig
@@ -20,6 +21,10 @@ REHEARSAL = (
 )
 
 
+_OURS = {"order_share": 0.5, "recency": "learn", "mix": "learn"}
+"""Settings of order under a budget whose defaults were chosen on people's data, where nobody sets them."""
+
+
 def privacy_lines(config: RunConfig, result: Mapping[str, Any]) -> list[str]:
     """Of a run, from what its last block promises."""
     promised, model = _promised(result), _model(config)
@@ -28,6 +33,19 @@ def privacy_lines(config: RunConfig, result: Mapping[str, Any]) -> list[str]:
     lines += [*spent_more(result), *of_parts, *([REHEARSAL] if of_parts and not lines else [])]
     deltas = [float(said["delta"]) for said in promised.values() if "delta" in said]
     return [*lines, *large_delta(max(deltas, default=0.0), result.get("data", {}).get("users", 0))] or [NO_EPSILON]
+
+
+def gives_away(config: RunConfig, folder: Path) -> list[str]:
+    """That a sum without noise shows people, and which attacks show that of a run."""
+    audits = {
+        "tally": f"`tacita audit tally --run {folder}` shows it",
+        "tally-order": f"`tacita audit tally --run {folder}` shows it of the matrix of what goes together, "
+        f"`tacita audit order --run {folder}` of the matrix of what follows what",
+    }
+    model = _model(config)
+    if model not in audits or config.privacy.epsilon is not None:
+        return []
+    return [f"what {model} releases gives people away: {audits[model]}."]
 
 
 def large_delta(delta: float, people: int) -> list[str]:
@@ -133,13 +151,13 @@ def _under_a_budget(config: RunConfig, said: Mapping[str, float]) -> list[str]:
             f"carries {draws**0.5:.2f} times as much as a secure sum would need."
         ]
     backbone = config.backbone
-    fixed = [name for name in ("recency", "repeat") if backbone.get(name) == "learn"]
+    ordered = "order_share" in said
+    fixed = [name for name in ("recency", "repeat")[ordered:] if backbone.get(name) == "learn"]
     held = f"{' and '.join(fixed)} {'are' if len(fixed) > 1 else 'is'} fixed at 0, " if fixed else ""
-    if "order_share" in said:
-        held = (
-            f"order has {said['order_share']:.0%} of a person's length, squared (that default, the mixture's and the "
-            "recency's were chosen on validation of MovieLens-1M), "
-        )
+    if ordered:
+        ours = [name for name, own in _OURS.items() if backbone.get(name, own) == own]
+        chosen = f" (the defaults of {', '.join(ours)} were chosen on validation of MovieLens-1M)" if ours else ""
+        held = f"{held}order has {said['order_share']:.0%} of a person's length, squared{chosen}, "
     lines.append(
         f"Outside of the budget: scores on validation and test items, how many people took part, and a digest of the "
         f"data (`fingerprint`) are told as they are; {held}and validation chooses nothing."

@@ -1,7 +1,8 @@
-"""Runs that differ in nothing but the seed, taken together: the mean of each metric and how sure it is.
+"""Runs that differ in nothing but seeds, of the run or of its split, taken together: each mean and how sure it is.
 
-The interval is over seeds: how much chance in the start and the draws moves the mean. It says nothing of other
-people or other data.
+The interval is over these runs: how much chance in the start, in the draws and, where splits differ, in who is asked
+for what moves the mean. It says nothing of other people or other data. Runs that have the same numbers throughout
+drew nothing apart, and count once.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ _LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
 
 @dataclass(frozen=True)
 class OverSeeds:
-    """One recipe, run with one seed or several."""
+    """One recipe, run with one seed or several, of the run or of its split."""
 
     runs: list[RunData]
+    distinct: int  # how many of them have numbers of their own: what the intervals are over
     means: dict[str, tuple[float, float]]  # metric -> mean, half-width of its 95 % interval (NaN of one run)
 
     @property
@@ -48,21 +50,42 @@ class OverSeeds:
         return [run.seed for run in self.runs]
 
     @property
+    def splits(self) -> list[int]:
+        return list(dict.fromkeys(run.split_seed for run in self.runs))
+
+    @property
+    def read(self) -> str:
+        return self.runs[0].read or ""
+
+    @property
     def protocol(self) -> tuple[Any, ...]:
-        return self.runs[0].protocol
+        """Of every run: groups are compared where they have the same splits."""
+        return tuple(sorted({run.protocol for run in self.runs}))
+
+    @property
+    def note(self) -> str:
+        """Where some runs are no second try: which, and what would be."""
+        n = len(self.runs)
+        if self.distinct == n:
+            return ""
+        remedy = "vary split.seed" if len(self.splits) < n else "nothing in them is drawn"
+        if self.distinct == 1:
+            return f"these {n} runs are the same numbers: {remedy}"
+        return f"{n - self.distinct} of these {n} runs have the numbers of another and count once: {remedy}"
 
 
 def over_seeds(runs: Sequence[RunData]) -> list[OverSeeds]:
-    """The runs by recipe, in the order in which recipes come; a seed that is there twice counts once."""
-    groups: dict[str, dict[int, RunData]] = {}
+    """The runs by recipe, in the order in which recipes come; what is there twice counts once."""
+    groups: dict[str, dict[tuple[int, int], RunData]] = {}
     for run in runs:
-        groups.setdefault(run.recipe, {}).setdefault(run.seed, run)
+        groups.setdefault(run.recipe, {}).setdefault((run.seed, run.split_seed), run)
     out = []
     for by_seed in groups.values():
         same = list(by_seed.values())
-        means = {metric: interval([run.mean[metric] for run in same]) for metric in same[0].metrics}
-        means |= {name: interval([run.continual[name] for run in same]) for name in CONTINUAL}
-        out.append(OverSeeds(same, means))
+        tries = list({run.numbers: run for run in same}.values())
+        means = {metric: interval([run.mean[metric] for run in tries]) for metric in same[0].metrics}
+        means |= {name: interval([run.continual[name] for run in tries]) for name in CONTINUAL}
+        out.append(OverSeeds(same, len(tries), means))
     return out
 
 
@@ -81,19 +104,22 @@ def seedless_labels(groups: Sequence[OverSeeds]) -> list[str]:
 def rows_of(groups: Sequence[OverSeeds]) -> list[dict[str, Any]]:
     """A row for each recipe: what it is, its seeds, and every mean with the half-width of its interval.
 
-    Rows of one `protocol` share data, split, mask and metric, and can be compared.
+    Rows of one `protocol` share data, splits, mask and metric, and can be compared. `read`: what of a block was read in
+    tests, where the model reads histories. `runs`: those with numbers of their own; `note` is about the others.
     """
     metrics = list(dict.fromkeys(metric for one in groups for metric in one.means))
     protocols = list(dict.fromkeys(one.protocol for one in groups))
     rows = []
     for one in groups:
         row: dict[str, Any] = {"method": one.method, "backbone": one.backbone, "data": one.data}
-        row |= {"seeds": " ".join(map(str, one.seeds)), "runs": len(one.runs)}
+        row |= {"read": one.read, "seeds": " ".join(map(str, one.seeds)), "splits": " ".join(map(str, one.splits))}
+        row["runs"] = one.distinct
         for metric in metrics:
             mean, half = one.means.get(metric, (math.nan, math.nan))
             row |= {metric: _or_none(mean), f"{metric} half-width 95": _or_none(half)}
         stated = [run.epsilon for run in one.runs if run.epsilon is not None]
-        rows.append(row | {"epsilon": max(stated, default=None), "protocol": protocols.index(one.protocol)})
+        row |= {"epsilon": max(stated, default=None), "protocol": protocols.index(one.protocol)}
+        rows.append(row | {"note": one.note})
     return rows
 
 
@@ -112,17 +138,21 @@ def as_csv(groups: Sequence[OverSeeds]) -> str:
 def as_latex(groups: Sequence[OverSeeds]) -> str:
     """A tabular with the rules of booktabs; the best of a column is bold where all rows can be compared."""
     metrics = [m for m in dict.fromkeys(m for one in groups for m in one.means) if m not in CONTINUAL]
-    fair = len({one.protocol for one in groups}) == 1 and len(groups) > 1
+    alike = len({one.protocol for one in groups}) == 1
+    fair, reading = alike and len(groups) > 1, any(one.read for one in groups)
     best = {m: max((one.means[m][0] for one in groups if m in one.means), default=math.nan) for m in metrics}
+    labels = seedless_labels(groups)
+    heads = ["", *(["read"] if reading else []), "runs", *(escaped(nice(m)) for m in metrics)]
     lines = [
-        f"% means over seeds; after ± the half-width of the 95 % interval{'' if fair else '; not all comparable'}",
-        rf"\begin{{tabular}}{{l{'r' * (len(metrics) + 1)}}}",
+        f"% means over runs; after ± the half-width of the 95 % interval{'' if alike else '; not all comparable'}",
+        *(f"% {_one_line(label)}: {one.note}" for label, one in zip(labels, groups, strict=True) if one.note),
+        rf"\begin{{tabular}}{{l{'l' * reading}{'r' * (len(metrics) + 1)}}}",
         r"\toprule",
-        " & ".join(["", "seeds", *(escaped(nice(m)) for m in metrics)]) + r" \\",
+        " & ".join(heads) + r" \\",
         r"\midrule",
     ]
-    for label, one in zip(seedless_labels(groups), groups, strict=True):
-        cells = [escaped(label), str(len(one.runs))]
+    for label, one in zip(labels, groups, strict=True):
+        cells = [escaped(label), *([one.read or "--"] if reading else []), str(one.distinct)]
         for metric in metrics:
             mean, half = one.means.get(metric, (math.nan, math.nan))
             words = shown(mean).replace("–", "--")
@@ -130,6 +160,10 @@ def as_latex(groups: Sequence[OverSeeds]) -> str:
             cells.append(words + (rf" $\pm$ {half:.4f}" if math.isfinite(half) else ""))
         lines.append(" & ".join(cells) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def escaped(text: str) -> str:

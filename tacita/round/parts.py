@@ -109,11 +109,17 @@ class Part:
     most_weight: ClassVar[float] = 1.0
     """The largest factor that `weight` may give a client."""
 
+    reads_items: ClassVar[bool] = False
+    """Its `serving` reads what people have (`train`) to score with, whatever the backbone does."""
+
     takes_back: ClassVar[tuple[Literal["given", "local", "people"], ...]] = ("given", "local")
     """What its `handle` takes out of the model: what people shared, what their devices learned from.
 
     `people`: all that the device of somebody who leaves learned from, and no single item.
     """
+
+    plays_again: ClassVar[bool] = False
+    """What people ask for is carried out by rounds that may have been played before, with the same draws."""
 
     only_notes: ClassVar[bool] = False
     """Its `encode` and `server_step` write rounds down and move no item row."""

@@ -9,11 +9,13 @@ import numpy as np
 
 from tacita.lab.experiments.once import Line
 from tacita.lab.experiments.plan import Cell, Experiment
+from tacita.lab.seeing import SHARES, SUM_ALONE
 from tacita.metrics import interval
 
 QUALITY, UP, DOWN, PRICE = "ndcg@10", "KB up, a person", "KB down, a person", "forgetting, CPU seconds"
 _HEAD = ("method", "NDCG@10", "HR@10", "up", "down", "seconds", "epsilon", "forgetting one person", "sees")
 _POPULAR = "popular"
+_LITTLE = 100.0  # times that an epsilon lets odds grow, from which on it bounds little
 _REST = "Others"
 
 
@@ -130,7 +132,7 @@ def _advice(found: dict[str, list[Row]], aside: set[str]) -> list[str]:
         *line(
             "If you need an epsilon below 10",
             lambda one: one.mean("epsilon") < 10,
-            lambda one: f"epsilon {_epsilon(one)}",
+            _epsilon_and_odds,
         ),
         *line(
             "If people must be forgotten exactly and at once",
@@ -139,12 +141,12 @@ def _advice(found: dict[str, list[Row]], aside: set[str]) -> list[str]:
         ),
         *line(
             "If no update may be seen by itself, and no budget is needed",
-            lambda one: one.word("sees").startswith("the sum"),
+            lambda one: one.word("sees").startswith(SUM_ALONE),
             lambda one: f"{one.middle(UP)} KB up",
         ),
         *line(
             "If people choose what they share and take it back",
-            lambda one: one.word("sees").startswith("what the person shares"),
+            lambda one: one.word("sees").startswith(SHARES),
             _forgets,
         ),
         *line(
@@ -202,6 +204,15 @@ def _epsilon(row: Row) -> str:
         return "none"
     unit = row.word("promise")
     return f"{value:,.4g}" + (f", {unit}" if unit else "")
+
+
+def _epsilon_and_odds(row: Row) -> str:
+    """An epsilon with what it bounds, so that nobody takes a large one for a protection; odds are about a person."""
+    if not row.word("promise").startswith("a person"):
+        return f"epsilon {_epsilon(row)}"
+    most = float(np.exp(row.mean("epsilon")))
+    little = ", which bounds little ([privacy.md](privacy.md))" if most > _LITTLE else ""
+    return f"epsilon {_epsilon(row)}: the odds of a guess may grow {_short(most)} times{little}"
 
 
 def _forgetting(row: Row) -> str:

@@ -25,7 +25,12 @@ from tacita.methods.distillation.traffic import KILOBYTE
 from tacita.round.plan import Federation
 
 AGAIN = "trains again"
-_FROM = {"local": "from the server", "central": "from who gets the model", "": "from who sees the sum"}
+_FROM = {
+    "local": "from the server",
+    "silo": "from the server",
+    "central": "from who gets the model",
+    "": "from who sees the sum",
+}
 
 
 def choose_once(fed: Federation) -> Line:

@@ -27,6 +27,7 @@ from tacita.lab.forgetting.anew import shares_of
 from tacita.lab.forgetting.door import carried_out
 from tacita.lab.forgetting.paths import way_of
 from tacita.lab.forgetting.proof import Done, compared
+from tacita.lab.forgetting.verdict import gap_of
 from tacita.lab.forgetting.wishes import Asked, taking_back
 from tacita.lab.storage import kept_by
 from tacita.methods import effective_parts
@@ -135,14 +136,14 @@ def _line(base: Base, done: Done, anew: Anew, device: float) -> Line:
     useful = {name: _measured(done, one) for name, one in models.items()}
     found, (after, bare) = compared(done, models), useful["after"]
     auc, said = found["auc_pairs"], done.said[done.way.by[0]]
-    values = after.mean() | bare
+    values: dict[str, float | None] = {**after.mean(), **bare}
     for name, prefix in (("before", "before "), ("retrain", "retrained ")):
         values |= {f"{prefix}{metric}": value for metric, value in (useful[name][0].mean() | useful[name][1]).items()}
     values |= {
         "pair AUC before": auc["before"],
         "pair AUC": auc["after"],
         "pair AUC retrained": auc["retrain"],
-        "pair AUC gap": auc["after"] - auc["retrain"],
+        "pair AUC gap": gap_of(auc["after"], auc["retrain"]),
         "distance": found["param_distance_ratio"],
         "CPU seconds": done.seconds_cpu,
         "of retraining": done.seconds_cpu / max(anew.seconds, 1e-9),

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tacita.core.draws import Draws
 from tacita.core.types import CohortView, Held, Ragged, Requests, ServerState
 from tacita.federation.measuring import Learned
 from tacita.federation.one_round import open_block
@@ -67,7 +68,13 @@ class Price:
 def begun_anew(
     fed: Federation, shared: Ragged, seed: int | None = None, now: Learned | None = None, price: Price | None = None
 ) -> Progress:
-    """All blocks from nothing, where people share what is in `shared`; `now`: what of it lasts."""
+    """All blocks from nothing, where people share what is in `shared`; `now`: what of it lasts.
+
+    Where chance decides who takes part and budgets count on that, everybody is drawn anew: whoever is in the same round
+    twice is in both or in none, and two draws would be counted where there is one.
+    """
+    if seed is None and now is not None and any(one.law == "sampled" for kept in fed.ledgers for one in kept.events):
+        seed = _another_seed(fed, now)
     if seed is not None:
         config = fed.config.model_copy(update={"seed": seed})
         backbone, parts, draws = build(config)
@@ -87,6 +94,12 @@ def begun_anew(
         run_block(fed, progress, paid.pay)
         end_block(fed, progress)
     return progress
+
+
+def _another_seed(fed: Federation, now: Learned) -> int:
+    """One that no earlier training of this run had: what everybody has paid grows with each of them."""
+    times = (v for name, v in now.clients.arrays.items() if name.startswith(PARTS) and name.endswith("/times"))
+    return int(Draws(fed.config.seed).private("anew", sum(int(one.sum()) for one in times)) >> np.uint64(33))
 
 
 def _lasting(fed: Federation, server: ServerState, now: ServerState, told: bool) -> ServerState:

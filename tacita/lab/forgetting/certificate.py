@@ -1,7 +1,8 @@
 """The certificate of a withdrawal (sharing spec D.5): what was asked, done and checked, and what was not.
 
-It names no item, and nobody but by a pseudonym. What was not measured says so; `exact` is true only where the model
-has the bits of one that was trained again, or where the method is exact by construction and says so.
+It names no item, and nobody but by a pseudonym. What was not measured says so. `exact` is about bits: true only where
+the model has those of one that was trained again, or where the method has them by construction and says so. A tally has
+the bits of its sums, and what it solves from them up to rounding: its guarantee says that.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from tacita.core.types import Arrays
 from tacita.lab.artefacts import clean
 from tacita.lab.forgetting.proof import Done, Proof, model_digest
 from tacita.lab.forgetting.pseudonyms import pseudonym, together
-from tacita.lab.forgetting.verdict import checks_of, verdict_of
+from tacita.lab.forgetting.verdict import checks_of, gap_of, verdict_of
 from tacita.lab.run_folder import Saved
 from tacita.round.device_state import device_arrays
 
 NOT_RUN = "not run"
+ROUNDING = "up to rounding"
 SAME = 1e-6  # the largest difference of a score that counts as equal to training again
 ALONE = "A retraction sent alone shows its author's items to whoever compares the models before and after it."
 RESIDUAL = (
@@ -162,6 +164,13 @@ def _exact(case: Case) -> bool:
     return bool(said) and all(said)
 
 
+def _up_to_rounding(case: Case) -> bool:
+    """By construction, unless a check found more; the sums have the bits, what is solved from them need not."""
+    if not _sums_exactly(case) or case.done.way.leaves or case.done.waits:
+        return False
+    return case.proof is None or (case.proof.difference is not None and case.proof.difference <= SAME)
+
+
 def _model(case: Case) -> dict[str, Any]:
     done = case.done
     left: Arrays = {}
@@ -205,7 +214,8 @@ def _guarantee(case: Case) -> dict[str, Any]:
     again = TRAINED if not sums else TALLY if _sums_exactly(case) else NOISED
     kinds = {one.get("guarantee") for one in case.told}
     bounded = next((one for one in case.told if one.get("guarantee") == "bounded"), {})
-    kind = "exact" if _exact(case) else "bounded" if "bounded" in kinds else "empirical" if proof else NOT_RUN
+    kind = "bounded" if "bounded" in kinds else "empirical" if proof else NOT_RUN
+    kind = "exact" if _exact(case) else ROUNDING if _up_to_rounding(case) else kind
     said = [str(line) for one in case.told for line in one.get("assumptions", ())]
     return {
         "type": kind,
@@ -213,6 +223,7 @@ def _guarantee(case: Case) -> dict[str, Any]:
         "delta": bounded.get("delta"),
         "psi_bound": bounded.get("psi_bound"),
         "max_score_difference": NOT_RUN if proof is None else proof.difference,
+        "people_compared": NOT_RUN if proof is None else proof.compared,
         "assumptions": [*again, *dict.fromkeys(said)],
     }
 
@@ -261,9 +272,11 @@ def _verdict(case: Case) -> str:
     if case.proof is None:
         return "not verified"
     proof = case.proof
-    if _sums_exactly(case) or proof.same_bits:
+    if proof.same_bits and proof.difference is None:
+        return "pass: the model has the bits of one trained again; nobody is left to compare scores of"
+    if proof.difference is not None and (_sums_exactly(case) or proof.same_bits):
         return f"{'pass' if proof.difference <= SAME else 'fail'}: score difference at most {SAME}"
     auc = proof.audit["auc_pairs"]
-    gap = None if auc["after"] is None or auc["retrain"] is None else auc["after"] - auc["retrain"]
+    gap = gap_of(auc["after"], auc["retrain"])
     found = {kind: len(where) for kind, where in case.traces.items()}
     return verdict_of(checks_of(gap, proof.audit["param_distance_ratio"], None, found))

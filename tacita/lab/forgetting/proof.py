@@ -10,14 +10,14 @@ import numpy as np
 
 from tacita.core.codec import digest
 from tacita.core.files import flat
-from tacita.core.types import Ragged
+from tacita.core.types import Bools, Ragged
 from tacita.federation.measuring import Learned
 from tacita.lab.forgetting import traces
 from tacita.lab.forgetting.anew import begun_anew, shared_by
 from tacita.lab.forgetting.paths import Way
 from tacita.lab.forgetting.wishes import Asked
 from tacita.learn.statistic import TOLD, blocks_of
-from tacita.round.device_state import PARTS
+from tacita.round.device_state import OWN, PARTS
 from tacita.round.plan import Federation, Plan, to_serve
 
 
@@ -56,7 +56,8 @@ def waiting_in(said: dict[str, Any]) -> set[str]:
 @dataclass(frozen=True)
 class Proof:
     seconds: float  # of training again
-    difference: float  # largest, of any user's score of any item
+    difference: float | None  # largest, of any score of any item of those compared; None: nobody is
+    compared: int  # people whose scores were
     same_bits: bool
     audit: dict[str, Any]
     utility: dict[str, Any]
@@ -69,9 +70,11 @@ def prove(done: Done) -> Proof:
     seconds = time.perf_counter() - began
     models = {"before": done.was, "after": done.now, "retrain": again}
     useful = {name: traces.utility(done.fed, done.left, one, done.asked.users) for name, one in models.items()}
+    worst, people = largest_difference(done.left, done.now, again)
     return Proof(
         seconds,
-        largest_difference(done.left, done.now, again),
+        worst,
+        people,
         model_digest(done.left, done.now) == model_digest(done.left, again),
         compared(done, models),
         useful,
@@ -102,23 +105,38 @@ def trained_again(fed: Federation, now: Learned, seed: int | None = None) -> Lea
     return Learned(progress.server, progress.clients)
 
 
-def largest_difference(fed: Federation, a: Learned, b: Learned) -> float:
-    one, other, worst = traces.scorer_of(fed, a), traces.scorer_of(fed, b), 0.0
-    users = np.arange(fed.stream.blocks[a.server.block].n_users, dtype=np.int32)
+def largest_difference(fed: Federation, now: Learned, again: Learned) -> tuple[float | None, int]:
+    """Of any score between two models, and of how many people; without those who left with everything."""
+    one, other, worst = traces.scorer_of(fed, now), traces.scorer_of(fed, again), 0.0
+    users = np.flatnonzero(~emptied(fed, now)).astype(np.int32)
     for lo in range(0, len(users), traces.CHUNK):
         some = users[lo : lo + traces.CHUNK]
         worst = max(worst, float(np.abs(one(some) - other(some)).max()))
-    return worst
+    return worst if len(users) else None, len(users)
+
+
+def emptied(fed: Federation, now: Learned) -> Bools:
+    """(users) whose device has no item, no private vector and no row of its own any more: it has nothing to score with.
+
+    One that begins again without items gets a vector that is drawn, so theirs would differ whatever was forgotten. Who
+    has no items but still a vector is not among them: that vector would be what was not forgotten.
+    """
+    clients, known = now.clients, fed.stream.blocks[now.server.block].n_users
+    if clients.private.shape[1] == 0:
+        return np.zeros(known, bool)
+    nothing = (clients.private[:known] == 0).all(axis=1)
+    nothing &= fed.stream.history(len(fed.stream.blocks)).counts()[:known] == 0
+    if OWN in clients.lists:
+        nothing &= clients.list_of(OWN, np.arange(known)).counts() == 0
+    return np.asarray(nothing)
 
 
 def _attacked(seen: dict[str, traces.Seen], pairs: traces.Pairs, seed: int) -> dict[str, Any]:
-    """How well withdrawn pairs are told from others; where the pairs are gone already, nothing is left to tell."""
-    if not len(pairs.members.ids):
-        return {"auc_pairs": {**dict.fromkeys(seen), "ci": dict.fromkeys(seen)}, "auc_difference": None}
+    """How well withdrawn pairs are told from others; None where there are none, or scores that are all tied."""
     return {
         "auc_pairs": {
-            **{name: traces.auc_of(one.members, one.others) for name, one in seen.items()},
-            "ci": {name: traces.interval_of(one.members, one.others, pairs.owner, seed) for name, one in seen.items()},
+            **{name: traces.pair_auc(one) for name, one in seen.items()},
+            "ci": {name: traces.pair_interval(one, pairs.owner, seed) for name, one in seen.items()},
         },
         "auc_difference": traces.difference_auc(seen["before"], seen["after"]),
     }
@@ -138,6 +156,6 @@ def compared(done: Done, models: dict[str, Learned]) -> dict[str, Any]:
         **_attacked(seen, pairs, seed),
         "param_distance_ratio": near / far if near is not None and far else None,
         "gram_distance": traces.gram_distance(mine, other, items),
-        "rank_percentile": {name: traces.mean_or_none(one.rank) for name, one in seen.items()},
+        "rank_percentile": {name: one.mean_rank for name, one in seen.items()},
         "jaccard20": traces.jaccard(seen["after"], seen["retrain"]),
     }

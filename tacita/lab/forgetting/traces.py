@@ -84,6 +84,15 @@ class Seen:
     rank: Doubles  # (pairs,) share of the catalogue that the user likes less
     top: Ragged  # (people) the best items of each
 
+    @property
+    def tied(self) -> bool:
+        """Every withdrawn item has the score of the one beside it, as where a device has nothing left to score with."""
+        return bool(np.array_equal(self.members, self.others))
+
+    @property
+    def mean_rank(self) -> float | None:
+        return None if self.tied else float(self.rank.mean())
+
 
 def look(fed: Federation, learned: Learned, pairs: Pairs) -> Seen:
     """Scores, ranks and lists of the people who withdrew something, nothing hidden but what they still have."""
@@ -108,10 +117,6 @@ def look(fed: Federation, learned: Learned, pairs: Pairs) -> Seen:
     return Seen(members, others, rank, Ragged(ptr, lists.reshape(-1).astype(np.int32)))
 
 
-def mean_or_none(values: Doubles) -> float | None:
-    return float(values.mean()) if len(values) else None
-
-
 def auc_of(members: Doubles, others: Doubles) -> float:
     """How often a member's score is above another's, ties half; groups of any size."""
     here, there = np.ones(len(members)), np.ones(len(others))
@@ -126,6 +131,15 @@ def _auc(score: Doubles, positive: Doubles, negative: Doubles) -> float:
     below = np.cumsum(neg) - neg
     total = p.sum() * n.sum()
     return float((pos * (below + neg / 2)).sum() / total) if total > 0 else float("nan")
+
+
+def pair_auc(seen: Seen) -> float | None:
+    """AUC of withdrawn pairs; None where none can be told from another, whatever the model knows."""
+    return None if seen.tied else auc_of(seen.members, seen.others)
+
+
+def pair_interval(seen: Seen, owner: Longs, seed: int) -> list[float] | None:
+    return None if seen.tied else interval_of(seen.members, seen.others, owner, seed)
 
 
 def wins(members: Doubles, others: Doubles, owner: Longs) -> Doubles:
@@ -168,8 +182,10 @@ def paired_interval(a: Seen, b: Seen, owner: Longs, seed: int) -> list[float]:
     return [float(x) for x in np.percentile(one - other, [2.5, 97.5])]
 
 
-def difference_auc(before: Seen, after: Seen) -> float:
+def difference_auc(before: Seen, after: Seen) -> float | None:
     """How well who has both models tells withdrawn pairs from others: by how much a score fell."""
+    if before.tied and after.tied:
+        return None
     return auc_of(before.members - after.members, before.others - after.others)
 
 

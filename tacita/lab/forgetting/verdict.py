@@ -20,6 +20,11 @@ class Check:
     said: str
 
 
+def gap_of(after: float | None, again: float | None) -> float | None:
+    """AUC above that of training again; None where either could not be measured."""
+    return None if after is None or again is None else after - again
+
+
 def checks_of(gap: float | None, ratio: float | None, floor: float | None, found: dict[str, int]) -> list[Check]:
     """All checks of a withdrawal.
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from tacita.core.config import TrainConfig
-from tacita.core.types import AnyArray, Floats, Local, Longs, Ragged, spans
+from tacita.core.places import spans
+from tacita.core.types import AnyArray, Floats, Local, Longs, Ragged
 from tacita.learn.training.objectives import POINTWISE, bpr, squares
 from tacita.learn.training.solvers import SOLVERS, Moving, Used
 from tacita.learn.training.stepper import CONTEXT, StepExtras, Stepper

@@ -11,7 +11,8 @@ import numpy as np
 
 from tacita.core.config import TrainConfig
 from tacita.core.draws import Draws
-from tacita.core.types import AnyArray, CohortView, Floats, Ints, Local, Longs, Ragged, spans
+from tacita.core.places import spans
+from tacita.core.types import AnyArray, CohortView, Floats, Ints, Local, Longs, Ragged
 from tacita.kernels.sampling import draw_samples, pack_rows, room_for_negatives, shuffle_order, touch_rows
 from tacita.kernels.steps import gather_rows
 from tacita.kernels.threads import threads_in_use

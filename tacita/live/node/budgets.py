@@ -85,10 +85,12 @@ def nothing_charged(standing: Standing) -> Iterator[None]:
     arrays, told = clients.arrays, [name for name in clients.lists if name.endswith("/told")]
     lists = {name: clients.list_of(name, everybody) for name in told}
     before = spent_arrays(standing)
-    yield
-    for name, kept in before.items():
-        arrays[name][:] = kept
-    clients.put(everybody, lists)
+    try:
+        yield
+    finally:
+        for name, kept in before.items():
+            arrays[name][:] = kept
+        clients.put(everybody, lists)
 
 
 def spent_arrays(standing: Standing) -> Arrays:

@@ -19,13 +19,13 @@ import numpy as np
 from tacita import __version__
 from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Arrays, Longs, Ragged, Requests
+from tacita.core.types import AnyArray, Arrays, Longs, Requests
 from tacita.core.types import Request as AskedFor
 from tacita.federation.devices import Told
 from tacita.fields import Total
 from tacita.lab.assembling import check_settings, planned
 from tacita.live.letters import NAMES, PART, ROSTER, each_arrays
-from tacita.live.node import retold
+from tacita.live.node import rare, retold
 from tacita.live.node.answers import Answer, Release, RequestNumber
 from tacita.live.node.budgets import (
     accounts,
@@ -57,11 +57,8 @@ from tacita.live.wire import (
     stamped,
     total_arrays,
 )
-from tacita.round.device_state import PARTS
 from tacita.round.parts import overrides
 from tacita.round.plan import plain
-
-COUNTED = {"touched", "counts"}  # sums that say how many people have each item
 
 log = logging.getLogger(__name__)
 
@@ -377,13 +374,8 @@ def _sum(
     if together and node.too_few(told.counted):  # who has nothing to say hides nobody
         raise Refusal("fewer people than this node's minimum (min_users) have something to take back.")
     told, again = _noised_once(node, standing, asked, (told, exact[0], spent), together) if retracts else (told, {})
-    if fed.learner.model_after and kind in questions and COUNTED & told.total.sums.keys():  # noise hides who is rare
-        whole = told.total
-        told = replace(told, total=without_rare(whole, node.fewest, server.heads.get("inputs")))
-        if fed.learner.takes_back and "touched" in whole.sums:
-            _untell(standing, np.flatnonzero(whole["touched"] < node.fewest))
-        if fed.backbone.reads_order and (whole["touched"] < node.fewest)[whole["touched"] > 0].any():
-            told = replace(told, total=_told_of_the_rest(standing, whole, len(server.items)))
+    if fed.learner.model_after and kind in questions:
+        told = replace(told, total=rare.left_out(standing, told.total, node.fewest, asked.server))
     if questions and kind == questions[-1]:
         standing.round = head.round + 1
     total = told.total
@@ -416,34 +408,3 @@ def _noised_once(
     for name, value in before.items():
         standing.here.clients.arrays[name][:] = value
     return retold.again(told, kept, str(store.path)), {}
-
-
-def _untell(standing: Standing, rare: Longs) -> None:
-    """What was left out of a statistic was not told, so it is not to be taken back."""
-    clients, name = standing.here.clients, f"{PARTS}{standing.fed.learner.name}/told"
-    everybody = np.arange(clients.n_users)
-    log = clients.list_of(name, everybody)
-    clients.put(everybody, {name: log.where((log.values["block"] != standing.block) | ~np.isin(log.ids, rare))})
-
-
-def _told_of_the_rest(standing: Standing, whole: Total, n_items: int) -> Total:
-    """The statistic of what devices remember as told: who leaves an item out of a line moves the others together."""
-    fed, clients = standing.fed, standing.here.clients
-    log = clients.list_of(f"{PARTS}{fed.learner.name}/told", np.arange(clients.n_users))
-    now = Ragged(log.ptr, log.ids).where(log.values["block"] == standing.block)
-    before = Ragged(log.ptr, log.ids).where(log.values["block"] < standing.block)
-    return whole.with_sums(fed.backbone.statistic_of(now, before, n_items).sums)
-
-
-def without_rare(total: Total, least: int, inputs: AnyArray | None) -> Total:
-    """A statistic without items that fewer people have: the row of an item with one consumer is that one's history."""
-    name = "touched" if "touched" in total.sums else "counts"
-    rare = total[name] < least
-    changed = {name: np.where(rare, 0.0, total[name])}
-    first = rare if inputs is None or len(inputs) == 0 else rare[inputs]
-    for square, value in total.sums.items():
-        if value.ndim == 2:
-            changed[square] = value.copy()
-            changed[square][first] = 0.0
-            changed[square][:, rare] = 0.0
-    return total.with_sums(changed)

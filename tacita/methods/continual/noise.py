@@ -69,6 +69,9 @@ class LaplaceNoise(Part):
                 f"laplace-noise covers every row of every client, which aggregation = '{train.aggregation}' with "
                 f"weigh_by = '{train.weigh_by}' cannot weigh; use 'mean' or 'fixed' of clients."
             )
+        if self._counts:
+            releases.check_others(self)
+            releases.check_weights(self)
 
     def ledger(self) -> Ledger | None:
         if not self._counts:

@@ -17,7 +17,8 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Ints, Keys, Local, Longs, Ragged, ServerState, spans
+from tacita.core.places import spans
+from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Ints, Keys, Local, Longs, Ragged, ServerState
 from tacita.fields import Dense, Form, Rows, Spec, Total
 from tacita.kernels.hashing import hash_owners
 from tacita.models.fedpergnn import NEIGHBOURS, FedPerGNN

@@ -13,7 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from tacita.core.types import Bools, Floats, Longs, Ragged, spans
+from tacita.core.places import spans
+from tacita.core.types import Bools, Floats, Longs, Ragged
 from tacita.methods.distillation.dice import Dice, floor_share, places
 
 

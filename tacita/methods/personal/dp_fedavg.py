@@ -21,12 +21,12 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Bound, CohortView, ServerState
 from tacita.fields import Dense, Form, Rows, Spec, Total, Upload
 from tacita.methods.personal import releases
-from tacita.methods.personal.releases import by_client
+from tacita.methods.personal.releases import by_client, overrides_class
 from tacita.privacy.accounting import Event, sampled_noise
 from tacita.privacy.ledger import EARLIER, EARLIER_ROUNDS, Ledger
 from tacita.privacy.noise import Stream
 from tacita.round.parts import Part, PartConfig
-from tacita.round.registry import preset, register
+from tacita.round.registry import part_class, preset, register
 
 
 class DPFedAvgConfig(PartConfig):
@@ -35,6 +35,11 @@ class DPFedAvgConfig(PartConfig):
     delta: float = Field(1e-5, gt=0, lt=1, description="the chance in which nothing is promised")
     releases: int = Field(50, ge=1, description="rounds that the budget is to last for, over all blocks")
     noise: float | None = Field(None, gt=0, description="noise as a multiple of the clip (z); default: by the budget")
+    adaptive: bool = Field(
+        False,
+        description="count drawn rounds by Renyi losses: right also where budgets are changed in the light of what was "
+        "released; needs more noise",
+    )
     full_weight: float | None = Field(
         None, gt=0, description="interactions from which a client counts fully; default: everybody does"
     )
@@ -73,24 +78,45 @@ class DPFedAvg(Part):
             )
         if self.config.epsilon is None and self.config.noise is None:
             raise TacitaError("parts.dp-fedavg needs an epsilon or a noise.")
+        self._check_others()
         self.multiple()
+
+    def _check_others(self) -> None:
+        """Rounds are what is counted, each with people drawn anew."""
+        releases.check_others(self)
+        releases.check_weights(self)
+        for name in (str(one["name"]) for one in self.world.listed):
+            if name != self.name and overrides_class(name, "answer"):
+                raise TacitaError(
+                    f"part '{name}' asks people besides rounds, and dp-fedavg counts rounds alone; use part 'dpps'."
+                )
+            if self._sampled and part_class(name).plays_again:
+                raise TacitaError(
+                    f"part '{name}' plays rounds once more with the same people, who are not drawn by chance then; use "
+                    "train.participation.kind = 'all', or leave it out and train again."
+                )
+
+    @property
+    def _sampled(self) -> bool:
+        drawn = self.world.train.participation
+        return drawn.kind == "poisson" and drawn.rate < 1
 
     def multiple(self) -> float:
         """The noise, as a multiple of the clip."""
-        config, rate = self.config, self.world.train.participation
+        config, rate = self.config, self.world.train.participation.rate
         if config.noise is not None:
             return config.noise
         assert config.epsilon is not None
-        if rate.kind == "all" or rate.rate == 1:
+        if not self._sampled:
             return Ledger((), config.delta).sigma_to_fit(config.epsilon, config.releases)
-        return sampled_noise(config.epsilon, config.delta, rate.rate, config.releases)
+        return sampled_noise(config.epsilon, config.delta, rate, config.releases, "rdp" if config.adaptive else "pld")
 
     def ledger(self) -> Ledger:
-        drawn = self.world.train.participation
-        rate = drawn.rate if drawn.kind == "poisson" else 1.0
+        rate = self.world.train.participation.rate if self._sampled else 1.0
         event = Event("round", "gaussian", 1.0, self.multiple(), "person", "central", rate, "poisson")
         earlier = Event(EARLIER, "gaussian", 1.0, 1.0, "person", "central", once=True)
-        return Ledger((event, replace(event, what=EARLIER_ROUNDS, once=True), earlier), self.config.delta)
+        events = (event, replace(event, what=EARLIER_ROUNDS, once=True), earlier)
+        return Ledger(events, self.config.delta, self.config.adaptive)
 
     # on the device
 

@@ -149,20 +149,7 @@ class DPPS(Part):
                 f"rounding {n_items:,} items to whole numbers would take up more than a tenth of the clip; use a "
                 "larger parts.dpps clip, or noise_on = 'reals'."
             )
-        self._check_order()
-
-    def _check_order(self) -> None:
-        """Nothing may be added to a release after its noise, and nobody may go by what it was before."""
-        names = [str(one["name"]) for one in self.world.listed]
-        for name in names:
-            if name != self.name and overrides_class(name, "encode") and overrides_class(name, "answer"):
-                raise TacitaError(
-                    f"part '{name}' remembers what leaves a device to take it back later, and dpps changes what "
-                    "leaves; forget by training again (part 'retrain'), or leave one of them out."
-                )
-        for name in names[names.index(self.name) + 1 :] if self.name in names else ():
-            if any(overrides_class(name, hook) for hook in ("encode", "encode_sum")):
-                raise TacitaError(f"part '{name}' changes releases after dpps has noised them; list dpps after it.")
+        releases.check_others(self)
 
     def _rounding(self, n_items: int, weight: float | Doubles) -> Doubles:
         """By how much rounding to whole numbers, after weights, can lengthen what a client of a weight sends."""
@@ -241,9 +228,11 @@ class DPPS(Part):
             return {}
         if self.config.policy == "declared":
             return self._enrolled(view, self._declared(view.user_keys))
-        counts = view.train.counts() + self._count_noise(view)
+        new = view.parts[self.name]["tier"] < 0
+        counts = view.train.counts().astype(np.float64)
+        counts[new] += self._count_noise(view.user_keys[new])
         tier = np.searchsorted(np.array(self.config.activity_cuts), counts, side="right")
-        made, new = self._enrolled(view, tier), view.parts[self.name]["tier"] < 0
+        made = self._enrolled(view, tier)
         account, _ = self.ledger().charge({name: made[name] for name in releases.ACCOUNT}, "activity", asked=new)
         return {**made, **account}
 
@@ -274,9 +263,9 @@ class DPPS(Part):
             tier = view.parts[self.name]["tier"]
         return {**super().declare(view, epsilon), "tier": tier.astype(np.int8)}
 
-    def _count_noise(self, view: CohortView) -> Doubles:
+    def _count_noise(self, keys: Keys) -> Doubles:
         scale, draws = 1 / self.config.activity_epsilon, self.world.draws
-        drawn = [Stream(draws, "activity", int(key)).laplaces(1)[0] for key in view.user_keys]
+        drawn = [Stream(draws, "activity", int(key)).laplaces(1)[0] for key in keys]
         return scale * np.array(drawn, np.float64)
 
     def extra_fields(self, n_items: int) -> tuple[Spec, ...]:
@@ -288,7 +277,7 @@ class DPPS(Part):
     def _weighed(self) -> bool:
         """Other parts weigh clients by what they have: a secret like all the rest, to be clipped and noised with it."""
         others = [str(one["name"]) for one in self.world.listed if one["name"] != self.name]
-        return any(overrides_class(name, "weight") for name in others)
+        return any(releases.overrides_class(name, "weight") for name in others)
 
     @property
     def _estimates(self) -> bool:
@@ -430,11 +419,6 @@ def _fitting(tiers: tuple[float, ...], counted: float, delta: float, releases: i
     """The noise with which each tier lasts for so many releases; asked for by every cohort of a round."""
     ledger = Ledger((), delta)
     return tuple(ledger.sigma_to_fit(tier - counted, releases) for tier in tiers)
-
-
-def overrides_class(name: str, hook: str) -> bool:
-    """Whether a part, by its name, changes a hook."""
-    return getattr(part_class(name), hook) is not getattr(Part, hook)
 
 
 preset("dpps", {"name": "dpps"})

@@ -8,11 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from tacita.core.draws import Draws
+from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Bools, CohortView, Doubles, Keys, Longs
 from tacita.fields import Dense, Following, Form, Rows, Squares, Terms, Total, Upload
 from tacita.kernels.hashing import hash_owners
 from tacita.kernels.lengths import square_rows
 from tacita.privacy.noise import Stream
+from tacita.round.parts import Part
+from tacita.round.registry import part_class
 
 ACCOUNT = ("budget", "spent", "times")  # what a part with a ledger keeps on devices
 _BELOW = 1 - 1e-6  # where something is shortened, single precision may not lengthen it again
@@ -89,6 +92,37 @@ def _emptied(value: Form, astray: Bools) -> Form:
         return replace(value, sign=np.where(astray[value.client], 0.0, value.sign))
     assert isinstance(value, Terms | Following)
     return replace(value, factor=np.where(astray[value.client], 0.0, value.factor))
+
+
+def overrides_class(name: str, hook: str) -> bool:
+    """Whether a part, by its name, changes a hook."""
+    return getattr(part_class(name), hook) is not getattr(Part, hook)
+
+
+def check_others(part: Part) -> None:
+    """Nothing may be added to a release after its noise, and nobody may go by what it was before."""
+    names = [str(one["name"]) for one in part.world.listed]
+    for name in names:
+        if name != part.name and overrides_class(name, "encode") and overrides_class(name, "answer"):
+            raise TacitaError(
+                f"part '{name}' remembers what leaves a device to take it back later, and {part.name} changes what "
+                "leaves; forget by training again (part 'retrain'), or leave one of them out."
+            )
+    for name in names[names.index(part.name) + 1 :] if part.name in names else ():
+        if any(overrides_class(name, hook) for hook in ("encode", "encode_sum")):
+            raise TacitaError(
+                f"part '{name}' changes releases after {part.name} has noised them; list {part.name} after it."
+            )
+
+
+def check_weights(part: Part) -> None:
+    """Who counts how much is told as it is: it may not follow from what people have."""
+    for name in (str(one["name"]) for one in part.world.listed):
+        if name != part.name and overrides_class(name, "weight"):
+            raise TacitaError(
+                f"part '{name}' weighs people by what they have, which {part.name} does not hide; use part 'dpps', "
+                "which does, or leave one of them out."
+            )
 
 
 def with_nonce(upload: Upload, draws: Draws, purpose: str, view: CohortView, releases: Longs) -> Upload:

@@ -20,6 +20,7 @@ from tacita.round.parts import Ask, Part, Play
 
 class GoingBack(Part):
     only_notes = True
+    plays_again = True
     playing: ClassVar[str]  # what the server holds for this part while a round is played once more
     place: ClassVar[tuple[str, Literal["before", "after"]]]  # where it has to stand, by the hook of the others
     certifies: ClassVar[dict[str, Any]] = {}  # in every certificate

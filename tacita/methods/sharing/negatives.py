@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from tacita.core.types import Bools, CohortView, Floats, Ints, Longs, Ragged, spans
+from tacita.core.places import spans
+from tacita.core.types import Bools, CohortView, Floats, Ints, Longs, Ragged
 from tacita.kernels.hashing import uniforms
 
 _SLICE = 256  # users whose distances to all items are held at once

@@ -50,6 +50,7 @@ class RetractionConfig(PartConfig):
 class Retraction(Part):
     name = "retraction"
     takes_back = ("people",)
+    plays_again = True
     only_notes = True
     Config: ClassVar[type[PartConfig]] = RetractionConfig
     config: RetractionConfig

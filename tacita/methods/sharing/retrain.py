@@ -20,6 +20,7 @@ from tacita.round.registry import preset, register
 class Retrain(Part):
     name = "retrain"
     only_notes = True
+    plays_again = True
     works_with = ("rows", "statistic")
 
     def check(self, n_items: int) -> None:

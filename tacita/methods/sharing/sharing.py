@@ -45,6 +45,7 @@ class Sharing(Part):
     name = "sharing"
     Config: ClassVar[type[PartConfig]] = SharingConfig
     config: SharingConfig
+    reads_items = True  # of those who learned from nothing
     takes_back = ()  # it keeps the record only
     lasting = ("shared", "gone", "group", "left")
 

@@ -58,6 +58,7 @@ class UnlearningConfig(PartConfig):
 class ContrastiveUnlearning(Part):
     name = "contrastive-unlearning"
     takes_back = ("given",)
+    plays_again = True
     Config: ClassVar[type[PartConfig]] = UnlearningConfig
     config: UnlearningConfig
 

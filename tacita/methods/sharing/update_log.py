@@ -14,7 +14,8 @@ import numpy as np
 from tacita.core.codec import pack
 from tacita.core.config import TrainConfig
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, Bools, CohortView, Doubles, Floats, Held, Keys, Longs, Ragged, Requests, spans
+from tacita.core.places import spans
+from tacita.core.types import Arrays, Bools, CohortView, Doubles, Floats, Held, Keys, Longs, Ragged, Requests
 from tacita.fields import Dense, Form, Rows, Upload
 from tacita.round.parts import Part, World
 from tacita.round.registry import part_class

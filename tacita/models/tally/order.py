@@ -37,7 +37,7 @@ from tacita.models.tally.following import (
     with_sign,
 )
 from tacita.models.tally.model import MOST_DOUBLINGS, RECENCIES, STATE, SURVEY, Tally, TallyConfig
-from tacita.models.tally.retraction import low_rank, may_differ, subtract
+from tacita.models.tally.retraction import low_rank, may_differ
 from tacita.models.tally.solver import TILE, inverted, lower_triangle, mirrored, packed
 from tacita.models.tally.sums import Shape, Sums
 from tacita.models.tally.weights import add_products, as_heads, recency_weights, sparsified
@@ -105,6 +105,8 @@ class OrderedTally(Tally):
     def __init__(self, config: OrderConfig) -> None:
         super().__init__(config)
         self.fall = falling(FOLD if config.order_fold == "auto" else config.order_fold, config.order_window)
+        if config.mix != "learn" and not any(config.mix):
+            raise TacitaError("backbone.mix weighs nothing at all; one of its three weights must be above 0.")
         for name, why in (
             ("min_pair", "pairs in order are not counted by people"),
             ("hold_retractions", "what waits to be taken back would be told again, as what came before"),
@@ -320,7 +322,7 @@ class OrderedTally(Tally):
     def _updated(self, held: Arrays, items: Longs, old: Order, new: Order) -> tuple[Doubles, Doubles, int] | None:
         """The inverse and B' of other sums, and the rank of the update; None: a solve is cheaper, or the only way.
 
-        With P' the inverse and L R what is taken from it, B' = (P' - L R) (C' + D) is the old B' + P' D - L (R C').
+        With P' the inverse before, P' (C' + D) is the old B' + P' D; what leaves P' leaves that as well.
         """
         solution = held["order_solution"].copy()
         shape = Shape(len(solution))
@@ -339,10 +341,9 @@ class OrderedTally(Tally):
         small = np.zeros((len(rows), len(columns)))
         small[np.searchsorted(rows, row), np.searchsorted(columns, col)] = value
         solution[:, columns] += inverse[:, rows] @ small
-        left, right = found
-        subtract(solution, left, right @ self._followers(new, shape))
-        subtract(inverse, left, right)
-        return inverse, solution, len(right)
+        found.take_from(solution)
+        found.take_from(inverse)
+        return inverse, solution, found.rank
 
     def _changed(self, side: str, items: Longs, old: Order, new: Order, shape: Shape) -> tuple[Longs, Longs, Doubles]:
         """Where one side differs, and by how much."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -62,6 +63,30 @@ def may_differ(items: AnyArray, old: Sums, new: Sums, shape: Shape, least: int) 
     return np.union1d(shape.around(items, items), shape.around(shifted, np.arange(shape.n_items)))
 
 
+@dataclass(frozen=True)
+class LowRank:
+    """What a change of a symmetric matrix A takes from its inverse P: P E^T core^-1 E P, E of few rows."""
+
+    items: Longs  # where E is not 0
+    vectors: Doubles  # (items, rank) E^T there
+    core: Doubles  # (rank, rank)
+    left: Doubles  # (n, rank) P E^T
+
+    @property
+    def rank(self) -> int:
+        return len(self.core)
+
+    def right_of(self, product: Doubles) -> Doubles:
+        """core^-1 E P X, from P X before the change."""
+        return np.asarray(np.linalg.solve(self.core, self.vectors.T @ product[self.items]))
+
+    def take_from(self, product: Doubles) -> None:
+        """Bring P X along, in place, some rows at a time."""
+        right = self.right_of(product)
+        for lo in range(0, len(product), TILE):
+            product[lo : lo + TILE] -= self.left[lo : lo + TILE] @ right
+
+
 def update_inverse(inverse: Doubles, row: Longs, col: Longs, change: Doubles) -> int:
     """Change entries of a matrix, given in its lower triangle, and its inverse in place (Woodbury).
 
@@ -70,12 +95,12 @@ def update_inverse(inverse: Doubles, row: Longs, col: Longs, change: Doubles) ->
     found = low_rank(inverse, row, col, change)
     if found is None:
         return 0
-    subtract(inverse, *found)
-    return len(found[1])
+    found.take_from(inverse)
+    return found.rank
 
 
-def low_rank(inverse: Doubles, row: Longs, col: Longs, change: Doubles) -> tuple[Doubles, Doubles] | None:
-    """(n, rank) and (rank, n), whose product a change of the matrix takes from its inverse; None: solve anew."""
+def low_rank(inverse: Doubles, row: Longs, col: Longs, change: Doubles) -> LowRank | None:
+    """What a change of the matrix takes from its inverse; None: solve anew."""
     n, items = len(inverse), np.union1d(row, col)
     if not 0 < len(items) <= n // 4:
         return None
@@ -90,10 +115,4 @@ def low_rank(inverse: Doubles, row: Longs, col: Longs, change: Doubles) -> tuple
     core = np.diag(1 / values) + vectors.T @ moved[items]
     if (np.linalg.eigvalsh(core) > 0).sum() != (values > 0).sum():
         return None  # no longer positive definite
-    return moved, np.linalg.solve(core, moved.T)
-
-
-def subtract(matrix: Doubles, left: Doubles, right: Doubles) -> None:
-    """Take a product from a matrix in place, some rows at a time."""
-    for lo in range(0, len(matrix), TILE):
-        matrix[lo : lo + TILE] -= left[lo : lo + TILE] @ right
+    return LowRank(items, vectors, core, moved)

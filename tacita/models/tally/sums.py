@@ -15,6 +15,7 @@ import numpy as np
 import scipy.sparse
 
 from tacita.core.errors import TacitaError
+from tacita.core.places import among
 from tacita.core.sparse import SparseSum
 from tacita.core.types import AnyArray, Arrays, Bools, Doubles, Ints, Longs, Ragged
 from tacita.fields import QUANTUM, Total
@@ -153,9 +154,8 @@ class Sums:
         for name, side in (("pairs", "total"), ("count", "count")):
             if name in change:
                 places, value = shape.entries(change[name])
-                known = held.at[held.ptr[k] : held.ptr[k + 1]]
-                found = np.searchsorted(known, places.astype(known.dtype))
-                if not (np.append(known, -1)[found] == places).all():
+                found, told = among(held.at[held.ptr[k] : held.ptr[k + 1]], places)
+                if not told.all():
                     raise TacitaError("what is to be taken back was never told; nothing was changed.")
                 sides[side][held.ptr[k] + found] += value
         touched, told_again = self.touched.copy(), self.repeats.copy()
@@ -166,10 +166,10 @@ class Sums:
     def _with_room(self, k: int, places: Longs) -> Sums:
         """The same sums with an entry for each of the places in a block."""
         lo, hi = self.ptr[k], self.ptr[k + 1]
-        found = np.searchsorted(self.at[lo:hi], places.astype(self.at.dtype))
-        fresh = np.append(self.at[lo:hi], -1)[found] != places if len(places) else np.zeros(0, bool)
-        if not fresh.any():
+        found, known = among(self.at[lo:hi], places)
+        if known.all():
             return self
+        fresh = ~known
         where = lo + found[fresh]
         return replace(
             self,
@@ -212,8 +212,7 @@ class Sums:
         for k, fade in enumerate(decay ** np.diff(self.index, prepend=self.index[:1])):
             at, total, count = self.block(k)
             if where is not None:
-                found = np.searchsorted(at, where.astype(at.dtype))  # of one kind, or all of `at` is copied
-                here = np.append(at, -1)[found] == where
+                found, here = among(at, where)
                 at, total, count = np.flatnonzero(here), total[found[here]], count[found[here]]
             if fade != 1:
                 gram *= fade

@@ -1,0 +1,185 @@
+"""What a ledger counts is what leaves: silos in streams, rounds played again, weights, other parts' questions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from oracle import cohort, make_block, make_stream, started
+from test_dpps import crowd, dpps, with_parts
+
+from tacita.core.config import RunConfig, validated
+from tacita.core.errors import TacitaError
+from tacita.core.types import Stream
+from tacita.federation import devices
+from tacita.federation.measuring import Learned
+from tacita.federation.rounds import run_round, run_stream, start
+from tacita.lab.assembling import Machine, assemble
+from tacita.lab.forgetting.anew import begun_anew, shared_by
+from tacita.methods.personal.dp_fedavg import DPFedAvg
+from tacita.privacy.accounting import epsilon_of
+
+POISSON = {"aggregation": "fixed", "denominator": 10.0, "participation": {"kind": "poisson", "rate": 0.3}}
+ALL = {"aggregation": "fixed", "denominator": 30.0}
+DP = {"name": "dp-fedavg", "clip": 0.1, "epsilon": 5.0, "releases": 20}
+LDP = {"name": "laplace-noise", "mode": "ldp", "clip": 0.1, "epsilon": 1.0}
+
+
+@pytest.mark.parametrize("part", ["dpps", "laplace-noise"])
+def test_a_silo_spends_what_it_releases_whoever_of_it_is_there(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    released: Counter[int] = Counter()
+    encoded = devices.Here._encoded
+
+    def counting(self: Any, fed: Any, view: Any, upload: Any, question: str) -> Any:
+        out = encoded(self, fed, view, upload, question)
+        released.update(view.client_keys[out.weight > 0].tolist())
+        return out
+
+    monkeypatch.setattr(devices.Here, "_encoded", counting)
+    specs: dict[str, dict[str, Any]] = {
+        "dpps": {"name": "dpps", "unit": "silo", "tiers": [1.0], "shares": [1.0], "releases": 3},
+        "laplace-noise": {**LDP, "epsilon": 0.1, "budget": 0.3},
+    }
+    values = {
+        "data": "synthetic:users=60,items=40,per_user=14,groups=4,drift=0.5,new=0.5",
+        "split": {"kind": "blocks", "n_blocks": 4, "base_share": 0.4},
+        "train": {"rounds": 2, "silos": 25, "aggregation": "mean", "patience": 100},
+        "backbone": {"name": "mf", "dim": 4},
+        "parts": [specs[part]],
+    }
+    fed = assemble(validated(RunConfig, values, "test"), Machine(1))
+    progress = start(fed)
+    run_stream(fed, progress, lambda report, now: None)
+    assert max(released.values()) == 3  # of 8 rounds, by silos whose people come and go
+    assert progress.clients.parts[part]["times"][:, 0].max() == 3
+
+
+def test_in_a_silo_nobody_pays_where_somebody_cannot() -> None:
+    fed = with_parts(
+        {"name": "dpps", "unit": "silo", "tiers": [1.0], "shares": [1.0], "releases": 2}, silos=5, aggregation="mean"
+    )
+    progress = started(fed)
+    view = cohort(fed, progress)
+    part = dpps(fed)
+    held = part._enrolled(view, np.zeros(len(view.user), np.int64))
+    poor = np.zeros(len(view.user), bool)
+    poor[view.user_ptr[0]] = True  # one person of the first silo
+    held = {**held, "budget": np.where(poor, 0, held["budget"])}
+    view = replace(view, parts={**view.parts, part.name: {**view.parts[part.name], **held}})
+    upload, kept = part.encode(view, fed.answer(view, "round").upload)
+    first = np.arange(len(view.user)) < view.user_ptr[1]
+    assert upload.weight[0] == 0
+    assert (upload.weight[1:] > 0).all()
+    assert not kept["times"][first].any()
+    assert (kept["times"][~first, 0] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("part", "other", "train", "why"),
+    [
+        (DP, {"name": "fru"}, ALL, "remembers what leaves a device|asks people besides rounds|has to stand after"),
+        (DP, {"name": "retrain"}, POISSON, "not drawn by chance"),
+        (DP, {"name": "interest"}, ALL, "changes releases after|weighs people by what they have"),
+        (LDP, {"name": "interest"}, {"aggregation": "mean"}, "changes releases after|weighs people by what they have"),
+    ],
+    ids=["another question", "the same people again", "weights", "weights, laplace"],
+)
+@pytest.mark.parametrize("last", [True, False])
+def test_what_would_not_be_counted_is_refused(
+    part: dict[str, Any], other: dict[str, Any], train: dict[str, Any], why: str, last: bool
+) -> None:
+    backbone = "interest" if other["name"] == "interest" else "mf"
+    with pytest.raises(TacitaError, match=why):
+        with_parts(*((other, part) if last else (part, other)), backbone=backbone, **train)
+
+
+def test_rounds_of_everybody_may_be_played_again() -> None:
+    with_parts(DP, {"name": "retrain"}, **ALL)
+
+
+def test_training_again_draws_people_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {
+        "data": "synthetic:users=60,items=40,per_user=14,groups=4",
+        "split": {"kind": "random"},
+        "train": {**POISSON, "rounds": 3, "patience": 100},
+        "backbone": {"name": "mf", "dim": 4},
+        "parts": [{**DP, "epsilon": None, "noise": 3.0}],
+    }
+    fed = assemble(validated(RunConfig, values, "test"), Machine(1))
+    asked: list[list[int]] = []
+    chosen = devices.Here.taking_part
+
+    def noting(self: Any, fed: Any, server: Any) -> Any:
+        found = chosen(self, fed, server)
+        asked.append(found.tolist())
+        return found
+
+    monkeypatch.setattr(devices.Here, "taking_part", noting)
+    progress = start(fed)
+    run_stream(fed, progress, lambda report, now: None)
+    first, now = asked.copy(), Learned(progress.server, progress.clients)
+    asked.clear()
+    again = begun_anew(fed, shared_by(fed, now), None, now)
+    assert asked
+    assert not any(one in first for one in asked)
+    assert (again.clients.parts["dp-fedavg"]["times"][:, 0] == 6).all()
+    asked.clear()
+    twice = Learned(again.server, again.clients)
+    begun_anew(fed, shared_by(fed, twice), None, twice)
+    assert not any(one in first for one in asked)
+
+
+def uneven(n_users: int = 12, n_items: int = 40) -> Stream:
+    """Everybody has two items but one person, who has twenty."""
+    rng = np.random.default_rng(3)
+    mine = [rng.choice(n_items, 22 if u == 0 else 4, replace=False).tolist() for u in range(n_users)]
+    return make_stream(make_block(0, n_items, [m[:-2] for m in mine], [m[-2:-1] for m in mine], [m[-1:] for m in mine]))
+
+
+def test_nobody_counts_more_than_fully() -> None:
+    fed = with_parts({**DP, "clip": 1e-3, "full_weight": 2.0}, stream=uneven(), **ALL)
+    progress = started(fed)
+    part = next(one for one in fed.parts if isinstance(one, DPFedAvg))
+    everybody = cohort(fed, progress)
+    paid = {**everybody.parts[part.name], **part.before_round(everybody)}
+    view = replace(everybody, parts={**everybody.parts, part.name: paid})
+    upload, _ = part.encode(view, fed.answer(view, "round").upload)
+    assert np.diff(view.train.ptr).max() == 20  # ten times what counts fully
+    assert upload.norms().max() <= 1e-3 * (1 + 1e-6)
+    assert upload.norms().max() > 0.9e-3
+
+
+def test_devices_weigh_by_the_variance_that_the_server_sends() -> None:
+    tiers = {"tiers": [0.5, 50.0], "shares": [1.0, 1.0], "releases": 4, "clip": 0.5}
+    fed = with_parts({"name": "dpps", **tiers}, stream=crowd(200, 40), aggregation="mean")
+    progress = started(fed)
+    part = dpps(fed)
+    server, _ = run_round(fed, progress.server, progress.devices)
+    sent = 4.0
+    view = cohort(fed, progress)
+    told = replace(view, received={**view.received, part.name: {"between": np.array([sent])}})
+    upload = fed.answer(view, "round").upload
+    assert part.broadcast(server).keys() == {"between"}
+    mine = part._tier(view)
+    assert set(mine.tolist()) == {0, 1}
+    assert np.array_equal(part.weight(told, upload), part._weights(sent)[mine])
+    assert not np.allclose(part.weight(told, upload), part._weights(0.0)[mine])
+
+
+def test_rounds_counted_for_budgets_that_change_need_more_noise_and_fit_their_plan() -> None:
+    plain, careful = (
+        next(iter(with_parts({**DP, "releases": 10, "adaptive": one}, **POISSON).parts)) for one in (False, True)
+    )
+    assert isinstance(plain, DPFedAvg)
+    assert isinstance(careful, DPFedAvg)
+    assert careful.multiple() > plain.multiple()
+    event = careful.ledger().events[0]
+    assert 4.9 < epsilon_of([(event, 10)], 1e-5, "rdp") <= 5.0
+    account = careful.ledger().opened(1, 5.0)
+    for _ in range(10):
+        account, goes = careful.ledger().charge(account, "round")
+        assert goes.all()
+    assert not careful.ledger().charge(account, "round")[1].any()
