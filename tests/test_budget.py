@@ -28,6 +28,7 @@ from tacita.fields import Spec, Squares, Upload, add, empty_total
 from tacita.lab.assembling import Machine, assemble, build
 from tacita.lab.forgetting.door import grant
 from tacita.lab.forgetting.wishes import Wish
+from tacita.lab.run_folder import lists_of, open_saved
 from tacita.lab.training import train
 from tacita.learn.statistic import ACCOUNT
 from tacita.live.letters import secret_of
@@ -430,12 +431,18 @@ def test_a_retraction_fits_its_noise_whatever_the_server_says_of_blocks(claimed:
 
 def test_forget_says_what_holds_under_a_budget(tmp_path: Path) -> None:
     run = train(config_of(4.0, 2, evaluate={"controls": False}), tmp_path / "run")
-    granted = grant(run.folder, Wish("forget", {"u7": None}), verify=True)
+    saved = open_saved(run.folder)
+    mine = lists_of(saved.held, "history").take(saved.numbers(["u7"])).ids
+    some = [saved.ids["items"][item] for item in mine[:3].tolist()]
+    granted = grant(run.folder, Wish("forget", {"u7": some}), verify=True)
     found = granted.certificate
     assert found is not None
     assert "noise of its own" in granted.said
     assert found["guarantee"]["type"] != "exact"
     assert "AUC" in found["verdict"]
+    everything = grant(run.folder, Wish("forget", {"u7": None}), verify=True).certificate
+    assert everything is not None
+    assert "pairs not judged" in everything["verdict"]  # there is nothing left to score them with
     assert "sent alone shows" not in found["residual_risk"]
     assert any("spent epsilon" in line for line in found["guarantee"]["assumptions"])
 
