@@ -13,9 +13,10 @@ from test_dpps import crowd, dpps, with_parts
 
 from tacita.core.config import RunConfig, validated
 from tacita.core.errors import TacitaError
-from tacita.core.types import Stream
+from tacita.core.types import Ragged, Requests, Stream
 from tacita.federation import devices
 from tacita.federation.measuring import Learned
+from tacita.federation.requests import handle
 from tacita.federation.rounds import run_round, run_stream, start
 from tacita.lab.assembling import Machine, assemble
 from tacita.lab.forgetting.anew import begun_anew, shared_by
@@ -28,8 +29,15 @@ DP = {"name": "dp-fedavg", "clip": 0.1, "epsilon": 5.0, "releases": 20}
 LDP = {"name": "laplace-noise", "mode": "ldp", "clip": 0.1, "epsilon": 1.0}
 
 
-@pytest.mark.parametrize("part", ["dpps", "laplace-noise"])
-def test_a_silo_spends_what_it_releases_whoever_of_it_is_there(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+STREAM = {
+    "data": "synthetic:users=60,items=40,per_user=14,groups=4,drift=0.5,new=0.5",
+    "split": {"kind": "blocks", "n_blocks": 3, "base_share": 0.4},
+    "backbone": {"name": "mf", "dim": 4},
+}
+
+
+def releases_of(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """How often each client sends something that counts, from now on."""
     released: Counter[int] = Counter()
     encoded = devices.Here._encoded
 
@@ -39,6 +47,12 @@ def test_a_silo_spends_what_it_releases_whoever_of_it_is_there(part: str, monkey
         return out
 
     monkeypatch.setattr(devices.Here, "_encoded", counting)
+    return released
+
+
+@pytest.mark.parametrize("part", ["dpps", "laplace-noise"])
+def test_a_silo_spends_what_it_releases_whoever_of_it_is_there(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    released = releases_of(monkeypatch)
     specs: dict[str, dict[str, Any]] = {
         "dpps": {"name": "dpps", "unit": "silo", "tiers": [1.0], "shares": [1.0], "releases": 3},
         "laplace-noise": {**LDP, "epsilon": 0.1, "budget": 0.3},
@@ -183,3 +197,59 @@ def test_rounds_counted_for_budgets_that_change_need_more_noise_and_fit_their_pl
         account, goes = careful.ledger().charge(account, "round")
         assert goes.all()
     assert not careful.ledger().charge(account, "round")[1].any()
+
+
+@pytest.mark.parametrize("part", ["dpps", "laplace-noise"])
+def test_a_silo_that_trains_again_goes_on_with_what_it_spent(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    released = releases_of(monkeypatch)
+    specs: dict[str, dict[str, Any]] = {
+        "dpps": {"name": "dpps", "unit": "silo", "tiers": [1.0], "shares": [1.0], "releases": 9},
+        "laplace-noise": {**LDP, "epsilon": 0.1, "budget": 0.9},
+    }
+    train = {"rounds": 2, "silos": 25, "aggregation": "mean", "patience": 100}
+    fed = assemble(validated(RunConfig, {**STREAM, "train": train, "parts": [specs[part]]}, "test"), Machine(1))
+    progress = start(fed)
+    run_stream(fed, progress, lambda report, now: None)
+    now = Learned(progress.server, progress.clients)
+    for _ in range(2):
+        again = begun_anew(fed, shared_by(fed, now), None, now)
+        now = Learned(again.server, again.clients)
+    assert max(released.values()) == 9  # of 18 rounds
+
+
+@pytest.mark.parametrize(
+    "part", [{"name": "dpps", "tiers": [1.0], "shares": [1.0], "releases": 50}, {**LDP, "budget": 50.0}]
+)
+def test_rounds_that_a_part_plays_again_stay_paid(part: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    released = releases_of(monkeypatch)
+    train = {"rounds": 2, "aggregation": "mean", "patience": 100}
+    parts = [part, {"name": "withdrawal"}, {"name": "retrain"}]
+    fed = assemble(validated(RunConfig, {**STREAM, "train": train, "parts": parts}, "test"), Machine(1))
+    progress = start(fed)
+    run_stream(fed, progress, lambda report, now: None)
+    keys = fed.stream.user_keys[: progress.clients.n_users]
+    for leaver in range(2):
+        handle(fed, progress, Requests("leave", keys[[leaver]], Ragged.empty(1), alone=True))
+    counted = progress.clients.parts[part["name"]]["times"][:, 0]
+    assert counted[2:].tolist() == [released[key] for key in keys[2:].tolist()]
+    assert counted.max() > 6  # of some, rounds of all three blocks were played again
+
+
+def test_a_private_tally_is_not_told_twice() -> None:
+    values = {**STREAM, "backbone": {"name": "tally"}, "privacy": {"epsilon": 2.0}}
+    with pytest.raises(TacitaError, match="beyond the budget"):
+        assemble(validated(RunConfig, {**values, "parts": [{"name": "retrain"}]}, "test"), Machine(1))
+    fed = assemble(validated(RunConfig, values, "test"), Machine(1))
+    progress = start(fed)
+    run_stream(fed, progress, lambda report, now: None)
+    now = Learned(progress.server, progress.clients)
+    with pytest.raises(TacitaError, match="beyond the budget"):
+        begun_anew(fed, shared_by(fed, now), None, now)
+
+
+def test_counted_laplace_noise_lets_nothing_be_seen_by_itself() -> None:
+    values = {**STREAM, "backbone": {"name": "fedpergnn"}, "train": {"aggregation": "mean"}}
+    fed = assemble(validated(RunConfig, {**values, "parts": [{"name": "neighbours"}, LDP]}, "test"), Machine(1))
+    progress = start(fed)
+    with pytest.raises(TacitaError, match="seen each by itself"):
+        run_stream(fed, progress, lambda report, now: None)

@@ -104,15 +104,13 @@ def silo_of(user_keys: Keys, silos: int, draws: Draws) -> Longs:
 
 
 def hold_alike(clients: DeviceState, plan: Plan, home: Longs) -> None:
-    """Everybody in a silo holds its accounts, also who was away when it spent: the newest of them is the silo's."""
+    """Everybody in a silo has spent what it has, also who was away then: the most that one of them has."""
     for part in plan.parts:
-        if part.ledger() is None:
-            continue
-        mine = {one: clients.arrays[f"{PARTS}{part.name}/{one}"] for one in part.lasting}
-        order = np.lexsort((mine["times"].sum(axis=1), home))
-        newest = order[np.searchsorted(home[order], home, side="right") - 1]
-        for values in mine.values():
-            values[:] = values[newest]
+        for name in (f"{PARTS}{part.name}/{one}" for one in ("spent", "times")) if part.ledger() else ():
+            mine = clients.arrays[name]
+            most = np.zeros((int(home.max(initial=-1)) + 1, mine.shape[1]), mine.dtype)
+            np.maximum.at(most, home, mine)
+            mine[:] = most[home]
 
 
 def participants(members: Members, config: ParticipationConfig, draws: Draws, block: int, round: int) -> Longs:

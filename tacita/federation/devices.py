@@ -123,15 +123,19 @@ class Here:
         block, clients = fed.stream.blocks[server.block], self.clients
         known = clients.n_users
         grow(clients, fed, fed.stream.user_keys[: block.n_users])
-        if fed.config.train.joint:
-            everybody = self._members(fed, server, np.ones(block.n_users, bool)).users
-            hold_alike(clients, fed, everybody.rows()[np.argsort(everybody.ids)].astype(np.int64))
+        self.level(fed, server)
         if fed.config.train.reset_private_each_block and block.index > 0:
             back = np.flatnonzero(block.train.counts()[:known] > 0)
             clients.put(back, {"private": fed.backbone.init_private(fed.draws, fed.stream.user_keys[back])})
         _on_devices(fed, server, clients, down, "begin_block", np.flatnonzero(block.train.counts() > 0))
         self.members = self.mask = self.past = None
         self.clients.keep()
+
+    def level(self, fed: Federation, server: ServerState) -> None:
+        """Where silos are clients, everybody in one holds what it has spent."""
+        if fed.config.train.joint:
+            everybody = self._members(fed, server, np.ones(self.clients.n_users, bool)).users
+            hold_alike(self.clients, fed, everybody.rows()[np.argsort(everybody.ids)].astype(np.int64))
 
     def living(self, fed: Federation, server: ServerState) -> Members:
         if self.members is None:
@@ -316,14 +320,14 @@ class Here:
         self.clients = nobody_here(fed).clients
         self.members = self.mask = self.past = None
 
-    def restore(self, fed: Federation, before: DeviceState) -> None:
-        """What of the parts' state lasts, as it was before a restart."""
-        users = np.arange(self.clients.n_users)
+    def restore(self, fed: Federation, before: DeviceState, known: int) -> None:
+        """What lasts, as it was before a restart, for those who came after the first `known`."""
+        users = np.arange(known, min(self.clients.n_users, before.n_users))
         for name in (f"{PARTS}{part.name}/{one}" for part in fed.parts for one in part.lasting):
             if name in self.clients.lists:
                 self.clients.lists[name].put(users, *before.lists[name].take(users))
-            else:
-                self.clients.arrays[name][:] = before.arrays[name][users]
+            elif name in self.clients.arrays:
+                self.clients.arrays[name][users] = before.arrays[name][users]
 
     def validate(self, fed: Federation, server: ServerState, down: Down) -> Sums:
         block = fed.stream.blocks[server.block]

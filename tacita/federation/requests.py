@@ -147,9 +147,9 @@ class Rounds:
             devices.end_block(self.plan, server, to_serve(self.plan, server))
             for part in self.plan.parts:
                 server = server.with_part(part.name, part.server_end_block(self.plan.seen_by(part.party, server)))
-        anew = Progress(server, devices, server)
+        anew, known = Progress(server, devices, server), devices.clients.n_users
         open_block(self.plan, anew, block)
-        devices.restore(self.plan, self.everybody)
+        devices.restore(self.plan, self.everybody, known)
         self.began_anew, self.whole = True, anew.server
         return self.plan.seen_by(SERVER, self.whole)
 

@@ -127,7 +127,7 @@ class Ledger:
             column = self._column(EARLIER_ROUNDS)
             each = self._cost(column, None, len(spent))
             times[:, column] = np.maximum(times[:, column], np.minimum(rounds, _MANY))
-            spent[:, column] = np.maximum(spent[:, column], times[:, column] * each)
+            spent[:, column] = np.maximum(spent[:, column], _times(times[:, column], max(1, *each[:1].tolist())))
         return {**account, "spent": spent, "times": times}
 
     def rounds_like(self, event: Event, account: Arrays) -> tuple[Longs, Longs]:
@@ -286,6 +286,8 @@ def _times(one: Longs, price: int) -> Longs:
 
 def _sums(spent: Longs) -> Longs:
     """Over kinds of releases, a row per person; never past `_MOST`, where whole numbers would begin anew below 0."""
+    if spent.shape[1] < 2:
+        return np.minimum(spent[:, 0], _MOST) if spent.shape[1] else np.zeros(len(spent), np.int64)
     return np.where(spent.sum(axis=1, dtype=np.float64) >= _MOST, _MOST, spent.sum(axis=1))
 
 

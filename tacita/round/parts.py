@@ -118,6 +118,9 @@ class Part:
     `people`: all that the device of somebody who leaves learned from, and no single item.
     """
 
+    weighs_presence: ClassVar[bool] = False
+    """Its `weight` is 1, or 0 for who has nothing to learn from: it tells how many take part, and no more."""
+
     plays_again: ClassVar[bool] = False
     """What people ask for is carried out by rounds that may have been played before, with the same draws."""
 

@@ -20,6 +20,11 @@ from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner, extra_fields, learner_of
 from tacita.round.parts import SERVER, Part, World, overrides, owner_of
 
+TOLD_TWICE = (
+    "to train again, everybody would tell all of it once more, beyond the budget; take back what was told instead, "
+    "without --again and without part 'retrain'."
+)
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from tacita.core.draws import Draws
+from tacita.core.errors import TacitaError
 from tacita.core.types import CohortView, Held, Ragged, Requests, ServerState
+from tacita.federation.devices import Here
 from tacita.federation.measuring import Learned
 from tacita.federation.one_round import open_block
 from tacita.federation.requests import can_handle, enrol, handle
@@ -23,7 +25,7 @@ from tacita.lab.forgetting.paths import Shares
 from tacita.lab.forgetting.wishes import Asked
 from tacita.round.device_state import PARTS, DeviceState
 from tacita.round.parts import Part, overrides
-from tacita.round.plan import Federation
+from tacita.round.plan import TOLD_TWICE, Federation
 
 
 def shared_by(fed: Federation, now: Learned) -> Ragged:
@@ -73,12 +75,16 @@ def begun_anew(
     Where chance decides who takes part and budgets count on that, everybody is drawn anew: whoever is in the same round
     twice is in both or in none, and two draws would be counted where there is one.
     """
+    if now is not None and fed.learner.ledger() is not None:
+        raise TacitaError(TOLD_TWICE)
     if seed is None and now is not None and any(one.law == "sampled" for kept in fed.ledgers for one in kept.events):
         seed = _another_seed(fed, now)
     if seed is not None:
         config = fed.config.model_copy(update={"seed": seed})
         backbone, parts, draws = build(config)
         fed = replace(fed, backbone=backbone, parts=parts, draws=draws, config=config)
+    if now is not None:  # who was away in the last block has spent what their silo has
+        Here(now.clients).level(fed, now.server)
     told = now is not None and any(overrides(part, "encode_request") and not part.takes_back for part in fed.parts)
     choices = Ragged.empty(len(shared)) if told else shared
     fed = replace(fed, parts=tuple(decided(part, choices) for part in fed.parts))
@@ -120,6 +126,8 @@ def _restore(fed: Federation, progress: Progress, now: DeviceState, known: int, 
             clients.lists[name].put(new, *now.lists[name].take(new))
         elif name in clients.arrays:
             clients.arrays[name][new] = now.arrays[name][new]
+    if isinstance(progress.devices, Here):
+        progress.devices.level(fed, progress.server)
     clients.keep()
 
 

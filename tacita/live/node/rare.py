@@ -15,10 +15,12 @@ _COUNTED = ("touched", "counts")  # sums that say how many people have each item
 
 
 def left_out(standing: Standing, whole: Total, least: int, server: ServerState) -> Total:
-    """A statistic without its rare items; as it is under a budget: noise hides who is rare, and nothing follows it."""
+    """A statistic without its rare items. Under a budget that goes by noised counts, and nothing exact is looked at."""
     fed = standing.fed
-    if fed.ledgers or not any(name in whole.sums for name in _COUNTED):
+    if not any(name in whole.sums for name in _COUNTED):
         return whole
+    if fed.ledgers:
+        return without_rare(whole, least, server.heads.get("inputs"))
     if fed.learner.takes_back and "touched" in whole.sums:
         _untell(standing, np.flatnonzero(whole["touched"] < least))
     if fed.backbone.reads_order and (whole["touched"] < least)[whole["touched"] > 0].any():

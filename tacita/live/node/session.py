@@ -373,6 +373,8 @@ def _sum(
     told = here.exchange(fed, server, asked.down, head.kind, asked.chosen)
     if together and node.too_few(told.counted):  # who has nothing to say hides nobody
         raise Refusal("fewer people than this node's minimum (min_users) have something to take back.")
+    if fed.ledgers and told.counted > 0 and node.too_few(told.counted):  # who cannot pay hides nobody, either
+        raise Refusal("fewer people than this node's minimum (min_users) have budget left for this.")
     told, again = _noised_once(node, standing, asked, (told, exact[0], spent), together) if retracts else (told, {})
     if fed.learner.model_after and kind in questions:
         told = replace(told, total=rare.left_out(standing, told.total, node.fewest, asked.server))

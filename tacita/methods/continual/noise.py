@@ -97,6 +97,8 @@ class LaplaceNoise(Part):
         return releases.with_nonce(upload, self.world.draws, self.name, view, times), account
 
     def field_sent(self, field: Spec) -> Spec:
+        if self._counts and field.seen == "each":
+            raise TacitaError(f"'{field.name}' is seen each by itself, and laplace-noise noises sums; leave it out.")
         return replace(field, most=np.inf, least=-np.inf) if self._counts else field
 
     def encode_sum(self, server: ServerState, total: Total) -> Total:

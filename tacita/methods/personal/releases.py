@@ -118,7 +118,8 @@ def check_others(part: Part) -> None:
 def check_weights(part: Part) -> None:
     """Who counts how much is told as it is: it may not follow from what people have."""
     for name in (str(one["name"]) for one in part.world.listed):
-        if name != part.name and overrides_class(name, "weight"):
+        other = part_class(name)
+        if name != part.name and overrides_class(name, "weight") and not other.weighs_presence:
             raise TacitaError(
                 f"part '{name}' weighs people by what they have, which {part.name} does not hide; use part 'dpps', "
                 "which does, or leave one of them out."

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, Requests, ServerState
 from tacita.fields import Total
 from tacita.methods.sharing import update_log as log
 from tacita.round.parts import Ask, Part, Play
+from tacita.round.plan import TOLD_TWICE
 from tacita.round.registry import preset, register
 
 
@@ -24,6 +26,8 @@ class Retrain(Part):
     works_with = ("rows", "statistic")
 
     def check(self, n_items: int) -> None:
+        if self.world.backbone.ledger() is not None:
+            raise TacitaError(TOLD_TWICE)
         log.check_going_back(self.name, self.world.train.model_copy(update={"aggregation": "mean"}))
 
     def server_begin_block(self, server: ServerState) -> Arrays:

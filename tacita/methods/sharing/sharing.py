@@ -43,6 +43,7 @@ class SharingConfig(PartConfig):
 @register
 class Sharing(Part):
     name = "sharing"
+    weighs_presence = True
     Config: ClassVar[type[PartConfig]] = SharingConfig
     config: SharingConfig
     reads_items = True  # of those who learned from nothing

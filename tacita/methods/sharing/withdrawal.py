@@ -19,6 +19,7 @@ from tacita.round.registry import register
 @register
 class Withdrawal(Part):
     name = "withdrawal"
+    weighs_presence = True
     lasting = ("gone", "left")
 
     def device_arrays(self, n_users: int) -> Held:
