@@ -333,7 +333,7 @@ def test_a_second_run_with_laplace_noise_is_no_second_budget(tmp_path: Path) -> 
     part = {"name": "laplace-noise", "mode": "ldp", "epsilon": 1.0, "budget": 2.0}
     values = {"data": DATA, "split": SPLIT, "seed": 5, "backbone": MF, "method": "fedavg", "train": {"rounds": 2}}
     config = validated(RunConfig, {**values, "parts": [part]}, "the test")
-    site = make_site(tmp_path, config)
+    site = make_site(tmp_path, config, min_users=1)
     play(site)
     with site.store as store:
         store.new_run("again", config, PATIENT)
@@ -346,4 +346,18 @@ def test_a_second_run_with_laplace_noise_is_no_second_budget(tmp_path: Path) -> 
             assert earlier == (np.ceil(mu_of_pure(first[user][0] * UNIT) ** 2 / UNIT) if first[user][0] else 0)
             if first[user][0] == 2 / UNIT:
                 assert here == 0
+    close_all(site)
+
+
+def test_who_cannot_pay_hides_nobody_who_can(tmp_path: Path) -> None:
+    part = {"name": "laplace-noise", "mode": "ldp", "epsilon": 1.0, "budget": 2.0}
+    values = {"data": DATA, "split": SPLIT, "seed": 5, "backbone": MF, "method": "fedavg", "train": {"rounds": 2}}
+    site = make_site(tmp_path, validated(RunConfig, {**values, "parts": [part]}, "the test"), min_users=9)
+    play(site)
+    answers = [decode_reply(reply).head for _, _, reply in site.transport.log]
+    refused = [head for head in answers if head.verdict == "refused" and "have budget left" in head.said]
+    assert refused  # in the second block only those who are new can pay, and they are few
+    sums = [head.clients for head in answers if head.verdict == "ok" and head.clients]
+    assert sums
+    assert min(sums) >= 9
     close_all(site)

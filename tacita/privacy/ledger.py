@@ -125,9 +125,9 @@ class Ledger:
         times[:, column] = spent[:, column] > 0
         if rounds is not None:
             column = self._column(EARLIER_ROUNDS)
-            each = self._cost(column, None, len(spent))
+            each = int(self._cost(column, None, 1)[0])
             times[:, column] = np.maximum(times[:, column], np.minimum(rounds, _MANY))
-            spent[:, column] = np.maximum(spent[:, column], _times(times[:, column], max(1, *each[:1].tolist())))
+            spent[:, column] = np.maximum(spent[:, column], _times(times[:, column].astype(np.int64), max(1, each)))
         return {**account, "spent": spent, "times": times}
 
     def rounds_like(self, event: Event, account: Arrays) -> tuple[Longs, Longs]:

@@ -111,7 +111,6 @@ class DPPS(Part):
     every_release = True
     lasting = (*releases.ACCOUNT, "tier")
     _public: ClassVar[tuple[str, ...]] = ("dpps.noise",)
-    _weighed_by: tuple[float, Doubles] | None = None
 
     def check(self, n_items: int) -> None:
         train, config = self.world.train, self.config
@@ -288,9 +287,7 @@ class DPPS(Part):
     def weight(self, view: CohortView, upload: Upload) -> Doubles:
         sent = view.received.get(self.name, {}).get("between")
         between = self.config.between if self.config.between is not None else 0.0 if sent is None else float(sent[0])
-        if self._weighed_by is None or self._weighed_by[0] != between:  # every cohort of a round asks for the same
-            self._weighed_by = between, self._weights(between)
-        return self._weighed_by[1][self._tier(view)]
+        return self._weights(between)[self._tier(view)]
 
     def _tier(self, view: CohortView) -> Longs:
         """The tier of each client: a silo's own, or, where people have theirs, that of its most careful ones."""
