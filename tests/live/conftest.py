@@ -33,5 +33,5 @@ def three(cluster: Cluster) -> dict[int, Supernode]:
         cluster.serve(name)
         found[number] = cluster.node(name)
     for number, one in found.items():
-        eventually(lambda one=one, number=number: one.node_id == number, 60, f"{one.home.name} online")
+        eventually(lambda one=one, number=number: one.node_id == number, 180, f"{one.home.name} online")
     return found

@@ -42,7 +42,7 @@ def test_from_the_demo_to_a_certificate(tmp_path: Path) -> None:
         demo.process.terminate()
         assert demo.process.wait(90) == 0, demo.text()[-3000:]
         assert "All processes are stopped" in demo.text()
-        eventually(lambda: demo.family() == [], 20, "nothing of the demo is left")
+        eventually(lambda: demo.family() == [], 180, "nothing of the demo is left")
         assert not (tmp_path / "demo" / "server" / "page.url").exists()
     finally:
         demo.stop()

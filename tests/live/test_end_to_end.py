@@ -293,7 +293,7 @@ def wait_answered(site: Site, name: str, run: str, least: int) -> int:
         found = site.rounds_done(run)
         return found >= least and (0, found, "round") in site.ledger(name, run)
 
-    eventually(answered, 90, f"an answer of {name} in round {least + 1} or later")
+    eventually(answered, 180, f"an answer of {name} in round {least + 1} or later")
     return found
 
 
@@ -354,7 +354,7 @@ def test_a_killed_node_loses_nothing_and_is_counted_once(trained: Story, whole: 
     os.kill(site.running["library"].pid, signal.SIGSTOP)
     mine = set(site.ledger("library", run))
     others = ("cinema", "school")
-    eventually(lambda: all(set(site.ledger(name, run)) - mine for name in others), 60, "the others answer")
+    eventually(lambda: all(set(site.ledger(name, run)) - mine for name in others), 180, "the others answer")
     time.sleep(1.5)  # its client has fetched the question by now
     site.running["library"].kill(whole=False)
     assert set(site.ledger("library", run)) == mine

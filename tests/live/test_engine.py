@@ -32,7 +32,7 @@ def cpu_seconds(pid: int) -> float:
 
 def never_online(cluster: Cluster, one: Supernode, before: set[int]) -> None:
     """The client tries and gives up at least once, and the SuperLink has no more nodes online than before."""
-    eventually(lambda: one.restarts > 0, 60, "a refused node gives up")
+    eventually(lambda: one.restarts > 0, 180, "a refused node gives up")
     assert one.node_id is None
     assert {n for n, state in cluster.link.nodes().items() if state == "online"} == before
     one.stop()
@@ -55,7 +55,7 @@ def test_flowers_own_supernode_carries_the_app(cluster: Cluster, three: dict[int
     number = cluster.enrol("plain")
     cluster.serve("plain")
     one = cluster.node("plain", port=free_port())
-    eventually(lambda: one.node_id == number, 60, "flower-supernode online")
+    eventually(lambda: one.node_id == number, 180, "flower-supernode online")
     told = cluster.echo(4, [100])
     assert set(told["rounds"][0]["same"]) == {*three, number}
     one.stop()
@@ -68,7 +68,7 @@ def test_a_node_that_fails_is_missing_and_says_nothing_of_itself(cluster: Cluste
     number = cluster.enrol("failing")
     cluster.serve("failing", fail)
     one = cluster.node("failing")
-    eventually(lambda: one.node_id == number, 60, "online")
+    eventually(lambda: one.node_id == number, 180, "online")
     told = cluster.echo(4, [64])
     assert number in told["nodes"]
     assert set(told["rounds"][0]["same"]) == set(three)
@@ -88,7 +88,7 @@ def test_a_slow_node_does_not_outlast_the_timeout(cluster: Cluster, three: dict[
     number = cluster.enrol("slow")
     cluster.serve("slow", slow)
     one = cluster.node("slow")
-    eventually(lambda: one.node_id == number, 60, "online")
+    eventually(lambda: one.node_id == number, 180, "online")
     told = cluster.echo(4, [64], timeout=8.0)
     assert set(told["rounds"][0]["same"]) == set(three)
     assert told["rounds"][0]["took"] < 30  # half of what the node would take
@@ -117,10 +117,10 @@ def test_a_revoked_key_is_cut_off_at_once(cluster: Cluster, three: dict[int, Sup
     number = cluster.enrol("revoked")
     cluster.serve("revoked")
     one = cluster.node("revoked")
-    eventually(lambda: one.node_id == number, 60, "online")
+    eventually(lambda: one.node_id == number, 180, "online")
     cluster.allowed.discard(certificates.fingerprint((cluster.folder / "revoked.pub").read_bytes()))
     began = time.monotonic()
-    eventually(lambda: one.restarts > 0, 30, "the revoked node stops")
+    eventually(lambda: one.restarts > 0, 180, "the revoked node stops")
     assert time.monotonic() - began < 15
     assert "enrol" in one.reason
     cluster.link.unregister(number)
@@ -193,7 +193,7 @@ def test_a_killed_client_comes_back_by_itself(cluster: Cluster, three: dict[int,
     before, began = one.restarts, time.monotonic()
     os.kill(one.pid or 0, signal.SIGKILL)
     eventually(lambda: one.restarts > before, 10, "noticed")
-    eventually(lambda: one.node_id == number, 45, "online again")
+    eventually(lambda: one.node_id == number, 180, "online again")
     print(f"online again after {time.monotonic() - began:.1f} s")
     assert set(cluster.echo(3, [64])["rounds"][0]["same"]) == set(three)
 
@@ -212,7 +212,7 @@ def test_a_client_killed_within_a_round_does_not_hold_it_up(cluster: Cluster, th
     number = cluster.enrol("mortal")
     cluster.serve("mortal", slow_once)
     one = cluster.node("mortal")
-    eventually(lambda: one.node_id == number, 60, "online")
+    eventually(lambda: one.node_id == number, 180, "online")
     try:
         told = cluster.echo(4, [64], timeout=55.0)["rounds"][0]
         print(f"the round ended without it after {told['took']:.1f} s")
@@ -247,7 +247,7 @@ def test_the_client_runs_as_another_user(cluster: Cluster) -> None:
     for folder in [cluster.folder, *cluster.folder.parents][:3]:
         os.chmod(folder, 0o755)
     one = cluster.node("apart", user="nobody")
-    eventually(lambda: one.node_id == number, 60, "online")
+    eventually(lambda: one.node_id == number, 180, "online")
     assert os.stat(f"/proc/{one.pid}").st_uid != os.geteuid()
     told = cluster.echo(1, [64])
     assert number in told["rounds"][0]["same"]

@@ -53,7 +53,7 @@ def asks(site: Site, *words: str) -> int:
 
 def wait_done(site: Site, number: int) -> dict[str, Any]:
     try:
-        eventually(lambda: state_of(site, number).get("state") == "done", 60, f"request {number} is done")
+        eventually(lambda: state_of(site, number).get("state") == "done", 180, f"request {number} is done")
     except AssertionError as error:
         raise AssertionError(f"{error}: {state_of(site, number)}\n{site.logs()}") from None
     return state_of(site, number)
@@ -76,7 +76,7 @@ def test_people_share_take_back_and_leave_through_kills(site: Site) -> None:
     user = site.rows("library", "SELECT raw FROM users ORDER BY id LIMIT 1")[0][0]
     own = "SELECT DISTINCT i.item FROM interactions i JOIN users u ON u.id = i.user WHERE u.raw = ? ORDER BY i.item"
     items = [item for (item,) in site.rows("library", own, user)]
-    eventually(lambda: site.rounds_done("r") >= 1, 60, "a round")
+    eventually(lambda: site.rounds_done("r") >= 1, 180, "a round")
     first, second = asks(site, "share", user, *items[:2]), asks(site, "share", user, items[2])
     for one in (first, second):
         assert wait_done(site, one)["certificate"]["verdict"] == "shared"
@@ -91,7 +91,7 @@ def test_people_share_take_back_and_leave_through_kills(site: Site) -> None:
     assert "server.sqlite" in " ".join(files_hold(site.server, needles(first)))
     wait_done(site, asks(site, "unshare", user, *items[:2]))
     assert len(site.arrays("r")["now/given/item"]) == 1
-    eventually(lambda: not files_hold(site.server, needles(first)), 20, "nothing is left of what was taken back")
+    eventually(lambda: not files_hold(site.server, needles(first)), 180, "nothing is left of what was taken back")
 
     last = asks(site, "leave", user)
     site.running["library"].kill(whole=True)
@@ -102,7 +102,7 @@ def test_people_share_take_back_and_leave_through_kills(site: Site) -> None:
     assert told["round"] >= 1
     assert "now/given/item" not in site.arrays("r")
     assert [one["kind"] for one in site.events("r", "request")] == ["share", "share", "unshare", "leave"]
-    eventually(lambda: not files_hold(site.server, needles(second)), 20, "nothing is left of what was shared")
+    eventually(lambda: not files_hold(site.server, needles(second)), 180, "nothing is left of what was shared")
     # Flower keeps the last answers to a server that was killed, with the name under which somebody left
     name = [struct.pack("<Q", sender), str(sender).encode()]
     assert not [one for one in files_hold(site.server, name) if "link.db" not in one]
