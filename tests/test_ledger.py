@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
+from dataclasses import replace
 from typing import ClassVar
 
 import dp_accounting
@@ -19,7 +20,7 @@ from scipy.special import log_ndtr
 from tacita.core.errors import TacitaError
 from tacita.privacy.accounting import Event, epsilon_of, most_releases, sampled_noise
 from tacita.privacy.calibration import mu_of_pure
-from tacita.privacy.ledger import EARLIER, NO_LIMIT, UNIT, Ledger, added, joined
+from tacita.privacy.ledger import EARLIER, EARLIER_ROUNDS, NO_LIMIT, UNIT, Ledger, added, joined
 
 ROWS = Event("rows", "gaussian")
 
@@ -410,3 +411,14 @@ def test_a_large_pure_epsilon_has_a_finite_loss() -> None:
     ledger = Ledger((Event("upload", "laplace", 1.0, 1 / 45),), 1e-5)
     account, _ = ledger.charge(ledger.opened(2), "upload")
     assert (ledger.without(EARLIER, account) > 0).all()
+
+
+def test_many_earlier_rounds_of_next_to_no_noise_do_not_begin_anew_below_nothing() -> None:
+    event = Event("round", "gaussian", 1.0, 1e-3)
+    before = (replace(event, what=EARLIER_ROUNDS, once=True), replace(event, what=EARLIER, once=True))
+    ledger = Ledger((event, *before), 1e-5)
+    account = ledger.opened(1, 900_000.0)
+    assert ledger.charge(account, "round")[1].all()
+    held = ledger.with_earlier(account, np.zeros(1, np.int64), np.array([10]))
+    assert held["spent"][0, 1] > ledger.charge(account, "round")[0]["spent"][0, 0]
+    assert not ledger.charge(held, "round")[1].any()
