@@ -455,6 +455,8 @@ SETTINGS: list[tuple[str, tuple[str, ...]]] = [
     ("train.rounds", ("is not key=value",)),
     ("=3", ("is not key=value",)),
     ("train..rounds=3", ("is not key=value",)),
+    ("parts.fru.keep=0.3", ("by the part's name", "dpps.clip=1")),
+    ("backbone.name=tally --set privacy.epsilon=4 --set backbone.min_item=9", ("backbone.min_item", "cuts nothing")),
     ("train=3", ("'train'",)),
     ("data.x=3", ("data.x", "'data'")),
     ("train.batch_size=2.5", ("train.batch_size", "2.5")),

@@ -28,7 +28,7 @@ from tacita.lab.forgetting.wishes import Wish
 from tacita.models.base import in_form, with_budget
 from tacita.models.tally import filter as filtering
 from tacita.models.tally import spectral
-from tacita.models.tally.filter import ALPHAS, BLENDS, FilterTally
+from tacita.models.tally.filter import ALPHAS, BLENDS, LIFTS, FilterTally
 from tacita.models.tally.model import RECENCIES, STATE, Tally, TallyConfig, as_tally
 from tacita.models.tally.weights import dense_weights
 from tests.oracle import Lists
@@ -39,6 +39,7 @@ SMALL = "synthetic:users=80,items=60,per_user=12,groups=4"
 
 def filtered(**options: Any) -> FilterTally:
     plain: dict[str, Any] = {"min_item": 0, "keep": 0, "recency": 0.0, "repeat": 0.0, "decay": 1.0, "alpha": 0.3}
+    plain["lift"] = 0.0
     made = in_form(Tally(TallyConfig(**{**plain, "solve": "filter", "axes": 4, **options})))
     assert isinstance(made, FilterTally)
     return made
@@ -63,7 +64,8 @@ def scores_of(backbone: Tally, lists: Lists, n_items: int, people: int | None = 
     return backbone.score_history(view)
 
 
-def test_scores_are_those_of_the_formula() -> None:
+@pytest.mark.parametrize("lift", [0.0, 0.2])
+def test_scores_are_those_of_the_formula(lift: float) -> None:
     """Bipartite graph, both sides normalised by degrees, singular vectors of people times items."""
     n, lists = 14, lists_by_hand()
     x = marks(lists, n)
@@ -71,8 +73,12 @@ def test_scores_are_those_of_the_formula() -> None:
     assert (degree > 0).all()
     normal = x / np.sqrt(length)[:, None] / np.sqrt(degree)[None]
     axes = np.linalg.svd(normal)[2][:4].T
-    wanted = x @ (normal.T @ normal + 0.3 * (axes / np.sqrt(degree)[:, None]) @ (axes * np.sqrt(degree)[:, None]).T)
-    found = scores_of(filtered(), lists, n)
+    first, second = (
+        normal.T @ normal * degree**lift,
+        (axes / np.sqrt(degree)[:, None]) @ (axes * np.sqrt(degree)[:, None]).T,
+    )
+    wanted = x @ (first + 0.3 * second)
+    found = scores_of(filtered(lift=lift), lists, n)
     unseen = x == 0  # the filter says nothing of what a person has: it is never ranked
     assert np.allclose(found[unseen], wanted[unseen], atol=1e-5)
 
@@ -194,9 +200,10 @@ def test_a_run_with_sparse_sums_is_the_run_with_dense_ones_and_forgets(
 def test_validation_chooses_among_what_is_left_open() -> None:
     assert filtered(alpha="learn").trials == len(ALPHAS)
     assert filtered(alpha="learn", recency="learn").trials == len(ALPHAS) * len(RECENCIES)
-    assert filtered(solve="mixture").trials == len(BLENDS)
+    assert filtered(lift="learn").trials == len(LIFTS)
+    assert filtered(solve="mixture", lift="learn").trials == len(BLENDS)
     mixed = filtered(solve="mixture", alpha="learn")
-    assert {blend for _, _, blend in mixed._choices} >= {0.0, 1.0}  # either alone is among the choices
+    assert {blend for *_, blend in mixed._choices} >= {0.0, 1.0}  # either alone is among the choices
     server = trained(stream_of(14, lists_by_hand()), mixed)[1].server
     assert [float(mixed.with_recency(server, k).heads["blend"][0]) for k in range(5)] == list(BLENDS)
 
@@ -240,6 +247,7 @@ def test_what_a_device_receives_is_checked() -> None:
         "root": -heads["root"],
         "alpha": np.array([np.nan], np.float32),
         "blend": np.array([2.0], np.float32),
+        "lift": np.array([-1.0], np.float32),
         "solved_ptr": heads["ptr"],
         "weights": heads["weights"] * np.float32(1e9),
     }
@@ -254,6 +262,17 @@ def test_an_item_is_like_those_that_go_with_it() -> None:
     found = backbone.likeness(server, server.items, 0)
     assert found.argmax() == 1
     assert found[0] == 0
+
+
+@pytest.mark.parametrize("item", [0, 2])
+def test_what_is_said_of_likeness_is_what_scores_add_up(item: int) -> None:
+    """Of a person with one item, the score of another is what that item says for it, lifted or not."""
+    lists: Lists = [[0, 1], [0, 1, 2], [3, 4], [3, 4, 2], [1], [3]]
+    backbone = filtered(axes=2, lift=0.7)
+    server = trained(stream_of(5, lists), backbone)[1].server
+    said = backbone.likeness(server, server.items, item)
+    scores = scores_of(backbone, lists, 5)
+    assert np.allclose(said[[1, 3]], scores[[4, 5], item], atol=1e-6)
 
 
 def test_what_makes_no_sense_is_refused() -> None:

@@ -19,6 +19,11 @@ class FilterOptions(BackboneConfig):
     alpha: Annotated[float, Field(ge=0, le=100)] | Literal["learn"] = Field(
         "learn", description="weight of the filter's leading axes; learn: each block's validation chooses"
     )
+    lift: Annotated[float, Field(ge=0, le=1)] | Literal["learn"] = Field(
+        "learn",
+        description="the filter's first part is scaled by how many people have an item, to this power; learn: each "
+        "block's validation chooses",
+    )
     blend: Annotated[float, Field(ge=0, le=1)] | Literal["learn"] = Field(
         "learn", description="what ridge weighs in a mixture, the filter has the rest; learn: validation chooses"
     )
