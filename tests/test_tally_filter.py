@@ -13,23 +13,26 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tacita as tc
 from tacita.core.config import PrivacyConfig, RunConfig, SplitConfig, validated
 from tacita.core.errors import TacitaError
 from tacita.core.sparse import SparseSum
-from tacita.core.types import Doubles, Down, Floats, Ragged
+from tacita.core.types import Doubles, Down, Floats, Ragged, ServerState
 from tacita.data.sources import load
 from tacita.data.splits import split
 from tacita.federation.clients import users_view
+from tacita.federation.state_arrays import read_server
 from tacita.fields import Spec, Terms, Upload, add, empty_total, merge
-from tacita.lab import training
+from tacita.lab import loaded, training
 from tacita.lab.assembling import build
-from tacita.lab.forgetting.door import grant
+from tacita.lab.forgetting.door import grant, opened
 from tacita.lab.forgetting.wishes import Wish
 from tacita.models.base import in_form, with_budget
 from tacita.models.tally import filter as filtering
 from tacita.models.tally import spectral
 from tacita.models.tally.filter import ALPHAS, BLENDS, LIFTS, FilterTally
 from tacita.models.tally.model import RECENCIES, STATE, Tally, TallyConfig, as_tally
+from tacita.models.tally.order import OrderConfig
 from tacita.models.tally.weights import dense_weights
 from tests.oracle import Lists
 from tests.test_tally import stream_of, trained
@@ -150,7 +153,8 @@ def test_sparse_sums_are_dense_ones_in_any_chunk(seed: int, chunk: int) -> None:
 def test_forgetting_is_training_again_to_the_last_bit(solve: str, dense: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filtering, "DENSE", dense)
     n, lists, more = 14, lists_by_hand(3), lists_by_hand(4)
-    backbone = filtered(solve=solve, decay=0.7, min_item=2, ridge=2.0, blend=0.5)
+    mixed: dict[str, Any] = {"ridge": 2.0, "blend": 0.5} if solve == "mixture" else {}
+    backbone = filtered(solve=solve, decay=0.7, min_item=2, **mixed)
     server = trained(stream_of(n, lists, more), backbone)[1].server
     before = [Ragged.from_lists([lists[5], lists[8]]), Ragged.from_lists([more[5], more[8]])]
     after = [Ragged.from_lists([lists[5][1:], []]), Ragged.from_lists([more[5], []])]
@@ -279,6 +283,14 @@ def test_what_makes_no_sense_is_refused() -> None:
     for name, value in {"length_power": 0.5, "min_pair": 3}.items():
         with pytest.raises(TacitaError, match=f"backbone.{name} has no meaning"):
             filtered(**{name: value})
+    for name, value in {"ridge": 100.0, "ridge_popularity": 0.5, "blend": 0.5}.items():
+        with pytest.raises(TacitaError, match=f"backbone.{name} has no meaning with backbone.solve = 'filter'"):
+            filtered(**{name: value})
+        filtered(solve="mixture", **{name: value})
+    for name, value in {"axes": 8, "alpha": 0.0, "lift": 0.0, "blend": 0.0}.items():  # ridge looks at none
+        for config in (TallyConfig, OrderConfig):
+            with pytest.raises(TacitaError, match=f"backbone.{name} has no meaning with backbone.solve = 'ridge'"):
+                config.model_validate({name: value})
     with pytest.raises(TacitaError, match="has no form under"):
         with_budget(filtered(), PrivacyConfig(epsilon=2.0))
     with pytest.raises(TacitaError, match="use 'filter'"):
@@ -288,6 +300,24 @@ def test_what_makes_no_sense_is_refused() -> None:
         as_tally(filtered())
     plain, _, _ = build(RunConfig(backbone={"name": "tally"}))
     assert type(plain) is Tally
+
+
+def test_a_folder_without_what_scores_are_made_of_now_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As filters were before they had a lift."""
+    solve = {"name": "tally", "solve": "filter"}
+    run = tc.train("synthetic:users=40,items=30,per_user=12", backbone=solve, out=tmp_path / "run")
+    assert run.recommend("u1", k=1).height == 1
+
+    def read_earlier(*given: Any) -> ServerState:
+        server = read_server(*given)
+        return replace(server, heads={name: value for name, value in server.heads.items() if name != "lift"})
+
+    monkeypatch.setattr(loaded, "read_server", read_earlier)
+    for ask in (lambda run: run.recommend("u1"), lambda run: run.similar("i1"), lambda run: opened(run.folder)):
+        with pytest.raises(TacitaError, match="an earlier version of tacita, whose 'tally' had no lift; train it"):
+            ask(tc.load(run.folder))
 
 
 def test_nothing_is_lent_where_that_is_said(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ ALPHAS = 0.0, 0.3, 1.0, 0.15  # what alpha = "learn" tries; the last one stays w
 LIFTS = 0.1, 0.2, 0.0  # the same for lift
 BLENDS = 0.0, 1.0, 0.25, 0.75, 0.5  # the same for blend
 NO_MEANING = ("length_power", "min_pair")
+NO_RIDGE = ("ridge", "ridge_popularity")
 SOLVED = "solved_"  # before the names of what ridge regression makes of the sum
 
 
@@ -56,6 +57,12 @@ class FilterTally(Tally):
                 raise TacitaError(
                     f"backbone.{name} has no meaning with backbone.solve = '{config.solve}', where a person with n "
                     f"items weighs 1 / n; leave one of the two out."
+                )
+        for name in () if self.mixes else NO_RIDGE:
+            if getattr(config, name) != TallyConfig.model_fields[name].default:
+                raise TacitaError(
+                    f"backbone.{name} has no meaning with backbone.solve = 'filter', which inverts nothing; leave one "
+                    "of the two out."
                 )
 
     @property
