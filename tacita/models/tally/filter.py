@@ -200,7 +200,7 @@ class FilterTally(Tally):
         filtered, solved = (np.zeros((len(view.user), view.n_items), np.float32) for _ in range(2))
         if blend < 1:
             add_products(latest, weight, _plain(heads), filtered)
-            if heads["lift"][0]:
+            if _lift(heads):
                 filtered[:, : len(heads["root"])] *= _lifted(heads)
             _add_along_axes(latest, weight, heads, filtered)
         if blend > 0:
@@ -223,10 +223,15 @@ def _inverse(root: Floats) -> Floats:
     return np.divide(1.0, root, out=np.zeros_like(root), where=root > 0)
 
 
+def _lift(heads: Arrays) -> float:
+    """A filter that was saved before there was any has none."""
+    return float(heads["lift"][0]) if "lift" in heads else 0.0
+
+
 def _lifted(heads: Arrays) -> Floats:
     """(items,) what scores of the first part are multiplied with: 1 unless items with more people count for more."""
-    people, lift = heads["root"].astype(np.float64) ** 2, float(heads["lift"][0])
-    return np.where(people > 0, np.maximum(people, 1e-12) ** lift, 1.0).astype(np.float32)
+    people = heads["root"].astype(np.float64) ** 2
+    return np.where(people > 0, np.maximum(people, 1e-12) ** _lift(heads), 1.0).astype(np.float32)
 
 
 def _add_along_axes(lists: Ragged, weight: Floats, heads: Arrays, scores: Floats) -> None:
