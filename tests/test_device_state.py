@@ -343,3 +343,14 @@ def test_two_copies_of_a_list_go_on_apart(count: int) -> None:
     best.add(np.array([0]), *log_of([PAGE], 4000))
     assert best.read().ids.tolist() == [*first, 3000, 3001, *range(4000, 4000 + PAGE)]
     assert len(best._pool.owners) - best._pool.n_free == -(-(count + 2 + PAGE) // PAGE)
+
+
+def test_what_is_added_moves_nothing_that_is_there() -> None:
+    """Also with a copy beside it, which is as long or shorter: else a log would cost what it holds, every round."""
+    lists = Lists.packed(*log_of([3, PAGE, 40]))
+    first, copies = lists._first.tolist(), []
+    for stamp in range(1, 5):
+        copies.append(lists.copy())
+        lists.add(np.arange(3), *log_of([2, 1, PAGE], 1000 * stamp))
+        assert lists._first.tolist() == first
+    assert [one.count[0] for one in copies] == [3, 5, 7, 9]
