@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from numbers import Number
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -28,6 +28,7 @@ from tacita.core.config import validated
 from tacita.core.draws import Draws, keys_of
 from tacita.core.errors import TacitaError
 from tacita.core.files import flat, read_arrays, write_arrays
+from tacita.core.kept import Added
 from tacita.core.types import (
     AnyArray,
     Arrays,
@@ -35,6 +36,7 @@ from tacita.core.types import (
     CohortView,
     Floats,
     Given,
+    Held,
     Keys,
     Local,
     Ragged,
@@ -503,6 +505,43 @@ def test_a_block_ends_with_the_device_arrays_of_its_best_round(resume_from: str,
     end_block(fed, progress)
     assert progress.clients.parts["counts-rounds"]["rounds"].tolist() == [1]
     assert np.array_equal(progress.clients.private, vectors[vectors_of - 1])
+
+
+class WritesOn(Part):
+    """A diary that is written on by every hook of a round, and what each of them saw of it."""
+
+    name = "writes-on"
+    only_notes = True
+    seen: ClassVar[list[list[list[int]]]] = []
+
+    def device_arrays(self, n_users: int) -> Held:
+        return {"diary": Ragged.empty(n_users)}
+
+    def line(self, view: CohortView, what: int) -> Held:
+        n = len(view.user)
+        return {"diary": Added(np.arange(n + 1, dtype=np.int64), np.full(n, 10 * view.round + what, np.int32))}
+
+    def begin_round(self, view: CohortView) -> Held:
+        return self.line(view, 1)
+
+    def after_training(self, view: CohortView, local: Local) -> Held:
+        return self.line(view, 2)
+
+    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Held]:
+        diary = view.lists[self.name]["diary"]
+        self.seen.append([diary.row(r).tolist() for r in range(len(diary))])
+        return upload, self.line(view, 3)
+
+
+def test_what_is_written_on_is_there_once_in_every_later_hook() -> None:
+    fed = federate(make_stream(make_block(0, 5, [[0, 1], [2], [3, 4]])), make_backbone("mf"), WritesOn, rounds=2)
+    progress = started(fed)
+    WritesOn.seen.clear()
+    for _ in range(2):
+        progress.server, _ = run_round(fed, progress.server, progress.devices)
+    assert WritesOn.seen == [[[1, 2]] * 3, [[1, 2, 3, 11, 12]] * 3]
+    held = progress.clients.lists_of(np.arange(3))["writes-on"]["diary"]
+    assert [held.row(r).tolist() for r in range(3)] == [[1, 2, 3, 11, 12, 13]] * 3
 
 
 @every_model

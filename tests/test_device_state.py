@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tacita.core.files import read_arrays, write_arrays
-from tacita.core.kept import Added, lists_after, pieces_of
+from tacita.core.kept import Added, Kept, lists_after, pieces_of
 from tacita.core.types import Ragged
 from tacita.kernels.pages import NONE, PAGE
 from tacita.round.device_state import DeviceState, Lists, device_arrays, device_pieces, read_devices, rows_taken
@@ -191,25 +192,93 @@ def test_pieces_of_lists_are_read_as_from_the_whole(counts: list[int], data: st.
     assert pieces_of({"log": whole}, "log", (who, start, count)).ids.tolist() == found.ids.tolist()
 
 
-def test_a_piece_past_the_end_of_a_list_is_refused() -> None:
+@pytest.mark.parametrize(("user", "start", "count"), [(0, 2, 2), (1, -1, 2), (1, 19, 2), (2, 0, 1), (1, 3, -2)])
+def test_a_piece_past_an_end_of_a_list_is_refused(user: int, start: int, count: int) -> None:
+    """Another person's entries lie there, or nobody's."""
     lists = Lists.packed(*log_of([3, 20, 0, 0, 0, 0]))
-    with pytest.raises(IndexError, match="past the end"):
-        lists.take_pieces(np.array([0]), np.array([2]), np.array([2]))
+    piece = np.array([user]), np.array([start]), np.array([count])
+    for held in (Kept({"log": lists}), Kept({"log": lists.read()}), {"log": lists.read()}):
+        with pytest.raises(IndexError, match="past the end"):
+            pieces_of(held, "log", piece)
 
 
-def test_lists_are_read_when_they_are_asked_for_and_stay_as_they_were() -> None:
-    state = DeviceState({"private": np.zeros((2, 1))}, {"parts/p/log": Lists.empty(2, EMPTY)})
-    kept = state.lists_of(np.arange(2))["p"]
-    assert list(kept) == ["log"]
-    assert len(kept["log"].ids) == 0
-    row = {"row": np.zeros((1, 2), np.float32)}
-    more = Added(np.array([0, 0, 1]), np.array([5], np.int32), row)
-    state.put(np.arange(2), {"parts/p/log": more})
-    assert len(kept["log"].ids) == 0
-    assert lists_after(kept, {"log": more})["log"].row(1).tolist() == [5]
-    assert state.lists_of(np.arange(2))["p"]["log"].row(1).tolist() == [5]
-    with pytest.raises(KeyError):
-        kept["other"]
+def as_list(counts: list[int], stamp: int, kind: type[Ragged] = Ragged) -> Ragged:
+    ptr, columns = log_of(counts, stamp)
+    return kind(ptr, columns["item"], {"row": columns["row"]})
+
+
+def told_of(one: Ragged) -> list[Any]:
+    return [one.ptr.tolist(), one.ids.tolist(), one.values["row"].tolist()]
+
+
+writing = st.lists(st.tuples(changes, st.sampled_from([Added, Ragged]), st.booleans(), st.booleans()), max_size=12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(sizes, writing, st.lists(st.integers(0, N - 1), unique=True, min_size=1))
+def test_the_lists_of_a_view_stay_as_they_were_when_it_was_made(
+    counts: list[int], script: list[Any], users: list[int]
+) -> None:
+    """Read for the first time after they were written on, replaced and kept, and their pages given to others."""
+    state = DeviceState({"private": np.zeros((N, 1))}, {"parts/p/log": Lists.packed(*log_of(counts))})
+    state.keep()
+    log, mine = state.lists["parts/p/log"], np.array(users)
+    views, then = [state.lists_of(mine)["p"]], [told_of(state.list_of("parts/p/log", mine))]
+    for stamp, ((some, more), kind, looks, keeps) in enumerate(script, 1):
+        if looks:
+            views.append(state.lists_of(mine)["p"])
+            then.append(told_of(state.list_of("parts/p/log", mine)))
+        if keeps:
+            state.keep()
+        state.put(np.array(some), {"parts/p/log": as_list([9 * n for n in more], 1000 * stamp, kind)})
+    for view, was in zip(views, then, strict=True):
+        n = np.diff(was[0])
+        assert told_of(pieces_of(view, "log", (np.arange(len(n)), n // 3, n - n // 3)))[1] == [
+            i for k, size in enumerate(n) for i in was[1][was[0][k] + size // 3 : was[0][k + 1]]
+        ]
+        assert told_of(view["log"]) == was
+    state.keep()
+    assert len(log._pool.owners) - log._pool.n_free == pages_owned(log, state.kept.lists["parts/p/log"])
+
+
+def test_what_nobody_asks_for_is_not_read() -> None:
+    class Loud:
+        def read(self, pieces: Any = None) -> Ragged:
+            raise AssertionError("read")
+
+    kept = Kept({"log": Loud(), "other": as_list([1], 0)})
+    assert list(kept) == ["log", "other"]
+    assert "log" in kept
+    assert "third" not in kept
+    assert lists_after(kept, {"other": as_list([2], 5)})["other"].ids.tolist() == [5, 6]
+    assert kept.get("third") is None
+    with pytest.raises(AssertionError, match="read"):
+        kept["log"]
+
+
+def test_pages_are_given_back_when_a_list_was_read_and_when_its_view_is_gone() -> None:
+    state = DeviceState({"private": np.zeros((2, 1))}, {"parts/p/log": Lists.packed(*log_of([PAGE, PAGE]))})
+    pool = state.lists["parts/p/log"]._pool
+    for reads in (True, False):
+        view = state.lists_of(np.array([0, 1]))["p"]
+        if reads:
+            assert len(view["log"].ids) == 2 * PAGE
+        state.put(np.arange(2), {"parts/p/log": as_list([PAGE, PAGE], 100)})
+        assert len(pool.owners) - pool.n_free == (2 if reads else 4)
+    del view
+    assert len(pool.owners) - pool.n_free == 2
+
+
+def test_threads_that_only_read_do_not_lose_a_page() -> None:
+    state = DeviceState({"private": np.zeros((N, 1))}, {"parts/p/log": Lists.packed(*log_of([5] * N))})
+    lists = state.lists["parts/p/log"]
+
+    def look(k: int) -> int:
+        return sum(int(state.lists_of(np.arange(N))["p"]["log"].ids.sum()) for _ in range(50))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(look, range(8)))) == 1
+    assert lists._pool.owners[lists._first].tolist() == [1] * N
 
 
 def test_what_lasts_is_the_same_in_the_copy_and_the_rest_is_not() -> None:
@@ -257,3 +326,31 @@ def test_pieces_of_lists_are_the_packed_lists() -> None:
         assert len(parts) > 1
         np.testing.assert_array_equal(np.concatenate(parts), whole[name])
         assert one.shape == whole[name].shape
+
+
+@pytest.mark.parametrize("count", [1, PAGE - 2, PAGE, PAGE + 3])
+def test_two_copies_of_a_list_go_on_apart(count: int) -> None:
+    """Both are written on from where they parted, the shorter after the longer: the best round, gone back to."""
+    lists = Lists.packed(*log_of([count]))
+    best = lists.copy()
+    for stamp, more in ((1000, 1), (2000, PAGE + 1)):
+        lists.add(np.array([0]), *log_of([more], stamp))
+    best.add(np.array([0]), *log_of([2], 3000))
+    first = list(range(count))
+    assert best.read().ids.tolist() == [*first, 3000, 3001]
+    assert lists.read().ids.tolist() == [*first, 1000, *range(2000, 2001 + PAGE)]
+    del lists
+    best.add(np.array([0]), *log_of([PAGE], 4000))
+    assert best.read().ids.tolist() == [*first, 3000, 3001, *range(4000, 4000 + PAGE)]
+    assert len(best._pool.owners) - best._pool.n_free == -(-(count + 2 + PAGE) // PAGE)
+
+
+def test_what_is_added_moves_nothing_that_is_there() -> None:
+    """Also with a copy beside it, which is as long or shorter: else a log would cost what it holds, every round."""
+    lists = Lists.packed(*log_of([3, PAGE, 40]))
+    first, copies = lists._first.tolist(), []
+    for stamp in range(1, 5):
+        copies.append(lists.copy())
+        lists.add(np.arange(3), *log_of([2, 1, PAGE], 1000 * stamp))
+        assert lists._first.tolist() == first
+    assert [one.count[0] for one in copies] == [3, 5, 7, 9]

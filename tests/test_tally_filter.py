@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import tacita as tc
 from tacita.core.config import PrivacyConfig, RunConfig, SplitConfig, validated
 from tacita.core.errors import TacitaError
+from tacita.core.files import read_arrays
 from tacita.core.sparse import SparseSum
 from tacita.core.types import Doubles, Down, Floats, Ragged, ServerState
 from tacita.data.sources import load
@@ -154,8 +155,9 @@ def test_forgetting_is_training_again_to_the_last_bit(solve: str, dense: int, mo
     monkeypatch.setattr(filtering, "DENSE", dense)
     n, lists, more = 14, lists_by_hand(3), lists_by_hand(4)
     mixed: dict[str, Any] = {"ridge": 2.0, "blend": 0.5} if solve == "mixture" else {}
-    backbone = filtered(solve=solve, decay=0.7, min_item=2, **mixed)
+    backbone = filtered(solve=solve, decay=0.7, min_item=2, lift=0.2, **mixed)
     server = trained(stream_of(n, lists, more), backbone)[1].server
+    assert server.heads["lift"] == np.float32(0.2)
     before = [Ragged.from_lists([lists[5], lists[8]]), Ragged.from_lists([more[5], more[8]])]
     after = [Ragged.from_lists([lists[5][1:], []]), Ragged.from_lists([more[5], []])]
     found, rank = backbone.replaced(server, before, after)
@@ -277,6 +279,24 @@ def test_what_is_said_of_likeness_is_what_scores_add_up(item: int) -> None:
     said = backbone.likeness(server, server.items, item)
     scores = scores_of(backbone, lists, 5)
     assert np.allclose(said[[1, 3]], scores[[4, 5], item], atol=1e-6)
+
+
+def test_a_run_that_chose_its_lift_forgets_and_keeps_the_choice(tmp_path: Path) -> None:
+    said = {
+        "data": SMALL,
+        "backbone": {"name": "tally", "solve": "filter", "axes": 8, "min_item": 0, "recency": 0.0, "alpha": 0.3},
+        "evaluate": {"controls": False, "k": [5], "select_by": "ndcg@5"},
+    }
+    run = training.train(validated(RunConfig, said, "a test"), tmp_path / "run")
+    assert len(run.result["blocks"]) > 1  # lift may differ from one to the next
+    assert {one["rounds"] for one in run.result["blocks"]} == {len(LIFTS)}
+    user = json.loads((run.folder / "ids.json").read_text())["users"][0]
+    chosen = read_arrays(run.folder / "server.safetensors")[0]["heads/lift"]
+    assert chosen > 0
+    certificate = grant(run.folder, Wish("forget", {user: None}), verify=True).certificate
+    assert certificate is not None
+    assert certificate["guarantee"]["max_score_difference"] == 0.0
+    assert read_arrays(run.folder / "server.safetensors")[0]["heads/lift"] == chosen
 
 
 def test_what_makes_no_sense_is_refused() -> None:

@@ -15,9 +15,18 @@ import numpy as np
 
 from tacita.core.codec import Pieces as Written
 from tacita.core.files import flat, nested
-from tacita.core.kept import Added, Kept, Pieces
+from tacita.core.kept import Added, Kept, Pieces, check_pieces
 from tacita.core.types import AnyArray, Arrays, Bools, Floats, Held, Ints, Longs, Ragged
-from tacita.kernels.pages import NONE, PAGE, extend_lists, find_entries, find_pieces, leave_lists, link_pages
+from tacita.kernels.pages import (
+    NONE,
+    PAGE,
+    extend_lists,
+    find_entries,
+    find_pieces,
+    join_lists,
+    leave_lists,
+    link_pages,
+)
 
 PARTS = "parts/"
 LISTS = "lists/"  # in files, before `name:column` of a list; `name:` holds its borders
@@ -74,7 +83,7 @@ class _Pool:
 
     def join(self, first: Ints) -> None:
         """One owner more for each of these lists."""
-        self.owners[first[first != NONE]] += 1
+        join_lists(first, self.owners)
 
     def leave(self, first: Ints) -> None:
         self.n_free = leave_lists(first, self.following, self.owners, self.free, self.n_free)
@@ -128,13 +137,15 @@ class Lists:
         count = self.count[users]
         return self._read(count, self._pool.entries(self._first[users], count))
 
-    def take_pieces(self, users: AnyArray, start: Longs, count: Longs) -> tuple[Longs, Arrays]:
-        """The same of a piece of a list for each of these users, who may come more than once."""
-        if (start + count > self.count[users]).any():
-            raise IndexError("a piece reaches past the end of its list")
+    def read(self, pieces: Pieces | None = None) -> Ragged:
+        """Everybody's lists with `item` as ids and the other columns as values, or pieces of them, a list each."""
+        if pieces is None:
+            return _ragged(*self.take(np.arange(len(self.count))))
+        check_pieces(pieces, self.count)
+        users, start, count = pieces
         where = np.empty(int(count.sum()), np.int64)
         find_pieces(self._first[users], start, count, self._pool.following, where)
-        return self._read(count, where)
+        return _ragged(*self._read(count, where))
 
     def _read(self, count: Longs, where: Longs) -> tuple[Longs, Arrays]:
         ptr = np.concatenate([[0], np.cumsum(count)])
@@ -172,10 +183,10 @@ class Lists:
         longest = np.full(len(first), -1)
         longest[first != NONE] = self._pool.length[first[first != NONE]]
         apart, here = np.flatnonzero(new & (longest != count)), np.flatnonzero(new & (longest == count))
-        given = Ragged(ptr, columns["item"], {name: v for name, v in columns.items() if name != "item"})
+        given = _ragged(ptr, columns)
         if len(apart):
             old, mine = self.take(users[apart]), given.take(apart)
-            both = Ragged(old[0], old[1].pop("item"), old[1]).joined(mine) if old[0][-1] else mine
+            both = _ragged(*old).joined(mine) if old[0][-1] else mine
             self.put(users[apart], both.ptr, {"item": both.ids, **both.values})
         if len(here):
             mine = given if len(here) == len(new) else given.take(here)
@@ -188,8 +199,13 @@ class Lists:
         self.count = np.append(self.count, np.zeros(more, np.int64))
 
     def copy(self) -> Lists:
-        self._pool.join(self._first)
-        return Lists(self._pool, self._first.copy(), self.count.copy())
+        return self.some(np.arange(len(self.count)))
+
+    def some(self, users: AnyArray) -> Lists:
+        """A copy of the lists of some users, in that order."""
+        first = self._first[users]
+        self._pool.join(first)
+        return Lists(self._pool, first, self.count[users])
 
     def follow(self, other: Lists, users: AnyArray) -> Lists:
         """This copy brought up to date where `other` changed for some users."""
@@ -199,6 +215,10 @@ class Lists:
         self._pool.leave(self._first[users])
         self._first[users], self.count[users] = other._first[users], other.count[users]
         return self
+
+
+def _ragged(ptr: Longs, columns: Arrays) -> Ragged:
+    return Ragged(ptr, columns["item"], {name: v for name, v in columns.items() if name != "item"})
 
 
 @dataclass
@@ -241,13 +261,9 @@ class DeviceState:
         return {name: v[users] for name, v in self.arrays.items()}
 
     def lists_of(self, users: AnyArray) -> dict[str, Mapping[str, Ragged]]:
-        """The lists that parts keep for some users: part -> name -> a list each, read when it is asked for."""
-        named = nested({name: name for name in self.lists if name.startswith(PARTS)}, PARTS)
-
-        def reading(names: dict[str, str]) -> Kept:
-            return Kept(tuple(names), lambda name, pieces: self.list_of(names[name], users, pieces))
-
-        return {part: reading(names) for part, names in named.items()}
+        """The lists that parts keep for some users: part -> name -> a list each, as it is now, read when asked for."""
+        named = nested({name: one.some(users) for name, one in self.lists.items() if name.startswith(PARTS)}, PARTS)
+        return {part: Kept(lists) for part, lists in named.items()}
 
     def put(self, users: AnyArray, rows: Held) -> None:
         """Replace what some users keep; a list goes where there is room for it."""
@@ -260,11 +276,9 @@ class DeviceState:
         if rows:
             self._changed.append(np.asarray(users))
 
-    def list_of(self, name: str, users: AnyArray, pieces: Pieces | None = None) -> Ragged:
-        """Some users' lists of items, or pieces of them, with the other columns as values."""
-        one = self.lists[name]
-        ptr, columns = one.take(users) if pieces is None else one.take_pieces(users[pieces[0]], *pieces[1:])
-        return Ragged(ptr, columns.pop("item"), columns)
+    def list_of(self, name: str, users: AnyArray) -> Ragged:
+        """Some users' lists of items, with the other columns as values."""
+        return _ragged(*self.lists[name].take(users))
 
     def grow(self, whole: Held) -> None:
         """Room for users who are new, in the state that `whole` has for everybody; others stay bit for bit the same."""

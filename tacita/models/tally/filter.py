@@ -232,8 +232,8 @@ def _inverse(root: Floats) -> Floats:
 
 def _lifted(heads: Arrays) -> Floats:
     """(items,) what scores of the first part are multiplied with: 1 unless items with more people count for more."""
-    people, lift = heads["root"].astype(np.float64) ** 2, float(heads["lift"][0])
-    return np.where(people > 0, np.maximum(people, 1e-12) ** lift, 1.0).astype(np.float32)
+    people = heads["root"].astype(np.float64) ** 2
+    return np.where(people > 0, np.maximum(people, 1e-12) ** float(heads["lift"][0]), 1.0).astype(np.float32)
 
 
 def _add_along_axes(lists: Ragged, weight: Floats, heads: Arrays, scores: Floats) -> None:
