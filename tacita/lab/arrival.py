@@ -90,7 +90,7 @@ def refuse_strangers(plan: Plan) -> None:
     if plan.config.train.objective == "squared" and not any(_takes_as_one(part) for part in plan.parts):
         raise TacitaError(
             "nobody can be folded into a run of train.objective = 'squared': it learns ratings where there are some, "
-            "and a history holds none; train again with them, or with parts.virtual-ratings implicit = true."
+            "and a history holds none; train again with them, or with virtual-ratings.implicit = true."
         )
     if plan.config.train.optimiser == "pfedme":
         raise TacitaError(

@@ -69,15 +69,15 @@ class DPFedAvg(Part):
                 "(`--method dp-fedavg` sets it)."
             )
         if self.config.full_weight is not None and train.denominator is None:
-            raise TacitaError("parts.dp-fedavg full_weight needs train.denominator: the rate times all weights.")
+            raise TacitaError("dp-fedavg.full_weight needs train.denominator: the rate times all weights.")
         if train.silos:
             raise TacitaError("dp-fedavg protects people, and silos train models of many; use train.silos = 0.")
         if self.config.penalty and train.optimiser == "pfedme":
             raise TacitaError(
-                "parts.dp-fedavg penalty holds back the model that 'pfedme' only follows; use another train.optimiser."
+                "dp-fedavg.penalty holds back the model that 'pfedme' only follows; use another train.optimiser."
             )
         if self.config.epsilon is None and self.config.noise is None:
-            raise TacitaError("parts.dp-fedavg needs an epsilon or a noise.")
+            raise TacitaError("part 'dp-fedavg' needs an epsilon or a noise: set dp-fedavg.epsilon.")
         self._check_others()
         self.multiple()
 

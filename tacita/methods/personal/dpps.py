@@ -122,15 +122,15 @@ class DPPS(Part):
         if config.unit == "person" and train.joint:
             raise TacitaError(
                 "a silo that trains one model of all its people has nothing to clip for each of them; use "
-                "train.in_silos = 'apart', or parts.dpps unit = 'silo', which protects silos and not people."
+                "train.in_silos = 'apart', or dpps.unit = 'silo', which protects silos and not people."
             )
         if config.unit == "silo" and not train.joint:
             raise TacitaError(
-                "parts.dpps unit = 'silo' needs silos that train together: set train.silos, or unit = 'person'."
+                "dpps.unit = 'silo' needs silos that train together: set train.silos, or unit = 'person'."
             )
         if config.threat == "silo" and (not train.silos or train.joint):
             raise TacitaError(
-                "parts.dpps threat = 'silo' trusts silos to add up and to noise what each person changed; set "
+                "dpps.threat = 'silo' trusts silos to add up and to noise what each person changed; set "
                 "train.silos and train.in_silos = 'apart'."
             )
         if self._one_noise and self._rows and train.aggregation != "fixed":
@@ -143,11 +143,11 @@ class DPPS(Part):
                 f"dpps with threat = '{config.threat}' fits clips to budgets; leave out noise and calibration."
             )
         if config.noise_on == "wholes" and train.aggregator == "plain":
-            raise TacitaError("parts.dpps noise_on = 'wholes' needs sums of whole numbers: train.aggregator = 'ideal'.")
+            raise TacitaError("dpps.noise_on = 'wholes' needs sums of whole numbers: train.aggregator = 'ideal'.")
         if config.noise_on == "wholes" and self._rounding(n_items, self._weights(0.0).min()) > self.clips().min() / 10:
             raise TacitaError(
                 f"rounding {n_items:,} items to whole numbers would take up more than a tenth of the clip; use a "
-                "larger parts.dpps clip, or noise_on = 'reals'."
+                "larger dpps.clip, or noise_on = 'reals'."
             )
         releases.check_others(self)
 
