@@ -84,8 +84,8 @@ def train(
             other = settings.keys() - {"data"} or evaluate not in ({"controls": True}, {"controls": False})
             if target is None or other or (table is None and data is not None):
                 raise TacitaError(
-                    "resume=True goes on with the run in out and its own settings; leave out all others but "
-                    'evaluate={"controls": False}.'
+                    "resume=True goes on with the run in out, which has to be given, and its own settings; leave out "
+                    'all others but evaluate={"controls": False}.'
                 )
             with _watching(quiet) as watcher:
                 return training.resume(target, machine, watcher, evaluate["controls"], given=table)
@@ -146,8 +146,8 @@ def compare(runs: Iterable[Run | str | Path], over: str | None = None) -> Frame:
 
     Only rows of the same `protocol` number share data, split, mask and ranking, and can be compared. With
     `over="seeds"` runs that differ in nothing but `seed` and `split.seed` are one row, with the half-width of the 95 %
-    interval beside every mean; it is null where there is one run only. Runs with the same numbers count once, and
-    `note` says so.
+    interval beside every mean, null where there is one run only, and a `name` that tells it from the others. Runs with
+    the same numbers count once, and `note` says so.
 
     >>> import tacita as tc
     >>> tc.compare([run, "example"])["protocol"].to_list()

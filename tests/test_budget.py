@@ -30,7 +30,6 @@ from tacita.lab.forgetting.door import grant
 from tacita.lab.forgetting.wishes import Wish
 from tacita.lab.run_folder import lists_of, open_saved
 from tacita.lab.training import train
-from tacita.learn.statistic import ACCOUNT
 from tacita.live.letters import secret_of
 from tacita.live.node import retold
 from tacita.live.node.node import Node, NodeConfig
@@ -52,7 +51,7 @@ from tacita.models.tally.noised import (
 )
 from tacita.models.tally.private import LIKES, TERMS, PrivateTally
 from tacita.privacy.calibration import gaussian_epsilon, mu_of
-from tacita.privacy.ledger import UNIT
+from tacita.privacy.ledger import ACCOUNT, UNIT
 from tacita.privacy.noise import Stream
 from tacita.report.promises import NO_EPSILON
 from tacita.round.device_state import PARTS, DeviceState

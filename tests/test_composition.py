@@ -23,8 +23,7 @@ from tacita.lab.ledger import run_ledger
 from tacita.lab.run_folder import open_saved
 from tacita.methods import configured
 from tacita.methods.personal.dpps import DPPS
-from tacita.methods.personal.releases import ACCOUNT
-from tacita.privacy.ledger import MICRO
+from tacita.privacy.ledger import ACCOUNT, MICRO
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
 FOUR = load("all_four")

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tacita.core.files import read_arrays, write_arrays
+from tacita.core.kept import Added, lists_after, pieces_of
 from tacita.core.types import Ragged
 from tacita.kernels.pages import NONE, PAGE
 from tacita.round.device_state import DeviceState, Lists, device_arrays, device_pieces, read_devices, rows_taken
@@ -21,9 +23,10 @@ EMPTY = {"item": np.zeros(0, np.int32), "row": np.zeros((0, 2), np.float32)}
 changes = st.lists(st.integers(0, N - 1), unique=True, min_size=1, max_size=N).flatmap(
     lambda users: st.tuples(st.just(users), st.lists(st.integers(0, 5), min_size=len(users), max_size=len(users)))
 )
-steps = st.lists(st.one_of(changes, st.just("keep"), st.just("write to the copy")), max_size=25)
+adding = st.tuples(changes, st.sampled_from([1, PAGE - 1, PAGE + 3]))  # what is written on, in lists of some length
+steps = st.lists(st.one_of(changes, adding, st.just("keep"), st.just("write to the copy")), max_size=25)
 sizes = st.lists(st.integers(0, 3 * PAGE), min_size=N, max_size=N)
-copying = st.lists(st.one_of(changes, st.just("copy"), st.just("drop")), max_size=30)
+copying = st.lists(st.one_of(changes, adding, st.just("copy"), st.just("drop")), max_size=30)
 
 
 def told(state: DeviceState) -> list[Any]:
@@ -31,11 +34,11 @@ def told(state: DeviceState) -> list[Any]:
     return [state.arrays["a"].tolist(), ptr.tolist(), {name: v.tolist() for name, v in columns.items()}]
 
 
-def put(state: DeviceState, users: list[int], sizes: list[int], stamp: int) -> None:
+def put(state: DeviceState, users: list[int], sizes: list[int], stamp: int, kind: type[Ragged] = Ragged) -> None:
     ptr = np.concatenate([[0], np.cumsum(sizes)])
     item = np.arange(stamp, stamp + ptr[-1], dtype=np.int32)
     rows = np.stack([item, -item], axis=1).astype(np.float32)
-    state.put(np.array(users), {"log": Ragged(ptr, item, {"row": rows})})
+    state.put(np.array(users), {"log": kind(ptr, item, {"row": rows})})
     state.put(np.array(users), {"a": np.full((len(users), 2), stamp)})
 
 
@@ -52,15 +55,16 @@ def test_rows_lists_and_copies_are_what_a_full_copy_would_be(script: list[Any]) 
             kept = told(state)
         elif step == "write to the copy":  # as the end of a block does, to the best round
             now = told(state)
-            put(state.kept, [0], [3], 1000 * stamp)
+            put(state.kept, [0], [3], 1000 * stamp, Added if stamp % 2 else Ragged)
             assert told(state) == now
             kept = told(state.kept)
         else:
-            users, sizes = step
-            put(state, users, sizes, 100 * stamp)
-            at = 100 * stamp
+            more = isinstance(step[1], int)
+            users, sizes = (step[0][0], [step[1] * n for n in step[0][1]]) if more else step
+            at = 1000 * stamp
+            put(state, users, sizes, at, Added if more else Ragged)
             for u, size in zip(users, sizes, strict=True):
-                lists[u] = list(range(at, at + size))
+                lists[u] = (lists[u] if more else []) + list(range(at, at + size))
                 at += size
         assert told(state.kept) == kept
         assert [state.list_of("log", np.array([u])).ids.tolist() for u in range(N)] == lists
@@ -118,10 +122,12 @@ def pages_owned(*copies: Lists) -> int:
     owned = set()
     for one in copies:
         for first, count in zip(one._first.tolist(), one.count.tolist(), strict=True):
-            for _ in range(-(-count // PAGE)):
-                owned.add(first)
+            chain = []
+            while first != NONE:
+                chain.append(first)
                 first = int(one._pool.following[first])
-            assert first == NONE
+            assert len(chain) >= -(-count // PAGE)  # more where another copy was written on
+            owned.update(chain)
     return len(owned)
 
 
@@ -136,6 +142,13 @@ def test_a_page_is_free_exactly_when_no_copy_has_it(script: list[Any]) -> None:
             held.append(tuple(map(str, lists.take(np.arange(N))[1].values())))
         elif step == "drop":
             copies, held = copies[1:], held[1:]
+        elif isinstance(step[1], int):
+            (users, counts), times = step
+            one = copies[-1] if times == 1 and copies else lists  # a copy, too, may be written on
+            one.add(np.array(users), *log_of([times * n for n in counts], 1000 * stamp))
+            if one is not lists:
+                held[-1] = tuple(map(str, one.take(np.arange(N))[1].values()))
+            del one
         else:
             users, counts = step
             lists.put(np.array(users), *log_of([7 * n for n in counts], 1000 * stamp))
@@ -157,6 +170,46 @@ def test_lists_come_back_in_any_order(counts: list[int], order: list[int]) -> No
     assert columns["item"].tolist() == wanted
     assert columns["row"][:, 1].tolist() == [-i for i in wanted]
     assert np.diff(ptr).tolist() == [counts[u] for u in order]
+
+
+@settings(max_examples=50, deadline=None)
+@given(sizes, st.data())
+def test_pieces_of_lists_are_read_as_from_the_whole(counts: list[int], data: st.DataObject) -> None:
+    state = DeviceState({"private": np.zeros((N, 1))}, {"parts/p/log": Lists.packed(*log_of(counts))})
+    users = np.array([4, 1, 3])
+    kept, whole = state.lists_of(users)["p"], state.list_of("parts/p/log", users)
+    who = np.array(data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=5)))
+    start = np.array([data.draw(st.integers(0, counts[users[w]])) for w in who])
+    count = np.array([data.draw(st.integers(0, counts[users[w]] - s)) for w, s in zip(who, start, strict=True)])
+    wanted = [whole.row(w)[s : s + n].tolist() for w, s, n in zip(who, start, count, strict=True)]
+    found = pieces_of(kept, "log", (who, start, count))
+    assert [found.row(k).tolist() for k in range(len(who))] == wanted
+    assert found.values["row"][:, 1].tolist() == [-i for one in wanted for i in one]
+    assert kept["log"].ids.tolist() == whole.ids.tolist()
+    again = pieces_of(kept, "log", (who, start, count))  # from what was read
+    assert again.ids.tolist() == found.ids.tolist()
+    assert pieces_of({"log": whole}, "log", (who, start, count)).ids.tolist() == found.ids.tolist()
+
+
+def test_a_piece_past_the_end_of_a_list_is_refused() -> None:
+    lists = Lists.packed(*log_of([3, 20, 0, 0, 0, 0]))
+    with pytest.raises(IndexError, match="past the end"):
+        lists.take_pieces(np.array([0]), np.array([2]), np.array([2]))
+
+
+def test_lists_are_read_when_they_are_asked_for_and_stay_as_they_were() -> None:
+    state = DeviceState({"private": np.zeros((2, 1))}, {"parts/p/log": Lists.empty(2, EMPTY)})
+    kept = state.lists_of(np.arange(2))["p"]
+    assert list(kept) == ["log"]
+    assert len(kept["log"].ids) == 0
+    row = {"row": np.zeros((1, 2), np.float32)}
+    more = Added(np.array([0, 0, 1]), np.array([5], np.int32), row)
+    state.put(np.arange(2), {"parts/p/log": more})
+    assert len(kept["log"].ids) == 0
+    assert lists_after(kept, {"log": more})["log"].row(1).tolist() == [5]
+    assert state.lists_of(np.arange(2))["p"]["log"].row(1).tolist() == [5]
+    with pytest.raises(KeyError):
+        kept["other"]
 
 
 def test_what_lasts_is_the_same_in_the_copy_and_the_rest_is_not() -> None:
@@ -196,7 +249,7 @@ def test_a_file_without_what_lasts_in_the_copy_gives_both_back(tmp_path: Path) -
 
 def test_pieces_of_lists_are_the_packed_lists() -> None:
     lists = Lists.packed(*log_of([70_000, 0, 3, 65_536, 1, 140_000]))
-    ptr, columns = lists.pieces()
+    ptr, columns = lists.streamed()
     whole_ptr, whole = lists.take(np.arange(N))
     assert ptr.tolist() == whole_ptr.tolist()
     for name, one in columns.items():

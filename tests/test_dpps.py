@@ -32,6 +32,7 @@ from tacita.methods.personal import releases
 from tacita.methods.personal.dp_fedavg import DPFedAvg, largest
 from tacita.methods.personal.dpps import DPPS
 from tacita.privacy.calibration import gaussian_epsilon, gaussian_sigma
+from tacita.privacy.ledger import ACCOUNT
 from tacita.round import registry
 from tacita.round.parts import Part
 from tacita.round.plan import Federation
@@ -549,7 +550,7 @@ def test_a_killed_run_goes_on_with_the_same_numbers_and_the_same_ledger(
     assert cut.result["privacy"] == whole.result["privacy"]
     assert cut.result["privacy"]["silent_by_budget"] > 0
     held = [read_arrays(folder / "clients.safetensors")[0] for folder in (cut.folder, whole.folder)]
-    for name in releases.ACCOUNT:
+    for name in ACCOUNT:
         assert np.array_equal(*(one[f"parts/dpps/{name}"] for one in held))
 
     somebody = read_ids(whole.folder)["users"][0]

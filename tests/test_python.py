@@ -801,6 +801,28 @@ def test_mistakes_of_kind_are_told_as_mistakes(tally: tc.Run) -> None:
         tc.compare(3)  # type: ignore[arg-type]
 
 
+def test_missing_ids_files_and_tables_are_not_taken_for_what_they_are_not(tally: tc.Run) -> None:
+    for missing in (None, float("nan")):
+        with pytest.raises(tc.TacitaError, match="a user is missing among those that are given"):
+            tally.recommend(["u1", missing])
+        with pytest.raises(tc.TacitaError, match="an item is missing among those that are given"):
+            tally.fold_in(["i1", missing])
+    assert tally.recommend("u1", k=3, exclude=None).equals(tally.recommend("u1", k=3))
+    Path("notes.txt").write_text("x")
+    with pytest.raises(tc.TacitaError, match=r"notes.txt is a file; name the folder of a run\."):
+        tc.load("notes.txt")
+    for wrong in ({"columns": ["user", "item"]}, {"split": "random"}, {"backbone": 3}):
+        with pytest.raises(tc.TacitaError, match="in the settings must be a dict"):
+            tc.train(SMALL, out="x", **wrong)
+    with pytest.raises(tc.TacitaError, match="the run in out, which has to be given"):
+        tc.train(SMALL, resume=True)
+
+
+def test_ways_of_solving_can_be_told_apart_where_seeds_are_taken_together(tally: tc.Run) -> None:
+    ways = [tc.train(SMALL, backbone={"name": "tally", "solve": way}, out=way) for way in ("ridge", "filter")]
+    assert tc.compare(ways, over="seeds")["name"].to_list() == ["tally · ridge", "tally · filter"]
+
+
 def test_progress_is_shown_where_somebody_looks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

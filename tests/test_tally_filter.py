@@ -13,23 +13,26 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tacita as tc
 from tacita.core.config import PrivacyConfig, RunConfig, SplitConfig, validated
 from tacita.core.errors import TacitaError
 from tacita.core.sparse import SparseSum
-from tacita.core.types import Doubles, Down, Floats, Ragged
+from tacita.core.types import Doubles, Down, Floats, Ragged, ServerState
 from tacita.data.sources import load
 from tacita.data.splits import split
 from tacita.federation.clients import users_view
+from tacita.federation.state_arrays import read_server
 from tacita.fields import Spec, Terms, Upload, add, empty_total, merge
-from tacita.lab import training
+from tacita.lab import loaded, training
 from tacita.lab.assembling import build
-from tacita.lab.forgetting.door import grant
+from tacita.lab.forgetting.door import grant, opened
 from tacita.lab.forgetting.wishes import Wish
 from tacita.models.base import in_form, with_budget
 from tacita.models.tally import filter as filtering
 from tacita.models.tally import spectral
-from tacita.models.tally.filter import ALPHAS, BLENDS, FilterTally
+from tacita.models.tally.filter import ALPHAS, BLENDS, LIFTS, FilterTally
 from tacita.models.tally.model import RECENCIES, STATE, Tally, TallyConfig, as_tally
+from tacita.models.tally.order import OrderConfig
 from tacita.models.tally.weights import dense_weights
 from tests.oracle import Lists
 from tests.test_tally import stream_of, trained
@@ -39,6 +42,7 @@ SMALL = "synthetic:users=80,items=60,per_user=12,groups=4"
 
 def filtered(**options: Any) -> FilterTally:
     plain: dict[str, Any] = {"min_item": 0, "keep": 0, "recency": 0.0, "repeat": 0.0, "decay": 1.0, "alpha": 0.3}
+    plain["lift"] = 0.0
     made = in_form(Tally(TallyConfig(**{**plain, "solve": "filter", "axes": 4, **options})))
     assert isinstance(made, FilterTally)
     return made
@@ -63,7 +67,8 @@ def scores_of(backbone: Tally, lists: Lists, n_items: int, people: int | None = 
     return backbone.score_history(view)
 
 
-def test_scores_are_those_of_the_formula() -> None:
+@pytest.mark.parametrize("lift", [0.0, 0.2])
+def test_scores_are_those_of_the_formula(lift: float) -> None:
     """Bipartite graph, both sides normalised by degrees, singular vectors of people times items."""
     n, lists = 14, lists_by_hand()
     x = marks(lists, n)
@@ -71,8 +76,12 @@ def test_scores_are_those_of_the_formula() -> None:
     assert (degree > 0).all()
     normal = x / np.sqrt(length)[:, None] / np.sqrt(degree)[None]
     axes = np.linalg.svd(normal)[2][:4].T
-    wanted = x @ (normal.T @ normal + 0.3 * (axes / np.sqrt(degree)[:, None]) @ (axes * np.sqrt(degree)[:, None]).T)
-    found = scores_of(filtered(), lists, n)
+    first, second = (
+        normal.T @ normal * degree**lift,
+        (axes / np.sqrt(degree)[:, None]) @ (axes * np.sqrt(degree)[:, None]).T,
+    )
+    wanted = x @ (first + 0.3 * second)
+    found = scores_of(filtered(lift=lift), lists, n)
     unseen = x == 0  # the filter says nothing of what a person has: it is never ranked
     assert np.allclose(found[unseen], wanted[unseen], atol=1e-5)
 
@@ -144,7 +153,8 @@ def test_sparse_sums_are_dense_ones_in_any_chunk(seed: int, chunk: int) -> None:
 def test_forgetting_is_training_again_to_the_last_bit(solve: str, dense: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filtering, "DENSE", dense)
     n, lists, more = 14, lists_by_hand(3), lists_by_hand(4)
-    backbone = filtered(solve=solve, decay=0.7, min_item=2, ridge=2.0, blend=0.5)
+    mixed: dict[str, Any] = {"ridge": 2.0, "blend": 0.5} if solve == "mixture" else {}
+    backbone = filtered(solve=solve, decay=0.7, min_item=2, **mixed)
     server = trained(stream_of(n, lists, more), backbone)[1].server
     before = [Ragged.from_lists([lists[5], lists[8]]), Ragged.from_lists([more[5], more[8]])]
     after = [Ragged.from_lists([lists[5][1:], []]), Ragged.from_lists([more[5], []])]
@@ -194,9 +204,10 @@ def test_a_run_with_sparse_sums_is_the_run_with_dense_ones_and_forgets(
 def test_validation_chooses_among_what_is_left_open() -> None:
     assert filtered(alpha="learn").trials == len(ALPHAS)
     assert filtered(alpha="learn", recency="learn").trials == len(ALPHAS) * len(RECENCIES)
-    assert filtered(solve="mixture").trials == len(BLENDS)
+    assert filtered(lift="learn").trials == len(LIFTS)
+    assert filtered(solve="mixture", lift="learn").trials == len(BLENDS)
     mixed = filtered(solve="mixture", alpha="learn")
-    assert {blend for _, _, blend in mixed._choices} >= {0.0, 1.0}  # either alone is among the choices
+    assert {blend for *_, blend in mixed._choices} >= {0.0, 1.0}  # either alone is among the choices
     server = trained(stream_of(14, lists_by_hand()), mixed)[1].server
     assert [float(mixed.with_recency(server, k).heads["blend"][0]) for k in range(5)] == list(BLENDS)
 
@@ -240,6 +251,7 @@ def test_what_a_device_receives_is_checked() -> None:
         "root": -heads["root"],
         "alpha": np.array([np.nan], np.float32),
         "blend": np.array([2.0], np.float32),
+        "lift": np.array([-1.0], np.float32),
         "solved_ptr": heads["ptr"],
         "weights": heads["weights"] * np.float32(1e9),
     }
@@ -256,10 +268,29 @@ def test_an_item_is_like_those_that_go_with_it() -> None:
     assert found[0] == 0
 
 
+@pytest.mark.parametrize("item", [0, 2])
+def test_what_is_said_of_likeness_is_what_scores_add_up(item: int) -> None:
+    """Of a person with one item, the score of another is what that item says for it, lifted or not."""
+    lists: Lists = [[0, 1], [0, 1, 2], [3, 4], [3, 4, 2], [1], [3]]
+    backbone = filtered(axes=2, lift=0.7)
+    server = trained(stream_of(5, lists), backbone)[1].server
+    said = backbone.likeness(server, server.items, item)
+    scores = scores_of(backbone, lists, 5)
+    assert np.allclose(said[[1, 3]], scores[[4, 5], item], atol=1e-6)
+
+
 def test_what_makes_no_sense_is_refused() -> None:
     for name, value in {"length_power": 0.5, "min_pair": 3}.items():
         with pytest.raises(TacitaError, match=f"backbone.{name} has no meaning"):
             filtered(**{name: value})
+    for name, value in {"ridge": 100.0, "ridge_popularity": 0.5, "blend": 0.5}.items():
+        with pytest.raises(TacitaError, match=f"backbone.{name} has no meaning with backbone.solve = 'filter'"):
+            filtered(**{name: value})
+        filtered(solve="mixture", **{name: value})
+    for name, value in {"axes": 8, "alpha": 0.0, "lift": 0.0, "blend": 0.0}.items():  # ridge looks at none
+        for config in (TallyConfig, OrderConfig):
+            with pytest.raises(TacitaError, match=f"backbone.{name} has no meaning with backbone.solve = 'ridge'"):
+                config.model_validate({name: value})
     with pytest.raises(TacitaError, match="has no form under"):
         with_budget(filtered(), PrivacyConfig(epsilon=2.0))
     with pytest.raises(TacitaError, match="use 'filter'"):
@@ -269,6 +300,24 @@ def test_what_makes_no_sense_is_refused() -> None:
         as_tally(filtered())
     plain, _, _ = build(RunConfig(backbone={"name": "tally"}))
     assert type(plain) is Tally
+
+
+def test_a_folder_without_what_scores_are_made_of_now_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As filters were before they had a lift."""
+    solve = {"name": "tally", "solve": "filter"}
+    run = tc.train("synthetic:users=40,items=30,per_user=12", backbone=solve, out=tmp_path / "run")
+    assert run.recommend("u1", k=1).height == 1
+
+    def read_earlier(*given: Any) -> ServerState:
+        server = read_server(*given)
+        return replace(server, heads={name: value for name, value in server.heads.items() if name != "lift"})
+
+    monkeypatch.setattr(loaded, "read_server", read_earlier)
+    for ask in (lambda run: run.recommend("u1"), lambda run: run.similar("i1"), lambda run: opened(run.folder)):
+        with pytest.raises(TacitaError, match="an earlier version of tacita, whose 'tally' had no lift; train it"):
+            ask(tc.load(run.folder))
 
 
 def test_nothing_is_lent_where_that_is_said(tmp_path: Path) -> None:

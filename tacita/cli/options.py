@@ -83,6 +83,8 @@ def settings_of(config: Path | None, flags: dict[str, Any], sets: list[str]) -> 
         key, equals, text = (piece.strip() for piece in one.partition("="))
         if not equals or not all(key.split(".")):
             raise TacitaError(f"--set '{one}' is not key=value, for example train.rounds=50.")
+        if key.startswith("parts."):
+            raise TacitaError(f"cannot set {key}: an option of a part is set by the part's name, as in dpps.clip=1.")
         if not _merge_part(values, key, _value(key, text)):
             _merge(values, key, _value(key, text))
     return values

@@ -265,13 +265,20 @@ def validated(model: type[M], values: dict[str, Any], where: str) -> M:
 
 
 def _sentence(model: type[BaseModel], error: ValidationError, where: str) -> str:
-    first = error.errors()[0]
-    path = ".".join(str(p) for p in first["loc"] if "[" not in str(p))  # without the branches of a union
+    first, *others = error.errors()
+    path = _path(first)
     if first["type"] == "extra_forbidden":
         return f"unknown key '{path}' in {where}; {_hint(model, path, dotted='.' in str(first['loc'][-1]))}"
     given = first.get("input")
     shown = f", not {given!r}" if isinstance(given, str | int | float | bool) else ""
-    return f"'{path}' in {where} must be {_wanted(first)}{shown}."
+    wanted = dict.fromkeys(_wanted(one) for one in (first, *others) if _path(one) == path)  # each branch of a union
+    return f"'{path}' in {where} must be {' or '.join(wanted)}{shown}."
+
+
+def _path(error: ErrorDetails) -> str:
+    """The key that an error is about, without the branches of a union."""
+    keys = [str(one) for one in error["loc"] if "[" not in str(one)]
+    return ".".join(keys[:-1] if len(keys) > 1 and keys[-1] in _BRANCHES else keys)
 
 
 def _hint(model: type[BaseModel], path: str, dotted: bool) -> str:
@@ -297,7 +304,8 @@ def _wanted(error: ErrorDetails) -> str:
     """What pydantic asked for, in plain words."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "literal_error":
-        return f"one of {context['expected'].replace(' or ', ', ')}"
+        expected = str(context["expected"])
+        return f"one of {expected.replace(' or ', ', ')}" if " or " in expected else expected
     for word, text in _WORDS.items():
         if kind.startswith(word):
             return text.format(**context)
@@ -305,6 +313,7 @@ def _wanted(error: ErrorDetails) -> str:
     return message[:1].lower() + message[1:]
 
 
+_BRANCHES = {"constrained-float", "constrained-int", "float", "int"}
 _WORDS = {
     "int": "a whole number",
     "float": "a number",

@@ -41,6 +41,7 @@ def _without_options(sentence: str) -> str:
     sentence = re.sub(r"--date-format (\"[^\"]*\"|'[^']*')", r"date_format=\1", sentence)
     sentence = re.sub(r"--decimal ([,.])(?= )", r'decimal="\1"', sentence)
     sentence = re.sub(r"--(method|backbone) ([a-z0-9-]+)", r'\1="\2"', sentence)
+    sentence = re.sub(r"^('\S+' in .* must be) a table\b", r"\1 a dict", sentence)
     sentence = re.sub(r"\bgive train --lr", "give the rate in backbone={...}", sentence)
     sentence = re.sub(r"--resume\b", "resume=True", sentence)
     return re.sub(r"(?<![\w-])--([a-z][a-z-]*)", lambda found: found[1].replace("-", "_"), sentence)

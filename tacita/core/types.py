@@ -70,9 +70,11 @@ class Ragged:
     def take(self, rows: AnyArray) -> Ragged:
         """The lists of the given rows, in that order; cost grows with what is taken."""
         starts = self.ptr[rows]
-        counts = self.ptr[np.asarray(rows) + 1] - starts
-        ptr = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(counts, out=ptr[1:])
+        return self.sliced(starts, self.ptr[np.asarray(rows) + 1] - starts)
+
+    def sliced(self, starts: Longs, counts: Longs) -> Ragged:
+        """One list for each start: that many of the entries from there on, wherever lists begin and end."""
+        ptr = np.concatenate([[0], np.cumsum(counts)])
         source = spans(starts, counts)
         return Ragged(ptr, self.ids[source], {name: column[source] for name, column in self.values.items()})
 
@@ -342,7 +344,7 @@ class CohortView:
     heads: Arrays  # received: shared parameters
     received: dict[str, Arrays]  # received: part name -> what its broadcast carried
     own: dict[str, Ragged] = field(default_factory=dict)  # received: part name -> (clients) what is for each alone
-    lists: dict[str, dict[str, Ragged]] = field(default_factory=dict)  # like `parts`: lists that a part keeps
+    lists: dict[str, Mapping[str, Ragged]] = field(default_factory=dict)  # like `parts`: lists that a part keeps
     history: Ragged | None = None  # (users) what each did in earlier blocks, where the model reads it
     again: Again | None = None  # a round that is played once more; `round` is the earlier one
 

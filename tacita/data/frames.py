@@ -103,8 +103,12 @@ def raw_ids(given: Any, role: str = "user") -> list[str]:
 
 def _raw(one: Any, role: str) -> str:
     """An id as files have it: whole numbers without a point, texts without spaces around them."""
+    role = f"an {role}" if role == "item" else f"a {role}"
     if isinstance(one, Iterable) and not isinstance(one, str | bytes):
-        raise TacitaError(f"a {role} is named by a text or a whole number, not by a {type(one).__name__}.")
+        raise TacitaError(f"{role} is named by a text or a whole number, not by a {type(one).__name__}.")
+    missing = one is None or type(one).__name__ in ("NAType", "NaTType")  # the last two: of pandas
+    if missing or (isinstance(one, float | np.floating) and np.isnan(one)):
+        raise TacitaError(f"{role} is missing among those that are given ({one}); leave missing ones out.")
     whole = isinstance(one, float | np.floating) and float(one).is_integer()
     return str(int(one)) if whole else str(one).strip()
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from tacita.core.errors import TacitaError
 from tacita.core.files import nested
+from tacita.core.kept import lists_after
 from tacita.core.types import AnyArray, Bools, CohortView, Down, Held, Keys, Longs, Ragged, Requests, ServerState
 from tacita.federation.clients import (
     Members,
@@ -367,7 +368,7 @@ def _with(view: CohortView, name: str, renewed: Mapping[str, AnyArray | Ragged])
     return replace(
         view,
         parts={**view.parts, name: {**view.parts.get(name, {}), **arrays}},
-        lists={**view.lists, name: {**view.lists.get(name, {}), **lists}},
+        lists={**view.lists, name: lists_after(view.lists.get(name, {}), lists)},
     )
 
 

@@ -12,14 +12,17 @@ NONE = -1  # the page of an empty list, and what follows the last page
 
 
 @njit(cache=True, nogil=True)
-def link_pages(pages: Ints, counts: Longs, following: Ints, first: Ints) -> None:
-    """Chains the given pages into lists of `counts` entries, in turn; `first` becomes the first page of each."""
+def link_pages(pages: Ints, counts: Longs, following: Ints, first: Ints, last: Ints) -> None:
+    """Chains the given pages into lists of `counts` entries, in turn; `first` becomes the first page of each, and
+    `last` of a first page the last of its list."""
     at = 0
     for k in range(len(counts)):
         n = (counts[k] + PAGE - 1) // PAGE
         first[k] = pages[at] if n else NONE
         for j in range(n):
             following[pages[at + j]] = pages[at + j + 1] if j + 1 < n else NONE
+        if n:
+            last[first[k]] = pages[at + n - 1]
         at += n
 
 
@@ -36,6 +39,45 @@ def find_entries(first: Ints, counts: Longs, following: Ints, where: Longs) -> N
             at += n
             left -= n
             page = following[page]
+
+
+@njit(cache=True, nogil=True)
+def find_pieces(first: Ints, starts: Longs, counts: Longs, following: Ints, where: Longs) -> None:
+    """The places in the pool of `counts` entries of some lists, from `starts` on."""
+    at = 0
+    for k in range(len(first)):
+        if counts[k] == 0:
+            continue
+        page, offset = first[k], starts[k]
+        while offset >= PAGE:
+            page = following[page]
+            offset -= PAGE
+        for _ in range(counts[k]):
+            if offset == PAGE:
+                page, offset = following[page], 0
+            where[at] = np.int64(page) * PAGE + offset
+            at += 1
+            offset += 1
+
+
+@njit(cache=True, nogil=True)
+def extend_lists(
+    first: Ints, counts: Longs, more: Longs, pages: Ints, following: Ints, last: Ints, where: Longs
+) -> None:
+    """Writes some lists on, into what their last pages have left and then into new pages; `where` is of what is new."""
+    at, used = 0, 0
+    for k in range(len(first)):
+        page, offset = last[first[k]], (counts[k] - 1) % PAGE + 1
+        for _ in range(more[k]):
+            if offset == PAGE:
+                following[page] = pages[used]
+                page, offset = pages[used], 0
+                following[page] = NONE
+                used += 1
+            where[at] = np.int64(page) * PAGE + offset
+            at += 1
+            offset += 1
+        last[first[k]] = page
 
 
 @njit(cache=True, nogil=True)

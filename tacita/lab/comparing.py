@@ -24,7 +24,7 @@ def compare(runs: Iterable[Run | str | Path], over: str | None = None) -> Frame:
     if over not in (None, "seeds"):
         raise TacitaError(f"over = {over!r} is unknown; runs can be taken together over 'seeds'.")
     rows = rows_of(over_seeds(found)) if over else _rows(found)
-    kinds = ("method", "backbone", "data", "run", "read", "seed", "seeds", "splits", "runs", "protocol", "note")
+    kinds = ("name", "method", "backbone", "data", "run", "read", "seed", "seeds", "splits", "runs", "protocol", "note")
     plain = {name: [row[name] for row in rows] for name in rows[0]}
     return table({name: values if name in kinds else numbers(values) for name, values in plain.items()})
 

@@ -15,14 +15,13 @@ from tacita.federation.state_arrays import read_server
 from tacita.lab.assembling import planned
 from tacita.lab.run_folder import Saved, open_saved
 from tacita.learn.statistic import TOLD, StatisticLearner
-from tacita.privacy.ledger import MICRO, NO_LIMIT, Ledger, joined
+from tacita.privacy.ledger import ACCOUNT, MICRO, NO_LIMIT, Ledger, joined
 from tacita.report.promises import AGAINST
 from tacita.round.device_state import PARTS, read_devices
 from tacita.round.learner import Learner
 from tacita.round.parts import Part
 from tacita.round.plan import Plan
 
-ACCOUNT = ("budget", "spent", "times")
 NO_EPSILON = "no epsilon: nothing that leaves devices in this run is both bounded and noised, so no bound can be stated"
 OUTSIDE = "Not in it: {wishes}, who takes part and who has stopped, scores on validation and test items{chosen}."
 OUTSIDE_LIVE = (

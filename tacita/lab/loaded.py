@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tacita.core.draws import keys_of
+from tacita.core.draws import Draws, keys_of
 from tacita.core.errors import TacitaError
 from tacita.core.types import Block, Bools, Floats, Ints, Ragged, ServerState
 from tacita.federation.scoring import DeviceScorer
@@ -18,6 +18,7 @@ from tacita.kernels.ranking import best_items
 from tacita.lab.assembling import planned
 from tacita.lab.run_folder import NEXT, Saved, lists_of, open_saved
 from tacita.metrics import ScoreUsers
+from tacita.models.base import Backbone
 from tacita.round.device_state import DeviceState, read_devices
 from tacita.round.parts import owner_of
 from tacita.round.plan import Plan, to_serve
@@ -173,7 +174,20 @@ def load(folder: Path) -> Loaded:
 
 
 def loaded_from(saved: Saved) -> Loaded:
-    return Loaded(saved, planned(saved.config), read_server(saved.served, saved.note), read_devices(saved.held, ""))
+    plan = planned(saved.config)
+    return Loaded(saved, plan, server_of(saved, plan.backbone), read_devices(saved.held, ""))
+
+
+def server_of(saved: Saved, backbone: Backbone) -> ServerState:
+    """What the server holds; a model that lacks what this version scores with is refused."""
+    server = read_server(saved.served, saved.note)
+    missing = sorted(backbone.init_heads(Draws(0)).keys() - server.heads.keys())
+    if missing:
+        raise TacitaError(
+            f"{saved.folder} was trained by an earlier version of tacita, whose '{backbone.name}' had no {missing[0]}; "
+            "train it again."
+        )
+    return server
 
 
 def stamp(folder: Path) -> tuple[object, ...]:

@@ -27,6 +27,9 @@ __all__ = ["Run", "check_wanted", "open_run", "recommend", "serve"]
 Id = str | int
 """A raw id as the data has it; whole numbers may be given as such."""
 
+Ids = Id | Iterable[Id] | Frame
+"""One of them, several, or a table with a column of them."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -100,11 +103,11 @@ class Run:
 
     def recommend(
         self,
-        users: Id | Iterable[Id] | None = None,
+        users: Ids | None = None,
         k: int = 10,
         *,
-        exclude: Iterable[Id] = (),
-        include: Iterable[Id] | None = None,
+        exclude: Ids | None = (),
+        include: Ids | None = None,
         seen: bool = False,
     ) -> Frame:
         """The k best items of one person, of several, or (None) of everybody, as a table with a row for each item.
@@ -131,7 +134,7 @@ class Run:
             asked = models.users if users is None else raw_ids(users, "user")
             return recommended(models, asked, wish_of(models, k, seen, exclude, include))
 
-    def scores(self, user: Id, items: Iterable[Id] | None = None) -> Frame:
+    def scores(self, user: Id, items: Ids | None = None) -> Frame:
         """What a person's device thinks of some items, or of all, in the order they are given: item, score, title.
 
         Scores order one person's items. They are no probabilities, and say nothing across people.
@@ -164,11 +167,11 @@ class Run:
 
     def fold_in(
         self,
-        history: Iterable[Id],
+        history: Ids,
         k: int = 10,
         *,
-        exclude: Iterable[Id] = (),
-        include: Iterable[Id] | None = None,
+        exclude: Ids | None = (),
+        include: Ids | None = None,
         seen: bool = False,
     ) -> Frame:
         """The k best items for somebody whom the run never saw, from a history alone, oldest first: rank, item, score,
@@ -215,11 +218,9 @@ def open_run(folder: Path) -> Run:
     return Run(folder, read_config(folder), result)
 
 
-def wish_of(
-    models: Loaded, k: int, seen: bool, exclude: Iterable[Id] = (), include: Iterable[Id] | None = None
-) -> Wish:
+def wish_of(models: Loaded, k: int, seen: bool, exclude: Ids | None = (), include: Ids | None = None) -> Wish:
     """What is wanted, with items by their number."""
-    without = models.known_items(raw_ids(exclude, "item"))
+    without = models.known_items([] if exclude is None else raw_ids(exclude, "item"))
     if include is None:
         return Wish(k, seen, without)
     wanted = raw_ids(include, "item")

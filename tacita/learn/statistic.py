@@ -15,7 +15,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, Bools, CohortView, Held, Ragged, Requests, ServerState
 from tacita.fields import Answer, Spec, Total, Upload, wire_bytes
 from tacita.models.base import Retracts
-from tacita.privacy.ledger import NO_LIMIT, Ledger
+from tacita.privacy.ledger import ACCOUNT, NO_LIMIT, Ledger
 from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner, extra_fields, register
 from tacita.round.parts import Ask, Play, overrides
@@ -23,7 +23,6 @@ from tacita.round.parts import Ask, Play, overrides
 STATISTIC = "statistic"  # the question whose answer is told for good
 RETRACTION = "statistic/retraction"  # the question that those who withdraw answer
 TOLD, ASKED = "told", "asked"  # on devices: what was told; on the server: who waits to take something back
-ACCOUNT = ("budget", "spent", "times")  # on devices: a person's account, where there is a budget
 WITHDRAW = ("forget", "leave")
 
 

@@ -31,6 +31,7 @@ from tacita.core.types import AnyArray, Arrays, Bools, Doubles, Longs
 from tacita.privacy.accounting import Event, epsilon_of, most_releases
 from tacita.privacy.calibration import epsilon_of_mu, mu_of, mu_of_pure
 
+ACCOUNT = ("budget", "spent", "times")  # the arrays of an account
 EARLIER = "earlier runs"  # an event of this name holds what was spent elsewhere
 EARLIER_ROUNDS = "earlier rounds"  # and one of this name rounds elsewhere that chance decided, as often as they came
 UNIT = 1e-12  # of mu^2, and of a pure epsilon

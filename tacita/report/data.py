@@ -330,6 +330,8 @@ def refuse_changed(path: Path, noted: str | None) -> None:
 
 
 def no_run_folder(folder: Path) -> TacitaError:
+    if folder.is_file():
+        return TacitaError(f"{folder} is a file; name the folder of a run.")
     return TacitaError(f"no run folder {folder}; `tacita train --out {folder}` makes one.")
 
 

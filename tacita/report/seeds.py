@@ -104,14 +104,15 @@ def seedless_labels(groups: Sequence[OverSeeds]) -> list[str]:
 def rows_of(groups: Sequence[OverSeeds]) -> list[dict[str, Any]]:
     """A row for each recipe: what it is, its seeds, and every mean with the half-width of its interval.
 
+    `name` tells recipes apart that have a method in common: by backbone or data, at last by a folder.
     Rows of one `protocol` share data, splits, mask and metric, and can be compared. `read`: what of a block was read in
     tests, where the model reads histories. `runs`: those with numbers of their own; `note` is about the others.
     """
     metrics = list(dict.fromkeys(metric for one in groups for metric in one.means))
     protocols = list(dict.fromkeys(one.protocol for one in groups))
     rows = []
-    for one in groups:
-        row: dict[str, Any] = {"method": one.method, "backbone": one.backbone, "data": one.data}
+    for name, one in zip(seedless_labels(groups), groups, strict=True):
+        row: dict[str, Any] = {"name": name, "method": one.method, "backbone": one.backbone, "data": one.data}
         row |= {"read": one.read, "seeds": " ".join(map(str, one.seeds)), "splits": " ".join(map(str, one.splits))}
         row["runs"] = one.distinct
         for metric in metrics:

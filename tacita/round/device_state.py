@@ -7,16 +7,17 @@ learner names as lasting is not copied at all: it is the same in the copy, and g
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 
-from tacita.core.codec import Pieces
+from tacita.core.codec import Pieces as Written
 from tacita.core.files import flat, nested
+from tacita.core.kept import Added, Kept, Pieces
 from tacita.core.types import AnyArray, Arrays, Bools, Floats, Held, Ints, Longs, Ragged
-from tacita.kernels.pages import NONE, PAGE, find_entries, leave_lists, link_pages
+from tacita.kernels.pages import NONE, PAGE, extend_lists, find_entries, find_pieces, leave_lists, link_pages
 
 PARTS = "parts/"
 LISTS = "lists/"  # in files, before `name:column` of a list; `name:` holds its borders
@@ -31,24 +32,40 @@ class _Pool:
         self.columns = {name: np.zeros((0, *v.shape[1:]), v.dtype) for name, v in columns.items()}
         self.following = np.zeros(0, np.int32)  # (pages,) the next page of the same list
         self.owners = np.zeros(0, np.int32)  # (pages,) copies whose list begins with this page
+        self.last = np.zeros(0, np.int32)  # (pages,) of the list that begins with this page
+        self.length = np.zeros(0, np.int64)  # (pages,) of that list, as its longest copy has it
         self.free = np.zeros(0, np.int32)  # a stack
         self.n_free = 0
 
     def write(self, ptr: Longs, columns: Arrays) -> Ints:
         """New lists with one owner each; returns their first pages."""
         counts = np.diff(ptr)
-        needed = int((-(-counts // PAGE)).sum())
+        pages = self._pages(int((-(-counts // PAGE)).sum()))
+        first = np.empty(len(counts), np.int32)
+        link_pages(pages, counts, self.following, first, self.last)
+        there = first != NONE
+        self.owners[first[there]], self.length[first[there]] = 1, counts[there]
+        self._fill(self.entries(first, counts), columns)
+        return first
+
+    def extend(self, first: Ints, counts: Longs, ptr: Longs, columns: Arrays) -> None:
+        """Write lists on that have entries, and whose longest copy has no more than `counts` of them."""
+        more = np.diff(ptr)
+        pages = self._pages(int((-(-(counts + more) // PAGE) + -counts // PAGE).sum()))
+        where = np.empty(int(ptr[-1]), np.int64)
+        extend_lists(first, counts, more, pages, self.following, self.last, where)
+        self.length[first] = counts + more
+        self._fill(where, columns)
+
+    def _pages(self, needed: int) -> Ints:
         if needed > self.n_free:
             self._grow(needed - self.n_free)
         self.n_free -= needed
-        pages = self.free[self.n_free : self.n_free + needed][::-1].copy()
-        first = np.empty(len(counts), np.int32)
-        link_pages(pages, counts, self.following, first)
-        self.owners[first[first != NONE]] = 1
-        where = self.entries(first, counts)
+        return self.free[self.n_free : self.n_free + needed][::-1].copy()
+
+    def _fill(self, where: Longs, columns: Arrays) -> None:
         for name, column in columns.items():
             self.columns[name][where] = column
-        return first
 
     def entries(self, first: Ints, counts: Longs) -> Longs:
         where = np.empty(int(counts.sum()), np.int64)
@@ -68,7 +85,7 @@ class _Pool:
         new = old + max(more, old // 16)
         for column in self.columns.values():
             column.resize((new * PAGE, *column.shape[1:]), refcheck=False)
-        for array in (self.following, self.owners, self.free):
+        for array in (self.following, self.owners, self.free, self.last, self.length):
             array.resize(new, refcheck=False)
         self.free[self.n_free : self.n_free + new - old] = np.arange(new - 1, old - 1, -1, dtype=np.int32)
         self.n_free += new - old
@@ -109,24 +126,33 @@ class Lists:
     def take(self, users: AnyArray) -> tuple[Longs, Arrays]:
         """Row borders and columns of some users' lists."""
         count = self.count[users]
-        ptr = np.zeros(len(count) + 1, np.int64)
-        np.cumsum(count, out=ptr[1:])
-        where = self._pool.entries(self._first[users], count)
+        return self._read(count, self._pool.entries(self._first[users], count))
+
+    def take_pieces(self, users: AnyArray, start: Longs, count: Longs) -> tuple[Longs, Arrays]:
+        """The same of a piece of a list for each of these users, who may come more than once."""
+        if (start + count > self.count[users]).any():
+            raise IndexError("a piece reaches past the end of its list")
+        where = np.empty(int(count.sum()), np.int64)
+        find_pieces(self._first[users], start, count, self._pool.following, where)
+        return self._read(count, where)
+
+    def _read(self, count: Longs, where: Longs) -> tuple[Longs, Arrays]:
+        ptr = np.concatenate([[0], np.cumsum(count)])
         return ptr, {name: column[where] for name, column in self._pool.columns.items()}
 
-    def pieces(self) -> tuple[Longs, dict[str, Pieces]]:
+    def streamed(self) -> tuple[Longs, dict[str, Written]]:
         """Row borders and columns of everybody's lists, which exist only while they are written."""
         ptr = np.concatenate([[0], np.cumsum(self.count)])
         cuts = np.flatnonzero(np.diff(ptr[:-1] // _SLAB)) + 1
         ends = [0, *cuts.tolist(), len(self.count)]
 
-        def column(name: str) -> Pieces:
+        def column(name: str) -> Written:
             def make() -> Iterator[AnyArray]:
                 for a, b in pairwise(ends):
                     yield self._pool.columns[name][self._pool.entries(self._first[a:b], self.count[a:b])]
 
             kind = self._pool.columns[name]
-            return Pieces((int(ptr[-1]), *kind.shape[1:]), kind.dtype, make)
+            return Written((int(ptr[-1]), *kind.shape[1:]), kind.dtype, make)
 
         return ptr, {name: column(name) for name in self._pool.columns}
 
@@ -135,6 +161,26 @@ class Lists:
         self._pool.leave(self._first[users])
         self._first[users] = self._pool.write(ptr, columns)
         self.count[users] = np.diff(ptr)
+
+    def add(self, users: AnyArray, ptr: Longs, columns: Arrays) -> None:
+        """Write the lists of some users on, each given once.
+
+        Where they stand if they are as long as any copy of them, since a copy reads no further than it is long; else
+        into pages of their own.
+        """
+        new, first, count = np.diff(ptr) > 0, self._first[users], self.count[users]
+        longest = np.full(len(first), -1)
+        longest[first != NONE] = self._pool.length[first[first != NONE]]
+        apart, here = np.flatnonzero(new & (longest != count)), np.flatnonzero(new & (longest == count))
+        given = Ragged(ptr, columns["item"], {name: v for name, v in columns.items() if name != "item"})
+        if len(apart):
+            old, mine = self.take(users[apart]), given.take(apart)
+            both = Ragged(old[0], old[1].pop("item"), old[1]).joined(mine) if old[0][-1] else mine
+            self.put(users[apart], both.ptr, {"item": both.ids, **both.values})
+        if len(here):
+            mine = given if len(here) == len(new) else given.take(here)
+            self._pool.extend(first[here], count[here], mine.ptr, {"item": mine.ids, **mine.values})
+            self.count[users[here]] += mine.counts()
 
     def grow(self, n_users: int) -> None:
         more = n_users - len(self.count)
@@ -194,24 +240,30 @@ class DeviceState:
         """The rows of some users."""
         return {name: v[users] for name, v in self.arrays.items()}
 
-    def lists_of(self, users: AnyArray) -> dict[str, dict[str, Ragged]]:
-        """The lists that parts keep for some users: part -> name -> a list each."""
-        made = {name: self.list_of(name, users) for name in self.lists if name.startswith(PARTS)}
-        return nested(made, PARTS)
+    def lists_of(self, users: AnyArray) -> dict[str, Mapping[str, Ragged]]:
+        """The lists that parts keep for some users: part -> name -> a list each, read when it is asked for."""
+        named = nested({name: name for name in self.lists if name.startswith(PARTS)}, PARTS)
+
+        def reading(names: dict[str, str]) -> Kept:
+            return Kept(tuple(names), lambda name, pieces: self.list_of(names[name], users, pieces))
+
+        return {part: reading(names) for part, names in named.items()}
 
     def put(self, users: AnyArray, rows: Held) -> None:
         """Replace what some users keep; a list goes where there is room for it."""
         for name, values in rows.items():
             if isinstance(values, Ragged):
-                self.lists[name].put(users, values.ptr, {"item": values.ids, **values.values})
+                write = self.lists[name].add if isinstance(values, Added) else self.lists[name].put
+                write(users, values.ptr, {"item": values.ids, **values.values})
             else:
                 self.arrays[name][users] = values
         if rows:
             self._changed.append(np.asarray(users))
 
-    def list_of(self, name: str, users: AnyArray) -> Ragged:
-        """Some users' lists of items, with the other columns as values."""
-        ptr, columns = self.lists[name].take(users)
+    def list_of(self, name: str, users: AnyArray, pieces: Pieces | None = None) -> Ragged:
+        """Some users' lists of items, or pieces of them, with the other columns as values."""
+        one = self.lists[name]
+        ptr, columns = one.take(users) if pieces is None else one.take_pieces(users[pieces[0]], *pieces[1:])
         return Ragged(ptr, columns.pop("item"), columns)
 
     def grow(self, whole: Held) -> None:
@@ -280,12 +332,12 @@ def device_arrays(clients: DeviceState, prefix: str) -> Arrays:
     return arrays | {f"{prefix}{name}": v for name, v in _as_arrays(packed).items()}
 
 
-def device_pieces(clients: DeviceState, prefix: str, without: Collection[str] = ()) -> dict[str, AnyArray | Pieces]:
+def device_pieces(clients: DeviceState, prefix: str, without: Collection[str] = ()) -> dict[str, AnyArray | Written]:
     """The same for a file, without a second copy of the lists, and without what a copy shares."""
-    out: dict[str, AnyArray | Pieces] = {n: v for n, v in _plain(clients).items() if n not in without}
+    out: dict[str, AnyArray | Written] = {n: v for n, v in _plain(clients).items() if n not in without}
     for name, one in clients.lists.items():
         if name not in without:
-            ptr, columns = one.pieces()
+            ptr, columns = one.streamed()
             out |= {f"{LISTS}{name}:": ptr} | {f"{LISTS}{name}:{column}": v for column, v in columns.items()}
     return {f"{prefix}{name}": v for name, v in out.items()}
 

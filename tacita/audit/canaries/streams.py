@@ -25,11 +25,11 @@ from tacita.federation.one_round import Progress
 from tacita.federation.requests import handle
 from tacita.federation.rounds import begin_block, run_block, start
 from tacita.fields import Squares, Total
-from tacita.learn.statistic import ACCOUNT
 from tacita.models.tally.model import STATE, STATISTIC, TallyConfig
 from tacita.models.tally.noised import unit_vectors
 from tacita.models.tally.private import TAKEN_BACK, PrivateTally, axes_in
 from tacita.privacy.calibration import mu_of
+from tacita.privacy.ledger import ACCOUNT
 from tacita.round.device_state import PARTS
 from tacita.round.plan import Federation
 

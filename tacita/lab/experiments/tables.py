@@ -142,8 +142,10 @@ def comparisons(experiment: Experiment, cells: list[Cell], lines: dict[str, Line
 
 
 def _shown(entry: Entry) -> str:
-    half = "" if np.isnan(entry.half) else f" ± {entry.half:.4f}"
-    return f"{entry.mean:.4f}{half}"
+    """Four decimals, or none where a loss has left all bounds."""
+    form = ".4f" if abs(entry.mean) < 1000 else ",.0f"
+    half = "" if np.isnan(entry.half) else f" ± {entry.half:{form}}"
+    return f"{entry.mean:{form}}{half}"
 
 
 def _reading(experiment: Experiment, found: list[Entry], where: str) -> str:

@@ -21,7 +21,6 @@ from tacita.federation.devices import Here
 from tacita.federation.measuring import Learned, block_scores
 from tacita.federation.requests import handle
 from tacita.federation.rounds import Progress, end_block
-from tacita.federation.state_arrays import read_server
 from tacita.lab.artefacts import find_traces, needles_of
 from tacita.lab.assembling import ALL_CORES, Machine, assemble
 from tacita.lab.calibration import calibrated
@@ -33,6 +32,7 @@ from tacita.lab.forgetting.proof import Done, Proof, prove, waiting_in
 from tacita.lab.forgetting.pseudonyms import certificates, key_of, new_key, number_of, pseudonym, unfinished
 from tacita.lab.forgetting.wishes import Asked, Standing, Wish, checked, nothing_to_do
 from tacita.lab.ledger import accounts_of, paid, spread
+from tacita.lab.loaded import server_of
 from tacita.lab.run_folder import Saved, changing, lists_of, open_saved, read_result, settle, write_models
 from tacita.metrics import continual_summary
 from tacita.report.pages import write_report
@@ -123,7 +123,7 @@ def opened(folder: Path, machine: Machine = ALL_CORES) -> Opened:
             f"{folder} was trained on other data than '{saved.config.data}' holds now; restore it, or train again."
         )
     fed = replace(calibrated(fed, folder), stream=left_of(fed.stream, lists_of(saved.held, "history")))
-    server, clients = read_server(saved.served, saved.note), read_devices(saved.held, "")
+    server, clients = server_of(saved, fed.backbone), read_devices(saved.held, "")
     clients.lasting = fed.lasting
     clients.keep()
     results = read_result(folder)["blocks"]

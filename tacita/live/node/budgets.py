@@ -12,12 +12,22 @@ import numpy as np
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, Down, Longs, ServerState
 from tacita.federation.clients import put_parts, users_view
-from tacita.lab.ledger import ACCOUNT, NO_EPSILON, accounts_of, one_account
+from tacita.lab.ledger import NO_EPSILON, accounts_of, one_account
 from tacita.live.node.answers import NO_EPSILON as NONE_STATED
 from tacita.live.node.node import Node
 from tacita.live.node.remembered import NOTHING, accounts_in, spent_before
 from tacita.live.node.standing import Standing
-from tacita.privacy.ledger import EARLIER, EARLIER_ROUNDS, MICRO, MOST_BUDGET, NO_LIMIT, Ledger, added, millionths
+from tacita.privacy.ledger import (
+    ACCOUNT,
+    EARLIER,
+    EARLIER_ROUNDS,
+    MICRO,
+    MOST_BUDGET,
+    NO_LIMIT,
+    Ledger,
+    added,
+    millionths,
+)
 from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner
 from tacita.round.parts import Part

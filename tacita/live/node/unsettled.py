@@ -16,8 +16,8 @@ import numpy as np
 
 from tacita.core.codec import pack, unpack
 from tacita.core.types import Arrays
-from tacita.lab.ledger import ACCOUNT
 from tacita.live.database import ask_scrub
+from tacita.privacy.ledger import ACCOUNT
 from tacita.round.device_state import PARTS, rows_joined, rows_taken
 
 BEFORE = "before/"

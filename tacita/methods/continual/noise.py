@@ -22,7 +22,7 @@ from tacita.fields import Spec, Total, Upload
 from tacita.methods.personal import releases
 from tacita.methods.personal.releases import by_client, by_user
 from tacita.privacy.accounting import Event
-from tacita.privacy.ledger import EARLIER, Ledger
+from tacita.privacy.ledger import ACCOUNT, EARLIER, Ledger
 from tacita.privacy.noise import Stream
 from tacita.round.parts import Part, PartConfig, World
 from tacita.round.registry import register
@@ -48,7 +48,7 @@ class LaplaceNoise(Part):
     def __init__(self, config: PartConfig, world: World) -> None:
         super().__init__(config, world)
         if self._counts:  # noise as the paper has it minds its own rounds, and keeps nothing
-            self.every_release, self.lasting = True, releases.ACCOUNT  # type: ignore[misc]
+            self.every_release, self.lasting = True, ACCOUNT  # type: ignore[misc]
 
     @property
     def _counts(self) -> bool:
@@ -88,7 +88,7 @@ class LaplaceNoise(Part):
         ledger = self.ledger()
         if ledger is None:
             return upload, {}
-        account = {name: view.parts[self.name][name] for name in releases.ACCOUNT}
+        account = {name: view.parts[self.name][name] for name in ACCOUNT}
         _, could = ledger.charge(account, "upload", asked=by_user(view, upload.weight > 0))
         goes = by_client(view, could, np.logical_and).astype(bool)
         account, _ = ledger.charge(account, "upload", asked=by_user(view, goes))

@@ -23,7 +23,7 @@ from tacita.fields import Dense, Form, Rows, Spec, Total, Upload
 from tacita.methods.personal import releases
 from tacita.methods.personal.releases import by_client, overrides_class
 from tacita.privacy.accounting import Event, sampled_noise
-from tacita.privacy.ledger import EARLIER, EARLIER_ROUNDS, Ledger
+from tacita.privacy.ledger import ACCOUNT, EARLIER, EARLIER_ROUNDS, Ledger
 from tacita.privacy.noise import Stream
 from tacita.round.parts import Part, PartConfig
 from tacita.round.registry import part_class, preset, register
@@ -55,7 +55,7 @@ class DPFedAvg(Part):
     Config: ClassVar[type[PartConfig]] = DPFedAvgConfig
     config: DPFedAvgConfig
     every_release = True
-    lasting = (*releases.ACCOUNT, "pays")
+    lasting = (*ACCOUNT, "pays")
 
     def check(self, n_items: int) -> None:
         train = self.world.train
@@ -124,7 +124,7 @@ class DPFedAvg(Part):
         return {**self.ledger().opened(n_users, self.config.epsilon), "pays": np.zeros(n_users, bool)}
 
     def before_round(self, view: CohortView) -> Arrays:
-        account = {name: view.parts[self.name][name] for name in releases.ACCOUNT}
+        account = {name: view.parts[self.name][name] for name in ACCOUNT}
         account, goes = self.ledger().charge(account, "round")
         return {**account, "pays": goes}
 

@@ -34,7 +34,7 @@ from tacita.methods.personal.releases import by_client, by_user
 from tacita.methods.sharing.presets import FEDSHARE
 from tacita.privacy.accounting import Event
 from tacita.privacy.calibration import gaussian_delta, gaussian_epsilon
-from tacita.privacy.ledger import EARLIER, Ledger
+from tacita.privacy.ledger import ACCOUNT, EARLIER, Ledger
 from tacita.privacy.noise import Stream
 from tacita.round.parts import Part, PartConfig
 from tacita.round.registry import part_class, preset, register
@@ -109,7 +109,7 @@ class DPPS(Part):
     works_with = ("rows", "statistic")
     refuses: ClassVar[dict[str, str]] = {"scores": NO_SCORES}
     every_release = True
-    lasting = (*releases.ACCOUNT, "tier")
+    lasting = (*ACCOUNT, "tier")
     _public: ClassVar[tuple[str, ...]] = ("dpps.noise",)
 
     def check(self, n_items: int) -> None:
@@ -233,7 +233,7 @@ class DPPS(Part):
         counts[new] += self._count_noise(view.user_keys[new])
         tier = np.searchsorted(np.array(self.config.activity_cuts), counts, side="right")
         made = self._enrolled(view, tier)
-        account, _ = self.ledger().charge({name: made[name] for name in releases.ACCOUNT}, "activity", asked=new)
+        account, _ = self.ledger().charge({name: made[name] for name in ACCOUNT}, "activity", asked=new)
         return {**made, **account}
 
     @property
@@ -253,7 +253,7 @@ class DPPS(Part):
         mine, config = view.parts[self.name], self.config
         new = mine["tier"] < 0
         limits = np.array(config.tiers) if config.calibration == "analytic" else np.full(len(config.tiers), 999_999.0)
-        account = self.ledger().with_budget({name: mine[name] for name in releases.ACCOUNT}, limits[tier], new)
+        account = self.ledger().with_budget({name: mine[name] for name in ACCOUNT}, limits[tier], new)
         return {**account, "tier": np.where(new, tier, mine["tier"]).astype(np.int8)}
 
     def declare(self, view: CohortView, epsilon: Doubles) -> Held:
@@ -299,7 +299,7 @@ class DPPS(Part):
         """Charge, then clip; noise follows on the sum. Who cannot pay sends nothing."""
         tier, ledger = self._tier(view), self.ledger()
         mine = self._enrolled(view, by_user(view, tier)) if self._silos_choose else view.parts[self.name]
-        account = {name: mine[name] for name in releases.ACCOUNT}
+        account = {name: mine[name] for name in ACCOUNT}
         loss = by_user(view, 1 / self.multiples()[tier])
         asked = by_user(view, upload.weight > 0)
         paid, could = ledger.charge(account, "upload", loss, asked)

@@ -17,7 +17,6 @@ from tacita.privacy.noise import Stream
 from tacita.round.parts import Part
 from tacita.round.registry import part_class
 
-ACCOUNT = ("budget", "spent", "times")  # what a part with a ledger keeps on devices
 _BELOW = 1 - 1e-6  # where something is shortened, single precision may not lengthen it again
 
 

@@ -73,7 +73,7 @@ class Fru(GoingBack):
         """Keep what leaves, as it leaves: this part stands after those that change uploads."""
         if view.again is not None or "rows" not in upload.values:
             return upload, {}
-        return upload, log.logged(view.lists[self.name], view, upload, self.config.keep)
+        return upload, log.logged(view, upload, self.config.keep)
 
     def handle_many_here(self, view: CohortView, requests: Requests) -> Held:
         lists = view.lists[self.name]

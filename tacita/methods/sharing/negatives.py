@@ -9,6 +9,7 @@ import numpy as np
 from tacita.core.places import spans
 from tacita.core.types import Bools, CohortView, Floats, Ints, Longs, Ragged
 from tacita.kernels.hashing import uniforms
+from tacita.kernels.pairs import dense_products
 
 _SLICE = 256  # users whose distances to all items are held at once
 
@@ -38,7 +39,8 @@ def mixed_negatives(view: CohortView, counts: Longs, vectors: Floats | None, sha
 def _means(lists: Ragged, items: Floats) -> Floats:
     """The mean row of each list, added up in its order; of an empty one, zeros."""
     total = np.zeros((len(lists), items.shape[1]), np.float32)
-    np.add.at(total, lists.rows(), items[lists.ids])
+    every, one = np.arange(len(items), dtype=np.int32), np.ones(len(lists.ids), np.float32)
+    dense_products(lists.ptr, lists.ids, one, every, items, total)
     return np.asarray(total / np.maximum(lists.counts(), 1)[:, None], np.float32)
 
 

@@ -6,7 +6,7 @@ rows one round after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from tacita.core.codec import pack
 from tacita.core.config import TrainConfig
 from tacita.core.errors import TacitaError
+from tacita.core.kept import Added, pieces_of
 from tacita.core.places import spans
 from tacita.core.types import Arrays, Bools, CohortView, Doubles, Floats, Held, Keys, Longs, Ragged, Requests
 from tacita.fields import Dense, Form, Rows, Upload
@@ -21,7 +22,7 @@ from tacita.round.parts import Part, World
 from tacita.round.registry import part_class
 
 Moment = tuple[int, int]  # a block and a round of it
-Lists = dict[str, Ragged]
+Lists = Mapping[str, Ragged]
 
 
 def check_going_back(name: str, plan: TrainConfig) -> None:
@@ -101,8 +102,8 @@ def most_moved(rows: Rows, n_clients: int, share: float) -> Longs:
     return np.asarray(np.sort(order[spans(np.cumsum(counts) - counts, kept)]))
 
 
-def logged(lists: Lists, view: CohortView, upload: Upload, share: float) -> Held:
-    """The log after an upload; who counts for nothing writes nothing. A silo's first user keeps its log."""
+def logged(view: CohortView, upload: Upload, share: float) -> Held:
+    """What an upload adds to the log; who counts for nothing writes nothing. A silo's first user keeps its log."""
     rows = as_rows(upload.values["rows"])
     kept = most_moved(rows, upload.n_clients, share)
     kept = kept[upload.weight[rows.client[kept]] > 0]
@@ -112,23 +113,20 @@ def logged(lists: Lists, view: CohortView, upload: Upload, share: float) -> Held
     counts = np.bincount(rows.client[kept], minlength=upload.n_clients)[who].astype(np.int32)
     entry: Arrays = {"block": np.full(len(who), view.block, np.int32), "count": counts, "weight": upload.weight[who]}
     rounds = Ragged.from_pairs(first[who], np.full(len(who), view.round, np.int32), n_users, entry)
-    return {"rows": _after(lists["rows"], moved), "rounds": _after(lists["rounds"], rounds)}
-
-
-def _after(old: Ragged, new: Ragged) -> Ragged:
-    return old.joined(new) if len(old.ids) and len(new.ids) else (new if len(new.ids) else old)
+    return {name: Added(one.ptr, one.ids, one.values) for name, one in (("rows", moved), ("rounds", rounds))}
 
 
 def stored(lists: Lists, moment: Moment) -> tuple[Rows, Doubles]:
     """What every device kept of a round, and the weight it counted with; 0: it did not take part."""
-    rounds, rows = lists["rounds"], lists["rows"]
+    rounds = lists["rounds"]
     count = rounds.values["count"].astype(np.int64)
-    start = np.cumsum(count) - count  # rows lie in the order of their rounds, user by user
+    before = np.cumsum(count) - count  # rows lie in the order of their rounds, user by user
     at = np.flatnonzero((rounds.values["block"] == moment[0]) & (rounds.ids == moment[1]))
-    owner, source = rounds.rows()[at], spans(start[at], count[at])
+    owner = rounds.rows()[at]
+    rows = pieces_of(lists, "rows", (owner, before[at] - before[rounds.ptr[owner]], count[at]))
     weight = np.zeros(len(rounds))
     weight[owner] = rounds.values["weight"][at]
-    return Rows(np.repeat(owner, count[at]), rows.ids[source], rows.values["row"][source]), weight
+    return Rows(np.repeat(owner, count[at]), rows.ids, rows.values["row"]), weight
 
 
 def without_rows(lists: Lists, gone: Bools) -> Held:

@@ -1,8 +1,8 @@
 """tally as a graph filter (GF-CF, CIKM 2021): another solution of a sum over people, which needs no inverse.
 
 A person's term is x x^T / |x|, |x| the number of items, so that the row sums of G count the people of each item. With
-F = D^-1/2 G D^-1/2 and V its leading axes a device scores x (F + alpha D^-1/2 V V^T D^1/2). G is sparse, V has a few
-hundred columns, and nothing of items times items is ever made dense past `DENSE` items.
+F = D^-1/2 G D^-1/2 and V its leading axes a device scores x (F D^lift + alpha D^-1/2 V V^T D^1/2). G is sparse, V has a
+few hundred columns, and nothing of items times items is ever made dense past `DENSE` items.
 
 Weights of people are rounded to a quantum, so that sums are the same in any order. What is left after a retraction is
 the very sum that training again would make, and so is the filter, bit by bit; it is solved anew, which takes as long
@@ -38,8 +38,10 @@ from tacita.models.tally.weights import add_products, as_heads, column_of, recen
 
 DENSE = 4_000  # items up to which sums are dense arrays, of 128 MB at most
 ALPHAS = 0.0, 0.3, 1.0, 0.15  # what alpha = "learn" tries; the last one stays where nobody validates
+LIFTS = 0.1, 0.2, 0.0  # the same for lift
 BLENDS = 0.0, 1.0, 0.25, 0.75, 0.5  # the same for blend
 NO_MEANING = ("length_power", "min_pair")
+NO_RIDGE = ("ridge", "ridge_popularity")
 SOLVED = "solved_"  # before the names of what ridge regression makes of the sum
 
 
@@ -55,6 +57,12 @@ class FilterTally(Tally):
                 raise TacitaError(
                     f"backbone.{name} has no meaning with backbone.solve = '{config.solve}', where a person with n "
                     f"items weighs 1 / n; leave one of the two out."
+                )
+        for name in () if self.mixes else NO_RIDGE:
+            if getattr(config, name) != TallyConfig.model_fields[name].default:
+                raise TacitaError(
+                    f"backbone.{name} has no meaning with backbone.solve = 'filter', which inverts nothing; leave one "
+                    "of the two out."
                 )
 
     @property
@@ -78,6 +86,7 @@ class FilterTally(Tally):
             "axes": np.zeros((0, 0), np.float32),
             "root": np.zeros(0, np.float32),  # of what an item counts; 0: it is not out
             "alpha": np.zeros(1, np.float32),
+            "lift": np.zeros(1, np.float32),
         }
         if self.mixes:
             solved = as_heads(np.zeros((0, 0), np.float32))
@@ -97,7 +106,7 @@ class FilterTally(Tally):
         mild = bool((np.abs(axes) <= 2).all() and (root >= 0).all() and (root <= MOST_WEIGHT).all())
         if not (sized and mild):
             return False
-        limits = {"alpha": 100.0} | ({"blend": 1.0} if self.mixes else {})
+        limits = {"alpha": 100.0, "lift": 1.0} | ({"blend": 1.0} if self.mixes else {})
         return all(heads[name].shape == (1,) and 0 <= heads[name][0] <= most for name, most in limits.items())
 
     def weights_of(self, lists: Ragged) -> Doubles:
@@ -117,19 +126,21 @@ class FilterTally(Tally):
     # on the server
 
     @property
-    def _choices(self) -> list[tuple[float, float, float]]:
-        """Recency, alpha and blend of each trial; the last stays where nobody validates."""
-        recency, alpha, blend = self.config.recency, self.config.alpha, self.config.blend
+    def _choices(self) -> list[tuple[float, float, float, float]]:
+        """Recency, alpha, lift and blend of each trial; the last stays where nobody validates."""
+        recency, alpha, lift, blend = self.config.recency, self.config.alpha, self.config.lift, self.config.blend
         recencies = RECENCIES if recency == "learn" else (recency,)
         alphas = (ALPHAS[-1:] if self.mixes else ALPHAS) if alpha == "learn" else (alpha,)
-        return list(product(recencies, alphas, (BLENDS if blend == "learn" else (blend,)) if self.mixes else (0.0,)))
+        blends = (BLENDS if blend == "learn" else (blend,)) if self.mixes else (0.0,)
+        lifts = (LIFTS[-1:] if self.mixes else LIFTS) if lift == "learn" else (lift,)
+        return list(product(recencies, alphas, lifts, blends))
 
     @property
     def trials(self) -> int:
         return len(self._choices)
 
     def with_recency(self, server: ServerState, trial: int) -> ServerState:
-        values = dict(zip(("recency", "alpha", "blend"), self._choices[trial], strict=True))
+        values = dict(zip(("recency", "alpha", "lift", "blend"), self._choices[trial], strict=True))
         chosen = {name: np.array([value], np.float32) for name, value in values.items() if name in server.heads}
         return replace(server, heads={**server.heads, **chosen})
 
@@ -178,6 +189,7 @@ class FilterTally(Tally):
         heads, said = server.heads, column_of(_plain(server.heads), item, len(server.items))
         axes, root = heads["axes"], heads["root"]
         if item < len(axes):
+            said *= _lifted(heads)[item]
             said[: len(axes)] += heads["alpha"][0] * root[item] * _inverse(root) * (axes @ axes[item])
             said[item] = 0.0
         return said
@@ -195,6 +207,8 @@ class FilterTally(Tally):
         filtered, solved = (np.zeros((len(view.user), view.n_items), np.float32) for _ in range(2))
         if blend < 1:
             add_products(latest, weight, _plain(heads), filtered)
+            if heads["lift"][0]:
+                filtered[:, : len(heads["root"])] *= _lifted(heads)
             _add_along_axes(latest, weight, heads, filtered)
         if blend > 0:
             add_products(latest, weight, _plain(heads, SOLVED), solved)
@@ -214,6 +228,12 @@ def _plain(heads: Arrays, prefix: str = "") -> Arrays:
 
 def _inverse(root: Floats) -> Floats:
     return np.divide(1.0, root, out=np.zeros_like(root), where=root > 0)
+
+
+def _lifted(heads: Arrays) -> Floats:
+    """(items,) what scores of the first part are multiplied with: 1 unless items with more people count for more."""
+    people, lift = heads["root"].astype(np.float64) ** 2, float(heads["lift"][0])
+    return np.where(people > 0, np.maximum(people, 1e-12) ** lift, 1.0).astype(np.float32)
 
 
 def _add_along_axes(lists: Ragged, weight: Floats, heads: Arrays, scores: Floats) -> None:

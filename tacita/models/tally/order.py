@@ -75,7 +75,9 @@ class OrderConfig(TallyConfig):
     )
     order_window: int = Field(40, ge=1, le=1000, description="how many items before a place count")
     order_back: bool = Field(
-        True, description="what is told of order looks back into earlier blocks; false: at the block's own items alone"
+        True,
+        description="what is told of order looks back into earlier blocks; false, and always under privacy.epsilon: at "
+        "the block's own items alone",
     )
     order_share: float = Field(
         0.5,

@@ -52,7 +52,9 @@ TAIL = 12.0  # deviations of noise that a sum may be off by; chance gives as muc
 LARGEST_S = 200.0  # of noise off the diagonal; people would have to be millions
 RECENCY, REPEAT = 0.0, 0.0  # in place of "learn", which would read private data
 NO_MEANING = ("ridge", "ridge_popularity", "length_power", "min_pair")
-"""Settings of plain tally that a budget has no use for; `min_item` and `keep`, which have defaults, cut nothing."""
+"""Settings of plain tally that a budget has no use for."""
+IDLE = ("min_item", "keep")
+"""Settings with a default that cut nothing under a budget: nobody may think that theirs do."""
 
 
 @register_private
@@ -74,6 +76,12 @@ class PrivateTally(Tally):
         for name in NO_MEANING:
             if getattr(config, name) != TallyConfig.model_fields[name].default:
                 raise TacitaError(f"backbone.{name} has no meaning under privacy.epsilon; leave one of the two out.")
+        for name in IDLE:
+            if getattr(config, name) not in (0, TallyConfig.model_fields[name].default):
+                raise TacitaError(
+                    f"backbone.{name} cuts nothing under privacy.epsilon, where noise decides what is kept; leave one "
+                    "of the two out."
+                )
         if self.budget.mu2 <= 0 or self.budget.s(1.0) > LARGEST_S:
             raise TacitaError(
                 f"privacy.epsilon = {privacy.epsilon} over {self.budget.blocks} blocks leaves nothing but noise; raise "
