@@ -18,10 +18,14 @@ from tacita.federation import devices
 from tacita.federation.measuring import Learned
 from tacita.federation.requests import handle
 from tacita.federation.rounds import run_round, run_stream, start
+from tacita.fields import QUANTUM, empty_total
 from tacita.lab.assembling import Machine, assemble
 from tacita.lab.forgetting.anew import begun_anew, shared_by
 from tacita.methods.personal.dp_fedavg import DPFedAvg
+from tacita.models.tally.following import NEXT
+from tacita.models.tally.noised import GRID
 from tacita.privacy.accounting import epsilon_of
+from tacita.privacy.calibration import epsilon_of_mu
 
 POISSON = {"aggregation": "fixed", "denominator": 10.0, "participation": {"kind": "poisson", "rate": 0.3}}
 ALL = {"aggregation": "fixed", "denominator": 30.0}
@@ -253,3 +257,23 @@ def test_counted_laplace_noise_lets_nothing_be_seen_by_itself() -> None:
     progress = start(fed)
     with pytest.raises(TacitaError, match="seen each by itself"):
         run_stream(fed, progress, lambda report, now: None)
+
+
+@pytest.mark.parametrize("backbone", ["tally", "tally-order"])
+def test_noise_of_what_is_said_to_have_faded_is_not_of_single_whole_numbers(backbone: str) -> None:
+    """Control: of a deviation of 0.7 whole numbers the formula says 6.65, and one of them shows at epsilon 6.96."""
+    x = np.arange(-50, 51)
+    law = np.exp(-(x**2) / (2 * 0.7**2))
+    law, said = law / law.sum(), float(epsilon_of_mu(np.array([1 / 0.7]), 1e-5)[0])
+    assert np.maximum(law - np.exp(said) * np.roll(law, 1), 0).sum() > 2e-5
+    values = {**STREAM, "backbone": {"name": backbone, "decay": 0.5}, "privacy": {"epsilon": 4.0}}
+    fed = assemble(validated(RunConfig, values, "test"), Machine(1))
+    progress = start(fed)
+    run_stream(fed, progress, lambda report, now: None)
+    heads = {**progress.server.heads, "released": np.array([10**6, 3], np.int32)}  # a server's word
+    server = replace(progress.server, heads=heads)
+    total = empty_total(fed.fields(server, "statistic/retraction"))
+    made = fed.learner.noised(server, total, "statistic/retraction")
+    assert 50 * GRID**2 < made["terms"].std() < 100 * GRID**2
+    if backbone == "tally-order":
+        assert 50 * QUANTUM < made[NEXT].std() < 80 * QUANTUM

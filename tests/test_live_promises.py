@@ -288,11 +288,12 @@ def test_who_said_nothing_spends_what_the_owner_of_the_node_allows(tmp_path: Pat
     site = begun(tmp_path, private_tally(8.0), max_epsilon=0.5)
     node = site.transport.members[1]
     raws = node.store.users()[1]
-    verbs.perform(node, "budget", {"user": raws[0], "epsilon": 20.0})
+    for raw in raws[:5]:  # as many as one sum needs
+        verbs.perform(node, "budget", {"user": raw, "epsilon": 20.0})
     Hostile(site, "validate")
     paid = spent(node)
-    assert paid[raws[0]] > 7.0
-    assert max(paid[raw] for raw in raws[1:]) <= 0.5
+    assert min(paid[raw] for raw in raws[:5]) > 7.0
+    assert max(paid[raw] for raw in raws[5:]) <= 0.5
     close_all(site)
 
 

@@ -259,6 +259,9 @@ def test_what_a_device_receives_is_checked() -> None:
     }
     for name, value in wrong.items():
         assert not backbone.heads_fit({**heads, name: value}, 14), name
+    tiny = np.full_like(heads["root"], 1e-40)  # of which the inverse is no number
+    assert np.isinf(np.float32(1) / tiny).all()
+    assert not backbone.heads_fit({**heads, "root": tiny}, 14)
 
 
 def test_an_item_is_like_those_that_go_with_it() -> None:

@@ -13,8 +13,9 @@ from oracle import started
 from test_dpps import crowd, dpps, fed_down, with_parts
 
 from tacita.core.errors import TacitaError
-from tacita.fields import QUANTUM, Total
+from tacita.fields import QUANTUM, Rows, Spec, Total, Upload, add, empty_total
 from tacita.methods.personal.dpps import DPPS
+from tacita.methods.personal.releases import clipped, sums_of_sizes
 from tacita.privacy.ledger import UNIT
 from tacita.round.plan import Federation
 
@@ -64,11 +65,14 @@ def test_the_law_is_the_discrete_one_where_it_differs(monkeypatch: pytest.Monkey
         assert np.array_equal(square, square.T) == bool(symmetric)
 
 
+@pytest.mark.parametrize("noise_on", ["reals", "wholes"])
 @pytest.mark.parametrize("clip", [0.01, 1.0])
-def test_what_is_rounded_is_no_longer_than_the_clip(clip: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_rounded_is_no_longer_than_the_clip(
+    clip: float, noise_on: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(DPPS, "encode_sum", lambda part, server, total: total)
     for tiers in ([1.0], [0.5, 5.0]):
-        part = {**WHOLE, "clip": clip, "tiers": tiers, "shares": [1.0] * len(tiers)}
+        part = {**WHOLE, "noise_on": noise_on, "clip": clip, "tiers": tiers, "shares": [1.0] * len(tiers)}
         fed = with_parts(part, stream=crowd(1, 40), **EXACT)
         total = told(fed)
         length = math.sqrt(sum(float((v**2).sum()) for k, v in total.sums.items() if k != "dpps.noise"))
@@ -96,3 +100,21 @@ def test_where_sums_are_not_whole_or_rounding_counts_it_is_refused() -> None:
         with_parts(WHOLE)
     with pytest.raises(TacitaError, match=r"more than a tenth of the clip"):
         with_parts({**WHOLE, "clip": 1e-5}, **EXACT)
+    with pytest.raises(TacitaError, match=r"more than a tenth of the clip"):
+        with_parts({**WHOLE, "noise_on": "reals", "clip": 1e-5}, **EXACT)
+
+
+def test_counted_laplace_noise_refuses_sums_that_round_what_it_has_shortened() -> None:
+    """64,000 numbers of half a quantum and a little more: shortened to 0.0019, as they would leave twice as long."""
+    vectors = np.full((4000, 16), np.nextafter(np.float32(QUANTUM / 2), np.float32(1)))
+    owner, items = np.zeros(4000, np.int32), np.arange(4000, dtype=np.int32)
+    one = Upload({"rows": Rows(owner, items, vectors)}, np.ones(1), np.zeros(1, np.uint64))
+    length = float(sums_of_sizes(one)[0])
+    fields = (Spec("rows", (4000, 16)),)
+    rounded = add(empty_total(fields), clipped(one, length, sums_of_sizes(one)), fields, exact=True)
+    assert np.abs(rounded["rows"]).sum() > 1.99 * length
+    part = {"name": "laplace-noise", "mode": "ldp", "clip": length}
+    for how in ("ideal", "secure"):
+        with pytest.raises(TacitaError, match="longer then than what is counted"):
+            with_parts(part, aggregation="mean", aggregator=how)
+    with_parts(part, aggregation="mean")

@@ -56,7 +56,7 @@ class Told:
     expected: float  # how many were to take part on average
     bytes_up: float = 0.0  # summed over clients
     notes: dict[str, float] = field(default_factory=dict)
-    counted: int = 0  # of these, whose upload weighs something
+    counted: int = 0  # of these, whose upload weighs something and, as far as is known, holds something
 
 
 class Devices(Protocol):
@@ -198,7 +198,7 @@ class Here:
             self.clients.put(view.user, self._room_for(answer))
             upload = self._encoded(fed, _having(view, answer.kept), answer.upload, question)
             adder.add(upload, whole)
-            counted += int((upload.weight > 0).sum())
+            counted += int(((upload.weight > 0) & (True if answer.says is None else answer.says)).sum())
             for name, values in answer.notes.items():
                 told.setdefault(name, []).append(values)
         total, bytes_up = adder.total(), adder.n_bytes

@@ -15,7 +15,7 @@ import numpy as np
 
 from tacita.core.errors import TacitaError
 from tacita.core.sparse import SparseSum
-from tacita.core.types import AnyArray, Arrays, Doubles, Held, Keys
+from tacita.core.types import AnyArray, Arrays, Bools, Doubles, Held, Keys
 from tacita.fields.forms import QUANTUM, Dense, Following, Form, Rows, Spec, Squares, Terms, same_shape
 
 
@@ -67,6 +67,7 @@ class Answer:
     upload: Upload
     kept: Held = field(default_factory=dict)  # name in the device state -> new rows or lists, one per user
     notes: Arrays = field(default_factory=dict)  # name -> (clients,) for the lab's log; nan: nothing
+    says: Bools | None = None  # (clients,) whose upload holds something of theirs; None: everybody's may
 
 
 @dataclass(frozen=True)

@@ -76,8 +76,9 @@ class StatisticLearner(Learner):
         if not self._retracts(question):  # who may not go has nothing to tell: an empty history adds 0 to every sum
             view = replace(view, train=view.train.where(goes[view.train.rows()]))
         answer = self._answer(view, question)
+        says = _some(view, goes) if answer.says is None else answer.says
         kept = {f"{PARTS}{self.name}/{name}": value for name, value in account.items()}
-        return replace(answer, kept={**answer.kept, **kept})
+        return replace(answer, kept={**answer.kept, **kept}, says=says)
 
     def _answer(self, view: CohortView, question: str) -> Answer:
         if self._retracts(question):
@@ -199,7 +200,8 @@ class StatisticLearner(Learner):
         still += [Ragged.empty(len(log))] * (len(told) - len(still))
         change = self.model.retraction(view, told, still)
         upload = Upload(change, np.ones(view.n_clients), view.client_keys)
-        return Answer(upload, {f"{PARTS}{self.name}/{TOLD}": left})
+        says = _some(view, log.counts() > left.counts())
+        return Answer(upload, {f"{PARTS}{self.name}/{TOLD}": left}, says=says)
 
     def _check_plain(self) -> None:
         for part in self.parts:
@@ -208,6 +210,12 @@ class StatisticLearner(Learner):
                     f"part '{part.name}' changes what is told before it is summed, so it cannot be taken back; train "
                     "again without the data."
                 )
+
+
+def _some(view: CohortView, users: Bools) -> Bools:
+    """The clients on which one of these users lives."""
+    client = np.repeat(np.arange(view.n_clients), np.diff(view.user_ptr))
+    return np.bincount(client, weights=users, minlength=view.n_clients) > 0
 
 
 def blocks_of(log: Ragged) -> list[Ragged]:

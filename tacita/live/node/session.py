@@ -24,6 +24,7 @@ from tacita.core.types import Request as AskedFor
 from tacita.federation.devices import Told
 from tacita.fields import Total
 from tacita.lab.assembling import check_settings, planned
+from tacita.learn.statistic import TOLD
 from tacita.live.letters import NAMES, PART, ROSTER, each_arrays
 from tacita.live.node import rare, retold
 from tacita.live.node.answers import Answer, Release, RequestNumber
@@ -42,7 +43,7 @@ from tacita.live.node.received import Asked, as_json, asked_of, catalogue_of, wh
 from tacita.live.node.scores import asked_about, scores
 from tacita.live.node.settling import settle
 from tacita.live.node.standing import ALONE, Refusal, Standing, standing_of, stored_devices
-from tacita.live.node.wants import Want, due, marks, noted, whole_batches, withdrawing
+from tacita.live.node.wants import WITHDRAW, Want, due, marks, noted, whole_batches, withdrawing
 from tacita.live.settings import check_live
 from tacita.live.wire import (
     MOST_PLAYED,
@@ -57,6 +58,7 @@ from tacita.live.wire import (
     stamped,
     total_arrays,
 )
+from tacita.round.device_state import PARTS
 from tacita.round.parts import overrides
 from tacita.round.plan import plain
 
@@ -201,8 +203,8 @@ def _carried(node: Node, standing: Standing, asked: Asked, head: RequestHead) ->
     if head.kind == "close" or "/" in head.kind or head.attempt:
         return []
     wants = node.store.wants(standing.fed.stream.name)
-    found = due(wants, node.config.min_users, _together(node, standing))
     number = {item: n for n, item in enumerate(standing.fed.stream.item_ids)}
+    found = due(wants, node.config.min_users, _together(node, standing), _idle(standing, wants, number))
     called = {one.user: one.wanted.sender for one in reversed(wants) if one.wanted is not None and one.wanted.sender}
     return [one.wanted or _sent_first(node, standing, asked, one, (number, called)) for one in found]
 
@@ -212,6 +214,22 @@ def _together(node: Node, standing: Standing) -> bool:
     fed = standing.fed
     asks = fed.learner.takes_back or any(overrides(part, "answer") for part in fed.parts)
     return asks and standing.tags != ALONE and not node.config.insecure_single_user_uploads
+
+
+def _idle(standing: Standing, wants: list[Want], number: dict[str, int]) -> set[int]:
+    """Withdrawals by which nothing is taken back of what was told in sums: in theirs they hide nobody."""
+    fed, clients = standing.fed, standing.here.clients
+    if not fed.learner.takes_back:
+        return set()
+    place, found = {int(one): n for n, one in enumerate(standing.users[: clients.n_users])}, set[int]()
+    for one in wants:
+        if one.sent is not None or one.kind not in WITHDRAW:
+            continue
+        row = np.array([place[one.user]] if one.user in place else [], np.int64)
+        told = clients.list_of(f"{PARTS}{fed.learner.name}/{TOLD}", row).ids
+        if not len(told) or (one.kind == "forget" and not np.isin(told, [number.get(i, -1) for i in one.items]).any()):
+            found.add(one.id)
+    return found
 
 
 def _sent_first(
@@ -361,6 +379,9 @@ def _sum(
         raise Refusal("sums of so large a catalogue are made in the lab only; no node sends them.")
     if (asker is not None and not together) or kind != head.kind or any(one.seen == "each" for one in fields):
         _named(node)  # a part may ask as often as it likes, so who came or left in between would show
+    drawn = any(event.law == "sampled" for ledger in fed.ledgers for event in ledger.events)
+    if drawn and (kind != head.kind or asked.chosen is not None):  # what is counted is that chance decides, every time
+        raise Refusal("this run counts on people being drawn anew by chance in every round; ask those who are drawn.")
     refusal = node.refusal(len(here.asked(fed, server, head.kind, asked.chosen)[1]), head.kind)
     if refusal is not None:
         raise Refusal(refusal)
@@ -371,10 +392,12 @@ def _sum(
     before, spent, exact = accounts(standing), spent_arrays(standing), list[Total]()
     here.seal = lambda total: exact.append(total) or retold.fresh(node.store, number)  # type: ignore[func-returns-value]
     told = here.exchange(fed, server, asked.down, head.kind, asked.chosen)
-    if together and node.too_few(told.counted):  # who has nothing to say hides nobody
+    none = told.counted == 0 and asker is fed.learner  # nothing was told, and a sum of nothing says so
+    if together and not none and node.too_few(told.counted):  # who has nothing to say hides nobody
         raise Refusal("fewer people than this node's minimum (min_users) have something to take back.")
-    if fed.ledgers and told.counted > 0 and node.too_few(told.counted):  # who cannot pay hides nobody, either
-        raise Refusal("fewer people than this node's minimum (min_users) have budget left for this.")
+    if told.counted > 0 and node.too_few(told.counted):  # who cannot pay, or learns from nothing, hides nobody, either
+        words = "budget left for this" if fed.ledgers else "something to say"
+        raise Refusal(f"fewer people than this node's minimum (min_users) have {words}.")
     told, again = _noised_once(node, standing, asked, (told, exact[0], spent), together) if retracts else (told, {})
     if fed.learner.model_after and kind in questions:
         told = replace(told, total=rare.left_out(standing, told.total, node.fewest, asked.server))

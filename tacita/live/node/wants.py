@@ -145,16 +145,22 @@ def hear(db: sqlite3.Connection, run: str, told: Iterable[Outcome], where: str) 
         _drop_told(db, [f"{one.user} {company(*told, [one])}" for told, batch in over for one in batch])
 
 
-def due(wants: Collection[Want], least: int, together: bool) -> list[Want]:
+def due(wants: Collection[Want], least: int, together: bool, idle: Collection[int] = ()) -> list[Want]:
     """What the next answer carries: all that the server has not said it has.
 
     `together`: who withdraws is asked what to take back, so withdrawals leave only with those of `least` people.
+    `idle`: nothing is taken back by these, so they hide nobody; `least` others have to be with them, or none.
     """
     known = [one for one in wants if one.outcome is None][:MOST_REQUESTS]
     if not together:
         return known
     fresh = [one for one in known if one.sent is None and one.kind in WITHDRAW]
-    short = {kind for kind in WITHDRAW if len({one.user for one in fresh if one.kind == kind}) < least}
+    short = set[str]()
+    for kind in WITHDRAW:
+        mine = [one for one in fresh if one.kind == kind]
+        telling = {one.user for one in mine if one.id not in idle}
+        if len({one.user for one in mine}) < least or 0 < len(telling) < least:
+            short.add(kind)
     return [one for one in known if one.sent is not None or one.kind not in short]
 
 

@@ -70,6 +70,11 @@ class LaplaceNoise(Part):
                 f"weigh_by = '{train.weigh_by}' cannot weigh; use 'mean' or 'fixed' of clients."
             )
         if self._counts:
+            if train.aggregator != "plain":
+                raise TacitaError(
+                    f"train.aggregator = '{train.aggregator}' rounds every number of what laplace-noise has shortened, "
+                    "and all of them together may be longer then than what is counted; use 'plain', or part 'dpps'."
+                )
             releases.check_others(self)
             releases.check_weights(self)
 

@@ -144,12 +144,17 @@ class DPPS(Part):
             )
         if config.noise_on == "wholes" and train.aggregator == "plain":
             raise TacitaError("dpps.noise_on = 'wholes' needs sums of whole numbers: train.aggregator = 'ideal'.")
-        if config.noise_on == "wholes" and self._rounding(n_items, self._weights(0.0).min()) > self.clips().min() / 10:
+        if self._rounds and self._rounding(n_items, self._weights(0.0).min()) > self.clips().min() / 10:
             raise TacitaError(
                 f"rounding {n_items:,} items to whole numbers would take up more than a tenth of the clip; use a "
-                "larger dpps.clip, or noise_on = 'reals'."
+                "larger dpps.clip, or train.aggregator = 'plain'."
             )
         releases.check_others(self)
+
+    @property
+    def _rounds(self) -> bool:
+        """Whether what was clipped is rounded to whole numbers of the quantum, whatever noise follows."""
+        return self.world.train.aggregator != "plain"
 
     def _rounding(self, n_items: int, weight: float | Doubles) -> Doubles:
         """By how much rounding to whole numbers, after weights, can lengthen what a client of a weight sends."""
@@ -307,7 +312,7 @@ class DPPS(Part):
         # in a silo nobody pays where somebody cannot; who is alone has paid already
         account = paid if view.one_user_each else ledger.charge(account, "upload", loss, by_user(view, goes))[0]
         clips = self.clips()[tier]
-        if self.config.noise_on == "wholes":  # what rounding may add is taken off before
+        if self._rounds:  # what rounding may add is taken off before
             clips = clips - np.minimum(self._rounding(view.n_items, self.weight(view, upload)), clips)
         upload = self._clipped(view, upload, clips)
         variance = np.zeros(len(tier)) if self._one_noise else self.deviations()[tier] ** 2

@@ -40,6 +40,7 @@ DENSE = 4_000  # items up to which sums are dense arrays, of 128 MB at most
 ALPHAS = 0.0, 0.3, 1.0, 0.15  # what alpha = "learn" tries; the last one stays where nobody validates
 LIFTS = 0.1, 0.2, 0.0  # the same for lift
 BLENDS = 0.0, 1.0, 0.25, 0.75, 0.5  # the same for blend
+LEAST_ROOT = 1e-12  # of an item that is out: what devices divide by; sums that have faded lie far above
 NO_MEANING = ("length_power", "min_pair")
 NO_RIDGE = ("ridge", "ridge_popularity")
 SOLVED = "solved_"  # before the names of what ridge regression makes of the sum
@@ -103,7 +104,8 @@ class FilterTally(Tally):
             return False
         axes, root, known = heads["axes"], heads["root"], int(heads["known"][0])
         sized = axes.ndim == 2 and root.shape == (len(axes),) and len(axes) == known and axes.shape[1] <= max(1, known)
-        mild = bool((np.abs(axes) <= 2).all() and (root >= 0).all() and (root <= MOST_WEIGHT).all())
+        counts = (root == 0) | ((root >= LEAST_ROOT) & (root <= MOST_WEIGHT))
+        mild = bool((np.abs(axes) <= 2).all() and counts.all())
         if not (sized and mild):
             return False
         limits = {"alpha": 100.0, "lift": 1.0} | ({"blend": 1.0} if self.mixes else {})

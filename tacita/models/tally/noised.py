@@ -26,6 +26,7 @@ CENTRE = 0.5  # what is put back of popularity in the end
 RIDGE, RIDGE_WITH_FEATURES = 4.0, 3.0  # times s sqrt(k)
 GRID = 2.0**-16  # vectors are whole numbers of it, so that entries of terms are whole numbers of its square
 LIKED_GRID = 2.0**-24
+FINE = 64.0  # whole numbers that a deviation has at least: with fewer, noise costs more than the formulas say
 MOST_PEOPLE = 2**20  # whose terms add up exactly in double precision, noise included
 SQUARE_ROOT_2 = math.sqrt(2.0)
 
@@ -96,8 +97,11 @@ def whole_noise(stream: Stream, deviation: float, grid: float, size: int) -> Dou
 
 
 def symmetric_noise(stream: Stream, s: float, k: int) -> Doubles:
-    """Deviation s off the diagonal and s sqrt 2 on it; the same on both sides."""
-    out = np.zeros((k, k))
+    """Deviation s off the diagonal and s sqrt 2 on it; the same on both sides.
+
+    A server that says that terms faded long ago asks for less and less, down to single whole numbers: `FINE` is least.
+    """
+    s, out = max(s, FINE * GRID**2), np.zeros((k, k))
     rows, columns = np.tril_indices(k, -1)
     below = whole_noise(stream, s, GRID**2, len(rows))
     out[rows, columns] = below

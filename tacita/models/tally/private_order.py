@@ -26,7 +26,7 @@ from tacita.fields import QUANTUM, Following, Form, Spec, Total
 from tacita.models.base import BackboneConfig, register_private
 from tacita.models.tally.following import NEXT, falling, latest
 from tacita.models.tally.model import MOST_WEIGHT, STATE, SURVEY
-from tacita.models.tally.noised import shrunk, whole_noise
+from tacita.models.tally.noised import FINE, shrunk, whole_noise
 from tacita.models.tally.order import OrderConfig, standardise
 from tacita.models.tally.private import TAIL, PrivateTally, client_of, products, weighed_products
 from tacita.privacy.noise import Stream
@@ -152,7 +152,7 @@ class PrivateOrder(PrivateTally):
         if not self.share:
             return made
         k = len(server.heads["inputs"])
-        noise = whole_noise(stream, self.deviation_of(server, question), QUANTUM, k * k)
+        noise = whole_noise(stream, max(self.deviation_of(server, question), FINE * QUANTUM), QUANTUM, k * k)
         return {**made, NEXT: total[NEXT] + noise.reshape(k, k)}
 
     # on the server

@@ -1,0 +1,139 @@
+"""Sums of a node are over as many people as it says: who adds nothing hides nobody, and chance decides who is drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_live_parity import DATA, SPLIT, Site, close_all, config_of, rows_of_blocks
+from test_live_promises import Hostile, begun, private_tally, spent
+
+from tacita.core.codec import digest_of
+from tacita.core.config import RunConfig, validated
+from tacita.lab.assembling import Machine, assemble, planned
+from tacita.live.letters import CHOSEN
+from tacita.live.node import session, verbs
+from tacita.live.node.wants import Want, due
+from tacita.live.wire import Reply, Request, decode_reply, encode
+from tacita.privacy.accounting import Event, epsilon_of
+
+DRAWN = {"kind": "poisson", "rate": 0.3}
+ROUNDS = 5
+
+
+def replies(site: Site, kind: str) -> list[Reply]:
+    """What node 1 said to questions of a kind."""
+    found = [decode_reply(reply) for number, _, reply in site.transport.log if number == 1]
+    return [one for one in found if one.head.kind.startswith(kind)]
+
+
+def test_a_private_tally_of_few_who_can_pay_is_not_told(tmp_path: Path) -> None:
+    site = begun(tmp_path, private_tally(1.0, blocks=2))
+    node = site.transport.members[1]
+    raws = node.store.users()[1]
+    for raw in raws[4:]:  # four of thirty are left; min_users is 5
+        verbs.perform(node, "budget", {"user": raw, "epsilon": 0.0})
+    site.next_block()
+    told = [*replies(site, "survey"), *replies(site, "statistic")]
+    assert [one.head.verdict for one in told] == ["refused", "refused"]
+    assert all("have budget left" in one.head.said for one in told)
+    close_all(site)
+
+
+def test_a_private_tally_of_enough_who_can_pay_does_not_say_how_many_they_are(tmp_path: Path) -> None:
+    site = begun(tmp_path, private_tally(1.0, blocks=2))
+    node = site.transport.members[1]
+    raws = node.store.users()[1]
+    for raw in raws[5:]:
+        verbs.perform(node, "budget", {"user": raw, "epsilon": 0.0})
+    site.next_block()
+    told = [*replies(site, "survey"), *replies(site, "statistic")]
+    assert [(one.head.verdict, one.head.clients) for one in told] == [("ok", len(raws))] * 2
+    assert [raw for raw, cost in spent(node).items() if cost] == raws[:5]
+    close_all(site)
+
+
+def next_block(site: Site) -> None:
+    site.publish(list(assemble(site.config, Machine()).stream.item_ids))
+    site.collect(rows_of_blocks(site.config)[1])
+    site.transport.log.clear()
+    site.next_block()
+
+
+@pytest.mark.parametrize("kind", ["leave", "forget"])
+def test_who_told_nothing_hides_nobody_who_takes_something_back(tmp_path: Path, kind: str) -> None:
+    """Control: the sum of such a batch is, without noise, what the one of them had told."""
+    site = begun(tmp_path, config_of("tally"))
+    node = site.transport.members[1]
+    raws = node.store.users()[1]
+    for raw in raws[1:5]:
+        node.store.set_consent(raw, None, "keep")
+    site.next_block()
+    items = [item for item, _ in node.store.catalogue()] if kind == "forget" else []
+    for raw in raws[:5]:
+        node.store.enqueue(kind, "r", items, user=node.store.user(raw))
+    next_block(site)
+    assert replies(site, "statistic/retraction") == []
+    assert not any(want.sent for want in node.store.wants("r"))  # it waits for others, and is told with them
+    close_all(site)
+
+
+def test_withdrawals_leave_once_enough_of_them_take_something_back() -> None:
+    wants = [Want(n, "r", "leave", [], n, 0.0) for n in range(8)]
+    assert due(wants, 5, True) == wants
+    assert due(wants, 5, True, idle={0, 1, 2}) == wants
+    assert due(wants, 5, True, idle={0, 1, 2, 3}) == []
+    assert due(wants, 5, True, idle=range(8)) == wants  # nothing is told
+    assert due(wants, 5, False, idle={0, 1, 2, 3}) == wants
+
+
+def drawn_server(folder: Path) -> tuple[Hostile, Site]:
+    part = {"name": "dp-fedavg", "clip": 0.1, "epsilon": 2.0, "releases": ROUNDS}
+    train = {"rounds": ROUNDS, "aggregation": "fixed", "denominator": 9.0, "participation": DRAWN}
+    values: dict[str, Any] = {"data": DATA, "split": SPLIT, "seed": 5, "backbone": {"name": "mf", "dim": 4}}
+    values |= {"method": "dp-fedavg", "train": train, "parts": [part]}
+    site = begun(folder, validated(RunConfig, values, "the test"), insecure_single_user_uploads=True)
+    return Hostile(site, "round"), site
+
+
+def test_nobody_but_chance_draws_whom_a_ledger_counts_as_drawn(tmp_path: Path) -> None:
+    """Control: those of one round, asked in all of them, lose 3.9 where 2 are counted."""
+    server, site = drawn_server(tmp_path)
+    first: Any = server.first
+    assert CHOSEN not in first.head.names
+    again = server.asks(kind="round.again-0-1.0")
+    assert (again.head.verdict, "drawn anew by chance" in again.head.said) == ("refused", True)
+    honest = server.asks()
+    assert honest.head.verdict == "ok"
+    held = server.node.store.model("r")
+    assert held is not None
+    arrays = {name: array for name, (_, array) in held[1].items()} | {CHOSEN: server.node.held["r"].names[:1]}
+    named = {name: digest_of(array) for name, array in arrays.items()}
+    asked = Request(first.head.model_copy(update={"round": 1, "names": named}), arrays)
+    one = decode_reply(session.handle(server.node, encode(asked)))
+    assert (one.head.verdict, "drawn anew by chance" in one.head.said) == ("refused", True)
+    part = planned(site.config).parts[0]
+    noise = part.multiple()  # type: ignore[attr-defined]
+    event = Event("round", "gaussian", 1.0, noise, "person", "central", 0.3, "poisson")
+    once = Event("round", "gaussian", 1.0, noise / ROUNDS**0.5, "person", "central", 0.3, "poisson")
+    counted, true = epsilon_of([(event, ROUNDS)], 1e-5), epsilon_of([(once, 1)], 1e-5)
+    assert counted <= 2.0 < 3.9 < true
+    assert np.isclose(max(spent(server.node).values()), epsilon_of([(event, 1)], 1e-5), rtol=1e-3)
+    close_all(site)
+
+
+def test_who_shares_everything_hides_nobody_who_learns(tmp_path: Path) -> None:
+    """Control: without noise, the sum of such a round is how one person's device moved."""
+    values = config_of("fedavg").model_dump(mode="json") | {"parts": [{"name": "sharing", "groups": [1, 0, 0]}]}
+    site = begun(tmp_path, validated(RunConfig, values, "the test"))
+    node = site.transport.members[1]
+    ids = node.store.users()[0].tolist()
+    for one in ids[1:]:
+        node.store.enqueue("share", "r", node.store.history([one]).item, user=one)
+    site.next_block()
+    told = replies(site, "round")
+    assert [(one.head.verdict, one.head.clients) for one in told] == [("ok", len(ids)), ("refused", 0), ("refused", 0)]
+    assert "have something to say" in told[1].head.said
+    close_all(site)
