@@ -540,7 +540,7 @@ def test_who_is_refused_may_ask_to_leave_again(tmp_path: Path) -> None:
 
 
 def test_a_certificate_stands_first_on_the_page(tmp_path: Path) -> None:
-    """Five people take one item back; the next block carries it, and the page shows the server's certificate."""
+    """Five people take six items back; the next block carries it, and the page shows the server's certificate."""
     from test_live_parity import rows_of_blocks
 
     from tacita.lab.assembling import Machine, assemble
@@ -554,14 +554,14 @@ def test_a_certificate_stands_first_on_the_page(tmp_path: Path) -> None:
     node = site.transport.members[1]
     node.refresh()
     clients = [browser(node, user) for user in people(node)[:5]]
-    for client in clients:
-        item = next(i for i in client.get("/v1/me/history").json()["items"] if i["left in a sum"])["item"]
-        assert client.post("/v1/me/requests", json={"kind": "forget", "items": [item]}).status_code == 200
+    for client in clients:  # some of their items only validate: of six one at least was told
+        items = [i["item"] for i in client.get("/v1/me/history").json()["items"] if i["left in a sum"]][:6]
+        assert client.post("/v1/me/requests", json={"kind": "forget", "items": items}).status_code == 200
     site.collect(blocks[1])
     site.next_block()
     text, held = clients[0].get("/").text, clients[0].get("/v1/me/held").json()
     assert held["items in sums"] > 0
-    assert "It has certified since that 1 item of yours is taken out of its record and its model (r)." in held["said"]
+    assert "It has certified since that 6 items of yours are taken out of its record and its model (r)." in held["said"]
     assert not any("certified" in line for line in browser(node, people(node)[5]).get("/v1/me/held").json()["said"])
     assert "<b>Certificate</b>" in text
     assert "Taken out of the record and the model" in text
