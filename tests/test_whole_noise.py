@@ -14,8 +14,9 @@ from test_dpps import crowd, dpps, fed_down, with_parts
 
 from tacita.core.errors import TacitaError
 from tacita.fields import QUANTUM, Rows, Spec, Total, Upload, add, empty_total
+from tacita.methods.personal.dp_fedavg import DPFedAvg
 from tacita.methods.personal.dpps import DPPS
-from tacita.methods.personal.releases import clipped, sums_of_sizes
+from tacita.methods.personal.releases import clipped, rounding, sums_of_sizes
 from tacita.privacy.ledger import UNIT
 from tacita.round.plan import Federation
 
@@ -81,6 +82,21 @@ def test_what_is_rounded_is_no_longer_than_the_clip(
         assert length / total.weight <= clip
         if clip < 0.1:  # it binds
             assert length / total.weight > clip * (1 - 3 * room)
+
+
+def test_what_dp_fedavg_clips_is_no_longer_once_it_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DPFedAvg, "encode_sum", lambda part, server, total: total)
+    clip, fixed = 0.001, {"aggregation": "fixed", "participation": {"kind": "all"}}
+    part = {"name": "dp-fedavg", "noise": 1.0, "clip": clip}
+    lengths, room = [], rounding(with_parts(part, stream=crowd(1, 40), **EXACT, **fixed).parts[0].world, 40)
+    for more in (EXACT, {}):
+        total = told(with_parts(part, stream=crowd(1, 40), **more, **fixed))
+        lengths.append(math.sqrt(sum(float((v**2).sum()) for v in total.sums.values())))
+    assert 0 < room < clip / 10
+    assert clip - 3 * room < lengths[0] <= clip - room / 2  # rounding adds half of what it may at most
+    assert lengths[1] > clip * (1 - 1e-5)
+    with pytest.raises(TacitaError, match=r"larger dp-fedavg\.clip"):
+        with_parts({**part, "clip": 1e-5}, **EXACT, **fixed)
 
 
 def test_it_costs_what_noise_on_reals_costs() -> None:

@@ -78,6 +78,7 @@ class DPFedAvg(Part):
             )
         if self.config.epsilon is None and self.config.noise is None:
             raise TacitaError("part 'dp-fedavg' needs an epsilon or a noise: set dp-fedavg.epsilon.")
+        releases.check_rounding(self.name, n_items, releases.rounding(self.world, n_items) / self.config.clip)
         self._check_others()
         self.multiple()
 
@@ -134,7 +135,7 @@ class DPFedAvg(Part):
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         if self.config.keep < 1:
             upload = largest(upload, self.config.keep)
-        upload = releases.clipped(upload, self.config.clip)
+        upload = releases.clipped(upload, self.config.clip - releases.rounding(self.world, view.n_items))
         if self.config.full_weight is not None:
             share = np.minimum(1.0, np.diff(view.train.ptr[view.user_ptr]) / self.config.full_weight)
             upload = upload.scaled(share)

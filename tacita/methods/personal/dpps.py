@@ -44,7 +44,6 @@ NO_SCORES = (
     "be stated; use a method that sends item rows or a statistic."
 )
 SHARE = 0.1  # of the clip that the length of an update may take up when it is sent along
-_SMALL = 2**16  # numbers that small fields of other parts hold at most, where rounding is counted
 MASS = 0.5  # of the clip that a weight other parts give may take up
 _LEAST = 0.1  # of the weight there could be: what a noised sum of weights is taken for at least
 
@@ -144,24 +143,13 @@ class DPPS(Part):
             )
         if config.noise_on == "wholes" and train.aggregator == "plain":
             raise TacitaError("dpps.noise_on = 'wholes' needs sums of whole numbers: train.aggregator = 'ideal'.")
-        if self._rounds and self._rounding(n_items, self._weights(0.0).min()) > self.clips().min() / 10:
-            raise TacitaError(
-                f"rounding {n_items:,} items to whole numbers would take up more than a tenth of the clip; use a "
-                "larger dpps.clip, or train.aggregator = 'plain'."
-            )
+        taken = self._rounding(n_items, self._weights(0.0).min()) / self.clips().min()
+        releases.check_rounding(self.name, n_items, float(taken))
         releases.check_others(self)
-
-    @property
-    def _rounds(self) -> bool:
-        """Whether what was clipped is rounded to whole numbers of the quantum, whatever noise follows."""
-        return self.world.train.aggregator != "plain"
 
     def _rounding(self, n_items: int, weight: float | Doubles) -> Doubles:
         """By how much rounding to whole numbers, after weights, can lengthen what a client of a weight sends."""
-        backbone = self.world.backbone
-        rows = n_items * (backbone.item_width if self._rows else n_items)
-        heads = sum(math.prod(shape) for shape in backbone.shared().values())
-        return np.asarray(math.sqrt(rows + heads + _SMALL) * QUANTUM / 2 / np.maximum(weight, 1e-12))
+        return np.asarray(releases.rounding(self.world, n_items) / np.maximum(weight, 1e-12))
 
     # what noise there is
 
@@ -311,9 +299,8 @@ class DPPS(Part):
         goes = by_client(view, could, np.logical_and).astype(bool)
         # in a silo nobody pays where somebody cannot; who is alone has paid already
         account = paid if view.one_user_each else ledger.charge(account, "upload", loss, by_user(view, goes))[0]
-        clips = self.clips()[tier]
-        if self._rounds:  # what rounding may add is taken off before
-            clips = clips - np.minimum(self._rounding(view.n_items, self.weight(view, upload)), clips)
+        clips = self.clips()[tier]  # what rounding may add is taken off before
+        clips = clips - np.minimum(self._rounding(view.n_items, self.weight(view, upload)), clips)
         upload = self._clipped(view, upload, clips)
         variance = np.zeros(len(tier)) if self._one_noise else self.deviations()[tier] ** 2
         upload = upload.with_value("dpps.noise", Dense((upload.weight * variance)[:, None])).without(~goes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,14 +11,34 @@ import numpy as np
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Bools, CohortView, Doubles, Keys, Longs
-from tacita.fields import Dense, Following, Form, Rows, Squares, Terms, Total, Upload
+from tacita.fields import QUANTUM, Dense, Following, Form, Rows, Squares, Terms, Total, Upload
 from tacita.kernels.hashing import hash_owners
 from tacita.kernels.lengths import square_rows
 from tacita.privacy.noise import Stream
-from tacita.round.parts import Part
+from tacita.round.parts import Part, World
 from tacita.round.registry import part_class
 
+_SMALL = 2**16  # numbers that small fields of other parts hold at most, where rounding is counted
 _BELOW = 1 - 1e-6  # where something is shortened, single precision may not lengthen it again
+
+
+def rounding(world: World, n_items: int) -> float:
+    """By how much rounding to whole numbers, after the clip, can lengthen what a client sends; 0: nothing rounds."""
+    if world.train.aggregator == "plain":
+        return 0.0
+    backbone = world.backbone
+    rows = n_items * (backbone.item_width if backbone.learner == "rows" else n_items)
+    heads = sum(math.prod(shape) for shape in backbone.shared().values())
+    return math.sqrt(rows + heads + _SMALL) * QUANTUM / 2
+
+
+def check_rounding(name: str, n_items: int, share: float) -> None:
+    """Refuse a clip of which rounding takes more than a tenth; `share`: how much of it rounding takes."""
+    if share > 0.1:
+        raise TacitaError(
+            f"rounding {n_items:,} items to whole numbers would take up more than a tenth of the clip; use a larger "
+            f"{name}.clip, or train.aggregator = 'plain'."
+        )
 
 
 def clipped(upload: Upload, bound: float | Doubles, lengths: Doubles | None = None) -> Upload:
