@@ -1,7 +1,8 @@
 """What is true of short runs, frozen: `python tests/frozen.py` compares this code with tests/frozen.json bit by bit.
 
-`--write` freezes anew, after a change that is meant to change numbers. Digests hold on one kind of processor; the
-test in test_frozen.py compares the numbers themselves, up to rounding, and so holds on all.
+`--write` freezes them again, after a change that is meant to change numbers. Digests hold on one kind of processor; the
+test in test_frozen.py compares the numbers themselves, up to rounding, and so holds on all. On another processor,
+`--save FILE` notes the digests of one commit and `--against FILE` compares another commit with them.
 """
 
 from __future__ import annotations
@@ -194,7 +195,14 @@ def main() -> int:
         lines = {kind: {"digest": digest(one), **summary_of(one)} for kind, one in found.items()}
         FILE.write_text(json.dumps(lines, indent=1) + "\n")
         return 0
+    if "--save" in sys.argv:
+        digests = {kind: digest(numbers) for kind, numbers in found.items()}
+        Path(sys.argv[-1]).write_text(json.dumps(digests, indent=1) + "\n")
+        return 0
     frozen = json.loads(FILE.read_text())
+    if "--against" in sys.argv:
+        digests = json.loads(Path(sys.argv[-1]).read_text())
+        frozen = {kind: {"digest": value} for kind, value in digests.items()}
     changed = [
         kind for kind in frozen.keys() | found.keys() if frozen.get(kind, {}).get("digest") != digest(found[kind])
     ]

@@ -1,0 +1,62 @@
+"""Strings that numbers depend on. `python tests/stable_names.py --write` notes purposes of draws and keys of cells.
+
+A purpose is one part of the key of a draw, and a cell of a table is found by a hash of its settings. A renamed one
+changes numbers, or loses cells that took hours, without any other test failing.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import tacita
+from tacita.lab.experiments.plan import cells_of, experiment_names, load_experiment
+
+FOLDER = Path(__file__).parent / "stable"
+PURPOSES = FOLDER / "purposes.json"
+CELL_KEYS = FOLDER / "cell_keys.json"
+PACKAGE = Path(tacita.__file__).parent
+DRAWING = {"public", "private", "sealed", "derive_key"}  # methods of `Draws`
+
+
+def purpose_pattern(node: ast.expr) -> str | None:
+    """The text of a purpose, with {} for what is filled in; None: it is made elsewhere."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+    return None
+
+
+def find_purposes(source: str) -> Iterator[str]:
+    """Purposes that a source text draws for."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        if isinstance(node.func, ast.Attribute) and node.func.attr in DRAWING:
+            pattern = purpose_pattern(node.args[0])
+            if pattern is not None:
+                yield pattern
+
+
+def package_purposes() -> list[str]:
+    sources = [path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))]
+    return sorted({purpose for source in sources for purpose in find_purposes(source)})
+
+
+def planned_cell_keys() -> dict[str, list[str]]:
+    """Experiment -> the keys of all its cells, with the settings that the package brings."""
+    keys = {}
+    for name in experiment_names():
+        experiment, settings = load_experiment(name)
+        cells = cells_of(experiment, settings, experiment.datasets, experiment.backbones, experiment.seeds)
+        keys[name] = sorted({cell.key for cell in cells})
+    return keys
+
+
+if __name__ == "__main__" and "--write" in sys.argv:
+    PURPOSES.write_text(json.dumps(package_purposes(), indent=1) + "\n")
+    CELL_KEYS.write_text(json.dumps(planned_cell_keys(), indent=0) + "\n")
