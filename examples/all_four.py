@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import tacita
-from tacita.lab.forgetting.door import grant, opened
-from tacita.lab.forgetting.wishes import Wish
-from tacita.lab.ledger import in_words, run_ledger
+from tacita.runs.forgetting.request_service import reopen_run, submit_request
+from tacita.runs.forgetting.requests import RawRequest
+from tacita.runs.ledger import describe_ledger, read_run_ledger
 
 PARTS: list[dict[str, Any]] = [
     {"name": "replay"},  # F3CRec on devices: what used to be liked is learned again
@@ -35,14 +35,16 @@ SETTINGS: dict[str, Any] = {
 
 def main(out: Path = Path("runs/all-four"), data: str = "synthetic:users=300,items=120", **more: Any) -> None:
     run = tacita.train(data=data, parts=PARTS, out=out, **SETTINGS | more)
-    print(*in_words(run_ledger(run.folder)), sep="\n")
+    print(*describe_ledger(read_run_ledger(run.folder)), sep="\n")
     user = somebody_who_shares(run.folder)
-    print(f"{user} takes back what they shared: {grant(run.folder, Wish('unshare', {user: None})).said}")
-    print(*in_words(run_ledger(run.folder)), sep="\n")  # rounds of unlearning are releases like all others
+    print(
+        f"{user} takes back what they shared: {submit_request(run.folder, RawRequest('unshare', {user: None})).message}"
+    )
+    print(*describe_ledger(read_run_ledger(run.folder)), sep="\n")  # rounds of unlearning are releases like all others
 
 
 def somebody_who_shares(folder: Path) -> str:
-    run = opened(folder)
+    run = reopen_run(folder)
     return str(run.saved.ids["users"][int(run.shared.counts().argmax())])
 
 

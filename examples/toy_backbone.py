@@ -11,7 +11,7 @@ from tacita.core.draws import Draws
 from tacita.core.types import Arrays, Floats, Keys
 from tacita.kernels.hashing import normals
 from tacita.models.base import BackboneConfig, TrainedConfig, register
-from tacita.models.factor import Factor
+from tacita.models.factor import FactorModel
 
 
 class BiasedConfig(TrainedConfig):
@@ -19,7 +19,7 @@ class BiasedConfig(TrainedConfig):
 
 
 @register
-class BiasedMF(Factor):
+class BiasedMF(FactorModel):
     """Private p_u; a public row is [q_i, b_i]; the logit is p_u . q_i + b_i."""
 
     name = "biased-mf"

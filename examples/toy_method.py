@@ -9,9 +9,9 @@ from pydantic import Field
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, CohortView, Floats, ServerState
-from tacita.fields import Total, Upload
+from tacita.messages import Total, Upload
 from tacita.round.parts import Part, PartConfig
-from tacita.round.registry import preset, register
+from tacita.round.registry import register, register_preset
 
 
 class SteadyConfig(PartConfig):
@@ -27,7 +27,7 @@ class Steady(Part):
 
     def check(self, n_items: int) -> None:
         """Refuse what cannot work before anything is trained."""
-        if self.world.train.server_lr > 1:
+        if self.context.train.server_lr > 1:
             raise TacitaError("part 'steady' carries moves on by itself; use train.server_lr = 1.0 or less.")
 
     # on the device
@@ -38,7 +38,7 @@ class Steady(Part):
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         factor = np.minimum(1.0, self.config.most / np.maximum(upload.norms(), 1e-12))  # (clients,)
         shortened = np.repeat(factor < 1, np.diff(view.user_ptr))  # (users,)
-        return upload.scaled(factor), {"shortened": view.parts[self.name]["shortened"] + shortened}
+        return upload.scale(factor), {"shortened": view.parts[self.name]["shortened"] + shortened}
 
     # on the server
 
@@ -51,4 +51,4 @@ class Steady(Part):
         return server.with_items(items).with_part(self.name, {"moved": items - before.items})
 
 
-preset("steady", {"name": "steady"})
+register_preset("steady", {"name": "steady"})

@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tacita.core.errors import TacitaError
-from tacita.core.python_words import in_python
+from tacita.core.python_messages import translate_errors
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from tacita.data.frames import Frame
-    from tacita.lab.serving import Run
-    from tacita.lab.training import Watcher
+    from tacita.runs.serving import Run
+    from tacita.runs.training import TrainingCallbacks
 
 __all__ = ["Run", "TacitaError", "__version__", "compare", "load", "open_run", "train"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "Run":  # what runs are made of takes a second to import
-        from tacita.lab.serving import Run
+        from tacita.runs.serving import Run
 
         return Run
     raise AttributeError(f"module 'tacita' has no attribute {name!r}")
@@ -65,17 +65,17 @@ def train(
     >>> sorted(shop.users)
     ['ann', 'bob']
     """
-    from tacita.core.files import folder_of
+    from tacita.core.files import parse_folder
     from tacita.data.frames import IN_MEMORY
-    from tacita.lab import assembling, training
-    from tacita.lab.run_folder import free_folder
-    from tacita.methods import configured
+    from tacita.methods import resolve_config
+    from tacita.runs import assembly, training
+    from tacita.runs.run_folder import find_free_folder
 
     quiet = bool(settings.pop("quiet", False))
-    with in_python():
+    with translate_errors():
         table = _table(data)
-        machine = assembling.Machine(data_dir=None if data_dir is None else folder_of(data_dir, "data_dir"))
-        target = None if out is None else folder_of(out, "out")
+        machine = assembly.Machine(data_dir=None if data_dir is None else parse_folder(data_dir, "data_dir"))
+        target = None if out is None else parse_folder(out, "out")
         said: dict[str, Any] = {"backbone": {"name": backbone} if isinstance(backbone, str) else backbone}
         said |= {"method": method, "seed": seed, "data": IN_MEMORY if table is not None else data and str(data)}
         settings |= {name: value for name, value in said.items() if value is not None}
@@ -88,10 +88,10 @@ def train(
                     'all others but evaluate={"controls": False}.'
                 )
             with _watching(quiet) as watcher:
-                return training.resume(target, machine, watcher, evaluate["controls"], given=table)
-        config = configured(settings, "the settings")
+                return training.resume(target, machine, watcher, evaluate["controls"], frame=table)
+        config = resolve_config(settings, "the settings")
         with _watching(quiet) as watcher:
-            return training.train(config, target or free_folder(config), machine, watcher, given=table)
+            return training.train(config, target or find_free_folder(config), machine, watcher, frame=table)
 
 
 def _table(data: Any) -> Frame | None:
@@ -108,16 +108,16 @@ def _table(data: Any) -> Frame | None:
 
 
 @contextmanager
-def _watching(quiet: bool) -> Iterator[Watcher]:
+def _watching(quiet: bool) -> Iterator[TrainingCallbacks]:
     """Who shows how a run goes: on a terminal a bar, in a notebook a line every few seconds, elsewhere nobody."""
-    from tacita.lab.training import NOBODY
+    from tacita.runs.training import NO_CALLBACKS
 
     if quiet or not (sys.stderr.isatty() or "ipykernel" in sys.modules):
-        yield NOBODY
+        yield NO_CALLBACKS
         return
-    from tacita.cli.console import watching
+    from tacita.cli.console import show_training
 
-    with watching() as watcher:
+    with show_training() as watcher:
         yield watcher
 
 
@@ -128,11 +128,11 @@ def load(run: str | Path) -> Run:
     >>> tc.load("example").users == run.users
     True
     """
-    from tacita.core.files import folder_of
-    from tacita.lab import serving
+    from tacita.core.files import parse_folder
+    from tacita.runs import serving
 
-    with in_python():
-        return serving.open_run(folder_of(run))
+    with translate_errors():
+        return serving.open_run(parse_folder(run))
 
 
 open_run = load
@@ -153,7 +153,7 @@ def compare(runs: Iterable[Run | str | Path], over: str | None = None) -> Frame:
     >>> tc.compare([run, "example"])["protocol"].to_list()
     [0, 0]
     """
-    from tacita.lab.comparing import compare as compared
+    from tacita.runs.comparison import compare as compared
 
-    with in_python():
+    with translate_errors():
         return compared(runs, over)

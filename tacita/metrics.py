@@ -25,17 +25,17 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Doubles, Floats, Ints, Keys, Longs, Ragged
 from tacita.kernels.ranking import full_ranks, sampled_ranks
 from tacita.kernels.sampling import draw_distinct, room_for_negatives
-from tacita.models.scores import CHUNK
+from tacita.models.scoring import CHUNK
 
 ScoreUsers = Callable[[Ints], Floats]
 """Scores (users, items) of the given users; the result may be overwritten."""
 
 
 @runtime_checkable
-class ScoreSome(Protocol):
+class PartialScorer(Protocol):
     """A scorer that need not score a whole catalogue."""
 
-    def some(self, users: Ints, only: Ragged) -> Floats | None:
+    def score_items(self, users: Ints, only: Ragged) -> Floats | None:
         """Scores of a list of items for each user, flat in their order; None: it cannot."""
         ...
 
@@ -78,7 +78,7 @@ def rank_wanted(
     tie_key, against = draws.public("ties"), ties == "against"
     for lo in range(0, len(users), CHUNK):
         chosen = users[lo : lo + CHUNK]
-        scores = _scores_of(score_users, chosen, wanted, sampled)
+        scores = _score_candidates(score_users, chosen, wanted, sampled)
         if not np.isfinite(scores).all():
             raise TacitaError(
                 "the model's scores are no longer finite: training diverged; lower backbone.lr (with pFedMe "
@@ -105,11 +105,11 @@ def rank_wanted(
     return users, ranks, want.ptr, candidates, luck
 
 
-def _scores_of(score_users: ScoreUsers, chosen: Ints, wanted: Ragged, sampled: Ragged | None) -> Floats:
+def _score_candidates(score_users: ScoreUsers, chosen: Ints, wanted: Ragged, sampled: Ragged | None) -> Floats:
     """Scores (users, items); where a scorer can, of candidates alone, and the rest are zeros that nobody looks at."""
-    if sampled is not None and isinstance(score_users, ScoreSome):
-        only = wanted.take(chosen).joined(sampled.take(chosen))
-        found = score_users.some(chosen, only)
+    if sampled is not None and isinstance(score_users, PartialScorer):
+        only = wanted.take(chosen).join_rows(sampled.take(chosen))
+        found = score_users.score_items(chosen, only)
         if found is not None:
             out = np.zeros((len(chosen), 1 + int(only.ids.max(initial=0))), np.float32)
             out[only.rows(), only.ids] = found
@@ -117,13 +117,13 @@ def _scores_of(score_users: ScoreUsers, chosen: Ints, wanted: Ragged, sampled: R
     return np.ascontiguousarray(score_users(chosen), np.float32)
 
 
-def _pairs(lists: Ragged, n_items: int) -> Longs:
+def _pair_numbers(lists: Ragged, n_items: int) -> Longs:
     """One number per (row, item)."""
     return lists.rows().astype(np.int64) * n_items + lists.ids
 
 
 @dataclass(frozen=True)
-class Rules:
+class EvaluationRules:
     """What is counted of a ranking, and against what."""
 
     metrics: Sequence[str]
@@ -134,7 +134,7 @@ class Rules:
 
 
 def evaluate(
-    score_users: ScoreUsers, wanted: Ragged, mask: Ragged, keys: Keys, draws: Draws, rules: Rules
+    score_users: ScoreUsers, wanted: Ragged, mask: Ragged, keys: Keys, draws: Draws, rules: EvaluationRules
 ) -> Evaluation:
     """Rank every wanted item and turn ranks into metrics."""
     ranked = rank_wanted(score_users, wanted, mask, keys, draws, rules.sampled, rules.ties)
@@ -151,11 +151,11 @@ def evaluate(
             values["auc"] = _auc(row, places, n_wanted, candidates.astype(np.float64), luck)[counted]
             continue
         for k in rules.cutoffs:
-            values[f"{metric}@{k}"] = _at_k(metric, row, places, n_wanted, k)[counted]
+            values[f"{metric}@{k}"] = _metric_at_k(metric, row, places, n_wanted, k)[counted]
     return Evaluation(users[counted], values)
 
 
-def _at_k(metric: str, row: Longs, ranks: Doubles, n_wanted: Doubles, k: int) -> Doubles:
+def _metric_at_k(metric: str, row: Longs, ranks: Doubles, n_wanted: Doubles, k: int) -> Doubles:
     n = len(n_wanted)
     within = ranks <= k
     hits = np.bincount(row[within], minlength=n).astype(np.float64)
@@ -201,7 +201,7 @@ def sample_candidates(touched: Ragged, n: int, n_items: int, keys: Keys, draws: 
     return Ragged(ptr, item)
 
 
-def continual_summary(matrix: list[list[float]], tested: Sequence[int]) -> dict[str, float]:
+def summarise_continual(matrix: list[list[float]], tested: Sequence[int]) -> dict[str, float]:
     """LA (mean of the diagonal), RA (mean of the last row), HM (their harmonic mean) of a_{t,s}.
 
     `tested` says how many users each block tested: one without any has no score and is left out; NaN where all are.
@@ -215,7 +215,7 @@ def continual_summary(matrix: list[list[float]], tested: Sequence[int]) -> dict[
     return {"la": learned, "ra": retained, "hm": 2 * learned * retained / both if both > 0 else 0.0}
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
+def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
     """Mean and half-width of the 95 % t-interval; of one value there is no interval, only NaN."""
     mean = float(np.mean(values))
     if len(values) < 2:

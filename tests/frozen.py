@@ -14,12 +14,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tacita.core.config import RunConfig, validated
+from tacita.core.config import RunConfig, validate_model
 from tacita.federation.rounds import RoundReport
-from tacita.lab import serving, training
-from tacita.lab.serving import Run
-from tacita.lab.training import Watcher
 from tacita.methods import preset_names, preset_parts
+from tacita.runs import serving, training
+from tacita.runs.serving import Run
+from tacita.runs.training import TrainingCallbacks
 
 FILE = Path(__file__).with_suffix(".json")
 DATA = "synthetic:users=90,items=60,per_user=14,groups=4,drift=0.3,new=0.2"
@@ -122,7 +122,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def config_of(kind: str) -> RunConfig:
     base = {"data": DATA, "backbone": MF, "train": ROUNDS, "evaluate": PLAIN, "seed": 3}
-    return validated(RunConfig, base | KINDS[kind], kind)
+    return validate_model(RunConfig, base | KINDS[kind], kind)
 
 
 def numbers_of(run: Run) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def resumed(out: Path) -> dict[str, Any]:
             raise KeyboardInterrupt
 
     try:
-        training.train(config_of("mf f3crec"), out, watcher=Watcher(on_round=stop))
+        training.train(config_of("mf f3crec"), out, watcher=TrainingCallbacks(on_round=stop))
     except KeyboardInterrupt:
         assert (out / "checkpoint.safetensors").is_file()
         return numbers_of(training.resume(out))

@@ -16,18 +16,29 @@ import torch
 from torch import Tensor, nn
 
 from tacita.core.config import RunConfig, TrainConfig
-from tacita.core.draws import Draws, keys_of
-from tacita.core.types import AnyArray, Arrays, Block, CohortView, Down, Floats, Local, Ragged, ServerState, Stream
-from tacita.federation.clients import Members, Who, members_of, users_view, view_of
-from tacita.federation.rounds import Progress, begin_block, start
-from tacita.fields import Total, Upload, add, empty_total
+from tacita.core.draws import Draws, derive_keys
+from tacita.core.types import (
+    AnyArray,
+    Arrays,
+    Block,
+    BlockStream,
+    Broadcast,
+    CohortView,
+    Floats,
+    LocalModels,
+    Ragged,
+    ServerState,
+)
+from tacita.federation.clients import Cohort, Membership, build_membership, build_user_view, build_view
+from tacita.federation.rounds import Progress, begin_block, start_run
 from tacita.learn.rows import apply_total
-from tacita.learn.training import Trained, train_cohort
-from tacita.learn.training.draw import lay_out
-from tacita.methods import Part, World
+from tacita.learn.training import TrainedCohort, train_cohort
+from tacita.learn.training.local_models import build_local_models
+from tacita.messages import Total, Upload, add_upload, empty_total
+from tacita.methods import Part, RunContext
 from tacita.models import Backbone, backbone_class, backbone_names
-from tacita.models.scores import score_all
-from tacita.round.plan import Federation, to_serve
+from tacita.models.scoring import score_all
+from tacita.round.plan import Federation, prepare_serving
 
 Lists = Sequence[Sequence[int]]
 
@@ -73,32 +84,34 @@ def make_block(
     return Block(index, len(train), n_items, *parts, np.arange(len(train)) >= known, n_rows)
 
 
-def make_stream(*blocks: Block) -> Stream:
+def make_stream(*blocks: Block) -> BlockStream:
     users = tuple(f"u{k}" for k in range(blocks[-1].n_users))
     items = tuple(f"i{k}" for k in range(blocks[-1].n_items))
-    return Stream("tiny", blocks, users, items, keys_of(users), keys_of(items), {}, "tiny")
+    return BlockStream("tiny", blocks, users, items, derive_keys(users), derive_keys(items), {}, "tiny")
 
 
 def federate(
-    stream: Stream, backbone: Backbone, *parts: type[Part], seed: int = 3, chunk: int = 64, **train: Any
+    stream: BlockStream, backbone: Backbone, *parts: type[Part], seed: int = 3, chunk: int = 64, **train: Any
 ) -> Federation:
     config = RunConfig(seed=seed, train=TrainConfig(**train))
     draws = Draws(seed)
-    world = World(backbone, draws, config.train)
+    world = RunContext(backbone, draws, config.train)
     made = tuple(cls(cls.Config(), world) for cls in parts)
     return Federation(backbone, made, config, draws, chunk, stream=stream)
 
 
 def started(fed: Federation) -> Progress:
     """Block 0 is about to run its first round."""
-    progress = start(fed)
+    progress = start_run(fed)
     begin_block(fed, progress, 0)
     return progress
 
 
-def members(fed: Federation, block: int = 0) -> Members:
+def members(fed: Federation, block: int = 0) -> Membership:
     homes = None if fed.homes is None else fed.homes.silo
-    return members_of(fed.stream.blocks[block], fed.stream.user_keys, fed.config.train.silos, fed.draws, homes=homes)
+    return build_membership(
+        fed.stream.blocks[block], fed.stream.user_keys, fed.config.train.silos, fed.draws, homes=homes
+    )
 
 
 def cohort(fed: Federation, progress: Progress, order: AnyArray | None = None) -> CohortView:
@@ -107,11 +120,11 @@ def cohort(fed: Federation, progress: Progress, order: AnyArray | None = None) -
     chosen = all_of.active if order is None else all_of.active[order]
     users = all_of.users.take(chosen)
     block = fed.stream.blocks[progress.server.block]
-    who = Who(users, all_of.keys[chosen], fed.stream.user_keys)
-    return view_of(progress.clients, progress.server, block, who, to_serve(fed, progress.server))
+    who = Cohort(users, all_of.keys[chosen], fed.stream.user_keys)
+    return build_view(progress.clients, progress.server, block, who, prepare_serving(fed, progress.server))
 
 
-def train_once(fed: Federation, progress: Progress, order: AnyArray | None = None) -> Trained:
+def train_once(fed: Federation, progress: Progress, order: AnyArray | None = None) -> TrainedCohort:
     return train_cohort(cohort(fed, progress, order), fed.backbone, fed.parts, fed.config.train, fed.draws)
 
 
@@ -120,14 +133,14 @@ def catalogue(backbone: Backbone, progress: Progress, block: Block) -> Floats:
     clients, server = progress.clients, progress.server
     users = np.arange(clients.n_users, dtype=np.int32)
     keys = np.zeros(clients.n_users, np.uint64)
-    context = backbone.context(users_view(clients, server, block, users, keys, Down()))
+    context = backbone.context(build_user_view(clients, server, block, users, keys, Broadcast()))
     return score_all(backbone, clients.private, server.heads, server.items, context)
 
 
-def averaged(fed: Federation, server: ServerState, trained: Trained) -> ServerState:
+def averaged(fed: Federation, server: ServerState, trained: TrainedCohort) -> ServerState:
     """The server after the cohort's uploads, everybody having taken part."""
     specs = fed.fields(server, "round")
-    total = add(empty_total(specs), trained.upload, specs)
+    total = add_upload(empty_total(specs), trained.upload, specs)
     return apply_total(server, total, fed.config.train, float(trained.upload.n_clients))
 
 
@@ -445,7 +458,7 @@ class Result:
     personal: list[tuple[Floats, Floats]]  # pFedMe: every client's personal table and vectors
 
 
-def batches(local: Local, client: int) -> Iterator[AnyArray]:
+def batches(local: LocalModels, client: int) -> Iterator[AnyArray]:
     """The sample numbers of every step of one client."""
     for epoch in range(len(local.order)):
         own = local.order[epoch, local.turn_ptr[client] : local.turn_ptr[client + 1]]
@@ -459,7 +472,7 @@ def batches(local: Local, client: int) -> Iterator[AnyArray]:
 def near_of(view: CohortView, user: int) -> dict[int, list[Floats]]:
     """The vectors that a client was sent, by item."""
     out: dict[int, list[Floats]] = {}
-    sent = view.own.get("neighbours", Ragged.empty(len(view.user)))
+    sent = view.per_client.get("neighbours", Ragged.empty(len(view.user)))
     for at in range(sent.ptr[user], sent.ptr[user + 1]):
         out.setdefault(int(sent.ids[at]), []).append(sent.values["vector"][at])
     return out
@@ -483,7 +496,7 @@ def slow_round(
     parts: Sequence[Part] = (),
 ) -> Result:
     """Train the clients one after the other and average their complete tables; `parts` only give samples."""
-    local = lay_out(view, {}, plan, draws, parts=parts)
+    local = build_local_models(view, {}, plan, draws, parts=parts)
     tables, heads, private, personal = [], [], view.private.copy(), []
     for client in range(view.n_clients):
         users = list(range(view.user_ptr[client], view.user_ptr[client + 1]))
@@ -502,7 +515,7 @@ def slow_round(
 def train_device(
     device: Device,
     users: list[int],
-    local: Local,
+    local: LocalModels,
     client: int,
     plan: TrainConfig,
     more: More,
@@ -524,7 +537,7 @@ class Task:
 
     device: Device
     users: list[int]
-    local: Local
+    local: LocalModels
     batch: AnyArray
     plan: TrainConfig
     extra: list[tuple[int, int, float, float]]  # user of the device, item, label, weight

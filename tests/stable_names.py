@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import tacita
-from tacita.lab.experiments.plan import cells_of, experiment_names, load_experiment
+from tacita.research.experiments.experiment_spec import experiment_names, list_cells, load_experiment
 
 FOLDER = Path(__file__).parent / "stable"
 PURPOSES = FOLDER / "purposes.json"
@@ -52,7 +52,7 @@ def planned_cell_keys() -> dict[str, list[str]]:
     keys = {}
     for name in experiment_names():
         experiment, settings = load_experiment(name)
-        cells = cells_of(experiment, settings, experiment.datasets, experiment.backbones, experiment.seeds)
+        cells = list_cells(experiment, settings, experiment.datasets, experiment.backbones, experiment.seeds)
         keys[name] = sorted({cell.key for cell in cells})
     return keys
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tacita.core.config import EvaluateConfig, RunConfig, TrainConfig
-from tacita.federation.rounds import Progress, begin_block, run_round, run_stream, start
-from tacita.lab.assembling import Machine, assemble
-from tacita.lab.experiments.shared_base import adopt_base, train_base, with_parts
+from tacita.federation.rounds import Progress, begin_block, run_round, run_stream, start_run
+from tacita.research.experiments.shared_base import adopt_base, train_base, with_parts
+from tacita.runs.assembly import Machine, assemble
 
 DATA = os.environ.get("TACITA_DATA", "")
 pytestmark = [
@@ -29,7 +29,7 @@ def streams() -> list[Progress]:
     out = []
     for seed in (1, 2, 3):
         fed = assemble(RunConfig(seed=seed, evaluate=EvaluateConfig(controls=False)), Machine())
-        progress = start(fed)
+        progress = start_run(fed)
         run_stream(fed, progress, lambda report, now: None)
         out.append(progress)
     return out
@@ -64,7 +64,7 @@ HETREC_SHAPE = """
 import resource, sys
 from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
 from tacita.federation.rounds import run_stream, start
-from tacita.lab.assembling import Machine, assemble
+from tacita.runs.assembly import Machine, assemble
 data = "synthetic:users=2113,items=6829,per_user=398,groups=20,new=0.4,drift=0.3"
 fed = assemble(RunConfig(data=data, method=sys.argv[1], split=SplitConfig(k_core=10), train=TrainConfig(rounds=2),
                evaluate=EvaluateConfig(controls=False)), Machine())

@@ -14,9 +14,9 @@ from test_cli import SMALL, _own_world, call, refuses  # noqa: F401  (the first 
 
 import tacita as tc
 from tacita.core.config import RunConfig, _known_keys
-from tacita.lab.describing import every_setting, find_settings
 from tacita.methods import part_class, part_names, preset_names
 from tacita.models import backbone_class, backbone_names
+from tacita.runs.settings_reference import find_settings, list_settings
 
 
 @pytest.fixture(scope="module")
@@ -120,15 +120,15 @@ def options(model: type[BaseModel]) -> int:
 
 
 def test_every_setting_is_listed_with_what_it_does() -> None:
-    every = every_setting()
-    assert [one.key for one in every if one.of == "run"] == _known_keys(RunConfig)
+    every = list_settings()
+    assert [one.key for one in every if one.owner == "run"] == _known_keys(RunConfig)
     for name in backbone_names():
-        assert sum(one.of == f"backbone {name}" for one in every) == options(backbone_class(name).Config)
+        assert sum(one.owner == f"backbone {name}" for one in every) == options(backbone_class(name).Config)
     for name in part_names():
-        assert sum(one.of == f"part {name}" for one in every) == options(part_class(name).Config)
-    assert [(one.of, one.key) for one in every if not one.about] == []
+        assert sum(one.owner == f"part {name}" for one in every) == options(part_class(name).Config)
+    assert [(one.owner, one.key) for one in every if not one.about] == []
     for one in every:
-        if one.of == "run" and one.default not in ("not set", "has to be given"):
+        if one.owner == "run" and one.default not in ("not set", "has to be given"):
             json.loads(one.default)
 
 
@@ -152,7 +152,7 @@ def test_every_name_is_found() -> None:
         if name in part_names() and not part_class(name).Config.model_fields:
             continue
         assert find_settings(name), name
-    assert {one.of for one in find_settings("f3crec")} >= {"part replay", "part temporal-mean"}
+    assert {one.owner for one in find_settings("f3crec")} >= {"part replay", "part temporal-mean"}
     assert {one.key for one in find_settings("backbone.dim")} == {"backbone.dim"}
 
 

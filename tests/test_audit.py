@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tacita.audit import rebuilding, retraction, table, trials
-from tacita.audit.null_space import NullSpace, auc
 from tacita.cli import main
 from tacita.core.config import RunConfig
 from tacita.core.types import Bools, Ragged
-from tacita.federation.rounds import begin_block, start
-from tacita.lab.assembling import Machine, assemble
+from tacita.federation.rounds import begin_block, start_run
 from tacita.models.tally.model import Tally, TallyConfig
-from tacita.models.tally.weights import dense_weights
+from tacita.models.tally.weights import unpack_dense_weights
+from tacita.research.audit import reconstruction, retraction, tally_attacks, tally_settings
+from tacita.research.audit.null_space import NullSpace, auc
+from tacita.runs.assembly import Machine, assemble
 from tests.oracle import federate, make_block, make_stream
 
 REAL = os.environ.get("TACITA_DATA", "")
@@ -36,22 +36,22 @@ def tasteful(people: int = 120, items: int = 260, size: int = 24, seed: int = 5)
     return found
 
 
-def scene_of(lists: list[list[int]], n_items: int = 260, **options: Any) -> trials.Scene:
+def scene_of(lists: list[list[int]], n_items: int = 260, **options: Any) -> tally_attacks.AttackTarget:
     backbone = Tally(TallyConfig(**{**UNCUT, "ridge": 50.0, "recency": 0.0, "repeat": 0.0, **options}))
     stream = make_stream(make_block(0, n_items, lists))
     fed = federate(stream, backbone)
-    progress = start(fed)
+    progress = start_run(fed)
     begin_block(fed, progress, 0)
-    return trials.Scene.of(backbone, progress.server, stream.blocks[0].train, seed=1)
+    return tally_attacks.AttackTarget.of(backbone, progress.server, stream.blocks[0].train, seed=1)
 
 
 @pytest.fixture(scope="module")
-def cut() -> trials.Scene:
+def cut() -> tally_attacks.AttackTarget:
     return scene_of(tasteful(), min_item=3, keep=90)
 
 
 @pytest.fixture(scope="module")
-def uncut() -> trials.Scene:
+def uncut() -> tally_attacks.AttackTarget:
     return scene_of(tasteful())
 
 
@@ -59,35 +59,35 @@ def uncut() -> trials.Scene:
 
 
 def sets_of(lists: list[list[int]], n_items: int) -> Bools:
-    return rebuilding.as_sets(Ragged.from_lists(lists), n_items)
+    return reconstruction.as_sets(Ragged.from_lists(lists), n_items)
 
 
-def test_p_is_rebuilt_up_to_a_factor(uncut: trials.Scene) -> None:
-    found = uncut.released(uncut.histories)
+def test_p_is_rebuilt_up_to_a_factor(uncut: tally_attacks.AttackTarget) -> None:
+    found = uncut.rebuild_release(uncut.histories)
     x = uncut.histories[:, found.items].astype(float)
     inverse = np.linalg.inv(x.T @ x + 50.0 * np.eye(x.shape[1]))
     assert found.inverse / found.inverse[0, 0] == pytest.approx(inverse / inverse[0, 0], abs=1e-4)
-    assert found.told.all()
+    assert found.known.all()
 
 
-def test_what_was_cut_on_both_sides_is_not_told_and_zero(cut: trials.Scene) -> None:
-    found = cut.released(cut.histories)
-    assert 0.2 < found.told.mean() < 0.9
-    assert (found.inverse[~found.told] == 0).all()
-    assert len(found.items) == found.out.sum() == (cut.histories.sum(axis=0) >= 3).sum()
+def test_what_was_cut_on_both_sides_is_not_told_and_zero(cut: tally_attacks.AttackTarget) -> None:
+    found = cut.rebuild_release(cut.histories)
+    assert 0.2 < found.known.mean() < 0.9
+    assert (found.inverse[~found.known] == 0).all()
+    assert len(found.items) == found.released.sum() == (cut.histories.sum(axis=0) >= 3).sum()
 
 
 def test_an_item_without_a_scale_gets_that_of_rare_items() -> None:
     weights = np.array([[0, 0.2, 0.1], [0.4, 0, 0], [0.0, 0.0, 0]], np.float32)  # of item 2 no row was kept
-    found = rebuilding.rebuild(weights)
+    found = reconstruction.rebuild_inverse(weights)
     assert found.items.tolist() == [0, 1, 2]
     assert np.diag(found.inverse) == pytest.approx(np.array([1, 2, 2]) * found.inverse[0, 0])
 
 
 def test_a_release_of_nothing_is_read_as_nothing() -> None:
-    found = rebuilding.rebuild(np.zeros((4, 4), np.float32))
+    found = reconstruction.rebuild_inverse(np.zeros((4, 4), np.float32))
     assert len(found.items) == 0
-    assert (rebuilding.rebuilt_gram(np.zeros((4, 4), np.float32), 2.0, 1.0) == 0).all()
+    assert (reconstruction.rebuild_gram(np.zeros((4, 4), np.float32), 2.0, 1.0) == 0).all()
 
 
 # The null-space reader
@@ -99,8 +99,8 @@ def test_an_auc_counts_ties_as_half() -> None:
     assert auc(np.zeros(0), np.zeros(2)) is None
 
 
-def test_energy_is_zero_for_what_the_data_spans_and_one_for_nothing(uncut: trials.Scene) -> None:
-    found = uncut.released(uncut.histories)
+def test_energy_is_zero_for_what_the_data_spans_and_one_for_nothing(uncut: tally_attacks.AttackTarget) -> None:
+    found = uncut.rebuild_release(uncut.histories)
     reader = NullSpace.of(found)
     mine = reader.energy(uncut.histories[:, found.items])
     other = reader.energy(sets_of(tasteful(seed=99), 260)[:, found.items])
@@ -108,17 +108,19 @@ def test_energy_is_zero_for_what_the_data_spans_and_one_for_nothing(uncut: trial
     assert reader.energy(np.zeros((1, len(found.items)), bool)) == 1
 
 
-def test_who_took_part_is_told_from_who_did_not(cut: trials.Scene) -> None:
+def test_who_took_part_is_told_from_who_did_not(cut: tally_attacks.AttackTarget) -> None:
     """Cuts that stop the peeling reader do not hide who took part; where nobody did, nobody seems to have."""
-    found = trials.membership(cut)
+    found = tally_attacks.attack_membership(cut)
     assert found["of"] == 60
     assert found["found"] > 0.9
     assert 0.35 < found["control"] < 0.65
 
 
-def test_half_of_a_history_gives_the_rest_of_those_who_took_part(cut: trials.Scene, uncut: trials.Scene) -> None:
+def test_half_of_a_history_gives_the_rest_of_those_who_took_part(
+    cut: tally_attacks.AttackTarget, uncut: tally_attacks.AttackTarget
+) -> None:
     for scene in (cut, uncut):
-        found = trials.from_one_release(scene)
+        found = tally_attacks.attack_one_release(scene)
         assert found["half_nearly"]["found"] >= found["half_exactly"]["found"] > 0.5
         assert found["half_nearly"]["control"] == 0
         assert found["half_nearly"]["of_control"] >= 10
@@ -126,8 +128,8 @@ def test_half_of_a_history_gives_the_rest_of_those_who_took_part(cut: trials.Sce
     assert found["nothing_exactly"]["found"] > 0.2
 
 
-def test_the_last_item_of_a_planted_person_is_named(cut: trials.Scene) -> None:
-    found = trials.canaries(cut)
+def test_the_last_item_of_a_planted_person_is_named(cut: tally_attacks.AttackTarget) -> None:
+    found = tally_attacks.attack_canaries(cut)
     assert found["of"] == found["of_control"] == 20
     assert found["found"] >= 0.9
     assert found["control"] <= 0.1
@@ -135,30 +137,30 @@ def test_the_last_item_of_a_planted_person_is_named(cut: trials.Scene) -> None:
 
 def test_a_part_of_a_history_is_drawn_at_random_and_has_its_size() -> None:
     sets = sets_of(tasteful(), 260)
-    part = trials.some_of(sets, 0.5, 3)
+    part = tally_attacks.sample_items(sets, 0.5, 3)
     assert (part <= sets).all()
     assert (part.sum(axis=1) == np.round(0.5 * sets.sum(axis=1))).all()
-    assert (part != trials.some_of(sets, 0.5, 4)).any()
+    assert (part != tally_attacks.sample_items(sets, 0.5, 4)).any()
 
 
 # The retraction reader
 
 
-def test_a_lone_leaver_is_read_exactly_from_uncut_releases(uncut: trials.Scene) -> None:
-    found = trials.after_retractions(uncut)
+def test_a_lone_leaver_is_read_exactly_from_uncut_releases(uncut: tally_attacks.AttackTarget) -> None:
+    found = tally_attacks.attack_retractions(uncut)
     assert found["leaver_exactly"] == {"found": 1.0, "control": 0.0, "of": 10, "of_control": 10}
     assert found["item"] == {"found": 1.0, "control": 0.0, "of": 10, "of_control": 10}
 
 
-def test_most_lone_leavers_are_read_although_entries_are_cut(cut: trials.Scene) -> None:
-    found = trials.after_retractions(cut)
+def test_most_lone_leavers_are_read_although_entries_are_cut(cut: tally_attacks.AttackTarget) -> None:
+    found = tally_attacks.attack_retractions(cut)
     assert found["leaver_nearly"]["found"] >= 0.8
     assert found["leaver_nearly"]["control"] == 0
     assert found["item"]["found"] >= 0.8
 
 
-def test_where_nobody_left_nobody_is_read(cut: trials.Scene) -> None:
-    weights = dense_weights(cut.learned(cut.histories).heads)
+def test_where_nobody_left_nobody_is_read(cut: tally_attacks.AttackTarget) -> None:
+    weights = unpack_dense_weights(cut.learn_from(cut.histories).heads)
     assert not retraction.read_leaver(weights, weights).any()
     assert retraction.read_item(weights, weights) == -1
 
@@ -166,27 +168,27 @@ def test_where_nobody_left_nobody_is_read(cut: trials.Scene) -> None:
 def test_an_item_that_is_no_longer_out_names_itself() -> None:
     lists = [[0, 1, 2, 3], [0, 1, 2], [0, 1, 3], [1, 2, 4], [0, 2, 4, 1], [3, 0, 2]]
     scene = scene_of(lists, 5, min_item=2)
-    server = scene.learned(scene.histories)
+    server = scene.learn_from(scene.histories)
     told, still = sets_of([[1, 2, 4], [1, 2]], 5)
-    later = trials._after(scene, server, told, still)
-    assert retraction.read_item(dense_weights(server.heads), later) == 4
+    later = tally_attacks._replace_history(scene, server, told, still)
+    assert retraction.read_item(unpack_dense_weights(server.heads), later) == 4
 
 
 # The experiment
 
 
-def test_nobody_is_inside_and_absent_and_nobody_is_drawn_twice(cut: trials.Scene) -> None:
-    drawn = np.concatenate([np.concatenate(pair) for pair in cut.draws()])
+def test_nobody_is_inside_and_absent_and_nobody_is_drawn_twice(cut: tally_attacks.AttackTarget) -> None:
+    drawn = np.concatenate([np.concatenate(pair) for pair in cut.draw_groups()])
     assert len(drawn) == len(set(drawn.tolist())) == 120
-    inside, absent = next(cut.draws())
-    assert len(cut.without(absent)) == 108
-    assert len(cut.without(inside, absent)) == 96
+    inside, absent = next(cut.draw_groups())
+    assert len(cut.drop_groups(absent)) == 108
+    assert len(cut.drop_groups(inside, absent)) == 96
 
 
 def test_the_audit_tells_how_far_it_is() -> None:
     told: list[tuple[int, int]] = []
     config = RunConfig(data="synthetic:users=40,items=30,per_user=10", backbone={"name": "tally"})
-    table.audit_tally(config, Machine(1), brief=True, on_done=lambda done, total: told.append((done, total)))
+    tally_settings.audit_tally(config, Machine(1), brief=True, on_done=lambda done, total: told.append((done, total)))
     done, totals = zip(*told, strict=True)
     assert len(set(totals)) == 1
     assert list(done) == sorted(done)
@@ -197,12 +199,12 @@ def test_the_audit_tells_how_far_it_is() -> None:
 
 def test_settings_are_nothing_each_cut_some_together_and_the_run_s_own() -> None:
     own = {"min_item": 5, "min_pair": 0, "keep": 200}
-    names = list(table.settings_of(own, brief=False))
+    names = list(tally_settings.build_settings(own, brief=False))
     assert names[0] == "none"
     assert names[-1] == "as set"
     assert "min_item 5, keep 20" in names
     assert "min_item 5, keep 200" not in names
-    assert list(table.settings_of(own, brief=True)) == ["as set"]
+    assert list(tally_settings.build_settings(own, brief=True)) == ["as set"]
 
 
 def test_every_figure_is_printed_beside_its_control(capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,10 +237,12 @@ def test_training_says_that_the_release_gives_people_away_and_what_shows_it(
 @pytest.mark.skipif(not REAL or not (Path(REAL) / "ml-100k").is_dir(), reason="needs ml-100k in $TACITA_DATA")
 def test_the_defaults_do_not_hide_who_took_part_in_ml_100k() -> None:
     fed = assemble(RunConfig(data="ml-100k", backbone={"name": "tally"}), Machine(1))
-    progress = start(fed)
+    progress = start_run(fed)
     begin_block(fed, progress, 0)
     assert isinstance(fed.backbone, Tally)
-    found = trials.membership(trials.Scene.of(fed.backbone, progress.server, fed.stream.blocks[0].train, 0))
+    found = tally_attacks.attack_membership(
+        tally_attacks.AttackTarget.of(fed.backbone, progress.server, fed.stream.blocks[0].train, 0)
+    )
     assert found["found"] >= 0.95
     assert 0.45 <= found["control"] <= 0.55
 
@@ -246,9 +250,9 @@ def test_the_defaults_do_not_hide_who_took_part_in_ml_100k() -> None:
 @pytest.mark.parametrize("options", [{"min_pair": 200}, {"min_item": 10_000}])
 def test_where_nothing_is_out_nobody_is_read_and_nothing_breaks(options: dict[str, int]) -> None:
     scene = scene_of(tasteful(40, 60, 8), 60, **options)
-    assert not any(trials.after_retractions(scene)["leaver_exactly"].values())
-    released = dense_weights(scene.learned(scene.histories).heads)
-    assert len(NullSpace.of(rebuilding.rebuild(released)).from_nothing()) == 0
+    assert not any(tally_attacks.attack_retractions(scene)["leaver_exactly"].values())
+    released = unpack_dense_weights(scene.learn_from(scene.histories).heads)
+    assert len(NullSpace.of(reconstruction.rebuild_inverse(released)).guess_histories()) == 0
 
 
 def test_the_audit_of_a_few_people_ends(capsys: pytest.CaptureFixture[str]) -> None:

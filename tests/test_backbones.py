@@ -22,13 +22,13 @@ from oracle import (
 )
 
 from tacita.core.config import TrainConfig
-from tacita.core.draws import Draws, keys_of
-from tacita.core.types import AnyArray, Floats, Ragged, ServerState, Stream
+from tacita.core.draws import Draws, derive_keys
+from tacita.core.types import AnyArray, BlockStream, Floats, Ragged, ServerState
 from tacita.federation.rounds import begin_block, run_block, run_round
-from tacita.fields import Rows, Spec, Upload, add, empty_total
 from tacita.learn.rows import apply_total
+from tacita.messages import SparseRows, Spec, Upload, add_upload, empty_total
 from tacita.models import Backbone, Context
-from tacita.models.scores import score_all
+from tacita.models.scoring import score_all
 from tacita.round.plan import Federation
 
 DRAWS = Draws(5)
@@ -112,10 +112,10 @@ def test_golden_round_of_two_clients_and_three_items(stepper: str) -> None:
 
 def test_a_row_moved_by_one_of_four_clients_moves_by_a_quarter() -> None:
     server = ServerState(np.zeros((3, 2), np.float32), {})
-    row = Rows(np.array([0], np.int32), np.array([1], np.int32), np.ones((1, 2), np.float32))
+    row = SparseRows(np.array([0], np.int32), np.array([1], np.int32), np.ones((1, 2), np.float32))
     only_the_first = Upload({"rows": row}, np.ones(4), np.arange(4, dtype=np.uint64))
     specs = (Spec("rows", (3, 2)),)
-    total = add(empty_total(specs), only_the_first, specs)
+    total = add_upload(empty_total(specs), only_the_first, specs)
     assert apply_total(server, total, TrainConfig(), 4.0).items.tolist() == [[0, 0], [0.25, 0.25], [0, 0]]
 
 
@@ -175,7 +175,7 @@ def test_a_round_draws_four_negatives_per_positive_and_may_draw_a_validation_ite
 def big_start(name: str, **options: Any) -> tuple[Floats, Floats]:
     """Rows of 400 items and vectors of 300 users, 32 wide."""
     backbone = make_backbone(name, dim=32, **options)
-    keys = keys_of(f"one{k}" for k in range(400))
+    keys = derive_keys(f"one{k}" for k in range(400))
     return backbone.init_items(DRAWS, keys), backbone.init_private(DRAWS, keys[:300])
 
 
@@ -218,7 +218,7 @@ def test_all_ncf_clients_start_from_one_vector_and_one_uniform_layer() -> None:
 
 def test_a_shared_ncf_layer_starts_as_the_private_one_would() -> None:
     apart, shared = make_backbone("ncf"), make_backbone("ncf", share_mlp=True)
-    keys = keys_of(["a"])
+    keys = derive_keys(["a"])
     heads = shared.init_heads(DRAWS)
     vector = np.concatenate([shared.init_private(DRAWS, keys)[0], heads["w"], heads["b"]])
     assert np.array_equal(vector, apart.init_private(DRAWS, keys)[0])
@@ -227,7 +227,7 @@ def test_a_shared_ncf_layer_starts_as_the_private_one_would() -> None:
 @every_backbone
 def test_a_start_follows_the_key_and_the_seed_not_the_number(name: str) -> None:
     backbone = make_backbone(name)
-    keys = keys_of(f"one{k}" for k in range(30))
+    keys = derive_keys(f"one{k}" for k in range(30))
     order = np.random.default_rng(0).permutation(30)
     for make in (backbone.init_items, backbone.init_private):
         made = make(DRAWS, keys)
@@ -254,7 +254,7 @@ def test_scoring_the_catalogue_is_scoring_every_pair(name: str, options: dict[st
     for u in range(7):
         mine = None if lists is None else lists.take(np.full(11, u))
         inside = None if mine is None else mine.holds(np.arange(11), np.arange(11)).astype(np.float32)
-        context = None if mine is None else Context.of(mine, items)
+        context = None if mine is None else Context.from_lists(mine, items)
         rep = backbone.represent(backbone.named(np.stack([private[u]] * 11)), repeated, context)
         np.testing.assert_allclose(got[u], backbone.score(rep, repeated, items, inside), rtol=1e-5, atol=1e-5)
     alone = score_all(backbone, private[3:4], heads, items[:8], None if lists is None else lists.take(np.array([3])))
@@ -265,7 +265,7 @@ def test_scoring_the_catalogue_is_scoring_every_pair(name: str, options: dict[st
 def test_the_user_vector_of_one_layer_ncf_cannot_change_a_ranking(share_mlp: bool) -> None:
     """s = (w_p . p + b) + w_q . q: another p shifts all of a user's scores by one constant."""
     backbone = make_backbone("ncf", share_mlp=share_mlp)
-    keys = keys_of(f"one{k}" for k in range(40))
+    keys = derive_keys(f"one{k}" for k in range(40))
     items, heads = backbone.init_items(DRAWS, keys), backbone.init_heads(DRAWS)
     private = backbone.init_private(DRAWS, keys[:1])
     other = private.copy()
@@ -279,7 +279,7 @@ def test_the_user_vector_of_one_layer_ncf_cannot_change_a_ranking(share_mlp: boo
 # growth
 
 
-def growing() -> Stream:
+def growing() -> BlockStream:
     """Two more users and three more items arrive in block 1; user 1 stays away from it."""
     first = make_block(0, 5, [[0, 1], [2, 3], [4]], valid=[[2], [0], [1]], test=[[3], [4], [0]])
     likes = [[5, 6], [], [1], [7, 2], [6]]
@@ -300,7 +300,7 @@ def test_new_items_and_users_leave_the_old_ones_bit_for_bit(name: str) -> None:
     assert np.array_equal(progress.server.items[:5], items)
     assert np.array_equal(progress.clients.private[:3], private)
     first = fed.stream.blocks[0]
-    grown = catalogue(fed.backbone, progress, replace(first, train=first.train.joined(Ragged.empty(5))))
+    grown = catalogue(fed.backbone, progress, replace(first, train=first.train.join_rows(Ragged.empty(5))))
     assert np.array_equal(grown[:3, :5], scores)
     fresh = fed.backbone.init_items(fed.draws, fed.stream.item_keys)
     assert np.array_equal(progress.server.items[5:], fresh[5:])

@@ -15,7 +15,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import CohortView
 from tacita.federation.rounds import run_round
 from tacita.learn.training import train_cohort
-from tacita.methods import World, build_parts
+from tacita.methods import RunContext, build_parts
 from tacita.round.plan import Federation
 
 FIXED: dict[str, Any] = {"aggregation": "fixed", "participation": {"kind": "poisson", "rate": 1.0}}
@@ -26,7 +26,7 @@ def bounded(penalty: float, clip: float, name: str = "mf", **train: Any) -> Fede
     settings = {"batch_size": 4, "local_epochs": 2} | FIXED | train
     fed = federate(make_stream(make_block(0, 12, UNEVEN)), make_backbone(name), **settings)
     part = {"name": "dp-fedavg", "penalty": penalty, "clip": clip, "noise": 1.0}
-    made = replace(fed, parts=build_parts([part], World(fed.backbone, fed.draws, fed.config.train)))
+    made = replace(fed, parts=build_parts([part], RunContext(fed.backbone, fed.draws, fed.config.train)))
     made.learner.check()
     made.parts[0].check(12)
     return made

@@ -14,48 +14,48 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from tacita.audit.budget import READERS, audit_budget
 from tacita.cli import main
-from tacita.core.config import PrivacyConfig, RunConfig, validated
+from tacita.core.config import PrivacyConfig, RunConfig, validate_model
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import Down, Ragged, Request, ServerState
+from tacita.core.types import Broadcast, Ragged, Request, ServerState
 from tacita.data.features import ItemFeature, ItemFeatures
-from tacita.federation.clients import users_view
-from tacita.federation.requests import handle
-from tacita.federation.rounds import Progress, run_stream, start
-from tacita.fields import Spec, Squares, Upload, add, empty_total
-from tacita.lab.assembling import Machine, assemble, build
-from tacita.lab.forgetting.door import grant
-from tacita.lab.forgetting.wishes import Wish
-from tacita.lab.run_folder import lists_of, open_saved
-from tacita.lab.training import train
-from tacita.live.letters import secret_of
-from tacita.live.node import retold
+from tacita.federation.clients import build_user_view
+from tacita.federation.requests import handle_requests
+from tacita.federation.rounds import Progress, run_stream, start_run
+from tacita.live.node import noise_replay
 from tacita.live.node.node import Node, NodeConfig
+from tacita.live.per_client_arrays import derive_run_secret
 from tacita.live.server.coordinator import check_run
-from tacita.live.settings import check_live
-from tacita.models.tally import noised
-from tacita.models.tally.features import feature_codes
+from tacita.live.settings import check_live_settings
+from tacita.messages import OuterProducts, Spec, Upload, add_upload, empty_total
+from tacita.models.tally import private_math
+from tacita.models.tally.features import encode_item_features
 from tacita.models.tally.model import STATE, TallyConfig
-from tacita.models.tally.noised import (
+from tacita.models.tally.private_math import (
     GRID,
-    LIKED,
-    PEOPLE,
-    Budget,
-    axes_of,
-    shrunk,
-    smoother,
-    symmetric_noise,
+    PEOPLE_SHARE,
+    POPULARITY_SHARE,
+    TallyBudget,
+    choose_axes,
+    draw_symmetric_noise,
+    fit_smoother,
+    shrink_values,
     unit_vectors,
 )
-from tacita.models.tally.private import LIKES, TERMS, PrivateTally
+from tacita.models.tally.private_tally import POPULARITY_RELEASE, TERMS_RELEASE, PrivateTally
 from tacita.privacy.calibration import gaussian_epsilon, mu_of
-from tacita.privacy.ledger import ACCOUNT, UNIT
-from tacita.privacy.noise import Stream
+from tacita.privacy.ledger import ACCOUNT_ARRAYS, UNIT
+from tacita.privacy.noise import NoiseStream
 from tacita.report.promises import NO_EPSILON
+from tacita.research.audit.budget import READERS, audit_budget
 from tacita.round.device_state import PARTS, DeviceState
 from tacita.round.plan import Federation
+from tacita.runs.assembly import Machine, assemble, build_components
+from tacita.runs.forgetting.request_service import submit_request
+from tacita.runs.forgetting.requests import RawRequest
+from tacita.runs.run_folder import open_saved, read_lists
+from tacita.runs.training import train
 from tests.noise_laws import SURE, normal
 from tests.oracle import make_block
 from tests.test_live_parity import Loopback, Site, make_site, rows_of_blocks
@@ -68,13 +68,13 @@ def config_of(epsilon: float | None = 4.0, blocks: int = 2, **more: Any) -> RunC
     privacy = {} if epsilon is None else {"epsilon": epsilon}
     split = {"kind": "blocks", "n_blocks": blocks} if blocks > 1 else {"kind": "random"}
     values = {"data": DATA, "split": split, "backbone": {"name": "tally"}, "privacy": privacy, "seed": 3, **more}
-    return validated(RunConfig, values, "the test")
+    return validate_model(RunConfig, values, "the test")
 
 
 def ran(config: RunConfig, **draws: Any) -> tuple[Federation, Progress]:
     fed = assemble(config, Machine())
     fed = replace(fed, draws=replace(fed.draws, **draws))
-    progress = start(fed)
+    progress = start_run(fed)
     run_stream(fed, progress, lambda report, now: None)
     return fed, progress
 
@@ -103,7 +103,7 @@ def nothing_yet(model: PrivateTally) -> ServerState:
 def test_a_term_has_length_1_whatever_the_history(sets: list[set[int]], k: int, seed: int) -> None:
     """Never longer, which is what the noise is sized for, and shorter by rounding alone; nothing tells nothing."""
     liked = np.random.default_rng(seed).exponential(size=40) * 20
-    axes = axes_of(liked, k)
+    axes = choose_axes(liked, k)
     lists = Ragged.from_lists([sorted(one) for one in sets])
     vectors = unit_vectors(lists, axes.inputs, axes.scale, axes.centre)
     lengths = np.linalg.norm(vectors, axis=1)
@@ -120,7 +120,7 @@ def test_a_term_has_length_1_whatever_the_history(sets: list[set[int]], k: int, 
 
 def test_likes_are_never_longer_than_1() -> None:
     lists = Ragged.from_lists([list(range(n)) for n in (0, 1, 2, 3, 7, 40)])
-    each = noised.unit_likes(lists)
+    each = private_math.unit_likes(lists)
     squares = np.bincount(lists.rows(), weights=each**2, minlength=6)
     assert squares[0] == 0
     assert (squares <= 1).all()
@@ -136,8 +136,8 @@ def test_sums_are_exact_in_any_order_and_chunk() -> None:
         total = empty_total(fields)
         for lo in range(0, 60, size):
             some = order[lo : lo + size]
-            form = Squares(np.arange(len(some), dtype=np.int32), vectors[some], np.ones(len(some)))
-            total = add(
+            form = OuterProducts(np.arange(len(some), dtype=np.int32), vectors[some], np.ones(len(some)))
+            total = add_upload(
                 total, Upload({"terms": form}, np.ones(len(some)), np.zeros(len(some), np.uint64)), fields, exact
             )
         return total["terms"]
@@ -156,7 +156,7 @@ def test_noise_is_symmetric_and_has_the_size_that_the_budget_asks_for() -> None:
     """By the exact law; the same test fails for noise that is 5 % too small."""
     s, k = private(2.0).s_of(nothing_yet(private()), "statistic"), 200
     assert s == pytest.approx(1 / (mu_of(2.0, 1e-5) * math.sqrt(0.94) * math.sqrt(2)))
-    noise = symmetric_noise(Stream(Draws(1, "secret"), "test"), s, k)
+    noise = draw_symmetric_noise(NoiseStream(Draws(1, "secret"), "test"), s, k)
     assert np.array_equal(noise, noise.T)
     off, on = noise[np.tril_indices(k, -1)], np.diag(noise)
     assert normal(off, s) > SURE
@@ -172,31 +172,33 @@ def test_a_release_costs_a_person_what_is_charged() -> None:
     server = nothing_yet(model)
     heads = server.heads
     terms = 1 / (2 * model.s_of(server, "statistic") ** 2)
-    likes, people = (1 / model.budget.deviation(share) ** 2 for share in (noised.LIKED, noised.PEOPLE))
+    likes, people = (
+        1 / model.budget.deviation(share) ** 2 for share in (private_math.POPULARITY_SHARE, private_math.PEOPLE_SHARE)
+    )
     assert terms + likes + people == pytest.approx(mu_of(2.0, 1e-5) ** 2, rel=1e-10)
-    account = model.ledger().opened(1, model.epsilon)
+    account = model.ledger().open_accounts(1, model.epsilon)
     for question in ("survey", "statistic"):
         what, mu = model.loss(heads, question)
         account, goes = model.ledger().charge(account, what, mu)
         assert goes.all()
     assert terms + likes + people <= account["spent"].sum() * UNIT
     assert model.ledger().epsilon(account)[0] == pytest.approx(2.0, abs=1e-6)
-    assert not model.ledger().charge(account, TERMS, 1e-4)[1].any()  # nothing is left
+    assert not model.ledger().charge(account, TERMS_RELEASE, 1e-4)[1].any()  # nothing is left
 
 
 def test_blocks_compose() -> None:
     """Four blocks of mu / 2 each are one release of mu; a stream of them spends what was planned, and no more."""
-    four = Budget(2.0, 1e-5, 4)
+    four = TallyBudget(2.0, 1e-5, 4)
     assert four.mu2 * 4 == pytest.approx(mu_of(2.0, 1e-5) ** 2)
-    assert four.spent(4) == pytest.approx(2.0, abs=1e-6)
-    assert four.spent(1) == pytest.approx(gaussian_epsilon(2 / mu_of(2.0, 1e-5), 1e-5), rel=1e-6)
+    assert four.spent_epsilon(4) == pytest.approx(2.0, abs=1e-6)
+    assert four.spent_epsilon(1) == pytest.approx(gaussian_epsilon(2 / mu_of(2.0, 1e-5), 1e-5), rel=1e-6)
     fed, progress = ran(config_of(4.0, 3))
     assert fed.config.privacy.blocks == 3
     ledger = fed.learner.ledger()
     assert ledger is not None
-    account = {name: progress.clients.arrays[f"{PARTS}statistic/{name}"] for name in ACCOUNT}
+    account = {name: progress.clients.arrays[f"{PARTS}statistic/{name}"] for name in ACCOUNT_ARRAYS}
     epsilon = ledger.epsilon(account)
-    budget = Budget(4.0, 1e-5, 3)
+    budget = TallyBudget(4.0, 1e-5, 3)
     for user in range(fed.stream.n_users):
         took = [b.index for b in fed.stream.blocks if user < b.n_users and b.train.counts()[user] > 0]
         later = [b for b in took if b > 0]
@@ -211,7 +213,7 @@ def test_who_has_nothing_left_adds_nothing_and_is_served() -> None:
     """The second block, as it would be had those people not come; what they lost stays what it was."""
     config = config_of(4.0, 2)
     fed = assemble(config, Machine())
-    plain, poor = start(fed), start(fed)
+    plain, poor = start_run(fed), start_run(fed)
     run_stream(fed, plain, lambda report, now: None)
     broke = np.arange(0, fed.stream.n_users, 3)
 
@@ -223,7 +225,7 @@ def test_who_has_nothing_left_adds_nothing_and_is_served() -> None:
     spent = (one.clients.arrays[SPENT_AT][broke[broke < fed.stream.blocks[0].n_users], 1] for one in (poor, plain))
     assert next(spent).sum() < next(spent).sum()
     gone = fed.stream.blocks[1].train
-    lists = gone.where(np.isin(gone.rows(), broke[broke < fed.stream.blocks[0].n_users]))
+    lists = gone.filter_entries(np.isin(gone.rows(), broke[broke < fed.stream.blocks[0].n_users]))
     heads = poor.server.heads
     lost = unit_vectors(lists, heads["inputs"], heads["scale"], heads["centre"])
     difference = plain.server.parts[STATE]["gram"] - poor.server.parts[STATE]["gram"]
@@ -234,13 +236,17 @@ def test_who_has_nothing_left_adds_nothing_and_is_served() -> None:
 
 def test_nobody_is_called_silent_who_can_tell_once_more() -> None:
     model = private(blocks=4)
-    ledger, account = model.ledger(), model.ledger().opened(1, 4.0)
-    account, _ = ledger.charge(account, LIKES, (model.budget.mu2 * (LIKED + PEOPLE)) ** 0.5)
+    ledger, account = model.ledger(), model.ledger().open_accounts(1, 4.0)
+    account, _ = ledger.charge(
+        account, POPULARITY_RELEASE, (model.budget.mu2 * (POPULARITY_SHARE + PEOPLE_SHARE)) ** 0.5
+    )
     for block in range(4):
-        assert not ledger.silent(account)[0]
-        account, goes = ledger.charge(account, TERMS, (model.budget.mu2 * model.budget.share(block == 0)) ** 0.5)
+        assert not ledger.is_exhausted(account)[0]
+        account, goes = ledger.charge(
+            account, TERMS_RELEASE, (model.budget.mu2 * model.budget.share(block == 0)) ** 0.5
+        )
         assert goes[0]
-    assert ledger.silent(account)[0]
+    assert ledger.is_exhausted(account)[0]
 
 
 def test_items_are_alike_by_their_own_column() -> None:
@@ -269,9 +275,9 @@ def test_nothing_is_asked_beyond_the_planned_blocks() -> None:
 
 
 def test_shrinkage_is_the_closed_form() -> None:
-    assert shrunk(np.array([-9.0, 1.0, 2.0, 2.5, 4.0]), 2.0) == pytest.approx([0, 0, 0, 1.5, math.sqrt(12)])
+    assert shrink_values(np.array([-9.0, 1.0, 2.0, 2.5, 4.0]), 2.0) == pytest.approx([0, 0, 0, 1.5, math.sqrt(12)])
     centre = np.array([0.0, 0.0, 1.0])
-    smooth = smoother(np.diag([10.0, 0.1, 50.0]), centre, 0.5)
+    smooth = fit_smoother(np.diag([10.0, 0.1, 50.0]), centre, 0.5)
     edge = 2 * 0.5 * math.sqrt(3)
     eta = math.sqrt(100 - edge**2)
     assert smooth == pytest.approx(np.diag([eta / (eta + 2 * edge), 0.0, 0.5]))
@@ -279,7 +285,7 @@ def test_shrinkage_is_the_closed_form() -> None:
 
 def test_b_is_said_in_the_terms_of_the_items_and_noise_fades_by_the_square() -> None:
     smooth, scale = np.array([[0.2, 0.1, 0.3], [0.1, 0.5, 0.0], [0.3, 0.0, 0.4]]), np.array([1.0, 2.0, 4.0])
-    found = noised.weights_of(smooth, scale)
+    found = private_math.solve_weights(smooth, scale)
     assert found[0, 1] == pytest.approx(0.1 / (1 - 0.5) * 1 / 2)  # K_ij / (1 - K_jj) d_i / d_j
     assert found[2, 0] == pytest.approx(0.3 / (1 - 0.2) * 4 / 1)
     assert (np.diag(found) == 0).all()
@@ -306,29 +312,29 @@ def test_features_help_what_lies_along_them() -> None:
     centre = np.zeros(k)
     centre[-1] = 1.0
     gram = 10.0 * basis @ basis.T  # the edge of all is 20, of one feature 2
-    assert np.abs(smoother(gram, centre, s) - 0.5 * np.outer(centre, centre)).max() == 0
-    found = basis.T @ smoother(gram, centre, s, basis) @ basis
+    assert np.abs(fit_smoother(gram, centre, s) - 0.5 * np.outer(centre, centre)).max() == 0
+    found = basis.T @ fit_smoother(gram, centre, s, basis) @ basis
     eta = math.sqrt(100 - 4)
     assert found == pytest.approx(eta / (eta + 30.0))
 
 
 def test_codes_of_features_are_genres_and_spans() -> None:
     told = ItemFeatures("x", {str(n): ItemFeature(("a",) if n % 2 else ("a", "b"), 1980 + n) for n in range(24)}, "")
-    codes = feature_codes(told, [str(n) for n in range(24)] + ["unknown"])
+    codes = encode_item_features(told, [str(n) for n in range(24)] + ["unknown"])
     assert codes.shape == (25, 14)
     assert codes[-1].sum() == 0
     assert (codes[:24, 2:].sum(axis=1) == 1).all()
     assert codes[:, 2:].sum(axis=0).tolist() == [2.0] * 12
     nothing = ItemFeatures("x", {"0": ItemFeature(text="only words")}, "")
     with pytest.raises(TacitaError, match=r"no genre and no year.*privacy\.features=false"):
-        feature_codes(nothing, ["0"])
+        encode_item_features(nothing, ["0"])
 
 
 def test_k_and_the_order_of_items() -> None:
-    assert noised.n_inputs(6040, 1.4541, 3706, False) == 322
-    assert noised.n_inputs(6040, 1.4541, 3706, True) == 419
-    assert noised.n_inputs(-3.0, 2.0, 3706, False) == 4
-    assert noised.n_inputs(10**6, 0.1, 50, False) == 50
+    assert private_math.choose_n_inputs(6040, 1.4541, 3706, False) == 322
+    assert private_math.choose_n_inputs(6040, 1.4541, 3706, True) == 419
+    assert private_math.choose_n_inputs(-3.0, 2.0, 3706, False) == 4
+    assert private_math.choose_n_inputs(10**6, 0.1, 50, False) == 50
     fed, progress = ran(config_of(50.0, 1))
     heads, n = progress.server.heads, fed.stream.n_items
     model = private(50.0)
@@ -349,8 +355,8 @@ def test_items_that_are_not_told_of_come_last() -> None:
     fed, progress = ran(config_of(1.0, 1))
     heads, block = progress.server.heads, fed.stream.blocks[0]
     assert len(heads["inputs"]) < block.n_items
-    view = users_view(
-        progress.clients, progress.server, block, np.arange(40, dtype=np.int32), fed.stream.user_keys, Down()
+    view = build_user_view(
+        progress.clients, progress.server, block, np.arange(40, dtype=np.int32), fed.stream.user_keys, Broadcast()
     )
     scores = fed.backbone.score_history(view)
     assert scores is not None
@@ -373,7 +379,7 @@ def test_it_learns_where_people_are_many() -> None:
 def _leave(fed: Federation, progress: Progress, user: int) -> dict[str, Any]:
     progress.in_block = True
     request = Request("leave", int(fed.stream.user_keys[user]), np.zeros(0, np.int32))
-    return handle(fed, progress, request)
+    return handle_requests(fed, progress, request)
 
 
 def test_a_retraction_draws_noise_of_its_own_and_is_charged() -> None:
@@ -408,22 +414,22 @@ def test_a_retraction_draws_noise_of_its_own_and_is_charged() -> None:
 def test_a_retraction_fits_its_noise_whatever_the_server_says_of_blocks(claimed: int) -> None:
     """What one person takes back and says again of three blocks is never longer than the noise was made for."""
     model = private(4.0, blocks=3)
-    axes = axes_of(np.random.default_rng(2).exponential(size=30), 20)
+    axes = choose_axes(np.random.default_rng(2).exponential(size=30), 20)
     released = np.array([claimed, 3], np.int32)
     heads = {**model.init_heads(Draws(0)), "inputs": axes.inputs, "scale": axes.scale, "centre": axes.centre}
     server = replace(nothing_yet(model), heads={**heads, "released": released}, block=2)
     blocks = [Ragged.from_lists([list(range(3 * b, 3 * b + 9))]) for b in range(3)]
     left = [Ragged.from_lists([[20 + b, 25]]) for b in range(3)]
-    view = users_view(
-        DeviceState.of(np.zeros((1, 0), np.float32)),
+    view = build_user_view(
+        DeviceState.from_private(np.zeros((1, 0), np.float32)),
         server,
         make_block(2, 30, [[1]]),
         np.array([0], np.int32),
         np.ones(1, np.uint64),
-        Down(),
+        Broadcast(),
     )
     change = model.retraction(view, blocks, left)["terms"]
-    assert isinstance(change, Squares)
+    assert isinstance(change, OuterProducts)
     term = (change.vector * change.sign[:, None]).T @ change.vector
     assert 0.1 < np.linalg.norm(term) <= model.length_of(server, "retraction")
 
@@ -431,15 +437,15 @@ def test_a_retraction_fits_its_noise_whatever_the_server_says_of_blocks(claimed:
 def test_forget_says_what_holds_under_a_budget(tmp_path: Path) -> None:
     run = train(config_of(4.0, 2, evaluate={"controls": False}), tmp_path / "run")
     saved = open_saved(run.folder)
-    mine = lists_of(saved.held, "history").take(saved.numbers(["u7"])).ids
+    mine = read_lists(saved.client_arrays, "history").take(saved.user_numbers(["u7"])).ids
     some = [saved.ids["items"][item] for item in mine[:3].tolist()]
-    granted = grant(run.folder, Wish("forget", {"u7": some}), verify=True)
+    granted = submit_request(run.folder, RawRequest("forget", {"u7": some}), verify=True)
     found = granted.certificate
     assert found is not None
-    assert "noise of its own" in granted.said
+    assert "noise of its own" in granted.message
     assert found["guarantee"]["type"] != "exact"
     assert "AUC" in found["verdict"]
-    everything = grant(run.folder, Wish("forget", {"u7": None}), verify=True).certificate
+    everything = submit_request(run.folder, RawRequest("forget", {"u7": None}), verify=True).certificate
     assert everything is not None
     assert "pairs not judged" in everything["verdict"]  # there is nothing left to score them with
     assert "sent alone shows" not in found["residual_risk"]
@@ -472,14 +478,14 @@ def _site(folder: Path, config: RunConfig, secrets: dict[int, str]) -> Site:
         where = folder / f"secret{number}"
         site.transport.members[number].close()
         values = {"name": f"n{number}", "server": "localhost:1", "min_users": 5, "min_contributors": 1}
-        Node.create(where, validated(NodeConfig, values, "test"), secret=secret)
+        Node.create(where, validate_model(NodeConfig, values, "test"), secret=secret)
         site.transport.members[number] = Node.open(where)
     return site
 
 
 def test_nodes_add_their_own_noise_to_what_the_lab_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the secrets of all nodes, and without chance, the server's sum is the lab's and their noise, to the bit."""
-    monkeypatch.setattr(retold, "fresh", lambda *_: 0)
+    monkeypatch.setattr(noise_replay, "draw_noise_seed", lambda *_: 0)
     config = config_of(4.0, 2, privacy={"epsilon": 4.0, "blocks": 2}, split={"kind": "blocks", "n_blocks": 2})
     secrets = {1: "one", 2: "two", 3: "three"}
     site = _site(tmp_path, config, secrets)
@@ -495,8 +501,8 @@ def test_nodes_add_their_own_noise_to_what_the_lab_adds_up(tmp_path: Path, monke
     exact = vectors.T @ vectors
     first = nothing_yet(model)
     for secret in secrets.values():
-        stream = Stream(Draws(config.seed, secret_of(secret, "r")), "tally statistic", 0, 0, 0)
-        exact = exact + symmetric_noise(stream, model.s_of(first, "statistic"), len(exact))
+        stream = NoiseStream(Draws(config.seed, derive_run_secret(secret, "r")), "tally statistic", 0, 0, 0)
+        exact = exact + draw_symmetric_noise(stream, model.s_of(first, "statistic"), len(exact))
     assert np.array_equal(arrays["now/parts/tally/gram"], exact)
     assert arrays["now/parts/tally/drawn"].tolist() == [3.0]
     assert arrays["now/parts/tally/variance"][0] == pytest.approx(3 * model.s_of(first, "statistic") ** 2)
@@ -517,7 +523,7 @@ def test_one_node_is_the_lab(tmp_path: Path) -> None:
     fed, progress = ran(config)
     for block, rows in zip(fed.stream.blocks, rows_of_blocks(config), strict=True):
         site.publish(list(fed.stream.item_ids[: block.n_items]))
-        site.transport.members[1].store.add([(u, i, t, None) for u, i, t in rows])
+        site.transport.members[1].store.add_interactions([(u, i, t, None) for u, i, t in rows])
         site.transport = whole
         site.next_block()
     arrays = site.arrays()
@@ -528,7 +534,7 @@ def test_one_node_is_the_lab(tmp_path: Path) -> None:
 
 
 def test_a_reply_that_is_not_noise_and_terms_is_refused(tmp_path: Path) -> None:
-    from tacita.live.server.bounds import Asked, check_total
+    from tacita.live.server.bounds import ExpectedSum, check_total
     from tacita.live.wire import Reply, ReplyHead
 
     fed, progress = ran(config_of(4.0, 1))
@@ -536,9 +542,9 @@ def test_a_reply_that_is_not_noise_and_terms_is_refused(tmp_path: Path) -> None:
     k = len(progress.server.heads["inputs"])
     head = ReplyHead(kind="statistic", run="r", block=0, round=0, verdict="ok", clients=9, expected=9.0, weight=9.0)
     good = {"terms": np.zeros((k, k)), "draws": np.ones(1)}
-    check_total(Reply(head, good), Asked(fields))
+    check_total(Reply(head, good), ExpectedSum(fields))
     with pytest.raises(TacitaError, match="cannot have said"):
-        check_total(Reply(head, {**good, "terms": np.full((k, k), 1e4)}), Asked(fields))
+        check_total(Reply(head, {**good, "terms": np.full((k, k), 1e4)}), ExpectedSum(fields))
 
 
 # Wrong settings
@@ -566,32 +572,34 @@ def test_a_reply_that_is_not_noise_and_terms_is_refused(tmp_path: Path) -> None:
 )
 def test_bad_settings_are_refused_in_one_sentence(values: dict[str, Any], said: str) -> None:
     with pytest.raises(TacitaError, match=said):
-        assemble(validated(RunConfig, {"data": DATA, "backbone": {"name": "tally"}, **values}, "the test"), Machine())
+        assemble(
+            validate_model(RunConfig, {"data": DATA, "backbone": {"name": "tally"}, **values}, "the test"), Machine()
+        )
 
 
 def test_live_says_how_many_blocks_share_the_budget() -> None:
     with pytest.raises(TacitaError, match=r"privacy\.blocks"):
-        check_live(config_of(2.0))
+        check_live_settings(config_of(2.0))
     with pytest.raises(TacitaError, match=r"privacy\.features is for the lab"):
-        check_live(config_of(2.0, privacy={"epsilon": 2.0, "blocks": 1, "features": True}))
+        check_live_settings(config_of(2.0, privacy={"epsilon": 2.0, "blocks": 1, "features": True}))
     check_run(config_of(2.0, privacy={"epsilon": 2.0, "blocks": 3}), 50)
 
 
 def test_a_part_that_changes_what_is_told_is_refused() -> None:
     from tacita.core.types import Arrays, CohortView
-    from tacita.round.learner import learner_of
-    from tacita.round.parts import Part, PartConfig, World
+    from tacita.round.learner import build_learner
+    from tacita.round.parts import Part, PartConfig, RunContext
 
     class Louder(Part):
         name = "louder"
         works_with = ("rows", "statistic")
 
         def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
-            return upload.scaled(np.full(upload.n_clients, 2.0)), {}
+            return upload.scale(np.full(upload.n_clients, 2.0)), {}
 
-    world = World(private(), Draws(0), RunConfig().train)
+    world = RunContext(private(), Draws(0), RunConfig().train)
     with pytest.raises(TacitaError, match=r"'louder' changes what is told.*leave one"):
-        learner_of(world, (Louder(PartConfig(), world),)).check()
+        build_learner(world, (Louder(PartConfig(), world),)).check()
 
 
 # The audit
@@ -611,12 +619,12 @@ def test_the_audit_of_budgets_finds_people_without_noise_only() -> None:
 
 def test_settings_without_a_budget_are_what_they_were() -> None:
     """A hash of a config from before there were budgets is still its hash."""
-    from tacita.core.config import later_defaults
+    from tacita.core.config import find_later_defaults
 
-    assert later_defaults(RunConfig())["privacy"] is True
-    assert "epsilon" not in str(later_defaults(config_of(2.0)))
-    assert isinstance(build(config_of(2.0))[0], PrivateTally)
-    assert not isinstance(build(config_of(None))[0], PrivateTally)
+    assert find_later_defaults(RunConfig())["privacy"] is True
+    assert "epsilon" not in str(find_later_defaults(config_of(2.0)))
+    assert isinstance(build_components(config_of(2.0))[0], PrivateTally)
+    assert not isinstance(build_components(config_of(None))[0], PrivateTally)
 
 
 def test_a_plan_whose_retractions_could_not_be_noised_is_refused_when_it_is_made() -> None:
@@ -627,7 +635,7 @@ def test_a_plan_whose_retractions_could_not_be_noised_is_refused_when_it_is_made
         heads = {**model.init_heads(Draws(0)), "released": np.array([blocks - 1, blocks], np.int32)}
         for block in (blocks - 1, blocks + 9):  # later ones tell nothing
             server = ServerState(np.zeros((5, 0), np.float32), heads, block, 0)
-            symmetric_noise(Stream(Draws(1), "x"), model.s_of(server, "retraction"), 3)
+            draw_symmetric_noise(NoiseStream(Draws(1), "x"), model.s_of(server, "retraction"), 3)
 
 
 def test_what_a_node_says_of_its_people_does_not_decide_how_much_the_server_solves() -> None:

@@ -13,19 +13,26 @@ from hypothesis import strategies as st
 from tacita.core.config import PrivacyConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, Doubles, Down, Ragged, ServerState
-from tacita.federation.clients import users_view
-from tacita.federation.rounds import run_stream, start
-from tacita.fields import QUANTUM, Form, Spec, Total, Upload, add, empty_total
-from tacita.lab.assembling import build
+from tacita.core.types import Arrays, Broadcast, Doubles, Ragged, ServerState
+from tacita.federation.clients import build_user_view
+from tacita.federation.rounds import run_stream, start_run
+from tacita.messages import QUANTUM, Form, Spec, Total, Upload, add_upload, empty_total
 from tacita.models.tally.model import STATE, STATISTIC
-from tacita.models.tally.noised import axes_of
 from tacita.models.tally.order import OrderConfig
-from tacita.models.tally.private_order import FOLLOWING, SPREAD, PrivateOrder, among, seen, unit_factors
+from tacita.models.tally.private_math import choose_axes
+from tacita.models.tally.private_order import (
+    FOLLOWING,
+    FOLLOWING_VARIANCE,
+    PrivateOrderedTally,
+    compute_unit_factors,
+    denoise_order,
+    map_to_inputs,
+)
 from tacita.privacy.calibration import mu_of
 from tacita.privacy.ledger import UNIT
-from tacita.privacy.noise import Stream
+from tacita.privacy.noise import NoiseStream
 from tacita.round.device_state import DeviceState
+from tacita.runs.assembly import build_components
 from tests.noise_laws import SURE, normal
 from tests.oracle import federate, make_block, make_stream
 from tests.test_budget import SPENT_AT, _leave, config_of, ran
@@ -34,12 +41,12 @@ SHARE = 0.4
 LISTS = st.lists(st.lists(st.integers(0, 29), max_size=25), min_size=1, max_size=5)  # some come twice
 
 
-def private(epsilon: float = 4.0, blocks: int = 1, **options: Any) -> PrivateOrder:
-    return PrivateOrder(OrderConfig(order_share=SHARE, **options), PrivacyConfig(epsilon=epsilon, blocks=blocks))
+def private(epsilon: float = 4.0, blocks: int = 1, **options: Any) -> PrivateOrderedTally:
+    return PrivateOrderedTally(OrderConfig(order_share=SHARE, **options), PrivacyConfig(epsilon=epsilon, blocks=blocks))
 
 
-def asked(model: PrivateOrder, k: int = 20, block: int = 0, last: int = -1) -> ServerState:
-    axes = axes_of(np.random.default_rng(2).exponential(size=30) * 20, k)
+def asked(model: PrivateOrderedTally, k: int = 20, block: int = 0, last: int = -1) -> ServerState:
+    axes = choose_axes(np.random.default_rng(2).exponential(size=30) * 20, k)
     heads = {**model.init_heads(Draws(0)), "inputs": axes.inputs, "scale": axes.scale, "centre": axes.centre}
     heads["released"] = np.array([last, 0], np.int32)
     return ServerState(np.zeros((30, 0), np.float32), heads, block=block)
@@ -50,11 +57,11 @@ def summed(told: dict[str, Form], k: int, client: int | slice, n: int) -> tuple[
     fields = Spec("terms", (k, k), symmetric=True), Spec("next", (k, k))
     weight = np.zeros(n)
     weight[client] = 1.0
-    total = add(empty_total(fields), Upload(told, weight, np.zeros(n, np.uint64)), fields)
+    total = add_upload(empty_total(fields), Upload(told, weight, np.zeros(n, np.uint64)), fields)
     return total["terms"], total["next"]
 
 
-def length_of(model: PrivateOrder, both: tuple[Doubles, Doubles]) -> float:
+def length_of(model: PrivateOrderedTally, both: tuple[Doubles, Doubles]) -> float:
     """Of what is released, before noise of one size falls on all of it."""
     terms, following = both
     return math.sqrt((1 - model.share) * float((terms**2).sum()) + model.share * float((following**2).sum()))
@@ -71,7 +78,7 @@ def test_with_somebody_or_without_differs_by_length_1_at_most(
     model = private(order_fold=fall[0], order_window=fall[1])
     server, n = asked(model, k), len(lists)
     told = model.told_of(Ragged.from_lists(lists), np.arange(n + 1), server.heads, STATISTIC)
-    line = among(Ragged.from_lists(lists), server.heads["inputs"])
+    line = map_to_inputs(Ragged.from_lists(lists), server.heads["inputs"])
     for u in range(n):
         both = summed(told, k, u, n)
         assert length_of(model, both) <= 1
@@ -86,13 +93,13 @@ def test_what_is_taken_back_fits_its_noise_whatever_the_server_says_of_blocks(cl
     server = asked(model, block=2, last=claimed)
     one = np.array([0], np.int32)
 
-    view = users_view(
-        DeviceState.of(np.zeros((1, 0), np.float32)),
+    view = build_user_view(
+        DeviceState.from_private(np.zeros((1, 0), np.float32)),
         server,
         make_block(2, 30, [[1]]),
         one,
         np.ones(1, np.uint64),
-        Down(),
+        Broadcast(),
     )
     told = [Ragged.from_lists([list(range(3 * b, 3 * b + 9))]) for b in range(3)]
     left = [Ragged.from_lists([list(range(3 * b + 8, 3 * b - 1, -1))]) for b in range(3)]  # the other way round
@@ -103,7 +110,7 @@ def test_what_is_taken_back_fits_its_noise_whatever_the_server_says_of_blocks(cl
 
 def test_the_length_of_a_line_is_that_of_its_count() -> None:
     fall = np.array([1.0, 0.5, 0.25])
-    found = unit_factors(np.array([0, 1, 2, 3, 5]), fall)
+    found = compute_unit_factors(np.array([0, 1, 2, 3, 5]), fall)
     squares = [0, 0, 1, 2.25, 1 + 1.25 + 2 * 1.3125]
     assert found == pytest.approx([1 / math.sqrt(s) if s else 0 for s in squares], rel=1e-6)
     assert (found <= [1 / math.sqrt(s) if s else 0 for s in squares]).all()
@@ -134,7 +141,7 @@ def test_a_release_of_both_is_charged_once_and_taking_back_once_more() -> None:
     fed, progress = ran(config_of(4.0, 2, backbone=options))
     _, other = ran(config_of(4.0, 2))
     model, spent = fed.backbone, progress.clients.arrays[SPENT_AT]
-    assert isinstance(model, PrivateOrder)
+    assert isinstance(model, PrivateOrderedTally)
     assert np.array_equal(spent.sum(axis=1), other.clients.arrays[SPENT_AT].sum(axis=1))
     before, held = spent.copy(), progress.server.parts[STATE]
     _leave(fed, progress, 5)
@@ -142,7 +149,7 @@ def test_a_release_of_both_is_charged_once_and_taking_back_once_more() -> None:
     more = (progress.clients.arrays[SPENT_AT] - before).sum(axis=1)
     assert more[5] * UNIT == pytest.approx(model.budget.mu2, rel=1e-9)
     assert not np.delete(more, 5).any()
-    deviation = float(after[SPREAD][0] - held[SPREAD][0]) ** 0.5
+    deviation = float(after[FOLLOWING_VARIANCE][0] - held[FOLLOWING_VARIANCE][0]) ** 0.5
     difference = after[FOLLOWING] - held[FOLLOWING]
     assert normal(difference.ravel(), deviation) > SURE  # a person's own part is no more than noise
     assert normal(0.9 * difference.ravel(), deviation) < SURE
@@ -154,24 +161,24 @@ def test_a_release_of_both_is_charged_once_and_taking_back_once_more() -> None:
     assert not model.heads_fit({**again.heads, "mix": np.ones(2, np.float32)}, fed.stream.n_items)
 
 
-class HalfTheNoise(PrivateOrder):
+class HalfTheNoise(PrivateOrderedTally):
     """A planted bug."""
 
-    def noised_terms(self, server: ServerState, total: Total, question: str, stream: Stream) -> Arrays:
+    def noised_terms(self, server: ServerState, total: Total, question: str, stream: NoiseStream) -> Arrays:
         made = super().noised_terms(server, total, question, stream)
         return {**made, "next": (made["next"] + total["next"]) / 2}
 
 
-def read_canary(model: PrivateOrder, others: Ragged, own: Ragged, seed: int, inside: bool) -> float:
+def read_canary(model: PrivateOrderedTally, others: Ragged, own: Ragged, seed: int, inside: bool) -> float:
     """How much of the canary is in both fields, by somebody who knows all others; its noise has deviation 1."""
     both = Ragged(np.append(others.ptr, others.ptr[-1] + own.ptr[1:]), np.append(others.ids, own.ids))
     empty = ServerState(np.zeros((8, 0), np.float32), model.init_heads(Draws(0)))
-    server = model.released_from(empty, both if inside else others, Draws(seed))
+    server = model.simulate_release(empty, both if inside else others, Draws(seed))
     state, k, n = server.parts[STATE], len(server.heads["inputs"]), len(both)
     told = model.told_of(both, np.arange(n + 1), server.heads, STATISTIC)
     known, mine = summed(told, k, slice(n - 1), n), summed(told, k, n - 1, n)
     out = squares = 0.0
-    for field, (held, variance) in enumerate((("gram", 2 * state["variance"]), (FOLLOWING, state[SPREAD]))):
+    for field, (held, variance) in enumerate((("gram", 2 * state["variance"]), (FOLLOWING, state[FOLLOWING_VARIANCE]))):
         out += float((mine[field] * (state[held] - known[field])).sum() / variance[0])
         squares += float((mine[field] ** 2).sum() / variance[0])
     return out / math.sqrt(squares)
@@ -181,7 +188,7 @@ def test_a_canary_is_told_apart_as_well_as_the_budget_allows_and_no_better() -> 
     """The scores of runs with it and without it are mu apart; where noise is too small they are further."""
     rng, own = np.random.default_rng(5), Ragged.from_lists([[5, 0, 2]])
     others, gaps = Ragged.from_lists([rng.permutation(8)[:4].tolist() for _ in range(60)]), []
-    for made in (PrivateOrder, HalfTheNoise):
+    for made in (PrivateOrderedTally, HalfTheNoise):
         model = made(OrderConfig(order_share=SHARE), PrivacyConfig(epsilon=4.0, blocks=1))
         read = [[read_canary(model, others, own, 2 * run + k, bool(k)) for run in range(100)] for k in (0, 1)]
         gaps.append(float((np.mean(read[1]) - np.mean(read[0])) / np.mean(np.std(read, axis=1, ddof=1))))
@@ -211,8 +218,10 @@ def test_order_is_seen_through_noise_where_people_are_many() -> None:
     for share, mix in ((0.0, [0.0, 1.0, 0.0]), (0.5, [0.0, 0.0, 1.0])):
         options = {"name": "tally-order", "order_share": share, "mix": mix, "order_fold": 1.0, "recency": 0.0}
         config = config_of(8.0, 1, backbone=options)
-        fed = federate(stream, build(config.model_copy(update={"privacy": PrivacyConfig(epsilon=8.0, blocks=1)}))[0])
-        progress = start(fed)
+        fed = federate(
+            stream, build_components(config.model_copy(update={"privacy": PrivacyConfig(epsilon=8.0, blocks=1)}))[0]
+        )
+        progress = start_run(fed)
         run_stream(fed, progress, lambda report, now: None)
         found[share] = progress.results[0]["ndcg@20"]
     assert found[0.5] > 0.95 > found[0.0]
@@ -220,9 +229,9 @@ def test_order_is_seen_through_noise_where_people_are_many() -> None:
 
 def test_what_noise_alone_puts_there_is_not_seen() -> None:
     noise = np.random.default_rng(0).normal(size=(80, 80))
-    assert np.linalg.matrix_rank(seen(noise, 1.0)) <= 2
+    assert np.linalg.matrix_rank(denoise_order(noise, 1.0)) <= 2
     strong = 200 * np.outer(np.eye(80)[3], np.eye(80)[5])
-    assert seen(noise + strong, 1.0)[3, 5] == pytest.approx(math.sqrt(200**2 - 4 * 80), rel=0.02)
+    assert denoise_order(noise + strong, 1.0)[3, 5] == pytest.approx(math.sqrt(200**2 - 4 * 80), rel=0.02)
 
 
 # Wrong settings
@@ -237,7 +246,7 @@ def test_what_noise_alone_puts_there_is_not_seen() -> None:
 )
 def test_settings_that_a_budget_has_no_use_for_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(TacitaError, match=words):
-        build(config_of(4.0, backbone={"name": "tally-order", **options}))
+        build_components(config_of(4.0, backbone={"name": "tally-order", **options}))
 
 
 def test_a_share_without_a_budget_is_refused() -> None:
@@ -252,9 +261,9 @@ def test_what_follows_what_fades_with_its_block_and_its_noise_by_the_square() ->
         "gram": np.ones((3, 3)),
         "variance": np.array([8.0]),
         FOLLOWING: np.full((3, 3), 2.0),
-        SPREAD: np.array([8.0]),
+        FOLLOWING_VARIANCE: np.array([8.0]),
     }
     told = {"terms": np.eye(3), "next": np.eye(3), "draws": np.array([2.0])}  # two nodes, each with noise of its own
     made = model.added(server.with_part(STATE, held), told, STATISTIC, fade=0.5)
     assert (made[FOLLOWING] == 1.0 + np.eye(3)).all()
-    assert made[SPREAD][0] == pytest.approx(0.25 * 8 + 2 * model.deviation_of(server, STATISTIC) ** 2)
+    assert made[FOLLOWING_VARIANCE][0] == pytest.approx(0.25 * 8 + 2 * model.deviation_of(server, STATISTIC) ** 2)

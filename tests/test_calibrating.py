@@ -10,11 +10,11 @@ import pytest
 from test_door import call, config_of, forget, items_of
 
 from tacita.core.errors import TacitaError
-from tacita.lab import training
-from tacita.lab.calibration import FILE, Found
-from tacita.lab.forgetting.calibrating import calibrate_run
-from tacita.lab.forgetting.door import opened
-from tacita.methods import configured
+from tacita.methods import resolve_config
+from tacita.runs import training
+from tacita.runs.calibration import FILE, CalibrationRecord
+from tacita.runs.forgetting.request_service import reopen_run
+from tacita.runs.forgetting.run_calibration import calibrate_run
 
 
 def retracting(out: Path, rounds: int = 2, **options: Any) -> Path:
@@ -27,7 +27,7 @@ def retracting(out: Path, rounds: int = 2, **options: Any) -> Path:
         "split": {"kind": "random"},
         "evaluate": {"controls": False, "k": [5], "select_by": "ndcg@5"},
     }
-    return training.train(configured(values, "the test"), out).folder
+    return training.train(resolve_config(values, "the test"), out).folder
 
 
 def test_the_verb_measures_the_runs_own_damping_and_leaving_then_retracts(
@@ -37,14 +37,14 @@ def test_the_verb_measures_the_runs_own_damping_and_leaving_then_retracts(
     before = forgotten_without(folder, tmp_path)
     assert (before["path"], before["ratio"], before["reason"]) == ("checkpoint", None, "alpha was not calibrated")
     assert call("forget", "--run", str(folder), "--calibrate", "3", "--json") == 0
-    found = Found(**json.loads(capsys.readouterr().out))
+    found = CalibrationRecord(**json.loads(capsys.readouterr().out))
     assert (found.alpha, found.leavers) == (0.0, 3)
     assert found.best_ratio <= found.ratio <= 0.5
     assert json.loads((folder / FILE).read_text()) == found.model_dump()
     told = forget(folder, {"u1": None})["method"]
     assert told["calibration"] == {"path": "retraction", "alpha": 0.0, "ratio": found.ratio}
     assert items_of(folder, "u1") == []
-    opened(folder)  # the folder is still that of its config
+    reopen_run(folder)  # the folder is still that of its config
 
 
 def forgotten_without(folder: Path, tmp_path: Path) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def forgotten_without(folder: Path, tmp_path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(("ratio", "path"), [(0.5, "retraction"), (0.51, "checkpoint")])
 def test_above_a_half_the_table_goes_back_instead(tmp_path: Path, ratio: float, path: str) -> None:
     folder = retracting(tmp_path / "run")
-    found = Found(alpha=0.1, ratio=ratio, best_alpha=0.2, best_ratio=0.3, plain=2.0, leavers=3, rounds=2)
+    found = CalibrationRecord(alpha=0.1, ratio=ratio, best_alpha=0.2, best_ratio=0.3, plain=2.0, leavers=3, rounds=2)
     (folder / FILE).write_text(json.dumps(found.model_dump()))
     told = forget(folder, {"u1": None})["method"]["calibration"]
     assert (told["path"], told["ratio"]) == (path, ratio)
@@ -68,7 +68,7 @@ def test_above_a_half_the_table_goes_back_instead(tmp_path: Path, ratio: float, 
 
 def test_what_is_known_of_another_damping_does_not_count(tmp_path: Path) -> None:
     folder = retracting(tmp_path / "run")
-    found = Found(alpha=0.2, ratio=0.1, best_alpha=0.2, best_ratio=0.1, plain=2.0, leavers=3, rounds=2)
+    found = CalibrationRecord(alpha=0.2, ratio=0.1, best_alpha=0.2, best_ratio=0.1, plain=2.0, leavers=3, rounds=2)
     (folder / FILE).write_text(json.dumps(found.model_dump()))
     assert forget(folder, {"u1": None})["method"]["calibration"]["path"] == "checkpoint"
 

@@ -12,13 +12,13 @@ import pytest
 from scipy.special import expit
 from scipy.stats import beta, binom, norm
 
-from tacita.audit.canaries import bounds, items, rounds, streams, sums, table
-from tacita.audit.canaries.bounds import Claim, Trials, likely, one_run, within_law
 from tacita.cli import main
 from tacita.core.errors import TacitaError
-from tacita.privacy.accounting import sampled_noise
+from tacita.privacy.accounting import calibrate_sampled_noise
 from tacita.privacy.calibration import epsilon_of_mu, mu_of
 from tacita.report import canary_audit
+from tacita.research.audit.canaries import bounds, items, mechanism_audit, rounds, streams, sums
+from tacita.research.audit.canaries.bounds import Claim, Trials, bound_guess_chance, bound_one_run, bound_within_law
 
 DELTA = 1e-5
 
@@ -34,28 +34,28 @@ def gaussian(mu: float, n: int, rate: float = 1.0, seed: int = 0) -> Trials:
 
 def test_chances_are_those_of_clopper_and_pearson() -> None:
     for seen, of in ((0, 50), (3, 50), (49, 50)):
-        assert bounds._most(seen, of) == pytest.approx(beta.ppf(0.975, seen + 1, of - seen))
-        assert binom.cdf(seen, of, bounds._most(seen, of)) == pytest.approx(0.025)
-    assert bounds._most(50, 50) == 1
+        assert bounds._upper_bound(seen, of) == pytest.approx(beta.ppf(0.975, seen + 1, of - seen))
+        assert binom.cdf(seen, of, bounds._upper_bound(seen, of)) == pytest.approx(0.025)
+    assert bounds._upper_bound(50, 50) == 1
 
 
 def test_the_loss_of_a_threshold_is_that_of_the_trade_off_curve() -> None:
     for mu, t, rate in ((0.5, 0.3, 1.0), (2.0, 1.0, 1.0), (1.0, 1.5, 0.2)):
         false = norm.sf(t)
         true = (1 - rate) * false + rate * norm.sf(t - mu)
-        assert bounds.loss_from(false, true, rate) == pytest.approx(mu)
-    assert bounds.loss_from(0.5, 0.4, 1.0) == 0
+        assert bounds.infer_mu(false, true, rate) == pytest.approx(mu)
+    assert bounds.infer_mu(0.5, 0.4, 1.0) == 0
 
 
 def test_right_guesses_are_counted_as_by_chance() -> None:
     """Without a delta: the tail of a binomial; with one, more is likely, and never less."""
-    assert likely(100, 40, 30, 0.0, 0.0) == pytest.approx(binom.sf(29, 40, 0.5))
-    assert likely(100, 40, 30, 1.0, 0.0) == pytest.approx(binom.sf(29, 40, expit(1.0)))
-    assert likely(100, 40, 30, 0.0, 1e-3) > likely(100, 40, 30, 0.0, 0.0)
+    assert bound_guess_chance(100, 40, 30, 0.0, 0.0) == pytest.approx(binom.sf(29, 40, 0.5))
+    assert bound_guess_chance(100, 40, 30, 1.0, 0.0) == pytest.approx(binom.sf(29, 40, expit(1.0)))
+    assert bound_guess_chance(100, 40, 30, 0.0, 1e-3) > bound_guess_chance(100, 40, 30, 0.0, 0.0)
     law = binom(40, 0.5)
     steps = max(sum(law.pmf(30 - j) for j in range(1, i + 1)) / i for i in range(1, 31))
-    assert likely(100, 40, 30, 0.0, 1e-4) == pytest.approx(law.sf(29) + 2 * 100 * 1e-4 * steps)
-    assert likely(100, 0, 0, 1.0, 0.0) == 1
+    assert bound_guess_chance(100, 40, 30, 0.0, 1e-4) == pytest.approx(law.sf(29) + 2 * 100 * 1e-4 * steps)
+    assert bound_guess_chance(100, 0, 0, 1.0, 0.0) == 1
 
 
 def test_randomised_response_is_bounded_near_its_epsilon() -> None:
@@ -63,7 +63,7 @@ def test_randomised_response_is_bounded_near_its_epsilon() -> None:
     inside = rng.random(40_000) < 0.5
     score = (inside == (rng.random(40_000) < expit(1.5))).astype(float)
     claim = Claim(1.5, 0.0, "pure", threshold=1.0)
-    for found in (one_run(Trials(score, inside), claim), within_law(Trials(score, inside), claim)):
+    for found in (bound_one_run(Trials(score, inside), claim), bound_within_law(Trials(score, inside), claim)):
         assert 1.4 < found <= 1.5
 
 
@@ -74,29 +74,29 @@ def test_bounds_of_a_gaussian_lie_below_it_and_see_less_noise(epsilon: float) ->
     claim, found = Claim(epsilon, DELTA, mu=mu), []
     for seed in range(60):
         trials = gaussian(mu, 6000, seed=seed)
-        found.append(within_law(trials, claim))
+        found.append(bound_within_law(trials, claim))
         if seed < 5:
-            assert one_run(trials, claim) <= epsilon
-            assert within_law(gaussian(2 * mu, 6000, seed=seed), claim) > epsilon
+            assert bound_one_run(trials, claim) <= epsilon
+            assert bound_within_law(gaussian(2 * mu, 6000, seed=seed), claim) > epsilon
     assert sum(one > epsilon for one in found) <= 3
     assert np.mean(found) > 0.25 * epsilon
 
 
 def test_who_is_there_by_chance_is_bounded_too() -> None:
-    mu = 1 / sampled_noise(2.0, DELTA, 0.25, 4)
+    mu = 1 / calibrate_sampled_noise(2.0, DELTA, 0.25, 4)
     claim = Claim(2.0, DELTA, mu=mu, rate=0.25, releases=4)
     for seed in range(2):
-        assert within_law(gaussian(mu, 20_000, 0.25, seed), claim) <= 2.0
-        assert within_law(gaussian(2 * mu, 20_000, 0.25, seed), claim) > 2.0
-        assert within_law(gaussian(mu, 20_000, 1.0, seed), claim) > 2.0  # drawn always and counted as by chance
+        assert bound_within_law(gaussian(mu, 20_000, 0.25, seed), claim) <= 2.0
+        assert bound_within_law(gaussian(2 * mu, 20_000, 0.25, seed), claim) > 2.0
+        assert bound_within_law(gaussian(mu, 20_000, 1.0, seed), claim) > 2.0  # drawn always and counted as by chance
 
 
 def test_what_tells_nothing_bounds_nothing() -> None:
     trials = gaussian(0.0, 2000)
     for claim in (Claim(1.0, DELTA, mu=0.3), Claim(1.0, 0.0, "pure", threshold=0.0)):
-        assert one_run(trials, claim) < 0.2
-        assert within_law(trials, claim) < 0.2
-    assert bounds.epsilon_from(0.5, Claim(1.0, DELTA, mu=1.0)) == pytest.approx(
+        assert bound_one_run(trials, claim) < 0.2
+        assert bound_within_law(trials, claim) < 0.2
+    assert bounds.epsilon_from_mu(0.5, Claim(1.0, DELTA, mu=1.0)) == pytest.approx(
         epsilon_of_mu(np.array([0.5]), DELTA)[0]
     )
 
@@ -108,47 +108,49 @@ def small() -> list[Any]:
     """Every mechanism with fewer canaries: enough to see half of the noise."""
     few = {"DPPS, one release": 0.25, "Laplace noise, one release": 0.25, "tally, all of a first block": 0.3}
     few |= {"tally, a node's own sum": 0.3, "tally, terms of one release": 0.4, "tally, terms of a node's own sum": 0.4}
-    few |= {one.name: 1.0 for one in table.mechanisms() if one.against == "who sees the sums"}
+    few |= {one.name: 1.0 for one in mechanism_audit.list_mechanisms() if one.against == "who sees the sums"}
     few |= {"tally-order, all of a first block": 0.5, "tally-order, terms and order of one release": 1.0}
-    return [(one, few.get(one.name, 0.3)) for one in table.mechanisms()]
+    return [(one, few.get(one.name, 0.3)) for one in mechanism_audit.list_mechanisms()]
 
 
 @pytest.mark.parametrize(("audited", "share"), small(), ids=lambda one: getattr(one, "name", ""))
-def test_no_claim_is_broken_and_every_planted_bug_is_caught(audited: table.Audited, share: float) -> None:
-    row = audited.row(3, share)
+def test_no_claim_is_broken_and_every_planted_bug_is_caught(
+    audited: mechanism_audit.MechanismAudit, share: float
+) -> None:
+    row = audited.make_row(3, share)
     assert row["holds"], row
     assert row["caught"], row
 
 
 def test_what_blocks_and_retractions_show_is_worth_what_ledgers_say() -> None:
     """Scores are spread as the claim has it, and devices wrote down what it says."""
-    for setting, loss in ((streams.Streamed(4.0, 3), 1.0), (streams.Streamed(3.0, 1, 4), 0.8)):
-        trials, claim = streams.play(setting, 1000, 7), setting.claim()
-        assert trials.charged == pytest.approx(claim.epsilon, rel=1e-6)
+    for setting, loss in ((streams.StreamScenario(4.0, 3), 1.0), (streams.StreamScenario(3.0, 1, 4), 0.8)):
+        trials, claim = streams.run_trials(setting, 1000, 7), setting.claim()
+        assert trials.ledger_epsilon == pytest.approx(claim.epsilon, rel=1e-6)
         gap = trials.score[trials.inside].mean() - trials.score[~trials.inside].mean()
         assert loss * claim.mu - 0.25 < gap < claim.mu + 0.25
         assert 0.9 < trials.score[~trials.inside].std() < 1.25
-    free = streams.play(streams.Streamed(3.0, 1, 4), 100, 7, streams.FREE)
-    assert free.charged == pytest.approx(3.0, abs=1e-6)  # what nobody wrote down
+    free = streams.run_trials(streams.StreamScenario(3.0, 1, 4), 100, 7, streams.FREE_RETRACTIONS_BUG)
+    assert free.ledger_epsilon == pytest.approx(3.0, abs=1e-6)  # what nobody wrote down
 
 
 def test_a_canary_is_as_long_as_the_clip_lets_it_be() -> None:
     """Scores are spread as the claim says: deviation 1, and mu between those inside and those outside."""
-    setting = rounds.Played("one", {"name": "dp-fedavg", "epsilon": 2.0, "releases": 2}, 2.0, releases=2)
-    trials, mu = rounds.play(setting, 4000, 5), mu_of(2.0, DELTA)
+    setting = rounds.RoundScenario("one", {"name": "dp-fedavg", "epsilon": 2.0, "releases": 2}, 2.0, releases=2)
+    trials, mu = rounds.run_trials(setting, 4000, 5), mu_of(2.0, DELTA)
     assert trials.score[~trials.inside].std() == pytest.approx(1, abs=0.06)
     gap = trials.score[trials.inside].mean() - trials.score[~trials.inside].mean()
     assert gap == pytest.approx(mu, abs=5 / math.sqrt(1000))
-    long = rounds.play(setting, 4000, 5, "no clip")
-    assert long.score[long.inside].mean() == pytest.approx(rounds.LONG * mu, abs=0.15)
+    long = rounds.run_trials(setting, 4000, 5, "no clip")
+    assert long.score[long.inside].mean() == pytest.approx(rounds.CANARY_LENGTH * mu, abs=0.15)
 
 
 def test_the_reader_of_a_first_block_loses_nothing() -> None:
     """All that is released of one person, weighed by its noise, is worth the whole budget."""
-    trials, mu = sums.play(sums.Summed(4.0), 300, 5), mu_of(4.0, DELTA)
+    trials, mu = sums.run_trials(sums.SumScenario(4.0), 300, 5), mu_of(4.0, DELTA)
     gap = trials.score[trials.inside].mean() - trials.score[~trials.inside].mean()
     assert gap == pytest.approx(mu, abs=0.45)
-    quiet = sums.play(sums.Summed(400.0), 12, 5)  # next to no noise: the reading is exact
+    quiet = sums.run_trials(sums.SumScenario(400.0), 12, 5)  # next to no noise: the reading is exact
     gap = quiet.score[quiet.inside].mean() - quiet.score[~quiet.inside].mean()
     assert gap == pytest.approx(mu_of(400.0, DELTA), rel=0.1)
 
@@ -156,18 +158,22 @@ def test_the_reader_of_a_first_block_loses_nothing() -> None:
 def test_the_reader_of_order_loses_nothing() -> None:
     """Terms and order together are worth the whole budget; where each has the noise of one alone, more."""
     mu = mu_of(4.0, DELTA)
-    for one, bug, worth in ((False, None, 1.0), (True, None, 0.94**0.5), (True, sums.BESIDE, (2 * 0.94) ** 0.5)):
-        trials = sums.play(sums.Summed(4.0, one_release=one, order=True), 600, 5, bug)
+    for one, bug, worth in (
+        (False, None, 1.0),
+        (True, None, 0.94**0.5),
+        (True, sums.SEPARATE_CLIPS_BUG, (2 * 0.94) ** 0.5),
+    ):
+        trials = sums.run_trials(sums.SumScenario(4.0, one_release=one, order=True), 600, 5, bug)
         gap = trials.score[trials.inside].mean() - trials.score[~trials.inside].mean()
         assert gap == pytest.approx(worth * mu, abs=0.25)
         assert trials.score[~trials.inside].std() == pytest.approx(1, abs=0.12)
 
 
 def test_the_worst_table_spends_nearly_all_of_an_items_epsilon() -> None:
-    setting = items.Told("exponential", 1.0)
-    from tacita.methods.sharing.perturbing import chances
+    setting = items.ItemScenario("exponential", 1.0)
+    from tacita.methods.sharing.item_perturbation import compute_probabilities
 
-    both = chances("exponential", 1.0, setting.table(), np.array([0, 1]))
+    both = compute_probabilities("exponential", 1.0, setting.table(), np.array([0, 1]))
     assert 0.9 < math.log(both[0, 0] / both[1, 0]) <= 1.0
 
 
@@ -192,23 +198,30 @@ def test_the_command_shows_bounds_beside_claims(tmp_path: Path, capsys: pytest.C
 def test_a_broken_claim_is_said_and_ends_with_1(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     wrong = Claim(0.5, 0.0, "pure", threshold=1.0)
     broken = [
-        table.Audited("a bug", "one item", "the server", lambda: wrong, one.play, 5000, ())
-        for one in table.mechanisms()
+        mechanism_audit.MechanismAudit("a bug", "one item", "the server", lambda: wrong, one.run_trials, 5000, ())
+        for one in mechanism_audit.list_mechanisms()
         if one.name == "PDC-FRS, randomised response" and one.unit == "one item"
     ]
-    monkeypatch.setattr(table, "mechanisms", lambda: broken)
+    monkeypatch.setattr(mechanism_audit, "list_mechanisms", lambda: broken)
     with pytest.raises(SystemExit) as ended:
         main(["audit", "canary", "--quiet"])
     assert ended.value.code == 1
     assert "BROKEN: a bug" in capsys.readouterr().err
-    assert canary_audit.verdict({"rows": [{"mechanism": "x", "holds": True, "caught": False}]}).endswith("a bug in x.")
+    assert canary_audit.state_verdict({"rows": [{"mechanism": "x", "holds": True, "caught": False}]}).endswith(
+        "a bug in x."
+    )
 
 
 def test_a_name_that_no_mechanism_has_is_refused_before_anything_is_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(setting: Any) -> Any:
         raise AssertionError("calibrated")
 
-    for kind in (table.rounds.Played, table.items.Told, table.sums.Summed, table.streams.Streamed):
+    for kind in (
+        mechanism_audit.rounds.RoundScenario,
+        mechanism_audit.items.ItemScenario,
+        mechanism_audit.sums.SumScenario,
+        mechanism_audit.streams.StreamScenario,
+    ):
         monkeypatch.setattr(kind, "claim", never)
     with pytest.raises(TacitaError, match="--only zzz: no mechanism"):
-        table.audit_canaries(only="zzz")
+        mechanism_audit.audit_canaries(only="zzz")

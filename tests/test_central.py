@@ -12,14 +12,14 @@ import torch
 from oracle import make_backbone
 from torch import nn
 
-from tacita.core.draws import Draws, keys_of
+from tacita.core.draws import Draws, derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays, write_arrays
 from tacita.core.types import Doubles
 from tacita.kernels.sampling import shuffle_order
 from tacita.kernels.threads import set_threads, threads_in_use
-from tacita.learn.training import central as central_module
-from tacita.learn.training.central import Central, CentralState, Graph, Samples
+from tacita.learn.training import central_model as central_module
+from tacita.learn.training.central_model import CentralModel, CentralState, InteractionGraph, TrainingSamples
 
 DRAWS = Draws(5)
 N_USERS, N_ITEMS = 9, 13
@@ -28,10 +28,10 @@ every_model = pytest.mark.parametrize("name", MODELS)
 ORDERS = [DRAWS.public("order", k) for k in range(3)]
 
 
-def samples(n: int = 70, seed: int = 0) -> Samples:
+def samples(n: int = 70, seed: int = 0) -> TrainingSamples:
     rng = np.random.default_rng(seed)
     user, item = rng.integers(0, N_USERS - 1, n), rng.integers(0, N_ITEMS - 2, n)  # the last ones never come up
-    return Samples(user, item, rng.random(n).astype("f4"), (0.5 + rng.random(n)).astype("f4"))
+    return TrainingSamples(user, item, rng.random(n).astype("f4"), (0.5 + rng.random(n)).astype("f4"))
 
 
 def edges(seed: int = 0, n: int = 30) -> tuple[Any, Any, Any]:
@@ -39,12 +39,12 @@ def edges(seed: int = 0, n: int = 30) -> tuple[Any, Any, Any]:
     return rng.integers(0, N_USERS - 2, n), rng.integers(0, N_ITEMS - 3, n), rng.random(n)
 
 
-def model(name: str, **options: Any) -> tuple[Central, CentralState]:
+def model(name: str, **options: Any) -> tuple[CentralModel, CentralState]:
     small = {"lr": 0.01, "item_lr_scale": 1.0} | options
-    graph = Graph.of(*edges(), N_USERS, N_ITEMS) if name == "lightgcn" else None
-    central = Central(make_backbone(name, **small), graph, weight_decay=0.01)
-    users, items = (keys_of(f"{kind}{k}" for k in range(n)) for kind, n in (("u", N_USERS), ("i", N_ITEMS)))
-    return central, central.start(DRAWS, users, items)
+    graph = InteractionGraph.from_edges(*edges(), N_USERS, N_ITEMS) if name == "lightgcn" else None
+    central = CentralModel(make_backbone(name, **small), graph, weight_decay=0.01)
+    users, items = (derive_keys(f"{kind}{k}" for k in range(n)) for kind, n in (("u", N_USERS), ("i", N_ITEMS)))
+    return central, central.init_state(DRAWS, users, items)
 
 
 def adjacency(user: Any, item: Any, weight: Any) -> Doubles:
@@ -108,7 +108,7 @@ class RowAdam:
             whole[row] = one.detach()[0]
 
 
-def train_plain(plain: Plain, given: Samples, batch: int, lr: float) -> None:
+def train_plain(plain: Plain, given: TrainingSamples, batch: int, lr: float) -> None:
     movers = [RowAdam(plain.users.weight, lr), RowAdam(plain.items.weight, lr)]
     heads = [RowAdam(one, lr) for one in plain.heads.values()]
     for key in ORDERS:
@@ -131,7 +131,7 @@ def train_plain(plain: Plain, given: Samples, batch: int, lr: float) -> None:
 @pytest.mark.parametrize("piece", [512, 10])
 @every_model
 def test_training_is_that_of_plain_torch(name: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(central_module, "_PIECE", piece)
+    monkeypatch.setattr(central_module, "_SAMPLES_PER_TASK", piece)
     central, state = model(name)
     plain = Plain(name, state, adjacency(*edges()) if name == "lightgcn" else None)
     given = samples()
@@ -167,7 +167,7 @@ def test_a_state_goes_through_a_file_and_on_bit_for_bit(name: str, tmp_path: Pat
     half = central.train(state, samples(), 16, ORDERS[:1])
     write_arrays(tmp_path / "half.safetensors", half.arrays())
     back, _ = read_arrays(tmp_path / "half.safetensors")
-    again = central.train(CentralState.of(back), samples(), 16, ORDERS[1:])
+    again = central.train(CentralState.from_arrays(back), samples(), 16, ORDERS[1:])
     assert again.arrays().keys() == whole.arrays().keys()
     for k, v in whole.arrays().items():
         assert np.array_equal(again.arrays()[k], v), k
@@ -176,7 +176,7 @@ def test_a_state_goes_through_a_file_and_on_bit_for_bit(name: str, tmp_path: Pat
 
 @every_model
 def test_threads_change_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(central_module, "_PIECE", 64)
+    monkeypatch.setattr(central_module, "_SAMPLES_PER_TASK", 64)
     central, state = model(name)
     given, before, seen = samples(900), threads_in_use(), []
     for n in {1, before}:
@@ -194,7 +194,7 @@ def test_pairs_and_catalogue_are_the_plain_models(name: str) -> None:
     user, item = np.repeat(np.arange(N_USERS), N_ITEMS), np.tile(np.arange(N_ITEMS), N_USERS)
     want = plain(user, item).detach().numpy().reshape(N_USERS, N_ITEMS)
     np.testing.assert_allclose(central.score(state, np.array([4, 2])), want[[4, 2]], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(central.pairs(state, user, item).reshape(want.shape), want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(central.score_pairs(state, user, item).reshape(want.shape), want, rtol=1e-4, atol=1e-5)
 
 
 @every_model
@@ -227,7 +227,7 @@ def test_vectors_are_those_the_agents_read() -> None:
 
 def test_edges_given_twice_add_up_and_lonely_nodes_pass_nothing_on() -> None:
     user, item, weight = np.array([0, 0, 1, 0, 2]), np.array([1, 1, 1, 2, 3]), np.array([0.5, 0.25, 1.0, 0.5, 0.0])
-    graph = Graph.of(user, item, weight, N_USERS, N_ITEMS)
+    graph = InteractionGraph.from_edges(user, item, weight, N_USERS, N_ITEMS)
     dense = np.zeros((N_USERS + N_ITEMS,) * 2)
     for node in range(len(dense)):
         dense[node, graph.to[graph.ptr[node] : graph.ptr[node + 1]]] = graph.weight[
@@ -244,17 +244,19 @@ def test_smoothing_is_the_mean_of_the_powers_of_the_matrix(layers: int) -> None:
     before = start.copy()
     matrix = adjacency(*edges())
     want = np.mean([np.linalg.matrix_power(matrix, k) @ start for k in range(layers + 1)], axis=0)
-    np.testing.assert_allclose(Graph.of(*edges(), N_USERS, N_ITEMS).smooth(start, layers), want, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        InteractionGraph.from_edges(*edges(), N_USERS, N_ITEMS).smooth(start, layers), want, rtol=1e-4, atol=1e-6
+    )
     assert np.array_equal(start, before)
 
 
 def test_the_slope_reaches_rows_that_no_sample_has() -> None:
     """User 0 and item 0 are a sample; item 1 is the user's other edge, user 1 the other end of that item's."""
     backbone = make_backbone("lightgcn", lr=0.01, item_lr_scale=1.0)
-    graph = Graph.of(np.array([0, 0, 1]), np.array([0, 1, 1]), np.ones(3), N_USERS, N_ITEMS)
-    central = Central(backbone, graph)
+    graph = InteractionGraph.from_edges(np.array([0, 0, 1]), np.array([0, 1, 1]), np.ones(3), N_USERS, N_ITEMS)
+    central = CentralModel(backbone, graph)
     state = model("lightgcn")[1]
-    one = Samples(np.array([0]), np.array([0]), np.ones(1, "f4"), np.ones(1, "f4"))
+    one = TrainingSamples(np.array([0]), np.array([0]), np.ones(1, "f4"), np.ones(1, "f4"))
     after = central.train(state, one, 4, ORDERS[:1])
     moved = [np.flatnonzero((after.values[k] != state.values[k]).any(1)).tolist() for k in ("users", "items")]
     assert moved == [[0, 1], [0, 1]]
@@ -270,11 +272,15 @@ def test_it_learns_the_checkerboard(name: str, options: dict[str, Any]) -> None:
     user, item = (x.reshape(-1) for x in np.meshgrid(np.arange(n_users), np.arange(n_items), indexing="ij"))
     held = (item // 2 + user) % 4 == 0
     label = (user % 2 == item % 2).astype("f4")
-    seen = Samples(user[~held], item[~held], label[~held], np.ones((~held).sum(), "f4"))
+    seen = TrainingSamples(user[~held], item[~held], label[~held], np.ones((~held).sum(), "f4"))
     liked = ~held & (label == 1)
-    graph = Graph.of(user[liked], item[liked], np.ones(liked.sum()), n_users, n_items) if name == "lightgcn" else None
-    central = Central(make_backbone(name, **{"item_lr_scale": 1.0, "init_std": 0.1} | options), graph)
-    state = central.start(DRAWS, keys_of(map(str, range(n_users))), keys_of(map(str, range(n_items))))
+    graph = (
+        InteractionGraph.from_edges(user[liked], item[liked], np.ones(liked.sum()), n_users, n_items)
+        if name == "lightgcn"
+        else None
+    )
+    central = CentralModel(make_backbone(name, **{"item_lr_scale": 1.0, "init_std": 0.1} | options), graph)
+    state = central.init_state(DRAWS, derive_keys(map(str, range(n_users))), derive_keys(map(str, range(n_items))))
     after = central.train(state, seen, 32, [DRAWS.public("order", k) for k in range(80)])
     scores = central.score(after, np.arange(n_users))
     good, bad = held & (label == 1), held & (label == 0)
@@ -284,6 +290,6 @@ def test_it_learns_the_checkerboard(name: str, options: dict[str, Any]) -> None:
 
 def test_a_graph_model_without_a_graph_is_refused_and_so_is_one_that_has_no_central_form() -> None:
     with pytest.raises(TacitaError, match="graph"):
-        Central(make_backbone("lightgcn"))
+        CentralModel(make_backbone("lightgcn"))
     with pytest.raises(TacitaError, match="ego"):
-        Central(make_backbone("ego"))
+        CentralModel(make_backbone("ego"))

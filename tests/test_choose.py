@@ -6,33 +6,33 @@ import numpy as np
 import pytest
 
 from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
-from tacita.lab.assembling import Machine, assemble, planned
-from tacita.lab.experiments import plan
-from tacita.lab.experiments.choose_page import choose_page
-from tacita.lab.experiments.choosing import choose_once, promise_of
-from tacita.lab.seeing import SHARES, SUM_ALONE, server_sees
-from tacita.methods import configured, preset_names
+from tacita.methods import preset_names, resolve_config
+from tacita.research.experiments import experiment_spec
+from tacita.research.experiments.choice_measures import describe_promise, measure_choice
+from tacita.research.experiments.choice_page import render_choice_page
+from tacita.runs.assembly import Machine, assemble, build_plan
+from tacita.runs.server_view import SHARES, SUM_ALONE, describe_server_view
 
 TINY = "synthetic:users=60,items=60,per_user=15,groups=4"
 
 
 def test_every_preset_is_compared_and_can_be_configured() -> None:
-    experiment, settings = plan.load_experiment("choose")
+    experiment, settings = experiment_spec.load_experiment("choose")
     assert {one.method for one in experiment.variants.values()} == set(preset_names())
-    cells = plan.cells_of(experiment, settings, ["ml-100k"], experiment.backbones, 1)
+    cells = experiment_spec.list_cells(experiment, settings, ["ml-100k"], experiment.backbones, 1)
     assert len(cells) == len(experiment.variants)  # each with one model
 
 
 def test_rates_of_each_paper_hold_for_its_own_methods() -> None:
-    _, settings = plan.load_experiment("choose")
-    alone = plan.load_settings("f3crec")
-    assert settings.of("ml-100k", "mf", "f3crec").lr == alone.lr["ml-100k"]["mf"]
-    assert settings.of("ml-100k", "mf", "fedrec").lr is None  # a rate is nobody else's
-    assert settings.of("ml-1m", "ego", "fedshare").lr is not None
+    _, settings = experiment_spec.load_experiment("choose")
+    alone = experiment_spec.load_settings("f3crec")
+    assert settings.find_choice("ml-100k", "mf", "f3crec").lr == alone.lr["ml-100k"]["mf"]
+    assert settings.find_choice("ml-100k", "mf", "fedrec").lr is None  # a rate is nobody else's
+    assert settings.find_choice("ml-1m", "ego", "fedshare").lr is not None
 
 
 def told(method: str, backbone: str, **privacy: float) -> dict[str, object]:
-    config = configured(
+    config = resolve_config(
         {
             "data": TINY,
             "method": method,
@@ -45,7 +45,7 @@ def told(method: str, backbone: str, **privacy: float) -> dict[str, object]:
         "here",
     )
     assert isinstance(config, RunConfig)
-    return choose_once(assemble(config, Machine(threads=1)))
+    return measure_choice(assemble(config, Machine(threads=1)))
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ SEES = {"fedmf_he": SUM_ALONE, "fedshare": f"{SHARES}; which rows each person's 
 
 
 def page_of(quality: dict[str, float], seeds: int = 2, **forgets: str) -> str:
-    experiment, settings = plan.load_experiment("choose")
-    cells = plan.cells_of(experiment, settings, ["ml-100k"], ["tally", "mf", "ego"], seeds, list(quality))
+    experiment, settings = experiment_spec.load_experiment("choose")
+    cells = experiment_spec.list_cells(experiment, settings, ["ml-100k"], ["tally", "mf", "ego"], seeds, list(quality))
     lines = {}
     for cell in cells:
         if np.isnan(quality[cell.variant]):
@@ -98,7 +98,7 @@ def page_of(quality: dict[str, float], seeds: int = 2, **forgets: str) -> str:
             "promise": "a person",
         }
         lines[cell.key] = {"seed": cell.seed, "values": values, "words": words}
-    return choose_page(experiment, cells, lines)
+    return render_choice_page(experiment, cells, lines)
 
 
 def test_the_advice_is_made_of_the_cells() -> None:
@@ -133,8 +133,8 @@ def test_tables_are_grouped_and_best_first_and_say_what_is_not_there() -> None:
 
 
 def test_the_same_run_under_another_name_stands_in_one_row() -> None:
-    experiment, settings = plan.load_experiment("choose")
-    cells = plan.cells_of(experiment, settings, ["ml-100k"], ["mf"], 2, ["fedavg", "reg", "f3crec", "kd"])
+    experiment, settings = experiment_spec.load_experiment("choose")
+    cells = experiment_spec.list_cells(experiment, settings, ["ml-100k"], ["mf"], 2, ["fedavg", "reg", "f3crec", "kd"])
     lines = {
         cell.key: {
             "seed": cell.seed,
@@ -144,7 +144,7 @@ def test_the_same_run_under_another_name_stands_in_one_row() -> None:
         for cell in cells
         if (cell.variant, cell.seed) != ("f3crec", 2)
     }
-    page = choose_page(experiment, cells, lines)
+    page = render_choice_page(experiment, cells, lines)
     assert "| fedavg (2 seeds); the same run: reg |" in page
     assert "| kd (2 seeds) |" in page
     assert "Not run, or not all of it: f3crec (1 of 2 seeds)." in page
@@ -152,22 +152,22 @@ def test_the_same_run_under_another_name_stands_in_one_row() -> None:
 
 def test_the_largest_epsilon_says_whom_it_is_about() -> None:
     said = {"noise": {"unit": "person", "threat": "local", "epsilon_of_a_release": 1.0}}
-    assert promise_of({"promises": {**said, "dpps": {"unit": "silo", "threat": "central", "epsilon_most": 5.0}}}) == (
-        "a silo, from who gets the model"
-    )
-    assert promise_of({"promises": said}) == "a person, from the server"
-    assert promise_of({}) == ""
+    assert describe_promise(
+        {"promises": {**said, "dpps": {"unit": "silo", "threat": "central", "epsilon_most": 5.0}}}
+    ) == ("a silo, from who gets the model")
+    assert describe_promise({"promises": said}) == "a person, from the server"
+    assert describe_promise({}) == ""
 
 
 def test_fewer_seeds_on_one_dataset() -> None:
-    experiment, settings = plan.load_experiment("choose")
-    cells = plan.cells_of(experiment, settings, ["ml-100k", "ml-1m"], ["tally"], 3, ["tally"])
+    experiment, settings = experiment_spec.load_experiment("choose")
+    cells = experiment_spec.list_cells(experiment, settings, ["ml-100k", "ml-1m"], ["tally"], 3, ["tally"])
     assert [(one.dataset, one.seed) for one in cells] == [("ml-100k", 1), ("ml-1m", 1), ("ml-100k", 2), ("ml-100k", 3)]
 
 
 def sees(method: str, backbone: str = "mf", **more: object) -> str:
-    return server_sees(
-        planned(configured({"data": TINY, "method": method, "backbone": {"name": backbone}, **more}, "x"))
+    return describe_server_view(
+        build_plan(resolve_config({"data": TINY, "method": method, "backbone": {"name": backbone}, **more}, "x"))
     )
 
 
@@ -187,7 +187,7 @@ def test_what_the_server_sees_follows_who_is_trusted() -> None:
 def test_a_promise_is_told_for_every_threat() -> None:
     for threat in ("local", "silo", "central"):
         promised = {"dpps": {"epsilon_most": 1.0, "unit": "person", "threat": threat}}
-        assert promise_of({"promises": promised}).startswith("a person, from ")
+        assert describe_promise({"promises": promised}).startswith("a person, from ")
 
 
 def test_advice_goes_by_what_servers_are_said_to_see() -> None:

@@ -34,12 +34,12 @@ from typer.core import TyperGroup, TyperOption
 
 import tacita
 from tacita.cli import app, console, entry, main
-from tacita.cli.options import settings_of
+from tacita.cli.options import merge_settings
 from tacita.core import files
 from tacita.core.errors import TacitaError
-from tacita.kernels.threads import most_threads
-from tacita.lab import serving
-from tacita.lab.experiments.tune import tuning_config
+from tacita.kernels.threads import max_threads
+from tacita.research.experiments.tuning import build_tuning_config
+from tacita.runs import serving
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
 REAL = os.environ.get("TACITA_DATA", "")
@@ -107,7 +107,7 @@ def _own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TACITA_DATA", raising=False)
     monkeypatch.setenv("TACITA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("tacita.data.named.download", offline)
+    monkeypatch.setattr("tacita.data.datasets.download", offline)
     monkeypatch.setattr(console, "LINE_SECONDS", 3600.0)  # a slow machine must not add lines of progress
 
 
@@ -225,7 +225,7 @@ def test_a_run_of_tally_and_a_node_do_without_torch(tmp_path: Path) -> None:
     """It takes two seconds to load, which every command of a node's owner would wait."""
     script = """
 import sys
-import tacita.live.node.session, tacita.live.server.coordinator
+import tacita.live.node.question_handler, tacita.live.server.coordinator
 from tacita.cli import main
 try:
     main(["train", "--data", "synthetic:users=30,items=20,per_user=8", "--backbone", "tally", "--out", "run"])
@@ -280,7 +280,7 @@ def test_json_is_the_result_alone(finished: Path) -> None:
 
 
 def test_threads_and_chunk_change_no_byte(finished: Path) -> None:
-    for threads, chunk in ((1, 64), (min(2, most_threads()), 1024)):
+    for threads, chunk in ((1, 64), (min(2, max_threads()), 1024)):
         more = ("--threads", str(threads), "--chunk", str(chunk), "--out", f"x{chunk}", "--quiet")
         assert call("train", "--data", SMALL, "--rounds", "3", *more).code == 0
         assert Path(f"x{chunk}/result.json").read_bytes() == (finished / "result.json").read_bytes()
@@ -632,7 +632,7 @@ def test_wrong_calls_read_alike_whatever_typer_says(
     error = SimpleNamespace(format_message=lambda: theirs, __cause__=None)
     if given is not None:
         error.__cause__ = SimpleNamespace(errors=lambda: [{"input": given}])
-    assert entry._usage(error) == 2
+    assert entry._explain_usage(error) == 2
     said = capsys.readouterr().err
     one_sentence(Said(2, "", said), ours)
 
@@ -698,7 +698,7 @@ def test_a_full_disk_leaves_whole_files_and_the_run_goes_on(
 
 
 def test_a_disk_that_fills_up_between_rounds(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = files.Lines.__init__
+    opened = files.JsonLinesWriter.__init__
 
     class Full(io.FileIO):
         def write(self, data: Any, /) -> int:
@@ -706,13 +706,13 @@ def test_a_disk_that_fills_up_between_rounds(finished: Path, monkeypatch: pytest
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return super().write(data[:50])  # a disk may take a part of a line
 
-    def small(self: files.Lines, path: Path) -> None:
+    def small(self: files.JsonLinesWriter, path: Path) -> None:
         opened(self, path)
         self._file.close()
         self._file = Full(path, "ab")
 
     with monkeypatch.context() as patched:
-        patched.setattr(files.Lines, "__init__", small)
+        patched.setattr(files.JsonLinesWriter, "__init__", small)
         said = call("train", "--data", SMALL, "--rounds", "3", "--out", "run")
     one_sentence(said, "no space left to write run/events.jsonl", "--resume")
     assert call("train", "--out", "run", "--resume").code == 0
@@ -730,7 +730,7 @@ def test_resume_misuse(copied: Path) -> None:
     refuses("train --resume --out run --seed 9", "run/config.toml")
     refuses("train --resume --out run --set seed=9", "run/config.toml")
     refuses("train c.toml --resume --out run", "run/config.toml")
-    with files.alone_in(Path("run")):
+    with files.lock_folder(Path("run")):
         refuses("train --resume --out run", "another process is at work in run")
 
 
@@ -1039,7 +1039,7 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     for word in ("python", "numba", "tomli-w", "compiled kernels", "tacita data get ml-100k"):
         assert word in said.out
     assert all(check["state"] in ("ok", "note") for check in json.loads(call("doctor", "--json").out))
-    monkeypatch.setattr("tacita.doctor._needed", lambda: ["no-such-package"])
+    monkeypatch.setattr("tacita.doctor._list_required", lambda: ["no-such-package"])
     said = call("doctor")
     assert said.code == 1
     assert "pip install no-such-package" in said.out
@@ -1080,16 +1080,16 @@ def test_pace_measures_recent_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 2.0, 3.0])
     monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     pace = console.Pace()
-    assert (pace.per_second, pace.left(10)) == (0.0, "")
+    assert (pace.per_second, pace.format_remaining(10)) == (0.0, "")
     for done in (0, 2, 4, 6):
-        pace.reach(done)
+        pace.record(done)
     assert pace.per_second == 2.0
-    assert pace.left(7200) == "1:00:00 left"
+    assert pace.format_remaining(7200) == "1:00:00 left"
 
 
 def test_the_bar_of_counted_work_says_nothing_where_nobody_watches() -> None:
     err = io.StringIO()
-    with contextlib.redirect_stderr(err), console.counting("cells") as tell:
+    with contextlib.redirect_stderr(err), console.show_progress("cells") as tell:
         tell(1, 3)
     assert err.getvalue() == ""
 
@@ -1133,10 +1133,10 @@ def test_ctrl_c_leaves_a_run_that_goes_on() -> None:
 
 def test_options_of_parts_are_set_by_the_name_of_the_part() -> None:
     sets = ["replay.top_n=3", "replay.eps=0.5", "train.rounds=2"]
-    found = settings_of(None, {"method": "f3crec"}, sets)
+    found = merge_settings(None, {"method": "f3crec"}, sets)
     assert found == {"method": "f3crec", "parts": [{"name": "replay", "top_n": 3, "eps": 0.5}], "train": {"rounds": 2}}
 
 
 def test_a_method_with_settings_of_its_paper_is_not_tuned_as_another() -> None:
     with pytest.raises(TacitaError, match="method 'fedkdrec' brings the settings of its paper along"):
-        tuning_config(["ml-100k"], "mf", "fedkdrec", 1)
+        build_tuning_config(["ml-100k"], "mf", "fedkdrec", 1)

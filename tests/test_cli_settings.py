@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tacita.audit import table
 from tacita.cli import main
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
-from tacita.lab.experiments import tally_choice
-from tacita.lab.experiments.tune import tuning_config
+from tacita.research.audit import tally_settings
+from tacita.research.experiments import tally_tuning
+from tacita.research.experiments.tuning import build_tuning_config
 
 SETTINGS = ["--set", "split.n_blocks=2", "--set", "evaluate.k=[5]", "--set", "evaluate.select_by=ndcg@5"]
 
@@ -36,7 +36,7 @@ def shop(tmp_path: Path) -> str:
 def test_tune_takes_columns_and_settings_and_answers_in_json(
     shop: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tally_choice, "GRID", {"ridge": [2.0, 5.0]})
+    monkeypatch.setattr(tally_tuning, "GRID", {"ridge": [2.0, 5.0]})
     columns = ["--columns", "user=customer,item=sku,time=day"]
     more = ["--set", "backbone.recency=0", "--set", "split.k_core=0"]
     asked = ["tune", "--backbone", "tally", "--data", shop, *columns, *SETTINGS, *more]
@@ -48,20 +48,20 @@ def test_tune_takes_columns_and_settings_and_answers_in_json(
 
 
 def test_settings_of_tune_are_those_of_a_run() -> None:
-    found = tuning_config(["x.csv"], "mf", "reg", 3, {"backbone": {"dim": 4}, "split": {"n_blocks": 2}})
+    found = build_tuning_config(["x.csv"], "mf", "reg", 3, {"backbone": {"dim": 4}, "split": {"n_blocks": 2}})
     assert found.backbone == {"name": "mf", "dim": 4}
     assert found.split.n_blocks == 2
     assert found.evaluate.controls is False
-    assert tuning_config(["a"], "mf", "reg", 3).model_dump() == (
+    assert build_tuning_config(["a"], "mf", "reg", 3).model_dump() == (
         RunConfig(data="a", backbone={"name": "mf"}, seed=3)
         .model_copy(update={"evaluate": found.evaluate})
         .model_dump()
     )
     for wrong in ({"method": "ft"}, {"parts": []}, {"seed": 2}):
         with pytest.raises(TacitaError, match="is not for tune"):
-            tuning_config(["a"], "mf", "reg", 3, wrong)
+            build_tuning_config(["a"], "mf", "reg", 3, wrong)
     with pytest.raises(TacitaError, match="unknown key 'rounds'"):
-        tuning_config(["a"], "mf", "reg", 3, {"rounds": 2})
+        build_tuning_config(["a"], "mf", "reg", 3, {"rounds": 2})
 
 
 def test_an_audit_takes_columns_and_settings(
@@ -73,7 +73,7 @@ def test_an_audit_takes_columns_and_settings(
         heard.append(config)
         return {"heard": True}
 
-    monkeypatch.setattr(table, "audit_tally", listen)
+    monkeypatch.setattr(tally_settings, "audit_tally", listen)
     asked = ["audit", "tally", "--data", shop, "--columns", "user=customer,item=sku", "--set", "backbone.keep=50"]
     assert code_of([*asked, "--brief", "--json", "--quiet"]) in (0, None)
     assert json.loads(capsys.readouterr().out) == {"heard": True}

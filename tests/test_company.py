@@ -10,14 +10,14 @@ import pytest
 from test_live_parity import DATA, SPLIT, Site, close_all, config_of, rows_of_blocks
 from test_live_promises import Hostile, begun, private_tally, spent
 
-from tacita.core.codec import digest_of
-from tacita.core.config import RunConfig, validated
-from tacita.lab.assembling import Machine, assemble, planned
-from tacita.live.letters import CHOSEN
-from tacita.live.node import session, verbs
-from tacita.live.node.wants import Want, due
-from tacita.live.wire import Reply, Request, decode_reply, encode
-from tacita.privacy.accounting import Event, epsilon_of
+from tacita.core.codec import digest_array
+from tacita.core.config import RunConfig, validate_model
+from tacita.live.node import question_handler, verbs
+from tacita.live.node.request_queue import QueuedRequest, select_due
+from tacita.live.per_client_arrays import CHOSEN
+from tacita.live.wire import Reply, ServerRequest, decode_reply, encode_message
+from tacita.privacy.accounting import Event, compute_epsilon
+from tacita.runs.assembly import Machine, assemble, build_plan
 
 DRAWN = {"kind": "poisson", "rate": 0.3}
 ROUNDS = 5
@@ -34,7 +34,7 @@ def test_a_private_tally_of_few_who_can_pay_is_not_told(tmp_path: Path) -> None:
     node = site.transport.members[1]
     raws = node.store.users()[1]
     for raw in raws[4:]:  # four of thirty are left; min_users is 5
-        verbs.perform(node, "budget", {"user": raw, "epsilon": 0.0})
+        verbs.perform_verb(node, "budget", {"user": raw, "epsilon": 0.0})
     site.next_block()
     told = [*replies(site, "survey"), *replies(site, "statistic")]
     assert [one.head.verdict for one in told] == ["refused", "refused"]
@@ -47,7 +47,7 @@ def test_a_private_tally_of_enough_who_can_pay_does_not_say_how_many_they_are(tm
     node = site.transport.members[1]
     raws = node.store.users()[1]
     for raw in raws[5:]:
-        verbs.perform(node, "budget", {"user": raw, "epsilon": 0.0})
+        verbs.perform_verb(node, "budget", {"user": raw, "epsilon": 0.0})
     site.next_block()
     told = [*replies(site, "survey"), *replies(site, "statistic")]
     assert [(one.head.verdict, one.head.clients) for one in told] == [("ok", len(raws))] * 2
@@ -73,20 +73,20 @@ def test_who_told_nothing_hides_nobody_who_takes_something_back(tmp_path: Path, 
     site.next_block()
     items = [item for item, _ in node.store.catalogue()] if kind == "forget" else []
     for raw in raws[:5]:
-        node.store.enqueue(kind, "r", items, user=node.store.user(raw))
+        node.store.enqueue_request(kind, "r", items, user=node.store.find_user(raw))
     next_block(site)
     assert replies(site, "statistic/retraction") == []
-    assert not any(want.sent for want in node.store.wants("r"))  # it waits for others, and is told with them
+    assert not any(want.sent for want in node.store.list_requests("r"))  # it waits for others, and is told with them
     close_all(site)
 
 
 def test_withdrawals_leave_once_enough_of_them_take_something_back() -> None:
-    wants = [Want(n, "r", "leave", [], n, 0.0) for n in range(8)]
-    assert due(wants, 5, True) == wants
-    assert due(wants, 5, True, idle={0, 1, 2}) == wants
-    assert due(wants, 5, True, idle={0, 1, 2, 3}) == []
-    assert due(wants, 5, True, idle=range(8)) == wants  # nothing is told
-    assert due(wants, 5, False, idle={0, 1, 2, 3}) == wants
+    wants = [QueuedRequest(n, "r", "leave", [], n, 0.0) for n in range(8)]
+    assert select_due(wants, 5, True) == wants
+    assert select_due(wants, 5, True, idle={0, 1, 2}) == wants
+    assert select_due(wants, 5, True, idle={0, 1, 2, 3}) == []
+    assert select_due(wants, 5, True, idle=range(8)) == wants  # nothing is told
+    assert select_due(wants, 5, False, idle={0, 1, 2, 3}) == wants
 
 
 def drawn_server(folder: Path) -> tuple[Hostile, Site]:
@@ -94,7 +94,7 @@ def drawn_server(folder: Path) -> tuple[Hostile, Site]:
     train = {"rounds": ROUNDS, "aggregation": "fixed", "denominator": 9.0, "participation": DRAWN}
     values: dict[str, Any] = {"data": DATA, "split": SPLIT, "seed": 5, "backbone": {"name": "mf", "dim": 4}}
     values |= {"method": "dp-fedavg", "train": train, "parts": [part]}
-    site = begun(folder, validated(RunConfig, values, "the test"), insecure_single_user_uploads=True)
+    site = begun(folder, validate_model(RunConfig, values, "the test"), insecure_single_user_uploads=True)
     return Hostile(site, "round"), site
 
 
@@ -109,29 +109,29 @@ def test_nobody_but_chance_draws_whom_a_ledger_counts_as_drawn(tmp_path: Path) -
     assert honest.head.verdict == "ok"
     held = server.node.store.model("r")
     assert held is not None
-    arrays = {name: array for name, (_, array) in held[1].items()} | {CHOSEN: server.node.held["r"].names[:1]}
-    named = {name: digest_of(array) for name, array in arrays.items()}
-    asked = Request(first.head.model_copy(update={"round": 1, "names": named}), arrays)
-    one = decode_reply(session.handle(server.node, encode(asked)))
+    arrays = {name: array for name, (_, array) in held[1].items()} | {CHOSEN: server.node.open_runs["r"].names[:1]}
+    named = {name: digest_array(array) for name, array in arrays.items()}
+    asked = ServerRequest(first.head.model_copy(update={"round": 1, "names": named}), arrays)
+    one = decode_reply(question_handler.answer_message(server.node, encode_message(asked)))
     assert (one.head.verdict, "drawn anew by chance" in one.head.said) == ("refused", True)
-    part = planned(site.config).parts[0]
-    noise = part.multiple()  # type: ignore[attr-defined]
+    part = build_plan(site.config).parts[0]
+    noise = part.noise_multiplier()  # type: ignore[attr-defined]
     event = Event("round", "gaussian", 1.0, noise, "person", "central", 0.3, "poisson")
     once = Event("round", "gaussian", 1.0, noise / ROUNDS**0.5, "person", "central", 0.3, "poisson")
-    counted, true = epsilon_of([(event, ROUNDS)], 1e-5), epsilon_of([(once, 1)], 1e-5)
+    counted, true = compute_epsilon([(event, ROUNDS)], 1e-5), compute_epsilon([(once, 1)], 1e-5)
     assert counted <= 2.0 < 3.9 < true
-    assert np.isclose(max(spent(server.node).values()), epsilon_of([(event, 1)], 1e-5), rtol=1e-3)
+    assert np.isclose(max(spent(server.node).values()), compute_epsilon([(event, 1)], 1e-5), rtol=1e-3)
     close_all(site)
 
 
 def test_who_shares_everything_hides_nobody_who_learns(tmp_path: Path) -> None:
     """Control: without noise, the sum of such a round is how one person's device moved."""
     values = config_of("fedavg").model_dump(mode="json") | {"parts": [{"name": "sharing", "groups": [1, 0, 0]}]}
-    site = begun(tmp_path, validated(RunConfig, values, "the test"))
+    site = begun(tmp_path, validate_model(RunConfig, values, "the test"))
     node = site.transport.members[1]
     ids = node.store.users()[0].tolist()
     for one in ids[1:]:
-        node.store.enqueue("share", "r", node.store.history([one]).item, user=one)
+        node.store.enqueue_request("share", "r", node.store.history([one]).item, user=one)
     site.next_block()
     told = replies(site, "round")
     assert [(one.head.verdict, one.head.clients) for one in told] == [("ok", len(ids)), ("refused", 0), ("refused", 0)]

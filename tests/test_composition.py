@@ -16,14 +16,14 @@ from test_runs import KILLER
 
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays
-from tacita.lab.assembling import planned
-from tacita.lab.forgetting.door import grant, opened
-from tacita.lab.forgetting.wishes import Wish
-from tacita.lab.ledger import run_ledger
-from tacita.lab.run_folder import open_saved
-from tacita.methods import configured
+from tacita.methods import resolve_config
 from tacita.methods.personal.dpps import DPPS
-from tacita.privacy.ledger import ACCOUNT, MICRO
+from tacita.privacy.ledger import ACCOUNT_ARRAYS, MICRO
+from tacita.runs.assembly import build_plan
+from tacita.runs.forgetting.request_service import reopen_run, submit_request
+from tacita.runs.forgetting.requests import RawRequest
+from tacita.runs.ledger import read_run_ledger
+from tacita.runs.run_folder import open_saved
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
 FOUR = load("all_four")
@@ -46,17 +46,17 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def config_of(kind: str) -> str:
     said = {"data": SMALL, **QUIET, **KINDS[kind]}
-    return configured(said, "the test").model_dump_json(exclude_none=True)
+    return resolve_config(said, "the test").model_dump_json(exclude_none=True)
 
 
 def accounts(folder: Path) -> dict[str, Any]:
     held = read_arrays(folder / "clients.safetensors")[0]
-    return {name: held[f"parts/dpps/{name}"] for name in ACCOUNT}
+    return {name: held[f"parts/dpps/{name}"] for name in ACCOUNT_ARRAYS}
 
 
 def keeps_its_budgets(folder: Path) -> None:
     """Nobody has spent more than their budget, and what is written down is what the releases cost."""
-    (part,) = (one for one in planned(open_saved(folder).config).parts if isinstance(one, DPPS))
+    (part,) = (one for one in build_plan(open_saved(folder).config).parts if isinstance(one, DPPS))
     account = accounts(folder)
     spent = part.ledger().epsilon(account)
     assert (spent <= account["budget"] * MICRO + 1e-9).all()
@@ -86,17 +86,17 @@ def test_kill_9_changes_neither_numbers_nor_ledger(kind: str, tmp_path: Path) ->
 def takes_back(folder: Path) -> None:
     """Rounds of unlearning are releases: nobody pays beyond their budget, and what was shared goes."""
     user, before = FOUR.somebody_who_shares(folder), accounts(folder)
-    granted = grant(folder, Wish("unshare", {user: None}))
+    granted = submit_request(folder, RawRequest("unshare", {user: None}))
     assert granted.certificate is not None
     assert granted.certificate["method"]["name"] == "contrastive-unlearning"
     assert granted.certificate["purged"]["clean"] is True
-    run = opened(folder)
-    assert run.shared.counts()[run.saved.numbers([user])[0]] == 0
+    run = reopen_run(folder)
+    assert run.shared.counts()[run.saved.user_numbers([user])[0]] == 0
     after = accounts(folder)
     assert (after["spent"] >= before["spent"]).all()
     assert (after["budget"] == before["budget"]).all()
     keeps_its_budgets(folder)
-    own = run_ledger(folder, user)
+    own = read_run_ledger(folder, user)
     assert own["spent"] <= own["budget"] + 1e-9
 
 
@@ -106,9 +106,9 @@ def test_scores_meet_neither_budgets_nor_what_changes_rows() -> None:
         said = (
             "no bounded mechanism for scores" if one["name"] == "dpps" else "sends predictions, which it cannot change"
         )
-        settings = configured({"data": SMALL, "method": "fedkdrec", "parts": [one]}, "the test")
+        settings = resolve_config({"data": SMALL, "method": "fedkdrec", "parts": [one]}, "the test")
         with pytest.raises(TacitaError, match=said):
-            planned(settings).learner.check()
+            build_plan(settings).learner.check()
 
 
 def test_the_example_runs_and_says_what_it_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

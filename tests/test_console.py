@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 import tacita
-from tacita.audit import table as audit
 from tacita.cli import console, main
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
-from tacita.lab import serving
-from tacita.lab.forgetting.door import grant
-from tacita.lab.forgetting.wishes import Wish
-from tacita.lab.run_folder import free_folder, open_saved
+from tacita.research.audit import tally_settings as audit
+from tacita.runs import serving
+from tacita.runs.forgetting.request_service import submit_request
+from tacita.runs.forgetting.requests import RawRequest
+from tacita.runs.run_folder import find_free_folder, open_saved
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
 CLOCK = r"\d+:\d\d:\d\d"
@@ -95,7 +95,7 @@ def test_the_audit_tells_a_pipe_how_it_goes(monkeypatch: pytest.MonkeyPatch, mor
 @pytest.mark.parametrize("quiet", [False, True])
 def test_work_that_calls_nobody_is_still_told(quiet: bool) -> None:
     err = io.StringIO()
-    with contextlib.redirect_stderr(err), console.working("reading [x]", quiet):
+    with contextlib.redirect_stderr(err), console.show_clock("reading [x]", quiet):
         time.sleep(0.15)
     assert bool(re.search(rf"(?m)^{CLOCK} reading \[x\]$", err.getvalue())) != quiet
     told = err.getvalue()
@@ -105,7 +105,7 @@ def test_work_that_calls_nobody_is_still_told(quiet: bool) -> None:
 
 def test_counted_work_tells_its_note_and_the_time_left() -> None:
     err = io.StringIO()
-    with contextlib.redirect_stderr(err), console.counting("cells") as tell:
+    with contextlib.redirect_stderr(err), console.show_progress("cells") as tell:
         tell(0, 4)
         time.sleep(0.1)
         tell(2, 4, "mf")
@@ -118,7 +118,7 @@ def test_a_reader_who_leaves_does_not_stop_the_work() -> None:
         def write(self, _: str) -> int:
             raise BrokenPipeError
 
-    with contextlib.redirect_stderr(Gone()), console.working("reading"):
+    with contextlib.redirect_stderr(Gone()), console.show_clock("reading"):
         time.sleep(0.1)
 
 
@@ -126,8 +126,8 @@ def test_a_reader_who_leaves_does_not_stop_the_work() -> None:
 
 
 def test_a_run_of_tally_goes_by_its_own_name() -> None:
-    assert free_folder(RunConfig(data="ml-100k", backbone={"name": "tally"})) == Path("runs/ml-100k-tally-1")
-    assert free_folder(RunConfig(data="ml-100k", method="reg")) == Path("runs/ml-100k-mf-reg-1")
+    assert find_free_folder(RunConfig(data="ml-100k", backbone={"name": "tally"})) == Path("runs/ml-100k-tally-1")
+    assert find_free_folder(RunConfig(data="ml-100k", method="reg")) == Path("runs/ml-100k-mf-reg-1")
     out, err = call("train", "--data", SMALL, "--backbone", "tally")
     assert "ndcg@20: tally on synthetic" in out
     page = Path("runs/synthetic-tally-1/report.html").read_text()
@@ -157,7 +157,7 @@ def test_the_progress_of_tally_counts_the_rounds_it_has(monkeypatch: pytest.Monk
 @pytest.fixture
 def forgotten(tally: Path, tmp_path: Path) -> Path:
     folder = Path(shutil.copytree(tally, tmp_path / "run"))
-    grant(folder, Wish("forget", {"u1": None}))
+    submit_request(folder, RawRequest("forget", {"u1": None}))
     return folder
 
 
@@ -181,12 +181,12 @@ def test_what_is_popular_no_longer_counts_who_left(tally: Path, forgotten: Path)
     """Against the lists of everybody else."""
     saved = open_saved(forgotten)
     counts = {raw: 0 for raw in saved.ids["items"]}
-    for item in saved.held[TOLD]:
+    for item in saved.client_arrays[TOLD]:
         counts[saved.ids["items"][item]] += 1
     found = serving.recommend(forgotten, ["u1"], 40)["u1"]
     assert {one["item"]: one["score"] for one in found} == counts
     assert [one["score"] for one in found] == sorted(counts.values(), reverse=True)
-    assert sum(counts.values()) < len(open_saved(tally).held[TOLD])
+    assert sum(counts.values()) < len(open_saved(tally).client_arrays[TOLD])
 
 
 # The shell

@@ -40,21 +40,21 @@ from tacita.core.config import RunConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays
-from tacita.core.types import AnyArray, Arrays, Block, CohortView, Floats, Local, ServerState, Stream
-from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round, run_stream, start
-from tacita.kernels.memory import remember
+from tacita.core.types import AnyArray, Arrays, Block, BlockStream, CohortView, Floats, LocalModels, ServerState
+from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round, run_stream, start_run
+from tacita.kernels.memory import write_errors
 from tacita.kernels.ranking import best_items
-from tacita.lab import training
 from tacita.learn.rows import apply_total
-from tacita.learn.training import Trained, train_cohort
-from tacita.learn.training.draw import lay_out
-from tacita.methods import World, build_parts, preset_parts
+from tacita.learn.training import TrainedCohort, train_cohort
+from tacita.learn.training.local_models import build_local_models
+from tacita.methods import RunContext, build_parts, preset_parts
 from tacita.methods.continual import proxies
-from tacita.methods.continual.error_memory import ErrorMemory, unit_rows
+from tacita.methods.continual.error_memory import ErrorMemory, normalise_rows
 from tacita.methods.continual.f3crec import Replay, TemporalMean, current_ranks, replay_size
 from tacita.methods.continual.proxies import Proxies
-from tacita.models.scores import pair_scores, score_all
+from tacita.models.scoring import score_all, score_lists
 from tacita.round.plan import Federation
+from tacita.runs import training
 
 BACKBONES = ["mf", "ncf", "pfedrec"]
 CONTINUAL = [
@@ -68,7 +68,7 @@ Spec = dict[str, Any]
 # builders
 
 
-def blocks_of(n_blocks: int = 2, new_items: int = 4, n_users: int = 8, n_items: int = 40, more: int = 2) -> Stream:
+def blocks_of(n_blocks: int = 2, new_items: int = 4, n_users: int = 8, n_items: int = 40, more: int = 2) -> BlockStream:
     """A stream in which every later block has all users so far, some new ones and some new items."""
     rng = np.random.default_rng(5)
     made: list[Block] = []
@@ -80,11 +80,13 @@ def blocks_of(n_blocks: int = 2, new_items: int = 4, n_users: int = 8, n_items: 
     return make_stream(*made)
 
 
-def federation(parts: str | list[Spec], name: str = "mf", stream: Stream | None = None, **train: Any) -> Federation:
+def federation(
+    parts: str | list[Spec], name: str = "mf", stream: BlockStream | None = None, **train: Any
+) -> Federation:
     """A method by its name, or by its parts, on a small stream; several steps per round."""
     specs = preset_parts(parts) if isinstance(parts, str) else parts
     fed = federate(stream or blocks_of(), make_backbone(name), **{"rounds": 3, "batch_size": 8} | train)
-    return replace(fed, parts=build_parts(specs, World(fed.backbone, fed.draws, fed.config.train)))
+    return replace(fed, parts=build_parts(specs, RunContext(fed.backbone, fed.draws, fed.config.train)))
 
 
 def in_block(fed: Federation, index: int, rounds: int = 0) -> Progress:
@@ -104,7 +106,7 @@ def play_round(fed: Federation, progress: Progress) -> None:
 
 
 def played(fed: Federation) -> Progress:
-    progress = start(fed)
+    progress = start_run(fed)
     run_stream(fed, progress, lambda report, now: None)
     return progress
 
@@ -118,13 +120,13 @@ def ready(fed: Federation, progress: Progress) -> CohortView:
     return view
 
 
-def train_view(fed: Federation, view: CohortView, parts: Any = None) -> Trained:
+def train_view(fed: Federation, view: CohortView, parts: Any = None) -> TrainedCohort:
     return train_cohort(view, fed.backbone, fed.parts if parts is None else parts, fed.config.train, fed.draws)
 
 
-def laid_out(fed: Federation, view: CohortView) -> Local:
+def laid_out(fed: Federation, view: CohortView) -> LocalModels:
     lists = {p.name: one for p in fed.parts if (one := p.at_hand(view)) is not None}
-    return lay_out(view, lists, fed.config.train, fed.draws)
+    return build_local_models(view, lists, fed.config.train, fed.draws)
 
 
 def part_of(fed: Federation, kind: Any) -> Any:
@@ -170,7 +172,7 @@ def one_user(n_items: int, *specs: Spec, **train: Any) -> tuple[Federation, Coho
     train_lists = [[n_items - 1]]
     stream = make_stream(make_block(0, n_items, train_lists), make_block(1, n_items, train_lists, known=1))
     fed = federate(stream, make_backbone("mf", dim=n_items), **train)
-    fed = replace(fed, parts=build_parts(list(specs), World(fed.backbone, fed.draws, fed.config.train)))
+    fed = replace(fed, parts=build_parts(list(specs), RunContext(fed.backbone, fed.draws, fed.config.train)))
     view = replace(cohort(fed, in_block(fed, 1)), items=np.eye(n_items, dtype=np.float32))
     return fed, view
 
@@ -234,7 +236,7 @@ def test_distillation_is_cross_entropy_with_the_teachers_probabilities(reduction
     )  # fmt: skip
     local = laid_out(fed, view)
     extra = part_of(fed, Replay).extra_samples(view, local, 0, 0)
-    chosen = local.at_hand["replay"][0].ids[extra.pick]
+    chosen = local.rows_needed["replay"][0].ids[extra.pick]
     p = student[chosen]
     each = -(extra.label * np.log(p) + (1 - extra.label) * np.log(1 - p))
     assert sorted(each) == pytest.approx([0.551372, 0.591919], abs=1e-6)
@@ -291,7 +293,7 @@ def test_the_teacher_of_a_user_who_was_away_has_the_latest_table_and_the_users_l
     assert np.array_equal(held["teacher"][0], first["teacher"][0])
     table = progress.server.items
     assert np.array_equal(table, progress.server.parts["replay"]["table"])
-    expected = expit(pair_scores(fed.backbone, held["teacher"][:1], {}, table, held["list"][:1]))
+    expected = expit(score_lists(fed.backbone, held["teacher"][:1], {}, table, held["list"][:1]))
     np.testing.assert_allclose(held["label"][:1], expected, rtol=1e-6)
     assert not np.array_equal(held["list"][1], first["list"][1])
 
@@ -487,7 +489,7 @@ def test_what_a_block_leaves_comes_from_its_best_round(name: str) -> None:
     for table in (kept["replay"]["table"], kept["temporal-mean"]["anchor"], kept["proxies"]["stability.table"]):
         assert np.array_equal(table, server.items)
     begin_block(fed, progress, 1)
-    expected = expit(pair_scores(fed.backbone, clients.private, {}, server.items, best))
+    expected = expit(score_lists(fed.backbone, clients.private, {}, server.items, best))
     np.testing.assert_allclose(progress.clients.parts["replay"]["label"][:8], expected, rtol=1e-6)
 
 
@@ -572,7 +574,7 @@ def test_reg_is_exactly_a_pull_on_every_old_row_of_every_client(name: str, stren
     assert (np.abs(progress.server.items[untouched] - before).max(1) > 1e-6).any()
 
 
-def uneven() -> Stream:
+def uneven() -> BlockStream:
     """Clients of very different size, a wide catalogue, new users and items in block 1."""
     rng = np.random.default_rng(1)
 
@@ -618,7 +620,10 @@ def remembering(n_users: int, n_items: int, **options: Any) -> tuple[ErrorMemory
     )
     fed = federate(stream, make_backbone("mf", dim=n_items))
     fed = replace(
-        fed, parts=build_parts([{"name": "error-memory", **options}], World(fed.backbone, fed.draws, fed.config.train))
+        fed,
+        parts=build_parts(
+            [{"name": "error-memory", **options}], RunContext(fed.backbone, fed.draws, fed.config.train)
+        ),
     )  # fmt: skip
     view = replace(cohort(fed, in_block(fed, 1)), items=np.eye(n_items, dtype=np.float32))
     part = part_of(fed, ErrorMemory)
@@ -682,7 +687,7 @@ def test_memories_are_read_for_tests_and_serving_after_block_0_only() -> None:
 def corrected_slowly(part: ErrorMemory, view: CohortView, scores: Floats) -> Floats:
     """Spec C.4, one number after the other."""
     cfg, held, out = part.config, view.parts["error-memory"], np.array(scores, np.float64)
-    rows = unit_rows(view.items).astype(np.float64)
+    rows = normalise_rows(view.items).astype(np.float64)
     for u in range(len(scores)):
         entries = np.flatnonzero(held["item"][u] >= 0)
         for i in range(scores.shape[1]) if len(entries) else []:
@@ -751,7 +756,7 @@ def test_the_ring_holds_what_a_slow_one_holds(seed: int, size: int, n_items: int
         item = rng.integers(0, n_items, ptr[-1]).astype(np.int32)
         label = (item % 2).astype(np.float32)
         guess = (item * 0.618 % 1).astype(np.float32)  # samples of an item agree, as they do in a round
-        remember(ptr, item, label, guess, 0.3, *held.values())
+        write_errors(ptr, item, label, guess, 0.3, *held.values())
         for u in range(3):
             mine = slice(ptr[u], ptr[u + 1])
             samples = list(zip(item[mine].tolist(), label[mine].tolist(), guess[mine].tolist(), strict=True))
@@ -774,7 +779,7 @@ def test_a_device_remembers_what_its_own_trained_model_gets_wrong(name: str, opt
     fed = replace(
         fed,
         parts=build_parts(
-            [{"name": "error-memory", "threshold": 0.2}], World(fed.backbone, fed.draws, fed.config.train)
+            [{"name": "error-memory", "threshold": 0.2}], RunContext(fed.backbone, fed.draws, fed.config.train)
         ),
     )
     view = cohort(fed, started(fed))
@@ -807,7 +812,7 @@ def test_rlp2_goes_the_way_of_fine_tuning_and_corrects_what_it_tests(name: str) 
     for method in seen:
         specs = [{**one, "threshold": 0.1} for one in preset_parts(method)]  # small models fit their samples well
         fed = federation(specs, name, blocks_of(3))
-        ended[method] = start(fed)
+        ended[method] = start_run(fed)
         run_stream(fed, ended[method], lambda report, now, method=method: seen[method].append(report.valid))
     mine, yours = model_of(ended["rlp2"]), model_of(ended["ft"])
     for k in mine:  # about once in a thousand runs one number differs in its last bit, for a reason not found yet
@@ -873,7 +878,7 @@ def one_taste(
     n = len(model)
     stream = make_stream(make_block(0, n, [train] * n_users), make_block(1, n, [train] * n_users, known=n_users))
     fed = federate(stream, make_backbone("mf", dim=n))
-    world = World(fed.backbone, fed.draws, fed.config.train)
+    world = RunContext(fed.backbone, fed.draws, fed.config.train)
     (part,) = build_parts([{"name": "proxies", **options}], world)
     assert isinstance(part, Proxies)
     fed = replace(fed, parts=(part,))
@@ -954,7 +959,7 @@ def test_users_without_a_past_and_without_candidates_draw_nothing() -> None:
 def test_items_are_drawn_anew_every_few_rounds_and_forgotten_after_the_block() -> None:
     fed = federation([{"name": "proxies", "every": 3}], stream=blocks_of(3), rounds=8, patience=99)
     drawn: list[list[AnyArray]] = [[], [], []]
-    progress = start(fed)
+    progress = start_run(fed)
     run_stream(fed, progress, lambda r, now: drawn[r.block].append(now.clients.parts["proxies"]["item"].copy()))
     assert (np.array(drawn[0]) == -1).all()
     for block in (1, 2):
@@ -998,7 +1003,7 @@ def test_both_tables_travel_once_per_block() -> None:
     sizes: dict[str, list[float]] = {}
     for method in ("ft", "spp"):
         down: list[float] = []
-        run_stream(fed := federation(method), start(fed), lambda r, now, down=down: down.append(r.bytes_down))
+        run_stream(fed := federation(method), start_run(fed), lambda r, now, down=down: down.append(r.bytes_down))
         sizes[method] = down
     more = np.subtract(sizes["spp"], sizes["ft"])
     assert more.tolist() == [0, 0, 0, 2 * 40 * 6 * 4, 0, 0]
@@ -1105,7 +1110,7 @@ def test_a_run_goes_on_from_a_checkpoint_with_the_parts_state(
 
         folder = tmp_path / f"stopped-{stop}"
         with pytest.raises(Stopped):
-            training.train(config, folder, watcher=training.Watcher(on_round=on_round))
+            training.train(config, folder, watcher=training.TrainingCallbacks(on_round=on_round))
         again = training.resume(folder)
         assert again.result["blocks"] == whole.result["blocks"]
         for file in ("server.safetensors", "clients.safetensors"):
@@ -1152,7 +1157,7 @@ def test_replay_is_refused_where_ranks_cannot_be_told_before_training() -> None:
     """A model that is not affine in the item row has no reading."""
     backbone = make_backbone("mf")
     backbone.reading = lambda private, heads: None  # type: ignore[method-assign]
-    world = World(backbone, Draws(1), RunConfig().train)
+    world = RunContext(backbone, Draws(1), RunConfig().train)
     adaptive, fixed = build_parts([{"name": "replay"}], world) + build_parts([{"name": "replay", "eps": 0.0}], world)
     with pytest.raises(TacitaError, match="affine"):
         adaptive.check(100)

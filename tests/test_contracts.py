@@ -24,34 +24,34 @@ from oracle import (
     train_once,
 )
 
-from tacita.core.config import validated
-from tacita.core.draws import Draws, keys_of
+from tacita.core.config import validate_model
+from tacita.core.device_lists import AppendedLists
+from tacita.core.draws import Draws, derive_keys
 from tacita.core.errors import TacitaError
-from tacita.core.files import flat, read_arrays, write_arrays
-from tacita.core.kept import Added
+from tacita.core.files import flatten_parts, read_arrays, write_arrays
 from tacita.core.types import (
     AnyArray,
     Arrays,
     Block,
+    BlockStream,
     CohortView,
     Floats,
-    Given,
-    Held,
     Keys,
-    Local,
+    LocalModels,
     Ragged,
     ServerState,
-    Stream,
+    SharedRecord,
+    StateUpdate,
 )
-from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round, run_stream, start
+from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round, run_stream, start_run
 from tacita.federation.scoring import DeviceScorer
-from tacita.federation.state_arrays import progress_arrays, read_progress
-from tacita.fields import Dense, Each, Rows, Spec, Total, Upload
-from tacita.methods import Part, World, build_parts, part_class, part_names, preset_names, preset_parts
+from tacita.federation.state_arrays import pack_progress, read_progress
+from tacita.messages import DenseArrays, PerClientField, SparseRows, Spec, Total, Upload
+from tacita.methods import Part, RunContext, build_parts, part_class, part_names, preset_names, preset_parts
 from tacita.models import Backbone, Context, backbone_class, backbone_names
 from tacita.round import registry as methods_base
-from tacita.round.device_state import DeviceState, device_arrays
-from tacita.round.plan import Federation, to_serve
+from tacita.round.device_state import DeviceState, flatten_devices
+from tacita.round.plan import Federation, prepare_serving
 
 every_backbone = pytest.mark.parametrize("name", TRAINED)
 every_model = pytest.mark.parametrize("name", backbone_names())
@@ -60,7 +60,7 @@ every_preset = pytest.mark.parametrize("method", preset_names())
 Specs = list[dict[str, Any]]
 
 
-def two_blocks() -> Stream:
+def two_blocks() -> BlockStream:
     """Ten users and 110 items, then two more users and ten more items; user 3 stays away from block 1."""
     rng = np.random.default_rng(7)
 
@@ -89,7 +89,7 @@ def with_parts(specs: Specs, backbone: str = "mf", **train: Any) -> Federation:
     needed = {k: v for spec in specs for k, v in NEEDS.get(spec["name"], {}).items()}
     fed = federate(two_blocks(), make_backbone(backbone), **{"rounds": 2, "batch_size": 8} | needed | train)
     quiet = [{**QUIET.get(spec["name"], {}), **spec} for spec in specs]
-    parts = build_parts(quiet, World(fed.backbone, fed.draws, fed.config.train))
+    parts = build_parts(quiet, RunContext(fed.backbone, fed.draws, fed.config.train))
     made = replace(fed, parts=parts)
     made.learner.check()
     for part in parts:
@@ -131,7 +131,7 @@ def backbone_for(specs: Specs) -> str:
 
 
 def run(fed: Federation) -> Progress:
-    progress = start(fed)
+    progress = start_run(fed)
     run_stream(fed, progress, lambda report, now: None)
     return progress
 
@@ -140,7 +140,7 @@ def all_numbers(progress: Progress) -> Arrays:
     """Everything that both sides hold."""
     server, clients = progress.server, progress.clients
     heads = {f"heads/{k}": v for k, v in server.heads.items()}
-    sides = flat(server.parts, "server/") | device_arrays(clients, "device/")
+    sides = flatten_parts(server.parts, "server/") | flatten_devices(clients, "device/")
     return {"items": server.items, **heads, **sides}
 
 
@@ -195,7 +195,7 @@ class BackboneContract:
 
     def start(self, name: str) -> tuple[Backbone, Floats, Arrays, Floats]:
         """A model, six users' vectors, shared parameters and the rows of nine items."""
-        backbone, keys, draws = self.make(name), keys_of(f"one{k}" for k in range(9)), Draws(2)
+        backbone, keys, draws = self.make(name), derive_keys(f"one{k}" for k in range(9)), Draws(2)
         return (
             backbone,
             backbone.init_private(draws, keys[:6]),
@@ -211,7 +211,7 @@ class BackboneContract:
 
     def test_it_refuses_an_unknown_option_by_name(self, name: str) -> None:
         with pytest.raises(TacitaError, match="dimm"):
-            validated(backbone_class(name).Config, {"dimm": 4}, f"backbone '{name}'")
+            validate_model(backbone_class(name).Config, {"dimm": 4}, f"backbone '{name}'")
 
     def test_its_own_start_fits_it_as_if_it_came_from_elsewhere(self, name: str) -> None:
         backbone, _, heads, items = self.start(name)
@@ -232,7 +232,7 @@ class TrainedContract(BackboneContract):
         """The six users as the model represents them, heads for each, a row for each, and which are in contexts."""
         backbone, private, heads, items = self.start(name)
         repeated = {k: np.stack([v] * 6) for k, v in heads.items()}
-        context = Context.of(LISTS, items) if backbone.reads_context else None
+        context = Context.from_lists(LISTS, items) if backbone.reads_context else None
         inside = LISTS.holds(np.arange(6), np.arange(6)).astype(np.float32) if backbone.reads_context else None
         rep = backbone.represent(backbone.named(private), repeated, context)
         return backbone, rep, repeated, items[:6], inside
@@ -317,7 +317,7 @@ def checkerboard(
     progress = started(fed)
 
     def right(now: Progress) -> float:
-        down = to_serve(fed, now.server)
+        down = prepare_serving(fed, now.server)
         scorer = DeviceScorer(fed, now.server, now.clients, fed.stream.blocks[0], fed.stream.user_keys, down, "test")
         scores = scorer(np.arange(n_users, dtype=np.int32))
         pairs = [scores[u, held[u]][:, None] > scores[u, (u + 1) % 2 :: 2][None, :] for u in range(n_users)]
@@ -358,7 +358,7 @@ class PartContract:
         assert [p.name for p in fed.parts] == [name]
         assert part_class(name).name == name
         with pytest.raises(TacitaError, match="no_such_option"):
-            build_parts([{"name": name, "no_such_option": 1}], fed.parts[0].world)
+            build_parts([{"name": name, "no_such_option": 1}], fed.parts[0].context)
 
     def test_a_users_device_arrays_do_not_depend_on_how_many_users_there_are(self, name: str) -> None:
         (part,) = self.federation(name).parts
@@ -379,7 +379,7 @@ class PartContract:
         assert all(np.isfinite(list(numbers_in(one))).all() for one in progress.results)
         declared = fed.parts[0].device_arrays(12)
         lists = {k for k, v in declared.items() if isinstance(v, Ragged)}
-        assert progress.clients.lists_of(np.arange(12)).get(name, {}).keys() == lists
+        assert progress.clients.part_lists(np.arange(12)).get(name, {}).keys() == lists
         held = progress.clients.parts.get(name, {})
         kinds = {k: (v.shape, v.dtype) for k, v in declared.items() if k not in lists}
         assert {k: (v.shape, v.dtype) for k, v in held.items()} == kinds
@@ -409,7 +409,7 @@ class PartContract:
                 if rounds == stop:
                     raise InterruptedError
 
-            progress = start(fed)
+            progress = start_run(fed)
             with pytest.raises(InterruptedError):
                 run_stream(fed, progress, on_round)
             restored = through_a_file(progress, tmp_path / f"{stop}.safetensors")
@@ -420,7 +420,7 @@ class PartContract:
     def test_it_leaves_the_state_it_is_given_as_it_was(self, name: str) -> None:
         """Server states are values: the best round must still be there after later rounds."""
         fed = self.federation(name, rounds=3)
-        progress = start(fed)
+        progress = start_run(fed)
         seen: list[tuple[ServerState, Arrays]] = []
 
         def on_round(report: Any, now: Progress) -> None:
@@ -466,12 +466,12 @@ class PartContract:
 
 
 def server_arrays(server: ServerState) -> Arrays:
-    return {"items": server.items, **server.heads, **flat(server.parts, "parts/")}
+    return {"items": server.items, **server.heads, **flatten_parts(server.parts, "parts/")}
 
 
 def through_a_file(progress: Progress, path: Path) -> Progress:
     """Everything that both sides hold, written and read back."""
-    arrays, note = progress_arrays(progress)
+    arrays, note = pack_progress(progress)
     write_arrays(path, arrays, note)
     return read_progress(*read_arrays(path))
 
@@ -489,7 +489,7 @@ class CountsRounds(Part):
     def device_arrays(self, n_users: int) -> Arrays:
         return {"rounds": np.zeros(n_users, np.int64)}
 
-    def after_training(self, view: CohortView, local: Local) -> Arrays:
+    def after_training(self, view: CohortView, local: LocalModels) -> Arrays:
         return {"rounds": view.parts[self.name]["rounds"] + 1}
 
 
@@ -514,20 +514,20 @@ class WritesOn(Part):
     only_notes = True
     seen: ClassVar[list[list[list[int]]]] = []
 
-    def device_arrays(self, n_users: int) -> Held:
+    def device_arrays(self, n_users: int) -> StateUpdate:
         return {"diary": Ragged.empty(n_users)}
 
-    def line(self, view: CohortView, what: int) -> Held:
+    def line(self, view: CohortView, what: int) -> StateUpdate:
         n = len(view.user)
-        return {"diary": Added(np.arange(n + 1, dtype=np.int64), np.full(n, 10 * view.round + what, np.int32))}
+        return {"diary": AppendedLists(np.arange(n + 1, dtype=np.int64), np.full(n, 10 * view.round + what, np.int32))}
 
-    def begin_round(self, view: CohortView) -> Held:
+    def begin_round(self, view: CohortView) -> StateUpdate:
         return self.line(view, 1)
 
-    def after_training(self, view: CohortView, local: Local) -> Held:
+    def after_training(self, view: CohortView, local: LocalModels) -> StateUpdate:
         return self.line(view, 2)
 
-    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Held]:
+    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, StateUpdate]:
         diary = view.lists[self.name]["diary"]
         self.seen.append([diary.row(r).tolist() for r in range(len(diary))])
         return upload, self.line(view, 3)
@@ -540,7 +540,7 @@ def test_what_is_written_on_is_there_once_in_every_later_hook() -> None:
     for _ in range(2):
         progress.server, _ = run_round(fed, progress.server, progress.devices)
     assert WritesOn.seen == [[[1, 2]] * 3, [[1, 2, 3, 11, 12]] * 3]
-    held = progress.clients.lists_of(np.arange(3))["writes-on"]["diary"]
+    held = progress.clients.part_lists(np.arange(3))["writes-on"]["diary"]
     assert [held.row(r).tolist() for r in range(3)] == [[1, 2, 3, 11, 12, 13]] * 3
 
 
@@ -567,7 +567,7 @@ def test_every_method_runs_two_blocks_on_every_backbone_or_is_refused(method: st
 
 SEEN_BY_THE_SERVER = (ServerState, Total)
 HANDED_TO_IT = (*SEEN_BY_THE_SERVER, Keys)  # and who the clients of a round are
-NEVER_SEEN = (Ragged, Block, Stream, CohortView, Local, DeviceState)
+NEVER_SEEN = (Ragged, Block, BlockStream, CohortView, LocalModels, DeviceState)
 
 
 UNHEARD = {"own_to_serve", "purged"}  # only a model that answers from it asks for the one, a withdrawal for the other
@@ -619,7 +619,8 @@ class Wiretap:
                     self.complaints.append(f"{path} shares memory with a device")
                 self.arrays.append((path, one.copy()))
             elif one is not None and not isinstance(
-                one, (*SEEN_BY_THE_SERVER, Given, Each, Rows, Dense, dict, tuple, str, Number)
+                one,
+                (*SEEN_BY_THE_SERVER, SharedRecord, PerClientField, SparseRows, DenseArrays, dict, tuple, str, Number),
             ):
                 self.complaints.append(f"{path} is a {type(one).__name__}")
 
@@ -648,7 +649,7 @@ def spy_on(tap: Wiretap) -> type[Part]:
         def device_arrays(self, n_users: int) -> Arrays:
             return {"diary": np.zeros((n_users, 3), np.float32)}
 
-        def after_training(self, view: CohortView, local: Local) -> Arrays:
+        def after_training(self, view: CohortView, local: LocalModels) -> Arrays:
             tap.vectors.extend(local.private.copy())
             tap.secrets.extend([local.private, view.private, view.train.ids, view.exclude.ids, view.user_keys])
             return {"diary": np.random.default_rng(view.round).normal(size=(len(view.user), 3)).astype(np.float32)}
@@ -665,11 +666,11 @@ def listen(monkeypatch: pytest.MonkeyPatch, specs: Specs, backbone: str = "mf", 
         monkeypatch.setitem(methods_base._PARTS, cls.name, cls)
     fed = with_parts([{"name": "spy"}, *specs, *({"name": cls.name} for cls in extra)], backbone)
     tap.secrets += [one.ids for block in fed.stream.blocks for one in (block.train, block.valid, block.test)]
-    progress = start(fed)
+    progress = start_run(fed)
 
     def on_round(report: Any, now: Progress) -> None:
         for clients in (now.clients, now.best_clients):
-            tap.secrets += [clients.private, *flat(clients.parts, "").values()]
+            tap.secrets += [clients.private, *flatten_parts(clients.parts, "").values()]
 
     run_stream(fed, progress, on_round)
     return tap
@@ -710,7 +711,7 @@ class SendsVectors(Part):
     def extra_fields(self, n_items: int) -> tuple[Spec, ...]:
         return (Spec("vector", (6,), seen="each"),)
 
-    def extras(self, view: CohortView, local: Local) -> Arrays:
+    def extras(self, view: CohortView, local: LocalModels) -> Arrays:
         return {"vector": local.private.copy()}
 
 
@@ -755,7 +756,7 @@ def test_what_the_server_sees_is_made_of_arrays_and_numbers(kind: type) -> None:
         if get_origin(hint) is dict:
             key, value = get_args(hint)
             return key is str and plain(value)
-        return hint in (int, float, Each, Given) or get_origin(hint) is np.ndarray
+        return hint in (int, float, PerClientField, SharedRecord) or get_origin(hint) is np.ndarray
 
     hints = get_type_hints(kind)
     assert set(hints) == {one.name for one in fields(kind)}

@@ -11,21 +11,21 @@ import pytest
 from oracle import cohort, make_block, make_stream, started
 from test_dpps import crowd, dpps, with_parts
 
-from tacita.core.config import RunConfig, validated
+from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
-from tacita.core.types import Ragged, Requests, Stream
+from tacita.core.types import BlockStream, Ragged, RequestBatch
 from tacita.federation import devices
-from tacita.federation.measuring import Learned
-from tacita.federation.requests import handle
-from tacita.federation.rounds import run_round, run_stream, start
-from tacita.fields import QUANTUM, empty_total
-from tacita.lab.assembling import Machine, assemble
-from tacita.lab.forgetting.anew import begun_anew, shared_by
+from tacita.federation.evaluation import TrainedState
+from tacita.federation.requests import handle_requests
+from tacita.federation.rounds import run_round, run_stream, start_run
+from tacita.messages import QUANTUM, empty_total
 from tacita.methods.personal.dp_fedavg import DPFedAvg
-from tacita.models.tally.following import NEXT
-from tacita.models.tally.noised import GRID
-from tacita.privacy.accounting import epsilon_of
+from tacita.models.tally.order_sums import NEXT
+from tacita.models.tally.private_math import GRID
+from tacita.privacy.accounting import compute_epsilon
 from tacita.privacy.calibration import epsilon_of_mu
+from tacita.runs.assembly import Machine, assemble
+from tacita.runs.forgetting.retraining import find_shared, retrain_blocks
 
 POISSON = {"aggregation": "fixed", "denominator": 10.0, "participation": {"kind": "poisson", "rate": 0.3}}
 ALL = {"aggregation": "fixed", "denominator": 30.0}
@@ -43,14 +43,14 @@ STREAM = {
 def releases_of(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     """How often each client sends something that counts, from now on."""
     released: Counter[int] = Counter()
-    encoded = devices.Here._encoded
+    encoded = devices.LocalDevices._encode_upload
 
     def counting(self: Any, fed: Any, view: Any, upload: Any, question: str) -> Any:
         out = encoded(self, fed, view, upload, question)
         released.update(view.client_keys[out.weight > 0].tolist())
         return out
 
-    monkeypatch.setattr(devices.Here, "_encoded", counting)
+    monkeypatch.setattr(devices.LocalDevices, "_encode_upload", counting)
     return released
 
 
@@ -68,8 +68,8 @@ def test_a_silo_spends_what_it_releases_whoever_of_it_is_there(part: str, monkey
         "backbone": {"name": "mf", "dim": 4},
         "parts": [specs[part]],
     }
-    fed = assemble(validated(RunConfig, values, "test"), Machine(1))
-    progress = start(fed)
+    fed = assemble(validate_model(RunConfig, values, "test"), Machine(1))
+    progress = start_run(fed)
     run_stream(fed, progress, lambda report, now: None)
     assert max(released.values()) == 3  # of 8 rounds, by silos whose people come and go
     assert progress.clients.parts[part]["times"][:, 0].max() == 3
@@ -126,31 +126,31 @@ def test_training_again_draws_people_anew(monkeypatch: pytest.MonkeyPatch) -> No
         "backbone": {"name": "mf", "dim": 4},
         "parts": [{**DP, "epsilon": None, "noise": 3.0}],
     }
-    fed = assemble(validated(RunConfig, values, "test"), Machine(1))
+    fed = assemble(validate_model(RunConfig, values, "test"), Machine(1))
     asked: list[list[int]] = []
-    chosen = devices.Here.taking_part
+    chosen = devices.LocalDevices.round_participants
 
     def noting(self: Any, fed: Any, server: Any) -> Any:
         found = chosen(self, fed, server)
         asked.append(found.tolist())
         return found
 
-    monkeypatch.setattr(devices.Here, "taking_part", noting)
-    progress = start(fed)
+    monkeypatch.setattr(devices.LocalDevices, "round_participants", noting)
+    progress = start_run(fed)
     run_stream(fed, progress, lambda report, now: None)
-    first, now = asked.copy(), Learned(progress.server, progress.clients)
+    first, now = asked.copy(), TrainedState(progress.server, progress.clients)
     asked.clear()
-    again = begun_anew(fed, shared_by(fed, now), None, now)
+    again = retrain_blocks(fed, find_shared(fed, now), None, now)
     assert asked
     assert not any(one in first for one in asked)
     assert (again.clients.parts["dp-fedavg"]["times"][:, 0] == 6).all()
     asked.clear()
-    twice = Learned(again.server, again.clients)
-    begun_anew(fed, shared_by(fed, twice), None, twice)
+    twice = TrainedState(again.server, again.clients)
+    retrain_blocks(fed, find_shared(fed, twice), None, twice)
     assert not any(one in first for one in asked)
 
 
-def uneven(n_users: int = 12, n_items: int = 40) -> Stream:
+def uneven(n_users: int = 12, n_items: int = 40) -> BlockStream:
     """Everybody has two items but one person, who has twenty."""
     rng = np.random.default_rng(3)
     mine = [rng.choice(n_items, 22 if u == 0 else 4, replace=False).tolist() for u in range(n_users)]
@@ -181,7 +181,7 @@ def test_devices_weigh_by_the_variance_that_the_server_sends() -> None:
     told = replace(view, received={**view.received, part.name: {"between": np.array([sent])}})
     upload = fed.answer(view, "round").upload
     assert part.broadcast(server).keys() == {"between"}
-    mine = part._tier(view)
+    mine = part._client_tiers(view)
     assert set(mine.tolist()) == {0, 1}
     assert np.array_equal(part.weight(told, upload), part._weights(sent)[mine])
     assert not np.allclose(part.weight(told, upload), part._weights(0.0)[mine])
@@ -193,10 +193,10 @@ def test_rounds_counted_for_budgets_that_change_need_more_noise_and_fit_their_pl
     )
     assert isinstance(plain, DPFedAvg)
     assert isinstance(careful, DPFedAvg)
-    assert careful.multiple() > plain.multiple()
+    assert careful.noise_multiplier() > plain.noise_multiplier()
     event = careful.ledger().events[0]
-    assert 4.9 < epsilon_of([(event, 10)], 1e-5, "rdp") <= 5.0
-    account = careful.ledger().opened(1, 5.0)
+    assert 4.9 < compute_epsilon([(event, 10)], 1e-5, "rdp") <= 5.0
+    account = careful.ledger().open_accounts(1, 5.0)
     for _ in range(10):
         account, goes = careful.ledger().charge(account, "round")
         assert goes.all()
@@ -211,13 +211,13 @@ def test_a_silo_that_trains_again_goes_on_with_what_it_spent(part: str, monkeypa
         "laplace-noise": {**LDP, "epsilon": 0.1, "budget": 0.9},
     }
     train = {"rounds": 2, "silos": 25, "aggregation": "mean", "patience": 100}
-    fed = assemble(validated(RunConfig, {**STREAM, "train": train, "parts": [specs[part]]}, "test"), Machine(1))
-    progress = start(fed)
+    fed = assemble(validate_model(RunConfig, {**STREAM, "train": train, "parts": [specs[part]]}, "test"), Machine(1))
+    progress = start_run(fed)
     run_stream(fed, progress, lambda report, now: None)
-    now = Learned(progress.server, progress.clients)
+    now = TrainedState(progress.server, progress.clients)
     for _ in range(2):
-        again = begun_anew(fed, shared_by(fed, now), None, now)
-        now = Learned(again.server, again.clients)
+        again = retrain_blocks(fed, find_shared(fed, now), None, now)
+        now = TrainedState(again.server, again.clients)
     assert max(released.values()) == 9  # of 18 rounds
 
 
@@ -228,12 +228,12 @@ def test_rounds_that_a_part_plays_again_stay_paid(part: dict[str, Any], monkeypa
     released = releases_of(monkeypatch)
     train = {"rounds": 2, "aggregation": "mean", "patience": 100}
     parts = [part, {"name": "withdrawal"}, {"name": "retrain"}]
-    fed = assemble(validated(RunConfig, {**STREAM, "train": train, "parts": parts}, "test"), Machine(1))
-    progress = start(fed)
+    fed = assemble(validate_model(RunConfig, {**STREAM, "train": train, "parts": parts}, "test"), Machine(1))
+    progress = start_run(fed)
     run_stream(fed, progress, lambda report, now: None)
     keys = fed.stream.user_keys[: progress.clients.n_users]
     for leaver in range(2):
-        handle(fed, progress, Requests("leave", keys[[leaver]], Ragged.empty(1), alone=True))
+        handle_requests(fed, progress, RequestBatch("leave", keys[[leaver]], Ragged.empty(1), is_immediate=True))
     counted = progress.clients.parts[part["name"]]["times"][:, 0]
     assert counted[2:].tolist() == [released[key] for key in keys[2:].tolist()]
     assert counted.max() > 6  # of some, rounds of all three blocks were played again
@@ -242,19 +242,19 @@ def test_rounds_that_a_part_plays_again_stay_paid(part: dict[str, Any], monkeypa
 def test_a_private_tally_is_not_told_twice() -> None:
     values = {**STREAM, "backbone": {"name": "tally"}, "privacy": {"epsilon": 2.0}}
     with pytest.raises(TacitaError, match="beyond the budget"):
-        assemble(validated(RunConfig, {**values, "parts": [{"name": "retrain"}]}, "test"), Machine(1))
-    fed = assemble(validated(RunConfig, values, "test"), Machine(1))
-    progress = start(fed)
+        assemble(validate_model(RunConfig, {**values, "parts": [{"name": "retrain"}]}, "test"), Machine(1))
+    fed = assemble(validate_model(RunConfig, values, "test"), Machine(1))
+    progress = start_run(fed)
     run_stream(fed, progress, lambda report, now: None)
-    now = Learned(progress.server, progress.clients)
+    now = TrainedState(progress.server, progress.clients)
     with pytest.raises(TacitaError, match="beyond the budget"):
-        begun_anew(fed, shared_by(fed, now), None, now)
+        retrain_blocks(fed, find_shared(fed, now), None, now)
 
 
 def test_counted_laplace_noise_lets_nothing_be_seen_by_itself() -> None:
     values = {**STREAM, "backbone": {"name": "fedpergnn"}, "train": {"aggregation": "mean"}}
-    fed = assemble(validated(RunConfig, {**values, "parts": [{"name": "neighbours"}, LDP]}, "test"), Machine(1))
-    progress = start(fed)
+    fed = assemble(validate_model(RunConfig, {**values, "parts": [{"name": "neighbours"}, LDP]}, "test"), Machine(1))
+    progress = start_run(fed)
     with pytest.raises(TacitaError, match="seen each by itself"):
         run_stream(fed, progress, lambda report, now: None)
 
@@ -267,8 +267,8 @@ def test_noise_of_what_is_said_to_have_faded_is_not_of_single_whole_numbers(back
     law, said = law / law.sum(), float(epsilon_of_mu(np.array([1 / 0.7]), 1e-5)[0])
     assert np.maximum(law - np.exp(said) * np.roll(law, 1), 0).sum() > 2e-5
     values = {**STREAM, "backbone": {"name": backbone, "decay": 0.5}, "privacy": {"epsilon": 4.0}}
-    fed = assemble(validated(RunConfig, values, "test"), Machine(1))
-    progress = start(fed)
+    fed = assemble(validate_model(RunConfig, values, "test"), Machine(1))
+    progress = start_run(fed)
     run_stream(fed, progress, lambda report, now: None)
     heads = {**progress.server.heads, "released": np.array([10**6, 3], np.int32)}  # a server's word
     server = replace(progress.server, heads=heads)

@@ -6,39 +6,42 @@ from pathlib import Path
 
 import pytest
 
-from tacita.lab.experiments.axes import combinations
-from tacita.lab.experiments.curves import points
-from tacita.lab.experiments.plan import Axis, Tuning, cells_of, load_experiment, load_settings
-from tacita.lab.experiments.rates import entries_of
 from tacita.report import accuracy
+from tacita.research.experiments.axes import list_combinations
+from tacita.research.experiments.curves import collect_points
+from tacita.research.experiments.experiment_spec import Axis, Tuning, list_cells, load_experiment, load_settings
+from tacita.research.experiments.learning_rates import list_tuning_entries
 
 
 def test_points_have_the_epsilon_that_runs_promised_and_lines_none() -> None:
     experiment, settings = load_experiment("budgets/accuracy")
-    cells = cells_of(experiment, settings, ["ml-100k"], ["mf"], 3, ["popular", "dp_fedavg_2"])
+    cells = list_cells(experiment, settings, ["ml-100k"], ["mf"], 3, ["popular", "dp_fedavg_2"])
     lines = {}
     for cell in cells:
         values = {"ndcg@20": [0.1 + 0.01 * cell.seed]}
         lines[cell.key] = {"values": values | ({} if cell.variant == "popular" else {"epsilon": [1.9]})}
-    found = {one.model: one for one in points(experiment, cells, lines)}
+    found = {one.model: one for one in collect_points(experiment, cells, lines)}
     assert found["most popular"].epsilon is None
     drawn = found[experiment.variants["dp_fedavg_2"].curve]
     assert (drawn.data, drawn.epsilon) == ("ml-100k", 1.9)  # not the 2 that was asked for
     assert (drawn.mean, drawn.deviation) == (pytest.approx(0.12), pytest.approx(0.01))
-    assert points(experiment, cells, {}) == []
+    assert collect_points(experiment, cells, {}) == []
 
 
 def test_points_go_through_a_file(tmp_path: Path) -> None:
-    made = [accuracy.Point("a", "tally, 1", 2.0, 0.25, 0.01), accuracy.Point("a", "popular", None, 0.1, 0.0)]
+    made = [
+        accuracy.AccuracyPoint("a", "tally, 1", 2.0, 0.25, 0.01),
+        accuracy.AccuracyPoint("a", "popular", None, 0.1, 0.0),
+    ]
     (tmp_path / "points.csv").write_text(accuracy.to_csv(made))
-    assert accuracy.read(tmp_path / "points.csv") == made
+    assert accuracy.read_points(tmp_path / "points.csv") == made
 
 
 def test_noise_is_made_for_as_many_rounds_as_there_are() -> None:
     """Everywhere in the table: in the trials, and in what was chosen from them."""
     experiment, settings = load_experiment("budgets/accuracy")
-    tried = [cell for entry in entries_of(experiment, ["ml-100k", "mf"], 12) for cell in entry.cells]
-    cells = cells_of(experiment, settings, experiment.datasets, ["mf"], 1)
+    tried = [cell for entry in list_tuning_entries(experiment, ["ml-100k", "mf"], 12) for cell in entry.cells]
+    cells = list_cells(experiment, settings, experiment.datasets, ["mf"], 1)
     noised = [(one.config, part) for one in [*tried, *cells] for part in one.config.parts or []]
     assert len(noised) > 24
     assert {part["releases"] - config.train.rounds for config, part in noised} == {0}
@@ -47,7 +50,7 @@ def test_noise_is_made_for_as_many_rounds_as_there_are() -> None:
 
 def test_every_private_method_is_searched_alike() -> None:
     experiment, _ = load_experiment("budgets/accuracy")
-    counts = {one.source: len(one.trials) for one in entries_of(experiment, ["ml-100k", "mf"], 12)}
+    counts = {one.source: len(one.trials) for one in list_tuning_entries(experiment, ["ml-100k", "mf"], 12)}
     assert counts.pop("fedavg") == 2  # it has no clip, and no rounds that noise is made for
     assert set(counts.values()) == {12}
     chosen = load_settings("budgets").chosen["ml-100k"]["mf"]
@@ -56,8 +59,8 @@ def test_every_private_method_is_searched_alike() -> None:
 
 def test_an_axis_may_set_another_name_elsewhere() -> None:
     experiment, settings = load_experiment("budgets/accuracy")
-    config = cells_of(experiment, settings, ["ml-100k"], ["mf"], 1, ["dp_fedavg_8"])[0].config
+    config = list_cells(experiment, settings, ["ml-100k"], ["mf"], 1, ["dp_fedavg_8"])[0].config
     axis = Axis(option="releases", of=["dp-fedavg", "dpps"], choices=[7], also={"train": "rounds"})
     tuning = Tuning(datasets=["ml-100k"], seed=1, rounds=9, lowest=1, highest=2, first=[axis])
-    (made,) = combinations(tuning, config)
+    (made,) = list_combinations(tuning, config)
     assert (made.options, made.train) == ({"dp-fedavg": {"releases": 7}}, {"rounds": 7})

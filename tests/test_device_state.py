@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tacita.core.device_lists import AppendedLists, DeviceLists, slice_lists, update_lists
 from tacita.core.files import read_arrays, write_arrays
-from tacita.core.kept import Added, Kept, lists_after, pieces_of
 from tacita.core.types import Ragged
 from tacita.kernels.pages import NONE, PAGE
-from tacita.round.device_state import DeviceState, Lists, device_arrays, device_pieces, read_devices, rows_taken
+from tacita.round.device_state import DeviceState, PagedLists, flatten_devices, read_devices, stream_devices, take_rows
 
 N = 6
 EMPTY = {"item": np.zeros(0, np.int32), "row": np.zeros((0, 2), np.float32)}
@@ -46,54 +46,54 @@ def put(state: DeviceState, users: list[int], sizes: list[int], stamp: int, kind
 @settings(max_examples=150, deadline=None)
 @given(steps)
 def test_rows_lists_and_copies_are_what_a_full_copy_would_be(script: list[Any]) -> None:
-    state = DeviceState({"a": np.zeros((N, 2))}, {"log": Lists.empty(N, EMPTY)})
-    state.keep()
+    state = DeviceState({"a": np.zeros((N, 2))}, {"log": PagedLists.empty(N, EMPTY)})
+    state.take_snapshot()
     lists: list[list[int]] = [[] for _ in range(N)]
     kept = told(state)
     for stamp, step in enumerate(script, 1):
         if step == "keep":
-            state.keep()
+            state.take_snapshot()
             kept = told(state)
         elif step == "write to the copy":  # as the end of a block does, to the best round
             now = told(state)
-            put(state.kept, [0], [3], 1000 * stamp, Added if stamp % 2 else Ragged)
+            put(state.snapshot, [0], [3], 1000 * stamp, AppendedLists if stamp % 2 else Ragged)
             assert told(state) == now
-            kept = told(state.kept)
+            kept = told(state.snapshot)
         else:
             more = isinstance(step[1], int)
             users, sizes = (step[0][0], [step[1] * n for n in step[0][1]]) if more else step
             at = 1000 * stamp
-            put(state, users, sizes, at, Added if more else Ragged)
+            put(state, users, sizes, at, AppendedLists if more else Ragged)
             for u, size in zip(users, sizes, strict=True):
                 lists[u] = (lists[u] if more else []) + list(range(at, at + size))
                 at += size
-        assert told(state.kept) == kept
-        assert [state.list_of("log", np.array([u])).ids.tolist() for u in range(N)] == lists
+        assert told(state.snapshot) == kept
+        assert [state.read_list("log", np.array([u])).ids.tolist() for u in range(N)] == lists
 
 
 def test_newcomers_leave_the_others_as_they_are() -> None:
-    state = DeviceState({"a": np.ones((2, 3))}, {"log": Lists.empty(2, EMPTY)})
+    state = DeviceState({"a": np.ones((2, 3))}, {"log": PagedLists.empty(2, EMPTY)})
     put_ = Ragged.from_lists([[4, 5], [6]])
     state.put(np.arange(2), {"log": replace(put_, values={"row": np.zeros((3, 2), np.float32)})})
     state.grow({"a": np.full((4, 3), 7.0)})
     assert state.arrays["a"].tolist() == [[1] * 3, [1] * 3, [7] * 3, [7] * 3]
-    assert [state.list_of("log", np.array([u])).ids.tolist() for u in range(4)] == [[4, 5], [6], [], []]
+    assert [state.read_list("log", np.array([u])).ids.tolist() for u in range(4)] == [[4, 5], [6], [], []]
 
 
 def test_keeping_touches_only_what_changed() -> None:
     state = DeviceState({"a": np.zeros((1000, 2))})
-    state.keep()
-    before = state.kept.arrays["a"]
+    state.take_snapshot()
+    before = state.snapshot.arrays["a"]
     state.put(np.array([3]), {"a": np.ones((1, 2))})
     state.arrays["a"][500] = 9  # behind its back: a full copy would see it
-    state.keep()
-    assert state.kept.arrays["a"] is before
+    state.take_snapshot()
+    assert state.snapshot.arrays["a"] is before
     assert before[3].tolist() == [1, 1]
     assert before[500].tolist() == [0, 0]
 
 
 def test_the_pool_does_not_grow_for_ever() -> None:
-    state = DeviceState({}, {"log": Lists.empty(N, EMPTY)})
+    state = DeviceState({}, {"log": PagedLists.empty(N, EMPTY)})
     for stamp in range(500):
         put_ = Ragged.from_lists([[stamp] * 4 for _ in range(N)])
         state.put(np.arange(N), {"log": replace(put_, values={"row": np.zeros((24, 2), np.float32)})})
@@ -105,9 +105,9 @@ def test_some_rows_of_stored_devices_are_those_of_the_devices() -> None:
     state.grow({"parts/p/log": Ragged(np.zeros(5, np.int64), np.zeros(0, np.int32), {"row": np.zeros((0, 2))})})
     lists = Ragged.from_lists([[7], [], [1, 2, 3], [5, 6]])
     state.put(np.arange(4), {"parts/p/log": replace(lists, values={"row": np.arange(12.0).reshape(6, 2)})})
-    some = read_devices(rows_taken(device_arrays(state, ""), np.array([3, 0])), "")
+    some = read_devices(take_rows(flatten_devices(state, ""), np.array([3, 0])), "")
     assert some.private.tolist() == [[6, 7], [0, 1]]
-    found = some.lists_of(np.arange(2))["p"]["log"]
+    found = some.part_lists(np.arange(2))["p"]["log"]
     assert [found.row(0).tolist(), found.row(1).tolist()] == [[5, 6], [7]]
     assert found.values["row"].tolist() == [[8, 9], [10, 11], [0, 1]]
 
@@ -118,7 +118,7 @@ def log_of(counts: list[int], stamp: int = 0) -> tuple[Any, dict[str, Any]]:
     return ptr, {"item": item, "row": np.stack([item, -item], axis=1).astype(np.float32)}
 
 
-def pages_owned(*copies: Lists) -> int:
+def pages_owned(*copies: PagedLists) -> int:
     """Pages that at least one of some copies of the same lists has."""
     owned = set()
     for one in copies:
@@ -126,7 +126,7 @@ def pages_owned(*copies: Lists) -> int:
             chain = []
             while first != NONE:
                 chain.append(first)
-                first = int(one._pool.following[first])
+                first = int(one._pool.next_page[first])
             assert len(chain) >= -(-count // PAGE)  # more where another copy was written on
             owned.update(chain)
     return len(owned)
@@ -135,7 +135,7 @@ def pages_owned(*copies: Lists) -> int:
 @settings(max_examples=100, deadline=None)
 @given(copying)
 def test_a_page_is_free_exactly_when_no_copy_has_it(script: list[Any]) -> None:
-    lists, copies, most = Lists.empty(N, EMPTY), [], 0
+    lists, copies, most = PagedLists.empty(N, EMPTY), [], 0
     held: list[tuple[Any, ...]] = []
     for stamp, step in enumerate(script, 1):
         if step == "copy":
@@ -146,7 +146,7 @@ def test_a_page_is_free_exactly_when_no_copy_has_it(script: list[Any]) -> None:
         elif isinstance(step[1], int):
             (users, counts), times = step
             one = copies[-1] if times == 1 and copies else lists  # a copy, too, may be written on
-            one.add(np.array(users), *log_of([times * n for n in counts], 1000 * stamp))
+            one.extend(np.array(users), *log_of([times * n for n in counts], 1000 * stamp))
             if one is not lists:
                 held[-1] = tuple(map(str, one.take(np.arange(N))[1].values()))
             del one
@@ -156,7 +156,7 @@ def test_a_page_is_free_exactly_when_no_copy_has_it(script: list[Any]) -> None:
         most = max(most, pages_owned(lists, *copies))
         pool = lists._pool
         assert len(pool.owners) - pool.n_free == pages_owned(lists, *copies)
-        assert len(set(pool.free[: pool.n_free].tolist())) == pool.n_free
+        assert len(set(pool.free_pages[: pool.n_free].tolist())) == pool.n_free
         assert [tuple(map(str, one.take(np.arange(N))[1].values())) for one in copies] == held
     assert len(lists._pool.owners) <= most + most // 16
 
@@ -164,7 +164,7 @@ def test_a_page_is_free_exactly_when_no_copy_has_it(script: list[Any]) -> None:
 @settings(max_examples=50, deadline=None)
 @given(sizes, st.permutations(range(N)))
 def test_lists_come_back_in_any_order(counts: list[int], order: list[int]) -> None:
-    lists = Lists.packed(*log_of(counts))
+    lists = PagedLists.from_columns(*log_of(counts))
     ptr, columns = lists.take(np.array(order))
     start = np.concatenate([[0], np.cumsum(counts)])
     wanted = [i for u in order for i in range(start[u], start[u] + counts[u])]
@@ -176,30 +176,30 @@ def test_lists_come_back_in_any_order(counts: list[int], order: list[int]) -> No
 @settings(max_examples=50, deadline=None)
 @given(sizes, st.data())
 def test_pieces_of_lists_are_read_as_from_the_whole(counts: list[int], data: st.DataObject) -> None:
-    state = DeviceState({"private": np.zeros((N, 1))}, {"parts/p/log": Lists.packed(*log_of(counts))})
+    state = DeviceState({"private": np.zeros((N, 1))}, {"parts/p/log": PagedLists.from_columns(*log_of(counts))})
     users = np.array([4, 1, 3])
-    kept, whole = state.lists_of(users)["p"], state.list_of("parts/p/log", users)
+    kept, whole = state.part_lists(users)["p"], state.read_list("parts/p/log", users)
     who = np.array(data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=5)))
     start = np.array([data.draw(st.integers(0, counts[users[w]])) for w in who])
     count = np.array([data.draw(st.integers(0, counts[users[w]] - s)) for w, s in zip(who, start, strict=True)])
     wanted = [whole.row(w)[s : s + n].tolist() for w, s, n in zip(who, start, count, strict=True)]
-    found = pieces_of(kept, "log", (who, start, count))
+    found = slice_lists(kept, "log", (who, start, count))
     assert [found.row(k).tolist() for k in range(len(who))] == wanted
     assert found.values["row"][:, 1].tolist() == [-i for one in wanted for i in one]
     assert kept["log"].ids.tolist() == whole.ids.tolist()
-    again = pieces_of(kept, "log", (who, start, count))  # from what was read
+    again = slice_lists(kept, "log", (who, start, count))  # from what was read
     assert again.ids.tolist() == found.ids.tolist()
-    assert pieces_of({"log": whole}, "log", (who, start, count)).ids.tolist() == found.ids.tolist()
+    assert slice_lists({"log": whole}, "log", (who, start, count)).ids.tolist() == found.ids.tolist()
 
 
 @pytest.mark.parametrize(("user", "start", "count"), [(0, 2, 2), (1, -1, 2), (1, 19, 2), (2, 0, 1), (1, 3, -2)])
 def test_a_piece_past_an_end_of_a_list_is_refused(user: int, start: int, count: int) -> None:
     """Another person's entries lie there, or nobody's."""
-    lists = Lists.packed(*log_of([3, 20, 0, 0, 0, 0]))
+    lists = PagedLists.from_columns(*log_of([3, 20, 0, 0, 0, 0]))
     piece = np.array([user]), np.array([start]), np.array([count])
-    for held in (Kept({"log": lists}), Kept({"log": lists.read()}), {"log": lists.read()}):
+    for held in (DeviceLists({"log": lists}), DeviceLists({"log": lists.read()}), {"log": lists.read()}):
         with pytest.raises(IndexError, match="past the end"):
-            pieces_of(held, "log", piece)
+            slice_lists(held, "log", piece)
 
 
 def as_list(counts: list[int], stamp: int, kind: type[Ragged] = Ragged) -> Ragged:
@@ -211,7 +211,9 @@ def told_of(one: Ragged) -> list[Any]:
     return [one.ptr.tolist(), one.ids.tolist(), one.values["row"].tolist()]
 
 
-writing = st.lists(st.tuples(changes, st.sampled_from([Added, Ragged]), st.booleans(), st.booleans()), max_size=12)
+writing = st.lists(
+    st.tuples(changes, st.sampled_from([AppendedLists, Ragged]), st.booleans(), st.booleans()), max_size=12
+)
 
 
 @settings(max_examples=100, deadline=None)
@@ -220,25 +222,25 @@ def test_the_lists_of_a_view_stay_as_they_were_when_it_was_made(
     counts: list[int], script: list[Any], users: list[int]
 ) -> None:
     """Read for the first time after they were written on, replaced and kept, and their pages given to others."""
-    state = DeviceState({"private": np.zeros((N, 1))}, {"parts/p/log": Lists.packed(*log_of(counts))})
-    state.keep()
+    state = DeviceState({"private": np.zeros((N, 1))}, {"parts/p/log": PagedLists.from_columns(*log_of(counts))})
+    state.take_snapshot()
     log, mine = state.lists["parts/p/log"], np.array(users)
-    views, then = [state.lists_of(mine)["p"]], [told_of(state.list_of("parts/p/log", mine))]
+    views, then = [state.part_lists(mine)["p"]], [told_of(state.read_list("parts/p/log", mine))]
     for stamp, ((some, more), kind, looks, keeps) in enumerate(script, 1):
         if looks:
-            views.append(state.lists_of(mine)["p"])
-            then.append(told_of(state.list_of("parts/p/log", mine)))
+            views.append(state.part_lists(mine)["p"])
+            then.append(told_of(state.read_list("parts/p/log", mine)))
         if keeps:
-            state.keep()
+            state.take_snapshot()
         state.put(np.array(some), {"parts/p/log": as_list([9 * n for n in more], 1000 * stamp, kind)})
     for view, was in zip(views, then, strict=True):
         n = np.diff(was[0])
-        assert told_of(pieces_of(view, "log", (np.arange(len(n)), n // 3, n - n // 3)))[1] == [
+        assert told_of(slice_lists(view, "log", (np.arange(len(n)), n // 3, n - n // 3)))[1] == [
             i for k, size in enumerate(n) for i in was[1][was[0][k] + size // 3 : was[0][k + 1]]
         ]
         assert told_of(view["log"]) == was
-    state.keep()
-    assert len(log._pool.owners) - log._pool.n_free == pages_owned(log, state.kept.lists["parts/p/log"])
+    state.take_snapshot()
+    assert len(log._pool.owners) - log._pool.n_free == pages_owned(log, state.snapshot.lists["parts/p/log"])
 
 
 def test_what_nobody_asks_for_is_not_read() -> None:
@@ -246,21 +248,21 @@ def test_what_nobody_asks_for_is_not_read() -> None:
         def read(self, pieces: Any = None) -> Ragged:
             raise AssertionError("read")
 
-    kept = Kept({"log": Loud(), "other": as_list([1], 0)})
+    kept = DeviceLists({"log": Loud(), "other": as_list([1], 0)})
     assert list(kept) == ["log", "other"]
     assert "log" in kept
     assert "third" not in kept
-    assert lists_after(kept, {"other": as_list([2], 5)})["other"].ids.tolist() == [5, 6]
+    assert update_lists(kept, {"other": as_list([2], 5)})["other"].ids.tolist() == [5, 6]
     assert kept.get("third") is None
     with pytest.raises(AssertionError, match="read"):
         kept["log"]
 
 
 def test_pages_are_given_back_when_a_list_was_read_and_when_its_view_is_gone() -> None:
-    state = DeviceState({"private": np.zeros((2, 1))}, {"parts/p/log": Lists.packed(*log_of([PAGE, PAGE]))})
+    state = DeviceState({"private": np.zeros((2, 1))}, {"parts/p/log": PagedLists.from_columns(*log_of([PAGE, PAGE]))})
     pool = state.lists["parts/p/log"]._pool
     for reads in (True, False):
-        view = state.lists_of(np.array([0, 1]))["p"]
+        view = state.part_lists(np.array([0, 1]))["p"]
         if reads:
             assert len(view["log"].ids) == 2 * PAGE
         state.put(np.arange(2), {"parts/p/log": as_list([PAGE, PAGE], 100)})
@@ -270,11 +272,11 @@ def test_pages_are_given_back_when_a_list_was_read_and_when_its_view_is_gone() -
 
 
 def test_threads_that_only_read_do_not_lose_a_page() -> None:
-    state = DeviceState({"private": np.zeros((N, 1))}, {"parts/p/log": Lists.packed(*log_of([5] * N))})
+    state = DeviceState({"private": np.zeros((N, 1))}, {"parts/p/log": PagedLists.from_columns(*log_of([5] * N))})
     lists = state.lists["parts/p/log"]
 
     def look(k: int) -> int:
-        return sum(int(state.lists_of(np.arange(N))["p"]["log"].ids.sum()) for _ in range(50))
+        return sum(int(state.part_lists(np.arange(N))["p"]["log"].ids.sum()) for _ in range(50))
 
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(look, range(8)))) == 1
@@ -282,47 +284,47 @@ def test_threads_that_only_read_do_not_lose_a_page() -> None:
 
 
 def test_what_lasts_is_the_same_in_the_copy_and_the_rest_is_not() -> None:
-    kinds = {"now": Lists.empty(N, EMPTY), "then": Lists.empty(N, EMPTY)}
-    state = DeviceState({"a": np.zeros(N), "b": np.zeros(N)}, kinds, lasting=frozenset({"a", "now"}))
-    state.keep()
+    kinds = {"now": PagedLists.empty(N, EMPTY), "then": PagedLists.empty(N, EMPTY)}
+    state = DeviceState({"a": np.zeros(N), "b": np.zeros(N)}, kinds, persistent=frozenset({"a", "now"}))
+    state.take_snapshot()
     ptr, columns = log_of([2])
     lists = Ragged(ptr, columns["item"], {"row": columns["row"]})
     state.put(np.array([1]), {"a": np.ones(1), "b": np.ones(1), "now": lists, "then": lists})
-    assert [state.kept.arrays[name][1] for name in "ab"] == [1, 0]
-    assert [len(state.kept.list_of(name, np.array([1])).ids) for name in ("now", "then")] == [2, 0]
+    assert [state.snapshot.arrays[name][1] for name in "ab"] == [1, 0]
+    assert [len(state.snapshot.read_list(name, np.array([1])).ids) for name in ("now", "then")] == [2, 0]
     pool = state.lists["now"]._pool
     assert pool.owners[pool.owners > 0].tolist() == [1]
-    state.keep()
-    assert state.kept.arrays["b"][1] == 1
+    state.take_snapshot()
+    assert state.snapshot.arrays["b"][1] == 1
 
 
 def test_a_file_without_what_lasts_in_the_copy_gives_both_back(tmp_path: Path) -> None:
     state = DeviceState({"private": np.arange(N)[:, None] * 1.0, "took_part": np.zeros(N, bool)})
-    state.lists["parts/p/log"] = Lists.packed(*log_of([40, 0, 3, 16, 17, 1]))
-    state.lasting = frozenset({"private", "parts/p/log"})
-    state.keep()
+    state.lists["parts/p/log"] = PagedLists.from_columns(*log_of([40, 0, 3, 16, 17, 1]))
+    state.persistent = frozenset({"private", "parts/p/log"})
+    state.take_snapshot()
     state.put(np.array([2]), {"took_part": np.ones(1, bool), "private": np.array([[9.0]])})
-    arrays = {**device_pieces(state, "now/"), **device_pieces(state.kept, "best/", state.lasting)}
+    arrays = {**stream_devices(state, "now/"), **stream_devices(state.snapshot, "best/", state.persistent)}
     write_arrays(tmp_path / "x", arrays)
     found, _ = read_arrays(tmp_path / "x")
     assert {name for name in found if name.startswith("best/")} == {"best/took_part"}
-    again = read_devices(found, "now/").with_kept(read_devices(found, "best/"))
-    assert again.lasting == state.lasting
-    assert again.kept.private.tolist() == again.private.tolist() == state.private.tolist()
-    assert again.kept.took_part.sum() == 0
-    for mine in (again, again.kept):
-        for name, array in device_arrays(state, "").items():
+    again = read_devices(found, "now/").with_snapshot(read_devices(found, "best/"))
+    assert again.persistent == state.persistent
+    assert again.snapshot.private.tolist() == again.private.tolist() == state.private.tolist()
+    assert again.snapshot.took_part.sum() == 0
+    for mine in (again, again.snapshot):
+        for name, array in flatten_devices(state, "").items():
             if name != "took_part":
-                np.testing.assert_array_equal(device_arrays(mine, "")[name], array)
+                np.testing.assert_array_equal(flatten_devices(mine, "")[name], array)
 
 
 def test_pieces_of_lists_are_the_packed_lists() -> None:
-    lists = Lists.packed(*log_of([70_000, 0, 3, 65_536, 1, 140_000]))
-    ptr, columns = lists.streamed()
+    lists = PagedLists.from_columns(*log_of([70_000, 0, 3, 65_536, 1, 140_000]))
+    ptr, columns = lists.stream_columns()
     whole_ptr, whole = lists.take(np.arange(N))
     assert ptr.tolist() == whole_ptr.tolist()
     for name, one in columns.items():
-        parts = list(one.make())
+        parts = list(one.iter_chunks())
         assert len(parts) > 1
         np.testing.assert_array_equal(np.concatenate(parts), whole[name])
         assert one.shape == whole[name].shape
@@ -331,26 +333,26 @@ def test_pieces_of_lists_are_the_packed_lists() -> None:
 @pytest.mark.parametrize("count", [1, PAGE - 2, PAGE, PAGE + 3])
 def test_two_copies_of_a_list_go_on_apart(count: int) -> None:
     """Both are written on from where they parted, the shorter after the longer: the best round, gone back to."""
-    lists = Lists.packed(*log_of([count]))
+    lists = PagedLists.from_columns(*log_of([count]))
     best = lists.copy()
     for stamp, more in ((1000, 1), (2000, PAGE + 1)):
-        lists.add(np.array([0]), *log_of([more], stamp))
-    best.add(np.array([0]), *log_of([2], 3000))
+        lists.extend(np.array([0]), *log_of([more], stamp))
+    best.extend(np.array([0]), *log_of([2], 3000))
     first = list(range(count))
     assert best.read().ids.tolist() == [*first, 3000, 3001]
     assert lists.read().ids.tolist() == [*first, 1000, *range(2000, 2001 + PAGE)]
     del lists
-    best.add(np.array([0]), *log_of([PAGE], 4000))
+    best.extend(np.array([0]), *log_of([PAGE], 4000))
     assert best.read().ids.tolist() == [*first, 3000, 3001, *range(4000, 4000 + PAGE)]
     assert len(best._pool.owners) - best._pool.n_free == -(-(count + 2 + PAGE) // PAGE)
 
 
 def test_what_is_added_moves_nothing_that_is_there() -> None:
     """Also with a copy beside it, which is as long or shorter: else a log would cost what it holds, every round."""
-    lists = Lists.packed(*log_of([3, PAGE, 40]))
+    lists = PagedLists.from_columns(*log_of([3, PAGE, 40]))
     first, copies = lists._first.tolist(), []
     for stamp in range(1, 5):
         copies.append(lists.copy())
-        lists.add(np.arange(3), *log_of([2, 1, PAGE], 1000 * stamp))
+        lists.extend(np.arange(3), *log_of([2, 1, PAGE], 1000 * stamp))
         assert lists._first.tolist() == first
     assert [one.count[0] for one in copies] == [3, 5, 7, 9]

@@ -16,33 +16,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacita.core.draws import Draws, keys_of
+from tacita.core.draws import Draws, derive_keys
 from tacita.core.types import Floats, Ints, Ragged
 from tacita.methods.distillation import candidates as cand
 from tacita.methods.distillation import traffic
-from tacita.methods.distillation.dice import Dice, floor_share, places
-from tacita.methods.distillation.measures import cross_entropy, scaled
+from tacita.methods.distillation.measures import cross_entropy, standardize_values
+from tacita.methods.distillation.round_draws import RoundDraws, floor_share, rank_in_rows
 from tacita.methods.distillation.uploads import (
     Disguise,
     PtfDisguise,
     Swap,
-    disguised,
+    disguise_predictions,
+    disguise_ptf,
     drop_own,
-    mixed,
-    pooled,
-    ptf_disguised,
-    ptf_sampled,
-    sampled,
+    mix_labels,
+    pool_items,
+    sample_pool,
+    sample_ptf,
 )
-from tacita.metrics import Rules, evaluate
+from tacita.metrics import EvaluationRules, evaluate
 
 N_ITEMS = 300
 Sizes = list[tuple[int, int, int]]  # positives, negatives and received items of each client
 sizes = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 60), st.integers(0, 30)), min_size=1, max_size=8)
 
 
-def dice_for(n: int, round_no: int = 3, seed: int = 1, public: bool = False) -> Dice:
-    return Dice(Draws(seed), keys_of(f"u{k}" for k in range(n)), 0, round_no, public)
+def dice_for(n: int, round_no: int = 3, seed: int = 1, public: bool = False) -> RoundDraws:
+    return RoundDraws(Draws(seed), derive_keys(f"u{k}" for k in range(n)), 0, round_no, public)
 
 
 def devices(some: Sizes, seed: int = 0) -> tuple[Ragged, Ragged]:
@@ -75,17 +75,17 @@ def liked(own: Ragged, r: int, value: float = 1.0) -> set[int]:
 
 def test_g4_1_mixing_labels_mixes_losses() -> None:
     one = np.ones(1, np.float32)
-    assert mixed(one, 0.6 * one, 0.5) == pytest.approx([0.8])
+    assert mix_labels(one, 0.6 * one, 0.5) == pytest.approx([0.8])
     draws = np.random.default_rng(0)
     logits, label, told = draws.normal(0, 3, 500), draws.integers(0, 2, 500), draws.random(500)
     both = 0.3 * cross_entropy(logits, label) + 0.7 * cross_entropy(logits, told)
-    soft = mixed(label.astype(np.float32), told.astype(np.float32), 0.3)
+    soft = mix_labels(label.astype(np.float32), told.astype(np.float32), 0.3)
     assert cross_entropy(logits, soft) == pytest.approx(both, abs=1e-6)
 
 
 def test_received_items_are_told_as_predicted_whatever_alpha() -> None:
     own, received = devices([(4, 4, 5)])
-    told = entries(disguised(own, received, Disguise(None, 1.0, None), dice_for(1)), 0)
+    told = entries(disguise_predictions(own, received, Disguise(None, 1.0, None), dice_for(1)), 0)
     assert [told[i] for i in received.ids.tolist()] == received.values["prediction"].tolist()
     assert {told[i] for i in liked(own, 0)} == {1.0}
     assert {told[i] for i in liked(own, 0, 0.0)} == {0.0}
@@ -95,7 +95,7 @@ def test_received_items_are_told_as_predicted_whatever_alpha() -> None:
 @settings(max_examples=40, deadline=None)
 def test_g4_2_a_share_of_the_pool_is_told_without_duplicates(some: Sizes, seed: int) -> None:
     own, received = devices(some, seed)
-    told = disguised(own, received, Disguise(), dice_for(len(some), seed=seed))
+    told = disguise_predictions(own, received, Disguise(), dice_for(len(some), seed=seed))
     for r, n in enumerate(sum(one) for one in some):
         ids = told.row(r).tolist()
         assert min(n, max(1, int(0.3 * n))) <= len(ids) <= max(min(n, 1), int(0.7 * n))
@@ -105,7 +105,7 @@ def test_g4_2_a_share_of_the_pool_is_told_without_duplicates(some: Sizes, seed: 
 
 def test_g4_2_at_least_one_item_is_told_where_there_is_one() -> None:
     own, received = devices([(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1), (0, 0, 0)])
-    told = disguised(own, received, Disguise((0.3, 0.4)), dice_for(5))
+    told = disguise_predictions(own, received, Disguise((0.3, 0.4)), dice_for(5))
     assert told.counts().tolist() == [1, 1, 1, 1, 0]
 
 
@@ -113,12 +113,12 @@ def test_g4_2_the_size_is_the_floor_of_the_drawn_share_and_uniform_over_items() 
     n, m = 4000, 11
     own, received = devices([(3, 4, 4)] * n)
     dice = dice_for(n)
-    pool = pooled(own, received)
-    beta = dice.between("beta", (0.3, 0.7))
+    pool = pool_items(own, received)
+    beta = dice.draw_between("beta", (0.3, 0.7))
     assert beta.min() >= 0.3
     assert beta.max() < 0.7
     assert beta.std() == pytest.approx(0.4 / np.sqrt(12), rel=0.05)
-    told = sampled(pool, (0.3, 0.7), dice)
+    told = sample_pool(pool, (0.3, 0.7), dice)
     assert told.counts().tolist() == np.floor(beta * m).astype(int).tolist()
     share = {y: np.sum(told.values["label"] == y) / (n * k) for y, k in ((1, 3), (0, 4))}
     assert share[1] == pytest.approx(told.counts().mean() / m, rel=0.04)
@@ -132,8 +132,8 @@ def test_g4_3_swap_keeps_the_values_and_changes_exactly_q_pairs(
 ) -> None:
     own, received = devices(some, seed)
     dice = dice_for(len(some), seed=seed)
-    plain = disguised(own, received, Disguise(swap=None), dice)
-    told = disguised(own, received, Disguise(swap=Swap(lam, select=select)), dice)
+    plain = disguise_predictions(own, received, Disguise(swap=None), dice)
+    told = disguise_predictions(own, received, Disguise(swap=Swap(lam, select=select)), dice)
     assert told.ids.tolist() == plain.ids.tolist()
     for r in range(len(some)):
         before, after = entries(plain, r), entries(told, r)
@@ -150,9 +150,9 @@ def test_g4_3_swap_keeps_the_values_and_changes_exactly_q_pairs(
 
 def test_g4_3_lambda_zero_still_swaps_one_pair_unless_told_otherwise() -> None:
     own, received = devices([(10, 10, 0)])
-    plain = disguised(own, received, Disguise(None, swap=None), dice_for(1))
+    plain = disguise_predictions(own, received, Disguise(None, swap=None), dice_for(1))
     for least, moved in ((1, 2), (0, 0)):
-        told = disguised(own, received, Disguise(None, swap=Swap(0.0, least)), dice_for(1))
+        told = disguise_predictions(own, received, Disguise(None, swap=Swap(0.0, least)), dice_for(1))
         assert (told.values["score"] != plain.values["score"]).sum() == moved
 
 
@@ -161,8 +161,8 @@ def test_random_swaps_choose_every_pair_equally_often() -> None:
     own, received = devices([(3, 3, 0)])
     own, received = (lists.take(np.zeros(n, np.int64)) for lists in (own, received))
     dice = dice_for(n)
-    plain = disguised(own, received, Disguise(None, swap=None), dice).values["score"].reshape(n, 6)
-    told = disguised(own, received, Disguise(None), dice).values["score"].reshape(n, 6)
+    plain = disguise_predictions(own, received, Disguise(None, swap=None), dice).values["score"].reshape(n, 6)
+    told = disguise_predictions(own, received, Disguise(None), dice).values["score"].reshape(n, 6)
     pairs = (plain != told) @ (2 ** np.arange(6))
     found, counts = np.unique(pairs, return_counts=True)
     assert len(found) == 9
@@ -178,8 +178,8 @@ def test_what_a_device_tells_does_not_depend_on_company_or_order(some: Sizes, se
     def tell(rows: Any) -> Ragged:
         lists = own.take(rows), received.take(rows)
         if ptf:
-            return ptf_disguised(*lists, PtfDisguise(replace=seed % 2 == 0), dice.take(rows))
-        return disguised(*lists, Disguise(), dice.take(rows))
+            return disguise_ptf(*lists, PtfDisguise(replace=seed % 2 == 0), dice.take(rows))
+        return disguise_predictions(*lists, Disguise(), dice.take(rows))
 
     together = tell(np.arange(len(some)))
     turned = tell(np.arange(len(some))[::-1])
@@ -196,7 +196,7 @@ def test_what_a_device_tells_does_not_depend_on_the_order_of_its_items() -> None
     own, received = devices([(9, 30, 7)])
     mixed_up = np.random.default_rng(3).permutation(len(own.ids))
     turned = Ragged(own.ptr, own.ids[mixed_up], {name: v[mixed_up] for name, v in own.values.items()})
-    first, second = (disguised(one, received, Disguise(), dice_for(1)) for one in (own, turned))
+    first, second = (disguise_predictions(one, received, Disguise(), dice_for(1)) for one in (own, turned))
     assert entries(first, 0) == entries(second, 0)
     assert (np.diff(first.ids) > 0).all()  # by id: positives do not come first
 
@@ -205,7 +205,7 @@ def test_rounds_and_secrets_change_what_is_told() -> None:
     own, received = devices([(20, 80, 10)])
     dice = dice_for(1)
     others = [dice_for(1, round_no=4), replace(dice, draws=Draws(1, "secret")), replace(dice, public=True)]
-    told = [disguised(own, received, Disguise(), one).ids.tolist() for one in (dice, *others)]
+    told = [disguise_predictions(own, received, Disguise(), one).ids.tolist() for one in (dice, *others)]
     assert len({tuple(one) for one in told}) == 4
 
 
@@ -214,19 +214,19 @@ def test_an_item_counts_once_and_as_the_devices_own() -> None:
     own = Ragged(own.ptr, own.ids, {"label": np.array([1, 0, 0], "f4"), "prediction": np.array([0.9, 0.2, 0.2], "f4")})
     received = Ragged.from_lists([[2, 7], [7]])
     received = Ragged(received.ptr, received.ids, {"prediction": np.array([0.4, 0.5, 0.6], "f4")})
-    pool = pooled(own, received)
+    pool = pool_items(own, received)
     assert pool.ids.tolist() == [2, 5, 7, 7]
     np.testing.assert_array_equal(pool.values["label"], np.array([0, 1, np.nan, np.nan], "f4"))
     np.testing.assert_array_equal(pool.values["prediction"], np.array([0.2, 0.9, 0.5, 0.6], "f4"))
     assert drop_own(received, own).ids.tolist() == [7, 7]
-    assert disguised(Ragged.empty(2), Ragged.empty(2), Disguise(), dice_for(2)).counts().tolist() == [0, 0]
+    assert disguise_predictions(Ragged.empty(2), Ragged.empty(2), Disguise(), dice_for(2)).counts().tolist() == [0, 0]
 
 
 def test_g4_15_what_travels_is_items_and_scores() -> None:
     own, received = devices([(5, 20, 3)])
-    told = disguised(own, received, Disguise(), dice_for(1))
-    by_ptf = ptf_disguised(own, received, PtfDisguise(), dice_for(1))
-    sent = cand.scheduled(offers(), 2, "random", dice_for(3))
+    told = disguise_predictions(own, received, Disguise(), dice_for(1))
+    by_ptf = disguise_ptf(own, received, PtfDisguise(), dice_for(1))
+    sent = cand.schedule_candidates(offers(), 2, "random", dice_for(3))
     for message in (told, by_ptf, sent):
         assert list(message.values) == ["score"]
         assert message.values["score"].ndim == 1
@@ -239,8 +239,8 @@ def test_g4_15_what_travels_is_items_and_scores() -> None:
 def test_g5_1_counts_of_positives_negatives_and_swaps() -> None:
     own, received = devices([(10, 40, 0)])
     how = PtfDisguise((0.4, 0.4), (2.0, 2.0))
-    told = ptf_disguised(own, received, how, dice_for(1))
-    plain = ptf_disguised(own, received, replace(how, swap=None), dice_for(1))
+    told = disguise_ptf(own, received, how, dice_for(1))
+    plain = disguise_ptf(own, received, replace(how, swap=None), dice_for(1))
     assert len(told.ids) == 12
     assert len(liked(own, 0) & set(told.ids.tolist())) == 4
     assert (told.values["score"] != plain.values["score"]).sum() == 2
@@ -252,8 +252,8 @@ def test_g5_1_counts_of_positives_negatives_and_swaps() -> None:
 def test_ptf_counts_follow_the_draws(some: Sizes, seed: int, again: bool) -> None:
     own, received = devices(some, seed)
     how, dice = PtfDisguise(replace=again), dice_for(len(some), seed=seed)
-    told = ptf_sampled(pooled(own, received), how, dice)
-    b, g = dice.between("positives", (0.1, 1)), dice.between("negatives", (1, 4))
+    told = sample_ptf(pool_items(own, received), how, dice)
+    b, g = dice.draw_between("positives", (0.1, 1)), dice.draw_between("negatives", (1, 4))
     for r, (p, n, s) in enumerate(some):
         high = [i for i in told.row(r).tolist() if i in liked(own, r)]
         rest = [i for i in told.row(r).tolist() if i not in liked(own, r)]
@@ -266,14 +266,14 @@ def test_ptf_counts_follow_the_draws(some: Sizes, seed: int, again: bool) -> Non
 @pytest.mark.parametrize("again", [False, True])
 def test_ptf_without_one_of_the_kinds_and_by_id(again: bool) -> None:
     own, received = devices([(6, 0, 0), (0, 6, 0), (0, 0, 6), (20, 60, 20), (0, 0, 0)])
-    told = ptf_disguised(own, received, PtfDisguise((1.0, 1.0), (3.0, 3.0), replace=again), dice_for(5))
+    told = disguise_ptf(own, received, PtfDisguise((1.0, 1.0), (3.0, 3.0), replace=again), dice_for(5))
     assert told.counts().tolist() == [6, 1, 1, 80, 0]
     assert (np.diff(told.row(3)) >= 0).all()  # positives do not come first
 
 
 def test_ptf_without_a_defence_tells_everything_as_predicted() -> None:
     own, received = devices([(5, 20, 3), (0, 0, 0)])
-    told = ptf_disguised(own, received, PtfDisguise(None, swap=None), dice_for(2))
+    told = disguise_ptf(own, received, PtfDisguise(None, swap=None), dice_for(2))
     assert told.counts().tolist() == [28, 0]
     expected = dict(zip(own.ids.tolist(), own.values["prediction"].tolist()))
     assert {i: s for i, s in entries(told, 0).items() if i in expected} == expected
@@ -290,8 +290,8 @@ def table(n_users: int, seed: int = 0, n_items: int = N_ITEMS) -> Floats:
 def offers(n: int = 3) -> Ragged:
     upload = Ragged.from_lists([[(j + 7 * k) % N_ITEMS for j in range(60)] for k in range(n)])
     logits = table(n)
-    history = cand.History.of(upload, N_ITEMS)
-    return cand.candidates(history, upload, np.arange(n, dtype=np.int32), lambda users: logits[users])
+    history = cand.UploadHistory.of(upload, N_ITEMS)
+    return cand.find_candidates(history, upload, np.arange(n, dtype=np.int32), lambda users: logits[users])
 
 
 @given(st.lists(st.lists(st.integers(0, 59), max_size=40), min_size=1, max_size=6), st.integers(0, 99))
@@ -299,7 +299,7 @@ def offers(n: int = 3) -> Ragged:
 def test_g4_11_candidates_are_others_items_best_first(lists: list[list[int]], seed: int) -> None:
     upload, users = Ragged.from_lists(lists), np.arange(len(lists), dtype=np.int32)
     logits = table(len(lists), seed, 60)
-    found = cand.candidates(cand.History.of(upload, 60), upload, users, lambda some: logits[some])
+    found = cand.find_candidates(cand.UploadHistory.of(upload, 60), upload, users, lambda some: logits[some])
     told = set(upload.ids.tolist())
     for r, own in enumerate(lists):
         best = sorted(told - set(own), key=lambda i, r=r: (-logits[r, i], i))[:30]  # type: ignore[misc]
@@ -311,8 +311,8 @@ def test_g4_11_candidates_are_others_items_best_first(lists: list[list[int]], se
 
 
 def test_g4_11_nothing_is_sent_before_there_is_an_upload() -> None:
-    history = cand.History.of(Ragged.empty(0), N_ITEMS)
-    found = cand.candidates(history, Ragged.empty(3), np.arange(3, dtype=np.int32), lambda users: table(3)[users])
+    history = cand.UploadHistory.of(Ragged.empty(0), N_ITEMS)
+    found = cand.find_candidates(history, Ragged.empty(3), np.arange(3, dtype=np.int32), lambda users: table(3)[users])
     assert found.counts().tolist() == [0, 0, 0]
     assert set(found.values) == {"score", "frequency"}
 
@@ -321,20 +321,20 @@ def test_candidates_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> 
     draws = np.random.default_rng(2)
     upload = Ragged.from_lists([draws.integers(0, N_ITEMS, 20).tolist() for _ in range(23)])
     logits, users = table(23), np.arange(23, dtype=np.int32)
-    history = cand.History.of(upload, N_ITEMS)
+    history = cand.UploadHistory.of(upload, N_ITEMS)
     asked: list[int] = []
 
     def answer(some: Ints) -> Floats:
         asked.append(len(some))
         return logits[some]
 
-    whole = cand.candidates(history, upload, users, answer)
-    hard = cand.confident(history.counts, upload, users, answer)
+    whole = cand.find_candidates(history, upload, users, answer)
+    hard = cand.select_confident(history.counts, upload, users, answer)
     assert max(asked) == 23
     asked.clear()
     monkeypatch.setattr(cand, "CHUNK", 5)
-    cut = cand.candidates(history, upload, users, answer)
-    hard_cut = cand.confident(history.counts, upload, users, answer)
+    cut = cand.find_candidates(history, upload, users, answer)
+    hard_cut = cand.select_confident(history.counts, upload, users, answer)
     assert max(asked) == 5
     for one, other in ((whole, cut), (hard, hard_cut)):
         np.testing.assert_array_equal(one.ptr, other.ptr)
@@ -343,18 +343,18 @@ def test_candidates_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_history_can_grow() -> None:
-    history = cand.History.of(Ragged.from_lists([[0, 1], [2, 3]]), 5)
-    grown = history.plus(cand.History.of(Ragged.from_lists([[4, 4, 0]]), 5))
+    history = cand.UploadHistory.of(Ragged.from_lists([[0, 1], [2, 3]]), 5)
+    grown = history.plus(cand.UploadHistory.of(Ragged.from_lists([[4, 4, 0]]), 5))
     assert grown.counts.tolist() == [2, 1, 1, 1, 1]
     assert grown.n_uploads == 3
 
 
 def test_fixed_schedules_send_the_same_number_random_or_best() -> None:
     found = offers(400)
-    best = cand.scheduled(found, 2, "top", dice_for(400))
+    best = cand.schedule_candidates(found, 2, "top", dice_for(400))
     assert best.counts().tolist() == np.minimum(2, found.counts()).tolist()
     assert all(best.row(r).tolist() == found.row(r)[:2].tolist() for r in range(400))
-    some = cand.scheduled(found, 4.5, "random", dice_for(400))
+    some = cand.schedule_candidates(found, 4.5, "random", dice_for(400))
     assert set(some.counts().tolist()) == {4, 5}
     assert some.counts().mean() == pytest.approx(4.5, abs=0.1)
     assert found.holds(some.rows(), some.ids).all()
@@ -368,10 +368,10 @@ def test_fixed_schedules_send_the_same_number_random_or_best() -> None:
 def test_g5_3_hard_selection(lists: list[list[int]], seed: int) -> None:
     upload, users = Ragged.from_lists(lists), np.arange(len(lists), dtype=np.int32)
     logits = table(len(lists), seed, 60)
-    counts = cand.History.of(upload, 60).counts
+    counts = cand.UploadHistory.of(upload, 60).counts
     limit = np.arange(len(lists)) * 7
-    found = cand.confident(counts, upload, users, lambda some: logits[some])
-    cut = cand.confident(counts, upload, users, lambda some: logits[some], truncate=limit)
+    found = cand.select_confident(counts, upload, users, lambda some: logits[some])
+    cut = cand.select_confident(counts, upload, users, lambda some: logits[some], truncate=limit)
     for r, own in enumerate(lists):
         frequent = [i for i in sorted(range(60), key=lambda i: (-counts[i], i)) if counts[i] and i not in own][:15]
         top = sorted(range(60), key=lambda i, r=r: (-logits[r, i], i))[:30]  # type: ignore[misc]
@@ -401,7 +401,7 @@ def test_g4_13_random_and_constant_scores_over_one_in_a_hundred(constant: bool) 
     others = np.tile(np.delete(np.arange(100, dtype=np.int32), 7), n)
     found = evaluate(
         lambda users: scores[users].copy(), wanted, Ragged.empty(n), np.arange(n, dtype=np.uint64), Draws(1),
-        Rules(["hr", "ndcg"], [10], Ragged(np.arange(n + 1) * 99, others)),
+        EvaluationRules(["hr", "ndcg"], [10], Ragged(np.arange(n + 1) * 99, others)),
     ).mean()  # fmt: skip
     expected = (1 / np.log2(np.arange(1, 11) + 1)).sum() / 100
     assert expected == pytest.approx(0.045436, abs=5e-7)
@@ -411,16 +411,16 @@ def test_g4_13_random_and_constant_scores_over_one_in_a_hundred(constant: bool) 
 
 def test_places_and_shares() -> None:
     rows = np.array([1, 0, 1, 1, 0])
-    assert places(rows, np.array([5, 2, 3, 3, 1]), np.array([0, 0, 9, 8, 0])).tolist() == [2, 1, 1, 0, 0]
-    assert places(rows[:0]).tolist() == []
+    assert rank_in_rows(rows, np.array([5, 2, 3, 3, 1]), np.array([0, 0, 9, 8, 0])).tolist() == [2, 1, 1, 0, 0]
+    assert rank_in_rows(rows[:0]).tolist() == []
     assert floor_share(0.29, np.array([100])).tolist() == [29]  # 28.999999999999996 in doubles
     assert floor_share(np.array([0.5, 0.1]), np.array([3, 9])).tolist() == [1, 0]
 
 
 def test_scaling() -> None:
-    assert scaled(np.array([1.0, 2, 3])) == pytest.approx([-1.224745, 0, 1.224745], abs=1e-6)
-    assert scaled(np.array([0.1, 0.1, 0.1])).tolist() == [0, 0, 0]
-    assert scaled(np.array([0.0] * 99 + [1.0]), cap=3.0).max() == 3
-    assert scaled(np.zeros((0, 4))).shape == (0, 4)
-    columns = scaled(np.array([[1.0, 4], [3, 4]]))
+    assert standardize_values(np.array([1.0, 2, 3])) == pytest.approx([-1.224745, 0, 1.224745], abs=1e-6)
+    assert standardize_values(np.array([0.1, 0.1, 0.1])).tolist() == [0, 0, 0]
+    assert standardize_values(np.array([0.0] * 99 + [1.0]), cap=3.0).max() == 3
+    assert standardize_values(np.zeros((0, 4))).shape == (0, 4)
+    columns = standardize_values(np.array([[1.0, 4], [3, 4]]))
     assert columns == pytest.approx(np.array([[-1, 0], [1, 0]]), abs=1e-6)

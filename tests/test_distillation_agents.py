@@ -21,10 +21,23 @@ from tacita.core.draws import Draws
 from tacita.core.files import read_arrays, write_arrays
 from tacita.core.types import Arrays, Doubles, Floats, Ragged
 from tacita.methods.distillation import networks, rewards, selection, weighting
-from tacita.methods.distillation.measures import cross_entropy, mean_losses, row_means, scaled
-from tacita.methods.distillation.selection import Outcome, Selection, Walk, judge, take_walk, update_selection
+from tacita.methods.distillation.measures import cross_entropy, mean_losses, row_means, standardize_values
+from tacita.methods.distillation.selection import (
+    CandidateWalk,
+    SelectionOptions,
+    SelectionOutcome,
+    reward_walks,
+    take_walk,
+    update_selection,
+)
 from tacita.methods.distillation.transfer import Transfer, TransferConfig
-from tacita.methods.distillation.weighting import Weighting, observe, sample_weights, update_weighting, weigh
+from tacita.methods.distillation.weighting import (
+    WeightingOptions,
+    compute_states,
+    compute_weights,
+    expand_weights,
+    update_weighting,
+)
 
 DIM = 8
 
@@ -39,7 +52,7 @@ def uploads(n: int = 6, seed: int = 0, longest: int = 40) -> tuple[Ragged, Float
 
 def lined_up(*answers: float) -> Arrays:
     """A network of one input that answers with these numbers to the inputs 0, 1, 2, ..."""
-    net = networks.start((1, len(answers), 1), np.uint64(0))
+    net = networks.init_network((1, len(answers), 1), np.uint64(0))
     bends = np.diff(np.diff([answers[0], *answers]), prepend=0, append=0)[: len(answers)]
     net["w0"][:], net["b0"][:] = 1, -np.arange(len(answers))
     net["w1"][:, 0], net["b1"][:] = np.r_[bends[1:], 0], answers[0]
@@ -73,9 +86,9 @@ def assert_same_bits(one: Arrays, other: Arrays) -> None:
 
 
 def test_a_network_starts_as_named_and_within_bounds() -> None:
-    net = networks.start((67, 64, 1), Draws(1).public("actor"))
-    assert_same_bits(net, networks.start((67, 64, 1), Draws(1).public("actor")))
-    assert not np.array_equal(net["w0"], networks.start((67, 64, 1), Draws(2).public("actor"))["w0"])
+    net = networks.init_network((67, 64, 1), Draws(1).public("actor"))
+    assert_same_bits(net, networks.init_network((67, 64, 1), Draws(1).public("actor")))
+    assert not np.array_equal(net["w0"], networks.init_network((67, 64, 1), Draws(2).public("actor"))["w0"])
     assert np.abs(net["w0"]).max() <= 67**-0.5
     assert net["w0"].std() == pytest.approx(67**-0.5 / 3**0.5, rel=0.05)
     assert abs(net["w0"].mean()) < 0.005
@@ -86,11 +99,13 @@ def test_a_network_starts_as_named_and_within_bounds() -> None:
 def test_steps_are_those_of_adam_with_a_clipped_gradient(clip_norm: float) -> None:
     draws = np.random.default_rng(0)
     x, y = (torch.from_numpy(draws.normal(0, 5, shape).astype(np.float32)) for shape in ((50, 4), (50,)))
-    net = networks.start((4, 32, 1), np.uint64(3))
+    net = networks.init_network((4, 32, 1), np.uint64(3))
     module = module_of(net)
     adam = torch.optim.Adam(module.parameters(), lr=1e-2)
     for _ in range(20):
-        net = networks.descend(net, lambda layers: ((networks.forward(layers, x) - y) ** 2).mean(), 1e-2, clip_norm)
+        net = networks.take_adam_step(
+            net, lambda layers: ((networks.forward(layers, x) - y) ** 2).mean(), 1e-2, clip_norm
+        )
         adam.zero_grad()
         ((module(x)[:, 0] - y) ** 2).mean().backward()
         nn.utils.clip_grad_norm_(module.parameters(), clip_norm)
@@ -103,9 +118,9 @@ def test_steps_are_those_of_adam_with_a_clipped_gradient(clip_norm: float) -> No
 
 
 def test_g4_4_weights_are_a_softmax() -> None:
-    weights = weigh(lined_up(0, np.log(2), 0), np.arange(3.0)[:, None])
+    weights = compute_weights(lined_up(0, np.log(2), 0), np.arange(3.0)[:, None])
     assert weights == pytest.approx([0.25, 0.5, 0.25])
-    assert weigh(lined_up(3.0, 1), np.zeros((1, 1))).tolist() == [1.0]
+    assert compute_weights(lined_up(3.0, 1), np.zeros((1, 1))).tolist() == [1.0]
     assert weighting.concentration(weights) == pytest.approx(1.5)
 
 
@@ -113,13 +128,13 @@ def test_g4_4_weights_are_a_softmax() -> None:
 @settings(max_examples=20, deadline=None)
 def test_g4_4_weights_sum_to_one_and_follow_their_clients(order: list[int], seed: int) -> None:
     upload, logits = uploads(seed=seed)
-    how = Weighting()
-    agent = weighting.start_weighting(how, np.uint64(seed))
-    weights = weigh(agent, observe(upload, logits, how))
+    how = WeightingOptions()
+    agent = weighting.init_weighting(how, np.uint64(seed))
+    weights = compute_weights(agent, compute_states(upload, logits, how))
     assert weights.sum() == pytest.approx(1)
     assert len(weights) == 6
     entry = np.concatenate([np.arange(upload.ptr[r], upload.ptr[r + 1]) for r in order])
-    turned = weigh(agent, observe(upload.take(np.array(order)), logits[entry], how))
+    turned = compute_weights(agent, compute_states(upload.take(np.array(order)), logits[entry], how))
     assert turned == pytest.approx(weights[order], rel=1e-5)
 
 
@@ -133,17 +148,17 @@ def test_states_hold_size_mean_variance_and_loss() -> None:
         loss = -(score * np.log(p) + (1 - score) * np.log(1 - p)).mean()
         raw.append([np.log(1 + len(score)), score.mean(), score.var(), loss])
     expected = (np.array(raw) - np.mean(raw, 0)) / (np.std(raw, 0) + 1e-8)
-    assert observe(upload, logits, Weighting()) == pytest.approx(expected, abs=1e-6)
+    assert compute_states(upload, logits, WeightingOptions()) == pytest.approx(expected, abs=1e-6)
     for without, left in (("size", [1, 2, 3]), ("statistics", [0, 3]), ("loss", [0, 1, 2])):
-        how = Weighting(without=without)  # type: ignore[arg-type]
-        assert observe(upload, logits, how) == pytest.approx(expected[:, left], abs=1e-6)
-        assert weighting.start_weighting(how, np.uint64(1))["w0"].shape == (len(left), 32)
+        how = WeightingOptions(without=without)  # type: ignore[arg-type]
+        assert compute_states(upload, logits, how) == pytest.approx(expected[:, left], abs=1e-6)
+        assert weighting.init_weighting(how, np.uint64(1))["w0"].shape == (len(left), 32)
 
 
 @pytest.mark.parametrize("n", [1, 3, 49, 94, 604])
 def test_g4_5_equal_weights_train_the_server_as_no_weights_do(n: int) -> None:
     upload, _ = uploads(n, longest=5)
-    weights = sample_weights(np.full(n, 1 / n), upload)
+    weights = expand_weights(np.full(n, 1 / n), upload)
     assert weights.dtype == np.float32
     assert (weights == 1).all()
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(len(weights), 5)).astype(np.float32))
@@ -165,11 +180,11 @@ def test_g4_5_equal_weights_train_the_server_as_no_weights_do(n: int) -> None:
 
 def test_sample_weights_have_mean_one_over_clients() -> None:
     upload = Ragged.from_lists([[1, 2, 3], [4], []])
-    assert sample_weights(np.array([0.5, 0.3, 0.2]), upload) == pytest.approx([1.5, 1.5, 1.5, 0.9])
+    assert expand_weights(np.array([0.5, 0.3, 0.2]), upload) == pytest.approx([1.5, 1.5, 1.5, 0.9])
 
 
 def test_g4_6_rewards_and_objective() -> None:
-    reward = weighting.rewards(np.array([1.0, 2, 3]), Weighting())
+    reward = weighting.compute_rewards(np.array([1.0, 2, 3]), WeightingOptions())
     assert reward == pytest.approx([1.224745, 0, -1.224745], abs=1e-6)
     logits = torch.log(torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)).requires_grad_()
     loss = weighting.objective(logits, torch.from_numpy(reward), 0.0)
@@ -181,23 +196,23 @@ def test_g4_6_rewards_and_objective() -> None:
 
 
 def test_g4_6_equal_losses_or_a_lone_client_teach_nothing() -> None:
-    how = Weighting()
+    how = WeightingOptions()
     upload, logits = uploads()
-    states = observe(upload, logits, how)
-    agent = update_weighting(weighting.start_weighting(how, np.uint64(1)), states, np.arange(6.0), how)
+    states = compute_states(upload, logits, how)
+    agent = update_weighting(weighting.init_weighting(how, np.uint64(1)), states, np.arange(6.0), how)
     assert agent["steps"].tolist() == [1]
     assert update_weighting(agent, states, np.full(6, 0.3), how) is agent
     assert update_weighting(agent, states[:1], np.array([0.7]), how) is agent
 
 
 def test_weighting_updates_are_those_of_plain_torch() -> None:
-    how = Weighting(lr=5e-3)
-    agent = weighting.start_weighting(how, np.uint64(5))
+    how = WeightingOptions(lr=5e-3)
+    agent = weighting.init_weighting(how, np.uint64(5))
     module = module_of(agent)
     adam = torch.optim.Adam(module.parameters(), lr=5e-3)
     for seed in range(10):
         upload, logits = uploads(30, seed)
-        states, losses = observe(upload, logits, how), mean_losses(upload, logits)
+        states, losses = compute_states(upload, logits, how), mean_losses(upload, logits)
         agent = update_weighting(agent, states, losses, how)
         reward = torch.from_numpy(np.clip(-(losses - losses.mean()) / (losses.std() + 1e-8), -3, 3)).float()
         adam.zero_grad()
@@ -207,17 +222,17 @@ def test_weighting_updates_are_those_of_plain_torch() -> None:
         adam.step()
         # layers are not compared: a shift of all logits has no slope, and Adam makes a step of its rounding
         after = torch.softmax(module(torch.from_numpy(states).float())[:, 0], 0).detach().numpy()
-        assert weigh(agent, states) == pytest.approx(after, rel=1e-4)
+        assert compute_weights(agent, states) == pytest.approx(after, rel=1e-4)
 
 
 def test_the_weighting_agent_learns_to_prefer_low_losses() -> None:
-    how = Weighting()
-    agent = weighting.start_weighting(how, np.uint64(5))
+    how = WeightingOptions()
+    agent = weighting.init_weighting(how, np.uint64(5))
     for seed in range(150):
         upload, logits = uploads(30, seed)
-        states = observe(upload, logits, how)
+        states = compute_states(upload, logits, how)
         agent = update_weighting(agent, states, mean_losses(upload, logits), how)
-    weights = weigh(agent, states)
+    weights = compute_weights(agent, states)
     assert np.corrcoef(weights, mean_losses(upload, logits))[0, 1] < -0.5
     assert weighting.concentration(weights) > 1.2
 
@@ -229,11 +244,11 @@ def test_g4_7_the_adjustment_by_position_always_pays_skipping() -> None:
     for reward, picked, skipped in ((-0.8, -1.0, -0.6), (0.8, 0.6, 1.0)):
         action = np.zeros((2, 30), bool)
         action[0] = True
-        found = rewards.adjusted(np.full(2, reward), action, np.full(2, 30), 4.0)
+        found = rewards.adjust_by_position(np.full(2, reward), action, np.full(2, 30), 4.0)
         assert found[:, 29] == pytest.approx([picked, skipped])
         assert np.abs(found - reward)[:, 0] / 0.8 == pytest.approx([0.008333] * 2, abs=1e-6)
         assert (found[1] >= found[0]).all()
-    short = rewards.adjusted(np.array([1.0]), np.ones((1, 30), bool), np.array([10]), 4.0)
+    short = rewards.adjust_by_position(np.array([1.0]), np.ones((1, 30), bool), np.array([10]), 4.0)
     assert short[0, 9] == pytest.approx(0.75)
 
 
@@ -286,38 +301,38 @@ def test_g4_10_divergence_is_not_the_cosine_of_numbers() -> None:
 
 def test_shuffling_keeps_the_rewards_and_follows_keys_not_order() -> None:
     dice, values = dice_for(50), np.arange(50.0)
-    dealt = rewards.shuffled(values, dice)
+    dealt = rewards.shuffle_values(values, dice)
     assert sorted(dealt) == values.tolist()
     assert abs(np.corrcoef(dealt, values)[0, 1]) < 0.5
     order = np.random.default_rng(1).permutation(50)
-    np.testing.assert_array_equal(rewards.shuffled(values[order], dice.take(order)), dealt[order])
+    np.testing.assert_array_equal(rewards.shuffle_values(values[order], dice.take(order)), dealt[order])
 
 
 def test_the_reward_is_the_mean_of_three_scaled_ones_over_those_who_walked_and_told() -> None:
     walk, outcome = judged_round()
-    found = judge(walk, outcome, Selection(), dice_for(12))
+    found = reward_walks(walk, outcome, SelectionOptions(), dice_for(12))
     there = np.flatnonzero((walk.length > 0) & (outcome.upload.counts() > 0))
     assert 5 < len(there) < 12
     assert np.isnan(np.delete(found, there)).all()
     parts = {
         "loss": -mean_losses(outcome.upload, outcome.logits),
-        "diversity": rewards.diversity(outcome.upload, walk.picked(), outcome.table),
+        "diversity": rewards.diversity(outcome.upload, walk.list_picks(), outcome.table),
         "divergence": rewards.divergence(outcome.upload, 1 / (1 + np.exp(-outcome.logits))),
     }
-    each = {name: scaled(values[there]) for name, values in parts.items()}
+    each = {name: standardize_values(values[there]) for name, values in parts.items()}
     assert found[there] == pytest.approx(sum(each.values()) / 3, abs=1e-5)
     for name in each:
-        left = judge(walk, outcome, Selection(without=name), dice_for(12))  # type: ignore[arg-type]
+        left = reward_walks(walk, outcome, SelectionOptions(without=name), dice_for(12))  # type: ignore[arg-type]
         assert left[there] == pytest.approx((sum(each.values()) - each[name]) / 2, abs=1e-5)
     part = Transfer(TransferConfig(select_diversity="gauss", select_divergence="vector"), None)  # type: ignore[arg-type]
     others = {
-        "diversity": rewards.diversity(outcome.upload, walk.picked(), outcome.table, "gauss"),
+        "diversity": rewards.diversity(outcome.upload, walk.list_picks(), outcome.table, "gauss"),
         "divergence": rewards.divergence(outcome.upload, 1 / (1 + np.exp(-outcome.logits)), "vector"),
     }
-    other = (each["loss"] + sum(scaled(values[there]) for values in others.values())) / 3
-    assert judge(walk, outcome, part.selection, dice_for(12))[there] == pytest.approx(other, abs=1e-5)
+    other = (each["loss"] + sum(standardize_values(values[there]) for values in others.values())) / 3
+    assert reward_walks(walk, outcome, part.selection, dice_for(12))[there] == pytest.approx(other, abs=1e-5)
     assert np.abs(other - found[there]).max() > 1e-3
-    dealt = judge(walk, outcome, Selection(shuffle=True), dice_for(12))
+    dealt = reward_walks(walk, outcome, SelectionOptions(shuffle=True), dice_for(12))
     assert sorted(dealt[there]) == pytest.approx(sorted(found[there]))
     assert not np.allclose(dealt[there], found[there])
 
@@ -325,15 +340,15 @@ def test_the_reward_is_the_mean_of_three_scaled_ones_over_those_who_walked_and_t
 # The walk and its update
 
 
-def walked(n: int = 12, seed: int = 0, how: Selection | None = None) -> tuple[Walk, Arrays, Ragged]:
+def walked(n: int = 12, seed: int = 0, how: SelectionOptions | None = None) -> tuple[CandidateWalk, Arrays, Ragged]:
     """A walk of n clients, some with few candidates and some with none."""
-    how = how or Selection()
+    how = how or SelectionOptions()
     draws = np.random.default_rng(seed)
     found = offers(n)
     kept = np.arange(30)[None] < np.where(np.arange(n) % 3 == 0, draws.integers(0, 4, n), 30)[:, None]
     columns = {name: v[kept.ravel()] for name, v in found.values.items()}
     found = Ragged.from_pairs(found.rows()[kept.ravel()], found.ids[kept.ravel()], n, columns)
-    agent = selection.start_selection(how, DIM, Draws(seed).public("actor"), Draws(seed).public("critic"))
+    agent = selection.init_selection(how, DIM, Draws(seed).public("actor"), Draws(seed).public("critic"))
     return take_walk(agent, found, user_rows(n), item_rows(), how, dice_for(n)), agent, found
 
 
@@ -345,17 +360,17 @@ def item_rows() -> Floats:
     return np.random.default_rng(2).normal(size=(300, DIM)).astype(np.float32)
 
 
-def judged_round() -> tuple[Walk, Outcome]:
+def judged_round() -> tuple[CandidateWalk, SelectionOutcome]:
     upload, logits = uploads(12)
     nobody = upload.rows() != 4
     upload = Ragged.from_pairs(upload.rows()[nobody], upload.ids[nobody], 12, {"score": upload.values["score"][nobody]})
-    return walked()[0], Outcome(upload, logits[nobody], item_rows())
+    return walked()[0], SelectionOutcome(upload, logits[nobody], item_rows())
 
 
 def test_a_walk_is_that_of_one_client_one_candidate_at_a_time() -> None:
     walk, agent, found = walked()
     actor = {name.removeprefix("actor."): value.astype(float) for name, value in agent.items()}
-    drawn = dice_for(12).units("action", 30)
+    drawn = dice_for(12).draw_uniforms("action", 30)
     for r in range(12):
         picked: list[int] = []
         for k, i in enumerate(found.row(r).tolist()):
@@ -369,7 +384,7 @@ def test_a_walk_is_that_of_one_client_one_candidate_at_a_time() -> None:
             assert walk.action[r, k] == act
             assert walk.log_prob[r, k] == pytest.approx(np.log(p if act else 1 - p), abs=1e-5)
             picked += [i] * act
-        assert walk.picked().row(r).tolist() == picked
+        assert walk.list_picks().row(r).tolist() == picked
         assert len(picked) <= 30
         assert not walk.action[r, walk.length[r] :].any()
         assert (walk.item[r, walk.length[r] :] == -1).all()
@@ -379,25 +394,25 @@ def test_a_walk_does_not_depend_on_company_or_order() -> None:
     whole, agent, found = walked(40)
     for rows in (np.arange(40)[::-1], np.array([17]), np.arange(7, 30)):
         dice = dice_for(40).take(rows)
-        some = take_walk(agent, found.take(rows), user_rows(40)[rows], item_rows(), Selection(), dice)
+        some = take_walk(agent, found.take(rows), user_rows(40)[rows], item_rows(), SelectionOptions(), dice)
         for name in ("length", "item", "score", "state", "action", "log_prob"):
             np.testing.assert_array_equal(getattr(some, name), getattr(whole, name)[rows])
 
 
 def test_nobody_walks_where_there_are_no_candidates() -> None:
-    how = Selection()
-    agent = selection.start_selection(how, DIM, np.uint64(1), np.uint64(2))
+    how = SelectionOptions()
+    agent = selection.init_selection(how, DIM, np.uint64(1), np.uint64(2))
     none = Ragged(np.zeros(4, np.int64), np.zeros(0, np.int32), {"score": np.zeros(0), "frequency": np.zeros(0)})
     walk = take_walk(agent, none, user_rows(3), item_rows(), how, dice_for(3))
-    assert walk.picked().counts().tolist() == [0, 0, 0]
+    assert walk.list_picks().counts().tolist() == [0, 0, 0]
     assert update_selection(agent, walk, np.full(3, np.nan), how) is agent
 
 
 @pytest.mark.parametrize("adjust", [True, False])
 def test_selection_updates_are_those_of_one_client_at_a_time(adjust: bool) -> None:
-    how = Selection(adjust=adjust, lr=5e-3)
+    how = SelectionOptions(adjust=adjust, lr=5e-3)
     _, agent, _ = walked(how=how)
-    nets = {name: module_of(networks.part(agent, name)) for name in ("actor", "critic")}
+    nets = {name: module_of(networks.select_network(agent, name)) for name in ("actor", "critic")}
     adams = [torch.optim.Adam(net.parameters(), lr=5e-3) for net in nets.values()]
     for seed in range(5):
         walk = walked(seed=seed, how=how)[0]
@@ -425,19 +440,19 @@ def test_selection_updates_are_those_of_one_client_at_a_time(adjust: bool) -> No
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             adam.step()
     for name, net in nets.items():
-        assert_same_layers(networks.part(agent, name), net, 5e-5)
+        assert_same_layers(networks.select_network(agent, name), net, 5e-5)
 
 
 def test_saved_agents_continue_bit_for_bit(tmp_path: Path) -> None:
     walk, outcome = judged_round()
-    how, plan = Selection(), Weighting()
-    states, losses = observe(outcome.upload, outcome.logits, plan), mean_losses(outcome.upload, outcome.logits)
-    reward = judge(walk, outcome, how, dice_for(12))
+    how, plan = SelectionOptions(), WeightingOptions()
+    states, losses = compute_states(outcome.upload, outcome.logits, plan), mean_losses(outcome.upload, outcome.logits)
+    reward = reward_walks(walk, outcome, how, dice_for(12))
 
     def go_on(agents: list[Arrays]) -> list[Arrays]:
         return [update_selection(agents[0], walk, reward, how), update_weighting(agents[1], states, losses, plan)]
 
-    agents = [walked()[1], weighting.start_weighting(plan, np.uint64(4))]
+    agents = [walked()[1], weighting.init_weighting(plan, np.uint64(4))]
     for _ in range(3):
         agents = go_on(agents)
     restored = []
@@ -460,8 +475,8 @@ def test_saved_agents_continue_bit_for_bit(tmp_path: Path) -> None:
 def drift(kind: str, rounds: int, adjust: bool = True, seed: int = 0, lr: float = 1e-3) -> Doubles:
     """Mean number picked per client in every round, when the reward says nothing of what was picked."""
     n, most, dim, n_items = 94, 30, 32, 1682
-    how, draws, named = Selection(adjust=adjust, lr=lr), np.random.default_rng(seed), Draws(seed)
-    agent = selection.start_selection(how, dim, named.public("actor"), named.public("critic"))
+    how, draws, named = SelectionOptions(adjust=adjust, lr=lr), np.random.default_rng(seed), Draws(seed)
+    agent = selection.init_selection(how, dim, named.public("actor"), named.public("critic"))
     items, dice = draws.normal(0, 0.1, (n_items, dim)).astype(np.float32), dice_for(n, seed=seed, public=True)
     found = []
     for t in range(rounds):
@@ -534,6 +549,6 @@ def test_kl_is_cross_entropy_less_what_soft_labels_cost_anyway() -> None:
 
 def test_what_the_agents_are_told_is_a_setting() -> None:
     upload, logits = uploads()
-    ce, kl = (observe(upload, logits, Weighting(loss=how)) for how in ("ce", "kl"))
+    ce, kl = (compute_states(upload, logits, WeightingOptions(loss=how)) for how in ("ce", "kl"))
     assert (ce[:, :3] == kl[:, :3]).all()
     assert not np.allclose(ce[:, 3], kl[:, 3])

@@ -14,22 +14,22 @@ import numpy as np
 import pytest
 
 from tacita.cli import main
-from tacita.core.config import RunConfig, validated
-from tacita.core.draws import keys_of
+from tacita.core.config import RunConfig, validate_model
+from tacita.core.draws import derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays, write_arrays
-from tacita.core.types import Arrays, CohortView, Held, Ragged, Request, ServerState
-from tacita.federation.measuring import Learned
+from tacita.core.types import Arrays, CohortView, Ragged, Request, ServerState, StateUpdate
+from tacita.federation.evaluation import TrainedState
 from tacita.federation.state_arrays import read_server
-from tacita.lab import training
-from tacita.lab.artefacts import Needles, find_traces
-from tacita.lab.forgetting.door import grant, left_of, opened
-from tacita.lab.forgetting.proof import emptied, largest_difference, trained_again
-from tacita.lab.forgetting.wishes import Wish, read_wish
-from tacita.lab.run_folder import lists_of, open_saved
-from tacita.methods import configured
+from tacita.methods import resolve_config
 from tacita.round import registry
-from tacita.round.parts import Ask, Part, Play
+from tacita.round.parts import DeviceQuery, Part, RoundPlayer
+from tacita.runs import training
+from tacita.runs.artefacts import ScanTargets, find_traces
+from tacita.runs.forgetting.request_service import reopen_run, restrict_stream, submit_request
+from tacita.runs.forgetting.requests import RawRequest, read_request_file
+from tacita.runs.forgetting.verification import find_emptied, largest_difference, retrain_run
+from tacita.runs.run_folder import open_saved, read_lists
 
 SMALL = "synthetic:users=40,items=30,per_user=9,groups=3"
 
@@ -39,20 +39,20 @@ class Blunt(Part):
 
     name = "probe-blunt"
 
-    def device_arrays(self, n_users: int) -> Held:
+    def device_arrays(self, n_users: int) -> StateUpdate:
         return {"gone": Ragged.empty(n_users), "left": np.zeros(n_users, bool)}
 
-    def handle_here(self, view: CohortView, request: Request) -> Held:
-        gone = view.lists[self.name]["gone"].joined(Ragged.from_lists([request.items.tolist()]))
+    def handle_here(self, view: CohortView, request: Request) -> StateUpdate:
+        gone = view.lists[self.name]["gone"].join_rows(Ragged.from_lists([request.items.tolist()]))
         return {"gone": gone, "left": np.full(1, request.kind == "leave")}
 
     def local_data(self, view: CohortView) -> CohortView:
         gone, left = view.lists[self.name]["gone"], view.parts[self.name]["left"]
         stays = ~gone.holds(view.train.rows(), view.train.ids) & ~left[view.train.rows()]
-        return replace(view, train=view.train.where(stays))
+        return replace(view, train=view.train.filter_entries(stays))
 
     def handle(
-        self, server: ServerState, request: Request, ask: Ask, play: Play
+        self, server: ServerState, request: Request, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
         if request.kind == "share":
             return None
@@ -73,7 +73,7 @@ class Keeps(Blunt):
         return server.with_part(self.name, {"old": server.items.astype(np.float32)})
 
     def handle(
-        self, server: ServerState, request: Request, ask: Ask, play: Play
+        self, server: ServerState, request: Request, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
         kept = server.items
         handled = super().handle(server, request, ask, play)
@@ -88,7 +88,7 @@ class TakesShared(Part):
     takes_back = ("given",)
 
     def handle(
-        self, server: ServerState, request: Request, ask: Ask, play: Play
+        self, server: ServerState, request: Request, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
         if request.kind == "share":
             return None
@@ -113,7 +113,7 @@ def config_of(*parts: str, **more: Any) -> RunConfig:
         "split": {"kind": "random"},
         "evaluate": {"controls": False, "k": [5], "select_by": "ndcg@5"},
     }
-    return validated(RunConfig, values | more, "the test")
+    return validate_model(RunConfig, values | more, "the test")
 
 
 @pytest.fixture(scope="module")
@@ -145,12 +145,14 @@ def bytes_of(folder: Path) -> str:
 
 def items_of(folder: Path, user: str) -> list[str]:
     saved = open_saved(folder)
-    return [saved.ids["items"][i] for i in lists_of(saved.held, "history").row(saved.numbers([user])[0])]
+    return [
+        saved.ids["items"][i] for i in read_lists(saved.client_arrays, "history").row(saved.user_numbers([user])[0])
+    ]
 
 
 def shared_by(folder: Path, user: str) -> list[str]:
     saved = open_saved(folder)
-    given = read_server(saved.served, saved.note).given.of(keys_of([user])).row(0)
+    given = read_server(saved.server_arrays, saved.server_note).shared.lists_of(derive_keys([user])).row(0)
     return [saved.ids["items"][i] for i in given]
 
 
@@ -159,8 +161,8 @@ def sharer(folder: Path, least: int = 1) -> str:
 
 
 def forget(folder: Path, wanted: dict[str, list[str] | None], verify: bool = False) -> dict[str, Any]:
-    found = grant(folder, Wish("forget", wanted), verify)
-    assert found.certificate is not None, found.said
+    found = submit_request(folder, RawRequest("forget", wanted), verify)
+    assert found.certificate is not None, found.message
     return found.certificate
 
 
@@ -179,13 +181,15 @@ def test_items_leave_the_device_the_model_and_the_folder(blunt: Path) -> None:
     found = forget(blunt, {"u1": mine[:2]})
     after = open_saved(blunt)
     assert items_of(blunt, "u1") == mine[2:]
-    assert (after.served["items"] != before.served["items"]).any()
+    assert (after.server_arrays["items"] != before.server_arrays["items"]).any()
     assert found["purged"]["clean"] is True
     assert found["purged"]["pairs"] == []
     assert (found["request"]["n_items"], found["request"]["scope"]) == (2, "items")
     assert found["model"]["sha256_before"] != found["model"]["sha256_after"]
     assert json.loads((blunt / "forget-1.json").read_text()) == found
-    assert len(after.held["lists/parts/probe-blunt/gone:item"]) == 0  # a list of what is gone would hold it still
+    assert (
+        len(after.client_arrays["lists/parts/probe-blunt/gone:item"]) == 0
+    )  # a list of what is gone would hold it still
     again = forget(blunt, {"u1": mine[2:3]})
     assert again["model"]["sha256_before"] == found["model"]["sha256_after"]
 
@@ -204,9 +208,9 @@ def test_what_is_derived_is_made_again(blunt: Path) -> None:
 def test_who_leaves_keeps_nothing(blunt: Path) -> None:
     found = forget(blunt, {"u1": None})
     saved = open_saved(blunt)
-    row = saved.numbers(["u1"])[0]
+    row = saved.user_numbers(["u1"])[0]
     assert items_of(blunt, "u1") == []
-    assert not saved.held["private"][row].any()
+    assert not saved.client_arrays["private"][row].any()
     assert found["request"]["scope"] == "user"
     assert found["purged"]["clean"] is True
 
@@ -214,11 +218,11 @@ def test_who_leaves_keeps_nothing(blunt: Path) -> None:
 def test_later_rounds_do_not_learn_from_what_is_gone(blunt: Path) -> None:
     mine = items_of(blunt, "u1")
     forget(blunt, {"u1": mine[:3]})
-    run = opened(blunt)
+    run = reopen_run(blunt)
     gone = [open_saved(blunt).ids["items"].index(one) for one in mine[:3]]
-    for block in run.fed.stream.blocks:
+    for block in run.federation.stream.blocks:
         for lists in (block.train, block.valid, block.test):
-            assert not set(lists.row(run.saved.numbers(["u1"])[0]).tolist()) & set(gone)
+            assert not set(lists.row(run.saved.user_numbers(["u1"])[0]).tolist()) & set(gone)
 
 
 def test_many_people_at_once_from_a_file(blunt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,7 +243,10 @@ def test_the_same_request_in_one_go_or_one_by_one_leaves_the_same_people(made: P
     for user, items in wanted.items():
         forget(other, {user: items})
     for name in ("history", "current"):
-        assert lists_of(open_saved(one).held, name).ids.tolist() == lists_of(open_saved(other).held, name).ids.tolist()
+        assert (
+            read_lists(open_saved(one).client_arrays, name).ids.tolist()
+            == read_lists(open_saved(other).client_arrays, name).ids.tolist()
+        )
 
 
 # What changes nothing
@@ -295,7 +302,7 @@ def test_what_cannot_be_is_one_sentence(
 def test_a_file_that_names_nobody_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.csv").write_text(text)
     with pytest.raises(TacitaError, match=r"x\.csv"):
-        read_wish(tmp_path / "x.csv", "forget")
+        read_request_file(tmp_path / "x.csv", "forget")
 
 
 # What is shared
@@ -303,24 +310,24 @@ def test_a_file_that_names_nobody_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_share_then_take_back(shared: Path) -> None:
     user = next(u for u in open_saved(shared).ids["users"] if not shared_by(shared, u))
-    run = opened(shared)
-    number = run.saved.numbers([user])[0]
-    train = [run.saved.ids["items"][i] for i in run.fed.stream.blocks[0].train.row(number)]
-    said = grant(shared, Wish("share", {user: train[:2]}))
+    run = reopen_run(shared)
+    number = run.saved.user_numbers([user])[0]
+    train = [run.saved.ids["items"][i] for i in run.federation.stream.blocks[0].train.row(number)]
+    said = submit_request(shared, RawRequest("share", {user: train[:2]}))
     assert said.certificate is None
     assert sorted(shared_by(shared, user)) == sorted(train[:2])
-    assert "shares all of that" in grant(shared, Wish("share", {user: train[:2]})).said
-    model = open_saved(shared).served["items"].copy()
-    found = grant(shared, Wish("unshare", {user: train[:1]})).certificate
+    assert "shares all of that" in submit_request(shared, RawRequest("share", {user: train[:2]})).message
+    model = open_saved(shared).server_arrays["items"].copy()
+    found = submit_request(shared, RawRequest("unshare", {user: train[:1]})).certificate
     assert found is not None
     assert (found["request"]["scope"], found["method"]["name"]) == ("shared_edges", "probe-shared")
     assert "takes shared ones back" in found["method"]["why"]
     assert shared_by(shared, user) == train[1:2]
     assert train[0] not in items_of(shared, user)  # "delete": dropped everywhere
     assert found["purged"]["clean"] is True
-    assert (open_saved(shared).served["items"] != model).any()
+    assert (open_saved(shared).server_arrays["items"] != model).any()
     with pytest.raises(TacitaError, match="never shared, or taken back"):
-        grant(shared, Wish("unshare", {user: train[:1]}))
+        submit_request(shared, RawRequest("unshare", {user: train[:1]}))
 
 
 def test_the_way_depends_on_what_was_shared(shared: Path) -> None:
@@ -427,27 +434,29 @@ def test_everybody_can_leave(made: Path, tmp_path: Path) -> None:
 
 def test_what_a_leavers_device_still_has_is_compared(made: Path) -> None:
     """Nobody is left out of the comparison for a request alone, and no difference of anybody else is."""
-    run = opened(made / "plain")
-    now = Learned(run.progress.server, run.progress.clients)
-    history = run.fed.stream.history(len(run.fed.stream.blocks))
-    left = replace(run.fed, stream=left_of(run.fed.stream, history.where(history.rows() != 1)))
+    run = reopen_run(made / "plain")
+    now = TrainedState(run.progress.server, run.progress.clients)
+    history = run.federation.stream.history(len(run.federation.stream.blocks))
+    left = replace(
+        run.federation, stream=restrict_stream(run.federation.stream, history.filter_entries(history.rows() != 1))
+    )
     was = now.clients.private[[0, 1]].copy()
-    assert not emptied(left, now).any()  # no item, but the vector that was made of them
+    assert not find_emptied(left, now).any()  # no item, but the vector that was made of them
     other = copy.deepcopy(now.clients)
     other.private[1] += 0.5
-    assert largest_difference(left, now, Learned(now.server, other))[0] > 1e-3
+    assert largest_difference(left, now, TrainedState(now.server, other))[0] > 1e-3
     now.clients.private[1] = 0
-    assert emptied(left, now).tolist() == [user == 1 for user in range(len(history))]
-    assert largest_difference(left, now, Learned(now.server, other))[0] == 0.0
-    assert not emptied(run.fed, now).any()  # no vector, but items
+    assert find_emptied(left, now).tolist() == [user == 1 for user in range(len(history))]
+    assert largest_difference(left, now, TrainedState(now.server, other))[0] == 0.0
+    assert not find_emptied(run.federation, now).any()  # no vector, but items
     other.private[0] = was[0] + 0.5
-    assert largest_difference(left, now, Learned(now.server, other))[0] > 1e-3
+    assert largest_difference(left, now, TrainedState(now.server, other))[0] > 1e-3
 
 
 def test_training_again_on_everything_is_the_run(made: Path) -> None:
     for name in ("plain", "shared"):
-        run = opened(made / name)
-        again = trained_again(run.fed, Learned(run.progress.server, run.progress.clients))
+        run = reopen_run(made / name)
+        again = retrain_run(run.federation, TrainedState(run.progress.server, run.progress.clients))
         assert np.array_equal(again.server.items, run.progress.server.items), name
 
 
@@ -488,7 +497,7 @@ def train_quickly(name: str, out: Path) -> Path:
         "split": {"kind": "random"},
         "evaluate": {"controls": False, "k": [5], "select_by": "ndcg@5"},
     }
-    return training.train(configured(values | METHODS[name], "the test"), out / name).folder
+    return training.train(resolve_config(values | METHODS[name], "the test"), out / name).folder
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -497,7 +506,7 @@ def test_every_method_stands_behind_the_door(tmp_path: Path, name: str) -> None:
     if name.startswith("fedshare"):
         user = sharer(folder, 2)
         items = shared_by(folder, user)[:2]
-        found = grant(folder, Wish("unshare", {user: items}), verify=True).certificate
+        found = submit_request(folder, RawRequest("unshare", {user: items}), verify=True).certificate
         assert found is not None
         assert not set(shared_by(folder, user)) & set(items)
     else:
@@ -516,14 +525,14 @@ def test_every_method_stands_behind_the_door(tmp_path: Path, name: str) -> None:
 # Traces
 
 
-def needles(folder: Path, user: str, items: list[str], rows: Any = None) -> Needles:
+def needles(folder: Path, user: str, items: list[str], rows: Any = None) -> ScanTargets:
     saved = open_saved(folder)
-    number = saved.numbers([user])
+    number = saved.user_numbers([user])
     ids = np.array([saved.ids["items"].index(one) for one in items])
     gone = Ragged.from_pairs(np.repeat(number, len(ids)), ids, len(saved.ids["users"]))
-    known = saved.served["items"][ids] if rows is None else rows
-    return Needles(
-        gone, gone, keys_of(saved.ids["users"]), tuple(saved.ids["users"]), tuple(saved.ids["items"]), rows=known
+    known = saved.server_arrays["items"][ids] if rows is None else rows
+    return ScanTargets(
+        gone, gone, derive_keys(saved.ids["users"]), tuple(saved.ids["users"]), tuple(saved.ids["items"]), rows=known
     )
 
 
@@ -544,7 +553,7 @@ def test_a_planted_trace_is_found(blunt: Path, kind: str) -> None:
     sought = needles(blunt, "u1", mine)
     forget(blunt, {"u1": mine})
     assert not any(find_traces(blunt, sought).values())
-    user, item = int(sought.users[0]), int(sought.gone.row(sought.users[0])[0])
+    user, item = int(sought.users[0]), int(sought.removed.row(sought.users[0])[0])
     if kind == "event":
         with open(blunt / "events.jsonl", "a", encoding="utf-8") as events:
             events.write(json.dumps({"user": "u1", "item": mine[0]}) + "\n")
@@ -574,5 +583,5 @@ def test_what_is_left_of_a_stream_is_what_people_have() -> None:
     from oracle import make_block, make_stream
 
     stream = make_stream(make_block(0, 6, [[0, 1, 2], [3, 4], [5]]))
-    left = left_of(stream, Ragged.from_lists([[0, 2], [3, 4], []])).blocks[0].train
+    left = restrict_stream(stream, Ragged.from_lists([[0, 2], [3, 4], []])).blocks[0].train
     assert [left.row(u).tolist() for u in range(3)] == [[0, 2], [3, 4], []]

@@ -20,27 +20,27 @@ from tacita.cli.entry import app
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays
-from tacita.core.types import CohortView, Doubles, ServerState, Stream
+from tacita.core.types import BlockStream, CohortView, Doubles, ServerState
 from tacita.federation.rounds import run_round
-from tacita.fields import Dense, Rows, Total, Upload
-from tacita.lab import training
-from tacita.lab.assembling import planned
-from tacita.lab.ledger import accounts_of, in_words, run_ledger, spread
-from tacita.lab.run_folder import read_ids
-from tacita.methods import World, build_parts, configured
+from tacita.messages import DenseArrays, SparseRows, Total, Upload
+from tacita.methods import RunContext, build_parts, resolve_config
 from tacita.methods.personal import releases
-from tacita.methods.personal.dp_fedavg import DPFedAvg, largest
+from tacita.methods.personal.dp_fedavg import DPFedAvg, keep_largest
 from tacita.methods.personal.dpps import DPPS
 from tacita.privacy.calibration import gaussian_epsilon, gaussian_sigma
-from tacita.privacy.ledger import ACCOUNT
+from tacita.privacy.ledger import ACCOUNT_ARRAYS
 from tacita.round import registry
 from tacita.round.parts import Part
 from tacita.round.plan import Federation
+from tacita.runs import training
+from tacita.runs.assembly import build_plan
+from tacita.runs.ledger import describe_ledger, join_accounts, read_run_ledger, summarise_spending
+from tacita.runs.run_folder import read_ids
 
 SMALL = "synthetic:users=90,items=60,per_user=14,groups=4"
 
 
-def crowd(n_users: int = 30, n_items: int = 40, blocks: int = 1) -> Stream:
+def crowd(n_users: int = 30, n_items: int = 40, blocks: int = 1) -> BlockStream:
     rng = np.random.default_rng(5)
 
     def block(index: int) -> Any:
@@ -51,9 +51,11 @@ def crowd(n_users: int = 30, n_items: int = 40, blocks: int = 1) -> Stream:
     return make_stream(*[block(k) for k in range(blocks)])
 
 
-def with_parts(*specs: dict[str, Any], stream: Stream | None = None, backbone: str = "mf", **train: Any) -> Federation:
+def with_parts(
+    *specs: dict[str, Any], stream: BlockStream | None = None, backbone: str = "mf", **train: Any
+) -> Federation:
     fed = federate(stream or crowd(), make_backbone(backbone), **{"rounds": 3, "batch_size": 8} | train)
-    parts = build_parts(list(specs), World(fed.backbone, fed.draws, fed.config.train))
+    parts = build_parts(list(specs), RunContext(fed.backbone, fed.draws, fed.config.train))
     made = replace(fed, parts=parts)
     made.learner.check()
     for part in parts:
@@ -70,8 +72,8 @@ def some_upload(rng: np.random.Generator, n_clients: int = 5, n_items: int = 7) 
     client = np.repeat(np.arange(n_clients, dtype=np.int32), 3)
     item = rng.integers(0, n_items, len(client)).astype(np.int32)
     value = rng.normal(size=(len(client), 4)).astype(np.float32)
-    head = Dense(rng.normal(size=(n_clients, 3)).astype(np.float32))
-    rows = Rows(client, item, value)
+    head = DenseArrays(rng.normal(size=(n_clients, 3)).astype(np.float32))
+    rows = SparseRows(client, item, value)
     return Upload({"rows": rows, "heads/a": head}, np.ones(n_clients), np.arange(n_clients, dtype=np.uint64))
 
 
@@ -81,33 +83,33 @@ def some_upload(rng: np.random.Generator, n_clients: int = 5, n_items: int = 7) 
 def test_everything_a_client_sends_is_one_vector_of_at_most_the_clip() -> None:
     upload = some_upload(np.random.default_rng(0))
     for bound in (0.1, 1.0, 3.0):
-        cut = releases.clipped(upload, bound)
+        cut = releases.clip_upload(upload, bound)
         assert (cut.norms() <= bound * (1 + 1e-6)).all()
         shorter = upload.norms() <= bound
         for name, value in upload.values.items():
-            kept = cut.values[name].squares(5)[shorter]
-            assert (kept == value.squares(5)[shorter]).all()
-    assert releases.clipped(upload, 1e9) is upload
+            kept = cut.values[name].squared_norms(5)[shorter]
+            assert (kept == value.squared_norms(5)[shorter]).all()
+    assert releases.clip_upload(upload, 1e9) is upload
 
 
 def test_nothing_and_no_number_are_clipped_to_nothing() -> None:
     upload = some_upload(np.random.default_rng(0))
     rows = upload.values["rows"]
-    assert isinstance(rows, Rows)
+    assert isinstance(rows, SparseRows)
     value = rows.value.copy()
     value[rows.client == 1] = 0
     value[np.flatnonzero(rows.client == 2)[0], 0] = np.nan
     value[np.flatnonzero(rows.client == 3)[0], 1] = np.inf
     head = upload.values["heads/a"]
-    assert isinstance(head, Dense)
-    made = upload.with_value("rows", replace(rows, value=value)).with_value("heads/a", Dense(0 * head.value))
-    cut = releases.clipped(made, 1.0)
+    assert isinstance(head, DenseArrays)
+    made = upload.with_value("rows", replace(rows, value=value)).with_value("heads/a", DenseArrays(0 * head.value))
+    cut = releases.clip_upload(made, 1.0)
     assert cut.norms()[[1, 2, 3]].tolist() == [0.0, 0.0, 0.0]
     assert (cut.weight == 1).all()  # they still send
     assert np.isfinite(cut.norms()).all()
-    sizes = releases.sums_of_sizes(upload)
+    sizes = releases.upload_l1_norms(upload)
     assert sizes[0] == pytest.approx(np.abs(rows.value[rows.client == 0]).sum() + np.abs(head.value[0]).sum(), rel=1e-6)
-    assert (releases.sums_of_sizes(releases.clipped(upload, 1.0, sizes)) <= 1 + 1e-6).all()
+    assert (releases.upload_l1_norms(releases.clip_upload(upload, 1.0, sizes)) <= 1 + 1e-6).all()
 
 
 # noise and weights
@@ -120,30 +122,30 @@ def test_noise_lies_on_all_coordinates_with_the_planned_deviation() -> None:
         stream=crowd(4, 3000),
     )
     part, progress = dpps(fed), started(fed)
-    assert part.deviations()[0] == pytest.approx(2 * 0.5 * math.sqrt(50) * gaussian_sigma(1, 1e-5), rel=1e-6)
+    assert part.noise_deviations()[0] == pytest.approx(2 * 0.5 * math.sqrt(50) * gaussian_sigma(1, 1e-5), rel=1e-6)
     fields = fed.fields(progress.server, "round")
     quiet = replace(fed, parts=())
     plain = started(quiet).devices.exchange(quiet, progress.server, fed_down(fed, progress), "round").total
     noisy = progress.devices.exchange(fed, progress.server, fed_down(fed, progress), "round").total
     assert {one.name for one in fields} == {"rows", "dpps.noise"}
-    assert noisy["dpps.noise"][0] == pytest.approx(4 * part.deviations()[0] ** 2)
+    assert noisy["dpps.noise"][0] == pytest.approx(4 * part.noise_deviations()[0] ** 2)
     untouched = np.abs(plain["rows"]).sum(axis=1) == 0
     assert untouched.sum() > 2900
     noise = noisy["rows"][untouched]
-    assert noise_laws.normal(noise, 2 * part.deviations()[0]) > SURE
-    assert noise_laws.normal(noise, 2 * 0.95 * part.deviations()[0]) < SURE  # five per cent less would be found
-    assert noise.std() == pytest.approx(2 * part.deviations()[0], rel=0.02)
+    assert noise_laws.normal(noise, 2 * part.noise_deviations()[0]) > SURE
+    assert noise_laws.normal(noise, 2 * 0.95 * part.noise_deviations()[0]) < SURE  # five per cent less would be found
+    assert noise.std() == pytest.approx(2 * part.noise_deviations()[0], rel=0.02)
 
 
 def fed_down(fed: Federation, progress: Any) -> Any:
-    from tacita.round.plan import to_serve
+    from tacita.round.plan import prepare_serving
 
-    return to_serve(fed, progress.server)
+    return prepare_serving(fed, progress.server)
 
 
 def test_weights_follow_inverse_variances_up_to_the_cap() -> None:
     part = dpps(with_parts({"name": "dpps"}))
-    sigma, weights = part.deviations(), part._weights(0.0)
+    sigma, weights = part.noise_deviations(), part._weights(0.0)
     assert weights.max() == 1
     shares = np.full(3, 1 / 3)
     mean = weights @ shares
@@ -167,9 +169,9 @@ def test_the_variance_between_clients_is_seen_through_the_noise() -> None:
     lengths = np.sqrt((deltas**2).sum(axis=(1, 2)))
     sums = {"rows": deltas.sum(axis=0), "dpps.length": np.array([(0.1 * lengths**2 / part.config.clip).sum()])}
     total = Total({**sums, "dpps.noise": np.array([0.0])}, 2000.0, 2000)
-    assert part._between(total, 0.0) == pytest.approx(0.02**2, rel=0.02)
+    assert part._variance_between_clients(total, 0.0) == pytest.approx(0.02**2, rel=0.02)
     noisy = sums["rows"] + rng.normal(0, 40.0, sums["rows"].shape)  # as much in the mean as there is between clients
-    assert part._between(total.with_sums({"rows": noisy}), 40.0**2) == pytest.approx(0.02**2, rel=0.1)
+    assert part._variance_between_clients(total.with_sums({"rows": noisy}), 40.0**2) == pytest.approx(0.02**2, rel=0.1)
 
 
 # after the noise
@@ -178,18 +180,18 @@ def test_the_variance_between_clients_is_seen_through_the_noise() -> None:
 def test_shrinkage_reads_what_was_noised_and_nothing_else() -> None:
     rng = np.random.default_rng(3)
     value = rng.normal(size=(50, 8))
-    assert (releases.shrunk(value, 0.5, 0.0, True) == value).all()
+    assert (releases.shrink_sum(value, 0.5, 0.0, True) == value).all()
     for by_row in (True, False):
-        made = releases.shrunk(value, 0.5, 1.0, by_row)
+        made = releases.shrink_sum(value, 0.5, 1.0, by_row)
         factor = made / value
         assert ((factor >= 0) & (factor <= 1)).all()  # no sign is turned, nothing grows
     left = np.maximum(0, 1 - 0.7 * (8 - 2) * 2.0 / (value**2).sum(axis=1, keepdims=True))  # James and Stein's, by row
-    assert np.allclose(releases.shrunk(value, 2.0, 0.7, True), left * value)
+    assert np.allclose(releases.shrink_sum(value, 2.0, 0.7, True), left * value)
     assert 0 < (left > 0).sum() < 50
     signal = rng.normal(0, 0.05, (64, 32))
     for sigma in (0.1, 0.5):
         noisy = signal + rng.normal(0, sigma, signal.shape)
-        made = releases.shrunk(noisy, sigma**2, 1.0, False)
+        made = releases.shrink_sum(noisy, sigma**2, 1.0, False)
         assert ((made - signal) ** 2).mean() < 0.5 * ((noisy - signal) ** 2).mean()
     part = dpps(with_parts({"name": "dpps", "between": 0.0, "shrink": 1.0}))
     server = ServerState(np.zeros((40, 6), np.float32), {})
@@ -247,7 +249,7 @@ def test_what_is_sent_beside_the_rows_is_inside_the_clip(monkeypatch: pytest.Mon
     assert private.norms() == pytest.approx(np.full(30, 1e-3), rel=1e-4)  # all were longer, and none is any more
     assert (private.norms() <= 1e-3 * (1 + 1e-9)).all()
     for name in ("dpps.length", "dpps.mass"):
-        assert (sent.values[name].squares(30) > 0).all()
+        assert (sent.values[name].squared_norms(30) > 0).all()
 
 
 # budgets
@@ -272,7 +274,7 @@ def test_people_stop_when_their_budget_is_spent_and_others_go_on() -> None:
     assert 0 < fits < 6
     assert (sent[-1][low] == fits).all()
     assert (sent[-1][high] == 6).all()
-    found = spread(ledger, progress.clients.parts["dpps"])
+    found = summarise_spending(ledger, progress.clients.parts["dpps"])
     assert found["silent_by_budget"] == int(low.sum())
     assert progress.devices.validate(fed, server, fed_down(fed, progress))  # and everybody is served
 
@@ -324,16 +326,18 @@ def test_one_noise_covers_the_sum_in_the_central_model_and_clips_differ() -> Non
     fed = with_parts({"name": "dpps", "threat": "central", "releases": 4}, aggregation="fixed")
     part, progress = dpps(fed), started(fed)
     for k, epsilon in enumerate((0.5, 1.0, 5.0)):
-        wanted = part.deviations()[0] / (math.sqrt(4) * gaussian_sigma(epsilon, 1e-5))
+        wanted = part.noise_deviations()[0] / (math.sqrt(4) * gaussian_sigma(epsilon, 1e-5))
         assert part.clips()[k] == pytest.approx(wanted, rel=1e-5)
     total = progress.devices.exchange(fed, progress.server, fed_down(fed, progress), "round").total
-    assert total["dpps.noise"][0] == pytest.approx(part.deviations()[0] ** 2)
+    assert total["dpps.noise"][0] == pytest.approx(part.noise_deviations()[0] ** 2)
     assert part.clips().mean() == pytest.approx(part.config.clip)  # a third chooses each tier
     alone = dpps(
         with_parts({"name": "dpps", "threat": "central", "tiers": [0.5], "shares": [1.0]}, aggregation="fixed")
     )
     richer = dpps(with_parts({"name": "dpps", "threat": "central"}, aggregation="fixed"))
-    assert richer.deviations()[0] < 0.5 * alone.deviations()[0]  # as much signal, less noise: others allow more
+    assert (
+        richer.noise_deviations()[0] < 0.5 * alone.noise_deviations()[0]
+    )  # as much signal, less noise: others allow more
     for settings in ({"aggregation": "mean"}, {}):
         with pytest.raises(TacitaError, match="aggregation = 'fixed'"):
             with_parts({"name": "dpps", "threat": "central"}, **settings)
@@ -424,7 +428,7 @@ def test_dp_fedavg_stops_when_its_plan_is_over_and_adds_noise_where_nobody_was_d
     (part,) = fed.parts
     empty = part.encode_sum(server, Total({"rows": np.zeros((40, 6))}))
     assert empty.n_clients == 1
-    assert noise_laws.normal(empty["rows"], part.multiple() * 0.01) > SURE  # type: ignore[attr-defined]
+    assert noise_laws.normal(empty["rows"], part.noise_multiplier() * 0.01) > SURE  # type: ignore[attr-defined]
 
 
 def test_only_the_largest_numbers_of_each_client_are_kept() -> None:
@@ -433,11 +437,11 @@ def test_only_the_largest_numbers_of_each_client_are_kept() -> None:
 
     def numbers(made: Upload, client: int) -> Doubles:
         rows, head = made.values["rows"], made.values["heads/a"]
-        assert isinstance(rows, Rows)
-        assert isinstance(head, Dense)
+        assert isinstance(rows, SparseRows)
+        assert isinstance(head, DenseArrays)
         return np.concatenate([rows.value[rows.client == client].ravel(), head.value[client]])
 
-    kept, heads = largest(upload, 0.25), 0
+    kept, heads = keep_largest(upload, 0.25), 0
     for client in range(5):
         mine, whole = numbers(kept, client), numbers(upload, client)
         assert (mine != 0).sum() == 4
@@ -449,15 +453,15 @@ def test_only_the_largest_numbers_of_each_client_are_kept() -> None:
 
 def test_inclusion_is_independent_from_person_to_person() -> None:
     from tacita.core.config import ParticipationConfig
-    from tacita.core.draws import keys_of
-    from tacita.federation.clients import members_of, participants
+    from tacita.core.draws import derive_keys
+    from tacita.federation.clients import build_membership, draw_participants
 
     stream = crowd(30)
     config, draws = ParticipationConfig(kind="poisson", rate=0.3), Draws(1)
-    living = members_of(stream.blocks[0], keys_of(stream.user_ids), 0, draws)
+    living = build_membership(stream.blocks[0], derive_keys(stream.user_ids), 0, draws)
     drawn = np.zeros((4000, 30))
     for n in range(4000):
-        drawn[n, participants(living, config, draws, 0, n)] = 1
+        drawn[n, draw_participants(living, config, draws, 0, n)] = 1
     assert drawn.mean(axis=0) == pytest.approx(np.full(30, 0.3), abs=5 * math.sqrt(0.21 / 4000))
     pairs = np.corrcoef(drawn.T)[np.triu_indices(30, 1)]
     assert np.abs(pairs).max() < 5.5 / math.sqrt(4000)
@@ -510,20 +514,20 @@ def test_it_works_under_other_methods_and_the_result_says_what_it_cost(
     assert told["epsilon"]["most"] is not None
     part = "dp-fedavg" if settings["method"] == "dp-fedavg" else "dpps"
     assert run.result["blocks"][-1]["promises"][part]["unit"] == "person"
-    lines = in_words(run_ledger(run.folder))
+    lines = describe_ledger(read_run_ledger(run.folder))
     assert any("protects a person against" in line for line in lines)
     somebody = read_ids(run.folder)["users"][0]
-    own = run_ledger(run.folder, somebody)
+    own = read_run_ledger(run.folder, somebody)
     assert own["spent"] <= told["epsilon"]["most"] + 1e-9
     assert own["spent_composed"] <= own["spent"] + 1e-9
-    assert any("Spent so far: epsilon" in line for line in in_words(own))
+    assert any("Spent so far: epsilon" in line for line in describe_ledger(own))
 
 
 def test_a_run_without_a_ledger_has_no_epsilon(tmp_path: Path) -> None:
     run = tacita.train(data=SMALL, out=tmp_path / "run", train={"rounds": 1}, evaluate={"controls": False})
     assert "privacy" not in run.result
-    assert in_words(run_ledger(run.folder))[0].startswith("No epsilon")
-    assert accounts_of((), {}) is None
+    assert describe_ledger(read_run_ledger(run.folder))[0].startswith("No epsilon")
+    assert join_accounts((), {}) is None
 
 
 def test_a_killed_run_goes_on_with_the_same_numbers_and_the_same_ledger(
@@ -533,7 +537,7 @@ def test_a_killed_run_goes_on_with_the_same_numbers_and_the_same_ledger(
     monkeypatch.setattr(training, "CHECKPOINT_SHARE", float("inf"))
     settings = {"data": SMALL, "method": "f3crec-dpps", "split": {"n_blocks": 2}, "train": {"rounds": 3}}
     parts = [{"name": "dpps", "releases": 4, "clip": 0.1}]
-    config = configured({**settings, "parts": parts, "evaluate": {"controls": False}}, "the test")
+    config = resolve_config({**settings, "parts": parts, "evaluate": {"controls": False}}, "the test")
     whole = training.train(config, tmp_path / "whole")
     rounds = 0
 
@@ -544,13 +548,13 @@ def test_a_killed_run_goes_on_with_the_same_numbers_and_the_same_ledger(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        training.train(config, tmp_path / "cut", watcher=training.Watcher(on_round=stop))
+        training.train(config, tmp_path / "cut", watcher=training.TrainingCallbacks(on_round=stop))
     cut = training.resume(tmp_path / "cut")
     assert cut.result["blocks"] == whole.result["blocks"]
     assert cut.result["privacy"] == whole.result["privacy"]
     assert cut.result["privacy"]["silent_by_budget"] > 0
     held = [read_arrays(folder / "clients.safetensors")[0] for folder in (cut.folder, whole.folder)]
-    for name in ACCOUNT:
+    for name in ACCOUNT_ARRAYS:
         assert np.array_equal(*(one[f"parts/dpps/{name}"] for one in held))
 
     somebody = read_ids(whole.folder)["users"][0]
@@ -570,7 +574,7 @@ def test_one_noise_lies_on_a_sum_that_nobody_is_in(threat: str) -> None:
     tiers = {"tiers": [0.1], "shares": [1.0], "releases": 1}
     values = {"data": SMALL, "backbone": {"name": "mf", "dim": 2}, "method": "dpps", "train": train}
     values["parts"] = [{"name": "dpps", "threat": threat, **tiers}]
-    part = planned(configured(values, "the test")).parts[0]
+    part = build_plan(resolve_config(values, "the test")).parts[0]
     server = ServerState(np.zeros((600, 2), np.float32), {})
     spread = []
     for n in (0, 1):

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from oracle import catalogue, cohort, federate, make_backbone, make_block, make_stream, started, train_once
 
-from tacita.core.config import RunConfig, validated
-from tacita.core.draws import Draws, keys_of
+from tacita.core.config import RunConfig, validate_model
+from tacita.core.draws import Draws, derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.types import CohortView, Floats, Ragged
 from tacita.federation.rounds import run_round
-from tacita.lab import serving, training
-from tacita.learn.training.stars import StarStepper
+from tacita.learn.training.ego_stepper import EgoStepper
 from tacita.models import Backbone, Context
-from tacita.models import scores as catalogue_scores
-from tacita.models.ego import Ego
-from tacita.models.scores import own_scores, score_all
+from tacita.models import scoring as catalogue_scores
+from tacita.models.ego import EgoModel
+from tacita.models.scoring import score_all, score_with_own_rows
+from tacita.runs import serving, training
 
 LISTS = Ragged.from_lists([[0, 10], [3], [], [0, 1, 2], [4], [5, 6, 7, 8], [9]])
 
@@ -34,7 +34,7 @@ def some_users(**options: Any) -> tuple[Backbone, Floats, Floats]:
 def represented(backbone: Backbone, p: Floats, rows: Floats) -> dict[str, Any]:
     """One user whose items have these rows."""
     lists = Ragged.from_lists([list(range(len(rows)))])
-    return backbone.represent({"p": p[None].astype("f4")}, {}, Context.of(lists, rows.astype("f4")))
+    return backbone.represent({"p": p[None].astype("f4")}, {}, Context.from_lists(lists, rows.astype("f4")))
 
 
 # closed forms
@@ -80,7 +80,7 @@ def test_scores_do_not_change_when_rows_and_vectors_grow_alike(factor: float) ->
 
 def test_it_starts_as_xavier_does() -> None:
     backbone = make_backbone("ego", dim=32)
-    keys = keys_of(f"one{k}" for k in range(400))
+    keys = derive_keys(f"one{k}" for k in range(400))
     for made in (backbone.init_items(Draws(5), keys), backbone.init_private(Draws(5), keys)):
         bound = np.sqrt(6 / 33)
         assert 0.98 * bound < np.abs(made).max() <= bound
@@ -123,7 +123,7 @@ def test_rows_that_are_neither_sampled_nor_read_stay_bit_for_bit(optimiser: str)
     assert (progress.server.items[sorted(touched)] != before[sorted(touched)]).any(1).all()
 
 
-class Wide(Ego):
+class Wide(EgoModel):
     """Reads, besides the training items, one item that is nobody's sample."""
 
     name = "wide"
@@ -145,13 +145,13 @@ class Timed(Wide):
         return super().represent(private, heads, weighted)
 
 
-def model(cls: type[Ego]) -> Ego:
+def model(cls: type[EgoModel]) -> EgoModel:
     return cls(cls.Config(dim=6, lr=0.5, item_lr_scale=3.0))
 
 
 @pytest.mark.parametrize("silos", [0, 1])
 @pytest.mark.parametrize("cls", [Wide, Timed])
-def test_rows_that_are_only_read_learn_and_are_sent(cls: type[Ego], silos: int) -> None:
+def test_rows_that_are_only_read_learn_and_are_sent(cls: type[EgoModel], silos: int) -> None:
     stream = make_stream(make_block(0, 40, [[0, 1], [2], [3, 4, 5]]))
     fed = federate(stream, model(cls), negatives=0, silos=silos)
     trained = train_once(fed, started(fed))
@@ -173,7 +173,7 @@ def test_the_slope_through_the_context_is_the_slope_of_the_score() -> None:
     lists = backbone.context(cohort(fed, progress))
 
     def loss(items: Floats) -> float:
-        context = replace(Context.of(lists, items), values=lists.values)
+        context = replace(Context.from_lists(lists, items), values=lists.values)
         rep = backbone.represent(backbone.named(progress.clients.private), {}, context)
         both = {k: np.repeat(v, 2, axis=0) for k, v in rep.items()}
         logits = backbone.score(both, {}, items[[0, 1]], np.ones(2, np.float32)).astype(np.float64)
@@ -192,7 +192,7 @@ def test_the_slope_through_the_context_is_the_slope_of_the_score() -> None:
 # scoring
 
 
-class Plain(Ego):
+class Plain(EgoModel):
     """The same model without its short cut over the catalogue."""
 
     name = "plain"
@@ -227,16 +227,16 @@ def test_a_model_that_reads_a_context_is_not_scored_without() -> None:
 
 
 @pytest.mark.parametrize("chunk", [256, 2])
-@pytest.mark.parametrize("cls", [Ego, Plain])
+@pytest.mark.parametrize("cls", [EgoModel, Plain])
 def test_own_rows_count_where_they_are_scored_and_where_they_are_read(
-    cls: type[Ego], chunk: int, monkeypatch: pytest.MonkeyPatch
+    cls: type[EgoModel], chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, private, items = some_users()
     backbone = model(cls)
     moved = Ragged.from_lists([[10, 4], [3], [1], [], [5, 4], [0, 6, 5], []])
     change = np.random.default_rng(5).normal(size=(len(moved.ids), 6)).astype("f4")
     monkeypatch.setattr(catalogue_scores, "CHUNK", chunk)
-    got = own_scores(backbone, private, {}, items, replace(moved, values={"moved": change}), LISTS)
+    got = score_with_own_rows(backbone, private, {}, items, replace(moved, values={"moved": change}), LISTS)
     for u in range(7):
         table = items.copy()
         table[moved.row(u)] += change[moved.ptr[u] : moved.ptr[u + 1]]
@@ -265,7 +265,7 @@ def test_a_run_with_pairs_and_controls_beats_chance(personal: bool, tmp_path: Pa
                   "optimiser": "lazy-adam", "aggregation": "per-row"},
         "evaluate": {"item_table": "personal" if personal else "global"},
     }  # fmt: skip
-    run = training.train(validated(RunConfig, values, "a test"), tmp_path / "run")
+    run = training.train(validate_model(RunConfig, values, "a test"), tmp_path / "run")
     chance = run.result["controls"]["random"]["mean"]["ndcg@20"]
     assert run.result["mean"]["ndcg@20"] > 1.2 * chance
     assert serving.recommend(tmp_path / "run", ["u1"], 3).keys() == {"u1"}
@@ -314,11 +314,11 @@ def test_the_compiled_step_is_the_one_of_autograd(train: dict[str, Any], item_pr
 def test_only_the_star_itself_has_a_compiled_step() -> None:
     """Models that derive from it may read something else."""
     plan = federate(stars(), make_backbone("ego"), **pairs()).config.train
-    assert StarStepper.supports(make_backbone("ego"), plan)
-    assert not StarStepper.supports(Wide(make_backbone("ego").config), plan)
-    assert not StarStepper.supports(make_backbone("mf"), plan)
+    assert EgoStepper.supports(make_backbone("ego"), plan)
+    assert not EgoStepper.supports(Wide(make_backbone("ego").config), plan)
+    assert not EgoStepper.supports(make_backbone("mf"), plan)
     for other in ({"silos": 3}, {"optimiser": "sgd"}, {"objective": "bce"}):
-        assert not StarStepper.supports(make_backbone("ego"), plan.model_copy(update=other))
+        assert not EgoStepper.supports(make_backbone("ego"), plan.model_copy(update=other))
 
 
 @pytest.mark.parametrize("chunk", [1, 7])

@@ -14,39 +14,47 @@ from ir_measures import RR, P, R, Success, nDCG
 from scipy import stats
 
 from tacita import metrics as module
-from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, validated
-from tacita.core.draws import Draws, keys_of
+from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, validate_model
+from tacita.core.draws import Draws, derive_keys
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Block, Doubles, Down, Floats, Ints, Keys, Ragged, Stream
+from tacita.core.types import AnyArray, Block, BlockStream, Broadcast, Doubles, Floats, Ints, Keys, Ragged
 from tacita.data.sources import load
 from tacita.data.splits import split
-from tacita.federation.measuring import Learned, block_scores, evaluate_devices, known_items, read_of, reads, rules_of
-from tacita.federation.rounds import Progress, begin_block, start
-from tacita.kernels.ranking import best_items, list_ranks
-from tacita.lab import controls
-from tacita.lab.assembling import build
-from tacita.lab.controls import (
-    alone_scorer,
-    item_gram,
-    linear_scorer,
-    linear_weights,
-    mean_of,
-    popular_scorer,
-    random_scorer,
-    run_controls,
+from tacita.federation.evaluation import (
+    TrainedState,
+    build_mask,
+    build_rules,
+    build_test_block,
+    evaluate_block,
+    evaluate_devices,
+    resolve_read_setting,
 )
+from tacita.federation.rounds import Progress, begin_block, start_run
+from tacita.kernels.ranking import best_items, list_ranks
 from tacita.metrics import (
     Evaluation,
-    Rules,
+    EvaluationRules,
     ScoreUsers,
-    continual_summary,
     evaluate,
     rank_wanted,
     sample_candidates,
+    summarise_continual,
 )
 from tacita.models import backbone_class
 from tacita.round.device_state import DeviceState
 from tacita.round.plan import Federation
+from tacita.runs import controls
+from tacita.runs.assembly import build_components
+from tacita.runs.controls import (
+    alone_scorer,
+    average_blocks,
+    item_gram,
+    linear_scorer,
+    linear_weights,
+    popular_scorer,
+    random_scorer,
+    run_controls,
+)
 
 DRAWS = Draws(1)
 ALL = ["ndcg", "recall", "precision", "hr", "mrr"]
@@ -54,7 +62,7 @@ Lists = list[list[int]]
 
 
 def keys(n: int) -> Keys:
-    return keys_of(f"u{i}" for i in range(n))
+    return derive_keys(f"u{i}" for i in range(n))
 
 
 def nobody(n: int) -> Ragged:
@@ -82,7 +90,7 @@ def scored(
     hide = Ragged.from_lists(mask) if mask else nobody(len(wanted))
     want = Ragged.from_lists(wanted)
     asked = (metrics or ALL, [k], sampled, count_hidden)
-    found = evaluate(fixed(scores), want, hide, keys(len(wanted)), DRAWS, Rules(*asked))
+    found = evaluate(fixed(scores), want, hide, keys(len(wanted)), DRAWS, EvaluationRules(*asked))
     return {name.split("@")[0]: values.tolist() for name, values in found.values.items()}
 
 
@@ -127,7 +135,9 @@ def test_a_first_hit_beyond_the_cut_off_counts_nothing() -> None:
 
 def test_users_without_wanted_items_are_not_counted() -> None:
     want = Ragged.from_lists([[0], [], [1]])
-    found = evaluate(fixed(np.repeat(descending(4), 3, 0)), want, nobody(3), keys(3), DRAWS, Rules(["mrr"], [4]))
+    found = evaluate(
+        fixed(np.repeat(descending(4), 3, 0)), want, nobody(3), keys(3), DRAWS, EvaluationRules(["mrr"], [4])
+    )
     assert found.users.tolist() == [0, 2]
     assert found.values["mrr@4"].tolist() == [1.0, 0.5]
     assert found.mean() == {"mrr@4": 0.75}
@@ -142,17 +152,17 @@ def test_means_among_marked_users() -> None:
 
 
 def test_continual_summary_by_hand() -> None:
-    found = continual_summary([[0.4], [0.2, 0.3], [0.1, 0.2, 0.5]], [9, 9, 9])
+    found = summarise_continual([[0.4], [0.2, 0.3], [0.1, 0.2, 0.5]], [9, 9, 9])
     assert found["la"] == pytest.approx((0.4 + 0.3 + 0.5) / 3)
     assert found["ra"] == pytest.approx((0.1 + 0.2 + 0.5) / 3)
     assert found["hm"] == pytest.approx(2 * 0.4 * (0.8 / 3) / (0.4 + 0.8 / 3))
-    assert continual_summary([[0.0], [0.0, 0.0]], [1, 1])["hm"] == 0.0
+    assert summarise_continual([[0.0], [0.0, 0.0]], [1, 1])["hm"] == 0.0
 
 
 def test_a_block_that_tested_nobody_counts_in_no_summary() -> None:
-    found = continual_summary([[0.4], [0.2, 0.0], [0.1, 0.0, 0.5]], [9, 0, 9])
+    found = summarise_continual([[0.4], [0.2, 0.0], [0.1, 0.0, 0.5]], [9, 0, 9])
     assert (found["la"], found["ra"]) == (pytest.approx(0.45), pytest.approx(0.3))
-    assert all(math.isnan(v) for v in continual_summary([[0.0], [0.0, 0.0]], [0, 0]).values())
+    assert all(math.isnan(v) for v in summarise_continual([[0.0], [0.0, 0.0]], [0, 0]).values())
 
 
 # Against other code
@@ -185,7 +195,7 @@ def test_full_ranking_equals_ir_measures(seed: int) -> None:
     scores, wanted, masked = random_case(seed)
     cutoffs = [1, 3, 10, 20]
     hide = Ragged.from_lists(masked)
-    found = evaluate(fixed(scores), Ragged.from_lists(wanted), hide, keys(100), DRAWS, Rules(ALL, cutoffs))
+    found = evaluate(fixed(scores), Ragged.from_lists(wanted), hide, keys(100), DRAWS, EvaluationRules(ALL, cutoffs))
     visible = [[i for i in mine if i not in hidden] for mine, hidden in zip(wanted, masked)]
     candidates = [[i for i in range(scores.shape[1]) if i not in hidden] for hidden in masked]
     expected = reference(scores, visible, candidates, cutoffs)
@@ -199,7 +209,7 @@ def test_sampled_ranking_equals_ir_measures(seed: int) -> None:
     scores, wanted, _ = random_case(seed)
     want = Ragged.from_lists(wanted)
     others = sample_candidates(want, 9, scores.shape[1], keys(100), DRAWS, 0)
-    found = evaluate(fixed(scores), want, nobody(100), keys(100), DRAWS, Rules(ALL, [5], others))
+    found = evaluate(fixed(scores), want, nobody(100), keys(100), DRAWS, EvaluationRules(ALL, [5], others))
     candidates = [[*mine, *others.row(u).tolist()] for u, mine in enumerate(wanted)]
     expected = reference(scores, wanted, candidates, [5])
     for name, values in found.values.items():
@@ -210,7 +220,7 @@ def test_sampled_ranking_equals_ir_measures(seed: int) -> None:
 def test_auc_equals_brute_force(seed: int) -> None:
     scores, wanted, masked = random_case(seed)
     hide = Ragged.from_lists(masked)
-    found = evaluate(fixed(scores), Ragged.from_lists(wanted), hide, keys(100), DRAWS, Rules(["auc"], [1]))
+    found = evaluate(fixed(scores), Ragged.from_lists(wanted), hide, keys(100), DRAWS, EvaluationRules(["auc"], [1]))
     expected = []
     for u in found.users:
         left = [i for i in range(scores.shape[1]) if i not in masked[u]]
@@ -264,7 +274,7 @@ def test_a_constant_scorer_is_at_chance_in_a_full_ranking() -> None:
     wanted = [order[:m].tolist() for order, m in zip(orders, n_wanted)]
     hidden = [order[n_items - m :].tolist() for order, m in zip(orders, n_hidden)]
     want, hide = Ragged.from_lists(wanted), Ragged.from_lists(hidden)
-    found = evaluate(constant(n_items), want, hide, keys(n), DRAWS, Rules([*ALL, "auc"], [k]))
+    found = evaluate(constant(n_items), want, hide, keys(n), DRAWS, EvaluationRules([*ALL, "auc"], [k]))
     left = n_items - n_hidden
     ideal = np.array([discounts(min(k, m)) for m in n_wanted])
     assert near(found.values[f"ndcg@{k}"], n_wanted / left * discounts(k) / ideal, 0.005)
@@ -277,7 +287,7 @@ def test_a_constant_scorer_is_at_chance_among_99_sampled_items() -> None:
     n = 20_000
     want = Ragged.from_lists(one_each(n, 400))
     others = sample_candidates(want, 99, 400, keys(n), DRAWS, 0)
-    found = evaluate(constant(400), want, nobody(n), keys(n), DRAWS, Rules(["hr", "ndcg"], [10], others))
+    found = evaluate(constant(400), want, nobody(n), keys(n), DRAWS, EvaluationRules(["hr", "ndcg"], [10], others))
     assert discounts(10) / 100 == pytest.approx(0.045436, abs=5e-7)
     assert near(found.values["hr@10"], 0.1, 0.0025)
     assert near(found.values["ndcg@10"], discounts(10) / 100, 0.0015)
@@ -385,7 +395,7 @@ def test_the_scorer_is_asked_in_chunks_without_changing_values(monkeypatch: pyte
 
     def values() -> dict[str, Doubles]:
         want, hide = Ragged.from_lists(wanted), Ragged.from_lists(masked)
-        return evaluate(score_users, want, hide, keys(100), DRAWS, Rules([*ALL, "auc"], [5, 10])).values
+        return evaluate(score_users, want, hide, keys(100), DRAWS, EvaluationRules([*ALL, "auc"], [5, 10])).values
 
     together = values()
     monkeypatch.setattr(module, "CHUNK", 7)
@@ -466,13 +476,13 @@ def block_of(index: int, n_items: int, train: Lists, valid: Lists, test: Lists, 
     return Block(index, n, n_items, *lists, np.arange(n) >= known, rows)
 
 
-def stream_of(*blocks: Block) -> Stream:
+def stream_of(*blocks: Block) -> BlockStream:
     users = tuple(f"u{i}" for i in range(blocks[-1].n_users))
     items = tuple(f"i{i}" for i in range(blocks[-1].n_items))
-    return Stream("tiny", blocks, users, items, keys_of(users), keys_of(items), {}, "tiny")
+    return BlockStream("tiny", blocks, users, items, derive_keys(users), derive_keys(items), {}, "tiny")
 
 
-def federation(stream: Stream, **options: Any) -> Federation:
+def federation(stream: BlockStream, **options: Any) -> Federation:
     config = RunConfig(evaluate=EvaluateConfig(**{"k": [2], "select_by": "ndcg@2", **options}))
     mf = backbone_class("mf")
     return Federation(mf(mf.Config(dim=stream.n_items)), (), config, DRAWS, stream=stream)
@@ -480,13 +490,13 @@ def federation(stream: Stream, **options: Any) -> Federation:
 
 def with_scores(fed: Federation, scores: AnyArray, block: int) -> Progress:
     """A run about to end a block whose model gives exactly these scores: the item table is the identity."""
-    progress = start(fed)
+    progress = start_run(fed)
     for index in range(block + 1):
         begin_block(fed, progress, index)
     server = replace(progress.server, items=np.eye(fed.stream.n_items, dtype=np.float32))
-    clients = DeviceState.of(np.array(scores, np.float32), took_part=np.ones(len(scores), bool))
+    clients = DeviceState.from_private(np.array(scores, np.float32), took_part=np.ones(len(scores), bool))
     progress.server = progress.best_server = server
-    progress.here.clients = clients.with_kept(clients.copy())
+    progress.local_devices.clients = clients.with_snapshot(clients.copy())
     return progress
 
 
@@ -498,12 +508,12 @@ FALLING = np.repeat(descending(6), 3, 0)
 
 
 def scores_of(fed: Federation, progress: Progress) -> dict[str, Any]:
-    return block_scores(fed, progress.best_server, progress.best_clients)[0]
+    return evaluate_block(fed, progress.best_server, progress.best_clients)[0]
 
 
 def ranks_in(fed: Federation, progress: Progress, block: int, mask: Ragged) -> list[float]:
-    on, learned = fed.stream.blocks[block], Learned(progress.server, progress.clients)
-    found = evaluate_devices(fed, learned, on, "test", mask, rules_of(fed, on, ["mrr"], [6]))
+    on, learned = fed.stream.blocks[block], TrainedState(progress.server, progress.clients)
+    found = evaluate_devices(fed, learned, on, "test", mask, build_rules(fed, on, ["mrr"], [6]))
     return [round(1 / value, 9) for value in found.values["mrr@6"]]
 
 
@@ -512,7 +522,7 @@ def test_known_items_by_purpose_and_mask() -> None:
     block = TWO_BLOCKS.blocks[1]
 
     def of_user_0(purpose: str, mask: str) -> list[int]:
-        return sorted(known_items(fed, block, purpose, mask).row(0).tolist())  # type: ignore[arg-type]
+        return sorted(build_mask(fed, block, purpose, mask).row(0).tolist())  # type: ignore[arg-type]
 
     assert of_user_0("valid", "block") == [3]
     assert of_user_0("test", "block") == [3, 4]
@@ -525,8 +535,8 @@ def test_items_of_earlier_blocks_compete_unless_history_is_masked() -> None:
     progress = with_scores(fed, FALLING, 1)
     block = TWO_BLOCKS.blocks[1]
     # User 0 wants item 5 of 0..5: 3 and 4 are hidden, and with history 0, 1 and 2 as well. User 2 is new.
-    assert ranks_in(fed, progress, 1, known_items(fed, block, "test", "block")) == [4, 1]
-    assert ranks_in(fed, progress, 1, known_items(fed, block, "test", "history")) == [1, 1]
+    assert ranks_in(fed, progress, 1, build_mask(fed, block, "test", "block")) == [4, 1]
+    assert ranks_in(fed, progress, 1, build_mask(fed, block, "test", "history")) == [1, 1]
 
 
 def test_an_unchanged_model_forgets_nothing_under_the_old_blocks_own_mask() -> None:
@@ -580,8 +590,8 @@ def test_validation_follows_hidden_items_too() -> None:
     for hidden, expected in (("drop", 2.0), ("count", 1.5)):
         fed = federation(stream, hidden_items=hidden, select_by="recall@6")
         progress = with_scores(fed, np.repeat(descending(6), 2, 0), 0)
-        progress.here.members = progress.here.mask = None
-        assert progress.here.validate(fed, progress.server, Down())["recall@6"] == (expected, 2)
+        progress.local_devices.membership = progress.local_devices.mask = None
+        assert progress.local_devices.validate(fed, progress.server, Broadcast())["recall@6"] == (expected, 2)
 
 
 def test_sampled_negatives_are_untouched_in_any_block() -> None:
@@ -602,14 +612,18 @@ def structured(**options: Any) -> Federation:
 
 def control(fed: Federation, make: Any) -> Evaluation:
     block = fed.stream.blocks[0]
-    mask = known_items(fed, block, "test", "block")
-    return evaluate(make(fed, block), block.test, mask, fed.stream.user_keys, DRAWS, Rules(["ndcg", "auc"], [10]))
+    mask = build_mask(fed, block, "test", "block")
+    return evaluate(
+        make(fed, block), block.test, mask, fed.stream.user_keys, DRAWS, EvaluationRules(["ndcg", "auc"], [10])
+    )
 
 
-def reading(stream: Stream, read: str, backbone: dict[str, Any], parts: tuple[str, ...] | list[str] = ()) -> Federation:
+def reading(
+    stream: BlockStream, read: str, backbone: dict[str, Any], parts: tuple[str, ...] | list[str] = ()
+) -> Federation:
     values = {"backbone": backbone, "parts": [{"name": one} for one in parts], "evaluate": {"read": read}}
-    config = validated(RunConfig, values, "the test")
-    model, made, draws = build(config)
+    config = validate_model(RunConfig, values, "the test")
+    model, made, draws = build_components(config)
     return Federation(model, made, config, draws, stream=stream)
 
 
@@ -644,8 +658,8 @@ def test_controls_read_what_the_run_reads_and_never_what_is_wanted(name: str) ->
 )
 def test_a_run_says_what_it_reads_where_it_reads(backbone: str, parts: list[str], expected: str | None) -> None:
     fed = reading(TWO_BLOCKS, "known", {"name": backbone}, parts)
-    assert reads(fed) == expected
-    assert (read_of(fed, TWO_BLOCKS.blocks[1]) is TWO_BLOCKS.blocks[1]) == (expected is None)
+    assert resolve_read_setting(fed) == expected
+    assert (build_test_block(fed, TWO_BLOCKS.blocks[1]) is TWO_BLOCKS.blocks[1]) == (expected is None)
 
 
 def test_popular_beats_random_and_linear_beats_popular_where_there_is_structure() -> None:
@@ -723,5 +737,5 @@ def test_means_over_blocks_leave_out_the_base_block() -> None:
         {"users": 0, "hr@5": 0.0, "auc": 0.0},  # nobody was tested: says nothing
         {"users": 1, "hr@5": 0.4, "auc": 0.7},
     ]
-    assert mean_of(blocks) == {"hr@5": pytest.approx(0.3), "auc": pytest.approx(0.6)}
-    assert mean_of(blocks[:1]) == {"hr@5": 1.0, "auc": 0.9}
+    assert average_blocks(blocks) == {"hr@5": pytest.approx(0.3), "auc": pytest.approx(0.6)}
+    assert average_blocks(blocks[:1]) == {"hr@5": 1.0, "auc": 0.9}

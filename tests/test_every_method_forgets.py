@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from test_door import assert_valid, items_of, shared_by, sharer
 
-from tacita.core.draws import keys_of
+from tacita.core.draws import derive_keys
 from tacita.core.types import ServerState
-from tacita.lab import training
-from tacita.lab.forgetting.door import grant, opened
-from tacita.lab.forgetting.wishes import Wish
-from tacita.lab.run_folder import lists_of, open_saved
-from tacita.methods import configured, preset_names, preset_parts
+from tacita.methods import preset_names, preset_parts, resolve_config
 from tacita.methods.continual.f3crec import TemporalMean
+from tacita.runs import training
+from tacita.runs.forgetting.request_service import reopen_run, submit_request
+from tacita.runs.forgetting.requests import RawRequest
+from tacita.runs.run_folder import open_saved, read_lists
 
 DATA = "synthetic:users=30,items=36,per_user=9,groups=3"
 TRANSFER = [name for name in preset_names() if "prediction-transfer" in str(preset_parts(name))]
@@ -43,12 +43,12 @@ def trained(method: str, out: Path, **more: Any) -> Path:
         **OWN.get(method, ROWS),
         **more,
     }
-    return training.train(configured(values, "the test"), out / method).folder
+    return training.train(resolve_config(values, "the test"), out / method).folder
 
 
 def forgotten(folder: Path, user: str, items: list[str] | None) -> dict[str, Any]:
-    found = grant(folder, Wish("forget", {user: items}))
-    assert found.certificate is not None, found.said
+    found = submit_request(folder, RawRequest("forget", {user: items}))
+    assert found.certificate is not None, found.message
     assert_valid(found.certificate)
     assert found.certificate["purged"]["clean"] is True, found.certificate["purged"]
     return found.certificate
@@ -68,10 +68,10 @@ def test_of_every_method_an_item_and_a_person_are_forgotten(method: str, tmp_pat
     found = forgotten(folder, "u2", None)
     assert items_of(folder, "u2") == []
     saved = open_saved(folder)
-    assert not saved.held["private"][saved.numbers(["u2"])[0]].any()
-    assert grant(folder, Wish("forget", {"u2": None})).certificate is None  # already forgotten
-    left = lists_of(saved.held, "history")
-    assert len(left.row(saved.numbers(["u3"])[0]))  # others keep theirs
+    assert not saved.client_arrays["private"][saved.user_numbers(["u2"])[0]].any()
+    assert submit_request(folder, RawRequest("forget", {"u2": None})).certificate is None  # already forgotten
+    left = read_lists(saved.client_arrays, "history")
+    assert len(left.row(saved.user_numbers(["u3"])[0]))  # others keep theirs
 
 
 def test_what_is_forgotten_is_what_training_again_would_have(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_what_is_forgotten_is_what_training_again_would_have(tmp_path: Path) -> 
         folder = trained(method, tmp_path)
         user = sharer(folder, 2)
         items = shared_by(folder, user)[:1]
-        found = grant(folder, Wish("unshare", {user: items}), verify=True).certificate
+        found = submit_request(folder, RawRequest("unshare", {user: items}), verify=True).certificate
         assert found is not None
         assert found["method"]["exact"] is True, method
         assert found["verdict"].startswith("pass"), found["verdict"]
@@ -91,15 +91,15 @@ def test_who_withdrew_is_mended_no_more_and_no_pair_is_kept(tmp_path: Path) -> N
     folder = trained("cdcgnnfed", tmp_path)
     user = sharer(folder, 2)
     item = shared_by(folder, user)[0]
-    grant(folder, Wish("unshare", {user: [item]}))
+    submit_request(folder, RawRequest("unshare", {user: [item]}))
     saved = open_saved(folder)
     number = np.array([saved.ids["items"].index(item)])
-    held = saved.served
-    assert keys_of([user])[0] in held["parts/graph-mending/denied"]
+    held = saved.server_arrays
+    assert derive_keys([user])[0] in held["parts/graph-mending/denied"]
     mended = zip(held.get("parts/graph-mending/mended_sender", []), held.get("parts/graph-mending/mended_item", []))
-    assert (keys_of([user])[0], number[0]) not in set(mended)
-    grant(folder, Wish("forget", {user: None}))  # everything: then nothing is kept of the person either
-    assert keys_of([user])[0] not in open_saved(folder).served.get("parts/graph-mending/denied", [])
+    assert (derive_keys([user])[0], number[0]) not in set(mended)
+    submit_request(folder, RawRequest("forget", {user: None}))  # everything: then nothing is kept of the person either
+    assert derive_keys([user])[0] not in open_saved(folder).server_arrays.get("parts/graph-mending/denied", [])
 
 
 def test_what_people_told_stays_as_it_was_told_and_is_counted_once(tmp_path: Path) -> None:
@@ -108,33 +108,37 @@ def test_what_people_told_stays_as_it_was_told_and_is_counted_once(tmp_path: Pat
     before = open_saved(folder)
     user = next(u for u in before.ids["users"] if told_by(before, u) and shared_here(folder, u))
     item = shared_here(folder, user)[0]
-    found = grant(folder, Wish("unshare", {user: [item]})).certificate
+    found = submit_request(folder, RawRequest("unshare", {user: [item]})).certificate
     assert found is not None
     assert (found["method"]["name"], found["method"]["exact"]) == ("retrain", False)
     assert "stays as it was told" in found["residual_risk"]
     after = open_saved(folder)
     others = [u for u in before.ids["users"] if u != user]
     assert all(sorted(told_by(before, u)) == sorted(told_by(after, u)) for u in others)
-    assert np.array_equal(after.served["parts/contribution/told"], before.served["parts/contribution/told"])
+    assert np.array_equal(
+        after.server_arrays["parts/contribution/told"], before.server_arrays["parts/contribution/told"]
+    )
     assert item not in shared_here(folder, user)
 
 
 def told_by(saved: Any, user: str) -> list[int]:
     """What the server was told by a person."""
-    mine = saved.served["given/sender"] == keys_of([user])[0]
+    mine = saved.served["given/sender"] == derive_keys([user])[0]
     return [int(one) for one in saved.served["given/item"][mine]]
 
 
 def shared_here(folder: Path, user: str) -> list[str]:
     """What a person shares, by their own device's word."""
-    run = opened(folder)
-    return [run.saved.ids["items"][i] for i in run.shared.row(run.saved.numbers([user])[0])]
+    run = reopen_run(folder)
+    return [run.saved.ids["items"][i] for i in run.shared.row(run.saved.user_numbers([user])[0])]
 
 
 def test_training_again_can_be_asked_for(tmp_path: Path) -> None:
     folder = trained("fedshare", tmp_path)
     user = sharer(folder, 1)
-    found = grant(folder, Wish("forget", {user: items_of(folder, user)}, again=True), verify=True).certificate
+    found = submit_request(
+        folder, RawRequest("forget", {user: items_of(folder, user)}, retrain=True), verify=True
+    ).certificate
     assert found is not None
     assert (found["method"]["name"], found["method"]["exact"]) == ("retrain", True)
     assert "--again asks for it" in found["method"]["why"]
@@ -169,24 +173,26 @@ def test_sharing_on_a_stream_beside_f3crec_runs_goes_on_and_forgets(
             raise KeyboardInterrupt
 
     real = training.train
-    monkeypatch.setattr(training, "train", lambda *asked: real(*asked, watcher=training.Watcher(on_round=stop)))
+    monkeypatch.setattr(
+        training, "train", lambda *asked: real(*asked, watcher=training.TrainingCallbacks(on_round=stop))
+    )
     with pytest.raises(KeyboardInterrupt):
         trained("fedshare", tmp_path / "stopped", **STREAM)
     folder = training.resume(tmp_path / "stopped" / "fedshare").folder
-    one, other = (open_saved(where).served for where in (whole, folder))
+    one, other = (open_saved(where).server_arrays for where in (whole, folder))
     assert one.keys() == other.keys()
     assert all(np.array_equal(one[name], other[name]) for name in one)
     assert np.array_equal(one["parts/temporal-mean/anchor"], one["items"])
 
     user = sharer(folder, 2)
     items = shared_by(folder, user)[:2]
-    found = grant(folder, Wish("unshare", {user: items}), verify=True).certificate
+    found = submit_request(folder, RawRequest("unshare", {user: items}), verify=True).certificate
     assert found is not None
     assert found["method"]["name"] == "contrastive-unlearning"
     assert {"anchor_table", "last_table"} <= set(found["purged"]["emptied"])
     assert found["purged"]["clean"] is True
     assert found["purged"]["rows"] == []
-    after = open_saved(folder).served
+    after = open_saved(folder).server_arrays
     assert np.array_equal(after["parts/temporal-mean/anchor"], after["items"])  # made of the new model
     assert (after["items"] != other["items"]).any()
     assert not set(shared_by(folder, user)) & set(items)
@@ -206,6 +212,6 @@ def test_no_table_of_before_pulls_the_rounds_of_unlearning_back(
 
     monkeypatch.setattr(TemporalMean, "server_step", watched)
     user = sharer(folder, 2)
-    grant(folder, Wish("unshare", {user: shared_by(folder, user)}))
+    submit_request(folder, RawRequest("unshare", {user: shared_by(folder, user)}))
     assert seen
     assert not any(seen)

@@ -15,27 +15,27 @@ import tomli_w
 from tacita.cli import main
 from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
 from tacita.core.errors import TacitaError
-from tacita.federation.rounds import Progress, run_stream, start
-from tacita.lab.assembling import Machine, assemble, build
-from tacita.lab.experiments import (
-    analyses,
-    cells,
-    once,
-    plan,
-    rates,
-    reproduce,
-    schedules,
-    spreading,
-    tables,
-    tune,
-    tune_paper,
-)
-from tacita.lab.experiments.shared_base import go_on, train_base, with_parts
-from tacita.lab.serving import open_run
+from tacita.federation.rounds import Progress, run_stream, start_run
 from tacita.methods import part_class, preset_parts
 from tacita.models import backbone_names
 from tacita.models.tally.model import TallyConfig
+from tacita.research.experiments import (
+    analyses,
+    cells,
+    experiment_spec,
+    learning_rates,
+    low_discrepancy,
+    paper_tuning,
+    reproduction,
+    schedules,
+    single_block,
+    tables,
+    tuning,
+)
+from tacita.research.experiments.shared_base import continue_run, train_base, with_parts
 from tacita.round.plan import Federation
+from tacita.runs.assembly import Machine, assemble, build_components
+from tacita.runs.serving import open_run
 
 TINY = "synthetic:users=60,items=60,per_user=15,groups=4,drift=0.3,new=0.2"
 
@@ -63,10 +63,10 @@ def tiny() -> tuple[Federation, Progress]:
 # the files
 
 
-@pytest.mark.parametrize("name", plan.experiment_names())
+@pytest.mark.parametrize("name", experiment_spec.experiment_names())
 def test_every_experiment_file_loads_and_names_what_exists(name: str) -> None:
-    experiment, settings = plan.load_experiment(name)
-    for cell in plan.cells_of(experiment, settings, experiment.datasets, experiment.backbones, 1):
+    experiment, settings = experiment_spec.load_experiment(name)
+    for cell in experiment_spec.list_cells(experiment, settings, experiment.datasets, experiment.backbones, 1):
         assert cell.backbone in backbone_names()
         for spec in cell.config.parts or []:
             part_class(spec["name"]).Config(**{k: v for k, v in spec.items() if k != "name"})
@@ -81,7 +81,7 @@ def test_every_experiment_file_loads_and_names_what_exists(name: str) -> None:
 
 
 def test_the_tuning_space_names_options_that_exist() -> None:
-    for part, options in tune.search_space()["parts"].items():
+    for part, options in tuning.search_space()["parts"].items():
         assert options.keys() <= part_class(part).Config.model_fields.keys()
         for option, choices in options.items():
             for value in choices:
@@ -90,17 +90,17 @@ def test_the_tuning_space_names_options_that_exist() -> None:
 
 def test_an_unknown_table_and_an_unknown_restriction_are_refused() -> None:
     with pytest.raises(TacitaError, match="did you mean 'f3crec/table2'"):
-        plan.load_experiment("f3crec/tabel2")
-    experiment, _ = plan.load_experiment("f3crec/table2")
+        experiment_spec.load_experiment("f3crec/tabel2")
+    experiment, _ = experiment_spec.load_experiment("f3crec/table2")
     with pytest.raises(TacitaError, match="did you mean 'ml-100k'"):
-        plan.narrowed(experiment, ["ml-100"])
+        experiment_spec.narrow_experiment(experiment, ["ml-100"])
 
 
 def test_tables_that_ask_for_the_same_run_share_its_cell() -> None:
     keys = []
     for name in ("f3crec/table2", "f3crec/table3"):
-        experiment, settings = plan.load_experiment(name)
-        found = plan.cells_of(experiment, settings, ["ml-100k"], ["mf"], 1)
+        experiment, settings = experiment_spec.load_experiment(name)
+        found = experiment_spec.list_cells(experiment, settings, ["ml-100k"], ["mf"], 1)
         keys.append({c.variant: c.key for c in found})
     assert keys[0]["f3crec"] == keys[1]["f3crec"]
     assert keys[0]["ft"] == keys[1]["ft"]
@@ -111,8 +111,8 @@ COMMITTED = Path(__file__).parent.parent / "docs" / "reproduction" / "cells"
 
 
 def test_later_settings_do_not_orphan_the_finished_cells() -> None:
-    experiment, settings = plan.load_experiment("f3crec/table2")
-    wanted = plan.cells_of(experiment, settings, experiment.datasets, experiment.backbones, 1)
+    experiment, settings = experiment_spec.load_experiment("f3crec/table2")
+    wanted = experiment_spec.list_cells(experiment, settings, experiment.datasets, experiment.backbones, 1)
     found = cells.CellFile(COMMITTED, "f3crec").read(wanted)
     assert len(wanted) == 54
     assert {c.key for c in wanted} <= found.keys()
@@ -123,16 +123,16 @@ def test_later_settings_do_not_orphan_the_finished_cells() -> None:
 def test_a_variant_may_have_a_split_and_an_evaluation_of_its_own() -> None:
     bases = set()
     for name, hidden in (("table2", "drop"), ("lastfm_repeats_drop", "drop"), ("lastfm_repeats", "count")):
-        experiment, settings = plan.load_experiment(f"f3crec/{name}")
-        found = [c.config for c in plan.cells_of(experiment, settings, ["lastfm-2k"], ["mf"], 1)]
+        experiment, settings = experiment_spec.load_experiment(f"f3crec/{name}")
+        found = [c.config for c in experiment_spec.list_cells(experiment, settings, ["lastfm-2k"], ["mf"], 1)]
         assert {c.split.repeats for c in found} == {"once" if name == "table2" else "keep"}
         assert {c.evaluate.hidden_items for c in found} == {hidden}
         assert all(c.split.seed == c.seed and not c.evaluate.controls for c in found)
-        bases |= {cells._base_of(c) for c in found}
+        bases |= {cells._base_key(c) for c in found}
     assert len(bases) == 3
-    wrong = plan.Variant(label="x", method="ft", evaluate={"hidden_item": "count"})
+    wrong = experiment_spec.Variant(label="x", method="ft", evaluate={"hidden_item": "count"})
     with pytest.raises(TacitaError, match="did you mean 'hidden_items'"):
-        plan.run_config(experiment, settings, "lastfm-2k", "mf", wrong, 1)
+        experiment_spec.build_run_config(experiment, settings, "lastfm-2k", "mf", wrong, 1)
 
 
 # shared block 0
@@ -142,9 +142,9 @@ def test_a_variant_may_have_a_split_and_an_evaluation_of_its_own() -> None:
 def test_going_on_from_a_shared_block_0_equals_a_run_of_its_own(tiny: tuple[Federation, Progress], method: str) -> None:
     fed, base = tiny
     config = tiny_config(method, replay={"top_n": 5})
-    shared = go_on(with_parts(fed, config), base)
+    shared = continue_run(with_parts(fed, config), base)
     alone_fed = assemble(config, Machine(threads=1))
-    alone = start(alone_fed)
+    alone = start_run(alone_fed)
     run_stream(alone_fed, alone, lambda report, now: None)
     assert shared.results == alone.results
 
@@ -152,9 +152,9 @@ def test_going_on_from_a_shared_block_0_equals_a_run_of_its_own(tiny: tuple[Fede
 # cells
 
 
-def some_cells(variants: dict[str, str], seeds: int) -> list[plan.Cell]:
+def some_cells(variants: dict[str, str], seeds: int) -> list[experiment_spec.ExperimentCell]:
     return [
-        plan.Cell("tiny", "mf", name, seed, tiny_config(method, seed, replay={"top_n": 5}))
+        experiment_spec.ExperimentCell("tiny", "mf", name, seed, tiny_config(method, seed, replay={"top_n": 5}))
         for seed in range(1, seeds + 1)
         for name, method in variants.items()
     ]
@@ -167,7 +167,7 @@ def test_finished_cells_are_kept_and_not_run_again(tmp_path: Path, monkeypatch: 
     ran: list[str] = []
     real = cells.run_job
 
-    def spy(job: cells.Job) -> list[once.Line]:
+    def spy(job: cells.CellJob) -> list[single_block.Line]:
         ran.extend(c.variant for c in job.cells)
         return real(job)
 
@@ -199,7 +199,7 @@ def test_a_line_cut_off_by_a_kill_is_as_if_not_begun(tmp_path: Path) -> None:
 def test_a_run_that_diverges_is_a_finding(tmp_path: Path) -> None:
     config = tiny_config()
     config = config.model_copy(update={"parts": [{"name": "replay", "eps": 0.0, "weight": 1e30, "top_n": 5}]})
-    wanted = [plan.Cell("tiny", "mf", "bad", 1, config)]
+    wanted = [experiment_spec.ExperimentCell("tiny", "mf", "bad", 1, config)]
     lines = cells.run_cells(wanted, cells.CellFile(tmp_path, "paper"), None, workers=1)
     assert "diverged" in lines[wanted[0].key]["failed"]
     assert "seed 1" in tables.failed_cells(wanted, lines)[0]
@@ -207,17 +207,17 @@ def test_a_run_that_diverges_is_a_finding(tmp_path: Path) -> None:
 
 def test_per_user_scores_survive_packing_to_three_digits() -> None:
     values = np.random.default_rng(0).random(500)
-    assert np.abs(once.unpack(once.pack(values)) - values).max() < 5e-4
+    assert np.abs(single_block.unpack_scores(single_block.pack_scores(values)) - values).max() < 5e-4
 
 
 # tables
 
 
 def test_interval_is_the_t_interval_by_hand() -> None:
-    mean, half = tables.interval([1.0, 2.0, 3.0])
+    mean, half = tables.confidence_interval([1.0, 2.0, 3.0])
     assert mean == 2.0
     assert half == pytest.approx(4.302653 * 1.0 / math.sqrt(3), rel=1e-5)
-    assert math.isnan(tables.interval([1.0])[1])
+    assert math.isnan(tables.confidence_interval([1.0])[1])
 
 
 @pytest.mark.parametrize(
@@ -233,20 +233,25 @@ def test_interval_is_the_t_interval_by_hand() -> None:
     ],
 )
 def test_verdicts(mean: float, half: float, published: float | None, expected: str) -> None:
-    assert tables.verdict(mean, half, published, 0.1) == expected
+    assert tables.judge_agreement(mean, half, published, 0.1) == expected
 
 
-def fabricated() -> tuple[plan.Experiment, list[plan.Cell], dict[str, once.Line]]:
+def fabricated() -> tuple[
+    experiment_spec.Experiment, list[experiment_spec.ExperimentCell], dict[str, single_block.Line]
+]:
     """Two methods, three seeds; method b is 0.01 better for every user, with a little noise."""
-    experiment = plan.Experiment(
+    experiment = experiment_spec.Experiment(
         title="A <table>",
         datasets=["tiny"],
         backbones=["mf"],
-        variants={"a": plan.Variant(label="A", method="ft"), "b": plan.Variant(label="B", method="kd")},
+        variants={
+            "a": experiment_spec.Variant(label="A", method="ft"),
+            "b": experiment_spec.Variant(label="B", method="kd"),
+        },
         seeds=3,
         metrics=["ndcg@20"],
         compare=["b"],
-        quick=plan.Scope(datasets=["tiny"], backbones=["mf"], seeds=1),
+        quick=experiment_spec.Scope(datasets=["tiny"], backbones=["mf"], seeds=1),
         published={"tiny": {"mf": {"ndcg@20": {"a": [0.1, 0.2], "b": [0.3, None]}}}},
         published_columns=["D1", "D2"],
     )
@@ -257,13 +262,13 @@ def fabricated() -> tuple[plan.Experiment, list[plan.Cell], dict[str, once.Line]
         lift = 0.01 if cell.variant == "b" else 0.0
         users = np.linspace(0.05, 0.15, 50) + lift + rng.normal(0, 0.001, 50)
         d1 = 0.1 + lift + 0.001 * cell.seed
-        lines[cell.key] = {"values": {"ndcg@20": [d1, 0.2, (d1 + 0.2) / 2]}, "users": once.pack(users)}
+        lines[cell.key] = {"values": {"ndcg@20": [d1, 0.2, (d1 + 0.2) / 2]}, "users": single_block.pack_scores(users)}
     return experiment, wanted, lines
 
 
 def test_entries_hold_means_published_values_and_verdicts() -> None:
     experiment, wanted, lines = fabricated()
-    found = {(e.variant, e.column): e for e in tables.entries(experiment, wanted, lines)}
+    found = {(e.variant, e.column): e for e in tables.build_entries(experiment, wanted, lines)}
     assert found["a", "D1"].mean == pytest.approx(0.102)
     assert found["a", "D1"].verdict == "agrees"
     assert found["b", "D1"].verdict == "lower"
@@ -273,7 +278,7 @@ def test_entries_hold_means_published_values_and_verdicts() -> None:
 
 def test_the_paired_test_sees_a_small_lift_for_everybody() -> None:
     experiment, wanted, lines = fabricated()
-    (test,) = tables.comparisons(experiment, wanted, lines)
+    (test,) = tables.compare_variants(experiment, wanted, lines)
     assert (test.variant, test.against, test.pairs) == ("b", "a", 50)
     assert test.gain == pytest.approx(0.1, rel=0.05)
     assert test.p < 1e-6
@@ -282,28 +287,30 @@ def test_the_paired_test_sees_a_small_lift_for_everybody() -> None:
 def test_seeds_that_tested_different_people_are_not_paired() -> None:
     experiment, wanted, lines = fabricated()
     one = lines[wanted[0].key]
-    one["users"] = once.pack(once.unpack(one["users"])[:-3])
-    assert tables.comparisons(experiment, wanted, lines) == []
+    one["users"] = single_block.pack_scores(single_block.unpack_scores(one["users"])[:-3])
+    assert tables.compare_variants(experiment, wanted, lines) == []
 
 
 def test_a_variant_may_have_backbones_of_its_own_and_is_compared_across() -> None:
-    experiment, settings = plan.load_experiment("f3crec/tally")
-    found = plan.cells_of(experiment, settings, ["ml-100k"], ["mf", "tally"], 1)
+    experiment, settings = experiment_spec.load_experiment("f3crec/tally")
+    found = experiment_spec.list_cells(experiment, settings, ["ml-100k"], ["mf", "tally"], 1)
     assert {c.variant for c in found if c.backbone == "tally"} == {"tally", "open"}
     assert {c.variant for c in found if c.backbone == "mf"} == {"ft", "reg", "kd", "rlp2", "spp", "f3crec"}
-    table2 = plan.cells_of(*plan.load_experiment("f3crec/table2"), ["ml-100k"], ["mf"], 1)
+    table2 = experiment_spec.list_cells(*experiment_spec.load_experiment("f3crec/table2"), ["ml-100k"], ["mf"], 1)
     assert {c.key for c in table2} == {c.key for c in found if c.backbone == "mf"}
     level = {"ft": 0.1, "f3crec": 0.11, "tally": 0.13, "open": 0.14}
-    lines = {c.key: {"users": once.pack(np.arange(4.0) ** 2 * level.get(c.variant, 0.05))} for c in found}
-    tests = tables.comparisons(experiment, found, lines)
-    assert {(t.variant, t.other({"f3crec": "F3CRec"})) for t in tests} == {
+    lines = {
+        c.key: {"users": single_block.pack_scores(np.arange(4.0) ** 2 * level.get(c.variant, 0.05))} for c in found
+    }
+    tests = tables.compare_variants(experiment, found, lines)
+    assert {(t.variant, t.describe_other({"f3crec": "F3CRec"})) for t in tests} == {
         ("tally", "F3CRec (mf)"),
         ("open", "F3CRec (mf)"),
     }
 
 
 def test_the_written_settings_of_tally_are_its_defaults() -> None:
-    experiment, _ = plan.load_experiment("f3crec/tally")
+    experiment, _ = experiment_spec.load_experiment("f3crec/tally")
     own = TallyConfig()
     assert TallyConfig(**experiment.variants["tally"].backbone) == own
     free = own.model_copy(update={"min_item": 0, "min_pair": 0, "keep": 0})
@@ -312,8 +319,8 @@ def test_the_written_settings_of_tally_are_its_defaults() -> None:
 
 def test_pages_name_every_cell_and_escape_titles() -> None:
     experiment, wanted, lines = fabricated()
-    found = tables.entries(experiment, wanted, lines)
-    tests = tables.comparisons(experiment, wanted, lines)
+    found = tables.build_entries(experiment, wanted, lines)
+    tests = tables.compare_variants(experiment, wanted, lines)
     text = tables.to_markdown(experiment, found, tests, ["tiny failed"])
     assert "0.1020 ± " in text
     assert "(0.3000 lower)" in text
@@ -326,7 +333,7 @@ def test_pages_name_every_cell_and_escape_titles() -> None:
             assert f'<small class="{one.verdict}">{one.published:.4f} {one.verdict}</small>' in page
     rows = tables.to_csv(found).splitlines()
     assert len(rows) == 1 + len(found)
-    assert tables.disagreements(found) == {"agrees": 3, "higher": 0, "lower": 1, "unclear": 0}
+    assert tables.count_verdicts(found) == {"agrees": 3, "higher": 0, "lower": 1, "unclear": 0}
 
 
 # a whole table
@@ -345,7 +352,7 @@ def paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "published": {TINY: {"mf": {"ndcg@20": {"a": [9.0, 9.0, 9.0]}}}},
         "quick": {"datasets": [TINY], "backbones": ["mf"], "seeds": 1},
     }
-    monkeypatch.setattr(plan, "ROOT", tmp_path / "papers")
+    monkeypatch.setattr(experiment_spec, "ROOT", tmp_path / "papers")
     (tmp_path / "papers" / "mine").mkdir(parents=True)
     (tmp_path / "papers" / "mine" / "table2.toml").write_text(tomli_w.dumps(table))
     return tmp_path
@@ -365,21 +372,21 @@ def paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_part_of_a_table_has_a_file_of_its_own(
     paper: Path, only: list[str], seeds: int | None, quick: bool, n_cells: int, stem: str
 ) -> None:
-    wanted = reproduce.plan_table("mine/table2", only, seeds, quick)
+    wanted = reproduction.plan_table("mine/table2", only, seeds, quick)
     assert (len(wanted.cells), wanted.paper, wanted.stem) == (n_cells, "mine", stem)
 
 
 def test_quick_and_only_exclude_each_other(paper: Path) -> None:
     with pytest.raises(TacitaError, match="leave out --only"):
-        reproduce.plan_table("mine/table2", ["mf"], None, quick=True)
+        reproduction.plan_table("mine/table2", ["mf"], None, quick=True)
 
 
 def test_a_table_is_written_and_told_and_its_cells_are_found_once(
     paper: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told: list[tuple[int, int]] = []
-    wanted = reproduce.plan_table("mine/table2", [], None, quick=True)
-    found = reproduce.reproduce(
+    wanted = reproduction.plan_table("mine/table2", [], None, quick=True)
+    found = reproduction.reproduce_table(
         wanted, paper / "out", workers=1, on_done=lambda done, total: told.append((done, total))
     )
     assert (told[0], told[-1]) == ((0, 2), (2, 2))
@@ -401,50 +408,54 @@ def test_a_table_is_written_and_told_and_its_cells_are_found_once(
 
 
 def test_a_paper_is_tuned_on_each_dataset_and_backbone_with_methods_of_their_own(paper: Path) -> None:
-    [job] = tune_paper.paper_jobs("mine", [], 7, paper / "study", None)
+    [job] = paper_tuning.list_paper_jobs("mine", [], 7, paper / "study", None)
     assert (job.dataset, job.backbone, job.methods, job.rounds, job.trials) == (TINY, "mf", ("ft",), 2, 7)
 
 
 def test_what_a_paper_was_tuned_to_is_stored_beside_its_tables(paper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "search_space", lambda: {"parts": {}, "backbones": {"mf": {"lr": [1e30, 0.5]}}})
+    monkeypatch.setattr(tuning, "search_space", lambda: {"parts": {}, "backbones": {"mf": {"lr": [1e30, 0.5]}}})
     told: list[tuple[int, int]] = []
-    jobs = tune_paper.paper_jobs("mine", [], 3, paper / "study", None)
+    jobs = paper_tuning.list_paper_jobs("mine", [], 3, paper / "study", None)
     results = paper / "results"
     (paper / "papers" / "mine").chmod(0o500)  # an installed package is nobody's to write
-    path, failed = tune_paper.tune_paper("mine", jobs, results, lambda done, total: told.append((done, total)))
+    path, failed = paper_tuning.tune_paper("mine", jobs, results, lambda done, total: told.append((done, total)))
     assert (path, told) == (results / "mine" / "settings.toml", [(0, 1), (1, 1)])
     assert [one.name for one in (paper / "papers" / "mine").iterdir()] == ["table2.toml"]
     assert [one.startswith(f"{TINY}, mf, learning rate 1e+30: ") for one in failed] == [True]
-    stored = plan.load_settings("mine", results)
+    stored = experiment_spec.load_settings("mine", results)
     assert stored.lr == {TINY: {"mf": 0.5}}
     assert stored.chosen[TINY]["mf"]["ft"].trials == 1
-    assert plan.load_settings("mine") == plan.load_settings("mine", paper / "elsewhere") == plan.Settings()
-    tuned = reproduce.plan_table("mine/table2", [], 1, quick=False, results=results)
+    assert (
+        experiment_spec.load_settings("mine")
+        == experiment_spec.load_settings("mine", paper / "elsewhere")
+        == experiment_spec.Settings()
+    )
+    tuned = reproduction.plan_table("mine/table2", [], 1, quick=False, results=results)
     assert {one.config.backbone["lr"] for one in tuned.cells} == {0.5}
     (paper / "papers" / "mine").chmod(0o700)
     path.rename(paper / "papers" / "mine" / "settings.toml")  # for everybody: the same cells from the package
-    moved = reproduce.plan_table("mine/table2", [], 1, quick=False, results=results)
+    moved = reproduction.plan_table("mine/table2", [], 1, quick=False, results=results)
     assert [one.key for one in moved.cells] == [one.key for one in tuned.cells]
 
 
-WITH_PAGES = [name for name in plan.experiment_names() if (COMMITTED.parent / f"{name}.md").is_file()]
+WITH_PAGES = [name for name in experiment_spec.experiment_names() if (COMMITTED.parent / f"{name}.md").is_file()]
 
 
 def test_every_table_of_f3crec_has_its_page() -> None:
-    assert {name for name in plan.experiment_names() if name.startswith("f3crec/")} <= set(WITH_PAGES)
+    assert {name for name in experiment_spec.experiment_names() if name.startswith("f3crec/")} <= set(WITH_PAGES)
 
 
 @pytest.mark.parametrize("name", WITH_PAGES)
 def test_the_committed_pages_follow_from_the_committed_cells(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_none(work: object, jobs: list[cells.Job], workers: int) -> list[list[once.Line]]:
+    def run_none(work: object, jobs: list[cells.CellJob], workers: int) -> list[list[single_block.Line]]:
         assert jobs == [], "a cell is missing"
         return []
 
-    monkeypatch.setattr(cells, "in_processes", run_none)
+    monkeypatch.setattr(cells, "run_in_processes", run_none)
     (tmp_path / "cells").symlink_to(COMMITTED)
-    found = reproduce.reproduce(reproduce.plan_table(name, [], None, quick=False), tmp_path)
+    found = reproduction.reproduce_table(reproduction.plan_table(name, [], None, quick=False), tmp_path)
     for suffix in ("md", "csv", "html"):
         page = f"{name}.{suffix}"
         assert found.path.with_name(f"{found.path.name}.{suffix}") == tmp_path / page
@@ -455,7 +466,7 @@ def test_the_committed_pages_follow_from_the_committed_cells(
 
 
 def test_fifths_are_the_ends_of_the_order() -> None:
-    low, high = analyses.fifths(np.array([5.0, 1, 4, 2, 3, 9, 8, 7, 6, 0]))
+    low, high = analyses.split_fifths(np.array([5.0, 1, 4, 2, 3, 9, 8, 7, 6, 0]))
     assert low.tolist() == [9, 1]
     assert high.tolist() == [6, 5]
 
@@ -464,13 +475,13 @@ def test_forgetting_is_nothing_for_a_model_that_does_not_move(tiny: tuple[Federa
     _, base = tiny
     config = tiny_config("ft").model_copy(update={"backbone": {"name": "mf", "dim": 8, "lr": 1e-12}})
     frozen = assemble(config, Machine(threads=1))
-    found = analyses.forgetting_by_group(replace(with_parts(frozen, config), parts=()), base)
+    found = analyses.measure_forgetting(replace(with_parts(frozen, config), parts=()), base)
     assert found["values"]["degradation"] == pytest.approx([0.0, 0.0], abs=1e-6)
 
 
 def test_rank_changes_are_larger_for_items_that_moved_more(tiny: tuple[Federation, Progress]) -> None:
     fed, base = tiny
-    calm, lively, difference = analyses.rank_changes_by_group(fed, base)["values"]["rank change"]
+    calm, lively, difference = analyses.measure_rank_changes(fed, base)["values"]["rank change"]
     assert lively > calm
     assert difference == pytest.approx(lively - calm, abs=1e-5)
 
@@ -483,11 +494,11 @@ def test_a_study_goes_on_where_it_was_and_keeps_every_trial(
 ) -> None:
     fed, base = tiny
     space = {"parts": {"proximal": {"strength": [0.001, 0.01, 0.1, 1.0]}}, "backbones": {}}
-    monkeypatch.setattr(tune, "search_space", lambda: space)
-    first = tune.tune_method(fed, base, "reg", 2, tmp_path)
+    monkeypatch.setattr(tuning, "search_space", lambda: space)
+    first = tuning.tune_method(fed, base, "reg", 2, tmp_path)
     assert first.trials == 2
     ran: list[float] = []
-    second = tune.tune_method(fed, base, "reg", 4, tmp_path, lambda n, score: ran.append(score))
+    second = tuning.tune_method(fed, base, "reg", 4, tmp_path, lambda n, score: ran.append(score))
     assert second.trials == 4
     assert len(ran) == 2
     assert second.valid >= first.valid
@@ -502,9 +513,9 @@ def test_a_trial_that_fails_is_a_sentence_and_never_a_score(
 ) -> None:
     fed, base = tiny
     space = {"parts": {"proximal": {"strength": [-1.0, 0.01, 0.1]}}, "backbones": {}}
-    monkeypatch.setattr(tune, "search_space", lambda: space)
+    monkeypatch.setattr(tuning, "search_space", lambda: space)
     told: list[float | None] = []
-    found = tune.tune_method(fed, base, "reg", 3, tmp_path, lambda n, score: told.append(score))
+    found = tuning.tune_method(fed, base, "reg", 3, tmp_path, lambda n, score: told.append(score))
     assert found.trials == 3
     assert list(found.failed) == ['{"proximal": {"strength": -1.0}}']
     assert "strength" in found.failed['{"proximal": {"strength": -1.0}}']
@@ -512,39 +523,39 @@ def test_a_trial_that_fails_is_a_sentence_and_never_a_score(
     assert 0.0 not in told
     assert len(list(found.folder.glob("trial-*/result.json"))) == 2
     ran: list[float | None] = []
-    again = tune.tune_method(fed, base, "reg", 3, tmp_path, lambda n, score: ran.append(score))
+    again = tuning.tune_method(fed, base, "reg", 3, tmp_path, lambda n, score: ran.append(score))
     assert (again, ran) == (found, [])  # the reason is kept with the study
     space["parts"]["proximal"]["strength"] = [-1.0, -2.0]
     with pytest.raises(TacitaError, match=r"no trial of method 'reg' could be run: .*(-1\.0.*-2\.0|-2\.0.*-1\.0)"):
-        tune.tune_method(fed, base, "reg", 2, tmp_path / "other")
+        tuning.tune_method(fed, base, "reg", 2, tmp_path / "other")
 
 
 def test_a_method_without_options_is_one_trial_with_a_folder(tiny: tuple[Federation, Progress], tmp_path: Path) -> None:
     fed, base = tiny
-    found = tune.tune_method(fed, base, "fedavg", 5, tmp_path)
+    found = tuning.tune_method(fed, base, "fedavg", 5, tmp_path)
     assert (found.trials, found.options, found.failed) == (1, {}, {})
     [only] = found.folder.glob("trial-*")
     assert found.valid == pytest.approx(np.mean([b["valid_served"] for b in open_run(only).result["blocks"][1:]]))
 
 
 def test_a_learning_rate_that_fails_is_a_sentence_and_never_a_score(monkeypatch: pytest.MonkeyPatch) -> None:
-    rates = [1e30, 0.5]
-    monkeypatch.setattr(tune, "search_space", lambda: {"parts": {}, "backbones": {"mf": {"lr": rates}}})
+    tried_rates = [1e30, 0.5]
+    monkeypatch.setattr(tuning, "search_space", lambda: {"parts": {}, "backbones": {"mf": {"lr": tried_rates}}})
     config = RunConfig(data=TINY, backbone={"name": "mf"}, train=TrainConfig(rounds=3))
-    base = tune.tune_lr(config, Machine())
+    base = tuning.tune_lr(config, Machine())
     assert base.lr == 0.5
     assert list(base.tried) == [0.5]
     assert list(base.failed) == [1e30]
-    rates.remove(0.5)
+    tried_rates.remove(0.5)
     with pytest.raises(TacitaError, match=r"could be trained with no learning rate: 1e\+30: "):
-        tune.tune_lr(config, Machine())
+        tuning.tune_lr(config, Machine())
 
 
 def test_the_verb_tune_tells_of_every_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     space = {"parts": {"proximal": {"strength": [-1.0, 0.1]}}, "backbones": {"mf": {"lr": [1e30, 0.5]}}}
-    monkeypatch.setattr(tune, "search_space", lambda: space)
+    monkeypatch.setattr(tuning, "search_space", lambda: space)
     said = {}
     for method in ("reg", "fedavg"):
         with pytest.raises(SystemExit) as left:
@@ -559,23 +570,23 @@ def test_the_verb_tune_tells_of_every_trial(
 
 def test_a_study_of_another_base_starts_anew(tiny: tuple[Federation, Progress], tmp_path: Path) -> None:
     fed, base = tiny
-    tune.tune_method(fed, base, "reg", 1, tmp_path)
+    tuning.tune_method(fed, base, "reg", 1, tmp_path)
     other = replace(fed, config=fed.config.model_copy(update={"seed": 9}))
     ran: list[float] = []
-    tune.tune_method(other, base, "reg", 1, tmp_path, lambda n, score: ran.append(score))
+    tuning.tune_method(other, base, "reg", 1, tmp_path, lambda n, score: ran.append(score))
     assert len(ran) == 1
 
 
 def test_a_preset_that_fixes_an_option_is_not_tuned_on_it() -> None:
-    assert "replay.eps" in tune.open_options("f3crec")
-    assert "replay.eps" not in tune.open_options("kd")
-    assert tune.open_options("ft") == {}
+    assert "replay.eps" in tuning.list_open_options("f3crec")
+    assert "replay.eps" not in tuning.list_open_options("kd")
+    assert tuning.list_open_options("ft") == {}
 
 
 # runs of one block (FedKDRec)
 
 
-def once_table(**more: Any) -> plan.Experiment:
+def once_table(**more: Any) -> experiment_spec.Experiment:
     said: dict[str, Any] = {
         "title": "Once",
         "kind": "once",
@@ -597,7 +608,7 @@ def once_table(**more: Any) -> plan.Experiment:
         },
         "published": {ONE: {"neuncf": {"ndcg@10": {"ours": [0.4]}}}},
     }
-    return plan.Experiment.model_validate(said | more)
+    return experiment_spec.Experiment.model_validate(said | more)
 
 
 ONE = "synthetic:users=60,items=80,per_user=12,groups=4"
@@ -606,15 +617,20 @@ SMALL_TOWER = {"dim": 4, "tower": [8], "lr": 0.01}
 
 
 @pytest.fixture(scope="module")
-def once_lines() -> tuple[plan.Experiment, list[plan.Cell], dict[str, once.Line]]:
+def once_lines() -> tuple[
+    experiment_spec.Experiment, list[experiment_spec.ExperimentCell], dict[str, single_block.Line]
+]:
     experiment = once_table()
-    found = plan.cells_of(experiment, plan.Settings(), [ONE], ["neuncf"], 2)
-    lines = [line for cell in found for line in cells.run_job(cells.Job((cell,), None))]
+    found = experiment_spec.list_cells(experiment, experiment_spec.Settings(), [ONE], ["neuncf"], 2)
+    lines = [line for cell in found for line in cells.run_job(cells.CellJob((cell,), None))]
     return experiment, found, {line["key"]: line for line in lines}
 
 
 def test_a_method_brings_its_paper_along_and_the_table_has_the_last_word() -> None:
-    ours = {c.variant: c.config for c in plan.cells_of(once_table(), plan.Settings(), [ONE], ["neuncf"], 1)}["ours"]
+    ours = {
+        c.variant: c.config
+        for c in experiment_spec.list_cells(once_table(), experiment_spec.Settings(), [ONE], ["neuncf"], 1)
+    }["ours"]
     assert (ours.train.optimiser, ours.train.local_epochs, ours.train.rounds) == ("lazy-adam", 2, 4)
     assert ours.train.participation.rate == 0.5
     assert ours.split.kind == "leave-one-out"
@@ -622,7 +638,7 @@ def test_a_method_brings_its_paper_along_and_the_table_has_the_last_word() -> No
 
 
 def test_runs_of_one_block_tell_quality_traffic_and_their_course(
-    once_lines: tuple[plan.Experiment, list[plan.Cell], dict[str, once.Line]],
+    once_lines: tuple[experiment_spec.Experiment, list[experiment_spec.ExperimentCell], dict[str, single_block.Line]],
 ) -> None:
     _, found, lines = once_lines
     by = {c.variant: lines[c.key] for c in found if c.seed == 1}
@@ -639,29 +655,29 @@ def test_runs_of_one_block_tell_quality_traffic_and_their_course(
 
 
 def test_a_run_in_a_table_has_the_numbers_of_a_run_by_itself(
-    once_lines: tuple[plan.Experiment, list[plan.Cell], dict[str, once.Line]],
+    once_lines: tuple[experiment_spec.Experiment, list[experiment_spec.ExperimentCell], dict[str, single_block.Line]],
 ) -> None:
     _, found, lines = once_lines
     cell = next(c for c in found if c.variant == "ours")
     fed = assemble(cell.config, Machine(threads=1))
-    progress = start(fed)
+    progress = start_run(fed)
     run_stream(fed, progress, lambda report, now: None)
     assert lines[cell.key]["values"]["ndcg@10"] == [round(progress.results[0]["ndcg@10"], 6)]
 
 
 def test_a_table_of_such_runs_compares_seeds_and_people(
-    once_lines: tuple[plan.Experiment, list[plan.Cell], dict[str, once.Line]],
+    once_lines: tuple[experiment_spec.Experiment, list[experiment_spec.ExperimentCell], dict[str, single_block.Line]],
 ) -> None:
     experiment, found, lines = once_lines
-    entries = tables.entries(experiment, found, lines)
+    entries = tables.build_entries(experiment, found, lines)
     assert {(e.variant, e.column) for e in entries} == {("central", "test"), ("ours", "test"), ("tally", "test")}
     [ours] = [e for e in entries if e.variant == "ours" and e.metric == "ndcg@10"]
     assert (ours.seeds, ours.published) == (2, 0.4)
-    tests = tables.comparisons(experiment, found, lines)
+    tests = tables.compare_variants(experiment, found, lines)
     assert [(t.variant, t.pairs) for t in tests] == [("ours", 60)]
     apart = tables.seed_differences(experiment, found, lines)
     assert [row[2] for row in apart] == ["FedKDRec", "tally"]
-    page = tables.to_markdown(experiment, entries, tests, [], tables.beside(experiment, found, lines), apart)
+    page = tables.to_markdown(experiment, entries, tests, [], tables.summarise_streams(experiment, found, lines), apart)
     assert "**Against centralised, seed by seed** (ndcg@10, 95 %" in page
     assert "(ndcg@10; pairs are users, averaged over seeds; two-sided t)" in page
     assert "LA" not in page
@@ -669,38 +685,40 @@ def test_a_table_of_such_runs_compares_seeds_and_people(
 
 
 def test_a_course_is_shown_at_the_rounds_that_are_asked_for(
-    once_lines: tuple[plan.Experiment, list[plan.Cell], dict[str, once.Line]],
+    once_lines: tuple[experiment_spec.Experiment, list[experiment_spec.ExperimentCell], dict[str, single_block.Line]],
 ) -> None:
     _, found, lines = once_lines
     shown = once_table(metrics=["picked"], published_columns=["round 2", "round 4", "round 9"], published={})
-    entries = tables.entries(shown, found, lines)
+    entries = tables.build_entries(shown, found, lines)
     assert [e.column for e in entries] == ["round 2", "round 4"]
     own = [lines[c.key]["values"]["picked"][3] for c in found if c.variant == "ours"]
     assert entries[1].mean == pytest.approx(np.mean(own))
 
 
 def test_a_stream_of_blocks_is_no_run_of_one_block() -> None:
-    cell = plan.cells_of(once_table(split={"kind": "blocks", "n_blocks": 2}), plan.Settings(), [ONE], ["neuncf"], 1)[0]
-    [line] = cells.run_job(cells.Job((cell,), None))
+    cell = experiment_spec.list_cells(
+        once_table(split={"kind": "blocks", "n_blocks": 2}), experiment_spec.Settings(), [ONE], ["neuncf"], 1
+    )[0]
+    [line] = cells.run_job(cells.CellJob((cell,), None))
     assert line["failed"].startswith("a table of kind 'once' wants one block")
 
 
 def test_a_variant_can_be_run_by_itself_and_what_leaves_nothing_is_refused() -> None:
-    wanted = reproduce.plan_table("fedkdrec/table1", ["ml-100k", "central"], 1, quick=False)
+    wanted = reproduction.plan_table("fedkdrec/table1", ["ml-100k", "central"], 1, quick=False)
     assert {(c.variant, c.backbone) for c in wanted.cells} >= {("central", "neumf"), ("central", "lightgcn")}
     assert {c.variant for c in wanted.cells} == {"central"}
     assert wanted.stem == "table1-ml-100k-central"
     with pytest.raises(TacitaError, match="--only neumf --only fedncf leaves nothing of fedkdrec/table1 to run"):
-        reproduce.plan_table("fedkdrec/table1", ["neumf", "fedncf"], 1, quick=False)
+        reproduction.plan_table("fedkdrec/table1", ["neumf", "fedncf"], 1, quick=False)
 
 
 # rates
 
 
 @pytest.fixture
-def once_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> plan.Experiment:
+def once_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> experiment_spec.Experiment:
     """A paper of single runs, of which one variant goes with the rates of another and one has none."""
-    tune = {"datasets": [ONE], "seed": 100, "rounds": 2, "lowest": 1e-3, "highest": 0.1}
+    search = {"datasets": [ONE], "seed": 100, "rounds": 2, "lowest": 1e-3, "highest": 0.1}
     central, ours, tally = once_table().model_dump(exclude_none=True)["variants"].values()
     small = {"dim": 4, "tower": [8]}
     variants = {
@@ -709,17 +727,17 @@ def once_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> plan.Experime
         "less": {**ours, "backbone": small, "method": "fedkdrec-no-picks", "settings_of": "fedkdrec-paper"},
         "tally": tally,
     }
-    made = once_table(tune=tune, variants=variants, published={}, compare=[])
-    monkeypatch.setattr(plan, "ROOT", tmp_path / "papers")
+    made = once_table(tune=search, variants=variants, published={}, compare=[])
+    monkeypatch.setattr(experiment_spec, "ROOT", tmp_path / "papers")
     (tmp_path / "papers" / "mine").mkdir(parents=True)
     text = tomli_w.dumps(made.model_dump(exclude_none=True, exclude_defaults=True))
     (tmp_path / "papers" / "mine" / "table1.toml").write_text(text)
-    return plan.main_table("mine")
+    return experiment_spec.load_main_table("mine")
 
 
 def test_rates_that_are_tried_fill_their_range_and_a_larger_budget_goes_on() -> None:
     for dimensions, farthest in ((1, 0.1), (2, 0.35)):
-        few, many = spreading.spread(11, dimensions), spreading.spread(40, dimensions)
+        few, many = low_discrepancy.spread_points(11, dimensions), low_discrepancy.spread_points(40, dimensions)
         assert many[:11] == few
         axes = np.meshgrid(*[np.linspace(0, 1, 41)] * dimensions)
         anywhere = np.stack([one.ravel() for one in axes], axis=1)
@@ -727,8 +745,10 @@ def test_rates_that_are_tried_fill_their_range_and_a_larger_budget_goes_on() -> 
         assert apart.min(axis=1).max() < farthest
 
 
-def test_every_method_has_the_same_budget_and_begins_at_its_default_rates(once_paper: plan.Experiment) -> None:
-    entries = {one.source: one for one in rates.entries_of(once_paper, [], 5)}
+def test_every_method_has_the_same_budget_and_begins_at_its_default_rates(
+    once_paper: experiment_spec.Experiment,
+) -> None:
+    entries = {one.source: one for one in learning_rates.list_tuning_entries(once_paper, [], 5)}
     assert entries.keys() == {"central", "fedkdrec-paper"}
     assert {len(one.cells) for one in entries.values()} == {5}
     assert {c.config.train.rounds for one in entries.values() for c in one.cells} == {2}
@@ -736,25 +756,28 @@ def test_every_method_has_the_same_budget_and_begins_at_its_default_rates(once_p
     assert (ours.trials[0].lr, ours.trials[0].server_lr) == (1e-3, 1e-3)
     for one, cell in zip(ours.trials, ours.cells, strict=True):
         assert (cell.config.seed, cell.config.split.seed, cell.kind) == (100, 100, "once, tried")
-        backbone, (part,), _ = build(cell.config)
+        backbone, (part,), _ = build_components(cell.config)
         assert (backbone.config.lr, part.server_backbone.config.lr) == (one.lr, one.server_lr)
         assert part.server_backbone.config.tower == [8]  # all but its rate is the clients' own
     assert {one.server_lr for one in entries["central"].trials} == {None}
     with pytest.raises(TacitaError, match="--only less leaves no method with rates of its own"):
-        rates.entries_of(once_paper, ["less"], 5)
+        learning_rates.list_tuning_entries(once_paper, ["less"], 5)
 
 
 def test_no_seed_of_a_table_is_tuned_on() -> None:
-    experiment = plan.main_table("fedkdrec")
+    experiment = experiment_spec.load_main_table("fedkdrec")
     assert experiment.tune
     assert experiment.tune.seed not in range(experiment.seeds + 1)
-    found = {(one.backbone, one.source) for one in rates.entries_of(experiment, [], 1)}
+    found = {(one.backbone, one.source) for one in learning_rates.list_tuning_entries(experiment, [], 1)}
     assert {("neumf", "fedmf-kd"), ("neuncf", "ptf-fedrec"), ("lightgcn", "central")} <= found
     assert ("tally", "fedavg") not in found
 
 
 def test_rates_are_tuned_once_and_taken_by_the_tables(
-    once_paper: plan.Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    once_paper: experiment_spec.Experiment,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def tune_them(*more: str) -> str:
         words = ["tune", "--paper", "mine", "--out", str(tmp_path), "--workers", "1", "--quiet", *more]
@@ -766,64 +789,66 @@ def test_rates_are_tuned_once_and_taken_by_the_tables(
     def never(*_: object) -> None:
         pytest.fail("a trial looks at the test items")
 
-    monkeypatch.setattr(once, "run_stream", never)
-    monkeypatch.setattr(once, "train_once", never)
+    monkeypatch.setattr(single_block, "run_stream", never)
+    monkeypatch.setattr(single_block, "train_once", never)
     tune_them("--trials", "2", "--only", "ours")
-    stored = plan.load_settings("mine", tmp_path)
+    stored = experiment_spec.load_settings("mine", tmp_path)
     assert stored.chosen[ONE]["neuncf"].keys() == {"fedkdrec-paper"}
     told = tune_them("--trials", "3")
     lines = [json.loads(one) for one in (tmp_path / "trials" / f"mine-{ONE}-neuncf.jsonl").read_text().splitlines()]
     assert [one["variant"] for one in lines] == ["ours", "ours", "central", "central", "central", "ours"]
     assert all("values" not in one for one in lines)
     best = max((one for one in lines if one["variant"] == "ours"), key=lambda one: one["valid"])
-    stored = plan.load_settings("mine", tmp_path)
-    chosen = stored.of("another dataset", "neuncf", "fedkdrec-paper")
+    stored = experiment_spec.load_settings("mine", tmp_path)
+    chosen = stored.find_choice("another dataset", "neuncf", "fedkdrec-paper")
     assert (chosen.lr, chosen.server_lr) == (best["lr"], best["parts"][0]["server"]["lr"])
     assert (chosen.valid, chosen.trials) == (best["valid"], 3)
     assert f"validation {best['valid']:.4f}, best of 3" in told
-    by = {c.variant: c.config for c in plan.cells_of(once_paper, stored, [ONE], ["neuncf"], 1)}
+    by = {c.variant: c.config for c in experiment_spec.list_cells(once_paper, stored, [ONE], ["neuncf"], 1)}
     for name in ("ours", "less"):
-        backbone, (part,), _ = build(by[name])
+        backbone, (part,), _ = build_components(by[name])
         assert (backbone.config.lr, part.server_backbone.config.lr) == (chosen.lr, chosen.server_lr)
     monkeypatch.setattr(cells, "run_job", lambda job: pytest.fail("the trials are finished"))
     assert tune_them("--trials", "3") == told
 
 
-def test_a_trial_that_fails_is_told_and_not_chosen(once_paper: plan.Experiment) -> None:
-    [entry] = rates.entries_of(once_paper, ["central"], 3)
+def test_a_trial_that_fails_is_told_and_not_chosen(once_paper: experiment_spec.Experiment) -> None:
+    [entry] = learning_rates.list_tuning_entries(once_paper, ["central"], 3)
     first, second, third = (cell.key for cell in entry.cells)
     lines = {first: {"failed": "diverged."}, second: {"valid": 0.2}, third: {"valid": 0.1}}
-    assert rates.choose(entry, lines).lr == entry.trials[1].lr
+    assert learning_rates.choose_rates(entry, lines).lr == entry.trials[1].lr
     with pytest.raises(TacitaError, match=r"no trial has a score; the first one: diverged\."):
-        rates.choose(entry, {key: {"failed": "diverged."} for key in lines})
+        learning_rates.choose_rates(entry, {key: {"failed": "diverged."} for key in lines})
 
 
 def test_every_cell_of_the_tables_can_be_built() -> None:
     for name in ("table1", "table2", "table3", "table4", "selection"):
-        experiment, settings = plan.load_experiment(f"fedkdrec/{name}")
-        for cell in plan.cells_of(experiment, settings, ["ml-100k"], experiment.backbones, 1):
-            build(cell.config)
+        experiment, settings = experiment_spec.load_experiment(f"fedkdrec/{name}")
+        for cell in experiment_spec.list_cells(experiment, settings, ["ml-100k"], experiment.backbones, 1):
+            build_components(cell.config)
 
 
 # schedules
 
 
-def test_a_schedule_sends_as_much_as_the_agent_of_its_seed(once_paper: plan.Experiment, tmp_path: Path) -> None:
+def test_a_schedule_sends_as_much_as_the_agent_of_its_seed(
+    once_paper: experiment_spec.Experiment, tmp_path: Path
+) -> None:
     ours = once_paper.variants["ours"]
     options = {"prediction-transfer": {"select": "top"}}
     top = ours.model_copy(update={"sends_as": "ours", "options": options})
     table = once_paper.model_copy(update={"variants": {"top": top, "ours": ours}})
-    found = plan.cells_of(table, plan.Settings(), [ONE], ["neuncf"], 2)
+    found = experiment_spec.list_cells(table, experiment_spec.Settings(), [ONE], ["neuncf"], 2)
     alone = [one for one in found if one.variant == "top"]
-    wanted = reproduce.Wanted(table, alone, "mine", "alone")
+    wanted = reproduction.TablePlan(table, alone, "mine", "alone")
     with pytest.raises(TacitaError, match=r"as many items as 'ours', .*, seed 1 is not there; add --only ours"):
-        reproduce.reproduce(wanted, tmp_path, workers=1)
+        reproduction.reproduce_table(wanted, tmp_path, workers=1)
     told: list[tuple[int, int]] = []
-    reproduce.reproduce(
+    reproduction.reproduce_table(
         replace(wanted, cells=found), tmp_path, workers=1, on_done=lambda done, total: told.append((done, total))
     )
     assert told[-1] == (4, 4)
-    entries = reproduce.reproduce(wanted, tmp_path, workers=1).entries  # the agent's cells are there now
+    entries = reproduction.reproduce_table(wanted, tmp_path, workers=1).entries  # the agent's cells are there now
     assert {one.variant for one in entries} == {"top"}
     lines = [json.loads(one) for one in (tmp_path / "cells" / f"mine-{ONE}-neuncf.jsonl").read_text().splitlines()]
     for seed in (1, 2):
@@ -836,12 +861,12 @@ def test_a_schedule_sends_as_much_as_the_agent_of_its_seed(once_paper: plan.Expe
     assert len(lines) == 4
 
 
-def test_a_schedule_whose_agent_failed_is_told_why(once_paper: plan.Experiment) -> None:
+def test_a_schedule_whose_agent_failed_is_told_why(once_paper: experiment_spec.Experiment) -> None:
     ours = once_paper.variants["ours"]
     table = once_paper.model_copy(
         update={"variants": {"ours": ours, "top": ours.model_copy(update={"sends_as": "ours"})}}
     )
-    agent, top = plan.cells_of(table, plan.Settings(), [ONE], ["neuncf"], 1)
+    agent, top = experiment_spec.list_cells(table, experiment_spec.Settings(), [ONE], ["neuncf"], 1)
     with pytest.raises(TacitaError, match=r"seed 1 failed: diverged\."):
         schedules.with_schedules([top], {agent.key: {"variant": "ours", "failed": "diverged."}})
 
@@ -849,8 +874,8 @@ def test_a_schedule_whose_agent_failed_is_told_why(once_paper: plan.Experiment) 
 def test_tables_of_fedkdrec_share_their_cells() -> None:
     keys = {}
     for name in ("table1", "table2", "table3", "table4", "figure2", "selection"):
-        wanted = reproduce.plan_table(f"fedkdrec/{name}", ["ml-100k", "neuncf"], 1, quick=False)
+        wanted = reproduction.plan_table(f"fedkdrec/{name}", ["ml-100k", "neuncf"], 1, quick=False)
         keys[name] = {c.variant: c.key for c in wanted.cells if c.variant == "fedkdrec_paper"}["fedkdrec_paper"]
     assert len(set(keys.values())) == 1
-    figure = reproduce.plan_table("fedkdrec/figure3", ["ml-100k", "neuncf"], 1, quick=False)
+    figure = reproduction.plan_table("fedkdrec/figure3", ["ml-100k", "neuncf"], 1, quick=False)
     assert keys["table1"] in {c.key for c in figure.cells}  # alpha 0.5, however it is said

@@ -13,7 +13,7 @@ import pytest
 
 from tacita.core.config import SplitConfig
 from tacita.core.errors import TacitaError
-from tacita.data.features import ItemFeature, features_of, item_features
+from tacita.data.features import ItemFeature, load_item_features, load_stream_features
 from tacita.data.sources import load
 from tacita.data.splits import split
 
@@ -50,17 +50,17 @@ def u_item_line(item: int, title: str, date: str, *genres: int) -> str:
 def test_item_files_of_publishers_are_understood(tmp_path: Path, main: str, beside: str, text: str) -> None:
     write(tmp_path / main, "1\t1\t5\t10\n")
     write(tmp_path / beside, text)
-    found = item_features(str(tmp_path / main), ["1", "9"])
+    found = load_item_features(str(tmp_path / main), ["1", "9"])
     assert found is not None
-    assert found.of == {"1": TOY}
-    assert beside in found.guessed
+    assert found.by_item == {"1": TOY}
+    assert beside in found.columns_note
 
 
 def test_a_table_of_your_own_may_say_it_itself_row_by_row(tmp_path: Path) -> None:
     rows = "user,item,genre,year\nu,a,rock; pop,1999\nv,a,other,2001\nv,b,,\nw,c,jazz,\n"
-    found = item_features(str(write(tmp_path / "plays.csv", rows)), ["a", "b", "c"])
+    found = load_item_features(str(write(tmp_path / "plays.csv", rows)), ["a", "b", "c"])
     assert found is not None
-    assert found.of == {"a": ItemFeature(("rock", "pop"), 1999), "c": ItemFeature(("jazz",))}
+    assert found.by_item == {"a": ItemFeature(("rock", "pop"), 1999), "c": ItemFeature(("jazz",))}
 
 
 def test_lists_and_several_texts_are_read_from_json_and_parquet(tmp_path: Path) -> None:
@@ -75,21 +75,21 @@ def test_lists_and_several_texts_are_read_from_json_and_parquet(tmp_path: Path) 
     as_json = write(tmp_path / "meta.jsonl", json.dumps(line) + "\n")
     pl.DataFrame([line]).write_parquet(tmp_path / "meta.parquet")
     for path in (as_json, tmp_path / "meta.parquet"):
-        found = item_features(str(path), ["B1"])
+        found = load_item_features(str(path), ["B1"])
         assert found is not None
-        assert found.of == {"B1": expected}
+        assert found.by_item == {"B1": expected}
 
 
 def test_columns_can_be_named_and_a_missing_one_is_refused(tmp_path: Path) -> None:
     path = str(write(tmp_path / "wares.csv", "sku,kind\n7,tools\n"))
-    assert item_features(path, ["7"]) is None
-    found = item_features(path, ["7"], columns={"genres": "kind"})
+    assert load_item_features(path, ["7"]) is None
+    found = load_item_features(path, ["7"], columns={"genres": "kind"})
     assert found is not None
-    assert found.of == {"7": ItemFeature(("tools",))}
+    assert found.by_item == {"7": ItemFeature(("tools",))}
     with pytest.raises(TacitaError, match=r"wares\.csv: no column 'kinds' to be the genres; did you mean 'kind'\?"):
-        item_features(path, ["7"], columns={"genres": "kinds"})
+        load_item_features(path, ["7"], columns={"genres": "kinds"})
     with pytest.raises(TacitaError, match="unknown column role 'genre'; did you mean 'genres'"):
-        item_features(path, ["7"], columns={"genre": "kind"})
+        load_item_features(path, ["7"], columns={"genre": "kind"})
 
 
 @pytest.mark.parametrize(
@@ -104,18 +104,18 @@ def test_columns_can_be_named_and_a_missing_one_is_refused(tmp_path: Path) -> No
 )
 def test_a_year_behind_the_title_is_a_year(tmp_path: Path, title: str, year: int | None, text: str) -> None:
     path = write(tmp_path / "items.csv", f'item,title\n1,"{title}"\n')
-    found = item_features(str(path), ["1"])
+    found = load_item_features(str(path), ["1"])
     assert found is not None
-    assert found.of == {"1": ItemFeature((), year, text)}
+    assert found.by_item == {"1": ItemFeature((), year, text)}
 
 
 def test_a_source_that_says_nothing_gives_none_and_a_stream_of_it_a_sentence(tmp_path: Path) -> None:
     plain = "user,item,rating\n" + "".join(f"u{n % 5},i{n % 7},{1 + n % 5}\n" for n in range(35))
     path = write(tmp_path / "clicks.csv", plain)
-    assert item_features(str(path), ["i1"]) is None
-    assert item_features("synthetic:users=5,items=5", ["i1"]) is None
+    assert load_item_features(str(path), ["i1"]) is None
+    assert load_item_features("synthetic:users=5,items=5", ["i1"]) is None
     with pytest.raises(TacitaError, match=r"dataset clicks says nothing of its items; put a file items\.csv"):
-        features_of(split(load(str(path)), SplitConfig(kind="random")))
+        load_stream_features(split(load(str(path)), SplitConfig(kind="random")))
 
 
 def test_features_are_read_only_when_asked_for(tmp_path: Path) -> None:
@@ -126,18 +126,18 @@ def test_features_are_read_only_when_asked_for(tmp_path: Path) -> None:
     stream = split(load(str(tmp_path / "interactions.csv")), SplitConfig(kind="random"))
     assert stream.items_from == items
     write(items, "item,genres\ni1,jazz\n")
-    assert features_of(stream).of == {"i1": ItemFeature(("jazz",))}
+    assert load_stream_features(stream).by_item == {"i1": ItemFeature(("jazz",))}
 
 
 @needs_ml100k
 def test_ml100k_has_eighteen_genres_and_a_year_for_all_but_the_unknown_movie() -> None:
     table = load("ml-100k")
-    found = item_features("ml-100k", table.item_ids)
+    found = load_item_features("ml-100k", table.item_ids)
     assert found is not None
-    assert found.of["1"] == TOY
-    assert set(table.item_ids) - found.of.keys() == {"267"}
-    assert all(one.year and 1900 < one.year < 1999 for one in found.of.values())
-    counts = Counter(genre for one in found.of.values() for genre in one.genres)
+    assert found.by_item["1"] == TOY
+    assert set(table.item_ids) - found.by_item.keys() == {"267"}
+    assert all(one.year and 1900 < one.year < 1999 for one in found.by_item.values())
+    counts = Counter(genre for one in found.by_item.values() for genre in one.genres)
     assert len(counts) == 18
     assert counts["Drama"] == 725  # as the publisher's u.item counts them
     with gzip.open(DATA / "ml-100k" / "items.csv.gz", "rt", encoding="utf-8") as file:

@@ -26,30 +26,32 @@ from oracle import (
 )
 
 from tacita.core.config import RunConfig
-from tacita.core.draws import Draws, keys_of
+from tacita.core.draws import Draws, derive_keys
 from tacita.core.errors import TacitaError
-from tacita.core.types import CohortView, Floats, Ragged, ServerState, Stream
+from tacita.core.types import BlockStream, CohortView, Floats, Ragged, ServerState
 from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round
 from tacita.federation.scoring import DeviceScorer
-from tacita.fields import Rows, Upload
-from tacita.live.settings import check_live
-from tacita.methods import World, build_parts, configured, part_class
-from tacita.methods.distillation.neighbours import Matches
-from tacita.models.scores import score_all
-from tacita.round.plan import Federation, to_serve
+from tacita.live.settings import check_live_settings
+from tacita.messages import SparseRows, Upload
+from tacita.methods import RunContext, build_parts, part_class, resolve_config
+from tacita.methods.distillation.neighbours import MatcherState
+from tacita.models.scoring import score_all
+from tacita.round.plan import Federation, prepare_serving
 
 TRAIN = [[0, 1, 2], [1, 2, 3], [2, 4], [], [1, 2, 5, 0], [9], [2, 1]]
 MATCHER = "neighbours"
 
 
-def stream() -> Stream:
+def stream() -> BlockStream:
     return make_stream(make_block(0, 12, TRAIN))
 
 
-def federation(specs: list[dict[str, Any]] | None = None, data: Stream | None = None, **options: Any) -> Federation:
+def federation(
+    specs: list[dict[str, Any]] | None = None, data: BlockStream | None = None, **options: Any
+) -> Federation:
     train = options.pop("train", {})
     plain = federate(data or stream(), make_backbone("fedpergnn", **options), **{"batch_size": 8, **train})
-    world = World(plain.backbone, plain.draws, plain.config.train)
+    world = RunContext(plain.backbone, plain.draws, plain.config.train)
     return replace(plain, parts=build_parts([{"name": MATCHER}] if specs is None else specs, world))
 
 
@@ -61,7 +63,7 @@ def after_rounds(fed: Federation, rounds: int) -> Progress:
 
 
 def scored(fed: Federation, progress: Progress) -> Floats:
-    down, keys = to_serve(fed, progress.server), fed.stream.user_keys
+    down, keys = prepare_serving(fed, progress.server), fed.stream.user_keys
     scorer = DeviceScorer(fed, progress.server, progress.clients, fed.stream.blocks[0], keys, down, "test")
     return scorer(np.arange(len(TRAIN), dtype=np.int32))
 
@@ -131,29 +133,29 @@ def test_attention_stays_finite_whatever_it_sees(size: float) -> None:
 # the matcher
 
 
-def holders(matches: Matches, number: int) -> set[int]:
+def holders(matches: MatcherState, number: int) -> set[int]:
     return {int(matches.names[k]) for k in matches.holder[matches.number == number]}
 
 
-def sent_rows(lists: list[list[int]]) -> Rows:
+def sent_rows(lists: list[list[int]]) -> SparseRows:
     made = Ragged.from_lists(lists)
-    return Rows(made.rows(), made.ids, np.zeros((len(made.ids), 0), np.float32))
+    return SparseRows(made.rows(), made.ids, np.zeros((len(made.ids), 0), np.float32))
 
 
-def crowd(n: int = 40, every_item: int = 6) -> tuple[Matches, list[list[int]]]:
+def crowd(n: int = 40, every_item: int = 6) -> tuple[MatcherState, list[list[int]]]:
     """People whose vector says who they are."""
     rng = np.random.default_rng(1)
     lists = [sorted(rng.choice(every_item, rng.integers(1, every_item), replace=False).tolist()) for _ in range(n)]
-    names = keys_of(f"p{k}" for k in range(n))
+    names = derive_keys(f"p{k}" for k in range(n))
     vectors = np.repeat(np.arange(n, dtype=np.float32)[:, None], 2, axis=1)
-    return Matches.none(2).told(names, vectors, sent_rows(lists), Draws(1).public("test")), lists
+    return MatcherState.empty(2).record_uploads(names, vectors, sent_rows(lists), Draws(1).public("test")), lists
 
 
 @pytest.mark.parametrize("most", [1, 5, 100])
 def test_neighbours_are_others_who_have_the_item_each_once_and_never_oneself(most: int) -> None:
     matches, lists = crowd()
     order = np.random.default_rng(2).permutation(40)
-    found = matches.others(keys_of(f"p{k}" for k in order), most)
+    found = matches.find_neighbours(derive_keys(f"p{k}" for k in order), most)
     for row, me in enumerate(order):
         ids, who = found.row(row), found.values["vector"][found.ptr[row] : found.ptr[row + 1], 0].astype(int)
         assert set(ids.tolist()) <= set(lists[me])
@@ -166,28 +168,28 @@ def test_neighbours_are_others_who_have_the_item_each_once_and_never_oneself(mos
 
 def test_everybody_is_chosen_about_as_often_and_by_a_new_draw_each_time() -> None:
     """Ten people with one item, two neighbours each: each of 9 others has the share 2 / 9, sd 0.02 in 400 draws."""
-    names = keys_of(f"p{k}" for k in range(10))
+    names = derive_keys(f"p{k}" for k in range(10))
     vectors = np.arange(10, dtype=np.float32)[:, None]
     seen = np.zeros(10)
     for k in range(400):
-        made = Matches.none(1).told(names, vectors, sent_rows([[3]] * 10), Draws(1).public("test", k))
-        seen[made.others(names[:1], 2).values["vector"][:, 0].astype(int)] += 1
+        made = MatcherState.empty(1).record_uploads(names, vectors, sent_rows([[3]] * 10), Draws(1).public("test", k))
+        seen[made.find_neighbours(names[:1], 2).values["vector"][:, 0].astype(int)] += 1
     assert seen[0] == 0
     assert np.abs(seen[1:] / 400 - 2 / 9).max() < 0.08
 
 
 def test_who_sends_again_is_known_by_what_it_sent_last() -> None:
     matches, lists = crowd()
-    key, names = Draws(1).public("again"), keys_of(["p3", "new"])
-    later = matches.told(names, np.full((2, 2), 77, np.float32), sent_rows([[5], [0, 5]]), key)
+    key, names = Draws(1).public("again"), derive_keys(["p3", "new"])
+    later = matches.record_uploads(names, np.full((2, 2), 77, np.float32), sent_rows([[5], [0, 5]]), key)
     assert len(later.names) == 41
     assert np.array_equal(np.sort(later.names), later.names)
     assert int(names[0]) not in holders(later, 0)
     assert {int(one) for one in names} <= holders(later, 5)
     for item in range(1, 5):
-        assert holders(later, item) == {int(one) for one in keys_of(f"p{k}" for k in range(40) if item in lists[k])} - {
-            int(names[0])
-        }
+        assert holders(later, item) == {
+            int(one) for one in derive_keys(f"p{k}" for k in range(40) if item in lists[k])
+        } - {int(names[0])}
     for name, vector in zip(later.names, later.vectors, strict=True):
         if name not in names:
             assert vector[0] == matches.vectors[matches.names == name][0, 0]
@@ -196,13 +198,13 @@ def test_who_sends_again_is_known_by_what_it_sent_last() -> None:
 def test_nobody_gets_anything_before_somebody_has_sent_something() -> None:
     fed = federation(train={"participation": {"kind": "fraction", "rate": 0.3}})
     progress = started(fed)
-    assert len(to_serve(fed, progress.server).own(fed.stream.user_keys)[MATCHER].ids) == 0
+    assert len(prepare_serving(fed, progress.server).per_client(fed.stream.user_keys)[MATCHER].ids) == 0
     model = fed.learner.model_bytes(progress.server)
     progress.server, report = run_round(fed, progress.server, progress.devices)
     assert report.bytes_down == model
     known = set(progress.server.parts[MATCHER]["names"].tolist())
     assert len(known) == report.clients == 2
-    own = to_serve(fed, progress.server).own(fed.stream.user_keys)[MATCHER]
+    own = prepare_serving(fed, progress.server).per_client(fed.stream.user_keys)[MATCHER]
     assert {int(fed.stream.user_keys[u]) for u in range(len(TRAIN)) if own.ptr[u + 1] > own.ptr[u]} <= known
     assert np.isfinite(scored(fed, progress)).all()
 
@@ -260,17 +262,17 @@ def test_a_new_block_begins_without_neighbours() -> None:
 def test_the_matcher_gets_numbers_that_only_clients_can_read() -> None:
     fed = federation(data=make_stream(make_block(0, 50, [[0, 1, 2, 3], [1, 2, 3, 4], [40, 3, 2]])))
     progress = after_rounds(fed, 1)
-    held = Matches(**progress.server.parts[MATCHER])
+    held = MatcherState(**progress.server.parts[MATCHER])
     lists = {int(name): set(held.number[held.holder == k].tolist()) for k, name in enumerate(held.names)}
     for user, likes in enumerate([[0, 1, 2, 3], [1, 2, 3, 4], [40, 3, 2]]):
         numbers = lists[int(fed.stream.user_keys[user])]
         assert len(numbers) == len(likes)
         assert numbers != set(likes)
-    raw = to_serve(fed, progress.server).own(fed.stream.user_keys)[MATCHER]
-    opened = fed.opened({MATCHER: raw}, 50)[MATCHER]
+    raw = prepare_serving(fed, progress.server).per_client(fed.stream.user_keys)[MATCHER]
+    opened = fed.decode_lists({MATCHER: raw}, 50)[MATCHER]
     assert set(opened.row(0).tolist()) == {1, 2, 3}
     assert set(raw.row(0).tolist()) != {1, 2, 3}
-    part, secret = fed.parts[0], replace(fed.parts[0].world, draws=Draws(3, "of the devices"))
+    part, secret = fed.parts[0], replace(fed.parts[0].context, draws=Draws(3, "of the devices"))
     assert not np.array_equal(part._numbers(50), type(part)(part.config, secret)._numbers(50))  # type: ignore[attr-defined]
 
 
@@ -311,14 +313,14 @@ def test_it_is_refused_live_and_without_its_model_in_a_sentence() -> None:
     with pytest.raises(
         TacitaError, match="part 'neighbours' is for the lab: it tells a matcher what no server may see"
     ):
-        check_live(configured({"method": "fedpergnn"}, "x"))
-    check_live(RunConfig(backbone={"name": "fedpergnn"}))
+        check_live_settings(resolve_config({"method": "fedpergnn"}, "x"))
+    check_live_settings(RunConfig(backbone={"name": "fedpergnn"}))
     with pytest.raises(TacitaError, match="backbone 'mf' does not read; use backbone 'fedpergnn'"):
         contracts.with_parts([{"name": MATCHER}], "mf")
 
 
 def test_the_preset_brings_the_settings_of_the_paper() -> None:
-    config = configured({"method": "fedpergnn"}, "x")
+    config = resolve_config({"method": "fedpergnn"}, "x")
     assert config.backbone["name"] == "fedpergnn"
     assert config.train.optimiser == "lazy-adam"
     assert (config.train.local_epochs, config.train.participation.rate) == (2, 0.1)
@@ -330,7 +332,7 @@ def test_the_preset_brings_the_settings_of_the_paper() -> None:
 def covered(**options: float) -> tuple[CohortView, Upload, Upload]:
     """An upload before and after its cover."""
     fed = federate(make_stream(make_block(0, 400, [[0, 1, 2], [5, 6], [7, 8, 9, 10]])), make_backbone("fedpergnn"))
-    (part,) = build_parts([{"name": "cover", **options}], World(fed.backbone, fed.draws, fed.config.train))
+    (part,) = build_parts([{"name": "cover", **options}], RunContext(fed.backbone, fed.draws, fed.config.train))
     progress = started(fed)
     view, plain = cohort(fed, progress), train_once(fed, progress).upload
     return view, plain, part.encode(view, plain)[0]
@@ -345,8 +347,8 @@ def test_pseudo_items_are_others_and_look_like_the_clients_own() -> None:
     """Some 200 rows a client: means of columns lie within 4 standard errors of its own, spreads within 30 %."""
     _, plain, sent = covered(pseudo_items=300)
     before, after = plain.values["rows"], sent.values["rows"]
-    assert isinstance(before, Rows)
-    assert isinstance(after, Rows)
+    assert isinstance(before, SparseRows)
+    assert isinstance(after, SparseRows)
     keys = after.client.astype(np.int64) * 400 + after.item
     assert (np.diff(keys) > 0).all()
     mine = np.isin(keys, before.client.astype(np.int64) * 400 + before.item)
@@ -385,7 +387,7 @@ def test_noise_is_laplace_on_every_number_and_no_two_alike() -> None:
 def test_what_clients_tell_the_matcher_is_not_covered() -> None:
     specs = [{"name": MATCHER}, {"name": "cover", "noise": 0.5, "clip": 1e-3, "pseudo_items": 5}]
     progress = after_rounds(federation(specs), 1)
-    held = Matches(**progress.server.parts[MATCHER])
+    held = MatcherState(**progress.server.parts[MATCHER])
     assert {one.tobytes() for one in held.vectors} <= {one.tobytes() for one in progress.clients.private}
 
 

@@ -13,14 +13,24 @@ import pytest
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import Ragged
-from tacita.federation.measuring import Learned
-from tacita.lab.assembling import Machine, assemble, build
-from tacita.lab.experiments import axes, cells, once, plan, rates, reproduce, spreading, tables, withdrawing
-from tacita.lab.experiments.shared_base import with_parts
-from tacita.lab.forgetting.anew import shared_by, shares_of
-from tacita.lab.forgetting.door import carried_out
-from tacita.lab.forgetting.paths import way_of
-from tacita.lab.forgetting.wishes import taking_back
+from tacita.federation.evaluation import TrainedState
+from tacita.research.experiments import (
+    axes,
+    cells,
+    experiment_spec,
+    learning_rates,
+    low_discrepancy,
+    reproduction,
+    single_block,
+    tables,
+    withdrawals,
+)
+from tacita.research.experiments.shared_base import with_parts
+from tacita.runs.assembly import Machine, assemble, build_components
+from tacita.runs.forgetting.request_service import apply_request
+from tacita.runs.forgetting.requests import draw_unshare_request
+from tacita.runs.forgetting.retraining import collect_shares, find_shared
+from tacita.runs.forgetting.routes import choose_route
 
 SMALL = "synthetic:users=60,items=50,per_user=14,groups=4"
 SHARING = {"sharing": {"groups": [2, 3, 3]}}
@@ -53,7 +63,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def small_table(**more: Any) -> plan.Experiment:
+def small_table(**more: Any) -> experiment_spec.Experiment:
     said: dict[str, Any] = {
         "title": "Small",
         "kind": "once",
@@ -71,19 +81,21 @@ def small_table(**more: Any) -> plan.Experiment:
         "variants": VARIANTS,
         "published": {SMALL: {"ego": {"ndcg@5": {"contrast": [0.4]}}}},
     }
-    return plan.Experiment.model_validate(said | more)
+    return experiment_spec.Experiment.model_validate(said | more)
 
 
-def planned(experiment: plan.Experiment) -> list[plan.Cell]:
-    return plan.cells_of(experiment, plan.Settings(), [SMALL], ["ego"], 1)
+def planned(experiment: experiment_spec.Experiment) -> list[experiment_spec.ExperimentCell]:
+    return experiment_spec.list_cells(experiment, experiment_spec.Settings(), [SMALL], ["ego"], 1)
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[reproduce.Wanted, Path, dict[str, once.Line]]:
+def table(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[reproduction.TablePlan, Path, dict[str, single_block.Line]]:
     """All of it, once."""
     experiment, out = small_table(), tmp_path_factory.mktemp("tables")
-    wanted = reproduce.Wanted(experiment, planned(experiment), "mine", "small")
-    reproduce.reproduce(wanted, out, workers=1)
+    wanted = reproduction.TablePlan(experiment, planned(experiment), "mine", "small")
+    reproduction.reproduce_table(wanted, out, workers=1)
     text = (out / "cells" / f"mine-{SMALL}-ego.jsonl").read_text()
     lines = {line["variant"]: line for line in map(json.loads, text.splitlines())}
     return wanted, out, lines
@@ -105,9 +117,9 @@ def test_the_same_people_withdraw_the_same_items_whatever_the_method() -> None:
     for cell in planned(small_table()):
         if cell.variant in ("contrast", "fru", "decoupled"):
             fed = assemble(cell.config, Machine(threads=1))
-            base = withdrawing.Base.of(fed)
-            shared = shared_by(fed, Learned(base.server, base.clients))
-            asked = taking_back(shared, fed.stream.user_keys, fed.draws, 0.5)
+            base = withdrawals.TrainedBase.train(fed)
+            shared = find_shared(fed, TrainedState(base.server, base.clients))
+            asked = draw_unshare_request(shared, fed.stream.user_keys, fed.draws, 0.5)
             found.append((asked.requests.senders.tolist(), asked.items.ptr.tolist(), asked.items.ids.tolist()))
     assert len(found) == 3
     assert found[0] == found[1] == found[2]
@@ -142,7 +154,7 @@ def test_cells_that_learn_alike_share_the_run_and_leave_it_as_it_was(table: Any)
     wanted, _, lines = table
     jobs = {}
     for cell in wanted.cells:
-        jobs.setdefault(cells._job_of(cell), []).append(cell.variant)
+        jobs.setdefault(cells._job_key(cell), []).append(cell.variant)
     assert ["retrain", "contrast", "alone", "all"] in jobs.values()
     before = {json.dumps(lines[n]["values"]["before ndcg@5"]) for n in ("retrain", "contrast", "alone")}
     assert len(before) == 1
@@ -154,24 +166,27 @@ def test_cells_that_learn_alike_share_the_run_and_leave_it_as_it_was(table: Any)
 def test_what_was_before_a_request_does_not_change_with_it() -> None:
     [cell] = [one for one in planned(small_table()) if one.variant == "contrast"]
     fed = assemble(cell.config, Machine(threads=1))
-    base = withdrawing.Base.of(fed)
+    base = withdrawals.TrainedBase.train(fed)
     private = base.clients.private.copy()
     fed = with_parts(fed, cell.config)
-    progress = base.standing(fed)
-    shares = shares_of(fed, Learned(progress.server, progress.clients))
-    asked = taking_back(shares.shared, fed.stream.user_keys, fed.draws, 0.5)
-    done = carried_out(fed, progress, asked, way_of(fed, asked, shares.take(asked.users)))
-    assert not np.array_equal(done.now.clients.private, private)  # devices played rounds
-    np.testing.assert_array_equal(done.was.clients.private, private)
+    progress = base.restore_progress(fed)
+    shares = collect_shares(fed, TrainedState(progress.server, progress.clients))
+    asked = draw_unshare_request(shares.shared, fed.stream.user_keys, fed.draws, 0.5)
+    done = apply_request(fed, progress, asked, choose_route(fed, asked, shares.take(asked.users)))
+    assert not np.array_equal(done.after.clients.private, private)  # devices played rounds
+    np.testing.assert_array_equal(done.before.clients.private, private)
     np.testing.assert_array_equal(base.clients.private, private)
-    held = done.was.clients.list_of("parts/sharing/shared", asked.users)
+    held = done.before.clients.read_list("parts/sharing/shared", asked.users)
     assert len(held.ids) == len(asked.items.ids)  # as they were: nothing was withdrawn yet
 
 
 def test_withdrawn_items_stay_hidden_in_the_test(table: Any) -> None:
     """Methods rank the same candidates: retraining with everything withdrawn is measured under the first mask."""
     _, _, lines = table
-    users = {name: len(once.unpack(lines[name]["users"])) for name in ("fedshare", "retrain", "all", "popular")}
+    users = {
+        name: len(single_block.unpack_scores(lines[name]["users"]))
+        for name in ("fedshare", "retrain", "all", "popular")
+    }
     assert len(set(users.values())) == 1
 
 
@@ -191,10 +206,13 @@ def test_the_page_has_a_line_for_every_method_and_a_column_for_every_metric(tabl
 
 
 def test_large_numbers_have_fewer_digits() -> None:
-    entry = tables.Entry("d", "b", "m", "v", "test", 12345.678, float("nan"), 1, None, "")
-    assert tables._told(entry) == "12,346"
-    assert tables._told(replace(entry, mean=45.678, half=1.26)) == "45.7 ± 1.3"
-    assert tables._told(replace(entry, mean=0.45678, published=0.4, verdict="higher")) == "0.4568<br>(0.4000 higher)"
+    entry = tables.TableEntry("d", "b", "m", "v", "test", 12345.678, float("nan"), 1, None, "")
+    assert tables._format_cell(entry) == "12,346"
+    assert tables._format_cell(replace(entry, mean=45.678, half=1.26)) == "45.7 ± 1.3"
+    assert (
+        tables._format_cell(replace(entry, mean=0.45678, published=0.4, verdict="higher"))
+        == "0.4568<br>(0.4000 higher)"
+    )
 
 
 def test_an_interrupted_table_goes_on_where_it_was(table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +220,7 @@ def test_an_interrupted_table_goes_on_where_it_was(table: Any, tmp_path: Path, m
     some = replace(wanted, cells=[c for c in wanted.cells if c.variant in ("popular", "retrain", "contrast", "cfru")])
     real, done = cells.run_job, []
 
-    def stopping(job: cells.Job) -> list[once.Line]:
+    def stopping(job: cells.CellJob) -> list[single_block.Line]:
         if len(done) == 2:
             raise KeyboardInterrupt
         done.append([cell.variant for cell in job.cells])
@@ -210,10 +228,10 @@ def test_an_interrupted_table_goes_on_where_it_was(table: Any, tmp_path: Path, m
 
     monkeypatch.setattr(cells, "run_job", stopping)
     with pytest.raises(KeyboardInterrupt):
-        reproduce.reproduce(some, tmp_path, workers=1)
+        reproduction.reproduce_table(some, tmp_path, workers=1)
     assert done == [["popular"], ["retrain", "contrast"]]
     done.clear()
-    found = reproduce.reproduce(some, tmp_path, workers=1)
+    found = reproduction.reproduce_table(some, tmp_path, workers=1)
     assert done == [["cfru"]]
     for entry in found.entries:
         if entry.metric in ("ndcg@5", "distance", "pair AUC gap"):
@@ -224,7 +242,7 @@ def test_a_table_can_be_written_of_what_is_finished(
     table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted, out, _ = table
-    whole = reproduce.only_finished(wanted, out)
+    whole = reproduction.keep_finished(wanted, out)
     assert replace(whole, planned=None) == wanted
     assert whole.planned == wanted
     (tmp_path / "cells").mkdir()
@@ -232,23 +250,25 @@ def test_a_table_can_be_written_of_what_is_finished(
     two = (out / "cells" / name).read_text().splitlines(keepends=True)[:2]
     (tmp_path / "cells" / name).write_text("".join(two))
     monkeypatch.setattr(cells, "run_job", lambda job: pytest.fail("nothing is to be run"))
-    some = reproduce.only_finished(wanted, tmp_path)
+    some = reproduction.keep_finished(wanted, tmp_path)
     assert (len(some.cells), some.stem) == (2, "small-part")
-    assert len({one.variant for one in reproduce.reproduce(some, tmp_path, workers=1).entries}) == 2
+    assert len({one.variant for one in reproduction.reproduce_table(some, tmp_path, workers=1).entries}) == 2
     with pytest.raises(TacitaError, match="no cell of this table is finished"):
-        reproduce.only_finished(wanted, tmp_path / "elsewhere")
+        reproduction.keep_finished(wanted, tmp_path / "elsewhere")
 
 
 def test_a_run_that_cannot_be_trained_is_a_finding_of_all_its_cells() -> None:
     experiment = small_table(split={"kind": "blocks", "n_blocks": 2})
     some = tuple(c for c in planned(experiment) if c.variant in ("retrain", "contrast"))
-    found = cells.run_job(cells.Job(some, None))
+    found = cells.run_job(cells.CellJob(some, None))
     assert [line["failed"].split(";")[0] for line in found] == ["a table of kind 'once' wants one block"] * 2
 
 
 def test_nobody_who_shares_is_a_sentence() -> None:
     with pytest.raises(TacitaError, match="nobody in this run shares anything"):
-        taking_back(Ragged.empty(3), np.zeros(3, np.uint64), build(planned(small_table())[0].config)[2], 0.3)
+        draw_unshare_request(
+            Ragged.empty(3), np.zeros(3, np.uint64), build_components(planned(small_table())[0].config)[2], 0.3
+        )
 
 
 def test_who_withdraws_makes_another_cell_and_nothing_else_does() -> None:
@@ -261,15 +281,15 @@ def test_who_withdraws_makes_another_cell_and_nothing_else_does() -> None:
 # the files
 
 
-FILES = [name for name in plan.experiment_names() if name.startswith("fedshare/")]
+FILES = [name for name in experiment_spec.experiment_names() if name.startswith("fedshare/")]
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_cell_of_the_files_can_be_built_and_stands_beside_most_popular(name: str) -> None:
-    experiment, settings = plan.load_experiment(name)
-    found = plan.cells_of(experiment, settings, ["ml-100k"], ["ego"], 1)
+    experiment, settings = experiment_spec.load_experiment(name)
+    found = experiment_spec.list_cells(experiment, settings, ["ml-100k"], ["ego"], 1)
     for cell in found:
-        build(cell.config)
+        build_components(cell.config)
         assert (cell.config.split.kind, cell.config.split.min_user) == ("random", 20)
         assert cell.config.evaluate.unmasked
     assert {"popular", "tally"} <= {cell.variant for cell in found}
@@ -279,8 +299,10 @@ def test_every_cell_of_the_files_can_be_built_and_stands_beside_most_popular(nam
 def test_tables_share_their_cells() -> None:
     keys: dict[str, dict[str, str]] = {}
     for name in FILES:
-        experiment, settings = plan.load_experiment(name)
-        keys[name] = {c.variant: c.key for c in plan.cells_of(experiment, settings, ["ml-100k"], ["ego"], 1)}
+        experiment, settings = experiment_spec.load_experiment(name)
+        keys[name] = {
+            c.variant: c.key for c in experiment_spec.list_cells(experiment, settings, ["ml-100k"], ["ego"], 1)
+        }
     three = keys["fedshare/table3"]
     for name, own in {"table4": "contrast", "figure4": "fru"}.items():
         assert keys[f"fedshare/{name}"][own] == three[own]
@@ -292,7 +314,7 @@ def test_tables_share_their_cells() -> None:
 # the search
 
 
-def tuned_table() -> plan.Experiment:
+def tuned_table() -> experiment_spec.Experiment:
     searched = {
         "datasets": [SMALL],
         "seed": 100,
@@ -317,7 +339,7 @@ def tuned_table() -> plan.Experiment:
 
 def test_every_learning_method_has_the_same_budget_and_others_take_what_it_found() -> None:
     experiment = tuned_table()
-    entries = {one.source: one for one in rates.entries_of(experiment, [], 7)}
+    entries = {one.source: one for one in learning_rates.list_tuning_entries(experiment, [], 7)}
     assert entries.keys() == {"fedshare", "fedshare-fedavg"}
     ours = entries["fedshare"]
     assert [(t.train["aggregation"], t.options["shared-graph"]["bpr_scale"]) for t in ours.trials] == [
@@ -326,11 +348,11 @@ def test_every_learning_method_has_the_same_budget_and_others_take_what_it_found
     scores = {cell.key: {"valid": 0.1} for one in entries.values() for cell in one.cells}
     scores[ours.cells[3].key] = {"valid": 0.3}
     scores[entries["fedshare-fedavg"].cells[0].key] = {"failed": "diverged."}
-    wider = {one.source: one for one in rates.second_step(experiment, list(entries.values()), scores, 7)}
+    wider = {one.source: one for one in learning_rates.add_second_step(experiment, list(entries.values()), scores, 7)}
     assert {len(one.cells) for one in wider.values()} == {7}
     for trial, cell in zip(wider["fedshare"].trials[4:], wider["fedshare"].cells[4:], strict=True):
         assert trial.train == {"aggregation": "per-row", "bpr_scale": 5.0}
-        backbone, parts, _ = build(cell.config)
+        backbone, parts, _ = build_components(cell.config)
         graph = next(part for part in parts if part.name == "shared-graph")
         assert cell.config.train.bpr_scale == graph.config.bpr_scale == 5.0
         assert (backbone.config.lr, graph.config.lr) == (trial.lr, trial.options["shared-graph"]["lr"])
@@ -338,9 +360,11 @@ def test_every_learning_method_has_the_same_budget_and_others_take_what_it_found
         assert graph.config.lam1 in (0.1, 0.7)
         assert (cell.config.seed, cell.config.train.rounds, cell.kind) == (100, 2, "once, tried")
     assert all("lam1" not in t.options["server-client"] for t in wider["fedshare-fedavg"].trials)
-    best = rates.choose(wider["fedshare"], scores | {c.key: {"valid": 0.2} for c in wider["fedshare"].cells[4:]})
-    settings = plan.Settings(chosen={SMALL: {"ego": {"fedshare": best}}})
-    by = {c.variant: c.config for c in plan.cells_of(experiment, settings, [SMALL], ["ego"], 1)}
+    best = learning_rates.choose_rates(
+        wider["fedshare"], scores | {c.key: {"valid": 0.2} for c in wider["fedshare"].cells[4:]}
+    )
+    settings = experiment_spec.Settings(chosen={SMALL: {"ego": {"fedshare": best}}})
+    by = {c.variant: c.config for c in experiment_spec.list_cells(experiment, settings, [SMALL], ["ego"], 1)}
     for name in ("fedshare", "retrain", "contrast"):
         assert (by[name].train.aggregation, by[name].train.bpr_scale) == ("per-row", 5.0)
     assert by["fedavg"].train.aggregation == "weighted"
@@ -348,25 +372,25 @@ def test_every_learning_method_has_the_same_budget_and_others_take_what_it_found
 
 def test_a_method_without_a_score_in_the_first_step_has_no_second() -> None:
     experiment = tuned_table()
-    entries = rates.entries_of(experiment, ["fedavg"], 7)
+    entries = learning_rates.list_tuning_entries(experiment, ["fedavg"], 7)
     failed = {cell.key: {"failed": "diverged."} for cell in entries[0].cells}
-    assert rates.second_step(experiment, entries, failed, 7) == entries
+    assert learning_rates.add_second_step(experiment, entries, failed, 7) == entries
 
 
 def test_points_of_the_search_stay_inside_and_apart() -> None:
     for dimensions in (3, 4, 5):
-        points = np.array(spreading.spread(20, dimensions))
+        points = np.array(low_discrepancy.spread_points(20, dimensions))
         assert points.shape == (20, dimensions)
         assert ((points >= 0) & (points < 1)).all()
         apart = np.linalg.norm(points[:, None] - points[None], axis=2) + 9 * np.eye(20)
         assert apart.min() > 0.1
-    axis = plan.Axis(option="lr", of=["backbone"], lowest=0.01, highest=1.0)
-    assert [axes._at(axis, share) for share in (0.0, 0.5)] == [0.01, 0.1]
+    axis = experiment_spec.Axis(option="lr", of=["backbone"], lowest=0.01, highest=1.0)
+    assert [axes._value_at(axis, share) for share in (0.0, 0.5)] == [0.01, 0.1]
 
 
 def test_no_seed_of_the_tables_is_tuned_on() -> None:
-    experiment = plan.main_table("fedshare")
+    experiment = experiment_spec.load_main_table("fedshare")
     assert experiment.tune
     assert experiment.tune.seed not in range(experiment.seeds + 1)
-    found: Iterator[str] = (one.source for one in rates.entries_of(experiment, ["ml-1m"], 12))
+    found: Iterator[str] = (one.source for one in learning_rates.list_tuning_entries(experiment, ["ml-1m"], 12))
     assert sorted(found) == ["cdcgnnfed", "fedshare", "fedshare-decoupled", "fedshare-fedavg", "pdc-frs"]

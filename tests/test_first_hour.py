@@ -18,7 +18,7 @@ from tacita.core.config import RunConfig, SplitConfig
 from tacita.core.errors import TacitaError
 from tacita.data.sources import load
 from tacita.data.splits import split
-from tacita.lab.controls import MOST_LINEAR_ITEMS
+from tacita.runs.controls import MOST_LINEAR_ITEMS
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
 

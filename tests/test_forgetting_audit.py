@@ -14,18 +14,24 @@ import pytest
 from oracle import federate, make_backbone, make_block, make_stream
 from test_door import Blunt, TakesShared, config_of
 
-from tacita.audit import forgetting, membership
-from tacita.audit.forgetting import Judged, attack, audit_forgetting
-from tacita.audit.scene import as_it_is, draw_requests, half_of, plant, rare_pairs
 from tacita.cli import main
 from tacita.core.types import Ragged
-from tacita.lab import training
-from tacita.lab.forgetting import traces
-from tacita.lab.forgetting.door import carried_out, opened
-from tacita.lab.forgetting.proof import retrained
-from tacita.lab.forgetting.verdict import checks_of, verdict_of
 from tacita.report import forgetting_audit
+from tacita.research.audit import forgetting, membership
+from tacita.research.audit.forgetting import AuditedWithdrawal, audit_forgetting, run_attacks
+from tacita.research.audit.withdrawal_scenario import (
+    draw_half,
+    draw_requests,
+    find_rare_pairs,
+    plant_canaries,
+    wrap_run,
+)
 from tacita.round import registry
+from tacita.runs import training
+from tacita.runs.forgetting import traces
+from tacita.runs.forgetting.request_service import apply_request, reopen_run
+from tacita.runs.forgetting.verdict import run_checks, summarise_checks
+from tacita.runs.forgetting.verification import retrain_reference
 
 RNG = np.random.default_rng(5)
 
@@ -36,36 +42,36 @@ RNG = np.random.default_rng(5)
 def test_scores_that_are_alike_cannot_be_told_apart() -> None:
     owner = np.repeat(np.arange(60), 20)
     members, others = RNG.normal(size=(2, len(owner)))
-    low, high = traces.interval_of(members, others, owner, 1)
+    low, high = traces.auc_interval(members, others, owner, 1)
     assert low <= 0.5 <= high
     assert high - low < 0.12
-    assert abs(traces.auc_of(members, others) - 0.5) < 0.05
+    assert abs(traces.compute_auc(members, others) - 0.5) < 0.05
 
 
 def test_scores_that_stand_apart_are_told_apart() -> None:
     owner = np.repeat(np.arange(10), 3)
-    assert traces.auc_of(np.ones(30), np.zeros(30)) == 1.0
-    assert traces.auc_of(np.zeros(30), np.ones(30)) == 0.0
-    assert traces.interval_of(np.ones(30), np.zeros(30), owner, 1) == [1.0, 1.0]
-    assert traces.auc_of(np.ones(4), np.ones(4)) == 0.5  # ties are halves
+    assert traces.compute_auc(np.ones(30), np.zeros(30)) == 1.0
+    assert traces.compute_auc(np.zeros(30), np.ones(30)) == 0.0
+    assert traces.auc_interval(np.ones(30), np.zeros(30), owner, 1) == [1.0, 1.0]
+    assert traces.compute_auc(np.ones(4), np.ones(4)) == 0.5  # ties are halves
 
 
 def test_an_auc_is_the_share_of_pairs_in_order() -> None:
     members, others = RNG.integers(0, 6, size=(2, 40)).astype(float)
     wins = (members[:, None] > others[None]).mean() + (members[:, None] == others[None]).mean() / 2
-    assert traces.auc_of(members, others) == pytest.approx(wins)
-    assert traces.auc_of(members, others[:7]) == pytest.approx(
+    assert traces.compute_auc(members, others) == pytest.approx(wins)
+    assert traces.compute_auc(members, others[:7]) == pytest.approx(
         (members[:, None] > others[None, :7]).mean() + (members[:, None] == others[None, :7]).mean() / 2
     )
     owner, times = np.repeat(np.arange(4), 10), np.array([2, 0, 1, 1])
     again = np.concatenate([np.arange(10), np.arange(10), np.arange(20, 40)])
-    won = times @ traces.wins(members, others, owner) @ times
-    assert won / 40**2 == pytest.approx(traces.auc_of(members[again], others[again]))
+    won = times @ traces.count_wins(members, others, owner) @ times
+    assert won / 40**2 == pytest.approx(traces.compute_auc(members[again], others[again]))
 
 
 def test_a_model_beside_itself_shows_no_difference() -> None:
     members, others = RNG.normal(size=(2, 50))
-    one = traces.Seen(members, others, members, Ragged.from_lists([[1, 2]]))
+    one = traces.PairScores(members, others, members, Ragged.from_lists([[1, 2]]))
     assert traces.difference_auc(one, one) == 0.5
     assert traces.jaccard(one, one) == 1.0
     assert traces.paired_interval(one, one, np.repeat(np.arange(10), 5), 0) == [0.0, 0.0]
@@ -76,13 +82,13 @@ def test_matched_items_are_as_popular_and_never_the_users_own() -> None:
     fed = federate(make_stream(make_block(0, 60, lists)), make_backbone("mf"))
     gone = Ragged.from_lists([one[:3] if u < 40 else [] for u, one in enumerate(lists)])
     owned = Ragged.from_lists(lists)
-    pairs = traces.matched_pairs(fed, gone, owned)
+    pairs = traces.match_pairs(fed, gone, owned)
     assert len(pairs.members.ids) == len(pairs.others.ids) == 120
     assert not owned.holds(pairs.users[pairs.others.rows()], pairs.others.ids).any()
     count = np.bincount(owned.ids, minlength=60)
     gap = np.abs(count[pairs.members.ids] - count[pairs.others.ids])
     assert np.median(gap) <= 4 < count.max() - count.min()
-    again = traces.matched_pairs(fed, gone, owned)
+    again = traces.match_pairs(fed, gone, owned)
     assert np.array_equal(pairs.others.ids, again.others.ids)
 
 
@@ -93,12 +99,12 @@ def test_cosines_do_not_see_a_rotation() -> None:
     progress = started(fed)
     items = RNG.normal(size=(6, fed.backbone.item_width)).astype(np.float32)
     turn = np.linalg.qr(RNG.normal(size=(items.shape[1],) * 2))[0].astype(np.float32)
-    one = traces.Learned(replace(progress.server, items=items), progress.clients)
-    other = traces.Learned(replace(progress.server, items=items @ turn), progress.clients)
+    one = traces.TrainedState(replace(progress.server, items=items), progress.clients)
+    other = traces.TrainedState(replace(progress.server, items=items @ turn), progress.clients)
     found = traces.gram_distance(items, items @ turn, np.arange(6))
     assert found is not None
     assert found < 1e-6
-    far = traces.distance(fed, one, other)
+    far = traces.model_distance(fed, one, other)
     assert far is not None
     assert far > 0.1
     assert traces.gram_distance(items, items + 1, [0, 1])
@@ -109,15 +115,15 @@ def test_cosines_do_not_see_a_rotation() -> None:
 
 def test_a_person_whose_items_lie_together_is_fitted() -> None:
     table = np.concatenate([np.tile([1.0, 0], (10, 1)), np.tile([-1.0, 0], (10, 1))]).astype(np.float32)
-    samples = membership.Samples(
+    samples = membership.PairSamples(
         np.zeros(5, np.int64), np.arange(5, dtype=np.int32), np.arange(10, 15, dtype=np.int32), 1
     )
-    fitted = membership.fit(table, samples)
+    fitted = membership.fit_vectors(table, samples)
     assert fitted.losses[0] == pytest.approx(math.log(2))
     assert fitted.losses[-1] < 0.1
     assert fitted.vectors[0, 0] > 1
-    assert membership.steps_to(table, samples, fitted.losses[7]) == 7
-    assert membership.steps_to(table, samples, -1.0) is None
+    assert membership.count_steps_to(table, samples, fitted.losses[7]) == 7
+    assert membership.count_steps_to(table, samples, -1.0) is None
 
 
 def test_who_was_learned_from_surprises_less() -> None:
@@ -131,9 +137,9 @@ def test_who_was_learned_from_surprises_less() -> None:
     strangers = Ragged.from_lists([RNG.choice(np.arange(100, 200), 5, replace=False).tolist() for _ in range(40)])
     key = np.uint64(3)
     mine, others = Ragged.from_lists(lists), strangers.take(np.arange(20))
-    inside = membership.surprise(table, mine, mine, strangers, key)
-    outside = membership.surprise(table, others, others, strangers.take(np.arange(20, 40)), key)
-    assert traces.auc_of(-inside, -outside) > 0.9
+    inside = membership.compute_excess_loss(table, mine, mine, strangers, key)
+    outside = membership.compute_excess_loss(table, others, others, strangers.take(np.arange(20, 40)), key)
+    assert traces.compute_auc(-inside, -outside) > 0.9
 
 
 # A run
@@ -153,19 +159,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
         del registry._PARTS[part.name]
 
 
-def judged_of(folder: Path, perfect: bool) -> Judged:
+def judged_of(folder: Path, perfect: bool) -> AuditedWithdrawal:
     """A withdrawal from a run; `perfect`: by a method that is training again itself."""
-    scene = as_it_is(opened(folder))
+    scene = wrap_run(reopen_run(folder))
     asked = draw_requests(scene, 0.5)
-    done = carried_out(scene.run.fed, scene.run.progress, asked, scene.run.way_of(asked))
-    again = retrained(done)
-    models = {"O": done.was, "X": again if perfect else done.now, "R1": again, "R2": again}
-    return Judged(scene, replace(done, now=models["X"]), models, 1)
+    done = apply_request(scene.run.federation, scene.run.progress, asked, scene.run.choose_route(asked))
+    again = retrain_reference(done)
+    models = {"O": done.before, "X": again if perfect else done.after, "R1": again, "R2": again}
+    return AuditedWithdrawal(scene, replace(done, now=models["X"]), models, 1)
 
 
 @pytest.mark.parametrize("name", ["blunt", "shared"])
 def test_a_model_that_was_trained_again_passes_every_attack(made: Path, name: str) -> None:
-    found = attack(judged_of(made / name, perfect=True))
+    found = run_attacks(judged_of(made / name, perfect=True))
     own = found["rows"]["X"]
     assert found["auc_gap"] == 0
     assert own["auc_from_r1"] == [0.0, 0.0]
@@ -178,14 +184,14 @@ def test_a_model_that_was_trained_again_passes_every_attack(made: Path, name: st
 
 
 def test_members_are_told_in_the_run_and_less_after_training_again(made: Path) -> None:
-    found = attack(judged_of(made / "blunt", perfect=True))["rows"]
+    found = run_attacks(judged_of(made / "blunt", perfect=True))["rows"]
     assert found["O"]["auc_pairs"] > found["R1"]["auc_pairs"]
     assert found["O"]["rank_percentile"] > found["R1"]["rank_percentile"]
     assert found["R1"]["auc_difference"] > 0.5  # who has both models sees what was withdrawn
 
 
 def test_a_search_finds_the_pairs_before_and_not_after(made: Path) -> None:
-    found = forgetting.artefacts(judged_of(made / "blunt", perfect=False))
+    found = forgetting.search_artefacts(judged_of(made / "blunt", perfect=False))
     assert found["O"]["pairs"] > 0
     assert not found["O"]["clean"]
     assert found["X"]["pairs"] == 0
@@ -208,27 +214,27 @@ def test_the_whole_audit(made: Path, name: str) -> None:
 
 
 def test_canaries_have_pairs_that_nobody_has_and_the_held_out_are_not_learned_from(made: Path) -> None:
-    run = opened(made / "tally")
-    scene = plant(run)
-    stream = scene.run.fed.stream
+    run = reopen_run(made / "tally")
+    scene = plant_canaries(run)
+    stream = scene.run.federation.stream
     train = stream.blocks[-1].train
-    assert stream.n_users == run.fed.stream.n_users + len(scene.canaries)
+    assert stream.n_users == run.federation.stream.n_users + len(scene.canaries)
     for user, a, b in zip(scene.canaries, scene.known, scene.partner, strict=True):
         assert set(train.row(user).tolist()) == {a, b}
     assert len({*scene.known.tolist(), *scene.partner.tolist()}) == 2 * len(scene.canaries)
     assert len(scene.held_out) >= 2
-    counts = stream.trained(len(stream.blocks) - 1).counts()
-    assert (counts[: run.fed.stream.n_users] == 0).sum() >= len(scene.held_out)
-    known, partner = rare_pairs(run.fed.stream, run.fed.stream.item_keys)
+    counts = stream.train_items(len(stream.blocks) - 1).counts()
+    assert (counts[: run.federation.stream.n_users] == 0).sum() >= len(scene.held_out)
+    known, partner = find_rare_pairs(run.federation.stream, run.federation.stream.item_keys)
     assert len(known) == len(partner) > 0
-    trained = run.fed.stream.trained(len(run.fed.stream.blocks) - 1)
+    trained = run.federation.stream.train_items(len(run.federation.stream.blocks) - 1)
     for a, b in zip(known.tolist(), partner.tolist(), strict=True):
         assert not any({a, b} <= set(trained.row(user).tolist()) for user in range(len(trained)))
 
 
 def test_half_of_what_people_have() -> None:
     lists = Ragged.from_lists([[1, 2, 3, 4, 5], [6], [], [7, 8]])
-    half = half_of(lists, np.arange(10, dtype=np.uint64))
+    half = draw_half(lists, np.arange(10, dtype=np.uint64))
     assert half.counts().tolist() == [2, 0, 0, 1]
     assert lists.holds(half.rows(), half.ids).all()
 
@@ -269,9 +275,9 @@ GOOD: dict[str, Any] = {"gap": 0.0, "ratio": 0.2, "floor": 1.5, "found": {"pairs
     ],
 )
 def test_a_verdict_names_what_failed(change: dict[str, Any], failed: list[str]) -> None:
-    checks = checks_of(**GOOD | change)
+    checks = run_checks(**GOOD | change)
     assert [one.name for one in checks if one.passed is False] == failed
-    said = verdict_of(checks)
+    said = summarise_checks(checks)
     assert said.startswith("fail: " if failed else "pass: ")
     assert all(name in said for name in failed)
     if {"gap", "ratio"} & change.keys() and not failed:
@@ -285,11 +291,11 @@ def test_a_verdict_names_what_failed(change: dict[str, Any], failed: list[str]) 
 def test_an_audit_judges_more_than_one_figure(scores: tuple[float, float], failed: list[str]) -> None:
     rows = {"X": {"auc_pairs": scores[0], "distance_ratio": 1.1}, "R1": {"auc_pairs": scores[1]}}
     clean = {"X": {"pairs": 0, "people": 0, "rows": 0}}
-    found = forgetting.judgement(rows, 3.0, 2.0, clean)
+    found = forgetting.summarise_attacks(rows, 3.0, 2.0, clean)
     assert found["failed"] == [*failed, "distance"]
     assert found["noise_floor"] == 1.5
     assert "another seed alone 1.500" in found["verdict"]
-    found = forgetting.judgement(rows, None, 0.0, {"X": {"pairs": 0, "people": 0, "rows": 3}})
+    found = forgetting.summarise_attacks(rows, None, 0.0, {"X": {"pairs": 0, "people": 0, "rows": 3}})
     assert found["failed"] == [*failed, "distance", "search"]
 
 
@@ -297,6 +303,6 @@ def test_a_run_that_only_drops_the_record_fails_by_name(made: Path) -> None:
     """O in place of X: nothing was forgotten, and its own distance says so."""
     judged = judged_of(made / "blunt", perfect=True)
     kept = replace(judged, models={**judged.models, "X": judged.models["O"]})
-    found = attack(kept)
+    found = run_attacks(kept)
     assert "distance" in found["failed"]
     assert found["verdict"].startswith("fail: ")

@@ -21,12 +21,12 @@ from oracle import (
 
 from tacita.core.config import TrainConfig
 from tacita.core.errors import TacitaError
-from tacita.core.types import CohortView, Floats, Ints, Local, Longs, Ragged
+from tacita.core.types import CohortView, Floats, Ints, LocalModels, Longs, Ragged
 from tacita.federation.devices import Federation
 from tacita.federation.rounds import run_round
 from tacita.learn.training import check_training
-from tacita.learn.training.draw import lay_out
-from tacita.learn.training.fused import FusedStepper
+from tacita.learn.training.fused_stepper import FusedStepper
+from tacita.learn.training.local_models import build_local_models
 from tacita.methods import Part
 
 N_ITEMS = 12
@@ -87,12 +87,12 @@ def federation(name: str, *parts: type[Part], **train: Any) -> Federation:
     return federate(stream, make_backbone(name), *parts, **({"batch_size": 8, "local_epochs": 2} | train))
 
 
-def laid_out(*parts: type[Part], **train: Any) -> Local:
+def laid_out(*parts: type[Part], **train: Any) -> LocalModels:
     fed = federation("mf", *parts, **train)
-    return lay_out(cohort(fed, started(fed)), {}, fed.config.train, fed.draws, parts=fed.parts)
+    return build_local_models(cohort(fed, started(fed)), {}, fed.config.train, fed.draws, parts=fed.parts)
 
 
-def of_epoch(local: Local, epoch: int, user: int) -> list[Sample]:
+def of_epoch(local: LocalModels, epoch: int, user: int) -> list[Sample]:
     """What one user learns from in an epoch."""
     mine = [s for s in local.order[epoch] if local.user_ptr[user] <= s < local.user_ptr[user + 1]]
     return sorted((int(local.item[s]), float(local.label[s])) for s in mine)

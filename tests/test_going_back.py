@@ -10,31 +10,33 @@ import pytest
 from oracle import cohort, federate, make_backbone, make_block, make_stream, started
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Again, Block, Keys, Ragged, Requests, ServerState, Stream
-from tacita.federation.requests import handle
+from tacita.core.types import Block, BlockStream, Keys, Ragged, RequestBatch, RoundReplay, ServerState
+from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round
-from tacita.fields import Rows, Total
-from tacita.lab.storage import kept_by
-from tacita.learn.training.draw import lay_out
-from tacita.methods import World, build_parts
+from tacita.learn.training.local_models import build_local_models
+from tacita.messages import SparseRows, Total
+from tacita.methods import RunContext, build_parts
 from tacita.methods.sharing import update_log as log
-from tacita.methods.sharing.cfru import asked_for
-from tacita.methods.sharing.cufru import turned
-from tacita.methods.sharing.negatives import mixed_negatives
+from tacita.methods.sharing.cfru import match_requested_rows
+from tacita.methods.sharing.cufru import blend_directions
+from tacita.methods.sharing.negatives import draw_mixed_negatives
 from tacita.round.parts import Part, PartConfig
-from tacita.round.plan import Federation, again_of, plain, repeated
+from tacita.round.plan import Federation, mark_replay, parse_replay, strip_replay
+from tacita.runs.storage import measure_storage
 
 LISTS = [[0, 1, 2, 7], [2, 3, 8], [4, 9, 1], [0, 4, 5, 6], [1, 6, 8], [3, 5, 9, 2]]
 N_ITEMS = 12
 
 
-def stream_of(lists: list[list[int]] = LISTS) -> Stream:
+def stream_of(lists: list[list[int]] = LISTS) -> BlockStream:
     return make_stream(make_block(0, N_ITEMS, lists))
 
 
-def federation(*specs: dict[str, Any], backbone: str = "mf", stream: Stream | None = None, **train: Any) -> Federation:
+def federation(
+    *specs: dict[str, Any], backbone: str = "mf", stream: BlockStream | None = None, **train: Any
+) -> Federation:
     fed = federate(stream or stream_of(), make_backbone(backbone), **{"rounds": 4, "batch_size": 4} | train)
-    parts = build_parts(list(specs), World(fed.backbone, fed.draws, fed.config.train))
+    parts = build_parts(list(specs), RunContext(fed.backbone, fed.draws, fed.config.train))
     for part in parts:
         part.check(N_ITEMS)
     return replace(fed, parts=parts)
@@ -51,25 +53,25 @@ def keys(fed: Federation, *users: int) -> Keys:
     return fed.stream.user_keys[list(users)]
 
 
-def leaving(fed: Federation, *users: int) -> Requests:
-    return Requests("leave", keys(fed, *users), Ragged.empty(len(users)))
+def leaving(fed: Federation, *users: int) -> RequestBatch:
+    return RequestBatch("leave", keys(fed, *users), Ragged.empty(len(users)))
 
 
-def forgetting(fed: Federation, user: int, *items: int) -> Requests:
-    return Requests("forget", keys(fed, user), Ragged.from_lists([list(items)]))
+def forgetting(fed: Federation, user: int, *items: int) -> RequestBatch:
+    return RequestBatch("forget", keys(fed, user), Ragged.from_lists([list(items)]))
 
 
 # Rounds once more
 
 
 def test_a_question_says_which_round_it_is_asked_of_once_more() -> None:
-    assert again_of("round") is None
-    for again in (Again(7, 0.1), Again(0), Again(123, 1e-05)):
-        named = repeated("round", again)
-        assert plain(named) == "round"
-        assert again_of(named) == again
+    assert parse_replay("round") is None
+    for again in (RoundReplay(7, 0.1), RoundReplay(0), RoundReplay(123, 1e-05)):
+        named = mark_replay("round", again)
+        assert strip_replay(named) == "round"
+        assert parse_replay(named) == again
     with pytest.raises(TacitaError, match="share of a round"):
-        again_of("round.again-3-2.0")
+        parse_replay("round.again-3-2.0")
 
 
 def test_an_earlier_round_once_more_draws_as_it_did() -> None:
@@ -78,8 +80,8 @@ def test_an_earlier_round_once_more_draws_as_it_did() -> None:
     first = progress.server
     after, _ = run_round(fed, first, progress.devices)
     late = replace(other.server, round=9)
-    chosen = other.devices.choose(fed, first)
-    repeat, report = run_round(fed, late, other.devices, chosen, Again(0))
+    chosen = other.devices.choose_clients(fed, first)
+    repeat, report = run_round(fed, late, other.devices, chosen, RoundReplay(0))
     assert np.array_equal(repeat.items, after.items)
     assert repeat.round == 10
     assert report.clients == 3
@@ -92,8 +94,8 @@ def test_a_share_of_a_round_is_whole_epochs_or_a_few_steps_and_at_least_one(
 ) -> None:
     """Of somebody with four items and sixteen negatives, in batches of four."""
     fed = federation(local_epochs=4, batch_size=4)
-    view = replace(cohort(fed, started(fed)), again=Again(0, share))
-    local = lay_out(view, {}, fed.config.train, fed.draws)
+    view = replace(cohort(fed, started(fed)), again=RoundReplay(0, share))
+    local = build_local_models(view, {}, fed.config.train, fed.draws)
     assert len(local.order) == epochs
     assert local.steps_per_epoch[[0, 3, 5]].tolist() == [steps] * 3
     for c in range(6):
@@ -108,7 +110,7 @@ def test_a_log_holds_the_rows_that_moved_furthest() -> None:
     """H.C 2: at most ceil(alpha * touched) of a client."""
     fed = federation({"name": "fru", "keep": 0.5})
     progress = played(fed, 3)
-    lists = progress.clients.lists_of(np.arange(6))["fru"]
+    lists = progress.clients.part_lists(np.arange(6))["fru"]
     rounds, rows = lists["rounds"], lists["rows"]
     assert rounds.counts().tolist() == [3] * 6
     assert rows.counts().tolist() == [int(one.sum()) for one in np.split(rounds.values["count"], rounds.ptr[1:-1])]
@@ -116,8 +118,8 @@ def test_a_log_holds_the_rows_that_moved_furthest() -> None:
     view = cohort(fed, table)
     upload = fed.answer(view, "round").upload
     sent = upload.values["rows"]
-    assert isinstance(sent, Rows)
-    kept, weight = log.stored(lists, (0, 0))
+    assert isinstance(sent, SparseRows)
+    kept, weight = log.read_round(lists, (0, 0))
     assert weight.tolist() == [1.0] * 6
     for c in range(6):
         mine, all_of = kept.client == c, sent.client == c
@@ -133,7 +135,7 @@ def test_mixed_negatives_are_near_and_never_owned() -> None:
     fed = federation()
     view = cohort(fed, started(fed))
     counts = np.array([5, 0, 3, 8, 1, 2])
-    drawn = mixed_negatives(view, counts, view.private, 0.2, np.uint64(5))
+    drawn = draw_mixed_negatives(view, counts, view.private, 0.2, np.uint64(5))
     assert len(drawn) == counts.sum()
     owner = np.repeat(np.arange(6), counts)
     assert not view.exclude.holds(owner, drawn).any()
@@ -166,8 +168,8 @@ def test_with_nobody_leaving_and_all_steps_the_rounds_are_as_they_were(backbone:
     fed = federation({"name": "fru", "keep": 1.0, "share": 1.0}, backbone=backbone, **train)
     progress = played(fed, 4)
     before, private = progress.server, progress.clients.private.copy()
-    nothing = Requests("unshare", keys(fed, 0), Ragged.from_lists([[0]]))  # nobody shared anything
-    said = handle(fed, progress, nothing)["fru"]
+    nothing = RequestBatch("unshare", keys(fed, 0), Ragged.from_lists([[0]]))  # nobody shared anything
+    said = handle_requests(fed, progress, nothing)["fru"]
     assert said["rounds"] == 4
     np.testing.assert_allclose(progress.server.items, before.items, rtol=0, atol=1e-6)
     np.testing.assert_allclose(progress.clients.private, private, rtol=0, atol=1e-6)
@@ -192,7 +194,7 @@ def test_lengths_are_those_that_were_kept_and_directions_are_new(monkeypatch: py
         return out
 
     monkeypatch.setattr(type(fru), "decode", watched)
-    said = handle(fed, progress, leaving(fed, 3))["fru"]
+    said = handle_requests(fed, progress, leaving(fed, 3))["fru"]
     assert said["rounds"] == 3
     assert [bool(held["first"][0]) for held, _, _ in tables] == [True, False, False]
     held, total, out = tables[0]
@@ -211,9 +213,9 @@ def test_who_left_is_in_no_round_and_no_log() -> None:
     fed = federation({"name": "withdrawal"}, {"name": "fru"})
     progress = played(fed, 3)
     first = progress.clients.parts["fru"]["start"][2].copy()
-    handle(fed, progress, leaving(fed, 2, 5))
+    handle_requests(fed, progress, leaving(fed, 2, 5))
     assert not np.isin(keys(fed, 2, 5), progress.server.parts["fru"]["clients"]).any()
-    lists = progress.clients.lists_of(np.arange(6))["fru"]
+    lists = progress.clients.part_lists(np.arange(6))["fru"]
     assert lists["rows"].counts()[[2, 5]].tolist() == [0, 0]
     assert np.array_equal(progress.clients.private[2], first)
     twin = federation({"name": "withdrawal"}, {"name": "fru"}, stream=stream_of([*LISTS[:2], [9], *LISTS[3:5], [7]]))
@@ -227,7 +229,7 @@ def test_what_is_forgotten_cannot_be_told_from_what_never_was_after_fru() -> Non
     for lists in (LISTS, other):
         fed = federation({"name": "withdrawal"}, {"name": "fru", "keep": 1.0, "share": 1.0}, stream=stream_of(lists))
         progress = played(fed, 1)
-        handle(fed, progress, leaving(fed, 3))
+        handle_requests(fed, progress, leaving(fed, 3))
         ends.append(progress.server.items)
     assert np.array_equal(*ends)
 
@@ -240,8 +242,8 @@ def test_what_is_forgotten_cannot_be_told_from_what_never_was_after_fru() -> Non
 def test_retraining_is_bit_for_bit_a_fresh_run_without_the_data(backbone: str, train: dict[str, Any]) -> None:
     fed = federation({"name": "withdrawal"}, {"name": "retrain"}, backbone=backbone, **train)
     progress = played(fed, 3)
-    said = handle(fed, progress, leaving(fed, 3))["retrain"]
-    handle(fed, progress, forgetting(fed, 0, 7, 1))
+    said = handle_requests(fed, progress, leaving(fed, 3))["retrain"]
+    handle_requests(fed, progress, forgetting(fed, 0, 7, 1))
     assert said["exact"]
     assert said["rounds"] == 3
     left = [[0, 2], *LISTS[1:3], [], *LISTS[4:]]
@@ -258,7 +260,7 @@ def test_retraining_is_bit_for_bit_a_fresh_run_without_the_data(backbone: str, t
     assert np.array_equal(progress.server.items, whole.server.items)
 
 
-def two_blocks(gone: bool) -> Stream:
+def two_blocks(gone: bool) -> BlockStream:
     def block(index: int, lists: list[list[int]], known: int) -> Block:
         mine = [[] if gone and u == 1 else one for u, one in enumerate(lists)]
         valid = [[(one[0] + 5) % N_ITEMS] if one else [] for one in mine]
@@ -276,7 +278,7 @@ def test_retraining_goes_through_all_blocks() -> None:
     for _ in range(2):
         progress.server, _ = run_round(fed, progress.server, progress.devices)
     rounds = progress.server.parts["retrain"]["rounds"].tolist()
-    handle(fed, progress, leaving(fed, 1))
+    handle_requests(fed, progress, leaving(fed, 1))
     fresh = federation(stream=two_blocks(True))
     want = started(fresh)
     for block, n in enumerate(rounds):
@@ -291,11 +293,11 @@ def test_retraining_goes_through_all_blocks() -> None:
     assert progress.server.parts["retrain"]["rounds"].tolist() == rounds
 
 
-def shared_by(progress: Progress) -> Requests:
+def shared_by(progress: Progress) -> RequestBatch:
     """Whoever shared something takes all of it back."""
-    given = progress.server.given
+    given = progress.server.shared
     senders = np.unique(given.sender)[:2]
-    return Requests("unshare", senders, Ragged(given.of(senders).ptr, given.of(senders).ids))
+    return RequestBatch("unshare", senders, Ragged(given.lists_of(senders).ptr, given.lists_of(senders).ids))
 
 
 SHARING = {"name": "sharing", "groups": [2, 2, 2], "partial": 0.5}
@@ -307,14 +309,14 @@ def test_people_who_share_keep_what_they_chose_when_all_begins_anew() -> None:
     late, early = played(fed, 3), started(fed)
     asked = shared_by(early)
     assert len(asked.items.ids) > 0
-    handle(fed, late, asked)
-    handle(fed, early, asked)
+    handle_requests(fed, late, asked)
+    handle_requests(fed, early, asked)
     for _ in range(3):
         early.server, _ = run_round(fed, early.server, early.devices)
     assert np.array_equal(late.server.items, early.server.items)
     assert np.array_equal(late.clients.private, early.clients.private)
-    assert np.array_equal(late.server.given.item, early.server.given.item)
-    assert not np.isin(asked.senders, late.server.given.sender).any()
+    assert np.array_equal(late.server.shared.item, early.server.shared.item)
+    assert not np.isin(asked.senders, late.server.shared.sender).any()
 
 
 @pytest.mark.parametrize("name", ["fru", "cufru", "cfru"])
@@ -322,10 +324,10 @@ def test_methods_that_go_back_stand_beside_sharing(name: str) -> None:
     fed = federation(SHARING, {"name": name})
     progress = played(fed, 3)
     before = progress.server.items
-    said = handle(fed, progress, shared_by(progress))[name]
+    said = handle_requests(fed, progress, shared_by(progress))[name]
     assert said["rounds"] == (0 if name == "cfru" else 3)
     someone = int(np.flatnonzero(progress.clients.parts["sharing"]["group"] == 1)[0])  # who shares nothing
-    handle(fed, progress, leaving(fed, someone))
+    handle_requests(fed, progress, leaving(fed, someone))
     assert np.isfinite(progress.server.items).all()
     assert not np.array_equal(progress.server.items, before)
 
@@ -336,7 +338,7 @@ class Grows(Part):
     name = "grows"
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
-        step = 0.1 * np.bincount(server.given.item, minlength=len(server.items))[:, None]
+        step = 0.1 * np.bincount(server.shared.item, minlength=len(server.items))[:, None]
         return server.with_items((server.items + step).astype(np.float32))
 
 
@@ -344,12 +346,12 @@ def test_the_servers_own_steps_are_taken_back_or_made_again() -> None:
     """cfru takes back an item's part of them; in the rounds that fru plays again they are made of what is left."""
     for name in ("cfru", "fru"):
         fed = federation(SHARING, {"name": name, "keep": 1.0} | ({"alpha": 0.0} if name == "cfru" else {"share": 1.0}))
-        world = fed.parts[0].world
+        world = fed.parts[0].context
         fed = replace(fed, parts=(fed.parts[0], Grows(PartConfig(), world), fed.parts[1]))
         progress, never = played(fed, 3), started(fed)
         asked = shared_by(progress)
-        handle(fed, progress, asked)
-        handle(fed, never, asked)
+        handle_requests(fed, progress, asked)
+        handle_requests(fed, never, asked)
         for _ in range(3):
             never.server, _ = run_round(fed, never.server, never.devices)
         if name == "cfru":  # devices had answered to another table: their steps stay
@@ -369,7 +371,7 @@ def test_cfru_after_one_round_is_the_round_without_the_target() -> None:
     train = {"aggregation": "fixed", "denominator": 6.0}
     fed = federation({"name": "withdrawal"}, {"name": "cfru", "keep": 1.0, "alpha": 0.0}, **train)
     progress, other = played(fed, 1), started(fed)
-    said = handle(fed, progress, leaving(fed, 3))["cfru"]
+    said = handle_requests(fed, progress, leaving(fed, 3))["cfru"]
     without, _ = run_round(fed, other.server, other.devices, np.delete(fed.stream.user_keys[:6], 3))
     np.testing.assert_allclose(progress.server.items, without.items, atol=1e-7)
     assert said["clients_asked"] == said["rounds"] == 0
@@ -387,7 +389,7 @@ def test_cfru_damps_by_what_the_others_weigh() -> None:
         ends = np.append(0, np.cumsum(held[f"{at}.count"]))
         mine = slice(ends[place], ends[place + 1])
         error[held[f"{at}.item"][mine]] -= held[f"{at}.row"][mine] / 6
-    handle(fed, progress, leaving(fed, 3))
+    handle_requests(fed, progress, leaving(fed, 3))
     np.testing.assert_allclose(progress.server.items, before + 0.7 * error, atol=1e-6)
 
 
@@ -406,7 +408,7 @@ def test_cfru_takes_a_rows_own_denominator() -> None:
         own = np.bincount(items[mine], minlength=N_ITEMS)
         error *= (1 - 0.5 * np.where(touched > 0, (touched - own) / np.maximum(touched, 1), 0))[:, None]
         error[items[mine]] -= rows[mine] / touched[items[mine], None]
-    handle(fed, progress, leaving(fed, 3))
+    handle_requests(fed, progress, leaving(fed, 3))
     np.testing.assert_allclose(progress.server.items, before + error, atol=1e-6)
 
 
@@ -417,9 +419,9 @@ def test_cfru_learns_as_without_it_and_nobody_leaving_changes_nothing(train: dic
     progress, plain_run = played(fed, 3), played(bare, 3)
     assert np.array_equal(progress.server.items, plain_run.server.items)
     before = progress.server
-    handle(fed, progress, Requests("forget", keys(fed, 3), Ragged.from_lists([[]])))
+    handle_requests(fed, progress, RequestBatch("forget", keys(fed, 3), Ragged.from_lists([[]])))
     assert progress.server.items is before.items
-    handle(fed, progress, forgetting(fed, 3, 4))
+    handle_requests(fed, progress, forgetting(fed, 3, 4))
     moved = np.flatnonzero((progress.server.items != before.items).any(1))
     assert moved.tolist() == [4]
 
@@ -433,7 +435,7 @@ def test_a_station_that_heeds_nobody_gives_the_table_back(every: int) -> None:
     fed = federation({"name": "withdrawal"}, {"name": "cufru", "every": every, "keep": 1.0, "fresh": 0.0})
     progress = played(fed, 4)
     before = progress.server.items
-    said = handle(fed, progress, Requests("unshare", keys(fed, 0), Ragged.from_lists([[0]])))["cufru"]
+    said = handle_requests(fed, progress, RequestBatch("unshare", keys(fed, 0), Ragged.from_lists([[0]])))["cufru"]
     np.testing.assert_allclose(progress.server.items, before, atol=1e-6)
     assert said["rounds"] == 4 // every
     assert said["clients_asked"] == (4 // every) * 2  # a fifth of six, rounded up
@@ -441,9 +443,9 @@ def test_a_station_that_heeds_nobody_gives_the_table_back(every: int) -> None:
 
 def test_a_step_keeps_its_length_and_turns_half_way() -> None:
     old, new = np.array([[2.0, 0.0], [0.0, 3.0], [0.0, 0.0]]), np.array([[0.0, 9.0], [0.0, 0.0], [1.0, 1.0]])
-    made = turned(old, new, 0.5)
+    made = blend_directions(old, new, 0.5)
     np.testing.assert_allclose(made, [[2**0.5, 2**0.5], [0, 3], [0, 0]])
-    np.testing.assert_allclose(turned(old, new, 1.0)[0], [0, 2])
+    np.testing.assert_allclose(blend_directions(old, new, 1.0)[0], [0, 2])
 
 
 def test_the_station_asks_nobody_who_left_and_keeps_a_share_of_rows() -> None:
@@ -451,7 +453,7 @@ def test_the_station_asks_nobody_who_left_and_keeps_a_share_of_rows() -> None:
     progress = played(fed, 3)
     before = progress.server.items
     private = progress.clients.private[3].copy()
-    said = handle(fed, progress, leaving(fed, 3))["cufru"]
+    said = handle_requests(fed, progress, leaving(fed, 3))["cufru"]
     assert said["clients_asked"] == 3 * 5
     assert not np.array_equal(progress.server.items, before)
     assert np.array_equal(progress.clients.private[3], private)
@@ -465,7 +467,7 @@ def test_an_empty_request_changes_nothing_and_asks_nobody(name: str) -> None:
     fed = federation({"name": "withdrawal"}, {"name": name})
     progress = played(fed, 2)
     before, private = progress.server, progress.clients.private.copy()
-    said = handle(fed, progress, Requests("forget", keys(fed, 3), Ragged.from_lists([[]])))[name]
+    said = handle_requests(fed, progress, RequestBatch("forget", keys(fed, 3), Ragged.from_lists([[]])))[name]
     assert progress.server.items is before.items
     assert progress.server.round == before.round
     assert said["clients_asked"] == 0
@@ -478,13 +480,13 @@ def test_an_empty_request_changes_nothing_and_asks_nobody(name: str) -> None:
 def test_what_is_kept_is_counted_as_it_is_written() -> None:
     fed = federation({"name": "withdrawal"}, {"name": "fru"})
     progress = played(fed, 3)
-    found = kept_by("fru", progress.server, progress.clients)
-    each = log.log_bytes(progress.clients.lists_of(np.arange(6))["fru"]) + 4 * 6  # and the vector it began with
+    found = measure_storage("fru", progress.server, progress.clients)
+    each = log.log_bytes(progress.clients.part_lists(np.arange(6))["fru"]) + 4 * 6  # and the vector it began with
     assert found.device_max == each.max()
     assert found.device_mean == pytest.approx(each.mean())
     assert found.server == log.packed_bytes(progress.server.parts["fru"])
     fed = federation({"name": "withdrawal"}, {"name": "retrain"})
-    nothing = kept_by("retrain", played(fed, 3).server, progress.clients)
+    nothing = measure_storage("retrain", played(fed, 3).server, progress.clients)
     assert (nothing.device_mean, nothing.device_max) == (0, 0)
     assert nothing.server < 200
 
@@ -529,40 +531,40 @@ class Hears(Part):
     """Writes down what requests name when they reach the server."""
 
     name = "hears"
-    heard: ClassVar[list[Requests]] = []
+    heard: ClassVar[list[RequestBatch]] = []
 
-    def handle_many(self, server: ServerState, requests: Requests, ask: Any, play: Any) -> None:
+    def handle_many(self, server: ServerState, requests: RequestBatch, ask: Any, play: Any) -> None:
         self.heard.append(requests)
 
 
 def test_server_code_hears_only_of_items_that_were_shared() -> None:
     """As from a node: of what is forgotten, the server is told what it was given and nothing else."""
     fed = federation(SHARING, {"name": "fru"})
-    fed = replace(fed, parts=(*fed.parts, Hears(PartConfig(), fed.parts[0].world)))
+    fed = replace(fed, parts=(*fed.parts, Hears(PartConfig(), fed.parts[0].context)))
     progress = played(fed, 2)
     Hears.heard.clear()
-    given = progress.server.given.of(fed.stream.user_keys[:6])
+    given = progress.server.shared.lists_of(fed.stream.user_keys[:6])
     some = int(np.flatnonzero((given.counts() > 0) & (given.counts() < [len(one) for one in LISTS]))[0])
     none = int(np.flatnonzero(given.counts() == 0)[0])
-    asked = Requests("forget", keys(fed, some, none), Ragged.from_lists([LISTS[some], LISTS[none]]))
+    asked = RequestBatch("forget", keys(fed, some, none), Ragged.from_lists([LISTS[some], LISTS[none]]))
     before = progress.server.items
-    said = handle(fed, progress, asked)["fru"]
+    said = handle_requests(fed, progress, asked)["fru"]
     (heard,) = Hears.heard
     assert set(heard.items.row(0).tolist()) == set(given.row(some).tolist())
     assert len(heard.items.row(1)) == 0
     assert heard.senders.tolist() == asked.senders.tolist()
     assert said["rounds"] == 2  # what was never shared is forgotten all the same
     assert not np.array_equal(progress.server.items, before)
-    gone = progress.clients.list_of("parts/sharing/gone", np.array([some, none]))
+    gone = progress.clients.read_list("parts/sharing/gone", np.array([some, none]))
     assert [set(gone.row(n).tolist()) for n in range(2)] == [set(LISTS[some]), set(LISTS[none])]
 
 
 def test_a_server_that_saw_every_update_is_told_which_to_take_back() -> None:
     fed = federation({"name": "withdrawal"}, {"name": "cfru", "keep": 1.0})
-    fed = replace(fed, parts=(*fed.parts, Hears(PartConfig(), fed.parts[0].world)))
+    fed = replace(fed, parts=(*fed.parts, Hears(PartConfig(), fed.parts[0].context)))
     progress = played(fed, 2)
     Hears.heard.clear()
-    handle(fed, progress, Requests("forget", keys(fed, 3), Ragged.from_lists([LISTS[3][:1]])))
+    handle_requests(fed, progress, RequestBatch("forget", keys(fed, 3), Ragged.from_lists([LISTS[3][:1]])))
     assert Hears.heard[0].items.ids.tolist() == LISTS[3][:1]
 
 
@@ -570,14 +572,14 @@ def test_of_what_no_update_was_made_of_cfru_hears_nothing() -> None:
     """Neither before the first round, nor of items that came later than what was sent, nor twice."""
     specs = {"name": "withdrawal"}, {"name": "cfru", "keep": 1.0}
     fed = federation(*specs, stream=stream_of([*LISTS[:3], [0, 4], *LISTS[4:]]))
-    fed = replace(fed, parts=(*fed.parts, Hears(PartConfig(), fed.parts[0].world)))
+    fed = replace(fed, parts=(*fed.parts, Hears(PartConfig(), fed.parts[0].context)))
     for rounds, expected in ((0, []), (2, [0])):
         progress = played(fed, rounds)
         later = replace(fed, stream=stream_of())  # 5 and 6 are new, and nothing was made of them yet
         Hears.heard.clear()
-        handle(later, progress, forgetting(later, 3, 0, 5))
+        handle_requests(later, progress, forgetting(later, 3, 0, 5))
         assert Hears.heard[0].items.ids.tolist() == expected
-    told = progress.clients.list_of("parts/cfru/told", np.array([3]))
+    told = progress.clients.read_list("parts/cfru/told", np.array([3]))
     assert told.ids.tolist() == [4]
 
 
@@ -587,11 +589,11 @@ def test_cfru_finds_rows_to_take_back_as_a_loop_over_people_does() -> None:
         sender = rng.permutation(np.arange(3, 40, dtype=np.uint64))[:12]
         asking = rng.permutation(np.concatenate([sender[:3], np.array([1, 2, 90], np.uint64)]))[:n_asking]
         items = [rng.choice(20, 6, replace=False).tolist() for _ in asking]
-        requests = Requests("forget", asking, Ragged.from_lists(items))
+        requests = RequestBatch("forget", asking, Ragged.from_lists(items))
         client, item = rng.integers(0, 12, 200), rng.integers(0, 20, 200).astype(np.int32)
         wanted = {int(one): set(own) for one, own in zip(asking, items, strict=True)}
         slow = [int(i) in wanted.get(int(sender[c]), set()) for c, i in zip(client, item, strict=True)]
-        assert asked_for(requests, sender, client, item).tolist() == slow
+        assert match_requested_rows(requests, sender, client, item).tolist() == slow
 
 
 @pytest.mark.parametrize("exclude", ["owned", "local"])
@@ -600,7 +602,7 @@ def test_beside_sharing_training_again_is_exact(exclude: str) -> None:
     specs = {"name": "sharing", "groups": [0, 0, 1], "exclude": exclude}, {"name": "retrain"}
     fed = federation(*specs)
     progress = played(fed, 3)
-    handle(fed, progress, forgetting(fed, 0, 7))
+    handle_requests(fed, progress, forgetting(fed, 0, 7))
     never = played(federation(*specs, stream=stream_of([[0, 1, 2], *LISTS[1:]])), 3)
     np.testing.assert_array_equal(progress.server.items, never.server.items)
 
@@ -611,7 +613,7 @@ def test_cfru_takes_back_what_the_server_held(kind: Literal["leave", "forget", "
     progress = started(fed)
     for _ in range(3):
         progress.server, _ = run_round(fed, progress.server, progress.devices)
-    before, mine = progress.server.items.copy(), progress.server.given.of(keys(fed, 3))
+    before, mine = progress.server.items.copy(), progress.server.shared.lists_of(keys(fed, 3))
     assert len(mine.ids) > 0
-    handle(fed, progress, Requests(kind, keys(fed, 3), Ragged.empty(1) if kind == "leave" else mine))
+    handle_requests(fed, progress, RequestBatch(kind, keys(fed, 3), Ragged.empty(1) if kind == "leave" else mine))
     assert np.abs(progress.server.items - before).max() > 1e-5

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from test_live_parity import close, close_all, config_of, home, make_site, rows_of_blocks
 
-from tacita.core.codec import digest_of
-from tacita.core.config import RunConfig, validated
+from tacita.core.codec import digest_array
+from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.types import Request as AskedFor
-from tacita.federation.requests import handle
-from tacita.federation.rounds import Progress, begin_block, end_block, run_block, start
-from tacita.lab.assembling import Machine, assemble
-from tacita.live.letters import CHOSEN, check_each
-from tacita.live.node.session import handle as handle_request
-from tacita.live.node.wishes import wish
-from tacita.live.wire import Outcome, Request, decode_reply, decode_request, encode
+from tacita.federation.requests import handle_requests
+from tacita.federation.rounds import Progress, begin_block, end_block, run_block, start_run
+from tacita.live.node.question_handler import answer_message as handle_request
+from tacita.live.node.user_requests import submit_request
+from tacita.live.per_client_arrays import CHOSEN, is_valid_client_field
+from tacita.live.wire import RequestOutcome, ServerRequest, decode_reply, decode_request, encode_message
+from tacita.runs.assembly import Machine, assemble
 
 FIXED: dict[str, Any] = {"aggregation": "fixed", "denominator": 40.0}
 
@@ -41,18 +41,18 @@ def test_who_leaves_from_a_node_is_forgotten_as_in_the_lab(
 ) -> None:
     items = train.get("forget", 0)
     values = config_of("fedavg", 3, **{k: v for k, v in train.items() if k != "forget"}).model_dump(mode="json")
-    config = validated(RunConfig, values | {"parts": [{"name": "withdrawal"}, part]}, "the test")
+    config = validate_model(RunConfig, values | {"parts": [{"name": "withdrawal"}, part]}, "the test")
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
     fed = assemble(config, Machine())
     person = next(raw for raw in fed.stream.user_ids if home(raw) == 1)
     key = int(fed.stream.user_keys[fed.stream.user_ids.index(person)])
     mine = fed.stream.blocks[0].train.row(fed.stream.user_ids.index(person))[:items]
     asked = AskedFor("forget" if items else "leave", key, mine)
-    progress, told = start(fed), []
+    progress, told = start_run(fed), []
 
     def on_round(report: Any, now: Progress) -> None:
         if not told:
-            told.append(handle(fed, now, asked))
+            told.append(handle_requests(fed, now, asked))
 
     block = fed.stream.blocks[0]
     site.publish(list(fed.stream.item_ids[: block.n_items]))
@@ -64,7 +64,7 @@ def test_who_leaves_from_a_node_is_forgotten_as_in_the_lab(
         if waiting and number == 1 and decode_request(body).head.kind == "round":
             waiting.clear()
             raw = sorted(fed.stream.item_ids[i] for i in mine)
-            node.store.enqueue(asked.kind, "r", raw, node.store.user(person))
+            node.store.enqueue_request(asked.kind, "r", raw, node.store.find_user(person))
         return reply
 
     site.transport.spoil = asks
@@ -84,12 +84,12 @@ def test_who_leaves_from_a_node_is_forgotten_as_in_the_lab(
 @pytest.mark.parametrize(("name", "field"), [("cfru", "weight"), ("retraction", "psi"), ("retraction", "commitment")])
 def test_what_nodes_say_of_single_uploads_is_bounded(name: str, field: str) -> None:
     values = config_of("fedavg", 3, **FIXED).model_dump(mode="json")
-    config = validated(RunConfig, values | {"parts": [{"name": "withdrawal"}, {"name": name}]}, "the test")
+    config = validate_model(RunConfig, values | {"parts": [{"name": "withdrawal"}, {"name": name}]}, "the test")
     (part,) = [one for one in assemble(config, Machine()).parts if one.name == name]
     (found,) = [one for one in part.extra_fields(50) if one.name == field]
     arrays = {f"{field}/sender": np.array([7], np.uint64), f"{field}/each": np.zeros((1, *found.shape), np.float32)}
-    assert check_each(found, arrays, 1)
-    assert not check_each(found, {**arrays, f"{field}/each": arrays[f"{field}/each"] + 1e12}, 1)
+    assert is_valid_client_field(found, arrays, 1)
+    assert not is_valid_client_field(found, {**arrays, f"{field}/each": arrays[f"{field}/each"] + 1e12}, 1)
 
 
 # A server that looks for one person among those who withdraw
@@ -115,20 +115,20 @@ class Hostile:
         names, arrays = dict(self.first.head.names), dict(self.first.arrays)
         if chosen is not None:
             arrays[CHOSEN] = np.array(chosen, np.uint64)
-            names[CHOSEN] = digest_of(arrays[CHOSEN])
-        told = [Outcome(id=one, state="done") for one in done]
+            names[CHOSEN] = digest_array(arrays[CHOSEN])
+        told = [RequestOutcome(id=one, state="done") for one in done]
         head = self.first.head.model_copy(update={"kind": kind, "round": round, "names": names, "told": told})
-        return decode_reply(handle_request(self.node, encode(Request(head, arrays)))).head
+        return decode_reply(handle_request(self.node, encode_message(ServerRequest(head, arrays)))).head
 
     def forgets(self, people: list[int]) -> None:
         for one in people:
-            self.node.store.enqueue("forget", "r", self.node.store.history([one]).item[:1], one)
+            self.node.store.enqueue_request("forget", "r", self.node.store.history([one]).item[:1], one)
 
 
 def hostile_to(folder: Path) -> Hostile:
     values = config_of("fedavg", 6).model_dump(mode="json")
     parts = [{"name": "withdrawal"}, {"name": "fru", "keep": 1.0}]
-    config = validated(RunConfig, values | {"parts": parts}, "the test")
+    config = validate_model(RunConfig, values | {"parts": parts}, "the test")
     site = make_site(folder, config, insecure_single_user_uploads=False)
     fed = assemble(site.config, Machine())
     site.publish(list(fed.stream.item_ids[: fed.stream.blocks[0].n_items]))
@@ -209,15 +209,15 @@ def test_who_has_nothing_to_take_back_hides_nobody(tmp_path: Path) -> None:
     late = next(one for one, _ in store.catalogue() if one not in set(store.history([store.user(raw)]).item))
     store.add([(raw, late, 1e9, None)])
     with pytest.raises(TacitaError, match="nothing of that was ever learned from"):
-        wish(server.node, "forget", raw, [late])
-    assert wish(server.node, "forget", raw, [late, str(store.history([store.user(raw)]).item[0])])["requests"]
+        submit_request(server.node, "forget", raw, [late])
+    assert submit_request(server.node, "forget", raw, [late, str(store.history([store.user(raw)]).item[0])])["requests"]
 
 
 def test_requests_take_no_more_rounds_than_nodes_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The third who asks is refused in one sentence, and the run goes on to its end."""
-    monkeypatch.setattr("tacita.live.server.remote.MOST_PLAYED", 5)
+    monkeypatch.setattr("tacita.live.server.remote_devices.MOST_PLAYED", 5)
     values = config_of("fedavg", 5).model_dump(mode="json")
-    config = validated(RunConfig, values | {"parts": [{"name": "withdrawal"}, {"name": "fru"}]}, "the test")
+    config = validate_model(RunConfig, values | {"parts": [{"name": "withdrawal"}, {"name": "fru"}]}, "the test")
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
     fed = assemble(config, Machine())
     site.publish(list(fed.stream.item_ids[: fed.stream.blocks[0].n_items]))
@@ -227,7 +227,7 @@ def test_requests_take_no_more_rounds_than_nodes_play(tmp_path: Path, monkeypatc
     def asks(number: int, body: bytes, answer: Any) -> bytes:
         if number == 1 and decode_request(body).head.kind == "round" and len(people) > 3:
             one = people.pop()
-            node.store.enqueue("forget", "r", node.store.history([one]).item[:1], one)
+            node.store.enqueue_request("forget", "r", node.store.history([one]).item[:1], one)
         return bytes(answer())
 
     site.transport.spoil = asks

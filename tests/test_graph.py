@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from oracle import make_backbone
 
-from tacita.core.draws import Draws, keys_of
+from tacita.core.draws import Draws, derive_keys
 from tacita.core.types import Doubles, Ragged
 from tacita.models import Backbone, Context
-from tacita.models.scores import own_scores, score_all
+from tacita.models.scoring import score_all, score_with_own_rows
 
 
 def star_by_matrix(a: Doubles, items: Doubles, likes: list[int], layers: int) -> tuple[Doubles, Doubles]:
@@ -32,7 +32,7 @@ def star_by_matrix(a: Doubles, items: Doubles, likes: list[int], layers: int) ->
 
 def represented(backbone: Backbone, a: Doubles, rows: Doubles) -> dict[str, Any]:
     lists = Ragged.from_lists([list(range(len(rows)))])
-    return backbone.represent({"p": a[None].astype("f4")}, {}, Context.of(lists, rows.astype("f4")))
+    return backbone.represent({"p": a[None].astype("f4")}, {}, Context.from_lists(lists, rows.astype("f4")))
 
 
 @pytest.mark.parametrize("likes", [[], [4], [0, 3, 5], list(range(7))], ids=str)
@@ -45,7 +45,7 @@ def test_the_closed_form_is_the_whole_matrix(layers: int, likes: list[int]) -> N
     got = score_all(backbone, a[None].astype("f4"), {}, items.astype("f4"), Ragged.from_lists([likes]))
     np.testing.assert_allclose(got[0], others @ user, rtol=1e-4, atol=1e-5)
     found = backbone.represent(
-        {"p": a[None].astype("f4")}, {}, Context.of(Ragged.from_lists([likes]), items.astype("f4"))
+        {"p": a[None].astype("f4")}, {}, Context.from_lists(Ragged.from_lists([likes]), items.astype("f4"))
     )
     assert found["u"].dtype == np.float32
     np.testing.assert_allclose(found["u"][0], user, rtol=1e-5, atol=1e-6)
@@ -80,7 +80,7 @@ def test_own_rows_are_read_and_scored() -> None:
     likes, own = Ragged.from_lists([[0, 1], [2]]), Ragged.from_lists([[1, 5], [2, 0, 7]])
     change = rng.normal(size=(5, 6)).astype("f4")
     own = Ragged(own.ptr, own.ids, {"moved": change})
-    got = own_scores(backbone, private, {}, items, own, likes)
+    got = score_with_own_rows(backbone, private, {}, items, own, likes)
     for u in range(2):
         table = items.astype(float)
         table[own.row(u)] += change[own.ptr[u] : own.ptr[u + 1]]
@@ -90,6 +90,6 @@ def test_own_rows_are_read_and_scored() -> None:
 
 def test_it_starts_as_normals_of_a_tenth() -> None:
     backbone = make_backbone("lightgcn", dim=32, init_std=0.1)
-    keys = keys_of(f"one{k}" for k in range(400))
+    keys = derive_keys(f"one{k}" for k in range(400))
     for made in (backbone.init_items(Draws(5), keys), backbone.init_private(Draws(5), keys)):
         assert made.std() == pytest.approx(0.1, rel=0.03)

@@ -24,13 +24,13 @@ from tacita.cli.entry import CallError, app
 from tacita.core.config import RunConfig, _known_keys
 from tacita.core.errors import TacitaError
 from tacita.federation.rounds import run_round
-from tacita.lab.serving import Run
-from tacita.methods import World, build_parts, preset_names
+from tacita.methods import RunContext, build_parts, preset_names
 from tacita.models import Backbone, backbone_class, backbone_names
 from tacita.models import base as models_base
 from tacita.round import parts as parts_module
 from tacita.round import registry
 from tacita.round.parts import Part
+from tacita.runs.serving import Run
 
 ROOT = Path(tacita.__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -97,7 +97,7 @@ def test_the_toy_method_is_plain_averaging_where_it_does_nothing() -> None:
 def test_the_toy_method_carries_a_share_of_the_last_move_on() -> None:
     stream = make_stream(make_block(0, 8, [[0, 1, 2], [3, 4], [5, 6, 7, 0]]))
     plain = federate(stream, make_backbone("mf"))
-    world = World(plain.backbone, plain.draws, plain.config.train)
+    world = RunContext(plain.backbone, plain.draws, plain.config.train)
     (part,) = build_parts([{"name": "steady", "momentum": 0.5}], world)
     progress = started(plain)
     start = progress.server.with_part("steady", part.server_begin_block(progress.server))

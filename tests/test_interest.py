@@ -23,36 +23,44 @@ from oracle import (
 )
 from test_trainer import crowd, uneven
 
-from tacita.core.config import RunConfig, SplitConfig, TrainConfig, validated
-from tacita.core.draws import Draws, keys_of
+from tacita.core.config import RunConfig, SplitConfig, TrainConfig, validate_model
+from tacita.core.draws import Draws, derive_keys
 from tacita.core.errors import TacitaError
-from tacita.core.types import Again, Floats, Local, Ragged, Stream
-from tacita.data.silos import Homes, divergence, first_lists, homes_of, labels_by_cluster, shares_of, spread
+from tacita.core.types import BlockStream, Floats, LocalModels, Ragged, RoundReplay
+from tacita.data.silos import (
+    SiloAssignment,
+    assign_silos,
+    collect_first_items,
+    draw_label_shares,
+    label_by_cluster,
+    measure_divergence,
+    spread_users,
+)
 from tacita.data.sources import load
 from tacita.data.splits import split
-from tacita.federation.measuring import candidates_of
+from tacita.federation.evaluation import draw_candidates
 from tacita.federation.rounds import Progress, run_round
 from tacita.federation.scoring import DeviceScorer
 from tacita.kernels import interest as kernels
-from tacita.lab.assembling import Machine, assemble
-from tacita.learn.training.draw import lay_out
-from tacita.learn.training.recurrent import RecurrentStepper
-from tacita.methods import World, build_parts, configured, preset_parts
+from tacita.learn.training.local_models import build_local_models
+from tacita.learn.training.recurrent_stepper import RecurrentStepper
+from tacita.methods import RunContext, build_parts, preset_parts, resolve_config
 from tacita.methods.personal.fedrec import VirtualRatings
 from tacita.methods.personal.finetuning import FineTuning
-from tacita.methods.personal.gates import gates_of
-from tacita.methods.personal.interest import InterestWeights, client_loss, direction, travelling
-from tacita.metrics import Rules, evaluate
-from tacita.models.interest import GAP, RATING, recent
-from tacita.models.scores import personal_scores, sample_scores, score_all
-from tacita.round.plan import Federation, to_serve
+from tacita.methods.personal.gates import gate_factors
+from tacita.methods.personal.interest import InterestWeights, bounded_exp, client_loss, normalise_vectors
+from tacita.metrics import EvaluationRules, evaluate
+from tacita.models.interest import GAP, RATING, select_recent_events
+from tacita.models.scoring import score_all, score_personal, score_samples
+from tacita.round.plan import Federation, prepare_serving
+from tacita.runs.assembly import Machine, assemble
 
 PEOPLE: dict[str, Any] = {"batches": "people", "optimiser": "lazy-adam"}
 
 
-def with_part(stream: Stream, backbone: str, *specs: dict[str, Any], **train: Any) -> Federation:
+def with_part(stream: BlockStream, backbone: str, *specs: dict[str, Any], **train: Any) -> Federation:
     fed = federate(stream, make_backbone(backbone), **{"batch_size": 8, **train})
-    parts = build_parts(list(specs), World(fed.backbone, fed.draws, fed.config.train))
+    parts = build_parts(list(specs), RunContext(fed.backbone, fed.draws, fed.config.train))
     for part in parts:
         part.check(stream.n_items)
     return replace(fed, parts=parts)
@@ -100,7 +108,7 @@ def test_a_state_reads_ratings_and_times_but_never_what_is_held_out() -> None:
 
 def test_events_are_the_last_ones_with_ratings_up_to_1_and_doublings_of_seconds() -> None:
     columns = {"rating": np.array([5, 1, 9, 4, 2], np.float32), "time": np.array([10.0, 10, 13, 7, 1e12])}
-    found = recent(Ragged(np.array([0, 3, 5]), np.arange(5, dtype=np.int32), columns), 2, 5.0)
+    found = select_recent_events(Ragged(np.array([0, 3, 5]), np.arange(5, dtype=np.int32), columns), 2, 5.0)
     assert found.ids.tolist() == [1, 2, 3, 4]
     np.testing.assert_allclose(found.values[RATING], [0.2, 1.0, 0.8, 0.4])
     assert found.values[GAP].tolist() == [1, 3, 0, 23]
@@ -109,8 +117,8 @@ def test_events_are_the_last_ones_with_ratings_up_to_1_and_doublings_of_seconds(
 # batches of whole people, and the compiled step
 
 
-def laid_out(fed: Federation, **changes: Any) -> Local:
-    return lay_out(replace(cohort(fed, started(fed)), **changes), {}, fed.config.train, fed.draws)
+def laid_out(fed: Federation, **changes: Any) -> LocalModels:
+    return build_local_models(replace(cohort(fed, started(fed)), **changes), {}, fed.config.train, fed.draws)
 
 
 @pytest.mark.parametrize("objective", ["bce", "bpr"])
@@ -134,13 +142,13 @@ def test_batches_hold_whole_people_and_everybody_is_in_one_of_them(objective: st
 
 def test_a_share_of_a_round_is_a_share_of_its_batches() -> None:
     fed = federate(crowd(20, 30, 10), make_backbone("interest"), batch_size=20, silos=3, **PEOPLE)
-    whole, half = laid_out(fed), laid_out(fed, again=Again(0, 0.5))
+    whole, half = laid_out(fed), laid_out(fed, again=RoundReplay(0, 0.5))
     assert half.steps_per_epoch.tolist() == np.ceil(0.5 * whole.steps_per_epoch).astype(int).tolist()
     for step in range(int(half.n_steps.max())):
-        for one, other in zip(half.turns_of(step)[2:], whole.turns_of(step)[2:], strict=True):
+        for one, other in zip(half.find_batches(step)[2:], whole.find_batches(step)[2:], strict=True):
             assert len(one) <= len(other)
-        active, _, start, size = half.turns_of(step)
-        same = whole.turns_of(step)
+        active, _, start, size = half.find_batches(step)
+        same = whole.find_batches(step)
         for k, client in enumerate(active):
             at = np.flatnonzero(same[0] == client)[0]
             mine = half.order[0, start[k] : start[k] + size[k]]
@@ -153,15 +161,17 @@ def test_held_batches_share_their_people_and_deal_out_all_samples(held: int) -> 
     local = laid_out(federate(crowd(20, 30, 10), make_backbone("interest"), batch_size=20, **how))
     assert local.batch_ptr is not None
     assert local.batch_start is not None
-    assert local.held is not None
-    assert (np.diff(local.batch_ptr) % local.held == 0).all()
-    assert local.held.max() > 1
+    assert local.batches_per_group is not None
+    assert (np.diff(local.batch_ptr) % local.batches_per_group == 0).all()
+    assert local.batches_per_group.max() > 1
     for epoch in range(2):
         assert sorted(local.order[epoch].tolist()) == list(range(len(local.item)))
         for client in range(4):
             seen: list[int] = []
-            for begin in range(local.batch_ptr[client], local.batch_ptr[client + 1], int(local.held[client])):
-                cuts = local.batch_start[epoch, begin : begin + local.held[client] + 1]
+            for begin in range(
+                local.batch_ptr[client], local.batch_ptr[client + 1], int(local.batches_per_group[client])
+            ):
+                cuts = local.batch_start[epoch, begin : begin + local.batches_per_group[client] + 1]
                 parts = [local.order[epoch, a:b] for a, b in pairwise(cuts)]
                 sizes = [len(one) for one in parts]
                 assert max(sizes) - min(sizes) <= 1
@@ -171,7 +181,9 @@ def test_held_batches_share_their_people_and_deal_out_all_samples(held: int) -> 
                 seen += np.flatnonzero(np.sum(shares, axis=0)).tolist()
             assert len(seen) == len(set(seen))  # nobody is in two groups
     if held == 1000:
-        assert (np.diff(local.batch_ptr) == local.held).all()  # one state a person and epoch, whatever the batches
+        assert (
+            np.diff(local.batch_ptr) == local.batches_per_group
+        ).all()  # one state a person and epoch, whatever the batches
 
 
 def test_a_held_state_moves_once_for_all_its_batches() -> None:
@@ -230,7 +242,7 @@ def test_personal_models_lean_alike_compiled_and_by_autograd(silos: int) -> None
         assert np.abs(sent.value).max() > 1e-4, name
 
 
-def rated(stream: Stream, columns: dict[str, Any]) -> Stream:
+def rated(stream: BlockStream, columns: dict[str, Any]) -> BlockStream:
     block = stream.blocks[0]
     train = replace(block.train, values={k: np.asarray(v, np.float32) for k, v in columns.items()})
     return replace(stream, blocks=(replace(block, train=train),))
@@ -249,18 +261,18 @@ def test_the_compiled_step_is_used_where_it_fits_alone() -> None:
 @given(g=st.lists(st.floats(-3, 3), min_size=1, max_size=8), shift=st.floats(-2, 2))
 @settings(max_examples=50, deadline=None, derandomize=True)
 def test_travelling_weights_are_a_softmax(g: list[float], shift: float) -> None:
-    sent = travelling(np.array(g), 5.0)
+    sent = bounded_exp(np.array(g), 5.0)
     assert ((sent > 0) & (sent <= 1)).all()
     share = sent / sent.sum()
     wanted = np.exp(np.array(g) - max(g))
     np.testing.assert_allclose(share, wanted / wanted.sum(), rtol=1e-9)
-    moved = travelling(np.array(g) + shift, 5.0)
+    moved = bounded_exp(np.array(g) + shift, 5.0)
     np.testing.assert_allclose(moved / moved.sum(), share, rtol=1e-9)
 
 
 def test_weights_of_any_size_are_numbers() -> None:
-    assert np.isfinite(travelling(np.array([1e4, -1e4, 0.0]), 10.0)).all()
-    assert travelling(np.zeros(4), 2.0).tolist() == [np.exp(-2.0)] * 4
+    assert np.isfinite(bounded_exp(np.array([1e4, -1e4, 0.0]), 10.0)).all()
+    assert bounded_exp(np.zeros(4), 2.0).tolist() == [np.exp(-2.0)] * 4
 
 
 def test_kappa_0_is_fedavg_by_data() -> None:
@@ -274,8 +286,8 @@ def test_clients_count_by_how_close_they_are_to_the_round_before() -> None:
     progress = play(fed, 2)
     server, view = progress.server, cohort(fed, progress)
     trained = train_once(fed, progress)
-    u = direction(fed.backbone.interest(view))
-    cos = u @ direction(server.parts["interest"]["centre"][None])[0]
+    u = normalise_vectors(fed.backbone.interest(view))
+    cos = u @ normalise_vectors(server.parts["interest"]["centre"][None])[0]
     part = fed.parts[0]
     assert isinstance(part, InterestWeights)
     np.testing.assert_allclose(part.weight(view, trained.upload), np.exp(2 * cos - 2), rtol=1e-4)
@@ -315,15 +327,15 @@ def test_learned_weights_turn_away_from_interests_with_a_high_loss() -> None:
     assert np.abs(held["out"]).max() > 0
     view = cohort(fed, progress)
     loss = client_loss(fed.backbone, view, laid_out_now(fed, progress))
-    u = direction(fed.backbone.interest(view))
+    u = normalise_vectors(fed.backbone.interest(view))
     slope = np.tanh(u @ held["hidden"].T)
     step = -((loss - loss.mean())[:, None] * slope).mean(0)  # where one step on the losses would go from here
     assert step @ (slope.T @ (loss - loss.mean())) < 0
     assert held["loss"][0] == pytest.approx(loss.mean(), rel=0.5)
 
 
-def laid_out_now(fed: Federation, progress: Progress) -> Local:
-    return lay_out(cohort(fed, progress), {}, fed.config.train, fed.draws)
+def laid_out_now(fed: Federation, progress: Progress) -> LocalModels:
+    return build_local_models(cohort(fed, progress), {}, fed.config.train, fed.draws)
 
 
 def test_a_loss_is_that_of_the_model_as_it_was_received() -> None:
@@ -331,7 +343,7 @@ def test_a_loss_is_that_of_the_model_as_it_was_received() -> None:
     progress = started(fed)
     view, local = cohort(fed, progress), laid_out_now(fed, progress)
     whole = score_all(fed.backbone, view.private, view.heads, view.items, fed.backbone.context(view))
-    some = sample_scores(fed.backbone, view, local.owner, local.item)
+    some = score_samples(fed.backbone, view, local.owner, local.item)
     np.testing.assert_allclose(some, whole[local.owner, local.item], rtol=1e-5, atol=1e-6)
     chance = 1 / (1 + np.exp(-some.astype(np.float64)))
     each = -np.log(np.where(local.label > 0, chance, 1 - chance))
@@ -343,7 +355,7 @@ def test_a_loss_is_that_of_the_model_as_it_was_received() -> None:
 
 
 def test_a_gate_that_has_learned_nothing_lets_everything_through() -> None:
-    assert (gates_of(np.ones((3, 4)), np.zeros((2, 4), np.float32)) == 1).all()
+    assert (gate_factors(np.ones((3, 4)), np.zeros((2, 4), np.float32)) == 1).all()
     gated = with_part(uneven(), "interest", {"name": "interest", "fusion": "gate"}, **PEOPLE)
     plain = with_part(uneven(), "interest", {"name": "interest"}, **PEOPLE)
     assert np.array_equal(play(gated, 1).server.items, play(plain, 1).server.items)
@@ -357,16 +369,16 @@ def test_a_gate_that_has_learned_nothing_lets_everything_through() -> None:
 
 def own_loss(fed: Federation, progress: Progress, **options: Any) -> tuple[float, float]:
     """Everybody's mean loss before and after steps on their own samples."""
-    part = FineTuning(FineTuning.Config(**options), World(fed.backbone, fed.draws, fed.config.train))
+    part = FineTuning(FineTuning.Config(**options), RunContext(fed.backbone, fed.draws, fed.config.train))
     view, local = cohort(fed, progress), laid_out_now(fed, progress)
     private, heads, own = part.tuned(view)
     context = fed.backbone.context(view)
-    tuned = personal_scores(fed.backbone, private, heads, view.items, own, context)
+    tuned = score_personal(fed.backbone, private, heads, view.items, own, context)
 
     def mean(logits: Floats) -> float:
         return float((np.logaddexp(0, logits) - local.label * logits).mean())
 
-    before = sample_scores(fed.backbone, view, local.owner, local.item)
+    before = score_samples(fed.backbone, view, local.owner, local.item)
     return mean(before), mean(tuned[local.owner, local.item])
 
 
@@ -390,7 +402,7 @@ def test_fine_tuning_serves_and_nothing_of_it_is_kept_or_validated() -> None:
     assert np.array_equal(one.server.items, other.server.items)
 
     def scores(of: Federation, progress: Progress, purpose: Any) -> Floats:
-        keys, down = of.stream.user_keys, to_serve(of, progress.server)
+        keys, down = of.stream.user_keys, prepare_serving(of, progress.server)
         scorer = DeviceScorer(of, progress.server, progress.clients, of.stream.blocks[0], keys, down, purpose)
         return scorer(np.arange(7, dtype=np.int32))
 
@@ -405,10 +417,10 @@ def test_fine_tuning_serves_and_nothing_of_it_is_kept_or_validated() -> None:
 def test_some_items_are_scored_as_the_catalogue_is(name: str, purpose: Any) -> None:
     fed = with_part(uneven(), name, {"name": "fine-tuning", "rate": 0.5})
     progress = play(fed, 1)
-    keys, down = fed.stream.user_keys, to_serve(fed, progress.server)
+    keys, down = fed.stream.user_keys, prepare_serving(fed, progress.server)
     scorer = DeviceScorer(fed, progress.server, progress.clients, fed.stream.blocks[0], keys, down, purpose)
     users, only = np.array([2, 0, 3], np.int32), Ragged.from_lists([[3, 9, 0], [], [5, 1]])
-    found = scorer.some(users, only)
+    found = scorer.score_items(users, only)
     if name == "mf" and purpose == "valid":
         assert found is None  # its catalogue costs nothing
     else:
@@ -423,43 +435,43 @@ def test_some_items_are_scored_as_the_catalogue_is(name: str, purpose: Any) -> N
 @settings(max_examples=20, deadline=None, derandomize=True)
 def test_everybody_lives_in_one_silo_and_silos_are_of_a_size(alpha: float, silos: int, seed: int) -> None:
     label = np.arange(90) % 7 % 4
-    home = spread(label, silos, alpha, keys_of(f"u{k}" for k in range(90)), Draws(seed))
+    home = spread_users(label, silos, alpha, derive_keys(f"u{k}" for k in range(90)), Draws(seed))
     sizes = np.bincount(home, minlength=silos)
     assert sizes.sum() == 90
     assert np.ptp(sizes) <= 1
 
 
 def test_silos_differ_more_from_low_to_high_and_not_at_all_in_the_end() -> None:
-    label, keys = np.arange(2000) % 5 % 4, keys_of(f"u{k}" for k in range(2000))
-    found = [divergence(label, spread(label, 20, alpha, keys, Draws(1))) for alpha in (1e6, 10, 1, 0.1)]
+    label, keys = np.arange(2000) % 5 % 4, derive_keys(f"u{k}" for k in range(2000))
+    found = [measure_divergence(label, spread_users(label, 20, alpha, keys, Draws(1))) for alpha in (1e6, 10, 1, 0.1)]
     assert found == sorted(found)
     assert found[0] < 0.02
     assert found[-1] > 0.2
 
 
 def test_shares_are_those_of_a_dirichlet_distribution() -> None:
-    shares = shares_of(4000, 5, 1.0, Draws(2))
+    shares = draw_label_shares(4000, 5, 1.0, Draws(2))
     np.testing.assert_allclose(shares.sum(1), 1)
     np.testing.assert_allclose(shares.mean(0), 0.2, atol=0.01)
     np.testing.assert_allclose(shares.var(0), 0.2 * 0.8 / 6, rtol=0.1)
 
 
 def test_divergence_is_0_for_equal_silos_and_known_for_two_that_share_nothing() -> None:
-    assert divergence(np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])) == pytest.approx(0)
+    assert measure_divergence(np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])) == pytest.approx(0)
     half = 1.5 - 0.25 * np.log2(3) * 3  # of (1, 0) from (1/2, 1/2)
-    assert divergence(np.array([0, 0, 1, 1]), np.array([0, 0, 1, 1])) == pytest.approx(half)
+    assert measure_divergence(np.array([0, 0, 1, 1]), np.array([0, 0, 1, 1])) == pytest.approx(half)
 
 
 def test_people_who_choose_alike_are_in_one_cluster_where_nothing_is_said_of_genres() -> None:
     rng = np.random.default_rng(0)
     lists = [(40 * (u % 3) + rng.choice(40, 20, replace=False)).tolist() for u in range(60)]
-    label = labels_by_cluster(Ragged.from_lists(lists), 120, Draws(1))
+    label = label_by_cluster(Ragged.from_lists(lists), 120, Draws(1))
     assert not {*label[0::3]} & {*label[1::3]} and not {*label[1::3]} & {*label[2::3]}  # noqa: PT018
 
 
 def test_silos_of_taste_are_where_people_train() -> None:
     stream = crowd(30, 40, 12)
-    homes = homes_of(stream, 5, "high", Draws(3))
+    homes = assign_silos(stream, 5, "high", Draws(3))
     assert homes.by == "clusters"
     fed = replace(federate(stream, make_backbone("mf"), silos=5), homes=homes)
     found = members(fed)
@@ -468,25 +480,25 @@ def test_silos_of_taste_are_where_people_train() -> None:
     view = cohort(fed, started(fed))
     assert sorted(view.user.tolist()) == list(range(30))
     with pytest.raises(TacitaError, match=r"set train\.silos"):
-        homes_of(stream, 0, "low", Draws(3))
+        assign_silos(stream, 0, "low", Draws(3))
 
 
 def test_a_run_says_how_much_its_silos_differ() -> None:
     values = {"data": "synthetic:users=60,items=40", "train": {"silos": 5, "skew": "high"}}
-    fed = assemble(validated(RunConfig, values, "the test"), Machine())
-    assert isinstance(fed.homes, Homes)
+    fed = assemble(validate_model(RunConfig, values, "the test"), Machine())
+    assert isinstance(fed.homes, SiloAssignment)
     assert f"{fed.homes.divergence:.3f} bits" in fed.stream.notes[-1]
-    label = labels_by_cluster(first_lists(fed.stream), fed.stream.n_items, fed.draws)
+    label = label_by_cluster(collect_first_items(fed.stream), fed.stream.n_items, fed.draws)
     assert np.array_equal(label, fed.homes.label)
 
 
 # virtual ratings
 
 
-def ratings_of(fed: Federation, progress: Progress, round: int = 0, **options: Any) -> tuple[Local, Floats]:
-    part = VirtualRatings(VirtualRatings.Config(**options), World(fed.backbone, fed.draws, fed.config.train))
+def ratings_of(fed: Federation, progress: Progress, round: int = 0, **options: Any) -> tuple[LocalModels, Floats]:
+    part = VirtualRatings(VirtualRatings.Config(**options), RunContext(fed.backbone, fed.draws, fed.config.train))
     view = replace(cohort(fed, progress), round=round)
-    local = lay_out(view, {}, fed.config.train, fed.draws)
+    local = build_local_models(view, {}, fed.config.train, fed.draws)
     return local, part.labels(view, Ragged(local.user_ptr, local.item, {"label": local.label}))
 
 
@@ -572,10 +584,10 @@ def test_what_somebody_chose_and_did_not_like_is_never_a_candidate() -> None:
         rating = (1 + np.arange(len(table.user)) % 5).astype(np.float32)
         table = replace(table, rating=rating)
     stream = split(table, SplitConfig(kind="random", min_rating=4.0))
-    assert stream.passed is not None
-    assert len(stream.passed.ids)
-    fed = replace(federate(stream, make_backbone("mf")), config=validated(RunConfig, values, "the test"))
-    found = candidates_of(fed, stream.blocks[0])
+    assert stream.low_rated is not None
+    assert len(stream.low_rated.ids)
+    fed = replace(federate(stream, make_backbone("mf")), config=validate_model(RunConfig, values, "the test"))
+    found = draw_candidates(fed, stream.blocks[0])
     assert found is not None
     assert len(found.ids)
     chosen = {(table.user_ids[u], table.item_ids[i]) for u, i in zip(table.user, table.item, strict=True)}
@@ -585,9 +597,9 @@ def test_what_somebody_chose_and_did_not_like_is_never_a_candidate() -> None:
 
 def measured(scores: Floats, wanted: list[list[int]], metrics: list[str], k: int = 10) -> dict[str, Any]:
     n = len(wanted)
-    rules = Rules(metrics, [k])
+    rules = EvaluationRules(metrics, [k])
     found = evaluate(
-        lambda users: scores[users].copy(), Ragged.from_lists(wanted), Ragged.empty(n), keys_of(map(str, range(n))),
+        lambda users: scores[users].copy(), Ragged.from_lists(wanted), Ragged.empty(n), derive_keys(map(str, range(n))),
         Draws(1), rules,
     )  # fmt: skip
     return {name: v.tolist() for name, v in found.values.items()}
@@ -615,7 +627,7 @@ def test_pairs_of_the_same_score_count_half(n_wanted: int) -> None:
 
 
 def test_presets_bring_the_settings_of_their_papers() -> None:
-    made = {name: configured({"method": name, "data": "ml-100k"}, name) for name in ("lipm", "pfedme", "fedmf-he")}
+    made = {name: resolve_config({"method": name, "data": "ml-100k"}, name) for name in ("lipm", "pfedme", "fedmf-he")}
     assert made["lipm"].backbone["name"] == "interest"
     assert made["lipm"].train.batches == "people"
     assert (made["lipm"].train.silos, made["lipm"].train.aggregation) == (50, "weighted")

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tacita.core.config import RunConfig, later_defaults, validated
+from tacita.core.config import RunConfig, find_later_defaults, validate_model
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.data.features import features_of
-from tacita.federation.rounds import begin_block, start
-from tacita.lab.assembling import Machine, assemble
-from tacita.lab.centralised import scored, train_centrally
-from tacita.lab.controls import popular_scorer
-from tacita.live.settings import check_live
-from tacita.methods import configured
-from tacita.models.side import side_rows
+from tacita.data.features import load_stream_features
+from tacita.federation.rounds import begin_block, start_run
+from tacita.live.settings import check_live_settings
+from tacita.methods import resolve_config
+from tacita.models.side import build_side_rows
+from tacita.runs.assembly import Machine, assemble
+from tacita.runs.central_training import evaluate_scorer, train_centrally
+from tacita.runs.controls import popular_scorer
 
 HERE = Machine(threads=1)
 
@@ -37,14 +37,14 @@ def told(tmp_path: Path) -> Path:
 
 def settings(data: object, **more: Any) -> RunConfig:
     base: dict[str, Any] = {"data": str(data), "item_rows": "side", "train": {"rounds": 2}}
-    return configured({**base, "split": {"kind": "leave-one-out"}, **more}, "the test")
+    return resolve_config({**base, "split": {"kind": "leave-one-out"}, **more}, "the test")
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedkdrec", "ptf-fedrec", "fedmf-kd", "fedncf-kd", "fedpergnn"])
 def test_every_method_starts_from_the_same_codes(told: Path, method: str) -> None:
     fed = assemble(settings(told, method=method, backbone={"dim": 8}, evaluate={"k": [5], "select_by": "ndcg@5"}), HERE)
-    codes = side_rows(features_of(fed.stream), fed.stream.item_ids, 8, Draws(1), sentences=False)
-    progress = start(fed)
+    codes = build_side_rows(load_stream_features(fed.stream), fed.stream.item_ids, 8, Draws(1), sentences=False)
+    progress = start_run(fed)
     begin_block(fed, progress, 0)
     items = progress.server.items
     assert items.shape == (36, fed.backbone.item_width)
@@ -57,7 +57,7 @@ def test_new_items_of_a_later_block_get_their_own_codes(told: Path) -> None:
     fed = assemble(
         settings(told, split={"kind": "blocks", "n_blocks": 2}, evaluate={"k": [5], "select_by": "ndcg@5"}), HERE
     )
-    progress = start(fed)
+    progress = start_run(fed)
     for block in fed.stream.blocks:
         begin_block(fed, progress, block.index)
     assert fed.rows is not None
@@ -70,14 +70,14 @@ def test_without_features_rows_or_a_lab_it_is_refused_in_a_sentence(told: Path) 
     with pytest.raises(TacitaError, match="backbone 'tally' trains no item rows"):
         assemble(settings(told, backbone={"name": "tally"}, evaluate={"k": [5], "select_by": "ndcg@5"}), HERE)
     with pytest.raises(TacitaError, match="item_rows = 'side' is for the lab"):
-        check_live(settings(told))
+        check_live_settings(settings(told))
     with pytest.raises(TacitaError, match="'item_rows' in x must be one of"):
-        validated(RunConfig, {"item_rows": "text"}, "x")
+        validate_model(RunConfig, {"item_rows": "text"}, "x")
 
 
 def test_the_setting_changes_no_earlier_hash() -> None:
-    assert later_defaults(RunConfig())["item_rows"]
-    assert "item_rows" not in later_defaults(RunConfig(item_rows="side"))
+    assert find_later_defaults(RunConfig())["item_rows"]
+    assert "item_rows" not in find_later_defaults(RunConfig(item_rows="side"))
 
 
 # The model trained centrally
@@ -86,7 +86,7 @@ GROUPS = "synthetic:users=80,items=80,per_user=16,groups=4"
 
 
 def pooled(backbone: str, **train: Any) -> RunConfig:
-    return validated(
+    return validate_model(
         RunConfig,
         {
             "data": GROUPS,
@@ -104,7 +104,9 @@ def test_a_central_model_beats_most_popular(backbone: str) -> None:
     fed = assemble(pooled(backbone), HERE)
     block = fed.stream.blocks[0]
     found = train_centrally(fed, block)
-    ours, plain = (scored(fed, block, one).mean()["ndcg@10"] for one in (found.scorer(), popular_scorer(fed, block)))
+    ours, plain = (
+        evaluate_scorer(fed, block, one).mean()["ndcg@10"] for one in (found.scorer(), popular_scorer(fed, block))
+    )
     assert ours > 1.3 * plain
     assert 1 <= found.best_epoch <= found.epochs <= 40
 
@@ -114,7 +116,7 @@ def test_it_stops_when_validation_stops_and_keeps_the_best_epoch() -> None:
     block = fed.stream.blocks[0]
     found = train_centrally(fed, block)
     assert found.epochs == found.best_epoch + 4 or found.epochs == 60
-    again = scored(fed, block, found.scorer(), "valid").mean()["ndcg@10"]
+    again = evaluate_scorer(fed, block, found.scorer(), "valid").mean()["ndcg@10"]
     assert again == pytest.approx(found.valid)
 
 

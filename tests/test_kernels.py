@@ -9,12 +9,12 @@ import pytest
 from numba import njit
 from oracle import federate, make_backbone, make_block, make_stream, started
 
-from tacita.core.types import Arrays, CohortView, Floats, Local
+from tacita.core.types import Arrays, CohortView, Floats, LocalModels
 from tacita.federation.rounds import run_round
-from tacita.kernels.lengths import square_rows
+from tacita.kernels.norms import sum_row_squares
 from tacita.kernels.sampling import touch_rows
 from tacita.kernels.steps import _FAST, NCF, _read, fold_rows
-from tacita.kernels.threads import first_of
+from tacita.kernels.threads import find_share_start
 from tacita.methods import Part
 
 HUGE = 10**9  # a catalogue with which no table of all items is made
@@ -28,7 +28,7 @@ def borders(counts: list[int]) -> Any:
 @pytest.mark.parametrize("shares", [1, 2, 3, 8])
 def test_shares_cover_everything_once(counts: list[int], shares: int) -> None:
     ptr = borders(counts)
-    at = [int(first_of(ptr, share, shares)) for share in range(shares + 1)]
+    at = [int(find_share_start(ptr, share, shares)) for share in range(shares + 1)]
     assert at[0] == 0
     assert at[-1] == len(counts)
     assert at == sorted(at)
@@ -94,7 +94,7 @@ class Watcher(Part):
 
     name = "watcher"
 
-    def after_training(self, view: CohortView, local: Local) -> Arrays:
+    def after_training(self, view: CohortView, local: LocalModels) -> Arrays:
         assert np.abs(local.rows - view.items[local.row_item]).max() > 0
         return {}
 
@@ -124,4 +124,4 @@ def test_lengths_are_those_of_all_rows_of_a_client(rows: int, together: bool) ->
     client = np.sort(client) if together else client
     value = rng.normal(size=(rows, 13)).astype(np.float32)
     wanted = np.bincount(client, weights=(value.astype(np.float64) ** 2).sum(axis=1), minlength=9)
-    assert square_rows(client, value, 9) == pytest.approx(wanted, rel=1e-12)
+    assert sum_row_squares(client, value, 9) == pytest.approx(wanted, rel=1e-12)

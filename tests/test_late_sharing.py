@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 from test_door import call, forget, items_of, shared_by, train_quickly
 
-from tacita.core.draws import keys_of
+from tacita.core.draws import derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.types import Ragged, Request
-from tacita.federation.measuring import Learned
-from tacita.federation.requests import handle
-from tacita.lab import training
-from tacita.lab.forgetting import certificate
-from tacita.lab.forgetting.door import grant, opened
-from tacita.lab.forgetting.proof import trained_again
-from tacita.lab.forgetting.pseudonyms import KEY, key_of, pseudonym
-from tacita.lab.forgetting.wishes import Wish
-from tacita.lab.run_folder import open_saved
-from tacita.methods import configured
+from tacita.federation.evaluation import TrainedState
+from tacita.federation.requests import handle_requests
+from tacita.methods import resolve_config
+from tacita.runs import training
+from tacita.runs.forgetting import certificate
+from tacita.runs.forgetting.pseudonyms import KEY, pseudonym, read_key
+from tacita.runs.forgetting.request_service import reopen_run, submit_request
+from tacita.runs.forgetting.requests import RawRequest
+from tacita.runs.forgetting.verification import retrain_run
+from tacita.runs.run_folder import open_saved
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,10 @@ def folder(trained: Path, tmp_path: Path) -> Path:
 
 
 def trained_items(folder: Path, user: str) -> list[str]:
-    run = opened(folder)
-    return [run.saved.ids["items"][i] for i in run.fed.stream.blocks[0].train.row(run.saved.numbers([user])[0])]
+    run = reopen_run(folder)
+    return [
+        run.saved.ids["items"][i] for i in run.federation.stream.blocks[0].train.row(run.saved.user_numbers([user])[0])
+    ]
 
 
 def nobody_sharing(folder: Path) -> str:
@@ -49,7 +51,7 @@ def nobody_sharing(folder: Path) -> str:
 
 def test_what_was_shared_late_and_forgotten_is_said_to_stay_and_goes_with_again(folder: Path) -> None:
     user = nobody_sharing(folder)
-    said = grant(folder, Wish("share", {user: None}))
+    said = submit_request(folder, RawRequest("share", {user: None}))
     assert (said.n_items, said.n_people) == (len(trained_items(folder, user)), 1)
     assert sorted(shared_by(folder, user)) == sorted(trained_items(folder, user))
     found = forget(folder, {user: None})
@@ -57,24 +59,26 @@ def test_what_was_shared_late_and_forgotten_is_said_to_stay_and_goes_with_again(
     assert "before it was shared stays in the model" in found["method"]["leaves"]
     assert found["method"]["leaves"] in found["residual_risk"]
     assert found["purged"]["clean"] is True, found["purged"]  # not even that they shared late
-    assert keys_of([user])[0] not in open_saved(folder).served["parts/decoupled/late"]
-    assert "already forgotten" in grant(folder, Wish("forget", {user: None})).said
-    again = grant(folder, Wish("forget", {user: None}, again=True)).certificate
+    assert derive_keys([user])[0] not in open_saved(folder).server_arrays["parts/decoupled/late"]
+    assert "already forgotten" in submit_request(folder, RawRequest("forget", {user: None})).message
+    again = submit_request(folder, RawRequest("forget", {user: None}, retrain=True)).certificate
     assert again is not None
     assert (again["method"]["name"], again["method"]["exact"], again["method"]["leaves"]) == ("retrain", True, "")
     assert again["model"]["sha256_after"] != found["model"]["sha256_after"]
-    run = opened(folder)
-    anew = trained_again(run.fed, Learned(run.progress.server, run.progress.clients))
+    run = reopen_run(folder)
+    anew = retrain_run(run.federation, TrainedState(run.progress.server, run.progress.clients))
     np.testing.assert_array_equal(anew.server.items, run.progress.server.items)
-    assert grant(folder, Wish("forget", {user: None}, again=True)).certificate is None  # nothing is left to go
+    assert (
+        submit_request(folder, RawRequest("forget", {user: None}, retrain=True)).certificate is None
+    )  # nothing is left to go
 
 
 def test_what_is_unshared_says_whether_it_was_learned_before(folder: Path) -> None:
     early = next(u for u in open_saved(folder).ids["users"] if shared_by(folder, u))
     late = nobody_sharing(folder)
-    grant(folder, Wish("share", {late: trained_items(folder, late)[:2]}))
+    submit_request(folder, RawRequest("share", {late: trained_items(folder, late)[:2]}))
     for user, stays in ((early, False), (late, True)):
-        found = grant(folder, Wish("unshare", {user: shared_by(folder, user)})).certificate
+        found = submit_request(folder, RawRequest("unshare", {user: shared_by(folder, user)})).certificate
         assert found is not None
         assert found["method"]["exact"] is not stays
         assert ("before it was shared" in found["residual_risk"]) == bool(found["method"]["leaves"]) == stays
@@ -84,10 +88,10 @@ def test_items_that_were_forgotten_and_left_something_can_be_trained_away(folder
     user = nobody_sharing(folder)
     item = trained_items(folder, user)[:1]
     with pytest.raises(TacitaError, match="never liked or forgotten"):
-        grant(folder, Wish("forget", {user: _others(folder, user)[:1]}, again=True))
-    grant(folder, Wish("share", {user: item}))
+        submit_request(folder, RawRequest("forget", {user: _others(folder, user)[:1]}, retrain=True))
+    submit_request(folder, RawRequest("share", {user: item}))
     assert forget(folder, {user: item})["method"]["leaves"]
-    again = grant(folder, Wish("forget", {user: item}, again=True)).certificate
+    again = submit_request(folder, RawRequest("forget", {user: item}, retrain=True)).certificate
     assert again is not None
     assert again["method"]["name"] == "retrain"
 
@@ -105,7 +109,7 @@ def test_a_verdict_that_fails_is_an_exit_code_and_a_reason(
     ask = ("unshare", "--run", str(folder), "--user", user, "--items")
     assert call(*ask, items[0]) == 0
     capsys.readouterr()
-    monkeypatch.setattr(certificate, "clean", lambda traces: False)
+    monkeypatch.setattr(certificate, "is_clean", lambda traces: False)
     assert call(*ask, items[1], "--json") == 1
     out, err = capsys.readouterr()
     assert json.loads(out)["verdict"].startswith("fail")
@@ -115,12 +119,12 @@ def test_a_verdict_that_fails_is_an_exit_code_and_a_reason(
 def test_a_certificate_for_what_the_record_never_held_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user = next(u for u in open_saved(folder).ids["users"] if shared_by(folder, u))
     items = shared_by(folder, user)
-    run = opened(folder)
-    asked = Request("unshare", int(keys_of([user])[0]), np.zeros(0, np.int32))
-    assert handle(run.fed, run.progress, asked)["decoupled"]["exact"] is False  # nothing was taken
-    real = certificate._nothing_taken
-    monkeypatch.setattr(certificate, "_nothing_taken", lambda case: real(_forged(case)))
-    found = grant(folder, Wish("unshare", {user: items})).certificate
+    run = reopen_run(folder)
+    asked = Request("unshare", int(derive_keys([user])[0]), np.zeros(0, np.int32))
+    assert handle_requests(run.federation, run.progress, asked)["decoupled"]["exact"] is False  # nothing was taken
+    real = certificate._took_nothing
+    monkeypatch.setattr(certificate, "_took_nothing", lambda case: real(_forged(case)))
+    found = submit_request(folder, RawRequest("unshare", {user: items})).certificate
     assert found is not None
     assert (found["verdict"], found["method"]["exact"]) == (
         "fail: the server's record held nothing of what is taken back",
@@ -132,16 +136,16 @@ def _forged(case: Any) -> Any:
     """The same case on a server that had nobody's items."""
     from dataclasses import replace
 
-    from tacita.core.types import Given
+    from tacita.core.types import SharedRecord
 
     was = case.done.was
-    return replace(case, done=replace(case.done, was=replace(was, server=replace(was.server, given=Given()))))
+    return replace(case, done=replace(case.done, was=replace(was, server=replace(was.server, given=SharedRecord()))))
 
 
 def test_pseudonyms_need_the_folders_key(folder: Path) -> None:
     user = next(u for u in open_saved(folder).ids["users"] if shared_by(folder, u))
-    found = grant(folder, Wish("unshare", {user: shared_by(folder, user)[:1]})).certificate
-    key = key_of(folder)
+    found = submit_request(folder, RawRequest("unshare", {user: shared_by(folder, user)[:1]})).certificate
+    key = read_key(folder)
     assert found is not None
     assert key is not None
     assert len(key) == 32
@@ -150,13 +154,13 @@ def test_pseudonyms_need_the_folders_key(folder: Path) -> None:
     assert stat.S_IMODE((folder / KEY).stat().st_mode) == 0o600
     (folder / KEY).write_text("spoilt")
     with pytest.raises(TacitaError, match="put it back, or remove it"):
-        key_of(folder)
+        read_key(folder)
 
 
 def test_where_nobody_shares_unshare_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = {"data": "synthetic:users=30,items=20,per_user=6", "backbone": {"name": "tally"},
               "evaluate": {"controls": False, "k": [5], "select_by": "ndcg@5"}}  # fmt: skip
-    out = training.train(configured(values, "the test"), tmp_path / "tally").folder
+    out = training.train(resolve_config(values, "the test"), tmp_path / "tally").folder
     for what in (("--all",), ("--items", items_of(out, "u1")[0])):
         assert call("unshare", "--run", str(out), "--user", "u1", *what) == 2
         assert "nobody shares anything in a run of method" in capsys.readouterr().err
@@ -165,17 +169,17 @@ def test_where_nobody_shares_unshare_says_so(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_devices_know_what_they_learned_before_they_shared_it(folder: Path) -> None:
-    run = opened(folder)
+    run = reopen_run(folder)
     clients = run.progress.clients
     name = "parts/sharing/learned"
     users = np.arange(clients.n_users)
-    assert len(clients.list_of(name, users).ids) == 0  # who chose before the first round had learned nothing
+    assert len(clients.read_list(name, users).ids) == 0  # who chose before the first round had learned nothing
     user = nobody_sharing(folder)
-    number = run.saved.numbers([user])[0]
-    items = np.sort(run.fed.stream.blocks[0].train.row(number)[:2])
-    key = int(run.fed.stream.user_keys[number])
-    handle(run.fed, run.progress, Request("share", key, items))
-    assert sorted(clients.list_of(name, [number]).ids.tolist()) == items.tolist()
-    handle(run.fed, run.progress, Request("unshare", key, items[:1]))
-    assert clients.list_of(name, [number]).ids.tolist() == items[1:].tolist()
+    number = run.saved.user_numbers([user])[0]
+    items = np.sort(run.federation.stream.blocks[0].train.row(number)[:2])
+    key = int(run.federation.stream.user_keys[number])
+    handle_requests(run.federation, run.progress, Request("share", key, items))
+    assert sorted(clients.read_list(name, [number]).ids.tolist()) == items.tolist()
+    handle_requests(run.federation, run.progress, Request("unshare", key, items[:1]))
+    assert clients.read_list(name, [number]).ids.tolist() == items[1:].tolist()
     assert isinstance(run.shares.learned, Ragged)

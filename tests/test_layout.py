@@ -20,7 +20,7 @@ ROOMS = (
     "core",
     "kernels",
     "privacy",
-    "fields",
+    "messages",
     "data",
     "models",
     "metrics",
@@ -29,14 +29,17 @@ ROOMS = (
     "federation",
     "methods",
     "report",
-    "lab",
-    "audit",
+    "runs",
     "live",
     "live.node",
     "live.server",
     "live.engine",
     "live.running",
     "live.pages",
+    "research",
+    "research.bench",
+    "research.experiments",
+    "research.audit",
     "doctor",
     "cli",
     "__init__",
@@ -48,16 +51,16 @@ HOMES: dict[str, tuple[str, ...]] = {
     "llvmlite": ("kernels.lanes",),
     "threadpoolctl": ("kernels.threads",),
     "torch": (
-        "learn.training.autograd",
-        "learn.training.central",
-        "learn.training.grouped",
+        "learn.training.autograd_stepper",
+        "learn.training.central_model",
+        "learn.training.grouped_stepper",
         "learn.training.objectives",
-        "learn.training.solvers",
+        "learn.training.optimisers",
         "methods.distillation.*",
         "models.side.autoencoder",
-        "lab.bench",
-        "lab.bench_scores",
-        "lab.bench_sharing",
+        "research.bench.harness",
+        "research.bench.score_rounds",
+        "research.bench.shared_graph",
     ),
     "dp_accounting": ("privacy.accounting",),
     "polars": ("data.*",),
@@ -66,26 +69,26 @@ HOMES: dict[str, tuple[str, ...]] = {
     "matplotlib": ("report.drawing", "report.charts"),
     "jinja2": ("report.pages", "live.pages.rendering"),
     "safetensors": ("core.codec",),
-    "optuna": ("lab.experiments.tune",),
-    "cryptography": ("live.certificates", "privacy.secure_sum"),
+    "optuna": ("research.experiments.tuning",),
+    "cryptography": ("live.tls_certificates", "privacy.secure_sum"),
     "Crypto": ("privacy.secure_sum",),
     "flwr": ("live.engine.flower", "live.engine.flower_client", "live.engine.grid"),
     "httpx": ("live.engine.gateway", "live.engine.flower", "live.engine.flower_client"),
     "fastapi": ("live.pages.*",),
     "starlette": ("live.engine.gateway", "live.pages.*"),
-    "uvicorn": ("live.engine.door", "live.engine.gateway", "live.pages.serving"),
+    "uvicorn": ("live.engine.connection_limits", "live.engine.gateway", "live.pages.page_server"),
     "sqlite3": (
         "live.database",
         "live.node.answers",
         "live.node.blocks",
-        "live.node.wants",
-        "live.node.file",
-        "live.node.persons",
-        "live.node.unsettled",
+        "live.node.request_queue",
+        "live.node.store_file",
+        "live.node.user_queries",
+        "live.node.attempt_snapshot",
         "live.node.store",
         "live.server.overview",
         "live.server.store",
-        "live.server.waiting",
+        "live.server.open_requests",
     ),
 }
 
@@ -213,15 +216,15 @@ def test_a_planted_ring_is_found() -> None:
         ("kernels.steps", "from tacita.kernels.hashing import mix", False),
         ("models.base", "import tacita.round.parts", True),
         ("round.parts", "def late():\n    from tacita.federation.clients import grow", True),
-        ("federation.rounds", "from tacita.lab import training", True),
+        ("federation.rounds", "from tacita.runs import training", True),
         ("methods.continual.f3crec", "from tacita.federation.rounds import run_round", False),
-        ("lab.training", "from tacita.lab import controls", False),
-        ("lab.serving", "import tacita\ntacita.cli.main()", True),
-        ("lab.serving", "import tacita\nprint(tacita.__version__)", False),
+        ("runs.training", "from tacita.runs import controls", False),
+        ("runs.serving", "import tacita\ntacita.cli.main()", True),
+        ("runs.serving", "import tacita\nprint(tacita.__version__)", False),
         ("live.wire", "from tacita.live.node.store import NodeStore", True),
-        ("live.node.session", "from tacita.live.wire import Reply", False),
-        ("live.node.session", "from tacita.live.server.remote import Remote", True),
-        ("cli.train", "from tacita.lab import training", False),
+        ("live.node.question_handler", "from tacita.live.wire import Reply", False),
+        ("live.node.question_handler", "from tacita.live.server.remote_devices import Remote", True),
+        ("cli.train", "from tacita.runs import training", False),
     ],
 )
 def test_the_rule_tells_upward_from_downward(module: str, line: str, wrong: bool) -> None:
@@ -232,13 +235,13 @@ def test_the_rule_finds_a_library_away_from_home() -> None:
     assert strangers("federation.rounds", "def late():\n    import torch.nn as nn") == [
         "federation.rounds imports torch"
     ]
-    assert strangers("learn.training.autograd", "import torch") == []
+    assert strangers("learn.training.autograd_stepper", "import torch") == []
     assert strangers("data.sources", "from polars import col\nimport numba") == ["data.sources imports numba"]
 
 
 def test_the_root_holds_few_modules_and_none_is_long() -> None:
     assert len(list(ROOT.glob("*.py"))) <= 6
-    assert [name for name, path in MODULES.items() if len(path.read_text().splitlines()) > 450] == []
+    assert [name for name, path in MODULES.items() if len(path.read_text().splitlines()) > 480] == []
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -22,20 +22,20 @@ from oracle import (
     train_once,
 )
 
-from tacita.core.config import RunConfig, TrainConfig, validated
+from tacita.core.config import RunConfig, TrainConfig, validate_model
 from tacita.core.errors import TacitaError
-from tacita.core.types import CohortView, Extra, Floats, Local, Pull, Ragged, Stream
+from tacita.core.types import BlockStream, CohortView, ExtraSamples, Floats, LocalModels, ProximalTerm, Ragged
 from tacita.federation.rounds import run_block, run_round
-from tacita.federation.scoring import rows_of
-from tacita.lab import assembling
-from tacita.learn.training import Trained, check_training
-from tacita.learn.training.autograd import AutogradStepper
-from tacita.learn.training.draw import lay_out
-from tacita.learn.training.fused import FusedStepper
+from tacita.federation.scoring import take_lists
+from tacita.learn.training import TrainedCohort, check_training
+from tacita.learn.training.autograd_stepper import AutogradStepper
+from tacita.learn.training.fused_stepper import FusedStepper
+from tacita.learn.training.local_models import build_local_models
 from tacita.learn.training.objectives import bpr
 from tacita.learn.training.stepper import StepExtras
 from tacita.methods import Part
 from tacita.round.plan import Federation
+from tacita.runs import assembly
 
 N_ITEMS = 12
 UNEVEN = [[0, 3], [1, 2, 4, 7, 9], [5], [], [0, 1, 2, 3, 4, 5, 6], [11, 2, 6], [8]]
@@ -60,7 +60,7 @@ every_solver = pytest.mark.parametrize("solver", SOLVERS)
 every_objective = pytest.mark.parametrize("objective", OBJECTIVES)
 
 
-def rated() -> Stream:
+def rated() -> BlockStream:
     block = make_block(0, N_ITEMS, UNEVEN)
     rating = (1 + np.arange(len(block.train.ids)) % 5).astype(np.float32) / 5
     return make_stream(replace(block, train=replace(block.train, values={"rating": rating})))
@@ -69,11 +69,11 @@ def rated() -> Stream:
 def federation(model: str, *parts: type[Part], **train: Any) -> Federation:
     name, options = MODELS[model]
     small = {"batch_size": 6, "local_epochs": 2} | train
-    config = validated(TrainConfig, small, "a test")
+    config = validate_model(TrainConfig, small, "a test")
     return federate(rated(), make_backbone(name, **options), *parts, **{k: getattr(config, k) for k in small})
 
 
-def assert_matches_slow(fed: Federation) -> Trained:
+def assert_matches_slow(fed: Federation) -> TrainedCohort:
     progress = started(fed)
     view = cohort(fed, progress)
     slow = slow_round(view, fed.backbone, fed.config.train, fed.draws)
@@ -130,10 +130,10 @@ class Hints(Part):
     def at_hand(self, view: CohortView) -> Ragged:
         return Ragged.from_lists([[int(u) % 7, 11] for u in view.user])
 
-    def extra_samples(self, view: CohortView, local: Local, step: int, phase: int) -> Extra:
-        lists, _ = local.at_hand[self.name]
+    def extra_samples(self, view: CohortView, local: LocalModels, step: int, phase: int) -> ExtraSamples:
+        lists, _ = local.rows_needed[self.name]
         n = len(view.user)
-        return Extra(view.user_ptr, lists.ptr[:-1] + step % 2, np.full(n, 0.7, "f4"), np.full(n, 0.4, "f4"))
+        return ExtraSamples(view.user_ptr, lists.ptr[:-1] + step % 2, np.full(n, 0.7, "f4"), np.full(n, 0.4, "f4"))
 
 
 @every_solver
@@ -251,7 +251,7 @@ def test_chunking_changes_no_bit(model: str, objective: str, solver: str) -> Non
 def steps_of(fed: Federation) -> list[tuple[set[int], Floats]]:
     """After every step: the rows its batch holds, and all rows as they stand."""
     view = cohort(fed, started(fed))
-    local = lay_out(view, {}, fed.config.train, fed.draws)
+    local = build_local_models(view, {}, fed.config.train, fed.draws)
     stepper = AutogradStepper(fed.backbone, fed.config.train, local)
     seen: list[tuple[set[int], Floats]] = [(set(), local.rows.copy())]
     for step in range(int(local.n_steps.max())):
@@ -262,7 +262,7 @@ def steps_of(fed: Federation) -> list[tuple[set[int], Floats]]:
             sample = local.order[step // local.steps_per_epoch[client], at:end]
             both = sample if local.partner is None else np.append(sample, local.partner[sample])
             held |= set((local.row_start[client] + local.row_of[both]).tolist())
-        stepper.run(step, step + 1, None, StepExtras.none(view.n_clients))
+        stepper.run(step, step + 1, None, StepExtras.empty(view.n_clients))
         seen.append((held, local.rows.copy()))
     return seen
 
@@ -283,9 +283,9 @@ def test_only_dense_adam_moves_a_row_in_a_step_that_does_not_hold_it(objective: 
 # what is drawn
 
 
-def drawn(**train: Any) -> Local:
+def drawn(**train: Any) -> LocalModels:
     fed = federation("mf", **train)
-    return lay_out(cohort(fed, started(fed)), {}, fed.config.train, fed.draws)
+    return build_local_models(cohort(fed, started(fed)), {}, fed.config.train, fed.draws)
 
 
 def test_every_positive_is_paired_with_as_many_negatives_as_are_drawn_for_it() -> None:
@@ -357,7 +357,7 @@ def test_the_fused_step_redraws_as_well() -> None:
 
 def test_squared_error_is_taken_of_ratings_where_there_are_any() -> None:
     view = cohort(fed := federation("mf", objective="squared"), started(fed))
-    local = lay_out(view, {}, fed.config.train, fed.draws)
+    local = build_local_models(view, {}, fed.config.train, fed.draws)
     want = [
         value
         for user in range(len(view.user))
@@ -367,7 +367,7 @@ def test_squared_error_is_taken_of_ratings_where_there_are_any() -> None:
         ]
     ]
     assert local.label.tolist() == want
-    plain = lay_out(replace(view, train=replace(view.train, values={})), {}, fed.config.train, fed.draws)
+    plain = build_local_models(replace(view, train=replace(view.train, values={})), {}, fed.config.train, fed.draws)
     assert set(plain.label.tolist()) == {0.0, 1.0}
     assert set(drawn(objective="bce").label.tolist()) == {0.0, 1.0}
 
@@ -406,19 +406,19 @@ def test_columns_follow_their_entries() -> None:
     assert (lists.ids.tolist(), lists.values["rating"].tolist()) == ([6, 5, 7, 8], [2, 1, 3, 4])
     some = lists.take(np.array([3, 1]))
     assert (some.ids.tolist(), some.values["time"].tolist()) == ([8, 5, 7], [6, 9, 7])
-    both = some.joined(lists.take(np.array([0, 3])))
+    both = some.join_rows(lists.take(np.array([0, 3])))
     assert (both.ids.tolist(), both.values["rating"].tolist()) == ([8, 6, 5, 7, 8], [4, 2, 1, 3, 4])
-    assert rows_of(lists, np.array([3, 9], np.int32)).values["rating"].tolist() == [4.0]
-    fewer = lists.where(lists.ids != 5)
+    assert take_lists(lists, np.array([3, 9], np.int32)).values["rating"].tolist() == [4.0]
+    fewer = lists.filter_entries(lists.ids != 5)
     assert (fewer.ids.tolist(), fewer.values["rating"].tolist()) == ([6, 7, 8], [2, 3, 4])
 
 
 def test_a_column_stays_if_all_entries_have_it() -> None:
     lists = with_columns()
-    assert lists.joined(Ragged.empty(6)).values.keys() == {"rating", "time"}
-    assert Ragged.empty(0).joined(lists).values["rating"].tolist() == [2, 1, 3, 4]
-    assert lists.joined(replace(lists, values={"time": lists.values["time"]})).values.keys() == {"time"}
-    assert lists.joined(Ragged.from_lists([[1]])).values == {}
+    assert lists.join_rows(Ragged.empty(6)).values.keys() == {"rating", "time"}
+    assert Ragged.empty(0).join_rows(lists).values["rating"].tolist() == [2, 1, 3, 4]
+    assert lists.join_rows(replace(lists, values={"time": lists.values["time"]})).values.keys() == {"time"}
+    assert lists.join_rows(Ragged.from_lists([[1]])).values == {}
     assert Ragged.from_lists([[1, 2], []]).take(np.array([0])).values == {}
 
 
@@ -450,14 +450,14 @@ def test_settings_that_cannot_work_are_refused_before_anything_is_loaded(
 ) -> None:
     values = {"data": "no such file", "backbone": {"name": backbone}, "train": train}
     with pytest.raises(TacitaError, match=said) as refused:
-        assembling.build(validated(RunConfig, values, "a test"))
+        assembly.build_components(validate_model(RunConfig, values, "a test"))
     assert str(refused.value).endswith(".")
 
 
 class Pulls(Part):
     name = "pulls"
 
-    def pull(self, view: CohortView) -> Pull | None:
+    def pull(self, view: CohortView) -> ProximalTerm | None:
         return None
 
 
@@ -474,7 +474,7 @@ def test_parts_that_cannot_work_with_them_are_refused(part: type[Part], train: d
 @pytest.mark.parametrize("method", ["kd", "spp", "rlp2"])
 def test_a_part_that_scores_private_vectors_is_refused_with_a_model_that_reads_more(method: str) -> None:
     with pytest.raises(TacitaError, match="reads the user's own items"):
-        assembling.build(RunConfig(backbone={"name": "ego"}, method=method))
+        assembly.build_components(RunConfig(backbone={"name": "ego"}, method=method))
 
 
 def test_the_fused_step_is_chosen_for_what_it_can_do() -> None:
@@ -482,7 +482,7 @@ def test_the_fused_step_is_chosen_for_what_it_can_do() -> None:
     for train in ({}, {"redraw": "epoch"}, {"local_epochs": 3}):
         assert FusedStepper.supports(mf, TrainConfig(**train))  # type: ignore[arg-type]
     for train in (*SOLVERS.values(), *OBJECTIVES.values()):
-        assert FusedStepper.supports(mf, validated(TrainConfig, train, "a test")) == (train == {})
+        assert FusedStepper.supports(mf, validate_model(TrainConfig, train, "a test")) == (train == {})
     assert set(SMALL) >= {"mf", "ego"}
 
 

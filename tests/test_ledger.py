@@ -18,9 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from scipy.special import log_ndtr
 
 from tacita.core.errors import TacitaError
-from tacita.privacy.accounting import Event, epsilon_of, most_releases, sampled_noise
+from tacita.privacy.accounting import Event, calibrate_sampled_noise, compute_epsilon, find_max_releases
 from tacita.privacy.calibration import mu_of_pure
-from tacita.privacy.ledger import EARLIER, EARLIER_ROUNDS, NO_LIMIT, UNIT, Ledger, added, joined
+from tacita.privacy.ledger import EARLIER_ROUNDS, EARLIER_RUNS, NO_LIMIT, UNIT, Ledger, add_losses, join_ledgers
 
 ROWS = Event("rows", "gaussian")
 
@@ -34,7 +34,7 @@ def poisson(noise: float, rate: float, what: str = "round") -> Event:
 
 def test_the_known_account() -> None:
     ledger = Ledger((ROWS,), 1e-5)
-    account = ledger.opened(2, 10.0)
+    account = ledger.open_accounts(2, 10.0)
     for sigma in (5.0, 7.0, 9.0):
         account, goes = ledger.charge(account, "rows", 1 / sigma, np.array([True, False]))
         assert goes.tolist() == [True, False]
@@ -50,7 +50,7 @@ def test_200_gaussian_histories_cost_what_dp_accounting_says() -> None:
         delta = 10 ** rng.uniform(-9, -3)
         ledger = Ledger((ROWS,), delta)
         sigmas = np.exp(rng.uniform(-1, 4, rng.integers(1, 40)))
-        account = ledger.opened(1)
+        account = ledger.open_accounts(1)
         for sigma in sigmas:
             account, _ = ledger.charge(account, "rows", 1 / sigma)
         right = dp_accounting.get_epsilon_gaussian(1 / math.sqrt((sigmas**-2.0).sum()), delta)
@@ -69,7 +69,7 @@ def check_sampled(rate: float, noise: float, releases: int, delta: float) -> Non
     from opacus.accountants import PRVAccountant
 
     ledger = Ledger((poisson(noise, rate),), delta)
-    account = ledger.opened(1)
+    account = ledger.open_accounts(1)
     account = {**account, "spent": np.array([[releases]]), "times": np.array([[releases]], np.int32)}
     ours = ledger.epsilon(account)[0]
     theirs = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
@@ -95,26 +95,26 @@ def test_200_sampled_settings_cost_what_dp_accounting_and_opacus_say() -> None:
 
 
 def test_more_rounds_a_higher_rate_and_less_noise_cost_more() -> None:
-    base = epsilon_of([(poisson(1.0, 0.1), 50)], 1e-5)
+    base = compute_epsilon([(poisson(1.0, 0.1), 50)], 1e-5)
     assert base == pytest.approx(5.148, abs=0.01)
-    assert epsilon_of([(poisson(1.0, 0.1), 60)], 1e-5) > base
-    assert epsilon_of([(poisson(1.0, 0.2), 50)], 1e-5) > base
-    assert epsilon_of([(poisson(0.9, 0.1), 50)], 1e-5) > base
-    assert epsilon_of([(poisson(1.0, 0.1), 50)], 1e-5, "rdp") == pytest.approx(5.885, abs=0.01)
-    assert epsilon_of([], 1e-5) == 0
+    assert compute_epsilon([(poisson(1.0, 0.1), 60)], 1e-5) > base
+    assert compute_epsilon([(poisson(1.0, 0.2), 50)], 1e-5) > base
+    assert compute_epsilon([(poisson(0.9, 0.1), 50)], 1e-5) > base
+    assert compute_epsilon([(poisson(1.0, 0.1), 50)], 1e-5, "rdp") == pytest.approx(5.885, abs=0.01)
+    assert compute_epsilon([], 1e-5) == 0
 
 
 def test_noise_for_a_plan_of_sampled_releases_fits_it_exactly() -> None:
-    noise = sampled_noise(1.0, 1e-5, 0.1, 50)
+    noise = calibrate_sampled_noise(1.0, 1e-5, 0.1, 50)
     assert noise == pytest.approx(2.93, abs=0.01)
-    assert most_releases(poisson(noise, 0.1), 1.0, 1e-5) == 50
+    assert find_max_releases(poisson(noise, 0.1), 1.0, 1e-5) == 50
 
 
 def test_a_mixed_history_is_composed() -> None:
     ledger = Ledger((ROWS, poisson(1.0, 0.1)), 1e-5)
-    account, _ = ledger.charge(ledger.opened(1), "round")
+    account, _ = ledger.charge(ledger.open_accounts(1), "round")
     account, _ = ledger.charge(account, "rows", 0.2)
-    right = epsilon_of([(poisson(1.0, 0.1), 1), (Event("rows", "gaussian", 1.0, 5.0), 1)], 1e-5)
+    right = compute_epsilon([(poisson(1.0, 0.1), 1), (Event("rows", "gaussian", 1.0, 5.0), 1)], 1e-5)
     assert ledger.epsilon(account)[0] == pytest.approx(right, rel=1e-3)
     adaptive = Ledger(ledger.events, 1e-5, adaptive=True)
     assert adaptive.epsilon(account)[0] > right  # a filter for what is chosen on the way costs more
@@ -123,7 +123,7 @@ def test_a_mixed_history_is_composed() -> None:
 def test_pure_releases_add_up_plainly() -> None:
     noise = Event("table", "laplace", 2.0, 4.0)
     ledger = Ledger((noise, ROWS), 1e-5)
-    account, _ = ledger.charge(ledger.opened(1, 3.0), "table")
+    account, _ = ledger.charge(ledger.open_accounts(1, 3.0), "table")
     assert ledger.epsilon(account)[0] == pytest.approx(0.5, abs=1e-9)  # 2 C1 / b
     account, _ = ledger.charge(account, "rows", 0.2)
     alone = dp_accounting.get_epsilon_gaussian(5.0, 1e-5)
@@ -139,7 +139,7 @@ def test_pure_releases_add_up_plainly() -> None:
 def test_a_plan_of_k_releases_holds_exactly_k(epsilon: float, k: int, delta: float) -> None:
     ledger = Ledger((ROWS,), delta)
     loss = 1 / ledger.sigma_to_fit(epsilon, k)
-    account = ledger.opened(1, epsilon)
+    account = ledger.open_accounts(1, epsilon)
     for _ in range(k):
         account, goes = ledger.charge(account, "rows", loss)
         assert goes[0]
@@ -148,31 +148,31 @@ def test_a_plan_of_k_releases_holds_exactly_k(epsilon: float, k: int, delta: flo
     assert not goes[0]
     assert all((account[name] == before[name]).all() for name in before)  # who is refused pays nothing
     assert ledger.epsilon(account)[0] <= epsilon
-    assert ledger.silent(account)[0]
+    assert ledger.is_exhausted(account)[0]
 
 
 def test_unknown_releases_have_no_epsilon_and_no_budget_allows_them() -> None:
     ledger = Ledger((ROWS, Event("scores", "unknown")), 1e-5)
-    account, goes = ledger.charge(ledger.opened(2, 100.0), "scores")
+    account, goes = ledger.charge(ledger.open_accounts(2, 100.0), "scores")
     assert not goes.any()
-    account, goes = ledger.charge(ledger.opened(2), "scores", asked=np.array([True, False]))
+    account, goes = ledger.charge(ledger.open_accounts(2), "scores", participants=np.array([True, False]))
     assert goes.tolist() == [True, False]
     assert ledger.epsilon(account).tolist() == [math.inf, 0.0]
-    account, goes = ledger.charge(ledger.opened(1), "rows", math.inf)  # no noise at all
+    account, goes = ledger.charge(ledger.open_accounts(1), "rows", math.inf)  # no noise at all
     assert ledger.epsilon(account)[0] == math.inf
-    assert not ledger.charge(ledger.opened(1, 100.0), "rows", math.inf)[1][0]
+    assert not ledger.charge(ledger.open_accounts(1, 100.0), "rows", math.inf)[1][0]
 
 
 def test_what_cannot_be_counted_is_refused() -> None:
     ledger = Ledger((ROWS,), 1e-5)
     for loss in (math.nan, -1.0):
         with pytest.raises(TacitaError, match="loss"):
-            ledger.charge(ledger.opened(1, 1.0), "rows", loss)
+            ledger.charge(ledger.open_accounts(1, 1.0), "rows", loss)
     with pytest.raises(TacitaError, match="no release 'other'"):
-        ledger.charge(ledger.opened(1, 1.0), "other")
+        ledger.charge(ledger.open_accounts(1, 1.0), "other")
     for epsilon in (math.nan, -1.0, math.inf):
         with pytest.raises(TacitaError, match="budget"):
-            ledger.opened(1, epsilon)
+            ledger.open_accounts(1, epsilon)
     with pytest.raises(TacitaError):
         Event("rows", "gaussian", 1.0, 0.0)
 
@@ -187,15 +187,15 @@ def test_the_traps_of_sampling_are_refused() -> None:
 
 def test_units_are_rounded_against_the_person_who_spends() -> None:
     ledger = Ledger((ROWS,), 1e-5)
-    account, _ = ledger.charge(ledger.opened(1), "rows", math.sqrt(1.5 * UNIT))
+    account, _ = ledger.charge(ledger.open_accounts(1), "rows", math.sqrt(1.5 * UNIT))
     assert account["spent"][0, 0] == 2
-    assert (ledger.opened(1, 0.9999999)["budget"] == 999_999).all()
-    assert (ledger.opened(1)["budget"] == NO_LIMIT).all()
+    assert (ledger.open_accounts(1, 0.9999999)["budget"] == 999_999).all()
+    assert (ledger.open_accounts(1)["budget"] == NO_LIMIT).all()
 
 
 def test_a_millionth_that_pure_releases_begin_is_spent() -> None:
     ledger = Ledger((Event("table", "laplace", 1.0, 1 / 0.3333334), ROWS), 1e-5)
-    account, went = ledger.opened(1, 1.0), []
+    account, went = ledger.open_accounts(1, 1.0), []
     for _ in range(3):
         account, goes = ledger.charge(account, "table")
         went.append(bool(goes[0]))
@@ -205,18 +205,18 @@ def test_a_millionth_that_pure_releases_begin_is_spent() -> None:
 def test_gaussian_losses_beside_sampled_ones_are_rounded_up() -> None:
     drawn = Event("round", "gaussian", 1.0, 2.0, "person", "central", 0.1, "poisson")
     ledger = Ledger((drawn, ROWS), 1e-5)
-    account, _ = ledger.charge(ledger.opened(1), "round")
+    account, _ = ledger.charge(ledger.open_accounts(1), "round")
     account, _ = ledger.charge(account, "rows", math.sqrt(0.1234999))
-    right = epsilon_of([(drawn, 1), (Event("rows", "gaussian", 1.0, 1 / math.sqrt(0.1234999)), 1)], 1e-5)
+    right = compute_epsilon([(drawn, 1), (Event("rows", "gaussian", 1.0, 1 / math.sqrt(0.1234999)), 1)], 1e-5)
     assert right <= ledger.epsilon(account)[0] <= right * 1.001
 
 
 def test_ledgers_of_several_parts_are_one() -> None:
     first, second = Ledger((ROWS,), 1e-5), Ledger((ROWS, Event("count", "laplace", 1.0, 10.0)), 1e-6)
-    a, _ = first.charge(first.opened(1, 1.0), "rows", 0.1)
-    b, _ = second.charge(second.opened(1, 2.0), "rows", 0.1)
+    a, _ = first.charge(first.open_accounts(1, 1.0), "rows", 0.1)
+    b, _ = second.charge(second.open_accounts(1, 2.0), "rows", 0.1)
     b, _ = second.charge(b, "count")
-    both, account = joined([("a", first, a), ("b", second, b)])
+    both, account = join_ledgers([("a", first, a), ("b", second, b)])
     assert [event.what for event in both.events] == ["a: rows", "b: rows", "b: count"]
     assert both.epsilon(account)[0] == pytest.approx(
         0.1 + dp_accounting.get_epsilon_gaussian(1 / math.sqrt(0.02), 1e-6), rel=1e-6
@@ -238,7 +238,7 @@ class Schedules(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ledger = Ledger((ROWS, Event("count", "laplace", 1.0, 20.0)), self.delta)
-        self.account = self.ledger.opened(0, 1.0)
+        self.account = self.ledger.open_accounts(0, 1.0)
         self.saved = self.account
         self.left: list[
             list[float]
@@ -255,7 +255,7 @@ class Schedules(RuleBasedStateMachine):
 
     @rule(epsilon=st.floats(0, 3), n=st.integers(1, 3))
     def join(self, epsilon: float, n: int) -> None:
-        new = self.ledger.opened(n, epsilon)
+        new = self.ledger.open_accounts(n, epsilon)
         self.account = {k: np.concatenate([v, new[k]]) for k, v in self.account.items()}
         self.left += [[0.0, 0.0, 0.0] for _ in range(n)]
         self.saved = self.account
@@ -377,8 +377,8 @@ def test_nobody_overspends_in_10_000_schedules() -> None:
 
 def test_what_was_spent_never_begins_anew_below_nothing() -> None:
     """Sums of whole numbers wrap: nine quarters of what they hold would be less than nothing."""
-    ledger = Ledger((*(Event(name, "gaussian") for name in "abc"), Event(EARLIER, "gaussian", once=True)), 1e-5)
-    account = ledger.opened(1)
+    ledger = Ledger((*(Event(name, "gaussian") for name in "abc"), Event(EARLIER_RUNS, "gaussian", once=True)), 1e-5)
+    account = ledger.open_accounts(1)
     for name in "abc":
         for _ in range(4):
             account, _ = ledger.charge(account, name, 1e6)
@@ -386,19 +386,21 @@ def test_what_was_spent_never_begins_anew_below_nothing() -> None:
     for budget in (0.5, 999_999.0):
         poor = ledger.with_budget(account, budget)
         assert ledger.charge(poor, "a", 0.1)[1].tolist() == [False]
-        assert ledger.silent(poor).tolist() == [True]
+        assert ledger.is_exhausted(poor).tolist() == [True]
     units = np.zeros(1, np.int64)
     for _ in range(9):
-        units = added(units, ledger.without(EARLIER, account))
+        units = add_losses(units, ledger.sum_losses_except(EARLIER_RUNS, account))
     assert units[0] > 0
-    assert ledger.charge(ledger.with_earlier(ledger.opened(1, 999_999.0), units), "a", 0.1)[1].tolist() == [False]
+    assert ledger.charge(ledger.with_earlier_spending(ledger.open_accounts(1, 999_999.0), units), "a", 0.1)[
+        1
+    ].tolist() == [False]
     pure = Ledger(tuple(Event(name, "laplace") for name in "abcdefghi"), 1e-5)
-    much = {**pure.opened(1), "spent": np.full((1, 9), 2**60)}
+    much = {**pure.open_accounts(1), "spent": np.full((1, 9), 2**60)}
     assert pure.epsilon(much).tolist() == [math.inf]
     assert pure.charge(pure.with_budget(much, 1.0), "a")[1].tolist() == [False]
     sampled = Ledger((poisson(1e-6, 0.5),), 1e-5)
-    times = {**sampled.opened(1), "spent": np.full((1, 1), 2**40)}
-    assert sampled.rounds_like(Event("x", "unknown"), times)[1][0] > 0
+    times = {**sampled.open_accounts(1), "spent": np.full((1, 1), 2**40)}
+    assert sampled.count_rounds_like(Event("x", "unknown"), times)[1][0] > 0
 
 
 def test_a_large_pure_epsilon_has_a_finite_loss() -> None:
@@ -409,16 +411,16 @@ def test_a_large_pure_epsilon_has_a_finite_loss() -> None:
     assert all(math.isfinite(one) for one in losses)
     assert losses == sorted(losses)
     ledger = Ledger((Event("upload", "laplace", 1.0, 1 / 45),), 1e-5)
-    account, _ = ledger.charge(ledger.opened(2), "upload")
-    assert (ledger.without(EARLIER, account) > 0).all()
+    account, _ = ledger.charge(ledger.open_accounts(2), "upload")
+    assert (ledger.sum_losses_except(EARLIER_RUNS, account) > 0).all()
 
 
 def test_many_earlier_rounds_of_next_to_no_noise_do_not_begin_anew_below_nothing() -> None:
     event = Event("round", "gaussian", 1.0, 1e-3)
-    before = (replace(event, what=EARLIER_ROUNDS, once=True), replace(event, what=EARLIER, once=True))
+    before = (replace(event, what=EARLIER_ROUNDS, once=True), replace(event, what=EARLIER_RUNS, once=True))
     ledger = Ledger((event, *before), 1e-5)
-    account = ledger.opened(1, 900_000.0)
+    account = ledger.open_accounts(1, 900_000.0)
     assert ledger.charge(account, "round")[1].all()
-    held = ledger.with_earlier(account, np.zeros(1, np.int64), np.array([10]))
+    held = ledger.with_earlier_spending(account, np.zeros(1, np.int64), np.array([10]))
     assert held["spent"][0, 1] > ledger.charge(account, "round")[0]["spent"][0, 0]
     assert not ledger.charge(held, "round")[1].any()

@@ -8,14 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tacita.core.draws import Draws, keys_of, sealed_numbers
+from tacita.core.draws import Draws, derive_keys, hash_rows
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, Down, Ragged
-from tacita.fields import Dense, Each, Rows, Spec, Total
+from tacita.core.types import Arrays, Broadcast, Ragged
 from tacita.kernels.hashing import hash_owners
-from tacita.live.letters import each_arrays, names_of, people_named, read_each, read_written, written
-from tacita.live.server.bounds import Asked, check_total
+from tacita.live.per_client_arrays import (
+    decode_client_fields,
+    decode_per_client,
+    derive_pseudonyms,
+    encode_client_fields,
+    encode_per_client,
+    resolve_pseudonyms,
+)
+from tacita.live.server.bounds import ExpectedSum, check_total
 from tacita.live.wire import Reply, ReplyHead
+from tacita.messages import DenseArrays, PerClientField, SparseRows, Spec, Total
 
 SCORES = Spec("scores", (6,), seen="each", most=1.0, least=0.0)
 VECTOR = Spec("vector", (2,), seen="each", most=5.0)
@@ -26,13 +33,13 @@ LISTS = Ragged(
 
 
 def test_what_is_written_to_people_is_what_they_read() -> None:
-    arrays = written(Down(own=lambda keys: {"part": LISTS}), NAMES)
-    read = read_written(arrays, 6)
+    arrays = encode_per_client(Broadcast(per_client=lambda keys: {"part": LISTS}), NAMES)
+    read = decode_per_client(arrays, 6)
     assert read.clients.tolist() == NAMES.tolist()
-    found = read.to(NAMES[[2, 0]])["part"]
+    found = read.select_lists(NAMES[[2, 0]])["part"]
     assert [found.row(r).tolist() for r in range(2)] == [[0, 2, 5], [1, 4]]
     assert found.values["score"].dtype == np.float32
-    assert written(Down(), NAMES) == {}
+    assert encode_per_client(Broadcast(), NAMES) == {}
 
 
 @pytest.mark.parametrize(
@@ -53,20 +60,20 @@ def test_what_is_written_to_people_is_what_they_read() -> None:
     ],
 )
 def test_lists_that_do_not_fit_are_refused(name: str, wrong: Any) -> None:
-    arrays = {**written(Down(own=lambda keys: {"part": LISTS}), NAMES), name: np.asarray(wrong)}
+    arrays = {**encode_per_client(Broadcast(per_client=lambda keys: {"part": LISTS}), NAMES), name: np.asarray(wrong)}
     with pytest.raises(TacitaError):
-        read_written(arrays, 6)
+        decode_per_client(arrays, 6)
 
 
 def test_a_node_knows_only_its_own_people_by_their_names() -> None:
-    keys = keys_of(["a", "b", "c"])
-    names = names_of(Draws(1, "secret"), keys)
-    assert people_named(names[[2, 0]], names, keys).tolist() == keys[[2, 0]].tolist()
+    keys = derive_keys(["a", "b", "c"])
+    names = derive_pseudonyms(Draws(1, "secret"), keys)
+    assert resolve_pseudonyms(names[[2, 0]], names, keys).tolist() == keys[[2, 0]].tolist()
     for wrong in (keys, names.astype(np.int64), np.append(names, np.uint64(1)), names[None]):
         with pytest.raises(TacitaError, match="not on this node"):
-            people_named(wrong, names, keys)
-    assert not set(names.tolist()) & set(names_of(Draws(1, "another"), keys).tolist())
-    assert names_of(Draws(1), keys).tolist() == keys.tolist()  # the lab's own
+            resolve_pseudonyms(wrong, names, keys)
+    assert not set(names.tolist()) & set(derive_pseudonyms(Draws(1, "another"), keys).tolist())
+    assert derive_pseudonyms(Draws(1), keys).tolist() == keys.tolist()  # the lab's own
 
 
 def mixed(x: Any) -> Any:
@@ -87,7 +94,7 @@ def turned_back(x: int) -> int:
 
 def keys_that_fit(names: Any, listed: list[str]) -> list[int]:
     """Keys of 64 bits under which two names are mixings of two ids of a list: a name and a guess give the key."""
-    inner = np.sort(mixed(keys_of(listed) + np.uint64(0x9E3779B97F4A7C15)))
+    inner = np.sort(mixed(derive_keys(listed) + np.uint64(0x9E3779B97F4A7C15)))
     first, second = (np.uint64(turned_back(int(name))) for name in names[:2])
     keys = first ^ inner
     return [int(one) for one in keys[np.isin(second ^ keys, inner)]]
@@ -96,41 +103,46 @@ def keys_that_fit(names: Any, listed: list[str]) -> list[int]:
 def test_names_and_a_list_of_ids_do_not_give_away_who_is_who() -> None:
     """Control: of names that are mere mixings, the same reader finds the key, and with it everybody."""
     listed = [f"u{n}" for n in range(2000)]
-    people = keys_of(listed[100:105])
+    people = derive_keys(listed[100:105])
     draws = Draws(1, "secret")
     key = draws.private("name")
     assert int(key) in keys_that_fit(hash_owners(key, people), listed)  # and one that swaps the two
     for purpose in ("name", "requester"):
-        names = names_of(draws, people, purpose)
+        names = derive_pseudonyms(draws, people, purpose)
         assert names.dtype == np.uint64
         assert len(set(names.tolist())) == len(people)
         assert keys_that_fit(names, listed) == []
 
 
 def a_total() -> Total:
-    told = Rows(np.array([0, 0, 2], np.int32), np.array([1, 4, 0], np.int32), np.array([0.5, 1.0, 0.0], np.float32))
-    each = {"scores": Each(NAMES, told), "vector": Each(NAMES, Dense(np.ones((3, 2), np.float32)))}
+    told = SparseRows(
+        np.array([0, 0, 2], np.int32), np.array([1, 4, 0], np.int32), np.array([0.5, 1.0, 0.0], np.float32)
+    )
+    each = {
+        "scores": PerClientField(NAMES, told),
+        "vector": PerClientField(NAMES, DenseArrays(np.ones((3, 2), np.float32))),
+    }
     return Total({}, 3.0, 3, each)
 
 
 def a_reply(**changed: Any) -> Reply:
-    arrays: Arrays = {**each_arrays(a_total(), {int(n): int(n) for n in NAMES}), **changed}
+    arrays: Arrays = {**encode_client_fields(a_total(), {int(n): int(n) for n in NAMES}), **changed}
     head = ReplyHead(kind="k", run="r", block=0, round=0, verdict="ok", clients=3, expected=3.0, weight=3.0)
     return Reply(head, {k: v for k, v in arrays.items() if v is not None})
 
 
-ASKED = Asked((SCORES, VECTOR))
+ASKED = ExpectedSum((SCORES, VECTOR))
 
 
 def test_what_single_people_send_arrives_as_it_was_sent() -> None:
     reply = a_reply()
     check_total(reply, ASKED)
-    found = read_each(reply.arrays, ASKED.fields)
+    found = decode_client_fields(reply.arrays, ASKED.fields)
     assert found["scores"].sender.tolist() == NAMES.tolist()
     value = found["scores"].value
-    assert isinstance(value, Rows)
+    assert isinstance(value, SparseRows)
     assert value.item.tolist() == [1, 4, 0]
-    assert isinstance(found["vector"].value, Dense)
+    assert isinstance(found["vector"].value, DenseArrays)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +180,7 @@ def test_who_takes_part_by_chance_is_about_as_many_as_expected(clients: int, exp
     head = ReplyHead(
         kind="k", run="r", block=0, round=0, verdict="ok", clients=clients, expected=expected, weight=float(clients)
     )
-    asked = replace(Asked(()), sampled=True)
+    asked = replace(ExpectedSum(()), sampled=True)
     if fits:
         check_total(Reply(head), asked)
     else:
@@ -178,8 +190,8 @@ def test_who_takes_part_by_chance_is_about_as_many_as_expected(clients: int, exp
 
 def test_sealed_numbers_follow_their_key_and_every_column() -> None:
     one, other = np.array([1, 2, 2], np.uint64), np.array([2, 1, 2], np.uint64)
-    made = sealed_numbers(b"k" * 32, one, other)
+    made = hash_rows(b"k" * 32, one, other)
     assert len(set(made.tolist())) == 3
-    assert sealed_numbers(b"k" * 32, one[1:], other[1:]).tolist() == made[1:].tolist()
-    assert not set(made.tolist()) & set(sealed_numbers(b"l" * 32, one, other).tolist())
-    assert sealed_numbers(b"k" * 32, one[:0]).shape == (0,)
+    assert hash_rows(b"k" * 32, one[1:], other[1:]).tolist() == made[1:].tolist()
+    assert not set(made.tolist()) & set(hash_rows(b"l" * 32, one, other).tolist())
+    assert hash_rows(b"k" * 32, one[:0]).shape == (0,)

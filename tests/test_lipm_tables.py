@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tacita.lab.assembling import build
-from tacita.lab.experiments import plan, rates
-from tacita.lab.experiments.plan import Cell
+from tacita.research.experiments import experiment_spec, learning_rates
+from tacita.research.experiments.experiment_spec import ExperimentCell
+from tacita.runs.assembly import build_components
 
 SOURCES = {
     "fedrec", "fedmf-he", "fedneumf", "dp-fedavg", "pfedme", "lipm", "lipm-dpps", "fedavg", "dpps", "dpps-people",
@@ -16,33 +16,33 @@ SOURCES = {
 }  # fmt: skip
 
 
-def cells(table: str) -> dict[str, Cell]:
-    experiment, settings = plan.load_experiment(f"lipm-dpps/{table}")
-    found = plan.cells_of(experiment, settings, ["ml-100k"], experiment.backbones, 1)
+def cells(table: str) -> dict[str, ExperimentCell]:
+    experiment, settings = experiment_spec.load_experiment(f"lipm-dpps/{table}")
+    found = experiment_spec.list_cells(experiment, settings, ["ml-100k"], experiment.backbones, 1)
     return {one.variant: one for one in found}
 
 
-def budget(cell: Cell) -> dict[str, Any]:
+def budget(cell: ExperimentCell) -> dict[str, Any]:
     """The options of the part that noises."""
-    _, parts, _ = build(cell.config)
+    _, parts, _ = build_components(cell.config)
     [part] = [one for one in parts if one.name in ("dpps", "dp-fedavg")]
     return part.config.model_dump()
 
 
 def test_every_method_has_the_same_budget_of_trials_whatever_it_has_to_choose() -> None:
-    experiment = plan.main_table("lipm-dpps")
+    experiment = experiment_spec.load_main_table("lipm-dpps")
     assert experiment.tune
     assert experiment.tune.seed not in range(experiment.seeds + 1)
-    entries = rates.entries_of(experiment, ["ml-100k"], 6)
+    entries = learning_rates.list_tuning_entries(experiment, ["ml-100k"], 6)
     assert {one.source for one in entries} == SOURCES
     clips = {one.source: [t.options for t in one.trials] for one in entries}
     assert [one["dpps"]["clip"] for one in clips["dpps"]] == [0.1, 1.0, 10.0]
     assert clips["lipm"] == [{}]
-    turns = rates.cells_in_turn(entries)
+    turns = learning_rates.interleave_cells(entries)
     assert len(turns) == sum(len(one.cells) for one in entries)
     assert [one.variant for one in turns[: len(entries)]] == [one.variant for one in entries]
     lines = {cell.key: {"valid": 0.1} for cell in turns}
-    wider = rates.second_step(experiment, entries, lines, 6)
+    wider = learning_rates.add_second_step(experiment, entries, lines, 6)
     assert {len(one.cells) for one in wider} == {6}
     [private] = [one for one in wider if one.source == "dpps-people"]
     assert {t.options["dpps"]["clip"] for t in private.trials[3:]} == {0.1}
@@ -50,9 +50,9 @@ def test_every_method_has_the_same_budget_of_trials_whatever_it_has_to_choose() 
 
 
 def test_pfedme_is_searched_over_the_steps_that_it_takes() -> None:
-    experiment = plan.main_table("lipm-dpps")
-    [entry] = rates.entries_of(experiment, ["ml-100k", "pfedme"], 6)
-    [wider] = rates.second_step(experiment, [entry], {cell.key: {"valid": 0.1} for cell in entry.cells}, 6)
+    experiment = experiment_spec.load_main_table("lipm-dpps")
+    [entry] = learning_rates.list_tuning_entries(experiment, ["ml-100k", "pfedme"], 6)
+    [wider] = learning_rates.add_second_step(experiment, [entry], {cell.key: {"valid": 0.1} for cell in entry.cells}, 6)
     assert {t.lr for t in wider.trials} == {None}  # it never reads the model's rate
     took = [cell.config.train.pfedme for cell in wider.cells]
     assert len({one.inner_lr for one in took}) == 6
@@ -63,7 +63,7 @@ def test_pfedme_is_searched_over_the_steps_that_it_takes() -> None:
 
 @pytest.mark.parametrize("table", ["table2", "table3", "figure4", "figure5", "figure6", "figure7"])
 def test_what_a_row_takes_was_tuned(table: str) -> None:
-    experiment, _ = plan.load_experiment(f"lipm-dpps/{table}")
+    experiment, _ = experiment_spec.load_experiment(f"lipm-dpps/{table}")
     for name, variant in experiment.variants.items():
         assert variant.source in SOURCES | {"popular"}, name
 

@@ -25,7 +25,7 @@ from tacita.data.columns import read_items
 from tacita.live.running import demo as live_demo
 from tacita.live.running import server as live_server
 from tacita.live.running.server import is_up, open_store
-from tacita.live.server.store import STORE, ServerStore
+from tacita.live.server.store import STORE_FILE, ServerStore
 
 
 def said(*words: object) -> tuple[int, str, str]:
@@ -49,8 +49,8 @@ def refused(*words: object) -> str:
 def rows(folder: Path) -> dict[str, int]:
     """How many rows every table of a server's store has."""
     with open_store(folder) as store:
-        tables = [name for (name,) in store._all("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        return {name: store._all(f"SELECT count(*) FROM {name}")[0][0] for name in tables}
+        tables = [name for (name,) in store._query("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {name: store._query(f"SELECT count(*) FROM {name}")[0][0] for name in tables}
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def site(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def up(site: Path) -> Iterator[Path]:
     """The site while some process serves it."""
-    with live_server._alone(site / "server"):
+    with live_server._hold_server_lock(site / "server"):
         yield site
 
 
@@ -255,7 +255,7 @@ def test_a_block_is_opened_when_the_one_before_is_done(enrolled: Path) -> None:
 def test_a_run_that_stopped_says_why_and_how_to_go_on(enrolled: Path) -> None:
     assert said("server", "train", "mf.toml", "--detach")[0] == 0
     with open_store(enrolled / "server") as store:
-        store.tell("mf", {"event": "stopped", "said": "no space left."})
+        store.log_event("mf", {"event": "stopped", "said": "no space left."})
     code, out, _ = said("server", "status")
     assert code == 0
     assert "stopped: no space left." in out
@@ -276,7 +276,7 @@ def test_a_run_that_stopped_says_why_and_how_to_go_on(enrolled: Path) -> None:
 def test_the_remedy_fits_the_reason(enrolled: Path, why: str, remedy: str) -> None:
     assert said("server", "train", "mf.toml", "--detach")[0] == 0
     with open_store(enrolled / "server") as store:
-        store.tell("mf", {"event": "stopped", "said": why})
+        store.log_event("mf", {"event": "stopped", "said": why})
     with pytest.raises(TacitaError) as error:
         cli_server.watch(enrolled / "server", "mf", quiet=True)
     assert remedy in str(error.value)
@@ -294,12 +294,12 @@ def test_ctrl_c_leaves_the_run_to_the_server(enrolled: Path, monkeypatch: pytest
 
 
 def test_watching_tells_what_a_round_waits_for_once(enrolled: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    news = cli_server._News(quiet=False)
+    news = cli_server._EventPrinter(quiet=False)
     for _ in range(3):
-        news.hear({"event": "waiting", "answered": 1, "needed": 2}, {})
-        news.hear({"event": "refused", "node": 7, "said": "a sum over 3 people is not sent."}, {"7": "clinic"})
+        news.handle_event({"event": "waiting", "answered": 1, "needed": 2}, {})
+        news.handle_event({"event": "refused", "node": 7, "said": "a sum over 3 people is not sent."}, {"7": "clinic"})
     assert news.note == "1 of 2 nodes answered"
-    news.hear({"event": "round", "round": 3}, {})
+    news.handle_event({"event": "round", "round": 3}, {})
     assert (news.rounds, news.note) == (3, "")
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
@@ -313,10 +313,10 @@ def test_the_demo_takes_a_new_folder_and_leaves_none_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_demo, "find_spec", lambda name: object())
-    with live_demo.own_folder(None) as folder:
+    with live_demo.make_demo_folder(None) as folder:
         assert folder.is_dir()
     assert not folder.exists()
-    with live_demo.own_folder(tmp_path / "kept") as folder:
+    with live_demo.make_demo_folder(tmp_path / "kept") as folder:
         assert folder == tmp_path / "kept"
     assert folder.is_dir()
     assert "choose another --out" in refused("demo", "--live", "--out", tmp_path / "kept")
@@ -332,7 +332,7 @@ def test_the_demo_gives_everything_to_the_node_where_its_person_lives(
     (tmp_path / "all.csv").write_text("user,item,timestamp\n" + "".join(f"{u},{i},{t}\n" for u, i, t in rows))
     read = live_demo.load
     monkeypatch.setattr(live_demo, "load", lambda name, data_dir: read(str(tmp_path / "all.csv")))
-    people = live_demo.split(tmp_path, None)
+    people = live_demo.split_data(tmp_path, None)
     found = []
     ends = [int(share * 20) for share in live_demo.CUTS]
     for name, some in people.files.items():
@@ -342,7 +342,7 @@ def test_the_demo_gives_everything_to_the_node_where_its_person_lives(
             assert all(sum(int(at) > end for end in ends) == block for _, _, at in lines)
             found += [(user, item, int(at)) for user, item, at in lines]
     assert sorted(found) == sorted(rows)
-    assert {(user, item) for user, items in people.first.items() for item in items} == {
+    assert {(user, item) for user, items in people.first_block_items.items() for item in items} == {
         (user, item) for user, item, at in rows if at <= ends[0]
     }
     with pytest.raises(TacitaError, match="user 'u9' is not in"):
@@ -369,7 +369,7 @@ def test_a_server_does_not_run_as_root_unless_told(site: Path, monkeypatch: pyte
     """Who reaches Flower's port on loopback runs code as the server's user."""
     began: list[Path] = []
     monkeypatch.setattr(
-        "tacita.live.running.server._alone", lambda folder: began.append(folder) or contextlib.nullcontext()
+        "tacita.live.running.server._hold_server_lock", lambda folder: began.append(folder) or contextlib.nullcontext()
     )
     monkeypatch.setattr("tacita.live.running.server.ServerStore", lambda path: fail_here())
     for user, words, starts in ((0, [], 0), (0, ["--insecure-run-as-root"], 1), (1000, [], 2)):
@@ -387,7 +387,7 @@ def test_those_who_look_are_not_taken_for_a_server(site: Path) -> None:
     folder = site / "server"
     assert not is_up(folder)
     assert not (folder / "up.lock").exists()  # looking writes nothing
-    with live_server._alone(folder):
+    with live_server._hold_server_lock(folder):
         assert is_up(folder)
         assert (
             "up already" in refused("server", "up", "--insecure-run-as-root")
@@ -430,8 +430,8 @@ def examined(monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], apart: 
     stated += [f"{name}>=0.1 ; extra == 'live'" for name in LIVE if name != "flwr"]
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: stated)
     monkeypatch.setattr(doctor, "_version", installed.get)
-    monkeypatch.setattr("tacita.live.processes.other_user_works", lambda name: apart)
-    return {one["what"]: f"{one['state']}: {one['detail']}" for one in doctor._live()}
+    monkeypatch.setattr("tacita.live.processes.find_user_problem", lambda name: apart)
+    return {one["what"]: f"{one['state']}: {one['detail']}" for one in doctor._check_live()}
 
 
 def test_the_doctor_does_not_mind_a_lab_without_live(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,7 +454,7 @@ def test_the_doctor_holds_flower_to_the_version_that_is_pinned(monkeypatch: pyte
 def test_the_doctor_sees_an_installation_from_before(monkeypatch: pytest.MonkeyPatch) -> None:
     examined(monkeypatch, LIVE)
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: ["numpy>=1.26"])
-    assert [(one["state"], "install it again" in one["detail"]) for one in doctor._live()] == [("note", True)]
+    assert [(one["state"], "install it again" in one["detail"]) for one in doctor._check_live()] == [("note", True)]
 
 
 def test_the_doctor_tells_if_nothing_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,16 +465,16 @@ def test_the_doctor_tells_if_nothing_is_kept_apart(monkeypatch: pytest.MonkeyPat
 
 def test_the_doctor_tries_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert doctor._locks()["state"] == "ok"
+    assert doctor._check_locks()["state"] == "ok"
     monkeypatch.setattr("fcntl.flock", lambda *_: None)
-    assert doctor._locks()["state"] == "note"
-    assert "local disk" in doctor._locks()["detail"]
+    assert doctor._check_locks()["state"] == "note"
+    assert "local disk" in doctor._check_locks()["detail"]
 
     def unsupported(*_: object) -> None:
         raise OSError(95, os.strerror(95))
 
     monkeypatch.setattr("fcntl.flock", unsupported)
-    assert doctor._locks()["state"] == "note"
+    assert doctor._check_locks()["state"] == "note"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -502,7 +502,7 @@ def test_the_doctor_never_loads_flower() -> None:
     ],
 )
 def test_a_servers_file_of_another_time_is_one_sentence_with_a_remedy(tmp_path: Path, made: str, words: str) -> None:
-    path = tmp_path / STORE
+    path = tmp_path / STORE_FILE
     with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
         db.execute("CREATE TABLE requests (id INTEGER PRIMARY KEY, run TEXT, node TEXT, request TEXT, done REAL)")

@@ -29,9 +29,9 @@ pytest.importorskip("flwr", reason="Flower is not installed; pip install tacita[
 import httpx
 
 from tacita.core.errors import TacitaError
-from tacita.live import certificates
-from tacita.live.engine import door, gateway, shim
-from tacita.live.processes import Child, ended_by_signals, other_user_works, stopped_by_signals
+from tacita.live import tls_certificates
+from tacita.live.engine import connection_limits, gateway, unix_socket
+from tacita.live.processes import ChildProcess, exit_on_signals, find_user_problem, stop_on_signals
 
 # Certificates
 
@@ -39,39 +39,39 @@ from tacita.live.processes import Child, ended_by_signals, other_user_works, sto
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("server")
-    certificates.make_ca(folder)
-    certificates.make_server(folder, ["rec.example.org", "192.0.2.7", "2001:db8::1"])
+    tls_certificates.make_ca(folder)
+    tls_certificates.make_server_certificate(folder, ["rec.example.org", "192.0.2.7", "2001:db8::1"])
     return folder
 
 
 def test_private_files_are_for_their_owner_and_never_overwritten(server: Path, tmp_path: Path) -> None:
-    certificates.make_node_key(tmp_path / "node")
+    tls_certificates.make_node_key(tmp_path / "node")
     for path in (server / "ca.key", server / "server.key", tmp_path / "node"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     before = (server / "ca.key").read_bytes(), (tmp_path / "node").read_bytes()
     for again in (
-        lambda: certificates.make_ca(server),
-        lambda: certificates.make_server(server),
-        lambda: certificates.make_node_key(tmp_path / "node"),
+        lambda: tls_certificates.make_ca(server),
+        lambda: tls_certificates.make_server_certificate(server),
+        lambda: tls_certificates.make_node_key(tmp_path / "node"),
     ):
         with pytest.raises(TacitaError, match="exists already"):
             again()
     (tmp_path / "node").rename(tmp_path / "moved")
     with pytest.raises(TacitaError, match="exists already"):  # half a pair is not completed by another half
-        certificates.make_node_key(tmp_path / "node")
+        tls_certificates.make_node_key(tmp_path / "node")
     assert before == ((server / "ca.key").read_bytes(), (tmp_path / "moved").read_bytes())
 
 
 def test_the_server_certificate_names_hosts_and_loopback(server: Path) -> None:
-    hosts = certificates.hosts_of(server / "server.pem")
+    hosts = tls_certificates.read_hosts(server / "server.pem")
     assert set(hosts) == {"rec.example.org", "192.0.2.7", "2001:db8::1", "localhost", "127.0.0.1"}
 
 
 @pytest.mark.parametrize("host", ["https://rec.example.org", "rec.example.org:9093", "", "a b"])
 def test_a_host_with_scheme_or_port_is_refused(server: Path, tmp_path: Path, host: str) -> None:
-    certificates.make_ca(tmp_path)
+    tls_certificates.make_ca(tmp_path)
     with pytest.raises(TacitaError, match="without scheme and port"):
-        certificates.make_server(tmp_path, [host])
+        tls_certificates.make_server_certificate(tmp_path, [host])
     assert not (tmp_path / "server.key").exists()
 
 
@@ -84,7 +84,7 @@ def test_a_strict_client_trusts_the_certificate(server: Path, host: str) -> None
 
 
 def test_another_authority_and_another_host_are_not_trusted(server: Path, tmp_path: Path) -> None:
-    certificates.make_ca(tmp_path)
+    tls_certificates.make_ca(tmp_path)
     other = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
     assert isinstance(_handshake(server, other, "localhost"), ssl.SSLCertVerificationError)
     ours = ssl.create_default_context(cafile=str(server / "ca.pem"))
@@ -111,62 +111,62 @@ def _handshake(server: Path, trust: ssl.SSLContext, host: str) -> Exception | No
 
 def test_an_expired_certificate_names_the_remedy(server: Path) -> None:
     path = server / "server.pem"
-    certificates.check(path)
-    end = certificates.expires(path)
-    certificates.check(path, end - timedelta(seconds=1))
+    tls_certificates.check_validity(path)
+    end = tls_certificates.read_expiry(path)
+    tls_certificates.check_validity(path, end - timedelta(seconds=1))
     with pytest.raises(TacitaError, match=rf"expired on {end:%Y-%m-%d}; make a new one with `tacita server renew`"):
-        certificates.check(path, end)
+        tls_certificates.check_validity(path, end)
     with pytest.raises(TacitaError, match="check the clock"):
-        certificates.check(path, datetime.now(UTC) - timedelta(days=2))
+        tls_certificates.check_validity(path, datetime.now(UTC) - timedelta(days=2))
 
 
 def test_renewal_keeps_key_and_hosts(tmp_path: Path) -> None:
-    certificates.make_ca(tmp_path)
-    certificates.make_server(tmp_path, ["rec.example.org"], days=1)
-    before, key = certificates.expires(tmp_path / "server.pem"), (tmp_path / "server.key").read_bytes()
-    certificates.renew(tmp_path)
-    assert certificates.expires(tmp_path / "server.pem") > before + timedelta(days=300)
-    assert "rec.example.org" in certificates.hosts_of(tmp_path / "server.pem")
+    tls_certificates.make_ca(tmp_path)
+    tls_certificates.make_server_certificate(tmp_path, ["rec.example.org"], days=1)
+    before, key = tls_certificates.read_expiry(tmp_path / "server.pem"), (tmp_path / "server.key").read_bytes()
+    tls_certificates.renew_server_certificate(tmp_path)
+    assert tls_certificates.read_expiry(tmp_path / "server.pem") > before + timedelta(days=300)
+    assert "rec.example.org" in tls_certificates.read_hosts(tmp_path / "server.pem")
     assert (tmp_path / "server.key").read_bytes() == key
-    certificates.renew(tmp_path, ["other.example.org"])
-    assert "rec.example.org" not in certificates.hosts_of(tmp_path / "server.pem")
+    tls_certificates.renew_server_certificate(tmp_path, ["other.example.org"])
+    assert "rec.example.org" not in tls_certificates.read_hosts(tmp_path / "server.pem")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ca.key", "ca.pem", "server.key", "server.pem"]
 
 
 def test_a_certificate_does_not_outlive_its_authority(tmp_path: Path) -> None:
-    certificates.make_ca(tmp_path, days=10)
-    certificates.make_server(tmp_path)
-    assert certificates.expires(tmp_path / "server.pem") == certificates.expires(tmp_path / "ca.pem")
+    tls_certificates.make_ca(tmp_path, days=10)
+    tls_certificates.make_server_certificate(tmp_path)
+    assert tls_certificates.read_expiry(tmp_path / "server.pem") == tls_certificates.read_expiry(tmp_path / "ca.pem")
 
 
 def test_damaged_files_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("no")
     for wrong in (
-        lambda: certificates.check(tmp_path / "x"),
-        lambda: certificates.check(tmp_path / "y"),
-        lambda: certificates.load_node_key(tmp_path / "x"),
-        lambda: certificates.load_node_key(tmp_path / "y"),
-        lambda: certificates.fingerprint(b"no"),
-        lambda: certificates.renew(tmp_path),
+        lambda: tls_certificates.check_validity(tmp_path / "x"),
+        lambda: tls_certificates.check_validity(tmp_path / "y"),
+        lambda: tls_certificates.load_node_key(tmp_path / "x"),
+        lambda: tls_certificates.load_node_key(tmp_path / "y"),
+        lambda: tls_certificates.fingerprint(b"no"),
+        lambda: tls_certificates.renew_server_certificate(tmp_path),
     ):
         with pytest.raises(TacitaError):
             wrong()
 
 
 def test_a_fingerprint_is_the_same_in_both_forms(tmp_path: Path) -> None:
-    public = certificates.make_node_key(tmp_path / "node").read_bytes()
+    public = tls_certificates.make_node_key(tmp_path / "node").read_bytes()
     assert public.startswith(b"ecdsa-sha2-nistp384 ")
-    assert certificates.fingerprint(public) == certificates.fingerprint(certificates.public_pem(public))
-    other = certificates.make_node_key(tmp_path / "other").read_bytes()
-    assert certificates.fingerprint(public) != certificates.fingerprint(other)
+    assert tls_certificates.fingerprint(public) == tls_certificates.fingerprint(tls_certificates.convert_to_pem(public))
+    other = tls_certificates.make_node_key(tmp_path / "other").read_bytes()
+    assert tls_certificates.fingerprint(public) != tls_certificates.fingerprint(other)
 
 
 def test_a_node_key_is_one_that_flower_signs_with(tmp_path: Path) -> None:
     from flwr.supercore.primitives.asymmetric import bytes_to_public_key, sign_message, verify_signature
 
-    public = certificates.make_node_key(tmp_path / "node").read_bytes()
-    signature = sign_message(certificates.load_node_key(tmp_path / "node"), b"x")
-    assert verify_signature(bytes_to_public_key(certificates.public_pem(public)), b"x", signature)
+    public = tls_certificates.make_node_key(tmp_path / "node").read_bytes()
+    signature = sign_message(tls_certificates.load_node_key(tmp_path / "node"), b"x")
+    assert verify_signature(bytes_to_public_key(tls_certificates.convert_to_pem(public)), b"x", signature)
 
 
 # The gateway
@@ -207,13 +207,13 @@ def test_every_call_of_flowers_fleet_is_decided() -> None:
     ],
 )
 def test_other_paths_and_spellings_are_refused(path: str) -> None:
-    assert gateway.refusal("POST", path.encode(), b"") is not None
+    assert gateway.find_refusal("POST", path.encode(), b"") is not None
 
 
 def test_only_post_without_a_query_passes() -> None:
-    assert gateway.refusal("POST", b"/v1/fleet/pull-messages", b"") is None
-    assert gateway.refusal("GET", b"/v1/fleet/pull-messages", b"") is not None
-    assert gateway.refusal("POST", b"/v1/fleet/pull-messages", b"a=1") is not None
+    assert gateway.find_refusal("POST", b"/v1/fleet/pull-messages", b"") is None
+    assert gateway.find_refusal("GET", b"/v1/fleet/pull-messages", b"") is not None
+    assert gateway.find_refusal("POST", b"/v1/fleet/pull-messages", b"a=1") is not None
 
 
 class Upstream:
@@ -244,7 +244,7 @@ def through(
 
     async def run() -> httpx.Response:
         behind = httpx.AsyncClient(base_url="https://link", transport=httpx.MockTransport(upstream))
-        app: Any = gateway.make_app(behind, lambda _: allowed, most)
+        app: Any = gateway.make_proxy_app(behind, lambda _: allowed, most)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="https://gateway") as client:
             return await client.post("/v1/fleet/pull-messages", headers=headers, content=body)
 
@@ -253,8 +253,11 @@ def through(
 
 @pytest.fixture(scope="module")
 def signed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    public = certificates.make_node_key(tmp_path_factory.mktemp("node") / "node").read_bytes()
-    return {"flwr-public-key": base64.b64encode(certificates.public_pem(public)).decode(), "flwr-signature": "s"}
+    public = tls_certificates.make_node_key(tmp_path_factory.mktemp("node") / "node").read_bytes()
+    return {
+        "flwr-public-key": base64.b64encode(tls_certificates.convert_to_pem(public)).decode(),
+        "flwr-signature": "s",
+    }
 
 
 def test_a_nodes_call_passes_with_the_headers_it_needs(signed: dict[str, str]) -> None:
@@ -306,7 +309,7 @@ def test_what_the_server_does_is_told_in_codes_that_nodes_retry(
 
 
 def test_the_gateway_speaks_only_tls_and_needs_a_free_port(server: Path) -> None:
-    kept = certificates.ServerKeys.of(server)
+    kept = tls_certificates.ServerKeys.in_folder(server)
     with gateway.Gateway("127.0.0.1", 0, "https://127.0.0.1:9", kept, allowed=lambda _: True) as one:
         trust = ssl.create_default_context(cafile=str(server / "ca.pem"))
         with httpx.Client(verify=trust, trust_env=False) as client:
@@ -316,8 +319,8 @@ def test_the_gateway_speaks_only_tls_and_needs_a_free_port(server: Path) -> None
         second = gateway.Gateway("127.0.0.1", one.port, "https://127.0.0.1:9", kept, allowed=lambda _: True)
         with pytest.raises(TacitaError, match=f"port {one.port} is in use"):
             second.start()
-    assert not one.alive
-    gateway.bind("127.0.0.1", one.port).close()
+    assert not one.is_alive
+    gateway.bind_listener("127.0.0.1", one.port).close()
 
 
 @pytest.fixture
@@ -367,7 +370,7 @@ def still_open(strangers: list[ssl.SSLSocket]) -> int:
 
 def test_strangers_never_stop_a_node_and_are_few(server: Path, upstream: str, signed: dict[str, str]) -> None:
     """600 idle connections without a key: an enrolled node gets through, on its old connection and on a new one."""
-    kept = certificates.ServerKeys.of(server)
+    kept = tls_certificates.ServerKeys.in_folder(server)
     trust = ssl.create_default_context(cafile=str(server / "ca.pem"))
     strangers: list[ssl.SSLSocket] = []
 
@@ -393,16 +396,16 @@ def test_strangers_never_stop_a_node_and_are_few(server: Path, upstream: str, si
         with httpx.Client(verify=trust, trust_env=False, base_url=url) as other:
             assert call(other).content == b"abc"  # on a new one
         print(f"two calls beside 600 strangers: {time.monotonic() - began:.2f} s")
-        assert 0 < still_open(strangers) <= door.MOST_STRANGERS
+        assert 0 < still_open(strangers) <= connection_limits.MOST_STRANGERS
 
 
 def test_who_is_silent_before_or_after_tls_is_dropped_in_time(
     server: Path, upstream: str, signed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "HANDSHAKE", 1.0)
-    monkeypatch.setattr(door, "HEADERS", 1.0)
-    monkeypatch.setattr(door, "MOST_PER_KEY", 3)
-    kept = certificates.ServerKeys.of(server)
+    monkeypatch.setattr(connection_limits, "HANDSHAKE_TIMEOUT", 1.0)
+    monkeypatch.setattr(connection_limits, "HEADER_TIMEOUT", 1.0)
+    monkeypatch.setattr(connection_limits, "MOST_PER_KEY", 3)
+    kept = tls_certificates.ServerKeys.in_folder(server)
     trust = ssl.create_default_context(cafile=str(server / "ca.pem"))
     with gateway.Gateway("127.0.0.1", 0, upstream, kept, allowed=lambda _: True) as one:
 
@@ -444,7 +447,9 @@ def test_who_is_silent_before_or_after_tls_is_dropped_in_time(
             assert b"200 OK" in call(node)
             node.sendall(b"POST /v1/fleet")  # but a call once begun has to come
             assert gone(node)
-        monkeypatch.setattr(door, "HEADERS", 60.0)  # the machine may be busy, and each waits for those before it
+        monkeypatch.setattr(
+            connection_limits, "HEADER_TIMEOUT", 60.0
+        )  # the machine may be busy, and each waits for those before it
         many = [connected() for _ in range(5)]
         assert all(b"200 OK" in call(each) for each in many)
         end = time.monotonic() + 30
@@ -465,10 +470,10 @@ def test_bodies_of_all_sizes_come_back(tmp_path: Path) -> None:
         seen.append(uid)
         return body[::-1]
 
-    with shim.serve(tmp_path / "s", handle):
+    with unix_socket.serve(tmp_path / "s", handle):
         for size in (0, 1, 2**20, 2**20 + 1, 5_000_000):
             body = os.urandom(size)
-            assert shim.ask(tmp_path / "s", body) == body[::-1]
+            assert unix_socket.ask(tmp_path / "s", body) == body[::-1]
     assert set(seen) <= {os.getuid(), -1}
     assert not (tmp_path / "s").exists()
 
@@ -481,10 +486,11 @@ def test_the_socket_has_its_mode_and_many_ask_at_once(tmp_path: Path) -> None:
         return body
 
     answers: list[bytes] = []
-    with shim.serve(tmp_path / "s", handle, mode=0o660):
+    with unix_socket.serve(tmp_path / "s", handle, mode=0o660):
         assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o660
         askers = [
-            threading.Thread(target=lambda k=k: answers.append(shim.ask(tmp_path / "s", bytes([k])))) for k in range(8)
+            threading.Thread(target=lambda k=k: answers.append(unix_socket.ask(tmp_path / "s", bytes([k]))))
+            for k in range(8)
         ]
         for one in askers:
             one.start()
@@ -499,10 +505,10 @@ def test_a_handler_that_fails_closes_the_connection_and_serves_on(tmp_path: Path
             raise RuntimeError("no")
         return body
 
-    with shim.serve(tmp_path / "s", handle):
+    with unix_socket.serve(tmp_path / "s", handle):
         with pytest.raises(TacitaError, match="without an answer"):
-            shim.ask(tmp_path / "s", b"bad")
-        assert shim.ask(tmp_path / "s", b"good") == b"good"
+            unix_socket.ask(tmp_path / "s", b"bad")
+        assert unix_socket.ask(tmp_path / "s", b"good") == b"good"
 
 
 def test_sizes_and_times_are_bounded(tmp_path: Path) -> None:
@@ -510,15 +516,15 @@ def test_sizes_and_times_are_bounded(tmp_path: Path) -> None:
         time.sleep(0.5 if body == b"slow" else 0)
         return b"x" * 200 if body == b"long" else body
 
-    with shim.serve(tmp_path / "s", handle, most=100, timeout=0.3):
+    with unix_socket.serve(tmp_path / "s", handle, most=100, timeout=0.3):
         with pytest.raises(TacitaError, match="larger than"):
-            shim.ask(tmp_path / "s", b"x" * 101, most=100)
+            unix_socket.ask(tmp_path / "s", b"x" * 101, most=100)
         with pytest.raises(TacitaError, match="without an answer"):
-            shim.ask(tmp_path / "s", b"x" * 101)
+            unix_socket.ask(tmp_path / "s", b"x" * 101)
         with pytest.raises(TacitaError, match="without an answer"):
-            shim.ask(tmp_path / "s", b"long")
+            unix_socket.ask(tmp_path / "s", b"long")
         with pytest.raises(TacitaError, match=r"within 0.2 s"):
-            shim.ask(tmp_path / "s", b"slow", timeout=0.2)
+            unix_socket.ask(tmp_path / "s", b"slow", timeout=0.2)
         with socket.socket(socket.AF_UNIX) as line:  # claims a length and sends nothing
             line.connect(str(tmp_path / "s"))
             line.sendall(struct.pack(">Q", 50))
@@ -528,20 +534,20 @@ def test_sizes_and_times_are_bounded(tmp_path: Path) -> None:
 
 def test_nobody_there_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(TacitaError, match="is the node running"):
-        shim.ask(tmp_path / "s", b"")
+        unix_socket.ask(tmp_path / "s", b"")
 
 
 def test_a_left_over_socket_is_replaced_but_not_one_in_use(tmp_path: Path) -> None:
     left = socket.socket(socket.AF_UNIX)
     left.bind(str(tmp_path / "s"))
     left.close()
-    with shim.serve(tmp_path / "s", lambda body, _: body):
+    with unix_socket.serve(tmp_path / "s", lambda body, _: body):
         with pytest.raises(TacitaError, match="another process is serving"):
-            shim.serve(tmp_path / "s", lambda body, _: body)
-        assert shim.ask(tmp_path / "s", b"a") == b"a"
+            unix_socket.serve(tmp_path / "s", lambda body, _: body)
+        assert unix_socket.ask(tmp_path / "s", b"a") == b"a"
     (tmp_path / "file").write_text("mine")
     with pytest.raises(TacitaError, match="not a socket"):
-        shim.serve(tmp_path / "file", lambda body, _: body)
+        unix_socket.serve(tmp_path / "file", lambda body, _: body)
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -549,13 +555,13 @@ def test_a_long_path_works_or_is_one_sentence(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 100) / ("y" * 100)
     folder.mkdir(parents=True)
     if sys.platform == "linux":
-        with shim.serve(folder / "s", lambda body, _: body):
-            assert shim.ask(folder / "s", b"far") == b"far"
+        with unix_socket.serve(folder / "s", lambda body, _: body):
+            assert unix_socket.ask(folder / "s", b"far") == b"far"
         with pytest.raises(TacitaError, match="choose a shorter folder"):
-            shim.serve(folder / ("s" * 70), lambda body, _: body)
+            unix_socket.serve(folder / ("s" * 70), lambda body, _: body)
     else:
         with pytest.raises(TacitaError, match="choose a shorter folder"):
-            shim.serve(folder / "s", lambda body, _: body)
+            unix_socket.serve(folder / "s", lambda body, _: body)
 
 
 # Processes and imports
@@ -564,13 +570,13 @@ def test_a_long_path_works_or_is_one_sentence(tmp_path: Path) -> None:
 def test_a_child_leaves_no_descendants(tmp_path: Path) -> None:
     script = "import subprocess, sys, time; p = subprocess.Popen(['sleep', '60'], start_new_session=True); "
     script += "print(p.pid, flush=True); time.sleep(60)"
-    child = Child([sys.executable, "-c", script], tmp_path, tmp_path / "log", dict(os.environ), None)
+    child = ChildProcess([sys.executable, "-c", script], tmp_path, tmp_path / "log", dict(os.environ), None)
     end = time.monotonic() + 60
-    while not child.output().strip() and time.monotonic() < end:
+    while not child.read_tail().strip() and time.monotonic() < end:
         time.sleep(0.05)
-    below = int(child.output())
+    below = int(child.read_tail())
     child.stop()
-    assert child.code is not None
+    assert child.exit_code is not None
     time.sleep(0.1)
     state = Path(f"/proc/{below}/stat")
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
@@ -604,19 +610,19 @@ time.sleep(60)
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process as another user")
 def test_a_child_runs_as_another_user(tmp_path: Path) -> None:
-    child = Child(["id", "-u"], Path("/"), tmp_path / "log", dict(os.environ), "nobody")
+    child = ChildProcess(["id", "-u"], Path("/"), tmp_path / "log", dict(os.environ), "nobody")
     assert child.wait(60)
-    assert child.output().strip() == str(pwd.getpwnam("nobody").pw_uid)
+    assert child.read_tail().strip() == str(pwd.getpwnam("nobody").pw_uid)
 
 
 def test_a_program_that_is_missing_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(TacitaError, match="cannot start nothing-here"):
-        Child(["nothing-here"], tmp_path, tmp_path / "log", {}, None)
+        ChildProcess(["nothing-here"], tmp_path, tmp_path / "log", {}, None)
 
 
 def test_another_user_is_refused_with_a_reason() -> None:
-    assert "there is no user" in (other_user_works("no-such-user-here") or "")
-    assert "nothing is kept apart" in (other_user_works(pwd.getpwuid(os.geteuid()).pw_name) or "")
+    assert "there is no user" in (find_user_problem("no-such-user-here") or "")
+    assert "nothing is kept apart" in (find_user_problem(pwd.getpwuid(os.geteuid()).pw_name) or "")
 
 
 def test_the_nodes_client_loads_nothing_of_the_recommender() -> None:
@@ -628,19 +634,19 @@ def test_the_nodes_client_loads_nothing_of_the_recommender() -> None:
     assert ours == {
         "tacita",
         "tacita.core",
-        "tacita.core.python_words",
+        "tacita.core.python_messages",
         "tacita.core.errors",
         "tacita.live",
         "tacita.live.engine",
-        "tacita.live.engine.shim",
+        "tacita.live.engine.unix_socket",
         "tacita.live.engine.flower_client",
     }
 
 
 def test_bodies_survive_flowers_records() -> None:
-    from tacita.live.engine.flower_client import SMALL, pack, unpack
+    from tacita.live.engine.flower_client import SMALL_BODY_BYTES, pack, unpack
 
-    for size in (0, 1, SMALL, SMALL + 1, 300_000):
+    for size in (0, 1, SMALL_BODY_BYTES, SMALL_BODY_BYTES + 1, 300_000):
         body = os.urandom(size)
         assert unpack(pack(body)) == body
     from flwr.app import ConfigRecord, RecordDict
@@ -717,14 +723,14 @@ def test_an_exchange_returns_what_came_in_time(monkeypatch: pytest.MonkeyPatch) 
 def test_a_closed_terminal_stops_what_was_started_unless_it_is_to_be_ignored() -> None:
     stopping, before = threading.Event(), signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
-        with pytest.raises(KeyboardInterrupt), ended_by_signals():
+        with pytest.raises(KeyboardInterrupt), exit_on_signals():
             os.kill(os.getpid(), signal.SIGHUP)
-        with stopped_by_signals(stopping):
+        with stop_on_signals(stopping):
             os.kill(os.getpid(), signal.SIGHUP)
             assert stopping.wait(5)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
         stopping.clear()
-        with ended_by_signals(), stopped_by_signals(stopping):
+        with exit_on_signals(), stop_on_signals(stopping):
             os.kill(os.getpid(), signal.SIGHUP)
             assert not stopping.wait(0.2)
     finally:

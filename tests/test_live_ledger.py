@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from test_live_parity import DATA, PATIENT, SPLIT, Site, but_when, close_all, make_site, play
 
-from tacita.core.config import RunConfig, validated
+from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
-from tacita.live.node import file as node_file
-from tacita.live.node import persons, session, verbs
-from tacita.live.node.budgets import own_ledger
+from tacita.live.node import question_handler, user_queries, verbs
+from tacita.live.node import store_file as node_file
+from tacita.live.node.budgets import read_user_accounts
+from tacita.live.node.erased_spending import load_accounts
 from tacita.live.node.node import Node
-from tacita.live.node.remembered import accounts_in
-from tacita.live.wire import SPENT, decode_reply
+from tacita.live.wire import SPENT_BINS, decode_reply
 
 MF = {"name": "mf", "dim": 8}
 TALLY = {"backbone": {"name": "tally"}, "privacy": {"epsilon": 4.0, "blocks": 2}}
@@ -29,7 +29,7 @@ TALLY = {"backbone": {"name": "tally"}, "privacy": {"epsilon": 4.0, "blocks": 2}
 def config_of(**dpps: Any) -> RunConfig:
     part = {"name": "dpps", "clip": 0.01, "releases": 50, **dpps}
     values = {"data": DATA, "split": SPLIT, "seed": 5, "train": {"rounds": 3}, "backbone": MF}
-    return validated(RunConfig, {**values, "method": "dpps", "parts": [part]}, "the test")
+    return validate_model(RunConfig, {**values, "method": "dpps", "parts": [part]}, "the test")
 
 
 @pytest.fixture
@@ -49,22 +49,22 @@ def test_nodes_charge_their_people_and_say_what_it_cost(site: Site) -> None:
     play(site)
     for node in site.transport.members.values():
         assert times(node).max() > 0
-        lines = [one for one in node.store.ledger() if one["kind"] == "round"]
+        lines = [one for one in node.store.list_releases() if one["kind"] == "round"]
         assert lines
         assert all("at most" in one["epsilon"] and "a person" in one["epsilon"] for one in lines)
         _, raws = node.store.users()
-        told = verbs.perform(node, "ledger", {"user": raws[0]})
+        told = verbs.perform_verb(node, "ledger", {"user": raws[0]})
         assert told["user"] == raws[0]
         assert 0 < told["runs"]["r"]["spent"] <= told["runs"]["r"]["budget"]
         assert told["runs"]["r"]["events"]["dpps: upload"]["times"] == times(node)[0, 0]
         with pytest.raises(TacitaError):
-            verbs.perform(node, "ledger", {"user": "nobody here"})
+            verbs.perform_verb(node, "ledger", {"user": "nobody here"})
 
 
 def test_a_second_run_is_no_second_budget(site: Site) -> None:
     play(site)
     with site.store as store:
-        store.new_run("again", site.config, PATIENT)
+        store.create_run("again", site.config, PATIENT)
     site.run = "again"
     site.next_block()
     for node in site.transport.members.values():
@@ -96,7 +96,7 @@ def test_what_was_charged_is_in_the_file_before_the_answer_leaves_and_only_once(
         held = node.store.devices("r")
         if held is not None and len(seen) < 3 and b'"kind":"round"' in body:
             before = times(node).sum()
-            again = session.handle(node, body)
+            again = question_handler.answer_message(node, body)
             assert but_when(again) == but_when(reply)
             assert times(node).sum() == before
             seen.append((number, int(before)))
@@ -124,27 +124,27 @@ def test_where_nothing_leaves_nobody_pays(tmp_path: Path) -> None:
 
 
 def rows(node: Node, sql: str, *given: Any) -> list[tuple[Any, ...]]:
-    return node.store.ask(lambda db: db.execute(sql, given).fetchall())
+    return node.store.run_query(lambda db: db.execute(sql, given).fetchall())
 
 
 @pytest.mark.parametrize(
     "site",
-    [config_of(), validated(RunConfig, {"data": DATA, "split": SPLIT, "seed": 5, **TALLY}, "the test")],
+    [config_of(), validate_model(RunConfig, {"data": DATA, "split": SPLIT, "seed": 5, **TALLY}, "the test")],
     indirect=True,
     ids=["dpps", "tally"],
 )
 def test_what_single_releases_cost_adds_up_to_what_is_spent(site: Site) -> None:
     play(site)
     with site.store as store:
-        store.new_run("again", site.config, PATIENT)
+        store.create_run("again", site.config, PATIENT)
     site.run = "again"
     with contextlib.suppress(TacitaError):  # where nobody's budget is left, every node refuses
         site.next_block()
     checked = 0
     for node in site.transport.members.values():
         for user in node.store.users()[1][:5]:
-            for run, told in own_ledger(node, user)["runs"].items():
-                total, found = persons.costs(node.store, user, run, 0, 200)
+            for run, told in read_user_accounts(node, user)["runs"].items():
+                total, found = user_queries.list_costs(node.store, user, run, 0, 200)
                 assert total == len(found)
                 if not found:
                     continue
@@ -178,14 +178,14 @@ def test_a_cost_is_written_once_named_to_its_owner_alone_and_goes_with_them(site
 
 def test_a_file_from_before_gets_its_table_and_can_be_salvaged_without(site: Site, tmp_path: Path) -> None:
     node = site.transport.members[1]
-    node.store.add([("ann", "i1", 1.0, None)])
-    node.store.withdraw(lambda db: db.execute("DROP TABLE costs"))
+    node.store.add_interactions([("ann", "i1", 1.0, None)])
+    node.store.run_withdrawal(lambda db: db.execute("DROP TABLE costs"))
     node.close()
-    node_file.salvage(node.folder / node_file.STORE, tmp_path / "all.jsonl")
+    node_file.salvage_lines(node.folder / node_file.STORE_FILE, tmp_path / "all.jsonl")
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "all.jsonl").read_text().splitlines()]
     assert kinds == ["user", "interaction"]
     with Node.open(node.folder) as again:
-        assert persons.costs(again.store, "ann", "r", 0, 5) == (0, [])
+        assert user_queries.list_costs(again.store, "ann", "r", 0, 5) == (0, [])
 
 
 # What the operator hears of spending
@@ -196,18 +196,18 @@ def test_spending_is_told_in_rounded_numbers_of_people_only(tmp_path: Path, leas
     site = make_site(tmp_path, config_of(releases=12), min_users=least)
     play(site)
     with site.store as store:
-        note = store.run("r").note
+        note = store.load_run("r").note
     assert note is not None
-    expected = dict.fromkeys(SPENT, 0)
+    expected = dict.fromkeys(SPENT_BINS, 0)
     for node in site.transport.members.values():
-        found = accounts_in(node.store, "r")
+        found = load_accounts(node.store, "r")
         assert found is not None
         ledger, account = found[0]
         both = zip(ledger.epsilon(account), account["budget"] * 1e-6, account["times"][:, 0], strict=True)
         shares = [spent / budget for spent, budget, times in both if times]
         assert shares
         bins = [sum(lo < one <= hi for one in shares) for lo, hi in pairwise((0.0, 0.25, 0.5, 0.75, 1.0))]
-        for name, n in zip(SPENT, [*bins, 0], strict=True):
+        for name, n in zip(SPENT_BINS, [*bins, 0], strict=True):
             expected[name] += n // least * least
     told = note["plain"]["results"][-1]["spent"]
     assert told == expected
@@ -218,10 +218,10 @@ def test_spending_is_told_in_rounded_numbers_of_people_only(tmp_path: Path, leas
 
 def test_where_nothing_is_counted_nothing_is_told_of_spending(tmp_path: Path) -> None:
     plain = {"data": DATA, "split": SPLIT, "backbone": MF, "train": {"rounds": 1}}
-    site = make_site(tmp_path, validated(RunConfig, plain, "the test"))
+    site = make_site(tmp_path, validate_model(RunConfig, plain, "the test"))
     play(site)
     with site.store as store:
-        note = store.run("r").note
+        note = store.load_run("r").note
     assert note is not None
     assert all("spent" not in one for one in note["plain"]["results"])
     assert all(decode_reply(reply).head.spent == [] for _, _, reply in site.transport.log)

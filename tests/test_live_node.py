@@ -26,22 +26,22 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tacita.cli import node as cli_node
-from tacita.core.config import RunConfig, validated
+from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays, read_json
-from tacita.lab import assembling, training
-from tacita.lab.run_folder import lists_of
-from tacita.live.engine import shim
-from tacita.live.node import file as node_file
+from tacita.live.engine import unix_socket
+from tacita.live.node import store_file as node_file
 from tacita.live.node import verbs
-from tacita.live.node.answers import Answer, Release, RequestNumber
-from tacita.live.node.file import STORE
+from tacita.live.node.answers import AnswerRecord, QuestionNumber, ReleaseRecord
 from tacita.live.node.node import Node, NodeConfig
-from tacita.live.node.serving import _Lists
-from tacita.live.node.store import NodeStore, Rows
-from tacita.live.running import control
+from tacita.live.node.serving import _UserHistories
+from tacita.live.node.store import InteractionRows, NodeStore
+from tacita.live.node.store_file import STORE_FILE
+from tacita.live.running import node_client
 from tacita.live.running.daemon import Daemon, run_daemon
-from tacita.live.wire import Wanted
+from tacita.live.wire import UserRequest
+from tacita.runs import assembly, training
+from tacita.runs.run_folder import read_lists
 
 CONFIG = {"name": "clinic", "server": "localhost:9092"}
 
@@ -55,13 +55,13 @@ def sentence(error: pytest.ExceptionInfo[TacitaError], *words: str) -> None:
 
 
 def made(folder: Path, secret: str | None = None, **more: Any) -> Path:
-    Node.create(folder, validated(NodeConfig, {**CONFIG, **more}, "the test"), secret=secret)
+    Node.create(folder, validate_model(NodeConfig, {**CONFIG, **more}, "the test"), secret=secret)
     return folder
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[NodeStore]:
-    with NodeStore.create(tmp_path / STORE) as opened:
+    with NodeStore.create(tmp_path / STORE_FILE) as opened:
         yield opened
 
 
@@ -96,13 +96,13 @@ def test_a_store_has_a_secret_of_its_own_that_survives(tmp_path: Path) -> None:
 
 def test_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
     folder = made(tmp_path / "node")
-    assert stat.S_IMODE((folder / STORE).stat().st_mode) == 0o600
+    assert stat.S_IMODE((folder / STORE_FILE).stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o711
 
 
 def test_what_is_acknowledged_is_written_through(store: NodeStore) -> None:
     asked = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "secure_delete": 1}
-    with store._reading() as db:
+    with store._read_connection() as db:
         assert {name: db.execute(f"PRAGMA {name}").fetchone()[0] for name in asked} == asked
 
 
@@ -110,19 +110,19 @@ def test_a_second_opener_is_turned_away(store: NodeStore) -> None:
     with pytest.raises(TacitaError) as error:
         NodeStore.open(store.path)
     sentence(error, "another process")
-    assert node_file.is_taken(store.path)
+    assert node_file.is_locked(store.path)
 
 
 def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(TacitaError) as error:
-        NodeStore.open(tmp_path / STORE)
+        NodeStore.open(tmp_path / STORE_FILE)
     sentence(error, "tacita node init")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("format", "word"), [(node_file.FORMAT + 1, "newer"), (node_file.FORMAT - 1, "older")])
 def test_a_file_of_another_format_is_left_alone(tmp_path: Path, format: int, word: str) -> None:
-    path = tmp_path / STORE
+    path = tmp_path / STORE_FILE
     NodeStore.create(path).close()
     with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE meta SET value = ? WHERE key = 'format'", (format,))
@@ -151,14 +151,14 @@ INSERT INTO requests VALUES (1, 'forget', '{}', 1, 7.0, NULL);
 
 
 def test_a_file_of_the_first_format_is_refused_with_a_remedy_that_works(tmp_path: Path) -> None:
-    path = tmp_path / STORE
+    path = tmp_path / STORE_FILE
     with contextlib.closing(sqlite3.connect(path)) as db:
         db.executescript(OLD)
     before = path.read_bytes()
     with pytest.raises(TacitaError) as error:
         NodeStore.open(path)
     sentence(error, "older tacita (format 1", "`tacita node export` still writes out")
-    lines = node_file.salvage(path, tmp_path / "out.jsonl")
+    lines = node_file.salvage_lines(path, tmp_path / "out.jsonl")
     told = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert lines == len(told)
     assert [(one["user"], one["item"]) for one in told if one["kind"] == "interaction"] == [
@@ -178,9 +178,9 @@ def _zero(content: bytes) -> bytes:
 
 @pytest.mark.parametrize("harm", [_cut, _zero, lambda _: b"", lambda _: b"hello " * 999, lambda c: b"x" + c[1:]])
 def test_a_damaged_file_is_named_and_never_touched(tmp_path: Path, harm: Callable[[bytes], bytes]) -> None:
-    path = tmp_path / STORE
+    path = tmp_path / STORE_FILE
     with NodeStore.create(path) as store:
-        store.add(rows(*(f"u{n} i{n}" for n in range(3000))))
+        store.add_interactions(rows(*(f"u{n} i{n}" for n in range(3000))))
     content = harm(path.read_bytes())
     path.write_bytes(content)
     with pytest.raises(TacitaError) as error:
@@ -192,15 +192,15 @@ def test_a_damaged_file_is_named_and_never_touched(tmp_path: Path, harm: Callabl
 def test_what_can_be_read_of_a_damaged_file_is_exported(tmp_path: Path) -> None:
     folder = made(tmp_path / "node")
     with Node.open(folder) as node:
-        node.store.add(rows(*(f"u{n % 40} i{n}" for n in range(20_000)), time=1.0))
-    path = folder / STORE
+        node.store.add_interactions(rows(*(f"u{n % 40} i{n}" for n in range(20_000)), time=1.0))
+    path = folder / STORE_FILE
     content = bytearray(path.read_bytes())
     place = content.rindex(b"i10000")  # in the table, whose pages come after those of the index
     page = int.from_bytes(content[16:18], "big")
     start = place // page * page
     content[start : start + page] = os.urandom(page)
     path.write_bytes(content)
-    found = control.ask(folder, "export", file=str(tmp_path / "out.jsonl"))
+    found = node_client.ask_node(folder, "export", file=str(tmp_path / "out.jsonl"))
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert len(lines) == found["lines"]
     kinds = [line["kind"] for line in lines]
@@ -213,9 +213,9 @@ def test_what_can_be_read_of_a_damaged_file_is_exported(tmp_path: Path) -> None:
 
 
 def test_importing_again_adds_nothing(store: NodeStore) -> None:
-    assert store.add([("u1", "a", 1.0, None), ("u1", "a", 2.0, 5.0), ("u2", "a", None, None)]) == (2, 3)
-    assert store.add([("u1", "a", 2.0, 4.0), ("u2", "a", None, 1.0), ("u2", "a", None, None)]) == (0, 0)
-    assert store.add([("u3", "b", None, None)]) == (1, 1)
+    assert store.add_interactions([("u1", "a", 1.0, None), ("u1", "a", 2.0, 5.0), ("u2", "a", None, None)]) == (2, 3)
+    assert store.add_interactions([("u1", "a", 2.0, 4.0), ("u2", "a", None, 1.0), ("u2", "a", None, None)]) == (0, 0)
+    assert store.add_interactions([("u3", "b", None, None)]) == (1, 1)
     held = store.history()
     assert held.user.tolist() == [1, 1, 2, 3]
     assert held.item == ["a", "a", "a", "b"]
@@ -225,34 +225,34 @@ def test_importing_again_adds_nothing(store: NodeStore) -> None:
 
 
 def test_a_block_is_closed_when_it_is_assigned(store: NodeStore) -> None:
-    store.add(rows("u1 a", "u1 b", "u2 a"))
-    assert store.assign("run", 0) == 3
-    store.add(rows("u2 c"))
-    assert store.assign("run", 0) == 0
-    assert len(store.rows("run", 0)) == 3
-    assert store.assign("run", 1) == 1
-    assert store.rows("run", 1).item == ["c"]
-    store.add(rows("u9 z"))
-    assert store.assign("run", 0) == 0
-    assert len(store.rows("run", 0)) == 3
-    assert store.assign("other", 4) == 5
+    store.add_interactions(rows("u1 a", "u1 b", "u2 a"))
+    assert store.assign_block("run", 0) == 3
+    store.add_interactions(rows("u2 c"))
+    assert store.assign_block("run", 0) == 0
+    assert len(store.block_rows("run", 0)) == 3
+    assert store.assign_block("run", 1) == 1
+    assert store.block_rows("run", 1).item == ["c"]
+    store.add_interactions(rows("u9 z"))
+    assert store.assign_block("run", 0) == 0
+    assert len(store.block_rows("run", 0)) == 3
+    assert store.assign_block("other", 4) == 5
     assert store.history(run="run").block.tolist() == [0, 0, 0, 1, -1]
 
 
 def test_what_is_kept_never_leaves_but_stays_useful(store: NodeStore) -> None:
-    store.add(rows("u1 a", "u1 b", "u2 a"))
+    store.add_interactions(rows("u1 a", "u1 b", "u2 a"))
     store.set_consent("u1", "a", "keep")
-    assert store.assign("run", 0) == 2
-    assert store.rows("run", 0).item == ["b", "a"]
+    assert store.assign_block("run", 0) == 2
+    assert store.block_rows("run", 0).item == ["b", "a"]
     store.set_consent("u2", None, "keep")  # after it was assigned
-    assert store.rows("run", 0).item == ["b"]
+    assert store.block_rows("run", 0).item == ["b"]
     store.set_consent("u2", "a", "learn")
-    assert store.rows("run", 0).item == ["b", "a"]
-    assert store.learning_users() == 2
+    assert store.block_rows("run", 0).item == ["b", "a"]
+    assert store.count_learning_users() == 2
     store.set_consent("u2", None, "keep")
-    assert store.rows("run", 0).item == ["b"]
+    assert store.block_rows("run", 0).item == ["b"]
     store.set_consent("u1", None, "learn")  # does not take back what was said of one item
-    assert store.assign("run", 1) == 0
+    assert store.assign_block("run", 1) == 0
     assert store.history([1, 2]).item == ["a", "b", "a"]
     with pytest.raises(TacitaError) as error:
         store.set_consent("u1", "a", "perhaps")
@@ -278,15 +278,15 @@ def test_a_row_is_in_one_block_and_out_while_it_is_kept(tmp_path_factory: Any, d
     def may(key: tuple[str, str, float | None]) -> bool:
         return single.get(key[:2], general[key[0]]) == "learn"
 
-    with NodeStore.create(tmp_path_factory.mktemp("s") / STORE) as store:
+    with NodeStore.create(tmp_path_factory.mktemp("s") / STORE_FILE) as store:
         for one in data.draw(st.lists(step, max_size=25)):
             if one[0] == "add":
-                store.add([(one[1], one[2], one[3], None)])
+                store.add_interactions([(one[1], one[2], one[3], None)])
                 held.setdefault(one[1:], -1)
                 general.setdefault(one[1], "learn")
             elif one[0] == "assign":
                 expected = [key for key in held if held[key] < 0 and may(key)] if one[1] > latest else []
-                assert store.assign("run", one[1]) == len(expected)
+                assert store.assign_block("run", one[1]) == len(expected)
                 held.update(dict.fromkeys(expected, one[1]))
                 latest = max(latest, one[1])
             elif one[1] in general:
@@ -299,7 +299,7 @@ def test_a_row_is_in_one_block_and_out_while_it_is_kept(tmp_path_factory: Any, d
         ids, raws = store.users()
         name = dict(zip(ids.tolist(), raws))
         for block in range(4):
-            found = store.rows("run", block)
+            found = store.block_rows("run", block)
             told = [
                 (name[u], i, None if np.isnan(t) else t) for u, i, t in zip(found.user.tolist(), found.item, found.time)
             ]
@@ -315,55 +315,60 @@ def devices(n: int, value: float) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_a_round_is_one_transaction(store: NodeStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.add(rows("u1 a", "u2 b"))
-    first = store.enqueue("unshare", "run", ["a"], 1)
-    second = store.enqueue("forget", "run")
+    store.add_interactions(rows("u1 a", "u2 b"))
+    first = store.enqueue_request("unshare", "run", ["a"], 1)
+    second = store.enqueue_request("forget", "run")
     model = ({"config": "{}"}, {"items": ("s1", np.ones((3, 2), np.float32)), "heads/w": ("s2", np.zeros(2))})
-    release = Release(2, 50, "one sum over 2 people")
-    store.commit(
-        RequestNumber("run", 0, 1, "train"),
-        Answer("sha", b"reply", devices(2, 1), devices(2, 0), model, release, [Wanted(id=first, kind="unshare")]),
+    release = ReleaseRecord(2, 50, "one sum over 2 people")
+    store.commit_answer(
+        QuestionNumber("run", 0, 1, "train"),
+        AnswerRecord(
+            "sha", b"reply", devices(2, 1), devices(2, 0), model, release, [UserRequest(id=first, kind="unshare")]
+        ),
     )
-    assert store.stored_reply(RequestNumber("run", 0, 1, "train")) == ("sha", b"reply")
-    assert store.stored_reply(RequestNumber("run", 0, 1, "evaluate")) is None
-    assert [one.id for one in store.wants("run") if one.sent is None] == [second]
-    assert store.ledger()[0]["epsilon"] == "no epsilon"
-    left = [one["kind"] for one in store.ledger()]
+    assert store.stored_reply(QuestionNumber("run", 0, 1, "train")) == ("sha", b"reply")
+    assert store.stored_reply(QuestionNumber("run", 0, 1, "evaluate")) is None
+    assert [one.id for one in store.list_requests("run") if one.sent is None] == [second]
+    assert store.list_releases()[0]["epsilon"] == "no epsilon"
+    left = [one["kind"] for one in store.list_releases()]
 
     def fails(*_: Any) -> None:
         raise RuntimeError("in the middle")
 
     monkeypatch.setattr("tacita.live.node.answers.put_model", fails)
     with pytest.raises(RuntimeError):
-        store.commit(
-            RequestNumber("run", 0, 2, "train"),
-            Answer("x", b"y", devices(2, 2), None, model, release, [Wanted(id=second, kind="forget")]),
+        store.commit_answer(
+            QuestionNumber("run", 0, 2, "train"),
+            AnswerRecord("x", b"y", devices(2, 2), None, model, release, [UserRequest(id=second, kind="forget")]),
         )
     now = store.devices("run")
     assert now is not None
     assert now[0] == {"round": 1}
     np.testing.assert_array_equal(now[1]["private"], np.ones((2, 2)))
-    assert store.stored_reply(RequestNumber("run", 0, 1, "train")) == ("sha", b"reply")
-    assert [one["kind"] for one in store.ledger()] == left == ["train", "request/unshare"]
-    assert len([one for one in store.wants("run") if one.sent is None]) == 1
+    assert store.stored_reply(QuestionNumber("run", 0, 1, "train")) == ("sha", b"reply")
+    assert [one["kind"] for one in store.list_releases()] == left == ["train", "request/unshare"]
+    assert len([one for one in store.list_requests("run") if one.sent is None]) == 1
 
 
 def test_replies_of_earlier_rounds_go(store: NodeStore) -> None:
     for block, round, kind in [(0, 1, "train"), (0, 1, "evaluate"), (0, 2, "train"), (1, 0, "train")]:
-        store.commit(RequestNumber("run", block, round, kind), Answer("sha", b"r"))
-        store.commit(RequestNumber("other", 0, 0, kind), Answer("sha", b"r"))
+        store.commit_answer(QuestionNumber("run", block, round, kind), AnswerRecord("sha", b"r"))
+        store.commit_answer(QuestionNumber("other", 0, 0, kind), AnswerRecord("sha", b"r"))
         if (block, round, kind) == (0, 1, "evaluate"):
-            assert store.stored_reply(RequestNumber("run", 0, 1, "train")) is not None
-    assert store.stored_reply(RequestNumber("run", 0, 2, "train")) is None
-    assert store.stored_reply(RequestNumber("run", 1, 0, "train")) == ("sha", b"r")
-    assert store.stored_reply(RequestNumber("other", 0, 0, "train")) == ("sha", b"r")
+            assert store.stored_reply(QuestionNumber("run", 0, 1, "train")) is not None
+    assert store.stored_reply(QuestionNumber("run", 0, 2, "train")) is None
+    assert store.stored_reply(QuestionNumber("run", 1, 0, "train")) == ("sha", b"r")
+    assert store.stored_reply(QuestionNumber("other", 0, 0, "train")) == ("sha", b"r")
 
 
 def test_only_changed_arrays_of_a_model_are_written(store: NodeStore) -> None:
     big = np.zeros((1000, 8), np.float32)
-    store.commit(RequestNumber("run", 0, 0, "t"), Answer("", b"", model=({}, {"items": ("a", big), "old": ("b", big)})))
-    store.commit(
-        RequestNumber("run", 0, 1, "t"), Answer("", b"", model=({"n": 1}, {"items": ("a", big + 1), "new": ("c", big)}))
+    store.commit_answer(
+        QuestionNumber("run", 0, 0, "t"), AnswerRecord("", b"", model=({}, {"items": ("a", big), "old": ("b", big)}))
+    )
+    store.commit_answer(
+        QuestionNumber("run", 0, 1, "t"),
+        AnswerRecord("", b"", model=({"n": 1}, {"items": ("a", big + 1), "new": ("c", big)})),
     )
     found = store.model("run")
     assert found is not None
@@ -377,9 +382,9 @@ def test_only_changed_arrays_of_a_model_are_written(store: NodeStore) -> None:
 
 def test_device_arrays_have_a_row_for_every_user(store: NodeStore) -> None:
     with pytest.raises(ValueError, match="one row"):
-        store.commit(
-            RequestNumber("run", 0, 0, "t"),
-            Answer("", b"", now=({}, {"users": np.arange(3), "private": np.zeros((2, 4))})),
+        store.commit_answer(
+            QuestionNumber("run", 0, 0, "t"),
+            AnswerRecord("", b"", now=({}, {"users": np.arange(3), "private": np.zeros((2, 4))})),
         )
 
 
@@ -416,7 +421,7 @@ while True:
 
 
 def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    path = tmp_path / STORE
+    path = tmp_path / STORE_FILE
     NodeStore.create(path).close()
     rng = np.random.default_rng(1)
     reached = 0
@@ -430,7 +435,7 @@ def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
         child.wait()
         reached = int(told[-1]) if told else reached
         with NodeStore.open(path) as store:
-            at = len(store.ledger())
+            at = len(store.list_releases())
             assert at in (reached, reached + 1)  # one more may have been committed and not yet told
             held = store.history()
             assert len(held) in (20 * at, 20 * (at + 1))
@@ -438,8 +443,8 @@ def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
             assert now is not None
             assert model is not None
             assert now[0]["at"] == at == now[1]["private"][0, 0] == model[1]["items"][1][0, 0]
-            assert store.stored_reply(RequestNumber("run", 0, at, "train")) == (f"sha{at}", b"r" * at)
-            assert store.stored_reply(RequestNumber("run", 0, at - 2, "train")) == (f"sha{at - 2}", b"")
+            assert store.stored_reply(QuestionNumber("run", 0, at, "train")) == (f"sha{at}", b"r" * at)
+            assert store.stored_reply(QuestionNumber("run", 0, at - 2, "train")) == (f"sha{at - 2}", b"")
 
 
 # Taking everything back
@@ -454,14 +459,15 @@ def test_erasing_leaves_no_byte(tmp_path: Path) -> None:
     folder = made(tmp_path / "node", secret="0" * 64)
     private = np.arange(8, dtype=np.float32).reshape(2, 4) + 0.123456
     with Node.open(folder) as node:
-        node.store.add([(u, f"{u}-{i}", 1.0, None) for u in ("quetzal", "ordinary") for i in range(500)])
+        node.store.add_interactions([(u, f"{u}-{i}", 1.0, None) for u in ("quetzal", "ordinary") for i in range(500)])
         node.set_consent("quetzal", "quetzal-3", "keep")
-        node.store.enqueue("share", "run", ["quetzal-4"], 1)
+        node.store.enqueue_request("share", "run", ["quetzal-4"], 1)
         state = ({}, {"users": np.array([1, 2]), "private": private})
-        node.store.commit(
-            RequestNumber("run", 0, 0, "t"), Answer("", b"", now=state, best=state, ledger=Release(2, 3, "a sum"))
+        node.store.commit_answer(
+            QuestionNumber("run", 0, 0, "t"),
+            AnswerRecord("", b"", now=state, best=state, release=ReleaseRecord(2, 3, "a sum")),
         )
-        node.store.assign("run", 0)
+        node.store.assign_block("run", 0)
         assert files_hold(folder, "quetzal") == {"quetzal"}
         assert node.erase("quetzal") == {"interactions": 500, "users": 1}
         assert files_hold(folder, "quetzal", "ordinary-7") == {"ordinary-7"}
@@ -472,9 +478,9 @@ def test_erasing_leaves_no_byte(tmp_path: Path) -> None:
             kept = node.store.devices("run", tag)
             assert kept is not None
             assert kept[1]["users"].tolist() == [2]
-        assert len(node.store.rows("run", 0)) == 500
-        assert len(node.store.ledger()) == 1
-        node.store.add(rows("later x"))
+        assert len(node.store.block_rows("run", 0)) == 500
+        assert len(node.store.list_releases()) == 1
+        node.store.add_interactions(rows("later x"))
         assert node.store.users()[0].tolist() == [2, 3]  # a number is never given twice
         assert node.erase(None) == {"interactions": 501, "users": 2}
         assert files_hold(folder, "ordinary") == set()
@@ -484,10 +490,10 @@ def test_erasing_leaves_no_byte(tmp_path: Path) -> None:
 
 
 def test_who_is_erased_during_a_round_does_not_come_back_with_it(store: NodeStore) -> None:
-    store.add(rows("u1 a", "u2 a", "u3 a"))
+    store.add_interactions(rows("u1 a", "u2 a", "u3 a"))
     before = devices(3, 1)
     store.erase("u2")
-    store.commit(RequestNumber("run", 0, 0, "train"), Answer("", b"", now=before, best=before))
+    store.commit_answer(QuestionNumber("run", 0, 0, "train"), AnswerRecord("", b"", now=before, best=before))
     for tag in ("now", "best"):
         kept = store.devices("run", tag)
         assert kept is not None
@@ -496,23 +502,25 @@ def test_who_is_erased_during_a_round_does_not_come_back_with_it(store: NodeStor
 
 
 def test_an_erasure_that_was_cut_short_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with NodeStore.create(tmp_path / STORE) as store:
-        store.add(rows(*(f"quetzal quetzal{n}" for n in range(500)), "other x"))
+    with NodeStore.create(tmp_path / STORE_FILE) as store:
+        store.add_interactions(rows(*(f"quetzal quetzal{n}" for n in range(500)), "other x"))
         with monkeypatch.context() as patch:
             patch.setattr("tacita.live.node.store.scrub", lambda db: True)
             store.erase("quetzal")
         shutil.copytree(tmp_path, tmp_path / "copy", dirs_exist_ok=True)  # as a kill would have left it
     assert files_hold(tmp_path / "copy", "quetzal") == {"quetzal"}
-    NodeStore.open(tmp_path / "copy" / STORE).close()
+    NodeStore.open(tmp_path / "copy" / STORE_FILE).close()
     assert files_hold(tmp_path / "copy", "quetzal", "other") == {"other"}
 
 
 def test_an_export_has_everything_but_the_secret(tmp_path: Path) -> None:
     folder = made(tmp_path / "node")
     with Node.open(folder) as node:
-        node.store.add([("u1", "a", 1.5, 4.0), ("ü2", "b", None, None)])
+        node.store.add_interactions([("u1", "a", 1.5, 4.0), ("ü2", "b", None, None)])
         node.set_consent("u1", "a", "keep")
-        node.store.commit(RequestNumber("run", 0, 3, "train"), Answer("", b"", ledger=Release(2, 99, "one sum")))
+        node.store.commit_answer(
+            QuestionNumber("run", 0, 3, "train"), AnswerRecord("", b"", release=ReleaseRecord(2, 99, "one sum"))
+        )
         secret = node.store.secret
         node.export(tmp_path / "all")
         node.export(tmp_path / "one", "ü2")
@@ -570,29 +578,33 @@ def test_status_says_what_the_server_can_see(tmp_path: Path) -> None:
     folder = made(tmp_path / "node", min_users=3)
     with Node.open(folder) as node:
         assert "nobody" in node.status()["server sees"]
-        node.store.add(rows("u1 a", "u2 a"))
+        node.store.add_interactions(rows("u1 a", "u2 a"))
         assert "2 of the 3 people" in node.status()["server sees"]
-        assert "min_users" in (node.refusal(2) or "")
-        node.store.add(rows("u3 a"))
+        assert "min_users" in (node.find_refusal(2) or "")
+        node.store.add_interactions(rows("u3 a"))
         assert "one sum over up to 3 people" in node.status()["server sees"]
-        assert node.refusal(3) is None
+        assert node.find_refusal(3) is None
         node.set_consent("u3", None, "keep")
         assert "2 of the 3 people" in node.status()["server sees"]
     with Node.open(folder, insecure_single_user_uploads=True) as node:
         assert "can work out" in node.status()["server sees"]
-        assert node.refusal(1) is None
+        assert node.find_refusal(1) is None
 
 
 def test_too_many_or_too_early_releases_are_refused(tmp_path: Path) -> None:
     folder = made(tmp_path / "node", min_users=1, max_releases_per_day=2, min_seconds_between_rounds=60.0)
     with Node.open(folder) as node:
-        assert node.refusal(5) is None
-        node.store.commit(RequestNumber("run", 0, 0, "t"), Answer("", b"", ledger=Release(5, 1, "")))
-        assert "between answers" in (node.refusal(5) or "")
-        assert "between answers" in (node.refusal(5, "t") or "")
-        assert node.refusal(5, "validate") is None
-        node.store.commit(RequestNumber("run", 0, 1, "t"), Answer("", b"", ledger=Release(5, 1, "")))
-        assert "24 hours" in (node.refusal(5) or "")
+        assert node.find_refusal(5) is None
+        node.store.commit_answer(
+            QuestionNumber("run", 0, 0, "t"), AnswerRecord("", b"", release=ReleaseRecord(5, 1, ""))
+        )
+        assert "between answers" in (node.find_refusal(5) or "")
+        assert "between answers" in (node.find_refusal(5, "t") or "")
+        assert node.find_refusal(5, "validate") is None
+        node.store.commit_answer(
+            QuestionNumber("run", 0, 1, "t"), AnswerRecord("", b"", release=ReleaseRecord(5, 1, ""))
+        )
+        assert "24 hours" in (node.find_refusal(5) or "")
 
 
 # Recommendations
@@ -600,7 +612,7 @@ def test_too_many_or_too_early_releases_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "rlp2", "f3crec"])
 def test_a_node_recommends_what_the_lab_would(tmp_path: Path, method: str) -> None:
-    config = validated(
+    config = validate_model(
         RunConfig,
         {
             "data": "synthetic:users=40,items=30,per_user=8",
@@ -616,18 +628,21 @@ def test_a_node_recommends_what_the_lab_would(tmp_path: Path, method: str) -> No
     served, _ = read_arrays(run.folder / "server.safetensors")
     held, _ = read_arrays(run.folder / "clients.safetensors")
     with Node.open(made(tmp_path / "node")) as node:
-        seen = lists_of(held, "history")
-        node.store.add([(ids["users"][u], ids["items"][i], None, None) for u, i in zip(seen.rows(), seen.ids)])
+        seen = read_lists(held, "history")
+        node.store.add_interactions(
+            [(ids["users"][u], ids["items"][i], None, None) for u, i in zip(seen.rows(), seen.ids)]
+        )
         order, raws = node.store.users()
         number = [ids["users"].index(raw) for raw in raws]
         own = {k: v[number] for k, v in held.items() if k == "private" or k.startswith("parts/")}
         sent = {"items": ("", served["items"])}
         note = {"config": config.model_dump_json(), "block": 1, "round": 3}
         node.store.set_catalogue([(item, f"the {item}") for item in ids["items"]])
-        node.store.commit(
-            RequestNumber("run", 1, 3, "t"), Answer("", b"", now=({}, {"users": order, **own}), model=(note, sent))
+        node.store.commit_answer(
+            QuestionNumber("run", 1, 3, "t"),
+            AnswerRecord("", b"", now=({}, {"users": order, **own}), model=(note, sent)),
         )
-        node.store.add(rows("newcomer i1"))
+        node.store.add_interactions(rows("newcomer i1"))
         node.refresh()
         for user in ids["users"][:10]:
             found, expected = node.recommend(user, 5), run.recommend(user, 5).to_dicts()
@@ -641,7 +656,9 @@ def test_a_node_recommends_what_the_lab_would(tmp_path: Path, method: str) -> No
         with pytest.raises(TacitaError) as error:
             node.recommend(ids["users"][0], 31)
         sentence(error, "31")
-        node.store.add([(ids["users"][0], found[0]["item"], None, None) for found in [node.recommend(ids["users"][0])]])
+        node.store.add_interactions(
+            [(ids["users"][0], found[0]["item"], None, None) for found in [node.recommend(ids["users"][0])]]
+        )
         gone = node.recommend(ids["users"][0])[0]["item"]
         node.refresh()
         assert gone not in [one["item"] for one in node.recommend(ids["users"][0])]
@@ -649,7 +666,7 @@ def test_a_node_recommends_what_the_lab_would(tmp_path: Path, method: str) -> No
 
 def test_a_model_that_reads_histories_serves_everybody(tmp_path: Path) -> None:
     config = RunConfig(backbone={"name": "tally"})
-    backbone, _, draws = assembling.build(config)
+    backbone, _, draws = assembly.build_components(config)
     weights = np.zeros((4, 4), np.float32)
     weights[0] = [0, 1, 3, 2]
     heads = {**backbone.init_heads(draws), "weights": weights}
@@ -657,12 +674,12 @@ def test_a_model_that_reads_histories_serves_everybody(tmp_path: Path) -> None:
         with pytest.raises(TacitaError) as error:
             node.recommend("u1")
         sentence(error, "first round")
-        node.store.add(rows("u1 a", "u2 d", "u2 elsewhere"))
+        node.store.add_interactions(rows("u1 a", "u2 d", "u2 elsewhere"))
         node.store.set_catalogue([(one, "") for one in "abcd"])
         note = {"config": config.model_dump_json(), "block": 0, "round": 1}
         sent = {"items": ("", np.zeros((4, backbone.item_width), np.float32))}
         sent |= {f"heads/{name}": ("", array) for name, array in heads.items()}
-        node.store.commit(RequestNumber("run", 0, 1, "t"), Answer("", b"", model=(note, sent)))
+        node.store.commit_answer(QuestionNumber("run", 0, 1, "t"), AnswerRecord("", b"", model=(note, sent)))
         node.refresh()
         assert [one["item"] for one in node.recommend("u1", 3)] == ["c", "d", "b"]
         assert "d" not in [one["item"] for one in node.recommend("u2", 4)]
@@ -672,16 +689,18 @@ def big_node(folder: Path, n_items: int = 100_000, n_users: int = 300) -> Path:
     """A node with a model of dimension 32 over a large catalogue."""
     rng = np.random.default_rng(1)
     made(folder)
-    with NodeStore.open(folder / STORE) as store:
+    with NodeStore.open(folder / STORE_FILE) as store:
         seen = rng.integers(0, n_items, (n_users, 50))
-        store.add([(f"u{u}", f"i{i}", None, None) for u in range(n_users) for i in seen[u]])
+        store.add_interactions([(f"u{u}", f"i{i}", None, None) for u in range(n_users) for i in seen[u]])
         store.set_catalogue([(f"i{i}", f"title {i}") for i in range(n_items)])
         ids, _ = store.users()
-        private = rng.normal(size=(n_users, assembling.build(RunConfig())[0].private_width)).astype(np.float32)
+        private = rng.normal(size=(n_users, assembly.build_components(RunConfig())[0].private_width)).astype(np.float32)
         note = {"config": RunConfig().model_dump_json(), "block": 0, "round": 1}
         items = rng.normal(size=(n_items, 32)).astype(np.float32)
         now = ({}, {"users": ids, "private": private})
-        store.commit(RequestNumber("run", 0, 1, "t"), Answer("", b"", now=now, model=(note, {"items": ("", items)})))
+        store.commit_answer(
+            QuestionNumber("run", 0, 1, "t"), AnswerRecord("", b"", now=now, model=(note, {"items": ("", items)}))
+        )
     return folder
 
 
@@ -737,30 +756,30 @@ class Running:
 def test_the_owner_talks_to_the_daemon(short: Path) -> None:
     folder = made(short / "node")
     (short / "a.csv").write_text("user,item\nu1,a\nu1,b\nu2,zzz\n")
-    assert control.ask(folder, "import", file=str(short / "a.csv"))["new interactions"] == 3
+    assert node_client.ask_node(folder, "import", file=str(short / "a.csv"))["new interactions"] == 3
     with Running(folder) as running:
-        for name in (control.SHIM, control.CONTROL):
+        for name in (node_client.SHIM_SOCKET, node_client.CONTROL_SOCKET):
             assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
-        assert control.ask(folder, "import", file=str(short / "a.csv"))["new interactions"] == 0
-        status = control.ask(folder, "status")
+        assert node_client.ask_node(folder, "import", file=str(short / "a.csv"))["new interactions"] == 0
+        status = node_client.ask_node(folder, "status")
         assert status["running"] is True
         assert status["connection"] == "online"
         assert status["interactions"] == 3
-        control.ask(folder, "consent", user="u1", item="a", level="keep")
-        assert control.ask(folder, "status")["kept"] == 1
-        assert control.ask(folder, "export", file=str(short / "out"))["lines"] == 6
-        assert control.ask(folder, "erase", user="u2")["users"] == 1
+        node_client.ask_node(folder, "consent", user="u1", item="a", level="keep")
+        assert node_client.ask_node(folder, "status")["kept"] == 1
+        assert node_client.ask_node(folder, "export", file=str(short / "out"))["lines"] == 6
+        assert node_client.ask_node(folder, "erase", user="u2")["users"] == 1
         with pytest.raises(TacitaError) as error:
-            control.ask(folder, "recommend", user="u1")
+            node_client.ask_node(folder, "recommend", user="u1")
         sentence(error, "first round")
         with pytest.raises(TacitaError) as error:
             Node.open(folder)
         sentence(error, "another process")
-        assert shim.ask(folder / control.SHIM, b"hello") == b"olleh"
-        assert control.ask_daemon(folder, "stop") == "stopping"
+        assert unix_socket.ask(folder / node_client.SHIM_SOCKET, b"hello") == b"olleh"
+        assert node_client.ask_daemon(folder, "stop") == "stopping"
         assert running.daemon.stopping.wait(60)
-    assert control.ask(folder, "status")["interactions"] == 2
-    assert not (folder / control.CONTROL).exists()
+    assert node_client.ask_node(folder, "status")["interactions"] == 2
+    assert not (folder / node_client.CONTROL_SOCKET).exists()
 
 
 def test_garbage_never_hurts_the_daemon(short: Path) -> None:
@@ -790,16 +809,16 @@ def test_garbage_never_hurts_the_daemon(short: Path) -> None:
     ]
     folder = made(short / "node")
     with Node.open(folder) as node:
-        node.store.add(rows("u1 a"))
+        node.store.add_interactions(rows("u1 a"))
     with Running(folder):
         for question in questions:
-            said = json.loads(shim.ask(folder / control.CONTROL, question, timeout=20))
+            said = json.loads(unix_socket.ask(folder / node_client.CONTROL_SOCKET, question, timeout=20))
             assert set(said) == {"error"}, (question, said)
             assert said["error"].endswith((".", "?")), said
             assert "\n" not in said["error"]
         with pytest.raises(TacitaError):
-            shim.ask(folder / control.CONTROL, b"x" * (control.MOST_BYTES + 1))
-        assert control.ask(folder, "status")["interactions"] == 1
+            unix_socket.ask(folder / node_client.CONTROL_SOCKET, b"x" * (node_client.MOST_BYTES + 1))
+        assert node_client.ask_node(folder, "status")["interactions"] == 1
 
 
 @settings(max_examples=100, deadline=None)
@@ -810,7 +829,7 @@ def test_garbage_never_hurts_the_daemon(short: Path) -> None:
 )
 def test_any_json_gets_an_answer(value: Any) -> None:
     def do(verb: str, arguments: dict[str, Any]) -> Any:
-        return verbs.perform(None, verb, arguments)  # type: ignore[arg-type]  # no verb gets as far as the node
+        return verbs.perform_verb(None, verb, arguments)  # type: ignore[arg-type]  # no verb gets as far as the node
 
     for question in (
         value,
@@ -818,7 +837,7 @@ def test_any_json_gets_an_answer(value: Any) -> None:
         {"verb": "recommend", "user": value, "no": 1},
         {"verb": "erase", "user": 1},
     ):
-        assert "error" in json.loads(verbs.answer(do, json.dumps(question).encode()))
+        assert "error" in json.loads(verbs.answer_json(do, json.dumps(question).encode()))
 
 
 def test_recommendations_do_not_wait_for_training(short: Path) -> None:
@@ -832,10 +851,12 @@ def test_recommendations_do_not_wait_for_training(short: Path) -> None:
 
     with Running(folder, handle):
         answer: list[bytes] = []
-        asking = threading.Thread(target=lambda: answer.append(shim.ask(folder / control.SHIM, b"train")))
+        asking = threading.Thread(
+            target=lambda: answer.append(unix_socket.ask(folder / node_client.SHIM_SOCKET, b"train"))
+        )
         asking.start()
         assert begun.wait(60)
-        assert len(control.ask(folder, "recommend", user="u1", k=10)) == 10
+        assert len(node_client.ask_node(folder, "recommend", user="u1", k=10)) == 10
         assert not answer
         go.set()
         asking.join(60)
@@ -851,15 +872,15 @@ def test_a_request_that_fails_is_dropped_and_the_next_one_works(short: Path) -> 
     folder = made(short / "node")
     with Running(folder, handle):
         with pytest.raises(TacitaError):
-            shim.ask(folder / control.SHIM, b"bad")
-        assert shim.ask(folder / control.SHIM, b"fine") == b"good"
+            unix_socket.ask(folder / node_client.SHIM_SOCKET, b"bad")
+        assert unix_socket.ask(folder / node_client.SHIM_SOCKET, b"fine") == b"good"
 
 
 def test_ten_of_a_hundred_thousand_items_come_quickly(short: Path) -> None:
     """The goal is a p99 under 20 ms on an idle machine; the bounds here are of work, for one that is shared."""
     folder = big_node(short / "node")
     with Running(folder):
-        found = latency(lambda user: control.ask_daemon(folder, "recommend", user=user, k=10))
+        found = latency(lambda user: node_client.ask_daemon(folder, "recommend", user=user, k=10))
     print(found)
     assert found["work"] < 20
     assert found["work p99"] < 200
@@ -891,13 +912,13 @@ def test_a_killed_daemon_leaves_a_node_that_opens(short: Path) -> None:
     folder = made(short / "node")
     (short / "a.csv").write_text("user,item\n" + "".join(f"u{n % 7},i{n}\n" for n in range(500)))
     child = daemon_process(folder)
-    assert control.ask(folder, "import", file=str(short / "a.csv"))["new interactions"] == 500
+    assert node_client.ask_node(folder, "import", file=str(short / "a.csv"))["new interactions"] == 500
     child.kill()
     child.wait()
-    assert (folder / control.CONTROL).exists()  # left behind, and no obstacle
-    assert control.ask(folder, "status")["interactions"] == 500
+    assert (folder / node_client.CONTROL_SOCKET).exists()  # left behind, and no obstacle
+    assert node_client.ask_node(folder, "status")["interactions"] == 500
     child = daemon_process(folder)
-    assert control.ask(folder, "status")["running"] is True
+    assert node_client.ask_node(folder, "status")["running"] is True
     child.send_signal(signal.SIGTERM)
     rest = child.communicate(timeout=30)[0]
     assert child.returncode == 0
@@ -919,7 +940,7 @@ def said(*arguments: str) -> tuple[int, str]:
 
 def test_the_verbs_work_without_a_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cryptography", reason="keys are made with it")
-    from tacita.live.certificates import make_ca
+    from tacita.live.tls_certificates import make_ca
 
     monkeypatch.chdir(tmp_path)
     make_ca(tmp_path)
@@ -953,21 +974,21 @@ def test_the_verbs_work_without_a_daemon(tmp_path: Path, monkeypatch: pytest.Mon
 if __name__ == "__main__":  # the benchmark: recommendations of an idle daemon
     with tempfile.TemporaryDirectory() as where, Running(big_node(Path(where) / "node")) as up:
         print("in process", latency(lambda user: up.daemon.node.recommend(user, 10), 2000))
-        print("by socket ", latency(lambda user: control.ask_daemon(up.folder, "recommend", user=user, k=10), 2000))
+        print("by socket ", latency(lambda user: node_client.ask_daemon(up.folder, "recommend", user=user, k=10), 2000))
 
 
 def test_served_lists_have_the_times_and_ratings_that_all_of_them_have() -> None:
     """A model that reads them was trained with them."""
     none = float("nan")
-    rows = Rows(
+    rows = InteractionRows(
         np.array([7, 7, 9, 7]),
         ["a", "b", "a", "c"],
         np.array([5.0, 3.0, 4.0, 6.0]),
         np.array([1, 2, none, 4]),
         np.zeros(4),
     )
-    lists = _Lists(rows, np.array([7, 9]), {"a": 0, "b": 1, "c": 2})
-    whole, some = lists.pick(np.ones(4, bool)), lists.pick(rows.user == 7)
+    lists = _UserHistories(rows, np.array([7, 9]), {"a": 0, "b": 1, "c": 2})
+    whole, some = lists.select(np.ones(4, bool)), lists.select(rows.user == 7)
     assert whole.ids.tolist() == [1, 0, 2, 0]
     assert whole.values.keys() == {"time"}
     assert whole.values["time"].tolist() == [3, 5, 6, 4]

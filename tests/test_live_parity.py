@@ -15,24 +15,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tacita.core.codec import digest_of
-from tacita.core.config import RunConfig, validated
+from tacita.core.codec import digest_array
+from tacita.core.config import RunConfig, validate_model
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays
 from tacita.data import splits
 from tacita.data.sources import load
-from tacita.federation.devices import Here
-from tacita.federation.rounds import Progress, run_stream, start
-from tacita.lab.assembling import Machine, assemble, planned
-from tacita.live.letters import secret_of
-from tacita.live.node import session
+from tacita.federation.devices import LocalDevices
+from tacita.federation.rounds import Progress, run_stream, start_run
+from tacita.live.node import question_handler
 from tacita.live.node.node import Node, NodeConfig
-from tacita.live.server.coordinator import STORE, continue_run
+from tacita.live.per_client_arrays import derive_run_secret
+from tacita.live.server.coordinator import STORE_FILE, continue_run
 from tacita.live.server.store import ServerStore
-from tacita.live.wire import Request, decode_reply, decode_request, encode, stamped
+from tacita.live.wire import ServerRequest, decode_reply, decode_request, encode_message, stamp_reply
 from tacita.methods import part_class, preset_names, preset_parts
 from tacita.round.parts import SERVER, Part
+from tacita.runs.assembly import Machine, assemble, build_plan
 
 DATA = "synthetic:users=90,items=60,per_user=30,groups=4,drift=0.5,new=0.2"
 SPLIT = {"kind": "blocks", "n_blocks": 2, "base_share": 0.7}
@@ -53,16 +53,16 @@ _CHANGED = {"replay": {"name": "replay", "top_n": 10}, "sharing": {"name": "shar
 
 def config_of(name: str, rounds: int = 3, **train: Any) -> RunConfig:
     values = {"data": DATA, "split": SPLIT, "seed": 5, "train": {"rounds": rounds, **train}, **MODELS[name]}
-    return validated(RunConfig, values, "the test")
+    return validate_model(RunConfig, values, "the test")
 
 
 def rows_of_blocks(config: RunConfig) -> list[list[tuple[str, str, float]]]:
     """The raw rows that the lab cuts into each block."""
     table = load(config.data)
-    order = splits._in_time(table, np.arange(len(table.user)), config.split, Draws(config.split.seed))
+    order = splits._sort_by_time(table, np.arange(len(table.user)), config.split, Draws(config.split.seed))
     assert table.timestamp is not None
     rows = [(table.user_ids[table.user[r]], table.item_ids[table.item[r]], float(table.timestamp[r])) for r in order]
-    return [rows[lo:hi] for lo, hi in pairwise(splits._cuts(len(rows), config.split))]
+    return [rows[lo:hi] for lo, hi in pairwise(splits._find_cuts(len(rows), config.split))]
 
 
 @dataclass
@@ -79,7 +79,9 @@ class Loopback:
     def exchange(self, requests: Mapping[int, bytes], timeout: float) -> dict[int, bytes]:
         out = {}
         for number, body in requests.items():
-            reply = self.spoil(number, body, lambda n=number, b=body: session.handle(self.members[n], b))
+            reply = self.spoil(
+                number, body, lambda n=number, b=body: question_handler.answer_message(self.members[n], b)
+            )
             if reply is not None:
                 self.log.append((number, body, reply))
                 out[number] = reply
@@ -97,7 +99,7 @@ class Site:
 
     @property
     def store(self) -> ServerStore:
-        return ServerStore(self.folder / STORE)
+        return ServerStore(self.folder / STORE_FILE)
 
     def publish(self, items: list[str]) -> None:
         with self.store as store:
@@ -105,7 +107,7 @@ class Site:
 
     def collect(self, rows: list[tuple[str, str, float]]) -> None:
         for number, node in self.transport.members.items():
-            node.store.add([(u, i, t, None) for u, i, t in rows if home(u) == number])
+            node.store.add_interactions([(u, i, t, None) for u, i, t in rows if home(u) == number])
 
     def next_block(self) -> None:
         with self.store as store:
@@ -114,7 +116,7 @@ class Site:
 
     def arrays(self) -> Arrays:
         with self.store as store:
-            return store.arrays(self.run)
+            return store.load_arrays(self.run)
 
 
 def home(user: str) -> int:
@@ -131,17 +133,17 @@ def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
 
 
 def make_site(folder: Path, config: RunConfig, **more: Any) -> Site:
-    plan = planned(config)
+    plan = build_plan(config)
     single = any(one.seen == "each" for part in plan.parts for one in part.extra_fields(1))
-    more = {"insecure_single_user_uploads": plan.names_clients or single} | more
-    ServerStore.create(folder / STORE).close()
+    more = {"insecure_single_user_uploads": plan.identifies_clients or single} | more
+    ServerStore.create(folder / STORE_FILE).close()
     members = {}
-    with ServerStore(folder / STORE) as store:
+    with ServerStore(folder / STORE_FILE) as store:
         for number in (1, 2, 3):
             where = folder / f"node{number}"
             Node.create(
                 where,
-                validated(
+                validate_model(
                     NodeConfig,
                     {"name": f"n{number}", "server": "localhost:1", "min_users": 5, "min_contributors": 1, **more},
                     "test",
@@ -151,13 +153,13 @@ def make_site(folder: Path, config: RunConfig, **more: Any) -> Site:
             members[number] = Node.open(where)
             store.add_node(f"n{number}", f"key {number}")
             store.set_number(f"n{number}", number)
-        store.new_run("r", config, PATIENT)
+        store.create_run("r", config, PATIENT)
     return Site(folder, config, Loopback(members))
 
 
 def lab(config: RunConfig) -> Progress:
     fed = assemble(config, Machine())
-    progress = start(fed)
+    progress = start_run(fed)
     run_stream(fed, progress, lambda report, now: None)
     return progress
 
@@ -173,7 +175,7 @@ def play(site: Site) -> None:
 
 def but_when(reply: bytes) -> bytes:
     """A reply without what is told of the moment it was sent."""
-    return stamped(reply, "", 0.0)
+    return stamp_reply(reply, "", 0.0)
 
 
 def close(one: Any, other: Any, tolerance: float = 1e-5) -> bool:
@@ -223,7 +225,7 @@ def test_nodes_give_what_the_lab_gives(site: Site) -> None:
             else:
                 assert close(there, value), (part, name)
     with site.store as store:
-        note = store.run("r").note
+        note = store.load_run("r").note
         assert note is not None
         for live, there in zip(note["plain"]["results"], whole.results, strict=True):
             assert live["best_round"] == there["best_round"]
@@ -264,8 +266,8 @@ def test_a_lost_reply_is_sent_again_and_counts_once(site: Site, tmp_path: Path) 
     play(whole)
     assert same_bits(site, whole)
     with site.store as store, whole.store as other:
-        assert store.accepted("r") == other.accepted("r")
-        assert len(store.accepted("r")) == 3 * 2 * (3 + 3 + 1)  # nodes, blocks, trained, validated and closed
+        assert store.list_accepted("r") == other.list_accepted("r")
+        assert len(store.list_accepted("r")) == 3 * 2 * (3 + 3 + 1)  # nodes, blocks, trained, validated and closed
     close_all(whole)
 
 
@@ -324,8 +326,8 @@ def test_a_killed_node_loses_nothing(site: Site, tmp_path: Path, when: str) -> N
     play(whole)
     assert same_bits(site, whole)
     for number, node in site.transport.members.items():
-        assert node.store.ledger()[0]["users"] > 0
-        lines = [(r["block"], r["round"], r["kind"]) for r in node.store.ledger()]
+        assert node.store.list_releases()[0]["users"] > 0
+        lines = [(r["block"], r["round"], r["kind"]) for r in node.store.list_releases()]
         assert len(lines) == len(set(lines)), number  # each release was counted once
     close_all(whole)
 
@@ -344,10 +346,10 @@ def test_rubbish_and_wrong_sums_never_count(site: Site, tmp_path: Path) -> None:
         kinds = [b"", b"GET / HTTP/1.1", reply[:100], reply[:-7] + b"1234567"]
         if "rows" in read.arrays:
             kinds = [
-                encode(type(read)(read.head, read.arrays | {"rows": np.zeros((2, 2), np.float32)})),
-                encode(type(read)(read.head.model_copy(update={"round": 77}), read.arrays)),
-                encode(type(read)(read.head, {k: v for k, v in read.arrays.items() if k != "rows"})),
-                encode(type(read)(read.head, read.arrays | {"rows": read.arrays["rows"] * np.nan})),
+                encode_message(type(read)(read.head, read.arrays | {"rows": np.zeros((2, 2), np.float32)})),
+                encode_message(type(read)(read.head.model_copy(update={"round": 77}), read.arrays)),
+                encode_message(type(read)(read.head, {k: v for k, v in read.arrays.items() if k != "rows"})),
+                encode_message(type(read)(read.head, read.arrays | {"rows": read.arrays["rows"] * np.nan})),
             ]
         return kinds[spoilt // 4 % 4]
 
@@ -365,10 +367,10 @@ def test_a_node_answers_one_question_under_one_number(site: Site) -> None:
     play(site)
     last = site.transport.log[-1]
     node = site.transport.members[last[0]]
-    assert but_when(session.handle(node, last[1])) == but_when(last[2])
+    assert but_when(question_handler.answer_message(node, last[1])) == but_when(last[2])
     asked = decode_request(last[1])
-    changed = Request(asked.head.model_copy(update={"best_round": asked.head.best_round + 1}), asked.arrays)
-    answer = decode_reply(session.handle(node, encode(changed)))
+    changed = ServerRequest(asked.head.model_copy(update={"best_round": asked.head.best_round + 1}), asked.arrays)
+    answer = decode_reply(question_handler.answer_message(node, encode_message(changed)))
     assert answer.head.verdict == "refused"
     assert answer.arrays == {}
 
@@ -381,7 +383,7 @@ def test_a_small_node_sends_nothing_but_still_learns(tmp_path: Path) -> None:
     with pytest.raises(TacitaError, match="min_users"):
         site.next_block()
     for number, node in site.transport.members.items():
-        assert node.store.ledger() == []
+        assert node.store.list_releases() == []
         user = node.store.users()[1][0]
         node.refresh()
         assert len(node.recommend(user, 5)) == 5, number
@@ -401,12 +403,12 @@ def test_a_late_joiner_gets_the_whole_model_and_takes_part(site: Site) -> None:
     with site.store as store:
         store.add_node("later", "another key")
         store.set_number("later", 4)
-    late.store.add([(u, i, t, None) for u, i, t in blocks[0] + blocks[1] if home(u) == 3])
+    late.store.add_interactions([(u, i, t, None) for u, i, t in blocks[0] + blocks[1] if home(u) == 3])
     site.transport.members[4] = late
     site.collect(blocks[1])
     site.next_block()
     with site.store as store:
-        took_part = {(block, node) for block, _, kind, node, _ in store.accepted("r") if kind == "round"}
+        took_part = {(block, node) for block, _, kind, node, _ in store.list_accepted("r") if kind == "round"}
     assert took_part == {(0, 1), (0, 2), (1, 1), (1, 2), (1, 4)}
     late.refresh()
     user = late.store.users()[1][0]
@@ -421,7 +423,7 @@ def test_what_is_kept_or_unknown_never_takes_part(site: Site) -> None:
     site.collect(rows_of_blocks(site.config)[0])
     node = site.transport.members[1]
     person = node.store.users()[1][0]
-    node.store.add([(person, "not in the catalogue", 1.0, None)])
+    node.store.add_interactions([(person, "not in the catalogue", 1.0, None)])
     node.store.set_consent(person, None, "keep")
     site.next_block()
     assert person not in {node.store.users()[1][u] for u in np.flatnonzero(node_trained(node))}
@@ -433,7 +435,7 @@ def test_nothing_of_a_person_is_on_the_server(site: Site) -> None:
     names = {u.encode() for u, _, _ in rows_of_blocks(site.config)[0]}
     names = {b'"' + one + b'"' for one in names} | {one for one in names if len(one) > 3}
     assert names
-    for path in site.folder.glob(f"{STORE}*"):
+    for path in site.folder.glob(f"{STORE_FILE}*"):
         content = path.read_bytes()
         assert not [one for one in names if one in content], path
     for _, _, reply in site.transport.log:
@@ -455,11 +457,13 @@ def test_a_node_never_computes_with_arrays_that_do_not_fit(site: Site) -> None:
 
     def send(run: str, **changed: Any) -> bytes:
         arrays = {name: array for name, array in {**whole, **changed}.items() if array is not None}
-        names = {name: digest_of(array) for name, array in arrays.items()}
-        return session.handle(node, encode(Request(asked.head.model_copy(update={"run": run, "names": names}), arrays)))
+        names = {name: digest_array(array) for name, array in arrays.items()}
+        return question_handler.answer_message(
+            node, encode_message(ServerRequest(asked.head.model_copy(update={"run": run, "names": names}), arrays))
+        )
 
     assert decode_reply(send("fresh")).head.verdict == "ok"
-    before = node.store.ledger()
+    before = node.store.list_releases()
     bad: list[dict[str, Any]] = [
         {"items": whole["items"][:-1]},
         {"items": np.zeros((len(whole["items"]), 999), np.float32)},
@@ -498,7 +502,7 @@ def test_a_node_never_computes_with_arrays_that_do_not_fit(site: Site) -> None:
     for n, changed in enumerate(bad):
         assert decode_reply(send(f"bad{n}", **changed)).head.verdict == "refused", changed
     assert decode_reply(send("bad", items=None)).head.verdict == "refused"
-    assert node.store.ledger() == before
+    assert node.store.list_releases() == before
     assert node.store.model("bad0") is None
 
 
@@ -511,7 +515,7 @@ def test_a_changed_request_is_refused_or_answered_never_a_crash(fuzzed: Site, da
     changed = body[:at] + much + body[at + data.draw(st.integers(0, 8)) :]
     node = fuzzed.transport.members[1]
     with contextlib.suppress(TacitaError):
-        assert isinstance(session.handle(node, changed), bytes)
+        assert isinstance(question_handler.answer_message(node, changed), bytes)
 
 
 @pytest.fixture(scope="module")
@@ -531,7 +535,7 @@ def node_trained(node: Node) -> Any:
 def forget_memory(site: Site) -> None:
     """What a process that was killed had in memory."""
     for node in site.transport.members.values():
-        node.held.clear()
+        node.open_runs.clear()
 
 
 def same_bits(one: Site, other: Site) -> bool:
@@ -559,8 +563,10 @@ def asked_again(site: Site, run: str, **changes: Any) -> Any:
     number, body, _ = site.transport.log[0]
     head = decode_request(body).head
     settings = head.config | {"train": head.config["train"] | changes.pop("train", {})}
-    asked = Request(head.model_copy(update={"run": run, "config": settings, **changes}), decode_request(body).arrays)
-    return decode_reply(session.handle(site.transport.members[number], encode(asked)))
+    asked = ServerRequest(
+        head.model_copy(update={"run": run, "config": settings, **changes}), decode_request(body).arrays
+    )
+    return decode_reply(question_handler.answer_message(site.transport.members[number], encode_message(asked)))
 
 
 def test_two_runs_never_differ_by_what_a_few_did(tmp_path: Path) -> None:
@@ -571,12 +577,12 @@ def test_two_runs_never_differ_by_what_a_few_did(tmp_path: Path) -> None:
     node = site.transport.members[number]
     person = node.store.users()[1][0]
     items = [item for item, _ in node.store.catalogue()]
-    node.store.add([(person, item, 2e9, None) for item in items[:20]])
+    node.store.add_interactions([(person, item, 2e9, None) for item in items[:20]])
     again = asked_again(site, "second")
     assert again.head.verdict == "ok"
     assert same_sums(again, decode_reply(reply))
     everybody = [(raw, item, 2e9 + 1, None) for raw in node.store.users()[1] for item in items[:2]]
-    node.store.add(everybody)
+    node.store.add_interactions(everybody)
     assert not same_sums(asked_again(site, "third"), again)
     close_all(site)
 
@@ -616,7 +622,7 @@ def test_a_refusal_counts_nobody_and_is_no_release(tmp_path: Path) -> None:
         site.next_block()
     for _, _, reply in site.transport.log:
         assert not any(letter.isdigit() for letter in decode_reply(reply).head.said)
-    assert not any(node.store.ledger() for node in site.transport.members.values())
+    assert not any(node.store.list_releases() for node in site.transport.members.values())
     close_all(site)
 
 
@@ -634,7 +640,7 @@ def test_after_everybody_refused_the_block_can_be_asked_for_again(tmp_path: Path
     site.collect(rows)
     continue_run(site.folder, "r", site.transport)
     with site.store as store:
-        counted = [n for _, _, kind, _, n in store.accepted("r") if kind in ("round", "statistic")]
+        counted = [n for _, _, kind, _, n in store.list_accepted("r") if kind in ("round", "statistic")]
     assert len(counted) >= 3
     assert min(counted) >= 15
     close_all(site)
@@ -663,13 +669,15 @@ def test_a_few_people_are_not_read_from_refusals(tmp_path: Path) -> None:
         heads = {"weights": loud, "column": np.zeros(0, np.int32), "ptr": np.zeros(0, np.int32)}
         arrays = {**asked.arrays, **{f"heads/{k}": v for k, v in heads.items()}}
         arrays["heads/known"] = np.array([n], np.int32)
-        names = {name: digest_of(array) for name, array in arrays.items()}
+        names = {name: digest_array(array) for name, array in arrays.items()}
         for kind in ("validate", "close"):
             head = asked.head.model_copy(update={"run": f"{kind}{item}", "names": names, "kind": kind})
-            reply = decode_reply(session.handle(node, encode(Request(head, arrays)))).head
+            reply = decode_reply(
+                question_handler.answer_message(node, encode_message(ServerRequest(head, arrays)))
+            ).head
             said.add((kind, reply.verdict, reply.said, len(reply.sums)))
     assert len(said) == 2
-    assert node.store.ledger() == []
+    assert node.store.list_releases() == []
     close_all(site)
 
 
@@ -713,7 +721,7 @@ def test_nothing_is_told_anew_after_its_noise(tmp_path: Path, backbone: str) -> 
         "method": "dpps",
         "parts": [{"name": "dpps", "clip": 1.0, "releases": 4}],
     }
-    site = make_site(tmp_path, validated(RunConfig, values, "test"), min_contributors=5)
+    site = make_site(tmp_path, validate_model(RunConfig, values, "test"), min_contributors=5)
     play(site)
     seen = 0
     for _, body, reply in site.transport.log:
@@ -738,7 +746,7 @@ def test_who_withdraws_while_a_sum_is_made_is_not_in_it(tmp_path: Path, monkeypa
     site = started_site(tmp_path, "fedavg")
     node = site.transport.members[1]
     person = node.store.users()[1][0]
-    whole, real, done = len(node.store.users()[1]), Here.exchange, []
+    whole, real, done = len(node.store.users()[1]), LocalDevices.exchange, []
 
     def slow(self: Any, *given: Any) -> Any:
         told = real(self, *given)
@@ -746,7 +754,7 @@ def test_who_withdraws_while_a_sum_is_made_is_not_in_it(tmp_path: Path, monkeypa
             done.append(node.store.set_consent(person, None, "keep"))
         return told
 
-    monkeypatch.setattr(Here, "exchange", slow)
+    monkeypatch.setattr(LocalDevices, "exchange", slow)
     site.next_block()
     first = next(decode_reply(reply) for number, _, reply in site.transport.log if number == 1)
     assert first.head.clients == whole - 1
@@ -754,8 +762,8 @@ def test_who_withdraws_while_a_sum_is_made_is_not_in_it(tmp_path: Path, monkeypa
 
 
 def test_draws_of_two_runs_have_nothing_in_common() -> None:
-    assert secret_of("s", "one") != secret_of("s", "two") != secret_of("t", "two")
-    assert secret_of("", "one") == ""
+    assert derive_run_secret("s", "one") != derive_run_secret("s", "two") != derive_run_secret("t", "two")
+    assert derive_run_secret("", "one") == ""
 
 
 # What goes wrong at the server
@@ -776,7 +784,7 @@ def test_a_node_revoked_during_a_round_does_not_count(site: Site) -> None:
     site.transport.spoil = revoking
     site.next_block()
     with site.store as store:
-        assert {node for _, _, _, node, _ in store.accepted("r")} == {1, 2}
+        assert {node for _, _, _, node, _ in store.list_accepted("r")} == {1, 2}
 
 
 @pytest.mark.parametrize("site", [config_of("fedavg"), config_of("tally")], indirect=True, ids=["fedavg", "tally"])
@@ -791,16 +799,16 @@ def test_a_hostile_node_cannot_stop_or_bend_a_run(site: Site, tmp_path: Path) ->
         head = read.head
         mark = (head.block, head.round, head.kind)
         if number != 3 or mark in seen:
-            return encode(read)
+            return encode_message(read)
         seen.add(mark)
         turn += 1
         changes: list[dict[str, Any]] = [{"weight": 1e11}, {"clients": 10**8}, {"sums": {"ndcg@20": (5.0, 2)}}]
         if head.kind in ("validate", "close"):
-            return encode(type(read)(head.model_copy(update={"sums": {"ndcg@20": (1e3, 10)}})))
+            return encode_message(type(read)(head.model_copy(update={"sums": {"ndcg@20": (1e3, 10)}})))
         bad = dict(read.arrays)
         kind = turn % 5
         if kind < 2:
-            return encode(type(read)(head.model_copy(update=changes[kind]), bad))
+            return encode_message(type(read)(head.model_copy(update=changes[kind]), bad))
         if kind == 2:
             bad["repeats" if "repeats" in bad else "other"] = np.zeros(64)
         elif kind == 3:
@@ -808,7 +816,7 @@ def test_a_hostile_node_cannot_stop_or_bend_a_run(site: Site, tmp_path: Path) ->
             bad[first] = bad[first][:-1]
         else:
             bad["more"] = np.zeros(3)
-        return encode(type(read)(head, bad))
+        return encode_message(type(read)(head, bad))
 
     site.transport.spoil = hostile
     play(site)
@@ -840,12 +848,12 @@ def test_titles_and_other_runs_do_not_disturb_a_run(site: Site) -> None:
         site.next_block()
     with site.store as store:
         store.add_items([(fed.stream.item_ids[0], "a title at last"), ("quite new", "an item")])
-        store.new_run("second", site.config, PATIENT)
+        store.create_run("second", site.config, PATIENT)
         store.open_block("second")
     continue_run(site.folder, "second", site.transport)
     continue_run(site.folder, "r", site.transport)
     with site.store as store:
-        found = store.run("r").note
+        found = store.load_run("r").note
         assert found is not None
         assert len(found["plain"]["results"]) == 1
     assert site.transport.members[1].store.catalogue()[0][1] == "a title at last"

@@ -13,16 +13,16 @@ from test_live_ledger import config_of as dpps_of
 from test_live_parity import PATIENT, Site, close_all, config_of, make_site, play, rows_of_blocks
 from test_live_requests import begin
 
-from tacita.core.codec import digest_of
-from tacita.core.config import RunConfig, validated
+from tacita.core.codec import digest_array
+from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
-from tacita.lab.assembling import Machine, assemble
-from tacita.live.node import persons, retold, session, verbs
+from tacita.live.node import noise_replay, question_handler, user_queries, verbs
 from tacita.live.node.budgets import set_budget
 from tacita.live.node.node import Node
-from tacita.live.server.store import standing
-from tacita.live.wire import Outcome, Reply, Request, decode_reply, decode_request, encode
+from tacita.live.server.store import describe_run
+from tacita.live.wire import Reply, RequestOutcome, ServerRequest, decode_reply, decode_request, encode_message
 from tacita.privacy.calibration import mu_of
+from tacita.runs.assembly import Machine, assemble
 
 
 class Stop(BaseException):
@@ -52,15 +52,15 @@ class Hostile:
         found = {n: a for n, a in (known | self.first.arrays | (arrays or {})).items() if n in self.first.head.names}
         if "/" not in head.get("kind", self.first.head.kind):
             found = {n: a for n, a in found.items() if not n.startswith("chosen")}
-        names = {name: digest_of(array) for name, array in found.items()}
-        asked = Request(self.first.head.model_copy(update={"names": names, **head}), found)
-        return decode_reply(session.handle(self.node, encode(asked)))
+        names = {name: digest_array(array) for name, array in found.items()}
+        asked = ServerRequest(self.first.head.model_copy(update={"names": names, **head}), found)
+        return decode_reply(question_handler.answer_message(self.node, encode_message(asked)))
 
 
 def private_tally(epsilon: float = 1.0, blocks: int = 1, **privacy: Any) -> RunConfig:
     values = config_of("tally").model_dump(mode="json")
     values |= {"backbone": {"name": "tally"}, "privacy": {"epsilon": epsilon, "blocks": blocks, **privacy}}
-    return validated(RunConfig, values, "the test")
+    return validate_model(RunConfig, values, "the test")
 
 
 def begun(folder: Path, config: RunConfig, **more: Any) -> Site:
@@ -71,7 +71,9 @@ def begun(folder: Path, config: RunConfig, **more: Any) -> Site:
 
 
 def spent(node: Any, run: str = "r") -> dict[str, float]:
-    return {raw: verbs.perform(node, "ledger", {"user": raw})["runs"][run]["spent"] for raw in node.store.users()[1]}
+    return {
+        raw: verbs.perform_verb(node, "ledger", {"user": raw})["runs"][run]["spent"] for raw in node.store.users()[1]
+    }
 
 
 # Scores
@@ -97,7 +99,7 @@ def test_under_a_budget_nobody_is_told_scores_of_any_model(tmp_path: Path, monke
     site = begun(tmp_path, private_tally(0.5))
     server = Hostile(site, "validate")
     n, first = len(server.node.store.catalogue()), server.first.head.round
-    block = server.node.held["r"].fed.stream.blocks[0]
+    block = server.node.open_runs["r"].fed.stream.blocks[0]
     wanted = int(np.bincount(block.valid.ids).argmax())
     pointed = np.zeros((n, n))
     pointed[:, wanted] = 1000.0
@@ -110,7 +112,7 @@ def test_under_a_budget_nobody_is_told_scores_of_any_model(tmp_path: Path, monke
     close_all(site)
     again = begun(tmp_path / "control", private_tally(0.5))
     server = Hostile(again, "validate")
-    monkeypatch.setattr(type(server.node.held["r"].fed), "ledgers", ())
+    monkeypatch.setattr(type(server.node.open_runs["r"].fed), "ledgers", ())
     told = [server.asks(one_entry(n, b), round=first + k) for k, b in enumerate((0 * pointed, pointed))]
     less, more = (next(iter(one.head.sums.values()))[0] for one in told)
     assert more > less
@@ -124,23 +126,23 @@ def test_a_run_that_counts_keeps_its_last_round_and_says_why_there_are_no_scores
     def lying(number: int, body: bytes, answer: Any) -> bytes:
         reply, asked = decode_reply(answer()), decode_request(body).head
         if asked.kind not in ("validate", "close"):
-            return encode(reply)
+            return encode_message(reply)
         assert reply.head.sums == {}
         more = {"sums": {"ndcg@20": (1.0 / (1 + asked.round), 1)}, "clients": 1}
-        return encode(Reply(reply.head.model_copy(update=more), reply.arrays))
+        return encode_message(Reply(reply.head.model_copy(update=more), reply.arrays))
 
     site.transport.spoil = lying
     play(site)
     with site.store as store:
-        row = store.run("r")
+        row = store.load_run("r")
     assert row.note is not None
     for one in row.note["plain"]["results"]:
         assert one["best_round"] == one["rounds"] == 3
         assert one["valid"] is None
         assert not [name for name in one if "@" in name]
         assert one["controls"] == {}
-    assert "2 blocks done; no scores: what answers cost is counted" in standing(row)
-    told = [one for one in site.transport.members[1].store.ledger() if one["kind"] in ("validate", "close")]
+    assert "2 blocks done; no scores: what answers cost is counted" in describe_run(row)
+    told = [one for one in site.transport.members[1].store.list_releases() if one["kind"] in ("validate", "close")]
     assert {one["kind"] for one in told} <= {"close"}
     assert all(one["sees"] == "how many people spent how much of their budgets, rounded" for one in told)
     close_all(site)
@@ -154,7 +156,7 @@ def test_a_node_that_is_set_back_to_a_copy_draws_other_noise(tmp_path: Path, mon
     site = begun(tmp_path, private_tally(8.0))
     server = Hostile(site, "statistic")
     where, copy = server.node.folder, tmp_path / "copy"
-    with server.node.store._writing() as db:
+    with server.node.store._write_transaction() as db:
         db.execute("UPDATE meta SET value = ? WHERE key = 'secret'", ("ab" * 32,))
     server.node.close()
     shutil.copytree(where, copy)
@@ -164,14 +166,14 @@ def test_a_node_that_is_set_back_to_a_copy_draws_other_noise(tmp_path: Path, mon
         shutil.copytree(copy, where)
         with Node.open(where) as server.node:
             if pause:
-                persons.set_pause(server.node.store, server.node.store.users()[1][3], True)
+                user_queries.set_pause(server.node.store, server.node.store.users()[1][3], True)
             reply = server.asks()
         assert reply.head.verdict == "ok"
         return reply.arrays["terms"]
 
     apart = np.abs(np.linalg.eigvalsh(told(False) - told(True)))
     assert (apart > 1e-6).sum() > 5
-    monkeypatch.setattr(retold, "fresh", lambda *_: 0)
+    monkeypatch.setattr(noise_replay, "draw_noise_seed", lambda *_: 0)
     apart = np.abs(np.linalg.eigvalsh(told(False) - told(True)))
     assert (apart > 1e-6).sum() == 1
     site.transport.members.pop(1)
@@ -185,7 +187,7 @@ def leavers_of(folder: Path) -> tuple[Hostile, Site, list[str]]:
     node = site.transport.members[1]
     raws = node.store.users()[1][:5]
     for raw in raws:
-        node.store.enqueue("leave", "r", user=node.store.user(raw))
+        node.store.enqueue_request("leave", "r", user=node.store.find_user(raw))
     site.publish(list(assemble(site.config, Machine()).stream.item_ids))
     site.collect(rows_of_blocks(site.config)[1])
     return Hostile(site, "statistic/retraction"), site, raws
@@ -228,7 +230,9 @@ def test_a_retraction_is_told_again_with_the_same_noise_and_other_ones_are_few(t
     assert np.array_equal(asks(scale=scale).arrays["terms"], first.arrays["terms"])  # the honest one is not lost
     assert spent(server.node)[raws[0]] == costs[1]
     assert _kept(server.node) == 3
-    server.node.store.hear("r", [Outcome(id=one.id, state="done") for one in server.node.store.wants("r")])
+    server.node.store.record_outcomes(
+        "r", [RequestOutcome(id=one.id, state="done") for one in server.node.store.list_requests("r")]
+    )
     assert _kept(server.node) == 0
     close_all(site)
 
@@ -246,7 +250,7 @@ def test_who_is_named_to_the_server_tells_no_more_either(tmp_path: Path) -> None
     node = site.transport.members[1]
     ids, raws = node.store.users()
     for raw in raws[:6]:
-        node.store.enqueue("leave", "r", user=node.store.user(raw))
+        node.store.enqueue_request("leave", "r", user=node.store.find_user(raw))
     site.publish(list(assemble(site.config, Machine()).stream.item_ids))
     site.collect(rows_of_blocks(site.config)[1])
     server = Hostile(site, "statistic/retraction")
@@ -277,7 +281,7 @@ def test_delta_is_not_the_servers_word_alone(tmp_path: Path) -> None:
     reply = server.asks()
     assert reply.head.verdict == "refused"
     assert "max_delta" in reply.head.said
-    assert server.node.store.ledger() == []
+    assert server.node.store.list_releases() == []
     close_all(site)
     allowed = begun(tmp_path / "allowed", private_tally(0.1, delta=1e-4), max_delta=1e-4)
     assert Hostile(allowed, "").asks().head.verdict == "ok"
@@ -289,7 +293,7 @@ def test_who_said_nothing_spends_what_the_owner_of_the_node_allows(tmp_path: Pat
     node = site.transport.members[1]
     raws = node.store.users()[1]
     for raw in raws[:5]:  # as many as one sum needs
-        verbs.perform(node, "budget", {"user": raw, "epsilon": 20.0})
+        verbs.perform_verb(node, "budget", {"user": raw, "epsilon": 20.0})
     Hostile(site, "validate")
     paid = spent(node)
     assert min(paid[raw] for raw in raws[:5]) > 7.0
@@ -316,18 +320,18 @@ def test_who_is_erased_and_comes_back_has_spent_what_they_spent(tmp_path: Path) 
     node = site.transport.members[1]
     back, rows = node.store.users()[1][:5], []
     for raw in back:
-        held = node.store.history([node.store.user(raw)])
+        held = node.store.history([node.store.find_user(raw)])
         rows += [(raw, item, float(at), None) for item, at in zip(held.item, held.time, strict=True)]
     before = spent(node)
     assert min(before[raw] for raw in back) > 0.4
     for _ in range(2):  # twice is not twice as much
         for raw in back:
             node.erase(raw)
-        found = [one for one in node.store.ask(lambda db: db.execute("SELECT key, value FROM meta").fetchall())]
+        found = [one for one in node.store.run_query(lambda db: db.execute("SELECT key, value FROM meta").fetchall())]
         assert not [one for one in found if back[0] in str(one)]
-        node.store.add(rows)
+        node.store.add_interactions(rows)
     with site.store as store:
-        store.new_run("again", config, PATIENT)
+        store.create_run("again", config, PATIENT)
     site.run = "again"
     with contextlib.suppress(TacitaError):  # nobody has anything left to tell
         site.next_block()
@@ -337,7 +341,9 @@ def test_who_is_erased_and_comes_back_has_spent_what_they_spent(tmp_path: Path) 
     after = spent(node, "again")
     assert [after[raw] for raw in back] == pytest.approx([before[raw] for raw in back])
     node.erase(None)
-    assert len(node.store.ask(lambda db: db.execute("SELECT 1 FROM meta WHERE key GLOB 'spent/*'").fetchall())) >= 5
+    assert (
+        len(node.store.run_query(lambda db: db.execute("SELECT 1 FROM meta WHERE key GLOB 'spent/*'").fetchall())) >= 5
+    )
     close_all(site)
 
 
@@ -346,5 +352,5 @@ def test_of_who_spent_nothing_an_erasure_leaves_nothing(tmp_path: Path) -> None:
     site.next_block()
     node = site.transport.members[1]
     node.erase(None)
-    assert node.store.ask(lambda db: db.execute("SELECT 1 FROM meta WHERE key GLOB 'spent/*'").fetchall()) == []
+    assert node.store.run_query(lambda db: db.execute("SELECT 1 FROM meta WHERE key GLOB 'spent/*'").fetchall()) == []
     close_all(site)

@@ -24,12 +24,20 @@ from test_live_parity import (
 )
 
 from tacita.core.errors import TacitaError
-from tacita.lab.assembling import Machine, assemble
-from tacita.live.node import session
-from tacita.live.node.answers import Answer, RequestNumber
+from tacita.live.node import question_handler
+from tacita.live.node.answers import AnswerRecord, QuestionNumber
 from tacita.live.node.node import Node
 from tacita.live.node.store import NodeStore
-from tacita.live.wire import Reply, ReplyHead, catalogue_array, decode_reply, decode_request, encode, read_catalogue
+from tacita.live.wire import (
+    Reply,
+    ReplyHead,
+    decode_catalogue,
+    decode_reply,
+    decode_request,
+    encode_catalogue,
+    encode_message,
+)
+from tacita.runs.assembly import Machine, assemble
 
 
 def dump(node: Node) -> dict[str, list[Any]]:
@@ -71,17 +79,17 @@ def test_a_node_that_pauses_goes_on_as_if_it_had_not_been_asked(tmp_path: Path, 
         for _ in range(2):
             clock.now += 1.0
             before = dump(node)
-            early = decode_reply(session.handle(node, body)).head
+            early = decode_reply(question_handler.answer_message(node, body)).head
             if early.verdict == "refused":
                 assert "pause" in early.said
                 assert dump(node) == before
                 refused += 1
         if early.verdict == "refused":
             clock.now = answered[head.kind] + 60.0  # counted from the last answer, not from a refusal
-        assert but_when(session.handle(node, body)) == but_when(reply)
+        assert but_when(question_handler.answer_message(node, body)) == but_when(reply)
         answered[head.kind] = clock.now
     assert refused >= 4
-    assert len(node.store.ledger()) == len(asked)
+    assert len(node.store.list_releases()) == len(asked)
     close_all(whole)
     close_all(paused)
 
@@ -103,7 +111,7 @@ def test_a_block_ends_on_a_node_that_keeps_its_scores(tmp_path: Path, clock: Clo
     last = decode_reply([reply for n, _, reply in sites[1].transport.log if n == 1][-1])
     assert (last.head.kind, last.head.verdict, last.head.sums) == ("close", "ok", {})
     assert "24 hours" in last.head.said
-    assert len(spent.store.ledger()) == 6
+    assert len(spent.store.list_releases()) == 6
     for tag in ("now", "best"):
         assert spent.store.devices("r", tag)[0] == whole.store.devices("r", tag)[0]
         for key, value in whole.store.devices("r", tag)[1].items():
@@ -122,17 +130,19 @@ def test_a_small_node_learns_a_round_once_and_beside_the_run(tmp_path: Path) -> 
     before = dump(node)
     assert {row[1] for row in before["devices"]} == {"alone", "best alone"}
     assert not before["blocks"] + before["assigned"] + before["replies"] + before["ledger"]
-    assert decode_reply(session.handle(node, body)).head.verdict == "refused"
-    node.held.clear()
-    assert decode_reply(session.handle(node, body)).head.verdict == "refused"
+    assert decode_reply(question_handler.answer_message(node, body)).head.verdict == "refused"
+    node.open_runs.clear()
+    assert decode_reply(question_handler.answer_message(node, body)).head.verdict == "refused"
     after = dump(node)
     del before["models"], after["models"]  # when the model came
     assert after == before
     node.config = node.config.model_copy(update={"min_users": 5})
     other = make_site(tmp_path / "other", site.config) if (tmp_path / "other").mkdir() is None else site
     other.collect(rows_of_blocks(site.config)[0])
-    node.held.clear()
-    mine, fresh = (decode_reply(session.handle(one, body)) for one in (node, other.transport.members[number]))
+    node.open_runs.clear()
+    mine, fresh = (
+        decode_reply(question_handler.answer_message(one, body)) for one in (node, other.transport.members[number])
+    )
     assert mine.head.verdict == fresh.head.verdict == "ok"
     assert same_sums(mine, fresh)
     close_all(site)
@@ -151,9 +161,9 @@ def test_only_people_with_something_usable_let_an_import_join(tmp_path: Path) ->
     first, *others = node.store.users()[1]
     items = [item for item, _ in node.store.catalogue()]
     had = {user: item for user, item, _ in rows_of_blocks(site.config)[0]}
-    node.store.add([(first, item, 2e9, None) for item in items[:20]])
-    node.store.add([(user, "not in the catalogue", 2e9, None) for user in others])
-    node.store.add([(user, had[user], 2e9, None) for user in others])
+    node.store.add_interactions([(first, item, 2e9, None) for item in items[:20]])
+    node.store.add_interactions([(user, "not in the catalogue", 2e9, None) for user in others])
+    node.store.add_interactions([(user, had[user], 2e9, None) for user in others])
     again = asked_again(site, "second")
     assert again.head.verdict == "ok"
     assert same_sums(again, decode_reply(reply))
@@ -162,15 +172,15 @@ def test_only_people_with_something_usable_let_an_import_join(tmp_path: Path) ->
 
 def test_what_a_run_cannot_learn_from_waits(tmp_path: Path) -> None:
     with NodeStore.create(tmp_path / "node.sqlite") as store:
-        store.add([(f"u{n}", "a", None, 5.0) for n in range(3)])
-        assert store.assign("one", 0, 3, ["a"], 4.0) == 3
-        store.commit(RequestNumber("one", 0, 0, "statistic"), Answer("", b"", released=True))
-        store.add([("u0", "b", None, 5.0), ("u1", "b", None, 3.0), ("u2", "c", None, 5.0)])
-        assert store.assign("two", 0, 3, ["a", "b"], 4.0) == 3  # one person's row would be the difference
-        assert store.rows("two", 0).item == ["a", "a", "a"]
-        store.add([("u1", "b", 1.0, 4.0), ("u2", "b", 1.0, 4.0)])
-        assert store.assign("three", 0, 3, ["a", "b"], 4.0) == 6
-        assert store.assign("three", 1, 1, ["a", "b", "c"], 4.0) == 1
+        store.add_interactions([(f"u{n}", "a", None, 5.0) for n in range(3)])
+        assert store.assign_block("one", 0, 3, ["a"], 4.0) == 3
+        store.commit_answer(QuestionNumber("one", 0, 0, "statistic"), AnswerRecord("", b"", releases_block=True))
+        store.add_interactions([("u0", "b", None, 5.0), ("u1", "b", None, 3.0), ("u2", "c", None, 5.0)])
+        assert store.assign_block("two", 0, 3, ["a", "b"], 4.0) == 3  # one person's row would be the difference
+        assert store.block_rows("two", 0).item == ["a", "a", "a"]
+        store.add_interactions([("u1", "b", 1.0, 4.0), ("u2", "b", 1.0, 4.0)])
+        assert store.assign_block("three", 0, 3, ["a", "b"], 4.0) == 6
+        assert store.assign_block("three", 1, 1, ["a", "b", "c"], 4.0) == 1
 
 
 # What so many people cannot have said
@@ -261,18 +271,18 @@ def test_what_people_cannot_have_said_is_refused_by_name(
         lies = todo.get(reply.head.kind, [])
         later = name != "reg" or reply.head.block == 1  # there is nothing to pull to in the first block
         if number != 3 or not lies or not later or reply.head.verdict != "ok":
-            return encode(reply)
+            return encode_message(reply)
         word, lie = lies.pop(0)
-        told = encode(lie(reply))
-        assert told != encode(reply)
+        told = encode_message(lie(reply))
+        assert told != encode_message(reply)
         expect.append(word)
         return told
 
     expect: list[str] = []
-    caplog.set_level(logging.WARNING, "tacita.live.server.remote")
+    caplog.set_level(logging.WARNING, "tacita.live.server.remote_devices")
     site.transport.spoil = lying
     play(site)
-    said = [record.getMessage() for record in caplog.records if record.name == "tacita.live.server.remote"]
+    said = [record.getMessage() for record in caplog.records if record.name == "tacita.live.server.remote_devices"]
     assert not any(todo.values())
     assert len(said) == len(expect)
     for line, word in zip(said, expect, strict=True):
@@ -293,7 +303,7 @@ def test_words_from_elsewhere_cannot_steer_a_terminal() -> None:
     loud = "x\x1b]0;owned\x1b[2J y"
     head = ReplyHead(kind="round", run="r", block=0, round=0, verdict="refused", said=loud)
     assert head.said == "x?]0;owned?[2J y"
-    assert read_catalogue(catalogue_array([("a", loud), ("b", "Amélie 七人の侍")])) == [
+    assert decode_catalogue(encode_catalogue([("a", loud), ("b", "Amélie 七人の侍")])) == [
         ("a", "x?]0;owned?[2J y"),
         ("b", "Amélie 七人の侍"),
     ]

@@ -26,18 +26,18 @@ from test_live_parity import (
     rows_of_blocks,
 )
 
-from tacita.core.config import RunConfig, validated
+from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
-from tacita.lab.assembling import Machine, assemble, planned
-from tacita.live.node import wishes
+from tacita.live.node import user_requests
 from tacita.live.node.node import Node
-from tacita.live.node.verbs import perform
-from tacita.live.node.wants import whole_batches
+from tacita.live.node.request_queue import select_whole_batches
+from tacita.live.node.verbs import perform_verb
 from tacita.live.server import coordinator
-from tacita.live.server.remote import Remote
-from tacita.live.server.requests import grouped
-from tacita.live.server.waiting import Open
-from tacita.live.wire import MAGIC, Reply, Wanted, decode_reply, decode_request, encode
+from tacita.live.server.open_requests import OpenRequest
+from tacita.live.server.remote_devices import RemoteDevices
+from tacita.live.server.request_service import group_requests
+from tacita.live.wire import MAGIC, Reply, UserRequest, decode_reply, decode_request, encode_message
+from tacita.runs.assembly import Machine, assemble, build_plan
 
 
 def spoiled(site: Site, change: Any) -> None:
@@ -55,7 +55,7 @@ def raw(said: Reply, requests: list[Any]) -> bytes:
     """A reply with requests that no model of ours would make."""
     head = {**said.head.model_dump(mode="json"), "requests": requests}
     text = json.dumps(head).encode()
-    rest = encode(said)
+    rest = encode_message(said)
     size = int.from_bytes(rest[len(MAGIC) : len(MAGIC) + 4], "big")
     return MAGIC + len(text).to_bytes(4, "big") + text + rest[len(MAGIC) + 4 + size :]
 
@@ -98,8 +98,8 @@ def test_requests_that_nothing_carries_out_change_no_round(tmp_path: Path, kind:
 
     def ask(said: Reply, reply: bytes) -> bytes:
         count[0] += 1
-        wanted = Wanted(id=count[0], kind=kind, sender=5, items=[7, 11], time=1.0)  # type: ignore[arg-type]
-        return encode(Reply(said.head.model_copy(update={"requests": [wanted]}), said.arrays))
+        wanted = UserRequest(id=count[0], kind=kind, sender=5, items=[7, 11], time=1.0)  # type: ignore[arg-type]
+        return encode_message(Reply(said.head.model_copy(update={"requests": [wanted]}), said.arrays))
 
     spoiled(site, ask)
     play(site)
@@ -109,7 +109,7 @@ def test_requests_that_nothing_carries_out_change_no_round(tmp_path: Path, kind:
         assert len(told) == count[0] == 6
         assert all("nothing in this run can carry out" in one["said"] for one in told)
         assert store.open_requests("r") == []
-        left = store._all("SELECT request FROM requests")
+        left = store._query("SELECT request FROM requests")
         assert [text for (text,) in left] == [""] * 6  # nothing of what was asked for is kept
     close_all(site)
 
@@ -124,14 +124,14 @@ def test_a_reply_over_more_people_than_were_asked_does_not_count(tmp_path: Path)
         config = with_parts("fedavg", Log, aggregation="fixed", denominator=40.0)
         site = make_site(tmp_path, config, insecure_single_user_uploads=True)
         with site.store as store:  # nobody else is asked twice
-            store._all("UPDATE runs SET options = ?", json.dumps(PATIENT | {"give_up": 1.0}))
+            store._query("UPDATE runs SET options = ?", json.dumps(PATIENT | {"give_up": 1.0}))
 
         def many(number: int, body: bytes, answer: Any) -> bytes:
             reply = bytes(answer())
             said = decode_reply(reply)
             if not said.head.kind.startswith("probe-log/"):
                 return reply
-            return encode(Reply(said.head.model_copy(update={"clients": 10**6, "weight": 1e6}), said.arrays))
+            return encode_message(Reply(said.head.model_copy(update={"clients": 10**6, "weight": 1e6}), said.arrays))
 
         site.transport.spoil = many
         node = site.transport.members[1]
@@ -150,7 +150,7 @@ def play_with_a_leaver(site: Site, node: Any) -> None:
     site.publish(list(fed.stream.item_ids[: fed.stream.blocks[0].n_items]))
     site.collect(rows_of_blocks(site.config)[0])
     person = node.store.users()[1][0]
-    node.store.enqueue("forget", "r", user=node.store.user(person))
+    node.store.enqueue_request("forget", "r", user=node.store.user(person))
     try:
         site.next_block()
     except TacitaError as error:
@@ -167,7 +167,7 @@ Act = Callable[[], Any]
 def begin(site: Site, **options: Any) -> None:
     """The first block's data and catalogue."""
     with site.store as store:
-        store._all("UPDATE runs SET options = ?", json.dumps(PATIENT | options))
+        store._query("UPDATE runs SET options = ?", json.dumps(PATIENT | options))
     fed = assemble(site.config, Machine())
     site.publish(list(fed.stream.item_ids[: fed.stream.blocks[0].n_items]))
     site.collect(rows_of_blocks(site.config)[0])
@@ -197,12 +197,12 @@ def at_rounds(site: Site, acts: dict[int, Act], lose: Callable[[int, Any], bool]
 
 
 def asks(site: Site, kind: str, user: str, *items: str, number: int = 1) -> dict[str, Any]:
-    found = perform(site.transport.members[number], "request", {"kind": kind, "user": user, "items": list(items)})
+    found = perform_verb(site.transport.members[number], "request", {"kind": kind, "user": user, "items": list(items)})
     return dict(found["requests"][0])
 
 
 def status(site: Site, number: int = 1) -> list[dict[str, Any]]:
-    return list(perform(site.transport.members[number], "status", {})["requests"])
+    return list(perform_verb(site.transport.members[number], "status", {})["requests"])
 
 
 def given(site: Site) -> list[tuple[int, str]]:
@@ -223,7 +223,7 @@ def found_in_server(site: Site, *needles: bytes) -> set[bytes]:
 
 def needles(site: Site, request: int, sender: int | None = None) -> list[bytes]:
     """A shared row as the server would hold it: the time of sharing, and whose it is."""
-    want = next(one for one in site.transport.members[1].store.wants() if one.id == request)
+    want = next(one for one in site.transport.members[1].store.list_requests() if one.id == request)
     found = [struct.pack("<d", want.created), repr(want.created).encode()]
     return found if sender is None else [*found, struct.pack("<Q", sender), str(sender).encode()]
 
@@ -276,7 +276,7 @@ def test_share_unshare_and_leave_take_effect_with_the_round_that_carries_them(tm
             "unshare",
             "leave",
         ]
-        assert store.outcomes("r") == {}  # the node knows
+        assert store.list_outcomes("r") == {}  # the node knows
     close_all(site)
 
 
@@ -292,7 +292,7 @@ def test_a_request_survives_kills_between_acknowledgement_and_effect(
         user, items = person_of(site)
         at_rounds(site, {1: lambda s=site, u=user, i=items: asks(s, "share", u, *i[:4])})
     site, deaths = made["killed"], []
-    plain, carry_out = site.transport.spoil, coordinator.carry_out
+    plain, carry_out = site.transport.spoil, coordinator.apply_requests
 
     def kill_node(number: int, body: bytes, answer: Any) -> bytes | None:
         head = decode_request(body).head
@@ -312,7 +312,7 @@ def test_a_request_survives_kills_between_acknowledgement_and_effect(
         return carry_out(*given_)
 
     site.transport.spoil = kill_node
-    monkeypatch.setattr(coordinator, "carry_out", kill_server)
+    monkeypatch.setattr(coordinator, "apply_requests", kill_server)
     with pytest.raises(Killed):
         site.next_block()
     with site.store as store:
@@ -350,7 +350,7 @@ def test_wishes_that_cannot_be_meant_are_one_sentence(tmp_path: Path) -> None:
     begin(site)
     user, items = person_of(site)
     node = site.transport.members[1]
-    node.store.add([(user, "of another world", 1.0, None)])
+    node.store.add_interactions([(user, "of another world", 1.0, None)])
     with pytest.raises(TacitaError, match="takes part in no run yet"):
         asks(site, "share", user, items[0])
     site.next_block()
@@ -383,8 +383,8 @@ def test_a_request_goes_to_the_run_that_is_meant(tmp_path: Path) -> None:
     user, items = person_of(site)
     site.next_block()
     with site.store as store:
-        store.new_run("other", site.config, PATIENT)
-    perform(site.transport.members[1], "request", {"kind": "share", "user": user, "items": items[:2], "run": "r"})
+        store.create_run("other", site.config, PATIENT)
+    perform_verb(site.transport.members[1], "request", {"kind": "share", "user": user, "items": items[:2], "run": "r"})
     other = Site(site.folder, site.config, site.transport, "other")
     other.next_block()
     assert given(other) == []
@@ -402,7 +402,7 @@ def tally_of(model: str = "tally", **more: Any) -> Any:
     """One round a block: nothing that validation chooses."""
     values = config_of(model).model_dump(mode="json")
     values["backbone"] |= {"recency": 0.0, **({"mix": [0.2, 0.3, 0.5]} if model == "tally-order" else {}), **more}
-    return validated(RunConfig, values, "the test")
+    return validate_model(RunConfig, values, "the test")
 
 
 ENDED = '{"id": 1, "state": "done"}'
@@ -441,7 +441,7 @@ def test_tally_forgets_live_as_if_it_had_never_been_told(tmp_path: Path, kind: s
     gone = {raw: person_of(site, nth=n)[1][:3] for n, raw in enumerate(raws)}
     for raw, items in gone.items():
         node = never.transport.members[1]
-        node.store.enqueue(kind, "r", items if kind == "forget" else [], node.store.user(raw))
+        node.store.enqueue_request(kind, "r", items if kind == "forget" else [], node.store.user(raw))
     with node.store._writing() as db:  # nothing of it is ever told
         db.execute("UPDATE requests SET sent = 1, block = 0, round = 0, question = '', outcome = ?", (ENDED,))
     for one in sites.values():
@@ -481,18 +481,20 @@ def test_a_server_that_asks_about_some_of_those_who_withdrew_hears_nothing(tmp_p
     begin(site)
     raws = site.transport.members[1].store.users()[1][:6]
     for raw in raws[:5]:
-        site.transport.members[1].store.enqueue("leave", "r", user=site.transport.members[1].store.user(raw))
+        site.transport.members[1].store.enqueue_request(
+            "leave", "r", user=site.transport.members[1].store.find_user(raw)
+        )
     site.next_block()
     node = site.transport.members[1]
-    wants = node.store.wants("r")
-    assert all(one.final for one in wants)
+    wants = node.store.list_requests("r")
+    assert all(one.is_final for one in wants)
     open_ = [replace(one, outcome=None) for one in wants]
     users = [one.user for one in open_ if one.user is not None]
-    assert whole_batches(open_, users, 5)
-    assert not whole_batches(open_, users[:4], 1)  # a sum without one of them
-    assert not whole_batches(open_, [*users, 99], 5)
-    assert not whole_batches(open_, users, 6)
-    assert not whole_batches(wants, users, 5)  # they were asked already
+    assert select_whole_batches(open_, users, 5)
+    assert not select_whole_batches(open_, users[:4], 1)  # a sum without one of them
+    assert not select_whole_batches(open_, [*users, 99], 5)
+    assert not select_whole_batches(open_, users, 6)
+    assert not select_whole_batches(wants, users, 5)  # they were asked already
     close_all(site)
 
 
@@ -506,9 +508,9 @@ def test_a_server_that_asks_about_some_of_those_who_withdrew_hears_nothing(tmp_p
 def test_a_run_that_lets_people_leave_need_not_forget_single_items(part: str, able: dict[str, bool]) -> None:
     train = {"aggregation": "fixed", "denominator": 6.0}
     values = {"data": "synthetic:users=20", "train": train, "parts": [{"name": "withdrawal"}, {"name": part}]}
-    plan = planned(validated(RunConfig, values, "the test"))
-    assert {kind: wishes._can(plan, kind) for kind in able} == able
-    assert "`tacita node leave ann` takes everything back" in wishes.UNABLE["single"].format(user="ann")
+    plan = build_plan(validate_model(RunConfig, values, "the test"))
+    assert {kind: user_requests._is_supported(plan, kind) for kind in able} == able
+    assert "`tacita node leave ann` takes everything back" in user_requests.UNSUPPORTED["single"].format(user="ann")
 
 
 def test_who_shared_under_one_name_takes_back_under_the_same(tmp_path: Path) -> None:
@@ -526,7 +528,7 @@ def test_who_shared_under_one_name_takes_back_under_the_same(tmp_path: Path) -> 
     def unshare() -> None:
         seen.append(sorted(item for _, item in given(site)))
         node.config = node.config.model_copy(update={"insecure_single_user_uploads": False})
-        node.held.clear()
+        node.open_runs.clear()
         asks(site, "unshare", user, *items[:3])
 
     at_rounds(site, {
@@ -541,20 +543,20 @@ def test_who_shared_under_one_name_takes_back_under_the_same(tmp_path: Path) -> 
 
 
 def test_people_of_two_nodes_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    def asked(number: int, node: int, sender: int, kind: Any = "leave") -> Open:
-        return Open(number, node, Wanted(id=number, kind=kind, sender=sender, items=[], time=0.0))
+    def asked(number: int, node: int, sender: int, kind: Any = "leave") -> OpenRequest:
+        return OpenRequest(number, node, UserRequest(id=number, kind=kind, sender=sender, items=[], time=0.0))
 
     wanted = [asked(1, 7, 1), asked(2, 8, 2), asked(3, 7, 3), asked(4, 8, 4, "unshare"), asked(5, 7, 1)]
-    assert [[one.number for one in group] for group in grouped(wanted)] == [[1, 3], [2], [4], [5]]
+    assert [[one.number for one in group] for group in group_requests(wanted)] == [[1, 3], [2], [4], [5]]
 
 
 def test_a_sum_without_some_of_those_who_withdraw_takes_nothing_back() -> None:
-    remote = Remote(transport=None, run="r", allowed=set, catalogue=list)  # type: ignore[arg-type]
-    remote.meet({1: 7, 2: 7, 3: 8})
+    remote = RemoteDevices(transport=None, run="r", allowed_nodes=set, catalogue=list)  # type: ignore[arg-type]
+    remote.add_requesters({1: 7, 2: 7, 3: 8})
     homes = {7: np.array([1, 2], np.uint64), 8: np.array([3], np.uint64)}
     everybody = np.array([1, 2, 3], np.uint64)
-    remote._check_askers(everybody, homes, {7: None, 8: None})  # type: ignore[dict-item]
+    remote._check_requesters(everybody, homes, {7: None, 8: None})  # type: ignore[dict-item]
     with pytest.raises(TacitaError, match="1 of the 3 people who withdraw live on nodes that refused"):
-        remote._check_askers(everybody, homes, {7: None})  # type: ignore[dict-item]
+        remote._check_requesters(everybody, homes, {7: None})  # type: ignore[dict-item]
     others = np.array([1, 4], np.uint64)  # rounds that are played again may do without somebody
-    remote._check_askers(others, homes, {7: None})  # type: ignore[dict-item]
+    remote._check_requesters(others, homes, {7: None})  # type: ignore[dict-item]

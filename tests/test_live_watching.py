@@ -11,14 +11,14 @@ from test_live_parity import close_all, config_of, make_site, play
 
 from tacita import __version__
 from tacita.core.errors import TacitaError
-from tacita.lab.assembling import Machine, assemble
-from tacita.lab.centralised import scored
-from tacita.lab.controls import linear_scorer, popular_scorer, random_scorer
-from tacita.live.node import controls, session
-from tacita.live.server.closing import check_closing
-from tacita.live.server.overview import Overview
-from tacita.live.server.store import STORE
-from tacita.live.wire import Reply, ReplyHead, decode_reply, encode, stamped
+from tacita.live.node import controls, question_handler
+from tacita.live.server.block_result import check_closing_reply
+from tacita.live.server.overview import OverviewReader
+from tacita.live.server.store import STORE_FILE
+from tacita.live.wire import Reply, ReplyHead, decode_reply, encode_message, stamp_reply
+from tacita.runs.assembly import Machine, assemble
+from tacita.runs.central_training import evaluate_scorer
+from tacita.runs.controls import linear_scorer, popular_scorer, random_scorer
 
 
 def test_controls_on_a_node_with_everybody_are_the_labs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,14 +30,14 @@ def test_controls_on_a_node_with_everybody_are_the_labs(tmp_path: Path, monkeypa
     play(site)
     fed = assemble(site.config, Machine())
     with site.store as store:
-        note = store.run("r").note
+        note = store.load_run("r").note
     assert note is not None
     for block, told in zip(fed.stream.blocks, note["plain"]["results"], strict=True):
         for name, make in (("popular", popular_scorer), ("node", linear_scorer)):
-            expected = scored(fed, block, make(fed, block)).mean()
+            expected = evaluate_scorer(fed, block, make(fed, block)).mean()
             assert told["controls"][name] == pytest.approx(expected, rel=1e-6)
             assert expected["ndcg@20"] > 0
-        chance = scored(fed, block, random_scorer(fed, block)).mean()["ndcg@20"]
+        chance = evaluate_scorer(fed, block, random_scorer(fed, block)).mean()["ndcg@20"]
         assert told["controls"]["random"]["ndcg@20"] == pytest.approx(chance, rel=0.5)
         assert told["controls"]["random"]["ndcg@20"] != chance  # the server cannot know a node's own draws
     close_all(site)
@@ -48,11 +48,11 @@ def test_a_control_of_other_people_than_the_runs_stands_beside_nothing(
 ) -> None:
     """One node of three makes no linear model: what the two others reach is not what everybody reaches."""
     made = iter([None, "too little memory"] + [None] * 9)
-    monkeypatch.setattr(controls, "why_skipped", lambda name, fed: next(made))
+    monkeypatch.setattr(controls, "find_skip_reason", lambda name, fed: next(made))
     site = make_site(tmp_path, config_of("tally"))
     play(site)
     with site.store as store:
-        note = store.run("r").note
+        note = store.load_run("r").note
     assert note is not None
     assert [sorted(one["controls"]) for one in note["plain"]["results"]] == [
         ["popular", "random"],
@@ -69,11 +69,11 @@ def test_version_and_clock_are_told_and_an_hour_is_noticed(tmp_path: Path, monke
         sent.append((body, made))
         head = decode_reply(made).head
         ahead = {1: 3600.0, 2: -3600.0}.get(number, 0.0)
-        return stamped(made, "0.0.9" if number == 2 else head.version, head.time + ahead)
+        return stamp_reply(made, "0.0.9" if number == 2 else head.version, head.time + ahead)
 
     site.transport.spoil = changed
     play(site)
-    told = Overview(tmp_path / STORE).of_themselves()
+    told = OverviewReader(tmp_path / STORE_FILE).node_reports()
     assert [told[n]["version"] for n in (1, 2, 3)] == [__version__, "0.0.9", __version__]
     assert told[1]["clock"] == pytest.approx(3600, abs=60)
     assert told[2]["clock"] == pytest.approx(-3600, abs=60)
@@ -85,18 +85,18 @@ def test_version_and_clock_are_told_and_an_hour_is_noticed(tmp_path: Path, monke
 def _sent_again_is_stamped_anew(node: Any, said: tuple[bytes, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is stored is the answer, not when it was sent."""
     body, first = said
-    monkeypatch.setattr(session.time, "time", lambda: 5.0)
-    again, before = decode_reply(session.handle(node, body)), decode_reply(first)
+    monkeypatch.setattr(question_handler.time, "time", lambda: 5.0)
+    again, before = decode_reply(question_handler.answer_message(node, body)), decode_reply(first)
     assert again.head.time == 5.0
     assert again.head.model_copy(update={"time": before.head.time}) == before.head
 
 
 @pytest.mark.parametrize(("version", "at"), [("v" * 41, 1.0), ("1", -1.0), ("1", 1e13)])
 def test_what_a_node_says_of_itself_is_bounded(version: str, at: float) -> None:
-    good = encode(Reply(ReplyHead(kind="x", run="r", block=0, round=0, verdict="ok")))
-    assert decode_reply(stamped(good, "a\x1bb", 1.0)).head.version == "a?b"
+    good = encode_message(Reply(ReplyHead(kind="x", run="r", block=0, round=0, verdict="ok")))
+    assert decode_reply(stamp_reply(good, "a\x1bb", 1.0)).head.version == "a?b"
     with pytest.raises(TacitaError):
-        decode_reply(stamped(good, version, at))
+        decode_reply(stamp_reply(good, version, at))
 
 
 def test_only_what_was_asked_for_is_taken_of_a_blocks_end() -> None:
@@ -104,14 +104,14 @@ def test_only_what_was_asked_for_is_taken_of_a_blocks_end() -> None:
 
     def reply(**more: Any) -> Reply:
         head = ReplyHead(kind="close", run="r", block=0, round=1, verdict="ok", clients=5, **more)
-        return decode_reply(encode(Reply(head)))
+        return decode_reply(encode_message(Reply(head)))
 
-    check_closing(reply(sums={"ndcg@20": (1.0, 5), "random ndcg@20": (0.5, 5), "node ndcg@20": (1.5, 5)}), config)
-    check_closing(reply(spent=[5, 0, 0, 0, 0]), config)
+    check_closing_reply(reply(sums={"ndcg@20": (1.0, 5), "random ndcg@20": (0.5, 5), "node ndcg@20": (1.5, 5)}), config)
+    check_closing_reply(reply(spent=[5, 0, 0, 0, 0]), config)
     for wrong in ({"spent": [5]}, {"sums": {"linear ndcg@20": (1.0, 5)}}, {"sums": {"random ndcg@20": (6.0, 5)}}):
         with pytest.raises(TacitaError):
-            check_closing(reply(**wrong), config)
-    whole = encode(Reply(ReplyHead(kind="close", run="r", block=0, round=1, verdict="ok")))
+            check_closing_reply(reply(**wrong), config)
+    whole = encode_message(Reply(ReplyHead(kind="close", run="r", block=0, round=1, verdict="ok")))
     for many in (b'"spent":[-1]', b'"spent":[1,1,1,1,1,1]', b'"spent":["1"]'):
         assert b'"spent":[]' in whole
         changed = whole.replace(b'"spent":[]', many)

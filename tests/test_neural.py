@@ -11,20 +11,20 @@ import torch
 from oracle import averaged, cohort, federate, make_backbone, make_block, make_stream, slow_round, started, train_once
 from torch import nn
 
-from tacita.core.draws import Draws, keys_of
-from tacita.core.types import Arrays, Floats, Ragged, Stream
-from tacita.learn.training import grouped, towers
-from tacita.learn.training.solvers import SOLVERS, LazyAdam
+from tacita.core.draws import Draws, derive_keys
+from tacita.core.types import Arrays, BlockStream, Floats, Ragged
+from tacita.learn.training import grouped_stepper, tower_stepper
+from tacita.learn.training.optimisers import OPTIMISERS, LazyAdam
 from tacita.models import backbone_class
-from tacita.models import scores as catalogue_scores
-from tacita.models.scores import aligned_scores, own_scores, pair_scores, score_all
+from tacita.models import scoring as catalogue_scores
+from tacita.models.scoring import score_aligned, score_all, score_lists, score_with_own_rows
 
 TOWERS = ["neumf", "neuncf"]
 every_tower = pytest.mark.parametrize("name", TOWERS)
 UNEVEN = [[0, 3], [1, 2, 4, 7, 9], [5], [], [0, 1, 2, 3, 4, 5, 6], [11, 2, 6], [8], list(range(2, 12))]
 
 
-def uneven() -> Stream:
+def uneven() -> BlockStream:
     return make_stream(make_block(0, 14, UNEVEN))
 
 
@@ -57,7 +57,7 @@ def by_torch(name: str, private: Floats, heads: Arrays, rows: Floats, d: int) ->
 @every_tower
 def test_vectors_start_as_narrow_normals_and_layers_as_xavier_has_them(name: str) -> None:
     backbone = backbone_class(name)(backbone_class(name).Config())
-    keys = keys_of(f"one{k}" for k in range(400))
+    keys = derive_keys(f"one{k}" for k in range(400))
     for made in (backbone.init_items(Draws(5), keys), backbone.init_private(Draws(5), keys)):
         assert made.shape[1] == (64 if name == "neumf" else 32)
         assert made.std() == pytest.approx(0.01, rel=0.03)
@@ -87,9 +87,9 @@ def test_scores_are_those_of_torchs_layers(name: str) -> None:
     user, item = np.repeat(np.arange(9), 13), np.tile(np.arange(13), 9)
     want = by_torch(name, private[user], heads, items[item], 6).reshape(9, 13)
     np.testing.assert_allclose(score_all(backbone, private, heads, items), want, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(aligned_scores(backbone, private[user], heads, items[item]).reshape(9, 13), want, 1e-4)
+    np.testing.assert_allclose(score_aligned(backbone, private[user], heads, items[item]).reshape(9, 13), want, 1e-4)
     lists = np.random.default_rng(0).integers(0, 13, (9, 4)).astype(np.int32)
-    found = pair_scores(backbone, private, heads, items, lists)
+    found = score_lists(backbone, private, heads, items, lists)
     np.testing.assert_allclose(found, np.take_along_axis(want, lists, 1), rtol=1e-4, atol=1e-5)
 
 
@@ -116,8 +116,8 @@ def test_a_score_does_not_depend_on_the_company(name: str, monkeypatch: pytest.M
     whole = score_all(backbone, private, heads, items)
     assert np.array_equal(score_all(backbone, private[4:6], heads, items[:700]), whole[4:6, :700])
     user, item = np.arange(700) % 9, np.arange(700)
-    some = aligned_scores(backbone, private[user], heads, items[item])
-    assert np.array_equal(aligned_scores(backbone, private[user[50:90]], heads, items[item[50:90]]), some[50:90])
+    some = score_aligned(backbone, private[user], heads, items[item])
+    assert np.array_equal(score_aligned(backbone, private[user[50:90]], heads, items[item[50:90]]), some[50:90])
     monkeypatch.setattr(catalogue_scores, "CHUNK", 4)
     assert np.array_equal(score_all(backbone, private, heads, items), whole)
 
@@ -127,7 +127,7 @@ def test_users_can_be_scored_with_their_own_rows(name: str) -> None:
     backbone, private, heads, items = some_model(name)
     own = Ragged.from_lists([[10, 4], [3], [1], [], [5, 4], [0, 6, 5], [], [12], [2]])
     change = np.random.default_rng(5).normal(size=(len(own.ids), items.shape[1])).astype("f4")
-    got = own_scores(backbone, private, heads, items, replace(own, values={"moved": change}))
+    got = score_with_own_rows(backbone, private, heads, items, replace(own, values={"moved": change}))
     for u in range(9):
         table = items.copy()
         table[own.row(u)] += change[own.ptr[u] : own.ptr[u + 1]]
@@ -156,7 +156,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def test_a_cohort_learns_what_its_clients_learn_one_by_one(
     name: str, crew: int, setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grouped, "_CREW", crew)
+    monkeypatch.setattr(grouped_stepper, "_SHARD_SAMPLES", crew)
     backbone = make_backbone(name, lr=0.01, item_lr_scale=1.0)
     fed = federate(uneven(), backbone, batch_size=18, local_epochs=2, **SETTINGS[setting])
     progress = started(fed)
@@ -182,8 +182,8 @@ def test_crews_change_no_bit(name: str, stepper: str, monkeypatch: pytest.Monkey
     progress = started(fed)
     seen = []
     for crew, shares in ((4096, 1), (30, 3), (1, 100)):
-        monkeypatch.setattr(grouped, "_CREW", crew)
-        monkeypatch.setattr(towers, "_SHARES", shares)
+        monkeypatch.setattr(grouped_stepper, "_SHARD_SAMPLES", crew)
+        monkeypatch.setattr(tower_stepper, "_SHARES", shares)
         trained = train_once(fed, progress).local
         seen.append((trained.rows.copy(), trained.private, trained.heads["layer_1"]))
     for other in seen[1:]:
@@ -195,8 +195,8 @@ def test_the_compiled_lazy_adam_is_the_other_one(monkeypatch: pytest.MonkeyPatch
         uneven(), make_backbone("neumf"), batch_size=18, optimiser="lazy-adam", weight_decay=0.1, stepper="autograd"
     )
     fast = train_once(fed, progress := started(fed)).local
-    assert SOLVERS["lazy-adam"] is LazyAdam
-    monkeypatch.setattr(grouped, "CompiledLazyAdam", LazyAdam)
+    assert OPTIMISERS["lazy-adam"] is LazyAdam
+    monkeypatch.setattr(grouped_stepper, "CompiledLazyAdam", LazyAdam)
     slow = train_once(fed, progress).local
     np.testing.assert_allclose(fast.rows, slow.rows, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(fast.heads["layer_1"], slow.heads["layer_1"], rtol=1e-5, atol=1e-6)

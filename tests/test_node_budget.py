@@ -18,15 +18,15 @@ from test_live_parity import DATA, PATIENT, SPLIT, Site, close_all, make_site, p
 from typer.testing import CliRunner
 
 from tacita.cli.entry import app
-from tacita.core.config import RunConfig, validated
+from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
-from tacita.lab.assembling import planned
-from tacita.live.node import budgets, session, verbs
+from tacita.live.node import budgets, question_handler, verbs
 from tacita.live.node.node import Node
 from tacita.live.wire import decode_reply
-from tacita.privacy.accounting import Event, epsilon_of, most_releases
+from tacita.privacy.accounting import Event, compute_epsilon, find_max_releases
 from tacita.privacy.calibration import mu_of_pure
-from tacita.privacy.ledger import EARLIER, EARLIER_ROUNDS, UNIT, Ledger
+from tacita.privacy.ledger import EARLIER_ROUNDS, EARLIER_RUNS, UNIT, Ledger
+from tacita.runs.assembly import build_plan
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def declared_before(site: Site, said: list[float]) -> dict[Node, list[int]]:
         if node not in asked:
             ids, raws = node.store.users()
             for raw, epsilon in zip(raws, said):
-                verbs.perform(node, "budget", {"user": raw, "epsilon": epsilon})
+                verbs.perform_verb(node, "budget", {"user": raw, "epsilon": epsilon})
             asked[node] = ids[: len(said)].tolist()
         made: bytes | None = spoil(number, body, answer)
         return made
@@ -65,7 +65,7 @@ def declared_before(site: Site, said: list[float]) -> dict[Node, list[int]]:
 def test_a_budget_is_the_persons_own_and_chooses_noise_and_limit(site: Site) -> None:
     asked = declared_before(site, [5.0, 0.0, 2.5, 0.2])
     play(site)
-    part = next(one for one in planned(site.config).parts if one.name == "dpps")
+    part = next(one for one in build_plan(site.config).parts if one.name == "dpps")
     price = np.ceil((1 / part.multiples()) ** 2 / UNIT)  # type: ignore[attr-defined]
     assert len(asked) == 3
     for node, (rich, none, between, careful) in asked.items():
@@ -87,9 +87,9 @@ def test_less_than_is_spent_ends_it_and_nothing_comes_back(site: Site) -> None:
     ids, raws = node.store.users()
     before = account(node, "dpps/spent")[int(ids[0])]
     assert before[0] > 0
-    verbs.perform(node, "budget", {"user": raws[0], "epsilon": 0.001})
+    verbs.perform_verb(node, "budget", {"user": raws[0], "epsilon": 0.001})
     with site.store as store:
-        store.new_run("again", site.config, PATIENT)
+        store.create_run("again", site.config, PATIENT)
     site.run = "again"
     site.next_block()
     assert account(node, "dpps/times", "again")[int(ids[0])][0] == 0
@@ -101,12 +101,12 @@ def test_who_says_less_while_a_sum_is_made_is_not_in_it(site: Site, monkeypatch:
     late: set[int] = set()
 
     def declare(node: Node, *more: Any) -> None:
-        budgets.declare(node, *more)
+        budgets.apply_declared_budgets(node, *more)
         if id(node) not in late:
             late.add(id(node))
-            verbs.perform(node, "budget", {"user": node.store.users()[1][0], "epsilon": 0.0})
+            verbs.perform_verb(node, "budget", {"user": node.store.users()[1][0], "epsilon": 0.0})
 
-    monkeypatch.setattr(session, "declare", declare)
+    monkeypatch.setattr(question_handler, "apply_declared_budgets", declare)
     play(site)
     for node in site.transport.members.values():
         assert account(node, "dpps/times")[int(node.store.users()[0][0])][0] == 0
@@ -122,25 +122,27 @@ def test_no_message_tells_of_it_and_export_and_erase_know_it(site: Site, tmp_pat
     node.export(tmp_path / "mine.jsonl", raws[0])
     lines = [json.loads(line) for line in (tmp_path / "mine.jsonl").read_text().splitlines()]
     assert [one for one in lines if one.get("request") == "budget" and "1000000" in one["payload"]]
-    assert verbs.perform(node, "status", {})["requests"] == []
-    assert verbs.perform(node, "status", {})["requests waiting"] == 0
+    assert verbs.perform_verb(node, "status", {})["requests"] == []
+    assert verbs.perform_verb(node, "status", {})["requests waiting"] == 0
     node.erase(raws[0])
     assert node.store.declared_budgets("r") == {}
 
 
 def test_a_node_says_the_epsilon_or_that_there_is_none(site: Site) -> None:
     node = site.transport.members[1]
-    assert verbs.perform(node, "status", {})["epsilon"].startswith("no epsilon")
+    assert verbs.perform_verb(node, "status", {})["epsilon"].startswith("no epsilon")
     play(site)
     _, raws = node.store.users()
-    most = float(verbs.perform(node, "ledger", {"user": raws[0]})["runs"]["r"]["spent"])
-    assert verbs.perform(node, "epsilon", {"user": raws[0]}).startswith(f"epsilon {most:.4g} of a budget of 0.5 at")
-    assert "at most epsilon" in verbs.perform(node, "status", {})["epsilon"]
+    most = float(verbs.perform_verb(node, "ledger", {"user": raws[0]})["runs"]["r"]["spent"])
+    assert verbs.perform_verb(node, "epsilon", {"user": raws[0]}).startswith(
+        f"epsilon {most:.4g} of a budget of 0.5 at"
+    )
+    assert "at most epsilon" in verbs.perform_verb(node, "status", {})["epsilon"]
     for bad in (-1.0, float("nan"), 1e7):
         with pytest.raises(TacitaError, match="epsilon"):
-            verbs.perform(node, "budget", {"user": raws[0], "epsilon": bad})
+            verbs.perform_verb(node, "budget", {"user": raws[0], "epsilon": bad})
     with pytest.raises(TacitaError, match="nothing of user"):
-        verbs.perform(node, "budget", {"user": "nobody", "epsilon": 1.0})
+        verbs.perform_verb(node, "budget", {"user": "nobody", "epsilon": 1.0})
 
 
 def test_the_verbs_of_the_command_line(site: Site) -> None:
@@ -169,12 +171,12 @@ def willing(site: Site) -> dict[int, list[int]]:
     """As many people of each node as one sum needs are willing to spend more."""
     for node in site.transport.members.values():
         for raw in node.store.users()[1][:5]:
-            verbs.perform(node, "budget", {"user": raw, "epsilon": 20.0})
+            verbs.perform_verb(node, "budget", {"user": raw, "epsilon": 20.0})
     return {number: node.store.users()[0][:5].tolist() for number, node in site.transport.members.items()}
 
 
 @pytest.mark.parametrize(
-    "site", [validated(RunConfig, {"data": DATA, "split": SPLIT, "seed": 5, **TALLY}, "the test")], indirect=True
+    "site", [validate_model(RunConfig, {"data": DATA, "split": SPLIT, "seed": 5, **TALLY}, "the test")], indirect=True
 )
 def test_a_private_tally_goes_on_with_what_people_spent_before_also_after_a_kill(site: Site) -> None:
     spoil, killed = site.transport.spoil, set()
@@ -199,7 +201,7 @@ def test_a_private_tally_goes_on_with_what_people_spent_before_also_after_a_kill
     ids, raws = node.store.users()
     rich = willing(site)
     with site.store as store:
-        store.new_run("again", site.config, PATIENT)
+        store.create_run("again", site.config, PATIENT)
     site.run = "again"
     site.next_block()
     for number, node in site.transport.members.items():
@@ -213,7 +215,7 @@ def test_a_private_tally_goes_on_with_what_people_spent_before_also_after_a_kill
         assert any(one[3] for one in times.values())
     mine = told(site.transport.members[1], "again")
     assert mine[1][int(ids[0])][:2] == [1, 1]  # who is willing to spend more goes on
-    shown = verbs.perform(site.transport.members[1], "ledger", {"user": raws[0]})["runs"]
+    shown = verbs.perform_verb(site.transport.members[1], "ledger", {"user": raws[0]})["runs"]
     assert shown["again"]["spent"] > shown["r"]["spent"] > 0
 
 
@@ -239,7 +241,7 @@ session.handle(Node.open(Path(folder)), Path(body).read_bytes())
 
 def test_kill_9_between_charge_and_answer_neither_loses_nor_doubles_what_people_spent(tmp_path: Path) -> None:
     """Processes of nodes die: one with the charge made and nothing written, one with it written and nothing sent."""
-    config = validated(RunConfig, {"data": DATA, "split": SPLIT, "seed": 5, **TALLY}, "the test")
+    config = validate_model(RunConfig, {"data": DATA, "split": SPLIT, "seed": 5, **TALLY}, "the test")
     sites = {}
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
@@ -271,7 +273,7 @@ def test_kill_9_between_charge_and_answer_neither_loses_nor_doubles_what_people_
         assert max(sum(units) for units in told(node, "r")[0].values()) > 0
     willing(site)
     with site.store as store:
-        store.new_run("again", config, PATIENT)
+        store.create_run("again", config, PATIENT)
     site.run = "again"
     site.next_block()
     for node in site.transport.members.values():
@@ -287,20 +289,20 @@ def test_kill_9_between_charge_and_answer_neither_loses_nor_doubles_what_people_
 def drawn(noise: float = 2.0, rate: float = 0.1) -> Ledger:
     event = Event("round", "gaussian", 1.0, noise, "person", "central", rate, "poisson")
     same = Event(EARLIER_ROUNDS, "gaussian", 1.0, noise, "person", "central", rate, "poisson", once=True)
-    return Ledger((event, same, Event(EARLIER, "gaussian", 1.0, 1.0, "person", "central", once=True)))
+    return Ledger((event, same, Event(EARLIER_RUNS, "gaussian", 1.0, 1.0, "person", "central", once=True)))
 
 
 def test_earlier_rounds_cost_what_they_would_have_cost_here() -> None:
     ledger = drawn()
-    fits = most_releases(ledger.events[0], 1.0, 1e-5)
-    made = ledger.with_earlier(ledger.opened(1, 1.0), np.zeros(1, np.int64), np.array([fits - 2]))
-    assert ledger.epsilon(made)[0] == pytest.approx(epsilon_of([(ledger.events[0], fits - 2)], 1e-5))
+    fits = find_max_releases(ledger.events[0], 1.0, 1e-5)
+    made = ledger.with_earlier_spending(ledger.open_accounts(1, 1.0), np.zeros(1, np.int64), np.array([fits - 2]))
+    assert ledger.epsilon(made)[0] == pytest.approx(compute_epsilon([(ledger.events[0], fits - 2)], 1e-5))
     for goes in (True, True, False):
         made, went = ledger.charge(made, "round")
         assert went[0] == goes
     assert made["times"][0].tolist() == [2, fits - 2, 0]
     assert ledger.epsilon(made)[0] <= 1.0
-    again = ledger.with_earlier(made, np.zeros(1, np.int64), np.zeros(1, np.int64))
+    again = ledger.with_earlier_spending(made, np.zeros(1, np.int64), np.zeros(1, np.int64))
     assert again["spent"].tolist() == made["spent"].tolist()  # it only grows
 
 
@@ -309,11 +311,11 @@ def test_earlier_rounds_cost_what_they_would_have_cost_here() -> None:
 )
 def test_rounds_of_other_settings_count_as_no_less_than_they_cost(noise: float, rate: float, like: bool) -> None:
     here, other = drawn(), drawn(noise, rate)
-    spent, _ = other.charge(other.opened(1), "round")
+    spent, _ = other.charge(other.open_accounts(1), "round")
     spent, _ = other.charge(spent, "round")
-    rounds, units = other.rounds_like(here.events[0], spent)
+    rounds, units = other.count_rounds_like(here.events[0], spent)
     assert (rounds[0] == 2, units[0] == 0) == (like, like)
-    carried = here.with_earlier(here.opened(1), units, rounds)
+    carried = here.with_earlier_spending(here.open_accounts(1), units, rounds)
     assert here.epsilon(carried)[0] >= other.epsilon(spent)[0] * (1 - 1e-6)
 
 
@@ -321,11 +323,11 @@ def test_a_second_run_of_drawn_rounds_does_not_begin_at_nothing(tmp_path: Path) 
     values = {"data": DATA, "split": SPLIT, "seed": 5, "backbone": MF, "method": "dp-fedavg"}
     train = {"rounds": 2, "aggregation": "fixed", "participation": {"kind": "poisson", "rate": 0.5}}
     part = {"name": "dp-fedavg", "noise": 3.0, "clip": 0.01}
-    config = validated(RunConfig, {**values, "train": train, "parts": [part]}, "the test")
+    config = validate_model(RunConfig, {**values, "train": train, "parts": [part]}, "the test")
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
     play(site)
     with site.store as store:
-        store.new_run("again", config, PATIENT)
+        store.create_run("again", config, PATIENT)
     site.run = "again"
     site.next_block()
     for node in site.transport.members.values():
@@ -341,11 +343,11 @@ def test_a_second_run_of_drawn_rounds_does_not_begin_at_nothing(tmp_path: Path) 
 def test_a_second_run_with_laplace_noise_is_no_second_budget(tmp_path: Path) -> None:
     part = {"name": "laplace-noise", "mode": "ldp", "epsilon": 1.0, "budget": 2.0}
     values = {"data": DATA, "split": SPLIT, "seed": 5, "backbone": MF, "method": "fedavg", "train": {"rounds": 2}}
-    config = validated(RunConfig, {**values, "parts": [part]}, "the test")
+    config = validate_model(RunConfig, {**values, "parts": [part]}, "the test")
     site = make_site(tmp_path, config, min_users=1)
     play(site)
     with site.store as store:
-        store.new_run("again", config, PATIENT)
+        store.create_run("again", config, PATIENT)
     site.run = "again"
     site.next_block()
     for node in site.transport.members.values():
@@ -361,7 +363,7 @@ def test_a_second_run_with_laplace_noise_is_no_second_budget(tmp_path: Path) -> 
 def test_who_cannot_pay_hides_nobody_who_can(tmp_path: Path) -> None:
     part = {"name": "laplace-noise", "mode": "ldp", "epsilon": 1.0, "budget": 2.0}
     values = {"data": DATA, "split": SPLIT, "seed": 5, "backbone": MF, "method": "fedavg", "train": {"rounds": 2}}
-    site = make_site(tmp_path, validated(RunConfig, {**values, "parts": [part]}, "the test"), min_users=9)
+    site = make_site(tmp_path, validate_model(RunConfig, {**values, "parts": [part]}, "the test"), min_users=9)
     play(site)
     answers = [decode_reply(reply).head for _, _, reply in site.transport.log]
     refused = [head for head in answers if head.verdict == "refused" and "have budget left" in head.said]

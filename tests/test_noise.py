@@ -12,13 +12,12 @@ import pytest
 from noise_laws import SURE
 from scipy import stats
 
-from tacita.core.config import RunConfig, validated
+from tacita.core.config import RunConfig, validate_model
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import ServerState
-from tacita.fields import Total
 from tacita.kernels import threads
-from tacita.lab.assembling import planned
+from tacita.messages import Total
 from tacita.privacy.calibration import (
     epsilon_of_mu,
     gaussian_delta,
@@ -27,7 +26,8 @@ from tacita.privacy.calibration import (
     mu_of,
     sigma_for_releases,
 )
-from tacita.privacy.noise import Stream
+from tacita.privacy.noise import NoiseStream
+from tacita.runs.assembly import build_plan
 
 SOURCES = {"lab": Draws(1), "device": Draws(1, "a secret that stays here")}
 
@@ -67,17 +67,17 @@ def test_budgets_that_are_none_are_refused() -> None:
 def test_normals_and_laplaces_have_their_distribution(source: str) -> None:
     n = 400_000
     for name, law in (("normals", noise_laws.normal), ("laplaces", noise_laws.laplace)):
-        drawn = getattr(Stream(SOURCES[source], name), name)(n)
+        drawn = getattr(NoiseStream(SOURCES[source], name), name)(n)
         assert law(drawn) > SURE
         assert law(0.99 * drawn) < SURE  # one per cent too little is found
         assert law(drawn + 0.02) < SURE
-    pairs = Stream(SOURCES[source], "pairs").normals(2, n // 2)
+    pairs = NoiseStream(SOURCES[source], "pairs").normals(2, n // 2)
     assert abs(np.corrcoef(pairs)[0, 1]) < 5 / math.sqrt(n // 2)
 
 
 @pytest.mark.parametrize("n", [1, 2, 40])
 def test_gammas_have_their_distribution(n: int) -> None:
-    drawn = Stream(SOURCES["device"], "gammas", n).gammas(n, 100, 500)
+    drawn = NoiseStream(SOURCES["device"], "gammas", n).gammas(n, 100, 500)
     assert drawn.shape == (100, 500)
     assert stats.kstest(drawn.ravel(), stats.gamma(n).cdf).pvalue > 1e-3
     assert stats.kstest(1.03 * drawn.ravel(), stats.gamma(n).cdf).pvalue < 1e-3  # three per cent too much is found
@@ -87,23 +87,23 @@ def test_laplace_noise_of_a_device_comes_from_its_sealed_stream(monkeypatch: pyt
     """A generator that is not cryptographic, under a key of 64 bits, gives the rest away to who reads some of it."""
     values = {"data": "synthetic:users=9,items=6", "backbone": {"name": "mf", "dim": 2}, "method": "fedavg"}
     values |= {"parts": [{"name": "laplace-noise", "mode": "ldp"}]}
-    config = validated(RunConfig, values, "the test")
+    config = validate_model(RunConfig, values, "the test")
     server = ServerState(np.zeros((500, 20), np.float32), {})
     total = Total({"rows": np.zeros((500, 20))}, 3.0, 3, nonce=5)
     monkeypatch.setattr(np.random, "Philox", None)
-    part = planned(config, "a secret of a device").parts[0]
+    part = build_plan(config, "a secret of a device").parts[0]
     drawn = part.encode_sum(server, total)["rows"]
     assert drawn.var() == pytest.approx(3 * 2 * part.scale**2, rel=0.1)  # type: ignore[attr-defined]
     assert np.array_equal(part.encode_sum(server, total)["rows"], drawn)
     assert not (part.encode_sum(server, replace(total, nonce=6))["rows"] == drawn).any()
     with pytest.raises(TypeError):  # the lab's is fast
-        planned(config).parts[0].encode_sum(server, total)
+        build_plan(config).parts[0].encode_sum(server, total)
 
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("sigma", [0.4, 1.0, 3.7])
 def test_whole_normals_have_their_distribution(source: str, sigma: float) -> None:
-    drawn = Stream(SOURCES[source], "whole").whole_normals(sigma, 200_000)
+    drawn = NoiseStream(SOURCES[source], "whole").discrete_normals(sigma, 200_000)
     assert drawn.dtype == np.int64
     assert noise_laws.whole_normal(drawn, sigma) > SURE
     assert noise_laws.whole_normal(drawn, 1.03 * sigma) < SURE  # three per cent too little is found
@@ -111,7 +111,7 @@ def test_whole_normals_have_their_distribution(source: str, sigma: float) -> Non
 
 def test_wide_whole_normals_are_nearly_normal() -> None:
     sigma = 3e7
-    drawn = Stream(SOURCES["lab"], "whole").whole_normals(sigma, 400, 500)
+    drawn = NoiseStream(SOURCES["lab"], "whole").discrete_normals(sigma, 400, 500)
     assert drawn.shape == (400, 500)
     assert noise_laws.normal(drawn, sigma) > SURE
     assert noise_laws.normal(0.98 * drawn, sigma) < SURE
@@ -119,26 +119,30 @@ def test_wide_whole_normals_are_nearly_normal() -> None:
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_whole_numbers_below_are_equally_likely(source: str) -> None:
-    drawn = Stream(SOURCES[source], "below").below(300_000, 7)
+    drawn = NoiseStream(SOURCES[source], "below").integers_below(300_000, 7)
     assert stats.chisquare(np.bincount(drawn, minlength=7)).pvalue > SURE
-    assert (Stream(SOURCES[source], "below").below(1000, 2**62) >= 0).all()
+    assert (NoiseStream(SOURCES[source], "below").integers_below(1000, 2**62) >= 0).all()
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_stream_follows_its_name_alone(source: str) -> None:
     draws = SOURCES[source]
-    assert (Stream(draws, "a", 1, 2).normals(9) == Stream(draws, "a", 1, 2).normals(9)).all()
-    for other in (Stream(draws, "a", 1, 3), Stream(draws, "b", 1, 2), Stream(Draws(2, draws.secret), "a", 1, 2)):
-        assert not np.isclose(Stream(draws, "a", 1, 2).normals(9), other.normals(9)).any()
-    both = Stream(draws, "a").normals(4), Stream(draws, "a")
+    assert (NoiseStream(draws, "a", 1, 2).normals(9) == NoiseStream(draws, "a", 1, 2).normals(9)).all()
+    for other in (
+        NoiseStream(draws, "a", 1, 3),
+        NoiseStream(draws, "b", 1, 2),
+        NoiseStream(Draws(2, draws.secret), "a", 1, 2),
+    ):
+        assert not np.isclose(NoiseStream(draws, "a", 1, 2).normals(9), other.normals(9)).any()
+    both = NoiseStream(draws, "a").normals(4), NoiseStream(draws, "a")
     first = both[1].normals(4)
     assert (both[0] == first).all()
     assert not np.isclose(first, both[1].normals(4)).any()  # what follows is new
 
 
 def test_who_knows_the_seed_does_not_know_a_devices_noise() -> None:
-    ours = Stream(Draws(1, "secret"), "noise", 0, 3).normals(1000)
-    guessed = [Stream(Draws(1, other), "noise", 0, 3).normals(1000) for other in ("", "Secret")]
+    ours = NoiseStream(Draws(1, "secret"), "noise", 0, 3).normals(1000)
+    guessed = [NoiseStream(Draws(1, other), "noise", 0, 3).normals(1000) for other in ("", "Secret")]
     for other in guessed:
         assert abs(np.corrcoef(ours, other)[0, 1]) < 0.2
 
@@ -147,6 +151,6 @@ def test_noise_is_the_same_on_one_core_and_on_more(monkeypatch: pytest.MonkeyPat
     drawn = []
     for cores in (1, 2, 3):
         monkeypatch.setattr(threads, "threads_in_use", lambda cores=cores: cores)
-        drawn.append(Stream(Draws(3), "cores").normals(70_001))
+        drawn.append(NoiseStream(Draws(3), "cores").normals(70_001))
     assert (drawn[0] == drawn[1]).all()
     assert (drawn[0] == drawn[2]).all()

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tacita.audit import budget_order
-from tacita.audit.budget_order import READERS, audit_order_budget, foreseen
-from tacita.audit.order import Lines, audit_order
 from tacita.cli import main
-from tacita.core.config import RunConfig, validated
+from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.types import Ragged
-from tacita.federation.rounds import begin_block, start
-from tacita.lab.assembling import Machine, assemble
+from tacita.federation.rounds import begin_block, start_run
+from tacita.research.audit import budget_order
+from tacita.research.audit.budget_order import READERS, audit_order_budget, score_next_items
+from tacita.research.audit.order import OrderedHistories, audit_order
+from tacita.runs.assembly import Machine, assemble
 
 DATA = "synthetic:users=150,items=120,per_user=20,groups=4"
 
@@ -24,7 +24,7 @@ DATA = "synthetic:users=150,items=120,per_user=20,groups=4"
 def config_of(**more: Any) -> RunConfig:
     options = {"name": "tally-order", "min_item": 0, "keep": 0, "order_ridge": 1.0}
     values = {"data": DATA, "split": {"kind": "random"}, "backbone": options, "seed": 3, **more}
-    return validated(RunConfig, values, "the test")
+    return validate_model(RunConfig, values, "the test")
 
 
 def test_who_took_part_and_planted_lines_are_read_beside_controls() -> None:
@@ -38,12 +38,12 @@ def test_who_took_part_and_planted_lines_are_read_beside_controls() -> None:
 
 def test_a_line_is_known_by_what_follows_in_it() -> None:
     fed = assemble(config_of(), Machine(threads=1))
-    progress = start(fed)
+    progress = start_run(fed)
     begin_block(fed, progress, 0)
-    lines = Lines.of(fed.backbone, progress.server, fed.stream.blocks[0].train, 1)  # type: ignore[arg-type]
+    lines = OrderedHistories.of(fed.backbone, progress.server, fed.stream.blocks[0].train, 1)  # type: ignore[arg-type]
     matrix = np.zeros((6, 6), np.float32)
     matrix[0, 1] = matrix[1, 2] = 1.0
-    forth, back, alone = lines.foreseen(matrix, Ragged.from_lists([[0, 1, 2], [2, 1, 0], [4]]))
+    forth, back, alone = lines.score_next_items(matrix, Ragged.from_lists([[0, 1, 2], [2, 1, 0], [4]]))
     assert forth > 1 > 0 >= back
     assert alone == 0
 
@@ -53,7 +53,7 @@ def test_a_line_is_known_by_what_follows_in_it_under_a_budget_too() -> None:
     matrix[0, 1] = matrix[1, 2] = 1.0
     heads = {"inputs": np.array([2, 5, 7]), "order_weights": matrix}
     lines = Ragged.from_lists([[2, 5, 7], [7, 5, 2], [9], [], [2, 9, 5]])
-    forth, back, other, nothing, across = foreseen(heads, np.array([1.0, 0.5]), lines)
+    forth, back, other, nothing, across = score_next_items(heads, np.array([1.0, 0.5]), lines)
     assert forth > 1 > 0 >= back
     assert (other, nothing) == (0, 0)
     assert across == pytest.approx(2**0.5)  # what B' is not about is not there: 5 comes right after 2
@@ -62,7 +62,7 @@ def test_a_line_is_known_by_what_follows_in_it_under_a_budget_too() -> None:
 def test_under_a_budget_people_are_found_where_there_is_practically_no_noise_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(budget_order, "NOISES", 1)
+    monkeypatch.setattr(budget_order, "NOISE_DRAWS", 1)
     told: list[tuple[int, int]] = []
     small = config_of(data="synthetic:users=400,items=60,per_user=14,groups=4")
     found = audit_order_budget(small, Machine(threads=1), [1.0, 1000.0], lambda *step: told.append(step))

@@ -16,18 +16,18 @@ pytest.importorskip("cryptography", reason="the server needs tacita[live]")
 from starlette.testclient import TestClient
 
 from tacita import __version__
-from tacita.core.config import RunConfig, validated
+from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
-from tacita.live.certificates import make_node_key
 from tacita.live.pages import tokens as tokens_module
-from tacita.live.pages.control_room import ControlRoom
-from tacita.live.pages.operator import server_app
-from tacita.live.pages.tokens import Keys, Tokens
+from tacita.live.pages.operator_app import make_operator_app
+from tacita.live.pages.operator_service import OperatorService
+from tacita.live.pages.tokens import OperatorCredentials, Tokens
 from tacita.live.running import orders
-from tacita.live.running.server import ServerConfig, create, open_store, why_stopped
-from tacita.live.server.remote import Accepted
-from tacita.live.server.waiting import Heard
-from tacita.live.wire import Wanted
+from tacita.live.running.server import ServerConfig, create_server, find_stop_reason, open_store
+from tacita.live.server.open_requests import ReceivedRequests
+from tacita.live.server.remote_devices import AcceptedAnswer
+from tacita.live.tls_certificates import make_node_key
+from tacita.live.wire import UserRequest
 
 HERE = "http://127.0.0.1:8000"
 OWN = {"origin": HERE, "sec-fetch-site": "same-origin"}
@@ -44,17 +44,19 @@ def _cheap_hash(monkeypatch: pytest.MonkeyPatch) -> None:
 def make_server(tmp_path: Path) -> Path:
     """A server with two nodes, a run of one block, something refused and something asked for."""
     made = tmp_path / "server"
-    create(made, ServerConfig(), [])
+    create_server(made, ServerConfig(), [])
     with open_store(made) as store:
         store.add_items([(f"i{n}", f"<i>Film {n}</i>") for n in range(10)])
-        settings = validated(RunConfig, {"backbone": {"name": "tally"}}, "the test")
+        settings = validate_model(RunConfig, {"backbone": {"name": "tally"}}, "the test")
         for number, name in ((1, "north"), (2, "south")):
             store.add_node(name, _pub(tmp_path, name))
             store.set_number(name, number)
-        store.new_run("r", settings, {"quorum": "all", "timeout": 1.0, "give_up": 1.0})
+        store.create_run("r", settings, {"quorum": "all", "timeout": 1.0, "give_up": 1.0})
         store.open_block("r")
-        store.tell("r", {"event": "block", "block": 0})
-        store.tell("r", {"event": "refused", "kind": "statistic", "node": "2", "said": "fewer people than <b>min</b>."})
+        store.log_event("r", {"event": "block", "block": 0})
+        store.log_event(
+            "r", {"event": "refused", "kind": "statistic", "node": "2", "said": "fewer people than <b>min</b>."}
+        )
         event = {
             "event": "round",
             "asked": 2,
@@ -65,7 +67,7 @@ def make_server(tmp_path: Path) -> Path:
             "bytes_up": 1e6,
             "bytes_down": 2e6,
         }
-        heard = Heard([(1, Wanted(id=7, kind="forget", sender=123456789, items=[3], time=1.0))])
+        heard = ReceivedRequests([(1, UserRequest(id=7, kind="forget", sender=123456789, items=[3], time=1.0))])
         note = {
             "plain": {
                 "results": [{"block": 0, "ndcg@20": 0.25, "users": 30, "controls": CONTROLS, "spent": SPREAD}],
@@ -74,8 +76,8 @@ def make_server(tmp_path: Path) -> Path:
             "now": {"block": 0, "round": 1},
             "best": {"block": 0, "round": 1},
         }
-        store.commit("r", note, {}, [Accepted(0, 0, "statistic", 1, "x", 30)], heard, event)
-    Keys(made).set_password(PASSWORD)
+        store.commit_round("r", note, {}, [AcceptedAnswer(0, 0, "statistic", 1, "x", 30)], heard, event)
+    OperatorCredentials(made).set_password(PASSWORD)
     return made
 
 
@@ -90,7 +92,7 @@ def _pub(folder: Path, name: str) -> str:
 
 
 def stranger(folder: Path, online: dict[int, str] | None = None) -> TestClient:
-    app = server_app(folder, Tokens(), lambda: online or {1: "online", 2: "offline"})
+    app = make_operator_app(folder, Tokens(), lambda: online or {1: "online", 2: "offline"})
     return TestClient(app, base_url=HERE, headers=OWN)
 
 
@@ -110,11 +112,11 @@ def test_a_password_is_kept_hashed_and_wrong_ones_are_slowed_down(folder: Path) 
         assert client.post("/login", data={"password": "wrong"}).status_code == 401
     assert client.post("/login", data={"password": PASSWORD}).status_code == 429
     with pytest.raises(TacitaError, match="at least"):
-        Keys(folder).set_password("short")
+        OperatorCredentials(folder).set_password("short")
 
 
 def paths(folder: Path) -> list[tuple[str, str]]:
-    return every_route(server_app(folder, Tokens()))
+    return every_route(make_operator_app(folder, Tokens()))
 
 
 OPEN = {"/htmx.js", "/style.css", "/login"}
@@ -125,7 +127,7 @@ def fill(path: str) -> str:
 
 
 def test_nothing_is_answered_without_a_token_and_a_reader_changes_nothing(folder: Path) -> None:
-    client, token = stranger(folder), Keys(folder).new_reader()
+    client, token = stranger(folder), OperatorCredentials(folder).make_reader_token()
     for method, path in paths(folder):
         if path in OPEN:
             continue
@@ -134,7 +136,7 @@ def test_nothing_is_answered_without_a_token_and_a_reader_changes_nothing(folder
         assert wrong.status_code == 401, path
         answer = client.request(method, fill(path), json={}, headers={"authorization": f"Bearer {token}"})
         assert answer.status_code == (200 if method == "GET" else 403), (method, path, answer.text)
-    Keys(folder).new_reader()
+    OperatorCredentials(folder).make_reader_token()
     assert client.get("/v1/health", headers={"authorization": f"Bearer {token}"}).status_code == 401
 
 
@@ -199,7 +201,7 @@ def test_versions_and_clocks_stand_beside_nodes_and_wrong_ones_are_told(operator
 
 def test_a_run_that_waits_for_nodes_is_told(operator: TestClient, folder: Path) -> None:
     with open_store(folder) as store:
-        store.tell("r", {"event": "waiting", "kind": "statistic", "answered": 1, "needed": 2})
+        store.log_event("r", {"event": "waiting", "kind": "statistic", "answered": 1, "needed": 2})
     alerts = {one["kind"]: one["said"] for one in operator.get("/v1/alerts").json()["alerts"]}
     assert "1 of the 2 nodes" in alerts["quorum"]
 
@@ -207,7 +209,7 @@ def test_a_run_that_waits_for_nodes_is_told(operator: TestClient, folder: Path) 
 def test_orders(operator: TestClient, folder: Path, tmp_path: Path) -> None:
     assert operator.post("/v1/runs/r/stop").status_code == 200
     with open_store(folder) as store:
-        assert why_stopped(store, "r") == "the operator stopped it."
+        assert find_stop_reason(store, "r") == "the operator stopped it."
     alerts = {one["kind"]: one["said"] for one in operator.get("/v1/alerts").json()["alerts"]}
     assert alerts["stopped"] == "Run 'r' stopped: the operator stopped it."
     assert "not up" in operator.post("/v1/runs/r/resume").json()["error"]
@@ -240,7 +242,7 @@ def test_older_rounds_are_a_click_away(operator: TestClient, folder: Path) -> No
     with open_store(folder) as store:
         for number in range(2, 21):
             sent = {"asked": 2, "clients": 30, "valid": None, "bytes_up": 1e6, "bytes_down": 3e6}
-            store.tell("r", {"event": "round", "block": 0, "round": number, **sent})
+            store.log_event("r", {"event": "round", "block": 0, "round": number, **sent})
     first = operator.get("/").text
     assert "0 / 20<" in first
     assert "0 / 12<" not in first
@@ -277,8 +279,8 @@ def test_the_forms_of_the_page_order(operator: TestClient, folder: Path, monkeyp
     assert "an order is one of" in send("order", run="r", order="explode").lower()
     assert "2 new items; the catalogue has 12." in send("publish", items="a, Alpha\nb\tBeta, two\n\n")
     with open_store(folder) as store:
-        assert store.run("r").opened == 2
-        assert store.run("new").opened == 1
+        assert store.load_run("r").opened == 2
+        assert store.load_run("new").opened == 1
         assert dict(store.catalogue())["b"] == "Beta, two"
 
 
@@ -287,20 +289,20 @@ def test_a_stopped_run_may_go_on_where_the_server_is_up(folder: Path, monkeypatc
     monkeypatch.setattr(orders, "is_up", lambda folder: True)
     orders.resume_run(folder, "r")
     with open_store(folder) as store:
-        assert why_stopped(store, "r") is None
+        assert find_stop_reason(store, "r") is None
 
 
 def test_a_certificate_that_ends_soon_is_told(folder: Path) -> None:
-    from tacita.live.certificates import renew
+    from tacita.live.tls_certificates import renew_server_certificate
 
-    assert "certificate" not in {one["kind"] for one in ControlRoom(folder).alerts()["alerts"]}
-    renew(folder, days=5)
-    assert "certificate" in {one["kind"] for one in ControlRoom(folder).alerts()["alerts"]}
+    assert "certificate" not in {one["kind"] for one in OperatorService(folder).alerts()["alerts"]}
+    renew_server_certificate(folder, days=5)
+    assert "certificate" in {one["kind"] for one in OperatorService(folder).alerts()["alerts"]}
 
 
 def test_the_first_view_of_a_thousand_nodes_is_quick(operator: TestClient, folder: Path, tmp_path: Path) -> None:
     key = _pub(tmp_path, "many")
-    with open_store(folder) as store, store._writing() as db:
+    with open_store(folder) as store, store._write_transaction() as db:
         many = ((f"node-{n}", f"{key}{n}", str(n + 10), 1.0) for n in range(1000))
         db.executemany("INSERT INTO nodes (name, public_key, number, enrolled) VALUES (?, ?, ?, ?)", many)
         answers = (("r", 0, k, "statistic", str(n + 10), "x", 5, 1.0) for n in range(1000) for k in range(1, 21))

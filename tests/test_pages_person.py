@@ -20,16 +20,16 @@ pytest.importorskip("fastapi", reason="the pages need tacita[live]")
 
 from starlette.testclient import TestClient
 
-from tacita.core.config import validated
+from tacita.core.config import validate_model
 from tacita.core.errors import TacitaError
-from tacita.live.node import persons, reasons, verbs
+from tacita.live.formatting import format_odds
+from tacita.live.node import explanations, user_queries, verbs
 from tacita.live.node.node import Node, NodeConfig
-from tacita.live.node.persons import Look
-from tacita.live.pages.person import node_app
+from tacita.live.node.user_queries import ItemQuery
+from tacita.live.pages.person_app import make_node_app
 from tacita.live.pages.rendering import render
-from tacita.live.pages.tokens import Tokens, Who
-from tacita.live.wire import Outcome
-from tacita.live.words import odds
+from tacita.live.pages.tokens import Principal, Tokens
+from tacita.live.wire import RequestOutcome
 
 HERE = "http://127.0.0.1:8000"
 OWN = {"origin": HERE, "sec-fetch-site": "same-origin"}
@@ -61,9 +61,9 @@ def node(site: Site) -> Node:
 def browser(node: Node, user: str | None, tokens: Tokens | None = None) -> TestClient:
     """Somebody who opened their link; None: somebody without one."""
     tokens = tokens or Tokens()
-    client = TestClient(node_app(node, tokens), base_url=HERE, raise_server_exceptions=True)
+    client = TestClient(make_node_app(node, tokens), base_url=HERE, raise_server_exceptions=True)
     if user is not None:
-        entered = client.get(f"/enter/{tokens.link(Who('person', user))}")
+        entered = client.get(f"/enter/{tokens.make_link(Principal('person', user))}")
         assert entered.status_code == 200
     client.headers.update(OWN)
     return client
@@ -79,21 +79,21 @@ def people(node: Node) -> list[str]:
 def test_the_terms_of_a_recommendation_add_up_to_its_score(node: Node) -> None:
     for user in people(node)[:5]:
         for one in node.recommend(user, 5):
-            why = reasons.explain(node.snapshot, user, one["item"])
+            why = explanations.explain_item(node.snapshot, user, one["item"])
             assert why["kind"] == "exact"
             total = sum(term["term"] for term in why["terms"]) + why["rest"]
             assert total == pytest.approx(one["score"], abs=1e-5)
-            own = set(node.store.history([node.store.user(user)]).item)
+            own = set(node.store.history([node.store.find_user(user)]).item)
             assert {term["item"] for term in why["terms"]} <= own
 
 
 def test_newer_items_are_said_to_count_more_only_where_they_do(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     user = people(node)[0]
     item = node.recommend(user, 1)[0]["item"]
-    heads = node.snapshot.score.server.heads
+    heads = node.snapshot.scorer.server.heads
     for recency in (0.0, 5.0):
         monkeypatch.setitem(heads, "recency", np.full_like(heads["recency"], recency))
-        why = reasons.explain(node.snapshot, user, item)
+        why = explanations.explain_item(node.snapshot, user, item)
         assert why["kind"] == "exact"
         assert ("Newer items count more" in why["said"]) == (recency > 0)
 
@@ -101,12 +101,12 @@ def test_newer_items_are_said_to_count_more_only_where_they_do(node: Node, monke
 def test_a_preview_is_what_a_node_without_the_item_recommends(site: Site, node: Node, tmp_path: Path) -> None:
     user = people(node)[0]
     first = node.recommend(user, 5)[0]["item"]
-    gone = reasons.explain(node.snapshot, user, first)["terms"][0]["item"]
-    told = reasons.preview(node.snapshot, user, first, gone, k=5)
-    row = node.snapshot.row(user)
-    scorer = node.snapshot.score
+    gone = explanations.explain_item(node.snapshot, user, first)["terms"][0]["item"]
+    told = explanations.preview_removal(node.snapshot, user, first, gone, k=5)
+    row = node.snapshot.find_row(user)
+    scorer = node.snapshot.scorer
     place = [raw for raw, _ in node.snapshot.items].index(gone)
-    view = scorer.view(np.array([row], np.int32))
+    view = scorer.build_view(np.array([row], np.int32))
     latest = scorer.plan.backbone.latest(view)  # type: ignore[attr-defined]
     assert told["can"]
     assert gone not in [one["item"] for one in told["after"]]
@@ -121,11 +121,11 @@ def test_a_model_that_cannot_be_taken_apart_says_so(tmp_path: Path) -> None:
     node.refresh()
     user = people(node)[0]
     one = node.recommend(user, 1)[0]["item"]
-    told = reasons.explain(node.snapshot, user, one)
+    told = explanations.explain_item(node.snapshot, user, one)
     assert told["kind"] == "alike"
     assert "cannot be taken apart" in told["said"]
-    own = node.store.history([node.store.user(user)]).item[0]
-    assert not reasons.preview(node.snapshot, user, one, own)["can"]
+    own = node.store.history([node.store.find_user(user)]).item[0]
+    assert not explanations.preview_removal(node.snapshot, user, one, own)["can"]
     assert "Nothing can be taken back from r: that run was" in browser(node, user).get("/").text
     for member in site.transport.members.values():
         member.close()
@@ -136,10 +136,10 @@ def test_a_model_that_cannot_be_taken_apart_says_so(tmp_path: Path) -> None:
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[Node]:
-    config = validated(NodeConfig, {"name": "n", "server": "localhost:1"}, "the test")
+    config = validate_model(NodeConfig, {"name": "n", "server": "localhost:1"}, "the test")
     Node.create(tmp_path / "n", config)
     with Node.open(tmp_path / "n") as node:
-        node.store.add([("ann", f"i{n}", float(n), None) for n in range(40)] + [("bob", "i1", 1.0, None)])
+        node.store.add_interactions([("ann", f"i{n}", float(n), None) for n in range(40)] + [("bob", "i1", 1.0, None)])
         yield node
 
 
@@ -147,20 +147,20 @@ def test_the_three_presets_and_the_switch(alone: Node) -> None:
     store = alone.store
 
     def part() -> int:
-        return int(persons.standing(store, "ann")["taking part"])
+        return int(user_queries.summarise_user(store, "ann")["taking part"])
 
-    assert (part(), persons.standing(store, "ann")["mode"]) == (40, "everything")
+    assert (part(), user_queries.summarise_user(store, "ann")["mode"]) == (40, "everything")
     store.set_consent("ann", "i3", "keep")
-    assert (part(), persons.standing(store, "ann")["mode"]) == (39, "some")
-    persons.choose(store, "ann", "some")
-    store.add([("ann", "new", 99.0, None)])
+    assert (part(), user_queries.summarise_user(store, "ann")["mode"]) == (39, "some")
+    user_queries.apply_preset(store, "ann", "some")
+    store.add_interactions([("ann", "new", 99.0, None)])
     assert part() == 39
-    persons.choose(store, "ann", "nothing")
+    user_queries.apply_preset(store, "ann", "nothing")
     assert part() == 0
-    assert store.learning_users() == 1  # bob
-    persons.choose(store, "ann", "everything")
-    assert (part(), persons.standing(store, "ann")["items"]) == (41, 41)
-    assert store.kept(store.user("ann")) == set()
+    assert store.count_learning_users() == 1  # bob
+    user_queries.apply_preset(store, "ann", "everything")
+    assert (part(), user_queries.summarise_user(store, "ann")["items"]) == (41, 41)
+    assert store.list_private_items(store.find_user("ann")) == set()
 
 
 def test_what_is_said_of_new_items_is_so(alone: Node) -> None:
@@ -168,14 +168,14 @@ def test_what_is_said_of_new_items_is_so(alone: Node) -> None:
     client, stays = browser(alone, "ann"), "whatever is new stays on this device"
     client.put("/v1/me/items", json={"item": "i3", "takes_part": False})
     before = client.get("/").text
-    alone.store.add([("ann", "new", 99.0, None)])
-    assert persons.items(alone.store, "ann", Look(["new"], "part"))[0] == 1
+    alone.store.add_interactions([("ann", "new", 99.0, None)])
+    assert user_queries.list_items(alone.store, "ann", ItemQuery(["new"], "part"))[0] == 1
     assert stays not in before
     assert "so does whatever is new" in before
     assert "Keep whatever is new on this device" in before
     after = client.post("/do/choice", data={"preset": "some"}, headers={"hx-request": "true"}).text
-    alone.store.add([("ann", "newer", 100.0, None)])
-    assert persons.items(alone.store, "ann", Look(["newer"], "kept"))[0] == 1
+    alone.store.add_interactions([("ann", "newer", 100.0, None)])
+    assert user_queries.list_items(alone.store, "ann", ItemQuery(["newer"], "kept"))[0] == 1
     assert stays in after
     assert "Keep whatever is new" not in after
 
@@ -184,31 +184,33 @@ def test_a_pause_lets_nothing_out_and_keeps_the_choices(alone: Node) -> None:
     store = alone.store
     store.set_consent("ann", "i3", "keep")
     before = store.withdrawals
-    persons.set_pause(store, "ann", True)
+    user_queries.set_pause(store, "ann", True)
     assert store.withdrawals > before  # a sum that is being made is made anew
-    assert store.assign("r", 0) == 1  # bob's
-    assert persons.standing(store, "ann")["taking part"] == 0
-    persons.set_pause(store, "ann", False)
-    assert persons.standing(store, "ann")["taking part"] == 39
-    persons.set_pause(store, "ann", True)
+    assert store.assign_block("r", 0) == 1  # bob's
+    assert user_queries.summarise_user(store, "ann")["taking part"] == 0
+    user_queries.set_pause(store, "ann", False)
+    assert user_queries.summarise_user(store, "ann")["taking part"] == 39
+    user_queries.set_pause(store, "ann", True)
     store.erase("ann")
-    assert store.ask(lambda db: db.execute("SELECT count(*) FROM meta WHERE key LIKE 'paused%'").fetchone()[0]) == 0
+    assert (
+        store.run_query(lambda db: db.execute("SELECT count(*) FROM meta WHERE key LIKE 'paused%'").fetchone()[0]) == 0
+    )
 
 
 def test_pages_of_items_are_newest_first_and_miss_none(alone: Node) -> None:
     seen: list[str] = []
     for offset in range(0, 60, 15):
-        total, rows = persons.items(alone.store, "ann", Look(offset=offset, limit=15))
+        total, rows = user_queries.list_items(alone.store, "ann", ItemQuery(offset=offset, limit=15))
         assert total == 40
         seen += [row["item"] for row in rows]
     assert seen == [f"i{n}" for n in reversed(range(40))]
     alone.store.set_consent("ann", "i7", "keep")
-    assert [r["item"] for r in persons.items(alone.store, "ann", Look(only="kept"))[1]] == ["i7"]
-    assert persons.items(alone.store, "ann", Look(only="part"))[0] == 39
+    assert [r["item"] for r in user_queries.list_items(alone.store, "ann", ItemQuery(only="kept"))[1]] == ["i7"]
+    assert user_queries.list_items(alone.store, "ann", ItemQuery(only="part"))[0] == 39
 
 
 def test_the_first_view_of_a_long_history_is_quick(alone: Node) -> None:
-    alone.store.add([("ann", f"item {n}", float(n), None) for n in range(100_000)])
+    alone.store.add_interactions([("ann", f"item {n}", float(n), None) for n in range(100_000)])
     client = browser(alone, "ann")
     client.get("/")  # templates are compiled once
     began = time.process_time()
@@ -224,32 +226,32 @@ def test_the_first_view_of_a_long_history_is_quick(alone: Node) -> None:
 
 def test_a_link_opens_one_session_and_cookies_are_kept_from_scripts(node: Node) -> None:
     tokens = Tokens()
-    client = TestClient(node_app(node, tokens), base_url=HERE)
-    link = f"/enter/{tokens.link(Who('person', people(node)[0]))}"
+    client = TestClient(make_node_app(node, tokens), base_url=HERE)
+    link = f"/enter/{tokens.make_link(Principal('person', people(node)[0]))}"
     answer = client.get(link)
     said = answer.headers["set-cookie"].lower()
     assert "httponly" in said
     assert "samesite=strict" in said
     assert client.get("/v1/me").json()["user"] == people(node)[0]
-    assert TestClient(node_app(node, tokens), base_url=HERE).get(link).status_code == 401
+    assert TestClient(make_node_app(node, tokens), base_url=HERE).get(link).status_code == 401
 
 
 def test_links_and_sessions_end() -> None:
     now = [0.0]
     tokens = Tokens(lambda: now[0])
-    link = tokens.link(Who("person", "ann"))
+    link = tokens.make_link(Principal("person", "ann"))
     now[0] = 601.0
-    assert tokens.enter(link) is None
-    session = tokens.enter(tokens.link(Who("person", "ann")))
+    assert tokens.redeem_link(link) is None
+    session = tokens.redeem_link(tokens.make_link(Principal("person", "ann")))
     assert session is not None
-    assert tokens.who(session) == Who("person", "ann")
+    assert tokens.find_principal(session) == Principal("person", "ann")
     now[0] += 13 * 3600
-    assert tokens.who(session) is None
+    assert tokens.find_principal(session) is None
 
 
 def paths(node: Node) -> list[tuple[str, str]]:
     """Every route of the node's application, from the application itself."""
-    return every_route(node_app(node, Tokens()))
+    return every_route(make_node_app(node, Tokens()))
 
 
 OPEN = {"/htmx.js", "/style.css", "/enter/{link}"}
@@ -273,10 +275,10 @@ def test_nothing_is_answered_without_a_token(node: Node) -> None:
 def test_nothing_of_another_person_is_reachable_with_any_token(node: Node) -> None:
     """Every route with every other token, with ids of the first person wherever something can be named."""
     first, *others = people(node)[:4]
-    own = node.store.history([node.store.user(first)]).item
+    own = node.store.history([node.store.find_user(first)]).item
     for other in others:
         client = browser(node, other)
-        theirs = set(node.store.history([node.store.user(other)]).item)
+        theirs = set(node.store.history([node.store.find_user(other)]).item)
         alien = next(item for item in own if item not in theirs)
         for method, path in paths(node):
             if path in OPEN or "erase" in path or "bye" in path:
@@ -316,11 +318,11 @@ def test_a_page_never_takes_the_cookie_of_another_page(site: Site) -> None:
 def test_an_owners_token_opens_no_persons_page(node: Node) -> None:
     """Every route: an owner gets nothing but the list and links."""
     tokens, walked = Tokens(), 0
-    client = TestClient(node_app(node, tokens), base_url=HERE, headers=OWN)
-    client.get(f"/enter/{tokens.link(Who('owner'))}")
+    client = TestClient(make_node_app(node, tokens), base_url=HERE, headers=OWN)
+    client.get(f"/enter/{tokens.make_link(Principal('owner'))}")
     own = {"/", "/part/people", "/do/link", "/v1/people", "/v1/people/links", "/v1/health", "/v1/openapi.json"}
     user = people(node)[0]
-    item = node.store.history([node.store.user(user)]).item[0]
+    item = node.store.history([node.store.find_user(user)]).item[0]
     for method, path in paths(node):
         if path in OPEN | own or "bye" in path:
             continue
@@ -332,19 +334,19 @@ def test_an_owners_token_opens_no_persons_page(node: Node) -> None:
         assert answer.status_code == 403, (method, path, answer.text)
         walked += 1
     assert walked >= 22
-    assert persons.standing(node.store, user)["taking part"] > 0
+    assert user_queries.summarise_user(node.store, user)["taking part"] > 0
 
 
 def test_an_owner_sees_ids_and_hands_out_links_and_reads_no_history(node: Node) -> None:
     tokens = Tokens()
-    client = TestClient(node_app(node, tokens), base_url=HERE, headers=OWN)
-    client.get(f"/enter/{tokens.link(Who('owner'))}")
+    client = TestClient(make_node_app(node, tokens), base_url=HERE, headers=OWN)
+    client.get(f"/enter/{tokens.make_link(Principal('owner'))}")
     found = client.get("/v1/people").json()
     assert found["total"] == len(people(node))
     assert set(found["people"][0]) == {"user", "rows"}
     assert client.get("/v1/me").status_code == 403
     link = client.post("/v1/people/links", json={"user": people(node)[1]}).json()["link"]
-    guest = TestClient(node_app(node, tokens), base_url=HERE, headers=OWN)
+    guest = TestClient(make_node_app(node, tokens), base_url=HERE, headers=OWN)
     guest.get(link.removeprefix(HERE))
     assert guest.get("/v1/me").json()["user"] == people(node)[1]
     assert "Make a link" in client.get("/").text
@@ -394,7 +396,7 @@ def test_a_change_from_elsewhere_is_refused(node: Node, headers: dict[str, str])
     for path in ("/v1/me/pause", "/do/pause"):
         method = "PUT" if path.startswith("/v1") else "POST"
         assert client.request(method, path, json={"paused": True}, headers=headers).status_code == 403
-    assert not persons.standing(node.store, user)["paused"]
+    assert not user_queries.summarise_user(node.store, user)["paused"]
 
 
 def test_every_answer_carries_the_policy_and_titles_are_texts(node: Node) -> None:
@@ -421,12 +423,12 @@ def test_switches_forms_and_erasing(tmp_path: Path) -> None:
     node.refresh()
     user, other = people(node)[:2]
     client = browser(node, user)
-    item = node.store.history([node.store.user(user)]).item[0]
+    item = node.store.history([node.store.find_user(user)]).item[0]
     assert client.post("/do/switch", data={"item": item}, headers={"hx-request": "true"}).status_code == 200
-    assert node.store.kept(node.store.user(user)) == {item}
+    assert node.store.list_private_items(node.store.find_user(user)) == {item}
     moved = client.post("/do/switch", data={"item": item, "takes_part": "on"}, follow_redirects=False)
     assert moved.status_code == 303  # without scripts
-    assert node.store.kept(node.store.user(user)) == set()
+    assert node.store.list_private_items(node.store.find_user(user)) == set()
     assert client.put("/v1/me/choice", json={"preset": "nothing"}).json()["taking part"] == 0
     client.post("/do/choice", data={"preset": "everything"})
     asked = client.post("/do/ask", data={"kind": "forget", "item": item}, headers={"hx-request": "true"})
@@ -443,7 +445,7 @@ def test_switches_forms_and_erasing(tmp_path: Path) -> None:
     assert client.post("/v1/me/erase", json={"confirm": user}).json()["users"] == 1
     assert client.get("/v1/me").status_code == 401
     with pytest.raises(TacitaError):
-        node.store.user(user)
+        node.store.find_user(user)
     for member in site.transport.members.values():
         member.close()
 
@@ -473,7 +475,9 @@ def test_a_person_declares_a_budget_and_sees_what_releases_cost(tmp_path: Path) 
     assert f"cost you <b>{charged['costs'][0]['epsilon']:.3g}</b>" in text
     assert f"<b>{told['runs'][0]['left']:.3g}</b> left" in text
     assert told["runs"][0]["units"] == ["person"]
-    assert f"right at most <b>{odds(told['runs'][0]['spent'], told['runs'][0]['delta'])}</b> times in 100" in text
+    assert (
+        f"right at most <b>{format_odds(told['runs'][0]['spent'], told['runs'][0]['delta'])}</b> times in 100" in text
+    )
     mixed = {**told["runs"][0], "units": ["interaction", "person"], "costs": charged}  # no bound about a whole person
     assert "is right at most <b>" not in render("person_budget.html", budget={"declared": None, "runs": [mixed]})
     assert text.count("cost you <b>") == min(6, charged["total"])
@@ -492,10 +496,14 @@ def test_a_person_declares_a_budget_and_sees_what_releases_cost(tmp_path: Path) 
 
 def test_an_epsilon_is_told_as_how_often_a_guess_is_right() -> None:
     """(e^epsilon + delta) / (1 + e^epsilon), which no reader of it exceeds; never rounded down."""
-    said = {epsilon: odds(epsilon) for epsilon in (-1.0, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 1e6)}
+    said = {epsilon: format_odds(epsilon) for epsilon in (-1.0, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 1e6)}
     assert list(said.values()) == ["50", "50", "63", "74", "89", "99", "100", "100"]
     assert all(float(told) >= 100 / (1 + math.exp(-max(0.0, epsilon))) for epsilon, told in said.items())
-    assert (odds(0.0, 1e-5), odds(0.0, 0.5), odds(3.0, 1.0)) == ("51", "75", "100")  # delta is what is added to it
+    assert (format_odds(0.0, 1e-5), format_odds(0.0, 0.5), format_odds(3.0, 1.0)) == (
+        "51",
+        "75",
+        "100",
+    )  # delta is what is added to it
 
 
 def test_everything_is_taken_back_from_the_page(tmp_path: Path) -> None:
@@ -512,7 +520,7 @@ def test_everything_is_taken_back_from_the_page(tmp_path: Path) -> None:
         assert "Leave, and take everything back" in asked
         assert "waits here for the next message" in asked
     assert "Take back everything" not in clients[0].get("/").text  # it is asked for once
-    node.store.add([(raw, "i1", 1e9 + n, None) for n, raw in enumerate(people(node)[5:])])
+    node.store.add_interactions([(raw, "i1", 1e9 + n, None) for n, raw in enumerate(people(node)[5:])])
     site.next_block()
     told = clients[0].get("/v1/me/requests").json()["requests"][0]
     assert told["done"], told["state"]
@@ -528,14 +536,14 @@ def test_who_is_refused_may_ask_to_leave_again(tmp_path: Path) -> None:
     node.refresh()
     client = browser(node, people(node)[0])
     client.post("/do/ask", data={"kind": "leave"}, headers={"hx-request": "true"})
-    (one,) = node.store.wants("r")
+    (one,) = node.store.list_requests("r")
     assert "Take back everything" not in client.get("/").text
     with contextlib.closing(sqlite3.connect(node.store.path)) as db, db:
         db.execute("UPDATE requests SET sent = 1.0")  # as if an answer had carried it
-    node.store.hear("r", [Outcome(id=one.id, state="refused", said="not now.")])
+    node.store.record_outcomes("r", [RequestOutcome(id=one.id, state="refused", said="not now.")])
     assert "Take back everything" in client.get("/").text
     client.post("/do/ask", data={"kind": "leave"}, headers={"hx-request": "true"})
-    assert [want.refused for want in node.store.wants("r")] == [True, False]
+    assert [want.is_refused for want in node.store.list_requests("r")] == [True, False]
     close_all(site)
 
 
@@ -543,7 +551,7 @@ def test_a_certificate_stands_first_on_the_page(tmp_path: Path) -> None:
     """Five people take six items back; the next block carries it, and the page shows the server's certificate."""
     from test_live_parity import rows_of_blocks
 
-    from tacita.lab.assembling import Machine, assemble
+    from tacita.runs.assembly import Machine, assemble
 
     site = make_site(tmp_path, config_of("tally"))
     fed = assemble(site.config, Machine())
@@ -573,14 +581,17 @@ def test_a_certificate_stands_first_on_the_page(tmp_path: Path) -> None:
 
 
 def test_an_id_that_is_erased_and_given_again_is_somebody_else(node: Node) -> None:
-    node.store.add([("anna", "b1", 1.0, None)])
+    node.store.add_interactions([("anna", "b1", 1.0, None)])
     tokens = Tokens()
-    client, waiting = browser(node, "anna", tokens), tokens.link(Who("person", "anna", node.store.user("anna")))
+    client, waiting = (
+        browser(node, "anna", tokens),
+        tokens.make_link(Principal("person", "anna", node.store.find_user("anna"))),
+    )
     assert client.get("/v1/me").status_code == 200
-    verbs.perform(node, "erase", {"user": "anna"})  # by the command line, which knows no sessions
+    verbs.perform_verb(node, "erase", {"user": "anna"})  # by the command line, which knows no sessions
     assert client.get("/v1/me").status_code == 401
-    node.store.add([("anna", "b2", 2.0, None)])
+    node.store.add_interactions([("anna", "b2", 2.0, None)])
     assert client.get("/v1/me/history").status_code == 401
     assert client.get(f"/enter/{waiting}").status_code == 401
     assert browser(node, "anna", tokens).get("/v1/me/history").status_code == 200
-    verbs.perform(node, "erase", {"user": "anna"})
+    verbs.perform_verb(node, "erase", {"user": "anna"})

@@ -27,10 +27,10 @@ from test_live_parity import close_all
 from test_pages_operator import PASSWORD, make_server
 from test_pages_person import HERE, OWN, people, play_two_blocks
 
-from tacita.live.pages.operator import server_app
-from tacita.live.pages.person import node_app
+from tacita.live.pages.operator_app import make_operator_app
 from tacita.live.pages.person_api import make_api
-from tacita.live.pages.tokens import Tokens, Who
+from tacita.live.pages.person_app import make_node_app
+from tacita.live.pages.tokens import Principal, Tokens
 from tacita.live.running import orders
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
@@ -71,9 +71,9 @@ def person(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, dict
     """A node's application, and the session of somebody on it."""
     site = play_two_blocks(tmp_path_factory.mktemp("site"))
     node, tokens = site.transport.members[1], Tokens()
-    app = node_app(node, tokens)
+    app = make_node_app(node, tokens)
     with TestClient(app, base_url=HERE) as client:
-        client.get(f"/enter/{tokens.link(Who('person', people(node)[0]))}")
+        client.get(f"/enter/{tokens.make_link(Principal('person', people(node)[0]))}")
         yield app, _cookies(client)
     close_all(site)
 
@@ -82,7 +82,7 @@ def person(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, dict
 def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, dict[str, str]]]:
     """A server's application, and the session of its operator; orders are taken as if the server were up."""
     folder = make_server(tmp_path_factory.mktemp("server"))
-    app = server_app(folder, Tokens(), lambda: {1: "online", 2: "offline"})
+    app = make_operator_app(folder, Tokens(), lambda: {1: "online", 2: "offline"})
     with pytest.MonkeyPatch.context() as patch, TestClient(app, base_url=HERE, headers=OWN) as client:
         patch.setattr(orders, "is_up", lambda folder: True)
         client.post("/login", data={"password": PASSWORD}, follow_redirects=False)

@@ -15,12 +15,12 @@ from test_dpps import SMALL, crowd, dpps, fed_down, with_parts
 
 import tacita
 from tacita.core.errors import TacitaError
-from tacita.core.types import Ragged, Stream
+from tacita.core.types import BlockStream, Ragged
 from tacita.federation.rounds import run_round
-from tacita.fields import Total
-from tacita.lab.ledger import in_words, run_ledger
+from tacita.messages import Total
 from tacita.methods.personal.dpps import DPPS
 from tacita.round.plan import Federation
+from tacita.runs.ledger import describe_ledger, read_run_ledger
 
 IN_SILO: dict[str, Any] = {"name": "dpps", "threat": "silo", "releases": 4}
 APART: dict[str, Any] = {"silos": 3, "in_silos": "apart", "aggregation": "fixed"}
@@ -31,7 +31,7 @@ def sums(fed: Federation) -> Total:
     return progress.devices.exchange(fed, progress.server, fed_down(fed, progress), "round").total
 
 
-def without(stream: Stream, user: int) -> Stream:
+def without(stream: BlockStream, user: int) -> BlockStream:
     """The same people, one of whom has nothing to tell."""
     (block,) = stream.blocks
     lists = [block.train.row(u).tolist() if u != user else [] for u in range(block.n_users)]
@@ -52,7 +52,7 @@ def test_people_who_train_apart_train_as_if_there_were_no_silos() -> None:
 def test_every_silo_adds_one_noise_whoever_took_part() -> None:
     fed = with_parts({**IN_SILO, "tiers": [1.0], "shares": [1.0]}, stream=crowd(12, 3000), **APART)
     part, total = dpps(fed), sums(fed)
-    sigma = part.deviations()[0]
+    sigma = part.noise_deviations()[0]
     assert sigma == pytest.approx(part.config.clip * part.multiples()[0])  # with a person or without: one clip, not two
     assert total["dpps.noise"][0] == pytest.approx(3 * sigma**2)
     plain = sums(with_parts(stream=crowd(12, 3000), **APART))
@@ -104,7 +104,7 @@ def test_what_has_no_person_to_clip_is_refused() -> None:
 def test_the_result_prints_unit_and_threat(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"train": {"rounds": 2, **APART}, "evaluate": {"controls": False}}
     run = tacita.train(data=SMALL, out=tmp_path / "run", method="dpps", parts=[IN_SILO], **settings)
-    said = " ".join(in_words(run_ledger(run.folder)))
+    said = " ".join(describe_ledger(read_run_ledger(run.folder)))
     assert "protects a person against the server, which sees the noised sum of each silo, and not against" in said
     told = run.result["blocks"][-1]
     assert told["bytes_up"] < 4 * 60 * 33  # one table a silo, not one a person

@@ -19,17 +19,17 @@ from tacita.core.config import ParticipationConfig
 from tacita.core.draws import Draws, _digest
 from tacita.federation import clients as federation_clients
 from tacita.federation import devices as federation_devices
-from tacita.federation.rounds import run_round, run_stream, start
-from tacita.fields import Total, Upload
-from tacita.kernels.hashing import choose
+from tacita.federation.rounds import run_round, run_stream, start_run
+from tacita.kernels.hashing import choose_distinct
 from tacita.learn import rows as rows_learner
+from tacita.messages import Total, Upload
 from tacita.methods.personal import releases
 from tacita.methods.personal.dp_fedavg import DPFedAvg
 from tacita.methods.personal.dpps import DPPS
 from tacita.privacy import ledger as ledger_module
 from tacita.privacy.calibration import gaussian_sigma
 from tacita.privacy.ledger import Ledger
-from tacita.privacy.noise import Stream
+from tacita.privacy.noise import NoiseStream
 
 Patch = pytest.MonkeyPatch
 ONE_TIER = {"name": "dpps", "tiers": [1.0], "shares": [1.0], "between": 0.0}
@@ -69,16 +69,16 @@ def noise_is_new_every_time() -> None:
 
 
 def noise_of_a_device_follows_its_secret() -> None:
-    known = Stream(Draws(1), "noise").normals(5000)
-    own = Stream(Draws(1, "secret"), "noise").normals(5000)
+    known = NoiseStream(Draws(1), "noise").normals(5000)
+    own = NoiseStream(Draws(1, "secret"), "noise").normals(5000)
     assert abs(np.corrcoef(known, own)[0, 1]) < 0.1
 
 
 def people_are_drawn_independently() -> None:
     fed = with_parts({"name": "dp-fedavg", "noise": 2.0, "epsilon": None}, aggregation="fixed", participation=POISSON)
-    living = started(fed).here.living(fed, started(fed).server)
+    living = started(fed).local_devices.current_membership(fed, started(fed).server)
     config = ParticipationConfig(kind="poisson", rate=0.3)
-    sizes = [len(federation_clients.participants(living, config, fed.draws, 0, n)) for n in range(600)]
+    sizes = [len(federation_clients.draw_participants(living, config, fed.draws, 0, n)) for n in range(600)]
     assert np.var(sizes) == pytest.approx(30 * 0.21, rel=0.35)
 
 
@@ -107,7 +107,7 @@ def budgets_are_never_exceeded() -> None:
 def going_back_gives_nothing_back() -> None:
     """The best round of a block is restored; what later rounds cost stays spent."""
     fed = with_parts({**ONE_TIER, "releases": 50, "clip": 0.01}, rounds=4)
-    progress = start(fed)
+    progress = start_run(fed)
     played = 0
 
     def count(report: Any, now: Any) -> None:
@@ -121,7 +121,7 @@ def going_back_gives_nothing_back() -> None:
 
 def the_ledger_is_that_of_dp_accounting() -> None:
     ledger = Ledger((ledger_module.Event("rows", "gaussian"),), 1e-5)
-    account = ledger.opened(1)
+    account = ledger.open_accounts(1)
     for sigma in (5.0, 7.0, 9.0):
         account, _ = ledger.charge(account, "rows", 1 / sigma)
     right = dp_accounting.get_epsilon_gaussian(1 / math.sqrt(sum(s**-2.0 for s in (5.0, 7.0, 9.0))), 1e-5)
@@ -141,7 +141,7 @@ def l1_is_what_laplace_noise_bounds() -> None:
     progress = started(fed)
     view = cohort(fed, progress)
     upload, _ = fed.parts[0].encode(view, fed.answer(view, "round").upload)
-    assert (releases.sums_of_sizes(upload) <= 1e-3 * (1 + 1e-5)).all()
+    assert (releases.upload_l1_norms(upload) <= 1e-3 * (1 + 1e-5)).all()
 
 
 def what_is_no_number_is_sent_as_nothing() -> None:
@@ -161,28 +161,28 @@ def what_is_no_number_is_sent_as_nothing() -> None:
 
 
 def _no_clip(patch: Patch) -> None:
-    patch.setattr(releases, "clipped", lambda upload, bound, lengths=None: upload)
+    patch.setattr(releases, "clip_upload", lambda upload, bound, lengths=None: upload)
 
 
 def _half_the_noise(patch: Patch) -> None:
-    whole = Stream.normals
-    patch.setattr(Stream, "normals", lambda self, *shape: 0.5 * whole(self, *shape))
+    whole = NoiseStream.normals
+    patch.setattr(NoiseStream, "normals", lambda self, *shape: 0.5 * whole(self, *shape))
 
 
 def _noise_taken_off_again(patch: Patch) -> None:
     """The paper's guided gradient, read as subtracting gamma times the drawn noise before it is sent."""
-    whole = releases.noised
-    patch.setattr(releases, "noised", lambda total, dev, stream, public: whole(total, 0.1 * dev, stream, public))
+    whole = releases.add_noise
+    patch.setattr(releases, "add_noise", lambda total, dev, stream, public: whole(total, 0.1 * dev, stream, public))
 
 
 def _noise_where_something_was_touched(patch: Patch) -> None:
-    whole = releases.noised
+    whole = releases.add_noise
 
-    def sparse(total: Total, deviation: float, stream: Stream, public: tuple[str, ...]) -> Total:
+    def sparse(total: Total, deviation: float, stream: NoiseStream, public: tuple[str, ...]) -> Total:
         made = whole(total, deviation, stream, public)
         return made.with_sums({k: np.where(total[k] != 0, made[k], 0) for k in made.sums if not k.startswith(public)})
 
-    patch.setattr(releases, "noised", sparse)
+    patch.setattr(releases, "add_noise", sparse)
 
 
 def _sensitivity_of_one_clip(patch: Patch) -> None:
@@ -190,26 +190,28 @@ def _sensitivity_of_one_clip(patch: Patch) -> None:
 
 
 def _one_noise_for_a_round_and_its_repeats(patch: Patch) -> None:
-    patch.setattr(releases, "with_nonce", lambda upload, *rest: upload)
+    patch.setattr(releases, "add_nonces", lambda upload, *rest: upload)
 
 
 def _noise_from_the_public_seed(patch: Patch) -> None:
-    patch.setattr(Draws, "sealed", lambda self, *ids: _digest(self.seed, *ids).tobytes() * 4)
-    original = Stream.__init__
-    patch.setattr(Stream, "__init__", lambda self, draws, *ids: original(self, Draws(draws.seed), *ids))
+    patch.setattr(Draws, "secret_key", lambda self, *ids: _digest(self.seed, *ids).tobytes() * 4)
+    original = NoiseStream.__init__
+    patch.setattr(NoiseStream, "__init__", lambda self, draws, *ids: original(self, Draws(draws.seed), *ids))
 
 
 def _a_fixed_cohort(patch: Patch) -> None:
     def fixed(members: Any, config: Any, draws: Any, block: int, round: int) -> Any:
         key = draws.public("participants", block, round)
-        return members.active[np.sort(choose(key, len(members.active), int(config.rate * len(members.active))))]
+        return members.active[
+            np.sort(choose_distinct(key, len(members.active), int(config.rate * len(members.active))))
+        ]
 
-    patch.setattr(federation_clients, "participants", fixed)
-    patch.setattr(federation_devices, "participants", fixed)
+    patch.setattr(federation_clients, "draw_participants", fixed)
+    patch.setattr(federation_devices, "draw_participants", fixed)
 
 
 def _divided_by_who_came(patch: Patch) -> None:
-    patch.setattr(rows_learner, "denominator_of", lambda total, name, plan, expected: total.weight)
+    patch.setattr(rows_learner, "choose_denominator", lambda total, name, plan, expected: total.weight)
 
 
 def _nothing_is_written_down(patch: Patch) -> None:
@@ -243,21 +245,21 @@ def _who_was_not_drawn_pays_nothing(patch: Patch) -> None:
 
 
 def _l2_for_l1(patch: Patch) -> None:
-    whole = releases.sums_of_sizes
+    whole = releases.upload_l1_norms
     calls = []
 
     def wrong(upload: Upload) -> Any:
         calls.append(upload)
         return upload.norms() if len(calls) == 1 else whole(upload)
 
-    patch.setattr(releases, "sums_of_sizes", wrong)
+    patch.setattr(releases, "upload_l1_norms", wrong)
 
 
 def _no_number_drops_out(patch: Patch) -> None:
     def dropping(upload: Upload, bound: Any, lengths: Any = None) -> Upload:
-        return upload.without(~np.isfinite(upload.norms()))
+        return upload.drop_clients(~np.isfinite(upload.norms()))
 
-    patch.setattr(releases, "clipped", dropping)
+    patch.setattr(releases, "clip_upload", dropping)
 
 
 BUGS: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [

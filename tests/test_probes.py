@@ -14,38 +14,38 @@ import pytest
 from oracle import cohort, federate, make_backbone, make_block, make_stream, started, train_once
 from test_live_parity import close, close_all, config_of, home, lab, make_site, play, rows_of_blocks
 
-from tacita.core.config import RunConfig, validated
+from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.types import (
     Arrays,
     CohortView,
     Doubles,
     Floats,
-    Given,
-    Held,
     Keys,
-    Local,
+    LocalModels,
     Ragged,
     Request,
     ServerState,
+    SharedRecord,
+    StateUpdate,
 )
 from tacita.data.sources import load
-from tacita.federation.devices import Here
-from tacita.federation.requests import given_after, handle
-from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round, run_stream, start
+from tacita.federation.devices import LocalDevices
+from tacita.federation.requests import handle_requests, update_shared_record
+from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round, run_stream, start_run
 from tacita.federation.scoring import DeviceScorer
-from tacita.federation.state_arrays import read_server, server_arrays, server_note
-from tacita.fields import Answer, Dense, Rows, Spec, Total, Upload
-from tacita.lab.assembling import Machine, assemble
+from tacita.federation.state_arrays import pack_server, read_server, server_note
 from tacita.live.server.coordinator import continue_run
-from tacita.live.settings import check_live
+from tacita.live.settings import check_live_settings
 from tacita.live.wire import decode_reply, decode_request
+from tacita.messages import CohortReply, DenseArrays, SparseRows, Spec, Total, Upload
 from tacita.models.factor import MF
 from tacita.round import learner as learners_base
 from tacita.round import registry as methods_base
 from tacita.round.learner import Learner
-from tacita.round.parts import Ask, Part, Play
-from tacita.round.plan import Letters, to_serve
+from tacita.round.parts import DeviceQuery, Part, RoundPlayer
+from tacita.round.plan import PerClientLists, prepare_serving
+from tacita.runs.assembly import Machine, assemble
 
 LISTS = [[0, 1, 2], [2, 3], [4], [0, 4, 5, 6], [1, 6]]
 
@@ -64,7 +64,7 @@ class Budget(Part):
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         left = view.parts[self.name]["left"]
         spent = left < 1
-        return upload.without(spent), {"left": np.where(spent, left, left - 1)}
+        return upload.drop_clients(spent), {"left": np.where(spent, left, left - 1)}
 
 
 class Clip(Part):
@@ -77,7 +77,7 @@ class Clip(Part):
     seen: list[Doubles] = []
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
-        clipped = upload.scaled(np.minimum(1.0, self.most / np.maximum(upload.norms(), 1e-12)))
+        clipped = upload.scale(np.minimum(1.0, self.most / np.maximum(upload.norms(), 1e-12)))
         self.seen.append(clipped.norms())
         return clipped, {}
 
@@ -121,19 +121,19 @@ class Scores(Learner):
     def model_bytes(self, server: ServerState) -> float:
         return 0.0
 
-    def answer(self, view: CohortView, question: str) -> Answer:
-        sent = view.own["probe-letters"]
+    def answer(self, view: CohortView, question: str) -> CohortReply:
+        sent = view.per_client["probe-letters"]
         own = 0.25 + 0.5 * (view.client_keys % np.uint64(2)).astype(np.float64)
         value = np.concatenate([own[view.train.rows()], 0.5 * sent.values["score"]])
         pairs = np.concatenate([view.train.rows(), sent.rows()]) * view.n_items
         pairs, first = np.unique(pairs + np.concatenate([view.train.ids, sent.ids]), return_index=True)
         client, item = (one.astype(np.int32) for one in np.divmod(pairs, view.n_items))
-        told = Rows(client, item, value[first].astype(np.float32))
-        return Answer(Upload({"scores": told}, np.ones(view.n_clients), view.client_keys))
+        told = SparseRows(client, item, value[first].astype(np.float32))
+        return CohortReply(Upload({"scores": told}, np.ones(view.n_clients), view.client_keys))
 
     def learn(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
         told = total.each["scores"]
-        assert isinstance(told.value, Rows)
+        assert isinstance(told.value, SparseRows)
         n = len(server.items)
         mean = np.bincount(told.value.item, told.value.value, n) / np.maximum(
             np.bincount(told.value.item, minlength=n), 1
@@ -164,7 +164,7 @@ class WritesLetters(Part):
         return Ragged(ptr, np.tile(np.arange(n, dtype=np.int32), len(clients)), {"score": score})
 
     def answers(self, view: CohortView) -> Floats:
-        sent = view.own[self.name]
+        sent = view.per_client[self.name]
         scores = np.zeros((len(view.user), view.n_items), np.float32)
         scores[sent.rows(), sent.ids] = sent.values["score"]
         return scores
@@ -175,8 +175,8 @@ class Log(Part):
 
     name = "probe-log"
 
-    def device_arrays(self, n_users: int) -> Held:
-        width = self.world.backbone.item_width
+    def device_arrays(self, n_users: int) -> StateUpdate:
+        width = self.context.backbone.item_width
         none = Ragged(np.zeros(n_users + 1, np.int64), np.zeros(0, np.int32), {"row": np.zeros((0, width), np.float32)})
         return {"sent": none, "gone": np.zeros(n_users, bool)}
 
@@ -185,27 +185,27 @@ class Log(Part):
         train = Ragged.from_pairs(view.train.rows()[stays], view.train.ids[stays], len(view.train))
         return replace(view, train=train, exclude=view.train)
 
-    def after_training(self, view: CohortView, local: Local) -> Held:
+    def after_training(self, view: CohortView, local: LocalModels) -> StateUpdate:
         moved = Ragged(local.row_start, local.row_item, {"row": local.rows - view.items[local.row_item]})
-        return {"sent": view.lists[self.name]["sent"].joined(moved)}
+        return {"sent": view.lists[self.name]["sent"].join_rows(moved)}
 
     def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
         return (Spec("sent", server.items.shape, most=1e4),)
 
-    def answer(self, view: CohortView, question: str) -> Answer:
+    def answer(self, view: CohortView, question: str) -> CohortReply:
         log = view.lists[self.name]["sent"]
-        told = Rows(log.rows(), log.ids, log.values["row"])
-        return Answer(Upload({"sent": told}, np.ones(view.n_clients), view.client_keys))
+        told = SparseRows(log.rows(), log.ids, log.values["row"])
+        return CohortReply(Upload({"sent": told}, np.ones(view.n_clients), view.client_keys))
 
-    def handle_here(self, view: CohortView, request: Request) -> Held:
+    def handle_here(self, view: CohortView, request: Request) -> StateUpdate:
         return {"gone": np.ones(len(view.user), bool)}
 
     def handle(
-        self, server: ServerState, request: Request, ask: Ask, play: Play
+        self, server: ServerState, request: Request, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
         total = ask(server, f"{self.name}/stored", np.array([request.sender], np.uint64))
         assert total.n_clients == 1
-        denominator = self.world.train.denominator
+        denominator = self.context.train.denominator
         assert denominator is not None
         items = server.items - total["sent"] / denominator
         return server.with_items(items.astype(np.float32)), {"taken back": float(np.abs(total["sent"]).sum())}
@@ -223,7 +223,7 @@ def with_parts(name: str, *parts: type[Part], rounds: int = 3, **train: Any) -> 
     values = config_of(name, rounds, **train).model_dump(mode="json") | {
         "parts": [{"name": part.name} for part in parts]
     }
-    return validated(RunConfig, values, "the test")
+    return validate_model(RunConfig, values, "the test")
 
 
 def live_and_lab(folder: Path, config: RunConfig, **node: Any) -> tuple[Arrays, Any, Any]:
@@ -291,10 +291,10 @@ class Feedback(Part):
 
     name = "probe-feedback"
 
-    def device_arrays(self, n_users: int) -> Held:
+    def device_arrays(self, n_users: int) -> StateUpdate:
         return {"error": np.zeros(n_users)}
 
-    def after_training(self, view: CohortView, local: Local) -> Held:
+    def after_training(self, view: CohortView, local: LocalModels) -> StateUpdate:
         return {"error": np.ones(len(view.user))}
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
@@ -315,10 +315,10 @@ class Whole(Part):
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         rows = upload.values["rows"]
-        assert isinstance(rows, Rows)
+        assert isinstance(rows, SparseRows)
         whole = np.zeros((upload.n_clients, *view.items.shape), np.float32)
         whole[rows.client, rows.item] = rows.value
-        return upload.with_value("rows", Dense(whole)), {}
+        return upload.with_value("rows", DenseArrays(whole)), {}
 
 
 @pytest.mark.parametrize("aggregator", ["plain", "ideal"])
@@ -385,7 +385,7 @@ def test_weights_travel_from_nodes(tmp_path: Path) -> None:
 def test_a_learner_that_sees_single_uploads_and_answers_them_one_by_one() -> None:
     fed = small(WritesLetters)
     assert fed.learner.name == "probe-scores"
-    assert fed.names_clients
+    assert fed.identifies_clients
     fed = replace(fed, chunk=2)
     progress = started(fed)
     progress.server, report = run_round(fed, progress.server, progress.devices)
@@ -398,7 +398,7 @@ def test_a_learner_that_sees_single_uploads_and_answers_them_one_by_one() -> Non
         assert progress.server.items[5, 0] == pytest.approx(own)
     scorer = DeviceScorer(
         fed, progress.server, progress.clients, fed.stream.blocks[0], fed.stream.user_keys,
-        to_serve(fed, progress.server), "serve",
+        prepare_serving(fed, progress.server), "serve",
     )  # fmt: skip
     assert np.array_equal(scorer(np.array([4], np.int32))[0], progress.server.items[:, 0])
 
@@ -413,10 +413,10 @@ def test_only_chosen_clients_are_asked_and_written_to() -> None:
 
 
 def test_letters_find_their_readers() -> None:
-    written = Letters(np.array([9, 4, 7], np.uint64), {"p": Ragged.from_lists([[1], [2, 3], []])})
-    found = written.to(np.array([4, 5, 9], np.uint64))["p"]
+    written = PerClientLists(np.array([9, 4, 7], np.uint64), {"p": Ragged.from_lists([[1], [2, 3], []])})
+    found = written.select_lists(np.array([4, 5, 9], np.uint64))["p"]
     assert [found.row(r).tolist() for r in range(3)] == [[2, 3], [], [1]]
-    assert len(Letters(np.zeros(0, np.uint64), {"p": Ragged.empty(0)}).to(written.clients)["p"]) == 3
+    assert len(PerClientLists(np.zeros(0, np.uint64), {"p": Ragged.empty(0)}).select_lists(written.clients)["p"]) == 3
 
 
 def test_nodes_that_may_send_people_one_by_one_give_what_the_lab_gives(tmp_path: Path) -> None:
@@ -428,7 +428,7 @@ def test_nodes_that_may_send_people_one_by_one_give_what_the_lab_gives(tmp_path:
     assert arrays["now/parts/seen/sender"].tolist() == whole.server.parts["seen"]["sender"].tolist()
     assert arrays["now/parts/probe-letters/written"].tolist() == [whole.server.parts["probe-letters"]["written"][0]]
     with site.store as store:
-        note = store.run("r").note
+        note = store.load_run("r").note
         assert note is not None
         for live, there in zip(note["plain"]["results"], whole.results, strict=True):
             assert live["ndcg@20"] == pytest.approx(there["ndcg@20"], rel=1e-4)
@@ -437,7 +437,7 @@ def test_nodes_that_may_send_people_one_by_one_give_what_the_lab_gives(tmp_path:
     person = member.store.users()[1][0]
     best = whole.server.items[:, 0]
     assert member.recommend(person, 3)[0]["score"] <= best.max()
-    assert any("one by one" in one["sees"] for one in member.store.ledger())
+    assert any("one by one" in one["sees"] for one in member.store.list_releases())
     close_all(site)
 
 
@@ -459,7 +459,7 @@ def test_a_server_that_was_killed_still_knows_who_lives_where(tmp_path: Path) ->
     site.transport.spoil = lambda number, body, answer: answer()
     continue_run(site.folder, site.run, site.transport)
     with site.store as store:
-        note = store.run("r").note
+        note = store.load_run("r").note
     assert note is not None
     assert len(note["plain"]["results"]) == 1
     close_all(site)
@@ -486,7 +486,7 @@ def test_who_is_forgotten_leaves_what_a_round_without_them_leaves() -> None:
     start = progress.server.items
     progress.server, _ = run_round(fed, progress.server, progress.devices)
     leaver = int(fed.stream.user_keys[3])
-    said = handle(fed, progress, Request("forget", leaver, fed.stream.blocks[0].train.row(3)[:1]))
+    said = handle_requests(fed, progress, Request("forget", leaver, fed.stream.blocks[0].train.row(3)[:1]))
     assert said["probe-log"]["taken back"] > 0
     without, _ = run_round(fed, other.server, other.devices, np.delete(fed.stream.user_keys, 3))
     np.testing.assert_allclose(progress.server.items, without.items, atol=1e-7)
@@ -507,11 +507,11 @@ def test_requests_travel_from_nodes_and_are_carried_out_between_rounds(tmp_path:
     fed = assemble(config, Machine())
     person = next(raw for raw in fed.stream.user_ids if home(raw) == 1)
     key = int(fed.stream.user_keys[fed.stream.user_ids.index(person)])
-    progress, asked = start(fed), [0]
+    progress, asked = start_run(fed), [0]
 
     def after_the_first_round(report: Any, now: Progress) -> None:
         if asked[0] == 0:
-            handle(fed, now, Request("forget", key, first_item(fed, person)))
+            handle_requests(fed, now, Request("forget", key, first_item(fed, person)))
             asked[0] = 1
 
     block = fed.stream.blocks[0]
@@ -519,7 +519,7 @@ def test_requests_travel_from_nodes_and_are_carried_out_between_rounds(tmp_path:
     site.collect(rows_of_blocks(config)[0])
     node = site.transport.members[1]
     first = fed.stream.item_ids[first_item(fed, person)[0]]
-    node.store.enqueue("forget", "r", ["never told", first], node.store.user(person))
+    node.store.enqueue_request("forget", "r", ["never told", first], node.store.find_user(person))
     site.next_block()
     begin_block(fed, progress, 0)
     run_block(fed, progress, after_the_first_round)
@@ -542,7 +542,7 @@ class Unlearns(Log):
     watched: ClassVar[list[Callable[[], None]]] = []
 
     def handle(
-        self, server: ServerState, request: Request, ask: Ask, play: Play
+        self, server: ServerState, request: Request, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
         for look in self.watched:
             look()
@@ -563,16 +563,16 @@ def test_a_request_may_play_rounds_of_its_own(tmp_path: Path, monkeypatch: pytes
     fed = assemble(config, Machine())
     person = next(raw for raw in fed.stream.user_ids if home(raw) == 1)
     key = int(fed.stream.user_keys[fed.stream.user_ids.index(person)])
-    progress, rounds, before = start(fed), [], list[Any]()
+    progress, rounds, before = start_run(fed), [], list[Any]()
 
     def on_round(report: Any, now: Progress) -> None:
         rounds.append(report.round)
         here = now.devices
-        assert isinstance(here, Here)
+        assert isinstance(here, LocalDevices)
         if len(rounds) == 1:
             monkeypatch.setattr(Unlearns, "watched", [lambda: before.append(deepcopy(here.clients))])
             with contextlib.suppress(TacitaError):
-                handle(fed, now, Request(kind, key, first_item(fed, person)))  # type: ignore[arg-type]
+                handle_requests(fed, now, Request(kind, key, first_item(fed, person)))  # type: ignore[arg-type]
                 return
             here.clients = before[0]  # as nodes do, who go back to before the rounds that came to nothing
 
@@ -580,7 +580,7 @@ def test_a_request_may_play_rounds_of_its_own(tmp_path: Path, monkeypatch: pytes
     site.publish(list(fed.stream.item_ids[: block.n_items]))
     site.collect(rows_of_blocks(config)[0])
     node = site.transport.members[1]
-    node.store.enqueue(kind, "r", user=node.store.user(person))
+    node.store.enqueue_request(kind, "r", user=node.store.find_user(person))
     site.next_block()
     begin_block(fed, progress, 0)
     run_block(fed, progress, on_round)
@@ -597,8 +597,8 @@ def test_what_nobody_carries_out_changes_nothing() -> None:
     fed = small(Budget)
     progress = started(fed)
     with pytest.raises(TacitaError, match="nothing in this run can carry out 'share'"):
-        handle(fed, progress, Request("share", int(fed.stream.user_keys[0]), np.array([1], np.int32)))
-    assert len(progress.server.given) == 0
+        handle_requests(fed, progress, Request("share", int(fed.stream.user_keys[0]), np.array([1], np.int32)))
+    assert len(progress.server.shared) == 0
 
 
 def test_chosen_clients_have_to_be_known() -> None:
@@ -609,15 +609,15 @@ def test_chosen_clients_have_to_be_known() -> None:
 
 
 def test_what_people_shared_is_what_their_requests_left() -> None:
-    given = Given().with_shared(7, np.array([3, 1]), 1.0).with_shared(9, np.array([3]), 2.0)
+    given = SharedRecord().with_shared(7, np.array([3, 1]), 1.0).with_shared(9, np.array([3]), 2.0)
     given = given.with_shared(7, np.array([3, 5]), 3.0)  # 3 is there already
-    assert given.of(np.array([9, 8, 7], np.uint64)).row(2).tolist() == [1, 3, 5]
-    left = given_after(given, Request("unshare", 7, np.array([1, 5], np.int32)))
-    assert left.of(np.array([7], np.uint64)).ids.tolist() == [3]
-    assert given_after(left, Request("leave", 7, np.zeros(0, np.int32))).sender.tolist() == [9]
-    server = ServerState(np.zeros((6, 2), np.float32), {}, given=left)
-    back = read_server(server_arrays(server), server_note(server))
-    assert (back.given.item.tolist(), back.given.time.tolist()) == (left.item.tolist(), left.time.tolist())
+    assert given.lists_of(np.array([9, 8, 7], np.uint64)).row(2).tolist() == [1, 3, 5]
+    left = update_shared_record(given, Request("unshare", 7, np.array([1, 5], np.int32)))
+    assert left.lists_of(np.array([7], np.uint64)).ids.tolist() == [3]
+    assert update_shared_record(left, Request("leave", 7, np.zeros(0, np.int32))).sender.tolist() == [9]
+    server = ServerState(np.zeros((6, 2), np.float32), {}, shared=left)
+    back = read_server(pack_server(server), server_note(server))
+    assert (back.shared.item.tolist(), back.shared.time.tolist()) == (left.item.tolist(), left.time.tolist())
 
 
 # Sampling
@@ -630,7 +630,7 @@ def test_people_who_decide_by_themselves_are_the_same_wherever_they_live(tmp_pat
     whole = lab(config)
     assert close(site.arrays()["now/items"], whole.server.items)
     with site.store as store:
-        counted = [n for _, _, kind, _, n in store.accepted("r") if kind == "round"]
+        counted = [n for _, _, kind, _, n in store.list_accepted("r") if kind == "round"]
     assert len(set(counted)) > 2  # not everybody, and not always the same
     close_all(site)
 
@@ -659,14 +659,14 @@ def test_objectives_are_the_same_on_nodes(tmp_path: Path, objective: str) -> Non
         lines = "".join(f"{u},{i},{t},{r}\n" for u, i, t, r in rated)
         (tmp_path / "rated.csv").write_text("user,item,timestamp,rating\n" + lines)
         slow = {"data": str(tmp_path / "rated.csv"), "backbone": {"name": "mf", "dim": 8, "lr": 0.01}}
-        config = validated(RunConfig, config.model_dump(mode="json") | slow, "the test")
+        config = validate_model(RunConfig, config.model_dump(mode="json") | slow, "the test")
     rating = {(u, i): r for u, i, _, r in rated}
     site = make_site(tmp_path, config)
     fed = assemble(config, Machine())
     for block, rows in zip(fed.stream.blocks, rows_of_blocks(config), strict=True):
         site.publish(list(fed.stream.item_ids[: block.n_items]))
         for number, node in site.transport.members.items():
-            node.store.add([(u, i, t, rating[u, i]) for u, i, t in rows if home(u) == number])
+            node.store.add_interactions([(u, i, t, rating[u, i]) for u, i, t in rows if home(u) == number])
         site.next_block()
     assert ("rating" in fed.stream.blocks[0].train.values) == (objective == "squared")
     whole = lab(config)
@@ -714,7 +714,7 @@ def test_a_model_may_train_and_read_history() -> None:
     seen.clear()
     blocks = make_block(0, 7, LISTS, [[3], [], [], [], []]), make_block(1, 7, LISTS, [[3], [], [], [], []], known=5)
     fed = federate(make_stream(*blocks), Remembers(MF.Config(dim=4)), rounds=2)
-    progress = start(fed)
+    progress = start_run(fed)
     run_stream(fed, progress, lambda report, now: None)
     assert len(progress.results) == 2
     assert seen[0] == 0
@@ -726,14 +726,14 @@ def test_a_model_may_train_and_read_history() -> None:
 
 def test_senseless_combinations_are_refused_with_a_sentence() -> None:
     with pytest.raises(TacitaError, match=r"part 'replay' changes how item rows are trained.*sends a statistic"):
-        lab(validated(RunConfig, config_of("tally").model_dump(mode="json") | {"method": "f3crec"}, "the test"))
+        lab(validate_model(RunConfig, config_of("tally").model_dump(mode="json") | {"method": "f3crec"}, "the test"))
     with pytest.raises(TacitaError, match=r"part 'probe-budget'.*sends a probe-scores, which it cannot change"):
         lab(with_parts("tally", Budget, WritesLetters))
     with pytest.raises(TacitaError, match=r"'fraction' needs somebody who knows everybody.*use 'poisson'"):
-        check_live(config_of("fedavg", participation={"kind": "fraction", "rate": 0.5}))
+        check_live_settings(config_of("fedavg", participation={"kind": "fraction", "rate": 0.5}))
     fed = small()
     with pytest.raises(TacitaError, match="nothing in this run can carry out 'leave'"):
-        handle(fed, started(fed), Request("leave", 1, np.zeros(0, np.int32)))
+        handle_requests(fed, started(fed), Request("leave", 1, np.zeros(0, np.int32)))
     with pytest.raises(TacitaError, match="no part of this run asks 'elsewhere/x'"):
         small().fields(ServerState(np.zeros((7, 4), np.float32), {}), "elsewhere/x")
 

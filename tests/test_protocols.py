@@ -11,22 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacita.core.config import RunConfig, SplitConfig, validated
-from tacita.core.draws import Draws, keys_of
+from tacita.core.config import RunConfig, SplitConfig, validate_model
+from tacita.core.draws import Draws, derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.types import Floats, Ints, Ragged
 from tacita.data.sources import load
 from tacita.data.splits import split
-from tacita.federation.measuring import candidates_of
-from tacita.lab import training
-from tacita.lab.assembling import Machine, assemble
-from tacita.metrics import Rules, evaluate, rank_wanted
+from tacita.federation.evaluation import draw_candidates
+from tacita.metrics import EvaluationRules, evaluate, rank_wanted
 from tacita.round.plan import Federation
+from tacita.runs import training
+from tacita.runs.assembly import Machine, assemble
 
 DATA = Path(os.environ.get("TACITA_DATA", ""))
 INDUSTRIAL = "amazon-industrial-scientific"
 needs_industrial = pytest.mark.skipif(not (DATA / INDUSTRIAL).is_dir(), reason=f"needs TACITA_DATA with {INDUSTRIAL}")
-KEYS = keys_of(["someone"])
+KEYS = derive_keys(["someone"])
 
 
 def against(scores: list[int], wanted: list[int], hidden: list[int], others: list[int] | None = None) -> list[int]:
@@ -63,13 +63,15 @@ def test_pairs_of_a_wanted_and_another_item_that_tie_are_wrong() -> None:
     """Wanted: 3 and 4, of the others two tie with them, one is above and one below: 2 of 8 pairs are right."""
     table = np.array([[5, 5, 7, 5, 5, 1]], np.float32)
     want, hide = Ragged.from_lists([[3, 4]]), Ragged.empty(1)
-    found = evaluate(lambda users: table[users], want, hide, KEYS, Draws(1), Rules(["auc"], [1], ties="against"))
+    found = evaluate(
+        lambda users: table[users], want, hide, KEYS, Draws(1), EvaluationRules(["auc"], [1], ties="against")
+    )
     assert found.values["auc"].tolist() == [2 / 8]
 
 
 def test_where_nothing_ties_both_give_the_same_ranks() -> None:
     scores = np.random.default_rng(0).permutation(300).reshape(3, 100).astype(np.float32)
-    want, hide, keys = Ragged.from_lists([[1, 2], [3], [4, 50]]), Ragged.empty(3), keys_of("abc")
+    want, hide, keys = Ragged.from_lists([[1, 2], [3], [4, 50]]), Ragged.empty(3), derive_keys("abc")
 
     def scored(users: Ints) -> Floats:
         return scores[users]
@@ -89,7 +91,7 @@ def test_a_run_and_its_controls_follow_the_setting(tmp_path: Path) -> None:
             "train": {"rounds": 1},
             "evaluate": {"sampled_negatives": 20, "ties": ties, "metrics": ["hr"], "k": [10], "select_by": "hr@10"},
         }
-        told[ties] = training.train(validated(RunConfig, said, "a test"), tmp_path / ties).result
+        told[ties] = training.train(validate_model(RunConfig, said, "a test"), tmp_path / ties).result
     assert told["hash"]["mean"]["hr@10"] > 0.2
     assert told["against"]["mean"]["hr@10"] == 0.0
     popular = [told[ties]["controls"]["popular"]["mean"]["hr@10"] for ties in ("hash", "against")]
@@ -107,7 +109,7 @@ def assembled(seed: int = 1, **more: Any) -> Federation:
         "seed": seed,
         **more,
     }
-    return assemble(validated(RunConfig, said, "a test"), Machine(threads=1))
+    return assemble(validate_model(RunConfig, said, "a test"), Machine(threads=1))
 
 
 def test_the_last_item_is_tested_and_the_one_before_it_validates() -> None:
@@ -122,7 +124,7 @@ def test_the_last_item_is_tested_and_the_one_before_it_validates() -> None:
 def test_the_99_are_never_touched_and_the_same_for_all_methods_but_not_for_all_seeds() -> None:
     fed = assembled()
     block = fed.stream.blocks[0]
-    found = candidates_of(fed, block)
+    found = draw_candidates(fed, block)
     assert found is not None
     for user in range(fed.stream.n_users):
         touched = {*block.train.row(user), *block.valid.row(user), *block.test.row(user)}
@@ -130,10 +132,10 @@ def test_the_99_are_never_touched_and_the_same_for_all_methods_but_not_for_all_s
         assert len(drawn) == len(set(drawn)) == 99
         assert not touched & set(drawn)
     for more in ({"backbone": {"name": "ncf"}}, {"method": "kd"}, {"train": {"objective": "bpr"}}):
-        other = candidates_of(again := assembled(**more), again.stream.blocks[0])
+        other = draw_candidates(again := assembled(**more), again.stream.blocks[0])
         assert other is not None
         np.testing.assert_array_equal(other.ids, found.ids)
-    other = candidates_of(again := assembled(seed=2), again.stream.blocks[0])
+    other = draw_candidates(again := assembled(seed=2), again.stream.blocks[0])
     assert other is not None
     assert (other.ids != found.ids).any()
 

@@ -21,17 +21,17 @@ from polars.testing import assert_frame_equal
 import tacita
 import tacita as tc
 from tacita.cli import console, main
-from tacita.core.draws import keys_of
+from tacita.core.draws import derive_keys
 from tacita.core.errors import DiskFull
-from tacita.core.python_words import in_python, python_words
-from tacita.core.types import Block, Down, Ragged
-from tacita.data.frames import as_frame, raw_ids
-from tacita.federation.clients import grow, no_devices, users_view
-from tacita.lab import assembling, loaded, serving
-from tacita.lab.arrival import arrival_scores, held_still
-from tacita.lab.run_folder import lists_of
+from tacita.core.python_messages import translate_errors, translate_message
+from tacita.core.types import Block, Broadcast, Ragged
+from tacita.data.frames import as_frame, to_raw_ids
+from tacita.federation.clients import build_user_view, empty_device_state, grow_devices
 from tacita.learn.training import train_cohort
 from tacita.report.pages import write_report
+from tacita.runs import assembly, loaded_run, serving
+from tacita.runs.fold_in import freeze_shared, score_newcomers
+from tacita.runs.run_folder import read_lists
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
 ONE_BLOCK: dict[str, Any] = {"split": {"kind": "random"}, "evaluate": {"controls": False}}
@@ -301,7 +301,7 @@ def test_order_without_times_says_that_it_is_the_order_of_rows() -> None:
         "timed": tc.train({**rows, "time": made["time"]}, backbone=model, out="timed", **ONE_BLOCK),
         "unordered": tc.train(rows, backbone="tally", out="unordered", **ONE_BLOCK),
     }
-    said = [name for name, run in runs.items() if assembling.NO_TIMES in run.notes]
+    said = [name for name, run in runs.items() if assembly.NO_TIMES in run.notes]
     assert said == ["untimed"]
     turned = {name: values[::-1] for name, values in rows.items()}
     other = tc.train(turned, backbone=model, out="turned", **ONE_BLOCK)  # the note is so: rows the other way round
@@ -350,7 +350,7 @@ def test_recommend_is_what_each_persons_own_list_is(tally: tc.Run, mf: tc.Run) -
 
 def test_recommend_does_not_see_how_people_are_chunked(mf: tc.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = mf.recommend(k=5)
-    monkeypatch.setattr(loaded, "AT_ONCE", 7 * len(mf.items))
+    monkeypatch.setattr(loaded_run, "MAX_SCORES", 7 * len(mf.items))
     assert_frame_equal(mf.recommend(k=5), whole)
 
 
@@ -361,12 +361,12 @@ def test_recommend_takes_ids_in_every_form(tally: tc.Run) -> None:
     for form in (tuple(some), np.array(some), pl.Series(some), iter(some)):
         assert_frame_equal(tally.recommend(form, 2), expected)
     assert tally.recommend([], 2).is_empty()
-    assert raw_ids(7) == raw_ids([7.0]) == raw_ids(np.array([7])) == ["7"]
-    assert raw_ids(2.5) == ["2.5"]
+    assert to_raw_ids(7) == to_raw_ids([7.0]) == to_raw_ids(np.array([7])) == ["7"]
+    assert to_raw_ids(2.5) == ["2.5"]
 
 
 def test_seen_exclude_and_include(tally: tc.Run) -> None:
-    seen = lists_of(tally._loaded().saved.held, "history")
+    seen = read_lists(tally._load_models().saved.client_arrays, "history")
     known = {tally.items[i] for i in seen.row(tally.users.index("u1"))}
     everything = tally.recommend("u1", 40, seen=True)
     assert set(everything["item"]) == set(tally.items)
@@ -448,7 +448,7 @@ def test_a_folder_that_changes_is_read_again(tally: tc.Run) -> None:
     shutil.copytree(tally.folder, "copy")
     run = tc.load("copy")
     before = run.recommend("u1", 3)
-    assert run._loaded() is run._loaded()
+    assert run._load_models() is run._load_models()
     other = tc.train(SMALL, backbone={**KNOWN, "ridge": 5.0}, out="other", **ONE_BLOCK)
     shutil.rmtree("copy")
     other.folder.rename("copy")
@@ -474,11 +474,11 @@ def test_metrics_are_a_table_of_the_run_and_its_controls(mf: tc.Run) -> None:
 
 
 def test_similar_items_of_tally_are_the_column_of_its_matrix(tally: tc.Run) -> None:
-    heads = tally._loaded().server.heads
-    from tacita.models.tally.weights import dense_weights
+    heads = tally._load_models().server.heads
+    from tacita.models.tally.weights import unpack_dense_weights
 
     item = tally.items[3]
-    column = dense_weights(heads)[:, 3]
+    column = unpack_dense_weights(heads)[:, 3]
     found = tally.similar(item, 5)
     best = np.argsort(-column, kind="stable")[:5]
     assert found["item"].to_list() == [tally.items[i] for i in best]
@@ -489,13 +489,13 @@ def test_similar_items_of_tally_are_the_column_of_its_matrix(tally: tc.Run) -> N
 def test_tally_through_few_inputs_has_similar_items_too() -> None:
     model = {**KNOWN, "most_inputs": 15}
     run = tc.train(SMALL, backbone=model, out="few", **ONE_BLOCK)
-    inputs = {run.items[i] for i in run._loaded().server.heads["inputs"]}
+    inputs = {run.items[i] for i in run._load_models().server.heads["inputs"]}
     for item in run.items[:20]:
         assert set(run.similar(item, 30)["item"]) <= inputs
 
 
 def test_similar_items_of_rows_are_cosines_and_find_the_group(mf: tc.Run) -> None:
-    rows = mf._loaded().server.items.astype(np.float64)
+    rows = mf._load_models().server.items.astype(np.float64)
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     like = unit @ unit[0]
     found = mf.similar(mf.items[0], 6)
@@ -511,7 +511,7 @@ def test_similar_items_of_rows_are_cosines_and_find_the_group(mf: tc.Run) -> Non
 
 
 def trained_on(run: tc.Run, user: str) -> list[str]:
-    lists = lists_of(run._loaded().saved.held, "current")
+    lists = read_lists(run._load_models().saved.client_arrays, "current")
     return [run.items[i] for i in lists.row(run.users.index(user))]
 
 
@@ -527,7 +527,7 @@ def test_tally_gives_a_stranger_what_its_own_people_get(tally: tc.Run) -> None:
 
 def test_a_private_vector_is_trained_for_a_stranger_and_nothing_else_moves(mf: tc.Run) -> None:
     """People of the run have known groups: a stranger with one's history is served from the same group."""
-    before = mf._loaded().server.items.copy()
+    before = mf._load_models().server.items.copy()
     overlap, chance = [], []
     for user, other in zip(mf.users[:20], mf.users[20:40], strict=True):
         history = trained_on(mf, user)
@@ -536,7 +536,7 @@ def test_a_private_vector_is_trained_for_a_stranger_and_nothing_else_moves(mf: t
         chance.append(len(found & set(mf.recommend(other, 10, seen=True)["item"])))
     assert np.mean(overlap) > 7
     assert np.mean(overlap) > 2 * np.mean(chance)
-    assert np.array_equal(mf._loaded().server.items, before)
+    assert np.array_equal(mf._load_models().server.items, before)
     assert_frame_equal(mf.fold_in(history, 5), mf.fold_in(history, 5))
     with pytest.raises(tc.TacitaError, match="the history is empty"):
         mf.fold_in([])
@@ -546,17 +546,17 @@ def test_a_private_vector_is_trained_for_a_stranger_and_nothing_else_moves(mf: t
 
 def test_a_strangers_vector_is_that_of_logistic_regression_on_rows_that_stay(mf: tc.Run) -> None:
     """One round by hand: p moves against the mean gradient of its samples, which fit into one batch."""
-    models = mf._loaded()
+    models = mf._load_models()
     backbone = models.plan.backbone
-    still = held_still(backbone)
+    still = freeze_shared(backbone)
     assert still.rates(60)["rows"] == 0
     assert still.rates(60)["p"] == backbone.rates(60)["p"] > 0
     assert backbone.rates(60)["rows"] > 0
-    devices, keys = no_devices(backbone), keys_of(["somebody"])
-    grow(devices, models.plan, keys)
+    devices, keys = empty_device_state(backbone), derive_keys(["somebody"])
+    grow_devices(devices, models.plan, keys)
     one, none = Ragged.from_lists([[0, 1, 2]]), Ragged.empty(1)
     block = Block(0, 1, 60, one, none, none, np.ones(1, bool), 3)
-    view = users_view(devices, models.server, block, np.zeros(1), keys, Down())
+    view = build_user_view(devices, models.server, block, np.zeros(1), keys, Broadcast())
     trained = train_cohort(view, still, (), models.plan.config.train, models.plan.draws).local
     rows, label, start = models.server.items[trained.item], trained.label, view.private[0]
     assert label.sum() == 3
@@ -567,12 +567,12 @@ def test_a_strangers_vector_is_that_of_logistic_regression_on_rows_that_stay(mf:
 
 
 def test_people_who_arrive_together_get_what_each_gets_alone(mf: tc.Run) -> None:
-    models = mf._loaded()
+    models = mf._load_models()
     several = Ragged.from_lists([[0, 1, 2], [5, 6], [9, 3, 4, 7]])
-    together = arrival_scores(models, several, 4, np.arange(3, dtype=np.int32))
+    together = score_newcomers(models, several, 4, np.arange(3, dtype=np.int32))
     for row in range(3):
         alone = Ragged.from_lists([several.row(row).tolist()])
-        assert np.array_equal(arrival_scores(models, alone, 4, np.zeros(1, np.int32))[0], together[row])
+        assert np.array_equal(score_newcomers(models, alone, 4, np.zeros(1, np.int32))[0], together[row])
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -602,7 +602,7 @@ def test_a_stranger_learns_by_the_labels_that_the_run_learned_by() -> None:
     quick = {**QUICK, "method": "fedrec", "train": {"rounds": 3}}
     run = tc.train(SMALL, out="run", **quick, parts=[{"name": "virtual-ratings", "implicit": True}])
     found = run.fold_in(run.items[:4], 20, seen=True)["score"].to_numpy()
-    models = run._loaded()
+    models = run._load_models()
     part = next(one for one in models.plan.parts if one.name == "virtual-ratings")
     asked: list[int] = []
     made = type(part).labels
@@ -716,7 +716,7 @@ SENTENCES = {
 
 @pytest.mark.parametrize("sentence", SENTENCES)
 def test_options_become_keywords(sentence: str) -> None:
-    assert python_words(sentence) == SENTENCES[sentence]
+    assert translate_message(sentence) == SENTENCES[sentence]
 
 
 def sentences() -> Iterator[str]:
@@ -740,11 +740,11 @@ def test_no_sentence_speaks_of_an_option_to_python() -> None:
     naming = [re.sub("`tacita (?!train )[^`]*`", "", one) for one in sentences()]
     naming = [one for one in naming if re.search(r"(?<![\w-])--[a-z]", one)]
     assert len(naming) > 20
-    assert [one for one in naming if re.search(r"(?<![\w-])--[a-z]", python_words(one))] == []
+    assert [one for one in naming if re.search(r"(?<![\w-])--[a-z]", translate_message(one))] == []
 
 
 def test_an_error_keeps_its_kind() -> None:
-    with pytest.raises(DiskFull) as error, in_python():
+    with pytest.raises(DiskFull) as error, translate_errors():
         raise DiskFull("x")
     assert error.value.path == "x"
 
@@ -774,8 +774,8 @@ def test_devices_that_read_times_and_ratings_are_served_with_them() -> None:
     }
     model: dict[str, Any] = {"name": "interest", "dim": 4, "tower": [8], "last": 6}
     run = tc.train(frame, backbone=model, out="read", train={"rounds": 1}, **ONE_BLOCK)
-    models = loaded.load(run.folder)
-    view = models.scorer.view(np.arange(len(models.users), dtype=np.int32))
+    models = loaded_run.load_run(run.folder)
+    view = models.scorer.build_view(np.arange(len(models.users), dtype=np.int32))
     said = [rated[models.users[u], models.items[i]] for u, i in zip(view.train.rows(), view.train.ids, strict=True)]
     assert view.train.values["rating"].tolist() == said
     times = view.train.values["time"]

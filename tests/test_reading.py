@@ -51,7 +51,7 @@ def test_a_column_of_dates_is_the_time_whatever_its_name(tmp_path: Path, name: s
     assert table.timestamp.argsort().tolist() == [2, 0, 1]
     assert table.columns == {"user": "user", "item": "item", "timestamp": name}
     assert table.unused == ("colour",)
-    assert "not used: 'colour'" in table.guessed
+    assert "not used: 'colour'" in table.format_note
     assert load(source, columns={"time": "-"}).timestamp is None
 
 
@@ -176,7 +176,7 @@ def test_json_lines_are_read(tmp_path: Path, name: str) -> None:
     assert table.rating.tolist() == [4.0, 3.5]
     assert table.timestamp is not None
     assert table.timestamp[0] > table.timestamp[1]
-    assert table.guessed.startswith(f"{name}: JSON lines; user=user, item=item")
+    assert table.format_note.startswith(f"{name}: JSON lines; user=user, item=item")
 
 
 @pytest.mark.parametrize(

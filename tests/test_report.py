@@ -20,15 +20,15 @@ import pytest
 from jinja2 import UndefinedError
 
 from tacita.core.errors import TacitaError
-from tacita.lab.comparing import compare
-from tacita.metrics import interval
+from tacita.metrics import confidence_interval
 from tacita.report import charts
-from tacita.report.charts import Dot, Look, Segment, Series
+from tacita.report.charts import Dot, Segment, Series, SeriesStyle
 from tacita.report.data import read_run
 from tacita.report.drawing import COLOURS
-from tacita.report.elements import Cell, Figure, Table
+from tacita.report.elements import Figure, PageTable, TableCell
 from tacita.report.pages import render, write_report
-from tacita.report.seeds import as_csv, as_latex, escaped, over_seeds, read_groups, rows_of
+from tacita.report.seeds import as_csv, as_latex, escape_latex, group_seeds, make_rows, read_groups
+from tacita.runs.comparison import compare
 
 EVIL = '<script>alert("x")</script>&\'$\\frac{\ud800'
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -310,7 +310,7 @@ def test_seeds_are_taken_together_only_where_nothing_else_differs(tmp_path: Path
         run["config"] |= {"seed": seed, "train": {"rounds": rounds}}
         run["mean"] = scores(value)
         folders.append(make(tmp_path / f"run-{len(folders)}", run))
-    first, second = over_seeds([read_run(folder) for folder in folders])
+    first, second = group_seeds([read_run(folder) for folder in folders])
     assert (first.seeds, second.seeds) == ([1, 2, 3], [1])  # a seed that is there twice counts once
     mean, half = first.means["ndcg@20"]
     assert mean == pytest.approx(0.13)
@@ -335,10 +335,10 @@ def seeded(tmp_path: Path, *tries: tuple[int, int, float], **more: Any) -> list[
 def test_splits_are_taken_together_as_seeds_are(tmp_path: Path) -> None:
     folders = seeded(tmp_path, (1, 1, 0.10), (2, 2, 0.12), (3, 3, 0.17), (3, 4, 0.15))
     (one,) = read_groups(folders)
-    assert (one.seeds, one.splits, one.distinct, one.note) == ([1, 2, 3, 3], [1, 2, 3, 4], 4, "")
-    assert one.means["ndcg@20"] == pytest.approx(interval([0.10, 0.12, 0.17, 0.15]))
+    assert (one.seeds, one.splits, one.n_distinct, one.note) == ([1, 2, 3, 3], [1, 2, 3, 4], 4, "")
+    assert one.means["ndcg@20"] == pytest.approx(confidence_interval([0.10, 0.12, 0.17, 0.15]))
     other = seeded(tmp_path, (1, 1, 0.2), (2, 2, 0.2), method="f3crec")
-    rows = rows_of(read_groups([*folders, *other]))
+    rows = make_rows(read_groups([*folders, *other]))
     assert [row["protocol"] for row in rows] == [0, 1]  # not over the same splits
     assert [row["splits"] for row in rows] == ["1 2 3 4", "1 2"]
     apart = json.loads((folders[0] / "result.json").read_text())
@@ -355,7 +355,7 @@ def test_controls_make_no_other_recipe(tmp_path: Path) -> None:
         run["mean"] = scores(0.1 * seed)
         folders.append(make(tmp_path / f"{seed}", run))
     (one,) = read_groups(folders)
-    assert one.distinct == 2
+    assert one.n_distinct == 2
 
 
 SAME = (
@@ -375,11 +375,11 @@ def test_runs_with_the_same_numbers_are_told_and_count_once(
 ) -> None:
     folders = seeded(tmp_path, *tries)
     (one,) = read_groups(folders)
-    assert (one.distinct, one.note) == (distinct, note)
+    assert (one.n_distinct, one.note) == (distinct, note)
     mean, half = one.means["ndcg@20"]
     assert mean == pytest.approx(0.1 if distinct == 1 else 0.15)
-    assert math.isnan(half) if distinct == 1 else half == pytest.approx(interval([0.1, 0.2])[1])
-    row = rows_of([one])[0]
+    assert math.isnan(half) if distinct == 1 else half == pytest.approx(confidence_interval([0.1, 0.2])[1])
+    row = make_rows([one])[0]
     assert (row["runs"], row["note"]) == (distinct, note)
     assert (row["ndcg@20 half-width 95"] is None) == (distinct == 1)
     told = as_latex([one])
@@ -410,7 +410,7 @@ def test_tables_say_how_runs_were_read(tmp_path: Path) -> None:
 
 
 def test_names_are_escaped_for_latex() -> None:
-    assert escaped("a_b & 5% {x} \\y ~ ^") == (
+    assert escape_latex("a_b & 5% {x} \\y ~ ^") == (
         r"a\_b \& 5\% \{x\} \textbackslash{}y \textasciitilde{} \textasciicircum{}"
     )
 
@@ -471,15 +471,17 @@ def numbers(path: str) -> list[float]:
 
 def test_bars_are_as_long_as_their_values() -> None:
     values = [0.3, 0.15, 0.0777]
-    series = [Series(f"run {n}", [v], Look.number(n)) for n, v in enumerate(values)]
-    boxes = [numbers(a["d"]) for tag, a, _ in drawn(charts.level_bars(series, "NDCG@20", "")) if tag == "path"]
+    series = [Series(f"run {n}", [v], SeriesStyle.nth(n)) for n, v in enumerate(values)]
+    boxes = [numbers(a["d"]) for tag, a, _ in drawn(charts.draw_level_bars(series, "NDCG@20", "")) if tag == "path"]
     long = [max(box[::2]) - min(box[::2]) for box in boxes]
     assert [one / long[0] for one in long] == pytest.approx([v / 0.3 for v in values], rel=2e-3)
 
 
 def test_marks_stand_where_their_values_are_and_say_them() -> None:
     values = [0.1, math.nan, 0.4, 0.3]
-    svg = charts.lines([Series("a & b", values, Look(0)), Series("other", [0.2] * 4, Look(1))], list("0123"), "", "")
+    svg = charts.draw_line_chart(
+        [Series("a & b", values, SeriesStyle(0)), Series("other", [0.2] * 4, SeriesStyle(1))], list("0123"), "", ""
+    )
     marks = [(float(a["cx"]), float(a["cy"]), said) for tag, a, said in drawn(svg) if tag == "circle" and said]
     mine = [one for one in marks if one[2].startswith("a & b")]
     assert [said for *_, said in mine] == [f"a & b, block {n}: {values[n]:.3f}" for n in (0, 2, 3)]
@@ -490,7 +492,7 @@ def test_marks_stand_where_their_values_are_and_say_them() -> None:
 
 def test_a_dot_stands_in_the_middle_of_its_interval_beside_the_published_value() -> None:
     rows = [Dot("FT", 0.2, 0.05, 0.3), Dot("KD", 0.1, math.nan, None)]
-    found = drawn(charts.dots(rows, ""))
+    found = drawn(charts.draw_dot_chart(rows, ""))
     dots = {said: float(a["cx"]) for tag, a, said in found if tag == "circle"}
     assert dots.keys() == {"FT: 0.2000", "KD: 0.1000"}
     (published,) = [
@@ -505,13 +507,13 @@ def test_a_dot_stands_in_the_middle_of_its_interval_beside_the_published_value()
 
 def test_drawings_share_a_page_and_its_colours() -> None:
     segment = Segment("block 0", 0, 5, [(1, 0.1), (5, 0.2)], (5, 0.2))
-    series = [Series("a", [0.1, 0.2], Look(2)), Series("b", [0.3, math.nan], Look(8, 1, 4))]
+    series = [Series("a", [0.1, 0.2], SeriesStyle(2)), Series("b", [0.3, math.nan], SeriesStyle(8, 1, 4))]
     for svg in (
-        charts.lines(series, ["0", "1"], "NDCG@20", "alt"),
-        charts.bars(series, ["0", "1"], "NDCG@20", "alt"),
-        charts.curve([segment], "alt"),
-        charts.heat([[0.1], [0.05, 0.2]], "alt"),
-        charts.dots([Dot("FT", 0.1, 0.01, 0.2)], "alt"),
+        charts.draw_line_chart(series, ["0", "1"], "NDCG@20", "alt"),
+        charts.draw_bar_chart(series, ["0", "1"], "NDCG@20", "alt"),
+        charts.draw_curve_chart([segment], "alt"),
+        charts.draw_heat_map([[0.1], [0.05, 0.2]], "alt"),
+        charts.draw_dot_chart([Dot("FT", 0.1, 0.01, 0.2)], "alt"),
     ):
         assert svg.startswith('<svg viewBox="0 0 400 ')
         assert not re.search(r"\bid=|href|url\(|#[0-9a-f]{6}", svg)  # no names to clash, no colour of its own
@@ -521,7 +523,7 @@ def test_drawings_share_a_page_and_its_colours() -> None:
 
 def test_marks_that_do_not_fit_the_sheet_have_no_words() -> None:
     far = Segment("block 0", 0, 5, [(1, 0.1)], (5000, 0.1))
-    assert "best after" not in charts.curve([far], "")
+    assert "best after" not in charts.draw_curve_chart([far], "")
 
 
 # Templates
@@ -529,7 +531,7 @@ def test_marks_that_do_not_fit_the_sheet_have_no_words() -> None:
 
 def test_a_template_escapes_every_text_but_drawings() -> None:
     evil = "<script>&"
-    tables = [Table(evil, [Cell(evil)], [[Cell(evil, "strong", evil, "lower")]])]
+    tables = [PageTable(evil, [TableCell(evil)], [[TableCell(evil, "strong", evil, "lower")]])]
     figures = [Figure(evil, "<svg></svg>", evil)]
     shown = {"title": evil, "about": evil, "version": evil, "how": evil, "notes": [evil]}
     page = render("paper.html", **shown, drawn=figures, tables=tables).decode()
@@ -544,8 +546,7 @@ def test_a_template_refuses_a_value_it_does_not_get() -> None:
 
 
 def test_matplotlib_waits_for_the_first_drawing() -> None:
-    script = (
-        "import sys, tacita.cli, tacita.report.pages, tacita.lab.experiments.tables; print('matplotlib' in sys.modules)"
-    )
+    modules = "sys, tacita.cli, tacita.report.pages, tacita.research.experiments.tables"
+    script = f"import {modules}; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -11,13 +11,21 @@ from test_live_parity import Killed, Loopback, Site, close_all, config_of, forge
 from test_live_requests import SHARING, asks, at_rounds, begin, person_of, status, tally_of
 from test_requests_survive import LEAVERS, leaving, retracts, told
 
-from tacita.core.codec import digest_of
-from tacita.core.config import RunConfig, validated
-from tacita.lab.assembling import Machine, assemble
-from tacita.live.node import session, settling, unsettled
-from tacita.live.server import coordinator, waiting
+from tacita.core.codec import digest_array
+from tacita.core.config import RunConfig, validate_model
+from tacita.live.node import attempt_snapshot, attempts, question_handler
+from tacita.live.server import coordinator, open_requests
 from tacita.live.server.store import ServerStore
-from tacita.live.wire import MOST_REQUESTS, Outcome, Request, Wanted, decode_reply, decode_request, encode
+from tacita.live.wire import (
+    MOST_REQUESTS,
+    RequestOutcome,
+    ServerRequest,
+    UserRequest,
+    decode_reply,
+    decode_request,
+    encode_message,
+)
+from tacita.runs.assembly import Machine, assemble
 
 
 class Stop(BaseException):
@@ -47,15 +55,15 @@ class Hostile:
         arrays = {name: array for name, array in (known | self.first.arrays).items() if name in self.first.head.names}
         if "/" not in head.get("kind", self.first.head.kind):
             arrays = {name: array for name, array in arrays.items() if not name.startswith("chosen")}
-        names = {name: digest_of(array) for name, array in arrays.items()}
-        asked = Request(self.first.head.model_copy(update={"names": names, **head}), arrays)
-        return decode_reply(session.handle(self.node, encode(asked)))
+        names = {name: digest_array(array) for name, array in arrays.items()}
+        asked = ServerRequest(self.first.head.model_copy(update={"names": names, **head}), arrays)
+        return decode_reply(question_handler.answer_message(self.node, encode_message(asked)))
 
 
 def budgeted(folder: Path) -> Site:
     values = config_of("tally").model_dump(mode="json")
     values |= {"backbone": {"name": "tally"}, "privacy": {"epsilon": 8.0, "blocks": 4}}
-    site = make_site(folder, validated(RunConfig, values, "the test"))
+    site = make_site(folder, validate_model(RunConfig, values, "the test"))
     begin(site)
     return site
 
@@ -73,12 +81,12 @@ def test_no_ordinary_answer_can_be_undone_and_no_two_sums_share_noise(
 
     def again() -> Any:
         """The same once more, had the node forgotten that it answered."""
-        server.node.held.clear()
-        with server.node.store._writing() as db:
+        server.node.open_runs.clear()
+        with server.node.store._write_transaction() as db:
             db.execute("DELETE FROM replies")
         return server.asks(best_round=0)
 
-    monkeypatch.setattr(session, "_advance", lambda *_: None)  # nor that the round is over
+    monkeypatch.setattr(question_handler, "_advance_run", lambda *_: None)  # nor that the round is over
     second = again()
     assert second.head.verdict == "ok"
     pairs = [(first.arrays[name], second.arrays[name]) for name in first.arrays if name.startswith("terms")]
@@ -91,12 +99,12 @@ def test_an_attempt_ends_with_its_block_and_is_not_begun_anew(tmp_path: Path) ->
     site = leaving(tmp_path / "site")
     server, config = Hostile(site, "statistic/retraction"), site.config
     run, node = "r", server.node
-    node.store.withdraw(lambda db: unsettled.keep(db, run, 3, 0))
+    node.store.run_withdrawal(lambda db: attempt_snapshot.save_snapshot(db, run, 3, 0))
 
     def said(**head: Any) -> str:
         try:
-            settling.settle(node, server.first.head.model_copy(update=head), config)
-        except session.Refusal as why:
+            attempts.resolve_attempt(node, server.first.head.model_copy(update=head), config)
+        except question_handler.Refusal as why:
             return str(why)
         return ""
 
@@ -111,10 +119,10 @@ def test_an_attempt_ends_with_its_block_and_is_not_begun_anew(tmp_path: Path) ->
 
 def test_what_is_older_than_a_server_can_list_counts_as_failed() -> None:
     many = list(range(10, 10 + MOST_REQUESTS))
-    assert settling._failed(5, many)
-    assert not settling._failed(5, many[:-1])  # it lists all there are
-    assert settling._failed(10, many)
-    assert not settling._failed(10 + MOST_REQUESTS, many)
+    assert attempts._has_failed(5, many)
+    assert not attempts._has_failed(5, many[:-1])  # it lists all there are
+    assert attempts._has_failed(10, many)
+    assert not attempts._has_failed(10 + MOST_REQUESTS, many)
 
 
 def test_no_copy_outlives_done_or_an_erasure(tmp_path: Path) -> None:
@@ -129,23 +137,25 @@ def test_no_copy_outlives_done_or_an_erasure(tmp_path: Path) -> None:
     assert server.asks().head.verdict == "ok"
     assert node.store.devices("r", "before/now") is not None
     assert any(one in _file(node) for one in needles)
-    done = [Outcome(id=one.id, state="done") for one in node.store.wants("r")]
-    node.store.hear("r", done[:1])
+    done = [RequestOutcome(id=one.id, state="done") for one in node.store.list_requests("r")]
+    node.store.record_outcomes("r", done[:1])
     copy = node.store.devices("r", "before/now")
     assert copy is not None
     assert len(copy[1]["users"]) == len(held[1]["users"]) - 1
-    node.store.hear("r", done)
+    node.store.record_outcomes("r", done)
     assert not any(one in _file(node) for one in needles)
-    node.store.withdraw(lambda db: unsettled.end(db, "r", True, "here"))  # "it failed", says a server that lies
+    node.store.run_withdrawal(
+        lambda db: attempt_snapshot.end_attempt(db, "r", True, "here")
+    )  # "it failed", says a server that lies
     after = node.store.devices("r")
     assert after is not None
     assert after[1]["users"].tolist() == held[1]["users"].tolist()
     assert not told(site)[:LEAVERS].any()
     assert told(site)[LEAVERS:].any()
-    node.store.withdraw(lambda db: unsettled.keep(db, "r", 9, 0))
+    node.store.run_withdrawal(lambda db: attempt_snapshot.save_snapshot(db, "r", 9, 0))
     node.store.erase(None)
     assert node.store.devices("r", "before/now") is None
-    assert node.store.ask(lambda db: unsettled.attempt_of(db, "r")) == 0
+    assert node.store.run_query(lambda db: attempt_snapshot.find_open_attempt(db, "r")) == 0
     close_all(site)
 
 
@@ -158,12 +168,12 @@ def test_a_number_that_a_killed_server_used_is_not_used_again(tmp_path: Path, mo
     """A node that answered before the crash, and is away after it, must not take a later attempt for that one."""
     values = tally_of().model_dump(mode="json")
     values["split"] |= {"n_blocks": 4, "base_share": 0.5}
-    config = validated(RunConfig, values, "the test")
+    config = validate_model(RunConfig, values, "the test")
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
     begin(site, timeout=0.2, give_up=60.0)
     node, fed, rows = site.transport.members[1], assemble(config, Machine()), rows_of_blocks(config)
     for raw in node.store.users()[1][:LEAVERS]:
-        node.store.enqueue("leave", "r", user=node.store.user(raw))
+        node.store.enqueue_request("leave", "r", user=node.store.find_user(raw))
     effective: list[float] = []
 
     def lose(number: int, body: bytes, answer: Any) -> bytes | None:
@@ -178,7 +188,7 @@ def test_a_number_that_a_killed_server_used_is_not_used_again(tmp_path: Path, mo
 
     site.transport.spoil = lose
     site.next_block()
-    commit, deaths, looks = ServerStore.commit, list[int](), list[int]()
+    commit, deaths, looks = ServerStore.commit_round, list[int](), list[int]()
 
     def kill(store: ServerStore, *given_: Any) -> None:
         if len(given_) == 7 and given_[-1] is not None and given_[-1].withdrew and not deaths:
@@ -186,7 +196,7 @@ def test_a_number_that_a_killed_server_used_is_not_used_again(tmp_path: Path, mo
             raise Killed
         commit(store, *given_)
 
-    monkeypatch.setattr(ServerStore, "commit", kill)
+    monkeypatch.setattr(ServerStore, "commit_round", kill)
     more(1)
     with pytest.raises(Killed):
         site.next_block()
@@ -212,7 +222,9 @@ def test_a_silent_node_is_waited_for_once_a_round(tmp_path: Path) -> None:
     node, seen = site.transport.members[1], list[str]()
     raws = node.store.users()[1][LEAVERS : 2 * LEAVERS]
     for raw in raws:
-        node.store.enqueue("forget", "r", sorted(node.store.history([node.store.user(raw)]).item), node.store.user(raw))
+        node.store.enqueue_request(
+            "forget", "r", sorted(node.store.history([node.store.find_user(raw)]).item), node.store.find_user(raw)
+        )
 
     def deaf(number: int, body: bytes, answer: Any) -> bytes | None:
         kind = decode_request(body).head.kind
@@ -223,28 +235,28 @@ def test_a_silent_node_is_waited_for_once_a_round(tmp_path: Path) -> None:
     site.next_block()
     assert len(set(seen)) == 1  # the second group is not asked while the first was met with silence
     with site.store as store:
-        assert {one["tries"] for one in store.pending("r")} == {1}
-        assert len(store.pending("r")) == 2 * LEAVERS
+        assert {one["tries"] for one in store.list_pending("r")} == {1}
+        assert len(store.list_pending("r")) == 2 * LEAVERS
     close_all(site)
 
 
 def test_a_node_cannot_fill_the_server_with_requests_and_loses_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "MOST_OPEN", 3)
+    monkeypatch.setattr(open_requests, "MOST_OPEN", 3)
     site = make_site(tmp_path, config_of("fedavg"))
-    some = [(node, Wanted(id=n, kind="leave", sender=n)) for node in (1, 2) for n in range(1, 7 - node)]
+    some = [(node, UserRequest(id=n, kind="leave", sender=n)) for node in (1, 2) for n in range(1, 7 - node)]
     with site.store as store:
         for _ in range(2):  # sent again with every answer
-            with store._writing() as db:
-                waiting.put_heard(db, "r", waiting.Heard(some), 1.0)
-        found = [(one.node, one.wanted.id) for one in store.open_requests("r")]
+            with store._write_transaction() as db:
+                open_requests.put_received(db, "r", open_requests.ReceivedRequests(some), 1.0)
+        found = [(one.node, one.request.id) for one in store.open_requests("r")]
         assert found == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
         assert [event["said"].split(" requests")[0] for _, _, event in store.events("r")] == ["2", "1", "2", "1"]
-        with store._writing() as db:
+        with store._write_transaction() as db:
             db.execute("UPDATE requests SET done = 2, request = '' WHERE number < 3")
-            waiting.put_heard(db, "r", waiting.Heard(some), 3.0)
-        assert [one.wanted.id for one in store.open_requests("r") if one.node == 1] == [3, 4, 5]
+            open_requests.put_received(db, "r", open_requests.ReceivedRequests(some), 3.0)
+        assert [one.request.id for one in store.open_requests("r") if one.node == 1] == [3, 4, 5]
     close_all(site)
 
 
@@ -256,7 +268,7 @@ def test_nobody_learns_from_a_certificate_how_much_another_shared(tmp_path: Path
 
     def leave() -> None:
         for raw in (one, other):
-            store.enqueue("leave", "r", user=store.user(raw))
+            store.enqueue_request("leave", "r", user=store.find_user(raw))
 
     at_rounds(site, {1: lambda: asks(site, "share", one, *items[:6]), 3: leave})
     site.next_block()

@@ -12,19 +12,28 @@ from test_live_parity import Killed, Site, close, close_all, config_of, forget_m
 from test_live_requests import SHARING, asks, at_rounds, begin, person_of, status, tally_of
 
 from tacita.core.codec import pack
-from tacita.core.config import RunConfig, validated
-from tacita.federation.rounds import start
-from tacita.lab.assembling import Machine, assemble
-from tacita.live.node import persons, session, unsettled
-from tacita.live.node.left import in_words
+from tacita.core.config import RunConfig, validate_model
+from tacita.federation.rounds import start_run
+from tacita.live.node import attempt_snapshot, question_handler, user_queries
 from tacita.live.node.node import Node
-from tacita.live.node.verbs import perform
+from tacita.live.node.release_log import describe_log
+from tacita.live.node.verbs import perform_verb
 from tacita.live.server import coordinator
 from tacita.live.server.attempts import Attempts
-from tacita.live.server.requests import _own, certificate, due
+from tacita.live.server.open_requests import OpenRequest
+from tacita.live.server.request_service import _certify_user, build_certificate, select_due
 from tacita.live.server.store import ServerStore
-from tacita.live.server.waiting import Open
-from tacita.live.wire import Outcome, Reply, Request, Wanted, decode_reply, decode_request, encode, stamped
+from tacita.live.wire import (
+    Reply,
+    RequestOutcome,
+    ServerRequest,
+    UserRequest,
+    decode_reply,
+    decode_request,
+    encode_message,
+    stamp_reply,
+)
+from tacita.runs.assembly import Machine, assemble
 
 LEAVERS = 5  # min_users of these nodes
 
@@ -36,7 +45,7 @@ def leaving(folder: Path, **options: Any) -> Site:
     begin(site, **options)
     node = site.transport.members[1]
     for raw in node.store.users()[1][:LEAVERS]:
-        node.store.enqueue("leave", "r", user=node.store.user(raw))
+        node.store.enqueue_request("leave", "r", user=node.store.find_user(raw))
     return site
 
 
@@ -101,7 +110,7 @@ def test_a_retraction_that_got_lost_is_taken_back_in_a_later_round(tmp_path: Pat
     site.next_block()
     seen["status"], seen["told"] = status(site), told(site)
     with site.store as store:
-        seen["open"] = store.pending("r")
+        seen["open"] = store.list_pending("r")
     second_block(site)
     assert any(one.any() for one in answers[0].values())
     waits = (
@@ -122,7 +131,7 @@ def test_kills_between_answer_and_effect_lose_nothing_and_count_nothing_twice(
 ) -> None:
     site = leaving(tmp_path / "killed")
     deaths: list[str] = []
-    commit, sent = ServerStore.commit, list[bytes]()
+    commit, sent = ServerStore.commit_round, list[bytes]()
 
     def kill(store: ServerStore, *given_: Any) -> None:
         if given_[-1] is not None and given_[-1].withdrew and not deaths:
@@ -136,7 +145,7 @@ def test_kills_between_answer_and_effect_lose_nothing_and_count_nothing_twice(
         return reply
 
     site.transport.spoil = watch
-    monkeypatch.setattr(ServerStore, "commit", lambda store, *given_: kill(store, *_whole(given_)))
+    monkeypatch.setattr(ServerStore, "commit_round", lambda store, *given_: kill(store, *_whole(given_)))
     with pytest.raises(Killed):
         site.next_block()
     if node_too:
@@ -146,7 +155,7 @@ def test_kills_between_answer_and_effect_lose_nothing_and_count_nothing_twice(
     coordinator.continue_run(site.folder, "r", site.transport)
     second_block(site)
     assert len(sent) == 2
-    first, second = (stamped(one, "", 0.0) for one in sent)
+    first, second = (stamp_reply(one, "", 0.0) for one in sent)
     assert first == second  # the same question, the same bytes but for the clock
     assert deaths == ["server"]
     same(site, whole)
@@ -169,7 +178,11 @@ def test_a_question_from_before_undoes_nothing(tmp_path: Path, whole: Any) -> No
         if number == 1 and retracts(body):
             request = decode_request(late[0])
             other = request.head.model_copy(update={"kind": "close"})  # never answered
-            stale = decode_reply(session.handle(site.transport.members[1], encode(Request(other, request.arrays))))
+            stale = decode_reply(
+                question_handler.answer_message(
+                    site.transport.members[1], encode_message(ServerRequest(other, request.arrays))
+                )
+            )
             assert stale.head.verdict == "refused"
             assert "older than an answer" in stale.head.said
         return reply
@@ -189,7 +202,7 @@ def test_a_silent_node_keeps_its_people_waiting_and_the_operator_hears_of_it(
     monkeypatch.setattr(coordinator, "MOST_TRIES", 2)
     values = config_of("preset retraction").model_dump(mode="json")
     values["train"] |= {"rounds": 7, "patience": 100}
-    site = make_site(tmp_path, validated(RunConfig, values, "the test"))
+    site = make_site(tmp_path, validate_model(RunConfig, values, "the test"))
     begin(site, timeout=0.05)
     user, _ = person_of(site)
     node, seen = site.transport.members[1], dict[str, Any]()
@@ -205,7 +218,7 @@ def test_a_silent_node_keeps_its_people_waiting_and_the_operator_hears_of_it(
             seen["state"] = status(site)[0]["state"]
             return None
         if number == 1 and head.round == 2 and not head.attempt and "after" not in seen and "before" in seen:
-            seen["after"] = node.store.ask(lambda db: unsettled.attempt_of(db, "r"))
+            seen["after"] = node.store.run_query(lambda db: attempt_snapshot.find_open_attempt(db, "r"))
         return reply
 
     site.transport.spoil = deaf
@@ -221,17 +234,17 @@ def test_a_silent_node_keeps_its_people_waiting_and_the_operator_hears_of_it(
         events = [event for _, _, event in store.events("r")]
         assert [e["tries"] for e in events if e["event"] == "request stuck"] == [2]
         assert [e.get("tries", 0) for e in events if e["event"] == "request"] == [1, 2, 0]
-        assert store.open_requests("r") == store.pending("r") == []
-        note = store.run("r").note
+        assert store.open_requests("r") == store.list_pending("r") == []
+        note = store.load_run("r").note
         assert note is not None
         assert (note["attempts"]["resolved"], note["attempts"]["failed"]) == (3, [1, 2])
     close_all(site)
 
 
 def test_what_was_tried_in_vain_is_tried_after_ever_more_rounds_and_holds_back_what_comes_next() -> None:
-    def open_(number: int, sender: int, **told: Any) -> Open:
-        wanted = Wanted(id=number, kind="forget", sender=sender)
-        return Open(number, 7, wanted, Outcome(id=number, **{"state": "heard", **told}))
+    def open_(number: int, sender: int, **told: Any) -> OpenRequest:
+        wanted = UserRequest(id=number, kind="forget", sender=sender)
+        return OpenRequest(number, 7, wanted, RequestOutcome(id=number, **{"state": "heard", **told}))
 
     def server(block: int, round: int) -> Any:
         return type("Server", (), {"block": block, "round": round})
@@ -239,14 +252,14 @@ def test_what_was_tried_in_vain_is_tried_after_ever_more_rounds_and_holds_back_w
     last = {"state": "pending", "block": 1, "round": 10}
 
     def first(tries: int) -> int:
-        return next(r for r in range(10, 80) if due([open_(1, 1, tries=tries, **last)], server(1, r)))
+        return next(r for r in range(10, 80) if select_due([open_(1, 1, tries=tries, **last)], server(1, r)))
 
     when = {tries: first(tries) for tries in (1, 2, 3, 9)}
     assert when == {1: 11, 2: 12, 3: 14, 9: 74}
-    assert due([open_(1, 1, tries=9, **last)], server(2, 0))  # a new block is a new chance
+    assert select_due([open_(1, 1, tries=9, **last)], server(2, 0))  # a new block is a new chance
     waiting = [open_(1, 1, tries=3, **last), open_(2, 1), open_(3, 2)]
-    assert [one.number for one in due(waiting, server(1, 11))] == [3]
-    assert [one.number for one in due(waiting, server(1, 14))] == [1, 2, 3]
+    assert [one.number for one in select_due(waiting, server(1, 11))] == [3]
+    assert [one.number for one in select_due(waiting, server(1, 14))] == [1, 2, 3]
 
 
 def test_devices_go_back_to_where_they_stood_but_what_was_spent_stays_spent(tmp_path: Path) -> None:
@@ -256,24 +269,26 @@ def test_devices_go_back_to_where_they_stood_but_what_was_spent_stays_spent(tmp_
     after = {"users": np.array([2, 3]), "private": np.zeros((2, 3)), "parts/p/spent": np.array([[7], [8]])}
 
     def put(arrays: Any) -> None:
-        with store._writing() as db:
+        with store._write_transaction() as db:
             row = ("r", "now", "{}", pack(arrays))
             db.execute("INSERT OR REPLACE INTO devices (run, tag, note, arrays) VALUES (?, ?, ?, ?)", row)
 
     for failed in (True, False):
         put(before)
-        store.withdraw(lambda db: unsettled.keep(db, "r", 4, 0))
+        store.run_withdrawal(lambda db: attempt_snapshot.save_snapshot(db, "r", 4, 0))
         put(after)
-        store.withdraw(lambda db: unsettled.keep(db, "r", 4, 0))  # a second answer of the same attempt
-        assert store.ask(lambda db: unsettled.attempt_of(db, "r")) == 4
-        store.withdraw(lambda db, failed=failed: unsettled.end(db, "r", failed, "here"))
+        store.run_withdrawal(
+            lambda db: attempt_snapshot.save_snapshot(db, "r", 4, 0)
+        )  # a second answer of the same attempt
+        assert store.run_query(lambda db: attempt_snapshot.find_open_attempt(db, "r")) == 4
+        store.run_withdrawal(lambda db, failed=failed: attempt_snapshot.end_attempt(db, "r", failed, "here"))
         held = store.devices("r")
         assert held is not None
         assert held[1]["users"].tolist() == ([1, 2, 3] if failed else [2, 3])
         assert held[1]["private"].all(axis=1).tolist() == ([True, True, False] if failed else [False, False])
         assert held[1]["parts/p/spent"].tolist() == ([[1], [7], [8]] if failed else [[7], [8]])  # a newcomer's, too
         assert store.devices("r", "before/now") is None
-        assert store.ask(lambda db: unsettled.attempt_of(db, "r")) == 0
+        assert store.run_query(lambda db: attempt_snapshot.find_open_attempt(db, "r")) == 0
     close_all(site)
 
 
@@ -287,7 +302,7 @@ def test_requests_that_travel_are_in_the_ledger_and_the_certificate_says_what_ha
         3: lambda: asks(site, "unshare", user, *items[:2]),
     })  # fmt: skip
     site.next_block()
-    lines = {one["kind"]: one for one in reversed(node.store.ledger()) if one["kind"].startswith("request/")}
+    lines = {one["kind"]: one for one in reversed(node.store.list_releases()) if one["kind"].startswith("request/")}
     assert lines.keys() == {"request/share", "request/unshare"}
     sent = lines["request/share"]
     assert (sent["users"], sent["block"], sent["round"]) == (1, 0, 1)
@@ -295,15 +310,15 @@ def test_requests_that_travel_are_in_the_ledger_and_the_certificate_says_what_ha
     assert 50 < sent["bytes"] < 200
     assert user not in str(lines)
     assert not any(item in str(lines) for item in items)
-    log = in_words(perform(node, "ledger", {}))
+    log = describe_log(perform_verb(node, "ledger", {}))
     assert any("1 person asks the server to unshare: made-up names, 2 item numbers" in one for one in log)
-    mine = perform(node, "ledger", {"user": user})
+    mine = perform_verb(node, "ledger", {"user": user})
     assert [(one["kind"], one["items told"]) for one in mine["requests"]] == [("share", 3), ("unshare", 2)]
     assert mine["requests"][0]["bytes"] == sent["bytes"]
-    assert "the wish to share, 3 item numbers, a made-up name and the time" in in_words(mine)[0]
-    counted, _ = node.store.releases_since(0.0)
-    assert counted == sum(not one["kind"].startswith("request/") for one in node.store.ledger())
-    _, rows = persons.releases(node.store, node.store.users()[1][1], 0, 100)
+    assert "the wish to share, 3 item numbers, a made-up name and the time" in describe_log(mine)[0]
+    counted, _ = node.store.count_releases(0.0)
+    assert counted == sum(not one["kind"].startswith("request/") for one in node.store.list_releases())
+    _, rows = user_queries.list_releases(node.store, node.store.users()[1][1], 0, 100)
     assert not any(one["yours"] for one in rows if one["kind"].startswith("request/"))  # somebody else's
     told = status(site)
     assert told[0]["certificate"]["taken"] == ""
@@ -317,9 +332,9 @@ def test_requests_that_travel_are_in_the_ledger_and_the_certificate_says_what_ha
 def test_a_part_that_could_unlearn_and_did_not_is_no_certificate() -> None:
     config = config_of("preset retraction")
     fed = assemble(config, Machine())
-    server = start(fed).server
-    asked = Wanted(id=1, kind="unshare", items=[1])
-    said = _own(certificate([{"people": 1}], (server, server), asked), asked.kind, 0)
+    server = start_run(fed).server
+    asked = UserRequest(id=1, kind="unshare", items=[1])
+    said = _certify_user(build_certificate([{"people": 1}], (server, server), asked), asked.kind, 0)
     assert said["verdict"] == "taken out of the server's record; not unlearned"
     assert said["taken"] == "nothing: the server held none of it"
     assert said["method"] == "the record of what is shared"
@@ -336,9 +351,9 @@ def test_a_node_that_lies_about_times_reorders_nothing(tmp_path: Path) -> None:
         if number == 3 and said.head.kind == "round":
             count[0] += 1
             at = [1e11, 0.0, time.time() - 1e6, 1e12, 5.0][said.head.round % 5]
-            wanted = Wanted(id=count[0], kind="share", sender=77, items=[count[0]], time=at)
-            return encode(Reply(said.head.model_copy(update={"requests": [wanted]}), said.arrays))
-        return encode(said)
+            wanted = UserRequest(id=count[0], kind="share", sender=77, items=[count[0]], time=at)
+            return encode_message(Reply(said.head.model_copy(update={"requests": [wanted]}), said.arrays))
+        return encode_message(said)
 
     site.transport.spoil = lie
     began = time.time()
@@ -352,7 +367,7 @@ def test_a_node_that_lies_about_times_reorders_nothing(tmp_path: Path) -> None:
 
 def test_the_time_of_a_request_is_bounded_by_what_the_server_has_seen() -> None:
     attempts = Attempts()
-    times = [attempts.at(said, 100.0) for said in (50.0, 10.0, 1e12, 99.0)]
-    times.append(Attempts.read({"attempts": attempts.note()}).at(0.0, 200.0))  # after a restart, too
+    times = [attempts.order_time(said, 100.0) for said in (50.0, 10.0, 1e12, 99.0)]
+    times.append(Attempts.from_note({"attempts": attempts.to_note()}).order_time(0.0, 200.0))  # after a restart, too
     assert np.allclose(times, [50.0, 50.0, 100.0, 100.0, 100.0])
     assert (np.diff(times) > 0).all()  # none is taken for older than what was there before it

@@ -11,14 +11,19 @@ from oracle import started
 from test_going_back import LISTS, N_ITEMS, federation, forgetting, keys, leaving, played
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Doubles, Ragged, Requests
-from tacita.federation.requests import handle
+from tacita.core.types import Doubles, Ragged, RequestBatch
+from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import Progress, run_round
-from tacita.fields import Rows
-from tacita.lab.calibration import calibrate
+from tacita.messages import SparseRows
 from tacita.methods.sharing import update_log as log
-from tacita.methods.sharing.accumulators import added, carry, commitments, gaussian_multiplier
+from tacita.methods.sharing.accumulators import (
+    accumulate_retraction,
+    compute_commitments,
+    gaussian_multiplier,
+    merge_rows,
+)
 from tacita.round.plan import Federation
+from tacita.runs.calibration import calibrate
 
 FIXED: dict[str, Any] = {"aggregation": "fixed", "denominator": 6.0}
 
@@ -41,7 +46,7 @@ def test_after_one_round_a_retraction_is_the_round_without_them(alpha: float) ->
     fed = retracting(alpha=alpha)
     progress, other = played(fed, 1), started(fed)
     before = progress.server.items
-    said = handle(fed, progress, leaving(fed, 3, 1))["retraction"]
+    said = handle_requests(fed, progress, leaving(fed, 3, 1))["retraction"]
     without, _ = run_round(fed, other.server, other.devices, np.delete(fed.stream.user_keys[:6], [1, 3]))
     assert distance(progress.server.items, without.items) < 1e-7
     assert distance(before, without.items) > 1e-3
@@ -56,7 +61,7 @@ def test_when_everybody_has_left_the_first_table_is_back() -> None:
     fed = retracting(train={"participation": {"kind": "fraction", "rate": 0.5}, "server_lr": 0.8})
     progress = played(fed, 5)
     assert distance(progress.server.items, started(fed).server.items) > 1e-2
-    handle(fed, progress, leaving(fed, *range(6)))
+    handle_requests(fed, progress, leaving(fed, *range(6)))
     assert distance(progress.server.items, started(fed).server.items) < 1e-6
     held = progress.server.parts["retraction"]
     assert len(held["sender"]) == len(held["clients"]) == 0
@@ -69,7 +74,7 @@ def test_the_order_of_two_leavers_does_not_matter() -> None:
         fed = retracting()
         progress = played(fed, 4)
         for one in asked:
-            handle(fed, progress, leaving(fed, *one))
+            handle_requests(fed, progress, leaving(fed, *one))
         ends.append(progress.server.items)
     assert distance(ends[0], ends[1]) < 1e-6
     assert distance(ends[0], ends[2]) < 1e-6
@@ -94,7 +99,7 @@ def test_quadratic_clients_are_retracted_exactly_with_the_true_operator(rounds: 
     """H.D 3: what later rounds absorb of a disturbance is then known."""
     table, pieces, others = quadratic(rounds, None)
     without, _, _ = quadratic(rounds, 0)
-    back = table + carry(pieces, [lambda x: others @ x] * rounds)
+    back = table + accumulate_retraction(pieces, [lambda x: others @ x] * rounds)
     assert distance(back, without) < 1e-10
 
 
@@ -105,7 +110,7 @@ def test_pure_subtraction_overshoots_and_a_calibrated_damping_does_not() -> None
     before = np.linalg.norm(table - without)
 
     def ratio(alpha: float) -> float:
-        return float(np.linalg.norm(table + carry(pieces, [1 - alpha * 0.8] * 30) - without) / before)
+        return float(np.linalg.norm(table + accumulate_retraction(pieces, [1 - alpha * 0.8] * 30) - without) / before)
 
     assert ratio(0.0) > 1
     assert min(ratio(0.01 * k) for k in range(51)) < 0.3
@@ -123,12 +128,12 @@ def test_a_device_carries_the_damped_sum_of_what_it_sent() -> None:
         checkpoint_every=2,
     )
     progress = played(fed, 5)
-    lists = progress.clients.lists_of(np.arange(6))
+    lists = progress.clients.part_lists(np.arange(6))
     damping = np.diff(progress.server.parts["retraction"]["damping"])
     np.testing.assert_allclose(np.exp(damping), 1 - 0.4)
     want, got = np.zeros((6, N_ITEMS, 6)), np.zeros((6, N_ITEMS, 6))
     for number in range(5):
-        rows, weight = log.stored(lists["fru"], (0, number))
+        rows, weight = log.read_round(lists["fru"], (0, number))
         rho = np.where(weight > 0, 1 - 0.4 * (1 - 1 / 3), 1 - 0.4)
         want *= rho[:, None, None]
         want[rows.client, rows.item] -= rows.value / 3
@@ -145,23 +150,23 @@ def test_an_item_stands_once_in_a_segment() -> None:
     old = Ragged(old.ptr, old.ids, {"row": np.ones((3, 2), np.float32), "segment": np.zeros(3, np.int32)})
     new = Ragged.from_lists([[3, 4], []])
     new = Ragged(new.ptr, new.ids, {"row": np.full((2, 2), 2.0)})
-    made = added(old, np.array([0.5, 1.0]), new, 0)
+    made = merge_rows(old, np.array([0.5, 1.0]), new, 0)
     assert [made.row(r).tolist() for r in range(2)] == [[3, 4], [3, 5]]
     assert made.values["row"][:, 0].tolist() == [2.5, 2.0, 1.0, 1.0]
-    later = added(old, np.array([0.5, 1.0]), new, 7)
+    later = merge_rows(old, np.array([0.5, 1.0]), new, 7)
     assert later.row(0).tolist() == [3, 3, 4]
     assert later.values["segment"].tolist() == [0, 7, 7, 0, 0]
 
 
 def test_commitments_bind_and_differ() -> None:
-    rows = Rows(np.array([0, 0, 2], np.int32), np.array([1, 4, 1], np.int32), np.ones((3, 2), np.float32))
+    rows = SparseRows(np.array([0, 0, 2], np.int32), np.array([1, 4, 1], np.int32), np.ones((3, 2), np.float32))
     names = np.array([5, 6, 7], np.uint64)
-    first = commitments(rows, 3, names, np.uint64(1))
-    assert np.array_equal(first, commitments(rows, 3, names, np.uint64(1)))
+    first = compute_commitments(rows, 3, names, np.uint64(1))
+    assert np.array_equal(first, compute_commitments(rows, 3, names, np.uint64(1)))
     assert len(np.unique(first, axis=0)) == 3
-    changed = Rows(rows.client, rows.item, rows.value + np.float32(1e-7))
-    assert (first != commitments(changed, 3, names, np.uint64(1))).any(1).tolist() == [True, False, True]
-    assert (first != commitments(rows, 3, names, np.uint64(2))).any(1).all()
+    changed = SparseRows(rows.client, rows.item, rows.value + np.float32(1e-7))
+    assert (first != compute_commitments(changed, 3, names, np.uint64(1))).any(1).tolist() == [True, False, True]
+    assert (first != compute_commitments(rows, 3, names, np.uint64(2))).any(1).all()
     fed = retracting()
     held = played(fed, 2).server.parts["retraction"]
     assert held["commitment"].shape == (12, 16)
@@ -177,7 +182,7 @@ def test_certificate_noise_is_as_large_as_the_bound_says() -> None:
     for options in ({}, {"epsilon": 1.0}):
         fed = retracting(ratio=0.2, **options)
         progress = played(fed, 2)
-        said = handle(fed, progress, leaving(fed, 3))["retraction"]
+        said = handle_requests(fed, progress, leaving(fed, 3))["retraction"]
         ends.append(progress.server.items.astype(np.float64))
     assert said["sigma"] == pytest.approx(0.2 * said["psi_bound"] * gaussian_multiplier(1.0, 1e-5))
     assert np.std(ends[1] - ends[0]) == pytest.approx(said["sigma"], rel=0.3)
@@ -190,7 +195,7 @@ def retract_everybody(fed: Federation, progress: Progress, users: list[int]) -> 
     """As if everybody left, without asking why not."""
     (part,) = (one for one in fed.parts if one.name == "retraction")
     object.__setattr__(part, "config", part.config.model_copy(update={"ratio": 0.1}))
-    handle(fed, progress, leaving(fed, *users))
+    handle_requests(fed, progress, leaving(fed, *users))
 
 
 @pytest.mark.parametrize(("ratio", "said"), [(None, "not calibrated"), (0.7, "left 0.70 of the distance")])
@@ -199,7 +204,7 @@ def test_without_a_good_calibration_the_table_goes_back_to_a_checkpoint(ratio: f
     progress = played(fed, 5)
     tables = [name for name in progress.server.parts["retraction"] if name.startswith("table.")]
     assert sorted(tables) == ["table.000000", "table.000002", "table.000004"]
-    told = handle(fed, progress, leaving(fed, 3))["retraction"]
+    told = handle_requests(fed, progress, leaving(fed, 3))["retraction"]
     assert told["path"] == "checkpoint"
     assert said in told["reason"]
     assert (told["from_round"], told["rounds"]) == (0, 5)
@@ -225,7 +230,7 @@ def test_a_late_comer_costs_the_rounds_since_it_came() -> None:
         progress.server, _ = run_round(fed, progress.server, progress.devices, early)
     for _ in range(2):
         progress.server, _ = run_round(fed, progress.server, progress.devices)
-    told = handle(fed, progress, leaving(fed, 3))["retraction"]
+    told = handle_requests(fed, progress, leaving(fed, 3))["retraction"]
     assert (told["from_round"], told["rounds"]) == (2, 3)
     other = started(fed)
     for _ in range(5):
@@ -240,7 +245,7 @@ def test_who_sends_back_more_than_it_ever_sent_is_not_believed() -> None:
     progress = played(fed, 3)
     columns = progress.clients.lists["parts/retraction/carried"].columns
     columns["row"] *= 1000
-    told = handle(fed, progress, leaving(fed, 3))["retraction"]
+    told = handle_requests(fed, progress, leaving(fed, 3))["retraction"]
     assert told["path"] == "checkpoint"
     assert "longer than all that was ever sent" in told["reason"]
 
@@ -249,10 +254,10 @@ def test_a_retraction_waits_until_enough_leave_together() -> None:
     fed = retracting(min_users=3)
     progress = played(fed, 2)
     before = progress.server.items
-    said = handle(fed, progress, leaving(fed, 3, 1))["retraction"]
+    said = handle_requests(fed, progress, leaving(fed, 3, 1))["retraction"]
     assert said["waits_for"] == 1
     assert progress.server.items is before
-    said = handle(fed, progress, leaving(fed, 4))["retraction"]
+    said = handle_requests(fed, progress, leaving(fed, 4))["retraction"]
     assert said["clients_asked"] == said["leavers"] == 3
     assert not np.array_equal(progress.server.items, before)
 
@@ -265,7 +270,7 @@ def test_what_retractions_cannot_do_is_refused_in_one_sentence() -> None:
     fed = retracting()
     progress = played(fed, 1)
     with pytest.raises(TacitaError, match="does not forget single items"):
-        handle(fed, progress, forgetting(fed, 0, 1))
+        handle_requests(fed, progress, forgetting(fed, 0, 1))
 
 
 # Calibration
@@ -291,7 +296,7 @@ def test_calibration_tells_what_the_part_then_does() -> None:
     run = retracting(alpha=0.3)
     progress, other = played(run, 8), started(run)
     before = progress.server.items.astype(np.float64)
-    handle(run, progress, leaving(run, *users))
+    handle_requests(run, progress, leaving(run, *users))
     for _ in range(8):
         stay = np.delete(run.stream.user_keys[:6], users)
         other.server, _ = run_round(run, other.server, other.devices, stay)
@@ -307,7 +312,7 @@ def test_every_retraction_has_noise_of_its_own() -> None:
         progress = played(fed, 2)
         for user in (3, 1):
             before = progress.server.items.astype(np.float64)
-            handle(fed, progress, leaving(fed, user))
+            handle_requests(fed, progress, leaving(fed, user))
             moved[name].append(progress.server.items - before)
     first, second = (a - b for a, b in zip(moved["noised"], moved["plain"], strict=True))
     assert first.std() > 0
@@ -316,6 +321,6 @@ def test_every_retraction_has_noise_of_its_own() -> None:
 
 def test_who_asks_to_go_alone_does_not_wait() -> None:
     fed = retracting(min_users=3)
-    request = Requests.of(leaving(fed, 3))
-    assert handle(fed, played(fed, 2), request)["retraction"]["waits_for"] == 2
-    assert "waits_for" not in handle(fed, played(fed, 2), replace(request, alone=True))["retraction"]
+    request = RequestBatch.from_request(leaving(fed, 3))
+    assert handle_requests(fed, played(fed, 2), request)["retraction"]["waits_for"] == 2
+    assert "waits_for" not in handle_requests(fed, played(fed, 2), replace(request, alone=True))["retraction"]

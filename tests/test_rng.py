@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tacita.core.draws import Draws, keys_of
+from tacita.core.draws import Draws, derive_keys
 from tacita.core.types import Floats, Longs
-from tacita.kernels.hashing import choose, decide, hash_owners, normals, uniforms
+from tacita.kernels.hashing import choose_distinct, hash_owners, normals, sample_owners, uniforms
 
 CHANGES = {"seed": 8, "purpose": "noise", "block": 1, "round": 4, "owner": 1, "counter": 3}
 RARE = 1e-6  # probability with which a sound generator would fail a bound
@@ -97,17 +97,17 @@ def test_private_keys_are_apart_from_public_ones_and_follow_every_field() -> Non
 
 def test_owner_keys_depend_on_the_raw_id_only() -> None:
     ids = ["196", "ä", "", "user/7"]
-    keys = keys_of(ids)
-    np.testing.assert_array_equal(keys_of(ids[::-1]), keys[::-1])
-    np.testing.assert_array_equal(keys_of([ids[2]]), keys[2:3])
+    keys = derive_keys(ids)
+    np.testing.assert_array_equal(derive_keys(ids[::-1]), keys[::-1])
+    np.testing.assert_array_equal(derive_keys([ids[2]]), keys[2:3])
     digest = hashlib.blake2b(b"196", digest_size=8).digest()
     assert int(keys[0]) == int.from_bytes(digest, "little")
     assert keys.dtype == np.uint64
 
 
 def test_owner_keys_of_different_ids_differ() -> None:
-    assert len(np.unique(keys_of(str(i) for i in range(20_000)))) == 20_000
-    assert len(keys_of([])) == 0
+    assert len(np.unique(derive_keys(str(i) for i in range(20_000)))) == 20_000
+    assert len(derive_keys([])) == 0
 
 
 # Vectorised kernels against plain arithmetic
@@ -119,7 +119,7 @@ def test_first_outputs_are_those_of_splitmix64() -> None:
 
 
 def test_vectorised_numbers_equal_those_made_one_by_one() -> None:
-    key, owners = Draws(3).public("x"), keys_of(f"u{i}" for i in range(300))
+    key, owners = Draws(3).public("x"), derive_keys(f"u{i}" for i in range(300))
     hashed, drawn = hash_owners(key, owners), uniforms(key, owners, 4)
     for i, owner in enumerate(owners):
         at = stream(int(key), int(owner))
@@ -128,7 +128,7 @@ def test_vectorised_numbers_equal_those_made_one_by_one() -> None:
 
 
 def test_normals_are_box_muller_of_the_same_stream() -> None:
-    key, owners = Draws(3).public("x"), keys_of(["a", "b"])
+    key, owners = Draws(3).public("x"), derive_keys(["a", "b"])
     drawn = normals(key, owners, 3)
     for i, owner in enumerate(owners):
         at = stream(int(key), int(owner))
@@ -140,7 +140,7 @@ def test_normals_are_box_muller_of_the_same_stream() -> None:
 
 @pytest.mark.parametrize("kernel", [normals, uniforms])
 def test_rows_do_not_depend_on_company_or_width(kernel) -> None:  # type: ignore[no-untyped-def]
-    key, owners = Draws(3).public("x"), keys_of(f"u{i}" for i in range(50))
+    key, owners = Draws(3).public("x"), derive_keys(f"u{i}" for i in range(50))
     together = kernel(key, owners, 6)
     for i in (0, 17, 49):
         np.testing.assert_array_equal(kernel(key, owners[i : i + 1], 6)[0], together[i])
@@ -196,20 +196,20 @@ def test_normals_have_the_moments_of_a_normal() -> None:
 
 def test_choose_gives_distinct_numbers_in_range() -> None:
     for n, k in ((1, 1), (5, 2), (100, 99), (10**9, 50)):
-        picked = choose(Draws(2).public("pick", n), n, k)
+        picked = choose_distinct(Draws(2).public("pick", n), n, k)
         assert len(set(picked.tolist())) == k
         assert picked.min() >= 0
         assert picked.max() < n
-    assert len(choose(np.uint64(1), 4, 0)) == 0
+    assert len(choose_distinct(np.uint64(1), 4, 0)) == 0
 
 
 def test_choosing_all_gives_all() -> None:
     for key in some_keys(50):
-        assert sorted(choose(key, 12, 12).tolist()) == list(range(12))
+        assert sorted(choose_distinct(key, 12, 12).tolist()) == list(range(12))
 
 
 def test_choose_includes_everybody_equally_often() -> None:
-    picks = np.stack([choose(key, 10, 3) for key in some_keys(10_000)])
+    picks = np.stack([choose_distinct(key, 10, 3) for key in some_keys(10_000)])
     counts = np.bincount(picks.ravel(), minlength=10)
     sd = np.sqrt(len(picks) * 0.3 * 0.7)
     assert np.abs(counts - 3000).max() < 5 * sd
@@ -221,7 +221,7 @@ def test_choose_includes_everybody_equally_often() -> None:
 
 
 def test_choosing_all_gives_every_order_equally_often() -> None:
-    orders = np.stack([choose(key, 4, 4) for key in some_keys(12_000)])
+    orders = np.stack([choose_distinct(key, 4, 4) for key in some_keys(12_000)])
     counts = np.unique(orders @ np.array([1000, 100, 10, 1]), return_counts=True)[1]
     assert len(counts) == 24
     assert looks_uniform(counts)
@@ -232,7 +232,7 @@ def thinned() -> Floats:
     """Who is in (columns) under 10,000 keys (rows), at rate 0.2 of 30."""
     inside = np.zeros((10_000, 30), np.float32)
     for row, key in enumerate(some_keys(len(inside), "decide")):
-        picked = decide(key, np.arange(30, dtype=np.uint64), 0.2)
+        picked = sample_owners(key, np.arange(30, dtype=np.uint64), 0.2)
         assert (np.diff(picked) > 0).all()
         inside[row, picked] = 1
     return inside
@@ -259,14 +259,14 @@ def test_decided_counts_are_binomial(thinned: Floats) -> None:
 @pytest.mark.parametrize("rate", [1.0, 1 - 1e-12])
 def test_deciding_at_rate_one_keeps_all(rate: float) -> None:
     for key in some_keys(20):
-        assert decide(key, np.arange(1000, dtype=np.uint64), rate).tolist() == list(range(1000))
+        assert sample_owners(key, np.arange(1000, dtype=np.uint64), rate).tolist() == list(range(1000))
 
 
 @pytest.mark.parametrize("rate", [1e-12, 1e-30, 1e-300])
 def test_deciding_at_a_vanishing_rate_keeps_nobody(rate: float) -> None:
     for key in some_keys(20):
-        assert len(decide(key, np.arange(1000, dtype=np.uint64), rate)) == 0
+        assert len(sample_owners(key, np.arange(1000, dtype=np.uint64), rate)) == 0
 
 
 def test_deciding_nobody_gives_nobody() -> None:
-    assert len(decide(np.uint64(1), np.zeros(0, np.uint64), 0.5)) == 0
+    assert len(sample_owners(np.uint64(1), np.zeros(0, np.uint64), 0.5)) == 0

@@ -18,16 +18,16 @@ from pydantic import BaseModel, ValidationError
 
 import tacita
 from tacita.cli import main
-from tacita.core.config import RunConfig, to_toml, validated
+from tacita.core.config import RunConfig, to_toml, validate_model
 from tacita.core.errors import TacitaError
-from tacita.core.files import alone_in, read_arrays, write_arrays
+from tacita.core.files import lock_folder, read_arrays, write_arrays
 from tacita.data.sources import load
 from tacita.federation.rounds import RoundReport
-from tacita.kernels.threads import most_threads
-from tacita.lab import assembling, controls, serving, training
-from tacita.lab.assembling import Machine
-from tacita.lab.training import Watcher
+from tacita.kernels.threads import max_threads
 from tacita.report.pages import write_report
+from tacita.runs import assembly, controls, serving, training
+from tacita.runs.assembly import Machine
+from tacita.runs.training import TrainingCallbacks
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
 
@@ -35,7 +35,7 @@ SMALL = "synthetic:users=60,items=40,per_user=12"
 def settings(**more: Any) -> RunConfig:
     """A small run without controls; `more` overrides whole tables."""
     base: dict[str, Any] = {"data": SMALL, "train": {"rounds": 3}, "evaluate": {"controls": False}}
-    return validated(RunConfig, base | more, "the test")
+    return validate_model(RunConfig, base | more, "the test")
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -77,7 +77,7 @@ def _own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TACITA_DATA", raising=False)
     yield
-    assembling.use_threads(0)
+    assembly.use_threads(0)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def interrupted(config: RunConfig, out: Path, after: int) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        training.train(config, out, watcher=Watcher(on_round=stop))
+        training.train(config, out, watcher=TrainingCallbacks(on_round=stop))
 
 
 # Same numbers
@@ -116,7 +116,7 @@ def test_result_does_not_depend_on_the_machine(kind: str) -> None:
     assert result_of(config) == first, "the same seed twice"
     assert result_of(config, Machine(chunk=7)) == first
     assert result_of(config, Machine(chunk=1024)) == first
-    if most_threads() > 1:
+    if max_threads() > 1:
         assert result_of(config, Machine(threads=1, chunk=64)) == first
         assert result_of(config, Machine(threads=2, chunk=64)) == first
 
@@ -134,9 +134,9 @@ def test_equal_runs_have_equal_files() -> None:
 
 
 def test_threads_beyond_the_machine_are_refused() -> None:
-    for threads in (-1, most_threads() + 1):
+    for threads in (-1, max_threads() + 1):
         with pytest.raises(TacitaError, match=f"--threads {threads}"):
-            assembling.use_threads(threads)
+            assembly.use_threads(threads)
 
 
 # Resume
@@ -276,7 +276,7 @@ def test_resume_refuses_a_damaged_checkpoint_and_says_what_to_do(how: str) -> No
 @pytest.mark.usefixtures("often")
 def test_only_one_process_trains_a_folder() -> None:
     interrupted(settings(), Path("cut"), 4)
-    with alone_in(Path("cut")), pytest.raises(TacitaError, match="another process is at work in cut"):
+    with lock_folder(Path("cut")), pytest.raises(TacitaError, match="another process is at work in cut"):
         training.resume(Path("cut"))
     training.resume(Path("cut"))
 
@@ -298,7 +298,7 @@ import json, math, os, random, shutil, signal, sys, time
 from pathlib import Path
 
 from tacita.core import files
-from tacita.lab import training
+from tacita.runs import training
 from tacita.core.config import RunConfig, validated
 
 training.CHECKPOINT_SECONDS, training.CHECKPOINT_SHARE = 0.0, math.inf
@@ -521,7 +521,7 @@ def test_every_setting_changes_the_text_and_comes_back(path: tuple[str, ...], ki
     config = changed(path, kind)
     text = to_toml(config)
     assert text != to_toml(RunConfig())
-    assert validated(RunConfig, tomllib.loads(text), "text") == config
+    assert validate_model(RunConfig, tomllib.loads(text), "text") == config
 
 
 def test_the_folder_holds_the_effective_settings() -> None:
@@ -604,14 +604,14 @@ def test_controls_that_go_on_know_how_many_there_are(monkeypatch: pytest.MonkeyP
             training.train(settings(evaluate={"controls": True}), Path("cut"))
     told: list[Any] = []
     blocks, one = lambda fed: told.append(len(fed.stream.blocks)), lambda *control: told.append(control)
-    training.resume(Path("cut"), watcher=Watcher(on_controls=blocks, on_control=one))
+    training.resume(Path("cut"), watcher=TrainingCallbacks(on_controls=blocks, on_control=one))
     assert told[0] == 4
     assert told[1:] == [(name, block) for name in ("popular", "alone", "linear") for block in range(4)]
 
 
 def test_two_processes_make_one_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one is first, between our look and our making it; its folder stays as it is."""
-    assembled = assembling.assemble
+    assembled = assembly.assemble
 
     def meanwhile(*given: Any) -> Any:
         Path("new").mkdir()

@@ -18,25 +18,25 @@ from torch.nn.functional import binary_cross_entropy_with_logits as bce
 from tacita.core.config import TrainConfig
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays, write_arrays
-from tacita.core.types import AnyArray, Arrays, CohortView, Ragged, Stream
-from tacita.federation.clients import Who, view_of
-from tacita.federation.rounds import Progress, end_block, run_block, run_round, run_stream, start
+from tacita.core.types import AnyArray, Arrays, BlockStream, CohortView, Ragged
+from tacita.federation.clients import Cohort, build_view
+from tacita.federation.rounds import Progress, end_block, run_block, run_round, run_stream, start_run
 from tacita.federation.scoring import DeviceScorer
-from tacita.federation.state_arrays import progress_arrays, read_progress
-from tacita.fields import Rows
+from tacita.federation.state_arrays import pack_progress, read_progress
 from tacita.kernels.sampling import shuffle_order
-from tacita.lab.bench_scores import bench_scores
 from tacita.learn.scores import HEAD, SCORES
-from tacita.learn.training import Workspace, grouped
-from tacita.learn.training.draw import lay_out
-from tacita.methods.distillation.dice import Dice
-from tacita.methods.distillation.networks import part as net_of
+from tacita.learn.training import Workspace, grouped_stepper
+from tacita.learn.training.local_models import build_local_models
+from tacita.messages import SparseRows
+from tacita.methods.distillation.networks import select_network as net_of
+from tacita.methods.distillation.round_draws import RoundDraws
 from tacita.methods.distillation.server_model import Teacher
-from tacita.methods.distillation.uploads import Disguise, Swap, disguised
+from tacita.methods.distillation.uploads import Disguise, Swap, disguise_predictions
 from tacita.models import Backbone
-from tacita.round.device_state import device_arrays
-from tacita.round.parts import World
-from tacita.round.plan import Federation, send_down, to_serve
+from tacita.research.bench.score_rounds import bench_scores
+from tacita.round.device_state import flatten_devices
+from tacita.round.parts import RunContext
+from tacita.round.plan import Federation, prepare_broadcast, prepare_serving
 from tacita.round.registry import build_parts
 from tests.oracle import batches, federate, make_backbone, make_block, make_stream, members, started
 
@@ -51,24 +51,24 @@ SMALL: dict[str, dict[str, Any]] = {
 two_models = pytest.mark.parametrize("name", sorted(SMALL))
 
 
-def small_stream() -> Stream:
+def small_stream() -> BlockStream:
     valid = [[6], [7], [0]]
     return make_stream(make_block(0, N_ITEMS, TRAIN, valid, [[11], [12], [13]]))
 
 
 def transferring(
-    backbone: Backbone, stream: Stream | None = None, train: dict[str, Any] | None = None, **options: Any
+    backbone: Backbone, stream: BlockStream | None = None, train: dict[str, Any] | None = None, **options: Any
 ) -> Federation:
     """A run of prediction transfer; lists of at most five items are sent."""
     fed = federate(stream or small_stream(), backbone, **{**ADAM, "rounds": 4, **(train or {})})
     specs = [{"name": TRANSFER, "most": 5, **options}]
-    made = replace(fed, parts=build_parts(specs, World(fed.backbone, fed.draws, fed.config.train)))
+    made = replace(fed, parts=build_parts(specs, RunContext(fed.backbone, fed.draws, fed.config.train)))
     made.learner.check()
     return made
 
 
 def held_rows(progress: Progress, user: int) -> dict[int, AnyArray]:
-    held = progress.clients.lists_of(np.array([user]))[SCORES]["rows"]
+    held = progress.clients.part_lists(np.array([user]))[SCORES]["rows"]
     return dict(zip(held.ids.tolist(), held.values["row"], strict=True))
 
 
@@ -143,10 +143,10 @@ class ByHand:
 def view_now(fed: Federation, progress: Progress) -> tuple[Any, CohortView]:
     """What the round's clients are going to see, and the server after it wrote to them."""
     everybody = members(fed)
-    chosen = progress.here.taking_part(fed, progress.server)
-    server, down = send_down(fed, progress.server, everybody.keys[chosen])
-    who = Who(everybody.users.take(chosen), everybody.keys[chosen], fed.stream.user_keys)
-    return server, view_of(progress.clients, server, fed.stream.blocks[0], who, down)
+    chosen = progress.local_devices.round_participants(fed, progress.server)
+    server, down = prepare_broadcast(fed, progress.server, everybody.keys[chosen])
+    who = Cohort(everybody.users.take(chosen), everybody.keys[chosen], fed.stream.user_keys)
+    return server, build_view(progress.clients, server, fed.stream.blocks[0], who, down)
 
 
 def train_by_hand(
@@ -154,7 +154,7 @@ def train_by_hand(
 ) -> tuple[ByHand, Ragged]:
     """One client of a cohort alone: its model after the round, and what it tells; `adam` goes on from earlier ones."""
     plan: TrainConfig = fed.config.train
-    local = lay_out(view, {}, plan, fed.draws, Workspace(), fed.parts)
+    local = build_local_models(view, {}, plan, fed.draws, Workspace(), fed.parts)
     items = view.items.copy()
     for i, row in rows.items():
         items[i] = row
@@ -164,7 +164,7 @@ def train_by_hand(
     for batch in batches(local, c):
         n = len(batch)
         model.step(np.zeros(n, int), local.item[batch], local.label[batch], np.full(n, 1 / n, np.float32))
-    sent = view.own[TRANSFER].row(c) if TRANSFER in view.own else np.zeros(0, int)
+    sent = view.per_client[TRANSFER].row(c) if TRANSFER in view.per_client else np.zeros(0, int)
     mine = local.item[local.ptr[c] : local.ptr[c + 1]]
     label = local.label[local.ptr[c] : local.ptr[c + 1]]
     n_own = 5 * len(view.train.row(c))
@@ -177,8 +177,8 @@ def train_by_hand(
         return Ragged(np.array([0, len(ids)]), ids, {"label": label[some], "prediction": guess[some]})
 
     how = Disguise((0.3, 0.7), 0.3, Swap(0.1))
-    dice = Dice(fed.draws, view.client_keys[c : c + 1], view.block, view.round)
-    return model, disguised(one(slice(0, n_own)), one(slice(n_own, None)), how, dice)
+    dice = RoundDraws(fed.draws, view.client_keys[c : c + 1], view.block, view.round)
+    return model, disguise_predictions(one(slice(0, n_own)), one(slice(n_own, None)), how, dice)
 
 
 def assert_close(found: Any, wanted: Any) -> None:
@@ -195,7 +195,7 @@ def test_clients_learn_and_tell_what_each_would_alone(
     name: str, moments: str, stepper: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three rounds: own rows, heads and vector go on; what was received joins; moments are fresh, or go on, too."""
-    monkeypatch.setattr(grouped, "_CREW", 20)  # several crews
+    monkeypatch.setattr(grouped_stepper, "_SHARD_SAMPLES", 20)  # several crews
     how = {"moments": moments, "stepper": stepper}
     fed = transferring(make_backbone(name, **SMALL[name]), train=how, scheduled=3.0, select="top")
     progress = started(fed)
@@ -203,10 +203,10 @@ def test_clients_learn_and_tell_what_each_would_alone(
     received = 0
     for _ in range(3):
         server, view = view_now(fed, progress)
-        received += len(view.own[TRANSFER].ids) if TRANSFER in view.own else 0
+        received += len(view.per_client[TRANSFER].ids) if TRANSFER in view.per_client else 0
         found = [train_by_hand(fed, view, c, held_rows(progress, c), adams[c]) for c in range(len(TRAIN))]
         upload = fed.answer(view, SCORES).upload.values[SCORES]
-        assert isinstance(upload, Rows)
+        assert isinstance(upload, SparseRows)
         for c, (_, told) in enumerate(found):
             mine = upload.client == c
             assert upload.item[mine].tolist() == told.ids.tolist()
@@ -233,7 +233,7 @@ def test_the_server_distils_as_a_plain_loop_would(name: str, weighting: bool) ->
         fresh = Teacher.of(progress.server.parts[TRANSFER])
         model = fresh.with_clients(fed.backbone, fed.draws, view.client_keys)
         upload = fed.answer(view, SCORES).upload.values[SCORES]
-        assert isinstance(upload, Rows)
+        assert isinstance(upload, SparseRows)
         order = np.lexsort((np.arange(len(upload.item)), view.client_keys[upload.client]))
         client, item, label = upload.client[order], upload.item[order], upload.value[order]
         place = {int(key): k for k, key in enumerate(model.names.tolist())}
@@ -285,7 +285,7 @@ def test_who_stays_away_keeps_its_model_and_goes_on_from_it(name: str) -> None:
     fed = transferring(make_backbone(name, **SMALL[name]), train=few_at_a_time())
     progress, times = started(fed), np.zeros(len(TRAIN), int)
     for _ in range(8):
-        here = progress.here.taking_part(fed, progress.server).tolist()
+        here = progress.local_devices.round_participants(fed, progress.server).tolist()
         before = [model_of(progress, c) for c in range(len(TRAIN))]
         progress.server, _ = run_round(fed, progress.server, progress.devices)
         for c in range(len(TRAIN)):
@@ -308,7 +308,7 @@ def test_client_answers_are_the_scores_of_each_clients_own_table(name: str) -> N
     for _ in range(2):
         progress.server, _ = run_round(fed, progress.server, progress.devices)
     users = np.arange(len(TRAIN), dtype=np.int32)
-    down = to_serve(fed, progress.server)
+    down = prepare_serving(fed, progress.server)
     block, keys = fed.stream.blocks[0], fed.stream.user_keys
     found = DeviceScorer(fed, progress.server, progress.clients, block, keys, down, "test")(users)
     for c in range(len(TRAIN)):
@@ -326,11 +326,11 @@ def test_scores_of_some_items_are_those_of_the_catalogue(server: str) -> None:
     fed = transferring(make_backbone("mf", **SMALL["mf"]), server=options)
     progress = started(fed)
     progress.server, _ = run_round(fed, progress.server, progress.devices)
-    down, users = to_serve(fed, progress.server), np.array([2, 0], np.int32)
+    down, users = prepare_serving(fed, progress.server), np.array([2, 0], np.int32)
     block, keys = fed.stream.blocks[0], fed.stream.user_keys
     scorer = DeviceScorer(fed, progress.server, progress.clients, block, keys, down, "valid")
     only = Ragged.from_lists([[3, 9, 0], [5]])
-    found = scorer.some(users, only)
+    found = scorer.score_items(users, only)
     assert found is not None
     np.testing.assert_allclose(found, scorer(users)[only.rows(), only.ids], rtol=1e-5, atol=1e-6)
 
@@ -350,7 +350,7 @@ def checkerboard(device: Backbone, server: dict[str, Any], answers: str) -> floa
     fed = transferring(device, stream, train, server=server, answers=answers, select="confident", most=20)
     progress = started(fed)
     run_block(fed, progress, lambda report, now: None)
-    down = to_serve(fed, progress.server)
+    down = prepare_serving(fed, progress.server)
     block, keys = fed.stream.blocks[0], fed.stream.user_keys
     scorer = DeviceScorer(fed, progress.server, progress.clients, block, keys, down, "test")
     scores = scorer(np.arange(n_users, dtype=np.int32))
@@ -370,7 +370,11 @@ def test_a_large_model_on_the_server_and_small_ones_on_devices_learn_from_each_o
 
 def numbers(progress: Progress) -> Arrays:
     server = {f"server/{k}": v for k, v in progress.server.parts[TRANSFER].items()}
-    return {**server, **device_arrays(progress.clients, "device/"), **device_arrays(progress.here.best, "best/")}
+    return {
+        **server,
+        **flatten_devices(progress.clients, "device/"),
+        **flatten_devices(progress.local_devices.best, "best/"),
+    }
 
 
 @pytest.mark.parametrize("answers", ["server", "client"])
@@ -378,12 +382,12 @@ def numbers(progress: Progress) -> Arrays:
 def test_a_run_that_is_resumed_in_a_block_ends_with_the_same_bits(tmp_path: Path, answers: str, moments: str) -> None:
     train = {**few_at_a_time(), "moments": moments}
     fed = transferring(make_backbone("neumf", **SMALL["neumf"]), two_blocks(), train, answers=answers)
-    whole = start(fed)
+    whole = start_run(fed)
     saved: list[int] = []
 
     def on_round(report: Any, now: Progress) -> None:
         if report.block == 1 and report.round == 3:
-            write_arrays(tmp_path / "saved", *progress_arrays(now))
+            write_arrays(tmp_path / "saved", *pack_progress(now))
             saved.append(1)
 
     run_stream(fed, whole, on_round)
@@ -397,7 +401,7 @@ def test_a_run_that_is_resumed_in_a_block_ends_with_the_same_bits(tmp_path: Path
     assert whole.results == again.results
 
 
-def two_blocks() -> Stream:
+def two_blocks() -> BlockStream:
     """Six users and 20 items, then two more users and four more items."""
     rng = np.random.default_rng(5)
 
@@ -411,13 +415,13 @@ def two_blocks() -> Stream:
 @two_models
 def test_a_stream_brings_new_users_and_items_to_both_sides(name: str) -> None:
     fed = transferring(make_backbone(name, **SMALL[name]), two_blocks())
-    progress = start(fed)
+    progress = start_run(fed)
     run_stream(fed, progress, lambda report, now: None)
     teacher = Teacher.of(progress.server.parts[TRANSFER])
     assert sorted(teacher.names.tolist()) == sorted(fed.stream.user_keys.tolist())
     assert len(teacher.model.values["items"]) == 24
     assert progress.clients.n_users == 8
-    held = progress.clients.lists_of(np.arange(8))[SCORES]["rows"]
+    held = progress.clients.part_lists(np.arange(8))[SCORES]["rows"]
     assert (held.counts() >= 5).all()
     assert held.ids.max() >= 20
 

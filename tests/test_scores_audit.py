@@ -12,15 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_distillation import dice_for
 
-from tacita.audit import listening, scores
-from tacita.audit.scores import Attacks, attack_scores, auc_per_client, by_order, by_threshold, by_top
 from tacita.cli import main
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.core.types import Doubles, Ragged
-from tacita.lab.assembling import Machine
-from tacita.methods import configured
-from tacita.methods.distillation.uploads import Disguise, PtfDisguise, Swap, disguised, ptf_disguised
+from tacita.methods import resolve_config
+from tacita.methods.distillation.uploads import Disguise, PtfDisguise, Swap, disguise_predictions, disguise_ptf
+from tacita.research.audit import curious_server, score_attacks
+from tacita.research.audit.score_attacks import (
+    AttackOptions,
+    attack_scores,
+    auc_per_client,
+    guess_by_order,
+    guess_by_threshold,
+    guess_by_top,
+)
+from tacita.runs.assembly import Machine
 
 NO_SWAP = Disguise(swap=None)
 
@@ -60,8 +67,8 @@ def f1(precision: float, recall: float) -> float:
 @pytest.mark.parametrize("alpha", [0.5, 0.6, 1.0])
 def test_g4_16_a_threshold_reads_every_label_that_was_not_swapped(alpha: float) -> None:
     own, _, liked = people()
-    told = disguised(own, Ragged.empty(len(own)), Disguise(alpha=alpha, swap=None), dice_for(len(own)))
-    found = by_threshold(told, liked, alpha)
+    told = disguise_predictions(own, Ragged.empty(len(own)), Disguise(alpha=alpha, swap=None), dice_for(len(own)))
+    found = guess_by_threshold(told, liked, alpha)
     assert (found.precision == 1).all()
     assert (found.recall == 1).all()
     assert (found.f1 == 1).all()
@@ -70,10 +77,10 @@ def test_g4_16_a_threshold_reads_every_label_that_was_not_swapped(alpha: float) 
 def test_g4_16_with_swaps_all_but_the_swapped_share_is_read() -> None:
     own, _, liked = people(n_liked=40)
     dice = dice_for(len(own))
-    told = disguised(own, Ragged.empty(len(own)), Disguise((0.5, 0.5), swap=Swap(0.1)), dice)
+    told = disguise_predictions(own, Ragged.empty(len(own)), Disguise((0.5, 0.5), swap=Swap(0.1)), dice)
     n_liked = np.bincount(told.rows()[liked.holds(told.rows(), told.ids)], minlength=len(own))
     q = np.maximum(1, n_liked // 10)
-    found = by_threshold(told, liked, 0.5)
+    found = guess_by_threshold(told, liked, 0.5)
     assert found.recall == pytest.approx(1 - q / n_liked)
     assert found.precision == pytest.approx(1 - q / n_liked)
     assert np.mean(found.f1) == pytest.approx(0.9, abs=0.05)
@@ -81,17 +88,17 @@ def test_g4_16_with_swaps_all_but_the_swapped_share_is_read() -> None:
 
 def test_below_a_half_the_bands_overlap() -> None:
     own, _, liked = people()
-    told = disguised(own, Ragged.empty(len(own)), Disguise(alpha=0.25, swap=None), dice_for(len(own)))
-    assert np.mean(by_threshold(told, liked, 0.25).precision) < 0.9
+    told = disguise_predictions(own, Ragged.empty(len(own)), Disguise(alpha=0.25, swap=None), dice_for(len(own)))
+    assert np.mean(guess_by_threshold(told, liked, 0.25).precision) < 0.9
 
 
 def test_recall_counts_what_was_told_or_everything_liked() -> None:
     told = upload_of({1: 0.9, 2: 0.8, 3: 0.1}, {5: 0.7})
     liked = Ragged.from_lists([[1, 7, 8, 9], [6]])
-    assert by_threshold(told, liked, 0.5).recall == pytest.approx([1, np.nan], nan_ok=True)
-    assert by_threshold(told, liked, 0.5, "all").recall == pytest.approx([0.25, 0])
-    assert by_threshold(told, liked, 0.5, "all").f1 == pytest.approx([f1(0.5, 0.25), 0])
-    assert by_threshold(told, liked, 0.5, "all").means()["recall"] == pytest.approx(0.125)
+    assert guess_by_threshold(told, liked, 0.5).recall == pytest.approx([1, np.nan], nan_ok=True)
+    assert guess_by_threshold(told, liked, 0.5, "all").recall == pytest.approx([0.25, 0])
+    assert guess_by_threshold(told, liked, 0.5, "all").f1 == pytest.approx([f1(0.5, 0.25), 0])
+    assert guess_by_threshold(told, liked, 0.5, "all").means()["recall"] == pytest.approx(0.125)
 
 
 # Top guess
@@ -106,41 +113,41 @@ def ten_liked(swap: bool) -> tuple[Ragged, Ragged]:
 
 
 def test_g5_2_top_guess_before_and_after_a_swap() -> None:
-    found = by_top(*ten_liked(False), dice_for(1))
+    found = guess_by_top(*ten_liked(False), dice_for(1))
     assert (found.precision[0], found.recall[0], found.f1[0]) == pytest.approx((1, 0.2, 0.3333), abs=1e-4)
-    found = by_top(*ten_liked(True), dice_for(1))
+    found = guess_by_top(*ten_liked(True), dice_for(1))
     assert (found.precision[0], found.recall[0], found.f1[0]) == pytest.approx((0.5, 0.1, 0.1667), abs=1e-4)
 
 
 def test_g5_4_without_a_defence_a_model_that_separates_gives_everything_away() -> None:
     own, _, liked = people(skill=40)
     none = PtfDisguise(positives=None, swap=None)
-    told = ptf_disguised(own, Ragged.empty(len(own)), none, dice_for(len(own)))
-    assert (by_top(told, liked, dice_for(len(own)), share=None).f1 == 1).all()
+    told = disguise_ptf(own, Ragged.empty(len(own)), none, dice_for(len(own)))
+    assert (guess_by_top(told, liked, dice_for(len(own)), share=None).f1 == 1).all()
     assert (auc_per_client(told, liked) == 1).all()
 
 
 def test_duplicates_count_once_with_their_highest_score() -> None:
     lists = Ragged.from_lists([[3, 3, 3, 3, 3, 4, 5, 6, 7, 8]])
     told = Ragged(lists.ptr, lists.ids, {"score": np.array([1, 5, 2, 1, 1, 4, 3, 2, 1, 0], np.float32) / 5})
-    assert scores.distinct(told).ids.tolist() == [3, 4, 5, 6, 7, 8]
-    assert scores.distinct(told).values["score"][0] == 1
-    assert by_top(told, Ragged.from_lists([[3, 4]]), dice_for(1)).recall.tolist() == [0.5]  # m = 1, not 2
+    assert score_attacks.deduplicate_items(told).ids.tolist() == [3, 4, 5, 6, 7, 8]
+    assert score_attacks.deduplicate_items(told).values["score"][0] == 1
+    assert guess_by_top(told, Ragged.from_lists([[3, 4]]), dice_for(1)).recall.tolist() == [0.5]  # m = 1, not 2
 
 
 def test_equal_scores_are_guessed_as_by_chance() -> None:
     n = 2000
     told = upload_of(*[dict.fromkeys(range(10), 0.5)] * n)
     liked = Ragged.from_lists([[0, 1, 2]] * n)  # a tie broken by id would always find them
-    assert np.mean(by_top(told, liked, dice_for(n)).precision) == pytest.approx(0.3, abs=0.05)
+    assert np.mean(guess_by_top(told, liked, dice_for(n)).precision) == pytest.approx(0.3, abs=0.05)
 
 
 def test_people_who_told_nothing_are_not_counted() -> None:
     told = upload_of({1: 0.9, 2: 0.1}, {})
-    found = by_top(told, Ragged.from_lists([[1], [2]]), dice_for(2))
+    found = guess_by_top(told, Ragged.from_lists([[1], [2]]), dice_for(2))
     assert np.isnan(found.f1[1])
     assert found.means() == {"precision": 1, "recall": 1, "f1": 1}
-    assert scores.mean_known(np.array([np.nan])) is None
+    assert score_attacks.mean_of_known(np.array([np.nan])) is None
 
 
 # AUC
@@ -165,23 +172,23 @@ def test_items_that_rise_are_called_liked() -> None:
     before = upload_of({1: 0.9, 2: 0.8, 3: 0.7, 4: 0.6, 9: 0.99})
     now = upload_of({1: 0.5, 2: 0.4, 3: 0.6, 4: 0.7, 8: 0.99})  # 3 rises by one place, 4 by three; 8 and 9 do not count
     dice = dice_for(1)
-    assert by_order(before, now, Ragged.from_lists([[3, 4]]), dice).f1.tolist() == [1]
-    assert by_order(before, now, Ragged.from_lists([[4]]), dice).f1.tolist() == [1]  # no more guesses than liked
-    assert by_order(before, now, Ragged.from_lists([[1, 2]]), dice).f1.tolist() == [0]
-    assert np.isnan(by_order(upload_of({7: 1.0}), now, Ragged.from_lists([[3]]), dice).f1).all()
+    assert guess_by_order(before, now, Ragged.from_lists([[3, 4]]), dice).f1.tolist() == [1]
+    assert guess_by_order(before, now, Ragged.from_lists([[4]]), dice).f1.tolist() == [1]  # no more guesses than liked
+    assert guess_by_order(before, now, Ragged.from_lists([[1, 2]]), dice).f1.tolist() == [0]
+    assert np.isnan(guess_by_order(upload_of({7: 1.0}), now, Ragged.from_lists([[3]]), dice).f1).all()
 
 
 def test_items_that_stay_are_not_called_liked() -> None:
     told = upload_of({1: 0.9, 2: 0.8, 3: 0.1})
-    found = by_order(told, told, Ragged.from_lists([[1, 2, 3]]), dice_for(1))
+    found = guess_by_order(told, told, Ragged.from_lists([[1, 2, 3]]), dice_for(1))
     assert (found.precision[0], found.recall[0], found.f1[0]) == (0, 0, 0)
 
 
 def test_ranks_may_be_among_all_that_each_upload_has() -> None:
     before, now = upload_of({1: 0.9, 5: 0.8, 6: 0.7, 2: 0.6}), upload_of({1: 0.9, 2: 0.6})
     liked = Ragged.from_lists([[2]])
-    assert by_order(before, now, liked, dice_for(1), among="each").f1.tolist() == [1]  # fourth, then second
-    assert by_order(before, now, liked, dice_for(1)).f1.tolist() == [0]
+    assert guess_by_order(before, now, liked, dice_for(1), among="each").f1.tolist() == [1]  # fourth, then second
+    assert guess_by_order(before, now, liked, dice_for(1)).f1.tolist() == [0]
 
 
 # All of them, beside their controls
@@ -192,10 +199,10 @@ def found_in(how: Disguise | None) -> dict[str, tuple[float, float]]:
     own, received, liked = people(200)
     dice = [dice_for(200, round_no) for round_no in (0, 1)]
     if how is None:
-        before, now = (ptf_disguised(own, received, PtfDisguise(), one) for one in dice)
+        before, now = (disguise_ptf(own, received, PtfDisguise(), one) for one in dice)
     else:
-        before, now = (disguised(own, received, how, one) for one in dice)
-    table = attack_scores(now, liked, dice[0], Attacks(), before)
+        before, now = (disguise_predictions(own, received, how, one) for one in dice)
+    table = attack_scores(now, liked, dice[0], AttackOptions(), before)
     assert all(one["of"] == one["of_control"] for one in table.values())
     assert all(one["of"] == 200 for name, one in table.items() if not name.startswith("order"))
     return {name: (one["found"], one["control"]) for name, one in table.items()}
@@ -222,11 +229,11 @@ def test_controls_find_what_chance_finds() -> None:
 
 def test_the_control_of_two_uploads_shuffles_each_its_own_way() -> None:
     own, received, liked = people(200)
-    told = disguised(own, received, NO_SWAP, dice_for(200))
-    table = attack_scores(told, liked, dice_for(200), Attacks(), told)
+    told = disguise_predictions(own, received, NO_SWAP, dice_for(200))
+    table = attack_scores(told, liked, dice_for(200), AttackOptions(), told)
     assert table["order_precision"]["found"] == 0
     assert table["order_precision"]["control"] == pytest.approx(20 / 110, abs=0.03)
-    assert "order_precision" not in attack_scores(told, liked, dice_for(200), Attacks())
+    assert "order_precision" not in attack_scores(told, liked, dice_for(200), AttackOptions())
 
 
 def test_sampling_and_swapping_each_take_something_from_the_attack() -> None:
@@ -234,7 +241,7 @@ def test_sampling_and_swapping_each_take_something_from_the_attack() -> None:
     dice = dice_for(200)
 
     def top(how: PtfDisguise, share: float | None = 0.2) -> float:
-        return float(np.nanmean(by_top(ptf_disguised(own, received, how, dice), liked, dice, share).f1))
+        return float(np.nanmean(guess_by_top(disguise_ptf(own, received, how, dice), liked, dice, share).f1))
 
     none, sampled, both = top(PtfDisguise(None, swap=None), None), top(PtfDisguise(swap=None)), top(PtfDisguise())
     assert none > sampled > both
@@ -242,14 +249,14 @@ def test_sampling_and_swapping_each_take_something_from_the_attack() -> None:
 
 def test_shuffling_stays_within_each_upload_and_follows_the_client() -> None:
     own, received, _ = people(20)
-    told = disguised(own, received, NO_SWAP, dice_for(20))
-    dealt = scores.shuffled_scores(told, dice_for(20))
+    told = disguise_predictions(own, received, NO_SWAP, dice_for(20))
+    dealt = score_attacks.shuffle_scores(told, dice_for(20))
 
     def scores_of(upload: Ragged, r: int) -> Doubles:
         return upload.values["score"][upload.ptr[r] : upload.ptr[r + 1]]
 
     order = np.arange(20)[::-1]
-    turned = scores.shuffled_scores(told.take(order), dice_for(20).take(order))
+    turned = score_attacks.shuffle_scores(told.take(order), dice_for(20).take(order))
     for r in range(20):
         assert sorted(scores_of(dealt, r)) == sorted(scores_of(told, r))
         assert scores_of(dealt, r).tolist() == scores_of(turned, 19 - r).tolist()
@@ -270,15 +277,15 @@ def small(**more: Any) -> RunConfig:
         "train": {"participation": {"kind": "fraction", "rate": 0.5}},
         "split": {"kind": "leave-one-out"},
     }
-    return configured(said | more, "the test")
+    return resolve_config(said | more, "the test")
 
 
 def test_a_table_of_alpha_and_swap_with_a_control_for_every_attack() -> None:
-    found = listening.audit_scores(small(), Machine(threads=1), 4)
+    found = curious_server.audit_scores(small(), Machine(threads=1), 4)
     assert [(row["alpha"], row["swap"]) for row in found["rows"]] == [
         (alpha, swap) for alpha in (0.0, 0.3, 0.5) for swap in (0.0, 0.1)
     ]
-    assert all(row["attacks"].keys() == listening.ATTACKS.keys() for row in found["rows"])
+    assert all(row["attacks"].keys() == curious_server.ATTACKS.keys() for row in found["rows"])
     assert "No epsilon is claimed" in found["note"]
     by = {(row["alpha"], row["swap"]): row["attacks"] for row in found["rows"]}
     # own items are read without fail; what was received is told as predicted, and that may be more than a half
@@ -293,22 +300,22 @@ def test_a_table_of_alpha_and_swap_with_a_control_for_every_attack() -> None:
 def test_what_each_client_told_last_and_before() -> None:
     keys = [np.array(one, np.uint64) for one in ([7, 5], [9], [5, 7])]
     told = [upload_of({1: 0.1}, {2: 0.2, 3: 0.3}), upload_of({4: 0.4}), upload_of({5: 0.5}, {})]
-    clients, last, before = listening.latest(list(zip(keys, told, strict=True)))
+    clients, last, before = curious_server.collect_last_uploads(list(zip(keys, told, strict=True)))
     assert clients.tolist() == [5, 7, 9]
     assert [last.row(r).tolist() for r in range(3)] == [[5], [], [4]]
     assert [before.row(r).tolist() for r in range(3)] == [[2, 3], [1], []]
     assert before.values["score"] == pytest.approx([0.2, 0.3, 0.1])
-    assert [len(one) for one in listening.latest([])] == [0, 0, 0]
+    assert [len(one) for one in curious_server.collect_last_uploads([])] == [0, 0, 0]
 
 
 def test_ptf_fedrec_mixes_nothing_so_only_its_swap_is_varied() -> None:
-    found = listening.audit_scores(small(method="ptf-fedrec"), Machine(threads=1), 1)
+    found = curious_server.audit_scores(small(method="ptf-fedrec"), Machine(threads=1), 1)
     assert [(row["alpha"], row["swap"], row["threshold"]) for row in found["rows"]] == [(0, 0, 0.5), (0, 0.1, 0.5)]
 
 
 def test_a_method_that_sends_no_scores_is_refused_in_a_sentence() -> None:
     with pytest.raises(TacitaError, match="method 'fedmf-kd' sends no scores, so there are none to read; "):
-        listening.audit_scores(small(method="fedmf-kd", backbone={"name": "mf"}), Machine(threads=1), 1)
+        curious_server.audit_scores(small(method="fedmf-kd", backbone={"name": "mf"}), Machine(threads=1), 1)
 
 
 def test_the_verb_writes_a_table_and_says_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

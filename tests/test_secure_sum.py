@@ -17,9 +17,27 @@ from test_dpps import crowd, fed_down, with_parts
 
 import tacita
 from tacita.core.errors import TacitaError
-from tacita.fields import QUANTUM, Dense, Rows, Spec, Total, Upload, add, adding, empty_total, touched_of
+from tacita.messages import (
+    QUANTUM,
+    DenseArrays,
+    SparseRows,
+    Spec,
+    Total,
+    Upload,
+    add_upload,
+    empty_total,
+    make_accumulator,
+    touched_name,
+)
 from tacita.privacy import secure_sum as sums
-from tacita.privacy.secure_sum import BOUND, Client, Server, neighbours_of, secure_sum, whole
+from tacita.privacy.secure_sum import (
+    BOUND,
+    SecureSumClient,
+    SecureSumServer,
+    assign_neighbours,
+    quantise_values,
+    secure_sum,
+)
 from tacita.round.plan import Federation
 
 RUN: dict[str, Any] = {"data": "synthetic:users=40,items=50,per_user=12,groups=4", "backbone": {"name": "mf", "dim": 4}}
@@ -47,10 +65,10 @@ def test_masks_cancel_for_whoever_drops_out_and_too_few_open_nothing(data: st.Da
     there = [one if u in answered else None for u, one in enumerate(numbers)]
     if not answered:
         return
-    if open_enough(neighbours_of(n, order), answered, stay):
+    if open_enough(assign_neighbours(n, order), answered, stay):
         found = secure_sum(there, answered - stay, order).sum
         assert np.array_equal(found, np.sum([numbers[u] for u in answered], axis=0))
-        assert len(stay) * 2 > len(neighbours_of(n, order)[0])  # nobody's sum is opened by few
+        assert len(stay) * 2 > len(assign_neighbours(n, order)[0])  # nobody's sum is opened by few
     else:
         with pytest.raises(TacitaError, match="the sum was not opened"):
             secure_sum(there, answered - stay, order)
@@ -58,26 +76,26 @@ def test_masks_cancel_for_whoever_drops_out_and_too_few_open_nothing(data: st.Da
 
 def test_neighbours_are_mutual_and_as_many_for_everybody() -> None:
     for n in (3, 7, 20, 50):
-        graph = neighbours_of(n, np.random.default_rng(n).permutation(n).tolist())
+        graph = assign_neighbours(n, np.random.default_rng(n).permutation(n).tolist())
         assert all(u in graph[v] for u in range(n) for v in graph[u])
         assert len({len(one) for one in graph}) == 1
         assert all(u not in one for u, one in enumerate(graph))
-    assert len(neighbours_of(50, range(50))[0]) == 12
+    assert len(assign_neighbours(50, range(50))[0]) == 12
 
 
-def met(n: int, order: list[int]) -> tuple[list[Client], Server, list[dict[int, bytes]]]:
-    server, clients = Server(neighbours_of(n, order)), [Client(u) for u in range(n)]
-    server.rings = {u: one.keyring() for u, one in enumerate(clients)}
-    sealed = [one.shares({v: server.rings[v] for v in server.graph[u]}) for u, one in enumerate(clients)]
+def met(n: int, order: list[int]) -> tuple[list[SecureSumClient], SecureSumServer, list[dict[int, bytes]]]:
+    server, clients = SecureSumServer(assign_neighbours(n, order)), [SecureSumClient(u) for u in range(n)]
+    server.keyrings = {u: one.keyring() for u, one in enumerate(clients)}
+    sealed = [one.share_secrets({v: server.keyrings[v] for v in server.graph[u]}) for u, one in enumerate(clients)]
     return clients, server, sealed
 
 
-def masked(n: int, numbers: np.ndarray) -> tuple[list[Client], Server, list[np.ndarray]]:
+def masked(n: int, numbers: np.ndarray) -> tuple[list[SecureSumClient], SecureSumServer, list[np.ndarray]]:
     clients, server, sealed = met(n, list(range(n)))
     uploads = []
     for u, one in enumerate(clients):
-        uploads.append(one.masked({v: sealed[v][u] for v in server.graph[u]}, numbers[u]))
-        server.hear(u, uploads[-1])
+        uploads.append(one.mask_numbers({v: sealed[v][u] for v in server.graph[u]}, numbers[u]))
+        server.add_upload(u, uploads[-1])
     return clients, server, uploads
 
 
@@ -93,7 +111,7 @@ def test_one_masked_upload_looks_like_nothing() -> None:
     _, server, uploads = masked(5, numbers)
     assert min(uniform(one) for one in uploads) > 1e-4
     for left in range(5):  # nor is any sum of less than all of them
-        assert uniform(server.masked - uploads[left]) > 1e-4
+        assert uniform(server.masked_sum - uploads[left]) > 1e-4
     assert uniform(numbers[1]) < 1e-9
     assert len({one.tobytes() for one in uploads}) == 5
 
@@ -107,26 +125,28 @@ def test_a_client_never_gives_out_both_halves() -> None:
     """The share of a neighbour's own mask if it answered, of its key if not; and no second answer to another story."""
     clients, _, _ = masked(5, np.zeros((5, 3), np.int64))
     everybody = frozenset(range(5))
-    told = clients[0].reveal(everybody)
-    assert clients[0].reveal(everybody) == told
+    told = clients[0].reveal_shares(everybody)
+    assert clients[0].reveal_shares(everybody) == told
     with pytest.raises(TacitaError, match="asked twice"):
-        clients[0].reveal(everybody - {2})
-    other = clients[1].reveal(everybody - {2})
-    held = clients[1]._held
+        clients[0].reveal_shares(everybody - {2})
+    other = clients[1].reveal_shares(everybody - {2})
+    held = clients[1]._received_shares
     assert other[2] == (held[2][0], held[2][2])
     assert other[3] == (held[3][0], held[3][1])
     with pytest.raises(TacitaError, match="not opened"):
-        clients[3].reveal(frozenset({0, 3}))
+        clients[3].reveal_shares(frozenset({0, 3}))
 
 
 def test_few_shares_tell_nothing_of_a_seed() -> None:
     clients, server, _ = masked(5, np.zeros((5, 3), np.int64))
-    revealed = {u: clients[u].reveal(frozenset(range(5))) for u in (0, 1)}  # two of the four neighbours of client 2
+    revealed = {
+        u: clients[u].reveal_shares(frozenset(range(5))) for u in (0, 1)
+    }  # two of the four neighbours of client 2
     with pytest.raises(TacitaError, match="not opened"):
-        server._seed(2, revealed)
+        server._recover_seed(2, revealed)
     from Crypto.Protocol.SecretSharing import Shamir
 
-    assert bytes(Shamir.combine([revealed[0][2], revealed[1][2]])) != clients[2]._own
+    assert bytes(Shamir.combine([revealed[0][2], revealed[1][2]])) != clients[2]._self_mask_seed
 
 
 def test_changed_letters_and_wrong_shares_open_nothing() -> None:
@@ -134,21 +154,25 @@ def test_changed_letters_and_wrong_shares_open_nothing() -> None:
     letters = {v: sealed[v][0] for v in server.graph[0]}
     broken = {**letters, 1: letters[1][:-1] + bytes([letters[1][-1] ^ 1])}
     with pytest.raises(TacitaError, match="changed on its way"):
-        clients[0].masked(broken, np.zeros(3, np.int64))
+        clients[0].mask_numbers(broken, np.zeros(3, np.int64))
     with pytest.raises(TacitaError, match="heard nothing"):
-        clients[0].masked({1: letters[1]}, np.zeros(3, np.int64))
+        clients[0].mask_numbers({1: letters[1]}, np.zeros(3, np.int64))
     for missing, words in ((None, "masks are left"), (3, "do not fit together")):
         clients, server, sealed = met(4, list(range(4)))
         for u in range(4):
             if u != missing:
-                server.hear(u, clients[u].masked({v: sealed[v][u] for v in server.graph[u]}, np.zeros(64, np.int64)))
-        revealed = {u: dict(clients[u].reveal(frozenset(server.answered))) for u in sorted(server.answered)}
+                server.add_upload(
+                    u, clients[u].mask_numbers({v: sealed[v][u] for v in server.graph[u]}, np.zeros(64, np.int64))
+                )
+        revealed = {
+            u: dict(clients[u].reveal_shares(frozenset(server.respondents))) for u in sorted(server.respondents)
+        }
         victim = 0 if missing is None else missing
         for told in revealed.values():
             if victim in told:
                 told[victim] = (told[victim][0], bytes(16))
         with pytest.raises(TacitaError, match=words):
-            server.opened(revealed)
+            server.unmask_sum(revealed)
 
 
 @pytest.mark.parametrize(("n", "words"), [(2, "3 to 50 clients"), (51, "51 were asked")])
@@ -175,21 +199,21 @@ def test_without_its_libraries_it_says_what_to_install(monkeypatch: pytest.Monke
 @given(st.integers(3, 12), st.integers(0, 1000), st.sampled_from([1e-6, 1.0, 1e4]))
 def test_a_sum_is_off_by_half_a_quantum_per_client_at_most(n: int, seed: int, size: float) -> None:
     values = np.random.default_rng(seed).normal(size=(n, 11)) * size
-    found = secure_sum([whole(one, QUANTUM) for one in values]).sum * QUANTUM
+    found = secure_sum([quantise_values(one, QUANTUM) for one in values]).sum * QUANTUM
     assert (np.abs(found - values.sum(axis=0)) <= n * QUANTUM / 2 + 1e-9 * size).all()
 
 
 @pytest.mark.parametrize("bad", [BOUND * QUANTUM + 1, -BOUND * QUANTUM - 1, np.nan, np.inf, 1e300])
 def test_what_could_run_over_is_refused_and_never_wrapped(bad: float) -> None:
     with pytest.raises(TacitaError, match="nothing was sent"):
-        whole(np.array([0.0, bad]), QUANTUM)
+        quantise_values(np.array([0.0, bad]), QUANTUM)
 
 
 def test_devices_look_at_their_bound_before_they_mask() -> None:
     clients, server, sealed = met(3, [0, 1, 2])
     for bad in (BOUND + 1, -BOUND - 1, -(2**63), 2**63 - 1):
         with pytest.raises(TacitaError, match="nothing was sent"):
-            clients[0].masked({v: sealed[v][0] for v in server.graph[0]}, np.array([0, bad]))
+            clients[0].mask_numbers({v: sealed[v][0] for v in server.graph[0]}, np.array([0, bad]))
     most = [np.array([BOUND, -BOUND])] * 50
     assert secure_sum(most).sum.tolist() == [50 * BOUND, -50 * BOUND]  # the most there can be
     assert 50 * BOUND < 2**53
@@ -201,16 +225,16 @@ def test_devices_look_at_their_bound_before_they_mask() -> None:
 def uploads(rng: np.random.Generator, n: int = 6, n_items: int = 9) -> tuple[Upload, list[Spec]]:
     client = np.repeat(np.arange(n, dtype=np.int32), 3)
     item = np.concatenate([rng.choice(n_items, 3, replace=False) for _ in range(n)]).astype(np.int32)
-    rows = Rows(client, item, rng.normal(size=(3 * n, 4)).astype(np.float32))
+    rows = SparseRows(client, item, rng.normal(size=(3 * n, 4)).astype(np.float32))
     weight = rng.random(n) + 0.01
     weight[2] = 0.0  # dropped out
-    values = {"rows": rows, "heads/a": Dense(rng.normal(size=(n, 5)).astype(np.float32))}
+    values = {"rows": rows, "heads/a": DenseArrays(rng.normal(size=(n, 5)).astype(np.float32))}
     fields = [Spec("rows", (n_items, 4), touched=True), Spec("heads/a", (5,))]
     return Upload(values, weight, np.arange(n, dtype=np.uint64)), fields
 
 
 def totalled(how: Any, upload: Upload, fields: list[Spec]) -> Total:
-    adder = adding(how, fields)
+    adder = make_accumulator(how, fields)
     adder.add(upload, False)
     return adder.total()
 
@@ -220,12 +244,12 @@ def test_masked_weights_give_the_weighted_mean() -> None:
     upload, fields = uploads(np.random.default_rng(4))
     total = totalled("secure", upload, fields)
     head = upload.values["heads/a"]
-    assert isinstance(head, Dense)
+    assert isinstance(head, DenseArrays)
     mean = (upload.weight[:, None] * head.value).sum(axis=0) / upload.weight.sum()
     assert np.abs(total["heads/a"] / total.weight - mean).max() < 20 * QUANTUM
     assert total.weight == pytest.approx(upload.weight.sum(), abs=6 * QUANTUM)
-    plain = add(empty_total(fields), upload, fields)
-    for name in (*total.sums, touched_of("rows")):
+    plain = add_upload(empty_total(fields), upload, fields)
+    for name in (*total.sums, touched_name("rows")):
         assert np.abs(total[name] - plain[name]).max() < 6 * QUANTUM
     assert total.n_clients == 5
 
@@ -246,9 +270,9 @@ def test_secure_and_exact_sums_are_the_same_bit_for_bit(seed: int) -> None:
 def test_chunks_of_clients_make_one_sum() -> None:
     upload, fields = uploads(np.random.default_rng(1))
     rows, head = upload.values["rows"], upload.values["heads/a"]
-    adder = adding("secure", fields)
+    adder = make_accumulator("secure", fields)
     for some in (np.arange(2), np.arange(2, 6)):
-        values = {"rows": rows.of(some), "heads/a": head.of(some)}
+        values = {"rows": rows.take_clients(some), "heads/a": head.take_clients(some)}
         adder.add(replace(upload, values=values, weight=upload.weight[some], sender=upload.sender[some]), False)
     assert same(adder.total(), totalled("secure", upload, fields))
     assert 8 * 5 * (9 * 4 + 9 + 5 + 1) < adder.n_bytes < 3 * 8 * 5 * 51  # of five who sent everything, and keys
@@ -256,10 +280,10 @@ def test_chunks_of_clients_make_one_sum() -> None:
 
 def test_where_nobody_sends_anything_there_is_nothing_to_open() -> None:
     upload, fields = uploads(np.random.default_rng(1))
-    total = totalled("secure", upload.without(np.ones(6, bool)), fields)
+    total = totalled("secure", upload.drop_clients(np.ones(6, bool)), fields)
     assert (total.n_clients, total.weight, float(np.abs(total["rows"]).sum())) == (0, 0.0, 0.0)
     with pytest.raises(TacitaError, match="not opened"):
-        totalled("secure", upload.without(np.arange(6) > 1), fields)
+        totalled("secure", upload.drop_clients(np.arange(6) > 1), fields)
 
 
 TRAIN: dict[str, dict[str, Any]] = {"mf": {"rounds": 2}, "neumf": {"rounds": 1}, "tally": {}}
@@ -284,8 +308,8 @@ def test_what_masks_cannot_carry_is_refused_before_anything_is_written(tmp_path:
     fed: Federation = federate(crowd(), make_backbone("mf"), rounds=1, batch_size=8, aggregator="secure")
     fields = [Spec("psi", (1,), seen="each"), Spec("matcher.vector", (2,), seen="each")]
     with pytest.raises(TacitaError, match="'psi' is of each client"):
-        adding(fed.config.train.aggregator, fields, ["matcher."])
-    adding("secure", fields[1:], ["matcher."])
+        make_accumulator(fed.config.train.aggregator, fields, ["matcher."])
+    make_accumulator("secure", fields[1:], ["matcher."])
     with pytest.raises(TacitaError, match="predictions are never summed"):
         tacita.train(**RUN, method="fedkdrec", train={"aggregator": "secure"})
     many = {**RUN, "data": RUN["data"].replace("40", "60")}

@@ -11,13 +11,13 @@ import pytest
 from oracle import federate, make_backbone, make_block, make_stream, started
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, Floats, Keys, Ragged, Requests, ServerState
-from tacita.federation.requests import handle
+from tacita.core.types import Arrays, Floats, Keys, Ragged, RequestBatch, ServerState
+from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import Progress, begin_block, end_block, run_round
-from tacita.methods import World, build_parts
-from tacita.methods.sharing.decoupled import Decoupled
+from tacita.methods import RunContext, build_parts
+from tacita.methods.sharing.decoupled_learning import DecoupledLearning
+from tacita.methods.sharing.delta_replay import DeltaReplay
 from tacita.methods.sharing.graph import SharedGraph
-from tacita.methods.sharing.replay import DeltaReplay
 from tacita.round.plan import Federation
 
 N_ITEMS = 30
@@ -34,7 +34,7 @@ def federation(*specs: dict[str, Any], blocks: int = 1, backbone: str = "ego", *
         made.append(make_block(index, n_items, *lists, known=24 * (index > 0)))
     plain = {"objective": "bpr", "negatives": 1, "rounds": 40, **train}
     fed = federate(make_stream(*made), make_backbone(backbone), **plain)
-    parts = build_parts(list(specs), World(fed.backbone, fed.draws, fed.config.train))
+    parts = build_parts(list(specs), RunContext(fed.backbone, fed.draws, fed.config.train))
     for part in parts:
         part.check(N_ITEMS)
     return replace(fed, parts=parts)
@@ -54,11 +54,11 @@ def play(fed: Federation, progress: Progress, rounds: int) -> None:
 
 
 def some_sharers(server: ServerState, n: int) -> Keys:
-    return np.unique(server.given.sender)[:n]
+    return np.unique(server.shared.sender)[:n]
 
 
-def all_of(server: ServerState, senders: Keys, kind: Any = "unshare") -> Requests:
-    return Requests(kind, senders, server.given.of(senders))
+def all_of(server: ServerState, senders: Keys, kind: Any = "unshare") -> RequestBatch:
+    return RequestBatch(kind, senders, server.shared.lists_of(senders))
 
 
 def digest(*arrays: Any) -> str:
@@ -67,7 +67,7 @@ def digest(*arrays: Any) -> str:
 
 def served(fed: Federation, server: ServerState) -> Floats:
     part = fed.parts[1]
-    assert isinstance(part, Decoupled)
+    assert isinstance(part, DecoupledLearning)
     table: Floats = part.broadcast(server)["table"]
     return table
 
@@ -75,10 +75,10 @@ def served(fed: Federation, server: ServerState) -> Floats:
 # decoupled
 
 
-def trained_without(fed: Federation, gone: Requests, rounds: int) -> Progress:
+def trained_without(fed: Federation, gone: RequestBatch, rounds: int) -> Progress:
     """A run of its own, in which the people took everything back before anybody trained."""
     progress = started(fed)
-    handle(fed, progress, gone)
+    handle_requests(fed, progress, gone)
     play(fed, progress, rounds)
     return progress
 
@@ -91,7 +91,7 @@ def test_decoupled_forgets_exactly(rounds: int) -> None:
     play(fed, progress, rounds)
     before = progress.server
     private = progress.clients.private.copy()
-    said = handle(fed, progress, gone)["decoupled"]
+    said = handle_requests(fed, progress, gone)["decoupled"]
     again = trained_without(fed, gone, rounds)
     assert said["exact"]
     assert (said["rounds"], said["clients_asked"], progress.played) == (0, 0, 0)
@@ -108,7 +108,7 @@ def test_it_goes_on_as_the_run_without_would() -> None:
     progress = started(fed)
     gone = all_of(progress.server, some_sharers(progress.server, 2))
     play(fed, progress, 3)
-    handle(fed, progress, gone)
+    handle_requests(fed, progress, gone)
     play(fed, progress, 3)
     again = trained_without(fed, gone, 6)
     assert digest(served(fed, progress.server)) == digest(served(fed, again.server))
@@ -124,15 +124,15 @@ def with_and_without(exclude: str, absent: bool) -> tuple[str, str, bool]:
     lists = [one[1:] if absent and u in withdrawing else one for u, one in enumerate(own)]
     specs = [{"name": "sharing", "groups": [0, 0, 1], "exclude": exclude}, decoupled()[1]]
     fed = federate(make_stream(make_block(0, 7, lists)), make_backbone("ego"), objective="bpr", negatives=2)
-    fed = replace(fed, parts=build_parts(specs, World(fed.backbone, fed.draws, fed.config.train)))
+    fed = replace(fed, parts=build_parts(specs, RunContext(fed.backbone, fed.draws, fed.config.train)))
     progress, keys = started(fed), fed.stream.user_keys
     everybody = sharing if absent else [*sharing, *withdrawing]
-    handle(fed, progress, Requests("share", keys[everybody], Ragged.from_lists([[0]] * len(everybody))))
+    handle_requests(fed, progress, RequestBatch("share", keys[everybody], Ragged.from_lists([[0]] * len(everybody))))
     play(fed, progress, 4)
     exact = absent
     if not absent:
-        gone = Requests("unshare", keys[withdrawing], Ragged.from_lists([[0], [0]]))
-        exact = handle(fed, progress, gone)["decoupled"]["exact"]
+        gone = RequestBatch("unshare", keys[withdrawing], Ragged.from_lists([[0], [0]]))
+        exact = handle_requests(fed, progress, gone)["decoupled"]["exact"]
     return digest(progress.server.items), digest(served(fed, progress.server)), exact
 
 
@@ -153,12 +153,12 @@ def test_shards_without_requesters_keep_theirs() -> None:
     progress = started(fed)
     play(fed, progress, 2)
     part = fed.parts[1]
-    assert isinstance(part, Decoupled)
+    assert isinstance(part, DecoupledLearning)
     asking = some_sharers(progress.server, 1)
     before = progress.server.parts["decoupled"]["residual"]
-    said = handle(fed, progress, all_of(progress.server, asking))["decoupled"]
+    said = handle_requests(fed, progress, all_of(progress.server, asking))["decoupled"]
     after = progress.server.parts["decoupled"]["residual"]
-    (mine,) = part.shard_of(asking)
+    (mine,) = part.assign_shards(asking)
     for k in range(4):
         assert (digest(before[k]) == digest(after[k])) == (k != mine)
     assert (said["shards"], said["of_shards"]) == (1, 4)
@@ -179,24 +179,24 @@ def test_what_is_added_is_weighed_by_where_an_item_is_shared() -> None:
     progress = started(fed)
     play(fed, progress, 2)
     part, server = fed.parts[1], progress.server
-    assert isinstance(part, Decoupled)
+    assert isinstance(part, DecoupledLearning)
     kept = server.parts["decoupled"]
-    shard = part.shard_of(server.given.sender)
-    counts = np.array([np.bincount(server.given.item[shard == k], minlength=N_ITEMS) for k in range(4)])
+    shard = part.assign_shards(server.shared.sender)
+    counts = np.array([np.bincount(server.shared.item[shard == k], minlength=N_ITEMS) for k in range(4)])
     weight = counts / np.maximum(1, counts.sum(0))
     np.testing.assert_allclose(kept["added"], np.einsum("ki,kij->ij", weight, kept["residual"]), atol=1e-6)
     assert np.abs(kept["added"]).max() > 1e-3
-    assert not kept["added"][np.setdiff1d(np.arange(N_ITEMS), server.given.item)].any()
+    assert not kept["added"][np.setdiff1d(np.arange(N_ITEMS), server.shared.item)].any()
 
 
 def test_an_empty_request_and_one_before_any_sync_change_nothing() -> None:
     fed = federation(*decoupled())
     progress = started(fed)
-    early = handle(fed, progress, all_of(progress.server, some_sharers(progress.server, 1)))["decoupled"]
+    early = handle_requests(fed, progress, all_of(progress.server, some_sharers(progress.server, 1)))["decoupled"]
     assert early["shards"] == 0
     play(fed, progress, 2)
     before = progress.server
-    handle(fed, progress, Requests("unshare", some_sharers(before, 1), Ragged.empty(1)))
+    handle_requests(fed, progress, RequestBatch("unshare", some_sharers(before, 1), Ragged.empty(1)))
     assert progress.server.parts["decoupled"] is before.parts["decoupled"]
 
 
@@ -204,7 +204,7 @@ def test_everybody_can_take_everything_back() -> None:
     fed = federation(*decoupled())
     progress = started(fed)
     play(fed, progress, 2)
-    handle(fed, progress, all_of(progress.server, some_sharers(progress.server, 1000)))
+    handle_requests(fed, progress, all_of(progress.server, some_sharers(progress.server, 1000)))
     np.testing.assert_array_equal(served(fed, progress.server), progress.server.items)
 
 
@@ -215,7 +215,7 @@ def test_what_was_also_learned_on_devices_is_not_said_to_be_forgotten_exactly(ki
     play(fed, progress, 2)
     asking = some_sharers(progress.server, 1)
     items = Ragged.empty(1) if kind == "leave" else Ragged.from_lists([list(range(N_ITEMS))])
-    assert not handle(fed, progress, Requests(kind, asking, items))["decoupled"]["exact"]
+    assert not handle_requests(fed, progress, RequestBatch(kind, asking, items))["decoupled"]["exact"]
 
 
 def test_who_shares_late_may_have_taught_the_federated_table() -> None:
@@ -223,9 +223,9 @@ def test_who_shares_late_may_have_taught_the_federated_table() -> None:
     progress = started(fed)
     play(fed, progress, 2)
     asking = some_sharers(progress.server, 2)
-    handle(fed, progress, Requests("share", asking[:1], Ragged.from_lists([[1, 2, 3]])))
+    handle_requests(fed, progress, RequestBatch("share", asking[:1], Ragged.from_lists([[1, 2, 3]])))
     for key, exact in zip(asking, (False, True), strict=True):
-        found = handle(fed, progress, all_of(progress.server, np.array([key])))
+        found = handle_requests(fed, progress, all_of(progress.server, np.array([key])))
         assert found["decoupled"]["exact"] is exact
 
 
@@ -233,17 +233,17 @@ def test_decoupled_storage_is_what_is_written() -> None:
     fed = federation(*decoupled())
     progress = started(fed)
     play(fed, progress, 2)
-    said = handle(fed, progress, all_of(progress.server, some_sharers(progress.server, 1)))["decoupled"]
+    said = handle_requests(fed, progress, all_of(progress.server, some_sharers(progress.server, 1)))["decoupled"]
     assert said["storage_server"] == (4 + 1) * N_ITEMS * 6 * 4
 
 
 def test_the_number_of_steps_does_not_depend_on_the_data() -> None:
     fed = federation(*decoupled(steps=7))
     part = fed.parts[1]
-    assert isinstance(part, Decoupled)
+    assert isinstance(part, DecoupledLearning)
     for n in (1, 9):
         progress = started(fed)
-        graph = SharedGraph.of(progress.server.given, N_ITEMS)
+        graph = SharedGraph.of(progress.server.shared, N_ITEMS)
         some = SharedGraph(graph.users[:n], graph.lists.take(np.arange(n)), N_ITEMS)
         assert len(list(part._batches(some, np.arange(2, dtype=np.uint64)))) == 7
 
@@ -259,7 +259,7 @@ def test_they_go_on_over_blocks(specs: tuple[dict[str, Any], ...]) -> None:
     end_block(fed, progress)
     begin_block(fed, progress, 1)
     play(fed, progress, 3)
-    handle(fed, progress, all_of(progress.server, some_sharers(progress.server, 2)))
+    handle_requests(fed, progress, all_of(progress.server, some_sharers(progress.server, 2)))
     assert np.isfinite(progress.server.items).all()
     play(fed, progress, 1)
 
@@ -302,11 +302,11 @@ def test_segments_come_near_as_well(rounds: int) -> None:
 def test_it_also_comes_out_again_over_blocks_with_what_was_shared_by_then() -> None:
     fed = federation(*replaying(segment=1, precision="fp32"), blocks=2)
     progress = started(fed)
-    given = progress.server.given
+    given = progress.server.shared
     progress.server = replace(progress.server, given=replace(given, time=np.full(len(given), 1.0)))
     play(fed, progress, 3)
     key = np.setdiff1d(fed.stream.user_keys, given.sender)[:1]
-    handle(fed, progress, Requests("share", key, Ragged.from_lists([[0, 1, 2]]), time=2.0))
+    handle_requests(fed, progress, RequestBatch("share", key, Ragged.from_lists([[0, 1, 2]]), time=2.0))
     play(fed, progress, 2)
     np.testing.assert_array_equal(replayed(fed, progress.server), progress.server.items)
 
@@ -318,18 +318,18 @@ def test_unlearning_asks_nobody_and_uses_withdrawn_edges_in_no_step() -> None:
     log: Arrays = progress.server.parts["delta-replay"]
     asking = some_sharers(progress.server, 4)
     expected = replace(
-        progress.server, given=progress.server.given.without_lists(asking, progress.server.given.of(asking))
+        progress.server, given=progress.server.shared.without_lists(asking, progress.server.shared.lists_of(asking))
     )
-    said = handle(fed, progress, all_of(progress.server, asking))["delta-replay"]
+    said = handle_requests(fed, progress, all_of(progress.server, asking))["delta-replay"]
     np.testing.assert_array_equal(progress.server.items, replayed(fed, expected))
     assert (said["exact"], said["clients_asked"], progress.played) == (False, 0, 0)
     assert said["storage_server"] == sum(one.nbytes for one in log.values())
     again = progress.server
-    handle(fed, progress, Requests("unshare", asking, Ragged.empty(len(asking))))
+    handle_requests(fed, progress, RequestBatch("unshare", asking, Ragged.empty(len(asking))))
     assert progress.server.items is again.items
 
 
-def retrained(fed: Federation, gone: Requests, rounds: int) -> Floats:
+def retrained(fed: Federation, gone: RequestBatch, rounds: int) -> Floats:
     return trained_without(fed, gone, rounds).server.items
 
 
@@ -339,7 +339,7 @@ def test_replaying_is_nearer_to_retraining_than_doing_nothing() -> None:
     gone = all_of(progress.server, some_sharers(progress.server, 6))
     play(fed, progress, 10)
     before, wanted = progress.server.items, retrained(fed, gone, 10)
-    handle(fed, progress, gone)
+    handle_requests(fed, progress, gone)
     far, near = (float(np.linalg.norm(one - wanted)) for one in (before, progress.server.items))
     assert near < 0.6 * far
 
@@ -350,12 +350,12 @@ def test_the_correction_without_anything_removed_changes_nothing_and_else_someth
         fed = federation(*replaying(segment=1, precision="fp32", correction=correction))
         progress = started(fed)
         play(fed, progress, 5)
-        handle(fed, progress, all_of(progress.server, some_sharers(progress.server, 4)))
+        handle_requests(fed, progress, all_of(progress.server, some_sharers(progress.server, 4)))
         tables.append(progress.server.items)
     assert np.abs(tables[0] - tables[1]).max() > 1e-6
     part = fed.parts[1]
     assert isinstance(part, DeltaReplay)
-    nothing = type(progress.server.given)()
+    nothing = type(progress.server.shared)()
     same = part.replayed(progress.server, nothing).items
     np.testing.assert_allclose(same, replayed(federation(*replaying(segment=1)), progress.server), atol=1e-6)
 
@@ -369,7 +369,7 @@ def test_what_is_written_down_is_then_the_run_that_was_repeated(rounds: int, pre
     play(fed, progress, rounds)
     old = progress.server.parts["delta-replay"]
     first = all_of(progress.server, some_sharers(progress.server, 4))
-    said = handle(fed, progress, first)["delta-replay"]
+    said = handle_requests(fed, progress, first)["delta-replay"]
     new = progress.server.parts["delta-replay"]
     assert "delta_log" in said["purged"]
     assert "had seen the data" in said["residual_risk"]
@@ -379,7 +379,7 @@ def test_what_is_written_down_is_then_the_run_that_was_repeated(rounds: int, pre
     assert (new["open"] != old["open"]).any() or rounds % 2 == 0
     np.testing.assert_array_equal(replayed(fed, progress.server), progress.server.items)  # what is there comes out
     second = all_of(progress.server, some_sharers(progress.server, 2))
-    handle(fed, progress, second)
+    handle_requests(fed, progress, second)
     np.testing.assert_array_equal(replayed(fed, progress.server), progress.server.items)
 
 
@@ -388,7 +388,7 @@ def test_without_a_correction_the_moves_are_what_they_were() -> None:
     progress = started(fed)
     play(fed, progress, 3)
     old = progress.server.parts["delta-replay"]["moves"]
-    said = handle(fed, progress, all_of(progress.server, some_sharers(progress.server, 4)))["delta-replay"]
+    said = handle_requests(fed, progress, all_of(progress.server, some_sharers(progress.server, 4)))["delta-replay"]
     np.testing.assert_array_equal(progress.server.parts["delta-replay"]["moves"], old)
     assert "delta_log" not in said["purged"]
 

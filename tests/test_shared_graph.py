@@ -14,35 +14,35 @@ from torch import Tensor
 from torch.nn import functional
 
 from tacita.core.codec import pack
-from tacita.core.types import Arrays, Doubles, Floats, Given, Keys, ServerState
+from tacita.core.types import Arrays, Doubles, Floats, Keys, ServerState, SharedRecord
 from tacita.federation.rounds import run_round
-from tacita.methods import World, build_parts
+from tacita.methods import RunContext, build_parts
 from tacita.methods.sharing import graph as graph_module
-from tacita.methods.sharing.graph import SharedGraph, Start
-from tacita.methods.sharing.graph_learning import SharedGraphPart, graph_like, paused, purged
-from tacita.methods.sharing.refining import (
-    Aims,
+from tacita.methods.sharing.graph import SharedGraph, UserStart
+from tacita.methods.sharing.graph_training import (
     Batch,
-    Descent,
-    Sizes,
-    Unit,
-    agreement,
-    batches_of,
-    negatives_of,
-    refine,
+    BatchSizes,
+    GraphLoss,
+    GraphObjective,
+    UnitRows,
+    compute_infonce,
+    draw_batches,
+    draw_negatives,
+    refine_table,
 )
-from tacita.methods.sharing.snapshots import n_bytes
+from tacita.methods.sharing.shared_graph_part import SharedGraphPart, pause_learning, purge_learned_state, rebuild_graph
+from tacita.methods.sharing.snapshots import snapshot_bytes
 
 EDGES = [(50, 0), (50, 2), (7, 2), (7, 1), (7, 0), (900, 0)]  # sender, item; item 3 is nobody's
 N_ITEMS, DIM = 4, 5
 
 
-def given_of(edges: list[tuple[int, int]]) -> Given:
+def given_of(edges: list[tuple[int, int]]) -> SharedRecord:
     pairs = np.array(edges, np.int64).reshape(-1, 2)
-    return Given(pairs[:, 0].astype(np.uint64), pairs[:, 1].astype(np.int32), np.arange(len(edges), dtype=float))
+    return SharedRecord(pairs[:, 0].astype(np.uint64), pairs[:, 1].astype(np.int32), np.arange(len(edges), dtype=float))
 
 
-def many_edges(n_users: int, n_items: int, seed: int = 0) -> Given:
+def many_edges(n_users: int, n_items: int, seed: int = 0) -> SharedRecord:
     rng = np.random.default_rng(seed)
     lists = [rng.choice(n_items, rng.integers(1, n_items // 2), replace=False) for _ in range(n_users)]
     return given_of([(3 * u + 1, int(i)) for u, one in enumerate(lists) for i in one])
@@ -52,7 +52,7 @@ def table_of(n_items: int = N_ITEMS, dim: int = DIM, seed: int = 1) -> Floats:
     return np.random.default_rng(seed).normal(size=(n_items, dim)).astype(np.float32)
 
 
-def dense(given: Given, n_items: int, start: Start, layers: int) -> tuple[Doubles, Doubles]:
+def dense(given: SharedRecord, n_items: int, start: UserStart, layers: int) -> tuple[Doubles, Doubles]:
     """What smoothing multiplies learned first rows of users and the table by, from the whole adjacency matrix."""
     users = sorted(set(given.sender.tolist()))
     a = np.zeros((len(users), n_items))
@@ -70,7 +70,7 @@ def dense(given: Given, n_items: int, start: Start, layers: int) -> tuple[Double
 
 @pytest.mark.parametrize("layers", [0, 1, 2, 3])
 @pytest.mark.parametrize("start", ["mean", "zero", "learned"])
-def test_smoothing_is_the_dense_matrix(start: Start, layers: int) -> None:
+def test_smoothing_is_the_dense_matrix(start: UserStart, layers: int) -> None:
     given, table, people = given_of(EDGES), table_of(), table_of(3, seed=2)
     graph = SharedGraph.of(given, N_ITEMS, layers=layers, start=start)
     assert graph.users.tolist() == [7, 50, 900]
@@ -79,7 +79,7 @@ def test_smoothing_is_the_dense_matrix(start: Start, layers: int) -> None:
     users, items = graph.smooth(table, people if start == "learned" else None)
     np.testing.assert_allclose(np.concatenate([users, items]), expected, rtol=1e-5, atol=1e-6)
     slope = table_of(3 + N_ITEMS, seed=3)
-    first, back = graph.carry_back_both(slope[:3], slope[3:])
+    first, back = graph.backpropagate(slope[:3], slope[3:])
     np.testing.assert_allclose(back, by_table.T @ slope, rtol=1e-5, atol=1e-6)
     if start == "learned":
         np.testing.assert_allclose(first, by_people.T @ slope, rtol=1e-5, atol=1e-6)
@@ -90,9 +90,9 @@ def test_an_item_that_nobody_shared_keeps_its_direction_and_its_slope() -> None:
     np.testing.assert_array_equal(graph.smooth(table)[1][3], table[3] / np.float32(4))
     slope = np.zeros((N_ITEMS, DIM), np.float32)
     slope[3] = 1
-    back = graph.carry_back(np.zeros((3, DIM), np.float32), slope)
+    back = graph.backpropagate_table(np.zeros((3, DIM), np.float32), slope)
     np.testing.assert_array_equal(back, slope / 4)
-    assert graph.shared.tolist() == [0, 1, 2]
+    assert graph.shared_items.tolist() == [0, 1, 2]
 
 
 def test_degrees_count_what_is_in_the_record_and_nothing_else() -> None:
@@ -121,7 +121,13 @@ def cosines(a: Tensor, b: Tensor) -> Tensor:
 
 
 def by_torch(
-    given: Given, table: Floats, batch: Batch, aims: Aims, start: Start, people: Floats, anchor: Floats | None
+    given: SharedRecord,
+    table: Floats,
+    batch: Batch,
+    aims: GraphObjective,
+    start: UserStart,
+    people: Floats,
+    anchor: Floats | None,
 ) -> tuple[Doubles, Doubles]:
     """The slopes of the loss as it is written in the spec."""
     by_people, by_table = (torch.from_numpy(one) for one in dense(given, len(table), start, 3))
@@ -160,15 +166,15 @@ KINDS = [{}, {"bpr": False}, {"lam1": 0.0}, {"cl_grad": "anchor"}, {"scale": 5.0
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("start", ["mean", "zero", "learned"])
-def test_slopes_are_those_of_autograd(start: Start, kind: dict[str, Any]) -> None:
-    given, table, aims = many_edges(9, 14), table_of(14, seed=4), Aims(**kind)
+def test_slopes_are_those_of_autograd(start: UserStart, kind: dict[str, Any]) -> None:
+    given, table, aims = many_edges(9, 14), table_of(14, seed=4), GraphObjective(**kind)
     graph = SharedGraph.of(given, 14, start=start)
-    batch = next(batches_of(graph, Sizes(20, 8), np.arange(3, dtype=np.uint64)))
+    batch = next(draw_batches(graph, BatchSizes(20, 8), np.arange(3, dtype=np.uint64)))
     people, anchor = table_of(9, seed=5), table_of(14, seed=6) if aims.cl_grad == "anchor" else None
     rows, first = by_torch(given, table, batch, aims, start, people, anchor)
     with ThreadPoolExecutor(2) as cores:
-        descent = Descent(graph, aims, cores, None if anchor is None else Unit.of(anchor))
-        found = descent.slopes(table, batch, people if start == "learned" else None)
+        descent = GraphLoss(graph, aims, cores, None if anchor is None else UnitRows.of(anchor))
+        found = descent.compute_gradients(table, batch, people if start == "learned" else None)
     np.testing.assert_allclose(found.table, rows, rtol=2e-4, atol=2e-6)
     if start == "learned":
         np.testing.assert_allclose(found.people, first, rtol=2e-4, atol=2e-6)
@@ -176,9 +182,9 @@ def test_slopes_are_those_of_autograd(start: Start, kind: dict[str, Any]) -> Non
 
 
 def test_all_steps_of_a_round_are_those_of_torch_with_adam() -> None:
-    given, table, aims = many_edges(9, 14), table_of(14, seed=4), Aims(lr=0.01)
+    given, table, aims = many_edges(9, 14), table_of(14, seed=4), GraphObjective(lr=0.01)
     graph = SharedGraph.of(given, 14)
-    batches = list(batches_of(graph, Sizes(12, 8), np.arange(3, dtype=np.uint64)))
+    batches = list(draw_batches(graph, BatchSizes(12, 8), np.arange(3, dtype=np.uint64)))
     assert len(batches) == -(-len(given) // 12)
     rows = torch.from_numpy(table.astype(np.float64)).requires_grad_()
     adam = torch.optim.Adam([rows], lr=0.01)
@@ -186,14 +192,16 @@ def test_all_steps_of_a_round_are_those_of_torch_with_adam() -> None:
         now = rows.detach().numpy().copy()
         rows.grad = torch.from_numpy(by_torch(given, now, batch, aims, "mean", table_of(9), None)[0])
         adam.step()
-    np.testing.assert_allclose(refine(graph, table, batches, aims).table, rows.detach().numpy(), atol=2e-5)
+    np.testing.assert_allclose(refine_table(graph, table, batches, aims).table, rows.detach().numpy(), atol=2e-5)
 
 
 def test_a_row_of_zeros_has_finite_slopes() -> None:
     given, table = many_edges(5, 8), table_of(8)
     table[:3] = 0
     graph = SharedGraph.of(given, 8)
-    refined = refine(graph, table, batches_of(graph, Sizes(), np.arange(3, dtype=np.uint64)), Aims())
+    refined = refine_table(
+        graph, table, draw_batches(graph, BatchSizes(), np.arange(3, dtype=np.uint64)), GraphObjective()
+    )
     assert np.isfinite(refined.table).all()
 
 
@@ -203,7 +211,7 @@ def test_a_row_of_zeros_has_finite_slopes() -> None:
 def test_a_pass_takes_every_edge_once_with_a_negative_that_its_user_did_not_share() -> None:
     given = many_edges(30, 40)
     graph = SharedGraph.of(given, 40)
-    batches = list(batches_of(graph, Sizes(64, 16), np.arange(3, dtype=np.uint64)))
+    batches = list(draw_batches(graph, BatchSizes(64, 16), np.arange(3, dtype=np.uint64)))
     seen = [(u, i) for b in batches for u, i in zip(b.user.tolist(), b.liked.tolist(), strict=True)]
     expected = zip(graph.lists.rows().tolist(), graph.lists.ids.tolist(), strict=True)
     assert sorted(seen) == sorted(expected)
@@ -211,13 +219,13 @@ def test_a_pass_takes_every_edge_once_with_a_negative_that_its_user_did_not_shar
     for b in batches:
         assert not graph.lists.holds(b.user, b.other).any()
         assert len(set(b.items.tolist())) == 16
-        assert set(b.items.tolist()) <= set(graph.shared.tolist())
+        assert set(b.items.tolist()) <= set(graph.shared_items.tolist())
 
 
 def test_more_steps_than_a_pass_draw_anew() -> None:
     graph = SharedGraph.of(many_edges(30, 40), 40)
     a_pass = -(-len(graph) // 64)
-    batches = list(batches_of(graph, Sizes(64, 16, 2 * a_pass), np.arange(3, dtype=np.uint64)))
+    batches = list(draw_batches(graph, BatchSizes(64, 16, 2 * a_pass), np.arange(3, dtype=np.uint64)))
     assert len(batches) == 2 * a_pass
     assert not np.array_equal(batches[0].user, batches[a_pass].user)
     assert sum(len(b.user) for b in batches) == 2 * len(graph)
@@ -226,9 +234,9 @@ def test_more_steps_than_a_pass_draw_anew() -> None:
 def test_who_shared_everything_has_no_negatives_and_is_left_out() -> None:
     given = given_of([(1, i) for i in range(4)] + [(2, 0)])
     graph = SharedGraph.of(given, 4)
-    batches = list(batches_of(graph, Sizes(), np.arange(3, dtype=np.uint64)))
+    batches = list(draw_batches(graph, BatchSizes(), np.arange(3, dtype=np.uint64)))
     assert [b.user.tolist() for b in batches] == [[1]]
-    assert len(negatives_of(graph, np.uint64(0))) == 5
+    assert len(draw_negatives(graph, np.uint64(0))) == 5
 
 
 # InfoNCE, closed form
@@ -239,7 +247,7 @@ def test_identical_views_of_orthonormal_items(tau: float) -> None:
     """Of B of them: -log(e^(1/tau) / (e^(1/tau) + B - 1))."""
     views = np.eye(200, dtype=np.float32)
     with ThreadPoolExecutor(2) as cores:
-        loss, left, right = agreement(views, views, tau, 1.0, cores)
+        loss, left, right = compute_infonce(views, views, tau, 1.0, cores)
     assert loss == pytest.approx(np.log1p(199 * np.exp(-1 / tau)), rel=1e-4, abs=1e-6)
     np.testing.assert_allclose(left, right.T, atol=1e-7)
 
@@ -247,8 +255,8 @@ def test_identical_views_of_orthonormal_items(tau: float) -> None:
 def test_the_agreement_stays_between_its_bounds() -> None:
     with ThreadPoolExecutor(2) as cores:
         for sign in (1, -1):
-            view = Unit.of(table_of(64, 3)).rows
-            loss, *_ = agreement(view, sign * view, 0.1, 1.0, cores)
+            view = UnitRows.of(table_of(64, 3)).rows
+            loss, *_ = compute_infonce(view, sign * view, 0.1, 1.0, cores)
             assert 0 <= loss <= 2 / 0.1 + np.log(64)
 
 
@@ -257,14 +265,16 @@ def test_the_agreement_stays_between_its_bounds() -> None:
 
 def part_of(**options: Any) -> SharedGraphPart:
     fed = federate(make_stream(make_block(0, 14, [[0, 1]])), make_backbone("ego"))
-    world = World(fed.backbone, fed.draws, fed.config.train)
+    world = RunContext(fed.backbone, fed.draws, fed.config.train)
     (part,) = build_parts([{"name": "shared-graph", **options}], world)
     assert isinstance(part, SharedGraphPart)
     return part
 
 
-def state(given: Given | None = None, n_items: int = 14, parts: dict[str, Arrays] | None = None) -> ServerState:
-    return ServerState(table_of(n_items, 6), {}, parts=parts or {}, given=many_edges(9, 14) if given is None else given)
+def state(given: SharedRecord | None = None, n_items: int = 14, parts: dict[str, Arrays] | None = None) -> ServerState:
+    return ServerState(
+        table_of(n_items, 6), {}, parts=parts or {}, shared=many_edges(9, 14) if given is None else given
+    )
 
 
 def stepped(part: SharedGraphPart, server: ServerState) -> ServerState:
@@ -278,7 +288,7 @@ def test_without_losses_or_steps_the_table_is_that_of_the_devices(options: dict[
 
 
 def test_without_sharers_nothing_changes() -> None:
-    server = state(Given())
+    server = state(SharedRecord())
     assert stepped(part_of(), server) is server
 
 
@@ -299,7 +309,7 @@ def test_a_step_is_drawn_by_its_round_alone() -> None:
     one, again = stepped(part, state()), stepped(part, state())
     np.testing.assert_array_equal(one.items, again.items)
     assert np.abs(one.items - state().items).max() > 1e-4
-    later = stepped(part, ServerState(state().items, {}, round=1, given=many_edges(9, 14)))
+    later = stepped(part, ServerState(state().items, {}, round=1, shared=many_edges(9, 14)))
     assert not np.array_equal(one.items, later.items)
 
 
@@ -316,13 +326,13 @@ def test_learned_rows_follow_their_people() -> None:
     part = part_of(user_start="learned", lr=0.05)
     server = stepped(part, state())
     kept = server.parts["shared-graph"]
-    assert kept["sender"].tolist() == sorted(set(server.given.sender.tolist()))
+    assert kept["sender"].tolist() == sorted(set(server.shared.sender.tolist()))
     keys: Keys = np.array([4, 5, 1], np.uint64)
     rows = part.people(server, keys)
     np.testing.assert_array_equal(rows[0], kept["people"][1])
     np.testing.assert_array_equal(rows[2], kept["people"][0])
     np.testing.assert_array_equal(rows[1], part.people(state(), keys)[1])
-    cleaned, said = purged(server, keys[:1])
+    cleaned, said = purge_learned_state(server, keys[:1])
     assert said == ["snapshots", "learned_rows"]
     assert 4 not in cleaned.parts["shared-graph"]["sender"].tolist()
 
@@ -342,7 +352,7 @@ def test_the_last_tables_are_kept_newest_last() -> None:
 
 def test_spaced_snapshots_spread_over_a_block() -> None:
     part, server = part_of(snapshots=5, snapshot_every=0), state()
-    assert part.world.train.rounds == 100
+    assert part.context.train.rounds == 100
     for round in range(100):
         server = part.server_step(server, replace(server, round=round, given=many_edges(2, 14)), no_total(server))
     assert server.parts["shared-graph"]["snapshots_taken"][:, 1].tolist() == [20, 40, 60, 80, 100]
@@ -354,10 +364,10 @@ def test_snapshots_take_up_what_is_said_and_go_when_they_must() -> None:
         server = stepped(part, replace(server, round=round))
     kept = server.parts["shared-graph"]
     written = len(pack({"snapshots": kept["snapshots"]})) - len(pack({"snapshots": kept["snapshots"][:0]}))
-    assert n_bytes(kept) == 2 * 14 * 6 * 4 == pytest.approx(written, abs=8)  # a header in front, padded
-    cleaned, said = purged(server, np.zeros(0, np.uint64))
+    assert snapshot_bytes(kept) == 2 * 14 * 6 * 4 == pytest.approx(written, abs=8)  # a header in front, padded
+    cleaned, said = purge_learned_state(server, np.zeros(0, np.uint64))
     assert said == ["snapshots"]
-    assert n_bytes(cleaned.parts["shared-graph"]) == 0
+    assert snapshot_bytes(cleaned.parts["shared-graph"]) == 0
     assert not any("snapshots" in name for name in cleaned.parts["shared-graph"])
 
 
@@ -379,16 +389,16 @@ def test_no_snapshot_is_kept_where_none_is_wanted() -> None:
 
 def test_a_paused_server_leaves_the_table_alone_until_it_is_purged() -> None:
     part, server = part_of(), stepped(part_of(), state())
-    still = stepped(part, paused(server))
+    still = stepped(part, pause_learning(server))
     assert still.items is server.items
-    assert n_bytes(still.parts["shared-graph"]) == n_bytes(server.parts["shared-graph"])
-    assert stepped(part, purged(still, np.zeros(0, np.uint64))[0]).items is not server.items
+    assert snapshot_bytes(still.parts["shared-graph"]) == snapshot_bytes(server.parts["shared-graph"])
+    assert stepped(part, purge_learned_state(still, np.zeros(0, np.uint64))[0]).items is not server.items
 
 
 def test_another_graph_is_built_as_the_one_that_was_learned_on() -> None:
-    assert graph_like(state(), given_of([(4, 1)])) is None
+    assert rebuild_graph(state(), given_of([(4, 1)])) is None
     server = stepped(part_of(user_start="learned", layers=2), state())
-    found = graph_like(server, given_of([(4, 1), (5, 2)]))
+    found = rebuild_graph(server, given_of([(4, 1), (5, 2)]))
     assert found is not None
     assert (found[0].layers, found[0].start) == (2, "learned")
     assert found[1] is not None
@@ -398,22 +408,22 @@ def test_another_graph_is_built_as_the_one_that_was_learned_on() -> None:
 def test_devices_score_with_the_smoothed_table_where_they_are_to() -> None:
     part, server = part_of(serve="glob"), state()
     np.testing.assert_array_equal(
-        part.broadcast(server)["table"], SharedGraph.of(server.given, 14).smooth(server.items)[1]
+        part.broadcast(server)["table"], SharedGraph.of(server.shared, 14).smooth(server.items)[1]
     )
     assert part_of().broadcast(server) == {}
     assert part.received_fits({"table": server.items}, 14)
 
 
 def test_a_graph_is_made_once_for_a_record_and_ends_with_it() -> None:
-    given = Given(np.array([5, 5, 9], np.uint64), np.array([0, 2, 1], np.int32), np.zeros(3))
+    given = SharedRecord(np.array([5, 5, 9], np.uint64), np.array([0, 2, 1], np.int32), np.zeros(3))
     first = SharedGraph.of(given, 4)
     assert SharedGraph.of(given, 4) is first
     assert SharedGraph.of(given, 5) is not first
     assert SharedGraph.of(given, 5, layers=1) is not SharedGraph.of(given, 5)
-    other = SharedGraph.of(given.without(5, np.array([2])), 4)
+    other = SharedGraph.of(given.without_items(5, np.array([2])), 4)
     assert len(other) == 2
     more = SharedGraph.of(given, 4, (np.array([9], np.uint64), np.array([3], np.int32)))
     assert len(more) == 4
     assert len(SharedGraph.of(given, 4)) == 3
     del given
-    assert graph_module._LAST == []  # what was withdrawn is not kept by being remembered
+    assert graph_module._GRAPH_CACHE == []  # what was withdrawn is not kept by being remembered

@@ -16,37 +16,39 @@ from oracle import catalogue, federate, make_backbone, make_block, make_stream, 
 from test_contracts import assert_same_numbers, run, through_a_file, with_parts
 from test_live_parity import close, close_all, config_of, home, lab, make_site, rows_of_blocks
 
-from tacita.core.config import RunConfig, validated
+from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
-from tacita.core.types import Given, Ints, Keys, Ragged, Request, Requests, ServerState, Stream
-from tacita.federation.clients import users_view
-from tacita.federation.requests import given_after, handle
-from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round, run_stream, start
+from tacita.core.types import BlockStream, Ints, Keys, Ragged, Request, RequestBatch, ServerState, SharedRecord
+from tacita.federation.clients import build_user_view
+from tacita.federation.requests import handle_requests, update_shared_record
+from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round, run_stream, start_run
 from tacita.federation.scoring import DeviceScorer
-from tacita.lab.assembling import Machine, assemble
-from tacita.lab.bench_sharing import NaiveSharing, bench_sharing
-from tacita.lab.controls import _scored, popular_scorer
-from tacita.methods import configured
-from tacita.methods.sharing.sharing import ALL, NONE, SOME, Sharing
-from tacita.round.parts import World
-from tacita.round.plan import Federation, to_serve
+from tacita.methods import resolve_config
+from tacita.methods.sharing.sharing import SHARE_ALL, SHARE_NONE, SHARE_SOME, Sharing
+from tacita.research.bench.shared_graph import NaiveSharing, bench_sharing
+from tacita.round.parts import RunContext
+from tacita.round.plan import Federation, prepare_serving
+from tacita.runs.assembly import Machine, assemble
+from tacita.runs.controls import _evaluate_control, popular_scorer
 
 
-def people(n: int = 100, n_items: int = 50, least: int = 2, most: int = 21) -> Stream:
+def people(n: int = 100, n_items: int = 50, least: int = 2, most: int = 21) -> BlockStream:
     """Users with up to 20 training items, and items of their own to validate and test."""
     rng = np.random.default_rng(5)
     mine = [rng.permutation(n_items)[: rng.integers(least, most) + 2].tolist() for _ in range(n)]
     return make_stream(make_block(0, n_items, [m[:-2] for m in mine], [m[-2:-1] for m in mine], [m[-1:] for m in mine]))
 
 
-def sharing(stream: Stream, backbone: str = "ego", options: dict[str, Any] | None = None, **train: Any) -> Federation:
+def sharing(
+    stream: BlockStream, backbone: str = "ego", options: dict[str, Any] | None = None, **train: Any
+) -> Federation:
     fed = federate(stream, make_backbone(backbone), **train)
-    part = Sharing(Sharing.Config(**options or {}), World(fed.backbone, fed.draws, fed.config.train))
+    part = Sharing(Sharing.Config(**options or {}), RunContext(fed.backbone, fed.draws, fed.config.train))
     return replace(fed, parts=(part,))
 
 
 def lists(progress: Progress, name: str) -> Ragged:
-    return progress.clients.list_of(f"parts/sharing/{name}", np.arange(progress.clients.n_users))
+    return progress.clients.read_list(f"parts/sharing/{name}", np.arange(progress.clients.n_users))
 
 
 def groups(progress: Progress) -> Any:
@@ -57,8 +59,8 @@ def learned_from(fed: Federation, progress: Progress) -> Any:
     """What a round would learn from, everybody taking part."""
     block = fed.stream.blocks[progress.server.block]
     users = np.arange(block.n_users)
-    down = to_serve(fed, progress.server)
-    view = users_view(progress.clients, progress.server, block, users, fed.stream.user_keys, down)
+    down = prepare_serving(fed, progress.server)
+    view = build_user_view(progress.clients, progress.server, block, users, fed.stream.user_keys, down)
     return fed.parts[0].local_data(view)
 
 
@@ -86,11 +88,11 @@ def test_groups_are_one_two_seven_and_who_shares_some_shares_neither_nothing_nor
     assert np.bincount(groups(progress)).tolist() == [0, 72, 21, 10]
     own, shared = fed.stream.blocks[0].train.counts(), lists(progress, "shared").counts()
     group = groups(progress)
-    assert (shared[group == ALL] == own[group == ALL]).all()
-    assert not shared[group == NONE].any()
+    assert (shared[group == SHARE_ALL] == own[group == SHARE_ALL]).all()
+    assert not shared[group == SHARE_NONE].any()
     want = np.clip(np.ceil(0.3 * own - 1e-9), 1, own - 1)
-    assert (shared[group == SOME] == want[group == SOME]).all()
-    assert {1, 2, 6} <= set(shared[group == SOME].tolist())
+    assert (shared[group == SHARE_SOME] == want[group == SHARE_SOME]).all()
+    assert {1, 2, 6} <= set(shared[group == SHARE_SOME].tolist())
 
 
 @pytest.mark.parametrize(("own", "shares"), [(1, 0), (2, 1), (3, 1), (4, 2), (10, 3), (11, 4)])
@@ -101,8 +103,8 @@ def test_a_share_of_some_by_hand(own: int, shares: int) -> None:
 
 def test_the_same_seed_gives_the_same_split_and_another_seed_another() -> None:
     stream = people()
-    one, same, other = (started(sharing(stream, seed=seed)).server.given for seed in (3, 3, 4))
-    for field in fields(Given):
+    one, same, other = (started(sharing(stream, seed=seed)).server.shared for seed in (3, 3, 4))
+    for field in fields(SharedRecord):
         assert np.array_equal(getattr(one, field.name), getattr(same, field.name))
     assert {*zip(one.sender, one.item)} != {*zip(other.sender, other.item)}
 
@@ -110,7 +112,7 @@ def test_the_same_seed_gives_the_same_split_and_another_seed_another() -> None:
 def test_every_item_of_who_shares_some_is_as_likely_to_be_shared() -> None:
     """2,000 people with the same ten items share three each; a count of 600 has a deviation of 20."""
     fed = sharing(make_stream(make_block(0, 10, [list(range(10))] * 2000)), options={"groups": [0, 1, 0]})
-    counts = np.bincount(started(fed).server.given.item, minlength=10)
+    counts = np.bincount(started(fed).server.shared.item, minlength=10)
     assert counts.sum() == 6000
     assert np.abs(counts - 600).max() < 100
 
@@ -121,10 +123,10 @@ def test_the_server_is_given_what_devices_shared_and_when() -> None:
     train = replace(block.train, values={"time": np.linspace(5.0, 9.0, len(block.train.ids))})
     fed = replace(fed, stream=replace(fed.stream, blocks=(replace(block, train=train),)))
     progress = started(fed)
-    given = progress.server.given
-    assert sets(given.of(fed.stream.user_keys)) == sets(lists(progress, "shared"))
+    given = progress.server.shared
+    assert sets(given.lists_of(fed.stream.user_keys)) == sets(lists(progress, "shared"))
     assert set(given.time) == {9.0}  # after the last of what it is about
-    assert progress.best_server.given is given
+    assert progress.best_server.shared is given
 
 
 # What the server sees
@@ -148,9 +150,9 @@ def test_nothing_that_stays_local_is_in_what_the_server_holds() -> None:
     stay = {*zip(fed.stream.user_keys[local.rows()].tolist(), local.ids.tolist())}
     for _ in range(2):
         progress.server, _ = run_round(fed, progress.server, progress.devices)
-        given = progress.server.given
+        given = progress.server.shared
         assert not stay & {*zip(given.sender.tolist(), given.item.tolist())}
-        rest = walk(replace(progress.server, given=Given()))
+        rest = walk(replace(progress.server, given=SharedRecord()))
         assert rest
         assert not any(array.dtype.kind in "iu" and array.size for array in rest)
         assert not any(np.shares_memory(array, local.ids) for array in walk(progress.server))
@@ -159,9 +161,9 @@ def test_nothing_that_stays_local_is_in_what_the_server_holds() -> None:
 class Listens(Sharing):
     """Whatever server hooks of sharing are handed."""
 
-    heard: list[Requests] = []
+    heard: list[RequestBatch] = []
 
-    def handle_many(self, server: ServerState, requests: Requests, ask: Any, play: Any) -> Any:
+    def handle_many(self, server: ServerState, requests: RequestBatch, ask: Any, play: Any) -> Any:
         self.heard.append(requests)
         return super().handle_many(server, requests, ask, play)
 
@@ -194,7 +196,7 @@ def test_who_shares_everything_changes_no_round(backbone: str, aggregation: str)
     fixed = {"denominator": 40.0} if aggregation == "fixed" else {}
     fed = sharing(people(), backbone, aggregation=aggregation, **fixed)
     progress, without = started(fed), started(fed)
-    silent = groups(progress) == ALL
+    silent = groups(progress) == SHARE_ALL
     private = progress.clients.private[silent].copy()
     after, report = run_round(fed, progress.server, progress.devices)
     other, _ = run_round(fed, without.server, without.devices, fed.stream.user_keys[~silent])
@@ -210,9 +212,15 @@ def test_a_device_scores_with_all_it_owns_and_who_never_learned_starts_from_its_
     progress.server, _ = run_round(fed, progress.server, progress.devices)
     block, users = fed.stream.blocks[0], np.arange(30, dtype=np.int32)
     scorer = DeviceScorer(
-        fed, progress.server, progress.clients, block, fed.stream.user_keys, to_serve(fed, progress.server), "test"
+        fed,
+        progress.server,
+        progress.clients,
+        block,
+        fed.stream.user_keys,
+        prepare_serving(fed, progress.server),
+        "test",
     )
-    found, table, silent = scorer(users), progress.server.items, np.flatnonzero(groups(progress) == ALL)
+    found, table, silent = scorer(users), progress.server.items, np.flatnonzero(groups(progress) == SHARE_ALL)
     assert len(silent) == 3
     for u in silent:
         progress.clients.private[u] = table[block.train.row(u)].mean(0)
@@ -231,7 +239,7 @@ def test_without_sharers_it_is_plain_federation() -> None:
     plain, nobody = federate(stream, make_backbone("ego"), rounds=3), sharing(stream, options={"groups": [0, 0, 1]})
     nobody = replace(nobody, config=plain.config)
     one, other = run(plain), run(nobody)
-    assert len(other.server.given) == 0
+    assert len(other.server.shared) == 0
     assert np.array_equal(one.server.items, other.server.items)
     assert np.array_equal(one.clients.private, other.clients.private)
     assert one.results == other.results
@@ -241,7 +249,9 @@ def test_without_sharers_it_is_plain_federation() -> None:
 
 
 def ask(fed: Federation, progress: Progress, kind: Any, user: int, items: list[int]) -> dict[str, Any]:
-    return handle(fed, progress, Request(kind, int(fed.stream.user_keys[user]), np.array(items, np.int32), 7.0))
+    return handle_requests(
+        fed, progress, Request(kind, int(fed.stream.user_keys[user]), np.array(items, np.int32), 7.0)
+    )
 
 
 TINY = make_stream(make_block(0, 8, [[0, 1, 2, 3], [4, 5, 6], [0, 4]]))
@@ -259,14 +269,14 @@ def test_what_is_taken_back_is_dropped_or_learned_from(mode: str, left: set[int]
     assert sets(learned_from(fed, progress).train)[0] == {2, 3}
     ask(fed, progress, "unshare", 0, [0])
     assert sets(learned_from(fed, progress).train) == [left, {4, 5, 6}, {0, 4}]
-    assert progress.server.given.item.tolist() == [1]
+    assert progress.server.shared.item.tolist() == [1]
     before = lists(progress, "shared"), lists(progress, "gone"), progress.server
     ask(fed, progress, "unshare", 0, [0])  # again
     ask(fed, progress, "unshare", 0, [2])  # which was never shared
     assert sets(lists(progress, "shared")) == sets(before[0])
     assert sets(lists(progress, "gone")) == sets(before[1])
     assert progress.server.items is before[2].items
-    assert progress.server.given.item.tolist() == [1]
+    assert progress.server.shared.item.tolist() == [1]
 
 
 def test_what_is_forgotten_is_neither_learned_from_nor_read() -> None:
@@ -274,11 +284,16 @@ def test_what_is_forgotten_is_neither_learned_from_nor_read() -> None:
     ask(fed, progress, "share", 0, [0])
     ask(fed, progress, "forget", 0, [0, 2])
     assert sets(learned_from(fed, progress).train)[0] == {1, 3}
-    view = users_view(
-        progress.clients, progress.server, TINY.blocks[0], np.arange(3), TINY.user_keys, to_serve(fed, progress.server)
+    view = build_user_view(
+        progress.clients,
+        progress.server,
+        TINY.blocks[0],
+        np.arange(3),
+        TINY.user_keys,
+        prepare_serving(fed, progress.server),
     )
     assert sets(fed.parts[0].serving(view).train) == [{1, 3}, {4, 5, 6}, {0, 4}]
-    assert len(progress.server.given) == 0
+    assert len(progress.server.shared) == 0
     ask(fed, progress, "leave", 1, [])
     assert sets(learned_from(fed, progress).train) == [{1, 3}, set(), {0, 4}]
 
@@ -291,7 +306,7 @@ def test_going_back_to_the_best_round_gives_nothing_back() -> None:
     end_block(fed, progress)  # its best round is the first, before anybody had asked
     assert sets(lists(progress, "shared"))[0] == {1}
     assert sets(lists(progress, "gone"))[0] == {0}
-    assert progress.server.given.item.tolist() == [1]
+    assert progress.server.shared.item.tolist() == [1]
 
 
 def test_many_requests_at_once_are_the_same_requests_one_by_one() -> None:
@@ -299,23 +314,23 @@ def test_many_requests_at_once_are_the_same_requests_one_by_one() -> None:
     fed = sharing(stream, options={"groups": [0, 0, 1]})
     together, alone = started(fed), started(fed)
     chosen = stream.blocks[0].train.take(np.arange(5, 50))
-    asked = Requests("share", stream.user_keys[5:50], Ragged(chosen.ptr, chosen.ids), 3.0)
+    asked = RequestBatch("share", stream.user_keys[5:50], Ragged(chosen.ptr, chosen.ids), 3.0)
     some = asked.take(np.arange(0, 40, 2))
-    back = replace(some, kind="unshare", items=some.items.where(np.arange(len(some.items.ids)) % 3 > 0))
+    back = replace(some, kind="unshare", items=some.items.filter_entries(np.arange(len(some.items.ids)) % 3 > 0))
     for batch in (asked, back):
-        handle(fed, together, batch)
-        for one in batch.each():
-            handle(fed, alone, one)
+        handle_requests(fed, together, batch)
+        for one in batch.to_requests():
+            handle_requests(fed, alone, one)
     assert_same_numbers(together, alone)
     for name in ("shared", "gone"):
         assert sets(lists(together, name)) == sets(lists(alone, name))
-    for field in fields(Given):
-        assert np.array_equal(getattr(together.server.given, field.name), getattr(alone.server.given, field.name))
+    for field in fields(SharedRecord):
+        assert np.array_equal(getattr(together.server.shared, field.name), getattr(alone.server.shared, field.name))
 
 
-def random_given(rng: np.random.Generator) -> tuple[Given, Keys]:
+def random_given(rng: np.random.Generator) -> tuple[SharedRecord, Keys]:
     keys = rng.integers(1, 2**63, 6).astype(np.uint64)
-    given = Given()
+    given = SharedRecord()
     for _ in range(4):
         given = given.with_shared(int(rng.choice(keys)), rng.integers(0, 9, 4), 1.0)
     return given, keys
@@ -329,9 +344,9 @@ def test_the_record_after_many_requests_is_a_set_of_pairs(seed: int) -> None:
     assert len(pairs) == len(given)
     asked = Ragged.from_lists([rng.integers(0, 9, 3).tolist() for _ in range(4)])
     wanted = {(int(keys[r]), int(i)) for r, i in zip(asked.rows(), asked.ids)}
-    more = given_after(given, Requests("share", keys[:4], asked, 2.0))
-    less = given_after(given, Requests("forget", keys[:4], asked))
-    left = given_after(given, Requests("leave", keys[:4], Ragged.empty(4)))
+    more = update_shared_record(given, RequestBatch("share", keys[:4], asked, 2.0))
+    less = update_shared_record(given, RequestBatch("forget", keys[:4], asked))
+    left = update_shared_record(given, RequestBatch("leave", keys[:4], Ragged.empty(4)))
     assert [*zip(more.sender.tolist(), more.item.tolist())][: len(given)] == [*zip(given.sender, given.item)]
     for found, want in ((more, pairs | wanted), (less, pairs - wanted)):
         assert len(found) == len(want)
@@ -346,7 +361,7 @@ def test_the_choices_of_many_people_cost_little() -> None:
     began = time.process_time()  # others may be at work on this machine
     progress = started(fed)
     assert time.process_time() - began < 1.0
-    assert len(np.unique(progress.server.given.sender)) == 2000
+    assert len(np.unique(progress.server.shared.sender)) == 2000
 
 
 def test_silos_and_groups_of_nobody_are_refused() -> None:
@@ -436,13 +451,13 @@ def test_a_run_that_goes_on_does_not_ask_again(tmp_path: Path) -> None:
         if len(seen) == 2:
             raise InterruptedError
 
-    progress = start(fed)
+    progress = start_run(fed)
     with pytest.raises(InterruptedError):
         run_stream(fed, progress, stop)
     restored = through_a_file(progress, tmp_path / "now.safetensors")
-    begun = len(restored.server.given)
+    begun = len(restored.server.shared)
     run_stream(fed, restored, lambda report, now: None)
-    assert len(restored.server.given) == begun == len(whole.server.given)
+    assert len(restored.server.shared) == begun == len(whole.server.shared)
     assert_same_numbers(restored, whole)
 
 
@@ -450,7 +465,7 @@ def test_people_on_nodes_share_and_take_back_as_in_the_lab(tmp_path: Path) -> No
     """On nodes nobody chooses for people: the lab's groups are nobody, and both ask after the first round."""
     parts = [{"name": "sharing", "groups": [0, 0, 1]}]
     values = config_of("fedavg", 4).model_dump(mode="json") | {"parts": parts}
-    config = validated(RunConfig, values, "the test")
+    config = validate_model(RunConfig, values, "the test")
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
     fed = assemble(config, Machine())
     persons = [raw for raw in fed.stream.user_ids if home(raw) == 1][:2]
@@ -463,14 +478,14 @@ def test_people_on_nodes_share_and_take_back_as_in_the_lab(tmp_path: Path) -> No
     node = site.transport.members[1]
     for kind, who, items in wanted:
         raw = [fed.stream.item_ids[i] for i in items]
-        node.store.enqueue(kind, "r", raw, node.store.user(persons[who]))
+        node.store.enqueue_request(kind, "r", raw, node.store.find_user(persons[who]))
     site.next_block()
-    progress = start(fed)
+    progress = start_run(fed)
 
     def after_the_first_round(report: Any, now: Progress) -> None:
         if report.round == 1:
             for kind, who, items in wanted:
-                handle(fed, now, Request(kind, int(fed.stream.user_keys[rows[who]]), items))  # type: ignore[arg-type]
+                handle_requests(fed, now, Request(kind, int(fed.stream.user_keys[rows[who]]), items))  # type: ignore[arg-type]
 
     begin_block(fed, progress, 0)
     run_block(fed, progress, after_the_first_round)
@@ -478,8 +493,8 @@ def test_people_on_nodes_share_and_take_back_as_in_the_lab(tmp_path: Path) -> No
     arrays = site.arrays()
     assert close(arrays["now/items"], progress.server.items)
     assert not close(lab(config).server.items[: block.n_items], progress.server.items, 1e-6)
-    assert sorted(arrays["now/given/item"].tolist()) == sorted(progress.server.given.item.tolist())
-    assert len(progress.server.given) == len(own[0]) + 1
+    assert sorted(arrays["now/given/item"].tolist()) == sorted(progress.server.shared.item.tolist())
+    assert len(progress.server.shared) == len(own[0]) + 1
     close_all(site)
 
 
@@ -495,16 +510,16 @@ def test_what_was_shared_in_an_earlier_block_stays_shared_beside_f3crec(tmp_path
     second = sets(lists(progress, "shared"))
     assert all(before <= after for before, after in zip(first, second))
     assert (groups(progress)[:10] == group).all()  # nobody is asked twice
-    assert set(groups(progress)[10:]) <= {NONE, SOME, ALL}
+    assert set(groups(progress)[10:]) <= {SHARE_NONE, SHARE_SOME, SHARE_ALL}
     local, own = sets(learned_from(fed, progress).train), sets(fed.stream.blocks[1].train)
     assert [a | (b & c) for a, b, c in zip(local, second, own)] == own
     assert not any(a & b for a, b in zip(local, second))
-    assert sets(progress.server.given.of(fed.stream.user_keys)) == second
-    handle(fed, progress, Request("unshare", int(fed.stream.user_keys[0]), np.arange(120, dtype=np.int32)))
-    assert not sets(progress.server.given.of(fed.stream.user_keys[:1]))[0]
+    assert sets(progress.server.shared.lists_of(fed.stream.user_keys)) == second
+    handle_requests(fed, progress, Request("unshare", int(fed.stream.user_keys[0]), np.arange(120, dtype=np.int32)))
+    assert not sets(progress.server.shared.lists_of(fed.stream.user_keys[:1]))[0]
     whole = run(with_parts(specs))
     again = with_parts(specs)
-    restored = start(again)
+    restored = start_run(again)
 
     def stop(report: Any, now: Progress) -> None:
         if report.block == 1:
@@ -527,13 +542,13 @@ def test_a_hit_is_any_hit_and_both_masks_are_reported_by_hand() -> None:
     )
     fed = federate(stream, make_backbone("mf"))
     how = {"k": [2], "metrics": ["hr", "ndcg"], "select_by": "ndcg@2", "unmasked": True}
-    fed = replace(fed, config=validated(RunConfig, {"evaluate": how}, "the test"))
+    fed = replace(fed, config=validate_model(RunConfig, {"evaluate": how}, "the test"))
     scores = -np.arange(6, dtype=np.float32)
 
     def scorer(users: Ints) -> Any:
         return np.repeat(scores[None], len(users), axis=0)
 
-    found = _scored(fed, stream.blocks[0], scorer)
+    found = _evaluate_control(fed, stream.blocks[0], scorer)
     second, both = 1 / np.log2(3), 1 + 1 / np.log2(3)
     assert found["hr@2"] == 1.0  # places 2 and 3; 1; 1 to 3
     assert found["ndcg@2"] == pytest.approx((second / both + 1 + 1) / 3)
@@ -545,7 +560,7 @@ def test_a_hit_is_any_hit_and_both_masks_are_reported_by_hand() -> None:
 def test_a_run_says_what_it_finds_under_both_masks(mask: str) -> None:
     fed = sharing(people(40), rounds=2)
     how = {"k": [3], "metrics": ["hr", "ndcg"], "select_by": "ndcg@3", "unmasked": True, "mask": mask}
-    config = validated(RunConfig, {"evaluate": how, "train": {"rounds": 2}, "seed": 3}, "the test")
+    config = validate_model(RunConfig, {"evaluate": how, "train": {"rounds": 2}, "seed": 3}, "the test")
     (block,) = run(replace(fed, config=config)).results
     bare = {name: block[f"unmasked {name}"] for name in ("hr@3", "ndcg@3")}
     assert block["hr@3"] > bare["hr@3"] if mask == "block" else block["hr@3"] == bare["hr@3"]
@@ -556,15 +571,15 @@ def test_a_run_says_what_it_finds_under_both_masks(mask: str) -> None:
 @pytest.mark.skipif(not (Path(os.environ.get("TACITA_DATA", "")) / "ml-1m").is_dir(), reason="needs ML-1M")
 def test_most_popular_on_ml_1m_is_where_the_spec_has_it() -> None:
     """A.9 was measured on a file that lacks 1 % of the ratings, so that its users want a little less."""
-    fed = assemble(configured({"data": "ml-1m", "method": "fedshare-local"}, "the test"), Machine())
+    fed = assemble(resolve_config({"data": "ml-1m", "method": "fedshare-local"}, "the test"), Machine())
     block = fed.stream.blocks[0]
     assert (fed.stream.n_users, fed.stream.n_items) == (6040, 3706)
-    found = _scored(fed, block, popular_scorer(fed, block))
+    found = _evaluate_control(fed, block, popular_scorer(fed, block))
     for name, want, off in (("hr@20", 0.642, 0.015), ("ndcg@20", 0.130, 0.01)):
         assert found[name] == pytest.approx(want, abs=off)
     for name, want, off in (("hr@20", 0.530, 0.015), ("ndcg@20", 0.068, 0.01)):
         assert found[f"unmasked {name}"] == pytest.approx(want, abs=off)
-    shared = len(started(fed).server.given) / len(block.train.ids)
+    shared = len(started(fed).server.shared) / len(block.train.ids)
     assert shared == pytest.approx(0.16, abs=0.01)  # 0.1 + 0.2 * 0.3
 
 
@@ -572,7 +587,7 @@ def test_a_global_split_is_of_all_rows_and_one_of_users_gives_everybody_somethin
     made = {}
     for kind in ("random", "global-random"):
         values = {"data": "synthetic:users=60,items=40,per_user=12", "split": {"kind": kind}}
-        (block,) = assemble(validated(RunConfig, values, "the test"), Machine()).stream.blocks
+        (block,) = assemble(validate_model(RunConfig, values, "the test"), Machine()).stream.blocks
         made[kind] = [part.counts() for part in (block.train, block.valid, block.test)]
     assert (made["random"][2] > 0).all()
     assert len(set(made["global-random"][2])) > 1
@@ -591,7 +606,7 @@ def test_the_naive_loop_of_the_bench_learns_as_ours_does() -> None:
     naive, progress = NaiveSharing(fed, None), started(fed)
     before = progress.server.items.copy()
     for _ in range(5):
-        naive.round()
+        naive.run_round()
         progress.server, _ = run_round(fed, progress.server, progress.devices)
     ours, theirs = progress.server.items - before, naive.items.numpy() - before
     assert np.linalg.norm(ours) == pytest.approx(np.linalg.norm(theirs), rel=0.1)
@@ -607,24 +622,24 @@ def test_the_naive_loop_of_the_bench_learns_as_ours_does() -> None:
 def test_the_naive_loop_draws_for_who_has_nearly_everything(left: int) -> None:
     """Somebody with more than half of the catalogue, which one draw of twice as many does not get past."""
     values = {"data": "synthetic:users=40,items=30,per_user=8", "method": "fedshare", "evaluate": {"controls": False}}
-    fed = assemble(configured(values, "the test"), Machine())
+    fed = assemble(resolve_config(values, "the test"), Machine())
     block = fed.stream.blocks[0]
     lists = [np.arange(30 - left) if u == 0 else block.train.row(u) for u in range(40)]
     train = Ragged.from_lists([one.tolist() for one in lists])
     fed = replace(fed, stream=replace(fed.stream, blocks=(replace(block, train=train),)))
     naive = NaiveSharing(fed, next(part.config for part in fed.parts if part.name == "shared-graph"))
-    drawn = naive._others(np.zeros(200, np.int64), np.arange(30 - left)) if left else np.zeros(0, np.int64)
+    drawn = naive._draw_negatives(np.zeros(200, np.int64), np.arange(30 - left)) if left else np.zeros(0, np.int64)
     assert set(drawn.tolist()) == set(range(30 - left, 30) if left else ())
     naive.n_clients = 40
     before = naive.items.clone()
-    naive.round()
+    naive.run_round()
     assert not torch.equal(naive.items, before)
     assert bool(torch.isfinite(naive.items).all())
 
 
 def test_the_bench_says_nothing_but_its_figures() -> None:
     values = {"data": "synthetic:users=40,items=30,per_user=8", "method": "fedshare", "evaluate": {"controls": False}}
-    fed = assemble(configured(values, "the test"), Machine())
+    fed = assemble(resolve_config(values, "the test"), Machine())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert bench_sharing(fed, 1)["shared"] > 0

@@ -15,36 +15,36 @@ from test_contracts import assert_same_numbers, run, through_a_file
 from test_live_parity import close_all, config_of, home, make_site, rows_of_blocks
 from test_shared_graph import given_of, many_edges, table_of
 
-from tacita.core.config import RunConfig, validated
+from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
-from tacita.core.types import CohortView, Floats, Given, Ragged, Requests, ServerState, Stream
-from tacita.federation.requests import handle
-from tacita.federation.rounds import Progress, run_round, run_stream, start
-from tacita.kernels.cosine import meetings
-from tacita.lab.assembling import Machine, assemble
-from tacita.methods import Part, World, build_parts
-from tacita.methods.sharing import mending
+from tacita.core.types import BlockStream, CohortView, Floats, Ragged, RequestBatch, ServerState, SharedRecord
+from tacita.federation.requests import handle_requests
+from tacita.federation.rounds import Progress, run_round, run_stream, start_run
+from tacita.kernels.cosine import write_pair_features
+from tacita.methods import Part, RunContext, build_parts
+from tacita.methods.sharing import link_prediction
 from tacita.methods.sharing.contribution import Contribution
 from tacita.methods.sharing.graph import SharedGraph
 from tacita.methods.sharing.graph_mending import GraphMending
-from tacita.methods.sharing.mending import Effort, Scorer, mend
-from tacita.methods.sharing.perturbing import Mechanism, chances, perturb
-from tacita.methods.sharing.refining import Aims, Batch, Descent, Told, Unit
+from tacita.methods.sharing.graph_training import Batch, DeviceVectors, GraphLoss, GraphObjective, UnitRows
+from tacita.methods.sharing.item_perturbation import Mechanism, compute_probabilities, perturb_items
+from tacita.methods.sharing.link_prediction import LinkPredictionOptions, LinkScorer, propose_links
 from tacita.methods.sharing.server_client import ServerClient
-from tacita.methods.sharing.sharing import SOME
-from tacita.round.plan import Federation, to_serve
+from tacita.methods.sharing.sharing import SHARE_SOME
+from tacita.round.plan import Federation, prepare_serving
+from tacita.runs.assembly import Machine, assemble
 
 
-def people(n: int = 40, n_items: int = 30) -> Stream:
+def people(n: int = 40, n_items: int = 30) -> BlockStream:
     rng = np.random.default_rng(5)
     mine = [rng.permutation(n_items)[: rng.integers(4, 12)].tolist() for _ in range(n)]
     return make_stream(make_block(0, n_items, [m[:-2] for m in mine], [m[-2:-1] for m in mine], [m[-1:] for m in mine]))
 
 
-def fed_with(*specs: dict[str, Any], stream: Stream | None = None, **train: Any) -> Federation:
+def fed_with(*specs: dict[str, Any], stream: BlockStream | None = None, **train: Any) -> Federation:
     settings = {"objective": "bpr", "negatives": 1, "aggregation": "weighted", "optimiser": "lazy-adam"} | train
     fed = federate(stream or people(), make_backbone("ego", lr=0.05, item_lr_scale=1.0), **settings)
-    parts = build_parts(list(specs), World(fed.backbone, fed.draws, fed.config.train))
+    parts = build_parts(list(specs), RunContext(fed.backbone, fed.draws, fed.config.train))
     for part in parts:
         part.check(fed.stream.n_items)
     return replace(fed, parts=parts)
@@ -77,9 +77,9 @@ def server_part(aggregation: str = "weighted", **options: Any) -> ServerClient:
     return part
 
 
-def states(given: Given) -> tuple[ServerState, ServerState]:
+def states(given: SharedRecord) -> tuple[ServerState, ServerState]:
     """What a round began with, and what clients of weight 12 made of it."""
-    before = ServerState(table_of(14, 6), {}, given=given)
+    before = ServerState(table_of(14, 6), {}, shared=given)
     return before, before.with_items(before.items + table_of(14, 6, seed=9) / 10)
 
 
@@ -90,7 +90,7 @@ def alone(part: ServerClient, before: ServerState) -> Floats:
 
 def test_the_server_enters_the_mean_by_the_number_of_its_edges() -> None:
     before, server = states(many_edges(5, 14))
-    part, edges = server_part(), len(before.given)
+    part, edges = server_part(), len(before.shared)
     total = replace(no_total(before, 3), weight=12.0)
     mine = alone(part, before)
     assert np.abs(mine - before.items).max() > 1e-3
@@ -157,11 +157,11 @@ def test_edges_that_count_less_are_those_of_the_dense_matrix() -> None:
 def test_the_scorer_steps_down_the_cross_entropy() -> None:
     """Adam's first step is the sign of the slope times the rate."""
     rng = np.random.default_rng(2)
-    scorer = Scorer(3, Effort(hidden=5, lr=0.01), np.uint64(4))
-    users, items = (Unit.of(rng.normal(size=(9, 3)).astype(np.float32)).rows for _ in range(2))
+    scorer = LinkScorer(3, LinkPredictionOptions(hidden=5, lr=0.01), np.uint64(4))
+    users, items = (UnitRows.of(rng.normal(size=(9, 3)).astype(np.float32)).rows for _ in range(2))
     label = (rng.random(9) < 0.5).astype(np.float32)
     tensors = [torch.tensor(one.table, requires_grad=True) for one in scorer.layers]
-    met = torch.from_numpy(scorer.met(users, items))
+    met = torch.from_numpy(scorer.build_features(users, items))
     logits = torch.relu(met @ tensors[0] + tensors[1]) @ tensors[2][0] + tensors[3][0, 0]
     torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(label)).backward()
     before = [one.table.copy() for one in scorer.layers]
@@ -180,10 +180,10 @@ def clubs(n_users: int = 60, n_items: int = 40) -> list[list[int]]:
 
 
 def test_a_mender_finds_links_and_never_one_that_is_there() -> None:
-    given, effort = given_of([(u, i) for u, mine in enumerate(clubs()) for i in mine]), Effort(epochs=60)
+    given, effort = given_of([(u, i) for u, mine in enumerate(clubs()) for i in mine]), LinkPredictionOptions(epochs=60)
     graph = SharedGraph.of(given, 40)
     table, whom = table_of(40, 8), np.arange(0, 60, 1)
-    free = mend(graph, table, whom, effort, np.uint64(3))
+    free = propose_links(graph, table, whom, effort, np.uint64(3))
     assert free is not None
     assert len(free.user) > 50
     right = free.user % 2 == free.item % 2
@@ -199,16 +199,16 @@ def test_all_pairs_meet_as_single_ones_do() -> None:
     rng = np.random.default_rng(2)
     users, items = (rng.normal(size=(n, 8)).astype(np.float32) for n in (3, 7))
     out = np.empty((21, 16), np.float32)
-    meetings(users, items, out)
-    scorer = mending.Scorer(8, mending.Effort(), np.uint64(1))
-    assert np.array_equal(out, scorer.met(users[:, None, :], items[None, :, :]).reshape(21, -1))
+    write_pair_features(users, items, out)
+    scorer = link_prediction.LinkScorer(8, link_prediction.LinkPredictionOptions(), np.uint64(1))
+    assert np.array_equal(out, scorer.build_features(users[:, None, :], items[None, :, :]).reshape(21, -1))
 
 
 @pytest.mark.parametrize("k", [0, 1, 4, 12])
 def test_the_likeliest_are_those_of_a_stable_order(k: int) -> None:
     """Ties go to the smaller item; what is no likelier than not is left out."""
     chance = np.random.default_rng(3).choice(np.array([-1, 0.2, 0.5, 0.6, 0.9, 1], np.float32), (20, 12))
-    row, item = mending._likeliest(chance, k)
+    row, item = link_prediction._select_likeliest(chance, k)
     order = np.argsort(-chance, axis=1, kind="stable")[:, :k]
     wanted = [(r, i) for r in range(20) for i in order[r] if chance[r, i] > 0.5]
     assert list(zip(row.tolist(), item.tolist(), strict=True)) == wanted
@@ -216,18 +216,18 @@ def test_the_likeliest_are_those_of_a_stable_order(k: int) -> None:
 
 def test_a_mender_that_has_nothing_to_hide_proposes_nothing() -> None:
     graph = SharedGraph.of(given_of([(1, 0), (2, 1)]), 5)
-    assert mend(graph, table_of(5, 4), np.arange(2), Effort(), np.uint64(1)) is None
+    assert propose_links(graph, table_of(5, 4), np.arange(2), LinkPredictionOptions(), np.uint64(1)) is None
 
 
 def test_people_are_drawn_to_what_their_devices_say_by_the_right_slope() -> None:
     graph, table = SharedGraph.of(many_edges(6, 14), 14), table_of(14, 5)
-    told = Told(np.array([0, 2, 5]), Unit.of(table_of(3, 5, seed=8)).rows)
+    told = DeviceVectors(np.array([0, 2, 5]), UnitRows.of(table_of(3, 5, seed=8)).rows)
     nothing = np.zeros(0, np.int64)
     batch, along = Batch(nothing, nothing, nothing, nothing), table_of(14, 5, seed=4)
     with ThreadPoolExecutor(1) as cores:
-        descent = Descent(graph, Aims(lam1=0.7, lam=0.0), cores, told=told)
-        slope = descent.slopes(table, batch).table
-        up, down = (descent.slopes(table + np.float32(h) * along, batch).cl for h in (1e-2, -1e-2))
+        descent = GraphLoss(graph, GraphObjective(lam1=0.7, lam=0.0), cores, device_vectors=told)
+        slope = descent.compute_gradients(table, batch).table
+        up, down = (descent.compute_gradients(table + np.float32(h) * along, batch).cl for h in (1e-2, -1e-2))
     assert (slope * along).sum() == pytest.approx(0.7 * (up - down) / 2e-2, rel=2e-2)
 
 
@@ -239,7 +239,7 @@ def test_who_keeps_something_to_themselves_says_so_when_they_share() -> None:
     progress = started(fed)
     group = progress.clients.parts["sharing"]["group"]
     keys = fed.stream.user_keys[: progress.clients.n_users]
-    assert set(progress.server.parts["graph-mending"]["partial"]) == set(keys[group == SOME])
+    assert set(progress.server.parts["graph-mending"]["partial"]) == set(keys[group == SHARE_SOME])
 
 
 def pairs_of(server: ServerState) -> set[tuple[int, int]]:
@@ -258,12 +258,12 @@ def test_a_run_mends_and_what_is_withdrawn_is_never_mended_again() -> None:
     assert mended
     server = progress.server
     assert {sender for sender, _ in mended} <= set(server.parts["graph-mending"]["partial"].tolist())
-    given = server.given
+    given = server.shared
     assert not mended & {*zip(given.sender.tolist(), given.item.tolist())}
     senders = np.unique(given.sender)[::2]
-    lists = given.of(senders)
-    some = lists.where(np.arange(len(lists.ids)) % 9 == 0)
-    said = handle(fed, progress, Requests("unshare", senders, Ragged(some.ptr, some.ids)))["graph-mending"]
+    lists = given.lists_of(senders)
+    some = lists.filter_entries(np.arange(len(lists.ids)) % 9 == 0)
+    said = handle_requests(fed, progress, RequestBatch("unshare", senders, Ragged(some.ptr, some.ids)))["graph-mending"]
     assert said["purged"] == ["mended_edges"]
     assert not pairs_of(progress.server)
     gone = {*zip(senders[some.rows()].tolist(), some.ids.tolist())}
@@ -272,7 +272,7 @@ def test_a_run_mends_and_what_is_withdrawn_is_never_mended_again() -> None:
         seen |= pairs_of(play(fed, progress, 2))
     assert seen
     assert not {sender for sender, _ in seen} & {sender for sender, _ in gone}  # who withdrew is mended no more
-    assert not seen & {*zip(progress.server.given.sender.tolist(), progress.server.given.item.tolist())}
+    assert not seen & {*zip(progress.server.shared.sender.tolist(), progress.server.shared.item.tolist())}
 
 
 def test_only_sharing_devices_upload_a_vector_and_only_where_the_run_says_so() -> None:
@@ -284,12 +284,12 @@ def test_only_sharing_devices_upload_a_vector_and_only_where_the_run_says_so() -
     assert [(one.name, one.seen) for one in fed.fields(progress.server, "round")][1:] == [
         ("graph-mending.vector", "each")
     ]
-    total = progress.devices.exchange(fed, progress.server, to_serve(fed, progress.server), "round").total
+    total = progress.devices.exchange(fed, progress.server, prepare_serving(fed, progress.server), "round").total
     each = total.each["graph-mending.vector"]
     group = progress.clients.parts["sharing"]["group"]
     keys = fed.stream.user_keys[: progress.clients.n_users]
     sent = each.sender[np.abs(each.value.value).max(1) > 0]
-    assert set(sent) == set(keys[group == SOME])  # who shares all does not train
+    assert set(sent) == set(keys[group == SHARE_SOME])  # who shares all does not train
     part = fed.parts[1]
     assert isinstance(part, GraphMending)
     stepped = part.server_step(progress.server, progress.server, total)
@@ -309,38 +309,38 @@ def log_ratio(chance: Any) -> float:
 def test_no_output_is_much_likelier_for_one_item_than_for_another(epsilon: float) -> None:
     everything = np.arange(5)
     for seed in range(5):
-        chance = chances("exponential", epsilon, table_of(5, 3, seed), everything)
+        chance = compute_probabilities("exponential", epsilon, table_of(5, 3, seed), everything)
         np.testing.assert_allclose(chance.sum(1), 1)
         assert 0 < log_ratio(chance) <= epsilon
         assert (chance.argmax(1) == everything).all()
-    told = chances("krr", epsilon, table_of(5, 3), everything)
+    told = compute_probabilities("krr", epsilon, table_of(5, 3), everything)
     assert log_ratio(told) == pytest.approx(epsilon)
     np.testing.assert_allclose(np.diag(told), np.exp(epsilon) / (np.exp(epsilon) + 4))
 
 
 @pytest.mark.parametrize("mechanism", ["exponential", "krr"])
 def test_an_epsilon_of_nothing_tells_nothing(mechanism: Mechanism) -> None:
-    np.testing.assert_allclose(chances(mechanism, 0.0, table_of(5, 3), np.arange(5)), 1 / 5)
+    np.testing.assert_allclose(compute_probabilities(mechanism, 0.0, table_of(5, 3), np.arange(5)), 1 / 5)
 
 
 @pytest.mark.parametrize(("epsilon", "truth"), [(1.0, 0.0004), (8.0, 0.0145), (16.0, 0.446)])
 def test_how_often_the_truth_is_told_of_3706_items_that_are_nothing_alike(epsilon: float, truth: float) -> None:
     table = np.full((3706, 1), -1.0, np.float32)
     table[7] = 1.0
-    assert chances("exponential", epsilon, table, np.array([7]))[0, 7] == pytest.approx(truth, rel=0.12)
-    assert chances("krr", 8.0, table, np.array([7]))[0, 7] == pytest.approx(0.446, rel=0.01)
+    assert compute_probabilities("exponential", epsilon, table, np.array([7]))[0, 7] == pytest.approx(truth, rel=0.12)
+    assert compute_probabilities("krr", 8.0, table, np.array([7]))[0, 7] == pytest.approx(0.446, rel=0.01)
 
 
 @pytest.mark.parametrize("mechanism", ["exponential", "krr"])
 def test_items_are_told_as_often_as_they_should_be_and_apart_from_each_other(mechanism: Mechanism) -> None:
     table, items = table_of(6, 3), np.tile([4, 1], 20_000).astype(np.int32)
     drawn = np.random.default_rng(1).integers(0, 2**63, len(items), np.uint64) * np.uint64(2)
-    told = perturb(mechanism, 3.0, table, items, drawn)
-    chance = chances(mechanism, 3.0, table, np.array([4, 1]))
+    told = perturb_items(mechanism, 3.0, table, items, drawn)
+    chance = compute_probabilities(mechanism, 3.0, table, np.array([4, 1]))
     for k in range(2):
         seen = np.bincount(told[k::2], minlength=6) / 20_000
         np.testing.assert_allclose(seen, chance[k], atol=0.015)
-    assert np.array_equal(perturb(mechanism, 3.0, table, items[5:9], drawn[5:9]), told[5:9])
+    assert np.array_equal(perturb_items(mechanism, 3.0, table, items[5:9], drawn[5:9]), told[5:9])
 
 
 def contributing(epsilon: float = 2.0, groups: tuple[int, ...] = (1, 1, 1), **options: Any) -> Federation:
@@ -353,19 +353,19 @@ def contributing(epsilon: float = 2.0, groups: tuple[int, ...] = (1, 1, 1), **op
 def sent_by(progress: Progress, key: int, fed: Federation) -> dict[int, int]:
     """What a device told for what."""
     user = int(np.flatnonzero(fed.stream.user_keys == key)[0])
-    sent = progress.clients.list_of("parts/contribution/sent", np.array([user]))
+    sent = progress.clients.read_list("parts/contribution/sent", np.array([user]))
     return dict(zip(sent.ids.tolist(), sent.values["told"].tolist())) if len(sent.ids) else {}
 
 
 def held_of(progress: Progress, key: int) -> set[int]:
-    given = progress.server.given
+    given = progress.server.shared
     return set(given.item[given.sender == key].tolist())
 
 
 def test_what_arrives_is_what_devices_told_and_mostly_not_what_they_have() -> None:
     fed = contributing()
     progress = started(fed)
-    keys = np.unique(progress.server.given.sender)
+    keys = np.unique(progress.server.shared.sender)
     assert len(keys) > 30
     same = total = 0
     for key in keys:
@@ -375,21 +375,21 @@ def test_what_arrives_is_what_devices_told_and_mostly_not_what_they_have() -> No
     assert same / total < 0.3
     truly = started(contributing(epsilon=60.0, mechanism="krr"))
     users = {int(key): n for n, key in enumerate(fed.stream.user_keys)}
-    given = truly.server.given
+    given = truly.server.shared
     assert all(item in clubs()[users[int(key)]] for key, item in zip(given.sender, given.item))
 
 
 def test_taking_an_item_back_takes_what_was_told_for_it_unless_it_was_told_for_another() -> None:
     fed = contributing(epsilon=0.0)
     progress = started(fed)
-    for key in np.unique(progress.server.given.sender)[:8]:
+    for key in np.unique(progress.server.shared.sender)[:8]:
         pairs = sent_by(progress, key, fed)
         item = sorted(pairs)[0]
-        handle(fed, progress, Requests("unshare", np.array([key]), Ragged.from_lists([[item, 39]])))
+        handle_requests(fed, progress, RequestBatch("unshare", np.array([key]), Ragged.from_lists([[item, 39]])))
         rest = {a: b for a, b in pairs.items() if a not in (item, 39)}
         assert sent_by(progress, key, fed) == rest
         assert held_of(progress, key) == set(rest.values())
-    handle(fed, progress, Requests("leave", np.array([key]), Ragged.empty(1)))
+    handle_requests(fed, progress, RequestBatch("leave", np.array([key]), Ragged.empty(1)))
     assert not held_of(progress, key)
     assert not sent_by(progress, key, fed)
 
@@ -409,7 +409,7 @@ def test_the_promise_counts_every_item_that_was_ever_told() -> None:
     key = fed.stream.user_keys[5]
     item = sorted(sent_by(progress, key, fed))[0]
     for kind in ("unshare", "share", "share"):  # what is told already is not told again
-        handle(fed, progress, Requests(kind, np.array([key]), Ragged.from_lists([[item]])))
+        handle_requests(fed, progress, RequestBatch(kind, np.array([key]), Ragged.from_lists([[item]])))
     assert part.promises(progress.server)["epsilon_per_person_most"] == 14.0
     assert progress.clients.parts["contribution"]["releases"].max() == 7
     assert part.server_notes(progress.server)["epsilon_per_person_most"] == 14.0
@@ -419,8 +419,8 @@ def test_people_contribute_after_some_rounds_and_the_result_says_what_it_cost() 
     spec = [{"name": "sharing", "after": 2, "still_learn": True}, {"name": "contribution"}]
     fed = fed_with(*spec, rounds=4, patience=9)
     seen: list[int] = []
-    progress = start(fed)
-    run_stream(fed, progress, lambda report, now: seen.append(len(now.server.given)))
+    progress = start_run(fed)
+    run_stream(fed, progress, lambda report, now: seen.append(len(now.server.shared)))
     assert seen[:2] == [0, 0]
     assert seen[2] == seen[3] > 0
     said = progress.results[0]["promises"]["contribution"]
@@ -438,7 +438,7 @@ def test_a_run_that_goes_on_contributes_once(stop: int, tmp_path: Path) -> None:
         if report.round == stop:
             raise InterruptedError
 
-    progress = start(fed)
+    progress = start_run(fed)
     with pytest.raises(InterruptedError):
         run_stream(fed, progress, on_round)
     restored = through_a_file(progress, tmp_path / "now.safetensors")
@@ -453,10 +453,10 @@ def test_the_auxiliary_model_sends_contributors_what_their_club_likes() -> None:
     part = fed.parts[1]
     clients = fed.stream.user_keys[:60]
     _, sent = part.own(server, clients)
-    told = np.isin(clients, server.given.sender)
+    told = np.isin(clients, server.shared.sender)
     assert np.array_equal(sent.counts(), 3 * told)
     assert not any(set(sent.row(u)) & held_of(progress, clients[u]) for u in range(60))
-    whole = progress.clients.parts["sharing"]["group"] != SOME  # few items were told of the others
+    whole = progress.clients.parts["sharing"]["group"] != SHARE_SOME  # few items were told of the others
     right = (sent.ids % 2 == sent.rows() % 2)[whole[sent.rows()]]
     assert right.mean() > 0.8
 
@@ -472,7 +472,7 @@ def test_without_agreement_and_likely_items_the_federated_table_is_left_alone() 
 def test_on_nodes_too_what_leaves_is_another_item_and_can_be_taken_back(tmp_path: Path) -> None:
     """One person shares all and keeps it so, another takes everything back; at epsilon 0 any item is as likely."""
     parts = [{"name": "sharing", "groups": [0, 0, 1]}, {"name": "contribution", "epsilon": 0.0}]
-    config = validated(RunConfig, config_of("fedavg", 3).model_dump(mode="json") | {"parts": parts}, "the test")
+    config = validate_model(RunConfig, config_of("fedavg", 3).model_dump(mode="json") | {"parts": parts}, "the test")
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
     fed = assemble(config, Machine())
     persons = [raw for raw in fed.stream.user_ids if home(raw) == 1][:2]
@@ -482,7 +482,7 @@ def test_on_nodes_too_what_leaves_is_another_item_and_can_be_taken_back(tmp_path
     site.collect(rows_of_blocks(config)[0])
     for kind, who in (("share", 0), ("share", 1), ("unshare", 1)):
         named = [fed.stream.item_ids[i] for i in own[who]]
-        node.store.enqueue(kind, "r", named, node.store.user(persons[who]))
+        node.store.enqueue_request(kind, "r", named, node.store.find_user(persons[who]))
     site.next_block()
     arrays = site.arrays()
     assert len(np.unique(arrays["now/given/sender"])) == 1

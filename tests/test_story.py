@@ -11,19 +11,23 @@ from typing import Any
 import pytest
 
 from tacita.core.errors import TacitaError
-from tacita.lab import story
-from tacita.lab.assembling import Machine
-from tacita.lab.training import Watcher
+from tacita.runs import demo_script
+from tacita.runs.assembly import Machine
+from tacita.runs.training import TrainingCallbacks
 
 TINY = "synthetic:users=60,items=40,per_user=15,groups=4,drift=0.3"
 
 
 def test_the_best_model_stands_beside_a_published_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short: dict[str, Any] = {"train": {"rounds": 2}}
-    monkeypatch.setattr(story, "PARTS", tuple(replace(one, options={**one.options, **short}) for one in story.PARTS))
-    best, published = story.tell(TINY, tmp_path / "both", Machine(threads=1), lambda folder: nullcontext(Watcher()))
-    assert (tmp_path / "both" / story.PICTURE).read_bytes().startswith(b"\x89PNG")
-    assert "tally-order" in (tmp_path / "both" / story.PAGE).read_text()
+    monkeypatch.setattr(
+        demo_script, "DEMO_RUNS", tuple(replace(one, options={**one.options, **short}) for one in demo_script.DEMO_RUNS)
+    )
+    best, published = demo_script.train_demo(
+        TINY, tmp_path / "both", Machine(threads=1), lambda folder: nullcontext(TrainingCallbacks())
+    )
+    assert (tmp_path / "both" / demo_script.PICTURE).read_bytes().startswith(b"\x89PNG")
+    assert "tally-order" in (tmp_path / "both" / demo_script.PAGE).read_text()
     assert best.run.config.backbone["name"] == "tally-order"
     assert published.run.config.method == "f3crec"
     blocks = len(best.run.result["blocks"])
@@ -31,11 +35,11 @@ def test_the_best_model_stands_beside_a_published_method(tmp_path: Path, monkeyp
     for one in (best, published):
         lines = [json.loads(line) for line in (one.run.folder / "events.jsonl").read_text().splitlines()]
         assert one.up == pytest.approx(sum(line["clients"] * line["bytes_up"] for line in lines) / 60, rel=0.05)
-        assert one.row()["privacy"] == "no epsilon"
-    assert best.row()[""] != published.row()[""]
+        assert one.table_row()["privacy"] == "no epsilon"
+    assert best.table_row()[""] != published.table_row()[""]
 
 
 def test_a_folder_that_is_there_is_not_written_into(tmp_path: Path) -> None:
     with pytest.raises(TacitaError, match="exists; choose another --out"):
-        story.place(tmp_path)
-    assert story.place(tmp_path / "new") == tmp_path / "new"
+        demo_script.choose_folder(tmp_path)
+    assert demo_script.choose_folder(tmp_path / "new") == tmp_path / "new"

@@ -17,38 +17,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import ThreadpoolController
 
-from tacita.audit import peeling, rebuilding, table
 from tacita.cli import main
-from tacita.core.config import RunConfig, validated
+from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays
-from tacita.core.types import Doubles, Down, Floats, Ragged, ServerState, Stream
-from tacita.federation.clients import users_view
-from tacita.federation.rounds import Progress, run_stream, start
+from tacita.core.types import BlockStream, Broadcast, Doubles, Floats, Ragged, ServerState
+from tacita.federation.clients import build_user_view
+from tacita.federation.rounds import Progress, run_stream, start_run
 from tacita.federation.state_arrays import read_server
-from tacita.fields import Total, add, empty_total, merge
-from tacita.kernels.threads import most_threads
-from tacita.lab import assembling, serving, training
-from tacita.lab.experiments import tally_choice
-from tacita.lab.experiments.shared_base import go_on, train_base
-from tacita.lab.forgetting import proof
-from tacita.lab.forgetting.certificate import ALONE
-from tacita.lab.forgetting.door import Granted, grant
-from tacita.lab.forgetting.wishes import Wish
-from tacita.lab.run_folder import lists_of, open_saved
-from tacita.learn.statistic import blocks_of
-from tacita.models.tally.model import (
-    RECENCIES,
-    STATE,
-    Tally,
-    TallyConfig,
-)
-from tacita.models.tally.solver import inverted, lower_triangle, mirrored, packed
-from tacita.models.tally.sums import Shape, Sums
-from tacita.models.tally.weights import dense_weights
-from tacita.report import audit as report_audit
+from tacita.kernels.threads import max_threads
+from tacita.learn.statistic import split_by_block
+from tacita.messages import Total, add_upload, empty_total, merge_totals
+from tacita.models.tally.model import RECENCIES, STATE, Tally, TallyConfig
+from tacita.models.tally.solver import invert_in_place, mirror_lower, pack_triangle, unpack_triangle
+from tacita.models.tally.sums import PairShape, PairSums
+from tacita.models.tally.weights import unpack_dense_weights
+from tacita.report import tally_audit as report_audit
+from tacita.research.audit import peeling_attack, reconstruction, tally_settings
+from tacita.research.experiments import tally_tuning
+from tacita.research.experiments.shared_base import continue_run, train_base
 from tacita.round.device_state import read_devices
 from tacita.round.plan import Federation
+from tacita.runs import assembly, serving, training
+from tacita.runs.forgetting import verification
+from tacita.runs.forgetting.certificate import SENT_ALONE
+from tacita.runs.forgetting.request_service import RunRequestResult, submit_request
+from tacita.runs.forgetting.requests import RawRequest
+from tacita.runs.run_folder import open_saved, read_lists
 from tests.oracle import Lists, federate, make_block, make_stream
 
 OPEN: dict[str, Any] = {"min_item": 0, "min_pair": 0, "keep": 0}  # nothing is cut
@@ -60,14 +55,14 @@ def tally(**options: Any) -> Tally:
     return Tally(TallyConfig(**{**plain, **options}))
 
 
-def trained(stream: Stream, backbone: Tally) -> tuple[Federation, Progress]:
+def trained(stream: BlockStream, backbone: Tally) -> tuple[Federation, Progress]:
     fed = federate(stream, backbone)
-    progress = start(fed)
+    progress = start_run(fed)
     run_stream(fed, progress, lambda report, now: None)
     return fed, progress
 
 
-def stream_of(n_items: int, *blocks: Lists) -> Stream:
+def stream_of(n_items: int, *blocks: Lists) -> BlockStream:
     """Blocks of training lists; users without a list are empty."""
     n = max(len(block) for block in blocks)
     filled = [[*block, *[[] for _ in range(n - len(block))]] for block in blocks]
@@ -89,12 +84,12 @@ def dense_gram(lists: Lists, n_items: int, power: float = 0.0) -> Doubles:
 
 def gram_of(backbone: Tally, server: ServerState) -> Doubles:
     """The G that is out, whole."""
-    shape = Shape.of(len(server.items), server.heads["inputs"])
-    return mirrored(lower_triangle(backbone.released(Sums.read(server.parts[STATE]), shape, None)))
+    shape = PairShape.from_inputs(len(server.items), server.heads["inputs"])
+    return mirror_lower(unpack_triangle(backbone.released(PairSums.from_arrays(server.parts[STATE]), shape, None)))
 
 
 def weights(server: ServerState) -> Floats:
-    return dense_weights(server.heads)
+    return unpack_dense_weights(server.heads)
 
 
 def random_lists(seed: int, users: int, items: int, most: int = 6) -> list[list[int]]:
@@ -130,7 +125,9 @@ def test_it_learns_a_checkerboard() -> None:
     lists = [[i for i in range(12) if i % 2 == u % 2 and i != u % 12] for u in range(24)]
     fed, progress = trained(stream_of(12, lists), tally())
     users = np.arange(24, dtype=np.int32)
-    view = users_view(progress.clients, progress.server, fed.stream.blocks[0], users, fed.stream.user_keys, Down())
+    view = build_user_view(
+        progress.clients, progress.server, fed.stream.blocks[0], users, fed.stream.user_keys, Broadcast()
+    )
     scores = fed.backbone.score_history(view)
     assert scores is not None
     for u, one in enumerate(lists):
@@ -143,24 +140,24 @@ def test_packing_and_inverting() -> None:
     for n in (1, 2, 7, 128, 129, 300):
         half = rng.normal(size=(n, n))
         whole = half @ half.T + n * np.eye(n)
-        assert np.array_equal(mirrored(np.tril(whole)), np.tril(whole) + np.tril(whole, -1).T)
-        assert np.array_equal(mirrored(lower_triangle(packed(whole))), mirrored(np.tril(whole)))
-        inverse = inverted(np.tril(whole))
+        assert np.array_equal(mirror_lower(np.tril(whole)), np.tril(whole) + np.tril(whole, -1).T)
+        assert np.array_equal(mirror_lower(unpack_triangle(pack_triangle(whole))), mirror_lower(np.tril(whole)))
+        inverse = invert_in_place(np.tril(whole))
         assert inverse is not None
         assert inverse @ whole == pytest.approx(np.eye(n), abs=1e-9)
-    assert inverted(np.array([[1.0, 0.0], [3.0, 1.0]])) is None
+    assert invert_in_place(np.array([[1.0, 0.0], [3.0, 1.0]])) is None
 
 
 def test_a_place_knows_its_pair() -> None:
-    for shape in (Shape(50), Shape(50, np.array([3, 7, 20], np.int32))):
+    for shape in (PairShape(50), PairShape(50, np.array([3, 7, 20], np.int32))):
         matrix = np.random.default_rng(2).random((shape.n_inputs, 50)) + 1
         matrix = matrix if shape.inputs is not None else matrix + matrix.T
-        at, value = shape.entries(matrix)
-        row, col = shape.pairs(at)
+        at, value = shape.extract_entries(matrix)
+        row, col = shape.decode_pairs(at)
         assert np.array_equal(matrix[row, col], value)
         assert (np.diff(at) > 0).all()
     far = np.array([0, 1, 2, 2**40, 2**44 + 12345])
-    row, col = Shape(2**23).pairs(far)
+    row, col = PairShape(2**23).decode_pairs(far)
     assert np.array_equal(row * (row + 1) // 2 + col, far)
     assert ((col >= 0) & (col <= row)).all()
 
@@ -184,11 +181,11 @@ def test_totals_of_two_cohorts_are_the_whole() -> None:
     block, keys = fed.stream.blocks[0], fed.stream.user_keys
 
     def total(users: Sequence[int]) -> Any:
-        view = users_view(progress.clients, progress.server, block, np.array(users), keys, Down())
+        view = build_user_view(progress.clients, progress.server, block, np.array(users), keys, Broadcast())
         specs = fed.fields(replace(progress.server, round=0), "statistic")
-        return add(empty_total(specs), fed.learner.answer(view, "statistic").upload, specs)
+        return add_upload(empty_total(specs), fed.learner.answer(view, "statistic").upload, specs)
 
-    whole, both = total(range(40)), merge(total(range(15)), total(range(15, 40)))
+    whole, both = total(range(40)), merge_totals(total(range(15)), total(range(15, 40)))
     assert both["pairs"] == pytest.approx(whole["pairs"], abs=1e-12)
     assert np.array_equal(both["touched"], whole["touched"])
     assert np.array_equal(both["count"], whole["count"])
@@ -245,9 +242,9 @@ def test_sums_that_nobody_can_have_told_end_in_one_sentence(monkeypatch: pytest.
     """A pair count of 1e300 took 989 factorisations and left a ridge of nearly that size."""
     backbone, tried = tally(), []
     server = learned(backbone, 3, [[0, 1], [0, 2]])
-    sums, real = Sums.read(server.parts[STATE]), backbone.regular
+    sums, real = PairSums.from_arrays(server.parts[STATE]), backbone.regular
     wrong = replace(sums, total=np.where(sums.at == 1, 1e300, sums.total))  # items 0 and 1
-    monkeypatch.setattr(backbone, "regular", lambda *given: tried.append(given) or real(*given))
+    monkeypatch.setattr(backbone, "add_ridge", lambda *given: tried.append(given) or real(*given))
     with pytest.raises(TacitaError, match=r"the sums of block 0 cannot be solved, .* doubled 30 times"):
         backbone.solved(server, wrong)
     assert len(tried) == 31
@@ -316,7 +313,9 @@ def test_reading_most_items_is_close_to_reading_all() -> None:
     for backbone in (exact, read):
         fed, progress = trained(stream_of(40, lists), backbone)
         users = np.arange(300, dtype=np.int32)
-        view = users_view(progress.clients, progress.server, fed.stream.blocks[0], users, fed.stream.user_keys, Down())
+        view = build_user_view(
+            progress.clients, progress.server, fed.stream.blocks[0], users, fed.stream.user_keys, Broadcast()
+        )
         found = backbone.score_history(view)
         rows = Ragged.from_lists(lists)
         found[rows.rows(), rows.ids] = 0  # what is known is not ranked
@@ -338,7 +337,9 @@ def test_older_items_count_less_and_earlier_blocks_are_avoided_or_preferred() ->
     backbone = tally(recency=2.0, repeat=-0.25)
     fed, progress = trained(stream_of(4, [[3], [1, 0]], [[0, 1], [2]]), backbone)
     users = np.array([0, 1], np.int32)
-    view = users_view(progress.clients, progress.server, fed.stream.blocks[1], users, fed.stream.user_keys, Down())
+    view = build_user_view(
+        progress.clients, progress.server, fed.stream.blocks[1], users, fed.stream.user_keys, Broadcast()
+    )
     scores = backbone.score_history(replace(view, history=Ragged.from_lists([[3], [1, 0]])))
     b = weights(progress.server)
     want = np.stack([b[1] + np.exp(-0.5) * b[0], b[2]])
@@ -351,7 +352,9 @@ def test_who_did_nothing_lately_is_scored_by_what_came_earlier() -> None:
     backbone = tally()
     fed, progress = trained(stream_of(4, [[3, 1], [1, 0]], [[], [2]]), backbone)
     users = np.array([0], np.int32)
-    view = users_view(progress.clients, progress.server, fed.stream.blocks[1], users, fed.stream.user_keys, Down())
+    view = build_user_view(
+        progress.clients, progress.server, fed.stream.blocks[1], users, fed.stream.user_keys, Broadcast()
+    )
     scores = backbone.score_history(replace(view, history=Ragged.from_lists([[3, 1]])))
     b = weights(progress.server)
     assert scores[0] == pytest.approx(b[3] + b[1], abs=1e-6)
@@ -447,7 +450,7 @@ def test_a_low_rank_update_is_a_new_solve(options: dict[str, Any]) -> None:
     after = [Ragged.from_lists([one.row(0)[1:].tolist()]) for one in before]
     found, rank = backbone.replaced(server, before, after)
     assert rank > 0
-    fresh = backbone.solved(found, Sums.read(found.parts[STATE]))
+    fresh = backbone.solved(found, PairSums.from_arrays(found.parts[STATE]))
     old, new = (one.parts[STATE]["inverse"] for one in (found, fresh))
     assert np.abs(old - new).max() <= 1e-8 * np.abs(new).max()
     assert np.array_equal(weights(found) == 0, weights(fresh) == 0)
@@ -458,7 +461,7 @@ def test_a_low_rank_update_is_a_new_solve(options: dict[str, Any]) -> None:
 
 def config_of(**options: Any) -> RunConfig:
     values = {"data": SMALL, "backbone": {"name": "tally", **OPEN, **options}, "evaluate": {"controls": False}}
-    return validated(RunConfig, values, "the test")
+    return validate_model(RunConfig, values, "the test")
 
 
 @pytest.fixture(scope="module")
@@ -467,7 +470,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     training.train(config_of(), out / "open")
     training.train(config_of(min_item=2, keep=10, decay=0.7, hold_retractions=3), out / "held")
     training.train(
-        validated(RunConfig, {"data": SMALL, "train": {"rounds": 1}, "evaluate": {"controls": False}}, ""), out / "mf"
+        validate_model(RunConfig, {"data": SMALL, "train": {"rounds": 1}, "evaluate": {"controls": False}}, ""),
+        out / "mf",
     )
     return out
 
@@ -499,36 +503,38 @@ def digest(folder: Path) -> str:
 
 def granted(
     folder: Path, user: str, items: list[str] | None = None, now: bool = False, verify: bool = False
-) -> Granted:
-    return grant(folder, Wish("forget", {user: items}, alone=now), verify)
+) -> RunRequestResult:
+    return submit_request(folder, RawRequest("forget", {user: items}, alone=now), verify)
 
 
 def forget(folder: Path, *asked: Any, **more: Any) -> dict[str, Any]:
     found = granted(folder, *asked, **more)
-    assert found.certificate is not None, found.said
+    assert found.certificate is not None, found.message
     return found.certificate
 
 
 def told_in(folder: Path) -> list[Ragged]:
     """What the server was told in every block."""
-    clients = read_devices(open_saved(folder).held, "")
-    return blocks_of(clients.list_of("parts/statistic/told", np.arange(clients.n_users)))
+    clients = read_devices(open_saved(folder).client_arrays, "")
+    return split_by_block(clients.read_list("parts/statistic/told", np.arange(clients.n_users)))
 
 
 def model_of(folder: Path) -> dict[str, bytes]:
     """The server's arrays without the note of who waits."""
-    served = open_saved(folder).served
+    served = open_saved(folder).server_arrays
     return {name: array.tobytes() for name, array in served.items() if not name.startswith("parts/statistic/")}
 
 
 def items_of(folder: Path, user: str) -> list[str]:
     saved = open_saved(folder)
-    return [saved.ids["items"][i] for i in lists_of(saved.held, "history").row(saved.numbers([user])[0])]
+    return [
+        saved.ids["items"][i] for i in read_lists(saved.client_arrays, "history").row(saved.user_numbers([user])[0])
+    ]
 
 
 def scores_of(folder: Path) -> Floats:
     saved = open_saved(folder)
-    return serving.serve(saved, np.arange(len(saved.ids["users"]), dtype=np.int32))
+    return serving.score_users(saved, np.arange(len(saved.ids["users"]), dtype=np.int32))
 
 
 @pytest.mark.parametrize("which", ["open", "held"])
@@ -542,14 +548,14 @@ def test_forgetting_equals_training_again_without_it(folders: Path, tmp_path: Pa
     assert found["verdict"].startswith("pass")
     forget(folder, "u2", None, now=True, verify=True)
     saved = open_saved(folder)
-    backbone, _, _ = assembling.build(saved.config)
+    backbone, _, _ = assembly.build_components(saved.config)
     assert isinstance(backbone, Tally)
     n = len(saved.ids["items"])
     blocks = []
     for lists in told_in(folder):
         blocks.append([lists.row(u).tolist() for u in range(len(lists))])
     fresh = learned(backbone, n, *blocks)
-    server = read_server(saved.served, saved.note)
+    server = read_server(saved.server_arrays, saved.server_note)
     assert np.abs(weights(fresh) - weights(server)).max() <= 1e-6
     known = items_of(folder, "u1")
     assert not set(gone) & set(known)
@@ -576,8 +582,8 @@ def test_forgetting_item_by_item_is_forgetting_all_at_once(opened: Path, tmp_pat
 
 
 def test_a_difference_above_rounding_is_not_called_rounding(opened: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proof, "largest_difference", lambda *models: (1e-3, 40))
-    monkeypatch.setattr(proof, "model_digest", lambda plan, learned: str(id(learned)))
+    monkeypatch.setattr(verification, "largest_difference", lambda *models: (1e-3, 40))
+    monkeypatch.setattr(verification, "model_digest", lambda plan, learned: str(id(learned)))
     found = forget(opened, "u1", items_of(opened, "u1")[:2], verify=True)
     assert (found["method"]["exact"], found["guarantee"]["type"]) == (False, "empirical")
     assert found["verdict"].startswith("fail")
@@ -625,9 +631,9 @@ def test_the_certificate_says_what_was_done_and_what_was_not(opened: Path) -> No
 
 def test_what_was_never_told_leaves_the_device_only(opened: Path) -> None:
     saved = open_saved(opened)
-    number = saved.numbers(["u1"])[0]
+    number = saved.user_numbers(["u1"])[0]
     told = {int(i) for lists in told_in(opened) for i in lists.row(number)}
-    kept = [i for i in lists_of(saved.held, "history").row(number) if int(i) not in told]
+    kept = [i for i in read_lists(saved.client_arrays, "history").row(number) if int(i) not in told]
     before = (opened / "server.safetensors").read_bytes()
     found = forget(opened, "u1", [saved.ids["items"][kept[0]]])
     assert found["method"]["mode"].startswith("none")
@@ -646,7 +652,7 @@ def test_retractions_wait_for_others(held: Path) -> None:
     assert third["verdict"].startswith("pass")
     assert set(third["request"]["sent_with"]) == {one["request"]["subject_pseudonym"] for one in (first, second)}
     assert model_of(held) != before
-    assert len(open_saved(held).served["parts/statistic/asked"]) == 0
+    assert len(open_saved(held).server_arrays["parts/statistic/asked"]) == 0
 
 
 def test_a_waiting_retraction_can_be_sent_now(held: Path) -> None:
@@ -656,13 +662,13 @@ def test_a_waiting_retraction_can_be_sent_now(held: Path) -> None:
     with pytest.raises(TacitaError, match="item 'never' is not in"):
         forget(held, "u1", [had[0], "never"], now=True)
     assert {one.name: one.read_bytes() for one in held.iterdir()} == before
-    assert "already waits for others; --now" in granted(held, "u1").said
+    assert "already waits for others; --now" in granted(held, "u1").message
     found = forget(held, "u1", now=True, verify=True)
     assert found["verdict"].startswith("pass")
-    assert ALONE in found["residual_risk"]
+    assert SENT_ALONE in found["residual_risk"]
     (held / "forget-1.json").unlink()
     assert forget(held, "u2", now=True)["request"]["id"] == 3  # no certificate is ever replaced
-    assert "already forgotten" in granted(held, "u1", now=True).said
+    assert "already forgotten" in granted(held, "u1", now=True).message
 
 
 @pytest.mark.parametrize("stage", range(9))
@@ -752,14 +758,14 @@ def test_the_verb_tells_what_it_did(opened: Path, capsys: pytest.CaptureFixture[
     assert "items of 1 user are taken back" in said.out
     assert "function of a sum over people" in said.out
     assert "largest difference of a score" in said.out
-    assert ALONE in said.err
+    assert SENT_ALONE in said.err
     assert "forget-1.json" in said.err
 
 
 def test_threads_and_chunks_change_no_number(folders: Path, tmp_path: Path) -> None:
     config = config_of()
-    other = training.train(config, tmp_path / "other", assembling.Machine(threads=1, chunk=7))
-    assembling.use_threads(most_threads())
+    other = training.train(config, tmp_path / "other", assembly.Machine(threads=1, chunk=7))
+    assembly.use_threads(max_threads())
     for name in ("result.json", "server.safetensors", "clients.safetensors"):
         assert (other.folder / name).read_bytes() == (folders / "open" / name).read_bytes()
 
@@ -782,7 +788,7 @@ def test_partial_participation_is_refused(tmp_path: Path) -> None:
         "train": {"participation": {"kind": "fraction", "rate": 0.5}},
     }
     with pytest.raises(TacitaError, match="asks everybody once a block"):
-        training.train(validated(RunConfig, values, ""), tmp_path / "run")
+        training.train(validate_model(RunConfig, values, ""), tmp_path / "run")
 
 
 # What it gives away
@@ -798,13 +804,18 @@ def planted() -> Lists:
 def read_from(backbone: Tally, lists: Lists) -> Doubles:
     """How well each history is read from the released B."""
     server = learned(backbone, 22, lists)
-    guesses = peeling.peeled(table.released_gram(backbone, server)), peeling.column_readings(weights(server))
-    return rebuilding.overlaps(np.concatenate(guesses), rebuilding.as_sets(Ragged.from_lists(lists), 22))
+    guesses = (
+        peeling_attack.peel_histories(tally_settings.rebuild_server_gram(backbone, server)),
+        peeling_attack.guess_from_columns(weights(server)),
+    )
+    return reconstruction.compute_best_overlap(
+        np.concatenate(guesses), reconstruction.as_sets(Ragged.from_lists(lists), 22)
+    )
 
 
 def test_the_reader_rebuilds_g_from_b() -> None:
     lists = planted()
-    found = table.released_gram(tally(), learned(tally(), 22, lists))
+    found = tally_settings.rebuild_server_gram(tally(), learned(tally(), 22, lists))
     assert found == pytest.approx(dense_gram(lists, 22), abs=1e-3)
 
 
@@ -813,52 +824,55 @@ def test_an_entry_that_was_cut_on_one_side_is_known_from_the_other() -> None:
     cut = weights(server).copy()
     row, col = next((i, j) for i, j in np.argwhere(cut) if i < j)
     cut[row, col] = 0.0
-    found = rebuilding.rebuilt_gram(cut, 2.0, table.largest(tally(), server))
+    found = reconstruction.rebuild_gram(cut, 2.0, tally_settings.largest_count(tally(), server))
     assert found == pytest.approx(dense_gram(planted(), 22), abs=1e-3)
 
 
 def test_peeling_finds_lone_consumers_and_stops_where_items_wait() -> None:
     assert (read_from(tally(), planted())[:2] == 1).all()
-    assert read_from(tally(min_item=5), planted()).max() < rebuilding.NEARLY
+    assert read_from(tally(min_item=5), planted()).max() < reconstruction.NEARLY_READ
 
 
 def test_a_pair_of_one_person_is_seen_beside_late_releases() -> None:
     """What waited comes with less than one count a person; the smallest count is then not one person's."""
     added = dense_gram([[0, 1, 5, 6], [0, 2, 3], [5, 7, 8], [1, 2, 7], [6, 3, 8]], 12)
     added[9:, 9:] += 0.6
-    guesses = peeling.readings(added)
+    guesses = peeling_attack.guess_histories(added)
     assert [0, 1, 5, 6] in [np.flatnonzero(g).tolist() for g in guesses]
 
 
 def test_a_lone_pair_shows_a_history() -> None:
     """Each item has two consumers, but the pair (0, 5) only one: what goes with both is its history."""
     added = dense_gram([[0, 1, 5, 6], [0, 2, 3], [5, 7, 8], [1, 2, 7], [6, 3, 8]], 9)
-    guesses = peeling.readings(added)
+    guesses = peeling_attack.guess_histories(added)
     assert [0, 1, 5, 6] in [np.flatnonzero(g).tolist() for g in guesses]
 
 
 def test_peeling_reads_more_and_never_takes_out_a_wrong_guess() -> None:
     lists = random_lists(2, 30, 40, most=12)
-    added, sets = dense_gram(lists, 40), rebuilding.as_sets(Ragged.from_lists(lists), 40)
-    once, again = (rebuilding.overlaps(found, sets) for found in (peeling.readings(added), peeling.peeled(added)))
+    added, sets = dense_gram(lists, 40), reconstruction.as_sets(Ragged.from_lists(lists), 40)
+    once, again = (
+        reconstruction.compute_best_overlap(found, sets)
+        for found in (peeling_attack.guess_histories(added), peeling_attack.peel_histories(added))
+    )
     assert (again >= once).all()
     assert (again == 1).sum() >= (once == 1).sum() + 5
     noise = np.random.default_rng(0).normal(0, 2, added.shape)
-    assert (rebuilding.overlaps(peeling.peeled(added + noise + noise.T), sets) < 1).all()
+    assert (reconstruction.compute_best_overlap(peeling_attack.peel_histories(added + noise + noise.T), sets) < 1).all()
 
 
 def test_a_column_shows_a_lone_consumer_although_few_entries_are_left() -> None:
     lists = [[0, 1, 2, 3, 21], *[[4 + u % 9, 4 + (u + 3) % 9, 4 + (u * u) % 9] for u in range(60)]]
-    guesses = peeling.column_readings(weights(learned(tally(keep=6, ridge=50.0), 22, lists)))
+    guesses = peeling_attack.guess_from_columns(weights(learned(tally(keep=6, ridge=50.0), 22, lists)))
     assert [0, 1, 2, 3, 21] in [np.flatnonzero(g).tolist() for g in guesses]
-    assert len(peeling.column_readings(np.zeros((4, 4), np.float32))) == 0
+    assert len(peeling_attack.guess_from_columns(np.zeros((4, 4), np.float32))) == 0
 
 
 def test_overlaps_tell_exact_from_near_histories() -> None:
-    histories = rebuilding.as_sets(Ragged.from_lists([list(range(10)), [1], [], [3, 4]]), 12)
-    guesses = rebuilding.as_sets(Ragged.from_lists([list(range(9)), [3, 4], [5, 6]]), 12)
-    assert rebuilding.overlaps(guesses, histories) == pytest.approx([0.9, 1 / 9, 1.0])
-    assert (rebuilding.overlaps(guesses[:0], histories) == 0).all()
+    histories = reconstruction.as_sets(Ragged.from_lists([list(range(10)), [1], [], [3, 4]]), 12)
+    guesses = reconstruction.as_sets(Ragged.from_lists([list(range(9)), [3, 4], [5, 6]]), 12)
+    assert reconstruction.compute_best_overlap(guesses, histories) == pytest.approx([0.9, 1 / 9, 1.0])
+    assert (reconstruction.compute_best_overlap(guesses[:0], histories) == 0).all()
 
 
 def test_the_audit_of_a_run(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -881,24 +895,24 @@ def test_the_audit_of_a_run(folders: Path, tmp_path: Path, capsys: pytest.Captur
         main(["audit", "tally"])
     assert left.value.code == 2
     with pytest.raises(TacitaError, match="this audit is for 'tally'"):
-        table.audit_tally(serving.open_run(folders / "mf").config, assembling.Machine())
+        tally_settings.audit_tally(serving.open_run(folders / "mf").config, assembly.Machine())
 
 
 # Settings
 
 
 def test_the_grid_is_the_same_for_all_and_the_best_validation_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tally_choice, "GRID", {"ridge": [1.0, 100.0], "decay": [1.0]})
-    found = tally_choice.try_all(config_of(), assembling.Machine())
+    monkeypatch.setattr(tally_tuning, "GRID", {"ridge": [1.0, 100.0], "decay": [1.0]})
+    found = tally_tuning.try_grid(config_of(), assembly.Machine())
     assert [one.options for one in found] == [{"ridge": 1.0, "decay": 1.0}, {"ridge": 100.0, "decay": 1.0}]
-    assert tally_choice.chosen(found).valid == max(one.valid for one in found)
-    assert tally_choice.chosen_together({"a": found, "b": found}) == tally_choice.chosen(found).options
+    assert tally_tuning.choose_trial(found).valid == max(one.valid for one in found)
+    assert tally_tuning.choose_common_options({"a": found, "b": found}) == tally_tuning.choose_trial(found).options
 
 
 def test_tuning_names_the_setting_that_serves_all(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tally_choice, "GRID", {"ridge": [1.0, 100.0], "decay": [1.0]})
+    monkeypatch.setattr(tally_tuning, "GRID", {"ridge": [1.0, 100.0], "decay": [1.0]})
     others = ["--data", SMALL, "--data", SMALL.replace("60", "50")]
     with pytest.raises(SystemExit) as left:
         main(["tune", "--backbone", "tally", "--quiet", *others])
@@ -912,22 +926,22 @@ def test_tuning_names_the_setting_that_serves_all(
 
 def test_a_cell_of_a_table_is_a_run_of_its_own() -> None:
     config = config_of(min_item=2)
-    fed = assembling.assemble(config, assembling.Machine())
-    shared, alone = go_on(fed, train_base(fed)), start(fed)
+    fed = assembly.assemble(config, assembly.Machine())
+    shared, alone = continue_run(fed, train_base(fed)), start_run(fed)
     run_stream(fed, alone, lambda report, now: None)
     assert shared.results == alone.results
 
 
 def test_contributors_are_those_of_the_pairs_that_were_summed() -> None:
     """Who counts people on a pair without a sum must not shift the counts of the pairs after it."""
-    shape = Shape(4)
+    shape = PairShape(4)
     pairs, count = np.zeros((4, 4)), np.zeros((4, 4))
     for row, col, value, people in ((1, 0, 0.5, 2.0), (3, 2, 0.7, 3.0)):
         pairs[row, col] = pairs[col, row] = value
         count[row, col] = count[col, row] = people
     count[2, 0] = count[0, 2] = 9.0  # of a pair that nobody summed
     sums = {"pairs": pairs, "count": count, "touched": np.ones(4), "repeats": np.zeros(2)}
-    found = Sums.read(None).with_block(0, Total(sums, 3.0, 3), shape)
+    found = PairSums.from_arrays(None).with_block(0, Total(sums, 3.0, 3), shape)
     assert found.total.tolist() == [0.5, 0.7]
     assert found.count.tolist() == [2.0, 3.0]
 
@@ -938,8 +952,8 @@ def test_every_setting_that_is_tried_is_validated() -> None:
     for every in (1, 5):
         values = {"data": "synthetic:users=200,items=60,per_user=14,groups=4,drift=0", "split": {"kind": "random"}}
         values |= {"backbone": {"name": "tally"}, "evaluate": {"every": every, "controls": False}, "seed": 2}
-        fed = assembling.assemble(validated(RunConfig, values, "the test"), assembling.Machine(threads=1))
-        progress = start(fed)
+        fed = assembly.assemble(validate_model(RunConfig, values, "the test"), assembly.Machine(threads=1))
+        progress = start_run(fed)
         run_stream(fed, progress, lambda report, now: None)
         found.append((progress.results[0]["best_round"], progress.results[0]["ndcg@20"]))
     assert found[0] == found[1]

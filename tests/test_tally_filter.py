@@ -14,27 +14,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tacita as tc
-from tacita.core.config import PrivacyConfig, RunConfig, SplitConfig, validated
+from tacita.core.config import PrivacyConfig, RunConfig, SplitConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays
 from tacita.core.sparse import SparseSum
-from tacita.core.types import Doubles, Down, Floats, Ragged, ServerState
+from tacita.core.types import Broadcast, Doubles, Floats, Ragged, ServerState
 from tacita.data.sources import load
 from tacita.data.splits import split
-from tacita.federation.clients import users_view
+from tacita.federation.clients import build_user_view
 from tacita.federation.state_arrays import read_server
-from tacita.fields import Spec, Terms, Upload, add, empty_total, merge
-from tacita.lab import loaded, training
-from tacita.lab.assembling import build
-from tacita.lab.forgetting.door import grant, opened
-from tacita.lab.forgetting.wishes import Wish
-from tacita.models.base import in_form, with_budget
+from tacita.messages import CooccurrenceTerms, Spec, Upload, add_upload, empty_total, merge_totals
+from tacita.models.base import apply_budget, apply_form
 from tacita.models.tally import filter as filtering
 from tacita.models.tally import spectral
 from tacita.models.tally.filter import ALPHAS, BLENDS, LIFTS, FilterTally
-from tacita.models.tally.model import RECENCIES, STATE, Tally, TallyConfig, as_tally
+from tacita.models.tally.model import RECENCIES, STATE, Tally, TallyConfig, require_tally
 from tacita.models.tally.order import OrderConfig
-from tacita.models.tally.weights import dense_weights
+from tacita.models.tally.weights import unpack_dense_weights
+from tacita.runs import loaded_run, training
+from tacita.runs.assembly import build_components
+from tacita.runs.forgetting.request_service import reopen_run, submit_request
+from tacita.runs.forgetting.requests import RawRequest
 from tests.oracle import Lists
 from tests.test_tally import stream_of, trained
 
@@ -44,7 +44,7 @@ SMALL = "synthetic:users=80,items=60,per_user=12,groups=4"
 def filtered(**options: Any) -> FilterTally:
     plain: dict[str, Any] = {"min_item": 0, "keep": 0, "recency": 0.0, "repeat": 0.0, "decay": 1.0, "alpha": 0.3}
     plain["lift"] = 0.0
-    made = in_form(Tally(TallyConfig(**{**plain, "solve": "filter", "axes": 4, **options})))
+    made = apply_form(Tally(TallyConfig(**{**plain, "solve": "filter", "axes": 4, **options})))
     assert isinstance(made, FilterTally)
     return made
 
@@ -64,7 +64,9 @@ def marks(lists: Lists, n_items: int) -> Doubles:
 def scores_of(backbone: Tally, lists: Lists, n_items: int, people: int | None = None) -> Floats:
     fed, progress = trained(stream_of(n_items, lists), backbone)
     users = np.arange(people or len(lists))
-    view = users_view(progress.clients, progress.server, fed.stream.blocks[0], users, fed.stream.user_keys, Down())
+    view = build_user_view(
+        progress.clients, progress.server, fed.stream.blocks[0], users, fed.stream.user_keys, Broadcast()
+    )
     return backbone.score_history(view)
 
 
@@ -92,7 +94,7 @@ def test_few_entries_of_each_column_are_kept(keep: int) -> None:
     rng = np.random.default_rng(1)
     dense = rng.random((9, 9)) * (rng.random((9, 9)) < 0.8)
     dense = dense + dense.T
-    found = spectral.few_of(scipy.sparse.csr_array(dense.astype(np.float32)), keep).toarray()
+    found = spectral.keep_largest(scipy.sparse.csr_array(dense.astype(np.float32)), keep).toarray()
     np.fill_diagonal(dense, 0)
     for column in range(9):
         largest = np.sort(dense[:, column])[-keep:]
@@ -107,11 +109,11 @@ def test_axes_of_a_large_graph_hold_as_much_as_the_best_could(monkeypatch: pytes
     x[np.arange(500), np.arange(500)] = 1
     gram = x.T @ (x / x.sum(axis=1)[:, None])
     row, column = np.tril_indices(500)
-    graph = spectral.graph_of(row, column, gram[row, column], 500)
+    graph = spectral.build_item_graph(row, column, gram[row, column], 500)
     assert np.allclose(graph.root**2, x.sum(axis=0))
     best = spectral.leading_axes(graph.matrix, 20)
-    monkeypatch.setattr(spectral, "WHOLE", 1)
-    monkeypatch.setattr(spectral, "BREADTH", 8)
+    monkeypatch.setattr(spectral, "MAX_DENSE", 1)
+    monkeypatch.setattr(spectral, "BLOCK_WIDTH", 8)
     found = spectral.leading_axes(graph.matrix, 20)
     assert np.allclose(found.T @ found, np.eye(20), atol=1e-4)
 
@@ -133,18 +135,18 @@ def test_sparse_sums_are_dense_ones_in_any_chunk(seed: int, chunk: int) -> None:
 
     def upload(some: Ragged) -> Upload:
         client = np.arange(len(some), dtype=np.int32)
-        terms = Terms(client, some.ptr, some.ids, backbone.weights_of(some), n)
+        terms = CooccurrenceTerms(client, some.ptr, some.ids, backbone.weights_of(some), n)
         return Upload({"pairs": terms}, np.ones(len(some)), np.zeros(len(some), np.uint64))
 
-    whole = add(empty_total(dense), upload(ragged), dense)["pairs"]
+    whole = add_upload(empty_total(dense), upload(ragged), dense)["pairs"]
     parts = [ragged.take(np.arange(lo, min(lo + chunk, 12))) for lo in range(0, 12, chunk)]
     total, other = empty_total(sparse), empty_total(sparse)
     for k, part in enumerate(parts):
         if k % 2:
-            other = add(other, upload(part), sparse)
+            other = add_upload(other, upload(part), sparse)
         else:
-            total = add(total, upload(part), sparse)
-    found = merge(total, other)["pairs"]
+            total = add_upload(total, upload(part), sparse)
+    found = merge_totals(total, other)["pairs"]
     assert isinstance(found, SparseSum)
     assert np.array_equal(found.matrix().toarray(), np.tril(whole))  # to the last bit
 
@@ -152,7 +154,7 @@ def test_sparse_sums_are_dense_ones_in_any_chunk(seed: int, chunk: int) -> None:
 @pytest.mark.parametrize("dense", [0, 4000])
 @pytest.mark.parametrize("solve", ["filter", "mixture"])
 def test_forgetting_is_training_again_to_the_last_bit(solve: str, dense: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filtering, "DENSE", dense)
+    monkeypatch.setattr(filtering, "MAX_DENSE_ITEMS", dense)
     n, lists, more = 14, lists_by_hand(3), lists_by_hand(4)
     mixed: dict[str, Any] = {"ridge": 2.0, "blend": 0.5} if solve == "mixture" else {}
     backbone = filtered(solve=solve, decay=0.7, min_item=2, lift=0.2, **mixed)
@@ -190,14 +192,14 @@ def test_a_run_with_sparse_sums_is_the_run_with_dense_ones_and_forgets(
         "backbone": {"name": "tally", "solve": "mixture", "axes": 8, "min_item": 0, "recency": 0.0},
         "evaluate": {"controls": False, "k": [5], "select_by": "ndcg@5"},
     }
-    config = validated(RunConfig, said, "a test")
+    config = validate_model(RunConfig, said, "a test")
     dense = training.train(config, tmp_path / "dense")
-    monkeypatch.setattr(filtering, "DENSE", 0)
+    monkeypatch.setattr(filtering, "MAX_DENSE_ITEMS", 0)
     sparse = training.train(config, tmp_path / "sparse")
     assert dense.result["mean"] == sparse.result["mean"]
     assert sparse.result["blocks"][0]["rounds"] == len(BLENDS)
     user = json.loads((sparse.folder / "ids.json").read_text())["users"][0]
-    certificate = grant(sparse.folder, Wish("forget", {user: None}), verify=True).certificate
+    certificate = submit_request(sparse.folder, RawRequest("forget", {user: None}), verify=True).certificate
     assert certificate is not None
     assert "new solve" in json.dumps(certificate)
     assert certificate["guarantee"]["max_score_difference"] == 0.0
@@ -240,8 +242,8 @@ def test_an_item_waits_for_contributors() -> None:
     lists: Lists = [[0, 1], [0, 1], [0, 2]]
     server = trained(stream_of(3, lists), filtered(min_item=2))[1].server
     assert server.heads["root"][2] == 0
-    assert not dense_weights(server.heads)[2].any()
-    assert dense_weights(server.heads)[0, 1] > 0
+    assert not unpack_dense_weights(server.heads)[2].any()
+    assert unpack_dense_weights(server.heads)[0, 1] > 0
 
 
 def test_what_a_device_receives_is_checked() -> None:
@@ -290,13 +292,13 @@ def test_a_run_that_chose_its_lift_forgets_and_keeps_the_choice(tmp_path: Path) 
         "backbone": {"name": "tally", "solve": "filter", "axes": 8, "min_item": 0, "recency": 0.0, "alpha": 0.3},
         "evaluate": {"controls": False, "k": [5], "select_by": "ndcg@5"},
     }
-    run = training.train(validated(RunConfig, said, "a test"), tmp_path / "run")
+    run = training.train(validate_model(RunConfig, said, "a test"), tmp_path / "run")
     assert len(run.result["blocks"]) > 1  # lift may differ from one to the next
     assert {one["rounds"] for one in run.result["blocks"]} == {len(LIFTS)}
     user = json.loads((run.folder / "ids.json").read_text())["users"][0]
     chosen = read_arrays(run.folder / "server.safetensors")[0]["heads/lift"]
     assert chosen > 0
-    certificate = grant(run.folder, Wish("forget", {user: None}), verify=True).certificate
+    certificate = submit_request(run.folder, RawRequest("forget", {user: None}), verify=True).certificate
     assert certificate is not None
     assert certificate["guarantee"]["max_score_difference"] == 0.0
     assert read_arrays(run.folder / "server.safetensors")[0]["heads/lift"] == chosen
@@ -315,13 +317,13 @@ def test_what_makes_no_sense_is_refused() -> None:
             with pytest.raises(TacitaError, match=f"backbone.{name} has no meaning with backbone.solve = 'ridge'"):
                 config.model_validate({name: value})
     with pytest.raises(TacitaError, match="has no form under"):
-        with_budget(filtered(), PrivacyConfig(epsilon=2.0))
+        apply_budget(filtered(), PrivacyConfig(epsilon=2.0))
     with pytest.raises(TacitaError, match="use 'filter'"):
         filtered(solve="mixture").check(20_000, 20_000)
     filtered().check(10**6, 10**6)  # nothing dense is made of it
     with pytest.raises(TacitaError, match="audit"):
-        as_tally(filtered())
-    plain, _, _ = build(RunConfig(backbone={"name": "tally"}))
+        require_tally(filtered())
+    plain, _, _ = build_components(RunConfig(backbone={"name": "tally"}))
     assert type(plain) is Tally
 
 
@@ -337,8 +339,8 @@ def test_a_folder_without_what_scores_are_made_of_now_is_refused_in_a_sentence(
         server = read_server(*given)
         return replace(server, heads={name: value for name, value in server.heads.items() if name != "lift"})
 
-    monkeypatch.setattr(loaded, "read_server", read_earlier)
-    for ask in (lambda run: run.recommend("u1"), lambda run: run.similar("i1"), lambda run: opened(run.folder)):
+    monkeypatch.setattr(loaded_run, "read_server", read_earlier)
+    for ask in (lambda run: run.recommend("u1"), lambda run: run.similar("i1"), lambda run: reopen_run(run.folder)):
         with pytest.raises(TacitaError, match="an earlier version of tacita, whose 'tally' had no lift; train it"):
             ask(tc.load(run.folder))
 

@@ -11,24 +11,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacita.core.config import EvaluateConfig, RunConfig, validated
+from tacita.core.config import EvaluateConfig, RunConfig, validate_model
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import Doubles, Down, Floats, Ragged, ServerState, Stream
-from tacita.federation.clients import users_view
-from tacita.federation.measuring import Learned, evaluate_devices, known_items
-from tacita.federation.rounds import run_stream, start
-from tacita.fields import Following, Spec, Upload, add, empty_total, merge
-from tacita.lab import serving, training
-from tacita.lab.forgetting.door import grant
-from tacita.lab.forgetting.wishes import Wish
-from tacita.lab.run_folder import lists_of, open_saved
-from tacita.models.tally.following import GRID, Lines, Order, falling
+from tacita.core.types import BlockStream, Broadcast, Doubles, Floats, Ragged, ServerState
+from tacita.federation.clients import build_user_view
+from tacita.federation.evaluation import TrainedState, build_mask, evaluate_devices
+from tacita.federation.rounds import run_stream, start_run
+from tacita.messages import SequenceTerms, Spec, Upload, add_upload, empty_total, merge_totals
 from tacita.models.tally.model import STATE, Tally, TallyConfig
-from tacita.models.tally.order import MIXTURES, OrderConfig, OrderedTally, matrix_in, standardise
-from tacita.models.tally.solver import lower_triangle, mirrored
-from tacita.models.tally.sums import Shape
-from tacita.models.tally.weights import dense_weights
+from tacita.models.tally.order import MIXTURES, OrderConfig, OrderedTally, select_order_matrix, standardise
+from tacita.models.tally.order_sums import GRID, HistoryLines, OrderSums, compute_age_weights
+from tacita.models.tally.solver import mirror_lower, unpack_triangle
+from tacita.models.tally.sums import PairShape
+from tacita.models.tally.weights import unpack_dense_weights
+from tacita.runs import serving, training
+from tacita.runs.forgetting.request_service import submit_request
+from tacita.runs.forgetting.requests import RawRequest
+from tacita.runs.run_folder import open_saved, read_lists
 from tests.oracle import Lists, federate, make_block, make_stream
 from tests.test_tally import OPEN, random_lists, stream_of, trained
 
@@ -63,13 +63,17 @@ def slow(blocks: tuple[Lists, ...], n: int, fall: Doubles, decay: float = 1.0) -
 
 
 def sums_of(backbone: OrderedTally, server: ServerState) -> tuple[Doubles, Doubles]:
-    order, shape, decay = Order.read(server.parts[STATE]), Shape(len(server.items)), backbone.config.decay
-    contexts = mirrored(lower_triangle(order.released("contexts", shape, decay, 1)))
-    return contexts, order.followers(shape, decay, 1)
+    order, shape, decay = (
+        OrderSums.from_arrays(server.parts[STATE]),
+        PairShape(len(server.items)),
+        backbone.config.decay,
+    )
+    contexts = mirror_lower(unpack_triangle(order.sum_released("contexts", shape, decay, 1)))
+    return contexts, order.sum_followers(shape, decay, 1)
 
 
 def b_prime(server: ServerState) -> Floats:
-    return dense_weights({**server.heads, **matrix_in(server.heads)})
+    return unpack_dense_weights({**server.heads, **select_order_matrix(server.heads)})
 
 
 # The sums and their solution
@@ -100,16 +104,16 @@ def test_the_sums_are_those_of_the_slow_way(seed: int, window: int, decay: float
 
 
 def test_sums_of_cohorts_add_up_to_the_bit_in_any_order_and_exactly() -> None:
-    backbone, shape = ordered(), Shape(9)
+    backbone, shape = ordered(), PairShape(9)
     train, history = (Ragged.from_lists(random_lists(s, 12, 9)) for s in (1, 2))
-    whole = backbone.total_of(train, history, shape)
+    whole = backbone.sum_statistic(train, history, shape)
     halves = [
-        backbone.total_of(train.take(some), history.take(some), shape) for some in (np.arange(7, 12), np.arange(7))
+        backbone.sum_statistic(train.take(some), history.take(some), shape) for some in (np.arange(7, 12), np.arange(7))
     ]
-    both = merge(*halves)
+    both = merge_totals(*halves)
     fields = backbone._fields(shape)
     told = backbone.told(train, history, np.arange(13), shape)
-    ideal = add(empty_total(fields), Upload(told, np.ones(12), np.zeros(12, np.uint64)), fields, exact=True)
+    ideal = add_upload(empty_total(fields), Upload(told, np.ones(12), np.zeros(12, np.uint64)), fields, exact=True)
     for name in ("contexts", "next", "held"):
         assert np.array_equal(whole[name], both[name])
         assert np.array_equal(whole[name], ideal[name])
@@ -119,20 +123,22 @@ def test_sums_of_cohorts_add_up_to_the_bit_in_any_order_and_exactly() -> None:
 
 
 def test_an_upload_counts_its_bytes_and_is_never_longer_than_it_says() -> None:
-    fall, n = falling(2.0, 3), 6
-    lines = Lines.of(Ragged.from_lists([[0, 1, 2], [3], [], [4, 5]]), Ragged.from_lists([[5], [1, 2, 4, 0]]), 3)
+    fall, n = compute_age_weights(2.0, 3), 6
+    lines = HistoryLines.from_blocks(
+        Ragged.from_lists([[0, 1, 2], [3], [], [4, 5]]), Ragged.from_lists([[5], [1, 2, 4, 0]]), 3
+    )
     client = np.array([0, 0, 1, 2], np.int32)
     for meets, size in (("itself", 2.0 * (n * n + n)), ("next", 4.0 * n * n)):
-        form = Following(client, lines.lists, lines.start, np.array([1.0, 1.0, 1.0, -1.0]), fall, n, meets)  # type: ignore[arg-type]
+        form = SequenceTerms(client, lines.lists, lines.start, np.array([1.0, 1.0, 1.0, -1.0]), fall, n, meets)  # type: ignore[arg-type]
         field = Spec("told", (n, n), symmetric=meets == "itself")
         assert form.n_bytes(field) == 3 * size
         for c in range(3):
             total, one = np.zeros((n, n)), np.zeros(3)
             one[c] = 1.0
             form.add_to(total, np.zeros(0), one)
-            assert np.linalg.norm(total) <= np.sqrt(form.squares(3)[c]) + 1e-12
+            assert np.linalg.norm(total) <= np.sqrt(form.squared_norms(3)[c]) + 1e-12
         with pytest.raises(TacitaError, match="never seen by itself"):
-            form.of(np.arange(1))
+            form.take_clients(np.arange(1))
 
 
 def test_increments_wait_for_people_who_have_the_item_as_before_too() -> None:
@@ -140,9 +146,9 @@ def test_increments_wait_for_people_who_have_the_item_as_before_too() -> None:
     first, second = [[0], [0], [0]], [[1], [1], [2]]
     backbone = ordered(min_item=2, order_window=3)
     server = learned(backbone, 3, first, second)
-    order = Order.read(server.parts[STATE])
+    order = OrderSums.from_arrays(server.parts[STATE])
     assert np.array_equal(order.sides["contexts"].touched, [[3, 0, 0], [3, 2, 1]])
-    following = order.followers(Shape(3), 1.0, 2)
+    following = order.sum_followers(PairShape(3), 1.0, 2)
     assert following[0, 1] == 2
     assert following[0, 2] == 0
 
@@ -156,12 +162,12 @@ def test_few_entries_a_column_of_both_matrices() -> None:
 # Scores
 
 
-def view_of(stream: Stream, backbone: Tally, **heads: Any) -> Any:
+def view_of(stream: BlockStream, backbone: Tally, **heads: Any) -> Any:
     fed, progress = trained(stream, backbone)
     block, users = fed.stream.blocks[-1], np.arange(fed.stream.n_users)
-    view = users_view(progress.clients, progress.server, block, users, fed.stream.user_keys, Down())
+    view = build_user_view(progress.clients, progress.server, block, users, fed.stream.user_keys, Broadcast())
     past = fed.stream.history(block.index)
-    return replace(view, history=past.joined(Ragged.empty(len(users))), heads={**view.heads, **heads})
+    return replace(view, history=past.join_rows(Ragged.empty(len(users))), heads={**view.heads, **heads})
 
 
 def test_without_order_it_is_plain_tally_bit_for_bit() -> None:
@@ -179,7 +185,7 @@ def test_the_mixture_is_what_it_says() -> None:
     backbone = ordered(recency=5.0, repeat=-1.0)
     view = view_of(stream_of(15, first, second), backbone)
     found = backbone.score_history(view)
-    b, after = dense_weights(view.heads), b_prime(ServerState(np.zeros((15, 0), np.float32), view.heads))
+    b, after = unpack_dense_weights(view.heads), b_prime(ServerState(np.zeros((15, 0), np.float32), view.heads))
     for u in range(20):
         line, latest = [*first[u], *second[u]], second[u] or first[u]
         x, recent, h = np.zeros(15), np.zeros(15), np.zeros(15)
@@ -219,7 +225,7 @@ def test_validation_chooses_order_where_there_is_order_and_not_where_there_is_no
     for name, lists in (("around", around), ("colours", colours)):
         stream = make_stream(make_block(0, n, [one[:-2] for one in lists], valid=[one[-2:-1] for one in lists]))
         fed = federate(stream, ordered(mix="learn", recency="learn"))
-        progress = start(fed)
+        progress = start_run(fed)
         run_stream(fed, progress, lambda report, now: None)
         last[name] = progress.server.heads["mix"]
         assert progress.results[0]["rounds"] == len(MIXTURES)
@@ -235,7 +241,7 @@ def test_every_way_of_scoring_is_validated_whatever_is_said_of_rounds() -> None:
     fed = federate(stream, ordered(mix="learn", recency="learn"), patience=1)
     seldom = replace(fed, config=fed.config.model_copy(update={"evaluate": EvaluateConfig(every=5)}))
     seen: list[float | None] = []
-    progress = start(seldom)
+    progress = start_run(seldom)
     run_stream(seldom, progress, lambda report, now: seen.append(report.valid))
     assert len(seen) == len(MIXTURES)
     assert progress.results[0]["valid"] == max(one for one in seen if one is not None)
@@ -254,9 +260,9 @@ def test_read_known_reads_validation_items_in_tests_alone() -> None:
         fed, progress = trained(stream, backbone)
         evaluate = fed.config.evaluate.model_copy(update={"read": read, "k": [1], "metrics": ["hr"]})
         fed = replace(fed, config=fed.config.model_copy(update={"evaluate": evaluate}))
-        block, learned = fed.stream.blocks[0], Learned(progress.server, progress.clients)
+        block, learned = fed.stream.blocks[0], TrainedState(progress.server, progress.clients)
         for purpose in ("valid", "test"):
-            mask = known_items(fed, block, purpose, "block")  # type: ignore[arg-type]
+            mask = build_mask(fed, block, purpose, "block")  # type: ignore[arg-type]
             found[read, purpose] = evaluate_devices(fed, learned, block, purpose, mask).mean()["hr@1"]  # type: ignore[arg-type]
     assert found["known", "test"] == 1.0  # the item after the last one that is read
     assert found["train", "test"] == found["known", "valid"] == found["train", "valid"] == 0.0
@@ -299,7 +305,7 @@ def test_taking_back_is_retraining_without_it(
     who = np.array(sorted(users))
     after, _ = backbone.replaced(server, [t.take(who) for t in told], [k.take(who) for k in kept])
     again = backbone.retrained(server, kept)
-    for name in Order.read(again.parts[STATE]).arrays():
+    for name in OrderSums.from_arrays(again.parts[STATE]).arrays():
         assert np.array_equal(after.parts[STATE][name], again.parts[STATE][name]), name
     solution = again.parts[STATE]["order_solution"]
     assert np.abs(after.parts[STATE]["order_solution"] - solution).max() <= 1e-10
@@ -315,7 +321,7 @@ def test_a_low_rank_update_is_a_new_solve(options: dict[str, Any]) -> None:
     after = [Ragged.from_lists([one.row(0)[1:].tolist()]) for one in before]
     found, rank = backbone.replaced(server, before, after)
     assert rank > 0
-    fresh = backbone.with_order(found, Order.read(found.parts[STATE]))
+    fresh = backbone.solve_order(found, OrderSums.from_arrays(found.parts[STATE]))
     for name in ("order_inverse", "order_solution"):
         old, new = (one.parts[STATE][name] for one in (found, fresh))
         assert np.abs(old - new).max() <= 1e-12 * max(1.0, np.abs(new).max())
@@ -331,14 +337,14 @@ SMALL = "synthetic:users=60,items=40,per_user=12"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     values = {"data": SMALL, "backbone": {"name": "tally-order", **OPEN}, "evaluate": {"controls": False}}
     out = tmp_path_factory.mktemp("order") / "run"
-    training.train(validated(RunConfig, values, "the test"), out)
+    training.train(validate_model(RunConfig, values, "the test"), out)
     return out
 
 
 def test_serving_reads_all_that_a_device_knows_oldest_first(folder: Path) -> None:
     saved = open_saved(folder)
-    current, past, seen = (lists_of(saved.held, name) for name in ("current", "past", "history"))
-    everything = past.joined(current)
+    current, past, seen = (read_lists(saved.client_arrays, name) for name in ("current", "past", "history"))
+    everything = past.join_rows(current)
     run = serving.open_run(folder)
     for u in range(len(saved.ids["users"])):
         assert sorted(everything.row(u)) == sorted(seen.row(u))
@@ -350,7 +356,7 @@ def test_serving_reads_all_that_a_device_knows_oldest_first(folder: Path) -> Non
 
 def test_forgetting_is_training_again_without_it(folder: Path) -> None:
     """Scores of everybody, as the door compares them; and the certificate says that it is exact."""
-    found = grant(folder, Wish("forget", {"u1": None}), True)
+    found = submit_request(folder, RawRequest("forget", {"u1": None}), True)
     assert found.certificate is not None
     said = found.certificate
     assert said["method"]["name"] == "tally-order"

@@ -11,8 +11,8 @@ import pytest
 
 import tacita as tc
 from tacita.cli import main
-from tacita.lab.ledger import in_words, run_ledger
-from tacita.report.promises import NO_EPSILON, privacy_in_brief, privacy_lines
+from tacita.report.promises import NO_EPSILON, privacy_lines, summarise_privacy
+from tacita.runs.ledger import describe_ledger, read_run_ledger
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
 BRIEF: dict[str, Any] = {"evaluate": {"controls": False}, "split": {"n_blocks": 2}}
@@ -37,9 +37,9 @@ def private(tmp_path_factory: pytest.TempPathFactory) -> tc.Run:
     """A run of tally under a budget of 2, from which one person who had told in every block took all back."""
     out = tmp_path_factory.mktemp("runs") / "tally"
     run = tc.train(SMALL, backbone="tally", privacy={"epsilon": 2.0}, out=out, **BRIEF)
-    spent = {user: run_ledger(out, user)["spent"] for user in run.users[:8]}
+    spent = {user: read_run_ledger(out, user)["spent"] for user in run.users[:8]}
     who = max(spent, key=lambda user: spent[user])
-    (out / "foretold").write_text(json.dumps(run_ledger(out, who)))
+    (out / "foretold").write_text(json.dumps(read_run_ledger(out, who)))
     said, _ = call("forget", "--run", str(out), "--user", who, "--all")
     (out / "said").write_text(said)
     (out / "who").write_text(who)
@@ -50,7 +50,7 @@ def test_a_budget_of_a_part_is_told_where_lists_are(personal: tc.Run) -> None:
     said, _ = call("recommend", "--run", str(personal.folder), "--user", "u1", "-k", "1")
     assert "no epsilon" not in said
     assert "budgets of epsilon 0.5 to 5 at delta 1e-05 for all that one person has, against the server" in said
-    most = run_ledger(personal.folder)["epsilon"]["most"]
+    most = read_run_ledger(personal.folder)["epsilon"]["most"]
     assert f"At most epsilon {most:.4g} is spent so far." in said
 
 
@@ -68,19 +68,19 @@ def test_what_parts_promise_is_told_in_words(personal: tc.Run) -> None:
     ):  # fmt: skip
         told = privacy_lines(personal.config, {"blocks": [{"promises": {"part": promise}}]})
         assert words in told[0]
-        assert words in privacy_in_brief(personal.config, {"blocks": [{"promises": {"part": promise}}]})
+        assert words in summarise_privacy(personal.config, {"blocks": [{"promises": {"part": promise}}]})
     assert privacy_lines(personal.config, {"blocks": [{}]}) == [NO_EPSILON]
 
 
 def test_taking_back_says_what_it_costs_and_lists_say_who_spent_more(private: tc.Run) -> None:
     who = (private.folder / "who").read_text()
-    spent = run_ledger(private.folder, who)["spent"]
+    spent = read_run_ledger(private.folder, who)["spent"]
     assert spent > 2.1  # it went beyond the plan
-    assert "if_taken_back" not in run_ledger(private.folder, who)  # nothing is left to take back
+    assert "if_taken_back" not in read_run_ledger(private.folder, who)  # nothing is left to take back
     foretold = json.loads((private.folder / "foretold").read_text())
     assert foretold["spent"] < 2.1
     assert foretold["if_taken_back"] == spent  # the ledger says so before
-    assert f"{spent - foretold['spent']:.4g} more, {spent:.4g} in all" in " ".join(in_words(foretold))
+    assert f"{spent - foretold['spent']:.4g} more, {spent:.4g} in all" in " ".join(describe_ledger(foretold))
     assert f"you have then spent {spent:.4g} of 2." in (private.folder / "said").read_text()
     said, _ = call("recommend", "--run", str(private.folder), "--user", "u3", "-k", "1")
     assert "under a planned epsilon 2, delta 1e-05 for each person" in said
@@ -100,7 +100,7 @@ def test_results_pages_and_tables_say_it_too(private: tc.Run, personal: tc.Run) 
 
 
 def test_a_ledger_says_what_is_so(private: tc.Run, personal: tc.Run) -> None:
-    said = " ".join(in_words(run_ledger(private.folder)))
+    said = " ".join(describe_ledger(read_run_ledger(private.folder)))
     assert "best" not in said  # under a budget validation chooses nothing
     assert "A lab run is a rehearsal" in said
     assert "a digest of the data" in said
@@ -108,12 +108,14 @@ def test_a_ledger_says_what_is_so(private: tc.Run, personal: tc.Run) -> None:
     assert "e-1" not in said.replace("delta 1e-05", "")
     assert " 1 release " in said
     other = next(user for user in private.users if user != (private.folder / "who").read_text())
-    own = " ".join(in_words(run_ledger(private.folder, other)))
+    own = " ".join(describe_ledger(read_run_ledger(private.folder, other)))
     assert "taken back:" not in own
     assert "do not add up" in own
     assert "To take something back" in own
-    assert "To take something back" not in " ".join(in_words(run_ledger(personal.folder, personal.users[0])))
-    said = " ".join(in_words(run_ledger(personal.folder)))
+    assert "To take something back" not in " ".join(
+        describe_ledger(read_run_ledger(personal.folder, personal.users[0]))
+    )
+    said = " ".join(describe_ledger(read_run_ledger(personal.folder)))
     assert "which round is the best" in said
     assert "how many were drawn in each round" in said
     assert "Budget of each person: epsilon 0.5 to epsilon 5." in said

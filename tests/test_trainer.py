@@ -31,10 +31,10 @@ from scipy import stats
 from tacita.core.config import TrainConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import CohortView, Extra, Floats, Local, Pull, Ragged, Stream
+from tacita.core.types import BlockStream, CohortView, ExtraSamples, Floats, LocalModels, ProximalTerm, Ragged
 from tacita.federation.rounds import Progress, run_round
-from tacita.learn.training.draw import lay_out
-from tacita.learn.training.fused import FusedStepper
+from tacita.learn.training.fused_stepper import FusedStepper
+from tacita.learn.training.local_models import build_local_models
 from tacita.methods import Part
 from tacita.round.plan import Federation
 
@@ -47,17 +47,17 @@ EVERY_STEPPER = [(v, "autograd") for v in VARIANTS] + [(v, "fused") for v in FUS
 Numbers = tuple[Floats, Floats]  # item table, private vectors
 
 
-def uneven() -> Stream:
+def uneven() -> BlockStream:
     return make_stream(make_block(0, N_ITEMS, UNEVEN))
 
 
-def crowd(n_users: int, n_items: int, most: int) -> Stream:
+def crowd(n_users: int, n_items: int, most: int) -> BlockStream:
     rng = np.random.default_rng(0)
     lists = [rng.choice(n_items, rng.integers(1, most), replace=False).tolist() for _ in range(n_users)]
     return make_stream(make_block(0, n_items, lists))
 
 
-def federation(variant: str, *parts: type[Part], stream: Stream | None = None, **train: Any) -> Federation:
+def federation(variant: str, *parts: type[Part], stream: BlockStream | None = None, **train: Any) -> Federation:
     name, options = VARIANTS[variant]
     small = {"batch_size": 8, "local_epochs": 2} | train
     return federate(stream or uneven(), make_backbone(name, **options), *parts, **small)
@@ -113,7 +113,7 @@ def test_in_a_silo_users_share_one_table_and_batches_mix_them(variant: str) -> N
     progress = started(fed)
     view = cohort(fed, progress)
     assert view.n_clients < len(view.user)
-    local = lay_out(view, {}, fed.config.train, fed.draws)
+    local = build_local_models(view, {}, fed.config.train, fed.draws)
     assert any(len(set(local.owner[local.order[0, a : a + 8]])) > 1 for a in local.ptr[:-1])
     assert_matches_oracle(fed, progress)
 
@@ -142,7 +142,7 @@ def test_adam_leaves_a_client_alone_once_its_steps_are_done(variant: str) -> Non
 
 
 @st.composite
-def small_cohorts(draw: st.DrawFn) -> tuple[Stream, dict[str, Any]]:
+def small_cohorts(draw: st.DrawFn) -> tuple[BlockStream, dict[str, Any]]:
     n_items = draw(st.integers(2, 12))
     likes = st.lists(st.integers(0, n_items - 1), unique=True, max_size=n_items)
     lists = draw(st.lists(likes, min_size=1, max_size=6).filter(any))
@@ -158,7 +158,7 @@ def small_cohorts(draw: st.DrawFn) -> tuple[Stream, dict[str, Any]]:
 @pytest.mark.parametrize("variant", FUSED)
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(drawn=small_cohorts())
-def test_the_steppers_agree_on_any_small_cohort(variant: str, drawn: tuple[Stream, dict[str, Any]]) -> None:
+def test_the_steppers_agree_on_any_small_cohort(variant: str, drawn: tuple[BlockStream, dict[str, Any]]) -> None:
     stream, train = drawn
     fused = numbers_after(federation(variant, stream=stream, stepper="fused", **train), rounds=1)
     plain = numbers_after(federation(variant, stream=stream, stepper="autograd", **train), rounds=1)
@@ -229,18 +229,18 @@ def test_a_round_leaves_the_received_table_and_absent_users_alone() -> None:
 # what is drawn
 
 
-def drawn(train: list[list[int]], n_items: int, round: int = 0, seed: int = 3, **options: Any) -> Local:
+def drawn(train: list[list[int]], n_items: int, round: int = 0, seed: int = 3, **options: Any) -> LocalModels:
     fed = federate(make_stream(make_block(0, n_items, train)), make_backbone("mf"), seed=seed, **options)
     view = replace(cohort(fed, started(fed)), round=round)
-    return lay_out(view, {}, fed.config.train, fed.draws)
+    return build_local_models(view, {}, fed.config.train, fed.draws)
 
 
-def negatives_of(local: Local, client: int) -> list[int]:
+def negatives_of(local: LocalModels, client: int) -> list[int]:
     own = slice(local.ptr[client], local.ptr[client + 1])
     return local.item[own][local.label[own] == 0].tolist()
 
 
-def positives_of(local: Local, client: int) -> list[int]:
+def positives_of(local: LocalModels, client: int) -> list[int]:
     own = slice(local.ptr[client], local.ptr[client + 1])
     return local.item[own][local.label[own] == 1].tolist()
 
@@ -265,7 +265,9 @@ def test_a_validation_item_and_an_earlier_positive_can_be_drawn_as_negatives() -
     fed = federate(make_stream(first, second), make_backbone("mf"))
     view = replace(cohort(fed, started(fed)), block=1, train=second.train, exclude=second.train)
     seen = {
-        i for r in range(30) for i in negatives_of(lay_out(replace(view, round=r), {}, fed.config.train, fed.draws), 0)
+        i
+        for r in range(30)
+        for i in negatives_of(build_local_models(replace(view, round=r), {}, fed.config.train, fed.draws), 0)
     }
     assert seen == {0, 2, 3}
 
@@ -297,7 +299,7 @@ def test_negatives_follow_the_user_the_round_and_the_seed_not_the_company() -> N
     wide = 200
     together = drawn([[7], [1, 2], [9]], wide)
     fed = federate(make_stream(make_block(0, wide, [[7], [1, 2], [9]])), make_backbone("mf"))
-    alone = lay_out(cohort(fed, started(fed), np.array([1])), {}, fed.config.train, fed.draws)
+    alone = build_local_models(cohort(fed, started(fed), np.array([1])), {}, fed.config.train, fed.draws)
     assert negatives_of(together, 1) == negatives_of(alone, 0)
     assert negatives_of(together, 1) != negatives_of(drawn([[7], [1, 2], [9]], wide, round=1), 1)
     assert negatives_of(together, 1) != negatives_of(drawn([[7], [1, 2], [9]], wide, seed=4), 1)
@@ -307,7 +309,9 @@ def test_negatives_follow_the_user_the_round_and_the_seed_not_the_company() -> N
 def test_negatives_change_with_the_device_secret() -> None:
     fed = federate(make_stream(make_block(0, 200, [[7, 8]])), make_backbone("mf"))
     view = cohort(fed, started(fed))
-    lab, device = (lay_out(view, {}, fed.config.train, Draws(3, secret)) for secret in ("", "of this device"))
+    lab, device = (
+        build_local_models(view, {}, fed.config.train, Draws(3, secret)) for secret in ("", "of this device")
+    )
     assert negatives_of(lab, 0) != negatives_of(device, 0)
 
 
@@ -356,14 +360,14 @@ class Reminders(Part):
     def at_hand(self, view: CohortView) -> Ragged:
         return Ragged.from_lists([self.items_of(int(u), view.n_items) for u in view.user])
 
-    def extra_samples(self, view: CohortView, local: Local, step: int, phase: int) -> Extra | None:
+    def extra_samples(self, view: CohortView, local: LocalModels, step: int, phase: int) -> ExtraSamples | None:
         asked = self.asks(step, phase)
         if not asked:
             return None
-        lists, _ = local.at_hand[self.name]
+        lists, _ = local.rows_needed[self.name]
         made = [(lists.ptr[u] + k, label, weight) for u in range(len(view.user)) for k, label, weight in asked]
         pick, label, weight = (np.array(column) for column in zip(*made, strict=True))
-        return Extra(len(asked) * view.user_ptr, pick.astype(np.int64), label, weight)
+        return ExtraSamples(len(asked) * view.user_ptr, pick.astype(np.int64), label, weight)
 
 
 class Nudges(Reminders):
@@ -418,9 +422,9 @@ class Anchor(Part):
     name = "anchor"
     strength = 0.4
 
-    def pull(self, view: CohortView) -> Pull:
+    def pull(self, view: CohortView) -> ProximalTerm:
         target = np.full_like(view.private, 0.1)
-        return Pull(self.strength, view.items[:9], target, view.user % 2 == 0)
+        return ProximalTerm(self.strength, view.items[:9], target, view.user % 2 == 0)
 
 
 class FirmAnchor(Anchor):
@@ -470,8 +474,8 @@ def test_a_pull_by_hand(stepper: str) -> None:
     class ToZero(Part):
         name = "to-zero"
 
-        def pull(self, view: CohortView) -> Pull:
-            return Pull(2.0, np.zeros_like(view.items), np.zeros_like(view.private), np.ones(1, bool))
+        def pull(self, view: CohortView) -> ProximalTerm:
+            return ProximalTerm(2.0, np.zeros_like(view.items), np.zeros_like(view.private), np.ones(1, bool))
 
     stream = make_stream(make_block(0, 1, [[0]]))
     fed = federate(stream, make_backbone("mf", dim=1, lr=0.1), ToZero, stepper=stepper)

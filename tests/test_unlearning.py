@@ -12,16 +12,16 @@ import torch
 from oracle import federate, make_backbone, make_block, make_stream, no_total, started
 from test_shared_graph import given_of, many_edges, table_of
 
-from tacita.core.types import Doubles, Floats, Keys, Longs, Ragged, Requests, ServerState
-from tacita.federation.requests import handle
+from tacita.core.types import Doubles, Floats, Keys, Longs, Ragged, RequestBatch, ServerState
+from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import Progress, run_round
-from tacita.methods import World, build_parts
-from tacita.methods.sharing.contrast import Contrast, Forgotten, Loss, background
-from tacita.methods.sharing.forgotten_pairs import Pairs
+from tacita.methods import RunContext, build_parts
+from tacita.methods.sharing.contrastive_loss import ContrastiveLoss, ForgottenViews, Loss, estimate_background
+from tacita.methods.sharing.contrastive_unlearning import ContrastiveDescent, ContrastiveUnlearning, StoppingRule
 from tacita.methods.sharing.graph import SharedGraph
-from tacita.methods.sharing.refining import Unit
-from tacita.methods.sharing.snapshots import n_bytes
-from tacita.methods.sharing.unlearning import ContrastiveUnlearning, Walk, Watched
+from tacita.methods.sharing.graph_training import UnitRows
+from tacita.methods.sharing.snapshots import snapshot_bytes
+from tacita.methods.sharing.withdrawn_pairs import WithdrawnPairs
 from tacita.round.plan import Federation
 
 N_ITEMS = 30
@@ -40,7 +40,7 @@ def federation(*options: dict[str, Any], parts: tuple[str, ...] = PARTS, **train
     fed = federate(make_stream(block), make_backbone("ego"), **plain)
     said = {"sharing": {"groups": [1, 2, 1]}} | {one.pop("name"): one for one in options}
     specs = [{"name": name, **said.get(name, {})} for name in parts]
-    return replace(fed, parts=build_parts(specs, World(fed.backbone, fed.draws, fed.config.train)))
+    return replace(fed, parts=build_parts(specs, RunContext(fed.backbone, fed.draws, fed.config.train)))
 
 
 def unlearning(**options: Any) -> dict[str, Any]:
@@ -55,13 +55,13 @@ def learned(fed: Federation, rounds: int = 4) -> Progress:
 
 
 def sharers(progress: Progress) -> Keys:
-    return np.unique(progress.server.given.sender)
+    return np.unique(progress.server.shared.sender)
 
 
-def request(progress: Progress, some: int, kind: Any = "unshare") -> Requests:
+def request(progress: Progress, some: int, kind: Any = "unshare") -> RequestBatch:
     """The first few sharers withdraw everything."""
     asking = sharers(progress)[:some]
-    return Requests(kind, asking, progress.server.given.of(asking), number=1)
+    return RequestBatch(kind, asking, progress.server.shared.lists_of(asking), number=1)
 
 
 def told(found: dict[str, Any]) -> dict[str, Any]:
@@ -76,8 +76,8 @@ def test_an_empty_request_changes_no_bit_and_plays_no_round() -> None:
     fed = federation(unlearning())
     progress = learned(fed)
     before, devices = progress.server, progress.clients.private.copy()
-    for empty in (request(progress, 0), Requests("unshare", sharers(progress)[:1], Ragged.empty(1))):
-        said = told(handle(fed, progress, empty))
+    for empty in (request(progress, 0), RequestBatch("unshare", sharers(progress)[:1], Ragged.empty(1))):
+        said = told(handle_requests(fed, progress, empty))
         assert (said["edges"], said["stopped"]) == (0, "nothing to forget")
         assert progress.server.items is before.items
         assert progress.server.round == before.round
@@ -89,14 +89,14 @@ def test_withdrawn_edges_leave_the_graph_and_a_second_request_changes_nothing() 
     fed = federation(unlearning())
     progress = learned(fed)
     asked = request(progress, 3)
-    said = told(handle(fed, progress, asked))
+    said = told(handle_requests(fed, progress, asked))
     assert said["edges"] == len(asked.items.ids) > 0
-    assert not np.isin(progress.server.given.sender, asked.senders).any()
-    graph = SharedGraph.of(progress.server.given, N_ITEMS)
-    recount = np.bincount(progress.server.given.item, minlength=N_ITEMS)
+    assert not np.isin(progress.server.shared.sender, asked.senders).any()
+    graph = SharedGraph.of(progress.server.shared, N_ITEMS)
+    recount = np.bincount(progress.server.shared.item, minlength=N_ITEMS)
     np.testing.assert_array_equal(graph.people.counts(), recount)
     before = progress.server
-    again = told(handle(fed, progress, asked))
+    again = told(handle_requests(fed, progress, asked))
     assert again["edges"] == 0
     assert progress.server.items is before.items
 
@@ -105,27 +105,27 @@ def test_some_items_of_one_person_can_be_withdrawn() -> None:
     fed = federation(unlearning())
     progress = learned(fed)
     (key,) = asking = sharers(progress)[:1]
-    mine = progress.server.given.of(asking).ids
-    said = told(handle(fed, progress, Requests("unshare", asking, Ragged.from_lists([mine[:1].tolist()]))))
+    mine = progress.server.shared.lists_of(asking).ids
+    said = told(handle_requests(fed, progress, RequestBatch("unshare", asking, Ragged.from_lists([mine[:1].tolist()]))))
     assert (said["edges"], said["items"]) == (1, 1)
-    assert sorted(progress.server.given.of(asking).ids.tolist()) == sorted(mine[1:].tolist())
-    assert key in progress.server.given.sender
+    assert sorted(progress.server.shared.lists_of(asking).ids.tolist()) == sorted(mine[1:].tolist())
+    assert key in progress.server.shared.sender
 
 
 def test_who_leaves_takes_everything() -> None:
     fed = federation(unlearning())
     progress = learned(fed)
     asking = sharers(progress)[:2]
-    n = len(progress.server.given.of(asking).ids)
-    said = told(handle(fed, progress, Requests("leave", asking, Ragged.empty(2))))
+    n = len(progress.server.shared.lists_of(asking).ids)
+    said = told(handle_requests(fed, progress, RequestBatch("leave", asking, Ragged.empty(2))))
     assert said["edges"] == n
-    assert not np.isin(progress.server.given.sender, asking).any()
+    assert not np.isin(progress.server.shared.sender, asking).any()
 
 
 def test_what_was_shared_and_withdrawn_before_any_round_left_no_trace() -> None:
     fed = federation(unlearning())
     progress = started(fed)
-    said = told(handle(fed, progress, request(progress, 2)))
+    said = told(handle_requests(fed, progress, request(progress, 2)))
     assert said["stopped"] == "nothing to forget"
     assert progress.played == 0
 
@@ -134,15 +134,17 @@ def test_sharing_is_not_its_business() -> None:
     fed = federation(unlearning())
     progress = learned(fed)
     key = np.setdiff1d(fed.stream.user_keys, sharers(progress))[:1]
-    assert "contrastive-unlearning" not in handle(fed, progress, Requests("share", key, Ragged.from_lists([[1]])))
+    assert "contrastive-unlearning" not in handle_requests(
+        fed, progress, RequestBatch("share", key, Ragged.from_lists([[1]]))
+    )
 
 
 def test_everything_can_be_withdrawn() -> None:
     fed = federation(unlearning())
     progress = learned(fed)
-    said = told(handle(fed, progress, request(progress, 1000)))
+    said = told(handle_requests(fed, progress, request(progress, 1000)))
     assert said["turns"] > 0
-    assert len(progress.server.given) == 0
+    assert len(progress.server.shared) == 0
     assert np.isfinite(progress.server.items).all()
     step = fed.parts[1].server_step  # from here on it is plain federation on what stayed local
     assert step(progress.server, progress.server, no_total(progress.server)) is progress.server
@@ -154,12 +156,12 @@ def test_everything_can_be_withdrawn() -> None:
 def test_forgotten_views_have_degrees_of_their_own_and_stay_as_they_are() -> None:
     tables = np.stack([table_of(14, seed=s) for s in range(3)])
     gone = given_of([(1, 2), (1, 3), (5, 2)])
-    found = Forgotten.of(SharedGraph.of(gone, 14), tables)
+    found = ForgottenViews.of(SharedGraph.of(gone, 14), tables)
     assert found.items.tolist() == [2, 3]
-    expected = Unit.of(np.ascontiguousarray(SharedGraph.of(gone, 14).smooth(tables[1])[1][[2, 3]])).rows
+    expected = UnitRows.of(np.ascontiguousarray(SharedGraph.of(gone, 14).smooth(tables[1])[1][[2, 3]])).rows
     np.testing.assert_array_equal(found.views[1], expected)
-    rows = Forgotten.of(SharedGraph.of(gone, 14), tables, through_graph=False)
-    np.testing.assert_allclose(rows.views[2], Unit.of(tables[2]).rows[[2, 3]], rtol=1e-6)
+    rows = ForgottenViews.of(SharedGraph.of(gone, 14), tables, through_graph=False)
+    np.testing.assert_allclose(rows.views[2], UnitRows.of(tables[2]).rows[[2, 3]], rtol=1e-6)
 
 
 def test_rounds_do_not_touch_the_views() -> None:
@@ -167,8 +169,8 @@ def test_rounds_do_not_touch_the_views() -> None:
     progress = learned(fed)
     part = fed.parts[2]
     assert isinstance(part, ContrastiveUnlearning)
-    gone = progress.server.given
-    forgotten = Forgotten.of(SharedGraph.of(gone, N_ITEMS), progress.server.items[None])
+    gone = progress.server.shared
+    forgotten = ForgottenViews.of(SharedGraph.of(gone, N_ITEMS), progress.server.items[None])
     before = forgotten.views.copy()
     part.forget(progress.server, forgotten, np.uint64(3))
     np.testing.assert_array_equal(forgotten.views, before)
@@ -177,13 +179,15 @@ def test_rounds_do_not_touch_the_views() -> None:
 # losses
 
 
-def contrast(loss: Loss, items: Longs, forgotten: Forgotten, cores: ThreadPoolExecutor, **options: Any) -> Contrast:
+def contrast(
+    loss: Loss, items: Longs, forgotten: ForgottenViews, cores: ThreadPoolExecutor, **options: Any
+) -> ContrastiveLoss:
     where = np.searchsorted(items, forgotten.items)
-    return Contrast(loss, options.get("tau", 0.2), 1.0, items, forgotten, where, options.get("reference"), cores)
+    return ContrastiveLoss(loss, options.get("tau", 0.2), 1.0, items, forgotten, where, options.get("reference"), cores)
 
 
 def unit(n: int, dim: int = 6, seed: int = 0) -> Floats:
-    return Unit.of(table_of(n, dim, seed)).rows
+    return UnitRows.of(table_of(n, dim, seed)).rows
 
 
 def by_hand(loss: Loss, own: Doubles, made: Doubles, views: Doubles, where: Longs, tau: float) -> float:
@@ -210,9 +214,9 @@ def by_hand(loss: Loss, own: Doubles, made: Doubles, views: Doubles, where: Long
 @pytest.mark.parametrize("loss", ["ref_hinge", "infonce_pos", "printed"])
 def test_losses_are_the_formulas_and_slopes_their_differences(loss: Loss) -> None:
     own, made, items = unit(9), unit(9, seed=1), np.arange(9)
-    forgotten = Forgotten(np.array([1, 4, 8]), np.stack([unit(3, seed=s) for s in (5, 6)]))
+    forgotten = ForgottenViews(np.array([1, 4, 8]), np.stack([unit(3, seed=s) for s in (5, 6)]))
     with ThreadPoolExecutor(1) as cores:
-        pull = contrast(loss, items, forgotten, cores).pull(own, made, np.uint64(1))
+        pull = contrast(loss, items, forgotten, cores).compute_gradients(own, made, np.uint64(1))
 
     def value(a: Floats, b: Floats) -> float:
         wide = (a.astype(float), b.astype(float), forgotten.views.astype(float))
@@ -220,7 +224,7 @@ def test_losses_are_the_formulas_and_slopes_their_differences(loss: Loss) -> Non
 
     assert pull.loss == pytest.approx(value(own, made), rel=1e-5)
     moved = np.random.default_rng(0).normal(size=own.shape)
-    for slope, shift in ((pull.own, (moved, 0 * moved)), (pull.made, (0 * moved, moved))):
+    for slope, shift in ((pull.row_gradient, (moved, 0 * moved)), (pull.view_gradient, (0 * moved, moved))):
         if loss == "ref_hinge" and shift[1].any():
             continue  # the remaining view stands still in the hinge, so its difference is another
         ends = [value(own + s * 1e-5 * shift[0], made + s * 1e-5 * shift[1]) for s in (1, -1)]
@@ -233,12 +237,14 @@ def test_the_printed_loss_is_bounded_and_copies_of_a_view_add_the_logarithm_of_t
     losses = []
     with ThreadPoolExecutor(1) as cores:
         for copies in (1, 5):
-            forgotten = Forgotten(np.arange(5), np.stack([view] * copies))
+            forgotten = ForgottenViews(np.arange(5), np.stack([view] * copies))
             one = contrast("printed", np.arange(5), forgotten, cores, tau=0.05)
-            losses.append(one.pull(own, made, np.uint64(0)).loss)
+            losses.append(one.compute_gradients(own, made, np.uint64(0)).loss)
             assert -2 / 0.05 + np.log(copies) <= losses[-1] <= 2 / 0.05 + np.log(copies)
-        nothing = Forgotten(np.zeros(0, np.int64), np.zeros((1, 0, 6), np.float32))
-        assert np.isfinite(contrast("printed", np.arange(5), nothing, cores).pull(own, made, np.uint64(0)).loss)
+        nothing = ForgottenViews(np.zeros(0, np.int64), np.zeros((1, 0, 6), np.float32))
+        assert np.isfinite(
+            contrast("printed", np.arange(5), nothing, cores).compute_gradients(own, made, np.uint64(0)).loss
+        )
     assert losses[1] - losses[0] == pytest.approx(np.log(5), rel=1e-6)
 
 
@@ -248,52 +254,52 @@ def test_where_the_published_losses_come_to_rest(loss: Loss) -> None:
     made, view = np.array([[1.0, 0.0]], np.float32), np.array([[[0.83, np.sqrt(1 - 0.83**2)]]], np.float32)
     row = torch.tensor([[0.9, 0.4]], dtype=torch.float32)
     with ThreadPoolExecutor(1) as cores:
-        one = contrast(loss, np.zeros(1, np.int64), Forgotten(np.zeros(1, np.int64), view), cores, tau=1.0)
+        one = contrast(loss, np.zeros(1, np.int64), ForgottenViews(np.zeros(1, np.int64), view), cores, tau=1.0)
         for _ in range(4000):
             length = row.norm()
             own = (row / length).numpy()
-            slope = torch.from_numpy(one.pull(own, made, np.uint64(0)).own)
+            slope = torch.from_numpy(one.compute_gradients(own, made, np.uint64(0)).row_gradient)
             row = row - 0.05 * (slope - (slope * row / length).sum() * row / length) / length
     assert float(row[0, 0] / row.norm()) == pytest.approx(np.sqrt((1 - 0.83) / 2), abs=1e-3)
 
 
 def test_the_hinge_rests_where_a_row_agrees_with_what_remains_and_nowhere_else() -> None:
     made = unit(4)
-    forgotten = Forgotten(np.array([1, 2]), np.stack([unit(2, seed=3), unit(2, seed=4)]))
+    forgotten = ForgottenViews(np.array([1, 2]), np.stack([unit(2, seed=3), unit(2, seed=4)]))
     with ThreadPoolExecutor(1) as cores:
         one = contrast("ref_hinge", np.arange(4), forgotten, cores)
-        rest = one.pull(made, made, np.uint64(0))
+        rest = one.compute_gradients(made, made, np.uint64(0))
         assert rest.loss == pytest.approx(0, abs=1e-6)
-        along = rest.own - (rest.own * made).sum(1, keepdims=True) * made  # what moves a direction
+        along = rest.row_gradient - (rest.row_gradient * made).sum(1, keepdims=True) * made  # what moves a direction
         np.testing.assert_allclose(along, 0, atol=1e-6)
-        assert one.pull(unit(4, seed=9), made, np.uint64(0)).loss > 0.1
+        assert one.compute_gradients(unit(4, seed=9), made, np.uint64(0)).loss > 0.1
 
 
 def test_an_item_that_is_shared_no_more_is_compared_with_the_background() -> None:
     table = table_of(200, 6)
-    forgotten = Forgotten(np.array([3, 5]), np.stack([unit(2, seed=3)]))
-    found = background(table, forgotten, np.array([False, True]), np.uint64(1))
+    forgotten = ForgottenViews(np.array([3, 5]), np.stack([unit(2, seed=3)]))
+    found = estimate_background(table, forgotten, np.array([False, True]), np.uint64(1))
     assert np.isnan(found[0, 0])
-    similar = Unit.of(table).rows[np.setdiff1d(np.arange(200), [3, 5])] @ forgotten.views[0, 1]
+    similar = UnitRows.of(table).rows[np.setdiff1d(np.arange(200), [3, 5])] @ forgotten.views[0, 1]
     assert found[0, 1] == pytest.approx(similar.mean(), abs=0.1)
 
 
 def test_slopes_in_the_table_take_the_way_through_the_graph() -> None:
     given, table = many_edges(6, 14), table_of(14, 6)
     graph = SharedGraph.of(given, 14)
-    forgotten = Forgotten(np.array([1, 2]), np.stack([unit(2, seed=3)]))
-    items = np.union1d(graph.shared, forgotten.items).astype(np.int64)
-    lonely = ~np.isin(items, graph.shared)
+    forgotten = ForgottenViews(np.array([1, 2]), np.stack([unit(2, seed=3)]))
+    items = np.union1d(graph.shared_items, forgotten.items).astype(np.int64)
+    lonely = ~np.isin(items, graph.shared_items)
     with ThreadPoolExecutor(1) as cores:
         one = contrast("printed", items, forgotten, cores)
-        walk = Walk(graph, None, one, lonely, Unit.of(table).rows[items[lonely]], True)
+        walk = ContrastiveDescent(graph, None, one, lonely, UnitRows.of(table).rows[items[lonely]], True)
 
         def value(now: Floats) -> float:
-            made = Unit.of(graph.smooth(now)[1]).rows[items]
+            made = UnitRows.of(graph.smooth(now)[1]).rows[items]
             made[lonely] = walk.anchor
-            return one.pull(Unit.of(now).rows[items], made, np.uint64(0)).loss
+            return one.compute_gradients(UnitRows.of(now).rows[items], made, np.uint64(0)).loss
 
-        slope, moved = walk.slope(table, np.uint64(0)), table_of(14, 6, seed=8)
+        slope, moved = walk.compute_gradient(table, np.uint64(0)), table_of(14, 6, seed=8)
         ends = [value((table + s * 1e-2 * moved).astype(np.float32)) for s in (1, -1)]
         assert (slope * moved).sum() == pytest.approx((ends[0] - ends[1]) / 2e-2, rel=2e-2)
 
@@ -305,17 +311,17 @@ def test_slopes_in_the_table_take_the_way_through_the_graph() -> None:
 def test_items_that_are_neither_shared_nor_forgotten_move_by_devices_alone(options: dict[str, Any]) -> None:
     fed = federation(unlearning(**options))
     progress = learned(fed)
-    given = progress.server.given
+    given = progress.server.shared
     kept = given.item < N_ITEMS - 5
     server = replace(progress.server, given=type(given)(given.sender[kept], given.item[kept], given.time[kept]))
     part = fed.parts[2]
     assert isinstance(part, ContrastiveUnlearning)
-    asking = np.unique(server.given.sender)[:3]
-    gone = server.given.of(asking)
+    asking = np.unique(server.shared.sender)[:3]
+    gone = server.shared.lists_of(asking)
     edges = type(given)(np.repeat(asking, gone.counts()), gone.ids, np.zeros(len(gone.ids)))
-    forgotten = Forgotten.of(SharedGraph.of(edges, N_ITEMS), server.items[None])
+    forgotten = ForgottenViews.of(SharedGraph.of(edges, N_ITEMS), server.items[None])
     after = part.forget(server, forgotten, np.uint64(5))
-    outside = np.setdiff1d(np.arange(N_ITEMS), np.union1d(server.given.item, forgotten.items))
+    outside = np.setdiff1d(np.arange(N_ITEMS), np.union1d(server.shared.item, forgotten.items))
     assert len(outside) >= 5
     np.testing.assert_array_equal(after[outside], server.items[outside])
     assert np.abs(after - server.items)[forgotten.items].max() > 1e-5
@@ -326,7 +332,7 @@ def test_without_remaining_rounds_no_device_is_asked() -> None:
     progress = learned(fed)
     round, private = progress.server.round, progress.clients.private.copy()
     before = progress.server.items
-    said = told(handle(fed, progress, request(progress, 3)))
+    said = told(handle_requests(fed, progress, request(progress, 3)))
     assert said["turns"] == 3
     assert (progress.played, progress.server.round) == (0, round)
     np.testing.assert_array_equal(progress.clients.private, private)
@@ -337,10 +343,10 @@ def test_the_servers_other_steps_rest_meanwhile_and_go_on_afterwards() -> None:
     fed = federation(unlearning(rounds=2, steps=0))
     progress = learned(fed)
     plain, alone = federation(parts=("sharing",)), learned(fed)
-    handle(fed, progress, request(progress, 3))
+    handle_requests(fed, progress, request(progress, 3))
     assert progress.played == 2
-    start = replace(alone.server, given=progress.server.given)
-    handle(plain, alone, request(alone, 3))
+    start = replace(alone.server, given=progress.server.shared)
+    handle_requests(plain, alone, request(alone, 3))
     for _ in range(2):
         start, _ = run_round(plain, start, alone.devices)
     np.testing.assert_array_equal(progress.server.items, start.items)
@@ -353,11 +359,11 @@ def test_the_servers_other_steps_rest_meanwhile_and_go_on_afterwards() -> None:
 def test_storage_is_said_as_it_was_and_nothing_is_left_of_it() -> None:
     fed = federation({"name": "shared-graph", "snapshots": 3}, unlearning())
     progress = learned(fed, 5)
-    said = told(handle(fed, progress, request(progress, 3)))
+    said = told(handle_requests(fed, progress, request(progress, 3)))
     assert said["storage_server"] == 3 * N_ITEMS * 6 * 4
     assert said["tables"] == 3
     assert said["purged"] == ["snapshots"]
-    assert n_bytes(progress.server.parts["shared-graph"]) == 0
+    assert snapshot_bytes(progress.server.parts["shared-graph"]) == 0
     assert "paused" not in progress.server.parts["shared-graph"]
     assert progress.best_server is progress.server
 
@@ -372,7 +378,7 @@ def test_every_option_changes_what_is_learned(options: dict[str, Any]) -> None:
     for one in ({}, options):
         fed = federation(unlearning(**one))
         progress = learned(fed)
-        handle(fed, progress, request(progress, 6))
+        handle_requests(fed, progress, request(progress, 6))
         tables.append(progress.server.items)
         assert np.isfinite(tables[-1]).all()
     assert np.abs(tables[0] - tables[1]).max() > 1e-6
@@ -384,11 +390,11 @@ def test_forgetting_brings_rows_nearer_to_what_remains() -> None:
     for steps in (0, 20):
         fed = federation(unlearning(steps=steps, lr=0.01))
         progress = learned(fed)
-        handle(fed, progress, request(progress, 6))
+        handle_requests(fed, progress, request(progress, 6))
         server: ServerState = progress.server
-        graph = SharedGraph.of(server.given, N_ITEMS)
-        made = Unit.of(graph.smooth(server.items)[1]).rows
-        near.append((made * Unit.of(server.items).rows).sum(1)[graph.shared].mean())
+        graph = SharedGraph.of(server.shared, N_ITEMS)
+        made = UnitRows.of(graph.smooth(server.items)[1]).rows
+        near.append((made * UnitRows.of(server.items).rows).sum(1)[graph.shared_items].mean())
     assert near[1] > near[0] + 0.01
 
 
@@ -396,27 +402,27 @@ def test_forgetting_brings_rows_nearer_to_what_remains() -> None:
 
 
 def test_it_stops_when_nothing_is_gained_twice() -> None:
-    watched = Watched(100)
+    watched = StoppingRule(100)
     for valid, auc in [(0.10, 0.80), (0.12, 0.75), (0.12, 0.71), (0.12, 0.705)]:
-        watched.look(valid, auc)
+        watched.record_check(valid, auc)
         assert not watched.stopped
-    watched.look(0.1203, 0.703)
+    watched.record_check(0.1203, 0.703)
     assert not watched.stopped
-    watched.look(0.1204, 0.70)
+    watched.record_check(0.1204, 0.70)
     assert watched.stopped == "settled"
 
 
 def test_it_goes_on_while_validation_gains() -> None:
-    watched = Watched(100)
+    watched = StoppingRule(100)
     for k in range(8):
-        watched.look(0.1 * 1.01**k, 0.7)
+        watched.record_check(0.1 * 1.01**k, 0.7)
     assert not watched.stopped
 
 
 def test_it_stops_at_once_when_a_round_takes_too_much() -> None:
     fed = federation(unlearning(loss="printed", lr=3.0, steps=20, clip=1e9, rounds=9))
     progress = learned(fed)
-    said = told(handle(fed, progress, request(progress, 8)))
+    said = told(handle_requests(fed, progress, request(progress, 8)))
     assert said["stopped"] == "over-forgetting"
     assert said["turns"] < 9
 
@@ -425,17 +431,17 @@ def test_it_takes_a_tenth_of_the_rounds_at_most() -> None:
     """Of those that led to the model: a run that stopped early would take longer to unlearn than to learn."""
     fed = federation(unlearning(rounds=None, check_every=100), rounds=41)
     progress = learned(fed, 12)
-    assert told(handle(fed, progress, request(progress, 3)))["turns"] == 2
+    assert told(handle_requests(fed, progress, request(progress, 3)))["turns"] == 2
 
 
 def test_pairs_that_stand_out_are_told_from_others() -> None:
     gone, kept = given_of([(1, i) for i in range(8)] + [(2, i) for i in range(8, 16)]), many_edges(10, 60)
-    pairs = Pairs.of(gone, kept, 60)
-    other = pairs.others(np.uint64(3))
+    pairs = WithdrawnPairs.of(gone, kept, 60)
+    other = pairs.draw_matched_items(np.uint64(3))
     assert not pairs.lists.holds(pairs.row[other >= 0], other[other >= 0]).any()
     flat = np.random.default_rng(0).normal(size=(60, 40)).astype(np.float32)
     assert pairs.auc(flat, np.uint64(1)) == pytest.approx(0.5, abs=0.35)
     flat[:8, 0] += 20
     flat[8:16, 1] += 20
     assert pairs.auc(flat, np.uint64(1)) == 1.0
-    assert Pairs.of(given_of([(1, 3)]), given_of([]), 60).auc(flat, np.uint64(1)) is None
+    assert WithdrawnPairs.of(given_of([(1, 3)]), given_of([]), 60).auc(flat, np.uint64(1)) is None

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tacita.audit import uploads
-from tacita.audit.liked import Seen, f1, sign_split
-from tacita.audit.uploads import COHORT, READERS, SECURE, audit_uploads, defences, seen_of
 from tacita.cli import main
 from tacita.core.errors import TacitaError
 from tacita.core.types import Ragged
-from tacita.lab.assembling import Machine, assemble
-from tacita.methods import configured
+from tacita.methods import resolve_config
 from tacita.report import accuracy, upload_audit
+from tacita.research.audit import uploads
+from tacita.research.audit.preference_attacks import ObservedUploads, mean_f1, sign_split
+from tacita.research.audit.uploads import COHORT, READERS, SECURE, audit_uploads, list_defences, observe_uploads
+from tacita.runs.assembly import Machine, assemble
 
 DATA = "synthetic:users=160,items=80,per_user=14,groups=4"
 RUN = {"data": DATA, "backbone": {"name": "mf", "dim": 8}, "split": {"kind": "random"}, "seed": 1}
@@ -25,12 +25,12 @@ RUN = {"data": DATA, "backbone": {"name": "mf", "dim": 8}, "split": {"kind": "ra
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    return audit_uploads(configured(RUN, "the test"), Machine(), [8.0, 1.0])
+    return audit_uploads(resolve_config(RUN, "the test"), Machine(), [8.0, 1.0])
 
 
 def test_plain_uploads_show_what_people_like_and_budgets_hide_it(found: dict[str, Any]) -> None:
     rows = {row["setting"]: row["readers"] for row in found["rows"]}
-    assert list(rows) == [one.name for one in defences([1.0, 8.0])]
+    assert list(rows) == [one.name for one in list_defences([1.0, 8.0])]
     assert rows["no defence"]["likes"]["found"] > 0.95
     assert rows["no defence"]["sum"]["found"] > 0.75
     for name, readers in rows.items():
@@ -58,18 +58,18 @@ def test_guesses_name_what_people_have_in_plain_uploads_alone(found: dict[str, A
 
 def test_under_secure_sums_a_reader_has_sums_of_cohorts_and_nothing_else() -> None:
     """H.G.4: attacks get one table per cohort, the sum of its people to rounding; single uploads are refused."""
-    fed = assemble(configured(RUN, "the test"), Machine())
-    plain, secure = defences([1.0])[:2]
-    people = uploads._drawn(fed)
-    under = uploads._under(fed, secure.over(fed.config))
-    seen, each = seen_of(under, secure, people), seen_of(fed, plain, people)
+    fed = assemble(resolve_config(RUN, "the test"), Machine())
+    plain, secure = list_defences([1.0])[:2]
+    people = uploads._draw_people(fed)
+    under = uploads._apply_config(fed, secure.apply_to(fed.config))
+    seen, each = observe_uploads(under, secure, people), observe_uploads(fed, plain, people)
     assert seen.tables.shape == (2, *each.tables.shape[1:])
     assert np.bincount(seen.group).tolist() == [COHORT, COHORT]
     for k in range(2):
         summed = each.tables[k * COHORT : (k + 1) * COHORT].astype(np.float64).sum(axis=0)
         assert np.abs(seen.tables[k] - summed).max() < 1e-5
     with pytest.raises(TacitaError, match="1 were asked"):
-        uploads._exchanged(under, uploads._progress(under), uploads._keys(under, people[:1]))
+        uploads._sum_updates(under, uploads._start_first_block(under), uploads._user_keys(under, people[:1]))
 
 
 def test_f1_counts_names_that_are_right_and_those_by_chance() -> None:
@@ -78,7 +78,7 @@ def test_f1_counts_names_that_are_right_and_those_by_chance() -> None:
     tables[0, 6:] = 0  # six rows of the first moved
     guess = np.zeros((2, 8), bool)
     guess[0, [0, 1, 2]], guess[1, [2]] = True, True
-    found = f1(Seen(tables, np.arange(2), np.arange(2)), guess, train)
+    found = mean_f1(ObservedUploads(tables, np.arange(2), np.arange(2)), guess, train)
     assert found["found"] == pytest.approx((2 * 2 / 5 + 2 * 1 / 3) / 2)
     assert found["control"] == pytest.approx((2 * 1 / 5 + 0) / 2)
     assert found["chance"] == pytest.approx((2 * (3 * 2 / 6) / 5 + 2 * (1 * 2 / 8) / 3) / 2)
@@ -105,13 +105,13 @@ def test_signs_part_liked_from_drawn() -> None:
 
 
 def test_runs_whose_people_upload_no_rows_are_refused() -> None:
-    config = configured({**RUN, "backbone": {"name": "tally"}}, "the test")
+    config = resolve_config({**RUN, "backbone": {"name": "tally"}}, "the test")
     with pytest.raises(TacitaError, match="a backbone such as mf"):
         audit_uploads(config, Machine(), [1.0])
 
 
 def test_the_table_is_written(found: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    stem = upload_audit.write(found, READERS, tmp_path / "new")
+    stem = upload_audit.write_audit(found, READERS, tmp_path / "new")
     text = stem.with_suffix(".md").read_text()
     assert "| no defence |" in text
     assert f"| {SECURE} |" in text
@@ -129,7 +129,7 @@ TABLE = "data,model,epsilon,mean,deviation\na,tally,1,0.2,0.01\na,tally,2,0.25,0
 def test_accuracy_against_epsilon_is_drawn_from_a_table(tmp_path: Path) -> None:
     table = tmp_path / "figures.csv"
     table.write_text(TABLE)
-    points = accuracy.read(table)
+    points = accuracy.read_points(table)
     assert [one.epsilon for one in points] == [1.0, 2.0, None, 1.0]
     for name in ("a.svg", "a.png"):
         with pytest.raises(SystemExit) as ended:
@@ -137,7 +137,7 @@ def test_accuracy_against_epsilon_is_drawn_from_a_table(tmp_path: Path) -> None:
         assert ended.value.code == 0
     drawn = (tmp_path / "a.svg").read_text()
     assert "popular" in drawn
-    assert accuracy.draw(points, "svg").decode() == drawn  # the same bytes
+    assert accuracy.draw_points(points, "svg").decode() == drawn  # the same bytes
 
 
 @pytest.mark.parametrize(
@@ -148,14 +148,14 @@ def test_tables_that_are_none_are_refused(text: str, said: str, tmp_path: Path) 
     table = tmp_path / "figures.csv"
     table.write_text(text)
     with pytest.raises(TacitaError, match=said):
-        accuracy.write(table, tmp_path / "a.png")
+        accuracy.write_picture(table, tmp_path / "a.png")
     with pytest.raises(TacitaError, match="ending"):
-        accuracy.write(table, tmp_path / "a.pdf")
+        accuracy.write_picture(table, tmp_path / "a.pdf")
 
 
 def test_the_figures_of_the_document_are_those_of_the_picture() -> None:
     root = Path(__file__).parents[1] / "docs"
     text = (root / "privacy.md").read_text()
-    for one in accuracy.read(root / "audit" / "accuracy.csv"):
+    for one in accuracy.read_points(root / "audit" / "accuracy.csv"):
         if one.epsilon is not None:
             assert (f"{one.mean:.4f} ± {one.deviation:.4f}" if one.deviation else f"{one.mean:.4f}") in text

@@ -13,10 +13,10 @@ from oracle import started
 from test_dpps import crowd, dpps, fed_down, with_parts
 
 from tacita.core.errors import TacitaError
-from tacita.fields import QUANTUM, Rows, Spec, Total, Upload, add, empty_total
+from tacita.messages import QUANTUM, SparseRows, Spec, Total, Upload, add_upload, empty_total
 from tacita.methods.personal.dp_fedavg import DPFedAvg
 from tacita.methods.personal.dpps import DPPS
-from tacita.methods.personal.releases import clipped, rounding, sums_of_sizes
+from tacita.methods.personal.releases import clip_upload, rounding_error, upload_l1_norms
 from tacita.privacy.ledger import UNIT
 from tacita.round.plan import Federation
 
@@ -39,7 +39,7 @@ def test_sums_and_noise_are_whole_numbers_of_the_same_law() -> None:
     stream = crowd(4, 3000)
     fed = with_parts({**WHOLE, "clip": 0.5}, stream=stream, **EXACT)
     total = told(fed)
-    sigma = 2 * dpps(fed).deviations()[0]  # of four people
+    sigma = 2 * dpps(fed).noise_deviations()[0]  # of four people
     plain = told(with_parts(stream=stream, **EXACT))
     untouched = np.abs(plain["rows"]).sum(axis=1) == 0
     noise = wholes(total["rows"])[untouched] * QUANTUM
@@ -53,16 +53,16 @@ def test_sums_and_noise_are_whole_numbers_of_the_same_law() -> None:
 def test_the_law_is_the_discrete_one_where_it_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a quantum as wide as the noise, single numbers have the probabilities of the discrete Gaussian."""
     from tacita.core.draws import Draws
-    from tacita.methods.personal.releases import noised_wholes
-    from tacita.privacy.noise import Stream
+    from tacita.methods.personal.releases import add_integer_noise
+    from tacita.privacy.noise import NoiseStream
 
     total = Total({"rows": np.zeros((200, 100))}, 1.0, 1, {}, 0)
-    made = noised_wholes(total, 1.5, Stream(Draws(3), "x"), ("no",), 1.0)["rows"].astype(np.int64)
+    made = add_integer_noise(total, 1.5, NoiseStream(Draws(3), "x"), ("no",), 1.0)["rows"].astype(np.int64)
     assert noise_laws.whole_normal(made, 1.5) > SURE
     assert noise_laws.whole_normal(made, 1.4) < SURE
     for symmetric in ({"gram": 1}, {}):  # by what a sum is, not by what is in it
         total = Total({"gram": np.eye(40)}, 1.0, 1, {}, 0, symmetric)
-        square = noised_wholes(total, 1.5, Stream(Draws(3), "y"), ("no",), 1.0)["gram"]
+        square = add_integer_noise(total, 1.5, NoiseStream(Draws(3), "y"), ("no",), 1.0)["gram"]
         assert np.array_equal(square, square.T) == bool(symmetric)
 
 
@@ -77,7 +77,7 @@ def test_what_is_rounded_is_no_longer_than_the_clip(
         fed = with_parts(part, stream=crowd(1, 40), **EXACT)
         total = told(fed)
         length = math.sqrt(sum(float((v**2).sum()) for k, v in total.sums.items() if k != "dpps.noise"))
-        room = float(dpps(fed)._rounding(40, total.weight)) / clip
+        room = float(dpps(fed)._rounding_error(40, total.weight)) / clip
         assert 0 < room < 0.01
         assert length / total.weight <= clip
         if clip < 0.1:  # it binds
@@ -88,7 +88,7 @@ def test_what_dp_fedavg_clips_is_no_longer_once_it_is_rounded(monkeypatch: pytes
     monkeypatch.setattr(DPFedAvg, "encode_sum", lambda part, server, total: total)
     clip, fixed = 0.001, {"aggregation": "fixed", "participation": {"kind": "all"}}
     part = {"name": "dp-fedavg", "noise": 1.0, "clip": clip}
-    lengths, room = [], rounding(with_parts(part, stream=crowd(1, 40), **EXACT, **fixed).parts[0].world, 40)
+    lengths, room = [], rounding_error(with_parts(part, stream=crowd(1, 40), **EXACT, **fixed).parts[0].context, 40)
     for more in (EXACT, {}):
         total = told(with_parts(part, stream=crowd(1, 40), **more, **fixed))
         lengths.append(math.sqrt(sum(float((v**2).sum()) for v in total.sums.values())))
@@ -106,7 +106,7 @@ def test_it_costs_what_noise_on_reals_costs() -> None:
         progress = started(fed)
         progress.devices.exchange(fed, progress.server, fed_down(fed, progress), "round")
         spent.append(progress.clients.parts["dpps"]["spent"])
-        assert dpps(fed).deviations()[0] > 0
+        assert dpps(fed).noise_deviations()[0] > 0
     assert np.array_equal(*spent)
     assert spent[0][0, 0] * UNIT > 0
 
@@ -124,10 +124,10 @@ def test_counted_laplace_noise_refuses_sums_that_round_what_it_has_shortened() -
     """64,000 numbers of half a quantum and a little more: shortened to 0.0019, as they would leave twice as long."""
     vectors = np.full((4000, 16), np.nextafter(np.float32(QUANTUM / 2), np.float32(1)))
     owner, items = np.zeros(4000, np.int32), np.arange(4000, dtype=np.int32)
-    one = Upload({"rows": Rows(owner, items, vectors)}, np.ones(1), np.zeros(1, np.uint64))
-    length = float(sums_of_sizes(one)[0])
+    one = Upload({"rows": SparseRows(owner, items, vectors)}, np.ones(1), np.zeros(1, np.uint64))
+    length = float(upload_l1_norms(one)[0])
     fields = (Spec("rows", (4000, 16)),)
-    rounded = add(empty_total(fields), clipped(one, length, sums_of_sizes(one)), fields, exact=True)
+    rounded = add_upload(empty_total(fields), clip_upload(one, length, upload_l1_norms(one)), fields, exact=True)
     assert np.abs(rounded["rows"]).sum() > 1.99 * length
     part = {"name": "laplace-noise", "mode": "ldp", "clip": length}
     for how in ("ideal", "secure"):

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacita.cli import console
-from tacita.cli.options import AsJson, Columns, DataDir, Quiet, Sets, Threads, columns_of, settings_of
+from tacita.cli.options import AsJson, Columns, DataDir, Quiet, Sets, Threads, merge_settings, parse_columns
 from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
     from tacita.core.config import RunConfig
-    from tacita.lab.assembling import Machine
+    from tacita.runs.assembly import Machine
 
 audit_app = typer.Typer(no_args_is_help=True, help="Attacks: what a release gives away, beside controls.")
 
@@ -49,37 +49,37 @@ def audit_tally(
 
     `tacita audit tally --data my.csv --columns user=customer,item=sku --set backbone.keep=50 --brief`
     """
-    from tacita.audit import table as audit
-    from tacita.lab import assembling
-    from tacita.report import audit as report_audit
+    from tacita.report import tally_audit as report_audit
+    from tacita.research.audit import tally_settings as audit
+    from tacita.runs import assembly
 
-    config = _audited(run, {"data": data, "backbone.name": "tally"}, sets, columns)
+    config = _load_config(run, {"data": data, "backbone.name": "tally"}, sets, columns)
     budgets = epsilon or ([] if config.privacy.epsilon is None else [config.privacy.epsilon])
     if budgets:
-        _audit_budgets(config, assembling.Machine(threads, data_dir=data_dir), budgets, out, as_json, quiet)
+        _audit_budgets(config, assembly.Machine(threads, data_dir=data_dir), budgets, out, as_json, quiet)
         return
-    with console.counting("attacks", quiet) as tell:
-        on_data = None if quiet else console.say_data
-        found = audit.audit_tally(config, assembling.Machine(threads, data_dir=data_dir), brief, tell, on_data)
+    with console.show_progress("attacks", quiet) as tell:
+        on_data = None if quiet else console.print_data_notes
+        found = audit.audit_tally(config, assembly.Machine(threads, data_dir=data_dir), brief, tell, on_data)
     if out is not None:
-        stem = report_audit.write(found, out)
-        console.say(f"wrote {stem}.csv and .png")
+        stem = report_audit.write_audit(found, out)
+        console.print_note(f"wrote {stem}.csv and .png")
     if as_json:
         console.print_json(found)
         return
     _show_audit(found)
 
 
-def _audited(run: Path | None, flags: dict[str, Any], sets: list[str] | None, columns: str) -> RunConfig:
+def _load_config(run: Path | None, flags: dict[str, Any], sets: list[str] | None, columns: str) -> RunConfig:
     """The settings that are audited: those of a run folder, or what the options say of a dataset."""
-    from tacita.lab.serving import open_run
-    from tacita.methods import configured
+    from tacita.methods import resolve_config
+    from tacita.runs.serving import open_run
 
     if (run is None) == (flags["data"] is None):
         raise TacitaError("say what to audit: either --run FOLDER or --data NAME.")
     if run is None:
-        told = columns_of(columns) or None
-        return configured(settings_of(None, {**flags, "columns": told}, sets or []), "the options")
+        told = parse_columns(columns) or None
+        return resolve_config(merge_settings(None, {**flags, "columns": told}, sets or []), "the options")
     if sets or columns:
         raise TacitaError("--set and --columns go with --data: a run folder has its own settings.")
     return open_run(run).config
@@ -94,27 +94,27 @@ def _audit_budgets(
     quiet: bool,
     order: bool = False,
 ) -> None:
-    from tacita.audit import budget, budget_order
-    from tacita.core.config import PrivacyConfig, validated
+    from tacita.core.config import PrivacyConfig, validate_model
     from tacita.report import budget_audit
+    from tacita.research.audit import budget, budget_order
 
     readers = budget_order.READERS if order else budget.READERS
     audit_budget = budget_order.audit_order_budget if order else budget.audit_budget
 
     for one in budgets:
-        validated(PrivacyConfig, {"epsilon": one}, "--epsilon")
-    with console.counting("draws of people", quiet) as tell:
-        found = audit_budget(config, machine, budgets, tell, None if quiet else console.say_data)
+        validate_model(PrivacyConfig, {"epsilon": one}, "--epsilon")
+    with console.show_progress("draws of people", quiet) as tell:
+        found = audit_budget(config, machine, budgets, tell, None if quiet else console.print_data_notes)
     if out is not None:
-        stem = budget_audit.write(found, readers, out)
-        console.say(f"wrote {stem}.md and .csv")
+        stem = budget_audit.write_audit(found, readers, out)
+        console.print_note(f"wrote {stem}.md and .csv")
     if as_json:
         console.print_json(found)
         return
     facts = {name: str(found[name]) for name in ("data", "people", "delta")}
-    console.show_bench({**facts, "rows": budget_audit.rows_of(found, readers)}, False)
+    console.show_bench({**facts, "rows": budget_audit.make_rows(found, readers)}, False)
     for line in budget_audit.NOTES:
-        console.say(line)
+        console.print_note(line)
 
 
 @audit_app.command("order")
@@ -145,20 +145,20 @@ def audit_order(
 
     `tacita audit order --data ml-100k --set split.kind=random --epsilon 8 --epsilon 1`
     """
-    from tacita.audit.order import audit_order as audit
-    from tacita.lab import assembling
+    from tacita.research.audit.order import audit_order as audit
+    from tacita.runs import assembly
 
-    config = _audited(run, {"data": data, "backbone.name": "tally-order"}, sets, columns)
+    config = _load_config(run, {"data": data, "backbone.name": "tally-order"}, sets, columns)
     budgets = epsilon or ([] if config.privacy.epsilon is None else [config.privacy.epsilon])
     if budgets:
-        machine = assembling.Machine(threads, data_dir=data_dir)
+        machine = assembly.Machine(threads, data_dir=data_dir)
         _audit_budgets(config, machine, budgets, out, as_json, quiet, order=True)
         return
     if out is not None:
         raise TacitaError("--out goes with --epsilon: without a budget there are two figures and no table.")
-    with console.counting("attacks", quiet) as tell:
-        on_data = None if quiet else console.say_data
-        found = audit(config, assembling.Machine(threads, data_dir=data_dir), tell, on_data)
+    with console.show_progress("attacks", quiet) as tell:
+        on_data = None if quiet else console.print_data_notes
+        found = audit(config, assembly.Machine(threads, data_dir=data_dir), tell, on_data)
     if as_json:
         console.print_json(found)
         return
@@ -170,8 +170,8 @@ def audit_order(
             for v, n in ((one["found"], one["of"]), (one["control"], one["of_control"]))
         ]
         rows.append({"attack": named[name], "found": shown[0], "control": shown[1]})
-    console.show_table(f"B' of {found['data']}, {found['people']:,} people", rows, left=("attack",))
-    console.say("A smaller figure is no protection: these are two readers; another may find more. No epsilon.")
+    console.show_table(f"B' of {found['data']}, {found['people']:,} people", rows, left_aligned=("attack",))
+    console.print_note("A smaller figure is no protection: these are two readers; another may find more. No epsilon.")
 
 
 @audit_app.command("scores")
@@ -200,26 +200,26 @@ def audit_scores(
 
     `tacita audit scores --run runs/mine --rounds 20 --json`
     """
-    from tacita.audit import listening
-    from tacita.lab.assembling import Machine
     from tacita.report import score_audit
+    from tacita.research.audit import curious_server
+    from tacita.runs.assembly import Machine
 
     if run is not None and method is not None:
         raise TacitaError("--method goes with --data: a run folder has its own.")
-    config = _audited(run, {"data": data, "method": method or "fedkdrec"}, sets, columns)
-    with console.counting("settings", quiet) as tell:
-        on_data = None if quiet else console.say_data
-        found = listening.audit_scores(config, Machine(threads, data_dir=data_dir), rounds, tell, on_data)
+    config = _load_config(run, {"data": data, "method": method or "fedkdrec"}, sets, columns)
+    with console.show_progress("settings", quiet) as tell:
+        on_data = None if quiet else console.print_data_notes
+        found = curious_server.audit_scores(config, Machine(threads, data_dir=data_dir), rounds, tell, on_data)
     if out is not None:
-        stem = score_audit.write(found, listening.ATTACKS, out)
-        console.say(f"wrote {stem}.md and .csv")
+        stem = score_audit.write_audit(found, curious_server.ATTACKS, out)
+        console.print_note(f"wrote {stem}.md and .csv")
     if as_json:
         console.print_json(found)
         return
     facts = {name: str(found[name]) for name in ("data", "method", "backbone", "rounds", "seed")}
-    console.show_bench({**facts, "rows": score_audit.rows_of(found, listening.ATTACKS)}, False)
-    console.say("In brackets the control: the same attack on scores shuffled within every upload.")
-    console.say(found["note"])
+    console.show_bench({**facts, "rows": score_audit.make_rows(found, curious_server.ATTACKS)}, False)
+    console.print_note("In brackets the control: the same attack on scores shuffled within every upload.")
+    console.print_note(found["note"])
 
 
 @audit_app.command("forget")
@@ -245,53 +245,53 @@ def audit_forget(
 
     `tacita audit forget runs/mine --requests 0.3 --brief --out audits`
     """
-    from tacita.audit import forgetting
-    from tacita.lab.assembling import Machine
     from tacita.report import forgetting_audit
+    from tacita.research.audit import forgetting
+    from tacita.runs.assembly import Machine
 
-    with console.counting("models", quiet) as tell:
+    with console.show_progress("models", quiet) as tell:
         machine = Machine(threads, data_dir=data_dir)
         found = forgetting.audit_forgetting(run, requests, not brief, machine, tell)
     if out is not None:
-        stem = forgetting_audit.write(found, forgetting.MODELS, out)
-        console.say(f"wrote {stem}.md and .csv")
+        stem = forgetting_audit.write_audit(found, forgetting.MODELS, out)
+        console.print_note(f"wrote {stem}.md and .csv")
     if as_json:
         console.print_json(found)
         return
-    console.say(forgetting_audit.about(found))
-    console.show_bench({"rows": forgetting_audit.rows_of(found, forgetting.MODELS)}, False)
-    console.say("; ".join(f"{name}: {words}" for name, words in forgetting.MODELS.items()) + ".")
-    for line in forgetting_audit.lines_of(found):
-        console.say(line)
+    console.print_note(forgetting_audit.describe_audit(found))
+    console.show_bench({"rows": forgetting_audit.make_rows(found, forgetting.MODELS)}, False)
+    console.print_note("; ".join(f"{name}: {words}" for name, words in forgetting.MODELS.items()) + ".")
+    for line in forgetting_audit.list_notes(found):
+        console.print_note(line)
 
 
-def _show_audit(found: dict[str, Any]) -> None:
-    from tacita.report import audit as report_audit
+def _show_audit(result: dict[str, Any]) -> None:
+    from tacita.report import tally_audit as report_audit
 
-    rows = [{"setting": report_audit.named(found, row)} | _row(row) for row in found["rows"]]
-    console.show_bench({"data": found["data"], "users in each block": str(found["users"]), "rows": rows}, False)
-    for row in found["rows"]:
+    rows = [{"setting": report_audit.name_setting(result, row)} | _format_row(row) for row in result["rows"]]
+    console.show_bench({"data": result["data"], "users in each block": str(result["users"]), "rows": rows}, False)
+    for row in result["rows"]:
         table = [
             {
                 "attack": words,
-                "found": report_audit.in_words(name, row["attacks"][name]),
-                "control": report_audit.in_words(name, row["attacks"][name], "control"),
+                "found": report_audit.format_figure(name, row["attacks"][name]),
+                "control": report_audit.format_figure(name, row["attacks"][name], "control"),
             }
             for name, words in report_audit.ATTACKS.items()
         ]
-        console.show_bench({"setting": report_audit.named(found, row), "rows": table}, False)
-    console.say("Control: the same attack where the person, or the answer, is not in the release.")
-    console.say(
-        f"Up per client: {found['bytes_up_readable']:,.0f} bytes as a readable list, "
-        f"{found['bytes_up_maskable'] / 1e6:.2f} MB in a form that can be masked."
+        console.show_bench({"setting": report_audit.name_setting(result, row), "rows": table}, False)
+    console.print_note("Control: the same attack where the person, or the answer, is not in the release.")
+    console.print_note(
+        f"Up per client: {result['bytes_up_readable']:,.0f} bytes as a readable list, "
+        f"{result['bytes_up_maskable'] / 1e6:.2f} MB in a form that can be masked."
     )
 
 
-def _row(row: dict[str, Any]) -> dict[str, str]:
+def _format_row(row: dict[str, Any]) -> dict[str, str]:
     """What a setting costs, and whom peeling reads in each block."""
-    from tacita.report.audit import quality_of
+    from tacita.report.tally_audit import find_metric
 
-    metric = quality_of(row)
+    metric = find_metric(row)
     return {
         metric: f"{row[metric]:.4f}",
         "peeled, each block": " / ".join(map(str, row["peeled"])),
@@ -318,19 +318,19 @@ def audit_canary(
 
     `tacita audit canary --only tally --seed 2 --json`
     """
-    from tacita.audit.canaries.table import audit_canaries
     from tacita.report import canary_audit
+    from tacita.research.audit.canaries.mechanism_audit import audit_canaries
 
-    with console.counting("mechanisms", quiet) as tell:
+    with console.show_progress("mechanisms", quiet) as tell:
         found = audit_canaries(seed, on_done=tell, only=only)
     if out is not None:
-        console.say(f"wrote {canary_audit.write(found, out)}.md and .json")
+        console.print_note(f"wrote {canary_audit.write_audit(found, out)}.md and .json")
     if as_json:
         console.print_json(found)
     else:
-        console.show_bench({"rows": canary_audit.rows_of(found)}, False)
-        for line in (canary_audit.verdict(found), *canary_audit.NOTES):
-            console.say(line)
+        console.show_bench({"rows": canary_audit.make_rows(found)}, False)
+        for line in (canary_audit.state_verdict(found), *canary_audit.NOTES):
+            console.print_note(line)
     if not found["holds"]:
         raise typer.Exit(1)
 
@@ -357,24 +357,24 @@ def audit_uploads(
 
     `tacita audit uploads --data ml-100k --epsilon 2 --epsilon 0.5 --json`
     """
-    from tacita.audit import uploads
-    from tacita.lab.assembling import Machine
-    from tacita.methods import configured
+    from tacita.methods import resolve_config
     from tacita.report import upload_audit
+    from tacita.research.audit import uploads
+    from tacita.runs.assembly import Machine
 
     budgets = epsilon or [8.0, 1.0]
     if min(budgets) <= 0:
         raise TacitaError("--epsilon must be a number above 0.")
     settings = {"data": data, "backbone": {"name": backbone}, "split": {"kind": "random"}, "seed": seed}
-    with console.counting("settings", quiet) as tell:
-        machine, on_data = Machine(threads, data_dir=data_dir), None if quiet else console.say_data
-        found = uploads.audit_uploads(configured(settings, "the options"), machine, budgets, tell, on_data)
+    with console.show_progress("settings", quiet) as tell:
+        machine, on_data = Machine(threads, data_dir=data_dir), None if quiet else console.print_data_notes
+        found = uploads.audit_uploads(resolve_config(settings, "the options"), machine, budgets, tell, on_data)
     if out is not None:
-        console.say(f"wrote {upload_audit.write(found, uploads.READERS, out)}.md and .json")
+        console.print_note(f"wrote {upload_audit.write_audit(found, uploads.READERS, out)}.md and .json")
     if as_json:
         console.print_json(found)
         return
     facts = {name: str(found[name]) for name in ("data", "backbone", "people", "seed")}
-    console.show_bench({**facts, "rows": upload_audit.rows_of(found, uploads.READERS)}, False)
+    console.show_bench({**facts, "rows": upload_audit.make_rows(found, uploads.READERS)}, False)
     for line in upload_audit.NOTES:
-        console.say(line)
+        console.print_note(line)

@@ -12,7 +12,7 @@ from tacita.cli.options import AsJson, DataDir, Threads
 from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
-    from tacita.lab.assembling import Machine
+    from tacita.runs.assembly import Machine
 
 app = typer.Typer(no_args_is_help=True, help="Speed and memory, as ratios in one run.")
 
@@ -50,32 +50,33 @@ def bench_rounds(
     `tacita bench rounds --against ../older --json`, `tacita bench rounds --method fedkdrec --data ml-1m --repeats 1`
     """
     from tacita.core.config import RunConfig
-    from tacita.lab import assembling, bench
+    from tacita.research.bench import harness
+    from tacita.runs import assembly
 
     if method is not None:
         if against is not None:
             raise TacitaError("--against times rounds of the default method; leave out --method.")
-        _bench_method(data, backbone, method, repeats, assembling.Machine(threads, data_dir=data_dir), as_json)
+        _bench_method(data, backbone, method, repeats, assembly.Machine(threads, data_dir=data_dir), as_json)
         return
     backbone = backbone or "mf"
     if against is not None:
-        with console.working("timing rounds of both checkouts", quiet=as_json):
-            found = bench.compare_rounds(against, bench.Rounds(data, backbone, threads, data_dir), repeats)
+        with console.show_clock("timing rounds of both checkouts", quiet=as_json):
+            found = harness.compare_rounds(against, harness.BenchmarkSpec(data, backbone, threads, data_dir), repeats)
         console.show_bench(found, as_json)
         return
-    with console.working("timing the fast round and the naive loop", quiet=as_json):
-        fed = assembling.assemble(
-            RunConfig(data=data, backbone={"name": backbone}), assembling.Machine(threads, data_dir=data_dir)
+    with console.show_clock("timing the fast round and the naive loop", quiet=as_json):
+        fed = assembly.assemble(
+            RunConfig(data=data, backbone={"name": backbone}), assembly.Machine(threads, data_dir=data_dir)
         )
-        found = bench.bench_rounds(fed, repeats)
+        found = harness.bench_rounds(fed, repeats)
     console.show_bench(found, as_json)
 
 
 def _bench_method(data: str, backbone: str | None, method: str, repeats: int, machine: Machine, as_json: bool) -> None:
-    from tacita.lab.assembling import assemble
-    from tacita.lab.bench_scores import bench_scores
-    from tacita.lab.bench_sharing import bench_sharing
-    from tacita.round.registry import configured, preset_parts
+    from tacita.research.bench.score_rounds import bench_scores
+    from tacita.research.bench.shared_graph import bench_sharing
+    from tacita.round.registry import preset_parts, resolve_config
+    from tacita.runs.assembly import assemble
 
     shares = any(part["name"] == "sharing" for part in preset_parts(method))
     values: dict[str, Any] = {
@@ -85,8 +86,8 @@ def _bench_method(data: str, backbone: str | None, method: str, repeats: int, ma
     }
     if backbone is not None:
         values["backbone"] = {"name": backbone}
-    with console.working("timing the fast round and the naive loop", quiet=as_json):
-        fed = assemble(configured(values, "the command line"), machine)
+    with console.show_clock("timing the fast round and the naive loop", quiet=as_json):
+        fed = assemble(resolve_config(values, "the command line"), machine)
         if not shares and fed.learner.name != "scores":
             raise TacitaError(
                 f"--method {method} has no naive loop; use fedkdrec, ptf-fedrec or fedshare, or leave it out."
@@ -109,7 +110,8 @@ def bench_scale(
 
     Example: `tacita bench scale --json`
     """
-    from tacita.lab import assembling, bench
+    from tacita.research.bench import harness
+    from tacita.runs import assembly
 
     try:
         sizes = tuple(sorted(int(n) for n in users.split(",")))
@@ -117,10 +119,10 @@ def bench_scale(
         raise TacitaError(f"--users '{users}' is not a list of numbers such as 10000,100000.") from None
     if not sizes or sizes[0] < 2:
         raise TacitaError("--users needs numbers from 2.")
-    assembling.use_threads(threads)
-    with console.counting("sizes", quiet=as_json) as tell:
+    assembly.use_threads(threads)
+    with console.show_progress("sizes", quiet=as_json) as tell:
         tell(0, len(sizes))
-        found = bench.bench_scale(
+        found = harness.bench_scale(
             sizes, items, per_user, participants, repeats, lambda n: tell(sizes.index(n) + 1, len(sizes))
         )
     console.show_bench(found, as_json)
@@ -139,12 +141,13 @@ def bench_evaluate(
     Example: `tacita bench evaluate --data ml-1m --json`
     """
     from tacita.core.config import RunConfig, SplitConfig
-    from tacita.lab import assembling, bench
+    from tacita.research.bench import harness
+    from tacita.runs import assembly
 
-    with console.working("timing evaluation", quiet=as_json):
+    with console.show_clock("timing evaluation", quiet=as_json):
         config = RunConfig(data=data, split=SplitConfig(kind="random"))
-        fed = assembling.assemble(config, assembling.Machine(threads, data_dir=data_dir))
-        found = bench.bench_evaluate(fed, repeats)
+        fed = assembly.assemble(config, assembly.Machine(threads, data_dir=data_dir))
+        found = harness.bench_evaluate(fed, repeats)
     console.show_bench(found, as_json)
 
 
@@ -165,19 +168,19 @@ def bench_noise(
 
     Examples: `tacita bench noise --json`, `tacita bench noise --backbone tally --data ml-1m --repeats 5`
     """
-    from tacita.lab.assembling import Machine, assemble
-    from tacita.lab.bench_private import bench_exchange, bench_noise
-    from tacita.round.registry import configured
+    from tacita.research.bench.private_rounds import bench_exchange, bench_noise
+    from tacita.round.registry import resolve_config
+    from tacita.runs.assembly import Machine, assemble
 
     values: dict[str, Any] = {"data": data, "backbone": {"name": backbone}, "split": {"kind": "random"}}
     more: dict[str, Any] = {"privacy": {"epsilon": epsilon}} if backbone == "tally" else {"method": method}
     if method == "dp-fedavg":
         values["train"] = {"aggregation": "fixed"}
         more["train"] = {"aggregation": "fixed", "participation": {"kind": "poisson", "rate": 1.0}}
-    with console.working("timing rounds with and without noise", quiet=as_json):
+    with console.show_clock("timing rounds with and without noise", quiet=as_json):
         machine = Machine(threads, data_dir=data_dir)
-        plain = assemble(configured(values, "the command line"), machine)
-        private = assemble(configured({**values, **more}, "the command line"), machine)
+        plain = assemble(resolve_config(values, "the command line"), machine)
+        private = assemble(resolve_config({**values, **more}, "the command line"), machine)
         found = (bench_exchange if backbone == "tally" else bench_noise)(plain, private, repeats)
     console.show_bench(found, as_json)
 
@@ -195,13 +198,13 @@ def bench_epoch(
 
     Example: `tacita bench epoch --data ml-1m --json`
     """
-    from tacita.lab.assembling import Machine, assemble
-    from tacita.lab.bench_private import bench_epoch
-    from tacita.round.registry import configured
+    from tacita.research.bench.private_rounds import bench_epoch
+    from tacita.round.registry import resolve_config
+    from tacita.runs.assembly import Machine, assemble
 
     split = {"kind": "random", "min_rating": 4.0}
     values: dict[str, Any] = {"data": data, "method": method, "split": split, "train": {"local_epochs": 1}}
-    with console.working("timing a local epoch", quiet=as_json):
-        fed = assemble(configured(values, "the command line"), Machine(threads, data_dir=data_dir))
+    with console.show_clock("timing a local epoch", quiet=as_json):
+        fed = assemble(resolve_config(values, "the command line"), Machine(threads, data_dir=data_dir))
         found = bench_epoch(fed, repeats)
     console.show_bench(found, as_json)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from tacita.cli import console
-from tacita.cli.options import AsJson, Columns, DataDir, DateFormat, Decimal, columns_of, decimal_of
+from tacita.cli.options import AsJson, Columns, DataDir, DateFormat, Decimal, check_decimal, parse_columns
 from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
-    from tacita.data.table import Interactions
+    from tacita.data.interaction_table import Interactions
 
 app = typer.Typer(no_args_is_help=True, help="Datasets: list, get, describe, import.")
 
@@ -25,7 +25,7 @@ def data_list(as_json: AsJson = False) -> None:
 
     Example: `tacita data list`
     """
-    from tacita.data.named import DATASETS
+    from tacita.data.datasets import DATASETS
 
     if as_json:
         console.print_json({name: vars(info) for name, info in DATASETS.items()})
@@ -43,12 +43,12 @@ def data_get(
     """
     from tacita.data.sources import fetch
 
-    with console.working(f"getting {name}", quiet=as_json):
+    with console.show_clock(f"getting {name}", quiet=as_json):
         folder = fetch(name, data_dir=data_dir)
     if as_json:
         console.print_json({"name": name, "folder": str(folder)})
         return
-    console.say(f"{name} is ready in {folder}")
+    console.print_note(f"{name} is ready in {folder}")
 
 
 def _load(
@@ -56,7 +56,7 @@ def _load(
 ) -> Interactions:
     from tacita.data.sources import load
 
-    roles, mark = columns_of(columns) or None, decimal_of(decimal)
+    roles, mark = parse_columns(columns) or None, check_decimal(decimal)
     return load(source, data_dir=data_dir, columns=roles, date_format=date_format, decimal=mark)
 
 
@@ -81,9 +81,9 @@ def data_describe(
     """
     from tacita.data.sources import describe
 
-    with console.working(f"reading {source}", quiet=as_json):
+    with console.show_clock(f"reading {source}", quiet=as_json):
         table = _load(source, columns, date_format, decimal, data_dir)
-    facts = {"name": table.name, "guessed": table.guessed, **describe(table)}
+    facts = {"name": table.name, "guessed": table.format_note, **describe(table)}
     if as_json:
         console.print_json(facts)
         return
@@ -92,7 +92,7 @@ def data_describe(
     facts = {key: value for key, value in facts.items() if key not in told}
     console.show_facts({**facts, "time range": dates or facts["time range"]})
     for note in notes:
-        console.say(note)
+        console.print_note(note)
 
 
 @app.command("import")
@@ -113,11 +113,13 @@ def data_import(
 
     if out.exists():
         raise TacitaError(f"{out} exists; choose another --out.")
-    with console.working(f"reading {source}", quiet=as_json):
+    with console.show_clock(f"reading {source}", quiet=as_json):
         table = _load(source, columns, date_format, decimal, data_dir)
         save_csv(table, out)
     if as_json:
-        console.print_json({"out": str(out), "rows": len(table.user), "guessed": table.guessed, "notes": table.notes})
+        console.print_json(
+            {"out": str(out), "rows": len(table.user), "guessed": table.format_note, "notes": table.notes}
+        )
         return
-    console.say("\n".join([table.guessed, *table.notes]))
-    console.say(f"wrote {len(table.user):,} interactions to {out}")
+    console.print_note("\n".join([table.format_note, *table.notes]))
+    console.print_note(f"wrote {len(table.user):,} interactions to {out}")

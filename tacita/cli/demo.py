@@ -16,7 +16,7 @@ import typer
 from tacita.cli import console
 from tacita.cli.options import DataDir, Quiet, RunOut, Threads
 from tacita.cli.server import watch
-from tacita.cli.train import watching_run
+from tacita.cli.train import show_run_progress
 
 HOUR = 3600.0
 
@@ -45,74 +45,78 @@ def demo(
     Example: `tacita demo --out runs/demo`
     """
     if live:
-        _show_live(user, data_dir, out, quiet, HOUR * sys.stdout.isatty() if stay is None else stay)
+        _run_live_demo(user, data_dir, out, quiet, HOUR * sys.stdout.isatty() if stay is None else stay)
         return
-    from tacita.lab import assembling, story
+    from tacita.runs import assembly, demo_script
 
-    folder = story.place(out)
-    console.tell(
+    folder = demo_script.choose_folder(out)
+    console.print_markup(
         "[bold]tacita demo[/bold]: MovieLens-100K in four blocks of time. Every user is a client whose ratings stay "
         "with it. First tally-order, the best model here: one exchange of sums a block. Then F3CRec on matrix "
         "factorisation, a published method: changes of item rows, round after round."
     )
-    machine = assembling.Machine(threads, data_dir=data_dir)
-    best, published = story.tell("ml-100k", folder, machine, partial(watching_run, quiet=quiet))
+    machine = assembly.Machine(threads, data_dir=data_dir)
+    best, published = demo_script.train_demo("ml-100k", folder, machine, partial(show_run_progress, quiet=quiet))
     console.show_result(best.run, brief=True)
     console.show_table(
-        "Which is which", [one.row() for one in (best, published)], left=("model", "which is", "privacy")
+        "Which is which", [one.table_row() for one in (best, published)], left_aligned=("model", "which is", "privacy")
     )
-    console.say(
+    console.print_note(
         "No epsilon: neither has noise with a budget. What tally-order releases gives people away; a budget is "
         "--set privacy.epsilon=8 (docs/privacy.md)."
     )
     console.show_recommendations(user, best.run.recommend(user, 10).to_dicts())
-    console.say(f"Both runs: {folder} (open {folder / story.PAGE} in a browser)")
-    console.say(f"Go on with: tacita recommend --run {best.run.folder} --user {user} -k 20")
-    console.say(f"One picture of both: {folder / story.PICTURE}")
+    console.print_note(f"Both runs: {folder} (open {folder / demo_script.PAGE} in a browser)")
+    console.print_note(f"Go on with: tacita recommend --run {best.run.folder} --user {user} -k 20")
+    console.print_note(f"One picture of both: {folder / demo_script.PICTURE}")
 
 
-def _show_live(user: str, data_dir: Path | None, out: Path | None, quiet: bool, stay: float) -> None:
+def _run_live_demo(user: str, data_dir: Path | None, out: Path | None, quiet: bool, stay: float) -> None:
     """Two blocks of MovieLens-100K over three nodes, recommendations on one of them, and both pages."""
-    from tacita.live.processes import ended_by_signals
-    from tacita.live.running.demo import own_folder
+    from tacita.live.processes import exit_on_signals
+    from tacita.live.running.demo import make_demo_folder
 
     began = time.monotonic()
-    with own_folder(out) as folder:
-        with ended_by_signals():
-            _tell_story(folder, user, data_dir, quiet, stay)
-        console.say(f"All processes are stopped; {time.monotonic() - began:.0f} s in all.")
+    with make_demo_folder(out) as folder:
+        with exit_on_signals():
+            _run_demo_script(folder, user, data_dir, quiet, stay)
+        console.print_note(f"All processes are stopped; {time.monotonic() - began:.0f} s in all.")
         if out is not None:
             again = "start them again with `tacita server up` and `tacita node run`"
-            console.say(f"Server and nodes are in {out}; {again}.")
+            console.print_note(f"Server and nodes are in {out}; {again}.")
 
 
-def _tell_story(folder: Path, user: str, data_dir: Path | None, quiet: bool, stay: float) -> None:
-    from tacita.live.running import control
-    from tacita.live.running.demo import begin_run, bring, make_site, next_block, running, split
+def _run_demo_script(folder: Path, user: str, data_dir: Path | None, quiet: bool, stay: float) -> None:
+    from tacita.live.running import node_client
+    from tacita.live.running.demo import begin_run, import_block, make_site, open_next_block, run_site, split_data
 
-    console.tell(
+    console.print_markup(
         "[bold]tacita demo --live[/bold]: one server and three nodes on this machine, TLS and enrolment between them. "
         "Each node holds a third of the people of MovieLens-100K; only sums leave it."
     )
     if os.geteuid() == 0:
-        console.say("You are root: while the demo runs, every account on this machine could become root through it.")
-    with console.working("splitting MovieLens-100K over three nodes", quiet):
-        people = split(folder, data_dir)
+        console.print_note(
+            "You are root: while the demo runs, every account on this machine could become root through it."
+        )
+    with console.show_clock("splitting MovieLens-100K over three nodes", quiet):
+        people = split_data(folder, data_dir)
     home = people.home_of(user)
-    with console.working("making keys, a server and three nodes", quiet):
+    with console.show_clock("making keys, a server and three nodes", quiet):
         make_site(folder, people)
     with ExitStack() as until_told:
-        with console.working("starting the server and the nodes", quiet):
-            server = until_told.enter_context(running(folder))
+        with console.show_clock("starting the server and the nodes", quiet):
+            server = until_told.enter_context(run_site(folder))
         begin_run(folder)
-        _tell_block(server, quiet)
-        with console.working("new interactions arrive on the nodes", quiet):
-            bring(folder, people, block=1)
-        next_block(folder)
-        _tell_block(server, quiet)
-        console.tell(f"What node '{home}' says of itself: {control.ask(folder / home, 'status')['server sees']}")
-        found = control.ask(folder / home, "recommend", user=user)
-        console.tell(f"On node '{home}', without asking anybody:")
+        _show_block(server, quiet)
+        with console.show_clock("new interactions arrive on the nodes", quiet):
+            import_block(folder, people, block=1)
+        open_next_block(folder)
+        _show_block(server, quiet)
+        console.print_markup(
+            f"What node '{home}' says of itself: {node_client.ask_node(folder / home, 'status')['server sees']}"
+        )
+        found = node_client.ask_node(folder / home, "recommend", user=user)
+        console.print_markup(f"On node '{home}', without asking anybody:")
         console.show_recommendations(user, found)
         if stay:
             _show_pages(folder, people, user, stay)
@@ -120,29 +124,29 @@ def _tell_story(folder: Path, user: str, data_dir: Path | None, quiet: bool, sta
 
 def _show_pages(folder: Path, people: Any, user: str, stay: float) -> None:
     """Both pages, until Ctrl-C; everybody else is played."""
-    from tacita.live.pages.welcome import welcome
-    from tacita.live.processes import stopped_by_signals
-    from tacita.live.running.company import Company
+    from tacita.live.pages.demo_access import make_demo_access
+    from tacita.live.processes import stop_on_signals
+    from tacita.live.running.demo_actors import DemoActors
 
     home, stopping = folder / people.home_of(user), threading.Event()
-    made = welcome(folder / "server", home, user)
-    console.say("")
-    console.answer(f"Page of person {user}: {made.person}")
-    console.answer(f"Page of the operator: {made.operator} (password: {made.password})")
-    console.say(
+    made = make_demo_access(folder / "server", home, user)
+    console.print_note("")
+    console.print_answer(f"Page of person {user}: {made.person_link}")
+    console.print_answer(f"Page of the operator: {made.operator_url} (password: {made.password})")
+    console.print_note(
         "Open both in a browser on this machine. Take one film back on the first: its certificate comes to the top of "
         "that page, and the operator's page shows that somebody asked, not who. The link works once; "
         f"`tacita node page {user} --folder {home}` makes another. Ctrl-C ends everything."
     )
-    with stopped_by_signals(stopping):
-        Company(folder, people, user).keep(stopping, stay, console.say)
+    with stop_on_signals(stopping):
+        DemoActors(folder, people, user).play_until_stopped(stopping, stay, console.print_note)
 
 
-def _tell_block(server: Path, quiet: bool) -> None:
-    from tacita.live.running.demo import LONGEST, RUN
+def _show_block(server: Path, quiet: bool) -> None:
+    from tacita.live.running.demo import BLOCK_TIMEOUT, RUN
 
-    last: dict[str, Any] = watch(server, RUN, quiet, LONGEST)[-1]
-    console.tell(
+    last: dict[str, Any] = watch(server, RUN, quiet, BLOCK_TIMEOUT)[-1]
+    console.print_markup(
         f"Block {last['block']}: learned in one exchange of sums; NDCG@20 {last['ndcg@20']:.4f} over "
         f"{last['users']:,} people, of which the server got the sum and the count."
     )

@@ -13,9 +13,9 @@ def doctor(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
     Example: `tacita doctor`
     """
-    from tacita.doctor import examine
+    from tacita.doctor import check_installation
 
-    checks = examine(data_dir)
+    checks = check_installation(data_dir)
     if as_json:
         console.print_json(checks)
     else:

@@ -12,7 +12,7 @@ import typer
 
 from tacita import __version__
 from tacita.cli import audit, bench, data, demo, doctor, experiments, node, privacy, server, serving, settings, train
-from tacita.core.errors import DiskFull, TacitaError, printable
+from tacita.core.errors import DiskFull, TacitaError, make_printable
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -69,39 +69,39 @@ def main(arguments: list[str] | None = None) -> None:
         if code == 130:  # typer's way of passing on Ctrl-C
             raise KeyboardInterrupt
     except TacitaError as error:
-        code = _complain(str(error))
+        code = _print_error(str(error))
     except CallError as error:
-        code = _usage(error)
+        code = _explain_usage(error)
     except (typer.Abort, KeyboardInterrupt):
-        code = _complain("stopped; a run that had begun goes on with --resume.", 130)
+        code = _print_error("stopped; a run that had begun goes on with --resume.", 130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whoever read our output has left
         code = 0
     except OSError as error:
         full = error.errno == errno.ENOSPC and not error.filename  # a file of ours would have been named
         said = str(DiskFull("the output")) if full else f"{error.filename or 'the system'}: {error.strerror or error}."
-        code = _complain(said)
+        code = _print_error(said)
     except MemoryError:
-        code = _complain("not enough memory; use a smaller dataset, backbone.dim or --chunk.")
+        code = _print_error("not enough memory; use a smaller dataset, backbone.dim or --chunk.")
     except ModuleNotFoundError as error:
-        code = _complain(f"the package {error.name} is not installed; `tacita doctor` shows what is missing.")
+        code = _print_error(f"the package {error.name} is not installed; `tacita doctor` shows what is missing.")
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _usage(error: Any) -> int:
+def _explain_usage(error: Any) -> int:
     """A wrong command line, as one sentence; a command without arguments shows its help."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return 2
-    said = _one_dialect(" ".join(error.format_message().split()).rstrip("."), error.__cause__)
+    said = _unify_wording(" ".join(error.format_message().split()).rstrip("."), error.__cause__)
     said, *hints = re.split(r"\.? \(?(?=Did you mean)", said)
     where = context.command_path if context is not None else "tacita"
     hint = f"d{hints[0][1:].rstrip(')')}" if hints else f"see `{where} --help`."
-    return _complain(f"{said[:1].lower()}{said[1:]}; {hint}")
+    return _print_error(f"{said[:1].lower()}{said[1:]}; {hint}")
 
 
-def _one_dialect(said: str, cause: Any) -> str:
+def _unify_wording(said: str, cause: Any) -> str:
     """What versions of typer say differently: options like an unknown one, and a value that cannot be read."""
     said = re.sub(r"^No such option: ([^\s.]+)", r"No such option '\1'", said)
     near = re.search(r"\(Possible options: (.*)\)$", said)
@@ -111,6 +111,6 @@ def _one_dialect(said: str, cause: Any) -> str:
     return said if given is None else said.replace("Input should", f"'{given}' should", 1)
 
 
-def _complain(sentence: str, code: int = 2) -> int:
-    print(f"tacita: {printable(sentence)}", file=sys.stderr)
+def _print_error(sentence: str, code: int = 2) -> int:
+    print(f"tacita: {make_printable(sentence)}", file=sys.stderr)
     return code

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacita.cli import console
-from tacita.cli.options import AsJson, Columns, DataDir, Quiet, Sets, columns_of, settings_of
+from tacita.cli.options import AsJson, Columns, DataDir, Quiet, Sets, merge_settings, parse_columns
 from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
     from tacita.core.config import RunConfig
-    from tacita.lab.assembling import Machine
-    from tacita.lab.experiments.tally_choice import Tried
-    from tacita.lab.experiments.watching import Watcher
+    from tacita.research.experiments.search_callbacks import SearchCallbacks
+    from tacita.research.experiments.tally_tuning import TallyTrial
+    from tacita.runs.assembly import Machine
 
 TABLES, STUDIES = Path("docs/reproduction"), Path("runs/tune")
 
@@ -51,23 +51,23 @@ def reproduce(
 
     `tacita reproduce fedshare/table3 --finished`
     """
-    from tacita.lab.experiments import plan, tables
-    from tacita.lab.experiments import reproduce as reproducing
+    from tacita.research.experiments import experiment_spec, tables
+    from tacita.research.experiments import reproduction as reproducing
 
     if table == "list":
-        console.answer("\n".join(plan.experiment_names()))
+        console.print_answer("\n".join(experiment_spec.experiment_names()))
         return
     wanted = reproducing.plan_table(table, only or [], seeds, quick, out)
-    wanted = reproducing.only_finished(wanted, out) if finished else wanted
-    with console.counting("cells", quiet) as tell:
-        found = reproducing.reproduce(wanted, out, data_dir, workers, tell)
+    wanted = reproducing.keep_finished(wanted, out) if finished else wanted
+    with console.show_progress("cells", quiet) as tell:
+        found = reproducing.reproduce_table(wanted, out, data_dir, workers, tell)
     if as_json:
         console.print_json([vars(one) for one in found.entries])
         return
     experiment = wanted.experiment
     console.show_entries(experiment.title, found.entries, {k: v.label for k, v in experiment.variants.items()})
-    counted = ", ".join(f"{n} {mark}" for mark, n in tables.disagreements(found.entries).items() if n)
-    console.say(f"against the paper: {counted or 'nothing published'}; wrote {found.path}.md, .csv and .html")
+    counted = ", ".join(f"{n} {mark}" for mark, n in tables.count_verdicts(found.entries).items() if n)
+    console.print_note(f"against the paper: {counted or 'nothing published'}; wrote {found.path}.md, .csv and .html")
 
 
 def tune(
@@ -116,19 +116,21 @@ def tune(
 
     `tacita tune --data my.csv --columns user=customer,item=sku --set train.rounds=30 --json`
     """
-    from tacita.lab.assembling import Machine
-    from tacita.lab.experiments.tune import tuning_config
-    from tacita.lab.experiments.watching import Watcher
+    from tacita.research.experiments.search_callbacks import SearchCallbacks
+    from tacita.research.experiments.tuning import build_tuning_config
+    from tacita.runs.assembly import Machine
 
     if paper:
         if sets or columns:
             raise TacitaError("--set and --columns are not for --paper: its tables say every setting.")
-        told = _tune_paper(paper, only or [], Budget(trials, rounds, workers), out, data_dir, quiet or as_json)
+        told = _tune_paper(paper, only or [], TuningBudget(trials, rounds, workers), out, data_dir, quiet or as_json)
     else:
         names, machine = data or ["ml-100k"], Machine(data_dir=data_dir)
-        more = settings_of(None, {"columns": columns_of(columns) or None}, sets or [])
-        config = tuning_config(names, backbone, method, seed, more)
-        watcher = Watcher(partial(console.counting, quiet=quiet), None if quiet or as_json else console.say_data)
+        more = merge_settings(None, {"columns": parse_columns(columns) or None}, sets or [])
+        config = build_tuning_config(names, backbone, method, seed, more)
+        watcher = SearchCallbacks(
+            partial(console.show_progress, quiet=quiet), None if quiet or as_json else console.print_data_notes
+        )
         if backbone == "tally":
             told = _tune_tally(config, names, machine, watcher, as_json)
         else:
@@ -136,23 +138,25 @@ def tune(
     if as_json:
         console.print_json(told.data)
         return
-    for line in told.answers:
-        console.answer(line)
-    if told.said:
-        console.say(told.said)
+    for line in told.lines:
+        console.print_answer(line)
+    if told.note:
+        console.print_note(told.note)
 
 
 @dataclass(frozen=True)
-class Told:
+class TuningOutcome:
     """What a search comes to: for machines, and for people line by line."""
 
     data: dict[str, Any]
-    answers: list[str]
-    said: str = ""
+    lines: list[str]
+    note: str = ""
 
 
-def _tune_method(config: RunConfig, method: str, trials: int, out: Path, machine: Machine, watcher: Watcher) -> Told:
-    from tacita.lab.experiments import tune as tuning
+def _tune_method(
+    config: RunConfig, method: str, trials: int, out: Path, machine: Machine, watcher: SearchCallbacks
+) -> TuningOutcome:
+    from tacita.research.experiments import tuning
 
     base, found = tuning.tune(config, method, trials, out, machine, watcher)
     lines = []
@@ -163,16 +167,18 @@ def _tune_method(config: RunConfig, method: str, trials: int, out: Path, machine
     for options, why in found.failed.items():
         lines.append(f"options {options}: no score, {why}")
     count = f"{found.trials} trial{'s' if found.trials != 1 else ''}"
-    told = f"after {count}" if tuning.open_options(method) else f"the one trial: method '{method}' has none to choose"
+    told = (
+        f"after {count}" if tuning.list_open_options(method) else f"the one trial: method '{method}' has none to choose"
+    )
     lines.append(f"options {json.dumps(found.options)}: validation {found.valid:.4f} {told}")
     rates: dict[float, Any] = {**base.tried, **base.failed}
     data = {"lr": base.lr, "rates": {str(lr): said for lr, said in rates.items()}, "failed": found.failed}
     data |= {"options": found.options, "valid": found.valid, "trials": found.trials, "folder": str(found.folder)}
-    return Told(data, lines, f"runs of the trials: {found.folder}")
+    return TuningOutcome(data, lines, f"runs of the trials: {found.folder}")
 
 
 @dataclass(frozen=True)
-class Budget:
+class TuningBudget:
     """What a paper's tuning may cost."""
 
     trials: int
@@ -181,64 +187,70 @@ class Budget:
 
 
 def _tune_paper(
-    paper: str, only: list[str], budget: Budget, out: Path | None, data_dir: Path | None, quiet: bool
-) -> Told:
-    from tacita.lab.experiments.plan import main_table, settings_path
-    from tacita.lab.experiments.tune_paper import paper_jobs, tune_paper
+    paper: str, only: list[str], budget: TuningBudget, out: Path | None, data_dir: Path | None, quiet: bool
+) -> TuningOutcome:
+    from tacita.research.experiments.experiment_spec import load_main_table, settings_path
+    from tacita.research.experiments.paper_tuning import list_paper_jobs, tune_paper
 
     results = out or TABLES
-    if main_table(paper).tune:
+    if load_main_table(paper).tune:
         told = _tune_rates(paper, only, budget, results, data_dir, quiet)
     else:
-        jobs = paper_jobs(paper, only, budget.trials, out or STUDIES, data_dir, budget.rounds)
-        with console.counting("dataset-backbone pairs", quiet) as tell:
+        jobs = list_paper_jobs(paper, only, budget.trials, out or STUDIES, data_dir, budget.rounds)
+        with console.show_progress("dataset-backbone pairs", quiet) as tell:
             _, failed = tune_paper(paper, jobs, results, tell, budget.workers)
-        told = Told({"failed": failed}, [f"no score: {one}" for one in failed])
+        told = TuningOutcome({"failed": failed}, [f"no score: {one}" for one in failed])
     path = settings_path(paper, results)
-    return Told({**told.data, "settings": str(path)}, told.answers, f"stored the choices in {path}")
+    return TuningOutcome({**told.data, "settings": str(path)}, told.lines, f"stored the choices in {path}")
 
 
-def _tune_rates(paper: str, only: list[str], budget: Budget, results: Path, data_dir: Path | None, quiet: bool) -> Told:
-    from tacita.lab.experiments.cells import CellFile
-    from tacita.lab.experiments.plan import main_table
-    from tacita.lab.experiments.rates import at_the_end, entries_of
-    from tacita.lab.experiments.tune_paper import Search, shown, tune_rates
+def _tune_rates(
+    paper: str, only: list[str], budget: TuningBudget, results: Path, data_dir: Path | None, quiet: bool
+) -> TuningOutcome:
+    from tacita.research.experiments.cells import CellFile
+    from tacita.research.experiments.experiment_spec import load_main_table
+    from tacita.research.experiments.learning_rates import is_at_range_end, list_tuning_entries
+    from tacita.research.experiments.paper_tuning import RateSearch, describe_choice, tune_rates
 
-    experiment = main_table(paper)
-    entries = entries_of(experiment, only, budget.trials, budget.rounds)
+    experiment = load_main_table(paper)
+    entries = list_tuning_entries(experiment, only, budget.trials, budget.rounds)
     kept = CellFile(results / "trials", paper)
-    search = Search(paper, results, kept, data_dir, budget.workers, budget.trials, budget.rounds)
-    with console.counting("trials", quiet) as tell:
+    search = RateSearch(paper, results, kept, data_dir, budget.workers, budget.trials, budget.rounds)
+    with console.show_progress("trials", quiet) as tell:
         chosen, failed = tune_rates(search, experiment, entries, tell)
     lines = []
     for name, one in chosen.items():
-        edge = ", next to an end of the range" if at_the_end(experiment, one) else ""
-        lines.append(f"{name}: {shown(one)}: validation {one.valid:.4f}, best of {one.trials}{edge}")
+        edge = ", next to an end of the range" if is_at_range_end(experiment, one) else ""
+        lines.append(f"{name}: {describe_choice(one)}: validation {one.valid:.4f}, best of {one.trials}{edge}")
     lines += [f"no score: {why}" for why in failed]
-    said = {name: {"chosen": shown(one), "valid": one.valid, "trials": one.trials} for name, one in chosen.items()}
-    return Told({"chosen": said, "failed": failed}, lines)
+    said = {
+        name: {"chosen": describe_choice(one), "valid": one.valid, "trials": one.trials} for name, one in chosen.items()
+    }
+    return TuningOutcome({"chosen": said, "failed": failed}, lines)
 
 
-def _tune_tally(config: RunConfig, names: list[str], machine: Machine, watcher: Watcher, as_json: bool) -> Told:
+def _tune_tally(
+    config: RunConfig, names: list[str], machine: Machine, watcher: SearchCallbacks, as_json: bool
+) -> TuningOutcome:
     """The grid; what is found on a dataset is told as soon as it is known, unless all is told at once."""
-    from tacita.lab.experiments import tally_choice
+    from tacita.research.experiments import tally_tuning
 
-    on_tried = (lambda name, tried: None) if as_json else _show_tried
-    tried = tally_choice.try_datasets(config, names, machine, watcher, on_tried)
+    on_tried = (lambda name, tried: None) if as_json else _show_trials
+    tried = tally_tuning.try_datasets(config, names, machine, watcher, on_tried)
     data: dict[str, Any] = {"datasets": {name: [vars(one) for one in found] for name, found in tried.items()}}
-    data["chosen"] = {name: tally_choice.chosen(found).options for name, found in tried.items()}
+    data["chosen"] = {name: tally_tuning.choose_trial(found).options for name, found in tried.items()}
     if len(tried) == 1:
-        return Told(data, [])
-    together = tally_choice.chosen_together(tried)
-    return Told({**data, "together": together}, [f"together: options {json.dumps(together)}"])
+        return TuningOutcome(data, [])
+    together = tally_tuning.choose_common_options(tried)
+    return TuningOutcome({**data, "together": together}, [f"together: options {json.dumps(together)}"])
 
 
-def _show_tried(name: str, tried: list[Tried]) -> None:
-    from tacita.lab.experiments.tally_choice import chosen
+def _show_trials(name: str, tried: list[TallyTrial]) -> None:
+    from tacita.research.experiments.tally_tuning import choose_trial
 
     for one in tried:
         said = f"no score, {one.failed}" if one.failed else f"validation {one.valid:.4f}"
-        console.answer(f"{name}: options {json.dumps(one.options)}: {said}")
-    best = chosen(tried)
+        console.print_answer(f"{name}: options {json.dumps(one.options)}: {said}")
+    best = choose_trial(tried)
     told = f"validation {best.valid:.4f}, test {json.dumps(best.test)}"
-    console.answer(f"{name}: chosen {json.dumps(best.options)}: {told}")
+    console.print_answer(f"{name}: chosen {json.dumps(best.options)}: {told}")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from tacita.cli import console
-from tacita.cli.options import AsJson, DateFormat, Decimal, HowMany, NodeColumns, Quiet, columns_of, decimal_of
+from tacita.cli.options import AsJson, DateFormat, Decimal, HowMany, NodeColumns, Quiet, check_decimal, parse_columns
 from tacita.core.errors import TacitaError
 
 app = typer.Typer(no_args_is_help=True, help="A device or silo: its histories stay here, its models learn with others.")
@@ -23,19 +23,19 @@ Insecure = Annotated[
         help="Also send sums of fewer people than min_users: the server can read what they did.",
     ),
 ]
-HERE = Path("node")
+DEFAULT_FOLDER = Path("node")
 
 
-def _ask(folder: Path, verb: str, what: str = "", quiet: bool = False, **arguments: Any) -> Any:
-    from tacita.live.running import control
+def _call_node(folder: Path, verb: str, what: str = "", quiet: bool = False, **arguments: Any) -> Any:
+    from tacita.live.running import node_client
 
-    with console.working(what or verb, quiet):
-        return control.ask(folder, verb, **arguments)
+    with console.show_clock(what or verb, quiet):
+        return node_client.ask_node(folder, verb, **arguments)
 
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder for the node.")] = HERE,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder for the node.")] = DEFAULT_FOLDER,
     server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="Where the server is.")] = "",
     ca: Annotated[
         Path | None, typer.Option("--ca", dir_okay=False, help="The server's CA file, from its operator.")
@@ -52,7 +52,7 @@ def init(
 
     Example: `tacita node init clinic --server recommender.example.org:9092 --ca ca.pem --name clinic-7`
     """
-    from tacita.live.running.joining import make_node
+    from tacita.live.running.node_setup import make_node
 
     if not server or ca is None:
         raise TacitaError("a node needs its server: give --server HOST:PORT and --ca FILE, both from the operator.")
@@ -67,16 +67,16 @@ def init(
     if as_json:
         console.print_json(made)
         return
-    console.answer(f"Node '{made['name']}' is in {folder}.")
-    console.answer(f"Hand {made['public key']} to the operator of {server}, who enrols it; its fingerprint is")
-    console.answer(f"  {made['fingerprint']}")
-    console.say(f"Then: tacita node import FILE --folder {folder}, and tacita node run --folder {folder}")
+    console.print_answer(f"Node '{made['name']}' is in {folder}.")
+    console.print_answer(f"Hand {made['public key']} to the operator of {server}, who enrols it; its fingerprint is")
+    console.print_answer(f"  {made['fingerprint']}")
+    console.print_note(f"Then: tacita node import FILE --folder {folder}, and tacita node run --folder {folder}")
 
 
 @app.command("import")
 def import_(
     file: Annotated[str, typer.Argument(metavar="FILE", help="CSV, TSV, Parquet or atomic file of interactions.")],
-    folder: Folder = HERE,
+    folder: Folder = DEFAULT_FOLDER,
     columns: NodeColumns = "",
     date_format: DateFormat = None,
     decimal: Decimal = None,
@@ -88,49 +88,49 @@ def import_(
     Example: `tacita node import visits.csv --columns user=patient,item=article`
     """
     where = str(Path(file).absolute()) if file and Path(file).exists() else file
-    said = {"columns": columns_of(columns), "date_format": date_format, "decimal": decimal_of(decimal)}
-    found = _ask(folder, "import", f"importing {file}", quiet or as_json, file=where, **said)
+    said = {"columns": parse_columns(columns), "date_format": date_format, "decimal": check_decimal(decimal)}
+    found = _call_node(folder, "import", f"importing {file}", quiet or as_json, file=where, **said)
     if as_json:
         console.print_json(found)
         return
-    console.say(found["guessed"])
-    console.answer(
+    console.print_note(found["guessed"])
+    console.print_answer(
         f"{found['new interactions']:,} new interactions of {found['rows']:,} rows; {found['new users']:,} new users."
     )
     if not found["catalogue"]:
-        console.say("The server's catalogue has not come yet; items outside it will stay on this node.")
+        console.print_note("The server's catalogue has not come yet; items outside it will stay on this node.")
     elif found["items not in the catalogue"]:
-        console.say(
+        console.print_note(
             f"{found['items not in the catalogue']:,} of {found['items']:,} items are not in the catalogue: "
             "they stay on this node, and nothing is learned from them."
         )
 
 
 @app.command()
-def run(folder: Folder = HERE, insecure: Insecure = False) -> None:
+def run(folder: Folder = DEFAULT_FOLDER, insecure: Insecure = False) -> None:
     """Run the node in the foreground: it answers the server and the owner's commands until Ctrl-C.
 
     Example: `tacita node run --folder clinic`
     """
     import logging
 
-    from tacita.live.pages.person import beside
+    from tacita.live.pages.person_app import serve_node_pages
     from tacita.live.running.daemon import run_daemon
 
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
     try:
-        run_daemon(folder, insecure, beside=beside)
+        run_daemon(folder, insecure, extension=serve_node_pages)
     except KeyboardInterrupt:  # while it was starting
         raise SystemExit(130) from None
 
 
 @app.command()
-def status(folder: Folder = HERE, as_json: AsJson = False) -> None:
+def status(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """Where the node stands, and in plain words what the server can see.
 
     Example: `tacita node status --json`
     """
-    found = {"running": False, **_ask(folder, "status", quiet=as_json)}
+    found = {"running": False, **_call_node(folder, "status", quiet=as_json)}
     if as_json:
         console.print_json(found)
         return
@@ -146,14 +146,17 @@ def status(folder: Folder = HERE, as_json: AsJson = False) -> None:
         _show_request(one)
 
 
-def _show_request(one: dict[str, Any]) -> None:
-    from tacita.live.words import ago
+def _show_request(request: dict[str, Any]) -> None:
+    from tacita.live.formatting import format_age
 
-    what = f"{one['kind']} {one['items']:,} items" if one["items"] else str(one["kind"])
-    age = "" if one["age"] is None else f" (asked {ago(one['age'])} ago)"
-    console.answer(f"request {one['request']}: {what} of user {one['user']}, run {one['run']}: {one['state']}{age}.")
-    if one["effect"]:
-        console.answer(f"  {one['effect']}.")
+    what = f"{request['kind']} {request['items']:,} items" if request["items"] else str(request["kind"])
+    age = "" if request["age"] is None else f" (asked {format_age(request['age'])} ago)"
+    console.print_answer(
+        f"request {request['request']}: {what} of user {request['user']}, "
+        f"run {request['run']}: {request['state']}{age}."
+    )
+    if request["effect"]:
+        console.print_answer(f"  {request['effect']}.")
 
 
 @app.command()
@@ -161,7 +164,7 @@ def page(
     user: Annotated[str | None, typer.Argument(metavar="USER", help="Raw user id.")] = None,
     everybody: Annotated[bool, typer.Option("--all", help="A link for everybody on this node.")] = False,
     owner: Annotated[bool, typer.Option("--owner", help="A list of people, from which links can be made.")] = False,
-    folder: Folder = HERE,
+    folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """A link to a person's own page on this machine: it works once, within ten minutes. The node must be running.
@@ -172,47 +175,47 @@ def page(
 
     `tacita node page --owner`
     """
-    from tacita.live.running import control
+    from tacita.live.running import node_client
 
     if (user is not None) + everybody + owner != 1:
         raise TacitaError("say whose page: USER, --all or --owner.")
-    if not (folder / control.CONTROL).exists():
+    if not (folder / node_client.CONTROL_SOCKET).exists():
         raise TacitaError(f"the node is not running; `tacita node run --folder {folder}` serves its pages.")
-    found = control.ask_daemon(
+    found = node_client.ask_daemon(
         folder, "pages" if everybody else "page", **({} if everybody or owner else {"user": user})
     )
     if as_json:
         console.print_json(found)
         return
     for one in found if everybody else [found]:
-        console.answer(f"{one['user']}\t{one['link']}" if everybody else one["link"])
+        console.print_answer(f"{one['user']}\t{one['link']}" if everybody else one["link"])
 
 
 @app.command()
 def recommend(
     user: Annotated[str, typer.Argument(metavar="USER", help="Raw user id.")],
     k: HowMany = 10,
-    folder: Folder = HERE,
+    folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Top items for one of the node's users, worked out here.
 
     Example: `tacita node recommend 196 -k 10`
     """
-    found = _ask(folder, "recommend", quiet=as_json, user=user, k=k)
+    found = _call_node(folder, "recommend", quiet=as_json, user=user, k=k)
     if as_json:
         console.print_json(found)
         return
     console.show_recommendations(user, found)
     if len(found) < k:
-        console.say(f"Only {len(found)} items are left that user {user} does not have.")
-    console.say(f"What this cost user {user}: {_ask(folder, 'epsilon', user=user)}.")
+        console.print_note(f"Only {len(found)} items are left that user {user} does not have.")
+    console.print_note(f"What this cost user {user}: {_call_node(folder, 'epsilon', user=user)}.")
 
 
 @app.command()
 def ledger(
     user: Annotated[str | None, typer.Argument(metavar="[USER]", help="Raw user id; none: the node's log.")] = None,
-    folder: Folder = HERE,
+    folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """What left: of a user what they have spent of their privacy budget, run by run, and what left of their requests.
@@ -225,23 +228,23 @@ def ledger(
 
     `tacita node ledger`
     """
-    from tacita.lab.ledger import in_words
-    from tacita.live.node import left
+    from tacita.live.node import release_log
+    from tacita.runs.ledger import describe_ledger
 
-    found = _ask(folder, "ledger", quiet=as_json, user=user)
+    found = _call_node(folder, "ledger", quiet=as_json, user=user)
     if as_json:
         console.print_json(found)
         return
-    for line in left.in_words(found):
-        console.answer(line)
+    for line in release_log.describe_log(found):
+        console.print_answer(line)
     if user is None:
         return
     if not found["runs"]:
-        console.say(f"No run has heard anything of user {user}.")
+        console.print_note(f"No run has heard anything of user {user}.")
     for run, told in found["runs"].items():
-        console.answer(f"Run {run}:")
-        for line in in_words(told):
-            console.answer(line)
+        console.print_answer(f"Run {run}:")
+        for line in describe_ledger(told):
+            console.print_answer(line)
 
 
 @app.command()
@@ -249,7 +252,7 @@ def budget(
     user: Annotated[str, typer.Argument(metavar="USER", help="Raw user id.")],
     epsilon: Annotated[float, typer.Argument(metavar="EPSILON", help="What they are willing to spend in all.")],
     run: Annotated[str | None, typer.Option("--run", help="Only in this run; default: in every one.")] = None,
-    folder: Folder = HERE,
+    folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """How much of their privacy a user is willing to spend; the server is not told.
@@ -259,19 +262,19 @@ def budget(
 
     Example: `tacita node budget 196 1.0`
     """
-    found = _ask(folder, "budget", quiet=as_json, user=user, epsilon=epsilon, run=run)
+    found = _call_node(folder, "budget", quiet=as_json, user=user, epsilon=epsilon, run=run)
     if as_json:
         console.print_json(found)
         return
     where = f"run {run}" if run else "every run that counts"
-    console.answer(f"User {user} spends at most epsilon {epsilon:g} in {where}, from the next answer on.")
-    console.say(f"`tacita node ledger {user}` shows what is spent and what is left.")
+    console.print_answer(f"User {user} spends at most epsilon {epsilon:g} in {where}, from the next answer on.")
+    console.print_note(f"`tacita node ledger {user}` shows what is spent and what is left.")
 
 
 @app.command()
 def consent(
     words: Annotated[list[str], typer.Argument(metavar="USER [ITEM] learn|keep", help="Who, maybe which item, what.")],
-    folder: Folder = HERE,
+    folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Whether an item, or everything of a user, may take part in sums (learn) or never leaves (keep).
@@ -285,26 +288,28 @@ def consent(
     if len(words) not in (2, 3):
         raise TacitaError("say whose and what: `tacita node consent USER [ITEM] learn|keep`.")
     item = words[1] if len(words) == 3 else None
-    found = _ask(folder, "consent", quiet=as_json, user=words[0], item=item, level=words[-1])
+    found = _call_node(folder, "consent", quiet=as_json, user=words[0], item=item, level=words[-1])
     if as_json:
         console.print_json(found)
         return
     what = "everything not marked 'keep'" if item is None and words[-1] == "learn" else "everything"
-    console.say(f"{what if item is None else f'item {item}'} of user {words[0]}: {found['means']}.")
+    console.print_note(f"{what if item is None else f'item {item}'} of user {words[0]}: {found['means']}.")
 
 
 User = Annotated[str, typer.Argument(metavar="USER", help="Raw user id.")]
 Run = Annotated[str | None, typer.Option("--run", help="Only this run; default: all that the user takes part in.")]
 
 
-def _request(kind: str, folder: Path, user: str, items: list[str] | None, run: str | None, as_json: bool) -> None:
-    found = _ask(folder, "request", quiet=as_json, kind=kind, user=user, items=items or [], run=run)
+def _submit_request(
+    kind: str, folder: Path, user: str, items: list[str] | None, run: str | None, as_json: bool
+) -> None:
+    found = _call_node(folder, "request", quiet=as_json, kind=kind, user=user, items=items or [], run=run)
     if as_json:
         console.print_json(found)
         return
     for one in found["requests"]:
         _show_request(one)
-    console.say("It leaves with the node's next answer; `tacita node status` shows how far it has come.")
+    console.print_note("It leaves with the node's next answer; `tacita node status` shows how far it has come.")
 
 
 @app.command()
@@ -312,14 +317,14 @@ def share(
     user: User,
     items: Annotated[list[str] | None, typer.Argument(metavar="[ITEM]...", help="Raw ids; none: all of them.")] = None,
     run: Run = None,
-    folder: Folder = HERE,
+    folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Show items of a user to the server, which learns from them; they are no longer learned from here.
 
     Items marked 'keep' are never shared. Example: `tacita node share 196 242 51`
     """
-    _request("share", folder, user, items, run, as_json)
+    _submit_request("share", folder, user, items, run, as_json)
 
 
 @app.command()
@@ -327,14 +332,14 @@ def unshare(
     user: User,
     items: Annotated[list[str] | None, typer.Argument(metavar="[ITEM]...", help="Raw ids; none: all shared.")] = None,
     run: Run = None,
-    folder: Folder = HERE,
+    folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Take back items that a user shares: the server drops them, and unlearns them where its method can.
 
     Example: `tacita node unshare 196 242`
     """
-    _request("unshare", folder, user, items, run, as_json)
+    _submit_request("unshare", folder, user, items, run, as_json)
 
 
 @app.command()
@@ -342,43 +347,43 @@ def forget(
     user: User,
     items: Annotated[list[str] | None, typer.Argument(metavar="[ITEM]...", help="Raw ids; none: all of them.")] = None,
     run: Run = None,
-    folder: Folder = HERE,
+    folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Have what was learned from items of a user taken out of the server's model; they stay on this node.
 
     Example: `tacita node forget 196 242`
     """
-    _request("forget", folder, user, items, run, as_json)
+    _submit_request("forget", folder, user, items, run, as_json)
 
 
 @app.command()
-def leave(user: User, run: Run = None, folder: Folder = HERE, as_json: AsJson = False) -> None:
+def leave(user: User, run: Run = None, folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """A user takes part no more: all that was shared and, where the method can, learned is taken back.
 
     What the user has stays on this node; `node erase` removes it from here, too.
 
     Example: `tacita node leave 196`
     """
-    _request("leave", folder, user, None, run, as_json)
+    _submit_request("leave", folder, user, None, run, as_json)
 
 
 @app.command()
 def export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file of JSON lines.")],
     user: Annotated[str | None, typer.Option("--user", help="Only this raw user id.")] = None,
-    folder: Folder = HERE,
+    folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Everything the node's people own, as JSON lines: histories, consent, what left. Reads damaged stores, too.
 
     Example: `tacita node export mine.jsonl`
     """
-    found = _ask(folder, "export", quiet=as_json, file=str(file.absolute()), user=user)
+    found = _call_node(folder, "export", quiet=as_json, file=str(file.absolute()), user=user)
     if as_json:
         console.print_json(found)
     else:
-        console.say(f"wrote {found['lines']:,} lines to {file}")
+        console.print_note(f"wrote {found['lines']:,} lines to {file}")
 
 
 @app.command()
@@ -386,7 +391,7 @@ def erase(
     user: Annotated[str | None, typer.Argument(metavar="USER", help="Raw user id.")] = None,
     everybody: Annotated[bool, typer.Option("--all", help="Everybody on this node.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="With --all: do not ask.")] = False,
-    folder: Folder = HERE,
+    folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Remove a user, or everybody, from this node: to the last byte of its store, and from nowhere else.
@@ -406,8 +411,10 @@ def erase(
         raise TacitaError("say whom to erase: either USER or --all.")
     if everybody and not yes and sys.stdin.isatty() and not typer.confirm(f"Erase everybody in {folder} for good?"):
         raise TacitaError("nothing was erased; --yes erases without asking.")
-    found = _ask(folder, "erase", quiet=as_json, user=user, everybody=everybody)
+    found = _call_node(folder, "erase", quiet=as_json, user=user, everybody=everybody)
     if as_json:
         console.print_json(found)
     else:
-        console.say(f"{found['interactions']:,} interactions are gone from this node; users gone: {found['users']:,}.")
+        console.print_note(
+            f"{found['interactions']:,} interactions are gone from this node; users gone: {found['users']:,}."
+        )

@@ -36,11 +36,11 @@ RunOut = Annotated[Path | None, typer.Option("--out", help="Run folder (default:
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeat for more.")
 ]
-RunToo = Annotated[Path | None, typer.Option("--run", help="Run folder, instead of as the first argument.")]
+RunOption = Annotated[Path | None, typer.Option("--run", help="Run folder, instead of as the first argument.")]
 HowMany = Annotated[int, typer.Option("-k", help="How many.")]
 
 
-def run_and_word(run: Path | None, words: list[str | None], example: str) -> tuple[Path, str | None]:
+def split_run_argument(run: Path | None, words: list[str | None], example: str) -> tuple[Path, str | None]:
     """A run folder, named by --run or as the first argument, and the argument beside it, if there is one."""
     given = [one for one in words if one is not None]
     if run is None and given:
@@ -50,7 +50,7 @@ def run_and_word(run: Path | None, words: list[str | None], example: str) -> tup
     return run, next(iter(given), None)
 
 
-def columns_of(text: str) -> dict[str, str]:
+def parse_columns(text: str) -> dict[str, str]:
     """What --columns says: role -> name."""
     roles: dict[str, str] = {}
     for pair in filter(None, (one.strip() for one in text.split(","))):
@@ -63,13 +63,13 @@ def columns_of(text: str) -> dict[str, str]:
     return roles
 
 
-def decimal_of(text: str | None) -> str | None:
+def check_decimal(text: str | None) -> str | None:
     if text not in (None, ",", "."):
         raise TacitaError(f"--decimal '{text}' is no decimal mark; use , or a point.")
     return text
 
 
-def settings_of(config: Path | None, flags: dict[str, Any], sets: list[str]) -> dict[str, Any]:
+def merge_settings(config: Path | None, flags: dict[str, Any], sets: list[str]) -> dict[str, Any]:
     """The config file, changed by flags, changed by --set."""
     from tacita.core.config import read_toml
 
@@ -85,8 +85,8 @@ def settings_of(config: Path | None, flags: dict[str, Any], sets: list[str]) -> 
             raise TacitaError(f"--set '{one}' is not key=value, for example train.rounds=50.")
         if key.startswith("parts."):
             raise TacitaError(f"cannot set {key}: an option of a part is set by the part's name, as in dpps.clip=1.")
-        if not _merge_part(values, key, _value(key, text)):
-            _merge(values, key, _value(key, text))
+        if not _merge_part(values, key, _parse_value(key, text)):
+            _merge(values, key, _parse_value(key, text))
     return values
 
 
@@ -116,7 +116,7 @@ def _merge(into: dict[str, Any], dotted: str, value: Any) -> None:
     into[last] = value
 
 
-def _value(key: str, text: str) -> Any:
+def _parse_value(key: str, text: str) -> Any:
     """A TOML value; a bare word stands for itself."""
     try:
         return tomllib.loads(f"x = {text}")["x"]

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from tacita.cli import console
-from tacita.cli.options import AsJson, ItemColumns, Quiet, columns_of
+from tacita.cli.options import AsJson, ItemColumns, Quiet, parse_columns
 from tacita.core.errors import TacitaError
 
 app = typer.Typer(no_args_is_help=True, help="One server for many nodes: it is sent sums, not histories.")
@@ -20,12 +20,12 @@ app.add_typer(catalogue_app, name="catalogue")
 Folder = Annotated[Path, typer.Option("--folder", file_okay=False, help="The server's folder.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Do not wait for the block to end.")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="The run's name; `tacita server status` lists them.")]
-HERE = Path("server")
+DEFAULT_FOLDER = Path("server")
 
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder for the server.")] = HERE,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder for the server.")] = DEFAULT_FOLDER,
     name: Annotated[
         list[str] | None, typer.Option("--name", help="Host name or address that nodes will dial; may be repeated.")
     ] = None,
@@ -39,21 +39,23 @@ def init(
 
     Example: `tacita server init --name recommender.example.org`
     """
-    from tacita.live.running.server import ServerConfig, create
+    from tacita.live.running.server import ServerConfig, create_server
 
     if port == link_port:
         raise TacitaError(f"--port and --link-port are both {port}; give each its own.")
-    create(folder, ServerConfig(host=host, port=port, link_port=link_port), name or [])
+    create_server(folder, ServerConfig(host=host, port=port, link_port=link_port), name or [])
     dialled = name[0] if name else "localhost"
-    console.answer(f"The server is in {folder}; owners of nodes need {folder / 'ca.pem'} and {dialled}:{port}.")
+    console.print_answer(f"The server is in {folder}; owners of nodes need {folder / 'ca.pem'} and {dialled}:{port}.")
     if not name:
-        console.say("Only nodes on this machine will trust it; --name HOST gives the name that others dial.")
-    console.say(f"Then: tacita server catalogue add FILE --folder {folder}, and tacita server up --folder {folder}")
+        console.print_note("Only nodes on this machine will trust it; --name HOST gives the name that others dial.")
+    console.print_note(
+        f"Then: tacita server catalogue add FILE --folder {folder}, and tacita server up --folder {folder}"
+    )
 
 
 @app.command()
 def up(
-    folder: Folder = HERE,
+    folder: Folder = DEFAULT_FOLDER,
     insecure_run_as_root: Annotated[
         bool,
         typer.Option("--insecure-run-as-root", help="Run as root, though every account here can then become root."),
@@ -63,90 +65,94 @@ def up(
 
     Example: `tacita server up --folder server`
     """
-    from tacita.live.pages.operator import beside
-    from tacita.live.processes import start_log
-    from tacita.live.running.server import Server
+    from tacita.live.pages.operator_app import serve_operator_page
+    from tacita.live.processes import configure_logging
+    from tacita.live.running.server import LiveServer
 
-    start_log()
+    configure_logging()
     try:
-        Server(folder).serve(insecure_run_as_root=insecure_run_as_root, beside=beside)
+        LiveServer(folder).serve(insecure_run_as_root=insecure_run_as_root, extension=serve_operator_page)
     except KeyboardInterrupt:  # while it was starting
         raise SystemExit(130) from None
 
 
 @app.command()
-def page(folder: Folder = HERE) -> None:
+def page(folder: Folder = DEFAULT_FOLDER) -> None:
     """Where the operator's page is: on loopback of the server's machine, behind the operator's password.
 
     Example: `tacita server page`
     """
-    from tacita.live.pages.operator import address_of
+    from tacita.live.pages.operator_app import find_page_url
 
-    console.answer(address_of(folder))
+    console.print_answer(find_page_url(folder))
 
 
 @app.command()
-def password(folder: Folder = HERE) -> None:
+def password(folder: Folder = DEFAULT_FOLDER) -> None:
     """Set the operator's password for the page: typed twice, or one line of standard input.
 
     Example: `tacita server password`
     """
-    from tacita.live.pages.tokens import Keys
+    from tacita.live.pages.tokens import OperatorCredentials
     from tacita.live.running.server import read_config
 
     read_config(folder)
     typed = sys.stdin.isatty()
     given = typer.prompt("Password", hide_input=True, confirmation_prompt=True) if typed else sys.stdin.readline()
-    Keys(folder).set_password(given.rstrip("\n"))
-    console.answer("The password is set; it is kept hashed.")
+    OperatorCredentials(folder).set_password(given.rstrip("\n"))
+    console.print_answer("The password is set; it is kept hashed.")
 
 
 @app.command()
-def token(folder: Folder = HERE) -> None:
+def token(folder: Folder = DEFAULT_FOLDER) -> None:
     """A new read-only token for the server's API, shown once; the one before it ends.
 
     Example: `tacita server token`
     """
-    from tacita.live.pages.tokens import Keys
+    from tacita.live.pages.tokens import OperatorCredentials
     from tacita.live.running.server import read_config
 
     read_config(folder)
-    console.answer(Keys(folder).new_reader())
+    console.print_answer(OperatorCredentials(folder).make_reader_token())
 
 
 @app.command()
-def renew(folder: Folder = HERE) -> None:
+def renew(folder: Folder = DEFAULT_FOLDER) -> None:
     """Make a new certificate for the same key and names, for when the old one expires.
 
     Example: `tacita server renew`
     """
-    from tacita.live.certificates import SERVER, expires
-    from tacita.live.certificates import renew as make_new
     from tacita.live.running.server import read_config
+    from tacita.live.tls_certificates import SERVER_CERT, read_expiry
+    from tacita.live.tls_certificates import renew_server_certificate as make_new
 
     read_config(folder)
     make_new(folder)
-    console.answer(f"{folder / SERVER} is valid until {expires(folder / SERVER):%Y-%m-%d}; start the server again.")
+    console.print_answer(
+        f"{folder / SERVER_CERT} is valid until {read_expiry(folder / SERVER_CERT):%Y-%m-%d}; start the server again."
+    )
 
 
 @app.command()
 def enroll(
     key: Annotated[Path, typer.Argument(metavar="KEY.pub", help="The node's public key.")],
     name: Annotated[str, typer.Option("--name", help="What to call the node.")],
-    folder: Folder = HERE,
+    folder: Folder = DEFAULT_FOLDER,
 ) -> None:
     """Let a node in by its public key. Works while the server runs.
 
     Example: `tacita server enroll clinic-7.pub --name clinic-7`
     """
-    from tacita.live.running.server import enroll as let_in
+    from tacita.live.running.server import enroll_node as let_in
 
     found = let_in(folder, key, name)
-    console.answer(f"Node '{name}' is enrolled; `tacita node init` showed its owner the same fingerprint:\n  {found}")
+    console.print_answer(
+        f"Node '{name}' is enrolled; `tacita node init` showed its owner the same fingerprint:\n  {found}"
+    )
 
 
 @app.command()
-def revoke(name: Annotated[str, typer.Argument(help="The node's name.")], folder: Folder = HERE) -> None:
+def revoke(name: Annotated[str, typer.Argument(help="The node's name.")], folder: Folder = DEFAULT_FOLDER) -> None:
     """Keep a node out from now on. Works while the server runs.
 
     Example: `tacita server revoke clinic-7`
@@ -155,7 +161,7 @@ def revoke(name: Annotated[str, typer.Argument(help="The node's name.")], folder
 
     with open_store(folder) as store:
         store.revoke(name)
-    console.answer(f"Node '{name}' is revoked: its key is refused from now on.")
+    console.print_answer(f"Node '{name}' is revoked: its key is refused from now on.")
 
 
 @catalogue_app.command("add")
@@ -163,7 +169,7 @@ def catalogue_add(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="Item ids, maybe with titles: CSV, TSV, Parquet or atomic file.")
     ],
-    folder: Folder = HERE,
+    folder: Folder = DEFAULT_FOLDER,
     columns: ItemColumns = "",
 ) -> None:
     """Publish items. Known ones keep their place; new ones take part from the next block on.
@@ -174,12 +180,12 @@ def catalogue_add(
     from tacita.live.running.server import open_store
 
     with open_store(folder) as store:
-        with console.working(f"reading {file}"):
-            items, guessed = read_items(file, columns_of(columns))
+        with console.show_clock(f"reading {file}"):
+            items, guessed = read_items(file, parse_columns(columns))
             added = store.add_items(items)
-        console.say(guessed)
+        console.print_note(guessed)
         new = "1 new item" if added == 1 else f"{added:,} new items"
-        console.answer(f"{new}; the catalogue has {len(store.catalogue()):,}.")
+        console.print_answer(f"{new}; the catalogue has {len(store.catalogue()):,}.")
 
 
 @app.command()
@@ -187,7 +193,7 @@ def train(
     config: Annotated[
         Path, typer.Argument(metavar="CONFIG.toml", dir_okay=False, help="Settings as for `tacita train`.")
     ],
-    folder: Folder = HERE,
+    folder: Folder = DEFAULT_FOLDER,
     name: Annotated[str, typer.Option("--name", help="What to call the run; default: the file's name.")] = "",
     quorum: Annotated[str, typer.Option("--quorum", help="Nodes that a round needs: 'all' or a number.")] = "all",
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds that a round waits for answers.", min=1)] = 300.0,
@@ -201,21 +207,21 @@ def train(
     Example: `tacita server train f3crec.toml --quorum 2`
     """
     from tacita.core.config import read_toml
-    from tacita.live.running.orders import Terms, begin_run
-    from tacita.methods import configured
+    from tacita.live.running.orders import RunTerms, begin_run
+    from tacita.methods import resolve_config
 
     given = read_toml(config)
-    settings = configured(given, str(config))
+    settings = resolve_config(given, str(config))
     run = name or config.stem
-    begin_run(folder, run, settings, Terms(_quorum(quorum), timeout, give_up))
+    begin_run(folder, run, settings, RunTerms(_parse_quorum(quorum), timeout, give_up))
     if "data" in given and not as_json:
-        console.say(f"'data' in {config} is not used: every node brings its own.")
-    _watch(folder, run, detach, as_json, quiet)
+        console.print_note(f"'data' in {config} is not used: every node brings its own.")
+    _show_run(folder, run, detach, as_json, quiet)
 
 
 @app.command("next-block")
 def next_block(
-    run: Run, folder: Folder = HERE, detach: Detach = False, as_json: AsJson = False, quiet: Quiet = False
+    run: Run, folder: Folder = DEFAULT_FOLDER, detach: Detach = False, as_json: AsJson = False, quiet: Quiet = False
 ) -> None:
     """Open the run's next block: nodes learn from what they collected since the last one.
 
@@ -224,12 +230,12 @@ def next_block(
     from tacita.live.running.orders import open_block
 
     open_block(folder, run)
-    _watch(folder, run, detach, as_json, quiet)
+    _show_run(folder, run, detach, as_json, quiet)
 
 
 @app.command()
 def resume(
-    run: Run, folder: Folder = HERE, detach: Detach = False, as_json: AsJson = False, quiet: Quiet = False
+    run: Run, folder: Folder = DEFAULT_FOLDER, detach: Detach = False, as_json: AsJson = False, quiet: Quiet = False
 ) -> None:
     """Go on with a run that stopped, or watch one that is under way.
 
@@ -238,43 +244,45 @@ def resume(
     from tacita.live.running.orders import resume_run
 
     resume_run(folder, run)
-    _watch(folder, run, detach, as_json, quiet)
+    _show_run(folder, run, detach, as_json, quiet)
 
 
 @app.command()
-def status(folder: Folder = HERE, as_json: AsJson = False) -> None:
+def status(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """Nodes, runs and results.
 
     Example: `tacita server status`
     """
-    from tacita.live.running.server import status as look
-    from tacita.live.words import ago
+    from tacita.live.formatting import format_age
+    from tacita.live.running.server import read_status as look
 
     found = look(folder)
     if as_json:
         console.print_json(found)
         return
     state = "up" if found["up"] else f"not up; start it with `tacita server up --folder {folder}`"
-    console.answer(f"The server on {found['address']} is {state}.")
-    console.answer(f"Catalogue: {found['catalogue']:,} items. It sees {found['sees']}.")
+    console.print_answer(f"The server on {found['address']} is {state}.")
+    console.print_answer(f"Catalogue: {found['catalogue']:,} items. It sees {found['sees']}.")
     if not found["nodes"]:
-        console.answer("Nodes: none; `tacita server enroll KEY.pub --name NAME` lets one in.")
+        console.print_answer("Nodes: none; `tacita server enroll KEY.pub --name NAME` lets one in.")
     for node in found["nodes"]:
         known = {None: "", True: ", online", False: ", offline"}[node["online"]]
         states = {"waiting": "enrolled; let in when the server is up", "enrolled": f"enrolled{known}"}
         last = node["last answer"]
         when = f", last answer {datetime.fromtimestamp(last):%Y-%m-%d %H:%M:%S}" if last else ""
-        console.answer(f"Node '{node['name']}': {states.get(node['state'], node['state'])}{when}")
+        console.print_answer(f"Node '{node['name']}': {states.get(node['state'], node['state'])}{when}")
     for run in found["runs"]:
-        console.answer(f"Run '{run['name']}': {run['standing']}{_scores(run['results'])}")
+        console.print_answer(f"Run '{run['name']}': {run['standing']}{_format_scores(run['results'])}")
         for one in run["requests"]:
             tried = f", tried in vain {one['tries']} times: {one['said']}" if one["tries"] else ""
-            console.answer(f"  request {one['request']} of node '{one['node']}', open for {ago(one['age'])}{tried}")
+            console.print_answer(
+                f"  request {one['request']} of node '{one['node']}', open for {format_age(one['age'])}{tried}"
+            )
         if run["stopped"]:
-            console.answer(f"  stopped: {run['stopped']}")
+            console.print_answer(f"  stopped: {run['stopped']}")
 
 
-def _scores(results: list[dict[str, Any]]) -> str:
+def _format_scores(results: list[dict[str, Any]]) -> str:
     shown = []
     for one in results:
         metric = next((k for k in one if k.startswith("ndcg@")), next((k for k in one if "@" in k), None))
@@ -283,7 +291,7 @@ def _scores(results: list[dict[str, Any]]) -> str:
     return "; " + ", ".join(shown) if shown else ""
 
 
-def _quorum(text: str) -> int | str:
+def _parse_quorum(text: str) -> int | str:
     if text == "all":
         return text
     if not text.isdigit() or int(text) < 1:
@@ -291,64 +299,66 @@ def _quorum(text: str) -> int | str:
     return int(text)
 
 
-def _watch(folder: Path, run: str, detach: bool, as_json: bool, quiet: bool) -> None:
+def _show_run(folder: Path, run: str, detach: bool, as_json: bool, quiet: bool) -> None:
     """Show how a run goes until all its open blocks are done."""
     if detach:
-        console.say(f"Run '{run}' goes on in the server; `tacita server status --folder {folder}` tells how.")
+        console.print_note(f"Run '{run}' goes on in the server; `tacita server status --folder {folder}` tells how.")
         return
     try:
         result = watch(folder, run, quiet or as_json)
     except KeyboardInterrupt:
-        console.say(f"Run '{run}' goes on in the server; `tacita server resume {run}` watches it again.")
+        console.print_note(f"Run '{run}' goes on in the server; `tacita server resume {run}` watches it again.")
         raise SystemExit(130) from None
     if as_json:
         console.print_json(result)
         return
-    console.answer(f"Run '{run}': {len(result)} block{'s' if len(result) != 1 else ''} done{_scores(result)}")
+    console.print_answer(
+        f"Run '{run}': {len(result)} block{'s' if len(result) != 1 else ''} done{_format_scores(result)}"
+    )
 
 
 def watch(folder: Path, run: str, quiet: bool = False, most: float = float("inf")) -> list[dict[str, Any]]:
     """Wait until a run's open blocks are done, with a bar over its rounds; returns the results of its blocks."""
-    from tacita.live.running.following import Look, follow
+    from tacita.live.running.run_progress import RunProgress, follow_run
 
-    with console.counting(f"run '{run}'", quiet) as tell:
-        news = _News(quiet=True)  # what was before we came is not told again
+    with console.show_progress(f"run '{run}'", quiet) as tell:
+        news = _EventPrinter(quiet=True)  # what was before we came is not told again
 
-        def hear(look: Look) -> None:
+        def hear(look: RunProgress) -> None:
             for event in look.events:
-                news.hear(event, look.names)
+                news.handle_event(event, look.node_names)
             news.quiet = quiet
             tell(news.rounds, look.rounds, news.note)
 
-        return follow(folder, run, hear, most)
+        return follow_run(folder, run, hear, most)
 
 
-class _News:
+class _EventPrinter:
     """What people want to hear of a run's events, each thing once."""
 
     def __init__(self, quiet: bool) -> None:
         self.quiet, self.rounds, self.note = quiet, 0, ""
-        self._told: set[str] = set()
+        self._printed: set[str] = set()
 
-    def hear(self, event: dict[str, Any], names: dict[str, str]) -> None:
+    def handle_event(self, event: dict[str, Any], names: dict[str, str]) -> None:
         kind = event["event"]
         if kind == "waiting":
             self.note = f"{event['answered']} of {event['needed']} nodes answered"
-            self._tell(f"Waiting for nodes: {self.note}; `tacita server status` shows who is online.")
+            self._print_once(f"Waiting for nodes: {self.note}; `tacita server status` shows who is online.")
         elif kind == "refused":
-            self._tell(f"Node '{names.get(str(event['node']), event['node'])}' sends nothing: {event['said']}")
+            self._print_once(f"Node '{names.get(str(event['node']), event['node'])}' sends nothing: {event['said']}")
         elif kind == "request stuck":
             node = names.get(str(event["node"]), event["node"])
-            self._tell(
+            self._print_once(
                 f"A request of somebody on node '{node}' was tried in vain {event['tries']} times and stays open: "
                 f"{event['said']} See that the node runs and answers; `tacita server status` shows what is open."
             )
         elif kind == "bad reply":
-            self._tell(f"Node '{names.get(str(event['node']), event['node'])}': {event['said']}")
+            self._print_once(f"Node '{names.get(str(event['node']), event['node'])}': {event['said']}")
         elif kind in ("round", "block", "block done"):
             self.note, self.rounds = "", event["round"] if kind == "round" else 0
 
-    def _tell(self, line: str) -> None:
-        if not self.quiet and line not in self._told:
-            console.say(line)
-        self._told.add(line)
+    def _print_once(self, line: str) -> None:
+        if not self.quiet and line not in self._printed:
+            console.print_note(line)
+        self._printed.add(line)

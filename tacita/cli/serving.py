@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacita.cli import console
-from tacita.cli.options import AsJson, HowMany, RunToo, run_and_word
+from tacita.cli.options import AsJson, HowMany, RunOption, split_run_argument
 from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def recommend(
     `tacita recommend --run runs/first --history 50,181,172 --exclude 1`
     """
     from tacita.data.frames import check_ending
-    from tacita.lab import loaded, serving
-    from tacita.report.promises import privacy_in_brief
+    from tacita.report.promises import summarise_privacy
+    from tacita.runs import loaded_run, serving
 
     user = [one.strip() for one in user or ()]
     asked_for = {"--user": bool(user), "--all": everybody, "--history": history is not None}
@@ -55,31 +55,31 @@ def recommend(
         )
     if out is not None:
         check_ending(out)
-    opened, models = serving.open_run(run), loaded.load(run)
-    wish = serving.wish_of(models, k, seen, _ids(exclude), _ids(include) if include else None)
+    opened, models = serving.open_run(run), loaded_run.load_run(run)
+    wish = serving.build_query(models, k, seen, _split_ids(exclude), _split_ids(include) if include else None)
     if history is not None:
-        found = serving.folded_in(models, _ids(history), serving.rounds_of(opened.result), wish)
-        for line in serving.left_out(models, _ids(history)):
-            console.say(f"Note: {line}")
-        _put(found, out, as_json, "for somebody with this history")
+        found = serving.fold_in_history(models, _split_ids(history), serving.count_rounds(opened.result), wish)
+        for line in serving.describe_unknown_items(models, _split_ids(history)):
+            console.print_note(f"Note: {line}")
+        _output_table(found, out, as_json, "for somebody with this history")
     elif everybody or out is not None:
         asked = models.users if everybody else list(dict.fromkeys(user))
         if out is None and not as_json and len(asked) * k > MOST_ROWS:
             raise TacitaError(
                 f"{len(asked) * k:,} rows are too many to read; name a file, as in --out recs.parquet, or say --json."
             )
-        _put(serving.recommended(models, asked, wish), out, as_json, f"for {len(asked):,} users")
+        _output_table(serving.build_recommendations(models, asked, wish), out, as_json, f"for {len(asked):,} users")
     else:
-        _show_users(serving.listed(models, user, wish), k, as_json)
+        _show_users(serving.list_recommendations(models, user, wish), k, as_json)
     if not as_json:
-        tell = console.answer if out is None else console.say
-        tell(privacy_in_brief(opened.config, opened.result))
+        tell = console.print_answer if out is None else console.print_note
+        tell(summarise_privacy(opened.config, opened.result))
 
 
 def similar(
     folder: Annotated[str | None, typer.Argument(metavar="RUN", help="Run folder.")] = None,
     word: Annotated[str | None, typer.Argument(metavar="ITEM", help="Raw item id.")] = None,
-    named: RunToo = None,
+    named: RunOption = None,
     k: HowMany = 10,
     out: Annotated[Path | None, typer.Option("--out", help="Write the table to a .parquet or .csv file.")] = None,
     as_json: AsJson = False,
@@ -93,52 +93,52 @@ def similar(
     `tacita similar --run runs/first 50`
     """
     from tacita.data.frames import check_ending
-    from tacita.lab import loaded, serving
-    from tacita.report.promises import privacy_in_brief
+    from tacita.report.promises import summarise_privacy
+    from tacita.runs import loaded_run, serving
 
-    run, item = run_and_word(named, [folder, word], "tacita similar runs/first 50")
+    run, item = split_run_argument(named, [folder, word], "tacita similar runs/first 50")
     if item is None:
         raise TacitaError("name the item, too, as in `tacita similar runs/first 50`.")
     item = item.strip()
     if out is not None:
         check_ending(out)
-    opened, models = serving.open_run(run), loaded.load(run)
-    found = serving.similar_items(models, item, k)
+    opened, models = serving.open_run(run), loaded_run.load_run(run)
+    found = serving.find_similar_items(models, item, k)
     if not found.height and not as_json:
         why = "" if opened.config.privacy.epsilon is None else "; under a budget only popular items are told of"
-        console.answer(f"Nothing is known of what is like item {item}{why}.")
+        console.print_answer(f"Nothing is known of what is like item {item}{why}.")
     if found.height or as_json or out is not None:
-        _put(found, out, as_json, f"like item {item}")
+        _output_table(found, out, as_json, f"like item {item}")
     if not as_json:
-        tell = console.answer if out is None else console.say
-        tell(privacy_in_brief(opened.config, opened.result))
+        tell = console.print_answer if out is None else console.print_note
+        tell(summarise_privacy(opened.config, opened.result))
 
 
-def _show_users(found: dict[str, list[dict[str, Any]]], k: int, as_json: bool) -> None:
+def _show_users(recommendations: dict[str, list[dict[str, Any]]], k: int, as_json: bool) -> None:
     if as_json:
-        console.print_json(found)
+        console.print_json(recommendations)
         return
-    for one, items in found.items():
+    for one, items in recommendations.items():
         console.show_recommendations(one, items, k)
 
 
-def _put(found: Frame, out: Path | None, as_json: bool, title: str) -> None:
+def _output_table(table: Frame, out: Path | None, as_json: bool, title: str) -> None:
     """A table into a file, or to people or machines."""
-    from tacita.data.frames import begins_a_formula, write_frame
+    from tacita.data.frames import has_formula_text, write_frame
 
     if out is not None:
-        write_frame(found, out)
-        console.say(f"wrote {found.height:,} rows to {out}")
-        if out.suffix.lower() == ".csv" and begins_a_formula(found):
-            console.say(
+        write_frame(table, out)
+        console.print_note(f"wrote {table.height:,} rows to {out}")
+        if out.suffix.lower() == ".csv" and has_formula_text(table):
+            console.print_note(
                 "Note: some ids or titles begin with =, +, - or @, which a spreadsheet computes; open the file as "
                 "text, or write a .parquet."
             )
     if as_json:
-        console.print_json(found.to_dicts())
+        console.print_json(table.to_dicts())
     elif out is None:
-        console.show_table(title, found.to_dicts(), ("user", "item", "title", "basis"))
+        console.show_table(title, table.to_dicts(), ("user", "item", "title", "basis"))
 
 
-def _ids(text: str) -> list[str]:
+def _split_ids(text: str) -> list[str]:
     return [one.strip() for one in text.split(",") if one.strip()]

@@ -29,7 +29,7 @@ def settings(
 
     `tacita settings tally`
     """
-    from tacita.lab.describing import find_settings
+    from tacita.runs.settings_reference import find_settings
 
     found = find_settings(key)
     if as_json:

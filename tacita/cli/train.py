@@ -20,23 +20,23 @@ from tacita.cli.options import (
     RunOut,
     Sets,
     Threads,
-    columns_of,
-    decimal_of,
-    settings_of,
+    check_decimal,
+    merge_settings,
+    parse_columns,
 )
 from tacita.core.errors import DiskFull, TacitaError
 
 if TYPE_CHECKING:
-    from tacita.lab.assembling import Machine
-    from tacita.lab.serving import Run
-    from tacita.lab.training import Watcher
+    from tacita.runs.assembly import Machine
+    from tacita.runs.serving import Run
+    from tacita.runs.training import TrainingCallbacks
 
 
 @contextmanager
-def watching_run(folder: Path, quiet: bool) -> Iterator[Watcher]:
+def show_run_progress(folder: Path, quiet: bool) -> Iterator[TrainingCallbacks]:
     """Show how a run goes; if the disk fills up after it began, say how it goes on."""
     try:
-        with console.watching(quiet) as watcher:
+        with console.show_training(quiet) as watcher:
             yield watcher
     except DiskFull as error:
         if not folder.is_dir():
@@ -92,7 +92,7 @@ def train(
 
     `tacita train --out runs/first --resume`
     """
-    from tacita.lab import assembling
+    from tacita.runs import assembly
 
     flags: dict[str, Any] = {
         "data": data,
@@ -101,62 +101,62 @@ def train(
         "method": method,
         "seed": seed,
         "train.rounds": rounds,
-        "columns": columns_of(columns) or None,
+        "columns": parse_columns(columns) or None,
         "date_format": date_format,
-        "decimal": decimal_of(decimal),
+        "decimal": check_decimal(decimal),
     }
     if chunk < 1:
         raise TacitaError(f"--chunk {chunk}: at least one client must be trained at a time.")
-    machine = assembling.Machine(threads, chunk, data_dir)
+    machine = assembly.Machine(threads, chunk, data_dir)
     if resume:
         if out is None:
             raise TacitaError("--resume needs --out FOLDER, the run to go on with.")
         if config is not None or sets or any(value is not None for value in flags.values()):
             raise TacitaError(f"--resume goes on with the settings in {out / 'config.toml'}; leave out all others.")
-        run = _go_on(out, machine, controls, quiet)
+        run = _resume_run(out, machine, controls, quiet)
     else:
         flags["evaluate.controls"] = None if controls else False
-        run = _begin(settings_of(config, flags, sets or []), str(config or "the settings"), out, machine, quiet)
-    _show(run, as_json, quiet)
+        run = _train_run(merge_settings(config, flags, sets or []), str(config or "the settings"), out, machine, quiet)
+    _show_run(run, as_json, quiet)
 
 
-def _begin(settings: dict[str, Any], source: str, out: Path | None, machine: Machine, quiet: bool) -> Run:
-    from tacita.lab import training
-    from tacita.lab.run_folder import free_folder
-    from tacita.methods import configured
+def _train_run(settings: dict[str, Any], source: str, out: Path | None, machine: Machine, quiet: bool) -> Run:
+    from tacita.methods import resolve_config
+    from tacita.runs import training
+    from tacita.runs.run_folder import find_free_folder
 
-    checked = configured(settings, source)
-    folder = out if out is not None else free_folder(checked)
-    with watching_run(folder, quiet) as watcher:
+    checked = resolve_config(settings, source)
+    folder = out if out is not None else find_free_folder(checked)
+    with show_run_progress(folder, quiet) as watcher:
         return training.train(checked, folder, machine, watcher)
 
 
-def _go_on(folder: Path, machine: Machine, controls: bool, quiet: bool) -> Run:
-    from tacita.lab import training
-    from tacita.lab.run_folder import is_finished
+def _resume_run(folder: Path, machine: Machine, controls: bool, quiet: bool) -> Run:
+    from tacita.runs import training
+    from tacita.runs.run_folder import is_finished
 
     finished = is_finished(folder)
-    with watching_run(folder, quiet) as watcher:
+    with show_run_progress(folder, quiet) as watcher:
         run = training.resume(folder, machine, watcher, controls)
     if finished and not quiet:
-        console.say(f"{folder} was finished before: nothing was left to do.")
+        console.print_note(f"{folder} was finished before: nothing was left to do.")
     return run
 
 
-def _show(run: Run, as_json: bool, quiet: bool) -> None:
+def _show_run(run: Run, as_json: bool, quiet: bool) -> None:
     if as_json:
         console.print_json(run.result)
         return
     console.show_result(run, brief=quiet)
-    from tacita.report.promises import gives_away, privacy_lines
+    from tacita.report.promises import describe_leaks, privacy_lines
 
     for line in privacy_lines(run.config, run.result):
-        console.answer(line)
+        console.print_answer(line)
     if "privacy" in run.result and not quiet:
-        console.say(f"What it cost people so far: `tacita ledger {run.folder}`.")
+        console.print_note(f"What it cost people so far: `tacita ledger {run.folder}`.")
     if not quiet:
-        for line in gives_away(run.config, run.folder):
-            console.say(f"Note: {line}")
+        for line in describe_leaks(run.config, run.folder):
+            console.print_note(f"Note: {line}")
 
 
 def report(
@@ -187,7 +187,7 @@ def report(
     `tacita report docs/audit/accuracy.csv --out accuracy.png`: accuracy against epsilon, from a table of figures.
     """
     from tacita.report.pages import write_report
-    from tacita.report.seeds import read_groups, rows_of, seedless_labels, write_tables
+    from tacita.report.seeds import label_groups, make_rows, read_groups, write_tables
 
     folders = [*(folders or ()), *(named or ())]
     if not folders:
@@ -207,13 +207,13 @@ def report(
             write_report(folders, page)
     groups = read_groups(folders)
     if as_json:
-        console.print_json(rows_of(groups))
-    for label, group in zip(seedless_labels(groups), groups, strict=True):
+        console.print_json(make_rows(groups))
+    for label, group in zip(label_groups(groups), groups, strict=True):
         if group.note:
-            console.say(f"Note, {label}: {group.note}.")
+            console.print_note(f"Note, {label}: {group.note}.")
     for written in (out, as_csv, svg, latex):
         if written is not None:
-            console.say(f"wrote {written}")
+            console.print_note(f"wrote {written}")
 
 
 def _draw_accuracy(tables: list[Path], picture: Path | None) -> None:
@@ -223,5 +223,5 @@ def _draw_accuracy(tables: list[Path], picture: Path | None) -> None:
         raise TacitaError(
             "accuracy against epsilon is drawn from one CSV file alone; say where to with --out FILE.png."
         )
-    accuracy.write(tables[0], picture)
-    console.say(f"wrote {picture}")
+    accuracy.write_picture(tables[0], picture)
+    console.print_note(f"wrote {picture}")

@@ -17,11 +17,11 @@ from tacita.core.errors import TacitaError
 M = TypeVar("M", bound=BaseModel)
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class SplitConfig(Strict):
+class SplitConfig(StrictModel):
     """How a dataset becomes blocks with train, validation and test parts."""
 
     kind: Literal["auto", "blocks", "leave-one-out", "leave-some-out", "random", "global-random", "given"] = Field(
@@ -61,14 +61,14 @@ class SplitConfig(Strict):
     seed: int = Field(0, ge=0, description="seed of the random splits, apart from the run's seed")
 
 
-class ParticipationConfig(Strict):
+class ParticipationConfig(StrictModel):
     kind: Literal["all", "fraction", "poisson"] = Field(
         "all", description="who takes part in a round: everybody, a share of them, or everybody with a probability"
     )
     rate: float = Field(1.0, gt=0, le=1, description="share of clients (fraction) or their probability (poisson)")
 
 
-class PFedMeConfig(Strict):
+class PFedMeConfig(StrictModel):
     """pFedMe's inner loop; these rates take the place of the backbone's."""
 
     lam: float = Field(15.0, gt=0, description="how strongly the personal model is held to the local one")
@@ -77,7 +77,7 @@ class PFedMeConfig(Strict):
     eta: float = Field(0.005, gt=0, description="the local model moves eta * lam of its way to the personal one")
 
 
-class TrainConfig(Strict):
+class TrainConfig(StrictModel):
     """The local training of a round and when a block ends."""
 
     rounds: int = Field(100, ge=1, description="most rounds in a block")
@@ -152,7 +152,7 @@ class TrainConfig(Strict):
     )
 
     @property
-    def joint(self) -> int:
+    def n_joint_silos(self) -> int:
         """Clients that are silos of several people; 0: every client is one person, also where silos add them up."""
         return self.silos if self.in_silos == "together" else 0
 
@@ -162,7 +162,7 @@ class TrainConfig(Strict):
         return self.aggregation == "weighted" or self.weigh_by == "data"
 
 
-class EvaluateConfig(Strict):
+class EvaluateConfig(StrictModel):
     k: list[int] = Field([20], min_length=1, description="cut-offs")
     metrics: list[Literal["ndcg", "ndcg-k", "recall", "hr", "precision", "mrr", "auc"]] = Field(
         ["ndcg", "recall"], min_length=1, description="ndcg-k: the ideal list has k hits, however few are wanted"
@@ -200,7 +200,7 @@ class EvaluateConfig(Strict):
     controls: bool = Field(True, description="run the controls beside the method")
 
 
-class PrivacyConfig(Strict):
+class PrivacyConfig(StrictModel):
     """A budget of a person for all that is released of the sums they are in; without an epsilon there is none."""
 
     epsilon: float | None = Field(
@@ -213,7 +213,7 @@ class PrivacyConfig(Strict):
     features: bool = Field(False, description="help noised sums with what is public of items: genres and year")
 
 
-class RunConfig(Strict):
+class RunConfig(StrictModel):
     """One run: a dataset, a split, a backbone, a method."""
 
     data: str = Field("ml-100k", description="dataset name, file, or synthetic:...")
@@ -235,53 +235,64 @@ class RunConfig(Strict):
     evaluate: EvaluateConfig = EvaluateConfig()
 
 
-_LATER = {"split.repeats", "evaluate.hidden_items", "evaluate.ties", "date_format", "decimal", "item_rows"}
-_LATER |= {f"train.{name}" for name in ("redraw", "objective", "bpr_scale", "l2", "weight_decay", "moments", "pfedme")}
-_LATER |= {"train.aggregator", "train.weigh_by", "evaluate.unmasked", "split.min_user", "privacy"}
-_LATER |= {"evaluate.read", "split.lend"}
-_LATER |= {"train.held_steps"}
-_LATER |= {"train.batches", "train.decay", "train.skew", "train.in_silos", "split.held_items", "split.least_items"}
+_LATER_SETTINGS = {"split.repeats", "evaluate.hidden_items", "evaluate.ties", "date_format", "decimal", "item_rows"}
+_LATER_SETTINGS |= {
+    f"train.{name}" for name in ("redraw", "objective", "bpr_scale", "l2", "weight_decay", "moments", "pfedme")
+}
+_LATER_SETTINGS |= {"train.aggregator", "train.weigh_by", "evaluate.unmasked", "split.min_user", "privacy"}
+_LATER_SETTINGS |= {"evaluate.read", "split.lend"}
+_LATER_SETTINGS |= {"train.held_steps"}
+_LATER_SETTINGS |= {
+    "train.batches",
+    "train.decay",
+    "train.skew",
+    "train.in_silos",
+    "split.held_items",
+    "split.least_items",
+}
 """Settings that came after results had been kept under a hash of their config."""
 
 
-def later_defaults(config: BaseModel, prefix: str = "") -> dict[str, Any]:
+def find_later_defaults(config: BaseModel, prefix: str = "") -> dict[str, Any]:
     """Later settings at their default, for `exclude`: without them a hash is what it was before they existed."""
     out: dict[str, Any] = {}
     for name, info in type(config).model_fields.items():
         value = getattr(config, name)
-        if prefix + name in _LATER and value == info.default:
+        if prefix + name in _LATER_SETTINGS and value == info.default:
             out[name] = True
         elif isinstance(value, BaseModel):
-            out[name] = later_defaults(value, f"{prefix}{name}.")
+            out[name] = find_later_defaults(value, f"{prefix}{name}.")
     return out
 
 
-def validated(model: type[M], values: dict[str, Any], where: str) -> M:
+def validate_model(model: type[M], values: dict[str, Any], where: str) -> M:
     """Build a config or raise one sentence that names the key."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise TacitaError(_sentence(model, error, where)) from None
+        raise TacitaError(_format_error(model, error, where)) from None
 
 
-def _sentence(model: type[BaseModel], error: ValidationError, where: str) -> str:
+def _format_error(model: type[BaseModel], error: ValidationError, where: str) -> str:
     first, *others = error.errors()
-    path = _path(first)
+    path = _key_path(first)
     if first["type"] == "extra_forbidden":
-        return f"unknown key '{path}' in {where}; {_hint(model, path, dotted='.' in str(first['loc'][-1]))}"
+        return f"unknown key '{path}' in {where}; {_suggest_key(model, path, dotted='.' in str(first['loc'][-1]))}"
     given = first.get("input")
     shown = f", not {given!r}" if isinstance(given, str | int | float | bool) else ""
-    wanted = dict.fromkeys(_wanted(one) for one in (first, *others) if _path(one) == path)  # each branch of a union
+    wanted = dict.fromkeys(
+        _describe_expected(one) for one in (first, *others) if _key_path(one) == path
+    )  # each branch of a union
     return f"'{path}' in {where} must be {' or '.join(wanted)}{shown}."
 
 
-def _path(error: ErrorDetails) -> str:
+def _key_path(error: ErrorDetails) -> str:
     """The key that an error is about, without the branches of a union."""
     keys = [str(one) for one in error["loc"] if "[" not in str(one)]
     return ".".join(keys[:-1] if len(keys) > 1 and keys[-1] in _BRANCHES else keys)
 
 
-def _hint(model: type[BaseModel], path: str, dotted: bool) -> str:
+def _suggest_key(model: type[BaseModel], path: str, dotted: bool) -> str:
     """The nearest key or table; for a key that was given with its point, how a table is written."""
     keys = _known_keys(model)
     tables = {".".join(key.split(".")[:n]) for key in keys for n in range(1, key.count(".") + 1)}
@@ -300,7 +311,7 @@ def _hint(model: type[BaseModel], path: str, dotted: bool) -> str:
     return f"known at the top: {', '.join(tops)}; `tacita settings` lists every key."
 
 
-def _wanted(error: ErrorDetails) -> str:
+def _describe_expected(error: ErrorDetails) -> str:
     """What pydantic asked for, in plain words."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "literal_error":
@@ -354,15 +365,15 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def to_toml(config: BaseModel) -> str:
     """Every setting with its value; those that have none are listed at the end, with what they would do."""
-    lines = [f"# {key}: {about}\n" for key, about in _unset(config)]
+    lines = [f"# {key}: {about}\n" for key, about in _iter_unset(config)]
     unset = ["\n# Not set:\n", *lines] if lines else []
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)) + "".join(unset)
 
 
-def _unset(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
+def _iter_unset(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
     for name, info in type(config).model_fields.items():
         value = getattr(config, name)
         if isinstance(value, BaseModel):
-            yield from _unset(value, f"{prefix}{name}.")
+            yield from _iter_unset(value, f"{prefix}{name}.")
         elif value is None:
             yield prefix + name, info.description or "no value"

@@ -34,19 +34,19 @@ class Draws:
     def private(self, purpose: str, *ids: int) -> np.uint64:
         return _digest("private", self.seed, self.secret, purpose, *ids)
 
-    def sealed(self, purpose: str, *ids: int) -> bytes:
+    def secret_key(self, purpose: str, *ids: int) -> bytes:
         """A private key of 32 bytes, for streams of which others see a part and may not guess the rest."""
         text = "\x1f".join(str(field) for field in ("sealed", self.seed, self.secret, purpose, *ids))
         return hashlib.blake2b(text.encode(), digest_size=32).digest()
 
 
-def keys_of(raw_ids: Iterable[str]) -> Keys:
+def derive_keys(raw_ids: Iterable[str]) -> Keys:
     """A 64-bit key per raw id: streams follow the person or item, not its number in this run."""
     made = [hashlib.blake2b(one.encode(), digest_size=8).digest() for one in raw_ids]
     return np.frombuffer(b"".join(made), dtype=np.uint64).copy()
 
 
-def sealed_numbers(key: bytes, *columns: Keys) -> Keys:
+def hash_rows(key: bytes, *columns: Keys) -> Keys:
     """A number of 64 bits for each row of some columns, which says nothing of the row to who has not the key."""
     rows = np.column_stack(columns).astype("<u8", copy=False) if len(columns) > 1 else columns[0].astype("<u8")[:, None]
     made = [hashlib.blake2b(one.tobytes(), key=key, digest_size=8).digest() for one in rows]

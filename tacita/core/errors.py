@@ -6,18 +6,20 @@ import difflib
 import unicodedata
 from collections.abc import Iterable
 
-TURNS = {*"\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"}  # change the direction of letters
+DIRECTION_MARKS = {
+    *"\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+}  # change the direction of letters
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """A text that shows as it is: what steers a terminal, or turns letters round, becomes a mark."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(c if c in "\n\t" or not _steers(c) else "\ufffd" for c in text)
+    return "".join(c if c in "\n\t" or not _is_control_character(c) else "\ufffd" for c in text)
 
 
-def _steers(letter: str) -> bool:
-    return letter in TURNS or unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp")
+def _is_control_character(letter: str) -> bool:
+    return letter in DIRECTION_MARKS or unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp")
 
 
 class TacitaError(Exception):
@@ -35,7 +37,7 @@ class DiskFull(TacitaError):
 MOST_LISTED = 40  # names that an error lists
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> TacitaError:
+def unknown_name_error(kind: str, name: str, known: Iterable[str]) -> TacitaError:
     """The error for a name that is not in a registry, with the nearest known one."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)

@@ -12,36 +12,36 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tacita.core.codec import Written, digest, packed, unpack_file
+from tacita.core.codec import WritableArrays, digest, iter_packed, unpack_file
 from tacita.core.errors import DiskFull, TacitaError
 from tacita.core.types import Arrays
 
 V = TypeVar("V")
-_SIDE = re.compile(r"\..+\.\d+")  # what a write to the side is called
+_TEMPORARY_NAME = re.compile(r"\..+\.\d+")  # what a write to the side is called
 
 
-def folder_of(given: object, what: str = "a run") -> Path:
+def parse_folder(value: object, what: str = "a run") -> Path:
     """Where something is, as people say it: a text or a path."""
-    if not isinstance(given, str | os.PathLike):
-        raise TacitaError(f"{what} is named by its folder, a text or a path, not by {given!r}.")
-    return Path(given)
+    if not isinstance(value, str | os.PathLike):
+        raise TacitaError(f"{what} is named by its folder, a text or a path, not by {value!r}.")
+    return Path(value)
 
 
-def side_of(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """The hidden name beside a path under which this process prepares it."""
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace a file atomically; a full disk leaves the old one in place."""
-    write_pieces(path, (content,))
+    write_chunks(path, (content,))
 
 
-def write_pieces(path: Path, content: Iterable[bytes | memoryview]) -> None:
+def write_chunks(path: Path, content: Iterable[bytes | memoryview]) -> None:
     """The same, for what should not be in memory as a whole."""
     if path.exists() and not (path.is_file() or path.is_dir()):  # to replace a pipe or device would destroy it
         raise TacitaError(f"cannot write {path}: it is a pipe or device, not a file.")
-    side = side_of(path)
+    side = temporary_path(path)
     try:
         with open(side, "wb") as out:
             for piece in content:
@@ -63,14 +63,14 @@ def disk_error(path: Path, error: OSError) -> TacitaError:
     return TacitaError(f"cannot write {path}: {error.strerror or error}.")
 
 
-def clear_sides(folder: Path) -> None:
+def remove_temporary_files(folder: Path) -> None:
     """Remove what a killed process was preparing in a folder that nobody else is writing to."""
     for one in folder.iterdir():
-        if one.is_file() and _SIDE.fullmatch(one.name):
+        if one.is_file() and _TEMPORARY_NAME.fullmatch(one.name):
             one.unlink(missing_ok=True)
 
 
-class Lines:
+class JsonLinesWriter:
     """A file that grows by whole lines; closing it can no longer fail."""
 
     def __init__(self, path: Path) -> None:
@@ -80,7 +80,7 @@ class Lines:
         except OSError as error:
             raise disk_error(path, error) from None
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> JsonLinesWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -103,7 +103,7 @@ class Lines:
 
 
 @contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Keep other processes out of a folder; the lock goes with the process, however it ends."""
     held = os.open(folder, os.O_RDONLY)
     try:
@@ -133,10 +133,10 @@ def read_json(path: Path) -> Any:
         raise TacitaError(f"{path} is damaged: not valid JSON.") from None
 
 
-def write_arrays(path: Path, arrays: Written, note: dict[str, str] | None = None) -> None:
+def write_arrays(path: Path, arrays: WritableArrays, note: dict[str, str] | None = None) -> None:
     """Arrays and a note with a checksum over both; equal contents give equal bytes."""
     kept = {"note": note or {}, "sha256": _checksum(arrays, note or {})}
-    write_pieces(path, packed(arrays, {"tacita": json.dumps(kept, sort_keys=True)}))
+    write_chunks(path, iter_packed(arrays, {"tacita": json.dumps(kept, sort_keys=True)}))
 
 
 def read_arrays(path: Path, remedy: str = "train again") -> tuple[Arrays, dict[str, str]]:
@@ -154,11 +154,11 @@ def read_arrays(path: Path, remedy: str = "train again") -> tuple[Arrays, dict[s
     return arrays, note
 
 
-def _checksum(arrays: Written, note: dict[str, str]) -> str:
+def _checksum(arrays: WritableArrays, note: dict[str, str]) -> str:
     return digest(arrays, json.dumps(note, sort_keys=True))
 
 
-def nested(values: Mapping[str, V], prefix: str) -> dict[str, dict[str, V]]:
+def nest_parts(values: Mapping[str, V], prefix: str) -> dict[str, dict[str, V]]:
     """`prefix/part/name` entries as part -> name -> value."""
     out: dict[str, dict[str, V]] = {}
     for key, value in values.items():
@@ -168,5 +168,5 @@ def nested(values: Mapping[str, V], prefix: str) -> dict[str, dict[str, V]]:
     return out
 
 
-def flat(parts: Mapping[str, Mapping[str, V]], prefix: str) -> dict[str, V]:
+def flatten_parts(parts: Mapping[str, Mapping[str, V]], prefix: str) -> dict[str, V]:
     return {f"{prefix}{part}/{name}": v for part, held in parts.items() for name, v in held.items()}

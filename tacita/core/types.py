@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tacita.core.places import among, spans
+from tacita.core.flat_indices import expand_spans, find_in_sorted
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -70,15 +70,15 @@ class Ragged:
     def take(self, rows: AnyArray) -> Ragged:
         """The lists of the given rows, in that order; cost grows with what is taken."""
         starts = self.ptr[rows]
-        return self.sliced(starts, self.ptr[np.asarray(rows) + 1] - starts)
+        return self.slice_entries(starts, self.ptr[np.asarray(rows) + 1] - starts)
 
-    def sliced(self, starts: Longs, counts: Longs) -> Ragged:
+    def slice_entries(self, starts: Longs, counts: Longs) -> Ragged:
         """One list for each start: that many of the entries from there on, wherever lists begin and end."""
         ptr = np.concatenate([[0], np.cumsum(counts)])
-        source = spans(starts, counts)
+        source = expand_spans(starts, counts)
         return Ragged(ptr, self.ids[source], {name: column[source] for name, column in self.values.items()})
 
-    def joined(self, other: Ragged) -> Ragged:
+    def join_rows(self, other: Ragged) -> Ragged:
         """Row by row, this list followed by the other; a shorter operand counts as empty rows.
 
         A column stays if all entries have it, so lists without entries take none away.
@@ -90,12 +90,12 @@ class Ragged:
         columns = {name: np.concatenate([one.values[name] for one in filled]) for name in shared}
         return Ragged.from_pairs(rows, np.concatenate([self.ids, other.ids]), n, columns)
 
-    def where(self, stays: Bools) -> Ragged:
+    def filter_entries(self, stays: Bools) -> Ragged:
         """The same lists with some of their entries only."""
         ptr = np.append(0, np.cumsum(stays))[self.ptr]
         return Ragged(ptr, self.ids[stays], {name: column[stays] for name, column in self.values.items()})
 
-    def by_time(self) -> Ragged:
+    def sort_by_time(self) -> Ragged:
         """The same lists with their entries in order of time; as they are, where no times are known."""
         order = np.lexsort((self.values.get("time", np.zeros(len(self.ids))), self.rows()))
         return Ragged(self.ptr, self.ids[order], {name: column[order] for name, column in self.values.items()})
@@ -104,10 +104,10 @@ class Ragged:
         """Whether each id is in the list of its row."""
         width = 1 + max(int(self.ids.max(initial=0)), int(np.max(ids, initial=0)))
         own = np.sort(self.rows().astype(np.int64) * width + self.ids)  # nearly in order: much faster than hashing
-        return among(own, np.asarray(rows, np.int64) * width + ids)[1]
+        return find_in_sorted(own, np.asarray(rows, np.int64) * width + ids)[1]
 
 
-Held = Mapping[str, AnyArray | Ragged]
+StateUpdate = Mapping[str, AnyArray | Ragged]
 """What devices keep, by name: an array with a row per user, or a list per user."""
 
 
@@ -129,7 +129,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Removed:
+class FilterEffect:
     """What one filter took from a table: the size before it and after it."""
 
     reason: str
@@ -139,7 +139,7 @@ class Removed:
 
 
 @dataclass(frozen=True)
-class Stream:
+class BlockStream:
     """A dataset after filtering and splitting: blocks in time order, with raw ids to translate back."""
 
     name: str
@@ -150,10 +150,12 @@ class Stream:
     item_keys: Keys
     titles: dict[str, str]
     fingerprint: str  # of data and split together
-    removed: tuple[Removed, ...] = ()  # what filtering took, in its order
+    removed: tuple[FilterEffect, ...] = ()  # what filtering took, in its order
     notes: tuple[str, ...] = ()  # sentences for people: what was read for what, and what could be
     items_from: Path | None = None  # the file that may tell more of the items: `data.features` reads it
-    passed: Ragged | None = None  # (users) items that were chosen and rated below `split.min_rating`: never candidates
+    low_rated: Ragged | None = (
+        None  # (users) items that were chosen and rated below `split.min_rating`: never candidates
+    )
     source: str = ""  # fingerprint of the data alone, whatever the split
 
     @property
@@ -168,19 +170,19 @@ class Stream:
         """Everything each user did in blocks 0..before-1, every split, oldest block first."""
         past = Ragged.empty(0)
         for block in self.blocks[:before]:
-            past = past.joined(block.train).joined(block.valid).joined(block.test)
+            past = past.join_rows(block.train).join_rows(block.valid).join_rows(block.test)
         return past
 
-    def trained(self, up_to: int) -> Ragged:
+    def train_items(self, up_to: int) -> Ragged:
         """The training items of blocks 0..up_to, per user."""
         past = Ragged.empty(0)
         for block in self.blocks[: up_to + 1]:
-            past = past.joined(block.train)
+            past = past.join_rows(block.train)
         return past
 
 
 @dataclass(frozen=True)
-class Given:
+class SharedRecord:
     """Interactions that people shared, by sender: written by their requests alone, and taken out by them."""
 
     sender: Keys = field(default_factory=lambda: np.zeros(0, np.uint64))
@@ -190,46 +192,46 @@ class Given:
     def __len__(self) -> int:
         return len(self.sender)
 
-    def with_shared(self, sender: int, items: AnyArray, time: float) -> Given:
+    def with_shared(self, sender: int, items: AnyArray, time: float) -> SharedRecord:
         """Some more of one sender; what is there already stays as it was."""
-        return self.with_lists(*_one_list(sender, np.unique(items)), time)
+        return self.with_lists(*_make_single_list(sender, np.unique(items)), time)
 
-    def without(self, sender: int, items: AnyArray) -> Given:
-        return self.without_lists(*_one_list(sender, items))
+    def without_items(self, sender: int, items: AnyArray) -> SharedRecord:
+        return self.without_lists(*_make_single_list(sender, items))
 
-    def with_lists(self, senders: Keys, items: Ragged, time: float) -> Given:
+    def with_lists(self, senders: Keys, items: Ragged, time: float) -> SharedRecord:
         """Some more of several senders, a list each."""
         sender = np.repeat(senders, items.counts())
-        known, fresh = self._pairs(sender, items.ids)
+        known, fresh = self._pair_numbers(sender, items.ids)
         _, first = np.unique(fresh, return_index=True)
         new = np.sort(first[~np.isin(fresh[first], known)])
-        return Given(
+        return SharedRecord(
             np.append(self.sender, sender[new]),
             np.append(self.item, items.ids[new]).astype(np.int32),
             np.append(self.time, np.full(len(new), time)),
         )
 
-    def without_lists(self, senders: Keys, items: Ragged) -> Given:
-        known, gone = self._pairs(np.repeat(senders, items.counts()), items.ids)
+    def without_lists(self, senders: Keys, items: Ragged) -> SharedRecord:
+        known, gone = self._pair_numbers(np.repeat(senders, items.counts()), items.ids)
         stays = ~np.isin(known, gone)
-        return Given(self.sender[stays], self.item[stays], self.time[stays])
+        return SharedRecord(self.sender[stays], self.item[stays], self.time[stays])
 
-    def _pairs(self, sender: Keys, item: AnyArray) -> tuple[Longs, Longs]:
+    def _pair_numbers(self, sender: Keys, item: AnyArray) -> tuple[Longs, Longs]:
         """A number for each pair of sender and item, here and in another list."""
         _, number = np.unique(np.append(self.sender, sender), return_inverse=True)
         both = np.append(self.item, item).astype(np.int64)
         pairs = number * (1 + both.max(initial=0)) + both
         return pairs[: len(self)], pairs[len(self) :]
 
-    def of(self, senders: Keys) -> Ragged:
+    def lists_of(self, senders: Keys) -> Ragged:
         """What each of some senders shared, oldest first."""
         order = np.argsort(senders)
-        at, found = among(senders[order], self.sender)
+        at, found = find_in_sorted(senders[order], self.sender)
         rows = order[at[found]]
         return Ragged.from_pairs(rows, self.item[found], len(senders), {"time": self.time[found]})
 
 
-def _one_list(sender: int, items: AnyArray) -> tuple[Keys, Ragged]:
+def _make_single_list(sender: int, items: AnyArray) -> tuple[Keys, Ragged]:
     return np.array([sender], np.uint64), Ragged(np.array([0, len(items)]), np.asarray(items, np.int32))
 
 
@@ -242,7 +244,7 @@ class ServerState:
     block: int = 0
     round: int = 0  # rounds done in this block
     parts: dict[str, Arrays] = field(default_factory=dict)  # part or learner -> its server-side arrays
-    given: Given = field(default_factory=Given)
+    shared: SharedRecord = field(default_factory=SharedRecord)
 
     def with_items(self, items: Floats) -> ServerState:
         return replace(self, items=items)
@@ -263,7 +265,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Requests:
+class RequestBatch:
     """The same asked for by several people, to be carried out together."""
 
     kind: Literal["share", "unshare", "forget", "leave"]
@@ -271,23 +273,25 @@ class Requests:
     items: Ragged  # of each
     time: float = 0.0
     number: int = 0
-    alone: bool = False  # not to wait for others, where a method would
-    taken: Ragged | None = None  # what of each the server held and holds no longer; filled in as it is carried out
+    is_immediate: bool = False  # not to wait for others, where a method would
+    withdrawn_items: Ragged | None = (
+        None  # what of each the server held and holds no longer; filled in as it is carried out
+    )
 
     @staticmethod
-    def of(request: Request | Requests) -> Requests:
-        if isinstance(request, Requests):
+    def from_request(request: Request | RequestBatch) -> RequestBatch:
+        if isinstance(request, RequestBatch):
             return request
-        sender, items = _one_list(request.sender, request.items)
-        return Requests(request.kind, sender, items, request.time, request.number)
+        sender, items = _make_single_list(request.sender, request.items)
+        return RequestBatch(request.kind, sender, items, request.time, request.number)
 
-    def each(self) -> list[Request]:
+    def to_requests(self) -> list[Request]:
         lists = (self.items.row(n) for n in range(len(self.senders)))
         return [
             Request(self.kind, int(sender), one, self.time, self.number) for sender, one in zip(self.senders, lists)
         ]
 
-    def joined(self, more: Requests) -> Requests:
+    def concat(self, more: RequestBatch) -> RequestBatch:
         """These people's, then other people's; both as they were made."""
         if not len(more.senders):
             return self
@@ -297,14 +301,14 @@ class Requests:
         )
         return replace(self, senders=np.concatenate([self.senders, more.senders]), items=items)
 
-    def take(self, which: AnyArray) -> Requests:
+    def take(self, which: AnyArray) -> RequestBatch:
         """Those of some of the people, in that order."""
-        taken = None if self.taken is None else self.taken.take(which)
-        return replace(self, senders=self.senders[which], items=self.items.take(which), taken=taken)
+        taken = None if self.withdrawn_items is None else self.withdrawn_items.take(which)
+        return replace(self, senders=self.senders[which], items=self.items.take(which), withdrawn_items=taken)
 
 
 @dataclass(frozen=True)
-class Again:
+class RoundReplay:
     """A round that is played once more: with the draws of an earlier one, and with a share of its local steps."""
 
     round: int
@@ -312,14 +316,20 @@ class Again:
 
 
 @dataclass(frozen=True)
-class Down:
+class Broadcast:
     """What travels down besides the model: the same for everybody, and for some clients a list of their own."""
 
     common: dict[str, Arrays] = field(default_factory=dict)  # part -> what its broadcast carries
-    own: Callable[[Keys], dict[str, Ragged]] = lambda clients: {}  # keys of clients -> part -> a list for each of them
+    per_client: Callable[[Keys], dict[str, Ragged]] = (
+        lambda clients: {}
+    )  # keys of clients -> part -> a list for each of them
     n_bytes: float = 0.0  # on average per client, the model included
-    some: Callable[[Keys, Ragged], dict[str, Ragged]] | None = None  # the same about some items of each client only
-    opened: Callable[[dict[str, Ragged], int], dict[str, Ragged]] = lambda lists, n_items: lists  # as devices read them
+    per_client_items: Callable[[Keys, Ragged], dict[str, Ragged]] | None = (
+        None  # the same about some items of each client only
+    )
+    decode_lists: Callable[[dict[str, Ragged], int], dict[str, Ragged]] = lambda lists, n_items: (
+        lists
+    )  # as devices read them
 
 
 @dataclass(frozen=True)
@@ -343,22 +353,24 @@ class CohortView:
     items: Floats  # received: the item table
     heads: Arrays  # received: shared parameters
     received: dict[str, Arrays]  # received: part name -> what its broadcast carried
-    own: dict[str, Ragged] = field(default_factory=dict)  # received: part name -> (clients) what is for each alone
+    per_client: dict[str, Ragged] = field(
+        default_factory=dict
+    )  # received: part name -> (clients) what is for each alone
     lists: dict[str, Mapping[str, Ragged]] = field(default_factory=dict)  # like `parts`: lists that a part keeps
     history: Ragged | None = None  # (users) what each did in earlier blocks, where the model reads it
-    again: Again | None = None  # a round that is played once more; `round` is the earlier one
+    replay: RoundReplay | None = None  # a round that is played once more; `round` is the earlier one
 
     @property
     def n_clients(self) -> int:
         return len(self.user_ptr) - 1
 
     @property
-    def one_user_each(self) -> bool:
+    def has_single_users(self) -> bool:
         return len(self.user) == self.n_clients
 
 
 @dataclass
-class Local:
+class LocalModels:
     """Local models of a cohort while they train: every client's own version of the rows it touches.
 
     Client c's rows are `rows[row_start[c]:row_start[c + 1]]`; its samples `ptr[c]:ptr[c + 1]`.
@@ -379,17 +391,17 @@ class Local:
     rows: Floats  # (rows, width)
     private: Floats  # (users, private width)
     heads: Arrays  # name -> (clients, ...)
-    at_hand: dict[str, tuple[Ragged, Ints]]  # part name -> its lists per user, local row of each entry
+    rows_needed: dict[str, tuple[Ragged, Ints]]  # part name -> its lists per user, local row of each entry
     moments: Arrays = field(default_factory=dict)
     """What lazy-adam goes on from, where it is kept: private.mean, private.square, the same of heads.<name> and rows,
     rows.steps, and the clients' own steps so far."""
-    given: Longs | None = None  # (users,) how many of a user's samples, the last ones, parts gave it
+    n_part_samples: Longs | None = None  # (users,) how many of a user's samples, the last ones, parts gave it
     weight: Floats | None = None  # (samples,) what a sample's loss, or its pair's, is multiplied by; None: 1
     personal: Arrays = field(default_factory=dict)  # pFedMe: the device's own private, rows and heads.<name>
     notes: Arrays = field(default_factory=dict)  # name -> (clients,) what parts leave for the lab's log; nan: nothing
     batch_ptr: Longs | None = None  # (clients + 1,) batches of an epoch, where they hold whole people
     batch_start: Longs | None = None  # (epochs, batches + 1) the first turn of each, and where the last one ends
-    held: Longs | None = None  # (clients,) how many batches after each other are about the same people
+    batches_per_group: Longs | None = None  # (clients,) how many batches after each other are about the same people
 
     @property
     def owner(self) -> Ints:
@@ -405,7 +417,7 @@ class Local:
         """SGD steps of each client in the round."""
         return self.steps_per_epoch * len(self.order)
 
-    def turns_of(self, step: int) -> tuple[Longs, Longs, Longs, Longs]:
+    def find_batches(self, step: int) -> tuple[Longs, Longs, Longs, Longs]:
         """The clients that have a step, and the epoch, the first turn and the size of each one's batch."""
         active = np.flatnonzero(step < self.n_steps)
         epoch, within = np.divmod(step, self.steps_per_epoch[active])
@@ -417,7 +429,7 @@ class Local:
 
 
 @dataclass(frozen=True)
-class Extra:
+class ExtraSamples:
     """Samples with weights of their own that join one step's loss, picked from a part's lists at hand."""
 
     ptr: Longs  # (clients + 1,)
@@ -427,7 +439,7 @@ class Extra:
 
 
 @dataclass(frozen=True)
-class Bound:
+class NormPenalty:
     """strength * max(0, |change of item rows and shared parameters| - length)^2 joins a client's loss."""
 
     strength: float
@@ -435,7 +447,7 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Pull:
+class ProximalTerm:
     """A quadratic pull towards earlier values, applied implicitly after every step.
 
     Strength s adds s * |x - target|^2 to the loss of each pulled parameter.

@@ -8,14 +8,14 @@ from itertools import pairwise
 import numpy as np
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Longs, Removed, Stream
+from tacita.core.types import AnyArray, BlockStream, FilterEffect, Longs
 from tacita.data.sources import Interactions
 
 Size = tuple[int, int, int]
 """Rows, users, items."""
 
 
-def rated(table: Interactions, least: float | None) -> Longs:
+def filter_by_rating(table: Interactions, least: float | None) -> Longs:
     """The rows rated at least this; all of them where nothing is asked."""
     if least is None:
         return np.arange(len(table.user))
@@ -27,7 +27,7 @@ def rated(table: Interactions, least: float | None) -> Longs:
     return rows
 
 
-def busy(table: Interactions, rows: Longs, least: int) -> Longs:
+def filter_by_activity(table: Interactions, rows: Longs, least: int) -> Longs:
     """The rows of users who have at least so many of them; items are not asked."""
     rows = rows[np.bincount(table.user[rows], minlength=len(table.user_ids))[table.user[rows]] >= least]
     if len(rows) == 0:
@@ -35,7 +35,7 @@ def busy(table: Interactions, rows: Longs, least: int) -> Longs:
     return rows
 
 
-def k_core(table: Interactions, rows: Longs, k: int) -> Longs:
+def filter_k_core(table: Interactions, rows: Longs, k: int) -> Longs:
     """Drop users and items with fewer than k rows until none is left to drop."""
     if k <= 1:
         return rows
@@ -52,40 +52,42 @@ def k_core(table: Interactions, rows: Longs, k: int) -> Longs:
     )
 
 
-def size_of(user: AnyArray, item: AnyArray) -> Size:
+def measure_size(user: AnyArray, item: AnyArray) -> Size:
     return len(user), int(np.count_nonzero(np.bincount(user))), int(np.count_nonzero(np.bincount(item)))
 
 
-def removals(sizes: Sequence[tuple[str, Size]]) -> tuple[Removed, ...]:
+def list_removals(sizes: Sequence[tuple[str, Size]]) -> tuple[FilterEffect, ...]:
     """The steps that took something, from the sizes before (first) and after each."""
     out = []
     for (_, before), (reason, after) in pairwise(sizes):
         if before != after:
             rows, users, items = zip(before, after)
-            out.append(Removed(reason, rows, users, items))
+            out.append(FilterEffect(reason, rows, users, items))
     return tuple(out)
 
 
-FROM_SECOND_BLOCK = ("replay", "temporal-mean", "proximal", "proxies", "error-memory")
+CONTINUAL_PARTS = ("replay", "temporal-mean", "proximal", "proxies", "error-memory")
 """Parts of methods that lean on an earlier block."""
 
 
-def about_data(stream: Stream, parts: Sequence[str] = ()) -> list[str]:
+def list_data_notes(stream: BlockStream, parts: Sequence[str] = ()) -> list[str]:
     """What people should know of the data a run with these parts begins with, a line each."""
-    return told_of_data(stream.notes, stream.removed, len(stream.blocks), parts)
+    return format_data_notes(stream.notes, stream.removed, len(stream.blocks), parts)
 
 
-def told_of_data(read: Sequence[str], removed: Sequence[Removed], n_blocks: int, parts: Sequence[str]) -> list[str]:
+def format_data_notes(
+    read: Sequence[str], removed: Sequence[FilterEffect], n_blocks: int, parts: Sequence[str]
+) -> list[str]:
     """How it was read, what filtering took, and which parts have nothing to do on it."""
-    notes = [*read, *([f"filtering: {removed_text(removed)}."] if removed else [])]
-    idle = [name for name in parts if name in FROM_SECOND_BLOCK]
+    notes = [*read, *([f"filtering: {format_removals(removed)}."] if removed else [])]
+    idle = [name for name in parts if name in CONTINUAL_PARTS]
     if idle and n_blocks == 1:
         named = " and ".join(idle)
         notes.append(f"continual parts ({named}) act from the second block on; this data has one: they change nothing.")
     return notes
 
 
-def removed_text(removed: Sequence[Removed]) -> str:
+def format_removals(removed: Sequence[FilterEffect]) -> str:
     """What filtering took, and from what, in one line."""
     first, last = removed[0], removed[-1]
     before = f"{first.rows[0]:,} rows, {first.users[0]:,} users and {first.items[0]:,} items"

@@ -17,57 +17,59 @@ import polars as pl
 from tacita.core.errors import TacitaError
 from tacita.core.files import write_bytes
 from tacita.core.types import AnyArray
-from tacita.data.columns import interactions
-from tacita.data.problems import shown
-from tacita.data.reading import checked, table_of
+from tacita.data.columns import make_interactions
+from tacita.data.file_errors import quote_value
+from tacita.data.interaction_table import Interactions
 from tacita.data.roles import check_roles
-from tacita.data.table import Interactions
-from tacita.data.values import Hints
+from tacita.data.table_files import check_table, make_raw_table
+from tacita.data.values import FileHints
 
 Frame = pl.DataFrame
 
 IN_MEMORY = "table:in-memory"
 """What `data` says in the settings of a run that learned from a table in memory."""
 
-GIVEN = Path("the table")  # what sentences call it
+IN_MEMORY_PATH = Path("the table")  # what sentences call it
 ENDINGS = (".parquet", ".csv")
 
 
 # On the way in
 
 
-def as_frame(given: Any) -> Frame | None:
+def as_frame(source: Any) -> Frame | None:
     """A table of polars, pandas or Arrow, or a dict of columns, as a frame; None: it is something else."""
-    if isinstance(given, pl.DataFrame):
-        return given
-    if isinstance(given, pl.LazyFrame):
-        return given.collect()
-    if isinstance(given, Mapping):
-        return _made({str(name): values for name, values in given.items()})
-    if all(hasattr(given, name) for name in ("columns", "iloc", "dtypes")):
-        return _from_pandas(given)
-    if hasattr(given, "__arrow_c_stream__"):
-        return _made(given)
+    if isinstance(source, pl.DataFrame):
+        return source
+    if isinstance(source, pl.LazyFrame):
+        return source.collect()
+    if isinstance(source, Mapping):
+        return _convert_frame({str(name): values for name, values in source.items()})
+    if all(hasattr(source, name) for name in ("columns", "iloc", "dtypes")):
+        return _from_pandas(source)
+    if hasattr(source, "__arrow_c_stream__"):
+        return _convert_frame(source)
     return None
 
 
-def _made(columns: Any) -> Frame:
+def _convert_frame(columns: Any) -> Frame:
     try:
         return pl.DataFrame(columns, strict=False)
     except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
         said = " ".join(str(error).split())[:200].rstrip(".")
-        raise TacitaError(f"{GIVEN} cannot be read ({said}); give columns of one length, each of one kind.") from None
+        raise TacitaError(
+            f"{IN_MEMORY_PATH} cannot be read ({said}); give columns of one length, each of one kind."
+        ) from None
 
 
-def _from_pandas(given: Any) -> Frame:
-    names = [str(name) for name in given.columns]
+def _from_pandas(source: Any) -> Frame:
+    names = [str(name) for name in source.columns]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise TacitaError(f"{GIVEN}: two columns are called {shown(twice)}; rename one.")
-    return _made({name: _column(given[raw]) for name, raw in zip(names, given.columns, strict=True)})
+        raise TacitaError(f"{IN_MEMORY_PATH}: two columns are called {quote_value(twice)}; rename one.")
+    return _convert_frame({name: _convert_column(source[raw]) for name, raw in zip(names, source.columns, strict=True)})
 
 
-def _column(column: Any) -> pl.Series:
+def _convert_column(column: Any) -> pl.Series:
     """One column of pandas; missing values of any of its kinds become null."""
     values, missing = np.asarray(column.to_numpy()), np.asarray(column.isna().to_numpy(), bool)
     if values.dtype.kind == "M":
@@ -81,27 +83,27 @@ def _column(column: Any) -> pl.Series:
 
 def read_frame(frame: Frame, columns: Mapping[str, str], date_format: str | None, decimal: str | None) -> Interactions:
     """Interactions of a table in memory: columns are found as in a file."""
-    hints = Hints(check_roles(columns), date_format, decimal)
+    hints = FileHints(check_roles(columns), date_format, decimal)
     if not frame.height:
-        raise TacitaError(f"{GIVEN} has no rows; give one that has interactions in it.")
-    table = interactions("table", checked(table_of(GIVEN, "in memory", frame, hints)))
+        raise TacitaError(f"{IN_MEMORY_PATH} has no rows; give one that has interactions in it.")
+    table = make_interactions("table", check_table(make_raw_table(IN_MEMORY_PATH, "in memory", frame, hints)))
     return replace(table, items_from=None)  # nothing beside it tells more of its items
 
 
-def raw_ids(given: Any, role: str = "user") -> list[str]:
+def to_raw_ids(source: Any, role: str = "user") -> list[str]:
     """Raw ids as text: of one id, of a list, array or column of them, or of the column of a table that has the role."""
-    plain = isinstance(given, pl.DataFrame | pl.LazyFrame | Mapping)
-    if plain or all(hasattr(given, name) for name in ("columns", "iloc", "dtypes")):
-        frame = as_frame(given)
+    plain = isinstance(source, pl.DataFrame | pl.LazyFrame | Mapping)
+    if plain or all(hasattr(source, name) for name in ("columns", "iloc", "dtypes")):
+        frame = as_frame(source)
         if frame is None or role not in frame.columns:
             raise TacitaError(f"a table of {role}s needs a column '{role}'; rename one, or give the column alone.")
-        given = frame[role]
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        return [_raw(given, role)]
-    return [_raw(one, role) for one in (given.to_list() if isinstance(given, pl.Series) else given)]
+        source = frame[role]
+    if isinstance(source, str | bytes) or not isinstance(source, Iterable):
+        return [_to_raw_id(source, role)]
+    return [_to_raw_id(one, role) for one in (source.to_list() if isinstance(source, pl.Series) else source)]
 
 
-def _raw(one: Any, role: str) -> str:
+def _to_raw_id(one: Any, role: str) -> str:
     """An id as files have it: whole numbers without a point, texts without spaces around them."""
     role = f"an {role}" if role == "item" else f"a {role}"
     if isinstance(one, Iterable) and not isinstance(one, str | bytes):
@@ -116,22 +118,22 @@ def _raw(one: Any, role: str) -> str:
 # On the way out
 
 
-def table(columns: Mapping[str, Any]) -> Frame:
+def make_frame(columns: Mapping[str, Any]) -> Frame:
     """Columns of one length as a table."""
     return pl.DataFrame(columns)
 
 
-def named(names: Sequence[str | None], codes: AnyArray) -> pl.Series:
+def lookup_names(names: Sequence[str | None], codes: AnyArray) -> pl.Series:
     """The names that codes stand for, a text each."""
     return pl.Series(names, dtype=pl.String).gather(np.ascontiguousarray(codes, np.int64))
 
 
-def whole(values: Sequence[int | None]) -> pl.Series:
+def integer_column(values: Sequence[int | None]) -> pl.Series:
     """Whole numbers, some of which may be missing."""
     return pl.Series(values, dtype=pl.Int64)
 
 
-def numbers(values: Sequence[float | None]) -> pl.Series:
+def number_column(values: Sequence[float | None]) -> pl.Series:
     """Numbers, some of which may be missing."""
     return pl.Series(values, dtype=pl.Float64)
 
@@ -142,7 +144,7 @@ def check_ending(path: Path) -> None:
         raise TacitaError(f"cannot write {path}: a table goes to a .parquet or a .csv file; choose one of these.")
 
 
-def begins_a_formula(frame: Frame) -> bool:
+def has_formula_text(frame: Frame) -> bool:
     """Whether a spreadsheet would compute some text of it, instead of showing it."""
     texts = [name for name, kind in frame.schema.items() if kind == pl.String]
     return any(bool(frame[name].str.contains(r"^[=+\-@]").any()) for name in texts)

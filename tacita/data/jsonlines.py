@@ -8,7 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
-from tacita.data.problems import problem
+from tacita.data.file_errors import file_error
 
 
 def is_json(data: bytes) -> bool:
@@ -19,15 +19,17 @@ def is_json(data: bytes) -> bool:
 def read_json_lines(path: Path, data: bytes) -> pl.DataFrame:
     """All columns, with the types JSON gives them."""
     if data.lstrip()[:1] == b"[":
-        raise problem(path, "one JSON list", "save it as JSON lines: one object a line, no brackets and commas around")
+        raise file_error(
+            path, "one JSON list", "save it as JSON lines: one object a line, no brackets and commas around"
+        )
     try:
         frame = pl.read_ndjson(data, infer_schema_length=None)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
-        raise _trouble(path, data) from None
+        raise _find_error(path, data) from None
     return frame
 
 
-def _trouble(path: Path, data: bytes) -> Exception:
+def _find_error(path: Path, data: bytes) -> Exception:
     """The first line that is no object; else some column changes its type."""
     for number, line in enumerate(data.splitlines(), 1):
         if not line.strip():
@@ -37,11 +39,11 @@ def _trouble(path: Path, data: bytes) -> Exception:
         except (ValueError, RecursionError):
             fine = False
         if not fine:
-            return problem(path, f"line {number} is not a JSON object", "correct or remove it")
-    return problem(path, "the values of a column are of several types", "write them all as text, or all as numbers")
+            return file_error(path, f"line {number} is not a JSON object", "correct or remove it")
+    return file_error(path, "the values of a column are of several types", "write them all as text, or all as numbers")
 
 
-def line_of(data: bytes, row: int) -> str:
+def locate_row(data: bytes, row: int) -> str:
     """Where a row stands, blank lines counted."""
     filled = [number for number, line in enumerate(data.splitlines(), 1) if line.strip()]
     return f"line {filled[row]}" if row < len(filled) else f"row {row + 1}"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import polars as pl
 
-from tacita.core.errors import TacitaError, unknown_name
-from tacita.data.problems import listed, problem, shown
-from tacita.data.values import as_number, dates
+from tacita.core.errors import TacitaError, unknown_name_error
+from tacita.data.file_errors import file_error, list_names, quote_value
+from tacita.data.values import parse_dates, parse_number
 
 # Names that a column may go by, best first; compared without case, punctuation, ending "id" and RecBole type.
 _WORDS = {
@@ -34,16 +34,16 @@ def check_roles(columns: Mapping[str, str]) -> dict[str, str]:
     for said, name in columns.items():
         role = _SYNONYMS.get(said, said)
         if role not in _ALIASES:
-            raise unknown_name("column role", said, {*_ALIASES, *_SYNONYMS})
+            raise unknown_name_error("column role", said, {*_ALIASES, *_SYNONYMS})
         if role in roles:
             raise TacitaError(f"--columns names the {role} twice, as '{roles[role]}' and as '{name}'; choose one.")
         roles[role] = name
     return roles
 
 
-def rank(name: str, role: str) -> int | None:
+def rank_name(name: str, role: str) -> int | None:
     """How well a column name fits a role, 0 best, None not at all."""
-    plain = _plain(name)
+    plain = _normalise_name(name)
     for one in (plain, plain.removesuffix("id")):
         if one in _ALIASES[role]:
             return _ALIASES[role].index(one)
@@ -52,14 +52,14 @@ def rank(name: str, role: str) -> int | None:
 
 def is_position(name: str) -> bool:
     """Whether a time column counts the places in each user's own sequence."""
-    return _plain(name) == "position"
+    return _normalise_name(name) == "position"
 
 
-def _plain(name: str) -> str:
+def _normalise_name(name: str) -> str:
     return "".join(letter for letter in name.split(":")[0].lower() if letter.isalnum())
 
 
-def places(n: int) -> tuple[str, ...]:
+def number_columns(n: int) -> tuple[str, ...]:
     """The names of columns that have none."""
     return tuple(str(place) for place in range(1, n + 1))
 
@@ -67,26 +67,26 @@ def places(n: int) -> tuple[str, ...]:
 def has_header(rows: Sequence[Sequence[str]], columns: Mapping[str, str]) -> bool:
     """Whether the first row names columns: by known or wanted names, or by having no number and no date."""
     first = [name.strip() for name in rows[0]]
-    if any(rank(name, role) is not None for name in first for role in ("user", "item", "title")):
+    if any(rank_name(name, role) is not None for name in first for role in ("user", "item", "title")):
         return True
     wanted = set(columns.values())
     if wanted & set(first):
         return True
-    if any(_looks_like([field]) for field in first):
+    if any(_guess_role([field]) for field in first):
         return False
-    return not wanted & set(places(len(first)))
+    return not wanted & set(number_columns(len(first)))
 
 
-def roles_by_name(path: Path, names: Sequence[str], columns: Mapping[str, str]) -> dict[str, int]:
+def find_roles_by_name(path: Path, names: Sequence[str], columns: Mapping[str, str]) -> dict[str, int]:
     """The place of each role's column: as asked for, else by its name."""
-    roles = _asked(path, names, columns)
+    roles = _find_requested(path, names, columns)
     for role in _ALIASES:
-        ranks = {at: rank(name, role) for at, name in enumerate(names) if at not in roles.values()}
+        ranks = {at: rank_name(name, role) for at, name in enumerate(names) if at not in roles.values()}
         fitting = [(fit, at) for at, fit in ranks.items() if fit is not None and role not in columns]
         if fitting and (role != "block" or "split" in roles):  # blocks without parts are of no use
             roles[role] = min(fitting)[1]
     _refuse_twins(path, names, roles, columns)
-    return _with_both(path, names, roles)
+    return _require_user_and_item(path, names, roles)
 
 
 def _refuse_twins(path: Path, names: Sequence[str], roles: Mapping[str, int], columns: Mapping[str, str]) -> None:
@@ -94,76 +94,76 @@ def _refuse_twins(path: Path, names: Sequence[str], roles: Mapping[str, int], co
     for role, at in roles.items():
         twins = [str(place) for place, name in enumerate(names, 1) if name == names[at]]
         if len(twins) > 1 and columns.get(role) not in twins:
-            what = f"the header names {shown(names[at])} {len(twins)} times, as columns {' and '.join(twins)}"
-            raise problem(path, what, f"rename one, or say which is the {role} with --columns {role}={twins[0]}")
+            what = f"the header names {quote_value(names[at])} {len(twins)} times, as columns {' and '.join(twins)}"
+            raise file_error(path, what, f"rename one, or say which is the {role} with --columns {role}={twins[0]}")
 
 
-def roles_by_place(path: Path, rows: Sequence[Sequence[str]], columns: Mapping[str, str]) -> dict[str, int]:
+def find_roles_by_place(path: Path, rows: Sequence[Sequence[str]], columns: Mapping[str, str]) -> dict[str, int]:
     """Roles without a header: user, item, rating, timestamp as in MovieLens, as far as the values allow."""
-    names = places(len(rows[0]))
-    roles = _asked(path, names, columns)
+    names = number_columns(len(rows[0]))
+    roles = _find_requested(path, names, columns)
     for role, at in (("user", 0), ("item", 1)):
         if role not in columns and at not in roles.values():
             roles[role] = at
     for at in range(2, min(4, len(names))):
-        look = _looks_like([row[at].strip() for row in rows if len(row) > at])
+        look = _guess_role([row[at].strip() for row in rows if len(row) > at])
         look = "timestamp" if look == "rating" and at == 3 else look
         if look and look not in columns and look not in roles and at not in roles.values():
             roles[look] = at
-    return _with_both(path, names, roles)
+    return _require_user_and_item(path, names, roles)
 
 
-def _looks_like(values: Sequence[str]) -> str | None:
+def _guess_role(values: Sequence[str]) -> str | None:
     """Rating or timestamp, by the look of the first values."""
-    numbers = [number for number in map(as_number, values) if number is not None]
+    numbers = [number for number in map(parse_number, values) if number is not None]
     if len(numbers) * 2 > len(values):
         return "timestamp" if min(numbers) >= 1e8 else "rating"
-    missing = dates(pl.Series(values, dtype=pl.String)).null_count()
+    missing = parse_dates(pl.Series(values, dtype=pl.String)).null_count()
     return "timestamp" if missing * 2 < len(values) else None
 
 
-def _asked(path: Path, names: Sequence[str], columns: Mapping[str, str]) -> dict[str, int]:
+def _find_requested(path: Path, names: Sequence[str], columns: Mapping[str, str]) -> dict[str, int]:
     """The places of the columns named by the user; '-' means none, a number counts from 1."""
     roles: dict[str, int] = {}
     for role, name in columns.items():
         if name == "-" and role not in ("user", "item"):
             continue
-        at = column_at(path, role, name, names)
+        at = find_column(path, role, name, names)
         if at in roles.values():
-            raise problem(path, f"column {shown(name)} is asked for twice", "give each role its own column")
+            raise file_error(path, f"column {quote_value(name)} is asked for twice", "give each role its own column")
         roles[role] = at
     return roles
 
 
-def column_at(path: Path, role: str, name: str, names: Sequence[str]) -> int:
+def find_column(path: Path, role: str, name: str, names: Sequence[str]) -> int:
     """Where the column is that somebody named."""
-    at = _place_of(name, names)
+    at = _find_place(name, names)
     if at is None:
-        raise _no_column(path, role, name, names)
+        raise _missing_column_error(path, role, name, names)
     return at
 
 
-def _place_of(name: str, names: Sequence[str]) -> int | None:
+def _find_place(name: str, names: Sequence[str]) -> int | None:
     """Where a column is: by its name, its name without the RecBole type, or its number."""
-    for known in (list(names), [one.split(":")[0] for one in names], places(len(names))):
+    for known in (list(names), [one.split(":")[0] for one in names], number_columns(len(names))):
         if name in known:
             return known.index(name)
     return None
 
 
-def _no_column(path: Path, role: str, name: str, names: Sequence[str]) -> TacitaError:
+def _missing_column_error(path: Path, role: str, name: str, names: Sequence[str]) -> TacitaError:
     near = get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"it has {listed(names)}"
-    return problem(path, f"no column {shown(name)} to be the {role}", hint)
+    hint = f"did you mean {near[0]!r}?" if near else f"it has {list_names(names)}"
+    return file_error(path, f"no column {quote_value(name)} to be the {role}", hint)
 
 
-def _with_both(path: Path, names: Sequence[str], roles: dict[str, int]) -> dict[str, int]:
+def _require_user_and_item(path: Path, names: Sequence[str], roles: dict[str, int]) -> dict[str, int]:
     """The roles in their usual order, once there is a user and an item."""
     lacking = [role for role in ("user", "item") if role not in roles]
     if lacking:
-        raise problem(
+        raise file_error(
             path,
-            f"no {' and no '.join(lacking)} column found among {listed(names)}",
+            f"no {' and no '.join(lacking)} column found among {list_names(names)}",
             "say which they are with --columns user=...,item=... (a name, or a number from 1)",
         )
     return {role: roles[role] for role in _ALIASES if role in roles}

@@ -17,16 +17,16 @@ import scipy.special
 
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import Doubles, Keys, Longs, Ragged, Stream
-from tacita.data.features import features_of
-from tacita.kernels.hashing import choose, hash_owners, uniforms
+from tacita.core.types import BlockStream, Doubles, Keys, Longs, Ragged
+from tacita.data.features import load_stream_features
+from tacita.kernels.hashing import choose_distinct, hash_owners, uniforms
 
-DEGREES = {"low": 10.0, "medium": 1.0, "high": 0.1}
+SKEW_ALPHAS = {"low": 10.0, "medium": 1.0, "high": 0.1}
 CLUSTERS = 18  # as many as MovieLens has genres
 
 
 @dataclass(frozen=True)
-class Homes:
+class SiloAssignment:
     """The silo of every person, and how much silos differ."""
 
     silo: Longs  # (users,)
@@ -35,23 +35,23 @@ class Homes:
     divergence: float  # Jensen-Shannon, in bits, of a silo's labels from everybody's: the mean over silos
 
 
-def homes_of(stream: Stream, silos: int, skew: str | float, draws: Draws) -> Homes:
+def assign_silos(stream: BlockStream, silos: int, skew: str | float, draws: Draws) -> SiloAssignment:
     """People spread over silos to a degree of difference; everybody's label is of the block they come in."""
-    alpha = DEGREES[skew] if isinstance(skew, str) else float(skew)
+    alpha = SKEW_ALPHAS[skew] if isinstance(skew, str) else float(skew)
     if alpha <= 0:
         raise TacitaError(f"train.skew = {skew} is no parameter of a Dirichlet distribution; use a number above 0.")
     if silos < 2:
         raise TacitaError("train.skew says how silos differ; set train.silos to 2 or more.")
-    lists = first_lists(stream)
+    lists = collect_first_items(stream)
     try:
-        label, by = labels_by_genre(stream, lists), "genres"
+        label, by = label_by_genre(stream, lists), "genres"
     except TacitaError:
-        label, by = labels_by_cluster(lists, stream.n_items, draws), "clusters"
-    silo = spread(label, silos, alpha, stream.user_keys, draws)
-    return Homes(silo, label, by, divergence(label, silo))
+        label, by = label_by_cluster(lists, stream.n_items, draws), "clusters"
+    silo = spread_users(label, silos, alpha, stream.user_keys, draws)
+    return SiloAssignment(silo, label, by, measure_divergence(label, silo))
 
 
-def first_lists(stream: Stream) -> Ragged:
+def collect_first_items(stream: BlockStream) -> Ragged:
     """The training items of everybody's first block with any."""
     rows, ids, known = [], [], np.zeros(stream.n_users, bool)
     for block in stream.blocks:
@@ -62,9 +62,9 @@ def first_lists(stream: Stream) -> Ragged:
     return Ragged.from_pairs(np.concatenate(rows), np.concatenate(ids), stream.n_users)
 
 
-def labels_by_genre(stream: Stream, lists: Ragged) -> Longs:
+def label_by_genre(stream: BlockStream, lists: Ragged) -> Longs:
     """The genre that most items of each list have; of several, the first by name. Without any, the most frequent."""
-    told = features_of(stream).of
+    told = load_stream_features(stream).by_item
     genres = sorted({genre for one in told.values() for genre in one.genres})
     if not genres:
         raise TacitaError(f"dataset {stream.name} says nothing of genres.")
@@ -80,7 +80,7 @@ def labels_by_genre(stream: Stream, lists: Ragged) -> Longs:
     return np.asarray(label, np.int64)
 
 
-def labels_by_cluster(lists: Ragged, n_items: int, draws: Draws) -> Longs:
+def label_by_cluster(lists: Ragged, n_items: int, draws: Draws) -> Longs:
     """Clusters of people by what they chose: k-means on the leading directions of the matrix of choices."""
     n, k = len(lists), min(CLUSTERS, len(lists) - 1, n_items - 1)
     matrix = scipy.sparse.csr_matrix((np.ones(len(lists.ids)), lists.ids, lists.ptr), shape=(n, n_items))
@@ -88,7 +88,7 @@ def labels_by_cluster(lists: Ragged, n_items: int, draws: Draws) -> Longs:
     u, s, _ = scipy.sparse.linalg.svds(matrix, k=k, v0=start)
     points = u * s
     points /= np.maximum(np.linalg.norm(points, axis=1, keepdims=True), 1e-12)
-    centres = points[np.sort(choose(draws.public("silo-centres"), n, k))]
+    centres = points[np.sort(choose_distinct(draws.public("silo-centres"), n, k))]
     label = np.zeros(n, np.int64)
     for _ in range(50):
         nearest = (points @ centres.T - 0.5 * (centres**2).sum(1)).argmax(1)
@@ -102,17 +102,17 @@ def labels_by_cluster(lists: Ragged, n_items: int, draws: Draws) -> Longs:
     return np.asarray(label, np.int64)
 
 
-def shares_of(silos: int, n_labels: int, alpha: float, draws: Draws) -> Doubles:
+def draw_label_shares(silos: int, n_labels: int, alpha: float, draws: Draws) -> Doubles:
     """A draw from a Dirichlet distribution for every silo: gamma variables, by the inverse of their distribution."""
     drawn = uniforms(draws.public("silo-shares"), np.arange(silos, dtype=np.uint64), n_labels).astype(np.float64)
     gamma = scipy.special.gammaincinv(alpha, np.clip(drawn, 2.0**-25, 1 - 2.0**-25))
     return np.asarray(gamma / gamma.sum(1, keepdims=True))
 
 
-def spread(label: Longs, silos: int, alpha: float, user_keys: Keys, draws: Draws) -> Longs:
+def spread_users(label: Longs, silos: int, alpha: float, user_keys: Keys, draws: Draws) -> Longs:
     """Silos take a person each in turn: a label by the silo's shares among those left, then anybody who has it."""
     n_labels = int(label.max(initial=0)) + 1
-    shares = shares_of(silos, n_labels, alpha, draws)
+    shares = draw_label_shares(silos, n_labels, alpha, draws)
     order = np.lexsort((hash_owners(draws.public("silo-people"), user_keys[: len(label)]), label))
     queue = Ragged.from_pairs(label[order], order, n_labels)  # of every label, its people in an order of chance
     at, left = queue.ptr[:-1].copy(), queue.counts()
@@ -130,7 +130,7 @@ def spread(label: Longs, silos: int, alpha: float, user_keys: Keys, draws: Draws
     return silo
 
 
-def divergence(label: Longs, silo: Longs) -> float:
+def measure_divergence(label: Longs, silo: Longs) -> float:
     """How far a silo's labels are from everybody's: Jensen-Shannon divergence in bits, the mean over silos."""
     table = np.zeros((int(silo.max(initial=0)) + 1, int(label.max(initial=0)) + 1))
     np.add.at(table, (silo, label), 1.0)

@@ -14,15 +14,15 @@ import polars as pl
 
 from tacita.core.errors import TacitaError
 from tacita.core.files import write_bytes
-from tacita.data.columns import interactions
+from tacita.data.columns import make_interactions
+from tacita.data.datasets import DATASETS, DatasetInfo, cache_dir, fetch, find_verified_file
+from tacita.data.file_errors import file_error, unreadable_error
 from tacita.data.frames import IN_MEMORY
-from tacita.data.named import DATASETS, DatasetInfo, cache_dir, checked_file, fetch
-from tacita.data.problems import problem, unreadable
-from tacita.data.reading import main_file, read_table
+from tacita.data.interaction_table import Interactions, compute_fingerprint, describe, number_by_appearance
 from tacita.data.roles import check_roles
-from tacita.data.synthetic import synthetic
-from tacita.data.table import Interactions, by_appearance, describe, fingerprint
-from tacita.data.values import Hints
+from tacita.data.synthetic import generate_synthetic
+from tacita.data.table_files import find_main_file, read_table
+from tacita.data.values import FileHints
 
 __all__ = ["DATASETS", "DatasetInfo", "Interactions", "cache_dir", "describe", "fetch", "load", "save_csv"]
 
@@ -46,15 +46,15 @@ def load(
             "again, so write the table to a file and train a run on that."
         )
     if is_synthetic:
-        return _synthetic(source)
+        return _load_synthetic(source)
     if source in DATASETS:
-        path = checked_file(source, data_dir)
-        table = _from_path(path, source, Hints())
-        return _by_time(table, path) if source == "ml-100k" else table
+        path = find_verified_file(source, data_dir)
+        table = _load_path(path, source, FileHints())
+        return _sort_by_time(table, path) if source == "ml-100k" else table
     path = Path(source)
     if not source or not _exists(path):
-        raise _no_such_source(source)
-    return _from_path(path, _stem(path), Hints(check_roles(columns or {}), date_format, decimal))
+        raise _unknown_source_error(source)
+    return _load_path(path, _stem(path), FileHints(check_roles(columns or {}), date_format, decimal))
 
 
 def save_csv(table: Interactions, out: Path) -> None:
@@ -75,24 +75,24 @@ def save_csv(table: Interactions, out: Path) -> None:
     write_bytes(out, frame.write_csv().encode())
 
 
-def _from_path(path: Path, name: str, hints: Hints) -> Interactions:
+def _load_path(path: Path, name: str, hints: FileHints) -> Interactions:
     """Interactions of a file, or of the one table in a folder."""
     try:
-        file = main_file(path) if path.is_dir() else path
+        file = find_main_file(path) if path.is_dir() else path
         if file is None:
-            raise problem(path, "the folder has no interactions file, or several", "name one file")
+            raise file_error(path, "the folder has no interactions file, or several", "name one file")
         if not file.is_file():
-            raise problem(path, "not a regular file", "save the data to a file first")
-        return interactions(name, read_table(file, hints))
+            raise file_error(path, "not a regular file", "save the data to a file first")
+        return make_interactions(name, read_table(file, hints))
     except OSError as error:
-        raise unreadable(path, error) from None
+        raise unreadable_error(path, error) from None
 
 
-def _synthetic(source: str) -> Interactions:
+def _load_synthetic(source: str) -> Interactions:
     """Drawn interactions, with ids such as u17 and i5."""
-    drawn = synthetic(source)
-    user, users = by_appearance(drawn.user)
-    item, items = by_appearance(drawn.item)
+    drawn = generate_synthetic(source)
+    user, users = number_by_appearance(drawn.user)
+    item, items = number_by_appearance(drawn.item)
     user_ids = tuple([f"u{one}" for one in users.tolist()])
     item_ids = tuple([f"i{one}" for one in items.tolist()])
     return Interactions(
@@ -105,12 +105,12 @@ def _synthetic(source: str) -> Interactions:
         user_ids=user_ids,
         item_ids=item_ids,
         titles={},
-        fingerprint=fingerprint(user, item, None, drawn.timestamp, None, user_ids, item_ids),
-        guessed=f"{source}: drawn from a seed, nothing read.",
+        fingerprint=compute_fingerprint(user, item, None, drawn.timestamp, None, user_ids, item_ids),
+        format_note=f"{source}: drawn from a seed, nothing read.",
     )
 
 
-def _by_time(table: Interactions, path: Path) -> Interactions:
+def _sort_by_time(table: Interactions, path: Path) -> Interactions:
     """The rows of ml-100k by (timestamp, user, item), so that every copy gives the same numbering."""
     try:
         users, items = np.array(table.user_ids, np.int64), np.array(table.item_ids, np.int64)
@@ -119,8 +119,8 @@ def _by_time(table: Interactions, path: Path) -> Interactions:
     if table.timestamp is None or table.rating is None:
         raise TacitaError(f"{path}: ml-100k has ratings and timestamps; copy the file again.")
     order = np.lexsort((items[table.item], users[table.user], table.timestamp))
-    user, seen_users = by_appearance(table.user[order])
-    item, seen_items = by_appearance(table.item[order])
+    user, seen_users = number_by_appearance(table.user[order])
+    item, seen_items = number_by_appearance(table.item[order])
     user_ids = tuple([table.user_ids[one] for one in seen_users])
     item_ids = tuple([table.item_ids[one] for one in seen_items])
     rating, time = table.rating[order], table.timestamp[order]
@@ -132,7 +132,7 @@ def _by_time(table: Interactions, path: Path) -> Interactions:
         timestamp=time,
         user_ids=user_ids,
         item_ids=item_ids,
-        fingerprint=fingerprint(user, item, rating, time, None, user_ids, item_ids),
+        fingerprint=compute_fingerprint(user, item, rating, time, None, user_ids, item_ids),
     )
 
 
@@ -144,7 +144,7 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _no_such_source(source: str) -> TacitaError:
+def _unknown_source_error(source: str) -> TacitaError:
     near = get_close_matches(source, DATASETS, n=1)
     hint = f"did you mean '{near[0]}'?" if near else "check the path, or see 'tacita data list'."
     return TacitaError(f"{source[:200]!r} is neither a file nor a named dataset; {hint}")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tacita.core.errors import TacitaError, unknown_name
+from tacita.core.errors import TacitaError, unknown_name_error
 from tacita.core.types import Floats, Ints, Longs
 
 KINDS = ("groups", "checkerboard")
@@ -25,7 +25,7 @@ CHUNK_ROWS = 1_000_000
 REDRAWS = 6
 
 
-class Drawn(NamedTuple):
+class SyntheticRows(NamedTuple):
     """One row per interaction, in time order; users and items by number."""
 
     user: Ints
@@ -34,7 +34,7 @@ class Drawn(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Options:
+class SyntheticOptions:
     """What may stand after `synthetic:`."""
 
     kind: str = "groups"
@@ -48,29 +48,29 @@ class Options:
     seed: int = 0
 
 
-def synthetic(spec: str) -> Drawn:
+def generate_synthetic(spec: str) -> SyntheticRows:
     """The interactions described by `users=2000,items=500,...`; a leading `synthetic:` is allowed."""
     options = parse_options(spec)
     if options.kind == "checkerboard":
-        return checkerboard(options.users, options.items, missing=options.missing, seed=options.seed)
-    return _grouped(options)
+        return generate_checkerboard(options.users, options.items, missing=options.missing, seed=options.seed)
+    return _generate_groups(options)
 
 
-def parse_options(spec: str) -> Options:
+def parse_options(spec: str) -> SyntheticOptions:
     """The options of a spec; each value is checked on its own, then against the others."""
-    kinds = {field.name: type(field.default) for field in fields(Options)}
+    kinds = {field.name: type(field.default) for field in fields(SyntheticOptions)}
     values: dict[str, int | float | str] = {}
     for part in spec.strip().removeprefix("synthetic").removeprefix(":").split(","):
         if not part.strip():
             continue
         name, _, text = (piece.strip() for piece in part.partition("="))
         if name not in kinds:
-            raise unknown_name("synthetic option", name, kinds)
-        values[name] = text if kinds[name] is str else _number(name, text, kinds[name])
-    return _checked(Options(**values))  # type: ignore[arg-type]
+            raise unknown_name_error("synthetic option", name, kinds)
+        values[name] = text if kinds[name] is str else _parse_number(name, text, kinds[name])
+    return _check_options(SyntheticOptions(**values))  # type: ignore[arg-type]
 
 
-def _number(name: str, text: str, kind: type) -> int | float:
+def _parse_number(name: str, text: str, kind: type) -> int | float:
     """A number within the range of its option."""
     share = name in ("drift", "new")
     least = 0 if share or name in ("seed", "missing") else 1
@@ -84,10 +84,10 @@ def _number(name: str, text: str, kind: type) -> int | float:
     return value
 
 
-def _checked(options: Options) -> Options:
+def _check_options(options: SyntheticOptions) -> SyntheticOptions:
     """The same options, unless they contradict each other or ask for too much."""
     if options.kind not in KINDS:
-        raise unknown_name("synthetic kind", options.kind, KINDS)
+        raise unknown_name_error("synthetic kind", options.kind, KINDS)
     if options.kind == "groups" and options.groups > options.items:
         raise TacitaError(f"synthetic data with groups={options.groups} needs at least as many items.")
     if options.kind == "checkerboard" and (options.users < 2 or options.items < 2):
@@ -100,7 +100,7 @@ def _checked(options: Options) -> Options:
     return options
 
 
-def checkerboard(users: int, items: int, *, missing: int = 3, seed: int = 0) -> Drawn:
+def generate_checkerboard(users: int, items: int, *, missing: int = 3, seed: int = 0) -> SyntheticRows:
     """Even users like even items, odd users odd; chance says which are missing and when each came."""
     random = np.random.default_rng(seed)
     user = np.repeat(np.arange(users, dtype=np.int32), (items + 1) // 2)
@@ -110,10 +110,10 @@ def checkerboard(users: int, items: int, *, missing: int = 3, seed: int = 0) -> 
     user, item = user[kept], item[kept]
     time = START + random.integers(0, SPAN, len(user), dtype=np.int64)
     order = np.lexsort((item, user, time))
-    return Drawn(user[order], item[order], time[order])
+    return SyntheticRows(user[order], item[order], time[order])
 
 
-def _grouped(options: Options) -> Drawn:
+def _generate_groups(options: SyntheticOptions) -> SyntheticRows:
     """Users drawn in chunks, so that memory stays near the size of the result, then rows in time order."""
     step = max(1, int(CHUNK_ROWS / options.per_user))
     firsts = range(0, options.users, step)
@@ -125,21 +125,21 @@ def _grouped(options: Options) -> Drawn:
     packed.sort()
     order = (packed & np.uint64(2**36 - 1)).astype(np.int64)
     time = START + (packed >> np.uint64(36)).astype(np.int64)
-    return Drawn(user[order], item[order], time)
+    return SyntheticRows(user[order], item[order], time)
 
 
-def _draw_users(options: Options, first: int, last: int) -> tuple[Ints, Ints, Ints]:
+def _draw_users(options: SyntheticOptions, first: int, last: int) -> tuple[Ints, Ints, Ints]:
     """User, item and second of every interaction of users first..last-1, without repeated pairs."""
     random = np.random.default_rng((options.seed, first))
     users = np.arange(first, last, dtype=np.int32)
-    user = np.repeat(users, _counts(random, options, last - first))
+    user = np.repeat(users, _draw_counts(random, options, last - first))
     late = users >= round(options.users * (1 - options.new))
     arrival = np.where(late, 0.5 + 0.4 * random.random(len(users)), 0.1 * random.random(len(users)))
     arrival = arrival.astype(np.float32)[user - first]
     time = arrival + (1 - arrival) * random.random(len(user), dtype=np.float32)
     item = _draw_items(random, options, user, time)
     for attempt in range(REDRAWS):
-        again = _repeats(user - first, item)
+        again = _find_repeats(user - first, item)
         if not len(again):
             break
         if attempt < REDRAWS - 2:
@@ -147,12 +147,12 @@ def _draw_users(options: Options, first: int, last: int) -> tuple[Ints, Ints, In
         else:
             item[again] = random.integers(0, options.items, len(again), dtype=np.int32)
     kept = np.ones(len(user), np.bool_)
-    kept[_repeats(user - first, item)] = False
+    kept[_find_repeats(user - first, item)] = False
     second = np.minimum(time * np.float32(SPAN), np.float32(SPAN - 8)).astype(np.int32)
     return user[kept], item[kept], second[kept]
 
 
-def _counts(random: np.random.Generator, options: Options, n: int) -> Longs:
+def _draw_counts(random: np.random.Generator, options: SyntheticOptions, n: int) -> Longs:
     """Interactions per user: a floor of up to five plus a long tail, at most half of the items."""
     least = min(5, int(options.per_user))
     more = options.per_user - least
@@ -160,7 +160,7 @@ def _counts(random: np.random.Generator, options: Options, n: int) -> Longs:
     return np.minimum(counts, max(1, options.items // 2)).astype(np.int64)
 
 
-def _draw_items(random: np.random.Generator, options: Options, user: Ints, time: Floats) -> Ints:
+def _draw_items(random: np.random.Generator, options: SyntheticOptions, user: Ints, time: Floats) -> Ints:
     """An item for each (user, time), repeats included."""
     groups, n = options.groups, len(user)
     moved = random.random(n, dtype=np.float32) < np.float32(options.drift) * time
@@ -176,7 +176,7 @@ def _draw_items(random: np.random.Generator, options: Options, user: Ints, time:
     return np.asarray(item, np.int32)
 
 
-def _repeats(user: Ints, item: Ints) -> Longs:
+def _find_repeats(user: Ints, item: Ints) -> Longs:
     """Rows whose (user, item) stands in an earlier row."""
     # User, item and row packed in 64 bits: plain sorting is much faster than an argsort.
     row_bits = max(1, len(user).bit_length())

@@ -16,7 +16,7 @@ _MAYBE_THOUSANDS = r",\d{3}$"
 
 
 @dataclass(frozen=True)
-class Hints:
+class FileHints:
     """What somebody said about a file: role -> column, how its dates are written, its decimal mark."""
 
     columns: dict[str, str] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class Hints:
     decimal: str | None = None
 
 
-def as_number(field: str) -> float | None:
+def parse_number(field: str) -> float | None:
     """The number that a field is, with a decimal point or a decimal comma."""
     try:
         return float(field.replace(",", ".", 1))
@@ -32,15 +32,15 @@ def as_number(field: str) -> float | None:
         return None
 
 
-def finite(
+def parse_finite(
     values: pl.Series, kind: type[pl.Float32 | pl.Float64] = pl.Float64, decimal: str | None = None
 ) -> pl.Series:
     """Numbers; what is none, or is not finite, becomes null."""
-    numbers = _pointed(values, decimal).cast(pl.Float64, strict=False).cast(kind)
+    numbers = _normalise_decimals(values, decimal).cast(pl.Float64, strict=False).cast(kind)
     return numbers.set(~numbers.is_finite().fill_null(False), None)
 
 
-def _pointed(values: pl.Series, decimal: str | None) -> pl.Series:
+def _normalise_decimals(values: pl.Series, decimal: str | None) -> pl.Series:
     """Text with decimal commas as text with points, where that is asked for or cannot mean anything else."""
     if values.dtype != pl.String or decimal == ".":
         return values
@@ -52,7 +52,7 @@ def _pointed(values: pl.Series, decimal: str | None) -> pl.Series:
     return values.set(~commas, None).str.replace(",", ".", literal=True)
 
 
-def times(values: pl.Series, hints: Hints = Hints()) -> tuple[pl.Series, str]:  # noqa: B008
+def parse_times(values: pl.Series, hints: FileHints = FileHints()) -> tuple[pl.Series, str]:  # noqa: B008
     """Whole numbers whose order is that of the times, from numbers or dates, and their unit where it is known."""
     kind = values.dtype
     if isinstance(kind, pl.Date):
@@ -62,21 +62,21 @@ def times(values: pl.Series, hints: Hints = Hints()) -> tuple[pl.Series, str]:  
     if kind.is_temporal():
         return values.to_physical().cast(pl.Int64), ""
     if hints.date_format:
-        return dates(values.cast(pl.String), hints.date_format), "us"
+        return parse_dates(values.cast(pl.String), hints.date_format), "us"
     if kind.is_float():
-        return _whole(values, None), ""
+        return _to_whole_numbers(values, None), ""
     numbers = values.cast(pl.Int64, strict=False)
     if not numbers.null_count() or kind != pl.String:
         return numbers, ""
     first = values.drop_nulls()
-    if len(first) and as_number(first[0]) is not None:
-        return _whole(values, hints.decimal), ""
-    return dates(values), "us"
+    if len(first) and parse_number(first[0]) is not None:
+        return _to_whole_numbers(values, hints.decimal), ""
+    return parse_dates(values), "us"
 
 
-def _whole(values: pl.Series, decimal: str | None) -> pl.Series:
+def _to_whole_numbers(values: pl.Series, decimal: str | None) -> pl.Series:
     """Floats as whole numbers, in millionths where they have fractions and room for it."""
-    numbers = finite(values, decimal=decimal)
+    numbers = parse_finite(values, decimal=decimal)
     largest = float(numbers.abs().max() or 0)  # type: ignore[arg-type]
     fractions = bool((numbers.drop_nulls() % 1 != 0).any())
     if fractions and largest < 9e12:
@@ -84,19 +84,19 @@ def _whole(values: pl.Series, decimal: str | None) -> pl.Series:
     return numbers.round(0).cast(pl.Int64, strict=False)
 
 
-def dates(values: pl.Series, form: str | None = None) -> pl.Series:
+def parse_dates(values: pl.Series, form: str | None = None) -> pl.Series:
     """Text as microseconds, in the given format; else those that fit the first value first, the rest where needed."""
     if form is not None:
-        return _as_date(values, form)
+        return _parse_date_format(values, form)
     first = values.drop_nulls().head(1)
-    fitting = sorted(_DATE_FORMATS, key=lambda form: _as_date(first, form).null_count())
+    fitting = sorted(_DATE_FORMATS, key=lambda form: _parse_date_format(first, form).null_count())
     found = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(values))
     for form in fitting:
         if not found.null_count():
             break
-        found = found.zip_with(found.is_not_null(), _as_date(values, form))
+        found = found.zip_with(found.is_not_null(), _parse_date_format(values, form))
     return found
 
 
-def _as_date(values: pl.Series, form: str) -> pl.Series:
+def _parse_date_format(values: pl.Series, form: str) -> pl.Series:
     return values.str.to_datetime(form, time_unit="us", strict=False).to_physical().cast(pl.Int64)

@@ -14,28 +14,28 @@ import numpy as np
 from tacita.core.config import ParticipationConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.files import flat, nested
+from tacita.core.files import flatten_parts, nest_parts
 from tacita.core.types import (
     AnyArray,
     Arrays,
     Block,
     Bools,
+    Broadcast,
     CohortView,
-    Down,
-    Held,
     Ints,
     Keys,
     Longs,
     Ragged,
     ServerState,
+    StateUpdate,
 )
-from tacita.kernels.hashing import choose, decide, hash_owners
+from tacita.kernels.hashing import choose_distinct, hash_owners, sample_owners
 from tacita.models.base import Backbone
-from tacita.round.device_state import OWN, PARTS, DeviceState, Lists
+from tacita.round.device_state import OWN_ROWS, PARTS, DeviceState, PagedLists
 from tacita.round.plan import Plan
 
 
-def grow(clients: DeviceState, plan: Plan, keys: Keys) -> None:
+def grow_devices(clients: DeviceState, plan: Plan, keys: Keys) -> None:
     """A new block: room for users up to len(keys), existing rows bit for bit as they are, nobody has trained."""
     fresh = plan.backbone.init_private(plan.draws, keys[clients.n_users :])
     keeping = {part.name: part.device_arrays(len(keys)) for part in plan.parts}
@@ -43,38 +43,38 @@ def grow(clients: DeviceState, plan: Plan, keys: Keys) -> None:
     clients.grow(
         {
             "private": np.concatenate([clients.private, fresh]),
-            **flat(keeping, PARTS),
+            **flatten_parts(keeping, PARTS),
             "took_part": np.zeros(len(keys), bool),
         }
     )
     clients.arrays["took_part"] = np.zeros(len(keys), bool)
-    clients.lasting = plan.lasting
+    clients.persistent = plan.persistent_names
 
 
-def put_parts(clients: DeviceState, users: Ints, changed: Mapping[str, Held]) -> None:
-    clients.put(users, flat(changed, PARTS))
+def store_part_state(clients: DeviceState, users: Ints, changed: Mapping[str, StateUpdate]) -> None:
+    clients.put(users, flatten_parts(changed, PARTS))
 
 
-def no_devices(backbone: Backbone, own_rows: bool = False) -> DeviceState:
+def empty_device_state(backbone: Backbone, own_rows: bool = False) -> DeviceState:
     """No devices yet; `own_rows`: users are going to be scored with their own item tables."""
-    clients = DeviceState.of(np.zeros((0, backbone.private_width), np.float32))
+    clients = DeviceState.from_private(np.zeros((0, backbone.private_width), np.float32))
     if own_rows:
         width = backbone.item_width
         columns: Arrays = {"item": np.zeros(0, np.int32), "moved": np.zeros((0, width), np.float32)}
-        clients.lists[OWN] = Lists.empty(0, columns)
-        clients.common[OWN] = np.zeros((0, width), np.float32)
+        clients.lists[OWN_ROWS] = PagedLists.empty(0, columns)
+        clients.common[OWN_ROWS] = np.zeros((0, width), np.float32)
     return clients
 
 
 @dataclass(frozen=True)
-class Members:
+class Membership:
     """Which users of a block live on which client; a client is one user unless there are silos."""
 
     users: Ragged  # client -> users with training data in the block, or in any
     keys: Keys  # client -> key of its random streams
     active: Longs  # clients with at least one such user, ascending
 
-    def find(self, keys: Keys) -> Longs:
+    def find_clients(self, keys: Keys) -> Longs:
         """The clients that have these keys, ascending."""
         order = np.argsort(self.keys)
         at = np.minimum(np.searchsorted(self.keys, keys, sorter=order), max(0, len(order) - 1))
@@ -83,27 +83,27 @@ class Members:
         return np.sort(order[at])
 
 
-def members_of(
+def build_membership(
     block: Block, user_keys: Keys, silos: int, draws: Draws, among: Bools | None = None, homes: Longs | None = None
-) -> Members:
+) -> Membership:
     """The clients of a block: of the users who have data in it, or of others; `homes`: everybody's silo."""
     here = block.train.counts() > 0 if among is None else among
     living = np.flatnonzero(here)
     if silos == 0:
         ptr = np.zeros(block.n_users + 1, np.int64)
         np.cumsum(here, out=ptr[1:])
-        return Members(Ragged(ptr, living.astype(np.int32)), user_keys[: block.n_users], living)
-    home = silo_of(user_keys[living], silos, draws) if homes is None else homes[living]
+        return Membership(Ragged(ptr, living.astype(np.int32)), user_keys[: block.n_users], living)
+    home = assign_silos(user_keys[living], silos, draws) if homes is None else homes[living]
     users = Ragged.from_pairs(home, living, silos)
-    return Members(users, np.arange(silos, dtype=np.uint64), np.flatnonzero(users.counts() > 0))
+    return Membership(users, np.arange(silos, dtype=np.uint64), np.flatnonzero(users.counts() > 0))
 
 
-def silo_of(user_keys: Keys, silos: int, draws: Draws) -> Longs:
+def assign_silos(user_keys: Keys, silos: int, draws: Draws) -> Longs:
     """The silo a user lives in, by a hash of the user alone."""
     return (hash_owners(draws.public("silo"), user_keys) % np.uint64(silos)).astype(np.int64)
 
 
-def hold_alike(clients: DeviceState, plan: Plan, home: Longs) -> None:
+def equalise_silo_accounts(clients: DeviceState, plan: Plan, home: Longs) -> None:
     """Everybody in a silo has spent what it has, also who was away then: the most that one of them has."""
     for part in plan.parts:
         for name in (f"{PARTS}{part.name}/{one}" for one in ("spent", "times")) if part.ledger() else ():
@@ -113,7 +113,7 @@ def hold_alike(clients: DeviceState, plan: Plan, home: Longs) -> None:
             mine[:] = most[home]
 
 
-def participants(members: Members, config: ParticipationConfig, draws: Draws, block: int, round: int) -> Longs:
+def draw_participants(members: Membership, config: ParticipationConfig, draws: Draws, block: int, round: int) -> Longs:
     """Who takes part in a round, ascending.
 
     With kind = "poisson" every client decides by itself, wherever it lives, by a draw that nobody else knows.
@@ -122,9 +122,9 @@ def participants(members: Members, config: ParticipationConfig, draws: Draws, bl
     if config.kind == "all" or (config.kind == "poisson" and config.rate >= 1):
         return active
     if config.kind == "poisson":
-        return active[decide(draws.private("participants", block, round), members.keys[active], config.rate)]
+        return active[sample_owners(draws.private("participants", block, round), members.keys[active], config.rate)]
     key = draws.public("participants", block, round)
-    return active[np.sort(choose(key, len(active), int(expected_clients(active, config))))]
+    return active[np.sort(choose_distinct(key, len(active), int(expected_clients(active, config))))]
 
 
 def expected_clients(active: Longs, config: ParticipationConfig) -> float:
@@ -135,7 +135,7 @@ def expected_clients(active: Longs, config: ParticipationConfig) -> float:
 
 
 @dataclass(frozen=True)
-class Who:
+class Cohort:
     """Some clients, with the users that live on them."""
 
     users: Ragged  # client -> users
@@ -143,34 +143,34 @@ class Who:
     user_keys: Keys  # of everybody
 
 
-def view_of(clients: DeviceState, server: ServerState, block: Block, who: Who, down: Down) -> CohortView:
+def build_view(clients: DeviceState, server: ServerState, block: Block, cohort: Cohort, down: Broadcast) -> CohortView:
     """What some clients' devices see: their own rows, and what the server sent."""
-    users = who.users.ids
+    users = cohort.users.ids
     train, mine = block.train.take(users), clients.take(users)
     return CohortView(
         block=server.block,  # now, even where an earlier block is looked at
         round=server.round,
         n_items=len(server.items),
-        user_ptr=who.users.ptr,
+        user_ptr=cohort.users.ptr,
         user=users,
-        user_keys=who.user_keys[users],
-        client_keys=who.keys,
+        user_keys=cohort.user_keys[users],
+        client_keys=cohort.keys,
         train=train,
         exclude=train,
         private=mine["private"],
-        parts=nested(mine, PARTS),
+        parts=nest_parts(mine, PARTS),
         items=server.items,
         heads=server.heads,
         received=down.common,
-        own=down.opened(down.own(who.keys), len(server.items)),
-        lists=clients.lists_of(users),
+        per_client=down.decode_lists(down.per_client(cohort.keys), len(server.items)),
+        lists=clients.part_lists(users),
     )
 
 
-def users_view(
-    clients: DeviceState, server: ServerState, block: Block, users: AnyArray, keys: Keys, down: Down
+def build_user_view(
+    clients: DeviceState, server: ServerState, block: Block, users: AnyArray, keys: Keys, down: Broadcast
 ) -> CohortView:
     """A view in which every user stands for itself, as when a device scores."""
     users = np.asarray(users, np.int32)
     alone = Ragged(np.arange(len(users) + 1, dtype=np.int64), users)
-    return view_of(clients, server, block, Who(alone, keys[users], keys), down)
+    return build_view(clients, server, block, Cohort(alone, keys[users], keys), down)

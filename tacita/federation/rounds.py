@@ -10,23 +10,31 @@ from dataclasses import replace
 from typing import Any
 
 from tacita.core.types import ServerState
-from tacita.federation.measuring import selecting_metric
-from tacita.federation.one_round import Progress, RoundReport, decoded, open_block, run_round, server_steps, start
-from tacita.federation.requests import enrol
-from tacita.round.plan import Federation, to_serve
+from tacita.federation.evaluation import selection_metric
+from tacita.federation.one_round import (
+    Progress,
+    RoundReport,
+    apply_server_steps,
+    decode_total,
+    open_block,
+    run_round,
+    start_run,
+)
+from tacita.federation.requests import enrol_users
+from tacita.round.plan import Federation, prepare_serving
 
 __all__ = [
     "OnRound",
     "Progress",
     "RoundReport",
+    "apply_server_steps",
     "begin_block",
-    "decoded",
+    "decode_total",
     "end_block",
     "run_block",
     "run_round",
     "run_stream",
-    "server_steps",
-    "start",
+    "start_run",
 ]
 
 OnRound = Callable[[RoundReport, Progress], None]
@@ -35,24 +43,24 @@ OnRound = Callable[[RoundReport, Progress], None]
 def begin_block(fed: Federation, progress: Progress, index: int) -> None:
     """A new block, and what the lab's people choose as it begins."""
     open_block(fed, progress, index)
-    enrol(fed, progress)
+    enrol_users(fed, progress)
 
 
 def run_block(fed: Federation, progress: Progress, on_round: OnRound) -> None:
     """Rounds with validation until patience runs out; leaves the best round in `progress`."""
-    metric, k = selecting_metric(fed.config)
+    metric, k = selection_metric(fed.config)
     rounds, every, patience = fed.learner.rounds, fed.config.evaluate.every, fed.config.train.patience
     if fed.learner.tries:
         every, patience = 1, rounds
-    somebody = progress.devices.anybody(fed, progress.server)
+    somebody = progress.devices.has_data(fed, progress.server)
     while progress.server.round - progress.played < rounds and progress.stale < patience and somebody:
         if progress.server.round > progress.played:  # as the block began, it did so
-            enrol(fed, progress)
+            enrol_users(fed, progress)
         progress.server, report = run_round(fed, progress.server, progress.devices)
         progress.bytes_up += report.bytes_up
         progress.bytes_down += report.bytes_down
         if report.round % every == 0 or report.round - progress.played == rounds:
-            down = to_serve(fed, progress.server)
+            down = prepare_serving(fed, progress.server)
             total, users = progress.devices.validate(fed, progress.server, down).get(f"{metric}@{k}", (0.0, 0))
             if users:
                 report = replace(report, valid=total / users, clients=report.clients or users)
@@ -75,11 +83,11 @@ def _is_best(report: RoundReport, progress: Progress) -> bool:
 def end_block(fed: Federation, progress: Progress) -> None:
     """Test the best round, let the parts keep what they need of it, and carry it on."""
     server, rounds = progress.best_server, progress.server.round
-    down = to_serve(fed, server)
-    scores, found = progress.devices.result(fed, server, down)
+    down = prepare_serving(fed, server)
+    scores, found = progress.devices.evaluate_best(fed, server, down)
     progress.devices.end_block(fed, server, down)
     for part in fed.parts:
-        server = server.with_part(part.name, part.server_end_block(fed.seen_by(part.party, server)))
+        server = server.with_part(part.name, part.server_end_block(fed.visible_state(part.party, server)))
     if fed.config.train.resume_from == "last":
         server = replace(progress.server, parts=server.parts)
     progress.server = server
@@ -94,18 +102,18 @@ def end_block(fed: Federation, progress: Progress) -> None:
             **scores,
             "bytes_up": progress.bytes_up / max(1, rounds),
             "bytes_down": progress.bytes_down / max(1, rounds),
-            **_promised(fed, server),
+            **_collect_promises(fed, server),
         }
     )
     if found is not None:
-        progress.found.append(found)
+        progress.evaluations.append(found)
     progress.in_block = False
 
 
-def _promised(fed: Federation, server: ServerState) -> dict[str, dict[str, Any]]:
+def _collect_promises(fed: Federation, server: ServerState) -> dict[str, dict[str, Any]]:
     """What the parts, and what travels, promise of people's privacy, if anything."""
     said: dict[str, Any] = {
-        part.name: made for part in fed.parts if (made := part.promises(fed.seen_by(part.party, server)))
+        part.name: made for part in fed.parts if (made := part.promises(fed.visible_state(part.party, server)))
     }
     if promised := fed.learner.promises(server):
         said[fed.backbone.name] = promised

@@ -19,7 +19,7 @@ _EPS = np.float32(1e-8)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def correction(steps: int) -> np.float32:
+def bias_correction(steps: int) -> np.float32:
     """What a step is multiplied by, because moments begin at zero."""
     return np.float32(math.sqrt(1.0 - 0.999**steps) / (1.0 - 0.9**steps))
 
@@ -29,7 +29,7 @@ def move_row(
     row: Floats, grad: Floats, mean: Floats, square: Floats, steps: int, rate: Floats, decay: np.float32
 ) -> None:
     """One step of one row, its step number `steps`."""
-    scale = correction(steps)
+    scale = bias_correction(steps)
     for j in range(len(row)):
         slope = grad[j] + decay * row[j]
         mean[j] = _KEEP * mean[j] + _TAKE * slope
@@ -38,7 +38,7 @@ def move_row(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def move_place(
+def move_row_at(
     r: int, rows: Floats, grad: Floats, mean: Floats, square: Floats, scale: np.float32, rate: Floats, decay: np.float32
 ) -> None:
     """The same for row r of some arrays, its correction at hand: neither views nor powers are made."""
@@ -68,7 +68,7 @@ def adam_rows(
 
 
 @njit(cache=True, nogil=True)
-def adam_used(
+def adam_used_rows(
     used: Longs,
     grad: Floats,
     slot: Longs,

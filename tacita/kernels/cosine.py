@@ -14,7 +14,7 @@ _LEAST = np.float32(1e-8)  # of a length, so that a row of zeros has cosine 0 wi
 
 
 @njit(cache=True, parallel=True, fastmath=_FAST)
-def unit_rows(table: Floats, unit: Floats, length: Floats) -> None:
+def normalise_rows(table: Floats, unit: Floats, length: Floats) -> None:
     """unit = table / length, length = max(|row|, 1e-8)."""
     for r in prange(len(table)):
         square = np.float32(0.0)
@@ -26,7 +26,7 @@ def unit_rows(table: Floats, unit: Floats, length: Floats) -> None:
 
 
 @njit(cache=True, parallel=True, fastmath=_FAST)
-def slope_before_unit(unit: Floats, length: Floats, slope: Floats) -> None:
+def backprop_unit_rows(unit: Floats, length: Floats, slope: Floats) -> None:
     """Turns slopes in rows of length one into those in the rows themselves, in place."""
     for r in prange(len(unit)):
         along = np.float32(0.0)
@@ -38,7 +38,7 @@ def slope_before_unit(unit: Floats, length: Floats, slope: Floats) -> None:
 
 
 @njit(cache=True, fastmath=_FAST)
-def ordered_slopes(
+def add_bpr_slopes(
     user: Longs,
     liked: Longs,
     other: Longs,
@@ -68,7 +68,7 @@ def ordered_slopes(
 
 
 @njit(cache=True, nogil=True)
-def meetings(users: Floats, items: Floats, out: Floats) -> None:
+def write_pair_features(users: Floats, items: Floats, out: Floats) -> None:
     """out[u * items + i] = [s^2 u i, s |u - i|] for all pairs, s^2 being the width; one pass, on the caller's core."""
     n, dim = items.shape
     scale = np.float32(math.sqrt(dim))

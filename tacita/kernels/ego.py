@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 
 from tacita.core.types import Bools, Floats, Ints, Longs
-from tacita.kernels.adam import correction, move_place, move_row
+from tacita.kernels.adam import bias_correction, move_row, move_row_at
 
 _FAST = {"nsz", "arcp", "contract", "afn", "reassoc"}
 _TINY = np.float32(1e-24)
@@ -27,7 +27,7 @@ def _dot(a: Floats, b: Floats) -> np.float32:
 
 
 @njit(inline="always")
-def _meet(rows: Floats, r: int, passed: Floats, inside: bool, v: Floats) -> np.float32:
+def _mix_item(rows: Floats, r: int, passed: Floats, inside: bool, v: Floats) -> np.float32:
     """The item of a row as the star has it; returns its squared length."""
     total = np.float32(0.0)
     share = np.float32(1.0) if inside else np.float32(0.0)
@@ -38,7 +38,7 @@ def _meet(rows: Floats, r: int, passed: Floats, inside: bool, v: Floats) -> np.f
 
 
 @njit(inline="always")
-def _part(
+def _add_cosine_slopes(
     slope: np.float32, user: Floats, length: np.float32, v: Floats, square: np.float32, product: np.float32,
     inside: bool, r: int, d_user: Floats, d_passed: Floats, d_rows: Floats,
 ) -> None:  # fmt: skip
@@ -93,7 +93,7 @@ def ego_steps(
         read = context_row[context_ptr[c] : context_ptr[c + 1]]
         mean[: len(mine)], square[: len(mine)], steps[: len(mine)] = 0.0, 0.0, 0
         own_mean[:], own_square[:] = 0.0, 0.0
-        corrected = np.array([correction(max(1, k)) for k in range(len(order) * ((n + batch - 1) // batch) + 1)])
+        corrected = np.array([bias_correction(max(1, k)) for k in range(len(order) * ((n + batch - 1) // batch) + 1)])
         share = np.float32(0.5 / math.sqrt(max(1, len(read))))
         give = share if passes else np.float32(0.0)
         step = 0
@@ -113,8 +113,8 @@ def ego_steps(
                     low = order[epoch, start + begin + k]
                     high = partner[low]
                     below, above = row_of[low], row_of[high]
-                    square_v = _meet(mine, below, passed, inside[low], v)
-                    square_w = _meet(mine, above, passed, inside[high], w)
+                    square_v = _mix_item(mine, below, passed, inside[low], v)
+                    square_w = _mix_item(mine, above, passed, inside[high], w)
                     product_v, product_w = _dot(user, v), _dot(user, w)
                     cosine_v = product_v / np.sqrt(length * square_v + _TINY)
                     cosine_w = product_w / np.sqrt(length * square_w + _TINY)
@@ -125,8 +125,12 @@ def ego_steps(
                             state[r] = 1
                             used[n_used] = r
                             n_used += 1
-                    _part(slope, user, length, v, square_v, product_v, inside[low], below, d_user, d_passed, grad)
-                    _part(-slope, user, length, w, square_w, product_w, inside[high], above, d_user, d_passed, grad)
+                    _add_cosine_slopes(
+                        slope, user, length, v, square_v, product_v, inside[low], below, d_user, d_passed, grad
+                    )
+                    _add_cosine_slopes(
+                        -slope, user, length, w, square_w, product_w, inside[high], above, d_user, d_passed, grad
+                    )
                 shrink = np.float32(2.0) * l2 / np.float32(m)
                 for k in range(n_used):  # of what is only read nothing is held back
                     r = used[k]
@@ -147,6 +151,6 @@ def ego_steps(
                     r = used[k]
                     state[r] = 0
                     steps[r] += 1
-                    move_place(r, mine, grad, mean, square, corrected[steps[r]], row_rate, decay)
+                    move_row_at(r, mine, grad, mean, square, corrected[steps[r]], row_rate, decay)
                     for j in range(d):
                         grad[r, j] = np.float32(0.0)

@@ -13,7 +13,7 @@ _FAST = {"reassoc", "contract", "nsz"}
 
 
 @njit(cache=True, parallel=True, fastmath=_FAST)
-def pass_along(ptr: Longs, to: Ints, weight: Floats, start: Floats, now: Floats, out: Floats) -> None:
+def propagate_rows(ptr: Longs, to: Ints, weight: Floats, start: Floats, now: Floats, out: Floats) -> None:
     """out = start + A now, a node at a time, so that threads change no bit."""
     width = start.shape[1]
     for r in prange(len(ptr) - 1):
@@ -34,7 +34,7 @@ def pass_along(ptr: Longs, to: Ints, weight: Floats, start: Floats, now: Floats,
 
 
 @njit(cache=True)
-def product_slopes(left: Longs, right: Longs, label: Floats, weight: Floats, table: Floats, slope: Floats) -> None:
+def add_bce_slopes(left: Longs, right: Longs, label: Floats, weight: Floats, table: Floats, slope: Floats) -> None:
     """Adds the slopes of weighted BCE of logits left . right to `slope`, pair by pair."""
     width = table.shape[1]
     for k in range(len(left)):

@@ -43,13 +43,13 @@ def bits(stream: np.uint64, counter: np.uint64) -> np.uint64:
 
 
 @njit(inline="always")
-def below(stream: np.uint64, counter: np.uint64, n: np.uint64) -> np.int64:
+def random_below(stream: np.uint64, counter: np.uint64, n: np.uint64) -> np.int64:
     """A whole number in [0, n), n < 2^32; the bias of the multiply-shift is under n / 2^32."""
     return np.int64(((bits(stream, counter) >> _S32) * n) >> _S32)
 
 
 @njit(inline="always")
-def unit(stream: np.uint64, counter: np.uint64) -> float:
+def random_unit(stream: np.uint64, counter: np.uint64) -> float:
     """A float in [0, 1)."""
     return np.float64(bits(stream, counter) >> _S11) * _UNIT
 
@@ -69,8 +69,8 @@ def normals(key: np.uint64, owners: Keys, width: int) -> Floats:
     for i in prange(len(owners)):
         stream = stream_of(key, owners[i])
         for j in range(0, width, 2):
-            radius = math.sqrt(-2.0 * math.log(1.0 - unit(stream, np.uint64(j))))
-            angle = 2.0 * math.pi * unit(stream, np.uint64(j + 1))
+            radius = math.sqrt(-2.0 * math.log(1.0 - random_unit(stream, np.uint64(j))))
+            angle = 2.0 * math.pi * random_unit(stream, np.uint64(j + 1))
             out[i, j] = radius * math.cos(angle)
             if j + 1 < width:
                 out[i, j + 1] = radius * math.sin(angle)
@@ -84,18 +84,18 @@ def uniforms(key: np.uint64, owners: Keys, width: int) -> Floats:
     for i in prange(len(owners)):
         stream = stream_of(key, owners[i])
         for j in range(width):
-            out[i, j] = min(np.float32(unit(stream, np.uint64(j))), _LAST)
+            out[i, j] = min(np.float32(random_unit(stream, np.uint64(j))), _LAST)
     return out
 
 
 @njit(cache=True)
-def choose(key: np.uint64, n: int, k: int) -> Longs:
+def choose_distinct(key: np.uint64, n: int, k: int) -> Longs:
     """k distinct numbers of [0, n), uniformly, in O(k): a partial shuffle that stores only what it moved."""
     moved = dict()
     moved[np.int64(-1)] = np.int64(-1)
     out = np.empty(k, np.int64)
     for i in range(k):
-        j = i + below(key, np.uint64(i), np.uint64(n - i))
+        j = i + random_below(key, np.uint64(i), np.uint64(n - i))
         at_i = moved.get(np.int64(i), np.int64(i))
         out[i] = moved.get(np.int64(j), np.int64(j))
         moved[np.int64(j)] = at_i
@@ -103,12 +103,12 @@ def choose(key: np.uint64, n: int, k: int) -> Longs:
 
 
 @njit(cache=True)
-def decide(key: np.uint64, owners: Keys, rate: float) -> Longs:
+def sample_owners(key: np.uint64, owners: Keys, rate: float) -> Longs:
     """Places of the owners who say yes, each by itself with probability `rate`."""
     out = np.empty(len(owners), np.int64)
     n = 0
     for i in range(len(owners)):
-        if unit(stream_of(key, owners[i]), np.uint64(0)) < rate:
+        if random_unit(stream_of(key, owners[i]), np.uint64(0)) < rate:
             out[n] = i
             n += 1
     return out[:n]

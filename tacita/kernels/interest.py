@@ -17,8 +17,8 @@ import numpy as np
 from numba import njit
 
 from tacita.core.types import Floats, Ints, Longs
-from tacita.kernels.adam import adam_used, move_row
-from tacita.kernels.tower import above_zero, bce_slopes, matrix, sum_down, where_above
+from tacita.kernels.adam import adam_used_rows, move_row
+from tacita.kernels.tower import apply_relu, backprop_relu, bce_slopes, sum_columns, view_matrix
 
 PIECES = (
     "user_layer", "state_layer", "out", "out_bias", "gaps", "event_layer", "event_bias", "gru_in", "gru_in_bias",
@@ -30,7 +30,7 @@ _SMALL = np.float32(1e-8)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _gates(gate: Floats, told: Floats, own: Floats, h: Floats, kept: Floats, e: int) -> None:
+def _step_gru(gate: Floats, told: Floats, own: Floats, h: Floats, kept: Floats, e: int) -> None:
     """One event of one person: `told` is the event's share, `own` the state's; h becomes the next state.
 
     Keeps of event e what the way back needs: r, z, n, the state's share of n, and the state before.
@@ -49,7 +49,7 @@ def _gates(gate: Floats, told: Floats, own: Floats, h: Floats, kept: Floats, e: 
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _vector_times(h: Floats, table: Floats, bias: Floats, out: Floats) -> None:
+def _apply_affine(h: Floats, table: Floats, bias: Floats, out: Floats) -> None:
     """out = h table + bias."""
     out[:] = bias
     for k in range(len(h)):
@@ -59,7 +59,7 @@ def _vector_times(h: Floats, table: Floats, bias: Floats, out: Floats) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _gate_slopes(dh: Floats, kept: Floats, e: int, d_told: Floats, d_own: Floats, turned: Floats) -> None:
+def _backprop_gru(dh: Floats, kept: Floats, e: int, d_told: Floats, d_own: Floats, turned: Floats) -> None:
     """The way back through one event: dh becomes the slope of the state before it; `turned`: its matrix's transpose."""
     d = len(dh)
     for j in range(d):
@@ -81,46 +81,48 @@ def _gate_slopes(dh: Floats, kept: Floats, e: int, d_told: Floats, d_own: Floats
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def states(flat: Floats, at: Longs, g: int, ptr: Longs, events: Floats, h: Floats, x: Floats, kept: Floats) -> None:
+def compute_states(
+    flat: Floats, at: Longs, g: int, ptr: Longs, events: Floats, h: Floats, x: Floats, kept: Floats
+) -> None:
     """h of every person from its events (events, d + 1 + g); `x` and `kept` keep what the way back needs."""
     d = h.shape[1]
-    np.dot(events, matrix(flat, at[_EVENT], d + 1 + g, d), x)
+    np.dot(events, view_matrix(flat, at[_EVENT], d + 1 + g, d), x)
     for e in range(len(x)):
         for j in range(d):
             x[e, j] += flat[at[_EVENT_BIAS] + j]
-    told = np.dot(x, matrix(flat, at[_IN], d, 3 * d))
+    told = np.dot(x, view_matrix(flat, at[_IN], d, 3 * d))
     own, gate = np.empty(3 * d, np.float32), np.empty(2 * d, np.float32)
-    table, bias = matrix(flat, at[_OWN], d, 3 * d), flat[at[_OWN_BIAS] : at[_OWN_BIAS] + 3 * d]
+    table, bias = view_matrix(flat, at[_OWN], d, 3 * d), flat[at[_OWN_BIAS] : at[_OWN_BIAS] + 3 * d]
     in_bias = flat[at[_IN_BIAS] : at[_IN_BIAS] + 3 * d]
     for u in range(len(h)):
         h[u] = 0
         for e in range(ptr[u], ptr[u + 1]):
-            _vector_times(h[u], table, bias, own)
+            _apply_affine(h[u], table, bias, own)
             told[e] += in_bias
-            _gates(gate, told[e], own, h[u], kept, e)
+            _step_gru(gate, told[e], own, h[u], kept, e)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _states_back(
+def _backprop_states(
     flat: Floats, at: Longs, g: int, ptr: Longs, events: Floats, bucket: Longs, x: Floats, kept: Floats, dh: Floats,
     d_flat: Floats,
 ) -> Floats:  # fmt: skip
     """Slopes of all that makes the states; returns those of the events' rows."""
     n, d = len(x), dh.shape[1]
     d_told, d_own = np.empty((n, 3 * d), np.float32), np.empty((n, 3 * d), np.float32)
-    turned = np.ascontiguousarray(matrix(flat, at[_OWN], d, 3 * d).T)
+    turned = np.ascontiguousarray(view_matrix(flat, at[_OWN], d, 3 * d).T)
     for u in range(len(dh)):
         for e in range(ptr[u + 1] - 1, ptr[u] - 1, -1):
-            _gate_slopes(dh[u], kept, e, d_told, d_own, turned)
+            _backprop_gru(dh[u], kept, e, d_told, d_own, turned)
     before = np.ascontiguousarray(kept[:, 4 * d :])
-    np.dot(before.T, d_own, matrix(d_flat, at[_OWN], d, 3 * d))
-    sum_down(d_own, d_flat[at[_OWN_BIAS] : at[_OWN_BIAS] + 3 * d])
-    np.dot(x.T, d_told, matrix(d_flat, at[_IN], d, 3 * d))
-    sum_down(d_told, d_flat[at[_IN_BIAS] : at[_IN_BIAS] + 3 * d])
-    dx = np.dot(d_told, matrix(flat, at[_IN], d, 3 * d).T)
-    np.dot(events.T, dx, matrix(d_flat, at[_EVENT], d + 1 + g, d))
-    sum_down(dx, d_flat[at[_EVENT_BIAS] : at[_EVENT_BIAS] + d])
-    d_events = np.dot(dx, matrix(flat, at[_EVENT], d + 1 + g, d).T)
+    np.dot(before.T, d_own, view_matrix(d_flat, at[_OWN], d, 3 * d))
+    sum_columns(d_own, d_flat[at[_OWN_BIAS] : at[_OWN_BIAS] + 3 * d])
+    np.dot(x.T, d_told, view_matrix(d_flat, at[_IN], d, 3 * d))
+    sum_columns(d_told, d_flat[at[_IN_BIAS] : at[_IN_BIAS] + 3 * d])
+    dx = np.dot(d_told, view_matrix(flat, at[_IN], d, 3 * d).T)
+    np.dot(events.T, dx, view_matrix(d_flat, at[_EVENT], d + 1 + g, d))
+    sum_columns(dx, d_flat[at[_EVENT_BIAS] : at[_EVENT_BIAS] + d])
+    d_events = np.dot(dx, view_matrix(flat, at[_EVENT], d + 1 + g, d).T)
     for e in range(n):
         for j in range(g):
             d_flat[at[_GAPS] + bucket[e] * g + j] += d_events[e, d + 1 + j]
@@ -128,23 +130,23 @@ def _states_back(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _climb(
+def _run_forward(
     flat: Floats, at: Longs, layers: Longs, biases: Longs, sizes: Longs, people: Floats, person: Longs, item: Floats,
     up: Floats, logit: Floats,
 ) -> None:  # fmt: skip
     """Logits of samples; `people`: what the first layer gets of each person, `person` whose sample it is."""
     n, d = item.shape
-    now = matrix(up, 0, n, sizes[0])
-    np.dot(item, matrix(flat, layers[0], d, sizes[0]), now)
+    now = view_matrix(up, 0, n, sizes[0])
+    np.dot(item, view_matrix(flat, layers[0], d, sizes[0]), now)
     for i in range(n):
         for j in range(sizes[0]):
             now[i, j] += people[person[i], j]
-    above_zero(now, flat[biases[0] : biases[0] + sizes[0]])
+    apply_relu(now, flat[biases[0] : biases[0] + sizes[0]])
     start = n * sizes[0]
     for k in range(1, len(sizes)):
-        after = matrix(up, start, n, sizes[k])
-        np.dot(now, matrix(flat, layers[k], sizes[k - 1], sizes[k]), after)
-        above_zero(after, flat[biases[k] : biases[k] + sizes[k]])
+        after = view_matrix(up, start, n, sizes[k])
+        np.dot(now, view_matrix(flat, layers[k], sizes[k - 1], sizes[k]), after)
+        apply_relu(after, flat[biases[k] : biases[k] + sizes[k]])
         start += n * sizes[k]
         now = after
     np.dot(now, flat[at[_OUT] : at[_OUT] + sizes[-1]], logit)
@@ -152,7 +154,7 @@ def _climb(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _descend(
+def _run_backward(
     flat: Floats, at: Longs, layers: Longs, biases: Longs, sizes: Longs, item: Floats, person: Longs, up: Floats,
     slope: Floats, d_flat: Floats, d_people: Floats,
 ) -> Floats:  # fmt: skip
@@ -160,7 +162,7 @@ def _descend(
     n, d = item.shape
     k = len(sizes) - 1
     start = n * (sizes.sum() - sizes[k])
-    now = matrix(up, start, n, sizes[k])
+    now = view_matrix(up, start, n, sizes[k])
     out = flat[at[_OUT] : at[_OUT] + sizes[k]]
     np.dot(slope, now, d_flat[at[_OUT] : at[_OUT] + sizes[k]])
     d_flat[at[_OUT_BIAS]] = slope.sum()
@@ -168,28 +170,28 @@ def _descend(
     for i in range(n):
         for j in range(sizes[k]):
             back[i, j] = slope[i] * out[j]
-    where_above(back, now)
+    backprop_relu(back, now)
     while k > 0:
-        sum_down(back, d_flat[biases[k] : biases[k] + sizes[k]])
+        sum_columns(back, d_flat[biases[k] : biases[k] + sizes[k]])
         start -= n * sizes[k - 1]
-        before = matrix(up, start, n, sizes[k - 1])
-        np.dot(before.T, back, matrix(d_flat, layers[k], sizes[k - 1], sizes[k]))
-        further = np.dot(back, matrix(flat, layers[k], sizes[k - 1], sizes[k]).T)
-        where_above(further, before)
+        before = view_matrix(up, start, n, sizes[k - 1])
+        np.dot(before.T, back, view_matrix(d_flat, layers[k], sizes[k - 1], sizes[k]))
+        further = np.dot(back, view_matrix(flat, layers[k], sizes[k - 1], sizes[k]).T)
+        backprop_relu(further, before)
         back = further
         k -= 1
-    sum_down(back, d_flat[biases[0] : biases[0] + sizes[0]])
-    np.dot(item.T, back, matrix(d_flat, layers[0], d, sizes[0]))
+    sum_columns(back, d_flat[biases[0] : biases[0] + sizes[0]])
+    np.dot(item.T, back, view_matrix(d_flat, layers[0], d, sizes[0]))
     d_people[:] = 0
     for i in range(n):
         for j in range(sizes[0]):
             d_people[person[i], j] += back[i, j]
-    d_item: Floats = np.dot(back, matrix(flat, layers[0], d, sizes[0]).T)
+    d_item: Floats = np.dot(back, view_matrix(flat, layers[0], d, sizes[0]).T)
     return d_item
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _apart(p: Floats, h: Floats, mu: np.float32, dp: Floats, dh: Floats) -> None:
+def _add_cosine_slopes(p: Floats, h: Floats, mu: np.float32, dp: Floats, dh: Floats) -> None:
     """Adds the slopes of mu (1 - cos(p, h)); what has no length has no direction."""
     pp, hh, ph = np.float32(0.0), np.float32(0.0), np.float32(0.0)
     for j in range(len(p)):
@@ -206,7 +208,7 @@ def _apart(p: Floats, h: Floats, mu: np.float32, dp: Floats, dh: Floats) -> None
 
 
 @njit(inline="always")
-def _people_of(order: Longs, owner: Ints, person: Longs) -> Any:
+def _find_users(order: Longs, owner: Ints, person: Longs) -> Any:
     """Whose samples a batch holds: people one after another, `person` says which of them a sample belongs to."""
     who = np.empty(len(order), np.int64)
     n = 0
@@ -226,24 +228,24 @@ def _tower_slopes(
 ) -> Any:  # fmt: skip
     """Slopes of one batch's loss: of the people's vectors and states and of the samples' rows; fills d_flat's tower."""
     n, d = item.shape
-    user_layer, state_layer = matrix(flat, at[_USER], d, sizes[0]), matrix(flat, at[_STATE], d, sizes[0])
+    user_layer, state_layer = view_matrix(flat, at[_USER], d, sizes[0]), view_matrix(flat, at[_STATE], d, sizes[0])
     people = np.dot(p, user_layer) + np.dot(h, state_layer)
     up, logit = np.empty(n * sizes.sum(), np.float32), np.empty(n, np.float32)
-    _climb(flat, at, layers, biases, sizes, people, person, item, up, logit)
+    _run_forward(flat, at, layers, biases, sizes, people, person, item, up, logit)
     bce_slopes(logit, wanted, np.full(n, np.float32(1.0 / n)))
     d_flat[:] = 0
     d_people = np.empty_like(people)
-    d_item = _descend(flat, at, layers, biases, sizes, item, person, up, logit, d_flat, d_people)
-    np.dot(p.T, d_people, matrix(d_flat, at[_USER], d, sizes[0]))
-    np.dot(h.T, d_people, matrix(d_flat, at[_STATE], d, sizes[0]))
+    d_item = _run_backward(flat, at, layers, biases, sizes, item, person, up, logit, d_flat, d_people)
+    np.dot(p.T, d_people, view_matrix(d_flat, at[_USER], d, sizes[0]))
+    np.dot(h.T, d_people, view_matrix(d_flat, at[_STATE], d, sizes[0]))
     dp, dh = np.dot(d_people, user_layer.T), np.dot(d_people, state_layer.T)
     for u in range(len(p)):
-        _apart(p[u], h[u], mu / np.float32(len(p)), dp[u], dh[u])
+        _add_cosine_slopes(p[u], h[u], mu / np.float32(len(p)), dp[u], dh[u])
     return dp, dh, d_item
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _events_of(
+def _gather_events(
     at: Longs, g: int, who: Longs, context_ptr: Longs, context_row: Ints, rating: Floats, gap: Ints, mine: Floats,
     flat: Floats,
 ) -> Any:  # fmt: skip
@@ -264,7 +266,7 @@ def _events_of(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _samples_of(order: Longs, row_of: Ints, label: Floats, mine: Floats) -> Any:
+def _gather_samples(order: Longs, row_of: Ints, label: Floats, mine: Floats) -> Any:
     """Rows in use, labels and the rows themselves of some samples."""
     used, wanted = np.empty(len(order), np.int64), np.empty(len(order), np.float32)
     item = np.empty((len(order), mine.shape[1]), np.float32)
@@ -275,7 +277,7 @@ def _samples_of(order: Longs, row_of: Ints, label: Floats, mine: Floats) -> Any:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _met_here(order: Longs, owner: Ints, first: int, place: Longs) -> Any:
+def _collect_users(order: Longs, owner: Ints, first: int, place: Longs) -> Any:
     """Everybody whose samples these are, in order; `place`, -1 everywhere, then says which of them somebody is."""
     who = np.empty(len(order), np.int64)
     n = 0
@@ -311,19 +313,19 @@ def interest_steps(
         for epoch in range(len(order)):
             for begin in range(batch_ptr[c], batch_ptr[c + 1], held[c]):
                 end, start = min(begin + held[c], batch_ptr[c + 1]), batch_start[epoch]
-                group = _met_here(order[epoch, start[begin] : start[end]], owner, user_ptr[c], place)
-                ptr, read, events, bucket = _events_of(
+                group = _collect_users(order[epoch, start[begin] : start[end]], owner, user_ptr[c], place)
+                ptr, read, events, bucket = _gather_events(
                     at, g, group, context_ptr, context_row, rating, gap, mine, flat
                 )  # fmt: skip
                 h, dh = np.empty((len(group), d), np.float32), np.zeros((len(group), d), np.float32)
                 x, kept = np.empty((len(events), d), np.float32), np.empty((len(events), 5 * d), np.float32)
-                states(flat, at, g, ptr, events, h, x, kept)
+                compute_states(flat, at, g, ptr, events, h, x, kept)
                 share = np.float32(1.0 / (end - begin))
                 for b in range(begin, end):
                     some = order[epoch, start[b] : start[b + 1]]
                     person = np.empty(len(some), np.int64)
-                    who = _people_of(some, owner, person)
-                    used, wanted, item = _samples_of(some, row_of, label, mine)
+                    who = _find_users(some, owner, person)
+                    used, wanted, item = _gather_samples(some, row_of, label, mine)
                     p, state = np.empty((len(who), d), np.float32), np.empty((len(who), d), np.float32)
                     for u in range(len(who)):
                         p[u], state[u] = private[who[u]], h[place[who[u] - user_ptr[c]]]
@@ -338,7 +340,7 @@ def interest_steps(
                         dh[place[k]] += share * d_state[u]
                     if b == end - 1:
                         turn += 1
-                        d_events = _states_back(flat, at, g, ptr, events, bucket, x, kept, dh, d_flat)
+                        d_events = _backprop_states(flat, at, g, ptr, events, bucket, x, kept, dh, d_flat)
                         used, d_item = np.concatenate((used, read)), np.concatenate((d_item, d_events), 0)
                         move_row(
                             flat[recurrent:], d_flat[recurrent:], flat_mean[recurrent:], flat_square[recurrent:],
@@ -348,26 +350,26 @@ def interest_steps(
                         flat[:recurrent], d_flat[:recurrent], flat_mean[:recurrent], flat_square[:recurrent], step,
                         flat_rate[:recurrent], decay,
                     )  # fmt: skip
-                    adam_used(used, d_item, slot, mine, mean, square, steps, row_rate, decay)
+                    adam_used_rows(used, d_item, slot, mine, mean, square, steps, row_rate, decay)
                 for u in range(len(group)):
                     place[group[u] - user_ptr[c]] = -1
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _lean(mine: Floats, grad: Floats, own: Floats, rate: np.float32, lam: np.float32) -> None:
+def _step_personal(mine: Floats, grad: Floats, own: Floats, rate: np.float32, lam: np.float32) -> None:
     """One step of a personal model, which is held to the one it leans on."""
     for j in range(len(mine)):
         mine[j] -= rate * (grad[j] + lam * (mine[j] - own[j]))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _follow(own: Floats, mine: Floats, share: np.float32) -> None:
+def _move_local(own: Floats, mine: Floats, share: np.float32) -> None:
     for j in range(len(own)):
         own[j] -= share * (own[j] - mine[j])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def interest_leans(
+def interest_pfedme_steps(
     first: int, last: int, at: Longs, layers: Longs, biases: Longs, sizes: Longs, g: int, mu: np.float32,
     inner: int, rate: np.float32, lam: np.float32, eta: np.float32, batch_ptr: Longs, batch_start: Longs, order: Longs,
     owner: Ints, row_of: Ints, label: Floats, context_ptr: Longs, context_row: Ints, rating: Floats, gap: Ints,
@@ -389,21 +391,21 @@ def interest_leans(
             for k in range(batch_ptr[c], batch_ptr[c + 1]):
                 some = order[epoch, batch_start[epoch, k] : batch_start[epoch, k + 1]]
                 person = np.empty(len(some), np.int64)
-                who = _people_of(some, owner, person)
+                who = _find_users(some, owner, person)
                 p, h = np.empty((len(who), d), np.float32), np.empty((len(who), d), np.float32)
                 for _ in range(inner):
-                    used, wanted, item = _samples_of(some, row_of, label, mine)
-                    ptr, read, events, bucket = _events_of(
+                    used, wanted, item = _gather_samples(some, row_of, label, mine)
+                    ptr, read, events, bucket = _gather_events(
                         at, g, who, context_ptr, context_row, rating, gap, mine, flat
                     )  # fmt: skip
                     x, kept = np.empty((len(events), d), np.float32), np.empty((len(events), 5 * d), np.float32)
                     for u in range(len(who)):
                         p[u] = my_private[who[u]]
-                    states(flat, at, g, ptr, events, h, x, kept)
+                    compute_states(flat, at, g, ptr, events, h, x, kept)
                     dp, dh, d_item = _tower_slopes(
                         flat, at, layers, biases, sizes, mu, p, h, person, item, wanted, d_flat
                     )  # fmt: skip
-                    d_events = _states_back(flat, at, g, ptr, events, bucket, x, kept, dh, d_flat)
+                    d_events = _backprop_states(flat, at, g, ptr, events, bucket, x, kept, dh, d_flat)
                     d_users[:], d_rows[:] = 0, 0
                     for u in range(len(who)):
                         d_users[who[u] - user_ptr[c]] = dp[u]
@@ -411,9 +413,9 @@ def interest_leans(
                         d_rows[used[i]] += d_item[i]
                     for e in range(len(events)):
                         d_rows[read[e]] += d_events[e]
-                    _lean(flat, d_flat, flats[c], rate, lam)
-                    _lean(mine.reshape(-1), d_rows.reshape(-1), rows[a:b].reshape(-1), rate, lam)
-                    _lean(users.reshape(-1), d_users.reshape(-1), private[people].reshape(-1), rate, lam)
-                _follow(flats[c], flat, eta * lam)
-                _follow(rows[a:b].reshape(-1), mine.reshape(-1), eta * lam)
-                _follow(private[people].reshape(-1), users.reshape(-1), eta * lam)
+                    _step_personal(flat, d_flat, flats[c], rate, lam)
+                    _step_personal(mine.reshape(-1), d_rows.reshape(-1), rows[a:b].reshape(-1), rate, lam)
+                    _step_personal(users.reshape(-1), d_users.reshape(-1), private[people].reshape(-1), rate, lam)
+                _move_local(flats[c], flat, eta * lam)
+                _move_local(rows[a:b].reshape(-1), mine.reshape(-1), eta * lam)
+                _move_local(private[people].reshape(-1), users.reshape(-1), eta * lam)

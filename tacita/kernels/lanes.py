@@ -17,7 +17,7 @@ LANES = 16
 _WORD = ir.IntType(64)
 
 
-def _at(context: Any, builder: Any, kind: Any, array: Any, row: Any, column: Any) -> Any:
+def _vector_address(context: Any, builder: Any, kind: Any, array: Any, row: Any, column: Any) -> Any:
     """The address of LANES numbers of a row, and the bytes of one."""
     assert kind.layout == "C"
     assert kind.ndim == 2
@@ -29,12 +29,12 @@ def _at(context: Any, builder: Any, kind: Any, array: Any, row: Any, column: Any
     return builder.inttoptr(address, ir.VectorType(context.get_data_type(kind.dtype), LANES).as_pointer()), width
 
 
-def _add(typing: Any, target: Any, t: Any, source: Any, s: Any, first: Any, factor: Any) -> Any:
+def _build_add_lanes(typing: Any, target: Any, t: Any, source: Any, s: Any, first: Any, factor: Any) -> Any:
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         to, from_ = signature.args[0], signature.args[2]
         lanes = ir.VectorType(context.get_data_type(to.dtype), LANES)
-        left, left_width = _at(context, builder, to, args[0], args[1], args[4])
-        right, right_width = _at(context, builder, from_, args[2], args[3], args[4])
+        left, left_width = _vector_address(context, builder, to, args[0], args[1], args[4])
+        right, right_width = _vector_address(context, builder, from_, args[2], args[3], args[4])
         more = builder.load(right, align=right_width)
         if from_.dtype != to.dtype:
             more = builder.fpext(more, lanes)
@@ -47,5 +47,5 @@ def _add(typing: Any, target: Any, t: Any, source: Any, s: Any, first: Any, fact
     return types.void(target, types.int64, source, types.int64, types.int64, target.dtype), build
 
 
-add_lanes: Any = intrinsic(_add)
+add_lanes: Any = intrinsic(_build_add_lanes)
 """add_lanes(target, t, source, s, first, f): target[t, first:first + LANES] += f * source[s, first:first + LANES]"""

@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit, prange
 
 from tacita.core.types import Floats, Ints, Longs
-from tacita.kernels.sampling import slot, table_size
+from tacita.kernels.sampling import find_slot, table_size
 from tacita.kernels.steps import _FAST, dot, score_row
 
 
@@ -23,7 +23,7 @@ def sample_scores(user_ptr: Longs, a: Floats, c: Floats, base: Longs, row_of: In
 
 
 @njit(cache=True, parallel=True)
-def remember(
+def write_errors(
     user_ptr: Longs,
     item: Ints,
     label: Floats,
@@ -45,19 +45,19 @@ def remember(
         newest = np.empty(len(keys), np.int64)
         for k in range(lo, hi):
             if abs(label[k] - guess[k]) > threshold:
-                at = slot(keys, item[k])
+                at = find_slot(keys, item[k])
                 keys[at] = item[k]
                 newest[at] = k
         for e in range(size):
             if held_item[u, e] < 0:
                 continue
-            at = slot(keys, held_item[u, e])
+            at = find_slot(keys, held_item[u, e])
             if keys[at] >= 0 and newest[at] >= 0:
                 held_label[u, e] = label[newest[at]]
                 held_base[u, e] = guess[newest[at]]
                 newest[at] = -1
         for k in range(lo, hi):
-            at = slot(keys, item[k])
+            at = find_slot(keys, item[k])
             if keys[at] >= 0 and newest[at] == k:
                 e = position[u]
                 held_item[u, e] = item[k]
@@ -67,7 +67,7 @@ def remember(
 
 
 @njit(cache=True, parallel=True)
-def corrected(
+def correct_scores(
     base: Floats,  # (users, items) predictions to correct
     normal: Floats,  # (items, width) normalised rows
     columns: Floats,  # (width, remembered items) normalised rows of what anybody remembers

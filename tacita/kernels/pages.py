@@ -81,7 +81,7 @@ def extend_lists(
 
 
 @njit(cache=True)  # threads that only read own lists for a while: two of them must not count at once
-def join_lists(first: Ints, owners: Ints) -> None:
+def retain_lists(first: Ints, owners: Ints) -> None:
     """One owner more for each list."""
     for k in range(len(first)):
         if first[k] != NONE:
@@ -89,7 +89,7 @@ def join_lists(first: Ints, owners: Ints) -> None:
 
 
 @njit(cache=True)
-def leave_lists(first: Ints, following: Ints, owners: Ints, free: Ints, n_free: int) -> int:
+def release_lists(first: Ints, following: Ints, owners: Ints, free: Ints, n_free: int) -> int:
     """One owner less for each list; pages without any go onto the stack, whose new height is returned."""
     for k in range(len(first)):
         page = first[k]

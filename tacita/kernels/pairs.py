@@ -134,7 +134,7 @@ def next_sums(
                         out[i, item[first + place]] += np.rint(factor[u] * fall[age] / quantum) * quantum
 
 
-def meetings(fall: Doubles) -> Doubles:
+def lag_products(fall: Doubles) -> Doubles:
     """[d, k]: the sum over j = 1..k of the weights j and j + d places back, multiplied."""
     out = np.zeros((len(fall), len(fall) + 1))
     for apart in range(len(fall)):
@@ -144,7 +144,7 @@ def meetings(fall: Doubles) -> Doubles:
 
 
 @njit(cache=True, parallel=True)
-def sparse_times(ptr: Ints, column: Ints, value: Floats, right: Floats, out: Floats) -> None:
+def multiply_sparse(ptr: Ints, column: Ints, value: Floats, right: Floats, out: Floats) -> None:
     """out = A right, A sparse by rows; every row is added up in the same order whatever the number of threads."""
     width = right.shape[1]
     for r in prange(len(ptr) - 1):
@@ -157,7 +157,7 @@ def sparse_times(ptr: Ints, column: Ints, value: Floats, right: Floats, out: Flo
 
 
 @njit(cache=True, parallel=True)
-def row_cuts(ptr: Ints, size: Floats, keep: int) -> Floats:
+def find_row_thresholds(ptr: Ints, size: Floats, keep: int) -> Floats:
     """The size of the `keep`-th largest entry of each row; 0 where a row has no more entries than that."""
     n = len(ptr) - 1
     out = np.zeros(n, np.float32)

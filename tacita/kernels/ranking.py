@@ -12,7 +12,7 @@ from tacita.kernels.hashing import bits, stream_of
 
 
 @njit(inline="always")
-def _before(stream: np.uint64, i: int, t: int) -> Any:
+def _comes_before(stream: np.uint64, i: int, t: int) -> Any:
     """The order of tied items: by a hash of (seed, user, item), never by id or by being wanted."""
     return bits(stream, np.uint64(i)) < bits(stream, np.uint64(t))
 
@@ -61,19 +61,19 @@ def full_ranks(
             if tied > 1 and against:
                 higher += tied - 1
                 for j in range(want_ptr[u], want_ptr[u + 1]):
-                    if row[want[j]] == s and want[j] != t and not _before(stream, want[j], t):
+                    if row[want[j]] == s and want[j] != t and not _comes_before(stream, want[j], t):
                         higher -= 1
             elif tied > 1:
                 before = 0
                 for i in range(n_items):
-                    if row[i] == s and i != t and _before(stream, i, t):
+                    if row[i] == s and i != t and _comes_before(stream, i, t):
                         before += 1
                 higher += before
                 others = tied - 1
                 for j in range(want_ptr[u], want_ptr[u + 1]):
                     if row[want[j]] == s and want[j] != t:
                         others -= 1
-                        before -= _before(stream, want[j], t)
+                        before -= _comes_before(stream, want[j], t)
                 luck[u] += before - 0.5 * others
             ranks[k] = higher + 1
 
@@ -102,14 +102,14 @@ def sampled_ranks(
             higher = 0
             for j in range(want_ptr[u], want_ptr[u + 1]):
                 i = want[j]
-                if row[i] > row[t] or (row[i] == row[t] and i != t and _before(stream, i, t)):
+                if row[i] > row[t] or (row[i] == row[t] and i != t and _comes_before(stream, i, t)):
                     higher += 1
             for j in range(other_ptr[u], other_ptr[u + 1]):
                 i = other[j]
-                if row[i] > row[t] or (row[i] == row[t] and i != t and (against or _before(stream, i, t))):
+                if row[i] > row[t] or (row[i] == row[t] and i != t and (against or _comes_before(stream, i, t))):
                     higher += 1
                 if row[i] == row[t] and i != t and not against:
-                    luck[u] += 0.5 if _before(stream, i, t) else -0.5
+                    luck[u] += 0.5 if _comes_before(stream, i, t) else -0.5
             ranks[k] = higher + 1
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit, prange
 
 from tacita.core.types import Floats, Ints, Keys, Longs
-from tacita.kernels.hashing import below, stream_of, unit
+from tacita.kernels.hashing import random_below, random_unit, stream_of
 from tacita.kernels.steps import dot, score_row
 
 
@@ -59,7 +59,7 @@ def pick_subset(key: np.uint64, owners: Keys, length: int, count: Longs) -> Long
         for j in range(length):
             order[j] = j
         for j in range(count[k]):
-            other = j + below(stream, np.uint64(j), np.uint64(length - j))
+            other = j + random_below(stream, np.uint64(j), np.uint64(length - j))
             held = order[j]
             order[j] = order[other]
             order[other] = held
@@ -80,7 +80,7 @@ def weighted_picks(key: np.uint64, owners: Keys, log_weight: Floats, n: int) -> 
     for k in range(len(owners)):
         stream = stream_of(key, owners[k])
         for j in range(width):
-            noisy[j] = log_weight[k, j] - math.log(-math.log(unit(stream, np.uint64(j)) + 1e-300))
+            noisy[j] = log_weight[k, j] - math.log(-math.log(random_unit(stream, np.uint64(j)) + 1e-300))
         for m in range(n):
             best = -1
             for j in range(width):

@@ -8,12 +8,12 @@ import numpy as np
 from numba import njit, prange
 
 from tacita.core.types import Bools, Floats, Ints, Keys, Longs
-from tacita.kernels.hashing import below, choose, stream_of
-from tacita.kernels.threads import first_of
+from tacita.kernels.hashing import choose_distinct, random_below, stream_of
+from tacita.kernels.threads import find_share_start
 
 
 @njit(inline="always")
-def slot(keys: Ints, item: Any) -> Any:
+def find_slot(keys: Ints, item: Any) -> Any:
     """Where an item stands, or would stand, in a small open-addressed table (length a power of two)."""
     size = len(keys)
     at = (item * 40503) & (size - 1)
@@ -38,7 +38,7 @@ def room_for_negatives(ptr: Longs, excluded: Ints, n_items: int) -> Longs:
         keys = np.full(table_size(ptr[u + 1] - ptr[u]), -1, np.int32)
         out[u] = n_items
         for k in range(ptr[u], ptr[u + 1]):
-            at = slot(keys, excluded[k])
+            at = find_slot(keys, excluded[k])
             if keys[at] < 0 and excluded[k] < n_items:
                 keys[at] = excluded[k]
                 out[u] -= 1
@@ -65,7 +65,7 @@ def draw_samples(
     """
     for share in prange(shares):
         never = np.zeros(n_items, np.bool_)
-        for u in range(first_of(out_ptr, share, shares), first_of(out_ptr, share + 1, shares)):
+        for u in range(find_share_start(out_ptr, share, shares), find_share_start(out_ptr, share + 1, shares)):
             stream = stream_of(key, owners[u])
             at, end = out_ptr[u], out_ptr[u + 1]
             for k in range(pos_ptr[u], pos_ptr[u + 1]):
@@ -78,11 +78,11 @@ def draw_samples(
             if at < end and 8 * (n_items - (ex_ptr[u + 1] - ex_ptr[u])) < n_items:
                 rest = np.flatnonzero(~never)
                 for k in range(end - at):
-                    item[at + k] = rest[below(stream, np.uint64(k), np.uint64(len(rest)))]
+                    item[at + k] = rest[random_below(stream, np.uint64(k), np.uint64(len(rest)))]
             else:
                 counter = np.uint64(0)
                 while at < end:  # a pick that may not be is written over by the next: no branch to mispredict
-                    pick = below(stream, counter, np.uint64(n_items))
+                    pick = random_below(stream, counter, np.uint64(n_items))
                     counter += np.uint64(1)
                     item[at] = pick
                     at += not never[pick]
@@ -102,7 +102,7 @@ def draw_distinct(
 ) -> None:
     """Distinct items that the user may get: places among them, moved past the excluded ones."""
     for u in prange(len(owners)):
-        places = choose(stream_of(key, owners[u]), room[u], out_ptr[u + 1] - out_ptr[u])
+        places = choose_distinct(stream_of(key, owners[u]), room[u], out_ptr[u + 1] - out_ptr[u])
         excluded = np.unique(ex_ids[ex_ptr[u] : ex_ptr[u + 1]])
         for k in range(len(places)):
             at = places[k]
@@ -123,7 +123,7 @@ def shuffle_order(key: np.uint64, owners: Keys, ptr: Longs, batch: int, order: L
         if n > batch:
             stream = stream_of(key, owners[c])
             for k in range(n - 1):
-                j = k + below(stream, np.uint64(k), np.uint64(n - k))
+                j = k + random_below(stream, np.uint64(k), np.uint64(n - k))
                 held = order[start + k]
                 order[start + k] = order[start + j]
                 order[start + j] = held
@@ -148,15 +148,15 @@ def touch_rows(
     """
     counts = np.zeros(len(ptr) - 1, np.int64)
     for share in prange(shares):
-        begin, end = first_of(ptr, share, shares), first_of(ptr, share + 1, shares)
+        begin, end = find_share_start(ptr, share, shares), find_share_start(ptr, share + 1, shares)
         direct = n_items <= 64 * (ptr[end] - ptr[begin])  # a place for every item is cheap beside so many samples
         place = np.full(n_items if direct else 0, -1, np.int32)
         for c in range(begin, end):
             own, further = slice(ptr[c], ptr[c + 1]), slice(more_ptr[c], more_ptr[c + 1])
             mine = rows[own.start + further.start : own.stop + further.stop]
             if direct:
-                n = _number(place, item[own], mine, 0, row_of[own])
-                n = _number(place, more[further], mine, n, row_of_more[further])
+                n = _number_rows(place, item[own], mine, 0, row_of[own])
+                n = _number_rows(place, more[further], mine, n, row_of_more[further])
                 for k in range(n):
                     place[mine[k]] = -1
             else:
@@ -169,7 +169,7 @@ def touch_rows(
 
 
 @njit(inline="always")
-def _number(place: Ints, items: Ints, rows: Ints, n: int, row_of: Ints) -> int:
+def _number_rows(place: Ints, items: Ints, rows: Ints, n: int, row_of: Ints) -> int:
     """Number the items that have no place yet from n on; without branches, since nobody can foresee repeats."""
     for k in range(len(items)):
         i = items[k]
@@ -186,7 +186,7 @@ def _number(place: Ints, items: Ints, rows: Ints, n: int, row_of: Ints) -> int:
 @njit(inline="always")
 def _number_hashed(keys: Ints, slots: Ints, items: Ints, rows: Ints, n: int, row_of: Ints) -> int:
     for k in range(len(items)):
-        at = slot(keys, items[k])
+        at = find_slot(keys, items[k])
         if keys[at] < 0:
             keys[at] = items[k]
             slots[at] = n

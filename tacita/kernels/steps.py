@@ -14,7 +14,7 @@ from numba import njit, prange
 
 from tacita.core.types import Bools, Doubles, Floats, Ints, Longs
 from tacita.kernels.lanes import LANES, add_lanes
-from tacita.kernels.threads import first_of
+from tacita.kernels.threads import find_share_start
 
 MF, PFEDREC, NCF = 0, 1, 2
 _FAST = {"reassoc", "contract", "nsz"}
@@ -92,7 +92,7 @@ def affine_steps(
     """
     d = rows.shape[1]
     for share in prange(shares):
-        begin, end = first_of(ptr, share, shares), first_of(ptr, share + 1, shares)
+        begin, end = find_share_start(ptr, share, shares), find_share_start(ptr, share + 1, shares)
         most = 0
         for c in range(begin, end):
             most = max(most, min(batch, ptr[c + 1] - ptr[c]) + extra_ptr[c + 1] - extra_ptr[c])

@@ -17,10 +17,10 @@ from threadpoolctl import ThreadpoolController
 
 from tacita.core.types import Longs
 
-_MUCH = 16384  # numbers that are worth a thread
+_MIN_PARALLEL = 16384  # numbers that are worth a thread
 
 
-def most_threads() -> int:
+def max_threads() -> int:
     return int(numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
 
 
@@ -37,15 +37,15 @@ def _libraries() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def one_core_each() -> AbstractContextManager[Any]:
+def limit_blas_threads() -> AbstractContextManager[Any]:
     """Inside it a matrix product stays on the core that asks for it: for callers that keep all cores busy."""
     found: AbstractContextManager[Any] = _libraries().limit(limits=1, user_api="blas")
     return found
 
 
-def in_shares(work: Callable[[slice], Any], n: int) -> None:
+def run_in_shares(work: Callable[[slice], Any], n: int) -> None:
     """Work on 0..n, cut where it is much: for numpy's own loops, which use one core each and do not hold others up."""
-    shares = threads_in_use() if n >= _MUCH else 1
+    shares = threads_in_use() if n >= _MIN_PARALLEL else 1
     ends = [n * k // shares // 64 * 64 for k in range(shares)] + [n]  # loops over several at once begin alike
     cuts = [slice(*both) for both in itertools.pairwise(ends)]
     if shares == 1:
@@ -59,7 +59,7 @@ def in_shares(work: Callable[[slice], Any], n: int) -> None:
 
 
 @njit(inline="always")
-def first_of(ptr: Longs, share: int, shares: int) -> Any:
+def find_share_start(ptr: Longs, share: int, shares: int) -> Any:
     """Where one share of the lists begins, if all shares are to hold about as many entries."""
     if share == shares:
         return len(ptr) - 1

@@ -15,11 +15,11 @@ import numpy as np
 from numba import njit
 
 from tacita.core.types import Floats, Ints, Longs
-from tacita.kernels.adam import adam_used, move_row
+from tacita.kernels.adam import adam_used_rows, move_row
 
 
 @njit(cache=True)
-def places(sizes: Longs, d: int, g: int) -> Longs:
+def piece_offsets(sizes: Longs, d: int, g: int) -> Longs:
     """Where each piece of the shared numbers begins.
 
     Two halves of the first layer, the deeper layers, a bias a layer, the output, its bias, the weights of products.
@@ -39,26 +39,26 @@ def places(sizes: Longs, d: int, g: int) -> Longs:
 
 
 @njit(inline="always")
-def matrix(flat: Floats, start: int, rows: int, columns: int) -> Floats:
+def view_matrix(flat: Floats, start: int, rows: int, columns: int) -> Floats:
     return flat[start : start + rows * columns].reshape((rows, columns))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def above_zero(layer: Floats, bias: Floats) -> None:
+def apply_relu(layer: Floats, bias: Floats) -> None:
     for i in range(layer.shape[0]):
         for j in range(layer.shape[1]):
             layer[i, j] = max(layer[i, j] + bias[j], np.float32(0.0))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def where_above(slope: Floats, layer: Floats) -> None:
+def backprop_relu(slope: Floats, layer: Floats) -> None:
     for i in range(slope.shape[0]):
         for j in range(slope.shape[1]):
             slope[i, j] = slope[i, j] if layer[i, j] > 0 else np.float32(0.0)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def sum_down(table: Floats, out: Floats) -> None:
+def sum_columns(table: Floats, out: Floats) -> None:
     out[:] = 0
     for i in range(table.shape[0]):
         for j in range(table.shape[1]):
@@ -66,7 +66,7 @@ def sum_down(table: Floats, out: Floats) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _met(a: Floats, b: Floats, c: Floats) -> np.float32:
+def _triple_dot(a: Floats, b: Floats, c: Floats) -> np.float32:
     # four sums in turn, so that no addition waits for the one before it
     s, t, u, v = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
     whole = len(a) - len(a) % 4
@@ -82,38 +82,38 @@ def _met(a: Floats, b: Floats, c: Floats) -> np.float32:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def climb(
+def run_forward(
     flat: Floats, at: Longs, sizes: Longs, own: Floats, own_met: Floats, item: Floats, item_met: Floats, up: Floats,
     logit: Floats,
 ) -> None:  # fmt: skip
     """Logits of samples; own: (samples or 1, d), one user may stand for all. `up` keeps every layer's output."""
     n, d, layers = item.shape[0], item.shape[1], len(sizes)
     s = sizes[0]
-    now = matrix(up, 0, n, s)
-    np.dot(item, matrix(flat, at[1], d, s), now)
+    now = view_matrix(up, 0, n, s)
+    np.dot(item, view_matrix(flat, at[1], d, s), now)
     bias = flat[at[layers + 1] : at[layers + 1] + s]
-    user = np.dot(own, matrix(flat, at[0], d, s))
+    user = np.dot(own, view_matrix(flat, at[0], d, s))
     if len(own) == 1:
-        above_zero(now, user[0] + bias)
+        apply_relu(now, user[0] + bias)
     else:
         now += user
-        above_zero(now, bias)
+        apply_relu(now, bias)
     start = n * s
     for k in range(1, layers):
-        after = matrix(up, start, n, sizes[k])
-        np.dot(now, matrix(flat, at[k + 1], sizes[k - 1], sizes[k]), after)
-        above_zero(after, flat[at[layers + 1 + k] : at[layers + 1 + k] + sizes[k]])
+        after = view_matrix(up, start, n, sizes[k])
+        np.dot(now, view_matrix(flat, at[k + 1], sizes[k - 1], sizes[k]), after)
+        apply_relu(after, flat[at[layers + 1 + k] : at[layers + 1 + k] + sizes[k]])
         start += n * sizes[k]
         now = after
     out, product = flat[at[2 * layers + 1] : at[2 * layers + 2]], flat[at[2 * layers + 3] : at[2 * layers + 4]]
     np.dot(now, out, logit)
     for i in range(n):
         mine = own_met[0] if len(own_met) == 1 else own_met[i]
-        logit[i] += flat[at[2 * layers + 2]] + _met(mine, item_met[i], product)
+        logit[i] += flat[at[2 * layers + 2]] + _triple_dot(mine, item_met[i], product)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _met_slopes(
+def _backprop_products(
     slope: Floats, product: Floats, own: Floats, item: Floats, d_product: Floats, d_own: Floats, d_item: Floats
 ) -> None:
     """Of the products: each pair of numbers meets with a weight."""
@@ -128,7 +128,7 @@ def _met_slopes(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def descend(
+def run_backward(
     flat: Floats, at: Longs, sizes: Longs, own: Floats, own_met: Floats, item: Floats, item_met: Floats, up: Floats,
     slope: Floats, down: Floats, d_flat: Floats, d_own: Floats, d_own_met: Floats, d_item: Floats, d_item_met: Floats,
 ) -> None:  # fmt: skip
@@ -139,37 +139,37 @@ def descend(
     for j in range(k):
         total += sizes[j]
     start = n * total
-    now = matrix(up, start, n, sizes[k])
+    now = view_matrix(up, start, n, sizes[k])
     out = flat[at[2 * layers + 1] : at[2 * layers + 2]]
     np.dot(slope, now, d_flat[at[2 * layers + 1] : at[2 * layers + 2]])
     d_flat[at[2 * layers + 2]] = slope.sum()
-    back = matrix(down, start, n, sizes[k])
+    back = view_matrix(down, start, n, sizes[k])
     for i in range(n):
         for j in range(sizes[k]):
             back[i, j] = slope[i] * out[j]
-    where_above(back, now)
+    backprop_relu(back, now)
     while k > 0:
-        sum_down(back, d_flat[at[layers + 1 + k] : at[layers + 1 + k] + sizes[k]])
+        sum_columns(back, d_flat[at[layers + 1 + k] : at[layers + 1 + k] + sizes[k]])
         start -= n * sizes[k - 1]
-        before, further = matrix(up, start, n, sizes[k - 1]), matrix(down, start, n, sizes[k - 1])
-        np.dot(before.T, back, matrix(d_flat, at[k + 1], sizes[k - 1], sizes[k]))
-        np.dot(back, matrix(flat, at[k + 1], sizes[k - 1], sizes[k]).T, further)
-        where_above(further, before)
+        before, further = view_matrix(up, start, n, sizes[k - 1]), view_matrix(down, start, n, sizes[k - 1])
+        np.dot(before.T, back, view_matrix(d_flat, at[k + 1], sizes[k - 1], sizes[k]))
+        np.dot(back, view_matrix(flat, at[k + 1], sizes[k - 1], sizes[k]).T, further)
+        backprop_relu(further, before)
         back = further
         k -= 1
     s = sizes[0]
     bias = d_flat[at[layers + 1] : at[layers + 1] + s]
-    sum_down(back, bias)
-    np.dot(item.T, back, matrix(d_flat, at[1], d, s))
-    np.dot(back, matrix(flat, at[1], d, s).T, d_item)
+    sum_columns(back, bias)
+    np.dot(item.T, back, view_matrix(d_flat, at[1], d, s))
+    np.dot(back, view_matrix(flat, at[1], d, s).T, d_item)
     theirs = bias.copy().reshape((1, s)) if len(own) == 1 else back
-    np.dot(own.T, theirs, matrix(d_flat, at[0], d, s))
-    np.dot(theirs, matrix(flat, at[0], d, s).T, d_own)
+    np.dot(own.T, theirs, view_matrix(d_flat, at[0], d, s))
+    np.dot(theirs, view_matrix(flat, at[0], d, s).T, d_own)
     product, d_product = (
         flat[at[2 * layers + 3] : at[2 * layers + 4]],
         d_flat[at[2 * layers + 3] : at[2 * layers + 4]],
     )
-    _met_slopes(slope, product, own_met, item_met, d_product, d_own_met, d_item_met)
+    _backprop_products(slope, product, own_met, item_met, d_product, d_own_met, d_item_met)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -180,7 +180,7 @@ def bce_slopes(logit: Floats, label: Floats, weight: Floats) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _parted(rows: Floats, which: Longs, met: Floats, item: Floats) -> None:
+def _split_rows(rows: Floats, which: Longs, met: Floats, item: Floats) -> None:
     """Rows of a table, in two: what is multiplied, and what climbs."""
     g, w = met.shape[1], rows.shape[1]
     for i in range(len(which)):
@@ -199,18 +199,18 @@ def tower_slopes(
     """Of the loss of some samples, in their users' rows, their items' rows and all that is shared."""
     n, w = len(user), items.shape[1]
     d = w - g
-    at = places(sizes, d, g)
+    at = piece_offsets(sizes, d, g)
     own, own_met = np.empty((n, d), np.float32), np.empty((n, g), np.float32)
     theirs, theirs_met = np.empty((n, d), np.float32), np.empty((n, g), np.float32)
-    _parted(users, user, own_met, own)
-    _parted(items, item, theirs_met, theirs)
+    _split_rows(users, user, own_met, own)
+    _split_rows(items, item, theirs_met, theirs)
     up, logit = np.empty(n * sizes.sum(), np.float32), np.empty(n, np.float32)
-    climb(flat, at, sizes, own, own_met, theirs, theirs_met, up, logit)
+    run_forward(flat, at, sizes, own, own_met, theirs, theirs_met, up, logit)
     bce_slopes(logit, label, weight)
     down, d_flat = np.empty_like(up), np.empty_like(flat)
     d_own, d_own_met = np.empty_like(own), np.empty_like(own_met)
     d_item, d_item_met = np.empty_like(theirs), np.empty_like(theirs_met)
-    descend(
+    run_backward(
         flat, at, sizes, own, own_met, theirs, theirs_met, up, logit, down, d_flat, d_own, d_own_met, d_item, d_item_met
     )
     return np.concatenate((d_own_met, d_own), 1), np.concatenate((d_item_met, d_item), 1), d_flat
@@ -223,10 +223,10 @@ def tower_logits(flat: Floats, sizes: Longs, g: int, users: Floats, items: Float
     d = w - g
     own, own_met = np.empty((len(user), d), np.float32), np.empty((len(user), g), np.float32)
     theirs, theirs_met = np.empty((n, d), np.float32), np.empty((n, g), np.float32)
-    _parted(users, user, own_met, own)
-    _parted(items, item, theirs_met, theirs)
+    _split_rows(users, user, own_met, own)
+    _split_rows(items, item, theirs_met, theirs)
     up, logit = np.empty(n * sizes.sum(), np.float32), np.empty(n, np.float32)
-    climb(flat, places(sizes, d, g), sizes, own, own_met, theirs, theirs_met, up, logit)
+    run_forward(flat, piece_offsets(sizes, d, g), sizes, own, own_met, theirs, theirs_met, up, logit)
     return logit
 
 
@@ -261,7 +261,7 @@ def tower_steps(
     """All steps of clients first..last-1."""
     w = rows.shape[1]
     d = w - g
-    at, many = places(sizes, d, g), sizes.sum()
+    at, many = piece_offsets(sizes, d, g), sizes.sum()
     own, own_met = np.empty((1, d), np.float32), np.empty((1, g), np.float32)
     d_own, d_own_met, d_mine = np.empty_like(own), np.empty_like(own_met), np.empty(w, np.float32)
     d_flat = np.empty(flat.shape[1], np.float32)
@@ -288,12 +288,12 @@ def tower_steps(
                     wanted[k] = label[sample]
                 own_met[0], own[0] = private[c, :g], private[c, g:]
                 item, item_met = np.empty((m, d), np.float32), np.empty((m, g), np.float32)
-                _parted(mine, used, item_met, item)
+                _split_rows(mine, used, item_met, item)
                 up, logit = np.empty(m * many, np.float32), np.empty(m, np.float32)
-                climb(shared, at, sizes, own, own_met, item, item_met, up, logit)
+                run_forward(shared, at, sizes, own, own_met, item, item_met, up, logit)
                 bce_slopes(logit, wanted, np.full(m, np.float32(1.0 / m)))
                 d_item, d_item_met = np.empty_like(item), np.empty_like(item_met)
-                descend(
+                run_backward(
                     shared, at, sizes, own, own_met, item, item_met, up, logit, np.empty_like(up), d_flat, d_own,
                     d_own_met, d_item, d_item_met,
                 )  # fmt: skip
@@ -302,7 +302,7 @@ def tower_steps(
                 move_row(private[c], d_mine, own_mean, own_square, step, rate, decay)
                 move_row(shared, d_flat, flat_mean, flat_square, step, flat_rate, decay)
                 slopes = np.concatenate((d_item_met, d_item), 1)
-                adam_used(used, slopes, slot, mine, mean, square, steps, row_rate, decay)
+                adam_used_rows(used, slopes, slot, mine, mean, square, steps, row_rate, decay)
 
 
 @njit(nogil=True, cache=True)

@@ -9,13 +9,13 @@ import numpy as np
 
 from tacita.core.config import TrainConfig
 from tacita.core.errors import TacitaError
-from tacita.core.files import flat
+from tacita.core.files import flatten_parts
 from tacita.core.types import AnyArray, CohortView, Doubles, Floats, Ragged, ServerState
-from tacita.fields import Answer, Spec, Total, touched_of
 from tacita.learn.training import Workspace, check_training, train_cohort
-from tacita.round.device_state import OWN, PARTS
-from tacita.round.learner import Learner, extra_fields, register
-from tacita.round.parts import Part, World
+from tacita.messages import CohortReply, Spec, Total, touched_name
+from tacita.round.device_state import OWN_ROWS, PARTS
+from tacita.round.learner import Learner, collect_extra_fields, register
+from tacita.round.parts import Part, RunContext
 
 HEADS = "heads/"
 MOST_MOVE = 1e4  # of one number by one client in one round; where clients do that, training has diverged
@@ -25,13 +25,13 @@ MOST_MOVE = 1e4  # of one number by one client in one round; where clients do th
 class RowsLearner(Learner):
     name = "rows"
 
-    def __init__(self, world: World, parts: Sequence[Part]) -> None:
+    def __init__(self, world: RunContext, parts: Sequence[Part]) -> None:
         super().__init__(world, parts)
-        self.space = Workspace()
+        self.workspace = Workspace()
 
     def check(self) -> None:
-        train = self.world.train
-        check_training(self.world.backbone, self.parts, train)
+        train = self.context.train
+        check_training(self.context.backbone, self.parts, train)
         if train.moments == "kept":
             raise TacitaError(
                 "train.moments = 'kept' is for clients that keep models of their own, and here they begin every round "
@@ -47,38 +47,40 @@ class RowsLearner(Learner):
 
     @property
     def rounds(self) -> int:
-        return self.world.train.rounds
+        return self.context.train.rounds
 
     def questions(self, server: ServerState) -> tuple[str, ...]:
         return ("round",)
 
     def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
         about = "how item rows and shared parameters moved"
-        per_row = self.world.train.aggregation == "per-row"  # else nobody's business
+        per_row = self.context.train.aggregation == "per-row"  # else nobody's business
         rows = Spec("rows", server.items.shape, most=MOST_MOVE, touched=per_row, about=about)
         heads = [Spec(f"{HEADS}{name}", v.shape, most=MOST_MOVE) for name, v in server.heads.items()]
-        extras = extra_fields(self.parts, len(server.items))
+        extras = collect_extra_fields(self.parts, len(server.items))
         return (rows, *heads, *extras)
 
-    def answer(self, view: CohortView, question: str) -> Answer:
-        world = self.world
-        trained = train_cohort(view, world.backbone, self.parts, world.train, world.draws, self.space)
+    def answer(self, view: CohortView, question: str) -> CohortReply:
+        world = self.context
+        trained = train_cohort(view, world.backbone, self.parts, world.train, world.draws, self.workspace)
         upload, local = trained.upload, trained.local
         if world.train.weighs_data:
             upload = replace(upload, weight=np.diff(view.train.ptr[view.user_ptr]).astype(np.float64))
         kept: dict[str, AnyArray | Ragged] = {"private": local.private, "took_part": np.ones(len(view.user), bool)}
-        kept |= flat(trained.parts, PARTS)
-        kept[OWN] = Ragged(local.row_start, local.row_item, {"moved": local.rows})  # where devices have room for it
-        return Answer(upload, kept, local.notes)
+        kept |= flatten_parts(trained.parts, PARTS)
+        kept[OWN_ROWS] = Ragged(
+            local.row_start, local.row_item, {"moved": local.rows}
+        )  # where devices have room for it
+        return CohortReply(upload, kept, local.notes)
 
     def learn(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
-        return apply_total(server, total, self.world.train, expected)
+        return apply_total(server, total, self.context.train, expected)
 
 
-def denominator_of(total: Total, name: str, plan: TrainConfig, expected: float) -> float | Doubles:
+def choose_denominator(total: Total, name: str, plan: TrainConfig, expected: float) -> float | Doubles:
     """What the sum of a field of item rows is divided by."""
     if plan.aggregation == "per-row":
-        return np.asarray(np.maximum(total[touched_of(name)], 1e-300)[:, None])
+        return np.asarray(np.maximum(total[touched_name(name)], 1e-300)[:, None])
     return (plan.denominator or expected) if plan.aggregation == "fixed" else total.weight
 
 
@@ -89,7 +91,7 @@ def apply_total(server: ServerState, total: Total, plan: TrainConfig, expected: 
     for name, now in (("rows", server.items), *((f"{HEADS}{k}", v) for k, v in server.heads.items())):
         if total[name].shape != now.shape:
             raise TacitaError(f"the total of '{name}' has shape {total[name].shape}, where the model has {now.shape}.")
-    denominator = denominator_of(total, "rows", plan, expected)
+    denominator = choose_denominator(total, "rows", plan, expected)
     whole = denominator if isinstance(denominator, float) else total.weight
     step = plan.server_lr
     items: Floats = (server.items + step * total["rows"] / denominator).astype(np.float32)

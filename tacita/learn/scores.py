@@ -16,31 +16,31 @@ import numpy as np
 
 from tacita.core.config import TrainConfig
 from tacita.core.errors import TacitaError
-from tacita.core.files import flat
-from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Held, Local, Ragged, ServerState
-from tacita.fields import Answer, Rows, Spec, Total, Upload
+from tacita.core.files import flatten_parts
+from tacita.core.types import AnyArray, Arrays, CohortView, Floats, LocalModels, Ragged, ServerState, StateUpdate
 from tacita.learn.training import Workspace, check_training
 from tacita.learn.training.cohort import choose_stepper
-from tacita.learn.training.draw import lay_out
+from tacita.learn.training.local_models import build_local_models
 from tacita.learn.training.stepper import CONTEXT, StepExtras
-from tacita.models.scores import sigmoid
+from tacita.messages import CohortReply, SparseRows, Spec, Total, Upload
+from tacita.models.scoring import sigmoid
 from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner, register
-from tacita.round.parts import Part, World
+from tacita.round.parts import Part, RunContext
 
 SCORES = "scores"
 HEAD = "head."
-KINDS = ("mean", "square")
+MOMENT_KINDS = ("mean", "square")
 
 
-class Tells(Part):
+class PredictionPart(Part):
     """A part that says what devices tell of their predictions, and learns from it in its server step."""
 
     learner: ClassVar[str | None] = SCORES
     works_with: ClassVar[tuple[str, ...]] = (SCORES,)
 
     @property
-    def asks_clients(self) -> bool:
+    def evaluates_clients(self) -> bool:
         """Whether clients' own models recommend and are measured, so that they belong to the best round."""
         return False
 
@@ -48,7 +48,7 @@ class Tells(Part):
         """Refuse settings of the server's model that cannot work, before anything is trained."""
 
     @abstractmethod
-    def tell(self, view: CohortView, own: Ragged, received: Ragged) -> Ragged:
+    def choose_predictions(self, view: CohortView, own: Ragged, received: Ragged) -> Ragged:
         """What each client tells: items with a `score` in [0, 1].
 
         `own`: a client's samples of the round with `label` and `prediction`; `received`: what it was sent, with
@@ -61,19 +61,19 @@ class ScoresLearner(Learner):
     name = SCORES
     sends = "predictions"
 
-    def __init__(self, world: World, parts: Sequence[Part]) -> None:
+    def __init__(self, world: RunContext, parts: Sequence[Part]) -> None:
         super().__init__(world, parts)
-        self.space = Workspace()
+        self.workspace = Workspace()
 
     @property
-    def teller(self) -> Tells:
-        found = [part for part in self.parts if isinstance(part, Tells)]
+    def prediction_part(self) -> PredictionPart:
+        found = [part for part in self.parts if isinstance(part, PredictionPart)]
         if len(found) != 1:
             raise TacitaError("a run that sends scores needs exactly one part that says what is told of them.")
         return found[0]
 
     def check(self) -> None:
-        train, backbone = self.world.train, self.world.backbone
+        train, backbone = self.context.train, self.context.backbone
         check_training(backbone, self.parts, train)
         if train.silos:
             raise TacitaError("train.silos: prediction transfer is for clients that are one user each; leave it at 0.")
@@ -90,11 +90,11 @@ class ScoresLearner(Learner):
             raise TacitaError("train.optimiser = 'pfedme' follows a model that is sent, and here none is; use another.")
         if backbone.learner != "rows":
             raise TacitaError(f"backbone '{backbone.name}' trains nothing on devices: there are no predictions.")
-        self.teller.check_server()
+        self.prediction_part.check_server()
 
     @property
     def rounds(self) -> int:
-        return self.world.train.rounds
+        return self.context.train.rounds
 
     def questions(self, server: ServerState) -> tuple[str, ...]:
         return (SCORES,)
@@ -103,23 +103,23 @@ class ScoresLearner(Learner):
         about = "predictions for some items, disguised"
         return (Spec(SCORES, (len(server.items),), seen="each", most=1.0, least=0.0, about=about),)
 
-    def device_arrays(self, n_users: int) -> Held:
-        backbone = self.world.backbone
+    def device_arrays(self, n_users: int) -> StateUpdate:
+        backbone = self.context.backbone
         none = np.zeros((0, backbone.item_width), np.float32)
         columns: Arrays = {"row": none}
-        heads = {k: np.repeat(v[None], n_users, axis=0) for k, v in backbone.init_heads(self.world.draws).items()}
+        heads = {k: np.repeat(v[None], n_users, axis=0) for k, v in backbone.init_heads(self.context.draws).items()}
         out: dict[str, AnyArray | Ragged] = {f"{HEAD}{k}": v for k, v in heads.items()}
         if self.keeps_moments:
             columns |= {"mean": none, "square": none, "steps": np.zeros(0, np.int64)}
             out["steps"] = np.zeros(n_users, np.int64)
             vectors = {"private": np.zeros((n_users, backbone.private_width), np.float32)}
             vectors |= {f"heads.{k}": np.zeros_like(v) for k, v in heads.items()}
-            out |= {f"{name}.{kind}": v.copy() for name, v in vectors.items() for kind in KINDS}
+            out |= {f"{name}.{kind}": v.copy() for name, v in vectors.items() for kind in MOMENT_KINDS}
         return {"rows": Ragged(np.zeros(n_users + 1, np.int64), np.zeros(0, np.int32), columns), **out}
 
     @property
     def keeps_moments(self) -> bool:
-        return self.world.train.moments == "kept"
+        return self.context.train.moments == "kept"
 
     @property
     def lasting(self) -> frozenset[str]:
@@ -128,7 +128,7 @@ class ScoresLearner(Learner):
         A second copy of everybody's rows would double what a run holds, and the best round of the server's model says
         nothing of the clients': they go on learning from where they are.
         """
-        if self.teller.asks_clients:
+        if self.prediction_part.evaluates_clients:
             return frozenset()
         return frozenset({"private", *(f"{PARTS}{SCORES}/{name}" for name in self.device_arrays(0))})
 
@@ -136,47 +136,47 @@ class ScoresLearner(Learner):
         """Parameters travel before the first round only; what that costs is told apart."""
         return 0.0
 
-    def answer(self, view: CohortView, question: str) -> Answer:
-        local = self._laid_out(view)
-        stepper = choose_stepper(self.world.backbone, self.world.train, local, alone=True)
-        stepper.run(0, int(local.n_steps.max(initial=0)), None, StepExtras.none(view.n_clients))
+    def answer(self, view: CohortView, question: str) -> CohortReply:
+        local = self._restore_local(view)
+        stepper = choose_stepper(self.context.backbone, self.context.train, local, alone=True)
+        stepper.run(0, int(local.n_steps.max(initial=0)), None, StepExtras.empty(view.n_clients))
         predicted = sigmoid(stepper.row_logits())
-        told = self.teller.tell(view, *self._predictions(view, local, predicted))
-        upload = Rows(told.rows(), told.ids, told.values["score"].astype(np.float32))
+        told = self.prediction_part.choose_predictions(view, *self._collect_predictions(view, local, predicted))
+        upload = SparseRows(told.rows(), told.ids, told.values["score"].astype(np.float32))
         kept: dict[str, AnyArray | Ragged] = {"private": local.private, "took_part": np.ones(len(view.user), bool)}
         kept |= {f"{PARTS}{SCORES}/{HEAD}{k}": v for k, v in local.heads.items()}
         kept |= {f"{PARTS}{SCORES}/{k}": v for k, v in local.moments.items() if not k.startswith("rows.")}
         if self.keeps_moments:
             kept[f"{PARTS}{SCORES}/steps"] = local.moments["steps"] + local.n_steps
-        kept[f"{PARTS}{SCORES}/rows"] = _with_rows(view.lists[SCORES]["rows"], local)
-        kept |= flat({p.name: new for p in self.parts if (new := p.after_training(view, local))}, PARTS)
-        return Answer(Upload({SCORES: upload}, np.ones(view.n_clients), view.client_keys), kept, local.notes)
+        kept[f"{PARTS}{SCORES}/rows"] = _merge_rows(view.lists[SCORES]["rows"], local)
+        kept |= flatten_parts({p.name: new for p in self.parts if (new := p.after_training(view, local))}, PARTS)
+        return CohortReply(Upload({SCORES: upload}, np.ones(view.n_clients), view.client_keys), kept, local.notes)
 
-    def _laid_out(self, view: CohortView) -> Local:
+    def _restore_local(self, view: CohortView) -> LocalModels:
         """The clients' own models: what they have moved so far, the common start elsewhere."""
-        world = self.world
+        world = self.context
         context = world.backbone.context(view)
         lists = {} if context is None else {CONTEXT: context}
-        local = lay_out(view, lists, world.train, world.draws, self.space, self.parts)
+        local = build_local_models(view, lists, world.train, world.draws, self.workspace, self.parts)
         mine = view.lists[SCORES]["rows"]
-        at, found = _places(mine, Ragged(local.row_start, local.row_item))
+        at, found = _find_entries(mine, Ragged(local.row_start, local.row_item))
         local.rows[found] = mine.values["row"][at]
         local.heads = {k: view.parts[SCORES][f"{HEAD}{k}"].copy() for k in view.heads}
         if self.keeps_moments:
             own = {k: v.copy() for k, v in view.parts[SCORES].items() if not k.startswith(HEAD)}
-            rows = {f"rows.{k}": np.zeros_like(local.rows) for k in KINDS}
+            rows = {f"rows.{k}": np.zeros_like(local.rows) for k in MOMENT_KINDS}
             rows["rows.steps"] = np.zeros(len(local.rows), np.int64)
             for name, column in rows.items():
                 column[found] = mine.values[name.removeprefix("rows.")][at]
             local.moments = own | rows
         return local
 
-    def _predictions(self, view: CohortView, local: Local, predicted: Floats) -> tuple[Ragged, Ragged]:
+    def _collect_predictions(self, view: CohortView, local: LocalModels, predicted: Floats) -> tuple[Ragged, Ragged]:
         """The clients' own samples of the round, and what they were sent, with what their models say now."""
-        assert local.given is not None
+        assert local.n_part_samples is not None
         counts = np.diff(local.user_ptr)
         sample = np.arange(len(local.item)) - np.repeat(local.user_ptr[:-1], counts)
-        own = sample < np.repeat(counts - local.given, counts)
+        own = sample < np.repeat(counts - local.n_part_samples, counts)
         client = np.repeat(np.arange(view.n_clients), counts)
         score = predicted[local.row_of + local.row_start[client]]
 
@@ -191,28 +191,28 @@ class ScoresLearner(Learner):
         return server
 
 
-def _keys(lists: Ragged, width: int) -> AnyArray:
+def _entry_keys(lists: Ragged, width: int) -> AnyArray:
     return lists.rows().astype(np.int64) * width + lists.ids
 
 
-def _width(*lists: Ragged) -> int:
+def _key_width(*lists: Ragged) -> int:
     return 1 + max(int(one.ids.max(initial=0)) for one in lists)
 
 
-def _places(held: Ragged, wanted: Ragged) -> tuple[AnyArray, AnyArray]:
+def _find_entries(held: Ragged, wanted: Ragged) -> tuple[AnyArray, AnyArray]:
     """Where held entries are that are wanted, and which of the wanted ones those are; held lists are sorted."""
-    width = _width(held, wanted)
-    keys, want = _keys(held, width), _keys(wanted, width)
+    width = _key_width(held, wanted)
+    keys, want = _entry_keys(held, width), _entry_keys(wanted, width)
     at = np.minimum(np.searchsorted(keys, want), max(0, len(keys) - 1))
     found = keys[at] == want if len(keys) else np.zeros(len(want), bool)
     return at[found], found
 
 
-def _with_rows(held: Ragged, local: Local) -> Ragged:
+def _merge_rows(held: Ragged, local: LocalModels) -> Ragged:
     """What clients have touched so far, each list sorted by item, with the rows as they are after training."""
     now = Ragged(local.row_start, local.row_item)
-    width = _width(held, now)
-    keys = np.concatenate([_keys(now, width), _keys(held, width)])
+    width = _key_width(held, now)
+    keys = np.concatenate([_entry_keys(now, width), _entry_keys(held, width)])
     kept, first = np.unique(keys, return_index=True)  # the newer one of two
     ptr = np.searchsorted(kept, np.arange(len(held) + 1, dtype=np.int64) * width)
     trained = {k.removeprefix("rows."): v for k, v in local.moments.items() if k.startswith("rows.")}

@@ -12,18 +12,21 @@ from typing import Any
 import numpy as np
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, Bools, CohortView, Held, Ragged, Requests, ServerState
-from tacita.fields import Answer, Spec, Total, Upload, wire_bytes
-from tacita.models.base import Retracts
-from tacita.privacy.ledger import ACCOUNT, NO_LIMIT, Ledger
+from tacita.core.types import Arrays, Bools, CohortView, Ragged, RequestBatch, ServerState, StateUpdate
+from tacita.messages import CohortReply, Spec, Total, Upload, wire_bytes
+from tacita.models.base import RetractableModel
+from tacita.privacy.ledger import ACCOUNT_ARRAYS, NO_LIMIT, Ledger
 from tacita.round.device_state import PARTS
-from tacita.round.learner import Learner, extra_fields, register
-from tacita.round.parts import Ask, Play, overrides
+from tacita.round.learner import Learner, collect_extra_fields, register
+from tacita.round.parts import DeviceQuery, RoundPlayer, overrides
 
 STATISTIC = "statistic"  # the question whose answer is told for good
 RETRACTION = "statistic/retraction"  # the question that those who withdraw answer
-TOLD, ASKED = "told", "asked"  # on devices: what was told; on the server: who waits to take something back
-WITHDRAW = ("forget", "leave")
+CONTRIBUTION_LOG, PENDING_USERS = (
+    "told",
+    "asked",
+)  # on devices: what was told; on the server: who waits to take something back
+WITHDRAWAL_KINDS = ("forget", "leave")
 
 
 @register
@@ -35,7 +38,7 @@ class StatisticLearner(Learner):
     tries = True
 
     def check(self) -> None:
-        train, backbone = self.world.train, self.world.backbone
+        train, backbone = self.context.train, self.context.backbone
         if train.participation.kind != "all":
             raise TacitaError(
                 f"backbone '{backbone.name}' asks everybody once a block; use train.participation.kind = 'all'."
@@ -58,130 +61,134 @@ class StatisticLearner(Learner):
 
     @property
     def rounds(self) -> int:
-        return self.world.backbone.trials
+        return self.context.backbone.trials
 
     def questions(self, server: ServerState) -> tuple[str, ...]:
-        return self.world.backbone.questions(server) if server.round == 0 else ()
+        return self.context.backbone.questions(server) if server.round == 0 else ()
 
     def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
-        if self._retracts(question):
+        if self._is_retraction(question):
             return self.model.retraction_fields(server)
-        extras = extra_fields(self.parts, len(server.items))
-        return (*self.world.backbone.statistic_fields(server, question), *extras)
+        extras = collect_extra_fields(self.parts, len(server.items))
+        return (*self.context.backbone.statistic_fields(server, question), *extras)
 
-    def answer(self, view: CohortView, question: str) -> Answer:
+    def answer(self, view: CohortView, question: str) -> CohortReply:
         if self.ledger() is None:
-            return self._answer(view, question)
-        account, goes = self._charged(view, question)
-        if not self._retracts(question):  # who may not go has nothing to tell: an empty history adds 0 to every sum
-            view = replace(view, train=view.train.where(goes[view.train.rows()]))
-        answer = self._answer(view, question)
-        says = _some(view, goes) if answer.says is None else answer.says
+            return self._build_answer(view, question)
+        account, goes = self._charge(view, question)
+        if not self._is_retraction(
+            question
+        ):  # who may not go has nothing to tell: an empty history adds 0 to every sum
+            view = replace(view, train=view.train.filter_entries(goes[view.train.rows()]))
+        answer = self._build_answer(view, question)
+        says = _find_clients(view, goes) if answer.contributes is None else answer.contributes
         kept = {f"{PARTS}{self.name}/{name}": value for name, value in account.items()}
-        return replace(answer, kept={**answer.kept, **kept}, says=says)
+        return replace(answer, state_update={**answer.state_update, **kept}, contributes=says)
 
-    def _answer(self, view: CohortView, question: str) -> Answer:
-        if self._retracts(question):
-            return self._take_back(view)
+    def _build_answer(self, view: CohortView, question: str) -> CohortReply:
+        if self._is_retraction(question):
+            return self._answer_retraction(view)
         if self.takes_back:  # what it told before, to the word: what is taken back is made of the same lists
-            before = view.lists[self.name][TOLD]
+            before = view.lists[self.name][CONTRIBUTION_LOG]
             view = replace(view, history=Ragged(before.ptr, before.ids))
-        told = self.world.backbone.tell(view, question)
+        told = self.context.backbone.tell(view, question)
         upload = Upload(told, np.ones(view.n_clients), view.client_keys)
         if not self.takes_back or question != STATISTIC:
-            return Answer(upload)
+            return CohortReply(upload)
         size = len(view.train.ids)
         new = {"block": np.full(size, view.block, np.int32), "stays": np.ones(size, bool)}
-        log = view.lists[self.name][TOLD].joined(Ragged(view.train.ptr, view.train.ids, new))
-        return Answer(upload, {f"{PARTS}{self.name}/{TOLD}": log})
+        log = view.lists[self.name][CONTRIBUTION_LOG].join_rows(Ragged(view.train.ptr, view.train.ids, new))
+        return CohortReply(upload, {f"{PARTS}{self.name}/{CONTRIBUTION_LOG}": log})
 
     # a budget
 
     def ledger(self) -> Ledger | None:
-        return self.world.backbone.ledger()
+        return self.context.backbone.ledger()
 
-    def _charged(self, view: CohortView, question: str) -> tuple[Arrays, Bools]:
+    def _charge(self, view: CohortView, question: str) -> tuple[Arrays, Bools]:
         """What devices have left after an answer, and whose budget holds it; who has nothing to tell pays nothing."""
-        ledger, account = self.ledger(), {name: view.parts[self.name][name] for name in ACCOUNT}
+        ledger, account = self.ledger(), {name: view.parts[self.name][name] for name in ACCOUNT_ARRAYS}
         assert ledger is not None
-        if self._retracts(question):
-            return self.after_taking_back(view.heads, account, view.lists[self.name][TOLD].counts() > 0)
-        what, mu = self.world.backbone.loss(view.heads, question)
+        if self._is_retraction(question):
+            return self.charge_retraction(view.heads, account, view.lists[self.name][CONTRIBUTION_LOG].counts() > 0)
+        what, mu = self.context.backbone.loss(view.heads, question)
         return ledger.charge(account, what, mu, view.train.counts() > 0)
 
-    def after_taking_back(self, heads: Arrays, account: Arrays, who: Bools) -> tuple[Arrays, Bools]:
+    def charge_retraction(self, heads: Arrays, account: Arrays, who: Bools) -> tuple[Arrays, Bools]:
         """Accounts once these people took something back: never refused, so it may cost more than was planned."""
         ledger = self.ledger()
         assert ledger is not None
-        what, mu = self.world.backbone.loss(heads, RETRACTION)
+        what, mu = self.context.backbone.loss(heads, RETRACTION)
         endless = {**account, "budget": np.full_like(account["budget"], NO_LIMIT)}
         charged, goes = ledger.charge(endless, what, mu, who)
         return {**charged, "budget": account["budget"]}, goes
 
     def noised(self, server: ServerState, total: Total, question: str) -> Total:
-        return self.world.backbone.noised(server, total, question, self.world.draws)
+        return self.context.backbone.noised(server, total, question, self.context.draws)
 
     def promises(self, server: ServerState) -> dict[str, float]:
-        return self.world.backbone.promises(server)
+        return self.context.backbone.promises(server)
 
     def learn(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
-        return self.world.backbone.learn(server, total, question)
+        return self.context.backbone.learn(server, total, question)
 
     def go_on(self, server: ServerState) -> ServerState:
-        return self.world.backbone.try_next(server)
+        return self.context.backbone.try_next(server)
 
     # taking back
 
     @property
-    def model(self) -> Retracts:
-        model = self.world.backbone.retracts
+    def model(self) -> RetractableModel:
+        model = self.context.backbone.retracts
         assert model is not None
         return model
 
     @property
     def takes_back(self) -> bool:
-        return self.world.backbone.retracts is not None
+        return self.context.backbone.retracts is not None
 
     @property
     def lasting(self) -> frozenset[str]:
-        kept = ((TOLD,) if self.takes_back else ()) + (ACCOUNT if self.ledger() else ())
+        kept = ((CONTRIBUTION_LOG,) if self.takes_back else ()) + (ACCOUNT_ARRAYS if self.ledger() else ())
         return frozenset(f"{PARTS}{self.name}/{one}" for one in kept)
 
-    def device_arrays(self, n_users: int) -> Held:
+    def device_arrays(self, n_users: int) -> StateUpdate:
         kinds: Arrays = {"block": np.zeros(0, np.int32), "stays": np.zeros(0, bool)}
-        told = {TOLD: replace(Ragged.empty(n_users), values=kinds)} if self.takes_back else {}
+        told = {CONTRIBUTION_LOG: replace(Ragged.empty(n_users), values=kinds)} if self.takes_back else {}
         ledger = self.ledger()
-        return {**told, **(ledger.opened(n_users, self.world.backbone.epsilon) if ledger else {})}
+        return {**told, **(ledger.open_accounts(n_users, self.context.backbone.epsilon) if ledger else {})}
 
-    def handle_many_here(self, view: CohortView, requests: Requests) -> Held:
-        if not self.takes_back or requests.kind not in WITHDRAW:
+    def handle_many_here(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
+        if not self.takes_back or requests.kind not in WITHDRAWAL_KINDS:
             return {}
-        log = view.lists[self.name][TOLD]
+        log = view.lists[self.name][CONTRIBUTION_LOG]
         stays = log.values["stays"] & ~requests.items.holds(log.rows(), log.ids)
         if requests.kind == "leave":
             stays = np.zeros(len(log.ids), bool)
-        return {TOLD: replace(log, values={**log.values, "stays": stays})}
+        return {CONTRIBUTION_LOG: replace(log, values={**log.values, "stays": stays})}
 
     def handle_many(
-        self, server: ServerState, requests: Requests, ask: Ask, play: Play
+        self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
         """Ask for the retractions of all who wait, once they are enough; in a sum, nobody's own can be told."""
-        if not self.takes_back or requests.kind not in WITHDRAW:
+        if not self.takes_back or requests.kind not in WITHDRAWAL_KINDS:
             return None
-        self._check_plain()
-        waiting = server.parts.get(self.name, {}).get(ASKED, np.zeros(0, np.uint64))
+        self._check_retractable()
+        waiting = server.parts.get(self.name, {}).get(PENDING_USERS, np.zeros(0, np.uint64))
         asked = np.union1d(waiting, requests.senders)
-        said = {"method": self.world.backbone.name, "exact": False, "subjects": asked}
-        if len(asked) < self.model.held and not requests.alone:
-            mode = f"waits until {self.model.held} users have asked"
-            return server.with_part(self.name, {ASKED: asked}), said | {"mode": mode, "waits": True}
+        said = {"method": self.context.backbone.name, "exact": False, "subjects": asked}
+        if len(asked) < self.model.retraction_quorum and not requests.is_immediate:
+            mode = f"waits until {self.model.retraction_quorum} users have asked"
+            return server.with_part(self.name, {PENDING_USERS: asked}), said | {"mode": mode, "waits": True}
         change = ask(server, RETRACTION, asked).sums
         if not any(value.any() for value in change.values()):
             mode = "none: the server was told of none of it"
-            return (server.with_part(self.name, {ASKED: asked[:0]}) if len(waiting) else server), said | {"mode": mode}
-        after, rank = self.model.retracted(server, change)
-        said |= self.model.retraction_said()
-        return after.with_part(self.name, {ASKED: asked[:0]}), said | {
+            return (server.with_part(self.name, {PENDING_USERS: asked[:0]}) if len(waiting) else server), said | {
+                "mode": mode
+            }
+        after, rank = self.model.apply_retraction(server, change)
+        said |= self.model.describe_retraction()
+        return after.with_part(self.name, {PENDING_USERS: asked[:0]}), said | {
             "mode": f"update of rank {rank}" if rank else "new solve",
             "rounds": 1,
             "bytes_down": float(sum(wire_bytes(a) for a in after.heads.values())),
@@ -189,21 +196,21 @@ class StatisticLearner(Learner):
             "storage_server": float(sum(a.nbytes for part in after.parts.values() for a in part.values())),
         }
 
-    def _retracts(self, question: str) -> bool:
+    def _is_retraction(self, question: str) -> bool:
         return question.startswith(f"{self.name}/")
 
-    def _take_back(self, view: CohortView) -> Answer:
+    def _answer_retraction(self, view: CohortView) -> CohortReply:
         """What people told before they withdrew some of it, and what is left; the device remembers what is left."""
-        log = view.lists[self.name][TOLD]
-        left = log.where(log.values["stays"])
-        told, still = blocks_of(log), blocks_of(left)
+        log = view.lists[self.name][CONTRIBUTION_LOG]
+        left = log.filter_entries(log.values["stays"])
+        told, still = split_by_block(log), split_by_block(left)
         still += [Ragged.empty(len(log))] * (len(told) - len(still))
-        change = self.model.retraction(view, told, still)
+        change = self.model.encode_retraction(view, told, still)
         upload = Upload(change, np.ones(view.n_clients), view.client_keys)
-        says = _some(view, log.counts() > left.counts())
-        return Answer(upload, {f"{PARTS}{self.name}/{TOLD}": left}, says=says)
+        says = _find_clients(view, log.counts() > left.counts())
+        return CohortReply(upload, {f"{PARTS}{self.name}/{CONTRIBUTION_LOG}": left}, contributes=says)
 
-    def _check_plain(self) -> None:
+    def _check_retractable(self) -> None:
         for part in self.parts:
             if overrides(part, "weight") or overrides(part, "encode"):
                 raise TacitaError(
@@ -212,14 +219,14 @@ class StatisticLearner(Learner):
                 )
 
 
-def _some(view: CohortView, users: Bools) -> Bools:
+def _find_clients(view: CohortView, users: Bools) -> Bools:
     """The clients on which one of these users lives."""
     client = np.repeat(np.arange(view.n_clients), np.diff(view.user_ptr))
     return np.bincount(client, weights=users, minlength=view.n_clients) > 0
 
 
-def blocks_of(log: Ragged) -> list[Ragged]:
+def split_by_block(log: Ragged) -> list[Ragged]:
     """What was told in each block, from a log of all of them."""
     block = log.values["block"] if len(log.ids) else np.zeros(0, np.int32)
     plain = Ragged(log.ptr, log.ids)
-    return [plain.where(block == b) for b in range(int(block.max(initial=-1)) + 1)]
+    return [plain.filter_entries(block == b) for b in range(int(block.max(initial=-1)) + 1)]

@@ -17,17 +17,17 @@ from tacita.core.types import AnyArray
 log = logging.getLogger(__name__)
 
 
-class Damaged(TacitaError):
+class DamagedFile(TacitaError):
     """A file that is not, or not any more, what a store wrote."""
 
 
-def read_only(path: Path) -> sqlite3.Connection:
+def connect_read_only(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, isolation_level=None)
 
 
-def format_of(path: Path) -> Any:
+def read_format(path: Path) -> Any:
     """What a file says of its format, None: nothing; a damaged one is an error of SQLite, and stays as it is."""
-    with contextlib.closing(read_only(path)) as db:
+    with contextlib.closing(connect_read_only(path)) as db:
         verdict = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
@@ -51,7 +51,7 @@ def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 
 @contextlib.contextmanager
-def plain_errors(path: Path, remedy: str) -> Iterator[None]:
+def translate_errors(path: Path, remedy: str) -> Iterator[None]:
     """What the database says, as a sentence; the remedy is for a damaged file."""
     try:
         yield
@@ -66,15 +66,15 @@ def plain_errors(path: Path, remedy: str) -> Iterator[None]:
             raise
         raise TacitaError(f"{path} is closed: its process is stopping.") from None
     except sqlite3.DatabaseError as error:
-        raise damaged(path, str(error), remedy) from None
+        raise damaged_file_error(path, str(error), remedy) from None
 
 
-def damaged(path: Path, why: str, remedy: str) -> Damaged:
+def damaged_file_error(path: Path, why: str, remedy: str) -> DamagedFile:
     said = " ".join(why.split())[:200].rstrip(".")
-    return Damaged(f"{path} is damaged: {said}; {remedy}.")
+    return DamagedFile(f"{path} is damaged: {said}; {remedy}.")
 
 
-def ask_scrub(db: sqlite3.Connection) -> None:
+def mark_for_scrub(db: sqlite3.Connection) -> None:
     """Note, in the transaction of a deletion, that old bytes are still to be removed."""
     db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('scrub', '1')")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeVar
 
-from tacita.core.config import RunConfig, Strict, read_toml, validated
+from tacita.core.config import RunConfig, StrictModel, read_toml, validate_model
 from tacita.core.errors import TacitaError
-from tacita.methods import effective_parts, part_class
+from tacita.methods import part_class, resolve_parts
 from tacita.models.base import backbone_class
 from tacita.round.parts import SERVER
 
-Settings = TypeVar("Settings", bound=Strict)
+Settings = TypeVar("Settings", bound=StrictModel)
 MOST_EPOCHS, MOST_NEGATIVES = 20, 100  # what a server may ask of a node in one round
 
 
@@ -27,10 +27,10 @@ def read_settings(folder: Path, kind: str, model: type[Settings], version: int) 
     if isinstance(found, int) and found != version:
         made = "a newer" if found > version else "an older"
         raise TacitaError(f"{path} is of version {found}, made for {made} tacita; this one reads version {version}.")
-    return validated(model, values, str(path))
+    return validate_model(model, values, str(path))
 
 
-def check_live(config: RunConfig) -> None:
+def check_live_settings(config: RunConfig) -> None:
     """Refuse settings that only a lab can follow, or that would show what single people did."""
     plan = config.train
     if plan.silos:
@@ -56,7 +56,7 @@ def check_live(config: RunConfig) -> None:
             "a node leaves items out that few of its people have, and could not leave out what is looked back at in "
             "earlier blocks; live, set backbone.order_back = false."
         )
-    for part in effective_parts(config.method, config.parts):
+    for part in resolve_parts(config.method, config.parts):
         if (party := part_class(str(part.get("name"))).party) != SERVER:
             raise TacitaError(
                 f"part '{part['name']}' is for the lab: it tells a {party} what no server may see, and a live run has "

@@ -13,11 +13,11 @@ import numpy as np
 from pydantic import AfterValidator, Field
 
 from tacita.core.codec import pack, unpack
-from tacita.core.config import Strict, validated
+from tacita.core.config import StrictModel, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays
-from tacita.fields import Spec, Total, symmetric_of, touched_of
-from tacita.live.letters import read_each
+from tacita.live.per_client_arrays import decode_client_fields
+from tacita.messages import Spec, Total, find_symmetric, touched_name
 
 VERSION = 2
 MAGIC = b"tacita/2"
@@ -28,27 +28,27 @@ MOST_PEOPLE = 10**9
 MOST_REQUESTS = 1000  # in one reply; the others wait for the next
 MOST_PLAYED = 1000  # rounds that requests may take in a block, beside its own
 CONTROLS = ("random", "popular", "node")  # scored on the same test items; node: a linear model of its own people
-SPENT = ("up to a quarter", "up to a half", "up to three quarters", "more", "no limit set")
+SPENT_BINS = ("up to a quarter", "up to a half", "up to three quarters", "more", "no limit set")
 """Of their budgets: how many people spent how much, in numbers that a node rounds."""
-SCORES = ("validate", "close")
+SCORE_QUESTIONS = ("validate", "close")
 """Questions about scores; every other one belongs to the learner of the run and is answered by a sum over people."""
 
 
-def control_score(control: str, metric: str) -> str:
+def control_score_name(control: str, metric: str) -> str:
     """What a score of a control is called beside the run's own."""
     return f"{control} {metric}"
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """Text from elsewhere as a terminal may show it: control characters become question marks."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-Printable = Annotated[str, AfterValidator(printable)]
+Printable = Annotated[str, AfterValidator(make_printable)]
 Fact = Annotated[Printable, Field(max_length=1000)] | bool | int | float | None
 
 
-class Outcome(Strict):
+class RequestOutcome(StrictModel):
     """What became of a request that a node carried; of who asked and for what, it says nothing."""
 
     id: int = Field(ge=0, le=2**62)
@@ -62,11 +62,11 @@ class Outcome(Strict):
     certificate: dict[Annotated[Printable, Field(max_length=100)], Fact] = Field({}, max_length=40)
 
     @property
-    def final(self) -> bool:
+    def is_final(self) -> bool:
         return self.state in ("done", "refused")
 
 
-class RequestHead(Strict):
+class RequestHead(StrictModel):
     """What a server asks of a node, without the arrays."""
 
     kind: str = Field(pattern=r"^[a-z][a-z0-9/._-]{0,99}$")  # the question
@@ -76,13 +76,13 @@ class RequestHead(Strict):
     best_round: int = Field(ge=0, le=10_000_000)  # the best round of the block so far; 0: none yet
     config: dict[str, Any]  # the run's settings
     names: dict[str, str]  # every array of the model -> its sha256; what is not sent the node already has
-    told: list[Outcome] = Field([], max_length=MOST_REQUESTS)  # of what this node's people asked for
+    told: list[RequestOutcome] = Field([], max_length=MOST_REQUESTS)  # of what this node's people asked for
     attempt: int = Field(0, ge=0, le=2**53)  # asked to carry out requests, in the attempt of this number; 0: it is not
     resolved: int = Field(0, ge=0, le=2**53)  # attempts that are over
     failed: list[Annotated[int, Field(ge=1, le=2**53)]] = Field([], max_length=MOST_REQUESTS)  # that came to nothing
 
 
-class Wanted(Strict):
+class UserRequest(StrictModel):
     """What somebody on a node asks of the server."""
 
     id: int = Field(ge=0, le=2**62)
@@ -92,7 +92,7 @@ class Wanted(Strict):
     time: float = Field(0.0, ge=0, le=1e12)
 
 
-class ReplyHead(Strict):
+class ReplyHead(StrictModel):
     """What a node answers, without the arrays."""
 
     kind: str
@@ -106,17 +106,17 @@ class ReplyHead(Strict):
     weight: float = Field(0.0, ge=0, le=1e12)
     sums: dict[str, tuple[float, int]] = {}
     spent: list[Annotated[int, Field(ge=0, le=MOST_PEOPLE)]] = Field(
-        [], max_length=len(SPENT)
+        [], max_length=len(SPENT_BINS)
     )  # people, as SPENT names
     have: list[str] = Field([], max_length=10_000)  # digests of the arrays the node holds
-    requests: list[Wanted] = Field([], max_length=MOST_REQUESTS)  # until the server says that it has them
+    requests: list[UserRequest] = Field([], max_length=MOST_REQUESTS)  # until the server says that it has them
     heard: list[Annotated[int, Field(ge=0, le=2**62)]] = Field([], max_length=MOST_REQUESTS)  # what became of these
     version: Printable = Field("", max_length=40)  # of tacita on the node, when the reply was sent
     time: float = Field(0.0, ge=0, le=1e12)  # of the node's clock, then; 0: it was not told
 
 
 @dataclass(frozen=True)
-class Request:
+class ServerRequest:
     head: RequestHead
     arrays: Arrays = field(default_factory=dict)
 
@@ -133,21 +133,21 @@ class Reply:
     head: ReplyHead
     arrays: Arrays = field(default_factory=dict)
 
-    def total(self, fields: Sequence[Spec]) -> Total:
+    def read_total(self, fields: Sequence[Spec]) -> Total:
         """The sum in a reply that was found to fit the fields."""
         sums = {}
-        for one in wanted_sums(fields):
+        for one in list_sum_specs(fields):
             at, value = f"{one.name}/at", f"{one.name}/value"
             if at in self.arrays:
                 sums[one.name] = np.zeros(one.shape)
                 sums[one.name].reshape(-1)[self.arrays[at]] = self.arrays[value]
             else:
                 sums[one.name] = self.arrays[one.name].astype(np.float64).reshape(one.shape)
-        each = read_each(self.arrays, fields)
-        return Total(sums, self.head.weight, self.head.clients, each, symmetric=symmetric_of(fields))
+        each = decode_client_fields(self.arrays, fields)
+        return Total(sums, self.head.weight, self.head.clients, each, symmetric=find_symmetric(fields))
 
 
-def wanted_sums(fields: Sequence[Spec]) -> list[Spec]:
+def list_sum_specs(fields: Sequence[Spec]) -> list[Spec]:
     """Every sum that belongs to some fields, those of touched rows among them."""
     wanted = []
     for one in fields:
@@ -155,19 +155,19 @@ def wanted_sums(fields: Sequence[Spec]) -> list[Spec]:
             continue
         wanted.append(one)
         if one.touched:
-            wanted.append(replace(one, name=touched_of(one.name), shape=one.shape[:1], most=1.0, least=0.0))
+            wanted.append(replace(one, name=touched_name(one.name), shape=one.shape[:1], most=1.0, least=0.0))
     return wanted
 
 
-Head = TypeVar("Head", bound=Strict)
+Head = TypeVar("Head", bound=StrictModel)
 
 
-def encode(message: Request | Reply) -> bytes:
+def encode_message(message: ServerRequest | Reply) -> bytes:
     head = message.head.model_dump_json().encode()
     return b"".join([MAGIC, _LENGTH.pack(len(head)), head, pack(message.arrays)])
 
 
-def stamped(body: bytes, version: str, at: float) -> bytes:
+def stamp_reply(body: bytes, version: str, at: float) -> bytes:
     """A reply as it is sent now: one that was stored is sent again as it was, with the clock of today."""
     start = len(MAGIC) + _LENGTH.size
     end = start + int(_LENGTH.unpack(body[len(MAGIC) : start])[0])
@@ -175,15 +175,15 @@ def stamped(body: bytes, version: str, at: float) -> bytes:
     return b"".join([MAGIC, _LENGTH.pack(len(head)), head, body[end:]])
 
 
-def decode_request(body: bytes) -> Request:
-    return Request(*_decode(body, RequestHead, "the server's request"))
+def decode_request(body: bytes) -> ServerRequest:
+    return ServerRequest(*_decode_message(body, RequestHead, "the server's request"))
 
 
 def decode_reply(body: bytes) -> Reply:
-    return Reply(*_decode(body, ReplyHead, "the node's reply"))
+    return Reply(*_decode_message(body, ReplyHead, "the node's reply"))
 
 
-def _decode(body: bytes, model: type[Head], what: str) -> tuple[Head, Arrays]:
+def _decode_message(body: bytes, model: type[Head], what: str) -> tuple[Head, Arrays]:
     if not body.startswith(MAGIC[:7]):
         raise TacitaError(f"{what} is not a message of tacita.")
     if not body.startswith(MAGIC):
@@ -206,13 +206,13 @@ def _decode(body: bytes, model: type[Head], what: str) -> tuple[Head, Arrays]:
             raise TacitaError(f"{what} holds numbers that are not finite in '{name}'.")
         if array.dtype.kind not in "fiu":
             raise TacitaError(f"{what} holds '{name}' of kind {array.dtype}, which is not a number.")
-    return validated(model, values, what), arrays
+    return validate_model(model, values, what), arrays
 
 
-def total_arrays(total: Total, fields: Sequence[Spec]) -> Arrays:
+def encode_total(total: Total, fields: Sequence[Spec]) -> Arrays:
     """A sum as arrays to send: each field whole, or as places and values where that is smaller."""
     arrays: Arrays = {}
-    for one in wanted_sums(fields):
+    for one in list_sum_specs(fields):
         kind = np.float64 if one.exact else np.float32
         value = total[one.name].astype(kind)
         at = np.flatnonzero(value)
@@ -227,15 +227,15 @@ def total_arrays(total: Total, fields: Sequence[Spec]) -> Arrays:
 # The catalogue travels as an array like any other
 
 
-def catalogue_array(items: Sequence[tuple[str, str]]) -> AnyArray:
+def encode_catalogue(items: Sequence[tuple[str, str]]) -> AnyArray:
     text = json.dumps([list(one) for one in items], ensure_ascii=False, separators=(",", ":"))
     return np.frombuffer(text.encode(), np.uint8)
 
 
-def read_catalogue(array: AnyArray) -> list[tuple[str, str]]:
+def decode_catalogue(array: AnyArray) -> list[tuple[str, str]]:
     try:
         listed = json.loads(array.tobytes().decode())
-        items = [(item, printable(title) if isinstance(title, str) else title) for item, title in listed]
+        items = [(item, make_printable(title) if isinstance(title, str) else title) for item, title in listed]
     except (ValueError, TypeError, RecursionError):
         raise TacitaError("the server's catalogue is damaged.") from None
     if any(not isinstance(item, str) or not isinstance(title, str) for item, title in items):

@@ -2,7 +2,7 @@
 
 from tacita.methods.continual import error_memory as _error_memory  # noqa: F401  (each module registers its parts and presets)
 from tacita.methods.continual import f3crec as _f3crec  # noqa: F401
-from tacita.methods.continual import noise as _noise  # noqa: F401
+from tacita.methods.continual import laplace_noise as _make_noise_generator  # noqa: F401
 from tacita.methods.continual import proxies as _proxies  # noqa: F401
 from tacita.methods.continual import proximal as _proximal  # noqa: F401
 from tacita.methods.distillation import cover as _cover  # noqa: F401
@@ -15,49 +15,49 @@ from tacita.methods.personal import fedrec as _fedrec  # noqa: F401
 from tacita.methods.personal import finetuning as _finetuning  # noqa: F401
 from tacita.methods.personal import interest as _interest  # noqa: F401
 from tacita.methods.personal import presets as _personal_presets  # noqa: F401
-from tacita.methods.personal import watching as _watching  # noqa: F401
+from tacita.methods.personal import training_loss as _watching  # noqa: F401
 from tacita.methods.sharing import cfru as _cfru  # noqa: F401
+from tacita.methods.sharing import contrastive_unlearning as _route_withdrawal  # noqa: F401
 from tacita.methods.sharing import contribution as _contribution  # noqa: F401
 from tacita.methods.sharing import cufru as _cufru  # noqa: F401
-from tacita.methods.sharing import decoupled as _decoupled  # noqa: F401
+from tacita.methods.sharing import decoupled_learning as _decoupled  # noqa: F401
+from tacita.methods.sharing import delta_replay as _delta_replay  # noqa: F401
 from tacita.methods.sharing import fru as _fru  # noqa: F401
-from tacita.methods.sharing import graph_learning as _graph_learning  # noqa: F401
 from tacita.methods.sharing import graph_mending as _graph_mending  # noqa: F401
 from tacita.methods.sharing import presets as _sharing_presets  # noqa: F401
-from tacita.methods.sharing import replay as _delta_replay  # noqa: F401
 from tacita.methods.sharing import retraction as _retraction  # noqa: F401
-from tacita.methods.sharing import retrain as _retrain  # noqa: F401
+from tacita.methods.sharing import retraining as _retrain  # noqa: F401
 from tacita.methods.sharing import server_client as _server_client  # noqa: F401
-from tacita.methods.sharing import sharing as _sharing  # noqa: F401
-from tacita.methods.sharing import unlearning as _unlearning  # noqa: F401
+from tacita.methods.sharing import shared_graph_part as _graph_learning  # noqa: F401
+from tacita.methods.sharing import sharing as _route_share  # noqa: F401
 from tacita.methods.sharing import withdrawal as _withdrawal  # noqa: F401
-from tacita.round.parts import Part, PartConfig, World, overrides
+from tacita.round.parts import Part, PartConfig, RunContext, overrides
 from tacita.round.registry import (
     build_parts,
-    configured,
-    effective_parts,
-    label_of,
+    method_label,
     part_class,
     part_names,
-    preset,
     preset_names,
     preset_parts,
     register,
+    register_preset,
+    resolve_config,
+    resolve_parts,
 )
 
 __all__ = [
     "Part",
     "PartConfig",
-    "World",
+    "RunContext",
     "build_parts",
-    "configured",
-    "effective_parts",
-    "label_of",
+    "method_label",
     "overrides",
     "part_class",
     "part_names",
-    "preset",
     "preset_names",
     "preset_parts",
     "register",
+    "register_preset",
+    "resolve_config",
+    "resolve_parts",
 ]

@@ -18,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tacita.core.config import PrivacyConfig
 from tacita.core.draws import Draws
-from tacita.core.errors import TacitaError, unknown_name
+from tacita.core.errors import TacitaError, unknown_name_error
 from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Keys, Longs, Ragged, ServerState
-from tacita.fields import Form, Spec, Total
+from tacita.messages import Form, Spec, Total
 from tacita.privacy.ledger import Ledger
 
 
@@ -49,12 +49,12 @@ class Context:
     values: dict[str, Any]  # columns aligned with the entries, such as "rating" and "time"
 
     @staticmethod
-    def of(lists: Ragged, items: Floats) -> Context:
+    def from_lists(lists: Ragged, items: Floats) -> Context:
         """Lists with the rows of one table."""
         count = lists.counts().astype(np.float32)
         return Context(lists.ptr, lists.rows(), count, items[lists.ids], dict(lists.values))
 
-    def total(self, entries: Any) -> Any:
+    def sum_per_user(self, entries: Any) -> Any:
         """The sum of each user's entries, added up in their order, so that it does not depend on the company."""
         shape = (len(self.ptr) - 1, *entries.shape[1:])
         if isinstance(entries, np.ndarray):
@@ -63,11 +63,11 @@ class Context:
             return out
         return entries.new_zeros(shape).index_add(0, self.user, entries)
 
-    def each(self, users: Any) -> Any:
+    def repeat_per_entry(self, users: Any) -> Any:
         """What there is of every user, for each of its entries."""
         return users[self.user] if isinstance(users, np.ndarray) else users.index_select(0, self.user)
 
-    def highest(self, entries: Any) -> Any:
+    def max_per_user(self, entries: Any) -> Any:
         """The largest of each user's entries, as a constant; of none, 0."""
         n = len(self.ptr) - 1
         if isinstance(entries, np.ndarray):
@@ -77,20 +77,20 @@ class Context:
         return entries.new_zeros(n).scatter_reduce(0, self.user.long(), entries.detach(), "amax", include_self=False)
 
 
-class Retracts(Protocol):
+class RetractableModel(Protocol):
     """A model that takes back what people told it, exactly."""
 
     @property
-    def exact(self) -> bool:
+    def retracts_exactly(self) -> bool:
         """Whether what is left is what there would be without the data, up to rounding."""
         ...
 
-    def retraction_said(self) -> dict[str, Any]:
+    def describe_retraction(self) -> dict[str, Any]:
         """What a certificate is to say of its retractions beside that."""
         ...
 
     @property
-    def held(self) -> int:
+    def retraction_quorum(self) -> int:
         """How many people a retraction waits for; 0: it is carried out at once."""
         ...
 
@@ -98,15 +98,15 @@ class Retracts(Protocol):
         """What may be in a retraction: changes of the statistic of every block."""
         ...
 
-    def retraction(self, view: CohortView, told: list[Ragged], left: list[Ragged]) -> dict[str, Form]:
+    def encode_retraction(self, view: CohortView, old_lists: list[Ragged], new_lists: list[Ragged]) -> dict[str, Form]:
         """On the device: what its people take back, a list for every block, and what they say again."""
         ...
 
-    def retracted(self, server: ServerState, change: Mapping[str, AnyArray]) -> tuple[ServerState, int]:
+    def apply_retraction(self, server: ServerState, change: Mapping[str, AnyArray]) -> tuple[ServerState, int]:
         """The server after a sum of retractions, and the rank of the update; 0: it was solved anew."""
         ...
 
-    def retrained(self, server: ServerState, told: list[Ragged]) -> ServerState:
+    def retrain_from(self, server: ServerState, block_lists: list[Ragged]) -> ServerState:
         """What the server would hold had it been told these lists alone."""
         ...
 
@@ -144,7 +144,7 @@ class Backbone(ABC):
     """Settings that hold with this model wherever nobody says otherwise."""
 
     on_graph: ClassVar[bool] = False
-    """Where all users are in one place it scores on the graph of what they have (see learn/training/central.py)."""
+    """Where all users are in one place it scores on the graph of what they have (see learn/training/central_model.py)."""
 
     affine_kind: ClassVar[int | None] = None
     """Which fused kernel trains it (see kernels.steps); None: autograd only."""
@@ -327,7 +327,7 @@ class Backbone(ABC):
         return heads if self.heads_in_score else {}
 
     @property
-    def retracts(self) -> Retracts | None:
+    def retracts(self) -> RetractableModel | None:
         """The model itself, where it can take back what people told it."""
         return None
 
@@ -377,13 +377,13 @@ def register_form(form: str) -> Callable[[type[Backbone]], type[Backbone]]:
     return keep
 
 
-def in_form(backbone: Backbone) -> Backbone:
+def apply_form(backbone: Backbone) -> Backbone:
     """The backbone as its own settings have it."""
     cls = _FORMS.get(f"{backbone.name} {backbone.form}", type(backbone))
     return backbone if cls is type(backbone) else cls(backbone.config)
 
 
-def with_budget(backbone: Backbone, privacy: PrivacyConfig) -> Backbone:
+def apply_budget(backbone: Backbone, privacy: PrivacyConfig) -> Backbone:
     """The backbone as the settings of `privacy` have it."""
     if privacy.epsilon is None:
         if privacy != PrivacyConfig():
@@ -404,11 +404,11 @@ def backbone_names() -> list[str]:
 
 def backbone_class(name: str) -> type[Backbone]:
     if name not in _REGISTRY:
-        raise unknown_name("backbone", name, _REGISTRY)
+        raise unknown_name_error("backbone", name, _REGISTRY)
     return _REGISTRY[name]
 
 
-def spread(value: Floats, count: int) -> Floats:
+def repeat_start(value: Floats, count: int) -> Floats:
     """The same start for everybody."""
     return np.repeat(value.reshape(1, -1), count, axis=0)
 

@@ -15,7 +15,7 @@ from pydantic import Field
 from tacita.core.types import Arrays, CohortView, Floats, Keys, Ragged
 from tacita.kernels.hashing import uniforms
 from tacita.models.base import BackboneConfig, Context, TrainedConfig, register
-from tacita.models.factor import TwoVectors
+from tacita.models.factor import TwoVectorModel
 
 _TINY = 1e-24  # keeps a cosine with a vector of zeros finite
 
@@ -25,7 +25,7 @@ class EgoConfig(TrainedConfig):
 
 
 @register
-class Ego(TwoVectors):
+class EgoModel(TwoVectorModel):
     """Private p_u, public rows: u = (p_u + sum of the user's rows / sqrt n) / 2, score cos(u, v)."""
 
     name = "ego"
@@ -33,7 +33,7 @@ class Ego(TwoVectors):
     reads_context = True
     config: EgoConfig
 
-    def start(self, key: np.uint64, owners: Keys) -> Floats:
+    def init_vectors(self, key: np.uint64, owners: Keys) -> Floats:
         """Xavier's uniform start of a single row."""
         bound = math.sqrt(6 / (1 + self.config.dim))
         return (bound * (2 * uniforms(key, owners, self.config.dim) - 1)).astype(np.float32)
@@ -47,19 +47,19 @@ class Ego(TwoVectors):
         p = private["p"]
         share = 0.5 / (context.count + (context.count == 0)) ** 0.5
         passed = p if self.config.item_propagation else 0 * p
-        return {"u": 0.5 * p + share[:, None] * context.total(context.rows), "passed": share[:, None] * passed}
+        return {"u": 0.5 * p + share[:, None] * context.sum_per_user(context.rows), "passed": share[:, None] * passed}
 
     def score(self, rep: dict[str, Any], heads: dict[str, Any], rows: Any, inside: Any = None) -> Any:
         v = 0.5 * rows + inside[:, None] * rep["passed"]
-        return (rep["u"] * v).sum(-1) / (_square(rep["u"]) * _square(v) + _TINY) ** 0.5
+        return (rep["u"] * v).sum(-1) / (_squared_norm(rep["u"]) * _squared_norm(v) + _TINY) ** 0.5
 
     def reading_outside(self, rep: dict[str, Any], heads: Arrays, items: Floats) -> tuple[Floats, Floats, Floats]:
-        return _unit(rep["u"]), np.zeros(len(rep["u"]), np.float32), _unit(items)
+        return _normalise_rows(rep["u"]), np.zeros(len(rep["u"]), np.float32), _normalise_rows(items)
 
 
-def _square(x: Any) -> Any:
+def _squared_norm(x: Any) -> Any:
     return (x * x).sum(-1)
 
 
-def _unit(rows: Floats) -> Floats:
-    return np.asarray(rows / (_square(rows)[:, None] + _TINY) ** 0.5, np.float32)
+def _normalise_rows(rows: Floats) -> Floats:
+    return np.asarray(rows / (_squared_norm(rows)[:, None] + _TINY) ** 0.5, np.float32)

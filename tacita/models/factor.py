@@ -12,12 +12,12 @@ from tacita.core.draws import Draws
 from tacita.core.types import Arrays, Floats, Keys
 from tacita.kernels import steps
 from tacita.kernels.hashing import normals, uniforms
-from tacita.models.base import Backbone, BackboneConfig, TrainedConfig, linear_bound, register, spread
+from tacita.models.base import Backbone, BackboneConfig, TrainedConfig, linear_bound, register, repeat_start
 
-_EVERYBODY = np.zeros(1, np.uint64)  # the owner of draws that all clients share
+_COMMON_OWNER = np.zeros(1, np.uint64)  # the owner of draws that all clients share
 
 
-class Factor(Backbone):
+class FactorModel(Backbone):
     """What the three share: item rows of `dim` numbers and an item rate that may grow with the catalogue."""
 
     config: TrainedConfig
@@ -31,7 +31,7 @@ class Factor(Backbone):
         return float(n_items) if isinstance(scale, str) else float(scale)
 
 
-class TwoVectors(Factor):
+class TwoVectorModel(FactorModel):
     """A private vector for the user, a public one for the item, of the same width; both start alike."""
 
     @property
@@ -39,14 +39,14 @@ class TwoVectors(Factor):
         return {"p": self.config.dim}
 
     @abstractmethod
-    def start(self, key: np.uint64, owners: Keys) -> Floats:
+    def init_vectors(self, key: np.uint64, owners: Keys) -> Floats:
         """The first vector of each owner."""
 
     def init_items(self, draws: Draws, item_keys: Keys) -> Floats:
-        return self.start(draws.public("init-items"), item_keys)
+        return self.init_vectors(draws.public("init-items"), item_keys)
 
     def init_private(self, draws: Draws, user_keys: Keys) -> Floats:
-        return self.start(draws.private("init-private"), user_keys)
+        return self.init_vectors(draws.private("init-private"), user_keys)
 
     def rates(self, n_items: int) -> dict[str, float]:
         return {"p": self.config.lr, "rows": self.config.lr * self.item_scale(n_items)}
@@ -57,7 +57,7 @@ class MFConfig(TrainedConfig):
 
 
 @register
-class MF(TwoVectors):
+class MF(TwoVectorModel):
     """Matrix factorisation: private p_u, public q_i, logit p_u . q_i, no bias."""
 
     name = "mf"
@@ -65,7 +65,7 @@ class MF(TwoVectors):
     affine_kind = steps.MF
     config: MFConfig
 
-    def start(self, key: np.uint64, owners: Keys) -> Floats:
+    def init_vectors(self, key: np.uint64, owners: Keys) -> Floats:
         return self.config.init_std * normals(key, owners, self.config.dim)
 
     def score(self, rep: dict[str, Any], heads: dict[str, Any], rows: Any, inside: Any = None) -> Any:
@@ -81,7 +81,7 @@ class HeadConfig(TrainedConfig):
 
 
 @register
-class PFedRec(Factor):
+class PFedRec(FactorModel):
     """A private linear score function over public item rows, updated one after the other in each step."""
 
     name = "pfedrec"
@@ -99,8 +99,8 @@ class PFedRec(Factor):
 
     def init_private(self, draws: Draws, user_keys: Keys) -> Floats:
         bound = linear_bound(self.config.dim)
-        start = bound * (2 * uniforms(draws.public("init-head"), _EVERYBODY, self.private_width) - 1)
-        return spread(start.astype(np.float32), len(user_keys))
+        start = bound * (2 * uniforms(draws.public("init-head"), _COMMON_OWNER, self.private_width) - 1)
+        return repeat_start(start.astype(np.float32), len(user_keys))
 
     def rates(self, n_items: int) -> dict[str, float]:
         lr = self.config.lr
@@ -119,7 +119,7 @@ class NCFConfig(HeadConfig):
 
 
 @register
-class NCF(Factor):
+class NCF(FactorModel):
     """One linear layer on [p_u ; q_i]; without a hidden layer the user part cannot change a ranking."""
 
     name = "ncf"
@@ -142,21 +142,21 @@ class NCF(Factor):
     def init_items(self, draws: Draws, item_keys: Keys) -> Floats:
         return normals(draws.public("init-items"), item_keys, self.config.dim)
 
-    def _layer(self, draws: Draws) -> Floats:
+    def _init_layer(self, draws: Draws) -> Floats:
         width = 2 * self.config.dim + 1
-        drawn = uniforms(draws.public("init-head"), _EVERYBODY, width)
+        drawn = uniforms(draws.public("init-head"), _COMMON_OWNER, width)
         return (linear_bound(2 * self.config.dim) * (2 * drawn - 1)).astype(np.float32)
 
     def init_private(self, draws: Draws, user_keys: Keys) -> Floats:
-        start = normals(draws.public("init-user"), _EVERYBODY, self.config.dim)
+        start = normals(draws.public("init-user"), _COMMON_OWNER, self.config.dim)
         if not self.config.share_mlp:
-            start = np.concatenate([start, self._layer(draws)], axis=1)
-        return spread(start, len(user_keys))
+            start = np.concatenate([start, self._init_layer(draws)], axis=1)
+        return repeat_start(start, len(user_keys))
 
     def init_heads(self, draws: Draws) -> Arrays:
         if not self.config.share_mlp:
             return {}
-        layer = self._layer(draws)[0]
+        layer = self._init_layer(draws)[0]
         return {"w": layer[:-1].copy(), "b": layer[-1:].copy()}
 
     def rates(self, n_items: int) -> dict[str, float]:
@@ -173,7 +173,7 @@ class NCF(Factor):
         d = self.config.dim
         p = private[:, :d]
         if self.config.share_mlp:
-            w = spread(heads["w"], len(private))
+            w = repeat_start(heads["w"], len(private))
             b = np.broadcast_to(heads["b"], (len(private),))
         else:
             w, b = private[:, d : 3 * d], private[:, 3 * d]

@@ -20,15 +20,15 @@ from tacita.core.draws import Draws
 from tacita.core.types import Arrays, CohortView, Floats, Keys, Ragged
 from tacita.kernels.hashing import normals, uniforms
 from tacita.models.base import BackboneConfig, Context, TrainedConfig, register
-from tacita.models.factor import TwoVectors
+from tacita.models.factor import TwoVectorModel
 
 NEIGHBOURS = "neighbours"
 """The part whose letters hold vectors of other users, and the column of a context that they become."""
 
 COUNT = "count"
 _SLOPE = 0.2  # of LeakyReLU below 0
-_FAR = 1e30  # below anything that is seen
-_EVERYBODY = np.zeros(1, np.uint64)  # the owner of draws that all clients share
+_MASK_PENALTY = 1e30  # below anything that is seen
+_COMMON_OWNER = np.zeros(1, np.uint64)  # the owner of draws that all clients share
 
 
 class FedPerGNNConfig(TrainedConfig):
@@ -42,7 +42,7 @@ class FedPerGNNConfig(TrainedConfig):
 
 
 @register
-class FedPerGNN(TwoVectors):
+class FedPerGNN(TwoVectorModel):
     """Private p, public q_i, neighbours n_ik; x W is a row times a matrix, halves are told apart by ' and ".
 
     z_i = (sum_k a_k n_ik W2) W3' + q_i W1 W3", a = softmax of LeakyReLU(v' . q_i W1 + v" . n_ik W2) over k;
@@ -63,14 +63,14 @@ class FedPerGNN(TwoVectors):
         out = {"out": (2 * d,)} if self.config.output == "linear" else {}
         return {**matrices, "v": (2 * d,), "w": (2 * d,), **out, "bias": (1,)}
 
-    def start(self, key: np.uint64, owners: Keys) -> Floats:
+    def init_vectors(self, key: np.uint64, owners: Keys) -> Floats:
         return self.config.init_std * normals(key, owners, self.config.dim)
 
     def init_heads(self, draws: Draws) -> Arrays:
         """Xavier's uniform start of everything but the bias."""
         made: Arrays = {}
         for name, shape in self.shared().items():
-            drawn = uniforms(draws.public(f"init-{name}"), _EVERYBODY, math.prod(shape)).reshape(shape)
+            drawn = uniforms(draws.public(f"init-{name}"), _COMMON_OWNER, math.prod(shape)).reshape(shape)
             bound = math.sqrt(6 / (shape[0] + (shape[1] if len(shape) == 2 else 1)))
             made[name] = (bound * (2 * drawn - 1)).astype(np.float32)
         return {**made, "bias": np.zeros(1, np.float32)}
@@ -80,41 +80,48 @@ class FedPerGNN(TwoVectors):
 
     def context(self, view: CohortView) -> Ragged:
         """The user's items, and where some were sent the vectors of other users who have them."""
-        lists, sent = Ragged(view.train.ptr, view.train.ids), view.own.get(NEIGHBOURS)
+        lists, sent = Ragged(view.train.ptr, view.train.ids), view.per_client.get(NEIGHBOURS)
         if sent is None or len(sent.ids) == 0:
             return lists
-        return replace(lists, values=_columns(lists, sent, self.config.most))
+        return replace(lists, values=_align_neighbours(lists, sent, self.config.most))
 
     def represent(self, private: dict[str, Any], heads: dict[str, Any], context: Context | None) -> dict[str, Any]:
         """The vector that meets item rows, and what is added to every logit."""
         assert context is not None
         d, w1, w2, w3 = self.config.dim, heads["w1"], heads["w2"], heads["w3"]
-        mine, rows = _times(private["p"], heads["w4"]), context.rows
-        near = self._near(heads, context)
+        mine, rows = _multiply_per_user(private["p"], heads["w4"]), context.rows
+        near = self._attend_neighbours(heads, context)
         after = heads["w"][:, d:]
-        seen = context.each((heads["w"][:, :d] * mine).sum(-1))
-        seen = seen + (rows * context.each(_meets(w1, _meets(w3[:, d:], after)))).sum(-1)
+        seen = context.repeat_per_entry((heads["w"][:, :d] * mine).sum(-1))
+        seen = seen + (
+            rows * context.repeat_per_entry(_multiply_transposed(w1, _multiply_transposed(w3[:, d:], after)))
+        ).sum(-1)
         if near is not None:
-            seen = seen + (near * context.each(_meets(w2, _meets(w3[:, :d], after)))).sum(-1)
-        share = _softmax_of_users(_leaky(seen), context)[:, None]
-        around = _times(_times(context.total(share * rows), w1), w3[:, d:])
+            seen = seen + (
+                near * context.repeat_per_entry(_multiply_transposed(w2, _multiply_transposed(w3[:, :d], after)))
+            ).sum(-1)
+        share = _softmax_per_user(_leaky_relu(seen), context)[:, None]
+        around = _multiply_per_user(_multiply_per_user(context.sum_per_user(share * rows), w1), w3[:, d:])
         if near is not None:
-            around = around + _times(_times(context.total(share * near), w2), w3[:, :d])
-        g = _times(around, heads["w5"][:, :d]) + _times(mine, heads["w5"][:, d:])
+            around = around + _multiply_per_user(_multiply_per_user(context.sum_per_user(share * near), w2), w3[:, :d])
+        g = _multiply_per_user(around, heads["w5"][:, :d]) + _multiply_per_user(mine, heads["w5"][:, d:])
         if self.config.output == "linear":
             out = heads["out"]
-            return {"u": _meets(heads["w6"], out[:, d:]), "added": (out[:, :d] * g).sum(-1) + heads["bias"][:, 0]}
-        return {"u": _meets(heads["w6"], g), "added": heads["bias"][:, 0]}
+            return {
+                "u": _multiply_transposed(heads["w6"], out[:, d:]),
+                "added": (out[:, :d] * g).sum(-1) + heads["bias"][:, 0],
+            }
+        return {"u": _multiply_transposed(heads["w6"], g), "added": heads["bias"][:, 0]}
 
-    def _near(self, heads: dict[str, Any], context: Context) -> Any:
+    def _attend_neighbours(self, heads: dict[str, Any], context: Context) -> Any:
         """sum_k a_k n_ik of every item of every user; None where nobody has neighbours."""
         if NEIGHBOURS not in context.values:
             return None
         d, vectors, count = self.config.dim, context.values[NEIGHBOURS], context.values[COUNT]
-        to_item = context.each(_meets(heads["w1"], heads["v"][:, :d]))
-        to_near = context.each(_meets(heads["w2"], heads["v"][:, d:]))
-        seen = _leaky((context.rows * to_item).sum(-1)[:, None] + (vectors * to_near[:, None]).sum(-1))
-        return (_softmax_of_some(seen, count)[:, :, None] * vectors).sum(1)
+        to_item = context.repeat_per_entry(_multiply_transposed(heads["w1"], heads["v"][:, :d]))
+        to_near = context.repeat_per_entry(_multiply_transposed(heads["w2"], heads["v"][:, d:]))
+        seen = _leaky_relu((context.rows * to_item).sum(-1)[:, None] + (vectors * to_near[:, None]).sum(-1))
+        return (_masked_softmax(seen, count)[:, :, None] * vectors).sum(1)
 
     def score(self, rep: dict[str, Any], heads: dict[str, Any], rows: Any, inside: Any = None) -> Any:
         return (rep["u"] * rows).sum(-1) + rep["added"]
@@ -123,7 +130,7 @@ class FedPerGNN(TwoVectors):
         return np.asarray(rep["u"], np.float32), np.asarray(rep["added"], np.float32), items
 
 
-def _columns(lists: Ragged, sent: Ragged, most: int) -> Arrays:
+def _align_neighbours(lists: Ragged, sent: Ragged, most: int) -> Arrays:
     """Vectors that came with items, beside the entries of lists that hold these items: at most so many each."""
     width = 1 + max(int(lists.ids.max(initial=0)), int(sent.ids.max(initial=0)))
     of_sent = sent.rows().astype(np.int64) * width + sent.ids  # vectors of one item stand together
@@ -143,17 +150,17 @@ def _columns(lists: Ragged, sent: Ragged, most: int) -> Arrays:
     return {NEIGHBOURS: vectors, COUNT: count}
 
 
-def _times(x: Any, matrix: Any) -> Any:
+def _multiply_per_user(x: Any, matrix: Any) -> Any:
     """x W of every user; written out, so that no sum depends on how many users there are."""
     return (x[:, :, None] * matrix).sum(1)
 
 
-def _meets(matrix: Any, y: Any) -> Any:
+def _multiply_transposed(matrix: Any, y: Any) -> Any:
     """The vector whose inner product with any x is that of x W with y."""
     return (matrix * y[:, None]).sum(2)
 
 
-def _leaky(x: Any) -> Any:
+def _leaky_relu(x: Any) -> Any:
     """LeakyReLU."""
     return (1 + _SLOPE) / 2 * x + (1 - _SLOPE) / 2 * abs(x)
 
@@ -162,20 +169,20 @@ def _exp(x: Any) -> Any:
     return np.exp(x) if isinstance(x, np.ndarray) else x.exp()
 
 
-def _softmax_of_users(seen: Any, context: Context) -> Any:
+def _softmax_per_user(seen: Any, context: Context) -> Any:
     """Over the entries of each user."""
-    force = _exp(seen - context.each(context.highest(seen)))
-    return force / context.each(context.total(force))
+    force = _exp(seen - context.repeat_per_entry(context.max_per_user(seen)))
+    return force / context.repeat_per_entry(context.sum_per_user(force))
 
 
-def _softmax_of_some(seen: Any, count: Any) -> Any:
+def _masked_softmax(seen: Any, count: Any) -> Any:
     """Over the first `count` of each row, 0 elsewhere; all 0 where there are none."""
     place = np.arange(seen.shape[1], dtype=np.float32)
     if isinstance(seen, np.ndarray):
         there = (place < count[:, None]).astype(np.float32)
-        top = (there * seen - _FAR * (1 - there)).max(1)
+        top = (there * seen - _MASK_PENALTY * (1 - there)).max(1)
     else:
         there = (count.new_tensor(place) < count[:, None]).to(seen.dtype)
-        top = (there * seen.detach() - _FAR * (1 - there)).amax(1)
+        top = (there * seen.detach() - _MASK_PENALTY * (1 - there)).amax(1)
     force = there * _exp(there * (seen - top[:, None]))
     return force / (force.sum(1) + (count == 0))[:, None]

@@ -15,16 +15,16 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.draws import Draws
-from tacita.core.places import spans
+from tacita.core.flat_indices import expand_spans
 from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Ints, Longs, Ragged
 from tacita.models.base import BackboneConfig, Context, register
-from tacita.models.neural import Tower, TowerConfig, linear, relu
+from tacita.models.neural_cf import TowerConfig, TowerModel, linear, relu
 
 RATING, GAP = "rating", "gap"
-GAPS = 24
+GAP_BUCKETS = 24
 """Buckets of the time between two interactions: 0 for none before, then one for each doubling of the seconds."""
 
-_SMALL = 1e-8  # a vector shorter than this has no direction
+_MIN_NORM = 1e-8  # a vector shorter than this has no direction
 
 
 class InterestConfig(TowerConfig):
@@ -43,7 +43,7 @@ class InterestConfig(TowerConfig):
 
 
 @register
-class Interest(Tower):
+class InterestModel(TowerModel):
     """Private p_u; public q_i, GRU and tower; the logit is the tower over [p_u ; q_i ; h_u]."""
 
     name = "interest"
@@ -58,7 +58,7 @@ class Interest(Tower):
         return {
             **super().shared(),
             "state_layer": (d, self.config.tower[0]),
-            "gaps": (GAPS, self.config.gap_width),
+            "gaps": (GAP_BUCKETS, self.config.gap_width),
             "event_layer": (d + 1 + self.config.gap_width, d),
             "event_bias": (d,),
             "gru_in": (d, 3 * d),
@@ -67,12 +67,12 @@ class Interest(Tower):
             "gru_state_bias": (3 * d,),
         }
 
-    def _fans(self) -> dict[str, tuple[int, int]]:
+    def _layer_fans(self) -> dict[str, tuple[int, int]]:
         d, first = self.config.dim, self.config.tower[0]
         layer, events = (3 * d, first), (d + 1 + self.config.gap_width, d)
         below = {"user_layer": layer, "item_layer": layer, "state_layer": layer, "event_layer": events}
         gates = {"gru_in": (d, d), "gru_state": (d, d)}  # three matrices beside each other
-        return {**super()._fans(), **below, **gates, "gaps": (GAPS, self.config.gap_width)}
+        return {**super()._layer_fans(), **below, **gates, "gaps": (GAP_BUCKETS, self.config.gap_width)}
 
     def init_heads(self, draws: Draws) -> Arrays:
         made = super().init_heads(draws)
@@ -86,13 +86,13 @@ class Interest(Tower):
 
     def context(self, view: CohortView) -> Ragged:
         """The last interactions of each user, with what is read of them beside the item's row."""
-        return recent(view.train, self.config.last, self.config.most_rating)
+        return select_recent_events(view.train, self.config.last, self.config.most_rating)
 
     def represent(self, private: dict[str, Any], heads: dict[str, Any], context: Context | None) -> dict[str, Any]:
         assert context is not None
-        return {"p": private["p"], "h": self._state(heads, context)}
+        return {"p": private["p"], "h": self._run_gru(heads, context)}
 
-    def _state(self, heads: dict[str, Any], context: Context) -> Any:
+    def _run_gru(self, heads: dict[str, Any], context: Context) -> Any:
         """h_u of every user: users side by side, event after event; who has no more events stands still."""
         rows, count = context.rows, np.diff(context.ptr)
         steps = self.config.last  # whatever the longest list is: no shape follows the company
@@ -102,7 +102,7 @@ class Interest(Tower):
             return h
         place = np.minimum(context.ptr[:-1, None] + np.arange(steps), len(rows) - 1)
         there = (np.arange(steps) < count[:, None]).astype(np.float32)
-        inputs = linear(self._events(heads, context, place), heads["gru_in"], heads["gru_in_bias"])
+        inputs = linear(self._encode_events(heads, context, place), heads["gru_in"], heads["gru_in_bias"])
         d = self.config.dim
         for t in range(int(count.max())):
             now = inputs[:, t]
@@ -114,7 +114,7 @@ class Interest(Tower):
             h = h + active * (1 - keep) * (fresh - h)
         return h
 
-    def _events(self, heads: dict[str, Any], context: Context, place: Longs) -> Any:
+    def _encode_events(self, heads: dict[str, Any], context: Context, place: Longs) -> Any:
         """x of every event, (users, events, dim): one layer over [row ; rating ; bucket]."""
         n, d = place.shape, self.config.dim
         flat = place.reshape(-1)
@@ -131,7 +131,7 @@ class Interest(Tower):
             gap = told[GAP].index_select(0, at) if GAP in told else at * 0
             owner = at.new_tensor(np.arange(n[0]).repeat(n[1]))
             table = heads["gaps"].reshape(-1, self.config.gap_width)
-            gaps = table.index_select(0, owner * GAPS + gap)
+            gaps = table.index_select(0, owner * GAP_BUCKETS + gap)
         matrix, wide = heads["event_layer"], self.config.gap_width
         x = linear(row.reshape(*n, d), matrix[:, :d], heads["event_bias"])
         x = x + rating.reshape(*n, 1) * matrix[:, d, None]
@@ -141,7 +141,7 @@ class Interest(Tower):
         """h_u under the model that was received."""
         lists = self.context(view)
         heads = {name: np.broadcast_to(v, (len(lists), *v.shape)) for name, v in view.heads.items()}
-        return np.asarray(self._state(heads, Context.of(lists, view.items)), np.float32)
+        return np.asarray(self._run_gru(heads, Context.from_lists(lists, view.items)), np.float32)
 
     # how it scores
 
@@ -155,29 +155,29 @@ class Interest(Tower):
     def own_loss(self, rep: dict[str, Any]) -> Any:
         """mu (1 - cos(p_u, h_u)); what has no length has no direction."""
         p, h = rep["p"], rep["h"]
-        lengths = [(x * x).sum(-1).clamp(min=_SMALL**2).sqrt() for x in (p, h)]
+        lengths = [(x * x).sum(-1).clamp(min=_MIN_NORM**2).sqrt() for x in (p, h)]
         return self.config.mu * (1 - (p * h).sum(-1) / (lengths[0] * lengths[1]))
 
 
-def recent(train: Ragged, last: int, most_rating: float) -> Ragged:
+def select_recent_events(train: Ragged, last: int, most_rating: float) -> Ragged:
     """The last entries of every list, with a rating up to 1 and a bucket of the time since the entry before."""
     counts = np.minimum(train.counts(), last)
-    place = spans(train.ptr[1:] - counts, counts)
+    place = expand_spans(train.ptr[1:] - counts, counts)
     ptr = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=ptr[1:])
     rating = np.ones(len(place), np.float32)
     if "rating" in train.values:
         rating = np.clip(train.values["rating"][place] / most_rating, 0, 1).astype(np.float32)
-    return Ragged(ptr, train.ids[place], {RATING: rating, GAP: _gaps(train)[place]})
+    return Ragged(ptr, train.ids[place], {RATING: rating, GAP: _bucket_gaps(train)[place]})
 
 
-def _gaps(train: Ragged) -> Ints:
+def _bucket_gaps(train: Ragged) -> Ints:
     """The bucket of the time between each entry and the one before it."""
     out = np.zeros(len(train.ids), np.int32)
     if "time" not in train.values or not len(train.ids):
         return out
     since: AnyArray = np.maximum(np.diff(train.values["time"], prepend=train.values["time"][0]), 0)
-    out[:] = np.minimum(1 + np.floor(np.log2(1 + since)), GAPS - 1)
+    out[:] = np.minimum(1 + np.floor(np.log2(1 + since)), GAP_BUCKETS - 1)
     starts = train.ptr[:-1]
     out[starts[starts < len(out)]] = 0
     return out

@@ -17,7 +17,7 @@ from tacita.core.errors import TacitaError
 from tacita.privacy.calibration import mu_of
 
 Law = Literal["gaussian", "pure", "sampled", "unknown"]
-_MANY = 2**20  # releases that nobody plans beyond
+_MAX_RELEASES = 2**20  # releases that nobody plans beyond
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,21 @@ class Event:
         return math.inf if self.mechanism == "unknown" else self.sensitivity / self.noise
 
 
-def epsilon_of(events: Sequence[tuple[Event, int]], delta: float, accountant: Literal["pld", "rdp"] = "pld") -> float:
+def compute_epsilon(
+    events: Sequence[tuple[Event, int]], delta: float, accountant: Literal["pld", "rdp"] = "pld"
+) -> float:
     """What some kinds of events, so many times each, cost together; infinite where one of them is unknown."""
     counted = tuple((event, n) for event, n in events if n > 0)
     if any(event.mechanism == "unknown" for event, _ in counted):
         return math.inf
-    return _epsilon(counted, delta, accountant) if counted else 0.0
+    return _compose_epsilon(counted, delta, accountant) if counted else 0.0
 
 
 @lru_cache(maxsize=4096)
-def _epsilon(events: tuple[tuple[Event, int], ...], delta: float, accountant: str) -> float:
-    counting = _accountant(accountant)
+def _compose_epsilon(events: tuple[tuple[Event, int], ...], delta: float, accountant: str) -> float:
+    counting = _make_accountant(accountant)
     for event, n in events:
-        made = _dp_event(event)
+        made = _to_dp_event(event)
         if not counting.supports(made):
             raise TacitaError(f"the accountant '{accountant}' cannot count the release '{event.what}'; use 'pld'.")
         counting.compose(made, n)
@@ -88,7 +90,7 @@ def _epsilon(events: tuple[tuple[Event, int], ...], delta: float, accountant: st
 
 
 @lru_cache(maxsize=64)
-def sampled_noise(
+def calibrate_sampled_noise(
     epsilon: float, delta: float, rate: float, releases: int, accountant: Literal["pld", "rdp"] = "pld"
 ) -> float:
     """The deviation, for sensitivity 1, of releases that each include everybody with a probability of their own."""
@@ -99,27 +101,29 @@ def sampled_noise(
         return dp_accounting.SelfComposedDpEvent(sampled, releases)
 
     try:
-        found = dp_accounting.calibrate_dp_mechanism(lambda: _accountant(accountant), event, epsilon, delta, tol=1e-4)
+        found = dp_accounting.calibrate_dp_mechanism(
+            lambda: _make_accountant(accountant), event, epsilon, delta, tol=1e-4
+        )
     except (ValueError, dp_accounting.mechanism_calibration.NoBracketIntervalFoundError) as error:
         raise TacitaError(f"no noise found for epsilon {epsilon}, delta {delta}: {error}.") from None
     return float(found)
 
 
 @lru_cache(maxsize=256)
-def most_releases(event: Event, epsilon: float, delta: float) -> int:
+def find_max_releases(event: Event, epsilon: float, delta: float) -> int:
     """How often an event fits a budget; looked for around what the central limit theorem says."""
 
     def fits(n: int) -> bool:
-        return epsilon_of([(event, n)], delta) <= epsilon
+        return compute_epsilon([(event, n)], delta) <= epsilon
 
     if event.mechanism == "unknown" or not fits(1):
         return 0
     spread = event.rate * math.sqrt(math.expm1(min(event.loss**2, 500.0)))  # mu of one release, if there are many
-    low = max(1, min(_MANY, int((mu_of(epsilon, delta) / spread) ** 2)))
+    low = max(1, min(_MAX_RELEASES, int((mu_of(epsilon, delta) / spread) ** 2)))
     high = low
     while low > 1 and not fits(low):
         high, low = low, int(low / 1.1)
-    while high < _MANY and (high == low or fits(high)):
+    while high < _MAX_RELEASES and (high == low or fits(high)):
         low, high = high, int(high * 1.1) + 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -127,7 +131,7 @@ def most_releases(event: Event, epsilon: float, delta: float) -> int:
     return low
 
 
-def _accountant(kind: str) -> Any:
+def _make_accountant(kind: str) -> Any:
     from dp_accounting import NeighboringRelation, pld, rdp
 
     relation = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -136,7 +140,7 @@ def _accountant(kind: str) -> Any:
     return pld.PLDAccountant(neighboring_relation=relation, value_discretization_interval=1e-4)
 
 
-def _dp_event(event: Event) -> Any:
+def _to_dp_event(event: Event) -> Any:
     import dp_accounting
 
     relative = event.noise / event.sensitivity

@@ -18,7 +18,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Doubles
 
 _HALVINGS = 200  # until the ends of a bracket are neighbours in double precision
-_LESS = 1 - 1e-12  # what a budget is worth is rounded down, so that rounding elsewhere never exceeds it
+_ROUND_DOWN = 1 - 1e-12  # what a budget is worth is rounded down, so that rounding elsewhere never exceeds it
 
 
 def gaussian_delta(sigma: float, epsilon: float) -> float:
@@ -76,7 +76,7 @@ def mu_of(epsilon: float, delta: float) -> float:
             low = middle
         else:
             high = middle
-    return low * _LESS
+    return low * _ROUND_DOWN
 
 
 def mu_of_pure(epsilon: float) -> float:

@@ -28,19 +28,19 @@ import numpy as np
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Bools, Doubles, Longs
-from tacita.privacy.accounting import Event, epsilon_of, most_releases
+from tacita.privacy.accounting import Event, compute_epsilon, find_max_releases
 from tacita.privacy.calibration import epsilon_of_mu, mu_of, mu_of_pure
 
-ACCOUNT = ("budget", "spent", "times")  # the arrays of an account
-EARLIER = "earlier runs"  # an event of this name holds what was spent elsewhere
+ACCOUNT_ARRAYS = ("budget", "spent", "times")  # the arrays of an account
+EARLIER_RUNS = "earlier runs"  # an event of this name holds what was spent elsewhere
 EARLIER_ROUNDS = "earlier rounds"  # and one of this name rounds elsewhere that chance decided, as often as they came
 UNIT = 1e-12  # of mu^2, and of a pure epsilon
 MICRO = 1e-6  # budgets are whole numbers of it
 MOST_BUDGET = 10**12 - 1  # what somebody may set, in millionths: less than a million
 NO_LIMIT = np.iinfo(np.int64).max  # somebody who set no budget: everything is counted, nothing is refused
-_MANY = 2**30  # rounds elsewhere, as they are counted
-_MOST = 2**60  # what one release may cost at most, in units: sums of a few never overflow
-_MORE = 1 + 1e-12  # noise is rounded up by this, so that what it costs does not exceed what was planned
+_MAX_ROUNDS = 2**30  # rounds elsewhere, as they are counted
+_MAX_LOSS = 2**60  # what one release may cost at most, in units: sums of a few never overflow
+_ROUND_UP = 1 + 1e-12  # noise is rounded up by this, so that what it costs does not exceed what was planned
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Ledger:
         if len(set(names)) < len(names):
             raise TacitaError("two kinds of releases of a ledger have the same name.")
 
-    def opened(self, people: int, epsilon: float | Doubles | None = None) -> Arrays:
+    def open_accounts(self, people: int, epsilon: float | Doubles | None = None) -> Arrays:
         """Accounts on which nothing is spent; without an epsilon nothing will be refused."""
         budget = np.full(people, NO_LIMIT if epsilon is None else 0, np.int64)
         account: Arrays = {
@@ -75,107 +75,109 @@ class Ledger:
         return {**account, "budget": micro if who is None else np.where(who, micro, account["budget"])}
 
     def charge(
-        self, account: Arrays, what: str, loss: float | Doubles | None = None, asked: Bools | None = None
+        self, account: Arrays, what: str, loss: float | Doubles | None = None, participants: Bools | None = None
     ) -> tuple[Arrays, Bools]:
         """Spend on one release: the new accounts, and who may release it. Who may not, or is not asked, pays nothing.
 
         `loss`: mu of a gaussian, epsilon of a pure release, alike or for each; else the event's own.
         """
-        column = self._column(what)
+        column = self._find_column(what)
         cost = self._cost(column, loss, len(account["budget"]))
         spent = account["spent"].copy()
-        spent[:, column] = spent[:, column] + np.minimum(cost, _MOST)
+        spent[:, column] = spent[:, column] + np.minimum(cost, _MAX_LOSS)
         goes = self._fits(spent, account["budget"]) & (spent[:, column] < NO_LIMIT // 2)
-        if asked is not None:
-            goes &= asked
+        if participants is not None:
+            goes &= participants
         times = account["times"].copy()
         times[goes, column] += 1
         return {**account, "spent": np.where(goes[:, None], spent, account["spent"]), "times": times}, goes
 
     def epsilon(self, account: Arrays) -> Doubles:
         """What each person has spent, by the same sums that refuse; infinite: no epsilon can be stated."""
-        return self._epsilons(account["spent"])
+        return self._compute_epsilons(account["spent"])
 
     def tight_epsilon(self, account: Arrays, person: int) -> float:
         """The same of one person with all releases composed by dp-accounting: at most as much, and slower."""
         spent, times = account["spent"][person], account["times"][person]
         events = [
-            (replace(event, sensitivity=1.0, noise=1.0 / _share(event, spent[k], times[k])), int(times[k]))
+            (replace(event, sensitivity=1.0, noise=1.0 / _mean_loss(event, spent[k], times[k])), int(times[k]))
             for k, event in enumerate(self.events)
             if times[k]
         ]
-        return min(float(self._epsilons(account["spent"][[person]])[0]), epsilon_of(events, self.delta))
+        return min(float(self._compute_epsilons(account["spent"][[person]])[0]), compute_epsilon(events, self.delta))
 
-    def left(self, account: Arrays) -> Doubles:
+    def remaining_budget(self, account: Arrays) -> Doubles:
         """What each person's budget still holds; infinite: no limit was set."""
         budget = np.where(account["budget"] == NO_LIMIT, np.inf, account["budget"] * MICRO)
         spent = self.epsilon(account)
         return np.asarray(np.where(np.isinf(budget), np.inf, np.maximum(0.0, budget - np.minimum(spent, budget))))
 
-    def silent(self, account: Arrays) -> Bools:
+    def is_exhausted(self, account: Arrays) -> Bools:
         """Who has released something and could not once more, at the mean price of what they released so far."""
         times, spent = account["times"], account["spent"]
         again = np.where([event.once for event in self.events], 0, -(-spent // np.maximum(times, 1)))
-        return np.asarray((again > 0).any(axis=1) & ~self._fits(added(spent, again), account["budget"]))
+        return np.asarray((again > 0).any(axis=1) & ~self._fits(add_losses(spent, again), account["budget"]))
 
-    def with_earlier(self, account: Arrays, units: Longs, rounds: Longs | None = None) -> Arrays:
+    def with_earlier_spending(self, account: Arrays, units: Longs, rounds: Longs | None = None) -> Arrays:
         """Accounts that also hold what was spent elsewhere: units of mu^2, and rounds like its own; it only grows."""
-        column = self._column(EARLIER)
+        column = self._find_column(EARLIER_RUNS)
         spent, times = account["spent"].copy(), account["times"].copy()
-        spent[:, column] = np.maximum(spent[:, column], np.minimum(units, _MOST))
+        spent[:, column] = np.maximum(spent[:, column], np.minimum(units, _MAX_LOSS))
         times[:, column] = spent[:, column] > 0
         if rounds is not None:
-            column = self._column(EARLIER_ROUNDS)
+            column = self._find_column(EARLIER_ROUNDS)
             each = int(self._cost(column, None, 1)[0])
-            times[:, column] = np.maximum(times[:, column], np.minimum(rounds, _MANY))
-            spent[:, column] = np.maximum(spent[:, column], _times(times[:, column].astype(np.int64), max(1, each)))
+            times[:, column] = np.maximum(times[:, column], np.minimum(rounds, _MAX_ROUNDS))
+            spent[:, column] = np.maximum(
+                spent[:, column], _multiply_losses(times[:, column].astype(np.int64), max(1, each))
+            )
         return {**account, "spent": spent, "times": times}
 
-    def rounds_like(self, event: Event, account: Arrays) -> tuple[Longs, Longs]:
+    def count_rounds_like(self, event: Event, account: Arrays) -> tuple[Longs, Longs]:
         """Releases here that chance decided: how many cost at most what `event` does, and a bound on the rest in mu^2.
 
         A release of less noise, or that includes people more often, counts as if everybody had been in it.
         """
         like, more = np.zeros(len(account["spent"]), np.int64), np.zeros(len(account["spent"]), np.int64)
-        for k in self._laws("sampled"):
+        for k in self._find_columns_by_law("sampled"):
             one, times = self.events[k], account["spent"][:, k]
             if self.names[k].rpartition(": ")[2] == EARLIER_ROUNDS:
                 continue
             if event.law != "unknown" and one.rate <= event.rate and one.loss <= event.loss:
-                like = added(like, times)
+                like = add_losses(like, times)
             else:
-                more = added(more, _times(times, min(_MOST, math.ceil(one.loss**2 / UNIT))))
+                more = add_losses(more, _multiply_losses(times, min(_MAX_LOSS, math.ceil(one.loss**2 / UNIT))))
         return like, more
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(event.what for event in self.events)
 
-    def without(self, what: str, account: Arrays) -> Longs:
+    def sum_losses_except(self, what: str, account: Arrays) -> Longs:
         """What was spent but for one kind of release, in units of mu^2; pure ones by a bound, sampled ones not at all.
 
         `rounds_like` has those. Rounds of earlier runs are left out, too.
         """
         told = [name.rpartition(": ")[2] for name in self.names]
-        other = [k for k in self._laws("gaussian") if told[k] not in (what, EARLIER_ROUNDS)]
-        mu2 = spent_on(account, other)
-        pure = spent_on(account, self._laws("pure"))
+        other = [k for k in self._find_columns_by_law("gaussian") if told[k] not in (what, EARLIER_ROUNDS)]
+        mu2 = sum_spent(account, other)
+        pure = sum_spent(account, self._find_columns_by_law("pure"))
         kinds, place = np.unique(pure, return_inverse=True)
-        bound = [min(_MOST, math.ceil(mu_of_pure(float(one) * UNIT) ** 2 / UNIT)) for one in kinds]
-        return added(mu2, np.array(bound, np.int64)[place.ravel()])
+        bound = [min(_MAX_LOSS, math.ceil(mu_of_pure(float(one) * UNIT) ** 2 / UNIT)) for one in kinds]
+        return add_losses(mu2, np.array(bound, np.int64)[place.ravel()])
 
     def sigma_to_fit(self, epsilon: float, releases: int) -> float:
         """The deviation, for sensitivity 1, at which a budget holds exactly so many gaussian releases."""
         if releases < 1:
             raise TacitaError(f"a plan has at least one release, not {releases}.")
-        share = _limit(millionths(epsilon), self.delta) // releases
+        share = _budget_limit(to_millionths(epsilon), self.delta) // releases
         if share < 1:
             raise TacitaError(f"an epsilon of {epsilon} cannot be cut into {releases} releases; plan fewer.")
-        return _MORE / math.sqrt(share * UNIT)
+        return _ROUND_UP / math.sqrt(share * UNIT)
 
     # how it is counted
 
-    def _column(self, what: str) -> int:
+    def _find_column(self, what: str) -> int:
         for column, event in enumerate(self.events):
             if event.what == what:
                 return column
@@ -192,23 +194,23 @@ class Ledger:
         if np.isnan(given).any() or (given < 0).any():
             raise TacitaError(f"the loss of the release '{event.what}' must be a number that is not negative.")
         units = (given**2 if event.law == "gaussian" else given) / UNIT
-        return np.ceil(np.minimum(units, float(_MOST))).astype(np.int64)
+        return np.ceil(np.minimum(units, float(_MAX_LOSS))).astype(np.int64)
 
-    def _laws(self, law: str) -> list[int]:
+    def _find_columns_by_law(self, law: str) -> list[int]:
         return [k for k, event in enumerate(self.events) if event.law == law]
 
     def _fits(self, spent: Longs, budget: Longs) -> Bools:
         """Whether what would be spent lies within the budgets; compares whole numbers where it can."""
         free = budget == NO_LIMIT
-        sampled, unknown = self._laws("sampled"), self._laws("unknown")
-        pure, mu2 = (_sums(spent[:, self._laws(law)]) for law in ("pure", "gaussian"))
+        sampled, unknown = self._find_columns_by_law("sampled"), self._find_columns_by_law("unknown")
+        pure, mu2 = (_sum_losses(spent[:, self._find_columns_by_law(law)]) for law in ("pure", "gaussian"))
         left = budget - -(-pure // round(MICRO / UNIT))
         left[free] = 0
         if sampled:
             kinds, place = np.unique(np.column_stack([left, mu2, spent[:, sampled]]), axis=0, return_inverse=True)
             inside = np.array([self._holds(int(row[0]), int(row[1]), row[2:]) for row in kinds], bool)[place.ravel()]
         else:
-            inside = mu2 <= _limits(left, self.delta)
+            inside = mu2 <= _budget_limits(left, self.delta)
         inside &= left >= 0
         if unknown:
             inside &= ~(spent[:, unknown] > 0).any(axis=1)
@@ -218,51 +220,51 @@ class Ledger:
         """Whether a budget in millionths holds gaussian and sampled releases; one kind alone is looked up."""
         if left <= 0 or (mu2 == 0 and not counts.any()):
             return left >= 0 and mu2 == 0 and not counts.any()
-        used = self._alike(counts)
+        used = self._count_by_law(counts)
         if mu2 == 0 and len(used) == 1 and not self.adaptive:
             ((event, n),) = used.items()
-            return n <= most_releases(event, left * MICRO, self.delta)
-        return self._mixed(mu2, counts) <= left * MICRO
+            return n <= find_max_releases(event, left * MICRO, self.delta)
+        return self._compose_mixed(mu2, counts) <= left * MICRO
 
-    def _alike(self, counts: AnyArray) -> dict[Event, int]:
+    def _count_by_law(self, counts: AnyArray) -> dict[Event, int]:
         """Sampled releases with those of the same law counted together, whatever they are called."""
         found: dict[Event, int] = {}
-        for k, n in zip(self._laws("sampled"), counts):
+        for k, n in zip(self._find_columns_by_law("sampled"), counts):
             event = replace(self.events[k], what="sampled", once=False)
             if n:
                 found[event] = found.get(event, 0) + int(n)
         return found
 
-    def _epsilons(self, spent: Longs) -> Doubles:
-        pure, mu2 = (_sums(spent[:, self._laws(law)]) for law in ("pure", "gaussian"))
-        sampled = spent[:, self._laws("sampled")]
+    def _compute_epsilons(self, spent: Longs) -> Doubles:
+        pure, mu2 = (_sum_losses(spent[:, self._find_columns_by_law(law)]) for law in ("pure", "gaussian"))
+        sampled = spent[:, self._find_columns_by_law("sampled")]
         kinds, place = np.unique(np.column_stack([mu2, sampled]), axis=0, return_inverse=True)
         if sampled.any():
-            each = np.array([self._mixed(int(row[0]), row[1:]) for row in kinds])
+            each = np.array([self._compose_mixed(int(row[0]), row[1:]) for row in kinds])
         else:
-            mu = np.sqrt(np.where(kinds[:, 0] >= _MOST, np.inf, kinds[:, 0] * UNIT))
+            mu = np.sqrt(np.where(kinds[:, 0] >= _MAX_LOSS, np.inf, kinds[:, 0] * UNIT))
             each = epsilon_of_mu(mu, self.delta)
-        unknown = (spent[:, self._laws("unknown")] > 0).any(axis=1)
-        return np.asarray(np.where(unknown | (pure >= _MOST), np.inf, each[place.ravel()] + pure * UNIT))
+        unknown = (spent[:, self._find_columns_by_law("unknown")] > 0).any(axis=1)
+        return np.asarray(np.where(unknown | (pure >= _MAX_LOSS), np.inf, each[place.ravel()] + pure * UNIT))
 
-    def _mixed(self, mu2: int, counts: AnyArray) -> float:
+    def _compose_mixed(self, mu2: int, counts: AnyArray) -> float:
         """Gaussian and sampled releases together; of mu^2 four digits are told apart, rounded up."""
-        events = list(self._alike(counts).items())
-        if mu2 >= _MOST:
+        events = list(self._count_by_law(counts).items())
+        if mu2 >= _MAX_LOSS:
             return math.inf
         if mu2:
             digits = 10 ** max(0, len(str(mu2)) - 4)
             mu = math.sqrt(-(-mu2 // digits) * digits * UNIT)
             events.append((Event("all gaussian releases", "gaussian", 1.0, 1 / mu), 1))
-        return epsilon_of(events, self.delta, "rdp" if self.adaptive else "pld")
+        return compute_epsilon(events, self.delta, "rdp" if self.adaptive else "pld")
 
 
-def millionths(epsilon: float) -> int:
+def to_millionths(epsilon: float) -> int:
     """A budget as a whole number, rounded down."""
     return math.floor(epsilon / MICRO * (1 + 1e-15))
 
 
-def joined(ledgers: Sequence[tuple[str, Ledger, Arrays]]) -> tuple[Ledger, Arrays]:
+def join_ledgers(ledgers: Sequence[tuple[str, Ledger, Arrays]]) -> tuple[Ledger, Arrays]:
     """Several ledgers of the same people as one, at the smallest delta; nobody's budget is the sum of several."""
     events = tuple(replace(one, what=f"{name}: {one.what}") for name, kept, _ in ledgers for one in kept.events)
     account = {name: np.concatenate([a[name] for _, _, a in ledgers], axis=1) for name in ("spent", "times")}
@@ -271,43 +273,45 @@ def joined(ledgers: Sequence[tuple[str, Ledger, Arrays]]) -> tuple[Ledger, Array
     return Ledger(events, smallest, any(kept.adaptive for _, kept, _ in ledgers)), {"budget": budget, **account}
 
 
-def spent_on(account: Arrays, columns: list[int]) -> Longs:
+def sum_spent(account: Arrays, columns: list[int]) -> Longs:
     """What was spent on some kinds of releases together."""
-    return _sums(account["spent"][:, columns])
+    return _sum_losses(account["spent"][:, columns])
 
 
-def added(one: Longs, other: Longs) -> Longs:
+def add_losses(one: Longs, other: Longs) -> Longs:
     """What was spent here and there; from `_MOST` on it is no longer told how much, and no budget holds it."""
-    return np.asarray(np.minimum(one, _MOST) + np.minimum(other, _MOST)).clip(max=_MOST)
+    return np.asarray(np.minimum(one, _MAX_LOSS) + np.minimum(other, _MAX_LOSS)).clip(max=_MAX_LOSS)
 
 
-def _times(one: Longs, price: int) -> Longs:
-    return np.asarray(np.where(one.astype(np.float64) * price >= _MOST, _MOST, np.minimum(one, _MOST // price) * price))
+def _multiply_losses(one: Longs, price: int) -> Longs:
+    return np.asarray(
+        np.where(one.astype(np.float64) * price >= _MAX_LOSS, _MAX_LOSS, np.minimum(one, _MAX_LOSS // price) * price)
+    )
 
 
-def _sums(spent: Longs) -> Longs:
+def _sum_losses(spent: Longs) -> Longs:
     """Over kinds of releases, a row per person; never past `_MOST`, where whole numbers would begin anew below 0."""
     if spent.shape[1] < 2:
-        return np.minimum(spent[:, 0], _MOST) if spent.shape[1] else np.zeros(len(spent), np.int64)
-    return np.where(spent.sum(axis=1, dtype=np.float64) >= _MOST, _MOST, spent.sum(axis=1))
+        return np.minimum(spent[:, 0], _MAX_LOSS) if spent.shape[1] else np.zeros(len(spent), np.int64)
+    return np.where(spent.sum(axis=1, dtype=np.float64) >= _MAX_LOSS, _MAX_LOSS, spent.sum(axis=1))
 
 
-def _share(event: Event, spent: int, times: int) -> float:
+def _mean_loss(event: Event, spent: int, times: int) -> float:
     """The loss of each of some releases, as if all had cost the same; gaussians add up so exactly."""
     if event.law == "gaussian":
         return math.sqrt(spent * UNIT / times)
     return spent * UNIT / times if event.law == "pure" else event.loss
 
 
-def _limits(micro: Longs, delta: float) -> Longs:
+def _budget_limits(micro: Longs, delta: float) -> Longs:
     """What budgets are worth in units of mu^2, rounded down; few different budgets are usual."""
     if len(micro) and (micro == micro[0]).all():
-        return np.full(len(micro), _limit(int(micro[0]), delta), np.int64)
+        return np.full(len(micro), _budget_limit(int(micro[0]), delta), np.int64)
     kinds, place = np.unique(micro, return_inverse=True)
-    return np.array([_limit(int(one), delta) for one in kinds], np.int64)[place]
+    return np.array([_budget_limit(int(one), delta) for one in kinds], np.int64)[place]
 
 
 @lru_cache(maxsize=65536)
-def _limit(micro: int, delta: float) -> int:
+def _budget_limit(micro: int, delta: float) -> int:
     """Below `_MOST`: what cannot be told apart from more is within no budget."""
-    return min(_MOST - 1, math.floor(mu_of(micro * MICRO, delta) ** 2 / UNIT)) if micro > 0 else 0
+    return min(_MAX_LOSS - 1, math.floor(mu_of(micro * MICRO, delta) ** 2 / UNIT)) if micro > 0 else 0

@@ -31,10 +31,10 @@ MOST_CLIENTS = 50
 FEWEST_CLIENTS = 3  # a sum of two tells each of them what the other sent
 BOUND = 2**47  # of one client's number: 64 of them stay below 2^53, where sums in double precision are exact, too
 MOST_NUMBERS = 2**26  # of all clients together: what this process masks at once
-_SEED = 16  # bytes
+_SEED_BYTES = 16  # bytes
 _PACKAGES = {"cryptography": "cryptography", "Crypto": "pycryptodome"}
 
-Letters = dict[int, bytes]  # from or to a client, by its number
+SealedMessages = dict[int, bytes]  # from or to a client, by its number
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def check_installed() -> None:
         )
 
 
-def whole(values: Doubles, quantum: float) -> Longs:
+def quantise_values(values: Doubles, quantum: float) -> Longs:
     """A client's numbers as whole numbers of a quantum; refused where a sum of them could run over."""
     scaled = np.rint(values / quantum)
     if not (np.abs(scaled) <= BOUND).all():  # nor where one is no number
@@ -65,7 +65,7 @@ def whole(values: Doubles, quantum: float) -> Longs:
     return scaled.astype(np.int64)
 
 
-def neighbours_of(n: int, order: Sequence[int]) -> list[list[int]]:
+def assign_neighbours(n: int, order: Sequence[int]) -> list[list[int]]:
     """Whom each of n clients masks with: on a ring in this order about log2 n on either side, or everybody."""
     side = math.ceil(math.log2(max(2, n)))
     if 2 * side >= n - 1:
@@ -76,137 +76,139 @@ def neighbours_of(n: int, order: Sequence[int]) -> list[list[int]]:
     return found
 
 
-def needed(neighbours: int) -> int:
+def share_threshold(neighbours: int) -> int:
     """How many of a client's neighbours have to answer: more than half."""
     return neighbours // 2 + 1
 
 
-class Client:
+class SecureSumClient:
     """One device. It answers the four questions of a sum in their order, each once."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self._own, self._seed = secrets.token_bytes(_SEED), secrets.token_bytes(_SEED)
-        self._key, self._channel = _key_of(self._seed), _new_key()
-        self._others: dict[int, Keyring] = {}
-        self._held: dict[int, tuple[int, bytes, bytes]] = {}
-        self._told: frozenset[int] | None = None
+        self._self_mask_seed, self._key_seed = secrets.token_bytes(_SEED_BYTES), secrets.token_bytes(_SEED_BYTES)
+        self._key, self._channel = _derive_key(self._key_seed), _generate_key()
+        self._neighbours: dict[int, Keyring] = {}
+        self._received_shares: dict[int, tuple[int, bytes, bytes]] = {}
+        self._revealed_for: frozenset[int] | None = None
 
     def keyring(self) -> Keyring:
-        return Keyring(_public(self._key), _public(self._channel))
+        return Keyring(_public_bytes(self._key), _public_bytes(self._channel))
 
-    def shares(self, others: Mapping[int, Keyring]) -> Letters:
+    def share_secrets(self, others: Mapping[int, Keyring]) -> SealedMessages:
         """To each neighbour, sealed: a share of the seed of the own mask, and one of the seed of the key."""
         from Crypto.Protocol.SecretSharing import Shamir
 
-        self._others = dict(others)
-        least, n = needed(len(others)), len(others)
-        both = zip(Shamir.split(least, n, self._own, False), Shamir.split(least, n, self._seed, False))
+        self._neighbours = dict(others)
+        least, n = share_threshold(len(others)), len(others)
+        both = zip(Shamir.split(least, n, self._self_mask_seed, False), Shamir.split(least, n, self._key_seed, False))
         sealed = {}
         for v, ((at, own), (_, seed)) in zip(sorted(others), both):
             sealed[v] = _seal(
-                _agreed(self._channel, others[v].channel, "letter"), self.number, v, bytes([at]), own, seed
+                _agree_secret(self._channel, others[v].channel, "letter"), self.number, v, bytes([at]), own, seed
             )
         return sealed
 
-    def masked(self, letters: Mapping[int, bytes], numbers: Longs) -> Keys:
+    def mask_numbers(self, letters: Mapping[int, bytes], numbers: Longs) -> Keys:
         """The numbers under all masks. Who misses a letter, or holds too large a number, sends nothing."""
-        if letters.keys() != self._others.keys():
+        if letters.keys() != self._neighbours.keys():
             raise TacitaError("a client of a secure sum heard nothing from one of its neighbours; nothing was sent.")
         if numbers.size and max(int(numbers.max()), -int(numbers.min())) > BOUND:
             raise TacitaError(f"a secure sum holds whole numbers up to {BOUND:,} of a client; nothing was sent.")
         for v, letter in letters.items():
-            told = _unsealed(_agreed(self._channel, self._others[v].channel, "letter"), v, self.number, letter)
-            self._held[v] = (told[0], told[1 : 1 + _SEED], told[1 + _SEED :])
-        total = numbers.astype(np.uint64) + _mask(_derived(self._own, "own"), numbers.size)
-        for v, ring in self._others.items():
-            pair = _mask(_agreed(self._key, ring.mask, "pair"), numbers.size)
+            told = _unseal(_agree_secret(self._channel, self._neighbours[v].channel, "letter"), v, self.number, letter)
+            self._received_shares[v] = (told[0], told[1 : 1 + _SEED_BYTES], told[1 + _SEED_BYTES :])
+        total = numbers.astype(np.uint64) + _expand_mask(_derive_secret(self._self_mask_seed, "own"), numbers.size)
+        for v, ring in self._neighbours.items():
+            pair = _expand_mask(_agree_secret(self._key, ring.mask, "pair"), numbers.size)
             total = total + pair if self.number < v else total - pair
         return total
 
-    def reveal(self, answered: frozenset[int]) -> dict[int, tuple[int, bytes]]:
+    def reveal_shares(self, answered: frozenset[int]) -> dict[int, tuple[int, bytes]]:
         """A share of each neighbour: of its own mask if it answered, else of its key; for one set of people only."""
-        there = len(answered & self._others.keys())
-        if self._told is not None and self._told != answered:
+        there = len(answered & self._neighbours.keys())
+        if self._revealed_for is not None and self._revealed_for != answered:
             raise TacitaError("a client of a secure sum is asked twice who answered: both would open an upload.")
-        if there < needed(len(self._others)):
-            raise TacitaError(_too_few(there, len(self._others)))
-        self._told = answered
-        return {v: (at, own if v in answered else seed) for v, (at, own, seed) in self._held.items()}
+        if there < share_threshold(len(self._neighbours)):
+            raise TacitaError(_describe_too_few(there, len(self._neighbours)))
+        self._revealed_for = answered
+        return {v: (at, own if v in answered else seed) for v, (at, own, seed) in self._received_shares.items()}
 
 
 @dataclass
-class Server:
+class SecureSumServer:
     """Who adds up: all it sees of clients is public keys, sealed letters, masked numbers and shares."""
 
     graph: list[list[int]]
-    rings: dict[int, Keyring] = field(default_factory=dict)
-    masked: Keys | None = None  # the sum of all masked uploads
-    answered: set[int] = field(default_factory=set)
+    keyrings: dict[int, Keyring] = field(default_factory=dict)
+    masked_sum: Keys | None = None  # the sum of all masked uploads
+    respondents: set[int] = field(default_factory=set)
 
-    def hear(self, client: int, upload: Keys) -> None:
-        self.masked = upload.copy() if self.masked is None else self.masked + upload
-        self.answered.add(client)
+    def add_upload(self, client: int, upload: Keys) -> None:
+        self.masked_sum = upload.copy() if self.masked_sum is None else self.masked_sum + upload
+        self.respondents.add(client)
 
-    def opened(self, revealed: Mapping[int, Mapping[int, tuple[int, bytes]]]) -> Longs:
+    def unmask_sum(self, revealed: Mapping[int, Mapping[int, tuple[int, bytes]]]) -> Longs:
         """The sum without masks, from what clients gave out; nothing at all where too little came."""
-        assert self.masked is not None, "nobody sent anything"
-        total = self.masked
+        assert self.masked_sum is not None, "nobody sent anything"
+        total = self.masked_sum
         for u in range(len(self.graph)):
-            there = u in self.answered
-            touching = [v for v in self.graph[u] if v in self.answered]
+            there = u in self.respondents
+            touching = [v for v in self.graph[u] if v in self.respondents]
             if not there and not touching:  # nobody masked with it
                 continue
-            seed = self._seed(u, revealed)
+            seed = self._recover_seed(u, revealed)
             if there:
-                total = total - _mask(_derived(seed, "own"), total.size)
+                total = total - _expand_mask(_derive_secret(seed, "own"), total.size)
                 continue
-            key = _key_of(seed)
-            if _public(key) != self.rings[u].mask:
+            key = _derive_key(seed)
+            if _public_bytes(key) != self.keyrings[u].mask:
                 raise TacitaError("the shares of a client's key do not fit together; the sum was not opened.")
             for v in touching:  # who took its part of the mask on without u's to cancel it
-                pair = _mask(_agreed(key, self.rings[v].mask, "pair"), total.size)
+                pair = _expand_mask(_agree_secret(key, self.keyrings[v].mask, "pair"), total.size)
                 total = total - pair if v < u else total + pair
         found = total.astype(np.int64)
-        if found.size and max(int(found.max()), -int(found.min())) > len(self.answered) * BOUND:
+        if found.size and max(int(found.max()), -int(found.min())) > len(self.respondents) * BOUND:
             raise TacitaError("masks are left on a secure sum, so some share was wrong; the sum was not opened.")
         return found
 
-    def _seed(self, u: int, revealed: Mapping[int, Mapping[int, tuple[int, bytes]]]) -> bytes:
+    def _recover_seed(self, u: int, revealed: Mapping[int, Mapping[int, tuple[int, bytes]]]) -> bytes:
         from Crypto.Protocol.SecretSharing import Shamir
 
         shares = [told[u] for told in revealed.values() if u in told]
-        least = needed(len(self.graph[u]))
+        least = share_threshold(len(self.graph[u]))
         if len(shares) < least:
-            raise TacitaError(_too_few(len(shares), len(self.graph[u])))
+            raise TacitaError(_describe_too_few(len(shares), len(self.graph[u])))
         return bytes(Shamir.combine(shares[:least], False))
 
 
 @dataclass(frozen=True)
-class Opened:
+class SecureSumResult:
     sum: Longs
     n_bytes: float  # that clients sent, all together
 
 
 def secure_sum(
     numbers: Sequence[Longs | None], leave: Iterable[int] = (), order: Sequence[int] | None = None
-) -> Opened:
+) -> SecureSumResult:
     """The sum of all clients' numbers. None: drops out before it uploads; `leave`: drop out after they have."""
     n, size = len(numbers), max((one.size for one in numbers if one is not None), default=0)
     check_size(n, size)
     ring = list(order) if order is not None else secrets.SystemRandom().sample(range(n), n)
-    server, clients = Server(neighbours_of(n, ring)), [Client(u) for u in range(n)]
-    server.rings = {u: client.keyring() for u, client in enumerate(clients)}
-    sealed = [client.shares({v: server.rings[v] for v in server.graph[u]}) for u, client in enumerate(clients)]
+    server, clients = SecureSumServer(assign_neighbours(n, ring)), [SecureSumClient(u) for u in range(n)]
+    server.keyrings = {u: client.keyring() for u, client in enumerate(clients)}
+    sealed = [
+        client.share_secrets({v: server.keyrings[v] for v in server.graph[u]}) for u, client in enumerate(clients)
+    ]
     sent = 64.0 * n + sum(len(letter) for one in sealed for letter in one.values())
     for u, mine in enumerate(numbers):
         if mine is not None:
-            server.hear(u, clients[u].masked({v: sealed[v][u] for v in server.graph[u]}, mine))
+            server.add_upload(u, clients[u].mask_numbers({v: sealed[v][u] for v in server.graph[u]}, mine))
             sent += 8.0 * size
-    answered, left = frozenset(server.answered), frozenset(leave)
-    revealed = {u: clients[u].reveal(answered) for u in sorted(answered - left)}
-    sent += sum((1 + _SEED) * len(told) for told in revealed.values())
-    return Opened(server.opened(revealed), sent)
+    answered, left = frozenset(server.respondents), frozenset(leave)
+    revealed = {u: clients[u].reveal_shares(answered) for u in sorted(answered - left)}
+    sent += sum((1 + _SEED_BYTES) * len(told) for told in revealed.values())
+    return SecureSumResult(server.unmask_sum(revealed), sent)
 
 
 def check_size(n: int, size: int = 1) -> None:
@@ -224,9 +226,10 @@ def check_size(n: int, size: int = 1) -> None:
         )
 
 
-def _too_few(there: int, of: int) -> str:
+def _describe_too_few(there: int, of: int) -> str:
     return (
-        f"only {there} of the {of} neighbours of a client of a secure sum answered, and {needed(of)} are needed; the "
+        f"only {there} of the {of} neighbours of a client of a secure sum answered, and {share_threshold(of)} "
+        "are needed; the "
         "sum was not opened. Ask more people, or use train.aggregator = 'ideal'."
     )
 
@@ -234,36 +237,36 @@ def _too_few(there: int, of: int) -> str:
 # keys and masks, all from libraries
 
 
-def _new_key() -> Any:
+def _generate_key() -> Any:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     return X25519PrivateKey.generate()
 
 
-def _key_of(seed: bytes) -> Any:
+def _derive_key(seed: bytes) -> Any:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-    return X25519PrivateKey.from_private_bytes(_derived(seed, "key"))
+    return X25519PrivateKey.from_private_bytes(_derive_secret(seed, "key"))
 
 
-def _public(key: Any) -> bytes:
+def _public_bytes(key: Any) -> bytes:
     return bytes(key.public_key().public_bytes_raw())
 
 
-def _agreed(key: Any, other: bytes, purpose: str) -> bytes:
+def _agree_secret(key: Any, other: bytes, purpose: str) -> bytes:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
-    return _derived(key.exchange(X25519PublicKey.from_public_bytes(other)), purpose)
+    return _derive_secret(key.exchange(X25519PublicKey.from_public_bytes(other)), purpose)
 
 
-def _derived(secret: bytes, purpose: str) -> bytes:
+def _derive_secret(secret: bytes, purpose: str) -> bytes:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
     return HKDF(SHA256(), 32, None, f"tacita secure sum {purpose}".encode()).derive(secret)
 
 
-def _mask(key: bytes, size: int) -> Keys:
+def _expand_mask(key: bytes, size: int) -> Keys:
     """A stream of 64-bit words; every key is new in every sum, and masks one vector."""
     from cryptography.hazmat.primitives.ciphers import Cipher
     from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
@@ -279,7 +282,7 @@ def _seal(key: bytes, sender: int, to: int, *parts: bytes) -> bytes:
     return nonce + ChaCha20Poly1305(key).encrypt(nonce, b"".join(parts), bytes([sender, to]))
 
 
-def _unsealed(key: bytes, sender: int, to: int, letter: bytes) -> bytes:
+def _unseal(key: bytes, sender: int, to: int, letter: bytes) -> bytes:
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from tacita.core.errors import TacitaError
 from tacita.core.files import write_bytes
-from tacita.report.drawing import LIGHT, sheet
+from tacita.report.drawing import LIGHT, open_sheet
 
 COLUMNS = ("data", "model", "epsilon", "mean", "deviation")
 KINDS = (".svg", ".png")
 
 
 @dataclass(frozen=True)
-class Point:
+class AccuracyPoint:
     data: str
     model: str
     epsilon: float | None  # None: no budget
@@ -27,7 +27,7 @@ class Point:
     deviation: float
 
 
-def read(path: Path) -> list[Point]:
+def read_points(path: Path) -> list[AccuracyPoint]:
     try:
         rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
     except (OSError, UnicodeDecodeError) as error:
@@ -38,13 +38,15 @@ def read(path: Path) -> list[Point]:
     for line, row in enumerate(rows, 2):
         try:
             epsilon = float(row["epsilon"]) if row["epsilon"] else None
-            out.append(Point(row["data"], row["model"], epsilon, float(row["mean"]), float(row["deviation"] or 0)))
+            out.append(
+                AccuracyPoint(row["data"], row["model"], epsilon, float(row["mean"]), float(row["deviation"] or 0))
+            )
         except (TypeError, ValueError):
             raise TacitaError(f"{path}, line {line}: epsilon, mean and deviation must be numbers or empty.") from None
     return out
 
 
-def to_csv(points: list[Point]) -> str:
+def to_csv(points: list[AccuracyPoint]) -> str:
     """The table that `read` reads."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -56,13 +58,13 @@ def to_csv(points: list[Point]) -> str:
     return out.getvalue()
 
 
-def draw(points: list[Point], kind: str) -> bytes:
+def draw_points(points: list[AccuracyPoint], kind: str) -> bytes:
     """A panel for each dataset; a colour for each model, wherever it stands; bars are one standard deviation."""
     names = list(dict.fromkeys(one.data for one in points))
     models = list(dict.fromkeys(one.model for one in points))
     colour = {model: LIGHT[f"s{n % 9}"] for n, model in enumerate(models)}
     ticks = sorted({one.epsilon for one in points if one.epsilon is not None})
-    with sheet(60 + 360 * len(names), 340) as page:
+    with open_sheet(60 + 360 * len(names), 340) as page:
         page.figure.set_layout_engine("constrained")
         page.figure.patch.set_visible(True)
         panels = page.figure.subplots(1, len(names), squeeze=False)[0]
@@ -85,7 +87,7 @@ def draw(points: list[Point], kind: str) -> bytes:
         return page.save(kind)
 
 
-def write(table: Path, picture: Path) -> None:
+def write_picture(table: Path, picture: Path) -> None:
     if picture.suffix.lower() not in KINDS:
         raise TacitaError(f"{picture}: a picture goes to a .svg or .png file; choose one of these endings.")
-    write_bytes(picture, draw(read(table), picture.suffix.lower()[1:]))
+    write_bytes(picture, draw_points(read_points(table), picture.suffix.lower()[1:]))

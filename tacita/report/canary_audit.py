@@ -9,7 +9,7 @@ from typing import Any
 
 from tacita.core.files import write_bytes
 
-EVERYWHERE = ("half the noise", "no clip")
+COMMON_BUGS = ("half the noise", "no clip")
 NOTES = (
     "Each bound is one that the real epsilon is above, in 95 of 100 audits or more. It may be far below: the claim is "
     "what bounds from above.",
@@ -20,7 +20,7 @@ NOTES = (
 )
 
 
-def rows_of(found: Mapping[str, Any]) -> list[dict[str, str]]:
+def make_rows(result: Mapping[str, Any]) -> list[dict[str, str]]:
     return [
         {
             "mechanism": row["mechanism"],
@@ -30,43 +30,43 @@ def rows_of(found: Mapping[str, Any]) -> list[dict[str, str]]:
             "canaries": f"{row['canaries']:,}",
             "at least, by guesses": f"{row['one_run']:.2f}",
             "at least, by its law": f"{row['within_law']:.2f}",
-            **{f"with {bug}": _bug(row, bug) for bug in EVERYWHERE},
-            "with a bug of its own": _own_bugs(row),
+            **{f"with {bug}": _format_bug(row, bug) for bug in COMMON_BUGS},
+            "with a bug of its own": _format_own_bugs(row),
         }
-        for row in found["rows"]
+        for row in result["rows"]
     ]
 
 
-def _bug(row: Mapping[str, Any], bug: str) -> str:
+def _format_bug(row: Mapping[str, Any], bug: str) -> str:
     return f"{row['bugs'][bug]:.2f}" if bug in row["bugs"] else "-"
 
 
-def _own_bugs(row: Mapping[str, Any]) -> str:
+def _format_own_bugs(row: Mapping[str, Any]) -> str:
     """Bugs that only this mechanism can have, and what its ledgers would say then."""
-    own, said = [bug for bug in row["bugs"] if bug not in EVERYWHERE], row["said_with_bugs"]
+    own, said = [bug for bug in row["bugs"] if bug not in COMMON_BUGS], row["said_with_bugs"]
     less = {bug: f" (ledgers say {said[bug]:.3g})" if said[bug] < 0.99 * row["epsilon"] else "" for bug in own}
     return "; ".join(f"{row['bugs'][bug]:.2f}: {bug}{less[bug]}" for bug in own) or "-"
 
 
-def verdict(found: Mapping[str, Any]) -> str:
+def state_verdict(result: Mapping[str, Any]) -> str:
     """Whether all claims stand, and whether the bugs were seen."""
-    broken = [row["mechanism"] for row in found["rows"] if not row["holds"]]
-    missed = [row["mechanism"] for row in found["rows"] if not row["caught"]]
+    broken = [row["mechanism"] for row in result["rows"] if not row["holds"]]
+    missed = [row["mechanism"] for row in result["rows"] if not row["caught"]]
     said = f"BROKEN: {', '.join(broken)}." if broken else "No bound is above its claim."
     return f"{said} " + (f"Not seen: a bug in {', '.join(missed)}." if missed else "Every planted bug is caught.")
 
 
-def to_markdown(found: Mapping[str, Any]) -> str:
-    rows = rows_of(found)
+def to_markdown(result: Mapping[str, Any]) -> str:
+    rows = make_rows(result)
     lines = ["|" + "|".join(f" {one} " for one in row) + "|" for row in (list(rows[0]), *(r.values() for r in rows))]
     lines.insert(1, "|" + "---|" * len(rows[0]))
-    return "\n".join([f"Canaries, seed {found['seed']}. {verdict(found)}", "", *lines, "", *NOTES]) + "\n"
+    return "\n".join([f"Canaries, seed {result['seed']}. {state_verdict(result)}", "", *lines, "", *NOTES]) + "\n"
 
 
-def write(found: Mapping[str, Any], folder: Path) -> Path:
+def write_audit(result: Mapping[str, Any], folder: Path) -> Path:
     """canaries.md and .json in a folder that may be new; the path without its ending."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / "canaries"
-    write_bytes(stem.with_suffix(".md"), to_markdown(found).encode())
-    write_bytes(stem.with_suffix(".json"), (json.dumps(found, indent=1) + "\n").encode())
+    write_bytes(stem.with_suffix(".md"), to_markdown(result).encode())
+    write_bytes(stem.with_suffix(".json"), (json.dumps(result, indent=1) + "\n").encode())
     return stem

@@ -9,14 +9,14 @@ from itertools import accumulate
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from tacita.report.drawing import LIGHT, SERIES, Sheet, sheet
+from tacita.report.drawing import LIGHT, SERIES, Sheet, open_sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
 
 WIDE, HIGH = 400.0, 250.0
-LEFT, TOP, RIGHT, BOTTOM = 44.0, 26.0, 12.0, 42.0
+LEFT_MARGIN, TOP_MARGIN, RIGHT_MARGIN, BOTTOM_MARGIN = 44.0, 26.0, 12.0, 42.0
 LETTER = 7.2  # pixels that a letter takes at most, on average
 SMALL = 10.5
 MOST_CELLS = 40  # blocks shown in a heat map
@@ -27,7 +27,7 @@ SHAPES = "os^Do"  # the last one is hollow
 
 
 @dataclass(frozen=True)
-class Look:
+class SeriesStyle:
     """How a series can be told apart, by colour or without."""
 
     colour: int
@@ -39,16 +39,16 @@ class Look:
         return LIGHT[f"s{self.colour}"]
 
     @staticmethod
-    def number(n: int) -> Look:
+    def nth(n: int) -> SeriesStyle:
         """The n-th of many: colours first, then dashes."""
-        return Look(n % GREY, n // GREY % len(DASHES), n % len(SHAPES))
+        return SeriesStyle(n % GREY, n // GREY % len(DASHES), n % len(SHAPES))
 
 
 @dataclass(frozen=True)
 class Series:
     name: str
     values: list[float]  # one per block
-    look: Look
+    style: SeriesStyle
 
 
 @dataclass(frozen=True)
@@ -72,16 +72,16 @@ class Dot:
     published: float | None
 
 
-def short(value: float) -> str:
+def format_short(value: float) -> str:
     """A number for the face of a chart."""
     return f"{value:.3f}" if math.isfinite(value) else "–"
 
 
-def cut(words: str, most: int) -> str:
+def shorten_text(words: str, most: int) -> str:
     return words if len(words) <= most else words[: most - 1] + "…"
 
 
-def _scale(axes: Axes, values: Sequence[float], which: str = "y", nbins: int = 5) -> None:
+def _set_scale(axes: Axes, values: Sequence[float], which: str = "y", nbins: int = 5) -> None:
     """Round numbers from 0, or the lowest below it, to just past the highest."""
     axis = axes.yaxis if which == "y" else axes.xaxis
     axes.locator_params(axis="y" if which == "y" else "x", nbins=nbins, steps=[1, 2, 2.5, 5, 10])
@@ -96,7 +96,7 @@ def _scale(axes: Axes, values: Sequence[float], which: str = "y", nbins: int = 5
     axes.set(**{f"{which}lim": (marks[0], marks[-1])})
 
 
-def _frame(axes: Axes, metric: str, x_title: str) -> None:
+def _draw_frame(axes: Axes, metric: str, x_title: str) -> None:
     """Lines across, names below, the metric above the scale."""
     axes.grid(axis="y", lw=1)
     axes.spines["left"].set_visible(False)
@@ -104,7 +104,7 @@ def _frame(axes: Axes, metric: str, x_title: str) -> None:
     axes.tick_params(axis="y", labelcolor=LIGHT["soft"])
     axes.set_xlabel(x_title, labelpad=5)
     if metric:
-        axes.annotate(metric, (0, 1), (2 - LEFT, 10), "axes fraction", "offset pixels", color=LIGHT["soft"])
+        axes.annotate(metric, (0, 1), (2 - LEFT_MARGIN, 10), "axes fraction", "offset pixels", color=LIGHT["soft"])
 
 
 def _name_blocks(axes: Axes, names: Sequence[str]) -> None:
@@ -113,10 +113,10 @@ def _name_blocks(axes: Axes, names: Sequence[str]) -> None:
     axes.set_xlim(-0.5, len(names) - 0.5)
 
 
-def _legend(page: Sheet, names: Sequence[str], handles: Sequence[Any], columns: int) -> None:
+def _draw_legend(page: Sheet, names: Sequence[str], handles: Sequence[Any], columns: int) -> None:
     page.figure.legend(
         handles,
-        [cut(name, 56) for name in names],
+        [shorten_text(name, 56) for name in names],
         loc="upper left",
         bbox_to_anchor=(0, 1),
         ncols=columns,
@@ -129,9 +129,9 @@ def _legend(page: Sheet, names: Sequence[str], handles: Sequence[Any], columns: 
     )
 
 
-def _columns(names: Sequence[str]) -> tuple[int, float]:
+def _fit_columns(names: Sequence[str]) -> tuple[int, float]:
     """How many columns of names a legend has room for, and how high it is; matplotlib fills the first ones most."""
-    wide = [LETTER * len(cut(name, 56)) + 46 for name in names]
+    wide = [LETTER * len(shorten_text(name, 56)) + 46 for name in names]
     for columns in range(len(names), 0, -1):
         more = [len(names) // columns + (k < len(names) % columns) for k in range(columns)]
         ends = list(accumulate(more))
@@ -144,89 +144,91 @@ def draw_lines(page: Sheet, axes: Axes, series: Sequence[Series], names: Sequenc
     """One line a series with a mark a block, the first series on top."""
     out = []
     for n, one in enumerate(series):
-        ring = one.look.shape == len(SHAPES) - 1
-        shape = SHAPES[one.look.shape] if len(names) <= 40 else ""
+        ring = one.style.shape == len(SHAPES) - 1
+        shape = SHAPES[one.style.shape] if len(names) <= 40 else ""
         (drawn,) = axes.plot(
             range(len(one.values)),
             one.values,
-            color=one.look.hex,
-            linestyle=DASHES[one.look.dash],
+            color=one.style.hex,
+            linestyle=DASHES[one.style.dash],
             lw=2,
             marker=shape,
             ms=8 if shape != "D" else 7,
-            mfc=LIGHT["card"] if ring else one.look.hex,
-            mec=one.look.hex if ring else LIGHT["card"],
+            mfc=LIGHT["card"] if ring else one.style.hex,
+            mec=one.style.hex if ring else LIGHT["card"],
             mew=1.8 if ring else 1,
             label=one.name,
             zorder=len(series) + 2 - n,
             clip_on=False,
         )
-        told = [f"{one.name}, block {names[k]}: {short(v)}" for k, v in enumerate(one.values) if math.isfinite(v)]
+        told = [
+            f"{one.name}, block {names[k]}: {format_short(v)}" for k, v in enumerate(one.values) if math.isfinite(v)
+        ]
         if shape and told:
-            page.tip(drawn, told)
+            page.add_tips(drawn, told)
         out.append(drawn)
     _name_blocks(axes, names)
-    _scale(axes, [v for s in series for v in s.values])
+    _set_scale(axes, [v for s in series for v in s.values])
     return out
 
 
-def lines(series: Sequence[Series], names: Sequence[str], metric: str, alt: str) -> str:
+def draw_line_chart(series: Sequence[Series], names: Sequence[str], metric: str, alt: str) -> str:
     """Quality per block, one line each."""
-    columns, above = _columns([s.name for s in series])
-    with sheet(WIDE, HIGH + above) as page:
-        axes = page.axes(LEFT, TOP + above, RIGHT, BOTTOM)
+    columns, above = _fit_columns([s.name for s in series])
+    with open_sheet(WIDE, HIGH + above) as page:
+        axes = page.axes(LEFT_MARGIN, TOP_MARGIN + above, RIGHT_MARGIN, BOTTOM_MARGIN)
         handles = draw_lines(page, axes, series, names)
-        _frame(axes, metric, "block")
-        _legend(page, [s.name for s in series], handles, columns)
-        return page.svg(alt)
+        _draw_frame(axes, metric, "block")
+        _draw_legend(page, [s.name for s in series], handles, columns)
+        return page.to_svg(alt)
 
 
-def level_bars(series: Sequence[Series], metric: str, alt: str) -> str:
+def draw_level_bars(series: Sequence[Series], metric: str, alt: str) -> str:
     """One lying bar each, number beside it, name in front, or above where names are long."""
     top = max([s.values[0] for s in series if math.isfinite(s.values[0])] + [1e-12])
     above = any(len(s.name) > 18 for s in series)
     left, row = (4.0, 44.0) if above else (134.0, 34.0)
     room = WIDE - left - 52
-    with sheet(WIDE, 28 + row * len(series)) as page:
+    with open_sheet(WIDE, 28 + row * len(series)) as page:
         axes = page.canvas()
         axes.text(2, 13, metric, color=LIGHT["soft"])
         for n, one in enumerate(series):
             y = 26 + row * n
             if above:
-                axes.text(left, y + 8, cut(one.name, 54))
+                axes.text(left, y + 8, shorten_text(one.name, 54))
                 y += 13
             else:
                 axes.text(left - 8, y + 15, one.name, ha="right")
             wide = max(1.0, room * one.values[0] / top) if math.isfinite(one.values[0]) else 1.0
-            axes.barh(y, wide, 20, left, align="edge", color=one.look.hex)
-            axes.text(left + 6 + wide, y + 15, short(one.values[0]))
+            axes.barh(y, wide, 20, left, align="edge", color=one.style.hex)
+            axes.text(left + 6 + wide, y + 15, format_short(one.values[0]))
         axes.set(xlim=(0, page.wide), ylim=(page.high, 0))
-        return page.svg(alt)
+        return page.to_svg(alt)
 
 
-def bars(series: Sequence[Series], names: Sequence[str], metric: str, alt: str) -> str:
+def draw_bar_chart(series: Sequence[Series], names: Sequence[str], metric: str, alt: str) -> str:
     """Groups of standing bars, one group a block; a missing value leaves a dash at its place."""
-    columns, above = _columns([s.name for s in series])
-    step = (WIDE - LEFT - RIGHT) / len(names)
+    columns, above = _fit_columns([s.name for s in series])
+    step = (WIDE - LEFT_MARGIN - RIGHT_MARGIN) / len(names)
     wide = min(46 / step, 0.8 / len(series))
-    with sheet(WIDE, HIGH + above) as page:
-        axes = page.axes(LEFT, TOP + above, RIGHT, BOTTOM)
+    with open_sheet(WIDE, HIGH + above) as page:
+        axes = page.axes(LEFT_MARGIN, TOP_MARGIN + above, RIGHT_MARGIN, BOTTOM_MARGIN)
         handles = []
         for k, one in enumerate(series):
             at = [n + wide * (k + 0.5 - len(series) / 2) for n in range(len(names))]
             told = [v if math.isfinite(v) else 0.0 for v in one.values]
-            drawn = axes.bar(at, told, wide * 0.95, color=one.look.hex)
+            drawn = axes.bar(at, told, wide * 0.95, color=one.style.hex)
             for x, value, patch, name in zip(at, one.values, drawn, names, strict=True):
-                page.tip(patch, [f"{one.name}, block {name}: {short(value)}"])
+                page.add_tips(patch, [f"{one.name}, block {name}: {format_short(value)}"])
                 if wide * step >= 28 or (wide * step >= 8 and not math.isfinite(value)):
                     y = value if math.isfinite(value) else 0.0
-                    axes.annotate(short(value), (x, y), (0, 3), "data", "offset pixels", ha="center", size=SMALL)
+                    axes.annotate(format_short(value), (x, y), (0, 3), "data", "offset pixels", ha="center", size=SMALL)
             handles.append(drawn)
         _name_blocks(axes, names)
-        _scale(axes, [v for s in series for v in s.values])
-        _frame(axes, metric, "block")
-        _legend(page, [s.name for s in series], handles, columns)
-        return page.svg(alt)
+        _set_scale(axes, [v for s in series for v in s.values])
+        _draw_frame(axes, metric, "block")
+        _draw_legend(page, [s.name for s in series], handles, columns)
+        return page.to_svg(alt)
 
 
 def draw_curve(page: Sheet, axes: Axes, segments: Sequence[Segment], wide: float) -> None:
@@ -251,22 +253,24 @@ def draw_curve(page: Sheet, axes: Axes, segments: Sequence[Segment], wide: float
         size = 9.0 if len(segments) <= 20 else 4.5
         spots = [at for _, at, _ in found], [score for *_, score in found]
         (drawn,) = axes.plot(*spots, "o", ms=size, label="best round of a block", **look)
-        page.tip(drawn, [f"{s.name}: best after round {at - s.start}, {short(score)}" for s, at, score in found])
-    _scale(axes, [*(v for s in segments for _, v in s.points), *(score for *_, score in found)])
+        page.add_tips(
+            drawn, [f"{s.name}: best after round {at - s.start}, {format_short(score)}" for s, at, score in found]
+        )
+    _set_scale(axes, [*(v for s in segments for _, v in s.points), *(score for *_, score in found)])
     axes.set_xlim(0, last)
     axes.locator_params(axis="x", nbins=6, steps=[1, 2, 2.5, 5, 10], integer=True)
 
 
-def curve(segments: Sequence[Segment], alt: str) -> str:
+def draw_curve_chart(segments: Sequence[Segment], alt: str) -> str:
     """The validation score over all rounds."""
-    with sheet(WIDE, HIGH) as page:
-        axes = page.axes(LEFT, TOP, RIGHT, BOTTOM)
-        draw_curve(page, axes, segments, WIDE - LEFT - RIGHT)
-        _frame(axes, "", "round, counted over all blocks")
-        return page.svg(alt)
+    with open_sheet(WIDE, HIGH) as page:
+        axes = page.axes(LEFT_MARGIN, TOP_MARGIN, RIGHT_MARGIN, BOTTOM_MARGIN)
+        draw_curve(page, axes, segments, WIDE - LEFT_MARGIN - RIGHT_MARGIN)
+        _draw_frame(axes, "", "round, counted over all blocks")
+        return page.to_svg(alt)
 
 
-def heat(matrix: Sequence[Sequence[float]], alt: str) -> str:
+def draw_heat_map(matrix: Sequence[Sequence[float]], alt: str) -> str:
     """a_{t,s} as cells: number, and below the diagonal the change since the block was learned."""
     shown = list(range(len(matrix)))
     if len(shown) > MOST_CELLS:
@@ -275,7 +279,7 @@ def heat(matrix: Sequence[Sequence[float]], alt: str) -> str:
     tall = min(46.0, max(wide, 8.0), 300 / len(shown))
     tops = {s: max((row[s] for row in matrix[s:] if math.isfinite(row[s])), default=0.0) for s in shown}
     every = math.ceil(len(shown) / 12)
-    with sheet(WIDE, 50 + tall * len(shown)) as page:
+    with open_sheet(WIDE, 50 + tall * len(shown)) as page:
         axes = page.canvas()
         axes.text(64, 13, "tested on block", color=LIGHT["soft"])
         axes.text(2, 34, "after", color=LIGHT["soft"])
@@ -291,14 +295,16 @@ def heat(matrix: Sequence[Sequence[float]], alt: str) -> str:
                 colour = (LIGHT["heat"], round(0.05 + 0.65 * share, 2))
                 box = (64 + wide * j, y, wide, tall)
                 (drawn,) = axes.barh(y + 1, box[2] - min(2, wide / 4), tall - 2, box[0], align="edge", color=[colour])
-                said = f"after block {t}, tested on block {s}: {short(matrix[t][s])} {words}"
-                page.tip(drawn, [said.rstrip()])
-                _number(axes, box, short(matrix[t][s]), words, t == s)
+                said = f"after block {t}, tested on block {s}: {format_short(matrix[t][s])} {words}"
+                page.add_tips(drawn, [said.rstrip()])
+                _draw_cell_number(axes, box, format_short(matrix[t][s]), words, t == s)
         axes.set(xlim=(0, page.wide), ylim=(page.high, 0))
-        return page.svg(alt)
+        return page.to_svg(alt)
 
 
-def _number(axes: Axes, box: tuple[float, float, float, float], value: str, change: str, is_new: bool) -> None:
+def _draw_cell_number(
+    axes: Axes, box: tuple[float, float, float, float], value: str, change: str, is_new: bool
+) -> None:
     """What fits into a cell of a heat map."""
     x, y, wide, tall = box
     if wide >= 36 and tall >= 34:
@@ -311,27 +317,27 @@ def _number(axes: Axes, box: tuple[float, float, float, float], value: str, chan
         axes.text(x + wide / 2, y + tall / 2 + 4, value, ha="center", size=SMALL)
 
 
-def dots(rows: Sequence[Dot], alt: str) -> str:
+def draw_dot_chart(rows: Sequence[Dot], alt: str) -> str:
     """Means with their intervals, diamonds for what was published, the mean in figures at the right."""
-    names, left, high = _dot_names(rows)
-    with sheet(WIDE, high) as page:
+    names, left, high = _wrap_dot_names(rows)
+    with open_sheet(WIDE, high) as page:
         _draw_dots(page, page.axes(left, 4, 56, 28), rows, names)
-        return page.svg(alt)
+        return page.to_svg(alt)
 
 
-def dot_picture(rows: Sequence[Dot], title: str, kind: str) -> bytes:
+def draw_dot_picture(rows: Sequence[Dot], title: str, kind: str) -> bytes:
     """The same as a "png" or "svg" file under a title."""
-    names, left, high = _dot_names(rows)
-    with sheet(WIDE + 160, high + 34) as page:
+    names, left, high = _wrap_dot_names(rows)
+    with open_sheet(WIDE + 160, high + 34) as page:
         page.figure.patch.set_visible(True)
-        page.text((WIDE + 160) / 2, 20, cut(title, 76), ha="center", weight="bold", size=13)
+        page.text((WIDE + 160) / 2, 20, shorten_text(title, 76), ha="center", weight="bold", size=13)
         _draw_dots(page, page.axes(left, 38, 62, 28), rows, names)
         return page.save(kind)
 
 
-def _dot_names(rows: Sequence[Dot]) -> tuple[list[list[str]], float, float]:
+def _wrap_dot_names(rows: Sequence[Dot]) -> tuple[list[list[str]], float, float]:
     """The names in lines, the room they take at the left, and how high all rows are."""
-    names = [wrap(cut(one.name, 44), 22) for one in rows]
+    names = [wrap(shorten_text(one.name, 44), 22) for one in rows]
     left = LETTER * max(len(line) for name in names for line in name) + 10
     tall = 27.0 if max(map(len, names)) == 1 else 34.0
     return names, left, 34 + tall * len(rows)
@@ -339,15 +345,15 @@ def _dot_names(rows: Sequence[Dot]) -> tuple[list[list[str]], float, float]:
 
 def _draw_dots(page: Sheet, axes: Axes, rows: Sequence[Dot], names: Sequence[Sequence[str]]) -> None:
     axes.set(ylim=(len(rows) - 0.5, -0.5))
-    at, (low, high) = range(len(rows)), _ends(rows)
+    at, (low, high) = range(len(rows)), _interval_ends(rows)
     axes.hlines(at, low, high, color=LIGHT["s0"], lw=2)
     (ours,) = axes.plot([one.mean for one in rows], at, "o", color=LIGHT["s0"], ms=8, mec=LIGHT["card"])
-    page.tip(ours, [f"{one.name}: {one.mean:.4f}" for one in rows])
+    page.add_tips(ours, [f"{one.name}: {one.mean:.4f}" for one in rows])
     told = [(one.published, n) for n, one in enumerate(rows) if one.published is not None]
     if told:
         (theirs,) = axes.plot(*zip(*told, strict=True), "D", color=LIGHT["s4"], ms=7, mec=LIGHT["card"])
-        page.tip(theirs, [f"{rows[n].name}, published: {value}" for value, n in told])
-    _scale(axes, [*low, *high, *(value for value, _ in told)], "x", nbins=4)
+        page.add_tips(theirs, [f"{rows[n].name}, published: {value}" for value, n in told])
+    _set_scale(axes, [*low, *high, *(value for value, _ in told)], "x", nbins=4)
     axes.set_yticks(at, ["\n".join(name) for name in names])
     axes.grid(axis="x", lw=1)
     axes.spines[["left", "bottom"]].set_visible(False)
@@ -358,7 +364,7 @@ def _draw_dots(page: Sheet, axes: Axes, rows: Sequence[Dot], names: Sequence[Seq
         axes.annotate(words, (1, n), (52, -4), ("axes fraction", "data"), "offset pixels", ha="right")
 
 
-def _ends(rows: Sequence[Dot]) -> tuple[list[float], list[float]]:
+def _interval_ends(rows: Sequence[Dot]) -> tuple[list[float], list[float]]:
     """Where the intervals begin and end."""
     halves = [one.half if math.isfinite(one.half) else 0.0 for one in rows]
     return [r.mean - h for r, h in zip(rows, halves)], [r.mean + h for r, h in zip(rows, halves)]
@@ -378,15 +384,15 @@ class Picture:
 
 def draw_picture(shown: Picture, kind: str) -> bytes:
     """A "png" or "svg" file."""
-    with sheet(760, 300) as page:
+    with open_sheet(760, 300) as page:
         page.figure.patch.set_visible(True)
-        page.text(380, 22, cut(shown.title, 100), ha="center", weight="bold", size=13)
-        left, right = page.axes(58, 70, 412, BOTTOM), page.axes(432, 70, 16, BOTTOM)
+        page.text(380, 22, shorten_text(shown.title, 100), ha="center", weight="bold", size=13)
+        left, right = page.axes(58, 70, 412, BOTTOM_MARGIN), page.axes(432, 70, 16, BOTTOM_MARGIN)
         draw_lines(page, left, shown.series, shown.names)
         draw_curve(page, right, shown.segments, 312)
         captions = ("Test quality per block", "Validation quality over rounds")
         for axes, caption, metric in zip((left, right), captions, (shown.metric, shown.valid_metric), strict=True):
-            _frame(axes, "", "block" if axes is left else "round, counted over all blocks")
+            _draw_frame(axes, "", "block" if axes is left else "round, counted over all blocks")
             axes.set_ylabel(metric)
             axes.set_title(caption, size=12, pad=18)
             if axes.get_legend_handles_labels()[0]:

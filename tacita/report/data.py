@@ -15,11 +15,11 @@ from typing import Any
 
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_json
-from tacita.core.types import Removed
-from tacita.data.filters import removed_text
-from tacita.methods import label_of
+from tacita.core.types import FilterEffect
+from tacita.data.filters import format_removals
+from tacita.methods import method_label
 from tacita.models import backbone_class, backbone_names
-from tacita.report.promises import SAID, promised_epsilon
+from tacita.report.promises import PRIVACY_KEY, find_largest_epsilon
 
 CONTROLS = {
     "popular": ("most popular", "showing everybody the same popular items"),
@@ -41,7 +41,7 @@ Curve = dict[tuple[int, int], float]
 
 
 @dataclass(frozen=True)
-class Control:
+class ControlResult:
     """A scorer beside the method: its name, what it does, and its numbers."""
 
     key: str
@@ -53,7 +53,7 @@ class Control:
         return control_name(self.key)
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         return CONTROLS.get(self.key, (self.key, self.key))[1]
 
 
@@ -64,7 +64,7 @@ def control_name(key: str) -> str:
 @dataclass(frozen=True)
 class BlockData:
     scores: Scores
-    second: Scores  # under the other mask
+    other_mask_scores: Scores  # under the other mask
     groups: dict[str, tuple[int, Scores]]  # new, returning -> users, scores
     users: int
     rounds: int
@@ -100,7 +100,7 @@ class RunData:
     blocks: list[BlockData]
     mean: Scores
     continual: Scores  # la, ra, hm
-    controls: list[Control]
+    controls: list[ControlResult]
     skipped: dict[str, str]  # control -> why
     up: float
     down: float
@@ -112,47 +112,52 @@ class RunData:
     @property
     def numbers(self) -> tuple[float, ...]:
         """Everything that was measured: runs that have the same drew nothing apart."""
-        each = [self.mean, self.continual, *(b.scores for b in self.blocks), *(b.second for b in self.blocks)]
+        each = [
+            self.mean,
+            self.continual,
+            *(b.scores for b in self.blocks),
+            *(b.other_mask_scores for b in self.blocks),
+        ]
         return tuple(value if value == value else -1.0 for one in each for value in one.values())
 
     @property
-    def per(self) -> str:
+    def exchange_unit(self) -> str:
         """What a client sends its bytes in: a round, or a block where there is one exchange in each."""
-        return "block" if _one_exchange(self.backbone) else "round"
+        return "block" if _exchanges_once(self.backbone) else "round"
 
     @property
-    def main(self) -> str:
+    def main_metric(self) -> str:
         """The selecting metric, or the first one where that is not reported."""
         return self.select_by if self.select_by in self.mean else next(iter(self.mean), self.select_by)
 
     @property
     def score(self) -> float:
-        return self.mean[self.main]
+        return self.mean[self.main_metric]
 
     @property
     def metrics(self) -> list[str]:
         """All of them, the main one first."""
-        return sorted(self.mean, key=lambda m: m != self.main)
+        return sorted(self.mean, key=lambda m: m != self.main_metric)
 
     @property
-    def popular(self) -> Control | None:
+    def popular(self) -> ControlResult | None:
         return next((c for c in self.controls if c.key == "popular"), None)
 
     @property
-    def better(self) -> list[Control]:
+    def better_controls(self) -> list[ControlResult]:
         """Controls that beat the method on the mean."""
-        return [c for c in self.controls if self.score < c.mean[self.main]]
+        return [c for c in self.controls if self.score < c.mean[self.main_metric]]
 
     @property
     def other_mask(self) -> str:
         return "history" if self.mask == "block" else "block"
 
     @property
-    def names(self) -> list[str]:
+    def block_names(self) -> list[str]:
         return [str(n) for n in range(len(self.blocks))]
 
     @property
-    def averaged(self) -> str:
+    def mean_label(self) -> str:
         """Which blocks the mean is over."""
         last = len(self.blocks) - 1
         if last < 2:
@@ -170,71 +175,71 @@ def _clean(value: Any) -> Any:
     return "".join(c if c.isprintable() else "�" for c in value) if isinstance(value, str) else value
 
 
-def _number(value: Any) -> float:
+def _parse_number(value: Any) -> float:
     return math.nan if value is None else float(value)
 
 
-def _scores(values: dict[str, Any]) -> Scores:
-    return Scores({str(k): _number(v) for k, v in values.items() if "@" in k or k == "auc"})
+def _parse_scores(values: dict[str, Any]) -> Scores:
+    return Scores({str(k): _parse_number(v) for k, v in values.items() if "@" in k or k == "auc"})
 
 
-def _tested(raw: dict[str, Any]) -> Scores:
+def _parse_tested(raw: dict[str, Any]) -> Scores:
     """The scores of a block; a mean over nobody is written as 0 and is no score."""
-    found = _scores(raw)
+    found = _parse_scores(raw)
     return found if raw.get("users", 1) else Scores(dict.fromkeys(found, math.nan))
 
 
-def _mean(raw: dict[str, Any], blocks: list[dict[str, Any]]) -> Scores:
+def _parse_mean(raw: dict[str, Any], blocks: list[dict[str, Any]]) -> Scores:
     """The mean over blocks 1.. (or the only one), where somebody was tested in any of them."""
-    return _tested({**raw, "users": any(b.get("users", 1) for b in blocks[1:] or blocks)})
+    return _parse_tested({**raw, "users": any(b.get("users", 1) for b in blocks[1:] or blocks)})
 
 
-def _one_exchange(backbone: str) -> bool:
+def _exchanges_once(backbone: str) -> bool:
     """Whether a model sends once a block: the rounds after that only try ways of scoring on validation."""
     return backbone in backbone_names() and backbone_class(backbone).learner == "statistic"
 
 
-def _block(raw: dict[str, Any], other: str, untested: set[int], sent: int) -> BlockData:
-    groups = {name: (int(raw[name]["users"]), _scores(raw[name])) for name in ("new", "returning")}
+def _parse_block(raw: dict[str, Any], other: str, untested: set[int], sent: int) -> BlockData:
+    groups = {name: (int(raw[name]["users"]), _parse_scores(raw[name])) for name in ("new", "returning")}
     return BlockData(
-        scores=_tested(raw),
-        second=_tested({**raw.get(f"mask_{other}", {}), "users": raw["users"]}),
+        scores=_parse_tested(raw),
+        other_mask_scores=_parse_tested({**raw.get(f"mask_{other}", {}), "users": raw["users"]}),
         groups=groups,
         users=int(raw["users"]),
         rounds=int(raw["rounds"]),
         best_round=int(raw["best_round"]),
-        valid=_number(raw.get("valid")) if raw["best_round"] else math.nan,
-        up=_number(raw["bytes_up"]) * sent,
-        down=_number(raw["bytes_down"]) * sent,
-        on_blocks=[math.nan if s in untested else _number(v) for s, v in enumerate(raw["on_blocks"])],
+        valid=_parse_number(raw.get("valid")) if raw["best_round"] else math.nan,
+        up=_parse_number(raw["bytes_up"]) * sent,
+        down=_parse_number(raw["bytes_down"]) * sent,
+        on_blocks=[math.nan if s in untested else _parse_number(v) for s, v in enumerate(raw["on_blocks"])],
     )
 
 
-def removals(raw: list[dict[str, Any]]) -> list[Removed]:
+def parse_removals(raw: list[dict[str, Any]]) -> list[FilterEffect]:
     """What filtering took, as result.json has it."""
 
     def pair(values: list[Any]) -> tuple[int, int]:
         before, after = values
         return int(before), int(after)
 
-    return [Removed(str(r["reason"]), pair(r["rows"]), pair(r["users"]), pair(r["items"])) for r in raw]
+    return [FilterEffect(str(r["reason"]), pair(r["rows"]), pair(r["users"]), pair(r["items"])) for r in raw]
 
 
 def method_name(backbone: str, method: str, parts: list[dict[str, Any]] | None) -> str:
     """What a run is called: its method or parts, or the backbone where that is all there is."""
     trains = backbone not in backbone_names() or backbone_class(backbone).learner == "rows"
     if trains or parts:
-        return label_of(method, parts)
+        return method_label(method, parts)
     return backbone
 
 
-def read_in(result: dict[str, Any]) -> str | None:
+def find_read_mode(result: dict[str, Any]) -> str | None:
     """What its tests read of people's items; a folder from before that was kept may name what nothing read."""
     found = result.get("read", result["config"]["evaluate"].get("read", "train"))
     return found if found in ("train", "known") else None
 
 
-def _recipe(config: dict[str, Any], data: dict[str, Any]) -> str:
+def _make_recipe(config: dict[str, Any], data: dict[str, Any]) -> str:
     """What makes a run but for what is drawn in it and in its split, and for what else was measured beside it."""
     split = {name: value for name, value in config.get("split", {}).items() if name != "seed"}
     how = {name: value for name, value in config["evaluate"].items() if name != "controls"}
@@ -243,13 +248,13 @@ def _recipe(config: dict[str, Any], data: dict[str, Any]) -> str:
     return json.dumps(made, sort_keys=True)
 
 
-def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str, Curve]) -> RunData:
+def _parse_run(folder: Path, raw: dict[str, Any], settings: str, events: dict[str, Curve]) -> RunData:
     config, data, how = raw["config"], raw["data"], raw["config"]["evaluate"]
     backbone = str(config["backbone"].get("name", "mf"))
     mask = str(how["mask"])
     untested = {n for n, b in enumerate(raw["blocks"]) if not b["users"]}
-    other, once = "history" if mask == "block" else "block", _one_exchange(backbone)
-    blocks = [_block(b, other, untested, int(b["rounds"]) if once else 1) for b in raw["blocks"]]
+    other, once = "history" if mask == "block" else "block", _exchanges_once(backbone)
+    blocks = [_parse_block(b, other, untested, int(b["rounds"]) if once else 1) for b in raw["blocks"]]
     if not blocks or [len(b.on_blocks) for b in blocks] != list(range(1, len(blocks) + 1)):
         raise ValueError("the blocks are not whole")
     controls, skipped = [], {}
@@ -261,7 +266,7 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
             skipped[key] = "not yet: the run goes on with --resume"
         elif found:
             each = found["blocks"]
-            controls.append(Control(key, [_tested(b) for b in each], _mean(found["mean"], each)))
+            controls.append(ControlResult(key, [_parse_tested(b) for b in each], _parse_mean(found["mean"], each)))
     if any(len(c.blocks) != len(blocks) for c in controls):
         raise ValueError("a control has other blocks than the method")
     protocol = [how.get(k) for k in ("select_by", "mask", "old_block_mask", "sampled_negatives", "item_table")]
@@ -278,26 +283,28 @@ def _run_data(folder: Path, raw: dict[str, Any], settings: str, events: dict[str
         fingerprint=str(data["fingerprint"]),
         users=int(data["users"]),
         items=int(data["items"]),
-        removed=removed_text(steps) if (steps := removals(data.get("removed") or [])) else "",
+        removed=format_removals(steps) if (steps := parse_removals(data.get("removed") or [])) else "",
         version=str(raw.get("tacita", "")),
         settings=settings,
         select_by=str(how["select_by"]),
         mask=mask,
-        read=read_in(raw),
+        read=find_read_mode(raw),
         ranking=f"against {sampled} sampled items" if sampled else "of all items",
         protocol=(str(data["fingerprint"]), *map(str, protocol)),
-        recipe=_recipe(config, data),
+        recipe=_make_recipe(config, data),
         blocks=blocks,
-        mean=_mean(raw["mean"], raw["blocks"]),
-        continual=Scores({k: _number(raw["continual"][k]) for k in ("la", "ra", "hm")}),
+        mean=_parse_mean(raw["mean"], raw["blocks"]),
+        continual=Scores({k: _parse_number(raw["continual"][k]) for k in ("la", "ra", "hm")}),
         controls=controls,
         skipped=skipped,
-        up=statistics.fmean([b.up for b in blocks]) if once else _number(raw["bytes"]["up_per_client_and_round"]),
-        down=statistics.fmean([b.down for b in blocks]) if once else _number(raw["bytes"]["down_per_client_and_round"]),
+        up=statistics.fmean([b.up for b in blocks]) if once else _parse_number(raw["bytes"]["up_per_client_and_round"]),
+        down=statistics.fmean([b.down for b in blocks])
+        if once
+        else _parse_number(raw["bytes"]["down_per_client_and_round"]),
         valid=events["valid"],
         notes={name: curve for name, curve in events.items() if name != "valid"},
-        privacy=[str(line) for line in raw.get(SAID, ())],
-        epsilon=promised_epsilon(raw),
+        privacy=[str(line) for line in raw.get(PRIVACY_KEY, ())],
+        epsilon=find_largest_epsilon(raw),
     )
 
 
@@ -329,44 +336,44 @@ def refuse_changed(path: Path, noted: str | None) -> None:
         raise TacitaError(f"{path} was changed or damaged after the run began; put it back, or start a new run.")
 
 
-def no_run_folder(folder: Path) -> TacitaError:
+def missing_run_error(folder: Path) -> TacitaError:
     if folder.is_file():
         return TacitaError(f"{folder} is a file; name the folder of a run.")
     return TacitaError(f"no run folder {folder}; `tacita train --out {folder}` makes one.")
 
 
-def damaged_ids(folder: Path) -> TacitaError:
+def damaged_ids_error(folder: Path) -> TacitaError:
     return TacitaError(f"{folder / 'ids.json'} is damaged: not the ids of a run; train again.")
 
 
 def read_run(folder: Path) -> RunData:
     if not folder.is_dir():
-        raise no_run_folder(folder)
+        raise missing_run_error(folder)
     path = folder / "result.json"
     raw = read_json(path)
     settings, events = _read_text(folder / "config.toml"), _read_events(folder / "events.jsonl")
     if (folder / "ids.json").is_file():
         ids = read_json(folder / "ids.json")
         if not isinstance(ids, dict):
-            raise damaged_ids(folder)
+            raise damaged_ids_error(folder)
         refuse_changed(folder / "config.toml", ids.get("settings"))
     try:
-        return _run_data(folder, _clean(raw), settings, events)
+        return _parse_run(folder, _clean(raw), settings, events)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise TacitaError(f"{path} is damaged: not the result of a run ({error}); train again.") from None
 
 
-def nice(metric: str) -> str:
+def format_metric(metric: str) -> str:
     """ndcg@20 -> NDCG@20"""
     name, at, k = metric.partition("@")
     return (name.capitalize() if name in ("recall", "precision") else name.upper()) + at + k
 
 
-def shown(value: float) -> str:
+def format_score(value: float) -> str:
     return f"{value:.4f}" if math.isfinite(value) else "–"
 
 
-def human_bytes(size: float) -> str:
+def format_bytes(size: float) -> str:
     if not math.isfinite(size):
         return "–"
     for unit in ("B", "kB", "MB"):
@@ -376,33 +383,39 @@ def human_bytes(size: float) -> str:
     return f"{size:,.1f} GB"
 
 
-def percent(value: float, base: float) -> str:
+def format_change(value: float, base: float) -> str:
     """The change from base to value."""
     if not (base > 0 and math.isfinite(value / base)):
         return "–"
     return f"{value / base - 1:+.0%}".replace("-", "−")
 
 
-def verdicts(run: RunData) -> list[tuple[str, str]]:
+def judge_run(run: RunData) -> list[tuple[str, str]]:
     """What to think of the headline number: (good, note or bad, sentence)."""
     if not math.isfinite(run.score):
-        return [("bad", f"The method has no {nice(run.main)} to show: nobody was tested, or training diverged.")]
-    judged = [c for c in run.controls if math.isfinite(c.mean[run.main])]
+        return [
+            (
+                "bad",
+                f"The method has no {format_metric(run.main_metric)} to show: nobody was tested, or training diverged.",
+            )
+        ]
+    judged = [c for c in run.controls if math.isfinite(c.mean[run.main_metric])]
     if not judged:
         return [("note", "No control was run beside this method, so its numbers cannot be judged alone.")]
-    where = f"{nice(run.main)}, {run.averaged}"
+    where = f"{format_metric(run.main_metric)}, {run.mean_label}"
     out = []
-    for control in run.better:
-        numbers = f"{shown(control.mean[run.main])} against {shown(run.score)}"
+    for control in run.better_controls:
+        numbers = f"{format_score(control.mean[run.main_metric])} against {format_score(run.score)}"
         kind = "note" if control.key == "linear" else "bad"
-        out.append((kind, f"Below {control.name}: {control.what} is better here ({numbers}; {where})."))
+        out.append((kind, f"Below {control.name}: {control.description} is better here ({numbers}; {where})."))
     if not out:
-        best = max(judged, key=lambda c: c.mean[run.main])
-        numbers = f"{shown(run.score)} against {shown(best.mean[run.main])} of {best.name}, the best of them"
+        best = max(judged, key=lambda c: c.mean[run.main_metric])
+        other = format_score(best.mean[run.main_metric])
+        numbers = f"{format_score(run.score)} against {other} of {best.name}, the best of them"
         out.append(("good", f"No control is better: {numbers} ({where})."))
     for control in judged:
-        lost = [n for n, b in enumerate(control.blocks) if run.blocks[n].scores[run.main] < b[run.main]]
-        if lost and control not in run.better:
+        lost = [n for n, b in enumerate(control.blocks) if run.blocks[n].scores[run.main_metric] < b[run.main_metric]]
+        if lost and control not in run.better_controls:
             which = f"block{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))}"
             out.append(("note", f"Not below {control.name} on the mean, but below it in {which}."))
     return out

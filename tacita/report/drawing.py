@@ -88,13 +88,13 @@ class Sheet:
     def text(self, x: float, y: float, words: str, **kind: Any) -> None:
         self.figure.text(x / self.wide, 1 - y / self.high, words, **kind)
 
-    def tip(self, artist: Artist, words: Sequence[str]) -> None:
+    def add_tips(self, artist: Artist, words: Sequence[str]) -> None:
         """What each mark of an artist says when it is pointed at."""
         name = f"tip-{len(self._tips)}"
         artist.set_gid(name)
         self._tips[name] = words
 
-    def svg(self, alt: str) -> str:
+    def to_svg(self, alt: str) -> str:
         """An element for a page: colours are the page's, nothing refers to anything, `alt` says it in words."""
         root = ElementTree.fromstring(self.save("svg"))
         shapes = {f"#{one.get('id')}": one for one in root.iter(f"{SVG}path") if one.get("id")}
@@ -106,8 +106,8 @@ class Sheet:
             ):  # matplotlib leaves out marks beyond the sheet: better no word than a wrong one
                 for mark, said in zip(marks, words, strict=True):
                     ElementTree.SubElement(mark, f"{SVG}title").text = said
-        inside = "".join(_written(one, shapes) for one in root)
-        box = f"0 0 {_short(self.wide)} {_short(self.high)}"
+        inside = "".join(_serialise_element(one, shapes) for one in root)
+        box = f"0 0 {_format_number(self.wide)} {_format_number(self.high)}"
         return f'<svg viewBox="{box}" role="img" aria-label="{escape(alt)}">{inside}</svg>'
 
     def save(self, kind: str) -> bytes:
@@ -119,7 +119,7 @@ class Sheet:
 
 
 @contextmanager
-def sheet(wide: float, high: float) -> Iterator[Sheet]:
+def open_sheet(wide: float, high: float) -> Iterator[Sheet]:
     """A new sheet; draw and save inside, where our rules hold."""
     import matplotlib
 
@@ -130,37 +130,37 @@ def sheet(wide: float, high: float) -> Iterator[Sheet]:
         yield Sheet(wide, high)
 
 
-def _written(one: ElementTree.Element, shapes: dict[str, ElementTree.Element]) -> str:
+def _serialise_element(element: ElementTree.Element, shapes: dict[str, ElementTree.Element]) -> str:
     """An element without names, links and clips, so that many drawings share a page; groups dissolve."""
-    tag = one.tag.removeprefix(SVG)
+    tag = element.tag.removeprefix(SVG)
     if tag in ("defs", "metadata"):
         return ""
-    inside = "".join(_written(child, shapes) for child in one)
+    inside = "".join(_serialise_element(child, shapes) for child in element)
     if tag == "g":
         return inside
     if tag in ("text", "title"):
-        inside = escape(one.text or "", quote=False)
-    kept = {name: _numbers(one.get(name, "")) for name in ("d", "x", "y") if one.get(name)}
-    style = one.get("style", "")
+        inside = escape(element.text or "", quote=False)
+    kept = {name: _shorten_numbers(element.get(name, "")) for name in ("d", "x", "y") if element.get(name)}
+    style = element.get("style", "")
     if tag == "use":
-        tag, kept = _mark(shapes[one.get(LINK, "")].get("d", ""), kept["x"], kept["y"])
-    turn = one.get("transform", "")
+        tag, kept = _place_marker(shapes[element.get(LINK, "")].get("d", ""), kept["x"], kept["y"])
+    turn = element.get("transform", "")
     if turn and not turn.startswith("rotate(-0 "):
-        kept["transform"] = _numbers(turn)
-    if style := _style(style):
+        kept["transform"] = _shorten_numbers(turn)
+    if style := _clean_style(style):
         kept["style"] = style
     told = "".join(f' {name}="{escape(value)}"' for name, value in kept.items())
     return f"<{tag}{told}>{inside}</{tag}>" if inside else f"<{tag}{told}/>"
 
 
-def _mark(path: str, x: str, y: str) -> tuple[str, dict[str, str]]:
+def _place_marker(path: str, x: str, y: str) -> tuple[str, dict[str, str]]:
     """A marker at its place; curves are circles, which say so in fewer bytes."""
     if "C" in path:
-        return "circle", {"cx": x, "cy": y, "r": _numbers(path.split()[2])}  # the path begins at (0, r)
-    return "path", {"d": _numbers(path), "transform": f"translate({x} {y})"}
+        return "circle", {"cx": x, "cy": y, "r": _shorten_numbers(path.split()[2])}  # the path begins at (0, r)
+    return "path", {"d": _shorten_numbers(path), "transform": f"translate({x} {y})"}
 
 
-def _style(text: str) -> str:
+def _clean_style(text: str) -> str:
     pairs = dict(one.split(": ", 1) for one in text.split("; ") if one)
     pairs.pop("font-family", None)
     if pairs.get("font-size") == f"{TEXT:.0f}px":
@@ -168,10 +168,10 @@ def _style(text: str) -> str:
     return ";".join(f"{name}:{ON_PAGE.get(value, value)}" for name, value in pairs.items())
 
 
-def _short(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def _numbers(text: str) -> str:
+def _shorten_numbers(text: str) -> str:
     """The same with at most two decimals and no needless spaces."""
-    return re.sub(r"-?\d+\.\d+", lambda found: _short(float(found[0])), " ".join(text.split()))
+    return re.sub(r"-?\d+\.\d+", lambda found: _format_number(float(found[0])), " ".join(text.split()))

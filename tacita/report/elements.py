@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A place in a table: its text, how it stands out (a class of the style sheet), and a line below it."""
 
     text: str
@@ -17,21 +17,21 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """The first cell of each row names it."""
 
     caption: str
-    head: list[Cell]
-    rows: list[list[Cell]]
+    head: list[TableCell]
+    rows: list[list[TableCell]]
 
 
-def cells(*texts: str) -> list[Cell]:
-    return [Cell(text) for text in texts]
+def cells(*texts: str) -> list[TableCell]:
+    return [TableCell(text) for text in texts]
 
 
-def plain_table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def plain_table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> PageTable:
     """A table in which nothing stands out."""
-    return Table(caption, cells(*head), [cells(*row) for row in rows])
+    return PageTable(caption, cells(*head), [cells(*row) for row in rows])
 
 
 @dataclass(frozen=True)
@@ -70,17 +70,17 @@ class RunBody:
     callouts: list[tuple[str, str]]  # good, note or bad, and a sentence
     tiles: list[Tile]
     figures: list[Figure]
-    tables: list[Table]
+    tables: list[PageTable]
     note: str  # to the tables
-    rounds: Table
+    rounds: PageTable
     facts: list[Fact]
     settings: str
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """What a page says of several runs together."""
 
     warning: str
     figures: list[Figure]
-    tables: list[Table] = field(default_factory=list)
+    tables: list[PageTable] = field(default_factory=list)

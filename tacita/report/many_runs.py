@@ -6,23 +6,23 @@ import math
 from collections.abc import Callable, Sequence
 
 from tacita.report import charts
-from tacita.report.charts import Look, Series
-from tacita.report.data import RunData, human_bytes, nice, shown
-from tacita.report.elements import Cell, Comparison, Figure, Table, cells
-from tacita.report.one_run import LOOKS, in_words
-from tacita.report.seeds import over_seeds, with_interval
+from tacita.report.charts import Series, SeriesStyle
+from tacita.report.data import RunData, format_bytes, format_metric, format_score
+from tacita.report.elements import Figure, PageTable, RunComparison, TableCell, cells
+from tacita.report.one_run import CONTROL_STYLES, describe_series
+from tacita.report.seeds import format_interval, group_seeds
 
 MOST_LINES = 16  # runs in one chart
-UNLIKE = "These runs differ in data, split, mask or metric: compare only those that agree in these."
-APART = "The runs report no metric in common, so there is no common chart."
+NOT_COMPARABLE = "These runs differ in data, split, mask or metric: compare only those that agree in these."
+NO_COMMON_METRIC = "The runs report no metric in common, so there is no common chart."
 
 
-def labels_of(runs: Sequence[RunData]) -> list[str]:
+def label_runs(runs: Sequence[RunData]) -> list[str]:
     """The shortest names that tell the runs apart: method, and what else differs; at last the folder."""
     fields: list[Callable[[RunData], str]] = [
         lambda r: r.method,
         lambda r: r.backbone,
-        lambda r: charts.cut(r.data, 30),
+        lambda r: charts.shorten_text(r.data, 30),
         lambda r: f"seed {r.seed}",
         lambda r: f"split {r.split_seed}",
     ]
@@ -31,15 +31,15 @@ def labels_of(runs: Sequence[RunData]) -> list[str]:
     return [x if labels.count(x) == 1 else f"{x} · {r.folder}" for x, r in zip(labels, runs, strict=True)]
 
 
-def compare(runs: Sequence[RunData], labels: Sequence[str]) -> Comparison:
+def compare_runs(runs: Sequence[RunData], labels: Sequence[str]) -> RunComparison:
     fair = len({r.protocol for r in runs}) == 1
     metric = next((m for m in runs[0].metrics if all(m in r.mean for r in runs)), None)
     figures = _figures(runs, labels, metric, fair) if metric else []
-    warning = " ".join([*([] if fair else [UNLIKE]), *([] if metric else [APART])])
-    return Comparison(warning, figures, [_means_table(runs, labels, fair), *_seed_tables(runs)])
+    warning = " ".join([*([] if fair else [NOT_COMPARABLE]), *([] if metric else [NO_COMMON_METRIC])])
+    return RunComparison(warning, figures, [_means_table(runs, labels, fair), *_seed_tables(runs)])
 
 
-def _means_table(runs: Sequence[RunData], labels: Sequence[str], fair: bool) -> Table:
+def _means_table(runs: Sequence[RunData], labels: Sequence[str], fair: bool) -> PageTable:
     metrics = list(dict.fromkeys(m for r in runs for m in r.metrics))
     columns = [[r.mean[m] for r in runs] for m in metrics]
     columns += [[r.continual[k] for r in runs] for k in ("la", "ra", "hm")]
@@ -47,31 +47,33 @@ def _means_table(runs: Sequence[RunData], labels: Sequence[str], fair: bool) -> 
     rows = []
     for n, run in enumerate(runs):
         numbers = [(column[n], top) for column, top in zip(columns, best, strict=True)]
-        told = [Cell(shown(v), "strong" if fair and v == top else "") for v, top in numbers]
-        names = ", ".join(c.name for c in run.better)
-        flag = Cell(names, "beats list") if names else Cell("none" if run.controls else "not run")
-        rows.append([Cell(labels[n], note=run.folder), *told, *cells(human_bytes(run.up), human_bytes(run.down)), flag])
-    head = ["run", *map(nice, metrics), "LA", "RA", "HM", "up", "down", "controls that are better"]
-    per = {run.per for run in runs}
+        told = [TableCell(format_score(v), "strong" if fair and v == top else "") for v, top in numbers]
+        names = ", ".join(c.name for c in run.better_controls)
+        flag = TableCell(names, "beats list") if names else TableCell("none" if run.controls else "not run")
+        rows.append(
+            [TableCell(labels[n], note=run.folder), *told, *cells(format_bytes(run.up), format_bytes(run.down)), flag]
+        )
+    head = ["run", *map(format_metric, metrics), "LA", "RA", "HM", "up", "down", "controls that are better"]
+    per = {run.exchange_unit for run in runs}
     sent = per.pop() if len(per) == 1 else "round, or block where that is one exchange"
     said = f"Means over blocks 1 and later (LA, RA and HM: over all); bytes per client and {sent}"
-    return Table(said, cells(*head), rows)
+    return PageTable(said, cells(*head), rows)
 
 
-def _seed_tables(runs: Sequence[RunData]) -> list[Table]:
+def _seed_tables(runs: Sequence[RunData]) -> list[PageTable]:
     """Mean, interval and range where the same thing was run with several seeds or splits."""
-    rows, groups = [], over_seeds(runs)
+    rows, groups = [], group_seeds(runs)
     for one in groups:
         for metric in one.runs[0].metrics if len(one.runs) > 1 else ():
             mean, half = one.means[metric]
             values = [run.mean[metric] for run in one.runs]
-            told = [with_interval(mean, half), *map(shown, (min(values), max(values)))]
-            named = Cell(" · ".join(dict.fromkeys([one.method, one.backbone])), note=one.data)
-            rows.append([named, *cells(nice(metric), str(one.distinct), *told)])
+            told = [format_interval(mean, half), *map(format_score, (min(values), max(values)))]
+            named = TableCell(" · ".join(dict.fromkeys([one.method, one.backbone])), note=one.data)
+            rows.append([named, *cells(format_metric(metric), str(one.n_distinct), *told)])
     head = cells("what", "metric", "runs", "mean ± 95 %", "lowest", "highest")
     said = "Over seeds and splits: runs that differ in nothing else; after ± the half-width of the 95 % interval"
     said = ". ".join([f"{said} of the mean", *(f"{one.method}: {one.note}" for one in groups if one.note)])
-    return [Table(said, head, rows)] if rows else []
+    return [PageTable(said, head, rows)] if rows else []
 
 
 def _figures(runs: Sequence[RunData], labels: Sequence[str], metric: str, fair: bool) -> list[Figure]:
@@ -81,17 +83,19 @@ def _figures(runs: Sequence[RunData], labels: Sequence[str], metric: str, fair: 
     series = []
     for place, n in enumerate(chosen):
         values = [b.scores[metric] for b in runs[n].blocks]
-        series.append(Series(labels[n], values + [math.nan] * (longest - len(values)), Look.number(place)))
+        series.append(Series(labels[n], values + [math.nan] * (longest - len(values)), SeriesStyle.nth(place)))
     few = f"The best {MOST_LINES} of {len(runs)} runs. " if len(runs) > MOST_LINES else ""
-    means = [Series(s.name, [runs[n].mean[metric]], s.look) for s, n in zip(series, chosen, strict=True)]
+    means = [Series(s.name, [runs[n].mean[metric]], s.style) for s, n in zip(series, chosen, strict=True)]
     if fair and (popular := runs[0].popular):
-        series.append(Series("most popular", [b[metric] for b in popular.blocks], LOOKS["random"]))
-        means.append(Series("most popular", [popular.mean[metric]], LOOKS["random"]))
+        series.append(Series("most popular", [b[metric] for b in popular.blocks], CONTROL_STYLES["random"]))
+        means.append(Series("most popular", [popular.mean[metric]], CONTROL_STYLES["random"]))
     means.sort(key=lambda s: -s.values[0])
-    level = charts.level_bars(means, nice(metric), in_words(means))
+    level = charts.draw_level_bars(means, format_metric(metric), describe_series(means))
     out = [Figure("Mean test quality", level, f"{few}Longer is better.")]
     if longest > 1:
         how = f"{few}Higher is better. Blocks are comparable only between runs on the same data and split."
-        drawing = charts.lines(series, [str(n) for n in range(longest)], nice(metric), in_words(series))
+        drawing = charts.draw_line_chart(
+            series, [str(n) for n in range(longest)], format_metric(metric), describe_series(series)
+        )
         out.insert(0, Figure("Test quality per block", drawing, how))
     return out

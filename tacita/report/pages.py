@@ -13,12 +13,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from tacita.core.errors import TacitaError
 from tacita.core.files import write_bytes
-from tacita.report.charts import Dot, Picture, dot_picture, draw_picture
-from tacita.report.data import RunData, nice, read_run
+from tacita.report.charts import Dot, Picture, draw_dot_picture, draw_picture
+from tacita.report.data import RunData, format_metric, read_run
 from tacita.report.drawing import COLOURS
-from tacita.report.many_runs import compare, labels_of
-from tacita.report.one_run import quality_series, run_body, segments, size_of
-from tacita.report.seeds import over_seeds, seedless_labels
+from tacita.report.many_runs import compare_runs, label_runs
+from tacita.report.one_run import build_run_body, describe_size, quality_series, split_segments
+from tacita.report.seeds import group_seeds, label_groups
 
 PICTURES = (".png", ".svg")
 
@@ -37,41 +37,49 @@ def render(template: str, **shown: Any) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-def _one(run: RunData) -> bytes:
-    about = f"backbone {run.backbone} · seed {run.seed} · {size_of(run)}"
+def _render_run(run: RunData) -> bytes:
+    about = f"backbone {run.backbone} · seed {run.seed} · {describe_size(run)}"
     title = f"{run.method} on {run.data}"
-    return render("run.html", title=title, about=about, version=run.version, run=run_body(run))
+    return render("run.html", title=title, about=about, version=run.version, run=build_run_body(run))
 
 
-def _many(runs: list[RunData]) -> bytes:
-    labels = labels_of(runs)
+def _render_comparison(runs: list[RunData]) -> bytes:
+    labels = label_runs(runs)
     return render(
         "comparison.html",
         title=f"{len(runs)} runs compared",
         about=", ".join(dict.fromkeys(r.data for r in runs)),
         version=runs[0].version,
-        together=compare(runs, labels),
-        runs=[run_body(run, label) for run, label in zip(runs, labels, strict=True)],
+        together=compare_runs(runs, labels),
+        runs=[build_run_body(run, label) for run, label in zip(runs, labels, strict=True)],
     )
 
 
-def _picture(run: RunData, kind: str) -> bytes:
+def _draw_run_picture(run: RunData, kind: str) -> bytes:
     title = f"{run.method} · backbone {run.backbone} · {run.data} · seed {run.seed}"
-    valid = segments(run, run.valid)
+    valid = split_segments(run, run.valid)
     return draw_picture(
-        Picture(title, nice(run.main), nice(run.select_by), run.names, quality_series(run), valid), kind
+        Picture(
+            title,
+            format_metric(run.main_metric),
+            format_metric(run.select_by),
+            run.block_names,
+            quality_series(run),
+            valid,
+        ),
+        kind,
     )
 
 
-def _many_picture(runs: list[RunData], kind: str) -> bytes:
+def _draw_means_picture(runs: list[RunData], kind: str) -> bytes:
     """Mean quality, with intervals where runs differ in nothing but the seed."""
-    groups = over_seeds(runs)
+    groups = group_seeds(runs)
     metric = next((m for m in runs[0].metrics if all(m in one.means for one in groups)), None)
     if metric is None:
         raise TacitaError("the runs report no metric in common, so there is no picture of them; draw each by itself.")
-    rows = [Dot(label, *one.means[metric], None) for label, one in zip(seedless_labels(groups), groups, strict=True)]
+    rows = [Dot(label, *one.means[metric], None) for label, one in zip(label_groups(groups), groups, strict=True)]
     on = ", ".join(dict.fromkeys(r.data for r in runs))
-    return dot_picture(rows, f"{nice(metric)} on {on}", kind)
+    return draw_dot_picture(rows, f"{format_metric(metric)} on {on}", kind)
 
 
 def write_report(folders: list[Path], out: Path) -> None:
@@ -81,7 +89,7 @@ def write_report(folders: list[Path], out: Path) -> None:
     kind = out.suffix.lower()
     runs = [read_run(folder) for folder in folders]
     if kind in PICTURES:
-        page = _picture(runs[0], kind[1:]) if len(runs) == 1 else _many_picture(runs, kind[1:])
+        page = _draw_run_picture(runs[0], kind[1:]) if len(runs) == 1 else _draw_means_picture(runs, kind[1:])
     else:
-        page = _one(runs[0]) if len(runs) == 1 else _many(runs)
+        page = _render_run(runs[0]) if len(runs) == 1 else _render_comparison(runs)
     write_bytes(out, page)

@@ -9,7 +9,7 @@ from typing import Any
 from tacita.core.config import RunConfig
 
 NO_EPSILON = "Privacy: no epsilon. Nothing that this run releases has noise with a budget."
-SAID = "said_of_privacy"  # where result.json keeps these sentences
+PRIVACY_KEY = "said_of_privacy"  # where result.json keeps these sentences
 AGAINST = {
     "local": "the server, which sees each noised release",
     "silo": "the server, which sees the noised sum of each silo, and not against their own silo",
@@ -21,34 +21,34 @@ REHEARSAL = (
 )
 
 
-_OURS = {"order_share": 0.5, "recency": "learn", "mix": "learn"}
+_TUNED_DEFAULTS = {"order_share": 0.5, "recency": "learn", "mix": "learn"}
 """Settings of order under a budget whose defaults were chosen on people's data, where nobody sets them."""
 
 
 def privacy_lines(config: RunConfig, result: Mapping[str, Any]) -> list[str]:
     """Of a run, from what its last block promises."""
-    promised, model = _promised(result), _model(config)
-    lines = _under_a_budget(config, promised[model]) if "epsilon_planned" in promised.get(model, {}) else []
-    of_parts = [_of_part(name, said) for name, said in promised.items() if name != model and _counts(said)]
-    lines += [*spent_more(result), *of_parts, *([REHEARSAL] if of_parts and not lines else [])]
+    promised, model = _read_promises(result), _model_name(config)
+    lines = _describe_budget(config, promised[model]) if "epsilon_planned" in promised.get(model, {}) else []
+    of_parts = [_describe_part(name, said) for name, said in promised.items() if name != model and _has_epsilon(said)]
+    lines += [*describe_overspending(result), *of_parts, *([REHEARSAL] if of_parts and not lines else [])]
     deltas = [float(said["delta"]) for said in promised.values() if "delta" in said]
-    return [*lines, *large_delta(max(deltas, default=0.0), result.get("data", {}).get("users", 0))] or [NO_EPSILON]
+    return [*lines, *warn_large_delta(max(deltas, default=0.0), result.get("data", {}).get("users", 0))] or [NO_EPSILON]
 
 
-def gives_away(config: RunConfig, folder: Path) -> list[str]:
+def describe_leaks(config: RunConfig, folder: Path) -> list[str]:
     """That a sum without noise shows people, and which attacks show that of a run."""
     audits = {
         "tally": f"`tacita audit tally --run {folder}` shows it",
         "tally-order": f"`tacita audit tally --run {folder}` shows it of the matrix of what goes together, "
         f"`tacita audit order --run {folder}` of the matrix of what follows what",
     }
-    model = _model(config)
+    model = _model_name(config)
     if model not in audits or config.privacy.epsilon is not None:
         return []
     return [f"what {model} releases gives people away: {audits[model]}."]
 
 
-def large_delta(delta: float, people: int) -> list[str]:
+def warn_large_delta(delta: float, people: int) -> list[str]:
     """A warning where the chance in which nothing is promised is not below one in the number of people."""
     if not people or delta * people < 1:
         return []
@@ -58,22 +58,22 @@ def large_delta(delta: float, people: int) -> list[str]:
     ]
 
 
-def privacy_in_brief(config: RunConfig, result: Mapping[str, Any]) -> str:
+def summarise_privacy(config: RunConfig, result: Mapping[str, Any]) -> str:
     """One line beside what a run serves."""
-    promised, model = _promised(result), _model(config)
+    promised, model = _read_promises(result), _model_name(config)
     said, most = promised.get(model, {}), largest_spent(result)
     if "epsilon_planned" in said:
         under = f"a planned epsilon {said['epsilon_planned']:g}, delta {said['delta']:g} for each person"
-        return " ".join([f"Privacy: the model was made under {under}.", *spent_more(result)])
-    lines = [_of_part(name, one) for name, one in promised.items() if _counts(one)]
+        return " ".join([f"Privacy: the model was made under {under}.", *describe_overspending(result)])
+    lines = [_describe_part(name, one) for name, one in promised.items() if _has_epsilon(one)]
     if lines and most is not None:
         lines.append(f"At most epsilon {most:.4g} is spent so far.")
     return " ".join(lines) or NO_EPSILON
 
 
-def spent_more(result: Mapping[str, Any]) -> list[str]:
+def describe_overspending(result: Mapping[str, Any]) -> list[str]:
     """That somebody spent more than was planned: to take something back is never refused."""
-    planned = [float(one["epsilon_planned"]) for one in _promised(result).values() if "epsilon_planned" in one]
+    planned = [float(one["epsilon_planned"]) for one in _read_promises(result).values() if "epsilon_planned" in one]
     most = largest_spent(result)
     if not planned or most is None or most <= planned[0] + 1e-6:
         return []
@@ -86,31 +86,31 @@ def largest_spent(result: Mapping[str, Any]) -> float | None:
     return None if found is None else float(found)
 
 
-def promised_epsilon(result: Mapping[str, Any]) -> float | None:
+def find_largest_epsilon(result: Mapping[str, Any]) -> float | None:
     """The epsilon that one person has spent at most, or is promised where that is more; None: there is none."""
-    promised = _promised(result)
-    planned = [float(one[name]) for one in promised.values() for name in _MOST if name in one]
+    promised = _read_promises(result)
+    planned = [float(one[name]) for one in promised.values() for name in _EPSILON_KEYS if name in one]
     spent = largest_spent(result)
     return max([*planned, *([] if spent is None else [spent])], default=None)
 
 
-_MOST = ("epsilon_planned", "epsilon_most")
+_EPSILON_KEYS = ("epsilon_planned", "epsilon_most")
 
 
-def _promised(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def _read_promises(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     blocks = result.get("blocks") or [{}]
     return dict(blocks[-1].get("promises", {}))
 
 
-def _model(config: RunConfig) -> str:
+def _model_name(config: RunConfig) -> str:
     return str(config.backbone.get("name", "mf"))
 
 
-def _counts(said: Mapping[str, Any]) -> bool:
+def _has_epsilon(said: Mapping[str, Any]) -> bool:
     return "noise" in said or any(name.startswith("epsilon") for name in said)
 
 
-def _of_part(name: str, said: Mapping[str, Any]) -> str:
+def _describe_part(name: str, said: Mapping[str, Any]) -> str:
     """What a part promises, whom it protects and from whom."""
     if "epsilon_per_item" in said:
         return (
@@ -136,7 +136,7 @@ def _of_part(name: str, said: Mapping[str, Any]) -> str:
     )
 
 
-def _under_a_budget(config: RunConfig, said: Mapping[str, float]) -> list[str]:
+def _describe_budget(config: RunConfig, said: Mapping[str, float]) -> list[str]:
     blocks, draws = int(said["blocks_planned"]), int(said["noise_draws_in_a_sum"])
     over = "one release" if blocks == 1 else f"{blocks} planned blocks, a release each"
     lines = [
@@ -155,7 +155,7 @@ def _under_a_budget(config: RunConfig, said: Mapping[str, float]) -> list[str]:
     fixed = [name for name in ("recency", "repeat")[ordered:] if backbone.get(name) == "learn"]
     held = f"{' and '.join(fixed)} {'are' if len(fixed) > 1 else 'is'} fixed at 0, " if fixed else ""
     if ordered:
-        ours = [name for name, own in _OURS.items() if backbone.get(name, own) == own]
+        ours = [name for name, own in _TUNED_DEFAULTS.items() if backbone.get(name, own) == own]
         chosen = f" (the defaults of {', '.join(ours)} were chosen on validation of MovieLens-1M)" if ours else ""
         held = f"{held}order has {said['order_share']:.0%} of a person's length, squared{chosen}, "
     lines.append(

@@ -18,33 +18,34 @@ NOTES = (
 )
 
 
-def rows_of(found: Mapping[str, Any], readers: Mapping[str, str]) -> list[dict[str, str]]:
+def make_rows(result: Mapping[str, Any], readers: Mapping[str, str]) -> list[dict[str, str]]:
     return [
-        {"setting": row["setting"], **{words: _figure(row["readers"][name]) for name, words in readers.items()}}
-        for row in found["rows"]
+        {"setting": row["setting"], **{words: _format_figure(row["readers"][name]) for name, words in readers.items()}}
+        for row in result["rows"]
     ]
 
 
-def _figure(one: Mapping[str, float]) -> str:
-    beside = ", ".join(f"{one[name]:.3f}" for name in ("control", "chance") if name in one)
-    return f"{one['found']:.3f} ({beside})"
+def _format_figure(figure: Mapping[str, float]) -> str:
+    beside = ", ".join(f"{figure[name]:.3f}" for name in ("control", "chance") if name in figure)
+    return f"{figure['found']:.3f} ({beside})"
 
 
-def to_markdown(found: Mapping[str, Any], readers: Mapping[str, str]) -> str:
-    rows = rows_of(found, readers)
+def to_markdown(result: Mapping[str, Any], readers: Mapping[str, str]) -> str:
+    rows = make_rows(result, readers)
     lines = ["|" + "|".join(f" {one} " for one in row) + "|" for row in (list(rows[0]), *(r.values() for r in rows))]
     lines.insert(1, "|" + "---|" * len(rows[0]))
     about = (
-        f"{found['data']}, {found['backbone']}, the first round, {found['people']} people, seed {found['seed']}; the "
+        f"{result['data']}, {result['backbone']}, the first round, {result['people']} people, "
+        f"seed {result['seed']}; the "
         "whole budget lies on this round."
     )
     return "\n".join([about, "", *lines, "", *NOTES]) + "\n"
 
 
-def write(found: Mapping[str, Any], readers: Mapping[str, str], folder: Path) -> Path:
+def write_audit(result: Mapping[str, Any], readers: Mapping[str, str], folder: Path) -> Path:
     """uploads-DATA.md and .json in a folder that may be new; the path without its ending."""
     folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / f"uploads-{Path(found['data']).stem}"
-    write_bytes(stem.with_suffix(".md"), to_markdown(found, readers).encode())
-    write_bytes(stem.with_suffix(".json"), (json.dumps(found, indent=1) + "\n").encode())
+    stem = folder / f"uploads-{Path(result['data']).stem}"
+    write_bytes(stem.with_suffix(".md"), to_markdown(result, readers).encode())
+    write_bytes(stem.with_suffix(".json"), (json.dumps(result, indent=1) + "\n").encode())
     return stem

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from tacita.core.errors import TacitaError, unknown_name
-from tacita.core.types import CohortView, Doubles, Held, Requests, ServerState
-from tacita.fields import Answer, Spec, Total, wire_bytes
+from tacita.core.errors import TacitaError, unknown_name_error
+from tacita.core.types import CohortView, Doubles, RequestBatch, ServerState, StateUpdate
+from tacita.messages import CohortReply, Spec, Total, wire_bytes
 from tacita.privacy.ledger import Ledger
-from tacita.round.parts import Ask, Part, Play, World
+from tacita.round.parts import DeviceQuery, Part, RoundPlayer, RunContext
 
 
 class Learner(ABC):
@@ -29,8 +29,8 @@ class Learner(ABC):
     sends: ClassVar[str] = ""
     """What clients send, in words; else its name."""
 
-    def __init__(self, world: World, parts: Sequence[Part]) -> None:
-        self.world = world
+    def __init__(self, context: RunContext, parts: Sequence[Part]) -> None:
+        self.context = context
         self.parts = tuple(parts)
 
     @abstractmethod
@@ -50,7 +50,7 @@ class Learner(ABC):
     def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
         """What may be in an answer."""
 
-    def device_arrays(self, n_users: int) -> Held:
+    def device_arrays(self, n_users: int) -> StateUpdate:
         """What it keeps on devices, as it is before a user's first block; it stands beside what parts keep."""
         return {}
 
@@ -67,7 +67,7 @@ class Learner(ABC):
         return float(server.items.nbytes + sum(wire_bytes(v) for v in server.heads.values()))
 
     @abstractmethod
-    def answer(self, view: CohortView, question: str) -> Answer:
+    def answer(self, view: CohortView, question: str) -> CohortReply:
         """On the devices."""
 
     def noised(self, server: ServerState, total: Total, question: str) -> Total:
@@ -78,7 +78,7 @@ class Learner(ABC):
         """What its releases are counted as; the accounts are what it keeps on devices as budget, spent and times."""
         return None
 
-    def declare(self, view: CohortView, epsilon: Doubles) -> Held:
+    def declare(self, view: CohortView, epsilon: Doubles) -> StateUpdate:
         """What devices keep when their own people have said how much they are willing to spend; see Part.declare."""
         ledger = self.ledger()
         return {} if ledger is None else {"budget": ledger.with_budget(view.parts[self.name], epsilon)["budget"]}
@@ -102,18 +102,18 @@ class Learner(ABC):
         """Whether it takes back by itself what people told, and so asks questions `NAME/...` of its own."""
         return False
 
-    def handle_many_here(self, view: CohortView, requests: Requests) -> Held:
+    def handle_many_here(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
         """What devices keep when their own people ask for something, before the server hears of it."""
         return {}
 
     def handle_many(
-        self, server: ServerState, requests: Requests, ask: Ask, play: Play
+        self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
         """What the server makes of what some people ask for, and what the certificate says of that."""
         return None
 
 
-def extra_fields(parts: Sequence[Part], n_items: int) -> tuple[Spec, ...]:
+def collect_extra_fields(parts: Sequence[Part], n_items: int) -> tuple[Spec, ...]:
     """What parts send beside a learner's own fields, each to the party that plays the part."""
     return tuple(
         replace(one, name=f"{part.name}.{one.name}", by=part.party)
@@ -132,27 +132,27 @@ def register(cls: type[Learner]) -> type[Learner]:
 
 def learner_class(name: str) -> type[Learner]:
     if name not in _LEARNERS:
-        raise unknown_name("learner", name, _LEARNERS)
+        raise unknown_name_error("learner", name, _LEARNERS)
     return _LEARNERS[name]
 
 
-def learner_of(world: World, parts: Sequence[Part]) -> Learner:
+def build_learner(context: RunContext, parts: Sequence[Part]) -> Learner:
     """The one learner of a run; parts that cannot work with it are refused."""
     bringing = [part for part in parts if part.learner]
     if len({part.learner for part in bringing}) > 1:
         raise TacitaError(
             f"parts '{bringing[0].name}' and '{bringing[1].name}' each decide what travels; use one of them."
         )
-    name = bringing[0].learner if bringing else world.backbone.learner
+    name = bringing[0].learner if bringing else context.backbone.learner
     assert name is not None
     learner = learner_class(name)
     for part in parts:
         if name in part.refuses:
             raise TacitaError(part.refuses[name])
         if name not in part.works_with:
-            kind, who = ("part", bringing[0].name) if bringing else ("backbone", world.backbone.name)
+            kind, who = ("part", bringing[0].name) if bringing else ("backbone", context.backbone.name)
             raise TacitaError(
                 f"part '{part.name}' changes how item rows are trained, sent or summed, and {kind} '{who}' sends "
                 f"{learner.sends or f'a {name}'}, which it cannot change; leave it out, or use another {kind}."
             )
-    return learner(world, parts)
+    return learner(context, parts)

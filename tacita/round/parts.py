@@ -19,26 +19,26 @@ from tacita.core.config import TrainConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import (
-    Again,
     AnyArray,
     Arrays,
-    Bound,
     CohortView,
     Doubles,
-    Extra,
+    ExtraSamples,
     Floats,
-    Held,
     Ints,
     Keys,
-    Local,
+    LocalModels,
     Longs,
-    Pull,
+    NormPenalty,
+    ProximalTerm,
     Ragged,
     Request,
-    Requests,
+    RequestBatch,
+    RoundReplay,
     ServerState,
+    StateUpdate,
 )
-from tacita.fields import Answer, Form, Spec, Total, Upload
+from tacita.messages import CohortReply, Form, Spec, Total, Upload
 from tacita.models.base import Backbone
 from tacita.privacy.ledger import Ledger
 
@@ -46,45 +46,45 @@ Purpose = Literal["valid", "test", "serve"]
 
 SERVER = "server"
 
-Ask = Callable[[ServerState, str, Keys | None], Total]
+DeviceQuery = Callable[[ServerState, str, Keys | None], Total]
 """One exchange between rounds: the total of what some clients (None: everybody) answer to a part's own question."""
 
 
-class Play(Protocol):
+class RoundPlayer(Protocol):
     """Rounds that a request takes."""
 
-    def __call__(self, server: ServerState, chosen: Keys | None, again: Again | None = None) -> ServerState:
+    def __call__(self, server: ServerState, chosen: Keys | None, replay: RoundReplay | None = None) -> ServerState:
         """One federated round more, with some clients or with those whom it would choose by itself.
 
         `again`: it is an earlier round once more, with that one's draws and perhaps fewer local steps.
         """
         ...
 
-    def allow(self, rounds: int) -> None:
+    def require_rounds(self, rounds: int) -> None:
         """Refuse what takes more rounds than requests may still have in this block, before anything has changed."""
         ...
 
-    def begin(self, server: ServerState, block: int) -> ServerState:
+    def restart_block(self, server: ServerState, block: int) -> ServerState:
         """A block anew, as after the given state; block 0: from nothing. What lasts on devices stays. Lab only."""
         ...
 
-    def measure(self, server: ServerState) -> float | None:
+    def validate(self, server: ServerState) -> float | None:
         """The metric that picks rounds, on the validation items; None: nobody has any."""
         ...
 
 
 @dataclass(frozen=True)
-class World:
+class RunContext:
     """What every part may know of the run."""
 
     backbone: Backbone
     draws: Draws
     train: TrainConfig
-    listed: tuple[dict[str, Any], ...] = ()  # the run's parts, with the options that were said
+    part_specs: tuple[dict[str, Any], ...] = ()  # the run's parts, with the options that were said
 
-    def options_of(self, name: str) -> dict[str, Any] | None:
+    def part_options(self, name: str) -> dict[str, Any] | None:
         """What was said of a part of the run; None: it has no such part."""
-        found = [one for one in self.listed if one.get("name") == name]
+        found = [one for one in self.part_specs if one.get("name") == name]
         return {k: v for k, v in found[0].items() if k != "name"} if found else None
 
 
@@ -145,9 +145,9 @@ class Part:
     reads_logits: ClassVar[bool] = False
     """Scores users by itself, from private vectors and item rows alone, and reads the scores as logits."""
 
-    def __init__(self, config: PartConfig, world: World) -> None:
+    def __init__(self, config: PartConfig, context: RunContext) -> None:
         self.config = config
-        self.world = world
+        self.context = context
 
     def sends_whole_table(self, block: int) -> bool:
         """Every client sends its whole table in this block, not only the rows it touched."""
@@ -158,22 +158,22 @@ class Part:
 
     # on the device; what a hook returns to keep is an array (`view.parts`) or a list (`view.lists`) per user
 
-    def device_arrays(self, n_users: int) -> Held:
+    def device_arrays(self, n_users: int) -> StateUpdate:
         """What the part keeps per user, as it is before the user's first block; a list is empty then."""
         return {}
 
-    def begin_block(self, view: CohortView) -> Held:
+    def begin_block(self, view: CohortView) -> StateUpdate:
         """Called for everybody who has data in the new block, with what the first broadcast carried."""
         return {}
 
-    def before_round(self, view: CohortView) -> Held:
+    def before_round(self, view: CohortView) -> StateUpdate:
         """Called for everybody who could take part, before it is known who does: what chance alone costs them.
 
         `view` holds no model.
         """
         return {}
 
-    def begin_round(self, view: CohortView) -> Held:
+    def begin_round(self, view: CohortView) -> StateUpdate:
         """What to keep before local training; `view` holds the model as it was broadcast."""
         return {}
 
@@ -210,28 +210,28 @@ class Part:
         """Items per user whose rows the part will use in `extra_samples`."""
         return None
 
-    def extra_samples(self, view: CohortView, local: Local, step: int, phase: int) -> Extra | None:
+    def extra_samples(self, view: CohortView, local: LocalModels, step: int, phase: int) -> ExtraSamples | None:
         """Samples to add to the loss of this step and phase, given the local models as they stand.
 
         May leave numbers per client in `local.notes` for the lab's log; they never travel.
         """
         return None
 
-    def pull(self, view: CohortView) -> Pull | None:
+    def pull(self, view: CohortView) -> ProximalTerm | None:
         return None
 
-    def bound(self, view: CohortView) -> Bound | None:
+    def bound(self, view: CohortView) -> NormPenalty | None:
         """What it costs a client, in its own loss, to move further than a length."""
         return None
 
-    def after_training(self, view: CohortView, local: Local) -> Held:
+    def after_training(self, view: CohortView, local: LocalModels) -> StateUpdate:
         return {}
 
     def extra_fields(self, n_items: int) -> tuple[Spec, ...]:
         """What `extras` may send, to the part's own `party`."""
         return ()
 
-    def extras(self, view: CohortView, local: Local) -> Mapping[str, AnyArray | Form]:
+    def extras(self, view: CohortView, local: LocalModels) -> Mapping[str, AnyArray | Form]:
         """Small named values that travel with the upload: an array with a row per client, or rows of some of them."""
         return {}
 
@@ -239,7 +239,7 @@ class Part:
         """A factor per client on its upload, which travels with it: the device sends [s, s * value]."""
         return None
 
-    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Held]:
+    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, StateUpdate]:
         """What happens to an upload before it leaves the device, and what the device remembers of that.
 
         Called in the order of the parts, for every learner; a client of weight 0 sends nothing.
@@ -254,23 +254,23 @@ class Part:
         """The lab's shortcut for noise: what encoding every upload would have done to the sum, in distribution."""
         return total
 
-    def end_block(self, view: CohortView) -> Held:
+    def end_block(self, view: CohortView) -> StateUpdate:
         """Called for everybody who trained in the block, with the best round's table and parameters."""
         return {}
 
-    def answer(self, view: CohortView, question: str) -> Answer:
+    def answer(self, view: CohortView, question: str) -> CohortReply:
         """What devices answer when the part itself asks, in `handle`: a question `NAME/...`."""
         raise TacitaError(f"part '{self.name}' has no question '{question[:100]}'.")
 
-    def handle_here(self, view: CohortView, request: Request) -> Held:
+    def handle_here(self, view: CohortView, request: Request) -> StateUpdate:
         """What a device keeps when its own person asks for something, before the server hears of it."""
         return {}
 
-    def handle_many_here(self, view: CohortView, requests: Requests) -> Held:
+    def handle_many_here(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
         """The same where many ask at once, each by its own device; a part overrides this or `handle_here`."""
         return {}
 
-    def declare(self, view: CohortView, epsilon: Doubles) -> Held:
+    def declare(self, view: CohortView, epsilon: Doubles) -> StateUpdate:
         """What devices keep when their own people have said how much they are willing to spend; it stays there.
 
         Called before anything is charged. What is spent stays spent, whether a budget grows or shrinks.
@@ -285,14 +285,14 @@ class Part:
         """
         return None
 
-    def encode_request(self, view: CohortView, requests: Requests) -> tuple[Requests, Held]:
+    def encode_request(self, view: CohortView, requests: RequestBatch) -> tuple[RequestBatch, StateUpdate]:
         """What leaves the devices in place of what their people ask for, and what devices remember of that.
 
         Called in the order of the parts, after all of them did their own part of the request as it was made.
         """
         return requests, {}
 
-    def enrol(self, view: CohortView) -> tuple[Held, Requests | None]:
+    def enrol(self, view: CohortView) -> tuple[StateUpdate, RequestBatch | None]:
         """In the lab: what everybody with data in a new block chooses, to be asked for before its first round."""
         return {}, None
 
@@ -356,7 +356,7 @@ class Part:
         return ()
 
     def handle(
-        self, server: ServerState, request: Request, ask: Ask, play: Play
+        self, server: ServerState, request: Request, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
         """What the server makes of a person's request between two rounds, and what its certificate says of that.
 
@@ -366,11 +366,11 @@ class Part:
         return None
 
     def handle_many(
-        self, server: ServerState, requests: Requests, ask: Ask, play: Play
+        self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
         """The same where several people ask at once; one after the other, unless a part can do it together."""
         said = []
-        for request in requests.each():
+        for request in requests.to_requests():
             handled = self.handle(server, request, ask, play)
             if handled is not None:
                 server = handled[0]
@@ -391,8 +391,8 @@ class Part:
 
         A part that broadcasts something else says here what that is.
         """
-        backbone = self.world.backbone
-        heads = backbone.init_heads(self.world.draws)
+        backbone = self.context.backbone
+        heads = backbone.init_heads(self.context.draws)
 
         def fits(name: str, array: AnyArray) -> bool:
             last = name.rpartition(".")[2]
@@ -426,7 +426,7 @@ class Part:
         return server.parts.get(self.name, {})
 
 
-def owner_of(parts: Sequence[Part], hook: str) -> Part | None:
+def find_deciding_part(parts: Sequence[Part], hook: str) -> Part | None:
     """The one part that decides something only one may decide."""
     owners = [part for part in parts if overrides(part, hook)]
     if len(owners) > 1:

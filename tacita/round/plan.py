@@ -11,16 +11,27 @@ import numpy as np
 from tacita.core.config import RunConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import Again, Arrays, CohortView, Down, Floats, Given, Keys, Ragged, ServerState, Stream
-from tacita.data.silos import Homes
-from tacita.fields import Answer, Spec, Total
+from tacita.core.types import (
+    Arrays,
+    BlockStream,
+    Broadcast,
+    CohortView,
+    Floats,
+    Keys,
+    Ragged,
+    RoundReplay,
+    ServerState,
+    SharedRecord,
+)
+from tacita.data.silos import SiloAssignment
+from tacita.messages import CohortReply, Spec, Total
 from tacita.models.base import Backbone
 from tacita.privacy.ledger import Ledger
 from tacita.round.device_state import PARTS
-from tacita.round.learner import Learner, extra_fields, learner_of
-from tacita.round.parts import SERVER, Part, World, overrides, owner_of
+from tacita.round.learner import Learner, build_learner, collect_extra_fields
+from tacita.round.parts import SERVER, Part, RunContext, find_deciding_part, overrides
 
-TOLD_TWICE = (
+RETRAINING_OVER_BUDGET = (
     "to train again, everybody would tell all of it once more, beyond the budget; take back what was told instead, "
     "without --again and without part 'retrain'."
 )
@@ -38,10 +49,10 @@ class Plan:
     learner: Learner = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        world = World(self.backbone, self.draws, self.config.train)
-        object.__setattr__(self, "learner", learner_of(world, self.parts))
+        world = RunContext(self.backbone, self.draws, self.config.train)
+        object.__setattr__(self, "learner", build_learner(world, self.parts))
         for hook in ("local_data", "answers", "predict_anew"):
-            owner_of(self.parts, hook)
+            find_deciding_part(self.parts, hook)
 
     @property
     def ledgers(self) -> tuple[Ledger, ...]:
@@ -51,21 +62,21 @@ class Plan:
 
     def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
         """What may be in the answer to a question."""
-        asker = self.asker(question)
-        found = asker.fields(server, question) if asker else self.learner.fields(server, plain(question))
+        asker = self.find_asker(question)
+        found = asker.fields(server, question) if asker else self.learner.fields(server, strip_replay(question))
         if asker:  # who minds every release may send something with it
-            minding = [part for part in self.transforming(question) if part.every_release and part is not asker]
-            found = (*found, *extra_fields(minding, len(server.items)))
-        for part in self.transforming(question):
+            minding = [part for part in self.encoders(question) if part.every_release and part is not asker]
+            found = (*found, *collect_extra_fields(minding, len(server.items)))
+        for part in self.encoders(question):
             found = tuple(part.field_sent(one) for one in found)
         return found
 
-    def answer(self, view: CohortView, question: str) -> Answer:
+    def answer(self, view: CohortView, question: str) -> CohortReply:
         """What devices make of a question."""
-        asker = self.asker(question)
-        return asker.answer(view, question) if asker else self.learner.answer(view, plain(question))
+        asker = self.find_asker(question)
+        return asker.answer(view, question) if asker else self.learner.answer(view, strip_replay(question))
 
-    def asker(self, question: str) -> Part | Learner | None:
+    def find_asker(self, question: str) -> Part | Learner | None:
         """Whose own question it is, a part's or the learner's to those who take something back; None: of a round."""
         name, slash, _ = question.partition("/")
         if not slash:
@@ -77,22 +88,22 @@ class Plan:
                 return part
         raise TacitaError(f"no part of this run asks '{question[:100]}'.")
 
-    def transforming(self, question: str) -> tuple[Part, ...]:
+    def encoders(self, question: str) -> tuple[Part, ...]:
         """The parts that encode and decode answers: of another part's question only who minds every release."""
-        asker = self.asker(question)
+        asker = self.find_asker(question)
         return tuple(part for part in self.parts if asker is None or part is asker or part.every_release)
 
     # What a party sees, where some part's server side is not played by the server
 
-    def seen_by(self, party: str, server: ServerState) -> ServerState:
+    def visible_state(self, party: str, server: ServerState) -> ServerState:
         """The state without what other parties hold; of the server's, others see the model alone."""
         if party != SERVER:
             mine = {part.name for part in self.parts if part.party == party}
-            return replace(server, parts={k: v for k, v in server.parts.items() if k in mine}, given=Given())
+            return replace(server, parts={k: v for k, v in server.parts.items() if k in mine}, shared=SharedRecord())
         theirs = {part.name for part in self.parts if part.party != SERVER}
         return replace(server, parts={k: v for k, v in server.parts.items() if k not in theirs}) if theirs else server
 
-    def heard_by(self, party: str, total: Total) -> Total:
+    def visible_total(self, party: str, total: Total) -> Total:
         """What came back for a party."""
         mine = tuple(f"{part.name}." for part in self.parts if part.party == party)
         theirs = tuple(f"{part.name}." for part in self.parts if part.party != party)
@@ -105,9 +116,9 @@ class Plan:
         sums = {name: v for name, v in total.sums.items() if for_it(name)}
         return replace(total, sums=sums, each={name: v for name, v in total.each.items() if for_it(name)})
 
-    def changed(self, party: str, total: Total, change: Callable[[Total], Total]) -> Total:
+    def update_party_total(self, party: str, total: Total, change: Callable[[Total], Total]) -> Total:
         """A total after a party changed what of it came back for that party."""
-        heard = self.heard_by(party, total)
+        heard = self.visible_total(party, total)
         made = change(heard)
         if heard is total:
             return made
@@ -115,47 +126,47 @@ class Plan:
         each = {name: v for name, v in total.each.items() if name not in heard.each}
         return replace(made, sums={**sums, **made.sums}, each={**each, **made.each})
 
-    def joined(self, whole: ServerState, made: ServerState, part: Part | None = None) -> ServerState:
+    def merge_state(self, whole: ServerState, changed: ServerState, part: Part | None = None) -> ServerState:
         """The state after a hook of a party that saw its share of it: others than the server change only their own."""
         if part is not None and part.party != SERVER:
-            return whole.with_part(part.name, made.parts.get(part.name, {}))
-        return replace(made, parts={**whole.parts, **made.parts})
+            return whole.with_part(part.name, changed.parts.get(part.name, {}))
+        return replace(changed, parts={**whole.parts, **changed.parts})
 
-    def opened(self, lists: dict[str, Ragged], n_items: int) -> dict[str, Ragged]:
+    def decode_lists(self, lists: dict[str, Ragged], n_items: int) -> dict[str, Ragged]:
         """Lists of their own as devices read them."""
         by_name = {part.name: part for part in self.parts}
         return {name: by_name[name].opened(one, n_items) for name, one in lists.items()}
 
     @property
-    def lasting(self) -> frozenset[str]:
+    def persistent_names(self) -> frozenset[str]:
         """What of the devices' state no going back to an earlier round undoes."""
         spent = (f"{PARTS}{part.name}/{name}" for part in self.parts for name in part.lasting)
         return self.learner.lasting | frozenset(spent)
 
     @property
-    def names_clients(self) -> bool:
+    def identifies_clients(self) -> bool:
         """Whether the server has to know who is who: it writes to single clients."""
         return any(overrides(part, "own") or overrides(part, "own_to_serve") for part in self.parts)
 
     @property
-    def most_weight(self) -> float:
+    def max_weight(self) -> float:
         """What one client may count at most in a weighted sum, where a client of weight 1 counts 1."""
         return float(np.prod([part.most_weight for part in self.parts if overrides(part, "weight")]))
 
 
 # Rounds that are played once more
 
-_AGAIN = re.compile(r"(.+)\.again-([0-9]{1,9})-([0-9.e-]{1,30})")
+_REPLAY_PATTERN = re.compile(r"(.+)\.again-([0-9]{1,9})-([0-9.e-]{1,30})")
 
 
-def repeated(question: str, again: Again | None) -> str:
+def mark_replay(question: str, replay: RoundReplay | None) -> str:
     """A learner's question as it is asked in a round that is played once more."""
-    return question if again is None else f"{question}.again-{again.round}-{again.share!r}"
+    return question if replay is None else f"{question}.again-{replay.round}-{replay.share!r}"
 
 
-def again_of(question: str) -> Again | None:
+def parse_replay(question: str) -> RoundReplay | None:
     """Which round a question is asked of once more; None: it is asked for the first time."""
-    found = _AGAIN.fullmatch(question)
+    found = _REPLAY_PATTERN.fullmatch(question)
     if found is None:
         return None
     try:
@@ -164,12 +175,12 @@ def again_of(question: str) -> Again | None:
         share = 0.0
     if not 0 < share <= 1:
         raise TacitaError(f"'{question[:100]}' asks for a share of a round that is not above 0 and at most 1.")
-    return Again(int(found[2]), share)
+    return RoundReplay(int(found[2]), share)
 
 
-def plain(question: str) -> str:
+def strip_replay(question: str) -> str:
     """The question itself, whether it is asked once more or not."""
-    found = _AGAIN.fullmatch(question)
+    found = _REPLAY_PATTERN.fullmatch(question)
     return question if found is None else found[1]
 
 
@@ -177,11 +188,13 @@ def plain(question: str) -> str:
 class Federation(Plan):
     """A plan and the people of the lab, or of one node: their histories, cut into blocks."""
 
-    stream: Stream = field(kw_only=True)
+    stream: BlockStream = field(kw_only=True)
     rows: Floats | None = field(default=None, kw_only=True, repr=False)  # item rows to start from; None: drawn
-    homes: Homes | None = field(default=None, kw_only=True, repr=False)  # who lives in which silo; None: by a hash
+    homes: SiloAssignment | None = field(
+        default=None, kw_only=True, repr=False
+    )  # who lives in which silo; None: by a hash
 
-    def first_rows(self, start: int, end: int) -> Floats:
+    def initial_rows(self, start: int, end: int) -> Floats:
         """The rows of items start..end before anybody has trained them."""
         if self.rows is not None:
             return self.rows[start:end].copy()
@@ -191,41 +204,41 @@ class Federation(Plan):
 # What travels down
 
 
-def send_down(plan: Plan, server: ServerState, chosen: Keys | None) -> tuple[ServerState, Down]:
+def prepare_broadcast(plan: Plan, server: ServerState, chosen: Keys | None) -> tuple[ServerState, Broadcast]:
     """What the clients of a round get. Writing to single clients may change what the server keeps of them."""
     letters: dict[str, Ragged] = {}
     for part in plan.parts:
         if overrides(part, "own"):
             assert chosen is not None, "who writes to single clients has to know them"
-            made, letters[part.name] = part.own(plan.seen_by(part.party, server), chosen)
-            server = plan.joined(server, made, part)
-    common, size = _common(plan, server)
+            made, letters[part.name] = part.own(plan.visible_state(part.party, server), chosen)
+            server = plan.merge_state(server, made, part)
+    common, size = _build_common(plan, server)
     if chosen is None or not letters:
-        return server, Down(common, n_bytes=size)
+        return server, Broadcast(common, n_bytes=size)
     size += sum(list_bytes(one) for one in letters.values()) / max(1, len(chosen))
-    return server, Down(common, Letters(chosen, letters).to, size, opened=plan.opened)
+    return server, Broadcast(common, PerClientLists(chosen, letters).select_lists, size, decode_lists=plan.decode_lists)
 
 
-def to_serve(plan: Plan, server: ServerState) -> Down:
+def prepare_serving(plan: Plan, server: ServerState) -> Broadcast:
     """What devices get to begin a block, to be validated, tested or served."""
-    common, size = _common(plan, server)
+    common, size = _build_common(plan, server)
     writing = [part for part in plan.parts if overrides(part, "own_to_serve")]
 
     def own(clients: Keys) -> dict[str, Ragged]:
-        made = {part.name: part.own_to_serve(plan.seen_by(part.party, server), clients) for part in writing}
+        made = {part.name: part.own_to_serve(plan.visible_state(part.party, server), clients) for part in writing}
         return {name: one for name, one in made.items() if one is not None}
 
     def some(clients: Keys, only: Ragged) -> dict[str, Ragged]:
         sparing = [part for part in writing if overrides(part, "answers_some")]
-        made = {part.name: part.own_to_serve(plan.seen_by(part.party, server), clients, only) for part in sparing}
+        made = {part.name: part.own_to_serve(plan.visible_state(part.party, server), clients, only) for part in sparing}
         return {name: one for name, one in made.items() if one is not None}
 
-    return Down(common, own, size, some, plan.opened)
+    return Broadcast(common, own, size, some, plan.decode_lists)
 
 
-def _common(plan: Plan, server: ServerState) -> tuple[dict[str, Arrays], float]:
+def _build_common(plan: Plan, server: ServerState) -> tuple[dict[str, Arrays], float]:
     """What everybody gets besides the model, and the bytes of both."""
-    common = {part.name: part.broadcast(plan.seen_by(part.party, server)) for part in plan.parts}
+    common = {part.name: part.broadcast(plan.visible_state(part.party, server)) for part in plan.parts}
     size = plan.learner.model_bytes(server)
     for part in plan.parts:
         if not part.broadcast_once or server.round == 0:
@@ -239,13 +252,13 @@ def list_bytes(lists: Ragged) -> float:
 
 
 @dataclass(frozen=True)
-class Letters:
+class PerClientLists:
     """Lists that were written to some clients, to be looked up by their keys; whoever got none has an empty one."""
 
     clients: Keys
     lists: dict[str, Ragged]
 
-    def to(self, wanted: Keys) -> dict[str, Ragged]:
+    def select_lists(self, wanted: Keys) -> dict[str, Ragged]:
         order = np.argsort(self.clients)
         at = np.minimum(np.searchsorted(self.clients, wanted, sorter=order), max(0, len(order) - 1))
         found = self.clients[order[at]] == wanted if len(order) else np.zeros(len(wanted), bool)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tacita.core.config import RunConfig, validated
-from tacita.core.errors import TacitaError, unknown_name
+from tacita.core.config import RunConfig, validate_model
+from tacita.core.errors import TacitaError, unknown_name_error
 from tacita.models import backbone_class
-from tacita.round.parts import Part, World
+from tacita.round.parts import Part, RunContext
 
 _PARTS: dict[str, type[Part]] = {}
 _PRESETS: dict[str, list[dict[str, Any]]] = {"fedavg": []}
@@ -20,24 +20,26 @@ def register(cls: type[Part]) -> type[Part]:
     return cls
 
 
-def preset(name: str, *parts: dict[str, Any], settings: dict[str, Any] | None = None) -> None:
+def register_preset(name: str, *parts: dict[str, Any], settings: dict[str, Any] | None = None) -> None:
     """Give a list of parts a name for `--method`; its paper's `settings` hold wherever nobody says otherwise."""
     _PRESETS[name] = list(parts)
     if settings:
         _SETTINGS[name] = settings
 
 
-def configured(values: dict[str, Any], where: str) -> RunConfig:
+def resolve_config(values: dict[str, Any], where: str) -> RunConfig:
     """The settings of a run: what is said, then what its method and its model bring along, then the defaults."""
     method = values.get("method")
     brought = _SETTINGS.get(method, {}) if isinstance(method, str) else {}
     named, own = values.get("backbone"), brought.get("backbone")
     if own and isinstance(named, dict) and named.get("name", own["name"]) != own["name"]:
         brought = {k: v for k, v in brought.items() if k != "backbone"}  # options of another model do not fit
-    said = _beneath(values, brought)
+    said = _fill_missing(values, brought)
     model = said.get("backbone")
     name = model.get("name") if isinstance(model, dict) else None
-    return validated(RunConfig, _beneath(said, backbone_class(name).brings) if isinstance(name, str) else said, where)
+    return validate_model(
+        RunConfig, _fill_missing(said, backbone_class(name).brings) if isinstance(name, str) else said, where
+    )
 
 
 def brings_settings(method: str) -> bool:
@@ -45,12 +47,12 @@ def brings_settings(method: str) -> bool:
     return bool(_SETTINGS.get(method))
 
 
-def _beneath(said: dict[str, Any], brought: dict[str, Any]) -> dict[str, Any]:
+def _fill_missing(said: dict[str, Any], brought: dict[str, Any]) -> dict[str, Any]:
     """Nested settings with what is not said filled in."""
     out = {**brought, **said}
     for name, value in brought.items():
         if isinstance(value, dict) and isinstance(said.get(name), dict):
-            out[name] = _beneath(said[name], value)
+            out[name] = _fill_missing(said[name], value)
     return out
 
 
@@ -64,17 +66,17 @@ def preset_names() -> list[str]:
 
 def part_class(name: str) -> type[Part]:
     if name not in _PARTS:
-        raise unknown_name("part", name, _PARTS)
+        raise unknown_name_error("part", name, _PARTS)
     return _PARTS[name]
 
 
 def preset_parts(name: str) -> list[dict[str, Any]]:
     if name not in _PRESETS:
-        raise unknown_name("method", name, _PRESETS)
+        raise unknown_name_error("method", name, _PRESETS)
     return [dict(one) for one in _PRESETS[name]]
 
 
-def label_of(method: str, parts: list[dict[str, Any]] | None) -> str:
+def method_label(method: str, parts: list[dict[str, Any]] | None) -> str:
     """What a run is called: its preset, or its parts where they are others than the preset's."""
     names = [str(part.get("name")) for part in parts or []]
     if parts is None or names == [part["name"] for part in _PRESETS.get(method, [])]:
@@ -82,7 +84,7 @@ def label_of(method: str, parts: list[dict[str, Any]] | None) -> str:
     return " + ".join(names) or "no parts"
 
 
-def effective_parts(method: str, changes: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+def resolve_parts(method: str, changes: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     """The preset's parts with options changed by name, then the parts that only `changes` names."""
     specs = preset_parts(method)
     for change in changes or []:
@@ -94,10 +96,10 @@ def effective_parts(method: str, changes: list[dict[str, Any]] | None) -> list[d
     return specs
 
 
-def build_parts(specs: list[dict[str, Any]], world: World) -> tuple[Part, ...]:
+def build_parts(specs: list[dict[str, Any]], context: RunContext) -> tuple[Part, ...]:
     """Parts from `{"name": ..., options}` tables, checked for clashes."""
     parts: list[Part] = []
-    world = replace(world, listed=tuple(dict(spec) for spec in specs))
+    context = replace(context, part_specs=tuple(dict(spec) for spec in specs))
     for spec in specs:
         options = dict(spec)
         name = options.pop("name", None)
@@ -106,10 +108,10 @@ def build_parts(specs: list[dict[str, Any]], world: World) -> tuple[Part, ...]:
         cls = part_class(name)
         if any(p.name == name for p in parts):
             raise TacitaError(f"part '{name}' is listed twice; merge its options into one entry.")
-        if cls.reads_logits and world.backbone.reads_context:
+        if cls.reads_logits and context.backbone.reads_context:
             raise TacitaError(
-                f"part '{name}' scores with private vectors alone, and backbone '{world.backbone.name}' reads the "
+                f"part '{name}' scores with private vectors alone, and backbone '{context.backbone.name}' reads the "
                 "user's own items as well; use another backbone with it."
             )
-        parts.append(cls(validated(cls.Config, options, f"part '{name}'"), world))
+        parts.append(cls(validate_model(cls.Config, options, f"part '{name}'"), context))
     return tuple(parts)

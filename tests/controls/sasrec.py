@@ -21,10 +21,10 @@ from torch.nn import functional
 
 from tacita.core.config import RunConfig, SplitConfig
 from tacita.core.types import Block, Floats, Ints, Ragged
-from tacita.federation.measuring import known_items
-from tacita.lab.assembling import ALL_CORES, assemble
-from tacita.metrics import Rules, evaluate, sample_candidates
+from tacita.federation.evaluation import build_mask
+from tacita.metrics import EvaluationRules, evaluate, sample_candidates
 from tacita.round.plan import Federation
+from tacita.runs.assembly import ALL_CORES, assemble
 
 
 class SASRec(nn.Module):
@@ -99,12 +99,12 @@ def measured(fed: Federation, block: Block, model: SASRec, read: Ragged, purpose
             return (last @ model.item.weight[:-1].T).numpy()
 
     keys, touched = fed.stream.user_keys, fed.stream.history(len(fed.stream.blocks))
-    mask = known_items(fed, block, "test" if purpose == "test" else "valid", "block")
+    mask = build_mask(fed, block, "test" if purpose == "test" else "valid", "block")
     wanted = block.test if purpose == "test" else block.valid
     few = sample_candidates(touched, 99, block.n_items, keys, fed.draws, block.index)
     found = {}
     for name, among in {"": None, "99 negatives ": few}.items() if purpose == "test" else [("", None)]:
-        one = evaluate(score, wanted, mask, keys, fed.draws, Rules(["hr", "ndcg"], [10], among))
+        one = evaluate(score, wanted, mask, keys, fed.draws, EvaluationRules(["hr", "ndcg"], [10], among))
         found |= {name + metric: value for metric, value in one.mean().items()}
     return found
 
@@ -132,7 +132,7 @@ def run(asked: argparse.Namespace) -> dict[str, object]:
             best, best_epoch, kept = found, epoch, copy.deepcopy(model.state_dict())
     spent = {"seconds": time.perf_counter() - begun, "cpu_seconds": time.process_time()}
     model.load_state_dict(kept)
-    reads = {"train": block.train, "known": block.train.joined(block.valid)}
+    reads = {"train": block.train, "known": block.train.join_rows(block.valid)}
     test = {name: measured(fed, block, model, read, "test") for name, read in reads.items()}
     return {**vars(asked), "epochs": epoch, "best_epoch": best_epoch, "valid": best, "read": test, **spent}
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tacita.live import certificates
-from tacita.live.engine import shim
-from tacita.live.engine.flower import Link, Supernode, write_app
+from tacita.live import tls_certificates
+from tacita.live.engine import unix_socket
+from tacita.live.engine.flower import SuperLink, Supernode, write_app
 from tacita.live.engine.gateway import Gateway
 
 ECHO = '''
@@ -71,13 +71,13 @@ class Cluster:
         self.folder = folder
         self.allowed: set[str] = set()
         self._to_stop: list[Callable[[], None]] = []
-        certificates.make_ca(folder)
-        certificates.make_server(folder, ["localhost"])
-        keys = certificates.ServerKeys.of(folder)
+        tls_certificates.make_ca(folder)
+        tls_certificates.make_server_certificate(folder, ["localhost"])
+        keys = tls_certificates.ServerKeys.in_folder(folder)
         self.ca = keys.ca
         self.app = write_app(folder / "app")
         (self.app / "tacita_live" / "server_app.py").write_text(ECHO)
-        self.link = Link(folder / "link", free_port(), keys)
+        self.link = SuperLink(folder / "link", free_port(), keys)
         self.gateway = Gateway("127.0.0.1", 0, self.link.url, keys, allowed=lambda who: who in self.allowed)
 
     def start(self) -> None:
@@ -91,23 +91,23 @@ class Cluster:
             self._to_stop.pop()()
 
     def key(self, name: str) -> Path:
-        certificates.make_node_key(self.folder / name)
+        tls_certificates.make_node_key(self.folder / name)
         return self.folder / name
 
     def enrol(self, name: str) -> int:
         """Make a key and let it in; the node's number."""
         public = self.key(name).with_name(name + ".pub")
-        self.allowed.add(certificates.fingerprint(public.read_bytes()))
+        self.allowed.add(tls_certificates.fingerprint(public.read_bytes()))
         return self.link.register(public, name)
 
     def serve(self, name: str, handle: Callable[[bytes, int], bytes] = lambda body, _: body) -> Path:
         path = self.folder / f"{name}.sock"
-        self._to_stop.append(shim.serve(path, handle).stop)
+        self._to_stop.append(unix_socket.serve(path, handle).stop)
         return path
 
     def node(self, name: str, **other: Any) -> Supernode:
         """The client of a node, started."""
-        keys = certificates.NodeKeys(other.pop("ca", self.ca), self.folder / name)
+        keys = tls_certificates.NodeKeys(other.pop("ca", self.ca), self.folder / name)
         given = {"keys": keys, "socket": self.folder / f"{name}.sock"} | other
         server = given.pop("server", f"127.0.0.1:{self.gateway.port}")
         one = Supernode(self.folder / f"{name}.home", server, **given)

@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 from live_cluster import eventually, free_port
 
-from tacita.core.config import RunConfig, validated
+from tacita.core.config import RunConfig, validate_model
 from tacita.core.draws import Draws
 from tacita.core.types import Arrays
 from tacita.data import splits
 from tacita.data.sources import load
-from tacita.lab.assembling import Machine, assemble
-from tacita.live.certificates import make_node_key
 from tacita.live.node.node import Node, NodeConfig
-from tacita.live.processes import _descendants, _same, _stat
-from tacita.live.running import control
-from tacita.live.server.coordinator import STORE
-from tacita.live.server.store import ServerStore, done_blocks
+from tacita.live.processes import _is_same_process, _list_descendants, _read_stat
+from tacita.live.running import node_client
+from tacita.live.server.coordinator import STORE_FILE
+from tacita.live.server.store import ServerStore, count_done_blocks
+from tacita.live.tls_certificates import make_node_key
+from tacita.runs.assembly import Machine, assemble
 
 NODES = ("library", "cinema", "school")
 MADE = "synthetic:users=120,items=300,per_user=20,groups=4,drift=0.9,new=0.2"
@@ -96,10 +96,10 @@ def home(user: str) -> str:
 def rows_of_blocks(config: RunConfig) -> list[list[Row]]:
     """The raw rows that the lab cuts into each block."""
     table = load(config.data)
-    order = splits._in_time(table, np.arange(len(table.user)), config.split, Draws(config.split.seed))
+    order = splits._sort_by_time(table, np.arange(len(table.user)), config.split, Draws(config.split.seed))
     assert table.timestamp is not None
     rows = [(table.user_ids[table.user[r]], table.item_ids[table.item[r]], int(table.timestamp[r])) for r in order]
-    return [rows[lo:hi] for lo, hi in pairwise(splits._cuts(len(rows), config.split))]
+    return [rows[lo:hi] for lo, hi in pairwise(splits._find_cuts(len(rows), config.split))]
 
 
 def items_of_blocks(config: RunConfig) -> list[list[str]]:
@@ -116,7 +116,7 @@ def write_rows(path: Path, rows: Iterable[Row]) -> Path:
 
 def config_of(data: Path, rounds: int = 3, **more: Any) -> RunConfig:
     values = {"data": str(data), "split": SPLIT, "seed": 5, "train": {"rounds": rounds}, **more}
-    return validated(RunConfig, values, "the test")
+    return validate_model(RunConfig, values, "the test")
 
 
 # Processes
@@ -145,8 +145,8 @@ class Running:
 
     def family(self) -> list[int]:
         """All processes below it that live."""
-        self._family |= set(_descendants(self.pid))
-        return [pid for pid, begun in self._family if _same(pid, begun)]
+        self._family |= set(_list_descendants(self.pid))
+        return [pid for pid, begun in self._family if _is_same_process(pid, begun)]
 
     def of(self, word: str) -> list[int]:
         """Those of the family whose command line has a word."""
@@ -186,7 +186,7 @@ def command_line(pid: int) -> str:
 
 def cpu_seconds(pid: int) -> float:
     """Of a process, without those it has started."""
-    fields = _stat(pid)
+    fields = _read_stat(pid)
     return 0.0 if fields is None else sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -229,9 +229,9 @@ class Site:
         with self.store() as store:
 
             def ready() -> bool:
-                row, last = store.run(name), store.last_event(name)
+                row, last = store.load_run(name), store.last_event(name)
                 assert last is None or last["event"] != "stopped", last
-                return done_blocks(row) == row.opened
+                return count_done_blocks(row) == row.opened
 
             try:
                 eventually(ready, timeout, f"run '{name}' is done")
@@ -239,11 +239,11 @@ class Site:
                 raise AssertionError(f"{error}\n{self.logs()}") from None
 
     def store(self) -> ServerStore:
-        return ServerStore(self.server / STORE)
+        return ServerStore(self.server / STORE_FILE)
 
     def arrays(self, run: str) -> Arrays:
         with self.store() as store:
-            return store.arrays(run)
+            return store.load_arrays(run)
 
     def events(self, run: str, kind: str = "") -> list[dict[str, Any]]:
         with self.store() as store:
@@ -262,7 +262,7 @@ class Site:
             done("node", "init", folder, "--server", address, "--ca", self.server / "ca.pem", "--name", name)
         else:
             values = {"name": name, "server": address, "min_contributors": 1}  # the lab leaves out nothing
-            config = validated(NodeConfig, values, "the test")
+            config = validate_model(NodeConfig, values, "the test")
             Node.create(
                 folder, config, self.server / "ca.pem", secret, also=lambda made: make_node_key(made / config.key)
             )
@@ -281,7 +281,7 @@ class Site:
     def connection(self, name: str) -> str:
         """What the running node says of its connection; empty while it starts."""
         try:
-            return str(control.ask_daemon(self.folder / name, "status").get("connection", ""))
+            return str(node_client.ask_daemon(self.folder / name, "status").get("connection", ""))
         except Exception:
             return ""
 

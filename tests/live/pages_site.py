@@ -14,19 +14,19 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from test_live_ledger import config_of as budget_config
 from test_live_parity import Site, config_of, make_site, rows_of_blocks
 
-from tacita.core.config import RunConfig, validated
-from tacita.lab.assembling import Machine, assemble
-from tacita.live.certificates import make_node_key
+from tacita.core.config import RunConfig, validate_model
 from tacita.live.node.node import Node
-from tacita.live.node.verbs import perform
-from tacita.live.pages.operator import server_app
-from tacita.live.pages.person import node_app
-from tacita.live.pages.serving import PageServer
-from tacita.live.pages.tokens import Keys, Tokens, Who
+from tacita.live.node.verbs import perform_verb
+from tacita.live.pages.operator_app import make_operator_app
+from tacita.live.pages.page_server import PageServer
+from tacita.live.pages.person_app import make_node_app
+from tacita.live.pages.tokens import OperatorCredentials, Principal, Tokens
 from tacita.live.running import orders
-from tacita.live.running.server import ServerConfig, create
-from tacita.live.server.coordinator import STORE, continue_run
-from tacita.live.server.store import done_blocks
+from tacita.live.running.server import ServerConfig, create_server
+from tacita.live.server.coordinator import STORE_FILE, continue_run
+from tacita.live.server.store import count_done_blocks
+from tacita.live.tls_certificates import make_node_key
+from tacita.runs.assembly import Machine, assemble
 
 PASSWORD = "correct horse battery"
 FIRST = ("The Quiet", "A Paper", "Northern", "The Last", "Winter", "The Glass", "Second", "A Borrowed", "Salt", "Blue")
@@ -54,17 +54,17 @@ class PagesSite:
         return self.site.transport.members[1]
 
     def link(self, user: str) -> str:
-        return f"{self.person.url}/enter/{self.tokens.link(Who('person', user))}"
+        return f"{self.person.url}/enter/{self.tokens.make_link(Principal('person', user))}"
 
     def owners_link(self) -> str:
-        return f"{self.person.url}/enter/{self.tokens.link(Who('owner'))}"
+        return f"{self.person.url}/enter/{self.tokens.make_link(Principal('owner'))}"
 
     def crowd(self) -> str:
         """Somebody with 100,000 rows of history, and 1,000 nodes more; returns who it is."""
         user = str(self.node.store.users()[1][14])
-        self.node.store.add([(user, f"other {n}", float(n), None) for n in range(100_000)])
+        self.node.store.add_interactions([(user, f"other {n}", float(n), None) for n in range(100_000)])
         self.node.refresh()
-        with self.site.store as store, store._writing() as db:
+        with self.site.store as store, store._write_transaction() as db:
             key = db.execute("SELECT public_key FROM nodes WHERE number = '1'").fetchone()[0]
             many = ((f"node-{n}", f"{key}{n}", str(n + 100), 1.0) for n in range(1000))
             db.executemany("INSERT INTO nodes (name, public_key, number, enrolled) VALUES (?, ?, ?, ?)", many)
@@ -77,16 +77,16 @@ class PagesSite:
     def others_ask(self, user: str) -> None:
         """Five other people of the node take six items back: some only validate, and one at least was told."""
         asked = 0
-        done = {(one.user, item) for one in self.node.store.wants() for item in one.items}
+        done = {(one.user, item) for one in self.node.store.list_requests() for item in one.items}
         for number, raw in zip(*self.node.store.users(), strict=True):
-            rows = self.node.store.ask(
+            rows = self.node.store.run_query(
                 lambda db, n=int(number): db.execute(
                     "SELECT DISTINCT item FROM interactions WHERE user = ? AND released", (n,)
                 ).fetchall()
             )
             fresh = [item for (item,) in rows if (int(number), item) not in done]
             if raw != user and len(fresh) >= 6 and asked < 5:
-                perform(self.node, "request", {"kind": "forget", "user": raw, "items": fresh[:6]})
+                perform_verb(self.node, "request", {"kind": "forget", "user": raw, "items": fresh[:6]})
                 asked += 1
 
     def bring(self) -> None:
@@ -98,8 +98,8 @@ class PagesSite:
         """What the server's process does: carry out open blocks."""
         while not self.stopping.wait(0.2):
             with self.site.store as store:
-                row = store.run("films")
-                due = row.opened > done_blocks(row)
+                row = store.load_run("films")
+                due = row.opened > count_done_blocks(row)
             if due:
                 continue_run(self.site.folder, "films", self.site.transport)
                 for node in self.site.transport.members.values():
@@ -116,25 +116,25 @@ class PagesSite:
 def pages_site(folder: Path, monkeypatch: Any) -> PagesSite:
     """One block is learned; the pages are up."""
     server = folder / "server"
-    create(server, ServerConfig(host="127.0.0.1"), [])
-    for one in server.glob(f"{STORE}*"):
+    create_server(server, ServerConfig(host="127.0.0.1"), [])
+    for one in server.glob(f"{STORE_FILE}*"):
         one.unlink()
     plain = config_of("tally").model_dump()
-    config = validated(RunConfig, {**plain, "split": {**plain["split"], "n_blocks": 3}}, "the test")
+    config = validate_model(RunConfig, {**plain, "split": {**plain["split"], "n_blocks": 3}}, "the test")
     site = make_site(server, config)
     site.run = "careful"
     with site.store as store:
-        with store._writing() as db:
+        with store._write_transaction() as db:
             for number in (1, 2, 3):
                 make_node_key(folder / f"{number}.key")
                 key = (folder / f"{number}.key.pub").read_text(encoding="utf-8")
                 name = ("library", "cinema", "school")[number - 1]
                 db.execute("UPDATE nodes SET public_key = ?, name = ? WHERE number = ?", (key, name, str(number)))
         for run, settings in (("careful", budget_config(releases=12)), ("films", config)):
-            store.new_run(run, settings, {"pause": 0.0, "give_up": 60.0})
+            store.create_run(run, settings, {"pause": 0.0, "give_up": 60.0})
         fed = assemble(config, Machine())
         store.add_items([(item, title_of(n)) for n, item in enumerate(fed.stream.item_ids)])
-        store._all("DELETE FROM runs WHERE name = 'r'")
+        store._query("DELETE FROM runs WHERE name = 'r'")
     blocks = rows_of_blocks(config)
     site.collect(blocks[0])
     site.next_block()  # under a budget, which some people run out of
@@ -145,12 +145,12 @@ def pages_site(folder: Path, monkeypatch: Any) -> PagesSite:
     node.config = node.config.model_copy(update={"name": "library"})
     for one in site.transport.members.values():
         one.refresh()
-    Keys(server).set_password(PASSWORD)
+    OperatorCredentials(server).set_password(PASSWORD)
     monkeypatch.setattr(orders, "is_up", lambda folder: True)
-    monkeypatch.setattr("tacita.live.pages.control_room.is_up", lambda folder: True)
+    monkeypatch.setattr("tacita.live.pages.operator_service.is_up", lambda folder: True)
     online = {1: "online", 2: "online", 3: "offline"}
-    person = PageServer(node_app(node, tokens))
-    operator = PageServer(server_app(server, Tokens(), lambda: online))
+    person = PageServer(make_node_app(node, tokens))
+    operator = PageServer(make_operator_app(server, Tokens(), lambda: online))
     person.start()
     operator.start()
     made = PagesSite(site, person, operator, tokens, blocks)

@@ -43,12 +43,12 @@ from live_site import (
 )
 
 from tacita.core.config import RunConfig
-from tacita.core.draws import keys_of
-from tacita.federation.rounds import Progress, run_stream, start
-from tacita.lab.assembling import Machine, assemble
-from tacita.live import certificates
-from tacita.live.node.file import STORE as NODE_STORE
-from tacita.live.server.coordinator import STORE
+from tacita.core.draws import derive_keys
+from tacita.federation.rounds import Progress, run_stream, start_run
+from tacita.live import tls_certificates
+from tacita.live.node.store_file import STORE_FILE as NODE_STORE
+from tacita.live.server.coordinator import STORE_FILE
+from tacita.runs.assembly import Machine, assemble
 
 pytestmark = pytest.mark.live
 
@@ -129,7 +129,7 @@ def at_once(do: Callable[[str], object], names: Iterable[str]) -> None:
 
 def lab(config: RunConfig) -> Progress:
     fed = assemble(config, Machine())
-    progress = start(fed)
+    progress = start_run(fed)
     run_stream(fed, progress, lambda report, now: None)
     return progress
 
@@ -147,7 +147,7 @@ def test_three_nodes_give_what_the_lab_gives(trained: Story, name: str) -> None:
     assert found
     assert max(found.values()) <= 1e-5
     with trained.site.store() as store:
-        note = store.run(name).note
+        note = store.load_run(name).note
     assert note is not None
     for live, there in zip(note["plain"]["results"], whole.results, strict=True):
         assert live["best_round"] == there["best_round"]
@@ -171,7 +171,7 @@ def found_in(path: Path, people: list[str], times: np.ndarray) -> list[str]:
     texts = {str(t).encode() for t in times.tolist()}
     found += [one.decode() for one in re.findall(rb"(?=(12345[0-9]{5}))", content) if one in texts]
     numbers = [times.astype(kind) for kind in ("<f8", ">f8", "<i8", ">i8")]
-    numbers.append(keys_of(people))
+    numbers.append(derive_keys(people))
     wanted = np.concatenate([one.view(np.uint64) for one in numbers])
     for shift in range(8):
         words = np.frombuffer(content, np.uint64, max(0, len(content) - shift) // 8, shift) if len(content) > 7 else []
@@ -187,7 +187,7 @@ def test_nothing_of_a_person_is_on_the_server_or_in_a_log(trained: Story) -> Non
     assert times[-1] < 1_234_600_000
     files = [path for path in site.server.rglob("*") if path.is_file()]
     names = {path.name for path in files}
-    assert {STORE, f"{STORE}-wal", "link.db", "superlink.log"} <= names
+    assert {STORE_FILE, f"{STORE_FILE}-wal", "link.db", "superlink.log"} <= names
     logs = [site.folder / f"{name}.log" for name in ("server", *NODES)]
     logs += [site.folder / name / "flower" / "client.log" for name in NODES]
     for path in files + logs:
@@ -274,9 +274,9 @@ def same_as_whole(story: Story, run: str) -> None:
     assert mine.keys() == unbroken.keys()
     assert [key for key in mine if not np.array_equal(mine[key], unbroken[key])] == []
     with site.store() as store:
-        counted = store.accepted(run)
-        assert counted == store.accepted("whole")
-        assert store.run(run).note == store.run("whole").note
+        counted = store.list_accepted(run)
+        assert counted == store.list_accepted("whole")
+        assert store.load_run(run).note == store.load_run("whole").note
     assert len(counted) == len({row[:4] for row in counted}) == 3 * (2 * ROUNDS + 1)
     for name in NODES:
         assert sorted(site.ledger(name, run)) == sorted(site.ledger(name, "whole")), name
@@ -371,7 +371,7 @@ def test_those_who_are_not_enrolled_are_refused_in_plain_words(story: Story, tmp
     site = story.site
     site.make_node("stranger", enroll=False)
     site.make_node("misled")
-    certificates.make_ca(tmp_path)
+    tls_certificates.make_ca(tmp_path)
     (site.folder / "misled" / "ca.pem").write_bytes((tmp_path / "ca.pem").read_bytes())
     try:
         for name in ("stranger", "misled"):
@@ -415,7 +415,7 @@ def test_a_late_node_takes_part_in_the_next_block_until_it_is_revoked(trained: S
     site.wait("tally")
     with site.store() as store:
         number = {row.name: row.number for row in store.nodes()}
-        took_part = {(block, node) for block, _, kind, node, _ in store.accepted("tally") if kind == "statistic"}
+        took_part = {(block, node) for block, _, kind, node, _ in store.list_accepted("tally") if kind == "statistic"}
     assert took_part == {(b, number[name]) for b in (0, 1, 2) for name in NODES} | {(2, number["late"])}
     shown = json.loads(done("node", "recommend", rows[0][0], "-k", 5, "--folder", site.folder / "late", "--json"))
     assert len(shown) == 5
@@ -429,7 +429,7 @@ def test_a_late_node_takes_part_in_the_next_block_until_it_is_revoked(trained: S
     site.train("after", trained.config("tally"))
     site.wait("after")
     with site.store() as store:
-        assert {node for *_, node, _ in store.accepted("after")} == {number[name] for name in NODES}
+        assert {node for *_, node, _ in store.list_accepted("after")} == {number[name] for name in NODES}
     states = {
         one["name"]: one["state"]
         for one in json.loads(done("server", "status", "--folder", site.server, "--json"))["nodes"]

@@ -18,9 +18,9 @@ from flwr.proto import control_pb2, fleet_pb2
 from live_cluster import Cluster, eventually, free_port
 
 from tacita.core.errors import TacitaError
-from tacita.live import certificates
+from tacita.live import tls_certificates
 from tacita.live.engine.flower import Supernode
-from tacita.live.processes import other_user_works
+from tacita.live.processes import find_user_problem
 
 pytestmark = pytest.mark.live
 
@@ -107,7 +107,7 @@ def test_a_key_that_passes_the_gateway_but_is_not_registered_is_refused(
     cluster: Cluster, three: dict[int, Supernode]
 ) -> None:
     public = cluster.key("unregistered").with_name("unregistered.pub")
-    cluster.allowed.add(certificates.fingerprint(public.read_bytes()))
+    cluster.allowed.add(tls_certificates.fingerprint(public.read_bytes()))
     one = cluster.node("unregistered")
     never_online(cluster, one, set(three))
     assert "enrol" in one.reason
@@ -118,7 +118,7 @@ def test_a_revoked_key_is_cut_off_at_once(cluster: Cluster, three: dict[int, Sup
     cluster.serve("revoked")
     one = cluster.node("revoked")
     eventually(lambda: one.node_id == number, 180, "online")
-    cluster.allowed.discard(certificates.fingerprint((cluster.folder / "revoked.pub").read_bytes()))
+    cluster.allowed.discard(tls_certificates.fingerprint((cluster.folder / "revoked.pub").read_bytes()))
     began = time.monotonic()
     eventually(lambda: one.restarts > 0, 180, "the revoked node stops")
     assert time.monotonic() - began < 15
@@ -129,7 +129,7 @@ def test_a_revoked_key_is_cut_off_at_once(cluster: Cluster, three: dict[int, Sup
 
 
 def test_a_wrong_authority_is_refused(cluster: Cluster, three: dict[int, Supernode], tmp_path: Path) -> None:
-    certificates.make_ca(tmp_path)
+    tls_certificates.make_ca(tmp_path)
     cluster.enrol("fooled")
     one = cluster.node("fooled", ca=tmp_path / "ca.pem")
     never_online(cluster, one, set(three))
@@ -167,7 +167,7 @@ def test_operator_calls_do_not_pass_the_gateway(cluster: Cluster, path: str) -> 
     trust = ssl.create_default_context(cafile=str(cluster.ca))
     body = control_pb2.ListNodesRequest().SerializeToString()
     if "register" in path:
-        pem = certificates.public_pem(_some_key(cluster))
+        pem = tls_certificates.convert_to_pem(_some_key(cluster))
         body = fleet_pb2.RegisterNodeFleetRequest(public_key=pem).SerializeToString()
     with httpx.Client(verify=trust, trust_env=False) as client:
         request = client.build_request(
@@ -183,7 +183,7 @@ def test_operator_calls_do_not_pass_the_gateway(cluster: Cluster, path: str) -> 
 def _some_key(cluster: Cluster) -> bytes:
     path = cluster.folder / "some"
     if not path.exists():
-        certificates.make_node_key(path)
+        tls_certificates.make_node_key(path)
     return path.with_name("some.pub").read_bytes()
 
 
@@ -226,14 +226,14 @@ def test_a_client_killed_within_a_round_does_not_hold_it_up(cluster: Cluster, th
 def test_a_killed_link_starts_again_with_its_nodes(cluster: Cluster, three: dict[int, Supernode]) -> None:
     pids = {one.pid for one in three.values()}
     os.kill(cluster.link.pid or 0, signal.SIGKILL)
-    eventually(lambda: not cluster.link.alive, 10, "the link is dead")
+    eventually(lambda: not cluster.link.is_alive, 10, "the link is dead")
     cluster.link.start()
     assert set(cluster.echo(3, [64], patience=60)["rounds"][0]["same"]) == set(three)
     assert pids == {one.pid for one in three.values()}
 
 
 def test_the_client_runs_as_another_user(cluster: Cluster) -> None:
-    if (why := other_user_works("nobody")) is not None:
+    if (why := find_user_problem("nobody")) is not None:
         pytest.skip(why)
     number = cluster.enrol("apart")
     seen: list[int] = []
@@ -256,7 +256,7 @@ def test_the_client_runs_as_another_user(cluster: Cluster) -> None:
 
 
 def test_a_port_that_is_taken_is_one_sentence(cluster: Cluster, tmp_path: Path) -> None:
-    from tacita.live.engine.flower import Link
+    from tacita.live.engine.flower import SuperLink
 
     with pytest.raises(TacitaError, match=f"port {cluster.link.port} is in use"):
-        Link(tmp_path, cluster.link.port, insecure=True).start()
+        SuperLink(tmp_path, cluster.link.port, insecure=True).start()

@@ -150,7 +150,7 @@ def _watch(pages: PagesSite, page: Any, width: str) -> None:
 
 
 def _enrol(page: Any, width: str) -> None:
-    from tacita.live.certificates import make_node_key
+    from tacita.live.tls_certificates import make_node_key
 
     key = Path(tempfile.mkdtemp()) / "new.key"
     make_node_key(key)
@@ -283,7 +283,7 @@ def test_a_site_elsewhere_reaches_nothing(pages: PagesSite, browser: Any) -> Non
         pages.person.url,
     )
     assert changed in ("opaque", "refused")
-    from tacita.live.node import persons
+    from tacita.live.node import user_queries
 
-    assert not persons.standing(pages.node.store, user)["paused"]
+    assert not user_queries.summarise_user(pages.node.store, user)["paused"]
     page.context.close()

@@ -1,6 +1,6 @@
 """Local training of whole cohorts."""
 
-from tacita.learn.training.cohort import Trained, check_training, train_cohort
-from tacita.learn.training.draw import Workspace
+from tacita.learn.training.cohort import TrainedCohort, check_training, train_cohort
+from tacita.learn.training.local_models import Workspace
 
-__all__ = ["Trained", "Workspace", "check_training", "train_cohort"]
+__all__ = ["TrainedCohort", "Workspace", "check_training", "train_cohort"]

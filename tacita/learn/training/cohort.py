@@ -10,38 +10,38 @@ import numpy as np
 from tacita.core.config import TrainConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import Bools, Bound, CohortView, Held, Local, Pull
-from tacita.fields import Dense, Form, Rows, Upload
-from tacita.kernels.lengths import shorten_moves, square_moves
+from tacita.core.types import Bools, CohortView, LocalModels, NormPenalty, ProximalTerm, StateUpdate
+from tacita.kernels.norms import scale_moves, sum_move_squares
 from tacita.kernels.steps import pull_rows, subtract_rows
-from tacita.learn.training.draw import Workspace, lay_out
-from tacita.learn.training.fused import FusedStepper
-from tacita.learn.training.recurrent import RecurrentStepper
-from tacita.learn.training.stars import StarStepper
+from tacita.learn.training.ego_stepper import EgoStepper
+from tacita.learn.training.fused_stepper import FusedStepper
+from tacita.learn.training.local_models import Workspace, build_local_models
+from tacita.learn.training.recurrent_stepper import RecurrentStepper
 from tacita.learn.training.stepper import CONTEXT, StepExtras, Stepper
-from tacita.learn.training.towers import TowerStepper
+from tacita.learn.training.tower_stepper import TowerStepper
+from tacita.messages import DenseArrays, Form, SparseRows, Upload
 from tacita.models.base import Backbone
-from tacita.models.ego import Ego
-from tacita.models.interest import Interest
-from tacita.models.neural import Tower
+from tacita.models.ego import EgoModel
+from tacita.models.interest import InterestModel
+from tacita.models.neural_cf import TowerModel
 from tacita.round.parts import Part, overrides
 
 _HALVINGS = 60  # of a bracket around the length that a penalty leads to
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedCohort:
     """What a cohort's training produced; only the upload leaves the devices."""
 
     upload: Upload
-    local: Local
-    parts: dict[str, Held]  # part name -> what it wants to keep
+    local: LocalModels
+    parts: dict[str, StateUpdate]  # part name -> what it wants to keep
 
 
 def check_training(backbone: Backbone, parts: Sequence[Part], plan: TrainConfig) -> None:
     """Refuse settings of local training that cannot work together."""
     if plan.stepper == "fused" and not any(
-        one.supports(backbone, plan) for one in (FusedStepper, TowerStepper, StarStepper, RecurrentStepper)
+        one.supports(backbone, plan) for one in (FusedStepper, TowerStepper, EgoStepper, RecurrentStepper)
     ):
         raise TacitaError(
             f"no fused step for backbone '{backbone.name}' with these settings (no silos; bce and no l2: sgd for "
@@ -82,7 +82,7 @@ def check_training(backbone: Backbone, parts: Sequence[Part], plan: TrainConfig)
                 f"part '{part.name}' brings items to learn as liked, and train.objective = 'squared' learns ratings; "
                 "use train.objective = 'bpr' or 'bce'."
             )
-        if plan.stepper == "fused" and overrides(part, "likes") and not StarStepper.supports(backbone, plan):
+        if plan.stepper == "fused" and overrides(part, "likes") and not EgoStepper.supports(backbone, plan):
             raise TacitaError(
                 f"part '{part.name}' weighs samples, which no fused step for backbone '{backbone.name}' does; "
                 "use train.stepper = 'auto'."
@@ -97,29 +97,29 @@ def check_training(backbone: Backbone, parts: Sequence[Part], plan: TrainConfig)
             )
 
 
-def _fused(backbone: Backbone, plan: TrainConfig) -> bool:
+def _can_fuse(backbone: Backbone, plan: TrainConfig) -> bool:
     return FusedStepper.supports(backbone, plan) and plan.stepper != "autograd"
 
 
-def choose_stepper(backbone: Backbone, plan: TrainConfig, local: Local, alone: bool = False) -> Stepper:
+def choose_stepper(backbone: Backbone, plan: TrainConfig, local: LocalModels, alone: bool = False) -> Stepper:
     """The fastest that can; alone: nothing joins a step from outside, so that all can be taken at once."""
-    if _fused(backbone, plan) and local.weight is None:
+    if _can_fuse(backbone, plan) and local.weight is None:
         return FusedStepper(backbone, plan, local)
     if alone and plan.stepper != "autograd" and local.weight is None and TowerStepper.supports(backbone, plan):
-        assert isinstance(backbone, Tower)
+        assert isinstance(backbone, TowerModel)
         return TowerStepper(backbone, plan, local)
-    if alone and plan.stepper != "autograd" and StarStepper.supports(backbone, plan) and CONTEXT in local.at_hand:
-        assert isinstance(backbone, Ego)
-        return StarStepper(backbone, plan, local)
+    if alone and plan.stepper != "autograd" and EgoStepper.supports(backbone, plan) and CONTEXT in local.rows_needed:
+        assert isinstance(backbone, EgoModel)
+        return EgoStepper(backbone, plan, local)
     if alone and plan.stepper != "autograd" and local.weight is None and RecurrentStepper.supports(backbone, plan):
-        assert isinstance(backbone, Interest)
+        assert isinstance(backbone, InterestModel)
         return RecurrentStepper(backbone, plan, local)
     # torch takes seconds to import; the fused path needs none
     if backbone.grouped:
-        from tacita.learn.training.grouped import GroupedStepper
+        from tacita.learn.training.grouped_stepper import GroupedStepper
 
         return GroupedStepper(backbone, plan, local)
-    from tacita.learn.training.autograd import AutogradStepper
+    from tacita.learn.training.autograd_stepper import AutogradStepper
 
     return AutogradStepper(backbone, plan, local)
 
@@ -131,7 +131,7 @@ def train_cohort(
     plan: TrainConfig,
     draws: Draws,
     space: Workspace | None = None,
-) -> Trained:
+) -> TrainedCohort:
     """gather -> step -> diff, with the parts' extra samples and pulls in every step.
 
     After training `local.rows` holds the changes that were uploaded. With a workspace, all of it lives until the
@@ -139,7 +139,7 @@ def train_cohort(
     """
     check_training(backbone, parts, plan)
     if plan.decay < 1 and view.round > 0:
-        backbone = _slower(backbone, plan.decay**view.round)
+        backbone = _scale_rate(backbone, plan.decay**view.round)
     lists = {p.name: made for p in parts if (made := p.at_hand(view)) is not None and len(made.ids)}
     if (seen := backbone.context(view)) is not None:
         lists[CONTEXT] = seen
@@ -149,13 +149,13 @@ def train_cohort(
     steered = bool(askers or pulls or bounds)  # something joins every step
     watched = steered or any(overrides(p, hook) for p in parts for hook in ("after_training", "extras"))
     weighed = any(overrides(p, "likes") for p in parts)  # then the fused path may not be taken
-    gather = watched or weighed or not _fused(backbone, plan)
-    local = lay_out(view, lists, plan, draws, space, parts, gather)
+    gather = watched or weighed or not _can_fuse(backbone, plan)
+    local = build_local_models(view, lists, plan, draws, space, parts, gather)
     stepper = choose_stepper(backbone, plan, local, alone=not steered)
-    none = StepExtras.none(view.n_clients)
-    used = _rows_in_use(local) if lists else None
+    none = StepExtras.empty(view.n_clients)
+    used = _mark_used_rows(local) if lists else None
     if isinstance(stepper, FusedStepper) and not watched:
-        stepper.train()
+        stepper.train_whole()
     elif not steered:
         stepper.run(0, int(local.n_steps.max(initial=0)), None, none)
     else:
@@ -176,32 +176,32 @@ def train_cohort(
         subtract_rows(local.row_item, local.rows, view.items)
     client = np.repeat(np.arange(view.n_clients, dtype=np.int32), np.diff(local.row_start))
     sent = None if used is None or used.all() else np.flatnonzero(used)  # rows never needed stay at home
-    rows = Rows(client, local.row_item, local.rows)
+    rows = SparseRows(client, local.row_item, local.rows)
     if sent is not None:
-        rows = Rows(client[sent], local.row_item[sent], local.rows.take(sent, axis=0))
-    moved = {f"heads/{name}": Dense(local.heads[name] - v) for name, v in view.heads.items()}
+        rows = SparseRows(client[sent], local.row_item[sent], local.rows.take(sent, axis=0))
+    moved = {f"heads/{name}": DenseArrays(local.heads[name] - v) for name, v in view.heads.items()}
     values: dict[str, Form] = {"rows": rows, **moved}
-    values |= {name: v if isinstance(v, Form) else Dense(np.asarray(v)) for name, v in small.items()}
-    return Trained(Upload(values, np.ones(view.n_clients), view.client_keys), local, kept)
+    values |= {name: v if isinstance(v, Form) else DenseArrays(np.asarray(v)) for name, v in small.items()}
+    return TrainedCohort(Upload(values, np.ones(view.n_clients), view.client_keys), local, kept)
 
 
-def _slower(backbone: Backbone, factor: float) -> Backbone:
+def _scale_rate(backbone: Backbone, factor: float) -> Backbone:
     """The same model with a lower learning rate."""
     rate = getattr(backbone.config, "lr", 1.0) * factor
     return type(backbone)(backbone.config.model_copy(update={"lr": rate}))
 
 
-def _rows_in_use(local: Local) -> Bools:
+def _mark_used_rows(local: LocalModels) -> Bools:
     """Marks the rows that the round's own samples use and that the model reads."""
     used = np.zeros(len(local.row_item), bool)
     used[local.row_of + np.repeat(local.row_start[:-1], np.diff(local.ptr))] = True
-    if CONTEXT in local.at_hand:
-        lists, row = local.at_hand[CONTEXT]
+    if CONTEXT in local.rows_needed:
+        lists, row = local.rows_needed[CONTEXT]
         used[row + np.repeat(local.row_start[:-1], np.diff(lists.ptr[local.view.user_ptr]))] = True
     return used
 
 
-def _apply_pull(pull: Pull, backbone: Backbone, local: Local, step: int) -> None:
+def _apply_pull(pull: ProximalTerm, backbone: Backbone, local: LocalModels, step: int) -> None:
     """The implicit step x <- (x + 2 eta s target) / (1 + 2 eta s) on the rows and vectors that took step `step`."""
     rates = backbone.rates(local.view.n_items)
     active = step < local.n_steps
@@ -213,14 +213,14 @@ def _apply_pull(pull: Pull, backbone: Backbone, local: Local, step: int) -> None
     local.private[users] = (local.private[users] + k_private * pull.private[users]) / (1 + k_private)
 
 
-def _apply_bound(bound: Bound, backbone: Backbone, local: Local, step: int) -> None:
+def _apply_bound(bound: NormPenalty, backbone: Backbone, local: LocalModels, step: int) -> None:
     """The implicit step of the penalty on clients that took step `step`: what is longer than the bound shrinks.
 
     With one rate r for everything a length l becomes (l + 2 r s bound) / (1 + 2 r s). Rows and shared parameters that
     have rates of their own shrink by 1 / (1 + 2 r s (1 - bound / n)) each, n the length that this leads to.
     """
     view, rates = local.view, backbone.rates(local.view.n_items)
-    square = {"rows": square_moves(local.row_start, local.row_item, local.rows, view.items)}
+    square = {"rows": sum_move_squares(local.row_start, local.row_item, local.rows, view.items)}
     for name, value in view.heads.items():
         moved = (local.heads[name] - value).astype(np.float64).reshape(view.n_clients, -1)
         square[name] = (moved**2).sum(axis=1)
@@ -233,7 +233,7 @@ def _apply_bound(bound: Bound, backbone: Backbone, local: Local, step: int) -> N
         low, high = np.where(then > middle**2, middle, low), np.where(then > middle**2, high, middle)
     longer = (length > bound.length) & (step < local.n_steps)
     factor = {k: np.where(longer, 1 / (1 + v * (1 - bound.length / high)), 1.0) for k, v in strong.items()}
-    shorten_moves(factor["rows"], local.row_start, local.row_item, local.rows, view.items)
+    scale_moves(factor["rows"], local.row_start, local.row_item, local.rows, view.items)
     for name, value in view.heads.items():
         by = factor[name].reshape(-1, *[1] * value.ndim)
         local.heads[name][...] = value + by * (local.heads[name] - value)

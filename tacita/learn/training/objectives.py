@@ -15,7 +15,7 @@ def bce(scores: Tensor, label: Tensor) -> Tensor:
     return functional.binary_cross_entropy_with_logits(scores, label, reduction="none")
 
 
-def squared(scores: Tensor, label: Tensor) -> Tensor:
+def squared_error(scores: Tensor, label: Tensor) -> Tensor:
     return functional.mse_loss(scores, label, reduction="none")
 
 
@@ -23,9 +23,9 @@ def bpr(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
     return -functional.logsigmoid(scale * (positive - negative))
 
 
-POINTWISE: dict[str, Loss] = {"bce": bce, "squared": squared}
+POINTWISE: dict[str, Loss] = {"bce": bce, "squared": squared_error}
 
 
-def squares(table: Tensor, some: Tensor, weight: Tensor) -> Tensor:
+def sum_weighted_squares(table: Tensor, some: Tensor, weight: Tensor) -> Tensor:
     """The weighted squared lengths of some rows of a table."""
     return (weight[:, None] * table[some] ** 2).sum()

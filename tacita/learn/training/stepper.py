@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tacita.core.config import TrainConfig
-from tacita.core.types import Extra, Floats, Ints, Local, Longs
+from tacita.core.types import ExtraSamples, Floats, Ints, LocalModels, Longs
 from tacita.models.base import Backbone
 
 CONTEXT = "its context"
@@ -26,22 +26,22 @@ class StepExtras:
     weight: Floats
 
     @staticmethod
-    def none(n_clients: int) -> StepExtras:
+    def empty(n_clients: int) -> StepExtras:
         ints, floats = np.zeros(0, np.int32), np.zeros(0, np.float32)
         return StepExtras(np.zeros(n_clients + 1, np.int64), ints, ints, floats, floats)
 
     @staticmethod
-    def collect(local: Local, given: dict[str, Extra]) -> StepExtras:
+    def collect(local: LocalModels, extras: dict[str, ExtraSamples]) -> StepExtras:
         client, row, owner, label, weight = [], [], [], [], []
-        for name, extra in given.items():
-            lists, rows = local.at_hand[name]
+        for name, extra in extras.items():
+            lists, rows = local.rows_needed[name]
             client.append(np.repeat(np.arange(local.view.n_clients), np.diff(extra.ptr)))
             row.append(rows[extra.pick])
             owner.append(lists.rows()[extra.pick])
             label.append(extra.label)
             weight.append(extra.weight)
         if not client:
-            return StepExtras.none(local.view.n_clients)
+            return StepExtras.empty(local.view.n_clients)
         who = np.concatenate(client)
         order = np.argsort(who, kind="stable")
         ptr = np.zeros(local.view.n_clients + 1, np.int64)
@@ -56,7 +56,7 @@ class StepExtras:
 
 
 class Stepper(ABC):
-    def __init__(self, backbone: Backbone, plan: TrainConfig, local: Local) -> None:
+    def __init__(self, backbone: Backbone, plan: TrainConfig, local: LocalModels) -> None:
         self.backbone = backbone
         self.plan = plan
         self.local = local

@@ -21,9 +21,9 @@ import httpx
 from flwr.proto import control_pb2
 
 from tacita.core.errors import TacitaError
-from tacita.live.certificates import NodeKeys, ServerKeys, check, public_pem
-from tacita.live.engine.gateway import bind
-from tacita.live.processes import Child, other_user_works
+from tacita.live.engine.gateway import bind_listener
+from tacita.live.processes import ChildProcess, find_user_problem
+from tacita.live.tls_certificates import NodeKeys, ServerKeys, check_validity, convert_to_pem
 
 Response = TypeVar("Response")
 
@@ -63,7 +63,7 @@ def write_app(folder: Path) -> Path:
     return folder
 
 
-def environment(home: Path, whole: bool = False) -> dict[str, str]:
+def make_environment(home: Path, whole: bool = False) -> dict[str, str]:
     """The environment of a Flower process: nothing is sent home, and its files stay under `home`.
 
     A node's process gets only what it needs; the server's, which runs our own code, gets the `whole` environment.
@@ -88,7 +88,7 @@ def environment(home: Path, whole: bool = False) -> dict[str, str]:
 # The server
 
 
-class Control:
+class SuperLinkClient:
     """The operator's calls to a SuperLink on this machine; `ca` is None for a link without TLS."""
 
     def __init__(self, port: int, ca: Path | None) -> None:
@@ -101,7 +101,7 @@ class Control:
     def register(self, public_key: Path, name: str) -> int:
         """Enrol a node's public key; the number under which the SuperLink knows the node."""
         try:
-            pem = public_pem(public_key.read_bytes())
+            pem = convert_to_pem(public_key.read_bytes())
         except OSError as error:
             raise TacitaError(f"cannot read {public_key}: {error.strerror or error}.") from None
         request = control_pb2.RegisterNodeRequest(public_key=pem, name=name)
@@ -143,7 +143,7 @@ class Control:
         self._call("stop-run", control_pb2.StopRunRequest(run_id=run), control_pb2.StopRunResponse)
 
     def _call(self, name: str, request: Any, response: type[Response]) -> Response:
-        verify = True if self.ca is None else _trust(self.ca)
+        verify = True if self.ca is None else _make_tls_context(self.ca)
         headers = {"content-type": "application/protobuf", "accept": "application/protobuf"}
         try:
             with httpx.Client(verify=verify, timeout=30.0, trust_env=False) as client:
@@ -154,19 +154,19 @@ class Control:
                 f"the SuperLink does not answer on port {self.port} ({error}); is the server up?"
             ) from None
         if got.status_code != 200:
-            raise TacitaError(f"the SuperLink refused {name}: {_said(got)}.")
+            raise TacitaError(f"the SuperLink refused {name}: {_read_error(got)}.")
         found: Any = response()
         found.ParseFromString(got.content)
         return cast(Response, found)
 
 
-def _trust(ca: Path) -> Any:
+def _make_tls_context(ca: Path) -> Any:
     import ssl
 
     return ssl.create_default_context(cafile=str(ca))
 
 
-def _said(got: httpx.Response) -> str:
+def _read_error(got: httpx.Response) -> str:
     with contextlib.suppress(ValueError, AttributeError, TypeError):
         told = json.loads(got.text)
         said = [told[k] for k in ("message", "public_details", "detail") if told.get(k)]
@@ -175,7 +175,7 @@ def _said(got: httpx.Response) -> str:
     return f"{got.status_code} {got.text[:200]}".strip()
 
 
-class Link(Control):
+class SuperLink(SuperLinkClient):
     """The SuperLink process, on loopback only; nodes reach it through the gateway."""
 
     def __init__(self, home: Path, port: int, keys: ServerKeys | None = None, insecure: bool = False) -> None:
@@ -184,35 +184,35 @@ class Link(Control):
         super().__init__(port, None if insecure or keys is None else keys.ca)
         self.home = home
         self._keys = None if insecure else keys
-        self._child: Child | None = None
+        self._child: ChildProcess | None = None
 
     def start(self, timeout: float = 90.0) -> None:
         """Start it and wait until it answers."""
         (self.home / "flwr").mkdir(parents=True, exist_ok=True, mode=0o700)
-        bind("127.0.0.1", self.port).close()
-        command = [_program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.port)]
+        bind_listener("127.0.0.1", self.port).close()
+        command = [_find_program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--database", str(self.home / "link.db"), "--disable-runtime-dependency-installation"]
         if self._keys is None:
             command.append("--insecure")
         else:
-            self._keys.check()
+            self._keys.check_validity()
             command += ["--ssl-ca-certfile", str(self._keys.ca), "--ssl-certfile", str(self._keys.certificate)]
             command += ["--ssl-keyfile", str(self._keys.key), "--enable-supernode-auth"]
-        env = environment(self.home, whole=True)
-        self._child = Child(command, self.home, self.home / "superlink.log", env, None)
+        env = make_environment(self.home, whole=True)
+        self._child = ChildProcess(command, self.home, self.home / "superlink.log", env, None)
         end = time.monotonic() + timeout
         while True:
             with contextlib.suppress(TacitaError):
                 self.nodes()
                 return
-            if not self.alive or time.monotonic() > end:
+            if not self.is_alive or time.monotonic() > end:
                 self.stop()
                 raise TacitaError(f"the SuperLink did not start; {self.home / 'superlink.log'} says why.")
             time.sleep(0.2)
 
     @property
-    def alive(self) -> bool:
-        return self._child is not None and self._child.code is None
+    def is_alive(self) -> bool:
+        return self._child is not None and self._child.exit_code is None
 
     @property
     def pid(self) -> int | None:
@@ -223,7 +223,7 @@ class Link(Control):
             self._child.stop()
             self._child = None
 
-    def __enter__(self) -> Link:
+    def __enter__(self) -> SuperLink:
         self.start()
         return self
 
@@ -231,7 +231,7 @@ class Link(Control):
         self.stop()
 
 
-def _program(name: str) -> str:
+def _find_program(name: str) -> str:
     """A program of the installation we run in."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
@@ -267,7 +267,7 @@ class Supernode:
         self._keys, self._user, self._port = None if insecure else keys, user, port
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._child: Child | None = None
+        self._child: ChildProcess | None = None
         self.restarts = 0
         self.reason = ""  # why it is not online, in one sentence
 
@@ -275,7 +275,7 @@ class Supernode:
         """Begin to connect; `state` tells how it goes."""
         command = self._prepare()
         self._stopping.clear()
-        self._thread = threading.Thread(target=self._keep, args=(command,), name="supernode", daemon=True)
+        self._thread = threading.Thread(target=self._keep_connected, args=(command,), name="supernode", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -290,14 +290,18 @@ class Supernode:
         """stopped, connecting, online or waiting (to try again, see `reason`)."""
         if self._thread is None:
             return "stopped"
-        if self._child is None or self._child.code is not None:
+        if self._child is None or self._child.exit_code is not None:
             return "waiting" if self.restarts else "connecting"
         return "online" if self.node_id is not None else "connecting"
 
     @property
     def node_id(self) -> int | None:
         child = self._child
-        found = re.search(r"SuperNode ID: (\d+)", child.head()) if child is not None and child.code is None else None
+        found = (
+            re.search(r"SuperNode ID: (\d+)", child.read_head())
+            if child is not None and child.exit_code is None
+            else None
+        )
         return int(found[1]) if found else None
 
     @property
@@ -313,7 +317,7 @@ class Supernode:
 
     def _prepare(self) -> list[str]:
         """Files the client may read, in a folder of its own, and the command that starts it."""
-        if self._user is not None and (why := other_user_works(self._user)) is not None:
+        if self._user is not None and (why := find_user_problem(self._user)) is not None:
             raise TacitaError(why)
         owner = pwd.getpwnam(self._user).pw_uid if self._user is not None else -1
         for folder in (self.home, self.home / "tmp", self.home / "flwr"):
@@ -324,8 +328,8 @@ class Supernode:
             command += ["--socket", str(self.socket), "--memory", str(self.home / "connection")]
             key_option = "--key"
         else:
-            bind("127.0.0.1", self._port).close()
-            command = [_program("flower-supernode"), "--superlink", self.server, "--port", str(self._port)]
+            bind_listener("127.0.0.1", self._port).close()
+            command = [_find_program("flower-supernode"), "--superlink", self.server, "--port", str(self._port)]
             command += ["--node-config", f"socket={json.dumps(str(self.socket))}"]
             key_option = "--auth-supernode-private-key"
         if self._keys is None:
@@ -333,16 +337,16 @@ class Supernode:
         ca, key = self.home / "ca.pem", self.home / "node.key"
         _copy_private(self._keys.ca, ca, owner)
         _copy_private(self._keys.key, key, owner)
-        check(self._keys.ca)
+        check_validity(self._keys.ca)
         return [*command, "--root-certificates", str(ca), key_option, str(key)]
 
-    def _keep(self, command: list[str]) -> None:
+    def _keep_connected(self, command: list[str]) -> None:
         pause = 1.0
-        env = environment(self.home)
+        env = make_environment(self.home)
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
-                self._child = Child(command, self.home, self.home / "client.log", env, self._user)
+                self._child = ChildProcess(command, self.home, self.home / "client.log", env, self._user)
             except TacitaError as error:
                 self.reason = str(error)
             else:
@@ -350,7 +354,7 @@ class Supernode:
                     pass
                 if self._stopping.is_set():
                     break
-                self.reason = _why_ended(self._child.output())
+                self.reason = _explain_end(self._child.read_tail())
             self.restarts += 1
             if time.monotonic() - began > 120:
                 pause = 1.0
@@ -361,7 +365,7 @@ class Supernode:
             self._child.stop()
 
 
-def _why_ended(text: str) -> str:
+def _explain_end(text: str) -> str:
     """What the client's last words mean."""
     if "refuses the key" in text:
         return "the server does not know this node's key; ask its operator to enrol it (if revoked: make a new node)."

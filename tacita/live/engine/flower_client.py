@@ -22,23 +22,23 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
 from tacita.core.errors import TacitaError
-from tacita.live.engine import shim
+from tacita.live.engine import unix_socket
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
 
 MESSAGE_TYPE = "query"  # one type for Flower; the body says what it is
-SMALL = 2**16  # up to here one record, above an array, which Flower sends in pieces
-FAILED = 1000  # Flower's own codes end far below
+SMALL_BODY_BYTES = 2**16  # up to here one record, above an array, which Flower sends in pieces
+ERROR_CODE = 1000  # Flower's own codes end far below
 _QUICK, _SLOW, _QUICK_FOR = 0.5, 3.0, 60.0  # seconds between polls, and for how long after a message
-_SEEN_GONE = 3.0  # longer than a round waits between two looks
+_OFFLINE_SECONDS = 3.0  # longer than a round waits between two looks
 
 log = logging.getLogger("tacita.live")
 
 
 def pack(body: bytes) -> RecordDict:
     """A body as Flower carries it."""
-    if len(body) <= SMALL:
+    if len(body) <= SMALL_BODY_BYTES:
         return RecordDict({"body": ConfigRecord({"body": body})})
     array = Array(dtype="uint8", shape=(len(body),), stype="bytes", data=body)
     return RecordDict({"body": ArrayRecord({"body": array})})
@@ -58,13 +58,13 @@ def unpack(content: RecordDict) -> bytes:
     return value
 
 
-def answer(message: Message, socket_path: str) -> Message:
+def answer_message(message: Message, socket_path: str) -> Message:
     """What the daemon says to a message; a failure goes back without its reason, which may name files."""
     try:
-        return Message(pack(shim.ask(socket_path, unpack(message.content))), reply_to=message)
+        return Message(pack(unix_socket.ask(socket_path, unpack(message.content))), reply_to=message)
     except (TacitaError, ValueError, OSError) as error:
         log.error("a message was not answered: %s", error)
-        return Message(Error(FAILED, "the node did not answer"), reply_to=message)
+        return Message(Error(ERROR_CODE, "the node did not answer"), reply_to=message)
 
 
 def make_app() -> ClientApp:
@@ -75,12 +75,12 @@ def make_app() -> ClientApp:
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        return answer(message, str(context.node_config["socket"]))
+        return answer_message(message, str(context.node_config["socket"]))
 
     return app
 
 
-class Sparing(logging.Filter):
+class RetryLogFilter(logging.Filter):
     """One line a minute about a server that is away, which Flower reports with every try."""
 
     def __init__(self) -> None:
@@ -109,14 +109,14 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("flwr").propagate = False  # it writes by itself
-    logging.getLogger("flwr").addFilter(Sparing())
+    logging.getLogger("flwr").addFilter(RetryLogFilter())
 
     def stop(_: int, __: FrameType | None) -> None:
         raise SystemExit(0)
 
     signal.signal(signal.SIGTERM, stop)
     try:
-        _serve(given.superlink, given.socket, given.root_certificates, given.key, given.memory, given.insecure)
+        _serve_messages(given.superlink, given.socket, given.root_certificates, given.key, given.memory, given.insecure)
     except KeyboardInterrupt:  # how Flower's client reacts to 401
         log.error("the server refuses the key of this node")
         return 3
@@ -126,19 +126,19 @@ def main(arguments: list[str] | None = None) -> int:
     return 1
 
 
-def _serve(
+def _serve_messages(
     server: str, socket_path: str, ca: Path | None, key: Path | None, memory: Path | None, insecure: bool
 ) -> None:
     from flwr.supercore.run import RunNotRunningException
     from flwr.supernode.fleet_http_connection import http_request_response
 
-    from tacita.live.certificates import load_node_key
+    from tacita.live.tls_certificates import load_node_key
 
     private = None if key is None else load_node_key(key)
     keys = None if private is None else (private, private.public_key())
     roots = None if ca is None or insecure else ca.read_bytes()
     if memory is not None and keys is not None and memory.exists():
-        _close_last(server, roots, keys, memory)
+        _close_last_connection(server, roots, keys, memory)
     with contextlib.ExitStack() as stack:
         if memory is not None:
             stack.callback(memory.unlink, missing_ok=True)  # after the connection below is closed
@@ -157,15 +157,15 @@ def _serve(
                 message, tree = got
                 run = message.metadata.run_id
                 began = time.monotonic()
-                message = _fetch(tree, functools.partial(pull, run), functools.partial(confirm, run))
-                _reply(answer(message, socket_path), began, send, push)
+                message = _fetch_message(tree, functools.partial(pull, run), functools.partial(confirm, run))
+                _send_reply(answer_message(message, socket_path), began, send, push)
             except RunNotRunningException:
                 log.info("the run has ended; its message is dropped")
                 time.sleep(_QUICK)
             last = time.monotonic()
 
 
-def _close_last(server: str, roots: bytes | None, keys: tuple[Any, Any], memory: Path) -> None:
+def _close_last_connection(server: str, roots: bytes | None, keys: tuple[Any, Any], memory: Path) -> None:
     """Close the connection of a client that was killed, which the server would hold for a minute.
 
     Then wait until a round that runs has seen the node gone: what the killed client was asked is lost, and the round
@@ -183,10 +183,10 @@ def _close_last(server: str, roots: bytes | None, keys: tuple[Any, Any], memory:
     except (ValueError, httpx.HTTPError) as error:  # gone already, or the server will say more
         log.info("the last connection could not be closed: %s", error)
     else:
-        time.sleep(_SEEN_GONE)
+        time.sleep(_OFFLINE_SECONDS)
 
 
-def _fetch(tree: Any, pull: Callable[[str], bytes], confirm: Callable[[str], None]) -> Message:
+def _fetch_message(tree: Any, pull: Callable[[str], bytes], confirm: Callable[[str], None]) -> Message:
     """The message of an object tree, as Flower's client process pulls it."""
     from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 
@@ -195,7 +195,7 @@ def _fetch(tree: Any, pull: Callable[[str], bytes], confirm: Callable[[str], Non
     return message
 
 
-def _reply(
+def _send_reply(
     reply: Message,
     began: float,
     send: Callable[[Message, Any, float], tuple[set[str], str]],

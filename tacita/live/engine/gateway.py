@@ -27,8 +27,8 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tacita.core.errors import TacitaError
-from tacita.live.certificates import ServerKeys, fingerprint
-from tacita.live.engine.door import Connection, Door
+from tacita.live.engine.connection_limits import Connection, ConnectionLimiter
+from tacita.live.tls_certificates import ServerKeys, fingerprint
 
 # What a registered SuperNode calls. register-node and unregister-node are for nodes that enrol themselves.
 CALLS = (
@@ -46,14 +46,14 @@ CALLS = (
 PATHS = frozenset(f"/v1/fleet/{call}".encode() for call in CALLS)
 KEY_HEADER = "flwr-public-key"
 HEADERS = frozenset({"content-type", "accept", "content-length"})  # and all that begin with flwr-
-LAST = {"connection": "close"}  # who is refused does not stay
+CLOSE_HEADERS = {"connection": "close"}  # who is refused does not stay
 MOST_BYTES = 16 * 2**20  # Flower cuts arrays into objects of 5 MiB, one per call
 _BETWEEN_PIECES, _WHOLE_CALL = 30.0, 300.0  # seconds
 
 log = logging.getLogger(__name__)
 
 
-def refusal(method: str, raw_path: bytes, query: bytes) -> str | None:
+def find_refusal(method: str, raw_path: bytes, query: bytes) -> str | None:
     """Why a call is not passed on, or None if it is one that nodes make."""
     if raw_path not in PATHS:
         return "this call is not for nodes"
@@ -62,17 +62,17 @@ def refusal(method: str, raw_path: bytes, query: bytes) -> str | None:
     return None
 
 
-def make_app(upstream: httpx.AsyncClient, allowed: Callable[[str], bool], most: int = MOST_BYTES) -> ASGIApp:
+def make_proxy_app(upstream: httpx.AsyncClient, allowed: Callable[[str], bool], most: int = MOST_BYTES) -> ASGIApp:
     """The proxy as an ASGI application; `allowed` is asked for every call with the fingerprint of the caller's key."""
 
     async def answer(request: Request) -> Response:
-        why = refusal(request.method, request.scope.get("raw_path") or b"", request.scope["query_string"])
+        why = find_refusal(request.method, request.scope.get("raw_path") or b"", request.scope["query_string"])
         if why is not None:
-            return PlainTextResponse(why, 403, LAST)
-        who = _caller(request)
+            return PlainTextResponse(why, 403, CLOSE_HEADERS)
+        who = _read_caller_key(request)
         # 401 and not 403: Flower's node stops on 401, but takes 403 for the end of a run and goes on asking.
         if who is None or not await asyncio.to_thread(allowed, who):
-            return PlainTextResponse("this key is not enrolled", 401, LAST)
+            return PlainTextResponse("this key is not enrolled", 401, CLOSE_HEADERS)
         if recognise := request.scope.get("state", {}).get("recognise"):
             recognise(who)
         size = request.headers.get("content-length", "")
@@ -80,7 +80,7 @@ def make_app(upstream: httpx.AsyncClient, allowed: Callable[[str], bool], most: 
             return PlainTextResponse("say the length of the body", 411)
         if int(size) > most:
             return PlainTextResponse(f"a body may have {most} bytes", 413)
-        return await _pass_on(upstream, request)
+        return await _forward_call(upstream, request)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -90,7 +90,7 @@ def make_app(upstream: httpx.AsyncClient, allowed: Callable[[str], bool], most: 
         except ClientDisconnect:
             return
         if response.status_code == 401:
-            log.warning("refused a key that is not enrolled: %s", _caller(Request(scope)) or "none given")
+            log.warning("refused a key that is not enrolled: %s", _read_caller_key(Request(scope)) or "none given")
         elif response.status_code == 403:
             log.warning("refused a call that is not for nodes: %s %.80r", scope["method"], scope.get("raw_path"))
         await response(scope, receive, send)
@@ -98,7 +98,7 @@ def make_app(upstream: httpx.AsyncClient, allowed: Callable[[str], bool], most: 
     return app
 
 
-def _caller(request: Request) -> str | None:
+def _read_caller_key(request: Request) -> str | None:
     given = request.headers.getlist(KEY_HEADER)
     if len(given) != 1 or len(given[0]) > 4096:
         return None
@@ -108,7 +108,7 @@ def _caller(request: Request) -> str | None:
         return None
 
 
-async def _pass_on(upstream: httpx.AsyncClient, request: Request) -> Response:
+async def _forward_call(upstream: httpx.AsyncClient, request: Request) -> Response:
     async def body() -> AsyncIterator[bytes]:
         end = time.monotonic() + _WHOLE_CALL
         pieces = aiter(request.stream())
@@ -161,8 +161,8 @@ class Gateway:
 
     def start(self) -> None:
         """Listen; port 0 takes a free one, which `port` then holds."""
-        self._keys.check()
-        listener = bind(self.host, self.port)
+        self._keys.check_validity()
+        listener = bind_listener(self.host, self.port)
         self.port = listener.getsockname()[1]
         client = httpx.AsyncClient(
             base_url=self._upstream,
@@ -172,7 +172,7 @@ class Gateway:
             trust_env=False,  # loopback: no proxy of the environment in between
         )
         config = uvicorn.Config(
-            make_app(client, self._allowed, self._most),
+            make_proxy_app(client, self._allowed, self._most),
             http="h11",
             ws="none",
             lifespan="off",
@@ -195,7 +195,7 @@ class Gateway:
         server = self._server = uvicorn.Server(config)
 
         async def run() -> None:
-            door, tls = Door(), config.ssl
+            door, tls = ConnectionLimiter(), config.ssl
             assert tls is not None
             async with client:
                 make = functools.partial(Connection, door, config, server.server_state)
@@ -215,7 +215,7 @@ class Gateway:
             time.sleep(0.02)
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
     def stop(self) -> None:
@@ -232,7 +232,7 @@ class Gateway:
         self.stop()
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind_listener(host: str, port: int) -> socket.socket:
     """A listening address, or one sentence why not."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

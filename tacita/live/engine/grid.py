@@ -14,7 +14,7 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from tacita.live.engine.flower_client import MESSAGE_TYPE, pack, unpack
-from tacita.live.processes import start_log
+from tacita.live.processes import configure_logging
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def server_app(body: Callable[[GridTransport, dict[str, Any]], None]) -> ServerA
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        start_log()
+        configure_logging()
         _end_with_parent()
         body(GridTransport(grid), dict(context.run_config))
 

@@ -8,73 +8,73 @@ import time
 from dataclasses import dataclass
 
 # An item's own level stands before the person's general one.
-CHOSEN = """coalesce((SELECT level FROM consent c WHERE c.user = i.user AND c.item = i.item),
+CONSENTED_SQL = """coalesce((SELECT level FROM consent c WHERE c.user = i.user AND c.item = i.item),
     (SELECT level FROM users u WHERE u.id = i.user)) = 'learn'"""
 # Of who takes a pause nothing leaves, whatever they chose.
-ALLOWED = f"({CHOSEN} AND NOT EXISTS (SELECT 1 FROM meta m WHERE m.key = 'paused/' || i.user))"
+ALLOWED_SQL = f"({CONSENTED_SQL} AND NOT EXISTS (SELECT 1 FROM meta m WHERE m.key = 'paused/' || i.user))"
 
-_DUE = f"""FROM interactions i
-    WHERE NOT EXISTS (SELECT 1 FROM assigned a WHERE a.interaction = i.id AND a.run = :run) AND {ALLOWED}
+_DUE_SQL = f"""FROM interactions i
+    WHERE NOT EXISTS (SELECT 1 FROM assigned a WHERE a.interaction = i.id AND a.run = :run) AND {ALLOWED_SQL}
     AND (:items IS NULL OR i.item IN (SELECT value FROM json_each(:items)))
     AND (:rating IS NULL OR i.rating >= :rating)"""
 # The same item at another time adds nothing to what a sum already holds of a person.
-_NEW = "AND NOT EXISTS (SELECT 1 FROM interactions r WHERE r.user = i.user AND r.item = i.item AND r.released)"
+_NEW_SQL = "AND NOT EXISTS (SELECT 1 FROM interactions r WHERE r.user = i.user AND r.item = i.item AND r.released)"
 
 
 @dataclass(frozen=True)
-class Usable:
+class TrainingFilter:
     """What a run can learn from; None: from everything."""
 
     items: list[str] | None = None
     min_rating: float | None = None
 
 
-def assign(db: sqlite3.Connection, run: str, block: int, least: int, usable: Usable) -> int | None:
+def assign_interactions(db: sqlite3.Connection, run: str, block: int, least: int, usable: TrainingFilter) -> int | None:
     """Give a block what is due; how many interactions it got. None: it is closed already."""
-    last = latest(db, run)
+    last = latest_block(db, run)
     if last is not None and block <= last:
         return None
     listed = None if usable.items is None else json.dumps(usable.items)
     given = {"run": run, "block": block, "items": listed, "rating": usable.min_rating}
     db.execute("INSERT INTO blocks (run, block, time) VALUES (?, ?, ?)", (run, block, time.time()))
-    people = db.execute(f"SELECT count(DISTINCT i.user) {_DUE}", given).fetchone()[0]
-    fresh = db.execute(f"SELECT count(DISTINCT i.user) {_DUE} {_NEW}", given).fetchone()[0]
+    people = db.execute(f"SELECT count(DISTINCT i.user) {_DUE_SQL}", given).fetchone()[0]
+    fresh = db.execute(f"SELECT count(DISTINCT i.user) {_DUE_SQL} {_NEW_SQL}", given).fetchone()[0]
     waits = "AND i.released" if fresh < least <= people else ""
-    put = f"INSERT INTO assigned (interaction, run, block) SELECT i.id, :run, :block {_DUE} {waits}"
+    put = f"INSERT INTO assigned (interaction, run, block) SELECT i.id, :run, :block {_DUE_SQL} {waits}"
     return int(db.execute(put, given).rowcount)
 
 
-def reopen(db: sqlite3.Connection, run: str, block: int) -> bool:
+def reopen_block(db: sqlite3.Connection, run: str, block: int) -> bool:
     """Take a block back if it is the last one and nothing was told of it; returns whether it was."""
     told = db.execute("SELECT 1 FROM ledger WHERE run = ? AND block = ? AND users > 0", (run, block)).fetchone()
-    if block != latest(db, run) or told is not None:
+    if block != latest_block(db, run) or told is not None:
         return False
     for table in ("assigned", "blocks"):
         db.execute(f"DELETE FROM {table} WHERE run = ? AND block = ?", (run, block))
     return True
 
 
-def items_of(db: sqlite3.Connection, run: str, user: int) -> set[str]:
+def list_assigned_items(db: sqlite3.Connection, run: str, user: int) -> set[str]:
     """What of a person's own belongs to a block of a run."""
     asked = "SELECT DISTINCT i.item FROM interactions i JOIN assigned a ON a.interaction = i.id"
     return {str(item) for (item,) in db.execute(f"{asked} WHERE i.user = ? AND a.run = ?", (user, run))}
 
 
-def latest(db: sqlite3.Connection, run: str) -> int | None:
+def latest_block(db: sqlite3.Connection, run: str) -> int | None:
     """The last block of a run that was opened here."""
     found: int | None = db.execute("SELECT max(block) FROM blocks WHERE run = ?", (run,)).fetchone()[0]
     return found
 
 
-def pause(db: sqlite3.Connection, user: int) -> None:
+def pause_user(db: sqlite3.Connection, user: int) -> None:
     """Nothing of a person takes part until `resume`; what they chose for their items stays."""
     db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('paused/' || ?, ?)", (user, time.time()))
 
 
-def resume(db: sqlite3.Connection, user: int | None) -> None:
+def resume_user(db: sqlite3.Connection, user: int | None) -> None:
     """End a person's pause (None: everybody's)."""
     db.execute("DELETE FROM meta WHERE key LIKE 'paused/%' AND (?1 IS NULL OR key = 'paused/' || ?1)", (user,))
 
 
-def paused(db: sqlite3.Connection, user: int) -> bool:
+def is_paused(db: sqlite3.Connection, user: int) -> bool:
     return db.execute("SELECT 1 FROM meta WHERE key = 'paused/' || ?", (user,)).fetchone() is not None

@@ -10,41 +10,41 @@ from typing import Any
 import numpy as np
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, Down, Longs, ServerState
-from tacita.federation.clients import put_parts, users_view
-from tacita.lab.ledger import NO_EPSILON, accounts_of, one_account
+from tacita.core.types import Arrays, Broadcast, Longs, ServerState
+from tacita.federation.clients import build_user_view, store_part_state
 from tacita.live.node.answers import NO_EPSILON as NONE_STATED
+from tacita.live.node.erased_spending import NO_EVENT, load_accounts, read_spending
 from tacita.live.node.node import Node
-from tacita.live.node.remembered import NOTHING, accounts_in, spent_before
-from tacita.live.node.standing import Standing
+from tacita.live.node.node_run import NodeRun
 from tacita.privacy.ledger import (
-    ACCOUNT,
-    EARLIER,
+    ACCOUNT_ARRAYS,
     EARLIER_ROUNDS,
+    EARLIER_RUNS,
     MICRO,
     MOST_BUDGET,
     NO_LIMIT,
     Ledger,
-    added,
-    millionths,
+    add_losses,
+    to_millionths,
 )
 from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner
 from tacita.round.parts import Part
+from tacita.runs.ledger import NO_EPSILON, describe_account, join_accounts
 
-UNNOISED = "no epsilon: sums are sent without noise, so nothing bounds what could be worked out from them"
-
-
-Counted = tuple[Ledger, Arrays] | None  # how a run counts, and the accounts of the people here; None: it does not
-Cost = tuple[int, float | None, float | None]  # whose, what a release cost them, what they had spent then
+NO_NOISE = "no epsilon: sums are sent without noise, so nothing bounds what could be worked out from them"
 
 
-def accounts(standing: Standing) -> Counted:
+Accounts = tuple[Ledger, Arrays] | None  # how a run counts, and the accounts of the people here; None: it does not
+UserCost = tuple[int, float | None, float | None]  # whose, what a release cost them, what they had spent then
+
+
+def read_accounts(standing: NodeRun) -> Accounts:
     """The accounts of the people here as they are now."""
-    return accounts_of((*standing.fed.parts, standing.fed.learner), standing.here.clients.parts)
+    return join_accounts((*standing.federation.parts, standing.federation.learner), standing.devices.clients.parts)
 
 
-def cost_of_all(after: Counted) -> str:
+def describe_highest_cost(after: Accounts) -> str:
     """What a release has cost the people here so far, for the node's log: the most that anybody has spent."""
     if after is None:
         return NONE_STATED
@@ -52,7 +52,7 @@ def cost_of_all(after: Counted) -> str:
     return f"at most {most:.4g} a person so far" if math.isfinite(most) else NONE_STATED
 
 
-def costs_of(users: Longs, before: Counted, after: Counted) -> list[Cost]:
+def compute_costs(users: Longs, before: Accounts, after: Accounts) -> list[UserCost]:
     """What a release cost each person who was charged for it; what all of them cost adds up to what is spent.
 
     None: no epsilon can be stated.
@@ -69,13 +69,13 @@ def costs_of(users: Longs, before: Counted, after: Counted) -> list[Cost]:
     return list(zip(users[paid].tolist(), *told, strict=True))
 
 
-def spread_of(node: Node, standing: Standing) -> list[int]:
+def count_budget_use(node: Node, standing: NodeRun) -> list[int]:
     """How many people here have spent how much of their budgets (`SPENT`), each number a multiple of `min_users`.
 
     Rounded down: no number stands for fewer people, and who moves alone from one to the other mostly does not show.
     That is a mitigation: who knows what all others spent can wait for the number that turns.
     """
-    found = accounts(standing)
+    found = read_accounts(standing)
     if found is None:
         return []
     ledger, account = found
@@ -89,12 +89,12 @@ def spread_of(node: Node, standing: Standing) -> list[int]:
 
 
 @contextlib.contextmanager
-def nothing_charged(standing: Standing) -> Iterator[None]:
+def suspend_charges(standing: NodeRun) -> Iterator[None]:
     """Where nothing leaves the node, nobody pays, and nothing is told that could be taken back."""
-    clients, everybody = standing.here.clients, np.arange(standing.here.clients.n_users)
+    clients, everybody = standing.devices.clients, np.arange(standing.devices.clients.n_users)
     arrays, told = clients.arrays, [name for name in clients.lists if name.endswith("/told")]
-    lists = {name: clients.list_of(name, everybody) for name in told}
-    before = spent_arrays(standing)
+    lists = {name: clients.read_list(name, everybody) for name in told}
+    before = copy_spent(standing)
     try:
         yield
     finally:
@@ -103,23 +103,25 @@ def nothing_charged(standing: Standing) -> Iterator[None]:
         clients.put(everybody, lists)
 
 
-def spent_arrays(standing: Standing) -> Arrays:
+def copy_spent(standing: NodeRun) -> Arrays:
     """A copy of what everybody has spent."""
-    fed, arrays = standing.fed, standing.here.clients.arrays
+    fed, arrays = standing.federation, standing.devices.clients.arrays
     everybody: tuple[Part | Learner, ...] = (*fed.parts, fed.learner)
     counting = [one.name for one in everybody if one.ledger()]
-    return {name: arrays[name].copy() for part in counting for one in ACCOUNT if (name := f"{PARTS}{part}/{one}")}
+    return {
+        name: arrays[name].copy() for part in counting for one in ACCOUNT_ARRAYS if (name := f"{PARTS}{part}/{one}")
+    }
 
 
-def carry(node: Node, standing: Standing) -> None:
+def carry_over_spending(node: Node, standing: NodeRun) -> None:
     """Put what people spent in other runs on their accounts in this one: a new run is no new budget."""
-    clients, run = standing.here.clients, standing.fed.stream.name
+    clients, run = standing.devices.clients, standing.federation.stream.name
     place = {int(one): n for n, one in enumerate(standing.users[: clients.n_users])}
-    everybody: tuple[Part | Learner, ...] = (*standing.fed.parts, standing.fed.learner)
-    counting = [one for one in everybody if (kept := one.ledger()) and EARLIER in kept.names]
+    everybody: tuple[Part | Learner, ...] = (*standing.federation.parts, standing.federation.learner)
+    counting = [one for one in everybody if (kept := one.ledger()) and EARLIER_RUNS in kept.names]
     others = [one for one in node.store.runs() if one != run] if counting else []
-    gone = spent_before(node.store, standing.fed.stream.user_ids[: clients.n_users])
-    found = [one for other in others if (one := accounts_in(node.store, other)) is not None]
+    gone = read_spending(node.store, standing.federation.stream.user_ids[: clients.n_users])
+    found = [one for other in others if (one := load_accounts(node.store, other)) is not None]
     for part in counting:
         counted, mine = part.ledger(), clients.parts[part.name]
         assert counted is not None
@@ -128,38 +130,42 @@ def carry(node: Node, standing: Standing) -> None:
         for (ledger, account), users in found:
             rows = np.array([place.get(int(one), -1) for one in users], np.int64)
             here = rows >= 0
-            like, more = ledger.rounds_like(own[0] if own else NOTHING, account)
-            units[rows[here]] = added(units[rows[here]], added(ledger.without(EARLIER, account), more)[here])
-            rounds[rows[here]] = added(rounds[rows[here]], like[here])
+            like, more = ledger.count_rounds_like(own[0] if own else NO_EVENT, account)
+            units[rows[here]] = add_losses(
+                units[rows[here]], add_losses(ledger.sum_losses_except(EARLIER_RUNS, account), more)[here]
+            )
+            rounds[rows[here]] = add_losses(rounds[rows[here]], like[here])
         if units.any() or rounds.any():
-            made = counted.with_earlier({name: mine[name] for name in ACCOUNT}, units, rounds if own else None)
-            put_parts(clients, np.arange(clients.n_users, dtype=np.int32), {part.name: made})
+            made = counted.with_earlier_spending(
+                {name: mine[name] for name in ACCOUNT_ARRAYS}, units, rounds if own else None
+            )
+            store_part_state(clients, np.arange(clients.n_users, dtype=np.int32), {part.name: made})
 
 
-def declare(node: Node, standing: Standing, server: ServerState) -> None:
+def apply_declared_budgets(node: Node, standing: NodeRun, server: ServerState) -> None:
     """Put what people are willing to spend on their accounts in this run, before anything is charged.
 
     Who said nothing spends what the run plans, and no more than the node's owner allows (`max_epsilon`).
     """
-    fed, clients, most = standing.fed, standing.here.clients, node.config.max_epsilon
+    fed, clients, most = standing.federation, standing.devices.clients, node.config.max_epsilon
     said = node.store.declared_budgets(fed.stream.name)
     wanted = np.array([said.get(one, -1) for one in standing.users[: clients.n_users].tolist()], np.int64)
     counting: tuple[Part | Learner, ...] = (*fed.parts, fed.learner)
     for one in counting if said or most is not None else ():
         if one.ledger() is None:
             continue
-        limit = NO_LIMIT if most is None else millionths(most)
+        limit = NO_LIMIT if most is None else to_millionths(most)
         quiet = (wanted < 0) & (clients.parts[one.name]["budget"] > limit)
         mine = np.minimum(np.where(quiet, limit, wanted), MOST_BUDGET)
         users = np.flatnonzero(mine >= 0)
         block = fed.stream.blocks[server.block]
-        view = users_view(clients, server, block, users, fed.stream.user_keys, Down())
-        put_parts(clients, view.user, {one.name: one.declare(view, mine[users] * MICRO)})
+        view = build_user_view(clients, server, block, users, fed.stream.user_keys, Broadcast())
+        store_part_state(clients, view.user, {one.name: one.declare(view, mine[users] * MICRO)})
 
 
 def set_budget(node: Node, user: str, epsilon: float, run: str | None = None) -> dict[str, Any]:
     """From the next answer on nobody spends more than this of a person; what is spent stays spent."""
-    if not 0 <= epsilon < math.inf or (made := millionths(epsilon)) > MOST_BUDGET:
+    if not 0 <= epsilon < math.inf or (made := to_millionths(epsilon)) > MOST_BUDGET:
         raise TacitaError("a budget is an epsilon from 0 to less than a million.")
     node.store.declare_budget(user, made, run)
     return {"user": user, "epsilon": epsilon, "run": run}
@@ -167,38 +173,38 @@ def set_budget(node: Node, user: str, epsilon: float, run: str | None = None) ->
 
 def declared_budget(node: Node, user: str) -> float | None:
     """What a person said last that they are willing to spend in every run; None: they left that to the runs."""
-    said = node.store.declared_budgets("").get(node.store.user(user))
+    said = node.store.declared_budgets("").get(node.store.find_user(user))
     return None if said is None else said * MICRO
 
 
-def epsilon_in_words(node: Node, user: str | None = None) -> str:
+def describe_epsilon(node: Node, user: str | None = None) -> str:
     """What the run that is served from has cost a person here, or at most anybody; or that there is no epsilon."""
     run = node.store.latest_run()
-    found = None if run is None else accounts_in(node.store, run)
+    found = None if run is None else load_accounts(node.store, run)
     if found is None:
-        return UNNOISED
+        return NO_NOISE
     (ledger, account), users = found
-    rows = np.arange(len(users)) if user is None else np.flatnonzero(users == node.store.user(user))
+    rows = np.arange(len(users)) if user is None else np.flatnonzero(users == node.store.find_user(user))
     if not len(rows):
         return f"nothing: run '{run}' has heard nothing of user '{user}'"
     own = {name: value[rows] for name, value in account.items()}
     spent = float(ledger.epsilon(own).max())
     if not math.isfinite(spent):
-        return UNNOISED
+        return NO_NOISE
     limit = own["budget"][own["budget"] != NO_LIMIT] * MICRO
     most = f" of a budget of {limit.max():g}" if user is not None and len(limit) else ""
     whose = "" if user is not None else "at most "
     return f"{whose}epsilon {spent:.4g}{most} at delta {ledger.delta:g} so far, in run '{run}'"
 
 
-def own_ledger(node: Node, user: str) -> dict[str, Any]:
+def read_user_accounts(node: Node, user: str) -> dict[str, Any]:
     """One person's account in every run that was heard of here."""
-    number, found = node.store.user(user), {}
+    number, found = node.store.find_user(user), {}
     for run in node.store.runs():
         held = node.store.devices(run)
         if held is None or number not in held[1]["users"]:
             continue
-        counted = accounts_in(node.store, run)
+        counted = load_accounts(node.store, run)
         row = int(np.flatnonzero(held[1]["users"] == number)[0])
-        found[run] = {"no_epsilon": NO_EPSILON} if counted is None else one_account(*counted[0], row)
+        found[run] = {"no_epsilon": NO_EPSILON} if counted is None else describe_account(*counted[0], row)
     return {"user": user, "runs": found}

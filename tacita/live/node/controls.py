@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from tacita.core.types import Block
-from tacita.federation.measuring import Sums
+from tacita.federation.evaluation import MetricSums
 from tacita.kernels.hashing import uniforms
-from tacita.kernels.threads import one_core_each
-from tacita.lab.centralised import scored
-from tacita.lab.controls import linear_scorer, popular_scorer, why_skipped
-from tacita.live.wire import control_score
+from tacita.kernels.threads import limit_blas_threads
+from tacita.live.wire import control_score_name
 from tacita.metrics import ScoreUsers
 from tacita.round.plan import Federation
+from tacita.runs.central_training import evaluate_scorer
+from tacita.runs.controls import find_skip_reason, linear_scorer, popular_scorer
 
 MOST_ITEMS = 5_000  # of a catalogue for which a node solves a linear model of its own: 200 MB, some seconds
 
 
-def control_sums(fed: Federation, block: Block) -> Sums:
+def compute_control_sums(fed: Federation, block: Block) -> MetricSums:
     """Sums of scores of each control. Counted here, since nobody may be told of items that few people have."""
     made: dict[str, ScoreUsers] = {"random": _random_scorer(fed, block), "popular": popular_scorer(fed, block)}
-    if block.n_items <= MOST_ITEMS and why_skipped("linear", fed) is None:
-        with one_core_each():  # it can wait, and a node shares its machine
+    if block.n_items <= MOST_ITEMS and find_skip_reason("linear", fed) is None:
+        with limit_blas_threads():  # it can wait, and a node shares its machine
             made["node"] = linear_scorer(fed, block)  # everybody who is pooled are the people here
     return {
-        control_score(name, metric): value
+        control_score_name(name, metric): value
         for name, scorer in made.items()
-        for metric, value in scored(fed, block, scorer).sums().items()
+        for metric, value in evaluate_scorer(fed, block, scorer).sums().items()
     }
 
 

@@ -17,15 +17,15 @@ from typing import Any
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from tacita.core.config import Strict, to_toml
+from tacita.core.config import StrictModel, to_toml
 from tacita.core.errors import TacitaError
-from tacita.core.files import disk_error, side_of, write_bytes
+from tacita.core.files import disk_error, temporary_path, write_bytes
+from tacita.data.interaction_table import Interactions
 from tacita.data.sources import load
-from tacita.data.table import Interactions
-from tacita.live.node.file import STORE
-from tacita.live.node.remembered import to_keep
+from tacita.live.node.erased_spending import collect_spending
 from tacita.live.node.serving import NO_MODEL, Snapshot, take_snapshot
 from tacita.live.node.store import Interaction, NodeStore
+from tacita.live.node.store_file import STORE_FILE
 from tacita.live.settings import read_settings
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ DAY = 86_400.0
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
 
-class NodeConfig(Strict):
+class NodeConfig(StrictModel):
     """node.toml: where the server is, and what may be sent to it."""
 
     version: int = Field(VERSION, description="of this file's format")
@@ -60,7 +60,7 @@ class NodeConfig(Strict):
 
     @field_validator("server")
     @classmethod
-    def _address(cls, value: str) -> str:
+    def _check_address(cls, value: str) -> str:
         found = _ADDRESS.fullmatch(value)
         if found is None or not 0 < int(found[2]) < 65536:
             raise PydanticCustomError("address", "an address such as recommender.example.org:9092")
@@ -72,8 +72,8 @@ class Node:
 
     def __init__(self, folder: Path, config: NodeConfig, store: NodeStore) -> None:
         self.folder, self.config, self.store = folder, config, store
-        self.held: dict[str, Any] = {}  # run -> where it stands, kept between requests by the session
-        self.trouble = ""  # why nothing can be served, if that is so
+        self.open_runs: dict[str, Any] = {}  # run -> where it stands, kept between requests by the session
+        self.serving_error = ""  # why nothing can be served, if that is so
         self._snapshot: Snapshot | None = None
         self._refreshing = threading.Lock()
         self.refresh()
@@ -92,15 +92,15 @@ class Node:
         """
         if folder.exists() or folder.is_symlink():
             raise TacitaError(f"{folder} exists; a node is made in a new folder, choose another.")
-        trusted = None if ca is None else _certificate(ca)
-        side = side_of(folder)
+        trusted = None if ca is None else _read_certificate(ca)
+        side = temporary_path(folder)
         try:
             side.mkdir(parents=True, mode=0o711)  # Flower's process passes through to its socket, and reads nothing
             side.chmod(0o711)
             write_bytes(side / "node.toml", to_toml(config).encode())
             if trusted is not None:
                 write_bytes(side / config.ca, trusted)
-            NodeStore.create(side / STORE, secret).close()
+            NodeStore.create(side / STORE_FILE, secret).close()
             also(side)
             side.rename(folder)
         except OSError as error:
@@ -114,7 +114,7 @@ class Node:
         config = read_config(folder)
         if insecure_single_user_uploads:
             config = config.model_copy(update={"insecure_single_user_uploads": True})
-        store = NodeStore.open(folder / STORE)
+        store = NodeStore.open(folder / STORE_FILE)
         try:
             return Node(folder, config, store)
         except BaseException:
@@ -136,11 +136,13 @@ class Node:
         """Serve from what the store holds now: after a handled request, an import, an erasure."""
         with self._refreshing:
             try:
-                self._snapshot, self.trouble = take_snapshot(self.store, self._snapshot), ""
+                self._snapshot, self.serving_error = take_snapshot(self.store, self._snapshot), ""
             except Exception as error:  # whatever a server sent, the owner must still be able to export and erase
                 known = isinstance(error, TacitaError)
                 self._snapshot = None
-                self.trouble = str(error) if known else "the last model cannot be served; wait for the next round."
+                self.serving_error = (
+                    str(error) if known else "the last model cannot be served; wait for the next round."
+                )
                 log.warning("nothing can be recommended: %s", str(error)[:500])
 
     def recommend(self, user: str, k: int = 10) -> list[dict[str, Any]]:
@@ -151,7 +153,7 @@ class Node:
     def snapshot(self) -> Snapshot:
         """What is served from now; a sentence where there is nothing yet."""
         if self._snapshot is None:
-            raise TacitaError(self.trouble or NO_MODEL)
+            raise TacitaError(self.serving_error or NO_MODEL)
         return self._snapshot
 
     # What the owner asks
@@ -166,11 +168,11 @@ class Node:
         """Add the interactions of a file; what is there already is not added twice."""
         table = load(path, columns=columns or None, date_format=date_format, decimal=decimal)
         known = {item for item, _ in self.store.catalogue()}
-        n_users, n_rows = self.store.add(_interactions(table))
+        n_users, n_rows = self.store.add_interactions(_iter_interactions(table))
         self.refresh()
         unknown = sum(item not in known for item in table.item_ids) if known else 0
         return {
-            "guessed": " ".join([table.guessed, *table.notes]),
+            "guessed": " ".join([table.format_note, *table.notes]),
             "rows": len(table.user),
             "new interactions": n_rows,
             "new users": n_users,
@@ -188,7 +190,7 @@ class Node:
 
     def erase(self, user: str | None) -> dict[str, Any]:
         """Remove a user, or everybody (None), from this node; what was spent stays spent (remembered.py)."""
-        gone: dict[str, Any] = dict(self.store.erase(user, lambda one: to_keep(self.store, one)))
+        gone: dict[str, Any] = dict(self.store.erase(user, lambda one: collect_spending(self.store, one)))
         self._snapshot = None  # holds what was erased
         self.refresh()
         return gone
@@ -196,7 +198,7 @@ class Node:
     def status(self) -> dict[str, Any]:
         """Where the node stands, and in plain words what the server can see."""
         counts, snapshot = self.store.counts(), self._snapshot
-        today, last = self.store.releases_since(time.time() - DAY)
+        today, last = self.store.count_releases(time.time() - DAY)
         return {
             "name": self.config.name,
             "server": self.config.server,
@@ -205,18 +207,18 @@ class Node:
             "releases today": today,
             "last release": last,
             "serving": None if snapshot is None else f"block {snapshot.block} round {snapshot.round}",
-            "server sees": self.what_the_server_sees(),
+            "server sees": self.describe_exposure(),
         }
 
     # What may leave
 
     @property
-    def fewest(self) -> int:
+    def min_contributors(self) -> int:
         """How many people must have an item before a statistic tells of it."""
         return 1 if self.config.insecure_single_user_uploads else self.config.min_contributors
 
-    def what_the_server_sees(self) -> str:
-        people, least = self.store.learning_users(), self.config.min_users
+    def describe_exposure(self) -> str:
+        people, least = self.store.count_learning_users(), self.config.min_users
         if people == 0:
             return "Nothing of anybody: there is nobody on this node whose data may be learned from."
         if people >= least:
@@ -241,19 +243,19 @@ class Node:
             "node receives models and sends no sum. The server sees when this node is online, and its address."
         )
 
-    def too_few(self, people: int) -> bool:
+    def is_too_few(self, people: int) -> bool:
         """Whether a sum over so many people is never sent, whenever it is asked for."""
         return people < self.config.min_users and not self.config.insecure_single_user_uploads
 
-    def refusal(self, people: int, kind: str | None = None) -> str | None:
+    def find_refusal(self, people: int, kind: str | None = None) -> str | None:
         """Why a sum over so many people may not be sent now; None: it may. The server reads it, so it counts nobody.
 
         With a kind, the pause between rounds is counted from the last release of that kind: a round has several.
         """
         config = self.config
-        if self.too_few(people):
+        if self.is_too_few(people):
             return "fewer people than this node's minimum (min_users) take part, so nothing is sent."
-        today, last = self.store.releases_since(time.time() - DAY, kind)
+        today, last = self.store.count_releases(time.time() - DAY, kind)
         if today >= config.max_releases_per_day:
             return "this node has answered as often as it does in 24 hours (max_releases_per_day)."
         waited = time.time() - last if last is not None else float("inf")
@@ -272,7 +274,7 @@ def read_config(folder: Path) -> NodeConfig:
     return read_settings(folder, "node", NodeConfig, VERSION)
 
 
-def _interactions(table: Interactions) -> Iterator[Interaction]:
+def _iter_interactions(table: Interactions) -> Iterator[Interaction]:
     users = [table.user_ids[n] for n in table.user.tolist()]
     items = [table.item_ids[n] for n in table.item.tolist()]
     times = [None] * len(users) if table.timestamp is None else [float(t) for t in table.timestamp.tolist()]
@@ -280,7 +282,7 @@ def _interactions(table: Interactions) -> Iterator[Interaction]:
     return zip(users, items, times, ratings, strict=True)
 
 
-def _certificate(path: Path) -> bytes:
+def _read_certificate(path: Path) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:

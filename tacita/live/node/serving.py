@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from tacita.core.config import RunConfig, validated
-from tacita.core.draws import keys_of
+from tacita.core.config import RunConfig, validate_model
+from tacita.core.draws import derive_keys
 from tacita.core.errors import TacitaError
-from tacita.core.files import nested
-from tacita.core.types import AnyArray, Arrays, Block, Down, Floats, Held, Ragged, ServerState
+from tacita.core.files import nest_parts
+from tacita.core.types import AnyArray, Arrays, Block, Broadcast, Floats, Ragged, ServerState, StateUpdate
 from tacita.federation.scoring import DeviceScorer
 from tacita.kernels.ranking import best_items
-from tacita.lab.assembling import planned
-from tacita.lab.serving import check_wanted
-from tacita.live.letters import names_of, read_written, secret_of
-from tacita.live.node.store import NodeStore, Rows, nothing_of
-from tacita.round.device_state import DeviceState, Lists, read_devices, rows_taken
+from tacita.live.node.store import InteractionRows, NodeStore, unknown_user_error
+from tacita.live.per_client_arrays import decode_per_client, derive_pseudonyms, derive_run_secret
+from tacita.round.device_state import DeviceState, PagedLists, read_devices, take_rows
 from tacita.round.plan import Plan
+from tacita.runs.assembly import build_plan
+from tacita.runs.serving import check_list_length
 
 NO_MODEL = "the server has not sent a model yet; recommendations begin after the node's first round."
 
@@ -39,24 +39,24 @@ class Snapshot:
     waiting: frozenset[str]  # users who came after the last round
     seen: Ragged
     items: list[tuple[str, str]]  # raw id and title of what the model knows and the catalogue names
-    score: DeviceScorer
-    lists: _Lists  # kept for the next snapshot, with what they were made from
-    made_from: tuple[Any, ...]
+    scorer: DeviceScorer
+    lists: _UserHistories  # kept for the next snapshot, with what they were made from
+    cache_key: tuple[Any, ...]
 
     def recommend(self, user: str, k: int) -> list[dict[str, Any]]:
         """Top k of what the user does not have yet: [{item, title, score}], best first."""
-        row = self.row(user)
-        check_wanted(k, len(self.items))
-        return self.best(row, k, self.score(np.array([row], np.int32)))
+        row = self.find_row(user)
+        check_list_length(k, len(self.items))
+        return self.top_items(row, k, self.scorer(np.array([row], np.int32)))
 
-    def row(self, user: str) -> int:
+    def find_row(self, user: str) -> int:
         """Where a user stands; a sentence for somebody whom the model does not know."""
         found = self.row_of.get(user)
         if found is None:
-            raise _not_yet(user) if user in self.waiting else nothing_of(user)
+            raise _unknown_user_error(user) if user in self.waiting else unknown_user_error(user)
         return found
 
-    def best(self, row: int, k: int, scores: Floats) -> list[dict[str, Any]]:
+    def top_items(self, row: int, k: int, scores: Floats) -> list[dict[str, Any]]:
         """The best k of one user's scores, which are overwritten where the user has the item."""
         scores[0, self.seen.row(row)] = -np.inf
         scores[0, len(self.items) :] = -np.inf
@@ -68,7 +68,7 @@ class Snapshot:
         ]
 
 
-def _not_yet(user: str) -> TacitaError:
+def _unknown_user_error(user: str) -> TacitaError:
     return TacitaError(
         f"the model does not know user '{user[:100]}' yet; recommendations begin with the next round they take part in."
     )
@@ -82,8 +82,8 @@ def take_snapshot(store: NodeStore, before: Snapshot | None = None) -> Snapshot 
         return None
     note, sent = found
     arrays: Arrays = {name: array for name, (_, array) in sent.items()}
-    config = validated(RunConfig, json.loads(note["config"]), "the settings the server sent")
-    plan = planned(config, secret_of(store.secret, run))
+    config = validate_model(RunConfig, json.loads(note["config"]), "the settings the server sent")
+    plan = build_plan(config, derive_run_secret(store.secret, run))
     backbone = plan.backbone
     heads = {name.removeprefix("heads/"): array for name, array in arrays.items() if name.startswith("heads/")}
     # Column by column: a score runs over all items, and turning the table round costs more than scoring it.
@@ -94,28 +94,30 @@ def take_snapshot(store: NodeStore, before: Snapshot | None = None) -> Snapshot 
     device_users = held[1]["users"] if held is not None else np.zeros(0, np.int64)
     # A model that reads histories serves everybody; one that trains knows those who have trained.
     known = np.isin(ids, device_users) if not plan.learner.model_after else np.ones(len(ids), bool)
-    clients = _clients(ids[known], held[1] if held is not None else {}, backbone.private_width)
+    clients = _arrange_clients(ids[known], held[1] if held is not None else {}, backbone.private_width)
     users = [raw for raw, is_known in zip(raws, known) if is_known]
     catalogue = store.catalogue()[: len(table)]
     made_from = (store.changes, run, len(catalogue), ids[known].tobytes())
-    if before is not None and before.made_from == made_from:
+    if before is not None and before.cache_key == made_from:
         lists = before.lists
     else:
-        lists = _Lists(store.history(run=run), ids[known], {item: n for n, (item, _) in enumerate(catalogue)})
+        lists = _UserHistories(store.history(run=run), ids[known], {item: n for n, (item, _) in enumerate(catalogue)})
     now = lists.rows
-    current = lists.pick((now.block == server.block) | (now.block < 0))
-    past = lists.pick((now.block >= 0) & (now.block < server.block))
+    current = lists.select((now.block == server.block) | (now.block < 0))
+    past = lists.select((now.block >= 0) & (now.block < server.block))
     n, none = len(users), Ragged.empty(len(users))
     block = Block(server.block, n, len(table), current, none, none, np.zeros(n, bool), len(current.ids))
     earlier = past if backbone.reads_history else None
-    scorer = DeviceScorer(plan, server, clients, block, keys_of(users), _sent(plan, arrays), "serve", earlier)
+    scorer = DeviceScorer(
+        plan, server, clients, block, derive_keys(users), _read_broadcast(plan, arrays), "serve", earlier
+    )
     snapshot = Snapshot(
         run,
         server.block,
         server.round,
         {raw: row for row, raw in enumerate(users)},
         frozenset(raw for raw, is_known in zip(raws, known) if not is_known),
-        lists.pick(np.ones(len(now), bool)),
+        lists.select(np.ones(len(now), bool)),
         catalogue,
         scorer,
         lists,
@@ -126,42 +128,44 @@ def take_snapshot(store: NodeStore, before: Snapshot | None = None) -> Snapshot 
     return snapshot
 
 
-def _sent(plan: Plan, arrays: Arrays) -> Down:
+def _read_broadcast(plan: Plan, arrays: Arrays) -> Broadcast:
     """What the server sent besides the model, to everybody and to each alone."""
-    letters = read_written(arrays, len(arrays["items"]))
-    common: dict[str, Arrays] = {part.name: {} for part in plan.parts} | nested(arrays, "parts-received/")
-    return Down(common, lambda keys: letters.to(names_of(plan.draws, keys)), opened=plan.opened)
+    letters = decode_per_client(arrays, len(arrays["items"]))
+    common: dict[str, Arrays] = {part.name: {} for part in plan.parts} | nest_parts(arrays, "parts-received/")
+    return Broadcast(
+        common, lambda keys: letters.select_lists(derive_pseudonyms(plan.draws, keys)), decode_lists=plan.decode_lists
+    )
 
 
-def _clients(ids: AnyArray, held: Arrays, width: int) -> DeviceState:
+def _arrange_clients(ids: AnyArray, held: Arrays, width: int) -> DeviceState:
     """The devices' state in the order of `ids`; whoever has none starts with zeros and empty lists."""
-    clients = DeviceState.of(np.zeros((len(ids), width), np.float32))
+    clients = DeviceState.from_private(np.zeros((len(ids), width), np.float32))
     if not held:
         return clients
     place = {int(one): n for n, one in enumerate(held["users"])}
     at = np.array([place.get(int(one), -1) for one in ids], np.int64)
-    stored = read_devices(rows_taken({name: v for name, v in held.items() if name != "users"}, at[at >= 0]), "")
+    stored = read_devices(take_rows({name: v for name, v in held.items() if name != "users"}, at[at >= 0]), "")
     for name, array in stored.arrays.items():
         clients.arrays[name] = np.zeros((len(ids), *array.shape[1:]), array.dtype)
     for name, one in stored.lists.items():
-        clients.lists[name] = Lists.empty(len(ids), {k: v[:0] for k, v in one.columns.items()})
+        clients.lists[name] = PagedLists.empty(len(ids), {k: v[:0] for k, v in one.columns.items()})
     everybody = np.arange(int((at >= 0).sum()))
-    kept: Held = {**stored.arrays, **{name: stored.list_of(name, everybody) for name in stored.lists}}
+    kept: StateUpdate = {**stored.arrays, **{name: stored.read_list(name, everybody) for name in stored.lists}}
     clients.put(np.flatnonzero(at >= 0), kept)
     return clients
 
 
-class _Lists:
+class _UserHistories:
     """The histories of some users as places in the catalogue, oldest first."""
 
-    def __init__(self, rows: Rows, ids: AnyArray, place: dict[str, int]) -> None:
+    def __init__(self, rows: InteractionRows, ids: AnyArray, place: dict[str, int]) -> None:
         self.rows, self._n = rows, len(ids)
         row_of = {int(one): n for n, one in enumerate(ids)}
         self._row = np.array([row_of.get(int(user), -1) for user in rows.user], np.int64)
         self._item = np.array([place.get(item, -1) for item in rows.item], np.int64)
         self._order = np.argsort(rows.time, kind="stable")  # without a time: last, as imported
 
-    def pick(self, where: AnyArray) -> Ragged:
+    def select(self, where: AnyArray) -> Ragged:
         """Some of them, with times and ratings if all have them, as the lists that were trained on."""
         order = self._order[(where & (self._row >= 0) & (self._item >= 0))[self._order]]
         columns: Arrays = {"time": self.rows.time[order], "rating": self.rows.rating[order].astype(np.float32)}

@@ -14,22 +14,22 @@ from starlette.requests import ClientDisconnect
 
 from tacita import __version__
 from tacita.core.errors import TacitaError
-from tacita.live.pages import answers
-from tacita.live.pages.desk import Desk
+from tacita.live.pages import response_models
 from tacita.live.pages.guard import TOO_LONG
-from tacita.live.pages.tokens import Tokens, Who
+from tacita.live.pages.person_service import PersonService
+from tacita.live.pages.tokens import Principal, Tokens
 
 Offset = Annotated[int, Query(ge=0, le=10**9)]
 Limit = Annotated[int, Query(ge=1, le=200)]
 Text = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00]*$")]
-Item = Annotated[str, Query(max_length=1000)]
+QueryText = Annotated[str, Query(max_length=1000)]
 
 
-class Body(BaseModel):
+class ApiBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Problem(Body):
+class Problem(ApiBody):
     """Why a call was not followed, in one sentence."""
 
     error: str
@@ -47,156 +47,156 @@ PROBLEMS = {
 }
 
 
-class Choice(Body):
+class ChoiceBody(ApiBody):
     preset: Literal["nothing", "some", "everything"]
 
 
-class Switch(Body):
+class ItemConsentBody(ApiBody):
     item: Text
     takes_part: bool
 
 
-class Pause(Body):
+class PauseBody(ApiBody):
     paused: bool
 
 
-class Budget(Body):
+class BudgetBody(ApiBody):
     epsilon: float = Field(ge=0, lt=1e6, allow_inf_nan=False)
 
 
-class Ask(Body):
+class SubmitRequestBody(ApiBody):
     kind: Literal["share", "unshare", "forget", "leave"]
     items: list[Text] = Field([], max_length=10_000)
 
 
-class Erase(Body):
+class EraseBody(ApiBody):
     confirm: Text
 
 
-class Whom(Body):
+class LinkBody(ApiBody):
     user: Text
 
 
-def person(request: Request) -> str:
+def require_person(request: Request) -> str:
     """Whose page it is; nobody else's data can be named in a call."""
-    who: Who = request.state.who
+    who: Principal = request.state.who
     if who.role != "person":
         raise HTTPException(403, "this is for one person's own page.")
     return who.user
 
 
-def owner(request: Request) -> None:
+def require_owner(request: Request) -> None:
     if request.state.who.role != "owner":
         raise HTTPException(403, "this is for the owner of the node.")
 
 
-def routes(desk: Desk, tokens: Tokens) -> APIRouter:
+def make_routes(desk: PersonService, tokens: Tokens) -> APIRouter:
     """Every call of /v1."""
     api = APIRouter(prefix="/v1")
-    _reads(api, desk)
-    _decides(api, desk, tokens)
-    _owns(api, desk, tokens)
+    _add_view_routes(api, desk)
+    _add_decision_routes(api, desk, tokens)
+    _add_owner_routes(api, desk, tokens)
     return api
 
 
-def _reads(api: APIRouter, desk: Desk) -> None:
-    @api.get("/health", response_model=answers.Health)
+def _add_view_routes(api: APIRouter, desk: PersonService) -> None:
+    @api.get("/health", response_model=response_models.Health)
     def health() -> dict[str, Any]:
         return {"up": True, "time": time.time(), "version": __version__}
 
-    @api.get("/me", response_model=answers.Me)
+    @api.get("/me", response_model=response_models.PersonSummary)
     def me(request: Request) -> dict[str, Any]:
-        return desk.me(person(request))
+        return desk.summarize_person(require_person(request))
 
-    @api.get("/me/recommendations", response_model=answers.Recommended)
+    @api.get("/me/recommendations", response_model=response_models.RecommendationList)
     def recommendations(request: Request, k: Annotated[int, Query(ge=1, le=200)] = 10) -> dict[str, Any]:
-        return {"recommendations": desk.recommendations(person(request), k)}
+        return {"recommendations": desk.recommendations(require_person(request), k)}
 
-    @api.get("/me/reasons", response_model=answers.Reasons)
-    def why(request: Request, item: Item) -> dict[str, Any]:
-        return desk.why(person(request), item)
+    @api.get("/me/reasons", response_model=response_models.Reasons)
+    def why(request: Request, item: QueryText) -> dict[str, Any]:
+        return desk.explain_item(require_person(request), item)
 
-    @api.get("/me/preview", response_model=answers.Preview, response_model_exclude_unset=True)
-    def preview(request: Request, item: Item, without: Item) -> dict[str, Any]:
-        return desk.preview(person(request), item, without)
+    @api.get("/me/preview", response_model=response_models.Preview, response_model_exclude_unset=True)
+    def preview(request: Request, item: QueryText, without: QueryText) -> dict[str, Any]:
+        return desk.preview_without(require_person(request), item, without)
 
-    @api.get("/me/history", response_model=answers.History)
+    @api.get("/me/history", response_model=response_models.HistoryPage)
     def history(
         request: Request,
-        search: Item = "",
+        search: QueryText = "",
         only: Literal["all", "part", "kept"] = "all",
         offset: Offset = 0,
         limit: Limit = 25,
     ) -> dict[str, Any]:
-        return desk.history(person(request), search, only, offset, limit)
+        return desk.history(require_person(request), search, only, offset, limit)
 
-    @api.get("/me/releases", response_model=answers.Releases)
+    @api.get("/me/releases", response_model=response_models.ReleasePage)
     def releases(request: Request, offset: Offset = 0, limit: Limit = 25) -> dict[str, Any]:
-        return desk.releases(person(request), offset, limit)
+        return desk.releases(require_person(request), offset, limit)
 
-    @api.get("/me/held", response_model=answers.HeldThere)
+    @api.get("/me/held", response_model=response_models.ServerHoldings)
     def held(request: Request) -> dict[str, Any]:
-        return desk.held(person(request))
+        return desk.describe_holdings(require_person(request))
 
-    @api.get("/me/budget", response_model=answers.Budgets, response_model_exclude_unset=True)
+    @api.get("/me/budget", response_model=response_models.Budgets, response_model_exclude_unset=True)
     def budget(request: Request) -> dict[str, Any]:
-        return desk.budget(person(request))
+        return desk.budget(require_person(request))
 
-    @api.get("/me/costs", response_model=answers.Charges)
-    def costs(request: Request, run: Item, offset: Offset = 0, limit: Limit = 25) -> dict[str, Any]:
-        return desk.costs(person(request), run, offset, limit)
+    @api.get("/me/costs", response_model=response_models.Charges)
+    def costs(request: Request, run: QueryText, offset: Offset = 0, limit: Limit = 25) -> dict[str, Any]:
+        return desk.costs(require_person(request), run, offset, limit)
 
-    @api.get("/me/requests", response_model=answers.Requests)
+    @api.get("/me/requests", response_model=response_models.RequestList)
     def requests(request: Request) -> dict[str, Any]:
-        return {**desk.requests(person(request)), "may": desk.may(person(request))}
+        return {**desk.requests(require_person(request)), "may": desk.allowed_kinds(require_person(request))}
 
     @api.get("/me/export", response_class=Response)
     def export(request: Request) -> Response:
-        found = desk.export(person(request))
+        found = desk.export_user(require_person(request))
         named = {"content-disposition": 'attachment; filename="my-data.jsonl"'}
         return Response(found, media_type="application/jsonl", headers=named)
 
 
-def _decides(api: APIRouter, desk: Desk, tokens: Tokens) -> None:
-    @api.put("/me/choice", response_model=answers.Me)
-    def choose(request: Request, asked: Choice) -> dict[str, Any]:
-        return desk.choose(person(request), asked.preset)
+def _add_decision_routes(api: APIRouter, desk: PersonService, tokens: Tokens) -> None:
+    @api.put("/me/choice", response_model=response_models.PersonSummary)
+    def choose(request: Request, asked: ChoiceBody) -> dict[str, Any]:
+        return desk.set_preset(require_person(request), asked.preset)
 
-    @api.put("/me/items", response_model=answers.Me)
-    def switch(request: Request, asked: Switch) -> dict[str, Any]:
-        return desk.switch(person(request), asked.item, asked.takes_part)
+    @api.put("/me/items", response_model=response_models.PersonSummary)
+    def switch(request: Request, asked: ItemConsentBody) -> dict[str, Any]:
+        return desk.set_item_consent(require_person(request), asked.item, asked.takes_part)
 
-    @api.put("/me/pause", response_model=answers.Me)
-    def pause(request: Request, asked: Pause) -> dict[str, Any]:
-        return desk.pause(person(request), asked.paused)
+    @api.put("/me/pause", response_model=response_models.PersonSummary)
+    def pause(request: Request, asked: PauseBody) -> dict[str, Any]:
+        return desk.set_pause(require_person(request), asked.paused)
 
-    @api.put("/me/budget", response_model=answers.Budgets, response_model_exclude_unset=True)
-    def declare(request: Request, asked: Budget) -> dict[str, Any]:
-        return desk.declare(person(request), asked.epsilon)
+    @api.put("/me/budget", response_model=response_models.Budgets, response_model_exclude_unset=True)
+    def declare(request: Request, asked: BudgetBody) -> dict[str, Any]:
+        return desk.declare_budget(require_person(request), asked.epsilon)
 
-    @api.post("/me/requests", response_model=answers.Queued)
-    def ask(request: Request, asked: Ask) -> dict[str, Any]:
-        return desk.ask(person(request), asked.kind, asked.items)
+    @api.post("/me/requests", response_model=response_models.QueuedRequests)
+    def ask(request: Request, asked: SubmitRequestBody) -> dict[str, Any]:
+        return desk.submit_request(require_person(request), asked.kind, asked.items)
 
-    @api.post("/me/erase", response_model=answers.Erased)
-    def erase(request: Request, asked: Erase) -> dict[str, Any]:
-        user = person(request)
-        found = desk.erase(user, asked.confirm)
-        tokens.close_all(user)
+    @api.post("/me/erase", response_model=response_models.ErasureReceipt)
+    def erase(request: Request, asked: EraseBody) -> dict[str, Any]:
+        user = require_person(request)
+        found = desk.erase_user(user, asked.confirm)
+        tokens.close_user_sessions(user)
         return found
 
 
-def _owns(api: APIRouter, desk: Desk, tokens: Tokens) -> None:
-    @api.get("/people", response_model=answers.People)
-    def people(request: Request, search: Item = "", offset: Offset = 0, limit: Limit = 25) -> dict[str, Any]:
-        owner(request)
-        return desk.people(search, offset, limit)
+def _add_owner_routes(api: APIRouter, desk: PersonService, tokens: Tokens) -> None:
+    @api.get("/people", response_model=response_models.PeopleList)
+    def people(request: Request, search: QueryText = "", offset: Offset = 0, limit: Limit = 25) -> dict[str, Any]:
+        require_owner(request)
+        return desk.list_people(search, offset, limit)
 
-    @api.post("/people/links", response_model=answers.Link)
-    def link(request: Request, asked: Whom) -> dict[str, Any]:
-        owner(request)
-        who = Who("person", asked.user, desk.node.store.user(asked.user))
-        return {"user": asked.user, "link": f"{request.base_url}enter/{tokens.link(who)}"}
+    @api.post("/people/links", response_model=response_models.PersonLink)
+    def link(request: Request, asked: LinkBody) -> dict[str, Any]:
+        require_owner(request)
+        who = Principal("person", asked.user, desk.node.store.find_user(asked.user))
+        return {"user": asked.user, "link": f"{request.base_url}enter/{tokens.make_link(who)}"}
 
 
 def make_api(title: str) -> FastAPI:

@@ -8,82 +8,86 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
 
-from tacita.core.config import validated
+from tacita.core.config import validate_model
 from tacita.core.errors import TacitaError
-from tacita.live.node.persons import PRESETS
-from tacita.live.pages.desk import Desk
-from tacita.live.pages.person_api import Budget, person
-from tacita.live.pages.rendering import away, is_htmx, page, render
-from tacita.live.pages.tokens import Tokens, Who
+from tacita.live.node.user_queries import PRESETS
+from tacita.live.pages.person_api import BudgetBody, require_person
+from tacita.live.pages.person_service import PersonService
+from tacita.live.pages.rendering import is_htmx, redirect_to, render, render_page
+from tacita.live.pages.tokens import Principal, Tokens
 
 BRAND = "tacita · your page"
 ROWS, RELEASES, CHARGES, MOST_FIELDS = 25, 8, 6, 50
 Notice = tuple[str, str] | tuple[str, str, str] | None  # how it looks, what it says, where more of it stands
-ASKED = ("good", "Asked. How far it has come stands at the top of this page, and its certificate will.", "#requests")
-ANSWERED = ("good stays", "The server has answered what you asked for.", "#requests")
+QUEUED_NOTICE = (
+    "good",
+    "Asked. How far it has come stands at the top of this page, and its certificate will.",
+    "#requests",
+)
+ANSWERED_NOTICE = ("good stays", "The server has answered what you asked for.", "#requests")
 
 
 class PersonPage:
     """Values for the templates of one person's page."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+    def __init__(self, desk: PersonService) -> None:
+        self.service = desk
 
-    def whole(self, user: str, asked: dict[str, str]) -> Response:
-        shown, trouble = self._cheap(user, asked), ""
+    def render_whole(self, user: str, asked: dict[str, str]) -> Response:
+        shown, trouble = self._read_stored_values(user, asked), ""
         try:
-            recommended = self.desk.recommendations(user, 10)
+            recommended = self.service.recommendations(user, 10)
         except TacitaError as error:
             recommended, trouble = [], str(error)
         more: dict[str, Any] = {"recommended": recommended, "trouble": trouble, "notice": None, "oob": False}
-        return page("person.html", title="What is known, and what leaves", brand=BRAND, **shown, **more)
+        return render_page("person.html", title="What is known, and what leaves", brand=BRAND, **shown, **more)
 
-    def anew(self, user: str, asked: dict[str, str], notice: Notice) -> Response:
+    def render_changes(self, user: str, asked: dict[str, str], notice: Notice) -> Response:
         """All parts that a decision may change, each put in its place."""
-        shown = self._cheap(user, asked)
+        shown = self._read_stored_values(user, asked)
         names = ("notice", "person_tiles", "person_requests", "person_choice", "person_history", "person_end")
         return HTMLResponse("".join(render(f"{name}.html", oob=True, notice=notice, **shown) for name in names))
 
-    def after(self, request: Request, asked: dict[str, str], notice: Notice) -> Response:
+    def respond_to_decision(self, request: Request, asked: dict[str, str], notice: Notice) -> Response:
         """What is shown when a decision was made, with scripts or without."""
-        return self.anew(person(request), asked, notice) if is_htmx(request) else away("/")
+        return self.render_changes(require_person(request), asked, notice) if is_htmx(request) else redirect_to("/")
 
-    def history(self, user: str, asked: dict[str, str]) -> Response:
-        return page("person_history.html", oob=False, **self._cheap(user, asked))
+    def render_history(self, user: str, asked: dict[str, str]) -> Response:
+        return render_page("person_history.html", oob=False, **self._read_stored_values(user, asked))
 
-    def budget(self, user: str) -> str:
+    def render_budget(self, user: str) -> str:
         """The gauge of every run, with the last releases and what each cost."""
-        found = self.desk.budget(user)
+        found = self.service.budget(user)
         for one in found["runs"]:
-            one["costs"] = self.desk.costs(user, one["run"], 0, CHARGES)
+            one["costs"] = self.service.costs(user, one["run"], 0, CHARGES)
         return render("person_budget.html", budget=found)
 
-    def _cheap(self, user: str, asked: dict[str, str]) -> dict[str, Any]:
+    def _read_stored_values(self, user: str, asked: dict[str, str]) -> dict[str, Any]:
         """What is read from tables, not from models."""
         only = asked.get("only") if asked.get("only") in ("all", "part", "kept") else "all"
         search = asked.get("search", "")[:200]
-        offset = number_of(asked.get("offset", ""))
-        history = self.desk.history(user, search, only, offset, ROWS)  # type: ignore[arg-type]
+        offset = parse_number(asked.get("offset", ""))
+        history = self.service.history(user, search, only, offset, ROWS)  # type: ignore[arg-type]
         if offset and not history["items"]:
-            history = self.desk.history(user, search, only, 0, ROWS)  # type: ignore[arg-type]
+            history = self.service.history(user, search, only, 0, ROWS)  # type: ignore[arg-type]
         return {
-            "me": self.desk.me(user),
-            "asked": self.desk.requests(user),
+            "me": self.service.summarize_person(user),
+            "asked": self.service.requests(user),
             "history": history,
             "shown": {"search": search, "only": only},
-            "left": self.desk.releases(user, 0, RELEASES),
-            "may": self.desk.may(user),
-            "keeping": self.desk.keeping(user),
-            "taken": self.desk.taken(user),
+            "left": self.service.releases(user, 0, RELEASES),
+            "may": self.service.allowed_kinds(user),
+            "keeping": self.service.runs_without_forget(user),
+            "taken": self.service.forget_states(user),
             "presets": PRESETS,
         }
 
 
-def number_of(text: str) -> int:
+def parse_number(text: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
-def _decimal(text: str) -> float:
+def _parse_decimal(text: str) -> float:
     """A number as people type it."""
     try:
         return float(text.strip().replace(",", ".")) if len(text) < 40 else float("nan")
@@ -91,7 +95,7 @@ def _decimal(text: str) -> float:
         raise TacitaError("a budget is a number such as 1.5; smaller is more private.") from None
 
 
-async def form(request: Request) -> dict[str, str]:
+async def read_form(request: Request) -> dict[str, str]:
     """The fields of a form; of several of one name the last."""
     text = (await request.body()).decode("utf-8", "replace")
     if text.count("&") >= MOST_FIELDS:
@@ -99,171 +103,181 @@ async def form(request: Request) -> dict[str, str]:
     return {name: values[-1] for name, values in parse_qs(text, keep_blank_values=True).items()}
 
 
-def parts(desk: Desk) -> APIRouter:
+def make_part_routes(desk: PersonService) -> APIRouter:
     """What a person looks at."""
     pages, made = APIRouter(include_in_schema=False), PersonPage(desk)
 
     @pages.get("/part/history")
     def history(request: Request) -> Response:
-        return made.history(person(request), dict(request.query_params))
+        return made.render_history(require_person(request), dict(request.query_params))
 
     @pages.get("/part/why")
     def why(request: Request, item: str) -> Response:
-        return page("person_why.html", why=desk.why(person(request), item))
+        return render_page("person_why.html", why=desk.explain_item(require_person(request), item))
 
     @pages.get("/part/preview")
     def preview(request: Request, item: str, without: str) -> Response:
-        return page("person_preview.html", preview=desk.preview(person(request), item, without))
+        return render_page("person_preview.html", preview=desk.preview_without(require_person(request), item, without))
 
     @pages.get("/part/requests")
     def requests(request: Request) -> Response:
-        user = person(request)
+        user = require_person(request)
         asked = desk.requests(user)
         shown = render("person_requests.html", asked=asked, oob=False)
         if all(one["done"] for one in asked["requests"]):  # what was said when it was asked is over
-            shown += render("notice.html", notice=ANSWERED, oob=True)
-            shown += render("person_tiles.html", me=desk.me(user), left=desk.releases(user, 0, 1), oob=True)
+            shown += render("notice.html", notice=ANSWERED_NOTICE, oob=True)
+            shown += render(
+                "person_tiles.html", me=desk.summarize_person(user), left=desk.releases(user, 0, 1), oob=True
+            )
             return HTMLResponse(shown, headers={"hx-trigger": "answered"})  # the rest of the page looks again
         return HTMLResponse(shown)
 
     @pages.get("/part/held")
     def held(request: Request) -> Response:
-        return page("person_held.html", held=desk.held(person(request)))
+        return render_page("person_held.html", held=desk.describe_holdings(require_person(request)))
 
     @pages.get("/part/left")
     def left(request: Request, offset: str = "0") -> Response:
-        found = desk.releases(person(request), number_of(offset), RELEASES)
-        return page("person_left.html", left=found, oob=False)
+        found = desk.releases(require_person(request), parse_number(offset), RELEASES)
+        return render_page("person_left.html", left=found, oob=False)
 
     @pages.get("/part/budget")
     def budget(request: Request) -> Response:
-        return HTMLResponse(made.budget(person(request)))
+        return HTMLResponse(made.render_budget(require_person(request)))
 
     @pages.get("/part/costs")
     def costs(request: Request, run: str, offset: str = "0", number: str = "1") -> Response:
-        found = desk.costs(person(request), run, number_of(offset), CHARGES)
-        return page("person_costs.html", costs=found, number=number_of(number), spent=0)
+        found = desk.costs(require_person(request), run, parse_number(offset), CHARGES)
+        return render_page("person_costs.html", costs=found, number=parse_number(number), spent=0)
 
     return pages
 
 
-def forms(desk: Desk) -> APIRouter:
+def make_choice_routes(desk: PersonService) -> APIRouter:
     """What a person decides of what takes part."""
     pages, made = APIRouter(include_in_schema=False), PersonPage(desk)
 
     @pages.post("/do/choice")
     async def choice(request: Request) -> Response:
-        user, asked = person(request), await form(request)
+        user, asked = require_person(request), await read_form(request)
         preset = asked.get("preset", "")
         if preset not in PRESETS:
             raise TacitaError("choose one of: nothing, some, everything.")
-        desk.choose(user, preset)  # type: ignore[arg-type]
-        return made.after(request, asked, ("good", f"{preset.capitalize()}: {PRESETS[preset]}"))
+        desk.set_preset(user, preset)  # type: ignore[arg-type]
+        return made.respond_to_decision(request, asked, ("good", f"{preset.capitalize()}: {PRESETS[preset]}"))
 
     @pages.post("/do/switch")
     async def switch(request: Request) -> Response:
-        asked = await form(request)
-        desk.switch(person(request), asked.get("item", ""), "takes_part" in asked)
-        return made.after(request, asked, None)
+        asked = await read_form(request)
+        desk.set_item_consent(require_person(request), asked.get("item", ""), "takes_part" in asked)
+        return made.respond_to_decision(request, asked, None)
 
     @pages.post("/do/pause")
     async def pause(request: Request) -> Response:
-        asked = await form(request)
-        desk.pause(person(request), asked.get("paused") == "yes")
+        asked = await read_form(request)
+        desk.set_pause(require_person(request), asked.get("paused") == "yes")
         said = "You take a pause: nothing of yours leaves." if asked.get("paused") == "yes" else "You take part again."
-        return made.after(request, asked, ("good", said))
+        return made.respond_to_decision(request, asked, ("good", said))
 
     return pages
 
 
-def wishes(desk: Desk) -> APIRouter:
+def make_request_routes(desk: PersonService) -> APIRouter:
     """What a person asks for, and what they are willing to spend."""
     pages, made = APIRouter(include_in_schema=False), PersonPage(desk)
 
     @pages.post("/do/budget")
     async def budget(request: Request) -> Response:
-        user, asked = person(request), await form(request)
+        user, asked = require_person(request), await read_form(request)
         try:
-            given = validated(Budget, {"epsilon": _decimal(asked.get("epsilon", ""))}, "the budget")
-            desk.declare(user, given.epsilon)
+            given = validate_model(BudgetBody, {"epsilon": _parse_decimal(asked.get("epsilon", ""))}, "the budget")
+            desk.declare_budget(user, given.epsilon)
         except TacitaError as error:
             said = ("note", str(error))
         else:
             said = ("good", f"From the next message on, at most {given.epsilon:g} of your budget is spent in a run.")
         if not is_htmx(request):
-            return away("/")
-        return HTMLResponse(made.budget(user) + render("notice.html", notice=said, oob=True))
+            return redirect_to("/")
+        return HTMLResponse(made.render_budget(user) + render("notice.html", notice=said, oob=True))
 
     @pages.post("/do/ask")
     async def ask(request: Request) -> Response:
-        asked = await form(request)
+        asked = await read_form(request)
         try:
-            desk.ask(person(request), asked.get("kind", ""), [asked["item"]] if "item" in asked else [])
+            desk.submit_request(
+                require_person(request), asked.get("kind", ""), [asked["item"]] if "item" in asked else []
+            )
         except TacitaError as error:
-            return made.after(request, asked, ("note", str(error)))
-        return made.after(request, asked, ASKED)
+            return made.respond_to_decision(request, asked, ("note", str(error)))
+        return made.respond_to_decision(request, asked, QUEUED_NOTICE)
 
     return pages
 
 
-def endings(desk: Desk, tokens: Tokens, cookie: str) -> APIRouter:
+def make_exit_routes(desk: PersonService, tokens: Tokens, cookie: str) -> APIRouter:
     """How a person leaves the device, or the page."""
     pages = APIRouter(include_in_schema=False)
 
     @pages.post("/do/erase")
     async def erase(request: Request) -> Response:
-        user, asked = person(request), await form(request)
+        user, asked = require_person(request), await read_form(request)
         try:
-            gone = desk.erase(user, asked.get("confirm", ""))
+            gone = desk.erase_user(user, asked.get("confirm", ""))
         except TacitaError as error:
-            return page("word.html", 400, title="Nothing was erased", brand=BRAND, kind="note", said=error, back=True)
-        tokens.close_all(user)
+            return render_page(
+                "word.html", 400, title="Nothing was erased", brand=BRAND, kind="note", said=error, back=True
+            )
+        tokens.close_user_sessions(user)
         said = (
             f"{gone['interactions']:,} rows are gone from this device, and so are your choices and requests. If you "
             "spent anything of a privacy budget, one number stays, without your name: how much."
         )
-        done = page("word.html", title="Erased", brand=BRAND, kind="good", said=said, back=False)
+        done = render_page("word.html", title="Erased", brand=BRAND, kind="good", said=said, back=False)
         done.delete_cookie(cookie)
         return done
 
     @pages.post("/do/bye")
     def bye(request: Request) -> Response:
-        tokens.close(request.cookies.get(cookie, ""))
+        tokens.close_session(request.cookies.get(cookie, ""))
         said = "This page is closed. `tacita node page` makes a new link."
-        done = page("word.html", title="Closed", brand=BRAND, kind="good", said=said, back=False)
+        done = render_page("word.html", title="Closed", brand=BRAND, kind="good", said=said, back=False)
         done.delete_cookie(cookie)
         return done
 
     return pages
 
 
-def owner_pages(desk: Desk, tokens: Tokens) -> APIRouter:
+def make_owner_routes(desk: PersonService, tokens: Tokens) -> APIRouter:
     """An owner's list of people."""
     pages = APIRouter(include_in_schema=False)
 
     @pages.get("/part/people")
     def people(request: Request) -> Response:
-        return _people(desk, request, "people_list.html")
+        return _render_people(desk, request, "people_list.html")
 
     @pages.post("/do/link")
     async def link(request: Request) -> Response:
-        _owner(request)
-        user = (await form(request)).get("user", "")
-        where = f"{request.base_url}enter/{tokens.link(Who('person', user, desk.node.store.user(user)))}"
-        return page("notice.html", notice=("good", f"For {user}, once, within ten minutes: `{where}`"), oob=False)
+        _require_owner(request)
+        user = (await read_form(request)).get("user", "")
+        where = (
+            f"{request.base_url}enter/{tokens.make_link(Principal('person', user, desk.node.store.find_user(user)))}"
+        )
+        return render_page(
+            "notice.html", notice=("good", f"For {user}, once, within ten minutes: `{where}`"), oob=False
+        )
 
     return pages
 
 
-def _owner(request: Request) -> None:
+def _require_owner(request: Request) -> None:
     if request.state.who.role != "owner":
         raise TacitaError("this is for the owner of the node.")
 
 
-def _people(desk: Desk, request: Request, template: str) -> Response:
-    _owner(request)
+def _render_people(desk: PersonService, request: Request, template: str) -> Response:
+    _require_owner(request)
     search = request.query_params.get("search", "")[:200]
-    found = desk.people(search, number_of(request.query_params.get("offset", "")), ROWS)
+    found = desk.list_people(search, parse_number(request.query_params.get("offset", "")), ROWS)
     about: dict[str, Any] = {
         "title": "People",
         "brand": "tacita · owner",
@@ -271,17 +285,17 @@ def _people(desk: Desk, request: Request, template: str) -> Response:
         "notice": None,
         "oob": False,
     }
-    return page(template, found=found, search=search, **about)
+    return render_page(template, found=found, search=search, **about)
 
 
-def front(desk: Desk) -> APIRouter:
+def make_front_routes(desk: PersonService) -> APIRouter:
     """The page itself, by who looks at it."""
     pages, made = APIRouter(include_in_schema=False), PersonPage(desk)
 
     @pages.get("/")
     def whole(request: Request) -> Response:
         if request.state.who.role == "owner":
-            return _people(desk, request, "people.html")
-        return made.whole(person(request), dict(request.query_params))
+            return _render_people(desk, request, "people.html")
+        return made.render_whole(require_person(request), dict(request.query_params))
 
     return pages

@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from tacita import __version__
-from tacita.live.words import ago, odds, plural, size, span, when
+from tacita.live.formatting import format_age, format_bytes, format_count, format_duration, format_odds, format_time
 from tacita.report.drawing import COLOURS
 
 HTMX = {"includeIndicatorStyles": False, "allowEval": False, "selfRequestsOnly": True, "historyCacheSize": 0}
@@ -25,18 +25,25 @@ STATIC = {"/htmx.js": "application/javascript", "/style.css": "text/css"}
 
 
 @cache
-def _templates() -> Environment:
+def _load_templates() -> Environment:
     loader = ChoiceLoader(
         [PackageLoader("tacita.live.pages", "templates"), PackageLoader("tacita.report", "templates")]
     )
     found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     found.globals |= {"colours": COLOURS, "version": __version__, "htmx": json.dumps(HTMX), "style": style_name()}
-    found.filters |= {"when": when, "size": size, "ago": ago, "span": span, "plural": plural, "sentence": sentence}
-    found.filters |= {"odds": odds}
+    found.filters |= {
+        "when": format_time,
+        "size": format_bytes,
+        "ago": format_age,
+        "span": format_duration,
+        "plural": format_count,
+        "sentence": format_sentence,
+    }
+    found.filters |= {"odds": format_odds}
     return found
 
 
-def sentence(text: object) -> Markup:
+def format_sentence(text: object) -> Markup:
     """A sentence of an error or an alert as a page shows it: with a capital, and what is in backticks as code."""
     said = str(text)
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(said[:1].upper() + said[1:]))))
@@ -54,10 +61,10 @@ def _sheets() -> list[Any]:
 
 
 def render(template: str, **shown: Any) -> str:
-    return _templates().get_template(template).render(**shown)
+    return _load_templates().get_template(template).render(**shown)
 
 
-def page(template: str, status: int = 200, **shown: Any) -> HTMLResponse:
+def render_page(template: str, status: int = 200, **shown: Any) -> HTMLResponse:
     return HTMLResponse(render(template, **shown), status)
 
 
@@ -65,7 +72,7 @@ def is_htmx(request: Request) -> bool:
     return request.headers.get("hx-request") == "true"
 
 
-def away(path: str) -> Response:
+def redirect_to(path: str) -> Response:
     """After a change that was made without scripts: the page anew."""
     return RedirectResponse(path, 303)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tacita.core.errors import TacitaError
-from tacita.core.files import read_json, side_of
+from tacita.core.files import read_json, temporary_path
 
 LINK_SECONDS = 600.0
 SESSION_SECONDS = 12 * 3600.0
@@ -30,7 +30,7 @@ Role = Literal["person", "owner", "operator", "reader"]
 
 
 @dataclass(frozen=True)
-class Who:
+class Principal:
     """Somebody who showed a token."""
 
     role: Role
@@ -42,7 +42,7 @@ class Who:
         return self.role != "reader"
 
 
-def cookie_name(whose: str) -> str:
+def make_cookie_name(whose: str) -> str:
     """Browsers do not tell ports apart when they send cookies: every page server that is started has its own name."""
     return f"tacita-{whose}-{secrets.token_hex(6)}"
 
@@ -52,40 +52,40 @@ class Tokens:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now, self._lock = now, threading.Lock()
-        self._links: dict[str, tuple[Who, float]] = {}
-        self._sessions: dict[str, tuple[Who, float]] = {}
+        self._links: dict[str, tuple[Principal, float]] = {}
+        self._sessions: dict[str, tuple[Principal, float]] = {}
 
-    def link(self, who: Who) -> str:
+    def make_link(self, who: Principal) -> str:
         """A token that opens one session, soon."""
-        return self._put(self._links, who, LINK_SECONDS)
+        return self._store_token(self._links, who, LINK_SECONDS)
 
-    def enter(self, link: str, known: Callable[[Who], Who | None] = lambda who: who) -> str | None:
+    def redeem_link(self, link: str, known: Callable[[Principal], Principal | None] = lambda who: who) -> str | None:
         """The token of a new session; the link is used up. None: it was, is too old, or `known` knows nobody of it."""
         with self._lock:
             found = self._links.pop(_digest(link), None)
         who = None if found is None or found[1] < self._now() else known(found[0])
-        return None if who is None else self.open(who)
+        return None if who is None else self.open_session(who)
 
-    def open(self, who: Who) -> str:
-        return self._put(self._sessions, who, SESSION_SECONDS)
+    def open_session(self, who: Principal) -> str:
+        return self._store_token(self._sessions, who, SESSION_SECONDS)
 
-    def who(self, session: str) -> Who | None:
+    def find_principal(self, session: str) -> Principal | None:
         with self._lock:
             found = self._sessions.get(_digest(session))
         return None if found is None or found[1] < self._now() else found[0]
 
-    def close(self, session: str) -> None:
+    def close_session(self, session: str) -> None:
         with self._lock:
             self._sessions.pop(_digest(session), None)
 
-    def close_all(self, user: str) -> None:
+    def close_user_sessions(self, user: str) -> None:
         """Somebody is gone from the node: so are their sessions and links."""
         with self._lock:
             for held in (self._links, self._sessions):
                 for key in [key for key, (who, _) in held.items() if who.user == user and who.role == "person"]:
                     del held[key]
 
-    def _put(self, held: dict[str, tuple[Who, float]], who: Who, seconds: float) -> str:
+    def _store_token(self, held: dict[str, tuple[Principal, float]], who: Principal, seconds: float) -> str:
         made, now = secrets.token_urlsafe(32), self._now()
         with self._lock:
             for key in [key for key, (_, end) in held.items() if end < now]:
@@ -100,7 +100,7 @@ def _digest(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 
-class Keys:
+class OperatorCredentials:
     """operator.json: the password of a server's operator, hashed with scrypt, and the digest of the read-only token."""
 
     def __init__(self, folder: Path) -> None:
@@ -115,7 +115,7 @@ class Keys:
         made = hashlib.scrypt(password.encode(), salt=salt, **_COST)
         self._write({**self._read(), "salt": salt.hex(), "scrypt": made.hex()})
 
-    def new_reader(self) -> str:
+    def make_reader_token(self) -> str:
         """A new read-only token; the one before it does not work any more."""
         made = secrets.token_urlsafe(32)
         self._write({**self._read(), "reader": _digest(made)})
@@ -139,7 +139,7 @@ class Keys:
                 self._not_before = time.monotonic() + min(60.0, 2.0 ** (self._misses - 4))
             return right
 
-    def is_reader(self, token: str) -> bool:
+    def is_reader_token(self, token: str) -> bool:
         held = self._read().get("reader", "")
         return bool(held) and hmac.compare_digest(_digest(token), held)
 
@@ -147,7 +147,7 @@ class Keys:
         return dict(read_json(self._path)) if self._path.exists() else {}
 
     def _write(self, values: dict[str, Any]) -> None:
-        side = side_of(self._path)
+        side = temporary_path(self._path)
         with open(os.open(side, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w", encoding="utf-8") as out:
             json.dump(values, out)
         os.replace(side, self._path)

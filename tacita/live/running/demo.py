@@ -22,19 +22,19 @@ from tacita.data.sources import load
 
 RUN = "demo"
 NODES = ("library", "cinema", "school")
-LONGEST = 240.0  # seconds for one block
+BLOCK_TIMEOUT = 240.0  # seconds for one block
 CUTS = (0.7, 0.8, 0.87, 0.94)  # two blocks for the story, three for what people ask for on their pages
 SETTINGS = {"seed": 1, "backbone": {"name": "tally", "recency": 20.0}}  # learns a block in one exchange
 
 
 @dataclass(frozen=True)
-class People:
+class DemoData:
     """Who lives on which node, what each node's people did in each block, and the items with their titles."""
 
     files: dict[str, list[Path]]
     items: list[tuple[str, str]]
     home: dict[str, str]
-    first: dict[str, list[str]]  # what each person did in the first block
+    first_block_items: dict[str, list[str]]  # what each person did in the first block
 
     def home_of(self, user: str) -> str:
         if user not in self.home:
@@ -43,7 +43,7 @@ class People:
 
 
 @contextlib.contextmanager
-def own_folder(out: Path | None) -> Iterator[Path]:
+def make_demo_folder(out: Path | None) -> Iterator[Path]:
     """A new folder for the demo; without a name it is gone afterwards."""
     if find_spec("flwr") is None:
         raise TacitaError("the live mode needs Flower; install it with `pip install tacita[live]`.")
@@ -60,60 +60,60 @@ def own_folder(out: Path | None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def make_site(folder: Path, people: People) -> None:
+def make_site(folder: Path, people: DemoData) -> None:
     """Keys, a server with a catalogue, and three enrolled nodes that hold their first block."""
-    from tacita.live.running.joining import make_node  # late, as below: these need what tacita[live] brings
-    from tacita.live.running.server import ServerConfig, create, enroll, open_store
+    from tacita.live.running.node_setup import make_node  # late, as below: these need what tacita[live] brings
+    from tacita.live.running.server import ServerConfig, create_server, enroll_node, open_store
 
-    server, port, link = folder / "server", _free_port(), _free_port()
-    create(server, ServerConfig(host="127.0.0.1", port=port, link_port=link), [])
+    server, port, link = folder / "server", _find_free_port(), _find_free_port()
+    create_server(server, ServerConfig(host="127.0.0.1", port=port, link_port=link), [])
     with open_store(server) as store:
         store.add_items(people.items)
     for name in NODES:
         values = {"name": name, "server": f"127.0.0.1:{port}"}
         made = make_node(folder / name, values, server / "ca.pem")
-        enroll(server, Path(made["public key"]), name)
-    bring(folder, people, block=0)
+        enroll_node(server, Path(made["public key"]), name)
+    import_block(folder, people, block=0)
 
 
-def bring(folder: Path, people: People, block: int) -> None:
+def import_block(folder: Path, people: DemoData, block: int) -> None:
     """Import what each node's people did in a block."""
-    from tacita.live.running import control
+    from tacita.live.running import node_client
 
     for name in NODES:
-        control.ask(folder / name, "import", file=str(people.files[name][block].absolute()))
+        node_client.ask_node(folder / name, "import", file=str(people.files[name][block].absolute()))
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[Path]:
+def run_site(folder: Path) -> Iterator[Path]:
     """The server and the nodes, until this is left; gives the server's folder."""
     from tacita.live.running.server import is_up
 
     server = folder / "server"
     with contextlib.ExitStack() as processes:
         as_root = ["--insecure-run-as-root"] if os.geteuid() == 0 else []
-        processes.enter_context(_process(folder / "server.log", "server", "up", "--folder", server, *as_root))
-        _until(lambda: is_up(server), "the server")
+        processes.enter_context(_run_process(folder / "server.log", "server", "up", "--folder", server, *as_root))
+        _wait_until(lambda: is_up(server), "the server")
         for name in NODES:
-            processes.enter_context(_process(folder / f"{name}.log", "node", "run", "--folder", folder / name))
+            processes.enter_context(_run_process(folder / f"{name}.log", "node", "run", "--folder", folder / name))
         yield server
 
 
 def begin_run(folder: Path) -> None:
     from tacita.live.running import orders
-    from tacita.methods import configured
+    from tacita.methods import resolve_config
 
-    terms = orders.Terms("all", timeout=60.0, give_up=3600.0)
-    orders.begin_run(folder / "server", RUN, configured(SETTINGS, "the demo"), terms)
+    terms = orders.RunTerms("all", timeout=60.0, give_up=3600.0)
+    orders.begin_run(folder / "server", RUN, resolve_config(SETTINGS, "the demo"), terms)
 
 
-def next_block(folder: Path) -> None:
+def open_next_block(folder: Path) -> None:
     from tacita.live.running import orders
 
     orders.open_block(folder / "server", RUN)
 
 
-def split(folder: Path, data_dir: Path | None) -> People:
+def split_data(folder: Path, data_dir: Path | None) -> DemoData:
     """MovieLens-100K as files: blocks for each node, items for the operator."""
     table = load("ml-100k", data_dir=data_dir)
     assert table.timestamp is not None
@@ -130,18 +130,18 @@ def split(folder: Path, data_dir: Path | None) -> People:
             first.setdefault(raw, []).append(table.item_ids[item])
     for path, text in lines.items():
         path.write_text("\n".join(text) + "\n", encoding="utf-8")
-    return People(files, [(item, table.titles.get(item, "")) for item in table.item_ids], home, first)
+    return DemoData(files, [(item, table.titles.get(item, "")) for item in table.item_ids], home, first)
 
 
-def _command(*words: object) -> list[str]:
+def _make_command(*words: object) -> list[str]:
     return [sys.executable, "-m", "tacita", *map(str, words)]
 
 
 @contextlib.contextmanager
-def _process(log: Path, *words: object) -> Iterator[None]:
+def _run_process(log: Path, *words: object) -> Iterator[None]:
     """A server or node in the background, stopped at the end as Ctrl-C would."""
     with open(log, "wb") as held:
-        child = subprocess.Popen(_command(*words), stdout=held, stderr=held, start_new_session=True)
+        child = subprocess.Popen(_make_command(*words), stdout=held, stderr=held, start_new_session=True)
     try:
         time.sleep(0.2)
         if child.poll() is not None:
@@ -157,7 +157,7 @@ def _process(log: Path, *words: object) -> Iterator[None]:
             child.wait(10)
 
 
-def _until(done: Callable[[], bool], what: str, most: float = 90.0) -> None:
+def _wait_until(done: Callable[[], bool], what: str, most: float = 90.0) -> None:
     end = time.monotonic() + most
     while not done():
         if time.monotonic() > end:
@@ -165,7 +165,7 @@ def _until(done: Callable[[], bool], what: str, most: float = 90.0) -> None:
         time.sleep(0.5)
 
 
-def _free_port() -> int:
+def _find_free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
-from tacita.live.running.server import is_up, open_store, why_stopped
+from tacita.live.running.server import find_stop_reason, is_up, open_store
 from tacita.live.server.store import ServerStore
 
 
 @dataclass(frozen=True)
-class Terms:
+class RunTerms:
     """When a round goes on, and when a run ends, though nodes are silent."""
 
     quorum: int | str  # nodes that a round needs, or "all"
@@ -20,49 +20,49 @@ class Terms:
     give_up: float  # seconds without a quorum that end the run
 
 
-def begin_run(folder: Path, run: str, settings: RunConfig, terms: Terms) -> None:
+def begin_run(folder: Path, run: str, settings: RunConfig, terms: RunTerms) -> None:
     """A new run with its first block open."""
     from tacita.live.server.coordinator import check_run  # brings all that trains, which the other orders do without
 
     with open_store(folder) as store:
-        check_run(settings, store.n_items())
-        _need_nodes(store, terms.quorum)
-        _need_up(folder)
-        store.new_run(run, settings, asdict(terms))
+        check_run(settings, store.count_items())
+        _check_nodes(store, terms.quorum)
+        _check_up(folder)
+        store.create_run(run, settings, asdict(terms))
         store.open_block(run)
 
 
 def open_block(folder: Path, run: str) -> None:
     """The run's next block."""
     with open_store(folder) as store:
-        store.run(run)
-        _need_up(folder)
+        store.load_run(run)
+        _check_up(folder)
         store.open_block(run)
 
 
 def resume_run(folder: Path, run: str) -> None:
     """Let a run that stopped try again; one that is under way is left alone."""
     with open_store(folder) as store:
-        store.run(run)
-        _need_up(folder)
-        if why_stopped(store, run) is not None:
-            store.halt(run, False)
-            store.tell(run, {"event": "resumed"})
+        store.load_run(run)
+        _check_up(folder)
+        if find_stop_reason(store, run) is not None:
+            store.set_halted(run, False)
+            store.log_event(run, {"event": "resumed"})
 
 
 def stop_run(folder: Path, run: str) -> None:
     """Let a run stop after what it has committed; `resume_run` goes on from there."""
     with open_store(folder) as store:
-        store.run(run)
-        store.halt(run, True)
+        store.load_run(run)
+        store.set_halted(run, True)
 
 
-def _need_up(folder: Path) -> None:
+def _check_up(folder: Path) -> None:
     if not is_up(folder):
         raise TacitaError(f"the server is not up; start it with `tacita server up --folder {folder}`.")
 
 
-def _need_nodes(store: ServerStore, quorum: int | str) -> None:
+def _check_nodes(store: ServerStore, quorum: int | str) -> None:
     enrolled = sum(row.revoked is None for row in store.nodes())
     if enrolled == 0:
         raise TacitaError("no node is enrolled; `tacita server enroll KEY.pub --name NAME` lets one in.")

@@ -19,29 +19,22 @@ from typing import Any
 
 from pydantic import Field
 
-from tacita.core.config import Strict, to_toml
+from tacita.core.config import StrictModel, to_toml
 from tacita.core.errors import TacitaError
-from tacita.core.files import disk_error, side_of, write_bytes
-from tacita.live.certificates import (
-    CA,
-    ServerKeys,
-    fingerprint,
-    make_ca,
-    make_server,
-    public_pem,
-)
-from tacita.live.processes import stopped_by_signals
-from tacita.live.server.store import STORE, NodeRow, RunRow, ServerStore, done_blocks, standing
+from tacita.core.files import disk_error, temporary_path, write_bytes
+from tacita.live.processes import stop_on_signals
+from tacita.live.server.store import STORE_FILE, NodeRow, RunRow, ServerStore, count_done_blocks, describe_run
 from tacita.live.settings import read_settings
+from tacita.live.tls_certificates import CA, ServerKeys, convert_to_pem, fingerprint, make_ca, make_server_certificate
 
 VERSION = 1
-Beside = Callable[["Server"], contextlib.AbstractContextManager[Any]]
-LOOK = 0.5  # seconds between two looks at the store
+ServerExtension = Callable[["LiveServer"], contextlib.AbstractContextManager[Any]]
+POLL_SECONDS = 0.5  # seconds between two looks at the store
 
 log = logging.getLogger(__name__)
 
 
-class ServerConfig(Strict):
+class ServerConfig(StrictModel):
     """server.toml: where nodes find the server."""
 
     version: int = Field(VERSION, description="of this file's format")
@@ -51,17 +44,17 @@ class ServerConfig(Strict):
     page_port: int = Field(0, ge=0, le=65535, description="port of the operator's page, on loopback; 0: any free one")
 
 
-def create(folder: Path, config: ServerConfig, names: list[str]) -> None:
+def create_server(folder: Path, config: ServerConfig, names: list[str]) -> None:
     """A new folder that appears whole or not at all; `names` are the hosts and addresses that nodes will dial."""
     if folder.exists() or folder.is_symlink():
         raise TacitaError(f"{folder} exists; a server is made in a new folder, `tacita server init FOLDER`.")
-    side = side_of(folder)
+    side = temporary_path(folder)
     try:
         side.mkdir(parents=True, mode=0o700)
         write_bytes(side / "server.toml", to_toml(config).encode())
         make_ca(side)
-        make_server(side, names)
-        ServerStore.create(side / STORE).close()
+        make_server_certificate(side, names)
+        ServerStore.create(side / STORE_FILE).close()
         side.rename(folder)
     except OSError as error:
         raise disk_error(folder, error) from None
@@ -75,10 +68,10 @@ def read_config(folder: Path) -> ServerConfig:
 
 def open_store(folder: Path) -> ServerStore:
     read_config(folder)
-    return ServerStore(folder / STORE)
+    return ServerStore(folder / STORE_FILE)
 
 
-def enroll(folder: Path, public_key: Path, name: str) -> str:
+def enroll_node(folder: Path, public_key: Path, name: str) -> str:
     """Let a node in by its public key; returns the key's fingerprint, to compare with what the node's owner says."""
     try:
         given = public_key.read_bytes()
@@ -87,9 +80,9 @@ def enroll(folder: Path, public_key: Path, name: str) -> str:
     return enroll_key(folder, given, name)
 
 
-def enroll_key(folder: Path, given: bytes, name: str) -> str:
+def enroll_key(folder: Path, public_key: bytes, name: str) -> str:
     """The same with the key itself."""
-    pem = public_pem(given)
+    pem = convert_to_pem(public_key)
     with open_store(folder) as store:
         store.add_node(name, pem.decode())
     return fingerprint(pem)
@@ -108,7 +101,7 @@ def is_up(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _hold_server_lock(folder: Path) -> Iterator[None]:
     held = os.open(folder / "up.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         end = time.monotonic() + 1.0  # somebody may be looking just now
@@ -125,23 +118,23 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(held)
 
 
-class Server:
+class LiveServer:
     """The running server: gateway, SuperLink and, through it, the coordinators of runs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
         self.config = read_config(folder)
         self.stopping = threading.Event()
-        self._flower: dict[str, int] = {}  # run -> Flower's run that is at work on it
-        self._tries: dict[str, tuple[int, float]] = {}  # run -> failures in a row, not before
-        self._keys: tuple[float, frozenset[str]] = (0.0, frozenset())
-        self._looking = threading.Lock()
+        self._flower_runs: dict[str, int] = {}  # run -> Flower's run that is at work on it
+        self._failures: dict[str, tuple[int, float]] = {}  # run -> failures in a row, not before
+        self._enrolled_keys: tuple[float, frozenset[str]] = (0.0, frozenset())
+        self._enrolment_lock = threading.Lock()
 
     def serve(
         self,
-        ready: Callable[[Server], None] = lambda server: None,
+        ready: Callable[[LiveServer], None] = lambda server: None,
         insecure_run_as_root: bool = False,
-        beside: Beside | None = None,
+        extension: ServerExtension | None = None,
     ) -> None:
         """Serve until told to stop; `beside` is what else is served meanwhile, such as the operator's page."""
         if os.geteuid() == 0 and not insecure_run_as_root:
@@ -150,31 +143,31 @@ class Server:
                 "port on loopback can run code as the server's user; start it as a user of its own, or with "
                 "--insecure-run-as-root."
             )
-        from tacita.live.engine.flower import Link, write_app  # late: Flower takes a second to load
-        from tacita.live.engine.gateway import Gateway, bind
+        from tacita.live.engine.flower import SuperLink, write_app  # late: Flower takes a second to load
+        from tacita.live.engine.gateway import Gateway, bind_listener
 
         with contextlib.ExitStack() as held:
-            held.enter_context(_alone(self.folder))
-            self.store = held.enter_context(ServerStore(self.folder / STORE))
-            self._enrolled = held.enter_context(ServerStore(self.folder / STORE))
-            keys = ServerKeys.of(self.folder)
-            keys.check()
-            bind(self.config.host, self.config.port).close()  # before anything is started
+            held.enter_context(_hold_server_lock(self.folder))
+            self.store = held.enter_context(ServerStore(self.folder / STORE_FILE))
+            self._enrolment_store = held.enter_context(ServerStore(self.folder / STORE_FILE))
+            keys = ServerKeys.in_folder(self.folder)
+            keys.check_validity()
+            bind_listener(self.config.host, self.config.port).close()  # before anything is started
             log.info("starting Flower's SuperLink")
             app = write_app(self.folder / "app")
-            self.link = Link(self.folder / "flower", self.config.link_port, keys)
+            self.link = SuperLink(self.folder / "flower", self.config.link_port, keys)
             held.enter_context(self.link)
-            self._settle_nodes()
+            self._sync_nodes()
             gateway = Gateway(self.config.host, self.config.port, self.link.url, keys, self.is_enrolled)
             held.enter_context(gateway)
-            held.enter_context(stopped_by_signals(self.stopping))
+            held.enter_context(stop_on_signals(self.stopping))
             log.info("serving nodes on %s:%d; Ctrl-C stops", self.config.host, gateway.port)
-            if beside is not None:
-                held.enter_context(beside(self))
+            if extension is not None:
+                held.enter_context(extension(self))
             ready(self)
-            while not self.stopping.wait(LOOK):
-                self._look(app)
-                if not gateway.alive:
+            while not self.stopping.wait(POLL_SECONDS):
+                self._poll_store(app)
+                if not gateway.is_alive:
                     raise TacitaError("the gateway ended; the log says why.")
             log.info("stopping")
             self._stop_runs()
@@ -182,30 +175,30 @@ class Server:
 
     def is_enrolled(self, key: str) -> bool:
         """Whether a key's fingerprint may speak; a revoked one may not from the next second on."""
-        with self._looking:
-            at, keys = self._keys
-            if time.monotonic() - at > LOOK:
-                rows = self._enrolled.nodes()
+        with self._enrolment_lock:
+            at, keys = self._enrolled_keys
+            if time.monotonic() - at > POLL_SECONDS:
+                rows = self._enrolment_store.nodes()
                 keys = frozenset(fingerprint(one.public_key.encode()) for one in rows if one.revoked is None)
-                self._keys = (time.monotonic(), keys)
+                self._enrolled_keys = (time.monotonic(), keys)
             return key in keys
 
-    def _look(self, app: Path) -> None:
+    def _poll_store(self, app: Path) -> None:
         """One look at the store: nodes that came or left, runs that need a coordinator."""
         try:
-            if not self.link.alive:
+            if not self.link.is_alive:
                 log.warning("the SuperLink ended and is started again")
-                self._flower.clear()
+                self._flower_runs.clear()
                 self.link.stop()
                 self.link.start()
-            self._settle_nodes()
+            self._sync_nodes()
             for row in self.store.runs():
-                self._settle_run(row, app)
+                self._sync_run(row, app)
         except TacitaError as error:
             log.warning("%s", error)
             self.stopping.wait(2.0)
 
-    def _settle_nodes(self) -> None:
+    def _sync_nodes(self) -> None:
         known: dict[int, str] | None = None
         for row in self.store.nodes():
             if row.revoked is None and row.number is None:
@@ -225,9 +218,9 @@ class Server:
         finally:
             path.unlink(missing_ok=True)
 
-    def _settle_run(self, row: RunRow, app: Path) -> None:
+    def _sync_run(self, row: RunRow, app: Path) -> None:
         """Keep a coordinator at work on a run with an open block, unless it stopped for a reason."""
-        flower = self._flower.get(row.name)
+        flower = self._flower_runs.get(row.name)
         halted = self.store.is_halted(row.name)
         if flower is not None:
             if halted:
@@ -236,26 +229,26 @@ class Server:
             state = self.link.run_state(flower)
             if not state.startswith("finished"):
                 return
-            del self._flower[row.name]
+            del self._flower_runs[row.name]
             if state == "finished:completed" or halted:
-                self._tries.pop(row.name, None)
+                self._failures.pop(row.name, None)
             else:
-                failures = self._tries.get(row.name, (0, 0.0))[0] + 1
-                self._tries[row.name] = (failures, time.monotonic() + min(60.0, 2.0**failures))
+                failures = self._failures.get(row.name, (0, 0.0))[0] + 1
+                self._failures[row.name] = (failures, time.monotonic() + min(60.0, 2.0**failures))
                 log.warning("the coordinator of run '%s' ended: %s", row.name, state)
-        if row.opened == done_blocks(row) or why_stopped(self.store, row.name) is not None:
+        if row.opened == count_done_blocks(row) or find_stop_reason(self.store, row.name) is not None:
             return
-        if time.monotonic() >= self._tries.get(row.name, (0, 0.0))[1]:
-            self._flower[row.name] = self.link.submit({"store": str(self.folder), "run": row.name}, app)
-            log.info("run '%s': block %d is under way", row.name, done_blocks(row))
+        if time.monotonic() >= self._failures.get(row.name, (0, 0.0))[1]:
+            self._flower_runs[row.name] = self.link.submit({"store": str(self.folder), "run": row.name}, app)
+            log.info("run '%s': block %d is under way", row.name, count_done_blocks(row))
 
     def _stop_runs(self) -> None:
-        for flower in self._flower.values():
+        for flower in self._flower_runs.values():
             with contextlib.suppress(TacitaError):
                 self.link.stop_run(flower)
 
 
-def why_stopped(store: ServerStore, run: str) -> str | None:
+def find_stop_reason(store: ServerStore, run: str) -> str | None:
     """Why a run stopped for good; None: it goes on."""
     if store.is_halted(run):
         return "the operator stopped it."
@@ -263,10 +256,10 @@ def why_stopped(store: ServerStore, run: str) -> str | None:
     return str(last["said"]) if last is not None and last.get("event") == "stopped" else None
 
 
-def status(folder: Path) -> dict[str, Any]:
+def read_status(folder: Path) -> dict[str, Any]:
     """Where the server stands, for people and machines."""
     config, up = read_config(folder), is_up(folder)
-    with ServerStore(folder / STORE) as store:
+    with ServerStore(folder / STORE_FILE) as store:
         online = online_nodes(folder, config) if up else {}
         nodes = [
             {
@@ -281,9 +274,9 @@ def status(folder: Path) -> dict[str, Any]:
         runs = [
             {
                 "name": row.name,
-                "standing": standing(row),
-                "stopped": why_stopped(store, row.name),
-                "requests": store.pending(row.name),
+                "standing": describe_run(row),
+                "stopped": find_stop_reason(store, row.name),
+                "requests": store.list_pending(row.name),
                 "results": [] if row.note is None else row.note["plain"]["results"],
             }
             for row in store.runs()
@@ -302,8 +295,8 @@ def status(folder: Path) -> dict[str, Any]:
 
 def online_nodes(folder: Path, config: ServerConfig) -> dict[int, str]:
     """What the engine says of the nodes it knows; nothing while it starts."""
-    from tacita.live.engine.flower import Control
+    from tacita.live.engine.flower import SuperLinkClient
 
     with contextlib.suppress(TacitaError):
-        return Control(config.link_port, folder / CA).nodes()
+        return SuperLinkClient(config.link_port, folder / CA).nodes()
     return {}

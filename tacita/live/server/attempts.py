@@ -16,7 +16,7 @@ from tacita.core.errors import TacitaError
 from tacita.live.wire import MOST_REQUESTS
 
 
-class Unanswered(TacitaError):
+class NoAnswer(TacitaError):
     """Nodes were silent or refused: what was asked for can be asked again."""
 
 
@@ -27,44 +27,44 @@ class Attempts:
     resolved: int = 0
     failed: list[int] = field(default_factory=list)  # the latest of those that came to nothing
     latest: float = 0.0  # the time of the last request that was carried out
-    _now: int = 0
-    _asked: bool = False
+    _current: int = 0
+    _was_used: bool = False
 
     @staticmethod
-    def read(note: dict[str, Any] | None) -> Attempts:
+    def from_note(note: dict[str, Any] | None) -> Attempts:
         """As a run was committed; runs of before had none."""
         kept = (note or {}).get("attempts", {})
         return Attempts(int(kept.get("resolved", 0)), list(kept.get("failed", [])), float(kept.get("latest", 0.0)))
 
-    def note(self) -> dict[str, Any]:
+    def to_note(self) -> dict[str, Any]:
         return {"resolved": self.resolved, "failed": self.failed, "latest": self.latest}
 
     def begin(self) -> None:
-        self._now, self._asked = self.resolved + 1, False
+        self._current, self._was_used = self.resolved + 1, False
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """Whether requests are being carried out now."""
-        return self._now > 0
+        return self._current > 0
 
-    def ask(self) -> int:
+    def take_number(self) -> int:
         """The number of the attempt that a question belongs to; 0: to none."""
-        self._asked = True
-        return self._now
+        self._was_used = True
+        return self._current
 
     def end(self, effective: bool) -> None:
         """It is over; one that asked nobody leaves no trace."""
-        if self._asked:
-            self.resolved = self._now
+        if self._was_used:
+            self.resolved = self._current
             if not effective:
-                self.failed = [*self.failed, self._now][-MOST_REQUESTS:]
-        self._now = 0
+                self.failed = [*self.failed, self._current][-MOST_REQUESTS:]
+        self._current = 0
 
-    def patience(self, give_up: float, timeout: float) -> float:
+    def wait_limit(self, give_up: float, timeout: float) -> float:
         """Seconds to wait for answers: a request holds up a run no longer than one exchange, for it is tried again."""
-        return min(give_up, timeout) if self._now else give_up
+        return min(give_up, timeout) if self._current else give_up
 
-    def at(self, said: float, clock: float) -> float:
+    def order_time(self, said: float, clock: float) -> float:
         """The time of a request, as the server has seen it: nodes say theirs, and may say anything.
 
         Always after what was carried out last, since a replay takes what is older for having been there; never later

@@ -14,27 +14,27 @@ from typing import Any
 import numpy as np
 
 from tacita.core.config import RunConfig
-from tacita.core.draws import keys_of
+from tacita.core.draws import derive_keys
 from tacita.core.errors import TacitaError
-from tacita.core.types import Block, Ragged, Stream
-from tacita.federation.rounds import Progress, RoundReport, begin_block, end_block, run_block, start
-from tacita.federation.state_arrays import plain_of, read_server, server_arrays, server_note
-from tacita.lab.assembling import build, check_settings
+from tacita.core.types import Block, BlockStream, Ragged
+from tacita.federation.rounds import Progress, RoundReport, begin_block, end_block, run_block, start_run
+from tacita.federation.state_arrays import json_fields, pack_server, read_server, server_note
 from tacita.live.server.attempts import Attempts
-from tacita.live.server.remote import Patience, Remote, Transport
-from tacita.live.server.requests import MOST_TRIES, carry_out, due, grouped
-from tacita.live.server.store import STORE, RunRow, ServerStore
-from tacita.live.server.waiting import Carried, Heard
-from tacita.live.settings import check_live
+from tacita.live.server.open_requests import ApplyResult, ReceivedRequests
+from tacita.live.server.remote_devices import QuorumPolicy, RemoteDevices, Transport
+from tacita.live.server.request_service import MOST_TRIES, apply_requests, group_requests, select_due
+from tacita.live.server.store import STORE_FILE, RunRow, ServerStore
+from tacita.live.settings import check_live_settings
 from tacita.round.plan import Federation
+from tacita.runs.assembly import build_components, check_settings
 
 log = logging.getLogger(__name__)
 
 
 def check_run(config: RunConfig, n_items: int) -> None:
     """Refuse settings that cannot be followed live, before anybody is asked anything."""
-    check_live(config)
-    backbone, parts, _ = build(config)
+    check_live_settings(config)
+    backbone, parts, _ = build_components(config)
     check_settings(config, backbone)
     for part in parts:
         part.check(n_items)
@@ -45,18 +45,18 @@ def continue_run(folder: Path, run: str, transport: Transport, scrub: Callable[[
 
     `scrub` removes what others keep of messages that were delivered, when somebody withdrew; it returns whether it did.
     """
-    with ServerStore(folder / STORE) as store, _alone(folder, run):
-        row = store.run(run)
+    with ServerStore(folder / STORE_FILE) as store, _lock_run(folder, run):
+        row = store.load_run(run)
         try:
-            _continue(store, row, transport, scrub)
+            _run_blocks(store, row, transport, scrub)
         except Exception as error:  # whatever it was, somebody has to look: trying again would end the same way
             said = str(error) if isinstance(error, TacitaError) else f"{type(error).__name__}: {error}"
-            store.tell(run, {"event": "stopped", "said": said[:500]})
+            store.log_event(run, {"event": "stopped", "said": said[:500]})
             raise
 
 
 @contextlib.contextmanager
-def _alone(folder: Path, run: str) -> Iterator[None]:
+def _lock_run(folder: Path, run: str) -> Iterator[None]:
     """One coordinator for a run; a dead one's lock goes with it."""
     held = os.open(folder / f"run-{run}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -73,99 +73,107 @@ def _alone(folder: Path, run: str) -> Iterator[None]:
         os.close(held)
 
 
-def _continue(store: ServerStore, row: RunRow, transport: Transport, scrub: Callable[[], bool]) -> None:
-    fed = federation(store, row)
-    remote = Remote(
+def _run_blocks(store: ServerStore, row: RunRow, transport: Transport, scrub: Callable[[], bool]) -> None:
+    fed = build_federation(store, row)
+    remote = RemoteDevices(
         transport,
         row.name,
-        store.allowed,
+        store.allowed_nodes,
         store.catalogue,
-        Patience(**row.options),
-        tell=lambda event: store.tell(row.name, event),
-        outcomes=lambda: store.outcomes(row.name),
-        attempts=Attempts.read(row.note),
-        met=store.note_nodes,
+        QuorumPolicy(**row.options),
+        log_event=lambda event: store.log_event(row.name, event),
+        outcomes=lambda: store.list_outcomes(row.name),
+        attempts=Attempts.from_note(row.note),
+        record_nodes=store.note_nodes,
     )
-    progress = _progress(store, row, fed, remote)
+    progress = _restore_progress(store, row, fed, remote)
     began = time.monotonic()
 
-    def commit(event: dict[str, Any], now: Progress, carried: Carried | None = None) -> None:
-        arrays = server_arrays(now.server, "now/") | server_arrays(now.best_server, "best/")
-        arrays |= {f"homes/{name}": v for name, v in remote.homes().items()}
+    def commit(event: dict[str, Any], now: Progress, carried: ApplyResult | None = None) -> None:
+        arrays = pack_server(now.server, "now/") | pack_server(now.best_server, "best/")
+        arrays |= {f"homes/{name}": v for name, v in remote.location_arrays().items()}
         if any(v.dtype.kind == "f" and not np.isfinite(v).all() for v in arrays.values()):
             raise TacitaError("the model is no longer finite: training diverged, or a node sent a wrong sum.")
-        note = {"plain": plain_of(now), "now": server_note(now.server), "best": server_note(now.best_server)}
-        note["attempts"] = remote.attempts.note()
+        note = {"plain": json_fields(now), "now": server_note(now.server), "best": server_note(now.best_server)}
+        note["attempts"] = remote.attempts.to_note()
         event["seconds"] = round(time.monotonic() - began, 3)
-        store.commit(row.name, note, arrays, remote.accepted, Heard(remote.asked_for, remote.ends), event, carried)
-        remote.accepted, remote.asked_for, remote.ends = [], [], []
-        if store.to_scrub and scrub():
+        store.commit_round(
+            row.name,
+            note,
+            arrays,
+            remote.accepted_answers,
+            ReceivedRequests(remote.received_requests, remote.acknowledged_ends),
+            event,
+            carried,
+        )
+        remote.accepted_answers, remote.received_requests, remote.acknowledged_ends = [], [], []
+        if store.needs_scrub and scrub():
             store.scrub()
 
     def on_round(report: RoundReport, now: Progress) -> None:
         event = {"event": "round", "block": report.block, "round": report.round, "clients": report.clients}
         if report.valid is not None:
             event["valid"] = report.valid
-        asked, remote.reached = len(remote.reached), set()
+        asked, remote.reached_nodes = len(remote.reached_nodes), set()
         commit(event | {"asked": asked, "bytes_up": report.bytes_up, "bytes_down": report.bytes_down}, now)
         requests(now)
 
     def requests(now: Progress) -> None:
-        _requests(store, row.name, fed, now, commit)
+        _apply_requests(store, row.name, fed, now, commit)
 
     if progress.in_block:  # stopped when they had been heard and were not carried out
         requests(progress)
     while len(progress.results) < row.opened:
         if not progress.in_block:
-            store.tell(row.name, {"event": "block", "block": len(progress.results)})
+            store.log_event(row.name, {"event": "block", "block": len(progress.results)})
             begin_block(fed, progress, len(progress.results))
         run_block(fed, progress, on_round)
         end_block(fed, progress)
         commit({"event": "block done", **progress.results[-1]}, progress)
-        row = store.run(row.name)
-        fed = federation(store, row)  # another block may have been opened
+        row = store.load_run(row.name)
+        fed = build_federation(store, row)  # another block may have been opened
 
 
-def _requests(store: ServerStore, run: str, fed: Federation, now: Progress, commit: Callable[..., None]) -> None:
+def _apply_requests(store: ServerStore, run: str, fed: Federation, now: Progress, commit: Callable[..., None]) -> None:
     """Carry out what people asked for, and try again what nodes did not answer; a commit after each."""
-    assert isinstance(now.devices, Remote)
-    now.devices.silent = set()
+    assert isinstance(now.devices, RemoteDevices)
+    now.devices.silent_nodes = set()
     behind: set[tuple[int, int]] = set()  # whose earlier request has to be tried again
-    for group in grouped(due(store.open_requests(run), now.server)):
-        people = {(one.node, one.wanted.sender) for one in group}
+    for group in group_requests(select_due(store.open_requests(run), now.server)):
+        people = {(one.node, one.request.sender) for one in group}
         if behind & people:
             behind |= people
             continue
-        carried = carry_out(fed, now, group)
+        carried = apply_requests(fed, now, group)
         tries = int(carried.event.get("tries", 0))
         behind |= people if tries else set()
-        now.devices.part(now.server.parts.get(fed.learner.name, {}).get("asked", np.zeros(0, np.uint64)))
+        now.devices.drop_requesters(now.server.parts.get(fed.learner.name, {}).get("asked", np.zeros(0, np.uint64)))
         commit({"event": "request", **carried.event}, now, carried)
         if tries == MOST_TRIES:
-            store.tell(run, {**carried.event, "event": "request stuck"})
+            store.log_event(run, {**carried.event, "event": "request stuck"})
 
 
-def federation(store: ServerStore, row: RunRow) -> Federation:
+def build_federation(store: ServerStore, row: RunRow) -> Federation:
     """What a server knows of the federation: items and settings, and nobody."""
-    backbone, parts, draws = build(row.config)
+    backbone, parts, draws = build_components(row.config)
     items = store.catalogue()
     nobody, none = Ragged.empty(0), np.zeros(0, bool)
     sizes = store.block_sizes(row.name)
     blocks = tuple(Block(b, 0, n, nobody, nobody, nobody, none, 0) for b, n in enumerate(sizes))
     ids = tuple(item for item, _ in items)
-    stream = Stream(row.name, blocks, (), ids, np.zeros(0, np.uint64), keys_of(ids), dict(items), "")
+    stream = BlockStream(row.name, blocks, (), ids, np.zeros(0, np.uint64), derive_keys(ids), dict(items), "")
     for part in parts:
         if sizes:
             part.check(sizes[0])
     return Federation(backbone, parts, row.config, draws, stream=stream)
 
 
-def _progress(store: ServerStore, row: RunRow, fed: Federation, remote: Remote) -> Progress:
+def _restore_progress(store: ServerStore, row: RunRow, fed: Federation, remote: RemoteDevices) -> Progress:
     """Where the run stands: as it was committed after its last round."""
     if row.note is None:
-        return start(fed, remote)
-    arrays = store.arrays(row.name)
-    remote.settle({k.removeprefix("homes/"): v for k, v in arrays.items() if k.startswith("homes/")})
+        return start_run(fed, remote)
+    arrays = store.load_arrays(row.name)
+    remote.restore_locations({k.removeprefix("homes/"): v for k, v in arrays.items() if k.startswith("homes/")})
     now, best = (read_server(arrays, row.note[tag], f"{tag}/") for tag in ("now", "best"))
     progress = Progress(now, remote, best, **row.note["plain"])
     remote.best_round = progress.best_round

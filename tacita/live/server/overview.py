@@ -10,27 +10,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tacita.live.database import plain_errors, read_only
-from tacita.live.wire import SCORES
+from tacita.live.database import connect_read_only, translate_errors
+from tacita.live.wire import SCORE_QUESTIONS
 
 RECENT = 20_000  # events that are looked through for what nodes said last
-_SCORES = ", ".join(f"'{one}'" for one in SCORES)
+_SCORES = ", ".join(f"'{one}'" for one in SCORE_QUESTIONS)
 
 
-class Overview:
+class OverviewReader:
     """Looks at a server's file, which others write to."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def _ask(self, query: Callable[[sqlite3.Connection], Any]) -> Any:
-        with plain_errors(self._path, "restore a copy"), contextlib.closing(read_only(self._path)) as db:
+    def _query(self, query: Callable[[sqlite3.Connection], Any]) -> Any:
+        with translate_errors(self._path, "restore a copy"), contextlib.closing(connect_read_only(self._path)) as db:
             return query(db)
 
     def last_answers(self) -> dict[int, float]:
         """When each node's answer last counted."""
         asked = "SELECT node, max(time) FROM accepted GROUP BY node"
-        return {int(node): at for node, at in self._ask(lambda db: db.execute(asked).fetchall())}
+        return {int(node): at for node, at in self._query(lambda db: db.execute(asked).fetchall())}
 
     def last_errors(self) -> dict[int, tuple[float, str]]:
         """What each node, or the server of its answer, last said was wrong."""
@@ -39,13 +39,13 @@ class Overview:
             "WHERE id > (SELECT ifnull(max(id), 0) FROM events) - ? "
             "AND json_extract(event, '$.event') IN ('refused', 'bad reply') GROUP BY 1"
         )
-        rows = self._ask(lambda db: db.execute(asked, (RECENT,)).fetchall())
+        rows = self._query(lambda db: db.execute(asked, (RECENT,)).fetchall())
         return {int(node): (at, said) for node, _, at, said in rows if node is not None}
 
-    def of_themselves(self) -> dict[int, dict[str, Any]]:
+    def node_reports(self) -> dict[int, dict[str, Any]]:
         """What nodes said of themselves when they answered last: version, clock, and when that was."""
         asked = "SELECT key, value FROM meta WHERE key LIKE 'node/%'"
-        rows = self._ask(lambda db: db.execute(asked).fetchall())
+        rows = self._query(lambda db: db.execute(asked).fetchall())
         return {int(key.removeprefix("node/")): json.loads(value) for key, value in rows}
 
     def rounds(self, run: str, offset: int, limit: int) -> tuple[int, list[dict[str, Any]]]:
@@ -60,10 +60,10 @@ class Overview:
             first = page[limit] if len(page) > limit else 0
             between = "SELECT id, time, event FROM events WHERE run = ? AND id BETWEEN ? AND ? ORDER BY id"
             rows = db.execute(between, (run, first, page[0])).fetchall()
-            counted = _answers(db, run)
-            return len(ids), _timeline(rows, counted, first)[::-1]
+            counted = _count_answers(db, run)
+            return len(ids), _build_timeline(rows, counted, first)[::-1]
 
-        found: tuple[int, list[dict[str, Any]]] = self._ask(ask)
+        found: tuple[int, list[dict[str, Any]]] = self._query(ask)
         return found
 
     def requests(self, offset: int, limit: int) -> tuple[int, list[dict[str, Any]]]:
@@ -81,14 +81,14 @@ class Overview:
             now = time.time()
             return total, [{**row, "age": (row["done"] or now) - row["time"]} for row in rows]
 
-        found: tuple[int, list[dict[str, Any]]] = self._ask(ask)
+        found: tuple[int, list[dict[str, Any]]] = self._query(ask)
         return found
 
     def request_states(self) -> dict[str, int]:
         asked = "SELECT json_extract(outcome, '$.state'), count(*) FROM requests GROUP BY 1"
-        return dict(self._ask(lambda db: db.execute(asked).fetchall()))
+        return dict(self._query(lambda db: db.execute(asked).fetchall()))
 
-    def spread(self, run: str) -> list[dict[str, int]]:
+    def count_release_spread(self, run: str) -> list[dict[str, int]]:
         """How many people can have been part of how many sums, at most: what nodes said of their numbers."""
 
         def ask(db: sqlite3.Connection) -> list[dict[str, int]]:
@@ -99,20 +99,20 @@ class Overview:
             names = ("releases", "people at most", "nodes")
             return [dict(zip(names, row)) for row in db.execute(asked, (run,)).fetchall()]
 
-        found: list[dict[str, int]] = self._ask(ask)
+        found: list[dict[str, int]] = self._query(ask)
         return found
 
-    def refusals(self, run: str, block: int) -> int:
+    def count_refusals(self, run: str, block: int) -> int:
         """How many nodes refused something since a block of a run began."""
         asked = (
             "SELECT count(DISTINCT json_extract(event, '$.node')) FROM events WHERE run = ?1 "
             "AND json_extract(event, '$.event') = 'refused' AND id > ifnull((SELECT max(id) FROM events WHERE run = ?1 "
             "AND json_extract(event, '$.event') = 'block' AND json_extract(event, '$.block') = ?2), 0)"
         )
-        return int(self._ask(lambda db: db.execute(asked, (run, block)).fetchone()[0]))
+        return int(self._query(lambda db: db.execute(asked, (run, block)).fetchone()[0]))
 
 
-def _answers(db: sqlite3.Connection, run: str) -> dict[tuple[int, int], int]:
+def _count_answers(db: sqlite3.Connection, run: str) -> dict[tuple[int, int], int]:
     """Nodes that counted, by block and number of the round's question."""
     asked = (
         "SELECT block, round, count(DISTINCT node) FROM accepted WHERE run = ? "
@@ -121,7 +121,7 @@ def _answers(db: sqlite3.Connection, run: str) -> dict[tuple[int, int], int]:
     return {(block, round): n for block, round, n in db.execute(asked, (run,)).fetchall()}
 
 
-def _timeline(
+def _build_timeline(
     rows: list[tuple[int, float, str]], counted: dict[tuple[int, int], int], first: int
 ) -> list[dict[str, Any]]:
     """Rounds with what happened since the one before."""

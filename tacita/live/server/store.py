@@ -17,18 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tacita.core.codec import digest_of, unpack
-from tacita.core.config import RunConfig, Strict, validated
+from tacita.core.codec import digest_array, unpack
+from tacita.core.config import RunConfig, StrictModel, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays
-from tacita.live.database import format_of, plain_errors, put_arrays, scrub, transaction
-from tacita.live.server.waiting import Carried, Heard, Open, put_carried, put_heard
-from tacita.live.wire import MOST_REQUESTS, Outcome, Wanted
+from tacita.live.database import put_arrays, read_format, scrub, transaction, translate_errors
+from tacita.live.server.open_requests import ApplyResult, OpenRequest, ReceivedRequests, put_apply_result, put_received
+from tacita.live.wire import MOST_REQUESTS, RequestOutcome, UserRequest
 
 if TYPE_CHECKING:
-    from tacita.live.server.remote import Accepted  # brings the models, which `server status` has no use for
+    from tacita.live.server.remote_devices import (
+        AcceptedAnswer,  # brings the models, which `server status` has no use for
+    )
 
-STORE = "server.sqlite"
+STORE_FILE = "server.sqlite"
 FORMAT = 3
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 # Numbers of nodes are unsigned 64-bit, which an INTEGER does not hold: they are kept as text.
@@ -71,7 +73,7 @@ class RunRow:
     note: dict[str, Any] | None  # where it stands; None: nothing was committed yet
 
 
-def _of_another_time(path: Path, found: Any) -> TacitaError:
+def _format_error(path: Path, found: Any) -> TacitaError:
     """A file that another version of the server wrote."""
     number = int(found) if isinstance(found, str | int) and str(found).isdecimal() else 0
     made = f"format {number}" if number else "no format that is known"
@@ -90,11 +92,11 @@ class ServerStore:
         self.path = path
         if not path.is_file():
             raise TacitaError(f"there is no server in {path.parent}; `tacita server init` makes one.")
-        with self._plain():
-            found = format_of(path)
+        with self._translate_errors():
+            found = read_format(path)
         if found != str(FORMAT):
-            raise _of_another_time(path, found)
-        with self._plain():
+            raise _format_error(path, found)
+        with self._translate_errors():
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute("PRAGMA secure_delete = ON")
@@ -119,34 +121,34 @@ class ServerStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _plain(self) -> contextlib.AbstractContextManager[None]:
-        return plain_errors(self.path, "restore a copy")
+    def _translate_errors(self) -> contextlib.AbstractContextManager[None]:
+        return translate_errors(self.path, "restore a copy")
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        with self._plain(), transaction(self._db):
+    def _write_transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._translate_errors(), transaction(self._db):
             yield self._db
 
-    def _all(self, sql: str, *given: Any) -> list[tuple[Any, ...]]:
-        with self._plain():
+    def _query(self, sql: str, *given: Any) -> list[tuple[Any, ...]]:
+        with self._translate_errors():
             return self._db.execute(sql, given).fetchall()
 
     # Catalogue
 
     def catalogue(self) -> list[tuple[str, str]]:
         """Raw id and title of every item, in the order of the item table."""
-        return [(item, title) for item, title in self._all("SELECT item, title FROM catalogue ORDER BY number")]
+        return [(item, title) for item, title in self._query("SELECT item, title FROM catalogue ORDER BY number")]
 
-    def n_items(self) -> int:
+    def count_items(self) -> int:
         """How many items a block would have now: enough to learn from, or a sentence."""
-        found = int(self._all("SELECT count(*) FROM catalogue")[0][0])
+        found = int(self._query("SELECT count(*) FROM catalogue")[0][0])
         if found < 2:
             raise TacitaError("the catalogue has fewer than two items; `tacita server catalogue add FILE` fills it.")
         return found
 
     def add_items(self, items: Sequence[tuple[str, str]]) -> int:
         """Add items at the end; those that are there keep their place and get the title if they had none."""
-        with self._writing() as db:
+        with self._write_transaction() as db:
             known = dict(db.execute("SELECT item, title FROM catalogue").fetchall())
             fresh: dict[str, str] = {}
             for item, title in items:
@@ -161,16 +163,16 @@ class ServerStore:
     # Nodes
 
     def nodes(self) -> list[NodeRow]:
-        rows = self._all("SELECT name, public_key, number, enrolled, revoked FROM nodes ORDER BY enrolled, name")
+        rows = self._query("SELECT name, public_key, number, enrolled, revoked FROM nodes ORDER BY enrolled, name")
         return [NodeRow(name, key, None if n is None else int(n), at, gone) for name, key, n, at, gone in rows]
 
-    def allowed(self) -> set[int]:
+    def allowed_nodes(self) -> set[int]:
         """Numbers of the nodes that may take part."""
         return {row.number for row in self.nodes() if row.number is not None and row.revoked is None}
 
     def add_node(self, name: str, public_key: str) -> None:
         _check_name("node", name)
-        with self._writing() as db:
+        with self._write_transaction() as db:
             if db.execute("SELECT 1 FROM nodes WHERE name = ?", (name,)).fetchone():
                 raise TacitaError(f"a node named '{name}' is enrolled already; choose another --name.")
             if db.execute("SELECT 1 FROM nodes WHERE public_key = ?", (public_key,)).fetchone():
@@ -179,12 +181,12 @@ class ServerStore:
             db.execute("INSERT INTO nodes (name, public_key, enrolled) VALUES (?, ?, ?)", row)
 
     def set_number(self, name: str, number: int) -> None:
-        with self._writing() as db:
+        with self._write_transaction() as db:
             db.execute("UPDATE nodes SET number = ? WHERE name = ?", (str(number), name))
 
     def note_nodes(self, notes: dict[int, dict[str, Any]]) -> None:
         """What nodes said of themselves with their last answers: their version, how far off their clock is."""
-        with self._writing() as db:
+        with self._write_transaction() as db:
             rows = ((str(number), json.dumps(note)) for number, note in notes.items())
             db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES ('node/' || ?, ?)", rows)
 
@@ -195,61 +197,61 @@ class ServerStore:
             raise TacitaError(f"no node is named '{name}'; enrolled nodes: {listed}.")
         if found[name].revoked is not None:
             raise TacitaError(f"node '{name}' was revoked already.")
-        with self._writing() as db:
+        with self._write_transaction() as db:
             db.execute("UPDATE nodes SET revoked = ? WHERE name = ?", (time.time(), name))
         return found[name]
 
     # Runs
 
-    def new_run(self, name: str, config: RunConfig, options: dict[str, Any]) -> None:
+    def create_run(self, name: str, config: RunConfig, options: dict[str, Any]) -> None:
         _check_name("run", name)
-        with self._writing() as db:
+        with self._write_transaction() as db:
             if db.execute("SELECT 1 FROM runs WHERE name = ?", (name,)).fetchone():
                 raise TacitaError(f"there is a run '{name}' already; choose another --name.")
             row = (name, config.model_dump_json(), json.dumps(options), time.time())
             db.execute("INSERT INTO runs (name, config, options, created, opened) VALUES (?, ?, ?, ?, 0)", row)
 
     def runs(self) -> list[RunRow]:
-        rows = self._all("SELECT name, config, options, opened, note FROM runs ORDER BY created")
-        return [_run_row(*row) for row in rows]
+        rows = self._query("SELECT name, config, options, opened, note FROM runs ORDER BY created")
+        return [_read_run_row(*row) for row in rows]
 
-    def run(self, name: str) -> RunRow:
-        found = self._all("SELECT name, config, options, opened, note FROM runs WHERE name = ?", name)
+    def load_run(self, name: str) -> RunRow:
+        found = self._query("SELECT name, config, options, opened, note FROM runs WHERE name = ?", name)
         if not found:
-            listed = ", ".join(row[0] for row in self._all("SELECT name FROM runs ORDER BY created"))
+            listed = ", ".join(row[0] for row in self._query("SELECT name FROM runs ORDER BY created"))
             raise TacitaError(f"there is no run '{name}' on this server; runs: {listed or 'none yet'}.")
-        return _run_row(*found[0])
+        return _read_run_row(*found[0])
 
     def open_block(self, name: str) -> int:
         """Open the next block with the catalogue as it is now; the one before must be done."""
-        row = self.run(name)
-        if row.opened > done_blocks(row):
+        row = self.load_run(name)
+        if row.opened > count_done_blocks(row):
             raise TacitaError(
                 f"block {row.opened - 1} of run '{name}' is not done yet; `tacita server resume {name}` watches it."
             )
-        n_items = self.n_items()
-        with self._writing() as db:
+        n_items = self.count_items()
+        with self._write_transaction() as db:
             db.execute("UPDATE runs SET opened = opened + 1 WHERE name = ?", (name,))
             db.execute("INSERT INTO block_items (run, block, n_items) VALUES (?, ?, ?)", (name, row.opened, n_items))
         return row.opened
 
     def block_sizes(self, name: str) -> list[int]:
         """Items of the catalogue in each opened block."""
-        return [n for (n,) in self._all("SELECT n_items FROM block_items WHERE run = ? ORDER BY block", name)]
+        return [n for (n,) in self._query("SELECT n_items FROM block_items WHERE run = ? ORDER BY block", name)]
 
-    def arrays(self, name: str) -> Arrays:
-        rows = self._all("SELECT name, array FROM arrays WHERE run = ?", name)
+    def load_arrays(self, name: str) -> Arrays:
+        rows = self._query("SELECT name, array FROM arrays WHERE run = ?", name)
         return {key: unpack(blob, str(self.path))["array"] for key, blob in rows}
 
-    def commit(
+    def commit_round(
         self,
         run: str,
         note: dict[str, Any],
         arrays: Arrays,
-        accepted: Sequence[Accepted],
-        heard: Heard,
+        accepted: Sequence[AcceptedAnswer],
+        received: ReceivedRequests,
         event: dict[str, Any],
-        carried: Carried | None = None,
+        carried: ApplyResult | None = None,
     ) -> None:
         """A round, or requests that were carried out, in one transaction.
 
@@ -257,94 +259,102 @@ class ServerStore:
         came with an earlier answer.
         """
         at = time.time()
-        with self._writing() as db:
-            put_arrays(db, "arrays", run, {name: (digest_of(array), array) for name, array in arrays.items()})
+        with self._write_transaction() as db:
+            put_arrays(db, "arrays", run, {name: (digest_array(array), array) for name, array in arrays.items()})
             db.executemany(
                 "INSERT INTO accepted (run, block, round, kind, node, sha, clients, time) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 ((run, o.block, o.round, o.kind, str(o.node), o.sha, o.clients, at) for o in accepted),
             )
-            put_heard(db, run, heard, at)
+            put_received(db, run, received, at)
             if carried is not None:
-                put_carried(db, run, carried, at)
+                put_apply_result(db, run, carried, at)
             db.execute("UPDATE runs SET note = ? WHERE name = ?", (json.dumps(note), run))
             db.execute("INSERT INTO events (run, time, event) VALUES (?, ?, ?)", (run, at, json.dumps(event)))
 
-    def open_requests(self, run: str) -> list[Open]:
+    def open_requests(self, run: str) -> list[OpenRequest]:
         """What people asked for and was not carried out yet, oldest first."""
         asked = "SELECT id, node, request, outcome FROM requests WHERE run = ? AND request != '' ORDER BY id"
         return [
-            Open(int(one), int(node), _read(Wanted, wanted, "a request"), _read(Outcome, told, "an outcome"))
-            for one, node, wanted, told in self._all(asked, run)
+            OpenRequest(
+                int(one),
+                int(node),
+                _validate_json(UserRequest, wanted, "a request"),
+                _validate_json(RequestOutcome, told, "an outcome"),
+            )
+            for one, node, wanted, told in self._query(asked, run)
         ]
 
-    def pending(self, run: str) -> list[dict[str, Any]]:
+    def list_pending(self, run: str) -> list[dict[str, Any]]:
         """Requests that are not carried out: since when, of which node, what was tried. Neither who nor what."""
         asked = (
             "SELECT r.id, ifnull(n.name, r.node), r.time, r.outcome FROM requests r LEFT JOIN nodes n "
             "ON n.number = r.node WHERE r.run = ? AND r.done IS NULL ORDER BY r.id"
         )
-        found, now = self._all(asked, run), time.time()
-        said = [_read(Outcome, told, "an outcome").model_dump(include={"state", "tries", "said"}) for *_, told in found]
+        found, now = self._query(asked, run), time.time()
+        said = [
+            _validate_json(RequestOutcome, told, "an outcome").model_dump(include={"state", "tries", "said"})
+            for *_, told in found
+        ]
         return [{"request": one, "node": n, "age": now - at, **o} for (one, n, at, _), o in zip(found, said)]
 
-    def outcomes(self, run: str) -> dict[int, list[Outcome]]:
+    def list_outcomes(self, run: str) -> dict[int, list[RequestOutcome]]:
         """What became of requests, by the node that has not heard of it yet."""
-        rows = self._all("SELECT node, outcome FROM requests WHERE run = ? AND heard IS NULL ORDER BY id", run)
-        found: dict[int, list[Outcome]] = {}
+        rows = self._query("SELECT node, outcome FROM requests WHERE run = ? AND heard IS NULL ORDER BY id", run)
+        found: dict[int, list[RequestOutcome]] = {}
         for node, told in rows:
-            found.setdefault(int(node), []).append(_read(Outcome, told, "an outcome"))
+            found.setdefault(int(node), []).append(_validate_json(RequestOutcome, told, "an outcome"))
         return {node: told[:MOST_REQUESTS] for node, told in found.items()}
 
     @property
-    def to_scrub(self) -> bool:
+    def needs_scrub(self) -> bool:
         """Whether there are bytes of something that was withdrawn."""
-        return bool(self._all("SELECT 1 FROM meta WHERE key = 'scrub'"))
+        return bool(self._query("SELECT 1 FROM meta WHERE key = 'scrub'"))
 
     def scrub(self) -> bool:
         """Remove them; False: somebody reads the file, so it has to be done later."""
-        with self._plain():
+        with self._translate_errors():
             return scrub(self._db)
 
-    def halt(self, run: str, stop: bool) -> None:
+    def set_halted(self, run: str, stop: bool) -> None:
         """Order that a run stops, or may go on."""
-        with self._writing() as db:
+        with self._write_transaction() as db:
             db.execute("DELETE FROM meta WHERE key = 'halt/' || ?", (run,))
             if stop:
                 db.execute("INSERT INTO meta (key, value) VALUES ('halt/' || ?, '1')", (run,))
 
     def is_halted(self, run: str) -> bool:
-        return bool(self._all("SELECT 1 FROM meta WHERE key = 'halt/' || ?", run))
+        return bool(self._query("SELECT 1 FROM meta WHERE key = 'halt/' || ?", run))
 
-    def tell(self, run: str, event: dict[str, Any]) -> None:
+    def log_event(self, run: str, event: dict[str, Any]) -> None:
         """An event that changes nothing."""
-        with self._writing() as db:
+        with self._write_transaction() as db:
             row = (run, time.time(), json.dumps(event))
             db.execute("INSERT INTO events (run, time, event) VALUES (?, ?, ?)", row)
 
     def events(self, run: str, after: int = 0) -> list[tuple[int, float, dict[str, Any]]]:
-        rows = self._all("SELECT id, time, event FROM events WHERE run = ? AND id > ? ORDER BY id", run, after)
+        rows = self._query("SELECT id, time, event FROM events WHERE run = ? AND id > ? ORDER BY id", run, after)
         return [(one, at, json.loads(event)) for one, at, event in rows]
 
     def last_event(self, run: str) -> dict[str, Any] | None:
-        found = self._all("SELECT event FROM events WHERE run = ? ORDER BY id DESC LIMIT 1", run)
+        found = self._query("SELECT event FROM events WHERE run = ? ORDER BY id DESC LIMIT 1", run)
         return json.loads(found[0][0]) if found else None
 
     def last_answer(self, node: int | None) -> float | None:
         """When a node's answer last counted."""
-        return None if node is None else self._all("SELECT max(time) FROM accepted WHERE node = ?", str(node))[0][0]
+        return None if node is None else self._query("SELECT max(time) FROM accepted WHERE node = ?", str(node))[0][0]
 
-    def accepted(self, run: str) -> list[tuple[Any, ...]]:
+    def list_accepted(self, run: str) -> list[tuple[Any, ...]]:
         """(block, round, kind, node, clients) of every answer that counted."""
         asked = "SELECT block, round, kind, node, clients FROM accepted WHERE run = ? ORDER BY block, round, kind, node"
-        return [(block, round, kind, int(node), n) for block, round, kind, node, n in self._all(asked, run)]
+        return [(block, round, kind, int(node), n) for block, round, kind, node, n in self._query(asked, run)]
 
 
-_Read = TypeVar("_Read", bound=Strict)
+_Read = TypeVar("_Read", bound=StrictModel)
 
 
-def _read(kind: type[_Read], text: str, what: str) -> _Read:
-    return validated(kind, json.loads(text), what)
+def _validate_json(kind: type[_Read], text: str, what: str) -> _Read:
+    return validate_model(kind, json.loads(text), what)
 
 
 def _check_name(what: str, name: str) -> None:
@@ -355,19 +365,19 @@ def _check_name(what: str, name: str) -> None:
         )
 
 
-def done_blocks(row: RunRow) -> int:
+def count_done_blocks(row: RunRow) -> int:
     """How many blocks of a run are done."""
     return 0 if row.note is None else len(row.note["plain"]["results"])
 
 
-def _run_row(name: str, config: str, options: str, opened: int, note: str | None) -> RunRow:
-    read = validated(RunConfig, json.loads(config), f"the settings of run '{name}'")
+def _read_run_row(name: str, config: str, options: str, opened: int, note: str | None) -> RunRow:
+    read = validate_model(RunConfig, json.loads(config), f"the settings of run '{name}'")
     return RunRow(name, read, json.loads(options), opened, None if note is None else json.loads(note))
 
 
-def standing(row: RunRow) -> str:
+def describe_run(row: RunRow) -> str:
     """Where a run is, for people."""
-    done = done_blocks(row)
+    done = count_done_blocks(row)
     if row.note is None:
         return "waits for its first round" if row.opened else "no block is open"
     if done == row.opened:

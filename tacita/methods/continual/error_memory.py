@@ -13,11 +13,11 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from tacita.core.types import Arrays, CohortView, Floats, Local
-from tacita.kernels.memory import corrected, remember, sample_scores
-from tacita.models.scores import sigmoid
+from tacita.core.types import Arrays, CohortView, Floats, LocalModels
+from tacita.kernels.memory import correct_scores, sample_scores, write_errors
+from tacita.models.scoring import sigmoid
 from tacita.round.parts import Part, PartConfig, Purpose
-from tacita.round.registry import preset, register
+from tacita.round.registry import register, register_preset
 
 
 class ErrorMemoryConfig(PartConfig):
@@ -47,10 +47,10 @@ class ErrorMemory(Part):
             "position": np.zeros(n_users, np.int32),
         }
 
-    def after_training(self, view: CohortView, local: Local) -> Arrays:
+    def after_training(self, view: CohortView, local: LocalModels) -> Arrays:
         """Write the round's own samples, judged by the model that has just learned from them."""
         mine = {k: v.copy() for k, v in view.parts[self.name].items()}
-        remember(
+        write_errors(
             local.user_ptr,
             local.item,
             local.label,
@@ -63,9 +63,9 @@ class ErrorMemory(Part):
         )
         return mine
 
-    def sample_scores(self, view: CohortView, local: Local) -> Floats:
+    def sample_scores(self, view: CohortView, local: LocalModels) -> Floats:
         """Logit of every sample of the round under the local model it belongs to."""
-        backbone = self.world.backbone
+        backbone = self.context.backbone
         client_of = np.repeat(np.arange(view.n_clients), np.diff(view.user_ptr))
         first_row = local.row_start[client_of]
         reading = None if local.heads else backbone.reading(local.private, {})
@@ -87,11 +87,11 @@ class ErrorMemory(Part):
         if len(who) == 0:
             return scores
         remembered, place = np.unique(mine["item"][filled], return_inverse=True)
-        normal = unit_rows(view.items)
+        normal = normalise_rows(view.items)
         ptr = np.zeros(len(who) + 1, np.int64)
         np.cumsum(filled[who].sum(1), out=ptr[1:])
         out = scores.copy()
-        out[who] = corrected(
+        out[who] = correct_scores(
             sigmoid(scores[who]),
             normal,
             np.ascontiguousarray(normal[remembered].T),
@@ -107,10 +107,10 @@ class ErrorMemory(Part):
         return out
 
 
-def unit_rows(items: Floats) -> Floats:
+def normalise_rows(items: Floats) -> Floats:
     """Rows of length one; a row of zeros stays, and is like no other."""
     length = np.sqrt((items.astype(np.float64) ** 2).sum(1, keepdims=True))
     return np.asarray(items / np.maximum(length, 1e-30), np.float32)
 
 
-preset("rlp2", {"name": "error-memory"})
+register_preset("rlp2", {"name": "error-memory"})

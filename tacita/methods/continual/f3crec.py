@@ -12,14 +12,14 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Doubles, Extra, Ints, Local, Longs, Ragged, ServerState
-from tacita.fields import Total
+from tacita.core.types import Arrays, CohortView, Doubles, ExtraSamples, Ints, LocalModels, Longs, Ragged, ServerState
 from tacita.kernels.ranking import best_items
 from tacita.kernels.replay import local_list_ranks, pick_subset
+from tacita.messages import Total
 from tacita.methods.continual.last_table import LastTable
-from tacita.models.scores import pair_scores, score_all, sigmoid
+from tacita.models.scoring import score_all, score_lists, sigmoid
 from tacita.round.parts import Part, PartConfig
-from tacita.round.registry import preset, register
+from tacita.round.registry import register, register_preset
 
 
 class ReplayConfig(PartConfig):
@@ -44,20 +44,20 @@ class Replay(LastTable):
             raise TacitaError(
                 f"replay.top_n = {self.config.top_n} is larger than the catalogue of {n_items} items; lower it."
             )
-        if self.world.backbone.shared():
+        if self.context.backbone.shared():
             raise TacitaError(
-                f"replay ranks with private parameters only, and backbone '{self.world.backbone.name}' shares others "
+                f"replay ranks with private parameters only, and backbone '{self.context.backbone.name}' shares others "
                 "as well; use another backbone (of ncf, turn backbone.share_mlp off)."
             )
-        nobody = np.zeros((1, self.world.backbone.private_width), np.float32)
-        if self.config.eps > 0 and self.world.backbone.reading(nobody, {}) is None:
+        nobody = np.zeros((1, self.context.backbone.private_width), np.float32)
+        if self.config.eps > 0 and self.context.backbone.reading(nobody, {}) is None:
             raise TacitaError(
                 f"replay with eps > 0 needs a backbone that is affine in the item row, not "
-                f"'{self.world.backbone.name}'; use eps = 0 (method kd) or another backbone."
+                f"'{self.context.backbone.name}'; use eps = 0 (method kd) or another backbone."
             )
 
     def device_arrays(self, n_users: int) -> Arrays:
-        width = self.world.backbone.private_width
+        width = self.context.backbone.private_width
         return {
             "list": np.full((n_users, self.config.top_n), -1, np.int32),
             "teacher": np.zeros((n_users, width), np.float32),
@@ -72,12 +72,12 @@ class Replay(LastTable):
         if len(back):
             table = view.received[self.name]["table"]
             chosen = mine["list"][back]
-            scores = pair_scores(self.world.backbone, mine["teacher"][back], view.heads, table, chosen)
+            scores = score_lists(self.context.backbone, mine["teacher"][back], view.heads, table, chosen)
             label[back] = sigmoid(scores)
         return {"label": label}
 
     def end_block(self, view: CohortView) -> Arrays:
-        scores = score_all(self.world.backbone, view.private, view.heads, view.items)
+        scores = score_all(self.context.backbone, view.private, view.heads, view.items)
         if self.config.topn_mask == "train":
             scores[view.train.rows(), view.train.ids] = -np.inf
         top, _ = best_items(scores, self.config.top_n)
@@ -97,37 +97,37 @@ class Replay(LastTable):
         np.cumsum(counts, out=ptr[1:])
         return Ragged(ptr, np.ascontiguousarray(lists[counts > 0].reshape(-1)))
 
-    def shift(self, view: CohortView, local: Local, back: Ints) -> Longs:
+    def rank_shift(self, view: CohortView, local: LocalModels, back: Ints) -> Longs:
         """How far the remembered items have moved in the clients' current rankings (Delta)."""
         lists = view.parts[self.name]["list"][back]
         n = lists.shape[1]
         ranks = current_ranks(self, view, local, back, lists).reshape(-1, n)
         return np.asarray(np.abs(ranks - np.arange(1, n + 1)).sum(1), np.int64)
 
-    def sizes(self, view: CohortView, local: Local, back: Ints) -> Longs:
+    def replay_sizes(self, view: CohortView, local: LocalModels, back: Ints) -> Longs:
         """How many items each of these users replays, given how its ranks stand now."""
         if self.config.eps == 0:
             return np.full(len(back), self.config.top_n, np.int64)
-        return replay_size(self.shift(view, local, back), self.config.eps, self.config.top_n)
+        return replay_size(self.rank_shift(view, local, back), self.config.eps, self.config.top_n)
 
-    def extra_samples(self, view: CohortView, local: Local, step: int, phase: int) -> Extra | None:
+    def extra_samples(self, view: CohortView, local: LocalModels, step: int, phase: int) -> ExtraSamples | None:
         """The replayed subset of each list, drawn again in every step and phase."""
-        lists, _ = local.at_hand[self.name]
+        lists, _ = local.rows_needed[self.name]
         client_of = np.repeat(np.arange(view.n_clients), np.diff(view.user_ptr))
         back = np.flatnonzero((lists.counts() > 0) & (step < local.n_steps)[client_of]).astype(np.int32)
         n = self.config.top_n
-        size = self.sizes(view, local, back)
-        if step == 0 and phase == 0 and view.one_user_each:
+        size = self.replay_sizes(view, local, back)
+        if step == 0 and phase == 0 and view.has_single_users:
             local.notes["replayed"] = np.full(view.n_clients, np.nan)
             local.notes["replayed"][back] = size
-        key = self.world.draws.private("replay", view.block, view.round, step, phase)
+        key = self.context.draws.private("replay", view.block, view.round, step, phase)
         where = pick_subset(key, view.user_keys[back], n, size)
         user = np.repeat(back, size)
         strength = self.config.weight / np.maximum(size, 1) if self.config.reduction == "mean" else None
         weight = np.repeat(strength, size) if strength is not None else np.full(len(user), self.config.weight)
         ptr = np.zeros(view.n_clients + 1, np.int64)
         np.cumsum(np.bincount(client_of[user], minlength=view.n_clients), out=ptr[1:])
-        return Extra(
+        return ExtraSamples(
             ptr=ptr,
             pick=lists.ptr[user] + where,
             label=view.parts[self.name]["label"][user, where],
@@ -140,10 +140,10 @@ def replay_size(shift: Longs, eps: float, n: int) -> Longs:
     return np.asarray(np.floor(np.exp(-eps * shift.astype(np.float64)) * n), np.int64)
 
 
-def current_ranks(part: Part, view: CohortView, local: Local, users: Ints, lists: Ints) -> Ints:
+def current_ranks(part: Part, view: CohortView, local: LocalModels, users: Ints, lists: Ints) -> Ints:
     """1-based ranks of listed items among all items under the users' local models, ties to the smaller id."""
     client_of = np.repeat(np.arange(view.n_clients, dtype=np.int32), np.diff(view.user_ptr))
-    backbone = part.world.backbone
+    backbone = part.context.backbone
     heads = view.heads
     reading = backbone.reading(local.private[users], heads)
     if reading is None:
@@ -209,10 +209,10 @@ class TemporalMean(Part):
         return {} if used is None else {"gamma": float(used[0])}
 
 
-preset("ft")
-preset("kd", {"name": "replay", "eps": 0.0})
-preset("f3crec", {"name": "replay"}, {"name": "temporal-mean"})
-preset("f3crec-no-client", {"name": "temporal-mean"})
-preset("f3crec-fixed-replay", {"name": "replay", "eps": 0.0}, {"name": "temporal-mean"})
-preset("f3crec-no-server", {"name": "replay"})
-preset("f3crec-uniform-mean", {"name": "replay"}, {"name": "temporal-mean", "itemwise": False})
+register_preset("ft")
+register_preset("kd", {"name": "replay", "eps": 0.0})
+register_preset("f3crec", {"name": "replay"}, {"name": "temporal-mean"})
+register_preset("f3crec-no-client", {"name": "temporal-mean"})
+register_preset("f3crec-fixed-replay", {"name": "replay", "eps": 0.0}, {"name": "temporal-mean"})
+register_preset("f3crec-no-server", {"name": "replay"})
+register_preset("f3crec-uniform-mean", {"name": "replay"}, {"name": "temporal-mean", "itemwise": False})

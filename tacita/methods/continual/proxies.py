@@ -12,12 +12,23 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from tacita.core.types import AnyArray, Arrays, CohortView, Extra, Floats, Ints, Local, Longs, Ragged, ServerState
+from tacita.core.types import (
+    AnyArray,
+    Arrays,
+    CohortView,
+    ExtraSamples,
+    Floats,
+    Ints,
+    LocalModels,
+    Longs,
+    Ragged,
+    ServerState,
+)
 from tacita.kernels.ranking import best_items, list_ranks
 from tacita.kernels.replay import weighted_picks
-from tacita.models.scores import CHUNK, pair_scores, score_all, sigmoid
+from tacita.models.scoring import CHUNK, score_all, score_lists, sigmoid
 from tacita.round.parts import Part, PartConfig
-from tacita.round.registry import preset, register
+from tacita.round.registry import register, register_preset
 
 STABILITY, PLASTICITY = "stability", "plasticity"
 
@@ -44,7 +55,7 @@ class Proxies(Part):
     broadcast_once = True
     config: ProxiesConfig
 
-    def keeps(self, proxy: str) -> float:
+    def retention(self, proxy: str) -> float:
         return self.config.w_stability if proxy == STABILITY else self.config.w_plasticity
 
     # on the server: the public half of both proxies
@@ -53,7 +64,7 @@ class Proxies(Part):
         held = server.parts.get(self.name, {})
         newest = {"table": server.items, **{f"heads.{k}": v for k, v in server.heads.items()}}
         return {
-            f"{proxy}.{k}": averaged(held.get(f"{proxy}.{k}", v[:0]), v, self.keeps(proxy))
+            f"{proxy}.{k}": average_rows(held.get(f"{proxy}.{k}", v[:0]), v, self.retention(proxy))
             for proxy in (STABILITY, PLASTICITY)
             for k, v in newest.items()
         }
@@ -64,7 +75,7 @@ class Proxies(Part):
     # on the device: the private half, and what was drawn last
 
     def device_arrays(self, n_users: int) -> Arrays:
-        width, drawn = self.world.backbone.private_width, self.config.n_stability + self.config.n_plasticity
+        width, drawn = self.context.backbone.private_width, self.config.n_stability + self.config.n_plasticity
         return {
             STABILITY: np.zeros((n_users, width), np.float32),
             PLASTICITY: np.zeros((n_users, width), np.float32),
@@ -77,7 +88,7 @@ class Proxies(Part):
         mine, now = view.parts[self.name], view.private
         seen = mine["seen"][:, None]
         kept = {
-            proxy: np.where(seen, averaged(mine[proxy], now, self.keeps(proxy)), now)
+            proxy: np.where(seen, average_rows(mine[proxy], now, self.retention(proxy)), now)
             for proxy in (STABILITY, PLASTICITY)
         }
         return {**kept, "seen": np.ones(len(now), bool)}
@@ -96,27 +107,27 @@ class Proxies(Part):
         users = np.flatnonzero(due)
         for lo in range(0, len(users), CHUNK):
             some = users[lo : lo + CHUNK]
-            item[some], label[some] = self.draw(view, some)
+            item[some], label[some] = self.draw_items(view, some)
         return {"item": item, "label": label}
 
-    def draw(self, view: CohortView, users: Longs) -> tuple[Ints, Floats]:
+    def draw_items(self, view: CohortView, users: Longs) -> tuple[Ints, Floats]:
         """Items and labels for these users of the view; in block 1 both proxies coincide and one is enough."""
-        model = score_all(self.world.backbone, view.private[users], view.heads, view.items)
+        model = score_all(self.context.backbone, view.private[users], view.heads, view.items)
         train = view.train.take(users)
         model[train.rows(), train.ids] = -np.inf
-        drawn = [self.draw_from(view, users, model, STABILITY, self.config.n_stability)]
+        drawn = [self.draw_from_proxy(view, users, model, STABILITY, self.config.n_stability)]
         if view.block > 1:
-            drawn.append(self.draw_from(view, users, model, PLASTICITY, self.config.n_plasticity))
+            drawn.append(self.draw_from_proxy(view, users, model, PLASTICITY, self.config.n_plasticity))
         item, label = (np.concatenate(both, axis=1) for both in zip(*drawn, strict=True))
-        return merged(item, label, self.config.n_stability + self.config.n_plasticity)
+        return merge_draws(item, label, self.config.n_stability + self.config.n_plasticity)
 
-    def draw_from(self, view: CohortView, users: Longs, model: Floats, proxy: str, n: int) -> tuple[Ints, Floats]:
+    def draw_from_proxy(self, view: CohortView, users: Longs, model: Floats, proxy: str, n: int) -> tuple[Ints, Floats]:
         """n items of the proxy's best for each user, and what the proxy thinks of them."""
         private = view.parts[self.name][proxy][users]
         sent = view.received[self.name]
         table = sent[f"{proxy}.table"]
         heads = {k: sent[f"{proxy}.heads.{k}"] for k in view.heads}
-        scores = score_all(self.world.backbone, private, heads, table)
+        scores = score_all(self.context.backbone, private, heads, table)
         train = view.train.take(users)
         known = train.ids < len(table)  # items of this block alone have no row in a proxy
         scores[train.rows()[known], train.ids[known]] = -np.inf
@@ -124,10 +135,10 @@ class Proxies(Part):
         ranks = list_ranks(model, np.arange(len(users) + 1) * best.shape[1], best.reshape(-1)).reshape(best.shape) - 1
         drop = ranks - np.arange(best.shape[1])
         log_weight = np.where(np.isfinite(value), self.config.eps_r * drop, -np.inf).astype(np.float32)
-        key = self.world.draws.private(f"proxies-{proxy}", view.block, view.round)
+        key = self.context.draws.private(f"proxies-{proxy}", view.block, view.round)
         place = weighted_picks(key, view.user_keys[users], log_weight, n)
         item = np.where(place < 0, -1, np.take_along_axis(best, np.maximum(place, 0), 1)).astype(np.int32)
-        label = sigmoid(pair_scores(self.world.backbone, private, heads, table, np.maximum(item, 0)))
+        label = sigmoid(score_lists(self.context.backbone, private, heads, table, np.maximum(item, 0)))
         return item, np.where(item < 0, np.float32(0), label)
 
     def at_hand(self, view: CohortView) -> Ragged | None:
@@ -138,13 +149,13 @@ class Proxies(Part):
         np.cumsum((item >= 0).sum(1), out=ptr[1:])
         return Ragged(ptr, item[item >= 0])
 
-    def extra_samples(self, view: CohortView, local: Local, step: int, phase: int) -> Extra:
+    def extra_samples(self, view: CohortView, local: LocalModels, step: int, phase: int) -> ExtraSamples:
         """All that is drawn, in every step."""
-        lists, _ = local.at_hand[self.name]
+        lists, _ = local.rows_needed[self.name]
         mine = view.parts[self.name]
         strength = self.config.weight * np.exp(-view.round / self.config.fade)
         counts = lists.counts()
-        return Extra(
+        return ExtraSamples(
             ptr=lists.ptr[view.user_ptr],
             pick=np.arange(len(lists.ids)),
             label=mine["label"][mine["item"] >= 0],
@@ -152,14 +163,14 @@ class Proxies(Part):
         )
 
 
-def averaged(held: AnyArray, newest: AnyArray, keep: float) -> AnyArray:
+def average_rows(held: AnyArray, newest: AnyArray, keep: float) -> AnyArray:
     """keep * held + (1 - keep) * newest; rows that are new are copied."""
     out = newest.copy()
     out[: len(held)] = keep * held + (1 - keep) * newest[: len(held)]
     return out
 
 
-def merged(item: Ints, label: Floats, width: int) -> tuple[Ints, Floats]:
+def merge_draws(item: Ints, label: Floats, width: int) -> tuple[Ints, Floats]:
     """One entry per item, with the larger of its labels; padded to a width."""
     out_item = np.full((len(item), width), -1, np.int32)
     out_label = np.zeros((len(item), width), np.float32)
@@ -172,4 +183,4 @@ def merged(item: Ints, label: Floats, width: int) -> tuple[Ints, Floats]:
     return out_item, out_label
 
 
-preset("spp", {"name": "proxies"})
+register_preset("spp", {"name": "proxies"})

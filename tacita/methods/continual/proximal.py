@@ -13,12 +13,12 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from tacita.core.types import Arrays, CohortView, Local, Pull, ServerState
-from tacita.fields import Dense, Rows, Spec, Total, Upload, touched_of
+from tacita.core.types import Arrays, CohortView, LocalModels, ProximalTerm, ServerState
 from tacita.kernels.steps import subtract_background
+from tacita.messages import DenseArrays, SparseRows, Spec, Total, Upload, touched_name
 from tacita.methods.continual.last_table import LastTable
 from tacita.round.parts import PartConfig
-from tacita.round.registry import preset, register
+from tacita.round.registry import register, register_preset
 
 
 class ProximalConfig(PartConfig):
@@ -34,29 +34,29 @@ class Proximal(LastTable):
     config: ProximalConfig
 
     def device_arrays(self, n_users: int) -> Arrays:
-        width = self.world.backbone.private_width
+        width = self.context.backbone.private_width
         return {"private": np.zeros((n_users, width), np.float32), "returning": np.zeros(n_users, bool)}
 
     def end_block(self, view: CohortView) -> Arrays:
         return {"private": view.private.copy(), "returning": np.ones(len(view.user), bool)}
 
-    def _on(self, view: CohortView) -> bool:
+    def _is_active(self, view: CohortView) -> bool:
         return self.config.strength > 0 and "table" in view.received[self.name]
 
-    def pull(self, view: CohortView) -> Pull | None:
-        if not self._on(view):
+    def pull(self, view: CohortView) -> ProximalTerm | None:
+        if not self._is_active(view):
             return None
         mine = view.parts[self.name]
         table = view.received[self.name]["table"]
-        return Pull(self.config.strength, table, mine["private"], mine["returning"])
+        return ProximalTerm(self.config.strength, table, mine["private"], mine["returning"])
 
     def extra_fields(self, n_items: int) -> tuple[Spec, ...]:
         return (Spec("share", (), most=1.0, least=0.0),)
 
-    def extras(self, view: CohortView, local: Local) -> Arrays:
-        if not self._on(view):
+    def extras(self, view: CohortView, local: LocalModels) -> Arrays:
+        if not self._is_active(view):
             return {}
-        k = 2 * self.world.backbone.rates(view.n_items)["rows"] * self.config.strength
+        k = 2 * self.context.backbone.rates(view.n_items)["rows"] * self.config.strength
         return {"share": 1 - (1 + k) ** -local.n_steps.astype(np.float64)}
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
@@ -64,8 +64,8 @@ class Proximal(LastTable):
         share, rows = upload.values.get(f"{self.name}.share"), upload.values["rows"]
         if share is None:
             return upload, {}
-        assert isinstance(share, Dense)
-        assert isinstance(rows, Rows)
+        assert isinstance(share, DenseArrays)
+        assert isinstance(rows, SparseRows)
         value = rows.value.copy()
         subtract_background(rows.client, rows.item, value, share.value, view.received[self.name]["table"], view.items)
         return upload.with_value("rows", replace(rows, value=value)), {}
@@ -76,10 +76,10 @@ class Proximal(LastTable):
         table, rows = server.parts[self.name]["table"], total["rows"].copy()
         rows[: len(table)] += total[f"{self.name}.share"] * (table.astype(np.float64) - server.items[: len(table)])
         changed = {"rows": rows}
-        if touched_of("rows") in total.sums:
-            changed[touched_of("rows")] = total[touched_of("rows")].copy()
-            changed[touched_of("rows")][: len(table)] = total.weight  # every client moves every old row
+        if touched_name("rows") in total.sums:
+            changed[touched_name("rows")] = total[touched_name("rows")].copy()
+            changed[touched_name("rows")][: len(table)] = total.weight  # every client moves every old row
         return total.with_sums(changed)
 
 
-preset("reg", {"name": "proximal"})
+register_preset("reg", {"name": "proximal"})

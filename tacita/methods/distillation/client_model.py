@@ -7,24 +7,24 @@ import numpy as np
 from tacita.core.types import CohortView, Floats, Ragged
 from tacita.learn.scores import HEAD, SCORES
 from tacita.models.base import Backbone
-from tacita.models.scores import own_scores
+from tacita.models.scoring import score_with_own_rows
 
-CLIENTS = 16  # whose own tables exist at once
+CHUNK_CLIENTS = 16  # whose own tables exist at once
 
 
-def client_scores(backbone: Backbone, view: CohortView) -> Floats:
+def score_client_models(backbone: Backbone, view: CohortView) -> Floats:
     """Logits (users, items) as each device would compute them by itself."""
     mine = view.lists[SCORES]["rows"]
     if not backbone.grouped:
         moved = mine.values["row"] - view.items[mine.ids]
         own = Ragged(mine.ptr, mine.ids, {"moved": moved})
-        return own_scores(backbone, view.private, view.heads, view.items, own, backbone.context(view))
+        return score_with_own_rows(backbone, view.private, view.heads, view.items, own, backbone.context(view))
     out = np.empty((len(view.user), view.n_items), np.float32)
-    for lo in range(0, len(view.user), CLIENTS):
-        some = np.arange(lo, min(lo + CLIENTS, len(view.user)))
-        filled = np.append(some, np.full(CLIENTS - len(some), some[0]))  # one shape, whoever is asked about
+    for lo in range(0, len(view.user), CHUNK_CLIENTS):
+        some = np.arange(lo, min(lo + CHUNK_CLIENTS, len(view.user)))
+        filled = np.append(some, np.full(CHUNK_CLIENTS - len(some), some[0]))  # one shape, whoever is asked about
         held = mine.take(filled)
-        rows = np.repeat(view.items[None], CLIENTS, axis=0)
+        rows = np.repeat(view.items[None], CHUNK_CLIENTS, axis=0)
         rows[held.rows(), held.ids] = held.values["row"]
         private = {k: v[:, None] for k, v in backbone.named(view.private[filled]).items()}
         heads = {k: view.parts[SCORES][f"{HEAD}{k}"][filled] for k in view.heads}

@@ -14,8 +14,8 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Keys
-from tacita.fields import Dense, Rows, Spec, Upload
 from tacita.kernels.hashing import hash_owners, normals, uniforms
+from tacita.messages import DenseArrays, SparseRows, Spec, Upload
 from tacita.round.parts import Part, PartConfig
 from tacita.round.registry import register
 
@@ -40,65 +40,65 @@ class Cover(Part):
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         if self.config.pseudo_items:
             rows = upload.values["rows"]
-            assert isinstance(rows, Rows)
-            upload = upload.with_value("rows", self._with_pseudo(view, rows))
+            assert isinstance(rows, SparseRows)
+            upload = upload.with_value("rows", self._add_pseudo_items(view, rows))
         if self.config.clip:
-            upload = _shortened(upload, self.config.clip)
-        return (self._noised(view, upload) if self.config.noise else upload), {}
+            upload = _clip_upload(upload, self.config.clip)
+        return (self._add_noise(view, upload) if self.config.noise else upload), {}
 
     def field_sent(self, field: Spec) -> Spec:
-        return replace(field, most=field.most + _FARTHEST * self.config.noise) if _moves(field.name) else field
+        return replace(field, most=field.most + _FARTHEST * self.config.noise) if _is_model_field(field.name) else field
 
     def _key(self, view: CohortView, what: str) -> np.uint64:
-        return self.world.draws.private(f"cover-{what}", view.block, view.round)
+        return self.context.draws.private(f"cover-{what}", view.block, view.round)
 
-    def _with_pseudo(self, view: CohortView, rows: Rows) -> Rows:
+    def _add_pseudo_items(self, view: CohortView, rows: SparseRows) -> SparseRows:
         """Rows of items drawn at random, with numbers as the client's own rows have them on average."""
         drawn = uniforms(self._key(view, "items"), view.client_keys, self.config.pseudo_items)
         item = np.minimum((drawn * view.n_items).astype(np.int64), view.n_items - 1)
         pairs = np.unique(item + view.n_items * np.arange(view.n_clients)[:, None])
         pairs = np.setdiff1d(pairs, rows.client.astype(np.int64) * view.n_items + rows.item)
         client, item = (one.astype(np.int32) for one in np.divmod(pairs, view.n_items))
-        mean, spread = _shape_of(rows, view.n_clients)
-        owners = _owners(self._key(view, "owners"), view.client_keys[client], item)
+        mean, spread = _compute_moments(rows, view.n_clients)
+        owners = _derive_streams(self._key(view, "owners"), view.client_keys[client], item)
         value = mean[client] + spread[client] * normals(self._key(view, "values"), owners, rows.value.shape[1])
         columns = ((rows.client, client), (rows.item, item), (rows.value, value.astype(np.float32)))
-        both = Rows(*(np.concatenate(pair) for pair in columns))
+        both = SparseRows(*(np.concatenate(pair) for pair in columns))
         order = np.lexsort((both.item, both.client))
-        return Rows(both.client[order], both.item[order], both.value[order])
+        return SparseRows(both.client[order], both.item[order], both.value[order])
 
-    def _noised(self, view: CohortView, upload: Upload) -> Upload:
-        for name in filter(_moves, upload.values):
+    def _add_noise(self, view: CohortView, upload: Upload) -> Upload:
+        for name in filter(_is_model_field, upload.values):
             value, key = upload.values[name], self._key(view, name)
-            assert isinstance(value, Rows | Dense)
+            assert isinstance(value, SparseRows | DenseArrays)
             owners = view.client_keys
-            if isinstance(value, Rows):
-                owners = _owners(self._key(view, "owners"), view.client_keys[value.client], value.item)
+            if isinstance(value, SparseRows):
+                owners = _derive_streams(self._key(view, "owners"), view.client_keys[value.client], value.item)
             flat = value.value.reshape(len(owners), -1)
-            noised = flat + self.config.noise * _laplace(key, owners, flat.shape[1])
+            noised = flat + self.config.noise * _draw_laplace(key, owners, flat.shape[1])
             upload = upload.with_value(name, replace(value, value=noised.reshape(value.value.shape).astype(np.float32)))
         return upload
 
 
-def _moves(name: str) -> bool:
+def _is_model_field(name: str) -> bool:
     """Whether a field is a move of the model, and not something that a part sends beside it."""
     return name == "rows" or name.startswith("heads/")
 
 
-def _owners(key: np.uint64, clients: Keys, item: AnyArray) -> Keys:
+def _derive_streams(key: np.uint64, clients: Keys, item: AnyArray) -> Keys:
     """A stream of its own for an item of a client."""
     return np.asarray(clients ^ hash_owners(key, item.astype(np.uint64)))
 
 
-def _shortened(upload: Upload, most: float) -> Upload:
+def _clip_upload(upload: Upload, most: float) -> Upload:
     squares: Doubles = np.zeros(upload.n_clients)
-    for name in filter(_moves, upload.values):
-        squares = squares + upload.values[name].squares(upload.n_clients)
+    for name in filter(_is_model_field, upload.values):
+        squares = squares + upload.values[name].squared_norms(upload.n_clients)
     factor = np.minimum(1.0, most / np.maximum(np.sqrt(squares), 1e-12))
-    return replace(upload, values={k: v.scaled(factor) if _moves(k) else v for k, v in upload.values.items()})
+    return replace(upload, values={k: v.scale(factor) if _is_model_field(k) else v for k, v in upload.values.items()})
 
 
-def _shape_of(rows: Rows, n_clients: int) -> tuple[Doubles, Doubles]:
+def _compute_moments(rows: SparseRows, n_clients: int) -> tuple[Doubles, Doubles]:
     """Mean and standard deviation of each column of every client's rows."""
     value = rows.value.astype(np.float64)
     count = np.maximum(np.bincount(rows.client, minlength=n_clients), 1)[:, None]
@@ -109,7 +109,7 @@ def _shape_of(rows: Rows, n_clients: int) -> tuple[Doubles, Doubles]:
     return mean, np.sqrt(square / count)
 
 
-def _laplace(key: np.uint64, owners: Keys, width: int) -> Floats:
+def _draw_laplace(key: np.uint64, owners: Keys, width: int) -> Floats:
     """Laplace numbers of scale 1."""
     drawn = uniforms(key, owners, width) - 0.5
     return np.asarray(-np.sign(drawn) * np.log(np.maximum(1 - 2 * np.abs(drawn), _SMALLEST)), np.float32)

@@ -20,7 +20,7 @@ def row_means(lists: Ragged, values: AnyArray) -> Doubles:
     return np.asarray(sums / np.maximum(lists.counts(), 1))
 
 
-def pooled_rows(lists: Ragged, table: AnyArray) -> Doubles:
+def pool_rows(lists: Ragged, table: AnyArray) -> Doubles:
     """Mean of the table's rows of each list's items; zeros for a list without items."""
     return np.asarray(
         matrix_of_lists(lists, len(table)) @ np.asarray(table, np.float64) / np.maximum(lists.counts(), 1)[:, None]
@@ -47,7 +47,7 @@ def _entropy(labels: Doubles) -> Doubles:
     return np.asarray(-(xlogy(labels, labels) + xlog1py(1 - labels, -labels)))
 
 
-def scaled(values: Doubles, cap: float | None = None) -> Doubles:
+def standardize_values(values: Doubles, cap: float | None = None) -> Doubles:
     """z-scores (population) over the first axis; exactly 0 where all are equal."""
     values = np.asarray(values, np.float64)
     if len(values) == 0:

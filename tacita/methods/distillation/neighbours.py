@@ -17,10 +17,10 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.places import spans
-from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Ints, Keys, Local, Longs, Ragged, ServerState
-from tacita.fields import Dense, Form, Rows, Spec, Total
+from tacita.core.flat_indices import expand_spans
+from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Ints, Keys, LocalModels, Longs, Ragged, ServerState
 from tacita.kernels.hashing import hash_owners
+from tacita.messages import DenseArrays, Form, SparseRows, Spec, Total
 from tacita.models.fedpergnn import NEIGHBOURS, FedPerGNN
 from tacita.round.parts import Part, PartConfig
 from tacita.round.registry import register
@@ -31,7 +31,7 @@ class NeighboursConfig(PartConfig):
 
 
 @dataclass(frozen=True)
-class Matches:
+class MatcherState:
     """What the matcher holds: who has which number, and everybody's last vector."""
 
     names: Keys  # (people,) ascending
@@ -40,11 +40,11 @@ class Matches:
     holder: Ints  # (entries,) row of who has it; those of one number in an order drawn anew with every round
 
     @staticmethod
-    def none(width: int) -> Matches:
+    def empty(width: int) -> MatcherState:
         nobody, nothing = np.zeros(0, np.uint64), np.zeros(0, np.int32)
-        return Matches(nobody, np.zeros((0, width), np.float32), nothing, nothing)
+        return MatcherState(nobody, np.zeros((0, width), np.float32), nothing, nothing)
 
-    def told(self, senders: Keys, vectors: Floats, lists: Rows, key: np.uint64) -> Matches:
+    def record_uploads(self, senders: Keys, vectors: Floats, lists: SparseRows, key: np.uint64) -> MatcherState:
         """After some people sent their vector and numbers, which replace what they sent before."""
         stays = ~np.isin(self.names, senders)
         names = np.concatenate([self.names[stays], senders])
@@ -58,9 +58,9 @@ class Matches:
         everybody = np.concatenate([self.vectors[stays], vectors])[order]
         drawn = hash_owners(key, names[order][holder] ^ hash_owners(key, number.astype(np.uint64)))
         mixed = np.lexsort((drawn, number))
-        return Matches(names[order], everybody, number[mixed], holder[mixed])
+        return MatcherState(names[order], everybody, number[mixed], holder[mixed])
 
-    def others(self, clients: Keys, most: int) -> Ragged:
+    def find_neighbours(self, clients: Keys, most: int) -> Ragged:
         """For each client and number that it has, vectors of up to `most` others who have it.
 
         They are those who follow the client in the drawn order, round and round, so all others are equally likely.
@@ -70,10 +70,10 @@ class Matches:
         known = self.names[at] == clients if len(self.names) else np.zeros(len(clients), bool)
         asked[at[known]] = np.flatnonzero(known)
         entry = np.flatnonzero(asked[self.holder] >= 0)
-        first, count = _runs(self.number)
+        first, count = _find_runs(self.number)
         start, size = first[entry], count[entry]
         n = np.minimum(size - 1, most)
-        ahead = spans(np.ones(len(n), np.int64), n)
+        ahead = expand_spans(np.ones(len(n), np.int64), n)
         which = np.repeat(start, n) + (np.repeat(entry - start, n) + ahead) % np.repeat(size, n)
         rows, number = asked[self.holder[np.repeat(entry, n)]], self.number[np.repeat(entry, n)]
         order = np.argsort(rows, kind="stable")
@@ -82,7 +82,7 @@ class Matches:
         return Ragged(ptr, number[order], {"vector": self.vectors[self.holder[which[order]]]})
 
 
-def _runs(ascending: Ints) -> tuple[Longs, Longs]:
+def _find_runs(ascending: Ints) -> tuple[Longs, Longs]:
     """For every entry, where the run of its value begins, and how long it is."""
     first = np.searchsorted(ascending, ascending)
     return first, np.searchsorted(ascending, ascending, side="right") - first
@@ -99,7 +99,7 @@ class Neighbours(Part):
 
     @property
     def model(self) -> FedPerGNN:
-        backbone = self.world.backbone
+        backbone = self.context.backbone
         if not isinstance(backbone, FedPerGNN):
             raise TacitaError(
                 f"part '{self.name}' brings vectors that backbone '{backbone.name}' does not read; "
@@ -108,32 +108,32 @@ class Neighbours(Part):
         return backbone
 
     def check(self, n_items: int) -> None:
-        if self.world.train.silos:
+        if self.context.train.silos:
             raise TacitaError("train.silos: neighbours are for clients that are one user each; leave it at 0.")
         self.model.check(n_items, n_items)
 
     # on the device
 
-    def _numbers(self, n_items: int) -> Ints:
+    def _draw_pseudonyms(self, n_items: int) -> Ints:
         """The number that stands for each item, by a key that clients share and nobody else has."""
-        key = self.world.draws.private("numbers-for-items")
+        key = self.context.draws.private("numbers-for-items")
         return np.argsort(hash_owners(key, np.arange(n_items, dtype=np.uint64))).astype(np.int32)
 
     def extra_fields(self, n_items: int) -> tuple[Spec, ...]:
         vector = Spec("vector", (self.model.private_width,), seen="each", about="the user vector, for the matcher")
         return vector, Spec("items", (n_items, 0), seen="each", about="items under other numbers, for the matcher")
 
-    def extras(self, view: CohortView, local: Local) -> Mapping[str, AnyArray | Form]:
+    def extras(self, view: CohortView, local: LocalModels) -> Mapping[str, AnyArray | Form]:
         if view.round % self.config.every:
             return {}
-        client, number = view.train.rows(), self._numbers(view.n_items)[view.train.ids]
+        client, number = view.train.rows(), self._draw_pseudonyms(view.n_items)[view.train.ids]
         order = np.lexsort((number, client))
-        items = Rows(client[order], number[order], np.zeros((len(number), 0), np.float32))
+        items = SparseRows(client[order], number[order], np.zeros((len(number), 0), np.float32))
         return {"vector": local.private.copy(), "items": items}
 
     def opened(self, sent: Ragged, n_items: int) -> Ragged:
         """With items in place of the numbers that stand for them."""
-        item = np.argsort(self._numbers(n_items)).astype(np.int32)
+        item = np.argsort(self._draw_pseudonyms(n_items)).astype(np.int32)
         return Ragged(sent.ptr, item[sent.ids], sent.values)
 
     def own_fits(self, sent: Ragged, n_items: int) -> bool:
@@ -144,20 +144,22 @@ class Neighbours(Part):
 
     def server_begin_block(self, server: ServerState) -> Arrays:
         """Nothing: there are new items, so all numbers are others."""
-        return dict(vars(Matches.none(self.model.private_width)))
+        return dict(vars(MatcherState.empty(self.model.private_width)))
 
     def own(self, server: ServerState, clients: Keys) -> tuple[ServerState, Ragged]:
         return server, self.own_to_serve(server, clients)
 
     def own_to_serve(self, server: ServerState, clients: Keys, only: Ragged | None = None) -> Ragged:
-        return Matches(**server.parts[self.name]).others(clients, self.model.config.most)
+        return MatcherState(**server.parts[self.name]).find_neighbours(clients, self.model.config.most)
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         vector, items = (total.each.get(f"{self.name}.{name}") for name in ("vector", "items"))
         if vector is None or items is None:
             return server
-        assert isinstance(vector.value, Dense)
-        assert isinstance(items.value, Rows)
-        key = self.world.draws.public("neighbours", before.block, before.round)
-        held = Matches(**server.parts[self.name]).told(vector.sender, vector.value.value, items.value, key)
+        assert isinstance(vector.value, DenseArrays)
+        assert isinstance(items.value, SparseRows)
+        key = self.context.draws.public("neighbours", before.block, before.round)
+        held = MatcherState(**server.parts[self.name]).record_uploads(
+            vector.sender, vector.value.value, items.value, key
+        )
         return server.with_part(self.name, dict(vars(held)))

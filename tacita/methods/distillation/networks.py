@@ -24,7 +24,7 @@ _DECAYS = (0.9, 0.999)
 _EPS = 1e-8
 
 
-def start(sizes: tuple[int, ...], key: np.uint64) -> Arrays:
+def init_network(sizes: tuple[int, ...], key: np.uint64) -> Arrays:
     """Weights and biases uniform within 1 / sqrt(inputs), the last bias 0; no step taken."""
     net: Arrays = {}
     for layer, (n_in, n_out) in enumerate(pairwise(sizes)):
@@ -41,7 +41,7 @@ def layer_names(net: Arrays) -> list[str]:
     return [name for name in net if name[0] in "wb" and name[1:].isdigit()]
 
 
-def opened(net: Arrays) -> Layers:
+def to_tensors(net: Arrays) -> Layers:
     import torch
 
     return {name: torch.from_numpy(net[name].copy()).requires_grad_() for name in layer_names(net)}
@@ -57,19 +57,19 @@ def forward(layers: Layers, x: Tensor) -> Tensor:
     return (x @ layers[f"w{last}"] + layers[f"b{last}"])[..., 0]
 
 
-def answer(net: Arrays, x: AnyArray) -> Tensor:
+def predict_values(net: Arrays, x: AnyArray) -> Tensor:
     """The network's answer without a gradient."""
     import torch
 
     with one_thread(), torch.no_grad():
-        return forward(opened(net), torch.from_numpy(np.ascontiguousarray(x, np.float32)))
+        return forward(to_tensors(net), torch.from_numpy(np.ascontiguousarray(x, np.float32)))
 
 
-def descend(net: Arrays, loss: Callable[[Layers], Tensor], lr: float, clip_norm: float) -> Arrays:
+def take_adam_step(net: Arrays, loss: Callable[[Layers], Tensor], lr: float, clip_norm: float) -> Arrays:
     """The network after one step of Adam on the loss, its gradient cut to a norm."""
     import torch
 
-    layers = opened(net)
+    layers = to_tensors(net)
     with one_thread():
         slopes = torch.autograd.grad(loss(layers), list(layers.values()))
     norm = float(torch.sqrt(sum((slope.double() ** 2).sum() for slope in slopes)))  # type: ignore[arg-type]
@@ -88,12 +88,12 @@ def descend(net: Arrays, loss: Callable[[Layers], Tensor], lr: float, clip_norm:
     return out
 
 
-def part(agent: Arrays, name: str) -> Arrays:
+def select_network(agent: Arrays, name: str) -> Arrays:
     """One of several networks that share a dict, under names without its prefix."""
     return {key.removeprefix(f"{name}."): value for key, value in agent.items() if key.startswith(f"{name}.")}
 
 
-def bundle(**nets: Arrays) -> Arrays:
+def bundle_networks(**nets: Arrays) -> Arrays:
     return {f"{name}.{key}": value for name, net in nets.items() for key, value in net.items()}
 
 

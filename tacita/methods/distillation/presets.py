@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tacita.round.registry import preset
+from tacita.round.registry import register_preset
 
 TRANSFER = "prediction-transfer"
 SETTINGS: dict[str, Any] = {
@@ -35,18 +35,18 @@ PTF: dict[str, Any] = {
 _SERVER = {"name": "neuncf", "dim": 32, "tower": [32, 16], "lr": 1e-3}
 
 
-def _fedkdrec(name: str, **options: Any) -> None:
-    preset(name, {"name": TRANSFER, **options}, settings=SETTINGS)
+def _register_fedkdrec(name: str, **options: Any) -> None:
+    register_preset(name, {"name": TRANSFER, **options}, settings=SETTINGS)
 
 
-_fedkdrec("fedkdrec")
-_fedkdrec("fedkdrec-paper", alpha=0.5)
-_fedkdrec("fedkdrec-no-mix", alpha=0.0)  # -m
-_fedkdrec("fedkdrec-no-weights", alpha=0.5, weighting=False)  # -c
-_fedkdrec("fedkdrec-no-picks", alpha=0.5, select="none")  # -s
-_fedkdrec("fedkdrec-confident", alpha=0.5, select="confident")  # ~s
-_fedkdrec("ptf-fedrec-inframe", alpha=0.0, weighting=False, select="confident")  # -m-c~s
-preset(
+_register_fedkdrec("fedkdrec")
+_register_fedkdrec("fedkdrec-paper", alpha=0.5)
+_register_fedkdrec("fedkdrec-no-mix", alpha=0.0)  # -m
+_register_fedkdrec("fedkdrec-no-weights", alpha=0.5, weighting=False)  # -c
+_register_fedkdrec("fedkdrec-no-picks", alpha=0.5, select="none")  # -s
+_register_fedkdrec("fedkdrec-confident", alpha=0.5, select="confident")  # ~s
+_register_fedkdrec("ptf-fedrec-inframe", alpha=0.0, weighting=False, select="confident")  # -m-c~s
+register_preset(
     "ptf-fedrec",
     {
         "name": TRANSFER, "scheme": "ptf", "swap_select": "top", "weighting": False, "select": "confident",
@@ -56,9 +56,9 @@ preset(
 )  # fmt: skip
 
 _ROWS = {**SETTINGS, "backbone": {"name": "mf", "lr": 1e-3, "item_lr_scale": 1.0}}
-preset("fedmf-kd", settings=_ROWS)
-preset("fedncf-kd", settings={**SETTINGS, "backbone": {"name": "neuncf", "tower": [128, 64]}})
-preset(
+register_preset("fedmf-kd", settings=_ROWS)
+register_preset("fedncf-kd", settings={**SETTINGS, "backbone": {"name": "neuncf", "tower": [128, 64]}})
+register_preset(
     "fedpergnn",
     {"name": "neighbours"},
     {"name": "cover"},

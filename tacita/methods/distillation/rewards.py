@@ -13,8 +13,8 @@ import numpy as np
 from scipy.special import log_softmax
 
 from tacita.core.types import AnyArray, Bools, Doubles, Longs, Ragged
-from tacita.methods.distillation.dice import Dice
-from tacita.methods.distillation.measures import pooled_rows, row_means
+from tacita.methods.distillation.measures import pool_rows, row_means
+from tacita.methods.distillation.round_draws import RoundDraws
 
 Diversity = Literal["softmax", "gauss"]
 Divergence = Literal["bernoulli", "vector"]
@@ -27,14 +27,14 @@ def diversity(upload: Ragged, picked: Ragged, table: AnyArray, how: Diversity = 
     softmax: of the two mean rows, read as logits over coordinates. gauss: of diagonal Gaussians fitted to both sets,
     which takes two items each.
     """
-    told, sent = pooled_rows(upload, table), pooled_rows(picked, table)
+    told, sent = pool_rows(upload, table), pool_rows(picked, table)
     if how == "softmax":
         p, q = log_softmax(told, axis=1), log_softmax(sent, axis=1)
         found, least = (np.exp(p) * (p - q)).sum(1), 1
     else:
         squares = np.asarray(table, np.float64) ** 2
-        v = np.maximum(pooled_rows(upload, squares) - told**2, _FLOOR)
-        w = np.maximum(pooled_rows(picked, squares) - sent**2, _FLOOR)
+        v = np.maximum(pool_rows(upload, squares) - told**2, _FLOOR)
+        w = np.maximum(pool_rows(picked, squares) - sent**2, _FLOOR)
         found, least = 0.5 * (v / w - 1 + np.log(w / v) + (told - sent) ** 2 / w).sum(1), 2
     enough = np.minimum(upload.counts(), picked.counts()) >= least
     return np.where(enough, np.maximum(found, 0), 0.0)
@@ -55,17 +55,17 @@ def divergence(upload: Ragged, predicted: AnyArray, how: Divergence = "bernoulli
     return np.where(length > 0, np.clip(1 - dot / np.where(length > 0, length, 1), 0, 1), 0.0)
 
 
-def adjusted(reward: Doubles, action: Bools, length: Longs, rho: float) -> Doubles:
+def adjust_by_position(reward: Doubles, action: Bools, length: Longs, rho: float) -> Doubles:
     """The reward of every position (clients, positions): later in the list, picking earns less and skipping more."""
     position = np.arange(1, action.shape[1] + 1)
     share = position / (rho * np.maximum(length, 1)[:, None]) * np.abs(reward)[:, None]
     return np.asarray(reward[:, None] + np.where(action, -share, share))
 
 
-def shuffled(values: Doubles, dice: Dice) -> Doubles:
+def shuffle_values(values: Doubles, dice: RoundDraws) -> Doubles:
     """The values dealt anew among the clients: a control in which the reward says nothing of who earned it."""
     zeros = np.zeros(len(values), np.int64)
-    dealt = np.argsort(dice.hashes("shuffle", np.arange(len(values)), zeros), kind="stable")
+    dealt = np.argsort(dice.hash_entries("shuffle", np.arange(len(values)), zeros), kind="stable")
     out = np.empty_like(values)
     out[np.argsort(dice.keys, kind="stable")] = values[dealt]
     return out

@@ -9,8 +9,8 @@ import numpy as np
 from tacita.core.draws import Draws
 from tacita.core.types import Arrays, Floats, Ints, Keys, Longs, Ragged
 from tacita.kernels.hashing import hash_owners
-from tacita.learn.training.central import Central, CentralState, Graph
-from tacita.methods.distillation.candidates import History
+from tacita.learn.training.central_model import CentralModel, CentralState, InteractionGraph
+from tacita.methods.distillation.candidates import UploadHistory
 from tacita.models.base import Backbone
 
 AGENTS = "agents/"
@@ -23,8 +23,8 @@ class Teacher:
     names: Keys
     model: CentralState
     last: Ragged  # what each client told last, with its score
-    recent: History  # of the last round's uploads
-    ever: History  # of all uploads
+    recent: UploadHistory  # of the last round's uploads
+    ever: UploadHistory  # of all uploads
     agents: Arrays = field(default_factory=dict)
     notes: dict[str, float] = field(default_factory=dict)  # of the last round, for the log
 
@@ -32,8 +32,8 @@ class Teacher:
     def new(backbone: Backbone, draws: Draws, items: Floats) -> Teacher:
         """Knows nobody; its item rows are those that clients start from, where the models are alike."""
         nobody, nothing = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
-        state = Central(backbone, _no_edges()).start(draws, nobody, nothing)
-        none = History(np.zeros(0, np.int64), 0)
+        state = CentralModel(backbone, _empty_graph()).init_state(draws, nobody, nothing)
+        none = UploadHistory(np.zeros(0, np.int64), 0)
         empty = Ragged(np.zeros(1, np.int64), np.zeros(0, np.int32), {"score": np.zeros(0, np.float32)})
         return Teacher(nobody, state, empty, none, none).with_items(backbone, draws, items)
 
@@ -48,9 +48,10 @@ class Teacher:
             fresh = backbone.init_items(draws, hash_owners(draws.public("server-items"), numbers))
         more = len(items) - known
         recent, ever = (
-            History(np.append(one.counts, np.zeros(more, np.int64)), one.n_uploads) for one in (self.recent, self.ever)
+            UploadHistory(np.append(one.counts, np.zeros(more, np.int64)), one.n_uploads)
+            for one in (self.recent, self.ever)
         )
-        return replace(self, model=_grown(self.model, "items", fresh), recent=recent, ever=ever)
+        return replace(self, model=_append_rows(self.model, "items", fresh), recent=recent, ever=ever)
 
     def with_clients(self, backbone: Backbone, draws: Draws, clients: Keys) -> Teacher:
         """Rows for clients that are new, as the model has newcomers start."""
@@ -61,31 +62,31 @@ class Teacher:
         return replace(
             self,
             names=np.append(self.names, fresh),
-            model=_grown(self.model, "users", backbone.init_private(draws, fresh)),
+            model=_append_rows(self.model, "users", backbone.init_private(draws, fresh)),
             last=replace(self.last, ptr=ptr),
         )
 
-    def rows_of(self, clients: Keys) -> Ints:
+    def find_rows(self, clients: Keys) -> Ints:
         """Places of clients that are known."""
         order = np.argsort(self.names)
         return order[np.searchsorted(self.names, clients, sorter=order)].astype(np.int32)
 
-    def graph(self, above: float = 0.0) -> Graph:
+    def build_graph(self, above: float = 0.0) -> InteractionGraph:
         """Who told what last, by how much; what is told as no more than `above` joins nobody."""
         joined = self.last.values["score"] > above
         user, item = self.last.rows()[joined], self.last.ids[joined]
         weight = self.last.values["score"][joined]
-        return Graph.of(user, item, weight, len(self.names), len(self.model.values["items"]))
+        return InteractionGraph.from_edges(user, item, weight, len(self.names), len(self.model.values["items"]))
 
-    def hearing(self, users: Ints, told: Ragged) -> Teacher:
+    def with_uploads(self, users: Ints, uploads: Ragged) -> Teacher:
         """After another round's uploads, one list for each of these users."""
         keep = np.ones(len(self.names), bool)
         keep[users] = False
         stays = keep[self.last.rows()]
-        rows = np.concatenate([self.last.rows()[stays], users[told.rows()]])
-        ids = np.concatenate([self.last.ids[stays], told.ids])
-        score = np.concatenate([self.last.values["score"][stays], told.values["score"]])
-        recent = History.of(told, len(self.model.values["items"]))
+        rows = np.concatenate([self.last.rows()[stays], users[uploads.rows()]])
+        ids = np.concatenate([self.last.ids[stays], uploads.ids])
+        score = np.concatenate([self.last.values["score"][stays], uploads.values["score"]])
+        recent = UploadHistory.of(uploads, len(self.model.values["items"]))
         last = Ragged.from_pairs(rows, ids, len(self.names), {"score": score})
         return replace(self, last=last, recent=recent, ever=self.ever.plus(recent))
 
@@ -104,18 +105,20 @@ class Teacher:
 
         last = Ragged(arrays["last/ptr"], arrays["last/ids"], {"score": arrays["last/score"]})
         recent, ever = (
-            History(arrays[f"{name}/counts"], int(arrays[f"{name}/uploads"][0])) for name in ("recent", "ever")
+            UploadHistory(arrays[f"{name}/counts"], int(arrays[f"{name}/uploads"][0])) for name in ("recent", "ever")
         )
         notes = {k: float(v[0]) for k, v in under("notes/").items()}
-        return Teacher(arrays["names"], CentralState.of(under("model/")), last, recent, ever, under(AGENTS), notes)
+        return Teacher(
+            arrays["names"], CentralState.from_arrays(under("model/")), last, recent, ever, under(AGENTS), notes
+        )
 
 
-def _no_edges() -> Graph:
+def _empty_graph() -> InteractionGraph:
     nothing = np.zeros(0, np.int64)
-    return Graph.of(nothing, nothing, np.zeros(0), 0, 1)
+    return InteractionGraph.from_edges(nothing, nothing, np.zeros(0), 0, 1)
 
 
-def _grown(state: CentralState, name: str, fresh: Floats) -> CentralState:
+def _append_rows(state: CentralState, name: str, fresh: Floats) -> CentralState:
     """More rows of one kind, which no step has moved yet."""
     values = {**state.values, name: np.concatenate([state.values[name], fresh])}
     moments = dict(state.moments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tacita.core.types import Longs, Ragged
 
-PAIR = 4 + 4  # an item id and a score; the channel says whose
+PAIR_BYTES = 4 + 4  # an item id and a score; the channel says whose
 PAPER_SAMPLE = 160  # bytes that 4.578 for 30 samples implies; what they are made of is unknown
 MEGABYTE = 2**20
 KILOBYTE = 2**10
@@ -12,7 +12,7 @@ KILOBYTE = 2**10
 
 def pair_bytes(lists: Ragged) -> Longs:
     """Bytes of each client's (item, score) pairs."""
-    return lists.counts() * PAIR
+    return lists.counts() * PAIR_BYTES
 
 
 def paper_units(samples: float) -> float:

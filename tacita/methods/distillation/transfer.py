@@ -14,41 +14,48 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from tacita.core.config import validated
-from tacita.core.errors import TacitaError, unknown_name
-from tacita.core.types import Arrays, CohortView, Doubles, Floats, Held, Keys, Local, Ragged, ServerState
-from tacita.fields import Each, Rows, Total
-from tacita.learn.scores import SCORES, Tells
-from tacita.learn.training.central import Central, Samples
-from tacita.methods.distillation.candidates import candidates, confident, scheduled
-from tacita.methods.distillation.client_model import client_scores
-from tacita.methods.distillation.dice import Dice
+from tacita.core.config import validate_model
+from tacita.core.errors import TacitaError, unknown_name_error
+from tacita.core.types import Arrays, CohortView, Doubles, Floats, Keys, LocalModels, Ragged, ServerState, StateUpdate
+from tacita.learn.scores import SCORES, PredictionPart
+from tacita.learn.training.central_model import CentralModel, TrainingSamples
+from tacita.messages import PerClientField, SparseRows, Total
+from tacita.methods.distillation.candidates import find_candidates, schedule_candidates, select_confident
+from tacita.methods.distillation.client_model import score_client_models
 from tacita.methods.distillation.measures import Loss, cross_entropy, mean_losses
-from tacita.methods.distillation.networks import bundle, part
+from tacita.methods.distillation.networks import bundle_networks, select_network
 from tacita.methods.distillation.rewards import Divergence, Diversity
+from tacita.methods.distillation.round_draws import RoundDraws
 from tacita.methods.distillation.selection import (
-    Outcome,
-    Selection,
-    Walk,
-    judge,
-    start_selection,
+    CandidateWalk,
+    SelectionOptions,
+    SelectionOutcome,
+    init_selection,
+    reward_walks,
     take_walk,
     update_selection,
 )
 from tacita.methods.distillation.server_model import Teacher
-from tacita.methods.distillation.uploads import Disguise, PtfDisguise, Swap, disguised, drop_own, ptf_disguised
+from tacita.methods.distillation.uploads import (
+    Disguise,
+    PtfDisguise,
+    Swap,
+    disguise_predictions,
+    disguise_ptf,
+    drop_own,
+)
 from tacita.methods.distillation.weighting import (
-    Weighting,
+    WeightingOptions,
+    compute_states,
+    compute_weights,
     concentration,
-    observe,
-    sample_weights,
-    start_weighting,
+    expand_weights,
+    init_weighting,
     update_weighting,
-    weigh,
 )
 from tacita.models import backbone_class, backbone_names
 from tacita.models.base import Backbone
-from tacita.models.graph import LightGCN
+from tacita.models.lightgcn import LightGCN
 from tacita.round.parts import PartConfig
 from tacita.round.registry import register
 
@@ -96,7 +103,7 @@ class TransferConfig(PartConfig):
 
 
 @register
-class Transfer(Tells):
+class Transfer(PredictionPart):
     """Devices tell disguised predictions; the server distils them, and sends some of its own."""
 
     name = "prediction-transfer"
@@ -109,33 +116,33 @@ class Transfer(Tells):
     def server_backbone(self) -> Backbone:
         options = dict(self.config.server)
         if not options:
-            return self.world.backbone
+            return self.context.backbone
         if "name" not in options:
-            options = {**self.world.backbone.config.model_dump(), **options}
-        name = options.pop("name", self.world.backbone.name)
+            options = {**self.context.backbone.config.model_dump(), **options}
+        name = options.pop("name", self.context.backbone.name)
         if not isinstance(name, str):
             raise TacitaError("server.name of part 'prediction-transfer' must be a name such as 'neumf'.")
         if name not in backbone_names():
-            raise unknown_name("server model", name, backbone_names())
+            raise unknown_name_error("server model", name, backbone_names())
         cls = backbone_class(name)
-        return cls(validated(cls.Config, options, f"server model '{name}'"))
+        return cls(validate_model(cls.Config, options, f"server model '{name}'"))
 
     @property
-    def weighting(self) -> Weighting:
-        return Weighting(
+    def weighting(self) -> WeightingOptions:
+        return WeightingOptions(
             lr=self.config.weighting_lr, without=self.config.weighting_without, loss=self.config.agent_loss
         )
 
     @property
-    def selection(self) -> Selection:
+    def selection(self) -> SelectionOptions:
         c = self.config
-        return Selection(
+        return SelectionOptions(
             most=c.most, lr=c.select_lr, rho=c.select_rho, adjust=c.select_adjust, shuffle=c.select_shuffle,
             without=c.select_without, diversity=c.select_diversity, divergence=c.select_divergence, loss=c.agent_loss,
         )  # fmt: skip
 
     @property
-    def asks_clients(self) -> bool:
+    def evaluates_clients(self) -> bool:
         return self.config.answers == "client"
 
     def check_server(self) -> None:
@@ -146,7 +153,10 @@ class Transfer(Tells):
             raise TacitaError(
                 f"server model '{self.server_backbone.name}' cannot be taught; use neumf, neuncf, lightgcn or mf."
             )
-        Central(self.server_backbone, Teacher.new(self.server_backbone, self.world.draws, _no_items(self)).graph())
+        CentralModel(
+            self.server_backbone,
+            Teacher.new(self.server_backbone, self.context.draws, _empty_items(self)).build_graph(),
+        )
 
     def check(self, n_items: int) -> None:
         if self.config.most > n_items:
@@ -155,114 +165,116 @@ class Transfer(Tells):
                 f"(--set prediction-transfer.most={max(1, n_items // 2)})."
             )
 
-    def _dice(self, keys: Keys, block: int, round: int, public: bool) -> Dice:
-        return Dice(self.world.draws, keys, block, round, public)
+    def _build_draws(self, keys: Keys, block: int, round: int, public: bool) -> RoundDraws:
+        return RoundDraws(self.context.draws, keys, block, round, public)
 
     # on the device
 
-    def device_arrays(self, n_users: int) -> Held:
+    def device_arrays(self, n_users: int) -> StateUpdate:
         if not self.config.accumulate:
             return {}
-        return {"received": _no_scores(n_users)}
+        return {"received": _empty_scores(n_users)}
 
     def samples(self, view: CohortView, own: Ragged) -> Ragged | None:
         """What was received and is not the client's own: of PTF-FedRec not its positives."""
-        received = self._received(view)
+        received = self._read_received(view)
         mine = own if self.config.scheme == "mix" else view.train
         kept = drop_own(received, Ragged(mine.ptr, mine.ids))
         return Ragged(kept.ptr, kept.ids, {"label": np.clip(kept.values["score"], 0, 1)}) if len(kept.ids) else None
 
-    def _received(self, view: CohortView) -> Ragged:
-        now = view.own.get(self.name, _no_scores(len(view.user)))
-        return view.lists[self.name]["received"].joined(now) if self.config.accumulate else now
+    def _read_received(self, view: CohortView) -> Ragged:
+        now = view.per_client.get(self.name, _empty_scores(len(view.user)))
+        return view.lists[self.name]["received"].join_rows(now) if self.config.accumulate else now
 
-    def after_training(self, view: CohortView, local: Local) -> Held:
+    def after_training(self, view: CohortView, local: LocalModels) -> StateUpdate:
         if not self.config.accumulate:
             return {}
-        kept = drop_own(self._received(view), Ragged(view.train.ptr, view.train.ids))
+        kept = drop_own(self._read_received(view), Ragged(view.train.ptr, view.train.ids))
         score = kept.values.get("score", np.zeros(0, np.float32))
         return {"received": Ragged(kept.ptr, kept.ids, {"score": score})}
 
-    def tell(self, view: CohortView, own: Ragged, received: Ragged) -> Ragged:
-        c, dice = self.config, self._dice(view.client_keys, view.block, view.round, public=False)
+    def choose_predictions(self, view: CohortView, own: Ragged, received: Ragged) -> Ragged:
+        c, dice = self.config, self._build_draws(view.client_keys, view.block, view.round, public=False)
         swap = Swap(c.swap, select=c.swap_select) if c.swap > 0 else None
         if c.scheme == "ptf":
-            return ptf_disguised(own, received, PtfDisguise(swap=swap), dice)
-        return disguised(own, received, Disguise((c.beta_low, c.beta_high), c.alpha, swap), dice)
+            return disguise_ptf(own, received, PtfDisguise(swap=swap), dice)
+        return disguise_predictions(own, received, Disguise((c.beta_low, c.beta_high), c.alpha, swap), dice)
 
     def answers(self, view: CohortView) -> Floats | None:
         if self.config.answers == "client":
-            return client_scores(self.world.backbone, view)
-        sent = view.own[self.name]
+            return score_client_models(self.context.backbone, view)
+        sent = view.per_client[self.name]
         return sent.values["score"].reshape(len(view.user), view.n_items).copy()
 
     def answers_some(self, view: CohortView, only: Ragged) -> Floats | None:
         if self.config.answers == "client":
             return None
-        sent: Floats = view.own[self.name].values["score"]
+        sent: Floats = view.per_client[self.name].values["score"]
         return sent
 
     # on the server
 
     def server_begin_block(self, server: ServerState) -> Arrays:
         held = server.parts.get(self.name)
-        backbone, draws = self.server_backbone, self.world.draws
-        teacher = Teacher.of(held) if held else self._with_agents(Teacher.new(backbone, draws, server.items))
+        backbone, draws = self.server_backbone, self.context.draws
+        teacher = Teacher.of(held) if held else self._add_agents(Teacher.new(backbone, draws, server.items))
         return teacher.with_items(backbone, draws, server.items).arrays()
 
-    def _with_agents(self, teacher: Teacher) -> Teacher:
-        draws, dim = self.world.draws, self._dim(teacher)
-        weights = start_weighting(self.weighting, draws.public("weighting-agent"))
-        picks = start_selection(self.selection, dim, draws.public("actor"), draws.public("critic"))
-        return replace(teacher, agents=bundle(weights=weights, picks=picks))
+    def _add_agents(self, teacher: Teacher) -> Teacher:
+        draws, dim = self.context.draws, self._dim(teacher)
+        weights = init_weighting(self.weighting, draws.public("weighting-agent"))
+        picks = init_selection(self.selection, dim, draws.public("actor"), draws.public("critic"))
+        return replace(teacher, agents=bundle_networks(weights=weights, picks=picks))
 
     def _dim(self, teacher: Teacher) -> int:
-        return int(self._central(teacher).vectors(teacher.model)[1].shape[1])
+        return int(self._build_central(teacher).vectors(teacher.model)[1].shape[1])
 
-    def _central(self, teacher: Teacher) -> Central:
+    def _build_central(self, teacher: Teacher) -> CentralModel:
         backbone = self.server_backbone
-        graph = teacher.graph(self.config.graph_above) if isinstance(backbone, LightGCN) else None
-        return Central(backbone, graph, self.config.server_decay)
+        graph = teacher.build_graph(self.config.graph_above) if isinstance(backbone, LightGCN) else None
+        return CentralModel(backbone, graph, self.config.server_decay)
 
-    def _teacher(self, server: ServerState, clients: Keys) -> Teacher:
+    def _load_teacher(self, server: ServerState, clients: Keys) -> Teacher:
         held = {k: v for k, v in server.parts[self.name].items() if not k.startswith(WALK)}
-        return Teacher.of(held).with_clients(self.server_backbone, self.world.draws, clients)
+        return Teacher.of(held).with_clients(self.server_backbone, self.context.draws, clients)
 
     def own(self, server: ServerState, clients: Keys) -> tuple[ServerState, Ragged]:
         """What every client of the round is sent; an agent's walk is kept until the round is over."""
-        teacher, c = self._teacher(server, clients), self.config
+        teacher, c = self._load_teacher(server, clients), self.config
         nothing = Ragged(
             np.zeros(len(clients) + 1, np.int64), np.zeros(0, np.int32), {"score": np.zeros(0, np.float32)}
         )
         if c.select == "none" or teacher.recent.n_uploads == 0:
             return server.with_part(self.name, teacher.arrays()), nothing
-        central, users = self._central(teacher), teacher.rows_of(clients)
-        last, dice = teacher.last.take(users), self._dice(clients, server.block, server.round, public=True)
+        central, users = self._build_central(teacher), teacher.find_rows(clients)
+        last, dice = teacher.last.take(users), self._build_draws(clients, server.block, server.round, public=True)
 
         def logits(some: Any) -> Floats:
             return central.score(teacher.model, some)
 
         if c.select == "confident":
-            sent = confident(teacher.ever.counts, last, users, logits, c.most)
+            sent = select_confident(teacher.ever.counts, last, users, logits, c.most)
             return server.with_part(self.name, teacher.arrays()), sent
         history = teacher.recent if c.history == "last" else teacher.ever
-        found = candidates(history, last, users, logits, c.most)
+        found = find_candidates(history, last, users, logits, c.most)
         if c.select != "agent":
-            sent = scheduled(found, c.scheduled, c.select, dice)
+            sent = schedule_candidates(found, c.scheduled, c.select, dice)
             return server.with_part(self.name, teacher.arrays()), sent
         people, items = central.vectors(teacher.model)
-        walk = take_walk(part(teacher.agents, "picks"), found, people[users], items, self.selection, dice)
-        kept = {f"{WALK}{one.name}": getattr(walk, one.name) for one in fields(Walk)} | {f"{WALK}clients": clients}
-        return server.with_part(self.name, {**teacher.arrays(), **kept}), walk.picked()
+        walk = take_walk(select_network(teacher.agents, "picks"), found, people[users], items, self.selection, dice)
+        kept = {f"{WALK}{one.name}": getattr(walk, one.name) for one in fields(CandidateWalk)} | {
+            f"{WALK}clients": clients
+        }
+        return server.with_part(self.name, {**teacher.arrays(), **kept}), walk.list_picks()
 
     def own_to_serve(self, server: ServerState, clients: Keys, only: Ragged | None = None) -> Ragged | None:
         """The server's logits of the whole catalogue, or of some items, for each client."""
         if self.config.answers == "client":
             return None
-        teacher, n = self._teacher(server, clients), len(server.items)
-        central, users = self._central(teacher), teacher.rows_of(clients)
+        teacher, n = self._load_teacher(server, clients), len(server.items)
+        central, users = self._build_central(teacher), teacher.find_rows(clients)
         if only is not None:
-            found = central.pairs(teacher.model, users[only.rows()], only.ids)
+            found = central.score_pairs(teacher.model, users[only.rows()], only.ids)
             return Ragged(only.ptr, only.ids, {"score": found})
         scores = central.score(teacher.model, users)
         ptr = np.arange(len(clients) + 1, dtype=np.int64) * n
@@ -272,94 +284,96 @@ class Transfer(Tells):
         """Steps 5 to 9 of a round: weigh, distil, let the agents learn, remember what was told."""
         if SCORES not in total.each:
             return server
-        clients, told = _in_order(total.each[SCORES])
-        teacher = self._teacher(server, clients)
-        users, before_model = teacher.rows_of(clients), teacher.model
-        state, weights = self._weights(teacher, users, told)
-        teacher = teacher.hearing(users, told)
-        central = self._central(teacher)
-        samples = self._samples(users, told, weights)
+        clients, told = _sort_by_sender(total.each[SCORES])
+        teacher = self._load_teacher(server, clients)
+        users, before_model = teacher.find_rows(clients), teacher.model
+        state, weights = self._weigh_uploads(teacher, users, told)
+        teacher = teacher.with_uploads(users, told)
+        central = self._build_central(teacher)
+        samples = self._build_samples(users, told, weights)
         orders = [
-            self.world.draws.public("server-order", server.block, server.round, epoch)
+            self.context.draws.public("server-order", server.block, server.round, epoch)
             for epoch in range(self.config.server_epochs)
         ]
         model = central.train(before_model, samples, self.config.server_batch, orders, self.config.server_loss)
         teacher = replace(teacher, model=model)
-        after = central.pairs(model, samples.user, samples.item)
-        agents, notes = self._agents_after(server, teacher, central, (told, clients, after, state))
+        after = central.score_pairs(model, samples.user, samples.item)
+        agents, notes = self._update_agents(server, teacher, central, (told, clients, after, state))
         notes |= {
             "server_loss": float(cross_entropy(after, samples.label).mean()),
             "weight_concentration": concentration(weights),
         }
         return server.with_part(self.name, replace(teacher, agents=agents, notes=notes).arrays())
 
-    def _weights(self, teacher: Teacher, users: Any, told: Ragged) -> tuple[Doubles | None, Doubles]:
+    def _weigh_uploads(self, teacher: Teacher, users: Any, told: Ragged) -> tuple[Doubles | None, Doubles]:
         """What the weighting agent saw, and a weight for each client."""
         if not self.config.weighting:
             return None, np.full(len(told), 1.0 / max(1, len(told)))
-        logits = self._central(teacher).pairs(teacher.model, users[told.rows()], told.ids)
-        state = observe(told, logits, self.weighting)
-        return state, weigh(part(teacher.agents, "weights"), state)
+        logits = self._build_central(teacher).score_pairs(teacher.model, users[told.rows()], told.ids)
+        state = compute_states(told, logits, self.weighting)
+        return state, compute_weights(select_network(teacher.agents, "weights"), state)
 
-    def _samples(self, users: Any, told: Ragged, weights: Doubles) -> Samples:
-        weight = sample_weights(weights, told)
-        return Samples(users[told.rows()].astype(np.int64), told.ids.astype(np.int64), told.values["score"], weight)
+    def _build_samples(self, users: Any, told: Ragged, weights: Doubles) -> TrainingSamples:
+        weight = expand_weights(weights, told)
+        return TrainingSamples(
+            users[told.rows()].astype(np.int64), told.ids.astype(np.int64), told.values["score"], weight
+        )
 
-    def _agents_after(
+    def _update_agents(
         self,
         server: ServerState,
         teacher: Teacher,
-        central: Central,
+        central: CentralModel,
         heard: tuple[Ragged, Keys, Floats, Doubles | None],
     ) -> tuple[Arrays, dict[str, float]]:
         told, clients, after, state = heard
-        agents = {name: part(teacher.agents, name) for name in ("weights", "picks")}
+        agents = {name: select_network(teacher.agents, name) for name in ("weights", "picks")}
         if state is not None:
             losses = mean_losses(told, after, self.config.agent_loss)
             agents["weights"] = update_weighting(agents["weights"], state, losses, self.weighting)
         kept = server.parts[self.name]
         notes = {}
         if f"{WALK}clients" in kept:
-            walk = Walk(**{one.name: kept[f"{WALK}{one.name}"] for one in fields(Walk)})
+            walk = CandidateWalk(**{one.name: kept[f"{WALK}{one.name}"] for one in fields(CandidateWalk)})
             asked = kept[f"{WALK}clients"]
-            outcome = Outcome(*_aligned(told, clients, after, asked), central.vectors(teacher.model)[1])
-            dice = self._dice(asked, server.block, server.round, public=True)
-            reward = judge(walk, outcome, self.selection, dice)
+            outcome = SelectionOutcome(*_align_uploads(told, clients, after, asked), central.vectors(teacher.model)[1])
+            dice = self._build_draws(asked, server.block, server.round, public=True)
+            reward = reward_walks(walk, outcome, self.selection, dice)
             agents["picks"] = update_selection(agents["picks"], walk, reward, self.selection)
             notes["picked"] = float(walk.action.sum() / max(1, len(asked)))
-        return bundle(**agents), notes
+        return bundle_networks(**agents), notes
 
     def server_notes(self, server: ServerState) -> dict[str, float]:
-        return Teacher.of(_without_walk(server.parts[self.name])).notes if self.name in server.parts else {}
+        return Teacher.of(_drop_walk(server.parts[self.name])).notes if self.name in server.parts else {}
 
     def own_fits(self, sent: Ragged, n_items: int) -> bool:
         score = sent.values.get("score")
         return set(sent.values) == {"score"} and score is not None and score.dtype == np.float32 and score.ndim == 1
 
 
-def _no_scores(n: int) -> Ragged:
+def _empty_scores(n: int) -> Ragged:
     """Nothing for anybody."""
     return Ragged(np.zeros(n + 1, np.int64), np.zeros(0, np.int32), {"score": np.zeros(0, np.float32)})
 
 
-def _in_order(sent: Each) -> tuple[Keys, Ragged]:
+def _sort_by_sender(sent: PerClientField) -> tuple[Keys, Ragged]:
     """Who told what, in an order that does not depend on where people live."""
-    assert isinstance(sent.value, Rows)
+    assert isinstance(sent.value, SparseRows)
     score = sent.value.value.astype(np.float32)
     told = Ragged.from_pairs(sent.value.client, sent.value.item, len(sent.sender), {"score": score})
     order = np.argsort(sent.sender)
     return sent.sender[order], told.take(order)
 
 
-def _no_items(part: Transfer) -> Floats:
-    return np.zeros((0, part.world.backbone.item_width), np.float32)
+def _empty_items(part: Transfer) -> Floats:
+    return np.zeros((0, part.context.backbone.item_width), np.float32)
 
 
-def _without_walk(held: Arrays) -> Arrays:
+def _drop_walk(held: Arrays) -> Arrays:
     return {k: v for k, v in held.items() if not k.startswith(WALK)}
 
 
-def _aligned(told: Ragged, clients: Keys, logits: Floats, wanted: Keys) -> tuple[Ragged, Floats]:
+def _align_uploads(told: Ragged, clients: Keys, logits: Floats, wanted: Keys) -> tuple[Ragged, Floats]:
     """Uploads and their logits in another order of clients; who sent nothing has an empty row."""
     order = np.argsort(wanted)
     row = order[np.searchsorted(wanted, clients[told.rows()], sorter=order)]

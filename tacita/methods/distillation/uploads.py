@@ -13,9 +13,9 @@ from typing import Literal
 
 import numpy as np
 
-from tacita.core.places import spans
+from tacita.core.flat_indices import expand_spans
 from tacita.core.types import Bools, Floats, Longs, Ragged
-from tacita.methods.distillation.dice import Dice, floor_share, places
+from tacita.methods.distillation.round_draws import RoundDraws, floor_share, rank_in_rows
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def drop_own(received: Ragged, own: Ragged) -> Ragged:
     return Ragged.from_pairs(rows[keep], received.ids[keep], len(received), columns)
 
 
-def pooled(own: Ragged, received: Ragged) -> Ragged:
+def pool_items(own: Ragged, received: Ragged) -> Ragged:
     """Every item a device may tell of, once, by id: so that the order of an upload says nothing of labels.
 
     `own` has columns label (0 or 1) and prediction, `received` prediction; an item in both is the device's own. In the
@@ -62,7 +62,7 @@ def pooled(own: Ragged, received: Ragged) -> Ragged:
     ids = np.concatenate([own.ids, received.ids])
     missing = np.full(len(received.ids), np.nan, np.float32)
     label, predicted = (
-        np.concatenate([column(own, name), missing if name == "label" else column(received, name)])
+        np.concatenate([read_column(own, name), missing if name == "label" else read_column(received, name)])
         for name in ("label", "prediction")
     )
     _, first = np.unique(rows * (1 + int(ids.max(initial=0))) + ids, return_index=True)
@@ -70,32 +70,34 @@ def pooled(own: Ragged, received: Ragged) -> Ragged:
     return Ragged.from_pairs(rows[first], ids[first], len(own), columns)
 
 
-def column(lists: Ragged, name: str) -> Floats:
+def read_column(lists: Ragged, name: str) -> Floats:
     """A column, which lists without entries need not have."""
     return lists.values[name].astype(np.float32) if len(lists.ids) else np.zeros(0, np.float32)
 
 
-def chosen(pool: Ragged, entries: Longs) -> Ragged:
+def take_entries(pool: Ragged, entries: Longs) -> Ragged:
     """The given entries of a pool, in its order; repeats stay."""
     entries = np.sort(entries)
     columns = {name: values[entries] for name, values in pool.values.items()}
     return Ragged.from_pairs(pool.rows()[entries], pool.ids[entries], len(pool), columns)
 
 
-def sampled(pool: Ragged, beta: tuple[float, float], dice: Dice) -> Ragged:
+def sample_pool(pool: Ragged, beta: tuple[float, float], dice: RoundDraws) -> Ragged:
     """A random share of each client's pool, at least one item where there is one."""
     rows, counts = pool.rows(), pool.counts()
-    wanted = np.minimum(np.maximum(1, floor_share(dice.between("beta", beta), counts)), counts)
-    return chosen(pool, np.flatnonzero(places(rows, dice.hashes("sample", rows, pool.ids)) < wanted[rows]))
+    wanted = np.minimum(np.maximum(1, floor_share(dice.draw_between("beta", beta), counts)), counts)
+    return take_entries(
+        pool, np.flatnonzero(rank_in_rows(rows, dice.hash_entries("sample", rows, pool.ids)) < wanted[rows])
+    )
 
 
-def mixed(label: Floats, prediction: Floats, alpha: float) -> Floats:
+def mix_labels(label: Floats, prediction: Floats, alpha: float) -> Floats:
     """alpha * label + (1 - alpha) * prediction; the prediction where there is no label."""
     blend = alpha * label.astype(np.float64) + (1 - alpha) * prediction.astype(np.float64)
     return np.where(np.isnan(label), prediction, blend).astype(np.float32)
 
 
-def swapped(upload: Ragged, score: Floats, low: Bools, how: Swap, dice: Dice) -> Floats:
+def swap_scores(upload: Ragged, score: Floats, low: Bools, how: Swap, dice: RoundDraws) -> Floats:
     """Scores after some items with label 1 exchanged theirs, pair by pair, with some of the items marked `low`."""
     rows, n = upload.rows(), len(upload)
     high = upload.values["label"] == 1
@@ -104,8 +106,8 @@ def swapped(upload: Ragged, score: Floats, low: Bools, how: Swap, dice: Dice) ->
     partners = []
     for name, side in (("swap-high", high), ("swap-low", low)):
         at = np.flatnonzero(side)
-        first = -score[at] if how.select == "top" else dice.hashes(name, rows[at], upload.ids[at])
-        place = places(rows[at], first, upload.ids[at])
+        first = -score[at] if how.select == "top" else dice.hash_entries(name, rows[at], upload.ids[at])
+        place = rank_in_rows(rows[at], first, upload.ids[at])
         kept = place < pairs[rows[at]]
         partners.append(at[kept][np.lexsort((place[kept], rows[at][kept]))])
     out = score.copy()
@@ -113,18 +115,18 @@ def swapped(upload: Ragged, score: Floats, low: Bools, how: Swap, dice: Dice) ->
     return out
 
 
-def disguised(own: Ragged, received: Ragged, how: Disguise, dice: Dice) -> Ragged:
+def disguise_predictions(own: Ragged, received: Ragged, how: Disguise, dice: RoundDraws) -> Ragged:
     """What each device tells: items by id, with the column score."""
-    pool = pooled(own, received)
-    told = pool if how.beta is None else sampled(pool, how.beta, dice)
+    pool = pool_items(own, received)
+    told = pool if how.beta is None else sample_pool(pool, how.beta, dice)
     label = told.values["label"]
-    score = mixed(label, told.values["prediction"], how.alpha)
+    score = mix_labels(label, told.values["prediction"], how.alpha)
     if how.swap is not None:
-        score = swapped(told, score, label == 0, how.swap, dice)
+        score = swap_scores(told, score, label == 0, how.swap, dice)
     return Ragged(told.ptr, told.ids, {"score": score})
 
 
-def ptf_sampled(pool: Ragged, how: PtfDisguise, dice: Dice) -> Ragged:
+def sample_ptf(pool: Ragged, how: PtfDisguise, dice: RoundDraws) -> Ragged:
     """A random share of the positives, and for each of them some of the other items."""
     if how.positives is None:
         return pool
@@ -132,23 +134,27 @@ def ptf_sampled(pool: Ragged, how: PtfDisguise, dice: Dice) -> Ragged:
     high = np.flatnonzero(pool.values["label"] == 1)
     rest = np.flatnonzero(pool.values["label"] != 1)
     n_high, n_rest = (np.bincount(rows[side], minlength=n) for side in (high, rest))
-    told = np.minimum(np.maximum(1, floor_share(dice.between("positives", how.positives), n_high)), n_high)
-    picked = high[places(rows[high], dice.hashes("positive", rows[high], pool.ids[high])) < told[rows[high]]]
+    told = np.minimum(np.maximum(1, floor_share(dice.draw_between("positives", how.positives), n_high)), n_high)
+    picked = high[
+        rank_in_rows(rows[high], dice.hash_entries("positive", rows[high], pool.ids[high])) < told[rows[high]]
+    ]
     # who has no positive tells one other item all the same: an empty upload would say so
-    wanted = np.maximum(1, floor_share(dice.between("negatives", how.negatives), told)) * (n_rest > 0)
+    wanted = np.maximum(1, floor_share(dice.draw_between("negatives", how.negatives), told)) * (n_rest > 0)
     if how.replace:
         owner = np.repeat(np.arange(n), wanted)
         start = np.searchsorted(rows[rest], owner)
-        turn = spans(np.zeros(n, np.int64), wanted)
-        return chosen(pool, np.concatenate([picked, rest[start + dice.indices("other", owner, turn, n_rest[owner])]]))
-    others = rest[places(rows[rest], dice.hashes("other", rows[rest], pool.ids[rest])) < wanted[rows[rest]]]
-    return chosen(pool, np.concatenate([picked, others]))
+        turn = expand_spans(np.zeros(n, np.int64), wanted)
+        return take_entries(
+            pool, np.concatenate([picked, rest[start + dice.draw_indices("other", owner, turn, n_rest[owner])]])
+        )
+    others = rest[rank_in_rows(rows[rest], dice.hash_entries("other", rows[rest], pool.ids[rest])) < wanted[rows[rest]]]
+    return take_entries(pool, np.concatenate([picked, others]))
 
 
-def ptf_disguised(own: Ragged, received: Ragged, how: PtfDisguise, dice: Dice) -> Ragged:
+def disguise_ptf(own: Ragged, received: Ragged, how: PtfDisguise, dice: RoundDraws) -> Ragged:
     """What each device tells in PTF-FedRec: items by id, with the column score."""
-    told = ptf_sampled(pooled(own, received), how, dice)
+    told = sample_ptf(pool_items(own, received), how, dice)
     score = told.values["prediction"]
     if how.swap is not None:
-        score = swapped(told, score, told.values["label"] != 1, how.swap, dice)
+        score = swap_scores(told, score, told.values["label"] != 1, how.swap, dice)
     return Ragged(told.ptr, told.ids, {"score": score})

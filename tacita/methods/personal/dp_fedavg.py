@@ -18,15 +18,15 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Arrays, Bound, CohortView, ServerState
-from tacita.fields import Dense, Form, Rows, Spec, Total, Upload
+from tacita.core.types import AnyArray, Arrays, CohortView, NormPenalty, ServerState
+from tacita.messages import DenseArrays, Form, SparseRows, Spec, Total, Upload
 from tacita.methods.personal import releases
-from tacita.methods.personal.releases import by_client, overrides_class
-from tacita.privacy.accounting import Event, sampled_noise
-from tacita.privacy.ledger import ACCOUNT, EARLIER, EARLIER_ROUNDS, Ledger
-from tacita.privacy.noise import Stream
+from tacita.methods.personal.releases import part_overrides, reduce_by_client
+from tacita.privacy.accounting import Event, calibrate_sampled_noise
+from tacita.privacy.ledger import ACCOUNT_ARRAYS, EARLIER_ROUNDS, EARLIER_RUNS, Ledger
+from tacita.privacy.noise import NoiseStream
 from tacita.round.parts import Part, PartConfig
-from tacita.round.registry import part_class, preset, register
+from tacita.round.registry import part_class, register, register_preset
 
 
 class DPFedAvgConfig(PartConfig):
@@ -55,10 +55,10 @@ class DPFedAvg(Part):
     Config: ClassVar[type[PartConfig]] = DPFedAvgConfig
     config: DPFedAvgConfig
     every_release = True
-    lasting = (*ACCOUNT, "pays")
+    lasting = (*ACCOUNT_ARRAYS, "pays")
 
     def check(self, n_items: int) -> None:
-        train = self.world.train
+        train = self.context.train
         if train.participation.kind == "fraction":
             raise TacitaError(
                 "dp-fedavg counts on each client being drawn by itself; use train.participation.kind = 'poisson'."
@@ -78,70 +78,74 @@ class DPFedAvg(Part):
             )
         if self.config.epsilon is None and self.config.noise is None:
             raise TacitaError("part 'dp-fedavg' needs an epsilon or a noise: set dp-fedavg.epsilon.")
-        releases.check_rounding(self.name, n_items, releases.rounding(self.world, n_items) / self.config.clip)
-        self._check_others()
-        self.multiple()
+        releases.check_rounding(self.name, n_items, releases.rounding_error(self.context, n_items) / self.config.clip)
+        self._check_other_parts()
+        self.noise_multiplier()
 
-    def _check_others(self) -> None:
+    def _check_other_parts(self) -> None:
         """Rounds are what is counted, each with people drawn anew."""
-        releases.check_others(self)
+        releases.check_other_parts(self)
         releases.check_weights(self)
-        for name in (str(one["name"]) for one in self.world.listed):
-            if name != self.name and overrides_class(name, "answer"):
+        for name in (str(one["name"]) for one in self.context.part_specs):
+            if name != self.name and part_overrides(name, "answer"):
                 raise TacitaError(
                     f"part '{name}' asks people besides rounds, and dp-fedavg counts rounds alone; use part 'dpps'."
                 )
-            if self._sampled and part_class(name).plays_again:
+            if self._is_sampled and part_class(name).plays_again:
                 raise TacitaError(
                     f"part '{name}' plays rounds once more with the same people, who are not drawn by chance then; use "
                     "train.participation.kind = 'all', or leave it out and train again."
                 )
 
     @property
-    def _sampled(self) -> bool:
-        drawn = self.world.train.participation
+    def _is_sampled(self) -> bool:
+        drawn = self.context.train.participation
         return drawn.kind == "poisson" and drawn.rate < 1
 
-    def multiple(self) -> float:
+    def noise_multiplier(self) -> float:
         """The noise, as a multiple of the clip."""
-        config, rate = self.config, self.world.train.participation.rate
+        config, rate = self.config, self.context.train.participation.rate
         if config.noise is not None:
             return config.noise
         assert config.epsilon is not None
-        if not self._sampled:
+        if not self._is_sampled:
             return Ledger((), config.delta).sigma_to_fit(config.epsilon, config.releases)
-        return sampled_noise(config.epsilon, config.delta, rate, config.releases, "rdp" if config.adaptive else "pld")
+        return calibrate_sampled_noise(
+            config.epsilon, config.delta, rate, config.releases, "rdp" if config.adaptive else "pld"
+        )
 
     def ledger(self) -> Ledger:
-        rate = self.world.train.participation.rate if self._sampled else 1.0
-        event = Event("round", "gaussian", 1.0, self.multiple(), "person", "central", rate, "poisson")
-        earlier = Event(EARLIER, "gaussian", 1.0, 1.0, "person", "central", once=True)
+        rate = self.context.train.participation.rate if self._is_sampled else 1.0
+        event = Event("round", "gaussian", 1.0, self.noise_multiplier(), "person", "central", rate, "poisson")
+        earlier = Event(EARLIER_RUNS, "gaussian", 1.0, 1.0, "person", "central", once=True)
         events = (event, replace(event, what=EARLIER_ROUNDS, once=True), earlier)
         return Ledger(events, self.config.delta, self.config.adaptive)
 
     # on the device
 
     def device_arrays(self, n_users: int) -> Arrays:
-        return {**self.ledger().opened(n_users, self.config.epsilon), "pays": np.zeros(n_users, bool)}
+        return {**self.ledger().open_accounts(n_users, self.config.epsilon), "pays": np.zeros(n_users, bool)}
 
     def before_round(self, view: CohortView) -> Arrays:
-        account = {name: view.parts[self.name][name] for name in ACCOUNT}
+        account = {name: view.parts[self.name][name] for name in ACCOUNT_ARRAYS}
         account, goes = self.ledger().charge(account, "round")
         return {**account, "pays": goes}
 
-    def bound(self, view: CohortView) -> Bound | None:
-        return Bound(self.config.penalty, self.config.clip) if self.config.penalty else None
+    def bound(self, view: CohortView) -> NormPenalty | None:
+        return NormPenalty(self.config.penalty, self.config.clip) if self.config.penalty else None
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         if self.config.keep < 1:
-            upload = largest(upload, self.config.keep)
-        upload = releases.clipped(upload, self.config.clip - releases.rounding(self.world, view.n_items))
+            upload = keep_largest(upload, self.config.keep)
+        upload = releases.clip_upload(upload, self.config.clip - releases.rounding_error(self.context, view.n_items))
         if self.config.full_weight is not None:
             share = np.minimum(1.0, np.diff(view.train.ptr[view.user_ptr]) / self.config.full_weight)
-            upload = upload.scaled(share)
+            upload = upload.scale(share)
         mine = view.parts[self.name]
-        upload = upload.without(~by_client(view, mine["pays"], np.logical_and).astype(bool))
-        return releases.with_nonce(upload, self.world.draws, self.name, view, mine["times"][:, 0].astype(np.int64)), {}
+        upload = upload.drop_clients(~reduce_by_client(view, mine["pays"], np.logical_and).astype(bool))
+        return releases.add_nonces(
+            upload, self.context.draws, self.name, view, mine["times"][:, 0].astype(np.int64)
+        ), {}
 
     def field_sent(self, field: Spec) -> Spec:
         if field.seen == "each":
@@ -153,22 +157,24 @@ class DPFedAvg(Part):
 
     def encode_sum(self, server: ServerState, total: Total) -> Total:
         """One noise, also where nobody was drawn: that nobody was is nobody's business."""
-        stream = Stream(self.world.draws, "dp-fedavg-noise", server.block, server.round, total.nonce)
-        total = releases.noised(total, self.config.clip * self.multiple(), stream, ("nothing is public",))
+        stream = NoiseStream(self.context.draws, "dp-fedavg-noise", server.block, server.round, total.nonce)
+        total = releases.add_noise(total, self.config.clip * self.noise_multiplier(), stream, ("nothing is public",))
         return replace(total, n_clients=max(1, total.n_clients))
 
     def promises(self, server: ServerState) -> dict[str, float | str]:
         config = self.config
         said: dict[str, float | str] = {"unit": "person", "threat": "central", "delta": config.delta}
-        said["noise"] = self.multiple()
+        said["noise"] = self.noise_multiplier()
         return said if config.epsilon is None else {**said, "epsilon_most": config.epsilon}
 
 
-def largest(upload: Upload, share: float) -> Upload:
+def keep_largest(upload: Upload, share: float) -> Upload:
     """All but a client's largest numbers at 0, in item rows and shared parameters together; at least one stays."""
     sent = {name: v for name, v in upload.values.items() if name == "rows" or name.startswith("heads/")}
-    numbers = {name: v.plainly().value if isinstance(v, Rows) else _dense(v) for name, v in sent.items()}
-    owners = [np.repeat(_clients(sent[name]), int(np.prod(v.shape[1:]))) for name, v in numbers.items()]
+    numbers = {
+        name: v.apply_factor().value if isinstance(v, SparseRows) else _dense_values(v) for name, v in sent.items()
+    }
+    owners = [np.repeat(_client_of_rows(sent[name]), int(np.prod(v.shape[1:]))) for name, v in numbers.items()]
     owner, size = np.concatenate(owners), np.abs(np.concatenate([v.reshape(-1) for v in numbers.values()]))
     order = np.lexsort((-size, owner))
     counts = np.bincount(owner, minlength=upload.n_clients)
@@ -179,20 +185,22 @@ def largest(upload: Upload, share: float) -> Upload:
         mine, at = kept[at : at + value.size].reshape(value.shape), at + value.size
         made = np.where(mine, value, 0).astype(value.dtype)
         one = upload.values[name]
-        upload = upload.with_value(name, replace(one.plainly(), value=made) if isinstance(one, Rows) else Dense(made))
+        upload = upload.with_value(
+            name, replace(one.apply_factor(), value=made) if isinstance(one, SparseRows) else DenseArrays(made)
+        )
     return upload
 
 
-def _dense(value: Form) -> AnyArray:
-    assert isinstance(value, Dense)
+def _dense_values(value: Form) -> AnyArray:
+    assert isinstance(value, DenseArrays)
     return value.value
 
 
-def _clients(value: Form) -> AnyArray:
-    return value.client if isinstance(value, Rows) else np.arange(len(_dense(value)))
+def _client_of_rows(value: Form) -> AnyArray:
+    return value.client if isinstance(value, SparseRows) else np.arange(len(_dense_values(value)))
 
 
-preset(
+register_preset(
     "dp-fedavg",
     {"name": "dp-fedavg"},
     settings={"train": {"aggregation": "fixed", "participation": {"kind": "poisson", "rate": 0.1}}},

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, CohortView, Doubles, Floats, Ints, Ragged
-from tacita.fields import Upload
+from tacita.messages import Upload
 from tacita.round.parts import Part, PartConfig
 from tacita.round.registry import register
 
@@ -34,10 +34,10 @@ class VirtualRatings(Part):
     config: VirtualRatingsConfig
 
     def check(self, n_items: int) -> None:
-        backbone = self.world.backbone
-        if self.world.train.objective != "squared":
+        backbone = self.context.backbone
+        if self.context.train.objective != "squared":
             raise TacitaError("part 'virtual-ratings' makes up ratings; set train.objective = 'squared'.")
-        if self.world.train.local_epochs > 1:
+        if self.context.train.local_epochs > 1:
             raise TacitaError("part 'virtual-ratings' sends one gradient a round; set train.local_epochs = 1.")
         if backbone.shared() or backbone.layout != {"p": backbone.item_width} or backbone.reads_context:
             raise TacitaError(f"part 'virtual-ratings' predicts p . q, which '{backbone.name}' does not; use 'mf'.")
@@ -55,15 +55,15 @@ class VirtualRatings(Part):
         sums = np.bincount(own.rows()[real], weights=label[real], minlength=len(n))
         virtual = (sums / np.maximum(among, 1))[own.rows()]
         if view.round >= self.config.predict_from:
-            refined = self._refined(view, own.rows()[real], own.ids[real], label[real])
+            refined = self._refine_vectors(view, own.rows()[real], own.ids[real], label[real])
             virtual = (refined[own.rows()] * view.items[own.ids]).sum(1)
         return np.where(real, label, virtual).astype(np.float32)
 
-    def _refined(self, view: CohortView, user: Ints, item: Ints, rating: Floats) -> Doubles:
+    def _refine_vectors(self, view: CohortView, user: Ints, item: Ints, rating: Floats) -> Doubles:
         """User vectors after some steps on the mean squared error of real ratings; item rows stand still."""
         p, rows = view.private.astype(np.float64), view.items[item].astype(np.float64)
         n = np.maximum(np.bincount(user, minlength=len(p)), 1)[:, None]
-        rate = self.world.backbone.rates(view.n_items)["p"]
+        rate = self.context.backbone.rates(view.n_items)["p"]
         for _ in range(self.config.local_steps):
             error = rating - (p[user] * rows).sum(1)
             slope = np.zeros_like(p)
@@ -76,7 +76,7 @@ class VirtualRatings(Part):
 
         A local step divides it by how many samples there are, and multiplies it by `item_lr_scale`.
         """
-        each = view.train.counts() * (1 + self.world.train.negatives)
+        each = view.train.counts() * (1 + self.context.train.negatives)
         samples = np.add.reduceat(np.append(each, 0), view.user_ptr)[:-1].astype(np.float64)
-        factor = samples / self.world.backbone.item_scale(view.n_items)
-        return upload.with_value("rows", upload.values["rows"].scaled(factor)), {}
+        factor = samples / self.context.backbone.item_scale(view.n_items)
+        return upload.with_value("rows", upload.values["rows"].scale(factor)), {}

@@ -18,11 +18,11 @@ from tacita.core.config import PFedMeConfig, TrainConfig
 from tacita.core.errors import TacitaError
 from tacita.core.types import CohortView, Floats, Ragged
 from tacita.learn.training import train_cohort
-from tacita.models.scores import personal_scores
+from tacita.models.scoring import score_personal
 from tacita.round.parts import Part, PartConfig, Purpose
 from tacita.round.registry import register
 
-_WHOLE = 2**40  # a batch that holds everything
+_FULL_BATCH = 2**40  # a batch that holds everything
 
 
 class FineTuningConfig(PartConfig):
@@ -39,7 +39,7 @@ class FineTuning(Part):
     config: FineTuningConfig
 
     def check(self, n_items: int) -> None:
-        backbone = self.world.backbone
+        backbone = self.context.backbone
         if len(backbone.phases) > 1:
             raise TacitaError(
                 f"part 'fine-tuning' moves a whole model at once, and backbone '{backbone.name}' moves in "
@@ -49,28 +49,28 @@ class FineTuning(Part):
     def predict_anew(self, view: CohortView, purpose: Purpose, only: Ragged | None = None) -> Floats | None:
         if purpose == "valid":
             return None
-        private, heads, own = self.tuned(view)
-        context = self.world.backbone.context(view)
-        return personal_scores(self.world.backbone, private, heads, view.items, own, context, only)
+        private, heads, own = self.fine_tune(view)
+        context = self.context.backbone.context(view)
+        return score_personal(self.context.backbone, private, heads, view.items, own, context, only)
 
-    def tuned(self, view: CohortView) -> tuple[Floats, dict[str, Floats], Ragged]:
+    def fine_tune(self, view: CohortView) -> tuple[Floats, dict[str, Floats], Ragged]:
         """Everybody's private vector, shared parameters and moved rows after the steps."""
-        local = train_cohort(view, self.world.backbone, (), self._plan(), self.world.draws).local
+        local = train_cohort(view, self.context.backbone, (), self._training_config(), self.context.draws).local
         heads = {name: local.personal[f"heads.{name}"] for name in local.heads}
         moved = local.personal["rows"] - view.items[local.row_item]
         return local.personal["private"], heads, Ragged(local.row_start, local.row_item, {"moved": moved})
 
-    def _plan(self) -> TrainConfig:
+    def _training_config(self) -> TrainConfig:
         """All of a person's samples at once, so many times; the model that is leaned on stands still."""
         rate = self.config.rate if self.config.sign == "descend" else -self.config.rate
         said = {"lam": self.config.pull, "inner_steps": self.config.steps, "inner_lr": rate, "eta": 0.0}
-        return self.world.train.model_copy(
+        return self.context.train.model_copy(
             update={
                 "optimiser": "pfedme",
                 "pfedme": PFedMeConfig().model_copy(update=said),
-                "stepper": "autograd" if self.world.train.stepper == "autograd" else "auto",
+                "stepper": "autograd" if self.context.train.stepper == "autograd" else "auto",
                 "local_epochs": 1,
-                "batch_size": _WHOLE,
+                "batch_size": _FULL_BATCH,
                 "weight_decay": 0.0,
                 "decay": 1.0,
                 "moments": "fresh",

@@ -13,20 +13,20 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.special
 
-from tacita.core.types import Arrays, CohortView, Doubles, Floats, Local, ServerState
+from tacita.core.types import Arrays, CohortView, Doubles, Floats, LocalModels, ServerState
 
 
-def gates_of(u: Doubles, gates: Floats) -> Doubles:
+def gate_factors(u: Doubles, gates: Floats) -> Doubles:
     """(clients, arrays) factors between 0 and 2."""
     return np.asarray(2 * scipy.special.expit(u @ gates.T.astype(np.float64)))
 
 
-def of_tensors(server: ServerState, names: Sequence[str]) -> Arrays:
+def model_arrays(server: ServerState, names: Sequence[str]) -> Arrays:
     """The arrays of a model by their names in an upload."""
     return {name: server.items if name == "rows" else server.heads[name.removeprefix("heads/")] for name in names}
 
 
-def agreement(view: CohortView, local: Local, received: Arrays, names: Sequence[str]) -> Floats:
+def measure_agreement(view: CohortView, local: LocalModels, received: Arrays, names: Sequence[str]) -> Floats:
     """(clients, arrays) the cosine of each change with where everybody went; 0 where either stands still."""
     out = np.zeros((view.n_clients, len(names)))
     client = np.repeat(np.arange(view.n_clients), np.diff(local.row_start))

@@ -18,19 +18,19 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Local, ServerState
-from tacita.fields import Dense, Spec, Total, Upload
+from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, LocalModels, ServerState
 from tacita.kernels.hashing import normals
-from tacita.methods.personal.gates import agreement, gates_of, of_tensors
+from tacita.messages import DenseArrays, Spec, Total, Upload
+from tacita.methods.personal.gates import gate_factors, measure_agreement, model_arrays
 from tacita.models.base import Backbone
-from tacita.models.scores import sample_scores
+from tacita.models.scoring import score_samples
 from tacita.round.parts import Part, PartConfig
 from tacita.round.registry import register
 
 _MOST_G = 10.0  # of a learned g, either way
 _MOST_LOSS = 10.0
 _HIDDEN = 8
-_EVERYBODY = np.arange(_HIDDEN, dtype=np.uint64)
+_HIDDEN_KEYS = np.arange(_HIDDEN, dtype=np.uint64)
 
 
 class InterestWeightsConfig(PartConfig):
@@ -53,12 +53,12 @@ class InterestWeights(Part):
 
     @property
     def width(self) -> int:
-        return self.world.backbone.interest_width
+        return self.context.backbone.interest_width
 
     @property
     def tensors(self) -> list[str]:
         """The arrays that have a gate of their own, by their names in an upload."""
-        return ["rows", *(f"heads/{name}" for name in self.world.backbone.shared())]
+        return ["rows", *(f"heads/{name}" for name in self.context.backbone.shared())]
 
     # on the device
 
@@ -74,21 +74,21 @@ class InterestWeights(Part):
             made.append(Spec("gates", (len(self.tensors), width), most=2.0))
         return tuple(made)
 
-    def extras(self, view: CohortView, local: Local) -> Arrays:
+    def extras(self, view: CohortView, local: LocalModels) -> Arrays:
         received = view.received.get(self.name, {})
-        u = direction(client_mean(view, self.world.backbone.interest(view)))
+        u = normalise_vectors(client_mean(view, self.context.backbone.interest(view)))
         out: Arrays = {"vector": (self.config.length * u).astype(np.float32)}
         if self.config.weights == "learned":
-            out |= self._slopes(view, local, u, received)
+            out |= self._weight_gradients(view, local, u, received)
         if self.config.fusion == "gate":
-            agrees = agreement(view, local, received, self.tensors)
+            agrees = measure_agreement(view, local, received, self.tensors)
             apart = agrees - received["agreed"] if received["agreed"].any() else 0 * agrees
             out |= {"agrees": agrees, "gates": (apart[:, :, None] * u[:, None]).astype(np.float32)}
         return out
 
-    def _slopes(self, view: CohortView, local: Local, u: Doubles, received: Arrays) -> Arrays:
+    def _weight_gradients(self, view: CohortView, local: LocalModels, u: Doubles, received: Arrays) -> Arrays:
         """Of what a client's g adds to everybody's mean loss, as long as that of the round before stands for it."""
-        loss = np.minimum(client_loss(self.world.backbone, view, local), _MOST_LOSS)
+        loss = np.minimum(client_loss(self.context.backbone, view, local), _MOST_LOSS)
         out, hidden = np.tanh(u @ received["hidden"].T.astype(np.float64)), received["out"].astype(np.float64)
         apart = (loss - received["loss"][0]) * (received["loss"][0] > 0)
         below = (apart[:, None] * hidden * (1 - out**2))[:, :, None] * u[:, None]
@@ -97,22 +97,22 @@ class InterestWeights(Part):
 
     def weight(self, view: CohortView, upload: Upload) -> Doubles:
         sent = upload.values[f"{self.name}.vector"]
-        assert isinstance(sent, Dense)
-        received, u = view.received.get(self.name, {}), direction(sent.value.astype(np.float64))
+        assert isinstance(sent, DenseArrays)
+        received, u = view.received.get(self.name, {}), normalise_vectors(sent.value.astype(np.float64))
         if self.config.weights == "learned":
             g = np.tanh(u @ received["hidden"].T.astype(np.float64)) @ received["out"].astype(np.float64)
-            return travelling(g, _MOST_G)
-        return travelling(self.config.kappa * (u @ direction(received["centre"][None])[0]), self.config.kappa)
+            return bounded_exp(g, _MOST_G)
+        return bounded_exp(self.config.kappa * (u @ normalise_vectors(received["centre"][None])[0]), self.config.kappa)
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         """Changes as the gates let them through."""
         if self.config.fusion == "identity":
             return upload, {}
         sent = upload.values[f"{self.name}.vector"]
-        assert isinstance(sent, Dense)
-        factor = gates_of(direction(sent.value.astype(np.float64)), view.received[self.name]["gates"])
+        assert isinstance(sent, DenseArrays)
+        factor = gate_factors(normalise_vectors(sent.value.astype(np.float64)), view.received[self.name]["gates"])
         for k, name in enumerate(self.tensors):
-            upload = upload.with_value(name, upload.values[name].scaled(factor[:, k]))
+            upload = upload.with_value(name, upload.values[name].scale(factor[:, k]))
         return upload, {}
 
     # on the server
@@ -122,7 +122,7 @@ class InterestWeights(Part):
         held = server.parts.get(self.name, {})
         made: Arrays = {"centre": np.zeros(self.width, np.float32)}
         if self.config.weights == "learned":
-            start = normals(self.world.draws.public("interest-weights"), _EVERYBODY, self.width)
+            start = normals(self.context.draws.public("interest-weights"), _HIDDEN_KEYS, self.width)
             made |= {"hidden": start.astype(np.float32), "out": np.zeros(_HIDDEN, np.float32)}
             made["loss"] = np.zeros(1, np.float32)
         if self.config.fusion == "gate":
@@ -130,7 +130,7 @@ class InterestWeights(Part):
             made["agreed"] = np.zeros(len(self.tensors), np.float32)
         made |= {name: held[name] for name in made if name in held}
         if self.config.fusion == "gate":
-            made |= {f"moved.{name}": 0 * value for name, value in of_tensors(server, self.tensors).items()}
+            made |= {f"moved.{name}": 0 * value for name, value in model_arrays(server, self.tensors).items()}
         return made
 
     def broadcast(self, server: ServerState) -> Arrays:
@@ -142,15 +142,15 @@ class InterestWeights(Part):
             shapes |= {"hidden": (_HIDDEN, self.width), "out": (_HIDDEN,), "loss": (1,)}
         if self.config.fusion == "gate":
             shapes |= {"gates": (len(self.tensors), self.width), "agreed": (len(self.tensors),)}
-            heads = {f"moved.heads/{k}": v for k, v in self.world.backbone.shared().items()}
-            shapes |= {"moved.rows": (n_items, self.world.backbone.item_width), **heads}
+            heads = {f"moved.heads/{k}": v for k, v in self.context.backbone.shared().items()}
+            shapes |= {"moved.rows": (n_items, self.context.backbone.item_width), **heads}
         fits = (sent[name].shape == shape and sent[name].dtype == np.float32 for name, shape in shapes.items())
         return sent.keys() == shapes.keys() and all(fits) and all(np.isfinite(one).all() for one in sent.values())
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         if total.weight <= 0:
             return server
-        told = {name: total[f"{self.name}.{name}"] / total.weight for name in self._told()}
+        told = {name: total[f"{self.name}.{name}"] / total.weight for name in self._sent_fields()}
         held = dict(server.parts[self.name])
         held["centre"] = told["vector"].astype(np.float32)
         if self.config.weights == "learned":
@@ -160,20 +160,20 @@ class InterestWeights(Part):
         if self.config.fusion == "gate":
             held["agreed"] = told["agrees"].astype(np.float32)
             held["gates"] = (held["gates"] + self.config.rate * told["gates"]).astype(np.float32)
-            was = of_tensors(before, self.tensors)
-            held |= {f"moved.{k}": v - was[k] for k, v in of_tensors(server, self.tensors).items()}
+            was = model_arrays(before, self.tensors)
+            held |= {f"moved.{k}": v - was[k] for k, v in model_arrays(server, self.tensors).items()}
         return server.with_part(self.name, held)
 
-    def _told(self) -> list[str]:
+    def _sent_fields(self) -> list[str]:
         return [field.name for field in self.extra_fields(0)]
 
 
-def travelling(g: Doubles, most: float) -> Doubles:
+def bounded_exp(g: Doubles, most: float) -> Doubles:
     """exp(g) as it travels, at most 1: a softmax over clients whatever g is, for all g between -most and most."""
     return np.asarray(np.exp(np.clip(g, -most, most) - most))
 
 
-def direction(vectors: AnyArray) -> Doubles:
+def normalise_vectors(vectors: AnyArray) -> Doubles:
     """Rows of length 1; what has no length stays 0."""
     length = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return np.asarray(np.where(length > 1e-8, vectors / np.maximum(length, 1e-8), 0.0), np.float64)
@@ -186,9 +186,9 @@ def client_mean(view: CohortView, of_users: Floats) -> Doubles:
     return np.asarray(np.where(people[:, None] > 0, total[:-1], 0.0) / np.maximum(people, 1)[:, None])
 
 
-def client_loss(backbone: Backbone, view: CohortView, local: Local) -> Doubles:
+def client_loss(backbone: Backbone, view: CohortView, local: LocalModels) -> Doubles:
     """The mean cross-entropy of a client's samples under the model as it was received."""
-    logits = sample_scores(backbone, view, local.owner, local.item).astype(np.float64)
+    logits = score_samples(backbone, view, local.owner, local.item).astype(np.float64)
     label = np.clip(local.label, 0, 1)
     each = np.logaddexp(0, logits) - label * logits
     client = np.repeat(np.arange(view.n_clients), np.diff(local.ptr))

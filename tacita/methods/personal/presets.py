@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tacita.round.registry import preset
+from tacita.round.registry import register_preset
 
 SILOS: dict[str, Any] = {
     "rounds": 50,
@@ -23,17 +23,17 @@ LIPM: dict[str, Any] = {
 """With batches of one person each, with mu = 0.1 or with the state's layer like the others no private vector is learned
 that tells people apart (docs/reproduction/lipm-dpps.md)."""
 
-preset("lipm", {"name": "interest"}, {"name": "fine-tuning"}, settings=LIPM)
-preset(  # everybody a client with a budget of their own; weights by data would tell how much there is
+register_preset("lipm", {"name": "interest"}, {"name": "fine-tuning"}, settings=LIPM)
+register_preset(  # everybody a client with a budget of their own; weights by data would tell how much there is
     "lipm-dpps",
     {"name": "interest"},
     {"name": "fine-tuning"},
     {"name": "dpps"},
     settings={**LIPM, "train": {**LIPM["train"], "silos": 0, "aggregation": "mean"}},
 )
-preset("lipm-gated", {"name": "interest", "fusion": "gate"}, {"name": "fine-tuning"}, settings=LIPM)
-preset("lipm-learned", {"name": "interest", "weights": "learned"}, {"name": "fine-tuning"}, settings=LIPM)
-preset(
+register_preset("lipm-gated", {"name": "interest", "fusion": "gate"}, {"name": "fine-tuning"}, settings=LIPM)
+register_preset("lipm-learned", {"name": "interest", "weights": "learned"}, {"name": "fine-tuning"}, settings=LIPM)
+register_preset(
     "fedrec",
     {"name": "virtual-ratings"},
     settings={
@@ -49,15 +49,15 @@ preset(
         },
     },
 )
-preset(
+register_preset(
     "fedmf-he",  # encrypted sums are exact sums of whole numbers
     settings={
         "backbone": {"name": "mf", "dim": 20},
         "train": {"rounds": 100, "batch_size": 1_000_000, "aggregator": "ideal"},
     },
 )
-preset("fedneumf", settings={"backbone": {"name": "neumf", "dim": 64, "tower": [128, 64, 32]}, "train": SILOS})
-preset(  # with its own paper's lam = 15 no step is long enough for NeuMF to learn anything in 50 rounds
+register_preset("fedneumf", settings={"backbone": {"name": "neumf", "dim": 64, "tower": [128, 64, 32]}, "train": SILOS})
+register_preset(  # with its own paper's lam = 15 no step is long enough for NeuMF to learn anything in 50 rounds
     "pfedme",
     {"name": "fine-tuning", "pull": 1.0, "rate": 0.01, "steps": 5},
     settings={

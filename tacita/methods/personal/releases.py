@@ -11,25 +11,35 @@ import numpy as np
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Bools, CohortView, Doubles, Keys, Longs
-from tacita.fields import QUANTUM, Dense, Following, Form, Rows, Squares, Terms, Total, Upload
 from tacita.kernels.hashing import hash_owners
-from tacita.kernels.lengths import square_rows
-from tacita.privacy.noise import Stream
-from tacita.round.parts import Part, World
+from tacita.kernels.norms import sum_row_squares
+from tacita.messages import (
+    QUANTUM,
+    CooccurrenceTerms,
+    DenseArrays,
+    Form,
+    OuterProducts,
+    SequenceTerms,
+    SparseRows,
+    Total,
+    Upload,
+)
+from tacita.privacy.noise import NoiseStream
+from tacita.round.parts import Part, RunContext
 from tacita.round.registry import part_class
 
-_SMALL = 2**16  # numbers that small fields of other parts hold at most, where rounding is counted
-_BELOW = 1 - 1e-6  # where something is shortened, single precision may not lengthen it again
+_MAX_EXTRA_NUMBERS = 2**16  # numbers that small fields of other parts hold at most, where rounding is counted
+_CLIP_MARGIN = 1 - 1e-6  # where something is shortened, single precision may not lengthen it again
 
 
-def rounding(world: World, n_items: int) -> float:
+def rounding_error(context: RunContext, n_items: int) -> float:
     """By how much rounding to whole numbers, after the clip, can lengthen what a client sends; 0: nothing rounds."""
-    if world.train.aggregator == "plain":
+    if context.train.aggregator == "plain":
         return 0.0
-    backbone = world.backbone
+    backbone = context.backbone
     rows = n_items * (backbone.item_width if backbone.learner == "rows" else n_items)
     heads = sum(math.prod(shape) for shape in backbone.shared().values())
-    return math.sqrt(rows + heads + _SMALL) * QUANTUM / 2
+    return math.sqrt(rows + heads + _MAX_EXTRA_NUMBERS) * QUANTUM / 2
 
 
 def check_rounding(name: str, n_items: int, share: float) -> None:
@@ -41,95 +51,95 @@ def check_rounding(name: str, n_items: int, share: float) -> None:
         )
 
 
-def clipped(upload: Upload, bound: float | Doubles, lengths: Doubles | None = None) -> Upload:
+def clip_upload(upload: Upload, bound: float | Doubles, lengths: Doubles | None = None) -> Upload:
     """Everything a client sends, as one vector, shortened to a length; what holds no number counts as nothing.
 
     A client whose training went astray sends noise alone. It still sends: to drop out would tell.
     """
-    lengths = lengths_of(upload) if lengths is None else lengths
+    lengths = upload_norms(upload) if lengths is None else lengths
     astray = ~np.isfinite(lengths)
     if astray.any():
-        upload = replace(upload, values={name: _emptied(v, astray) for name, v in upload.values.items()})
+        upload = replace(upload, values={name: _clear_clients(v, astray) for name, v in upload.values.items()})
         lengths = np.where(astray, 0.0, lengths)
     most = np.broadcast_to(np.asarray(bound, np.float64), lengths.shape)
     longer = lengths > most
     if not longer.any():
         return upload
-    factor = np.where(longer, _BELOW * most / np.maximum(lengths, 1e-300), 1.0)
-    return replace(upload, values={name: _shorter(value, factor) for name, value in upload.values.items()})
+    factor = np.where(longer, _CLIP_MARGIN * most / np.maximum(lengths, 1e-300), 1.0)
+    return replace(upload, values={name: _scale_form(value, factor) for name, value in upload.values.items()})
 
 
-def _shorter(value: Form, factor: Doubles) -> Form:
+def _scale_form(value: Form, factor: Doubles) -> Form:
     """Rows are multiplied as they are added: a copy of all of them costs more than the noise does."""
-    if isinstance(value, Rows):
+    if isinstance(value, SparseRows):
         return replace(value, factor=factor if value.factor is None else value.factor * factor)
-    return value.scaled(factor)
+    return value.scale(factor)
 
 
-def lengths_of(upload: Upload) -> Doubles:
+def upload_norms(upload: Upload) -> Doubles:
     """The length of everything a client sends, as one vector."""
     squares = np.zeros(upload.n_clients)
     for value in upload.values.values():
-        if isinstance(value, Rows) and value.value.ndim == 2 and value.factor is None:
-            squares += square_rows(value.client, value.value, upload.n_clients)
+        if isinstance(value, SparseRows) and value.value.ndim == 2 and value.factor is None:
+            squares += sum_row_squares(value.client, value.value, upload.n_clients)
         else:
-            squares += value.squares(upload.n_clients)
+            squares += value.squared_norms(upload.n_clients)
     return np.asarray(np.sqrt(squares))
 
 
-def sums_of_sizes(upload: Upload) -> Doubles:
+def upload_l1_norms(upload: Upload) -> Doubles:
     """The L1 length of everything a client sends."""
     total = np.zeros(upload.n_clients)
     for value in upload.values.values():
-        if isinstance(value, Dense):
+        if isinstance(value, DenseArrays):
             total += np.abs(value.value.astype(np.float64)).reshape(upload.n_clients, -1).sum(axis=1)
-        elif isinstance(value, Rows):
-            value = value.plainly()
+        elif isinstance(value, SparseRows):
+            value = value.apply_factor()
             each = np.abs(value.value.astype(np.float64)).reshape(len(value.item), -1).sum(axis=1)
             total += np.bincount(value.client, weights=each, minlength=upload.n_clients)
-        elif isinstance(value, Squares):
+        elif isinstance(value, OuterProducts):
             each = np.abs(value.sign) * np.abs(value.vector).sum(axis=1) ** 2
             total += np.bincount(value.client, weights=each, minlength=upload.n_clients)
-        elif isinstance(value, Following):  # bounded by the same number
-            total += np.sqrt(value.squares(upload.n_clients))
+        elif isinstance(value, SequenceTerms):  # bounded by the same number
+            total += np.sqrt(value.squared_norms(upload.n_clients))
         else:
             each = np.abs(value.factor) * np.diff(value.ptr).astype(np.float64) ** 2
             total += np.bincount(value.client, weights=each, minlength=upload.n_clients)
     return total
 
 
-def _emptied(value: Form, astray: Bools) -> Form:
-    if isinstance(value, Dense):
+def _clear_clients(value: Form, astray: Bools) -> Form:
+    if isinstance(value, DenseArrays):
         kept = value.value.copy()
         kept[astray] = 0
-        return Dense(kept)
-    if isinstance(value, Rows):
-        value = value.plainly()
+        return DenseArrays(kept)
+    if isinstance(value, SparseRows):
+        value = value.apply_factor()
         kept = value.value.copy()
         kept[astray[value.client]] = 0
         return replace(value, value=kept)
-    if isinstance(value, Squares):
+    if isinstance(value, OuterProducts):
         return replace(value, sign=np.where(astray[value.client], 0.0, value.sign))
-    assert isinstance(value, Terms | Following)
+    assert isinstance(value, CooccurrenceTerms | SequenceTerms)
     return replace(value, factor=np.where(astray[value.client], 0.0, value.factor))
 
 
-def overrides_class(name: str, hook: str) -> bool:
+def part_overrides(name: str, hook: str) -> bool:
     """Whether a part, by its name, changes a hook."""
     return getattr(part_class(name), hook) is not getattr(Part, hook)
 
 
-def check_others(part: Part) -> None:
+def check_other_parts(part: Part) -> None:
     """Nothing may be added to a release after its noise, and nobody may go by what it was before."""
-    names = [str(one["name"]) for one in part.world.listed]
+    names = [str(one["name"]) for one in part.context.part_specs]
     for name in names:
-        if name != part.name and overrides_class(name, "encode") and overrides_class(name, "answer"):
+        if name != part.name and part_overrides(name, "encode") and part_overrides(name, "answer"):
             raise TacitaError(
                 f"part '{name}' remembers what leaves a device to take it back later, and {part.name} changes what "
                 "leaves; forget by training again (part 'retrain'), or leave one of them out."
             )
     for name in names[names.index(part.name) + 1 :] if part.name in names else ():
-        if any(overrides_class(name, hook) for hook in ("encode", "encode_sum")):
+        if any(part_overrides(name, hook) for hook in ("encode", "encode_sum")):
             raise TacitaError(
                 f"part '{name}' changes releases after {part.name} has noised them; list {part.name} after it."
             )
@@ -137,16 +147,16 @@ def check_others(part: Part) -> None:
 
 def check_weights(part: Part) -> None:
     """Who counts how much is told as it is: it may not follow from what people have."""
-    for name in (str(one["name"]) for one in part.world.listed):
+    for name in (str(one["name"]) for one in part.context.part_specs):
         other = part_class(name)
-        if name != part.name and overrides_class(name, "weight") and not other.weighs_presence:
+        if name != part.name and part_overrides(name, "weight") and not other.weighs_presence:
             raise TacitaError(
                 f"part '{name}' weighs people by what they have, which {part.name} does not hide; use part 'dpps', "
                 "which does, or leave one of them out."
             )
 
 
-def with_nonce(upload: Upload, draws: Draws, purpose: str, view: CohortView, releases: Longs) -> Upload:
+def add_nonces(upload: Upload, draws: Draws, purpose: str, view: CohortView, releases: Longs) -> Upload:
     """Uploads with a number each that follows the device and how often it has released something, nothing else."""
     first = np.asarray(view.user_ptr[:-1])
     count = np.add.reduceat(releases, first) if len(releases) else releases
@@ -155,18 +165,24 @@ def with_nonce(upload: Upload, draws: Draws, purpose: str, view: CohortView, rel
     return replace(upload, nonce=made if upload.nonce is None else upload.nonce ^ made)
 
 
-def noised(total: Total, deviation: float, stream: Stream, public: tuple[str, ...]) -> Total:
+def add_noise(total: Total, deviation: float, stream: NoiseStream, public: tuple[str, ...]) -> Total:
     """Noise on every coordinate of every sum but the public ones; a symmetric sum gets symmetric noise."""
-    return _noised(total, public, lambda shape: (stream.normals(*shape), deviation))
+    return _add_drawn_noise(total, public, lambda shape: (stream.normals(*shape), deviation))
 
 
-def noised_wholes(total: Total, deviation: float, stream: Stream, public: tuple[str, ...], quantum: float) -> Total:
+def add_integer_noise(
+    total: Total, deviation: float, stream: NoiseStream, public: tuple[str, ...], quantum: float
+) -> Total:
     """The same where sums are whole numbers of a quantum, and so is the noise: nothing is rounded after it."""
     wide = deviation / quantum
-    return _noised(total, public, lambda shape: (stream.whole_normals(wide, *shape).astype(np.float64), quantum))
+    return _add_drawn_noise(
+        total, public, lambda shape: (stream.discrete_normals(wide, *shape).astype(np.float64), quantum)
+    )
 
 
-def _noised(total: Total, public: tuple[str, ...], draw: Callable[[tuple[int, ...]], tuple[Doubles, float]]) -> Total:
+def _add_drawn_noise(
+    total: Total, public: tuple[str, ...], draw: Callable[[tuple[int, ...]], tuple[Doubles, float]]
+) -> Total:
     changed: Arrays = {}
     for name in sorted(total.sums):
         if name.startswith(public):
@@ -181,12 +197,12 @@ def _noised(total: Total, public: tuple[str, ...], draw: Callable[[tuple[int, ..
     return total.with_sums(changed)
 
 
-def size_of(total: Total, public: tuple[str, ...]) -> int:
+def count_coordinates(total: Total, public: tuple[str, ...]) -> int:
     """How many coordinates a sum has."""
     return sum(value.size for name, value in total.sums.items() if not name.startswith(public))
 
 
-def shrunk(value: AnyArray, variance: float, strength: float, by_row: bool) -> AnyArray:
+def shrink_sum(value: AnyArray, variance: float, strength: float, by_row: bool) -> AnyArray:
     """Positive-part James-Stein: a noised block towards 0, by what its own length says of the noise in it.
 
     It reads the noised values and the variance of their noise alone, so it costs no privacy.
@@ -201,10 +217,10 @@ def shrunk(value: AnyArray, variance: float, strength: float, by_row: bool) -> A
     return np.asarray(np.maximum(factor, 0.0) * blocks).reshape(value.shape)
 
 
-def by_client(view: CohortView, of_users: AnyArray, ufunc: np.ufunc) -> AnyArray:
+def reduce_by_client(view: CohortView, of_users: AnyArray, ufunc: np.ufunc) -> AnyArray:
     """A value per client of what its users have."""
     return np.asarray(ufunc.reduceat(of_users, view.user_ptr[:-1])) if view.n_clients else of_users[:0]
 
 
-def by_user(view: CohortView, of_clients: AnyArray) -> AnyArray:
+def repeat_by_user(view: CohortView, of_clients: AnyArray) -> AnyArray:
     return np.repeat(of_clients, np.diff(view.user_ptr))

@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tacita.core.types import Doubles, Keys, Ragged
-from tacita.fields import Rows
+from tacita.messages import SparseRows
 
-COMMITMENT = 16  # numbers of two bytes each
+COMMITMENT_SIZE = 16  # numbers of two bytes each
 
 Damping = float | Callable[[Doubles], Doubles]
 
 
-def carry(pieces: Sequence[Doubles], damping: Sequence[Damping]) -> Doubles:
+def accumulate_retraction(pieces: Sequence[Doubles], damping: Sequence[Damping]) -> Doubles:
     """The retraction of somebody who added these pieces, one a round: what to add to the table when it leaves."""
     carried = np.zeros_like(pieces[0], dtype=np.float64)
     for piece, rho in zip(pieces, damping, strict=True):
@@ -29,7 +29,7 @@ def carry(pieces: Sequence[Doubles], damping: Sequence[Damping]) -> Doubles:
     return carried
 
 
-def added(old: Ragged, factor: Doubles, new: Ragged, segment: int) -> Ragged:
+def merge_rows(old: Ragged, factor: Doubles, new: Ragged, segment: int) -> Ragged:
     """Every user's list after its old rows were damped and new ones joined; an item stands once in a segment."""
     owner, width = old.rows(), 1 + int(max(old.ids.max(initial=0), new.ids.max(initial=0)))
     row = old.values["row"] * factor.astype(np.float32)[owner, None]
@@ -40,22 +40,22 @@ def added(old: Ragged, factor: Doubles, new: Ragged, segment: int) -> Ragged:
     at = np.minimum(np.searchsorted(known, wanted, sorter=order), max(0, len(known) - 1))
     found = known[order[at]] == wanted if len(known) else np.zeros(len(wanted), bool)
     row[here[order[at[found]]]] += new.values["row"][found]
-    rest = new.where(~found)
+    rest = new.filter_entries(~found)
     columns = {"row": rest.values["row"].astype(np.float32), "segment": np.full(len(rest.ids), segment, np.int32)}
     damped = Ragged(old.ptr, old.ids, {"row": row, "segment": old.values["segment"]})
-    return damped.joined(Ragged(rest.ptr, rest.ids, columns)) if len(rest.ids) else damped
+    return damped.join_rows(Ragged(rest.ptr, rest.ids, columns)) if len(rest.ids) else damped
 
 
-def commitments(rows: Rows, n_clients: int, keys: Keys, secret: np.uint64) -> Doubles:
+def compute_commitments(rows: SparseRows, n_clients: int, keys: Keys, secret: np.uint64) -> Doubles:
     """32 bytes for each client that bind it to what it sends and tell nothing of it: a keyed digest.
 
     The loop is over whole uploads: a digest of bytes has no other way, and its time is the bytes'.
     """
-    out = np.zeros((n_clients, COMMITMENT))
+    out = np.zeros((n_clients, COMMITMENT_SIZE))
     ends = np.searchsorted(rows.client, np.arange(n_clients + 1))
     value = np.ascontiguousarray(rows.value, np.float32)
     for c in range(n_clients):
-        made = hashlib.blake2b(key=secret.tobytes() + keys[c].tobytes(), digest_size=2 * COMMITMENT)
+        made = hashlib.blake2b(key=secret.tobytes() + keys[c].tobytes(), digest_size=2 * COMMITMENT_SIZE)
         made.update(np.ascontiguousarray(rows.item[ends[c] : ends[c + 1]]).tobytes())
         made.update(value[ends[c] : ends[c + 1]].tobytes())
         out[c] = np.frombuffer(made.digest(), np.uint16)

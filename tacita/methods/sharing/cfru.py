@@ -25,21 +25,21 @@ from tacita.core.types import (
     CohortView,
     Doubles,
     Floats,
-    Held,
     Ints,
     Keys,
     Longs,
     Ragged,
-    Requests,
+    RequestBatch,
     ServerState,
+    StateUpdate,
 )
-from tacita.fields import Dense, Rows, Spec, Total, Upload, touched_of
-from tacita.learn.rows import apply_total, denominator_of
+from tacita.learn.rows import apply_total, choose_denominator
+from tacita.messages import DenseArrays, SparseRows, Spec, Total, Upload, touched_name
 from tacita.methods.sharing import update_log as log
-from tacita.round.parts import Ask, Part, PartConfig, Play
-from tacita.round.registry import preset, register
+from tacita.round.parts import DeviceQuery, Part, PartConfig, RoundPlayer
+from tacita.round.registry import register, register_preset
 
-_TOLD = "told"
+_UPLOADED_ITEMS = "told"
 _UNTOUCHED = 1e-300  # what a row is divided by that nobody touched
 
 
@@ -57,39 +57,43 @@ class Cfru(Part):
     config: CfruConfig
 
     def extra_fields(self, n_items: int) -> tuple[Spec, ...]:
-        most = log.most_weight(self.world, n_items)
+        most = log.compute_max_weight(self.context, n_items)
         return (Spec("weight", (1,), seen="each", most=most, least=0.0, about="what an update counts"),)
 
     def check(self, n_items: int) -> None:
-        log.check_going_back(self.name, self.world.train)
-        log.check_order(self.name, self.world, ("encode", "after"), ("server_step", "after"))
+        log.check_replay_settings(self.name, self.context.train)
+        log.check_part_order(self.name, self.context, ("encode", "after"), ("server_step", "after"))
 
     # on the device
 
-    def device_arrays(self, n_users: int) -> Held:
-        return {_TOLD: Ragged.empty(n_users)}
+    def device_arrays(self, n_users: int) -> StateUpdate:
+        return {_UPLOADED_ITEMS: Ragged.empty(n_users)}
 
     def server_knows(self, view: CohortView) -> Ragged | None:
         """What single updates were made of; a run of before devices remembered it: all they have."""
-        return _told(view, view.train)
+        return _read_uploaded_items(view, view.train)
 
-    def handle_many_here(self, view: CohortView, requests: Requests) -> Held:
-        told = _told(view)
+    def handle_many_here(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
+        told = _read_uploaded_items(view)
         if told is None or requests.kind not in ("forget", "leave"):
             return {}
         stays = ~requests.items.holds(told.rows(), told.ids) & (requests.kind == "forget")
-        return {_TOLD: told.where(stays)}
+        return {_UPLOADED_ITEMS: told.filter_entries(stays)}
 
     # what the server sees of everybody
 
-    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Held]:
+    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, StateUpdate]:
         sent = log.as_rows(upload.values["rows"])
         order = np.lexsort((sent.item, sent.client))  # as singles travel
-        rows = Rows(sent.client[order], sent.item[order], sent.value[order])
-        weight = Dense(upload.weight.astype(np.float32)[:, None])
-        told, mine = _told(view), Ragged(view.train.ptr, view.train.ids)
+        rows = SparseRows(sent.client[order], sent.item[order], sent.value[order])
+        weight = DenseArrays(upload.weight.astype(np.float32)[:, None])
+        told, mine = _read_uploaded_items(view), Ragged(view.train.ptr, view.train.ids)
         new = None if told is None else ~told.holds(mine.rows(), mine.ids)
-        kept = {} if told is None or new is None or not new.any() else {_TOLD: told.joined(mine.where(new))}
+        kept = (
+            {}
+            if told is None or new is None or not new.any()
+            else {_UPLOADED_ITEMS: told.join_rows(mine.filter_entries(new))}
+        )
         return upload.with_value("rows", rows).with_value(f"{self.name}.weight", weight), kept
 
     def field_sent(self, field: Spec) -> Spec:
@@ -101,22 +105,22 @@ class Cfru(Part):
         """The sum that everybody else needs."""
         told, sums, touched = total.each.get("rows"), np.zeros(server.items.shape), np.zeros(len(server.items))
         if told is not None:
-            told.value.add_to(sums, touched, _weights(total))
-        per_row = {touched_of("rows"): touched} if self.world.train.aggregation == "per-row" else {}
+            told.value.add_to(sums, touched, _read_weights(total))
+        per_row = {touched_name("rows"): touched} if self.context.train.aggregation == "per-row" else {}
         return total.with_sums({"rows": sums, **per_row})
 
     def server_begin_block(self, server: ServerState) -> Arrays:
         return server.parts.get(self.name, {})
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
-        told, plan = total.each.get("rows"), self.world.train
-        if told is None or not isinstance(told.value, Rows):
+        told, plan = total.each.get("rows"), self.context.train
+        if told is None or not isinstance(told.value, SparseRows):
             return server
         order = np.argsort(told.sender)  # so that the log does not depend on where people live
-        rows, weight = _reordered(told.value, order), _weights(total)[order]
-        divided_by = denominator_of(total, "rows", plan, 0.0)
+        rows, weight = _reorder_clients(told.value, order), _read_weights(total)[order]
+        divided_by = choose_denominator(total, "rows", plan, 0.0)
         whole = divided_by if isinstance(divided_by, float) else 1.0
-        kept = log.most_moved(rows, len(weight), self.config.keep)
+        kept = log.select_largest_rows(rows, len(weight), self.config.keep)
         entry: Arrays = {
             "sender": told.sender[order],
             "part": plan.server_lr * weight / whole,
@@ -136,75 +140,75 @@ class Cfru(Part):
     # forgetting
 
     def handle_many(
-        self, server: ServerState, requests: Requests, ask: Ask, play: Play
+        self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
         if requests.kind == "share":
             return None
         held = server.parts[self.name]
-        moments = _by_moment(held)
+        moments = _group_by_round(held)
         if not log.asks_to_forget(requests) or not moments:
-            return server, log.certified(self.name, held)
+            return server, log.build_certificate(self.name, held)
         error, left = np.zeros(server.items.shape), dict(held)
-        withdrawn = _withdrawn(server, requests)
+        withdrawn = _compute_withdrawn_share(server, requests)
         for at, entry in sorted(moments.items()):
             target = np.isin(entry["sender"], requests.senders) & (requests.kind != "unshare")
             client = np.repeat(np.arange(len(target)), entry["count"])
             taken = target[client]
             part = entry["part"][client] / (entry["by"][entry["item"]] if "by" in entry else 1.0)
-            damping = self._damping(error, entry, target, part)
+            damping = self._compute_damping(error, entry, target, part)
             error[: len(damping)] *= damping
             if requests.kind == "forget":
-                taken &= asked_for(requests, entry["sender"], client, entry["item"])
+                taken &= match_requested_rows(requests, entry["sender"], client, entry["item"])
             np.add.at(error, entry["item"][taken], -part[taken, None] * entry["row"][taken])
             if "own" in entry and withdrawn.any():
                 error[: len(entry["own"])] -= withdrawn[: len(entry["own"]), None] * entry["own"]
-            left |= {f"{at}.{name}": v for name, v in _without(entry, target, taken, withdrawn, requests).items()}
+            left |= {f"{at}.{name}": v for name, v in _strip_entry(entry, target, taken, withdrawn, requests).items()}
         items: Floats = (server.items + self.config.theta * error).astype(np.float32)
-        said = log.certified(self.name, left, purged=["updates of those who asked"])
+        said = log.build_certificate(self.name, left, purged=["updates of those who asked"])
         return server.with_items(items).with_part(self.name, left), said
 
-    def _damping(self, error: Doubles, entry: Arrays, target: Bools, part: Doubles) -> Doubles:
+    def _compute_damping(self, error: Doubles, entry: Arrays, target: Bools, part: Doubles) -> Doubles:
         """(items, 1) what is left of earlier disturbances after a round, by what the others weigh in it."""
         if "by" not in entry:
             others = np.full(len(error), entry["part"].sum() - entry["part"][target].sum())
         else:
             theirs = np.repeat(target, entry["count"])
             mine = np.bincount(entry["item"][theirs], weights=part[theirs], minlength=len(entry["by"]))
-            others = self.world.train.server_lr * (entry["by"] > _UNTOUCHED) - mine
+            others = self.context.train.server_lr * (entry["by"] > _UNTOUCHED) - mine
         return np.asarray(np.maximum(0.0, 1 - self.config.alpha * others)[:, None])
 
 
-def _reordered(rows: Rows, order: Longs) -> Rows:
+def _reorder_clients(rows: SparseRows, order: Longs) -> SparseRows:
     """The same rows with their clients in another order."""
     place = np.empty(len(order), np.int32)
     place[order] = np.arange(len(order), dtype=np.int32)
     client = place[rows.client]
     at = np.argsort(client, kind="stable")
-    return Rows(client[at], rows.item[at], rows.value[at])
+    return SparseRows(client[at], rows.item[at], rows.value[at])
 
 
-def _told(view: CohortView, otherwise: Ragged | None = None) -> Ragged | None:
+def _read_uploaded_items(view: CohortView, otherwise: Ragged | None = None) -> Ragged | None:
     """The items that these people's uploads were made of; `otherwise`: where devices do not remember."""
-    found: Ragged | None = view.lists.get(Cfru.name, {}).get(_TOLD, otherwise)
+    found: Ragged | None = view.lists.get(Cfru.name, {}).get(_UPLOADED_ITEMS, otherwise)
     return found if found is None else Ragged(found.ptr, found.ids)
 
 
-def _weights(total: Total) -> Doubles:
+def _read_weights(total: Total) -> Doubles:
     told = total.each["cfru.weight"].value
-    assert isinstance(told, Dense)
+    assert isinstance(told, DenseArrays)
     return told.value[:, 0].astype(np.float64)
 
 
-def _withdrawn(server: ServerState, requests: Requests) -> Doubles:
+def _compute_withdrawn_share(server: ServerState, requests: RequestBatch) -> Doubles:
     """For every item, what share of its shared edges is withdrawn now; `given` is without them already."""
-    n_items, taken = len(server.items), requests.taken
+    n_items, taken = len(server.items), requests.withdrawn_items
     if taken is None:  # nobody filled in what the server held
         taken = requests.items if requests.kind == "unshare" else Ragged.empty(len(requests.senders))
     gone = np.bincount(taken.ids, minlength=n_items)
-    return np.asarray(gone / np.maximum(gone + np.bincount(server.given.item, minlength=n_items), 1))
+    return np.asarray(gone / np.maximum(gone + np.bincount(server.shared.item, minlength=n_items), 1))
 
 
-def _by_moment(held: Arrays) -> dict[str, Arrays]:
+def _group_by_round(held: Arrays) -> dict[str, Arrays]:
     """What is kept of every round."""
     found: dict[str, Arrays] = {}
     for name, value in held.items():
@@ -213,7 +217,7 @@ def _by_moment(held: Arrays) -> dict[str, Arrays]:
     return found
 
 
-def asked_for(requests: Requests, sender: Keys, client: Longs, item: Ints) -> Bools:
+def match_requested_rows(requests: RequestBatch, sender: Keys, client: Longs, item: Ints) -> Bools:
     """Which rows are of items that their own sender has forgotten; `client` counts among `sender`."""
     order = np.argsort(requests.senders, kind="stable")
     found = np.zeros(len(item), bool)
@@ -225,7 +229,7 @@ def asked_for(requests: Requests, sender: Keys, client: Longs, item: Ints) -> Bo
     return found
 
 
-def _without(entry: Arrays, target: Any, taken: Any, withdrawn: Doubles, requests: Requests) -> Arrays:
+def _strip_entry(entry: Arrays, target: Any, taken: Any, withdrawn: Doubles, requests: RequestBatch) -> Arrays:
     """What is left of one round's record."""
     client = np.repeat(np.arange(len(target)), entry["count"])[~taken]
     count = np.bincount(client, minlength=len(target)).astype(np.int32)
@@ -237,4 +241,4 @@ def _without(entry: Arrays, target: Any, taken: Any, withdrawn: Doubles, request
     return out
 
 
-preset("cfru", {"name": "withdrawal"}, {"name": "cfru"})
+register_preset("cfru", {"name": "withdrawal"}, {"name": "cfru"})

@@ -18,22 +18,30 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from tacita.core.draws import sealed_numbers
+from tacita.core.draws import hash_rows
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Floats, Held, Keys, Longs, Ragged, Requests, ServerState
-from tacita.fields import Total
-from tacita.kernels.hashing import choose, hash_owners, uniforms
-from tacita.kernels.listed import listed
-from tacita.kernels.threads import one_core_each, threads_in_use
+from tacita.core.types import Arrays, CohortView, Floats, Keys, Longs, Ragged, RequestBatch, ServerState, StateUpdate
+from tacita.kernels.hashing import choose_distinct, hash_owners, uniforms
+from tacita.kernels.membership import mark_listed
+from tacita.kernels.threads import limit_blas_threads, threads_in_use
+from tacita.messages import Total
 from tacita.methods.sharing.graph import SharedGraph
-from tacita.methods.sharing.perturbing import perturb
-from tacita.methods.sharing.refining import Adam, Aims, Sizes, Unit, agreement, batches_of, refine
-from tacita.methods.sharing.sharing import distinct
-from tacita.round.parts import Ask, Part, PartConfig, Play
+from tacita.methods.sharing.graph_training import (
+    AdamTable,
+    BatchSizes,
+    GraphObjective,
+    UnitRows,
+    compute_infonce,
+    draw_batches,
+    refine_table,
+)
+from tacita.methods.sharing.item_perturbation import perturb_items
+from tacita.methods.sharing.sharing import deduplicate_items
+from tacita.round.parts import DeviceQuery, Part, PartConfig, RoundPlayer
 from tacita.round.registry import register
 
-_ITEMS, _SENDER, _PEOPLE, _SAID = "items", "sender", "people", "said"
-_TELLER, _TOLD = "teller", "told"
+_ITEMS, _SENDER, _PEOPLE, _NOTES_KEY = "items", "sender", "people", "said"
+_CONTRIBUTOR_KEY, _RELEASE_KEY = "teller", "told"
 
 
 class ContributionConfig(PartConfig):
@@ -41,7 +49,9 @@ class ContributionConfig(PartConfig):
     mechanism: Literal["exponential", "krr"] = Field(
         "exponential", description="a similar item by the public table, or k-ary randomised response"
     )
-    auxiliary: Literal["mf", "lightgcn"] = Field("lightgcn", description="what the server learns from what it was told")
+    load_auxiliary_rows: Literal["mf", "lightgcn"] = Field(
+        "lightgcn", description="what the server learns from what it was told"
+    )
     layers: int = Field(3, ge=1, description="how often vectors pass along the graph, for lightgcn")
     lr: float = Field(0.01, gt=0, description="learning rate of the auxiliary model, by Adam afresh in every round")
     bpr_scale: float = Field(1.0, gt=0, description="factor on the difference of cosines in what it minimises")
@@ -62,83 +72,85 @@ class Contribution(Part):
     Config: ClassVar[type[PartConfig]] = ContributionConfig
     config: ContributionConfig
     lasting = ("sent", "releases")
-    lasting_here = (_TELLER, _TOLD)
+    lasting_here = (_CONTRIBUTOR_KEY, _RELEASE_KEY)
 
     def check(self, n_items: int) -> None:
-        if self.world.train.silos:
+        if self.context.train.silos:
             raise TacitaError("part 'contribution' is for clients that are one user each; train.silos must be 0.")
 
     # on the device
 
-    def device_arrays(self, n_users: int) -> Held:
+    def device_arrays(self, n_users: int) -> StateUpdate:
         """Which item was told for which, and how many were ever told."""
-        return {"sent": _with_told(Ragged.empty(n_users)), "releases": np.zeros(n_users, np.int64)}
+        return {"sent": _ensure_release_column(Ragged.empty(n_users)), "releases": np.zeros(n_users, np.int64)}
 
-    def encode_request(self, view: CohortView, requests: Requests) -> tuple[Requests, Held]:
-        sent = _with_told(view.lists[self.name]["sent"])
+    def encode_request(self, view: CohortView, requests: RequestBatch) -> tuple[RequestBatch, StateUpdate]:
+        sent = _ensure_release_column(view.lists[self.name]["sent"])
         if requests.kind == "leave":
-            return requests, {"sent": _with_told(Ragged.empty(len(view.user)))}
-        asked = distinct(requests.items, view.n_items)
+            return requests, {"sent": _ensure_release_column(Ragged.empty(len(view.user)))}
+        asked = deduplicate_items(requests.items, view.n_items)
         if requests.kind == "share":
-            new = asked.where(~listed(view.n_items, asked.ptr, asked.ids, sent.ptr, sent.ids))
-            told = Ragged(new.ptr, new.ids, {_TOLD: self.told(view, new)})
+            new = asked.filter_entries(~mark_listed(view.n_items, asked.ptr, asked.ids, sent.ptr, sent.ids))
+            told = Ragged(new.ptr, new.ids, {_RELEASE_KEY: self.draw_replacements(view, new)})
             releases = view.parts[self.name]["releases"] + new.counts()
-            leaves = Ragged(new.ptr, told.values[_TOLD])
-            return _asking(requests, leaves), {"sent": sent.joined(told), "releases": releases}
-        back = listed(view.n_items, sent.ptr, sent.ids, asked.ptr, asked.ids)
-        gone, stays = sent.where(back), sent.where(~back)
-        leaves = distinct(Ragged(gone.ptr, gone.values[_TOLD]), view.n_items)
-        still = listed(view.n_items, leaves.ptr, leaves.ids, stays.ptr, stays.values[_TOLD])  # told for another, too
-        return _asking(requests, leaves.where(~still)), {"sent": stays}
+            leaves = Ragged(new.ptr, told.values[_RELEASE_KEY])
+            return _replace_items(requests, leaves), {"sent": sent.join_rows(told), "releases": releases}
+        back = mark_listed(view.n_items, sent.ptr, sent.ids, asked.ptr, asked.ids)
+        gone, stays = sent.filter_entries(back), sent.filter_entries(~back)
+        leaves = deduplicate_items(Ragged(gone.ptr, gone.values[_RELEASE_KEY]), view.n_items)
+        still = mark_listed(
+            view.n_items, leaves.ptr, leaves.ids, stays.ptr, stays.values[_RELEASE_KEY]
+        )  # told for another, too
+        return _replace_items(requests, leaves.filter_entries(~still)), {"sent": stays}
 
-    def told(self, view: CohortView, items: Ragged) -> Any:
+    def draw_replacements(self, view: CohortView, items: Ragged) -> Any:
         """What is told for each item: a draw of the person's own, of which the server knows nothing."""
-        draws, rows = self.world.draws, items.rows()
+        draws, rows = self.context.draws, items.rows()
         if draws.secret:  # a device's own: what the server is told of some items must not give away the draws of others
-            key = draws.sealed("contribution", view.block, view.round)
-            drawn = sealed_numbers(key, view.user_keys[rows], items.ids.astype(np.uint64))
-            return perturb(self.config.mechanism, self.config.epsilon, view.items, items.ids, drawn)
+            key = draws.secret_key("contribution", view.block, view.round)
+            drawn = hash_rows(key, view.user_keys[rows], items.ids.astype(np.uint64))
+            return perturb_items(self.config.mechanism, self.config.epsilon, view.items, items.ids, drawn)
         person = hash_owners(draws.private("contribution", view.block, view.round), view.user_keys)
         drawn = hash_owners(draws.private("contribution-item"), person[rows] + items.ids.astype(np.uint64))
-        return perturb(self.config.mechanism, self.config.epsilon, view.items, items.ids, drawn)
+        return perturb_items(self.config.mechanism, self.config.epsilon, view.items, items.ids, drawn)
 
     def likes(self, view: CohortView) -> Ragged | None:
         """What the auxiliary model finds likely and one does not have already."""
-        sent = view.own.get(self.name)
+        sent = view.per_client.get(self.name)
         if sent is None or not len(sent.ids):
             return None
-        mine = listed(view.n_items, sent.ptr, sent.ids, view.exclude.ptr, view.exclude.ids)
-        more = Ragged(sent.ptr, sent.ids).where(~mine)
+        mine = mark_listed(view.n_items, sent.ptr, sent.ids, view.exclude.ptr, view.exclude.ids)
+        more = Ragged(sent.ptr, sent.ids).filter_entries(~mine)
         return Ragged(more.ptr, more.ids, {"weight": np.full(len(more.ids), self.config.soft_weight, np.float32)})
 
     # on the server
 
-    def graph(self, server: ServerState) -> SharedGraph:
-        layers = self.config.layers if self.config.auxiliary == "lightgcn" else 0
-        return SharedGraph.of(server.given, len(server.items), layers=layers, start="learned")
+    def build_graph(self, server: ServerState) -> SharedGraph:
+        layers = self.config.layers if self.config.load_auxiliary_rows == "lightgcn" else 0
+        return SharedGraph.of(server.shared, len(server.items), layers=layers, start="learned")
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
-        graph = self.graph(server)
+        graph = self.build_graph(server)
         if not len(graph):
             return server
-        draw = self.world.draws.public
+        draw = self.context.draws.public
         keys = np.array(
             [draw(f"{self.name}-{what}", server.block, server.round) for what in ("order", "other", "items")]
         )
         one = self.config
-        table, people = self.auxiliary(server, graph.users)
-        aims = Aims(lam1=0.0, lam=one.lam, lr=one.lr, scale=one.bpr_scale)
-        made = refine(graph, table, batches_of(graph, Sizes(one.edge_batch, 1), keys), aims, people)
+        table, people = self.load_auxiliary_rows(server, graph.users)
+        aims = GraphObjective(lam1=0.0, lam=one.lam, lr=one.lr, scale=one.bpr_scale)
+        made = refine_table(graph, table, draw_batches(graph, BatchSizes(one.edge_batch, 1), keys), aims, people)
         assert made.people is not None
-        near, items = self.agreed(server.items, graph, made.table, made.people, keys[2])
-        kept = {**server.parts.get(self.name, {}), _SAID: np.array([made.bpr, near])}
+        near, items = self.align_rows(server.items, graph, made.table, made.people, keys[2])
+        kept = {**server.parts.get(self.name, {}), _NOTES_KEY: np.array([made.bpr, near])}
         kept |= {_ITEMS: made.table, _SENDER: graph.users, _PEOPLE: made.people}
         return server.with_items(items).with_part(self.name, kept)
 
-    def auxiliary(self, server: ServerState, users: Keys) -> tuple[Floats, Floats]:
+    def load_auxiliary_rows(self, server: ServerState, users: Keys) -> tuple[Floats, Floats]:
         """The auxiliary rows of all items and of some senders; what is new starts as Xavier's rows do."""
         n, dim, kept = *server.items.shape, server.parts.get(self.name, {})
-        draw, bound = self.world.draws.public, math.sqrt(6 / (1 + server.items.shape[1]))
+        draw, bound = self.context.draws.public, math.sqrt(6 / (1 + server.items.shape[1]))
 
         def fresh(what: str, owners: Keys) -> Floats:
             return (bound * (2 * uniforms(draw(f"{self.name}-{what}"), owners, dim) - 1)).astype(np.float32)
@@ -150,35 +162,39 @@ class Contribution(Part):
             people[mine] = kept[_PEOPLE][theirs]
         return table, people
 
-    def agreed(
+    def align_rows(
         self, items: Floats, graph: SharedGraph, table: Floats, people: Floats, key: np.uint64
     ) -> tuple[float, Floats]:
         """InfoNCE of the federated rows with what the auxiliary model makes of its own, which stand still."""
         one = self.config
         if not one.lam1:
             return 0.0, items
-        made, shared, adam = Unit.of(graph.smooth(table, people)[1]).rows, graph.shared, Adam(items, one.agree_lr)
+        made, shared, adam = (
+            UnitRows.of(graph.smooth(table, people)[1]).rows,
+            graph.shared_items,
+            AdamTable(items, one.agree_lr),
+        )
         near = []
-        with one_core_each(), ThreadPoolExecutor(threads_in_use()) as cores:
+        with limit_blas_threads(), ThreadPoolExecutor(threads_in_use()) as cores:
             for step in range(math.ceil(len(shared) / one.item_batch)):
-                some = shared[choose(key + np.uint64(step), len(shared), min(one.item_batch, len(shared)))]
-                unit, slope = Unit.of(adam.table), np.zeros_like(items)
-                loss, slope[some], _ = agreement(unit.rows[some], made[some], one.tau, one.lam1, cores)
-                adam.step(unit.before(slope))
+                some = shared[choose_distinct(key + np.uint64(step), len(shared), min(one.item_batch, len(shared)))]
+                unit, slope = UnitRows.of(adam.table), np.zeros_like(items)
+                loss, slope[some], _ = compute_infonce(unit.rows[some], made[some], one.tau, one.lam1, cores)
+                adam.step(unit.backpropagate(slope))
                 near.append(loss)
         return float(np.mean(near)), adam.table
 
     def own(self, server: ServerState, clients: Keys) -> tuple[ServerState, Ragged]:
         """For everybody who told something, what the auxiliary model finds likeliest of what they did not tell."""
         kept, k = server.parts.get(self.name, {}), min(self.config.k_aug, len(server.items))
-        graph = self.graph(server)
+        graph = self.build_graph(server)
         if _ITEMS not in kept or not k or not len(graph):
             return server, Ragged.empty(len(clients))
         place = np.minimum(np.searchsorted(graph.users, clients), len(graph.users) - 1)
         row = np.flatnonzero(graph.users[place] == clients)
-        users, items = graph.smooth(*self.auxiliary(server, graph.users))
-        with one_core_each():
-            scores = Unit.of(users).rows[place[row]] @ Unit.of(items).rows.T
+        users, items = graph.smooth(*self.load_auxiliary_rows(server, graph.users))
+        with limit_blas_threads():
+            scores = UnitRows.of(users).rows[place[row]] @ UnitRows.of(items).rows.T
         told = graph.lists.take(place[row])
         scores[told.rows(), told.ids] = -np.inf
         found = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, :k], axis=1)
@@ -190,27 +206,27 @@ class Contribution(Part):
         return not sent.values
 
     def handle_many(
-        self, server: ServerState, requests: Requests, ask: Ask, play: Play
+        self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
         """What is told is counted, by person; what is taken back ends the auxiliary model, which begins anew."""
         kept = server.parts.get(self.name, {})
-        teller, told = kept.get(_TELLER, np.zeros(0, np.uint64)), kept.get(_TOLD, np.zeros(0, np.int64))
+        teller, told = kept.get(_CONTRIBUTOR_KEY, np.zeros(0, np.uint64)), kept.get(_RELEASE_KEY, np.zeros(0, np.int64))
         if requests.kind == "share":
-            counted = _counted(teller, told, requests.senders, requests.items.counts())
+            counted = _count_releases(teller, told, requests.senders, requests.items.counts())
             server = server.with_part(self.name, {**kept, **counted})
             return server, {"method": self.name, **self.promises(server)}
         said = {"method": self.name, "exact": False, "clients_asked": 0, "rounds": 0, "storage_client": 0}
-        if requests.taken is None or not len(requests.taken.ids):
+        if requests.withdrawn_items is None or not len(requests.withdrawn_items.ids):
             return server, {**said, "purged": []}
-        left = {_TELLER: teller, _TOLD: told}
+        left = {_CONTRIBUTOR_KEY: teller, _RELEASE_KEY: told}
         if requests.kind == "leave":
             stays = ~np.isin(teller, requests.senders)
-            left = {_TELLER: teller[stays], _TOLD: told[stays]}
+            left = {_CONTRIBUTOR_KEY: teller[stays], _RELEASE_KEY: told[stays]}
         return server.with_part(self.name, left), {**said, "purged": ["auxiliary_model"] if _ITEMS in kept else []}
 
     def promises(self, server: ServerState) -> dict[str, float]:
         """Epsilon of one item, and of the people who told some: of all they told together."""
-        told = server.parts.get(self.name, {}).get(_TOLD, np.zeros(0, np.int64))
+        told = server.parts.get(self.name, {}).get(_RELEASE_KEY, np.zeros(0, np.int64))
         each = self.config.epsilon * told
         people = {"people": float(len(told)), "items": float(told.sum())}
         mean, most = (float(each.mean()), float(each.max())) if len(told) else (0.0, 0.0)
@@ -219,20 +235,31 @@ class Contribution(Part):
 
     def server_notes(self, server: ServerState) -> dict[str, float]:
         kept = server.parts.get(self.name, {})
-        losses = {"told_bpr": float(kept[_SAID][0]), "told_cl": float(kept[_SAID][1])} if _SAID in kept else {}
+        losses = (
+            {"told_bpr": float(kept[_NOTES_KEY][0]), "told_cl": float(kept[_NOTES_KEY][1])}
+            if _NOTES_KEY in kept
+            else {}
+        )
         return {**losses, **{k: v for k, v in self.promises(server).items() if k.startswith("epsilon")}}
 
 
-def _with_told(sent: Ragged) -> Ragged:
+def _ensure_release_column(sent: Ragged) -> Ragged:
     """A list without entries has no columns either."""
-    return sent if _TOLD in sent.values else Ragged(sent.ptr, sent.ids, {_TOLD: np.zeros(len(sent.ids), np.int32)})
+    return (
+        sent
+        if _RELEASE_KEY in sent.values
+        else Ragged(sent.ptr, sent.ids, {_RELEASE_KEY: np.zeros(len(sent.ids), np.int32)})
+    )
 
 
-def _asking(requests: Requests, items: Ragged) -> Requests:
-    return Requests(requests.kind, requests.senders, items, requests.time, requests.number)
+def _replace_items(requests: RequestBatch, items: Ragged) -> RequestBatch:
+    return RequestBatch(requests.kind, requests.senders, items, requests.time, requests.number)
 
 
-def _counted(teller: Keys, told: Longs, senders: Keys, more: Longs) -> Arrays:
+def _count_releases(teller: Keys, told: Longs, senders: Keys, more: Longs) -> Arrays:
     """How many items each person told, those of new requests too."""
     who, at = np.unique(np.concatenate([teller, senders]), return_inverse=True)
-    return {_TELLER: who, _TOLD: np.bincount(at, weights=np.append(told, more), minlength=len(who)).astype(np.int64)}
+    return {
+        _CONTRIBUTOR_KEY: who,
+        _RELEASE_KEY: np.bincount(at, weights=np.append(told, more), minlength=len(who)).astype(np.int64),
+    }

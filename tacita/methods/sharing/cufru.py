@@ -18,14 +18,14 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from tacita.core.types import Again, Arrays, Doubles, Floats, Keys, Longs, Requests, ServerState
-from tacita.fields import Total
+from tacita.core.types import Arrays, Doubles, Floats, Keys, Longs, RequestBatch, RoundReplay, ServerState
 from tacita.kernels.hashing import hash_owners
-from tacita.learn.rows import denominator_of
+from tacita.learn.rows import choose_denominator
+from tacita.messages import Total
 from tacita.methods.sharing import update_log as log
-from tacita.methods.sharing.going_back import GoingBack, who_left
-from tacita.round.parts import Ask, PartConfig, Play
-from tacita.round.registry import preset, register
+from tacita.methods.sharing.replay_unlearning import ReplayUnlearning, find_leavers
+from tacita.round.parts import DeviceQuery, PartConfig, RoundPlayer
+from tacita.round.registry import register, register_preset
 
 _TINY = 1e-12
 
@@ -38,11 +38,11 @@ class CufruConfig(PartConfig):
 
 
 @register
-class Cufru(GoingBack):
+class Cufru(ReplayUnlearning):
     name = "cufru"
-    playing = "now"
-    place = ("server_step", "before")
-    certifies: ClassVar[dict[str, Any]] = {"storage_client": 0.0}
+    replay_key = "now"
+    required_order = ("server_step", "before")
+    certificate_fields: ClassVar[dict[str, Any]] = {"storage_client": 0.0}
     Config: ClassVar[type[PartConfig]] = CufruConfig
     config: CufruConfig
 
@@ -59,7 +59,7 @@ class Cufru(GoingBack):
             held |= {"open": step} | {f"open.{name}": v for name, v in heads.items()}
             return server.with_part(self.name, held)
         at = f"{len(held['rounds']) - 1:06d}"
-        item = _longest(step, self.config.keep)
+        item = _select_longest(step, self.config.keep)
         held |= {f"{at}.item": item.astype(np.int32), f"{at}.row": step[item]}
         held |= {f"{at}.head.{name}": v for name, v in heads.items()}
         return server.with_part(self.name, held)
@@ -69,32 +69,34 @@ class Cufru(GoingBack):
         held = server.parts.get(self.name, {})
         if "now" not in held or "rows" not in total.sums or total.n_clients == 0:
             return total
-        plan = self.world.train
-        by = denominator_of(total, "rows", plan, 0.0)
+        plan = self.context.train
+        by = choose_denominator(total, "rows", plan, 0.0)
         whole = by if isinstance(by, float) else total.weight
-        step = turned(held["now"], total["rows"], self.config.fresh)
+        step = blend_directions(held["now"], total["rows"], self.config.fresh)
         heads = {k.removeprefix("now."): v for k, v in held.items() if k.startswith("now.")}
         sums = {f"heads/{name}": v * whole / plan.server_lr for name, v in heads.items()}
         return total.with_sums({"rows": step * by / plan.server_lr, **sums})
 
-    def gone_over(
-        self, server: ServerState, requests: Requests, ask: Ask, play: Play
+    def replay_rounds(
+        self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]]:
-        play.allow(math.ceil(self.rounds_here(server) / self.config.every))
-        held = log.without_clients(server.parts[self.name], who_left(requests))
-        rounds, server = list(log.rounds_of(held)), self.restarted(server)
+        play.require_rounds(math.ceil(self.count_block_rounds(server) / self.config.every))
+        held = log.drop_clients(server.parts[self.name], find_leavers(requests))
+        rounds, server = list(log.iterate_rounds(held)), self.restore_start(server)
         ends = sorted(int(name[:6]) for name in held if name.endswith(".item"))
         for first, last in zip([0, *(end + 1 for end in ends)], ends, strict=False):
             clients = np.unique(np.concatenate([who for _, who in rounds[first : last + 1]]))
-            server = self._play(server.with_part(self.name, held), last, rounds[last][0], clients, play)
+            server = self._replay_entry(server.with_part(self.name, held), last, rounds[last][0], clients, play)
         if "open" in held:  # what came after the last entry, as it was
             items = server.items.copy()
             items[: len(held["open"])] += held["open"]
             server = server.with_items(items)
-        said = log.certified(self.name, held, purged=["tables after the first"], **self.certifies)
+        said = log.build_certificate(self.name, held, purged=["tables after the first"], **self.certificate_fields)
         return server.with_part(self.name, held), said
 
-    def _play(self, server: ServerState, entry: int, moment: log.Moment, clients: Keys, play: Play) -> ServerState:
+    def _replay_entry(
+        self, server: ServerState, entry: int, moment: log.BlockRound, clients: Keys, play: RoundPlayer
+    ) -> ServerState:
         """One entry of the station over again; of an earlier block, or where nobody is left, as it is."""
         held, at = server.parts[self.name], f"{entry:06d}"
         step = np.zeros(server.items.shape)
@@ -103,15 +105,15 @@ class Cufru(GoingBack):
         if moment[0] != server.block or len(clients) == 0:
             moved = {name: (v + heads[name]).astype(np.float32) for name, v in server.heads.items()}
             return replace(server, items=(server.items + step).astype(np.float32), heads=moved)
-        drawn = hash_owners(self.world.draws.public("station", *moment), clients)
+        drawn = hash_owners(self.context.draws.public("station", *moment), clients)
         some = clients[np.argsort(drawn, kind="stable")[: max(1, math.ceil(self.config.asked * len(clients)))]]
         now: Arrays = {"now": step} | {f"now.{name}": v for name, v in heads.items()}
-        one_epoch = Again(moment[1], 1 / self.world.train.local_epochs)
+        one_epoch = RoundReplay(moment[1], 1 / self.context.train.local_epochs)
         server = play(server.with_part(self.name, {**held, **now}), np.sort(some), one_epoch)
         return server.with_part(self.name, held)
 
 
-def _longest(step: Floats, keep: float) -> Longs:
+def _select_longest(step: Floats, keep: float) -> Longs:
     """The rows that moved furthest, a share of those that moved, in the order of items."""
     length = np.linalg.norm(step, axis=1)
     moved = np.flatnonzero(length > 0)
@@ -119,7 +121,7 @@ def _longest(step: Floats, keep: float) -> Longs:
     return np.asarray(np.sort(order[: math.ceil(keep * len(moved) - 1e-9)]))
 
 
-def turned(old: Doubles, new: Doubles, fresh: float) -> Doubles:
+def blend_directions(old: Doubles, new: Doubles, fresh: float) -> Doubles:
     """Rows of the old length between two directions; where nobody says a new one, the old one."""
     length, now = (np.linalg.norm(one, axis=1, keepdims=True) for one in (old, new))
     ahead = (1 - fresh) * old / np.maximum(length, _TINY)
@@ -128,4 +130,4 @@ def turned(old: Doubles, new: Doubles, fresh: float) -> Doubles:
     return np.asarray(np.where(size > _TINY, length * between / np.maximum(size, _TINY), old))
 
 
-preset("cufru", {"name": "withdrawal"}, {"name": "cufru"})
+register_preset("cufru", {"name": "withdrawal"}, {"name": "cufru"})

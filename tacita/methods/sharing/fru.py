@@ -19,18 +19,29 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from tacita.core.types import Again, Arrays, CohortView, Doubles, Held, Ints, Keys, Longs, Requests, ServerState
-from tacita.fields import Answer, Dense, Spec, Total, Upload, touched_of
-from tacita.learn.rows import HEADS, MOST_MOVE, denominator_of
+from tacita.core.types import (
+    Arrays,
+    CohortView,
+    Doubles,
+    Ints,
+    Keys,
+    Longs,
+    RequestBatch,
+    RoundReplay,
+    ServerState,
+    StateUpdate,
+)
+from tacita.learn.rows import HEADS, MOST_MOVE, choose_denominator
+from tacita.messages import CohortReply, DenseArrays, Spec, Total, Upload, touched_name
 from tacita.methods.sharing import update_log as log
-from tacita.methods.sharing.going_back import GoingBack, who_left
-from tacita.methods.sharing.negatives import mixed_negatives
-from tacita.round.parts import Ask, PartConfig, Play
-from tacita.round.registry import preset, register
+from tacita.methods.sharing.negatives import draw_mixed_negatives
+from tacita.methods.sharing.replay_unlearning import ReplayUnlearning, find_leavers
+from tacita.round.parts import DeviceQuery, PartConfig, RoundPlayer
+from tacita.round.registry import register, register_preset
 
 _TINY = 1e-12
-_STORED = re.compile("stored-(0|[1-9][0-9]*)-(0|[1-9][0-9]*)")
-_NOW = ("stored", "touched", "weight", "first", "lengths")  # held only while a round is played once more
+_STORED_PATTERN = re.compile("stored-(0|[1-9][0-9]*)-(0|[1-9][0-9]*)")
+_REPLAY_KEYS = ("stored", "touched", "weight", "first", "lengths")  # held only while a round is played once more
 
 
 class FruConfig(PartConfig):
@@ -44,67 +55,67 @@ class FruConfig(PartConfig):
 
 
 @register
-class Fru(GoingBack):
+class Fru(ReplayUnlearning):
     name = "fru"
-    playing = "stored"
-    place = ("encode", "after")
+    replay_key = "stored"
+    required_order = ("encode", "after")
     Config: ClassVar[type[PartConfig]] = FruConfig
     config: FruConfig
 
     # on the device
 
-    def device_arrays(self, n_users: int) -> Held:
-        width = self.world.backbone.private_width
-        kept = log.empty_log(n_users, self.world.backbone.item_width)
+    def device_arrays(self, n_users: int) -> StateUpdate:
+        width = self.context.backbone.private_width
+        kept = log.empty_log(n_users, self.context.backbone.item_width)
         return {**kept, "start": np.zeros((n_users, width), np.float32)}
 
-    def begin_block(self, view: CohortView) -> Held:
+    def begin_block(self, view: CohortView) -> StateUpdate:
         return {"start": view.private.copy()}
 
     def negatives(self, view: CohortView, counts: Longs) -> Ints | None:
         if self.config.negatives == "uniform":
             return None
-        private = self.world.backbone.named(view.private)
+        private = self.context.backbone.named(view.private)
         fits = "p" in private and private["p"].shape[1] == view.items.shape[1]
-        key = self.world.draws.private("semi-hard", view.block, view.round)
-        return mixed_negatives(view, counts, private["p"] if fits else None, self.config.pool, key)
+        key = self.context.draws.private("semi-hard", view.block, view.round)
+        return draw_mixed_negatives(view, counts, private["p"] if fits else None, self.config.pool, key)
 
-    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Held]:
+    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, StateUpdate]:
         """Keep what leaves, as it leaves: this part stands after those that change uploads."""
-        if view.again is not None or "rows" not in upload.values:
+        if view.replay is not None or "rows" not in upload.values:
             return upload, {}
-        return upload, log.logged(view, upload, self.config.keep)
+        return upload, log.record_upload(view, upload, self.config.keep)
 
-    def handle_many_here(self, view: CohortView, requests: Requests) -> Held:
+    def handle_many_here(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
         lists = view.lists[self.name]
         rows = lists["rows"]
         if requests.kind == "leave":
-            return log.empty_log(len(view.user), self.world.backbone.item_width)
+            return log.empty_log(len(view.user), self.context.backbone.item_width)
         gone = requests.items.holds(rows.rows(), rows.ids)
-        return log.without_rows(lists, gone) if requests.kind == "forget" else {}
+        return log.drop_rows(lists, gone) if requests.kind == "forget" else {}
 
-    def answer(self, view: CohortView, question: str) -> Answer:
+    def answer(self, view: CohortView, question: str) -> CohortReply:
         what = question.split("/")[1]
         if what == "back":  # to where the block began, and how much is kept here
             size = log.log_bytes(view.lists[self.name]).astype(np.float64)[:, None]
-            told = Upload({"bytes": Dense(size)}, np.ones(view.n_clients), view.client_keys)
-            return Answer(told, {"private": view.parts[self.name]["start"]})
-        moment = _STORED.fullmatch(what)
+            told = Upload({"bytes": DenseArrays(size)}, np.ones(view.n_clients), view.client_keys)
+            return CohortReply(told, {"private": view.parts[self.name]["start"]})
+        moment = _STORED_PATTERN.fullmatch(what)
         if moment is None:  # a round has one name: under a second one it would be told twice
             return super().answer(view, question)
-        rows, weight = log.stored(view.lists[self.name], (int(moment[1]), int(moment[2])))
-        return Answer(Upload({"stored": rows}, weight, view.client_keys))
+        rows, weight = log.read_round(view.lists[self.name], (int(moment[1]), int(moment[2])))
+        return CohortReply(Upload({"stored": rows}, weight, view.client_keys))
 
     # on the server
 
     def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
         if question.split("/")[1] == "back":
             return (Spec("bytes", (1,), least=0.0, about="how much devices keep to be able to forget"),)
-        per_row, about = self.world.train.aggregation == "per-row", "what was sent in an earlier round"
+        per_row, about = self.context.train.aggregation == "per-row", "what was sent in an earlier round"
         return (Spec("stored", server.items.shape, most=MOST_MOVE, touched=per_row, about=about),)
 
-    def nothing(self, server: ServerState) -> Arrays:
-        return log.no_rounds() | {"lengths-seen": np.zeros((0, len(server.heads)))}
+    def empty_state(self, server: ServerState) -> Arrays:
+        return log.empty_round_log() | {"lengths-seen": np.zeros((0, len(server.heads)))}
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         held = server.parts[self.name]
@@ -119,35 +130,35 @@ class Fru(GoingBack):
         held = server.parts.get(self.name, {})
         if "stored" not in held or "rows" not in total.sums or total.n_clients == 0:
             return total
-        plan, name = self.world.train, touched_of("rows")
+        plan, name = self.context.train, touched_name("rows")
         kept = Total({"rows": held["stored"], name: held["touched"]}, float(held["weight"][0]))
-        by, kept_by = (denominator_of(one, "rows", plan, 0.0) for one in (total, kept))
+        by, kept_by = (choose_denominator(one, "rows", plan, 0.0) for one in (total, kept))
         old = held["stored"] / np.maximum(kept_by, _TINY)
         if held["first"][0]:
             sums: dict[str, Doubles] = {"rows": old * by}
         else:
-            sums = {"rows": total["rows"] * self._factor(old, total["rows"] / by)}
+            sums = {"rows": total["rows"] * self._compute_length_factor(old, total["rows"] / by)}
         whole = by if isinstance(by, float) else total.weight
         for k, head in enumerate(server.heads):
             length = plan.server_lr * np.linalg.norm(total[f"{HEADS}{head}"]) / whole
             sums[f"{HEADS}{head}"] = total[f"{HEADS}{head}"] * (held["lengths"][k] / max(length, _TINY))
         return total.with_sums(sums)
 
-    def _factor(self, old: Doubles, new: Doubles) -> Doubles:
+    def _compute_length_factor(self, old: Doubles, new: Doubles) -> Doubles:
         """What brings a new change to the length of the old one; what did not move now does not move."""
         axis = 1 if self.config.length == "row" else None
         lengths, now = (np.linalg.norm(one, axis=axis, keepdims=True) for one in (old, new))
         return np.asarray(np.where(now > _TINY, lengths / np.maximum(now, _TINY), 0.0))
 
-    def gone_over(
-        self, server: ServerState, requests: Requests, ask: Ask, play: Play
+    def replay_rounds(
+        self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]]:
-        play.allow(self.rounds_here(server))
-        held, gone = server.parts[self.name], who_left(requests)
+        play.require_rounds(self.count_block_rounds(server))
+        held, gone = server.parts[self.name], find_leavers(requests)
         everybody = np.unique(held["clients"])
         size = ask(server, f"{self.name}/back", everybody)  # who left, too, keeps nothing of what was learnt
-        server, first, skipped = self.restarted(server), True, 0
-        for k, (moment, clients) in enumerate(log.rounds_of(held)):
+        server, first, skipped = self.restore_start(server), True, 0
+        for k, (moment, clients) in enumerate(log.iterate_rounds(held)):
             stay = clients[~np.isin(clients, gone)]
             if len(stay) == 0:
                 skipped += 1
@@ -155,28 +166,33 @@ class Fru(GoingBack):
             made_with = first and requests.kind == "forget"  # what they forget
             whole = stay[~np.isin(stay, requests.senders)] if made_with else stay
             told = ask(server, f"{self.name}/stored-{moment[0]}-{moment[1]}", whole if len(whole) else stay)
-            server = self._play(server, (told, first, held["lengths-seen"][k]), moment, stay, play)
+            server = self._replay_round(server, (told, first, held["lengths-seen"][k]), moment, stay, play)
             first = False
-        held = log.without_clients(held, gone)
-        said = log.certified(
+        held = log.drop_clients(held, gone)
+        said = log.build_certificate(
             self.name, held, storage_client=float(size["bytes"][0]) / max(1, size.n_clients), skipped=skipped,
             purged=["logs of those who left", "tables after the first"],
         )  # fmt: skip
         return server.with_part(self.name, held), said
 
-    def _play(
-        self, server: ServerState, stored: tuple[Total, bool, Doubles], moment: log.Moment, clients: Keys, play: Play
+    def _replay_round(
+        self,
+        server: ServerState,
+        stored: tuple[Total, bool, Doubles],
+        moment: log.BlockRound,
+        clients: Keys,
+        play: RoundPlayer,
     ) -> ServerState:
         """One round over again; of an earlier block, what was kept of it."""
-        (told, first, lengths), plan = stored, self.world.train
+        (told, first, lengths), plan = stored, self.context.train
         if moment[0] != server.block:
-            step = plan.server_lr * told["stored"] / np.maximum(denominator_of(told, "stored", plan, 0.0), _TINY)
+            step = plan.server_lr * told["stored"] / np.maximum(choose_denominator(told, "stored", plan, 0.0), _TINY)
             return server.with_items((server.items + step).astype(np.float32))
-        touched = told.sums.get(touched_of("stored"), np.zeros(0))
-        now = dict(zip(_NOW, (told["stored"], touched, np.array([told.weight]), np.array([first]), lengths)))
+        touched = told.sums.get(touched_name("stored"), np.zeros(0))
+        now = dict(zip(_REPLAY_KEYS, (told["stored"], touched, np.array([told.weight]), np.array([first]), lengths)))
         held = server.parts[self.name]
-        server = play(server.with_part(self.name, {**held, **now}), clients, Again(moment[1], self.config.share))
+        server = play(server.with_part(self.name, {**held, **now}), clients, RoundReplay(moment[1], self.config.share))
         return server.with_part(self.name, held)
 
 
-preset("fru", {"name": "withdrawal"}, {"name": "fru"})
+register_preset("fru", {"name": "withdrawal"}, {"name": "fru"})

@@ -14,11 +14,11 @@ from typing import Literal
 
 import numpy as np
 
-from tacita.core.types import Arrays, Floats, Given, Ints, Keys, Longs, Ragged
-from tacita.kernels.graph import pass_along
-from tacita.learn.training.central import Graph
+from tacita.core.types import Arrays, Floats, Ints, Keys, Longs, Ragged, SharedRecord
+from tacita.kernels.graph import propagate_rows
+from tacita.learn.training.central_model import InteractionGraph
 
-Start = Literal["mean", "zero", "learned"]
+UserStart = Literal["mean", "zero", "learned"]
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class SharedGraph:
     lists: Ragged  # (users) what each shared, ascending; edges that count less have a "weight"
     n_items: int
     layers: int = 3
-    start: Start = "mean"
-    graph: Graph = field(init=False, repr=False, compare=False)
+    start: UserStart = "mean"
+    graph: InteractionGraph = field(init=False, repr=False, compare=False)
     people: Ragged = field(init=False, repr=False, compare=False)  # (items) who shared each
     part: tuple[Floats, Floats] = field(init=False, repr=False, compare=False)  # of an edge in its user's mean, twice
 
@@ -45,18 +45,18 @@ class SharedGraph:
         scale = np.zeros(len(degree))
         scale[degree > 0] = degree[degree > 0] ** -0.5
         weight = edge * scale[ends] * scale[to]
-        object.__setattr__(self, "graph", Graph(ptr, to, weight.astype(np.float32)))
+        object.__setattr__(self, "graph", InteractionGraph(ptr, to, weight.astype(np.float32)))
         share = 1 / np.where(degree > 0, degree, 1)[: len(self.users)]
         part = (mine * share[user]).astype(np.float32), (theirs * share[self.people.ids]).astype(np.float32)
         object.__setattr__(self, "part", part)
 
     @staticmethod
     def of(
-        given: Given,
+        record: SharedRecord,
         n_items: int,
         extra_edges: tuple[Keys, Ints] | None = None,
         layers: int = 3,
-        start: Start = "mean",
+        start: UserStart = "mean",
         extra_weight: Floats | None = None,
     ) -> SharedGraph:
         """The graph of the record, and of further edges (senders and items) that the server itself adds.
@@ -64,10 +64,10 @@ class SharedGraph:
         A record is the same object from round to round until somebody asks for something, and so is its graph.
         """
         shape = (n_items, layers, start)
-        known = None if extra_edges is not None else _made_last(given, shape)
+        known = None if extra_edges is not None else _find_cached_graph(record, shape)
         if known is not None:
             return known
-        sender, item = given.sender, given.item.astype(np.int64)
+        sender, item = record.sender, record.item.astype(np.int64)
         if extra_edges is not None:
             sender = np.concatenate([sender, extra_edges[0]])
             item = np.concatenate([item, extra_edges[1].astype(np.int64)])
@@ -77,10 +77,10 @@ class SharedGraph:
         user, item = np.divmod(pair, max(1, n_items))
         values: Arrays = {}
         if extra_weight is not None:
-            values["weight"] = np.concatenate([np.ones(len(given), np.float32), extra_weight])[first]
+            values["weight"] = np.concatenate([np.ones(len(record), np.float32), extra_weight])[first]
         made = SharedGraph(users, Ragged.from_pairs(user, item, len(users), values), n_items, layers, start)
         if extra_edges is None:
-            _LAST[:] = [(weakref.ref(given, lambda _: _LAST.clear()), shape, made)]
+            _GRAPH_CACHE[:] = [(weakref.ref(record, lambda _: _GRAPH_CACHE.clear()), shape, made)]
         return made
 
     def __len__(self) -> int:
@@ -88,17 +88,17 @@ class SharedGraph:
         return len(self.lists.ids)
 
     @property
-    def shared(self) -> Ints:
+    def shared_items(self) -> Ints:
         """The items with an edge, ascending."""
         return np.flatnonzero(self.people.counts()).astype(np.int32)
 
     def smooth(self, table: Floats, people: Floats | None = None) -> tuple[Floats, Floats]:
         """The final vectors of users and items: the mean of the layers; `people`: learned rows of the users."""
-        both = np.concatenate([self.first(table, people), table])
+        both = np.concatenate([self.init_user_vectors(table, people), table])
         both = self.graph.smooth(both, self.layers)
         return both[: len(self.users)], both[len(self.users) :]
 
-    def first(self, table: Floats, people: Floats | None = None) -> Floats:
+    def init_user_vectors(self, table: Floats, people: Floats | None = None) -> Floats:
         """The users' vectors before anything passes along."""
         if self.start == "learned":
             assert people is not None, "learned rows have to be given"
@@ -107,35 +107,35 @@ class SharedGraph:
         if self.start == "zero":
             return out
         mean = np.empty_like(out)
-        pass_along(self.lists.ptr, self.lists.ids, self.part[0], out, np.ascontiguousarray(table), mean)
+        propagate_rows(self.lists.ptr, self.lists.ids, self.part[0], out, np.ascontiguousarray(table), mean)
         return mean
 
-    def carry_back(self, slope_users: Floats, slope_items: Floats) -> Floats:
+    def backpropagate_table(self, slope_users: Floats, slope_items: Floats) -> Floats:
         """The slope in the table, given those in the final vectors."""
-        return self.carry_back_both(slope_users, slope_items)[1]
+        return self.backpropagate(slope_users, slope_items)[1]
 
-    def carry_back_both(self, slope_users: Floats, slope_items: Floats) -> tuple[Floats, Floats]:
+    def backpropagate(self, slope_users: Floats, slope_items: Floats) -> tuple[Floats, Floats]:
         """The slopes in the users' first vectors and in the table."""
         both = self.graph.smooth(np.concatenate([slope_users, slope_items]), self.layers)
         users, items = both[: len(self.users)], both[len(self.users) :]
         if self.start != "mean":
             return users, items
         out = np.empty_like(items)
-        pass_along(self.people.ptr, self.people.ids, self.part[1], items, users, out)
+        propagate_rows(self.people.ptr, self.people.ids, self.part[1], items, users, out)
         return users, out
 
 
-_LAST: list[tuple[weakref.ref[Given], Hashable, SharedGraph]] = []
+_GRAPH_CACHE: list[tuple[weakref.ref[SharedRecord], Hashable, SharedGraph]] = []
 """The graph that was made last, as long as the record that it was made of lives: withdrawn edges end with it."""
 
 
-def _made_last(given: Given, shape: Hashable) -> SharedGraph | None:
-    for record, kind, made in _LAST:
+def _find_cached_graph(given: SharedRecord, shape: Hashable) -> SharedGraph | None:
+    for record, kind, made in _GRAPH_CACHE:
         if record() is given and kind == shape:
             return made
     return None
 
 
-def edges_of(graph: SharedGraph) -> tuple[Longs, Longs]:
+def list_edges(graph: SharedGraph) -> tuple[Longs, Longs]:
     """Both ends of every edge, by user."""
     return graph.lists.rows().astype(np.int64), graph.lists.ids.astype(np.int64)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from tacita.core.places import spans
+from tacita.core.flat_indices import expand_spans
 from tacita.core.types import Bools, CohortView, Floats, Ints, Longs, Ragged
 from tacita.kernels.hashing import uniforms
 from tacita.kernels.pairs import dense_products
@@ -14,7 +14,7 @@ from tacita.kernels.pairs import dense_products
 _SLICE = 256  # users whose distances to all items are held at once
 
 
-def mixed_negatives(view: CohortView, counts: Longs, vectors: Floats | None, share: float, key: np.uint64) -> Ints:
+def draw_mixed_negatives(view: CohortView, counts: Longs, vectors: Floats | None, share: float, key: np.uint64) -> Ints:
     """counts[u] items for every user, drawn from two pools: the share of items nearest to the user, and to the mean
     of its items. Without vectors in the space of items there is the second pool only."""
     n_users, out = len(counts), []
@@ -22,21 +22,25 @@ def mixed_negatives(view: CohortView, counts: Longs, vectors: Floats | None, sha
     for lo in range(0, n_users, _SLICE):
         some = np.arange(lo, min(n_users, lo + _SLICE))
         train, exclude = view.train.take(some), view.exclude.take(some)
-        near = [_means(train, view.items)] if vectors is None else [_means(train, view.items), vectors[some]]
+        near = (
+            [_average_lists(train, view.items)]
+            if vectors is None
+            else [_average_lists(train, view.items), vectors[some]]
+        )
         pools = np.zeros((len(some), len(view.items)), bool)
         for centre in near:
-            pools |= _nearest(squares - 2 * centre @ view.items.T, exclude, share)
+            pools |= _mark_nearest(squares - 2 * centre @ view.items.T, exclude, share)
         item = np.nonzero(pools)[1].astype(np.int32)
         size = pools.sum(1)
         start, wanted = np.cumsum(size) - size, counts[some]
         drawn = uniforms(key, view.user_keys[some], int(wanted.max(initial=0)))
         owner = np.repeat(np.arange(len(some)), wanted)
-        place = np.floor(drawn[owner, spans(np.zeros_like(wanted), wanted)] * size[owner]).astype(np.int64)
+        place = np.floor(drawn[owner, expand_spans(np.zeros_like(wanted), wanted)] * size[owner]).astype(np.int64)
         out.append(item[start[owner] + place])
     return np.concatenate(out) if out else np.zeros(0, np.int32)
 
 
-def _means(lists: Ragged, items: Floats) -> Floats:
+def _average_lists(lists: Ragged, items: Floats) -> Floats:
     """The mean row of each list, added up in its order; of an empty one, zeros."""
     total = np.zeros((len(lists), items.shape[1]), np.float32)
     every, one = np.arange(len(items), dtype=np.int32), np.ones(len(lists.ids), np.float32)
@@ -44,7 +48,7 @@ def _means(lists: Ragged, items: Floats) -> Floats:
     return np.asarray(total / np.maximum(lists.counts(), 1)[:, None], np.float32)
 
 
-def _nearest(distance: Floats, exclude: Ragged, share: float) -> Bools:
+def _mark_nearest(distance: Floats, exclude: Ragged, share: float) -> Bools:
     """Marks the nearest share of all items that are not excluded."""
     n_items = distance.shape[1]
     most = min(n_items, max(1, math.ceil(share * n_items)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tacita.round.registry import preset
+from tacita.round.registry import register_preset
 
 FEDSHARE: dict[str, Any] = {
     "split": {"kind": "random"},
@@ -26,19 +26,21 @@ FEDSHARE: dict[str, Any] = {
 }
 """What all methods of the paper share (A.3 to A.5, A.9)."""
 
-preset("fedshare-local", {"name": "sharing"}, settings=FEDSHARE)  # what is shared is learned from by nobody
+register_preset("fedshare-local", {"name": "sharing"}, settings=FEDSHARE)  # what is shared is learned from by nobody
 
 
-def _fedshare(name: str, **learning: Any) -> None:
+def _register_fedshare(name: str, **learning: Any) -> None:
     parts = {"name": "sharing"}, {"name": "shared-graph", **learning}, {"name": "contrastive-unlearning"}
-    preset(name, *parts, settings=FEDSHARE)
+    register_preset(name, *parts, settings=FEDSHARE)
 
 
-_fedshare("fedshare")
-_fedshare("fedshare-no-cl", lam1=0.0)  # Table IV: without the agreement
-_fedshare("fedshare-no-bpr", bpr=False)
-preset("fedshare-decoupled", {"name": "sharing", "exclude": "local"}, {"name": "decoupled"}, settings=FEDSHARE)  # D.1
-preset(
+_register_fedshare("fedshare")
+_register_fedshare("fedshare-no-cl", lam1=0.0)  # Table IV: without the agreement
+_register_fedshare("fedshare-no-bpr", bpr=False)
+register_preset(
+    "fedshare-decoupled", {"name": "sharing", "exclude": "local"}, {"name": "decoupled"}, settings=FEDSHARE
+)  # D.1
+register_preset(
     "fedshare-replay",
     {"name": "sharing"},
     {"name": "delta-replay"},
@@ -49,21 +51,23 @@ preset(
 # FedShare's learning, and other ways to take back what was shared (C.4 to C.7)
 
 
-def _taking_back(name: str, *parts: dict[str, Any]) -> None:
-    preset(name, {"name": "sharing"}, *parts, settings=FEDSHARE)
+def _register_unlearning(name: str, *parts: dict[str, Any]) -> None:
+    register_preset(name, {"name": "sharing"}, *parts, settings=FEDSHARE)
 
 
 _GRAPH = {"name": "shared-graph", "snapshots": 0}  # only contrast needs earlier tables
-_taking_back("fedshare-retrain", _GRAPH, {"name": "retrain"})
-_taking_back("fedshare-fru", {"name": "fru"}, _GRAPH)
-_taking_back("fedshare-cufru", {"name": "cufru"}, _GRAPH)  # the station holds what devices did, not the server's steps
-_taking_back("fedshare-cfru", _GRAPH, {"name": "cfru"})  # the server's own steps are what it takes back
+_register_unlearning("fedshare-retrain", _GRAPH, {"name": "retrain"})
+_register_unlearning("fedshare-fru", {"name": "fru"}, _GRAPH)
+_register_unlearning(
+    "fedshare-cufru", {"name": "cufru"}, _GRAPH
+)  # the station holds what devices did, not the server's steps
+_register_unlearning("fedshare-cfru", _GRAPH, {"name": "cfru"})  # the server's own steps are what it takes back
 
 # what FedShare is compared with (C.1 to C.3)
 
-preset("fedshare-fedavg", {"name": "sharing"}, {"name": "server-client"}, settings=FEDSHARE)
-preset("cdcgnnfed", {"name": "sharing"}, {"name": "graph-mending", "contrast_users": True}, settings=FEDSHARE)
-preset(
+register_preset("fedshare-fedavg", {"name": "sharing"}, {"name": "server-client"}, settings=FEDSHARE)
+register_preset("cdcgnnfed", {"name": "sharing"}, {"name": "graph-mending", "contrast_users": True}, settings=FEDSHARE)
+register_preset(
     "pdc-frs",
     {"name": "sharing", "after": 10, "still_learn": True},  # what leaves is another item, from a table that has learned
     {"name": "contribution"},

@@ -14,10 +14,10 @@ from pydantic import Field
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, Doubles, Floats, ServerState
-from tacita.fields import Total
-from tacita.learn.rows import denominator_of
+from tacita.learn.rows import choose_denominator
+from tacita.messages import Total
 from tacita.methods.sharing.graph import SharedGraph
-from tacita.methods.sharing.refining import Aims, Sizes, batches_of, refine
+from tacita.methods.sharing.graph_training import BatchSizes, GraphObjective, draw_batches, refine_table
 from tacita.round.parts import Part, PartConfig
 from tacita.round.registry import register
 
@@ -38,34 +38,34 @@ class ServerClient(Part):
     config: ServerClientConfig
 
     def check(self, n_items: int) -> None:
-        train = self.world.train
+        train = self.context.train
         if train.aggregation == "fixed" and train.denominator is None:
             raise TacitaError(
                 "part 'server-client' joins the sum, so with train.aggregation = 'fixed' it needs train.denominator."
             )
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
-        graph = SharedGraph.of(server.given, len(server.items), layers=self.config.layers)
+        graph = SharedGraph.of(server.shared, len(server.items), layers=self.config.layers)
         if not len(graph):
             return server
-        draw = self.world.draws.public
+        draw = self.context.draws.public
         keys = np.array(
             [draw(f"{self.name}-{what}", server.block, server.round) for what in ("order", "other", "items")]
         )
-        aims = Aims(lam1=0.0, lam=self.config.lam, lr=self.config.lr, scale=self.config.bpr_scale)
-        batches = batches_of(graph, Sizes(self.config.edge_batch, 1), keys)
-        made = refine(graph, before.items, batches, aims)
+        aims = GraphObjective(lam1=0.0, lam=self.config.lam, lr=self.config.lr, scale=self.config.bpr_scale)
+        batches = draw_batches(graph, BatchSizes(self.config.edge_batch, 1), keys)
+        made = refine_table(graph, before.items, batches, aims)
         moved = made.table - before.items
-        items, share = self.joined(before, server, total, moved, float(len(graph)))
+        items, share = self.merge_server_update(before, server, total, moved, float(len(graph)))
         told: Arrays = {"said": np.array([made.bpr, share])}
         return server.with_items(items).with_part(self.name, told)
 
-    def joined(
+    def merge_server_update(
         self, before: ServerState, server: ServerState, total: Total, moved: Floats, edges: float
     ) -> tuple[Floats, float]:
         """The mean with one member more, and what of it is the server's."""
-        train, cap = self.world.train, self.config.weight_cap
-        others = denominator_of(total, "rows", train, 0.0) if total.n_clients else 0.0
+        train, cap = self.context.train, self.config.weight_cap
+        others = choose_denominator(total, "rows", train, 0.0) if total.n_clients else 0.0
         mine = edges if train.weighs_data else 1.0
         if cap < 1:
             mine = min(mine, cap / (1 - cap) * total.weight)

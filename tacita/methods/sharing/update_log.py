@@ -13,19 +13,19 @@ import numpy as np
 
 from tacita.core.codec import pack
 from tacita.core.config import TrainConfig
+from tacita.core.device_lists import AppendedLists, slice_lists
 from tacita.core.errors import TacitaError
-from tacita.core.kept import Added, pieces_of
-from tacita.core.places import spans
-from tacita.core.types import Arrays, Bools, CohortView, Doubles, Floats, Held, Keys, Longs, Ragged, Requests
-from tacita.fields import Dense, Form, Rows, Upload
-from tacita.round.parts import Part, World
+from tacita.core.flat_indices import expand_spans
+from tacita.core.types import Arrays, Bools, CohortView, Doubles, Floats, Keys, Longs, Ragged, RequestBatch, StateUpdate
+from tacita.messages import DenseArrays, Form, SparseRows, Upload
+from tacita.round.parts import Part, RunContext
 from tacita.round.registry import part_class
 
-Moment = tuple[int, int]  # a block and a round of it
+BlockRound = tuple[int, int]  # a block and a round of it
 Lists = Mapping[str, Ragged]
 
 
-def check_going_back(name: str, plan: TrainConfig) -> None:
+def check_replay_settings(name: str, plan: TrainConfig) -> None:
     """Refuse settings under which nobody could tell which rounds led to the model, or what divided them."""
     if plan.resume_from == "last":
         raise TacitaError(
@@ -38,12 +38,12 @@ def check_going_back(name: str, plan: TrainConfig) -> None:
         )
 
 
-def check_order(name: str, world: World, *places: tuple[str, Literal["before", "after"]]) -> None:
+def check_part_order(name: str, world: RunContext, *places: tuple[str, Literal["before", "after"]]) -> None:
     """Refuse a list of parts in which one that writes rounds down does not see them as they are.
 
     `places`: a hook, and where to stand from the parts that change something in it.
     """
-    listed = [str(one.get("name")) for one in world.listed]
+    listed = [str(one.get("name")) for one in world.part_specs]
     if name not in listed:  # built by itself
         return
     mine = listed.index(name)
@@ -58,14 +58,14 @@ def check_order(name: str, world: World, *places: tuple[str, Literal["before", "
                 )
 
 
-def most_weight(world: World, n_items: int) -> float:
+def compute_max_weight(world: RunContext, n_items: int) -> float:
     """The most that one client's upload may count, so that no node can say that its people count for more."""
-    parts = [part_class(str(one.get("name"))) for one in world.listed]
+    parts = [part_class(str(one.get("name"))) for one in world.part_specs]
     factors = [one.most_weight for one in parts if one.weight is not Part.weight]
     return float(np.prod(factors)) * (n_items if world.train.weighs_data else 1.0)
 
 
-def asks_to_forget(requests: Requests) -> bool:
+def asks_to_forget(requests: RequestBatch) -> bool:
     """Whether requests ask for something to be forgotten at all."""
     if requests.kind in ("forget", "leave"):  # what of it was never shared the server does not hear
         return len(requests.senders) > 0
@@ -75,37 +75,37 @@ def asks_to_forget(requests: Requests) -> bool:
 # On devices
 
 
-def empty_log(n_users: int, width: int) -> Held:
+def empty_log(n_users: int, width: int) -> StateUpdate:
     none, ids = np.zeros(n_users + 1, np.int64), np.zeros(0, np.int32)
     rounds: Arrays = {"block": ids, "count": ids, "weight": np.zeros(0)}
     return {"rows": Ragged(none, ids, {"row": np.zeros((0, width), np.float32)}), "rounds": Ragged(none, ids, rounds)}
 
 
-def as_rows(value: Form) -> Rows:
+def as_rows(value: Form) -> SparseRows:
     """Uploads as rows, whatever a part made of them."""
-    if isinstance(value, Rows):
+    if isinstance(value, SparseRows):
         return value
-    if not isinstance(value, Dense):
+    if not isinstance(value, DenseArrays):
         raise TacitaError("a person's statistic has no rows to be kept.")
     clients, items = value.value.shape[:2]
     client = np.repeat(np.arange(clients, dtype=np.int32), items)
     item = np.tile(np.arange(items, dtype=np.int32), clients)
-    return Rows(client, item, value.value.reshape(clients * items, -1))
+    return SparseRows(client, item, value.value.reshape(clients * items, -1))
 
 
-def most_moved(rows: Rows, n_clients: int, share: float) -> Longs:
+def select_largest_rows(rows: SparseRows, n_clients: int, share: float) -> Longs:
     """The places of the rows that moved furthest: of every client a share of them, rounded up."""
     length = (rows.value.astype(np.float64) ** 2).sum(1)
     order = np.lexsort((rows.item, -length, rows.client))
     counts = np.bincount(rows.client, minlength=n_clients)
     kept = np.ceil(share * counts - 1e-9).astype(np.int64)
-    return np.asarray(np.sort(order[spans(np.cumsum(counts) - counts, kept)]))
+    return np.asarray(np.sort(order[expand_spans(np.cumsum(counts) - counts, kept)]))
 
 
-def logged(view: CohortView, upload: Upload, share: float) -> Held:
+def record_upload(view: CohortView, upload: Upload, share: float) -> StateUpdate:
     """What an upload adds to the log; who counts for nothing writes nothing. A silo's first user keeps its log."""
     rows = as_rows(upload.values["rows"])
-    kept = most_moved(rows, upload.n_clients, share)
+    kept = select_largest_rows(rows, upload.n_clients, share)
     kept = kept[upload.weight[rows.client[kept]] > 0]
     n_users, first = len(view.user), view.user_ptr[:-1]
     moved = Ragged.from_pairs(first[rows.client[kept]], rows.item[kept], n_users, {"row": rows.value[kept]})
@@ -113,23 +113,23 @@ def logged(view: CohortView, upload: Upload, share: float) -> Held:
     counts = np.bincount(rows.client[kept], minlength=upload.n_clients)[who].astype(np.int32)
     entry: Arrays = {"block": np.full(len(who), view.block, np.int32), "count": counts, "weight": upload.weight[who]}
     rounds = Ragged.from_pairs(first[who], np.full(len(who), view.round, np.int32), n_users, entry)
-    return {name: Added(one.ptr, one.ids, one.values) for name, one in (("rows", moved), ("rounds", rounds))}
+    return {name: AppendedLists(one.ptr, one.ids, one.values) for name, one in (("rows", moved), ("rounds", rounds))}
 
 
-def stored(lists: Lists, moment: Moment) -> tuple[Rows, Doubles]:
+def read_round(lists: Lists, moment: BlockRound) -> tuple[SparseRows, Doubles]:
     """What every device kept of a round, and the weight it counted with; 0: it did not take part."""
     rounds = lists["rounds"]
     count = rounds.values["count"].astype(np.int64)
     before = np.cumsum(count) - count  # rows lie in the order of their rounds, user by user
     at = np.flatnonzero((rounds.values["block"] == moment[0]) & (rounds.ids == moment[1]))
     owner = rounds.rows()[at]
-    rows = pieces_of(lists, "rows", (owner, before[at] - before[rounds.ptr[owner]], count[at]))
+    rows = slice_lists(lists, "rows", (owner, before[at] - before[rounds.ptr[owner]], count[at]))
     weight = np.zeros(len(rounds))
     weight[owner] = rounds.values["weight"][at]
-    return Rows(np.repeat(owner, count[at]), rows.ids, rows.values["row"]), weight
+    return SparseRows(np.repeat(owner, count[at]), rows.ids, rows.values["row"]), weight
 
 
-def without_rows(lists: Lists, gone: Bools) -> Held:
+def drop_rows(lists: Lists, gone: Bools) -> StateUpdate:
     """The log without some rows; its rounds stay."""
     rounds, rows = lists["rounds"], lists["rows"]
     count = rounds.values["count"].astype(np.int64)
@@ -151,7 +151,7 @@ def log_bytes(lists: Lists) -> Longs:
 # On the server
 
 
-def no_rounds() -> Arrays:
+def empty_round_log() -> Arrays:
     return {
         "rounds": np.zeros((0, 2), np.int32),
         "ptr": np.zeros(1, np.int64),
@@ -159,7 +159,7 @@ def no_rounds() -> Arrays:
     }
 
 
-def noted(held: Arrays, moment: Moment, clients: Keys) -> Arrays:
+def record_participants(held: Arrays, moment: BlockRound, clients: Keys) -> Arrays:
     """One round more, and who takes part in it."""
     return {
         **held,
@@ -169,19 +169,19 @@ def noted(held: Arrays, moment: Moment, clients: Keys) -> Arrays:
     }
 
 
-def rounds_of(held: Arrays) -> Iterator[tuple[Moment, Keys]]:
+def iterate_rounds(held: Arrays) -> Iterator[tuple[BlockRound, Keys]]:
     """Every round that led to the model, in order, and who took part in it."""
     for k, (block, number) in enumerate(held["rounds"].tolist()):
         yield (block, number), held["clients"][held["ptr"][k] : held["ptr"][k + 1]]
 
 
-def without_clients(held: Arrays, gone: Keys) -> Arrays:
+def drop_clients(held: Arrays, gone: Keys) -> Arrays:
     stays = ~np.isin(held["clients"], gone)
     ends = np.concatenate([[0], np.cumsum(stays)])
     return {**held, "clients": held["clients"][stays], "ptr": ends[held["ptr"]]}
 
 
-def grown(start: Floats | None, items: Floats) -> Floats:
+def append_new_rows(start: Floats | None, items: Floats) -> Floats:
     """The table that everything began with, and the rows of new items."""
     return items.copy() if start is None else np.concatenate([start, items[len(start) :]])
 
@@ -191,6 +191,6 @@ def packed_bytes(arrays: Arrays) -> int:
     return len(pack(arrays)) if arrays else 0
 
 
-def certified(name: str, held: Arrays, **more: Any) -> dict[str, Any]:
+def build_certificate(name: str, held: Arrays, **more: Any) -> dict[str, Any]:
     """What every certificate of a method says: its name, whether it is exact and what the server keeps for it."""
     return {"method": name, "exact": False, "storage_server": packed_bytes(held), **more}

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from tacita.core.types import CohortView, Doubles, Held, Ragged, Requests
-from tacita.fields import Upload
+from tacita.core.types import CohortView, Doubles, Ragged, RequestBatch, StateUpdate
+from tacita.messages import Upload
 from tacita.round.parts import Part
 from tacita.round.registry import register
 
@@ -22,21 +22,21 @@ class Withdrawal(Part):
     weighs_presence = True
     lasting = ("gone", "left")
 
-    def device_arrays(self, n_users: int) -> Held:
+    def device_arrays(self, n_users: int) -> StateUpdate:
         return {"gone": Ragged.empty(n_users), "left": np.zeros(n_users, bool)}
 
-    def handle_many_here(self, view: CohortView, requests: Requests) -> Held:
+    def handle_many_here(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
         if requests.kind == "leave":
             return {"left": np.ones(len(view.user), bool)}
         if requests.kind != "forget":
             return {}
         gone, asked = view.lists[self.name]["gone"], requests.items
-        return {"gone": gone.joined(asked.where(~gone.holds(asked.rows(), asked.ids)))}
+        return {"gone": gone.join_rows(asked.filter_entries(~gone.holds(asked.rows(), asked.ids)))}
 
     def local_data(self, view: CohortView) -> CohortView:
         mine, owner = view.train, view.train.rows()
         stays = ~view.parts[self.name]["left"][owner] & ~view.lists[self.name]["gone"].holds(owner, mine.ids)
-        train = mine if stays.all() else mine.where(stays)
+        train = mine if stays.all() else mine.filter_entries(stays)
         return replace(view, train=train, exclude=train)
 
     def serving(self, view: CohortView) -> CohortView:

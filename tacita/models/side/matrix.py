@@ -10,21 +10,21 @@ import numpy as np
 
 from tacita.core.types import Floats
 from tacita.data.features import ItemFeature
-from tacita.models.side.words import reduced, tfidf
+from tacita.models.side.text_terms import compute_tfidf, reduce_rank
 
 MOST_GENRES = 512  # categories of a shop can be thousands; rare ones tell little
 TEXT_WIDTH = 64
 
 
 @dataclass(frozen=True)
-class Matrix:
+class FeatureMatrix:
     """Features of items, those that are 0 or 1 apart from those that are numbers."""
 
     marks: Floats  # (items, genres + decades)
     numbers: Floats  # (items, up to 64)
 
 
-def feature_matrix(items: Sequence[ItemFeature]) -> Matrix:
+def build_feature_matrix(items: Sequence[ItemFeature]) -> FeatureMatrix:
     """The features of the given items, in their order."""
     spread = Counter(genre for one in items for genre in set(one.genres))
     genres = sorted(sorted(spread, key=lambda genre: (-spread[genre], genre))[:MOST_GENRES])
@@ -36,11 +36,11 @@ def feature_matrix(items: Sequence[ItemFeature]) -> Matrix:
         marks[row, [place[genre] for genre in one.genres if genre in place]] = 1
         if one.year is not None:
             marks[row, at_decade[one.year // 10]] = 1
-    return Matrix(marks, _text_numbers([one.text for one in items]))
+    return FeatureMatrix(marks, _encode_texts([one.text for one in items]))
 
 
-def _text_numbers(texts: Sequence[str]) -> Floats:
-    matrix = tfidf(texts)
+def _encode_texts(texts: Sequence[str]) -> Floats:
+    matrix = compute_tfidf(texts)
     if not matrix.nnz:
         return np.zeros((len(texts), 0), np.float32)
-    return reduced(matrix, TEXT_WIDTH).astype(np.float32)
+    return reduce_rank(matrix, TEXT_WIDTH).astype(np.float32)

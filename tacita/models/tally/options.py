@@ -9,7 +9,7 @@ from pydantic import Field
 from tacita.core.errors import TacitaError
 from tacita.models.base import BackboneConfig
 
-OF = {"axes": "filter", "alpha": "filter", "lift": "filter", "blend": "mixture"}
+SOLVER_SETTINGS = {"axes": "filter", "alpha": "filter", "lift": "filter", "blend": "mixture"}
 """Settings that nothing but this way of solving has a use for; a mixture has a filter in it."""
 
 
@@ -35,7 +35,7 @@ class FilterOptions(BackboneConfig):
 
     def model_post_init(self, context: Any) -> None:
         """Nobody may think that a setting does something where it does nothing."""
-        for name, way in OF.items():
+        for name, way in SOLVER_SETTINGS.items():
             if self.solve not in (way, "mixture") and getattr(self, name) != type(self).model_fields[name].default:
                 raise TacitaError(
                     f"backbone.{name} has no meaning with backbone.solve = '{self.solve}'; leave it out, or use tally "

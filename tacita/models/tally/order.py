@@ -23,24 +23,24 @@ from pydantic import Field
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Longs, Ragged, ServerState
-from tacita.fields import Following, Form, Rows, Spec, Total
+from tacita.messages import Form, SequenceTerms, SparseRows, Spec, Total
 from tacita.models.base import BackboneConfig, register
-from tacita.models.tally.following import (
+from tacita.models.tally.model import MOST_DOUBLINGS, RECENCIES, STATE, SURVEY, Tally, TallyConfig
+from tacita.models.tally.order_sums import (
     CONTEXTS,
     HELD,
     NEXT,
-    Lines,
-    Order,
-    falling,
-    items_of_change,
-    latest,
-    with_sign,
+    HistoryLines,
+    OrderSums,
+    compute_age_weights,
+    find_reordered_items,
+    interleave_signed,
+    select_latest_entries,
 )
-from tacita.models.tally.model import MOST_DOUBLINGS, RECENCIES, STATE, SURVEY, Tally, TallyConfig
-from tacita.models.tally.retraction import low_rank, may_differ
-from tacita.models.tally.solver import TILE, inverted, lower_triangle, mirrored, packed
-from tacita.models.tally.sums import Shape, Sums
-from tacita.models.tally.weights import add_products, as_heads, recency_weights, sparsified
+from tacita.models.tally.retraction import compute_low_rank, find_changed_places
+from tacita.models.tally.solver import TILE, invert_in_place, mirror_lower, pack_triangle, unpack_triangle
+from tacita.models.tally.sums import PairShape, PairSums
+from tacita.models.tally.weights import add_products, pack_weights, recency_weights, sparsify_columns
 
 FOLD = 8.0  # order_fold = "auto"
 PREFIX = "order_"  # of the heads that hold B'
@@ -58,9 +58,9 @@ class Mixture(NamedTuple):
     order: float
 
 
-_MIXED = ((0.0, 0.5, 0.5), (0.2, 0.3, 0.5), (0.5, 0.2, 0.3), (0.3, 0.4, 0.3), (0.0, 0.3, 0.7))
+_MIX_WEIGHTS = ((0.0, 0.5, 0.5), (0.2, 0.3, 0.5), (0.5, 0.2, 0.3), (0.3, 0.4, 0.3), (0.0, 0.3, 0.7))
 MIXTURES: tuple[Mixture, ...] = (
-    *(Mixture(recency, *weights) for recency in (40.0, 10.0) for weights in _MIXED),
+    *(Mixture(recency, *weights) for recency in (40.0, 10.0) for weights in _MIX_WEIGHTS),
     Mixture(40.0, 0.0, 0.0, 1.0),
     *(Mixture(recency, 0.0, 1.0, 0.0) for recency in RECENCIES[:-1]),
     Mixture(RECENCIES[-1], 0.0, 1.0, 0.0),
@@ -106,7 +106,9 @@ class OrderedTally(Tally):
 
     def __init__(self, config: OrderConfig) -> None:
         super().__init__(config)
-        self.fall = falling(FOLD if config.order_fold == "auto" else config.order_fold, config.order_window)
+        self.age_weights = compute_age_weights(
+            FOLD if config.order_fold == "auto" else config.order_fold, config.order_window
+        )
         if config.mix != "learn" and not any(config.mix):
             raise TacitaError("backbone.mix weighs nothing at all; one of its three weights must be above 0.")
         for name, why in (
@@ -119,7 +121,7 @@ class OrderedTally(Tally):
             raise TacitaError("'tally-order' solves its sums by ridge; use backbone.solve = 'ridge', or tally.")
 
     def init_heads(self, draws: Draws) -> Arrays:
-        none = as_heads(np.zeros((0, 0), np.float32))
+        none = pack_weights(np.zeros((0, 0), np.float32))
         return {
             **super().init_heads(draws),
             **{PREFIX + name: none[name] for name in MATRIX},
@@ -134,7 +136,7 @@ class OrderedTally(Tally):
         if mix.shape != (3,) or not ((mix >= 0) & (mix <= 1)).all() or len(heads["inputs"]):
             return False
         plain = {name: heads[name] for name in super().init_heads(Draws(0))}
-        return super().heads_fit(plain, n_items) and super().heads_fit({**plain, **matrix_in(heads)}, n_items)
+        return super().heads_fit(plain, n_items) and super().heads_fit({**plain, **select_order_matrix(heads)}, n_items)
 
     def check(self, first_items: int, all_items: int) -> None:
         if self.config.order_share != OrderConfig.model_fields["order_share"].default:
@@ -148,26 +150,28 @@ class OrderedTally(Tally):
 
     # on the device
 
-    def told(self, train: Ragged, history: Ragged | None, user_ptr: Longs, shape: Shape) -> dict[str, Form]:
+    def encode_statistic(
+        self, train: Ragged, history: Ragged | None, user_ptr: Longs, shape: PairShape
+    ) -> dict[str, Form]:
         client = np.repeat(np.arange(len(user_ptr) - 1, dtype=np.int32), np.diff(user_ptr))
-        lines = self._lines(train, history)
-        ordered = self._ordered(client, lines, np.ones(len(train)), shape)
-        held = lines.held()
-        marks = Rows(client[held.rows()], held.ids, np.ones(len(held.ids)))
-        return {**super().told(train, history, user_ptr, shape), **ordered, HELD: marks}
+        lines = self._build_lines(train, history)
+        ordered = self._encode_order(client, lines, np.ones(len(train)), shape)
+        held = lines.distinct_items()
+        marks = SparseRows(client[held.rows()], held.ids, np.ones(len(held.ids)))
+        return {**super().encode_statistic(train, history, user_ptr, shape), **ordered, HELD: marks}
 
     def statistic_of(self, train: Ragged, history: Ragged, n_items: int) -> Total:
-        return self.total_of(train, history, Shape(n_items))
+        return self.sum_statistic(train, history, PairShape(n_items))
 
-    def _lines(self, train: Ragged, history: Ragged | None) -> Lines:
-        return Lines.of(train, history if self.config.order_back else None, self.config.order_window)
+    def _build_lines(self, train: Ragged, history: Ragged | None) -> HistoryLines:
+        return HistoryLines.from_blocks(train, history if self.config.order_back else None, self.config.order_window)
 
-    def _ordered(self, client: AnyArray, lines: Lines, sign: Doubles, shape: Shape) -> dict[str, Form]:
-        itself = Following(client, lines.lists, lines.start, sign, self.fall, shape.n_items, "itself")
+    def _encode_order(self, client: AnyArray, lines: HistoryLines, sign: Doubles, shape: PairShape) -> dict[str, Form]:
+        itself = SequenceTerms(client, lines.lists, lines.start, sign, self.age_weights, shape.n_items, "itself")
         return {CONTEXTS: itself, NEXT: replace(itself, meets="next")}
 
-    def _fields(self, shape: Shape) -> tuple[Spec, ...]:
-        n, most = shape.n_items, float(self.fall.sum())
+    def _fields(self, shape: PairShape) -> tuple[Spec, ...]:
+        n, most = shape.n_items, float(self.age_weights.sum())
         whole = Spec(
             CONTEXTS, (n, n), least=0.0, exact=True, symmetric=True, counted=HELD, about="what came before what"
         )
@@ -187,7 +191,10 @@ class OrderedTally(Tally):
         repeat, recency = float(view.heads["repeat"][0]), float(view.heads["recency"][0])
         scores = np.zeros((len(view.user), view.n_items), np.float32)
         spread = None
-        for weight, lists, fold in ((recent, self.latest(view), recency), (whole, self.whole(view), 0.0)):
+        for weight, lists, fold in (
+            (recent, self.select_latest(view), recency),
+            (whole, self.whole_history(view), 0.0),
+        ):
             if weight or (spread is None and repeat and fold == 0):
                 one = np.zeros_like(scores)
                 add_products(lists, recency_weights(lists, fold), view.heads, one)
@@ -195,8 +202,8 @@ class OrderedTally(Tally):
                 spread = deviation if spread is None else spread
                 scores += np.float32(weight) * one
         if order:
-            one, line = np.zeros_like(scores), self.line(view)
-            add_products(line, self.fallen(line), {**view.heads, **matrix_in(view.heads)}, one)
+            one, line = np.zeros_like(scores), self.select_recent(view)
+            add_products(line, self.weigh_by_age(line), {**view.heads, **select_order_matrix(view.heads)}, one)
             standardise(one)
             scores += np.float32(order) * one
         if repeat and spread is not None and view.history is not None:
@@ -204,18 +211,18 @@ class OrderedTally(Tally):
             scores[rows, view.history.ids] += np.float32(repeat) / spread[rows]
         return scores
 
-    def whole(self, view: CohortView) -> Ragged:
+    def whole_history(self, view: CohortView) -> Ragged:
         """The history that counts alike whenever it was."""
-        return self.latest(view)
+        return self.select_latest(view)
 
-    def line(self, view: CohortView) -> Ragged:
+    def select_recent(self, view: CohortView) -> Ragged:
         """What each person did last, of all that the view holds, oldest first."""
-        known = view.train if view.history is None else view.history.joined(view.train)
-        return latest(known.by_time(), self.config.order_window)
+        known = view.train if view.history is None else view.history.join_rows(view.train)
+        return select_latest_entries(known.sort_by_time(), self.config.order_window)
 
-    def fallen(self, line: Ragged) -> Floats:
+    def weigh_by_age(self, line: Ragged) -> Floats:
         age = np.repeat(line.ptr[1:], line.counts()) - 1 - np.arange(len(line.ids))
-        return np.asarray(self.fall[age], np.float32)
+        return np.asarray(self.age_weights[age], np.float32)
 
     # on the server
 
@@ -223,9 +230,9 @@ class OrderedTally(Tally):
         found = super().learn(server, total, question)
         if question == SURVEY:
             return found
-        shape = Shape(len(server.items))
-        order = Order.read(server.parts.get(STATE)).with_block(server.block, total.sums, shape)
-        return self.with_order(found, order)
+        shape = PairShape(len(server.items))
+        order = OrderSums.from_arrays(server.parts.get(STATE)).with_block(server.block, total.sums, shape)
+        return self.solve_order(found, order)
 
     @property
     def trials(self) -> int:
@@ -233,9 +240,9 @@ class OrderedTally(Tally):
             return len(MIXTURES)
         return super().trials
 
-    def with_recency(self, server: ServerState, trial: int) -> ServerState:
+    def apply_trial(self, server: ServerState, trial: int) -> ServerState:
         if self.config.mix != "learn":
-            server = super().with_recency(server, trial)
+            server = super().apply_trial(server, trial)
             return replace(server, heads={**server.heads, "mix": np.array(self.config.mix, np.float32)})
         recency, *mix = MIXTURES[trial]
         if self.config.recency != "learn":
@@ -243,15 +250,15 @@ class OrderedTally(Tally):
         heads = {"recency": np.array([recency], np.float32), "mix": np.array(mix, np.float32)}
         return replace(server, heads={**server.heads, **heads})
 
-    def with_order(
-        self, server: ServerState, order: Order, solved: tuple[Doubles, Doubles] | None = None
+    def solve_order(
+        self, server: ServerState, order: OrderSums, solved: tuple[Doubles, Doubles] | None = None
     ) -> ServerState:
         """B' that belongs to the sums; `solved`: the inverse and B' in full, where they are known already."""
-        shape, doublings = Shape(len(server.items)), 0
+        shape, doublings = PairShape(len(server.items)), 0
         while solved is None:
-            inverse = inverted(self._regular(order, shape, 2.0**doublings))
+            inverse = invert_in_place(self._add_order_ridge(order, shape, 2.0**doublings))
             if inverse is not None:
-                solved = inverse, inverse @ self._followers(order, shape)
+                solved = inverse, inverse @ self._sum_followers(order, shape)
                 break
             doublings += 1
             if doublings > MOST_DOUBLINGS:
@@ -262,11 +269,11 @@ class OrderedTally(Tally):
         if doublings:
             log.warning("the ridge of order was doubled %d times in block %d", doublings, server.block)
         inverse, solution = solved
-        sent = as_heads(cut(solution, self.config.keep))
+        sent = pack_weights(sparsify_solution(solution, self.config.keep))
         state = {
             **server.parts[STATE],
             **order.arrays(),
-            "order_inverse": packed(inverse),
+            "order_inverse": pack_triangle(inverse),
             "order_solution": solution,
             "order_doublings": np.array([doublings]),
         }
@@ -274,65 +281,69 @@ class OrderedTally(Tally):
         return replace(server, heads=heads).with_part(STATE, state)
 
     @property
-    def _least(self) -> int:
+    def _min_contributors(self) -> int:
         return max(1, self.config.min_item)
 
-    def _followers(self, order: Order, shape: Shape) -> Doubles:
-        return order.followers(shape, self.config.decay, self._least)
+    def _sum_followers(self, order: OrderSums, shape: PairShape) -> Doubles:
+        return order.sum_followers(shape, self.config.decay, self._min_contributors)
 
-    def _regular(self, order: Order, shape: Shape, more: float) -> Doubles:
+    def _add_order_ridge(self, order: OrderSums, shape: PairShape, more: float) -> Doubles:
         """The lower triangle of G' + ridge'."""
-        lower = lower_triangle(order.released("contexts", shape, self.config.decay, self._least))
+        lower = unpack_triangle(order.sum_released("contexts", shape, self.config.decay, self._min_contributors))
         lower[np.diag_indices(len(lower))] += more * self.config.order_ridge
         return lower
 
     # taking back
 
-    def told_instead(self, told: list[Ragged], left: list[Ragged], user_ptr: Longs, shape: Shape) -> dict[str, Form]:
+    def encode_change(
+        self, old_lists: list[Ragged], new_lists: list[Ragged], user_ptr: Longs, shape: PairShape
+    ) -> dict[str, Form]:
         """What people take back of each block; an item that goes changes what came before in later blocks, too."""
-        out = super().told_instead(told, left, user_ptr, shape)
+        out = super().encode_change(old_lists, new_lists, user_ptr, shape)
         client = np.repeat(np.arange(len(user_ptr) - 1, dtype=np.int32), np.diff(user_ptr))
         past = Ragged.empty(0), Ragged.empty(0)
-        for block, lists in enumerate(zip(told, left, strict=True)):
-            was, now = (self._lines(one, before) for one, before in zip(lists, past, strict=True))
-            past = past[0].joined(lists[0]), past[1].joined(lists[1])
+        for block, lists in enumerate(zip(old_lists, new_lists, strict=True)):
+            was, now = (self._build_lines(one, before) for one, before in zip(lists, past, strict=True))
+            past = past[0].join_rows(lists[0]), past[1].join_rows(lists[1])
             if len(was.lists.ids) == 0:
                 continue
-            lines, sign, person = with_sign([(was, -1.0), (now, 1.0)])
-            for name, form in self._ordered(client[person], lines, sign, shape).items():
+            lines, sign, person = interleave_signed([(was, -1.0), (now, 1.0)])
+            for name, form in self._encode_order(client[person], lines, sign, shape).items():
                 out[f"{name}.{block}"] = form
-            gone, stay = was.held(), now.held()
+            gone, stay = was.distinct_items(), now.distinct_items()
             rows = np.concatenate([gone.rows(), stay.rows()])
             order = np.argsort(rows, kind="stable")
             ids, value = np.concatenate([gone.ids, stay.ids]), np.repeat([-1.0, 1.0], [len(gone.ids), len(stay.ids)])
-            out[f"{HELD}.{block}"] = Rows(client[rows[order]], ids[order], value[order])
+            out[f"{HELD}.{block}"] = SparseRows(client[rows[order]], ids[order], value[order])
         return out
 
-    def retracted(self, server: ServerState, change: Mapping[str, AnyArray]) -> tuple[ServerState, int]:
-        shape = Shape(len(server.items))
-        held, order = server.parts[STATE], Order.read(server.parts[STATE])
-        after, rank = super().retracted(server, change)
-        changed = order.without(change, shape)
+    def apply_retraction(self, server: ServerState, change: Mapping[str, AnyArray]) -> tuple[ServerState, int]:
+        shape = PairShape(len(server.items))
+        held, order = server.parts[STATE], OrderSums.from_arrays(server.parts[STATE])
+        after, rank = super().apply_retraction(server, change)
+        changed = order.apply_change(change, shape)
         updated = None
         if not held["order_doublings"][0]:
-            updated = self._updated(held, items_of_change(change, shape.n_items), order, changed)
+            updated = self._try_update(held, find_reordered_items(change, shape.n_items), order, changed)
         if updated is None:
-            return self.with_order(after, changed), 0
+            return self.solve_order(after, changed), 0
         inverse, solution, more = updated
-        return self.with_order(after, changed, (inverse, solution)), rank + more if rank else 0
+        return self.solve_order(after, changed, (inverse, solution)), rank + more if rank else 0
 
-    def _updated(self, held: Arrays, items: Longs, old: Order, new: Order) -> tuple[Doubles, Doubles, int] | None:
+    def _try_update(
+        self, held: Arrays, items: Longs, old: OrderSums, new: OrderSums
+    ) -> tuple[Doubles, Doubles, int] | None:
         """The inverse and B' of other sums, and the rank of the update; None: a solve is cheaper, or the only way.
 
         With P' the inverse before, P' (C' + D) is the old B' + P' D; what leaves P' leaves that as well.
         """
         solution = held["order_solution"].copy()
-        shape = Shape(len(solution))
+        shape = PairShape(len(solution))
         if not 0 < len(items) <= shape.n_items // 4:
             return None
-        inverse = mirrored(lower_triangle(held["order_inverse"]))
-        changes = {side: self._changed(side, items, old, new, shape) for side in new.sides}
-        found = low_rank(inverse, *changes["contexts"])
+        inverse = mirror_lower(unpack_triangle(held["order_inverse"]))
+        changes = {side: self._find_changes(side, items, old, new, shape) for side in new.sides}
+        found = compute_low_rank(inverse, *changes["contexts"])
         if found is None:
             return None
         row, col, value = (
@@ -343,40 +354,44 @@ class OrderedTally(Tally):
         small = np.zeros((len(rows), len(columns)))
         small[np.searchsorted(rows, row), np.searchsorted(columns, col)] = value
         solution[:, columns] += inverse[:, rows] @ small
-        found.take_from(solution)
-        found.take_from(inverse)
+        found.subtract_from(solution)
+        found.subtract_from(inverse)
         return inverse, solution, found.rank
 
-    def _changed(self, side: str, items: Longs, old: Order, new: Order, shape: Shape) -> tuple[Longs, Longs, Doubles]:
+    def _find_changes(
+        self, side: str, items: Longs, old: OrderSums, new: OrderSums, shape: PairShape
+    ) -> tuple[Longs, Longs, Doubles]:
         """Where one side differs, and by how much."""
-        where = may_differ(items, old.sides[side], new.sides[side], shape, self._least)
-        now, was = (one.released(side, shape, self.config.decay, self._least, where) for one in (new, old))
+        where = find_changed_places(items, old.sides[side], new.sides[side], shape, self._min_contributors)
+        now, was = (
+            one.sum_released(side, shape, self.config.decay, self._min_contributors, where) for one in (new, old)
+        )
         differs = now != was
-        return *shape.pairs(where[differs]), (now - was)[differs]
+        return *shape.decode_pairs(where[differs]), (now - was)[differs]
 
-    def retrained(self, server: ServerState, told: list[Ragged]) -> ServerState:
+    def retrain_from(self, server: ServerState, block_lists: list[Ragged]) -> ServerState:
         """What the server would hold had it been told these lists alone, with the same catalogue."""
-        shape, index = Shape(len(server.items)), server.parts[STATE]["index"]
-        sums, order, past = Sums.read(None), Order.read(None), Ragged.empty(0)
-        for block, train in enumerate(told):
+        shape, index = PairShape(len(server.items)), server.parts[STATE]["index"]
+        sums, order, past = PairSums.from_arrays(None), OrderSums.from_arrays(None), Ragged.empty(0)
+        for block, train in enumerate(block_lists):
             if block in index:
-                total = self.total_of(train, past, shape)
+                total = self.sum_statistic(train, past, shape)
                 sums, order = sums.with_block(block, total, shape), order.with_block(block, total.sums, shape)
-            past = past.joined(train)
-        return self.with_order(self.solved(server, sums), order)
+            past = past.join_rows(train)
+        return self.solve_order(self.solve_sums(server, sums), order)
 
 
-def matrix_in(heads: Arrays) -> Arrays:
+def select_order_matrix(heads: Arrays) -> Arrays:
     """B' in the words of B."""
     return {name: heads[PREFIX + name] for name in MATRIX}
 
 
-def cut(solution: Doubles, keep: int) -> Any:
+def sparsify_solution(solution: Doubles, keep: int) -> Any:
     """B' as it is sent: like B, few entries a column."""
     n, tiles = len(solution), []
     sparse = 0 < keep < n / 2
     for lo in range(0, n, TILE):
-        tile = sparsified(np.ascontiguousarray(solution[:, lo : lo + TILE].T), keep).astype(np.float32)
+        tile = sparsify_columns(np.ascontiguousarray(solution[:, lo : lo + TILE].T), keep).astype(np.float32)
         tiles.append(scipy.sparse.csr_array(tile) if sparse else tile)
     return scipy.sparse.vstack(tiles, format="csr").T.tocsr() if sparse else np.ascontiguousarray(np.vstack(tiles).T)
 

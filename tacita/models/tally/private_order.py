@@ -22,22 +22,28 @@ from tacita.core.config import PrivacyConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Longs, Ragged, ServerState
-from tacita.fields import QUANTUM, Following, Form, Spec, Total
+from tacita.messages import QUANTUM, Form, SequenceTerms, Spec, Total
 from tacita.models.base import BackboneConfig, register_private
-from tacita.models.tally.following import NEXT, falling, latest
 from tacita.models.tally.model import MOST_WEIGHT, STATE, SURVEY
-from tacita.models.tally.noised import FINE, shrunk, whole_noise
 from tacita.models.tally.order import OrderConfig, standardise
-from tacita.models.tally.private import TAIL, PrivateTally, client_of, products, weighed_products
-from tacita.privacy.noise import Stream
+from tacita.models.tally.order_sums import NEXT, compute_age_weights, select_latest_entries
+from tacita.models.tally.private_math import MIN_DEVIATION_STEPS, draw_whole_noise, shrink_values
+from tacita.models.tally.private_tally import (
+    TAIL,
+    PrivateTally,
+    expand_clients,
+    multiply_lists,
+    multiply_weighted_lists,
+)
+from tacita.privacy.noise import NoiseStream
 
 FOLD = 2.0  # order_fold = "auto": few places back, of which noise leaves more to see
 RECENCY, MIX, MIX_WITH_ORDER = 5.0, (0.0, 1.0, 0.0), (0.2, 0.5, 0.3)  # for "learn", which would read private data
-FOLLOWING, SPREAD = "following", "following_variance"  # on the server: the noised sum of T, and its noise
+FOLLOWING, FOLLOWING_VARIANCE = "following", "following_variance"  # on the server: the noised sum of T, and its noise
 
 
 @register_private
-class PrivateOrder(PrivateTally):
+class PrivateOrderedTally(PrivateTally):
     """Linear model of what goes together and of what follows, from one noised sum."""
 
     name = "tally-order"
@@ -47,11 +53,13 @@ class PrivateOrder(PrivateTally):
 
     def __init__(self, config: OrderConfig, privacy: PrivacyConfig, codes: Floats | None = None) -> None:
         super().__init__(config, privacy, codes)
-        self.fall = falling(FOLD if config.order_fold == "auto" else config.order_fold, config.order_window)
-        self.share = config.order_share
+        self.age_weights = compute_age_weights(
+            FOLD if config.order_fold == "auto" else config.order_fold, config.order_window
+        )
+        self.order_share = config.order_share
         if config.order_ridge != OrderConfig.model_fields["order_ridge"].default:
             raise TacitaError("backbone.order_ridge has no meaning under privacy.epsilon; leave one of the two out.")
-        if config.mix != "learn" and config.mix[2] and not self.share:
+        if config.mix != "learn" and config.mix[2] and not self.order_share:
             raise TacitaError(
                 "backbone.mix weighs order, of which backbone.order_share = 0 tells nothing under privacy.epsilon; set "
                 "backbone.order_share, e.g. to 0.25."
@@ -61,15 +69,15 @@ class PrivateOrder(PrivateTally):
     def mix(self) -> tuple[float, ...]:
         if self.config.mix != "learn":
             return tuple(self.config.mix)
-        return MIX_WITH_ORDER if self.share else MIX
+        return MIX_WITH_ORDER if self.order_share else MIX
 
     @property
-    def fixed(self) -> dict[str, float]:
-        return {**super().fixed, **({"recency": RECENCY} if self.config.recency == "learn" else {})}
+    def fixed_settings(self) -> dict[str, float]:
+        return {**super().fixed_settings, **({"recency": RECENCY} if self.config.recency == "learn" else {})}
 
     @property
-    def part_of_terms(self) -> float:
-        return 1.0 - self.share
+    def term_share(self) -> float:
+        return 1.0 - self.order_share
 
     def init_heads(self, draws: Draws) -> Arrays:
         own = {"order_weights": np.zeros((0, 0), np.float32), "mix": np.array(self.mix, np.float32)}
@@ -88,51 +96,53 @@ class PrivateOrder(PrivateTally):
 
     # on the device
 
-    def told_of(self, lists: Ragged, user_ptr: Longs, heads: Arrays, question: str) -> dict[str, Form]:
-        told = super().told_of(lists, user_ptr, heads, question)
-        if question == SURVEY or not self.share:
+    def encode_lists(self, lists: Ragged, user_ptr: Longs, heads: Arrays, question: str) -> dict[str, Form]:
+        told = super().encode_lists(lists, user_ptr, heads, question)
+        if question == SURVEY or not self.order_share:
             return told
-        line = among(lists, heads["inputs"])
-        factor = unit_factors(line.counts(), self.fall)
-        return {**told, NEXT: self._following(client_of(user_ptr), line, factor, heads)}
+        line = map_to_inputs(lists, heads["inputs"])
+        factor = compute_unit_factors(line.counts(), self.age_weights)
+        return {**told, NEXT: self._encode_order(expand_clients(user_ptr), line, factor, heads)}
 
-    def _following(self, client: AnyArray, line: Ragged, factor: Doubles, heads: Arrays) -> Following:
+    def _encode_order(self, client: AnyArray, line: Ragged, factor: Doubles, heads: Arrays) -> SequenceTerms:
         start = np.zeros(len(line), np.int64)
-        return Following(client, line, start, factor, self.fall, len(heads["inputs"]), "next")
+        return SequenceTerms(client, line, start, factor, self.age_weights, len(heads["inputs"]), "next")
 
-    def retraction(self, view: CohortView, told: list[Ragged], left: list[Ragged]) -> dict[str, Form]:
-        out = super().retraction(view, told, left)
-        if not self.share:
+    def encode_retraction(self, view: CohortView, old_lists: list[Ragged], new_lists: list[Ragged]) -> dict[str, Form]:
+        out = super().encode_retraction(view, old_lists, new_lists)
+        if not self.order_share:
             return out
-        client, last = client_of(view.user_ptr), int(view.heads["released"][0])
+        client, last = expand_clients(view.user_ptr), int(view.heads["released"][0])
         n = len(client)
         lines, factors, owners = [Ragged.empty(0)], [np.zeros(0)], [client[:0]]
-        for block, both in enumerate(zip(told, left, strict=True)):
+        for block, both in enumerate(zip(old_lists, new_lists, strict=True)):
             length = self.config.decay ** max(0, last - block)
             for sign, lists in zip((-1.0, 1.0), both, strict=True):
-                line = among(self.counted(lists).joined(Ragged.empty(n)), view.heads["inputs"])
+                line = map_to_inputs(self.select_counted(lists).join_rows(Ragged.empty(n)), view.heads["inputs"])
                 lines.append(line)
-                factors.append(sign * unit_factors(line.counts(), self.fall, length))
+                factors.append(sign * compute_unit_factors(line.counts(), self.age_weights, length))
                 owners.append(client)
         owner = np.concatenate(owners)
         order = np.argsort(owner, kind="stable")
         ids, counts = np.concatenate([one.ids for one in lines]), np.concatenate([one.counts() for one in lines])
         line = Ragged(np.append(0, np.cumsum(counts)), ids).take(order)
-        return {**out, NEXT: self._following(owner[order], line, np.concatenate(factors)[order], view.heads)}
+        return {**out, NEXT: self._encode_order(owner[order], line, np.concatenate(factors)[order], view.heads)}
 
-    def among_inputs(self, view: CohortView) -> Floats:
+    def score_inputs(self, view: CohortView) -> Floats:
         """The mixture of standardised scores, in the terms of the first of them."""
         whole, recent, order = (float(w) for w in view.heads["mix"])
         recency = float(view.heads["recency"][0])
         if order == 0 and (whole == 0 or recent == 0):
-            return products(self.latest(view), view, recency if recent else 0.0, view.heads["weights"])
-        known = view.train if view.history is None else view.history.joined(view.train)
-        line = latest(known.by_time(), self.config.order_window)
+            return multiply_lists(self.select_latest(view), view, recency if recent else 0.0, view.heads["weights"])
+        known = view.train if view.history is None else view.history.join_rows(view.train)
+        line = select_latest_entries(known.sort_by_time(), self.config.order_window)
         age = np.repeat(line.ptr[1:], line.counts()) - 1 - np.arange(len(line.ids))
-        last = weighed_products(line, self.fall[age].astype(np.float32), view, view.heads["order_weights"])
+        last = multiply_weighted_lists(
+            line, self.age_weights[age].astype(np.float32), view, view.heads["order_weights"]
+        )
         out, spread = np.zeros((len(view.user), len(view.heads["inputs"])), np.float32), None
         for weight, fold in ((recent, recency), (whole, 0.0)):
-            one = products(self.latest(view), view, fold, view.heads["weights"])
+            one = multiply_lists(self.select_latest(view), view, fold, view.heads["weights"])
             deviation = standardise(one)
             spread = deviation if spread is None else spread
             out += np.float32(weight) * one
@@ -142,77 +152,79 @@ class PrivateOrder(PrivateTally):
 
     # in the sum, before anybody sees it
 
-    def deviation_of(self, server: ServerState, question: str) -> float:
+    def order_deviation(self, server: ServerState, question: str) -> float:
         """Of the noise on what follows what."""
-        share = self.share * self.share_of(server.heads, question)
-        return self.budget.deviation(share, self.length_of(server, question))
+        share = self.order_share * self.release_share(server.heads, question)
+        return self.budget.deviation(share, self.bound_term_length(server, question))
 
-    def noised_terms(self, server: ServerState, total: Total, question: str, stream: Stream) -> Arrays:
-        made = super().noised_terms(server, total, question, stream)
-        if not self.share:
+    def add_term_noise(self, server: ServerState, total: Total, question: str, stream: NoiseStream) -> Arrays:
+        made = super().add_term_noise(server, total, question, stream)
+        if not self.order_share:
             return made
         k = len(server.heads["inputs"])
-        noise = whole_noise(stream, max(self.deviation_of(server, question), FINE * QUANTUM), QUANTUM, k * k)
+        noise = draw_whole_noise(
+            stream, max(self.order_deviation(server, question), MIN_DEVIATION_STEPS * QUANTUM), QUANTUM, k * k
+        )
         return {**made, NEXT: total[NEXT] + noise.reshape(k, k)}
 
     # on the server
 
     def term_fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
         fields = super().term_fields(server, question)
-        if not self.share:
+        if not self.order_share:
             return fields
         k = len(server.heads["inputs"])
-        most = self.length_of(server, question) + TAIL * self.deviation_of(server, question)
+        most = self.bound_term_length(server, question) + TAIL * self.order_deviation(server, question)
         return *fields, Spec(NEXT, (k, k), most=most, exact=True, about="which item follows which, with noise")
 
-    def added(self, server: ServerState, told: Mapping[str, AnyArray], question: str, fade: float = 1.0) -> Arrays:
-        made = super().added(server, told, question, fade)
-        if not self.share:
+    def add_terms(self, server: ServerState, sums: Mapping[str, AnyArray], question: str, fade: float = 1.0) -> Arrays:
+        made = super().add_terms(server, sums, question, fade)
+        if not self.order_share:
             return made
-        held, drawn = server.parts[STATE], max(1.0, float(told["draws"][0]))
-        before = held.get(FOLLOWING, np.zeros_like(told[NEXT])), held.get(SPREAD, np.zeros(1))
-        variance = drawn * self.deviation_of(server, question) ** 2
-        return {**made, FOLLOWING: fade * before[0] + told[NEXT], SPREAD: fade**2 * before[1] + variance}
+        held, drawn = server.parts[STATE], max(1.0, float(sums["draws"][0]))
+        before = held.get(FOLLOWING, np.zeros_like(sums[NEXT])), held.get(FOLLOWING_VARIANCE, np.zeros(1))
+        variance = drawn * self.order_deviation(server, question) ** 2
+        return {**made, FOLLOWING: fade * before[0] + sums[NEXT], FOLLOWING_VARIANCE: fade**2 * before[1] + variance}
 
-    def solved_anew(self, server: ServerState, released: AnyArray) -> ServerState:
-        made = super().solved_anew(server, released)
+    def solve_gram(self, server: ServerState, released: AnyArray) -> ServerState:
+        made = super().solve_gram(server, released)
         heads = {**made.heads, "mix": np.array(self.mix, np.float32)}
-        if self.share:
+        if self.order_share:
             held = server.parts[STATE]
-            heads["order_weights"] = seen(held[FOLLOWING], float(held[SPREAD][0]) ** 0.5)
+            heads["order_weights"] = denoise_order(held[FOLLOWING], float(held[FOLLOWING_VARIANCE][0]) ** 0.5)
         return replace(made, heads=heads)
 
-    def retrained(self, server: ServerState, told: list[Ragged]) -> ServerState:
-        if not self.share:
-            return super().retrained(server, told)
+    def retrain_from(self, server: ServerState, block_lists: list[Ragged]) -> ServerState:
+        if not self.order_share:
+            return super().retrain_from(server, block_lists)
         heads, last, held = server.heads, int(server.heads["released"][0]), server.parts[STATE]
         k = len(heads["inputs"])
         following = np.zeros((k, k))
-        for block, lists in enumerate(told[: last + 1]):
-            line = among(self.counted(lists), heads["inputs"])
-            factor = unit_factors(line.counts(), self.fall, self.config.decay ** (last - block))
-            one = self._following(np.zeros(len(line), np.int32), line, factor, heads)
+        for block, lists in enumerate(block_lists[: last + 1]):
+            line = map_to_inputs(self.select_counted(lists), heads["inputs"])
+            factor = compute_unit_factors(line.counts(), self.age_weights, self.config.decay ** (last - block))
+            one = self._encode_order(np.zeros(len(line), np.int32), line, factor, heads)
             one.add_to(following, np.zeros(0), np.ones(1))
-        stream = Stream(Draws(int(heads["released"][1])), "tally-order trained again")
-        following += whole_noise(stream, float(held[SPREAD][0]) ** 0.5, QUANTUM, k * k).reshape(k, k)
-        return super().retrained(server.with_part(STATE, {**held, FOLLOWING: following}), told)
+        stream = NoiseStream(Draws(int(heads["released"][1])), "tally-order trained again")
+        following += draw_whole_noise(stream, float(held[FOLLOWING_VARIANCE][0]) ** 0.5, QUANTUM, k * k).reshape(k, k)
+        return super().retrain_from(server.with_part(STATE, {**held, FOLLOWING: following}), block_lists)
 
     def promises(self, server: ServerState) -> dict[str, float]:
-        return {**super().promises(server), "order_share": self.share}
+        return {**super().promises(server), "order_share": self.order_share}
 
 
-def among(lists: Ragged, inputs: AnyArray) -> Ragged:
+def map_to_inputs(lists: Ragged, inputs: AnyArray) -> Ragged:
     """Lists of places among the inputs, in their order, none twice: what is told twice would be longer than 1."""
     place = np.searchsorted(inputs, lists.ids)
     known = np.append(inputs, -1)[place] == lists.ids
-    found = Ragged(lists.ptr, place.astype(np.int32)).where(known)
+    found = Ragged(lists.ptr, place.astype(np.int32)).filter_entries(known)
     first = np.unique(found.rows().astype(np.int64) * max(1, len(inputs)) + found.ids, return_index=True)[1]
     once = np.zeros(len(found.ids), bool)
     once[first] = True
-    return found.where(once)
+    return found.filter_entries(once)
 
 
-def unit_factors(counts: Longs, fall: Doubles, length: float = 1.0) -> Doubles:
+def compute_unit_factors(counts: Longs, fall: Doubles, length: float = 1.0) -> Doubles:
     """What T of a list is multiplied by to have the given length, and never more when its entries are rounded.
 
     In a list without repeats no two entries of T fall on the same pair, so its length is a matter of how many there
@@ -225,8 +237,8 @@ def unit_factors(counts: Longs, fall: Doubles, length: float = 1.0) -> Doubles:
     return np.asarray(np.where(squares > 0, np.maximum(room, 0.0) / np.sqrt(np.maximum(squares, 1e-300)), 0.0))
 
 
-def seen(following: Doubles, deviation: float) -> Floats:
+def denoise_order(following: Doubles, deviation: float) -> Floats:
     """B': T without what noise puts on its singular values."""
     left, values, right = np.linalg.svd(following)
-    kept = shrunk(values, 2 * deviation * math.sqrt(len(following)))
+    kept = shrink_values(values, 2 * deviation * math.sqrt(len(following)))
     return np.asarray((left * kept) @ right, np.float32)

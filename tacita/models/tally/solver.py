@@ -13,23 +13,25 @@ import scipy.linalg
 from tacita.core.types import Doubles, Floats
 
 TILE = 1024  # columns worked on at once, so that nothing as large as the result is made twice
-WHOLE = 8192  # larger matrices are inverted by halves: the threaded Cholesky of common BLAS builds crashes from 17,500
+MAX_WHOLE = (
+    8192  # larger matrices are inverted by halves: the threaded Cholesky of common BLAS builds crashes from 17,500
+)
 
 
-def inverted(lower: Doubles) -> Doubles | None:
+def invert_in_place(lower: Doubles) -> Doubles | None:
     """The whole inverse of a positive definite matrix, in place of its lower triangle; None: it is not."""
-    if len(lower) <= WHOLE:
-        return _inverted_at_once(lower)
-    mirrored(lower)
-    return mirrored(lower) if _invert_by_halves(lower) else None  # products leave the last bits uneven
+    if len(lower) <= MAX_WHOLE:
+        return _invert_at_once(lower)
+    mirror_lower(lower)
+    return mirror_lower(lower) if _invert_by_halves(lower) else None  # products leave the last bits uneven
 
 
-def _inverted_at_once(lower: Doubles) -> Doubles | None:
+def _invert_at_once(lower: Doubles) -> Doubles | None:
     factor, info = scipy.linalg.lapack.dpotrf(lower.T, lower=0, clean=0, overwrite_a=1)
     if info != 0:
         return None
     inverse, _ = scipy.linalg.lapack.dpotri(factor, lower=0, overwrite_c=1)
-    return mirrored(inverse.T)
+    return mirror_lower(inverse.T)
 
 
 def _invert_by_halves(whole: Doubles) -> bool:
@@ -38,8 +40,8 @@ def _invert_by_halves(whole: Doubles) -> bool:
     Nearly all of it is products of matrices, which every BLAS does well and in any size. False: not positive definite.
     """
     n = len(whole)
-    if n <= WHOLE:
-        inverse = _inverted_at_once(whole.copy())
+    if n <= MAX_WHOLE:
+        inverse = _invert_at_once(whole.copy())
         if inverse is not None:
             whole[:] = inverse
         return inverse is not None
@@ -63,7 +65,7 @@ def bytes_to_solve(n_inputs: int) -> float:
     return 24.0 * n_inputs**2
 
 
-def free_memory() -> float:
+def available_memory() -> float:
     """Bytes that can be had now; endless where the system does not say."""
     try:
         with open("/proc/meminfo", encoding="ascii") as told:
@@ -78,7 +80,7 @@ def free_memory() -> float:
         return float("inf")
 
 
-def mirrored(lower: Doubles) -> Doubles:
+def mirror_lower(lower: Doubles) -> Doubles:
     """Copy the lower triangle to the upper one, in place, in tiles that fit into a cache."""
     n, step = len(lower), 128
     for lo in range(0, n, step):
@@ -90,29 +92,29 @@ def mirrored(lower: Doubles) -> Doubles:
     return lower
 
 
-def packed(square: Doubles) -> Doubles:
+def pack_triangle(square: Doubles) -> Doubles:
     """The lower triangle of a symmetric matrix, row by row."""
     triangle, _ = scipy.linalg.lapack.dtrttp(square.T, uplo="U")
     return np.asarray(triangle)
 
 
-def lower_triangle(packed: Doubles) -> Doubles:
+def unpack_triangle(packed: Doubles) -> Doubles:
     """A matrix with the given lower triangle; what is above it means nothing."""
     square, _ = scipy.linalg.lapack.dtpttr(int(np.sqrt(2.0 * len(packed))), packed, uplo="U")
     return np.asarray(square.T)
 
 
-def columns_of(inverse: Doubles, lo: int, hi: int) -> Doubles:
+def zero_diagonal_columns(inverse: Doubles, lo: int, hi: int) -> Doubles:
     """Columns of B = I - P / diag(P) as rows: P is symmetric, and its rows lie together."""
     found = inverse[lo:hi] / -np.diag(inverse)[lo:hi, None]
     found[np.arange(hi - lo), np.arange(lo, hi)] = 0.0
     return np.asarray(found)
 
 
-def zero_diagonal(inverse: Doubles) -> Floats:
+def solve_zero_diagonal(inverse: Doubles) -> Floats:
     """B = I - P / diag(P), in single precision."""
     n = len(inverse)
     weights = np.empty((n, n), np.float32)
     for lo in range(0, n, TILE):
-        weights[:, lo : lo + TILE] = columns_of(inverse, lo, min(lo + TILE, n)).T
+        weights[:, lo : lo + TILE] = zero_diagonal_columns(inverse, lo, min(lo + TILE, n)).T
     return weights

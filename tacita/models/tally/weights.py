@@ -10,11 +10,11 @@ import scipy.sparse
 from tacita.core.sparse import matrix_of_rows
 from tacita.core.types import AnyArray, Arrays, Doubles, Floats, Longs, Ragged
 from tacita.kernels.pairs import dense_products, sparse_products
-from tacita.models.tally.solver import TILE, columns_of
-from tacita.models.tally.sums import Shape
+from tacita.models.tally.solver import TILE, zero_diagonal_columns
+from tacita.models.tally.sums import PairShape
 
 
-def to_weights(inverse: Doubles, gram: Doubles, where: Longs | None, shape: Shape, keep: int) -> Any:
+def compute_weights(inverse: Doubles, gram: Doubles, where: Longs | None, shape: PairShape, keep: int) -> Any:
     """B: zero-diagonal columns for the inputs, plain ridge columns for everything else; few entries a column."""
     tiles = []
     cut = 0 < keep < shape.n_inputs / 2  # a matrix that is not much cut is smaller as it is
@@ -22,17 +22,17 @@ def to_weights(inverse: Doubles, gram: Doubles, where: Longs | None, shape: Shap
     for lo in range(0, shape.n_items, TILE):
         hi = min(lo + TILE, shape.n_items)
         if shape.inputs is None or where is None:
-            tile: AnyArray = columns_of(inverse, lo, hi)
+            tile: AnyArray = zero_diagonal_columns(inverse, lo, hi)
         else:
-            tile = np.dot(shape.columns(where, gram, lo, hi).astype(np.float32), single)
+            tile = np.dot(shape.build_columns(where, gram, lo, hi).astype(np.float32), single)
             first, last = np.searchsorted(shape.inputs, [lo, hi])
-            tile[shape.inputs[first:last] - lo] = columns_of(inverse, first, last)
-        tile = sparsified(tile, keep).astype(np.float32)
+            tile[shape.inputs[first:last] - lo] = zero_diagonal_columns(inverse, first, last)
+        tile = sparsify_columns(tile, keep).astype(np.float32)
         tiles.append(scipy.sparse.csr_array(tile) if cut else tile)
     return scipy.sparse.vstack(tiles, format="csr").T.tocsr() if cut else np.ascontiguousarray(np.vstack(tiles).T)
 
 
-def sparsified(columns: AnyArray, keep: int) -> AnyArray:
+def sparsify_columns(columns: AnyArray, keep: int) -> AnyArray:
     """Only the `keep` largest entries of each column, given as rows; as large up to rounding is as large."""
     width = columns.shape[1]
     if keep == 0 or keep >= width:
@@ -43,7 +43,7 @@ def sparsified(columns: AnyArray, keep: int) -> AnyArray:
     return columns
 
 
-def as_heads(weights: Any) -> Arrays:
+def pack_weights(weights: Any) -> Arrays:
     """B as it is sent and stored: whole, or row by row the columns that are not zero."""
     none = np.zeros(0, np.int32)
     known = np.array([weights.shape[1]], np.int32)
@@ -53,21 +53,21 @@ def as_heads(weights: Any) -> Arrays:
     return {"weights": weights, "column": none, "ptr": none, "known": known}
 
 
-def matrix_of(heads: Arrays) -> Any:
+def unpack_weights(heads: Arrays) -> Any:
     """B (inputs, known items) from what was sent, dense or sparse."""
     if heads["weights"].ndim == 2:
         return heads["weights"]
     return matrix_of_rows(heads["ptr"], heads["column"], heads["weights"], int(heads["known"][0]))
 
 
-def dense_weights(heads: Arrays) -> Floats:
-    found = matrix_of(heads)
+def unpack_dense_weights(heads: Arrays) -> Floats:
+    found = unpack_weights(heads)
     return np.asarray(found.toarray() if scipy.sparse.issparse(found) else found)
 
 
-def column_of(heads: Arrays, item: int, n_items: int) -> Floats:
+def read_column(heads: Arrays, item: int, n_items: int) -> Floats:
     """What every item says for one item; items that are no input, or came too late for B, say nothing."""
-    matrix, said = matrix_of(heads), np.zeros(n_items, np.float32)
+    matrix, said = unpack_weights(heads), np.zeros(n_items, np.float32)
     if item >= matrix.shape[1]:
         return said
     column = matrix[:, [item]]

@@ -1,0 +1,134 @@
+"""Laplace noise on uploads: as F3CRec's Table 8 uses it, or clipped and counted (spec D.7, F.8).
+
+mode = "paper": noise on every entry of the uploaded rows, without a clip. That is noise and not differential privacy:
+no epsilon belongs to it. mode = "ldp": everything a client sends is shortened to an L1 length, gets noise on every
+entry, and costs `epsilon` a release against a server that sees each upload. Where what is bounded is an L2 length, and
+tables are large, Gaussian noise (part 'dpps') hides as much with far less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from tacita.core.draws import Draws
+from tacita.core.errors import TacitaError
+from tacita.core.types import Arrays, CohortView, Doubles, ServerState
+from tacita.messages import Spec, Total, Upload
+from tacita.methods.personal import releases
+from tacita.methods.personal.releases import reduce_by_client, repeat_by_user
+from tacita.privacy.accounting import Event
+from tacita.privacy.ledger import ACCOUNT_ARRAYS, EARLIER_RUNS, Ledger
+from tacita.privacy.noise import NoiseStream
+from tacita.round.parts import Part, PartConfig, RunContext
+from tacita.round.registry import register
+
+
+class LaplaceNoiseConfig(PartConfig):
+    scale: float = Field(0.1, ge=0, description="scale of the Laplace noise on every entry of every row (mode paper)")
+    from_block: int = Field(1, ge=0, description="first block with noise (mode paper; with ldp every block has it)")
+    mode: Literal["paper", "ldp"] = Field("paper", description="ldp: with a clip, so that an epsilon can be stated")
+    clip: float = Field(1.0, gt=0, description="L1 length of everything a client sends (mode ldp)")
+    epsilon: float = Field(1.0, gt=0, description="epsilon of one release (mode ldp)")
+    budget: float | None = Field(None, gt=0, description="epsilon after which a person sends nothing; default: none")
+
+
+@register
+class LaplaceNoise(Part):
+    """Every client adds Laplace noise to its whole table before it leaves the device."""
+
+    name = "laplace-noise"
+    Config: ClassVar[type[PartConfig]] = LaplaceNoiseConfig
+    config: LaplaceNoiseConfig
+
+    def __init__(self, config: PartConfig, context: RunContext) -> None:
+        super().__init__(config, context)
+        if self._is_ldp:  # noise as the paper has it minds its own rounds, and keeps nothing
+            self.every_release, self.lasting = True, ACCOUNT_ARRAYS  # type: ignore[misc]
+
+    @property
+    def _is_ldp(self) -> bool:
+        return self.config.mode == "ldp"
+
+    @property
+    def scale(self) -> float:
+        """Of the noise: a person's data may be replaced, which moves what is sent by two clips at most."""
+        return 2 * self.config.clip / self.config.epsilon if self._is_ldp else self.config.scale
+
+    def sends_whole_table(self, block: int) -> bool:
+        return self.scale > 0 and (self._is_ldp or block >= self.config.from_block)
+
+    def check(self, n_items: int) -> None:
+        train = self.context.train
+        if train.weighs_data or train.aggregation == "per-row":
+            raise TacitaError(
+                f"laplace-noise covers every row of every client, which aggregation = '{train.aggregation}' with "
+                f"weigh_by = '{train.weigh_by}' cannot weigh; use 'mean' or 'fixed' of clients."
+            )
+        if self._is_ldp:
+            if train.aggregator != "plain":
+                raise TacitaError(
+                    f"train.aggregator = '{train.aggregator}' rounds every number of what laplace-noise has shortened, "
+                    "and all of them together may be longer then than what is counted; use 'plain', or part 'dpps'."
+                )
+            releases.check_other_parts(self)
+            releases.check_weights(self)
+
+    def ledger(self) -> Ledger | None:
+        if not self._is_ldp:
+            return None
+        unit: Literal["person", "silo"] = "silo" if self.context.train.n_joint_silos else "person"
+        earlier = Event(EARLIER_RUNS, "gaussian", 1.0, 1.0, unit, once=True)  # in the coin that all ledgers have
+        return Ledger((Event("upload", "laplace", 2 * self.config.clip, self.scale, unit), earlier))
+
+    def device_arrays(self, n_users: int) -> Arrays:
+        ledger = self.ledger()
+        return ledger.open_accounts(n_users, self.config.budget) if ledger else {}
+
+    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
+        ledger = self.ledger()
+        if ledger is None:
+            return upload, {}
+        account = {name: view.parts[self.name][name] for name in ACCOUNT_ARRAYS}
+        _, could = ledger.charge(account, "upload", participants=repeat_by_user(view, upload.weight > 0))
+        goes = reduce_by_client(view, could, np.logical_and).astype(bool)
+        account, _ = ledger.charge(account, "upload", participants=repeat_by_user(view, goes))
+        upload = releases.clip_upload(upload, self.config.clip, releases.upload_l1_norms(upload)).drop_clients(~goes)
+        times = account["times"][:, 0].astype(np.int64)
+        return releases.add_nonces(upload, self.context.draws, self.name, view, times), account
+
+    def field_sent(self, field: Spec) -> Spec:
+        if self._is_ldp and field.seen == "each":
+            raise TacitaError(f"'{field.name}' is seen each by itself, and laplace-noise noises sums; leave it out.")
+        return replace(field, most=np.inf, least=-np.inf) if self._is_ldp else field
+
+    def encode_sum(self, server: ServerState, total: Total) -> Total:
+        """The sum of n Laplace variables is the difference of two Gamma(n) variables."""
+        if not self.sends_whole_table(server.block) or total.n_clients == 0:
+            return total
+        also = (total.nonce,) if self._is_ldp or total.nonce else ()
+        draw = _gamma_sampler(self.context.draws, server, also)
+        changed: Arrays = {}
+        for name in sorted(total.sums) if self._is_ldp else ["rows"]:
+            shape, n = total[name].shape, total.n_clients
+            changed[name] = total[name] + self.scale * (draw(n, *shape) - draw(n, *shape))
+        return total.with_sums(changed)
+
+    def promises(self, server: ServerState) -> dict[str, float | str]:
+        if not self._is_ldp:
+            return {}
+        unit = "silo" if self.context.train.n_joint_silos else "person"
+        return {"unit": unit, "threat": "local", "delta": 0.0, "epsilon_of_a_release": self.config.epsilon}
+
+
+def _gamma_sampler(draws: Draws, server: ServerState, also: tuple[int, ...]) -> Callable[..., Doubles]:
+    """Gamma(n) numbers: on a device from its sealed stream, in the lab from a fast generator."""
+    if draws.secret:
+        return NoiseStream(draws, "laplace-noise", server.block, server.round, *also).gammas
+    key = draws.private("laplace-noise", server.block, server.round, *also)
+    rng = np.random.Generator(np.random.Philox(key=int(key)))
+    return lambda n, *shape: rng.standard_gamma(n, shape)

@@ -1,0 +1,1 @@
+"""Experiments on runs: tables of papers and tuning, speed, attacks."""
