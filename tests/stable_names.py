@@ -19,7 +19,8 @@ FOLDER = Path(__file__).parent / "stable"
 PURPOSES = FOLDER / "purposes.json"
 CELL_KEYS = FOLDER / "cell_keys.json"
 PACKAGE = Path(tacita.__file__).parent
-DRAWING = {"public", "private", "sealed", "derive_key"}  # methods of `Draws`
+DRAWING = {"public", "private", "secret_key"}  # methods of `Draws`
+STREAMS = {"NoiseStream"}  # made of draws and a purpose
 
 
 def purpose_pattern(node: ast.expr) -> str | None:
@@ -36,10 +37,13 @@ def find_purposes(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call) or not node.args:
             continue
+        pattern = None
         if isinstance(node.func, ast.Attribute) and node.func.attr in DRAWING:
             pattern = purpose_pattern(node.args[0])
-            if pattern is not None:
-                yield pattern
+        elif isinstance(node.func, ast.Name) and node.func.id in STREAMS and len(node.args) > 1:
+            pattern = purpose_pattern(node.args[1])
+        if pattern is not None:
+            yield pattern
 
 
 def package_purposes() -> list[str]:

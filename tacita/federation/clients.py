@@ -6,7 +6,7 @@ The lab keeps all devices in a few arrays. Only this module indexes them by user
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,20 +33,17 @@ from tacita.kernels.hashing import choose_distinct, hash_owners, sample_owners
 from tacita.models.base import Backbone
 from tacita.round.device_state import OWN_ROWS, PARTS, DeviceState, PagedLists
 from tacita.round.plan import Plan
+from tacita.round.state import initial_state
 
 
 def grow_devices(clients: DeviceState, plan: Plan, keys: Keys) -> None:
     """A new block: room for users up to len(keys), existing rows bit for bit as they are, nobody has trained."""
     fresh = plan.backbone.init_private(plan.draws, keys[clients.n_users :])
-    keeping = {part.name: part.device_arrays(len(keys)) for part in plan.parts}
-    keeping[plan.learner.name] = plan.learner.device_arrays(len(keys))
-    clients.grow(
-        {
-            "private": np.concatenate([clients.private, fresh]),
-            **flatten_parts(keeping, PARTS),
-            "took_part": np.zeros(len(keys), bool),
-        }
-    )
+    part_state = {name: initial_state(specs) for name, specs in plan.state_specs(len(keys)).items()}
+    state: dict[str, AnyArray | Ragged] = {"private": np.concatenate([clients.private, fresh])}
+    state |= flatten_parts(part_state, PARTS)
+    state["took_part"] = np.zeros(len(keys), bool)
+    clients.grow(state)
     clients.arrays["took_part"] = np.zeros(len(keys), bool)
     clients.persistent = plan.persistent_names
 
@@ -105,12 +102,24 @@ def assign_silos(user_keys: Keys, silos: int, draws: Draws) -> Longs:
 
 def equalise_silo_accounts(clients: DeviceState, plan: Plan, home: Longs) -> None:
     """Everybody in a silo has spent what it has, also who was away then: the most that one of them has."""
+    n_silos = int(home.max(initial=-1)) + 1
     for part in plan.parts:
-        for name in (f"{PARTS}{part.name}/{one}" for one in ("spent", "times")) if part.ledger() else ():
-            mine = clients.arrays[name]
-            most = np.zeros((int(home.max(initial=-1)) + 1, mine.shape[1]), mine.dtype)
-            np.maximum.at(most, home, mine)
-            mine[:] = most[home]
+        if part.privacy is None or part.privacy.ledger() is None:
+            continue
+        for name in ("spent", "times"):
+            account = clients.arrays[f"{PARTS}{part.name}/{name}"]
+            most = np.zeros((n_silos, account.shape[1]), account.dtype)
+            np.maximum.at(most, home, account)
+            account[:] = most[home]
+
+
+def copy_state(clients: DeviceState, source: DeviceState, names: Iterable[str], users: AnyArray) -> None:
+    """Take over what other devices keep of some users, where there is room for it."""
+    for name in names:
+        if name in clients.lists:
+            clients.lists[name].put(users, *source.lists[name].take(users))
+        elif name in clients.arrays:
+            clients.arrays[name][users] = source.arrays[name][users]
 
 
 def draw_participants(members: Membership, config: ParticipationConfig, draws: Draws, block: int, round: int) -> Longs:

@@ -14,8 +14,8 @@ from tacita.core.types import Block, Broadcast, Ragged, ServerState
 from tacita.federation.scoring import DeviceScorer
 from tacita.metrics import Evaluation, EvaluationRules, evaluate, sample_candidates
 from tacita.round.device_state import DeviceState
-from tacita.round.parts import Purpose, find_deciding_part, overrides
-from tacita.round.plan import Federation, prepare_serving
+from tacita.round.plan import Federation
+from tacita.round.serving import Purpose
 
 UNMASKED = "unmasked "
 MetricSums = dict[str, tuple[float, int]]
@@ -73,7 +73,7 @@ def evaluate_devices(
 ) -> Evaluation:
     """Evaluate the devices' own scores on a block's validation or test items."""
     past = fed.stream.history(block.index) if fed.backbone.reads_history else None
-    down = learned.broadcast or prepare_serving(fed, learned.server)
+    down = learned.broadcast or fed.broadcast_serving(learned.server)
     keys = fed.stream.user_keys
     read = block
     if wanted is None:
@@ -85,9 +85,10 @@ def evaluate_devices(
 
 def resolve_read_setting(fed: Federation) -> str | None:
     """What of a block a run reads when it is tested (`evaluate.read`); None: its models read nobody's items."""
-    backbone, anew = fed.backbone, find_deciding_part(fed.parts, "predict_anew")
-    reading = backbone.reads_history or backbone.reads_context or anew or any(p.reads_items for p in fed.parts)
-    return fed.config.evaluate.read if reading else None
+    backbone = fed.backbone
+    model_reads = backbone.reads_history or backbone.reads_context
+    reads = model_reads or any(part.reads_items for part in fed.parts)
+    return fed.config.evaluate.read if reads else None
 
 
 def build_test_block(fed: Federation, block: Block) -> Block:
@@ -153,7 +154,7 @@ def evaluate_block(
         own = cfg.old_block_mask == "own" or earlier.index == block.index
         seen = test(earlier, build_mask(fed, earlier if own else block, "test", cfg.mask), only_chosen=True)
         result["on_blocks"].append(seen.mean()[chosen])
-    if len(block.valid.ids) and any(overrides(p, hook) for p in fed.parts for hook in ("predict", "predict_anew")):
+    if len(block.valid.ids) and any(part.serves & {"correction", "personal_scores"} for part in fed.parts):
         # with the corrections that only serving applies; what tuning looks at
         mask = build_mask(fed, block, "valid", cfg.mask)
         result["valid_served"] = test(block, mask, only_chosen=True, wanted=block.valid).mean()[chosen]

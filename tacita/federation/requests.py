@@ -1,10 +1,10 @@
-"""What people ask for between rounds: share, unshare, forget, leave. One door for every method.
+"""What users ask for between rounds: share, unshare, forget, leave. One service for every method.
 
-First the person's own device does its part and says what of the request leaves it, then the server's record of what was
-shared changes, then every part that the request concerns handles it; it may ask devices questions of its own and play
-rounds. What it did is told in a certificate. Where that changes the model, the best round so far still holds what was
-withdrawn, so the block goes on from the state that is left. The same asked for by many people is carried out together,
-at the price of one request.
+First the user's own device does its part and says what of the request leaves it. Then the server's record of what was
+shared changes, and every part that the request concerns carries it out; it may ask devices questions of its own and
+play rounds. What it did stands in a certificate. Where that changes the model, the best round so far still holds what
+was withdrawn, so the block goes on from the new state. Requests of many users are carried out together, at the price
+of one.
 """
 
 from __future__ import annotations
@@ -19,65 +19,63 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Keys, Ragged, Request, RequestBatch, RoundReplay, ServerState, SharedRecord
 from tacita.federation.devices import LocalDevices
 from tacita.federation.evaluation import selection_metric
-from tacita.federation.one_round import Progress, decode_total, open_block, run_round, start_run
+from tacita.federation.one_round import Progress, open_block, run_round, start_run
 from tacita.messages import Total
+from tacita.round.capabilities import Unlearning
 from tacita.round.device_state import DeviceState
-from tacita.round.learner import Learner
-from tacita.round.parts import SERVER, Part, overrides
-from tacita.round.plan import Federation, Plan, prepare_serving
+from tacita.round.part import Part
+from tacita.round.plan import Federation, Plan
+from tacita.round.question import Question
 
 
 def handle_requests(plan: Plan, progress: Progress, request: Request | RequestBatch) -> dict[str, Any]:
-    """Carry out what one person asks for, or many; returns what each part that it concerns says, and what it took."""
-    asked_for = RequestBatch.from_request(request)
-    _check_requests(plan, asked_for)
+    """Carry out what one user asks for, or many; returns what each part that it concerns reports, and what it took."""
+    requests = RequestBatch.from_request(request)
+    check_requests(plan, requests)
     before = progress.server
-    asked_for = progress.devices.apply_requests(plan, before, asked_for)
-    server = replace(before, shared=update_shared_record(before.shared, asked_for))
-    asked_for = replace(asked_for, withdrawn_items=_withdrawn_items(before.shared, asked_for))
-    server, dropped = _purge_parts(plan, server, asked_for)
-    asked, play = 0, RequestRounds(plan, progress, server)
-
-    def ask(now: ServerState, question: str, chosen: Keys | None) -> Total:
-        nonlocal asked
-        if plan.find_asker(question) is None:
-            raise TacitaError(f"'{question[:100]}' is no question of a part's own; play a round instead.")
-        asked += 1  # nodes answer each question once
-        named = f"{question}/{asked_for.number}.{asked}"
-        now = plan.merge_state(play.full_state, now)
-        down, began = prepare_serving(plan, now), time.perf_counter()
-        told = progress.devices.exchange(plan, now, down, named, chosen)
-        play.add_cost(told.clients, told.bytes_up, down.n_bytes * told.clients, time.perf_counter() - began)
-        return plan.visible_total(SERVER, decode_total(plan, now, told.total, named))
-
-    said: dict[str, Any] = {name: {"purged": lines} for name, lines in dropped.items()}
+    requests = progress.devices.apply_requests(plan, before, requests)
+    server = replace(before, shared=update_shared_record(before.shared, requests))
+    requests = replace(requests, withdrawn_items=_withdrawn_items(before.shared, requests))
+    server, purged = _purge_parts(plan, server, requests)
+    rounds = RequestRounds(plan, progress, server, requests)
+    reports: dict[str, Any] = {name: {"purged": lines} for name, lines in purged.items()}
     try:
-        handlers: tuple[Part | Learner, ...] = (*plan.parts, plan.learner)
-        for one in handlers:
-            play.cost, began = RequestCost(), time.perf_counter()
-            part = one if isinstance(one, Part) else None
-            handled = one.handle_many(plan.visible_state(part.party if part else SERVER, server), asked_for, ask, play)
-            if handled is not None:
-                made, told = handled
-                server = play.full_state = plan.merge_state(play.full_state, made, part)
-                took = play.cost.to_certificate(time.perf_counter() - began) if "method" in told else {}
-                # who names a method certifies what it did, at what price
-                said[one.name] = {**said.get(one.name, {}), **took, **told}
+        for name, unlearning in plan.unlearners.items():
+            report = rounds.run_handler(name, unlearning)
+            if report is not None:
+                reports[name] = {**reports.get(name, {}), **report}
     finally:  # devices have played those rounds, whatever became of the request
-        progress.server = replace(progress.server, round=progress.server.round + play.rounds_played)
-        progress.played += play.rounds_played
-    if not play.rounds_played and not _model_changed(before, server, plan.learner.name):
-        waiting = {name: v for name, v in server.parts.items() if name == plan.learner.name}
-        parts = {**progress.best_server.parts, **waiting}
+        progress.server = replace(progress.server, round=progress.server.round + rounds.rounds_played)
+        progress.played += rounds.rounds_played
+    server = rounds.full_state
+    if not rounds.rounds_played and not _model_changed(before, server, plan.learner.name):
+        _keep_best_round(plan, progress, server)
+    else:
+        _continue_from(progress, server, rounds.restarted)
+    return reports
+
+
+def _keep_best_round(plan: Plan, progress: Progress, server: ServerState) -> None:
+    """The model is as it was: only records changed, and who waits to take something back."""
+    parts = dict(progress.best_server.parts)
+    if plan.learner.name in server.parts:
+        parts[plan.learner.name] = server.parts[plan.learner.name]
+    progress.server = server
+    progress.best_server = replace(progress.best_server, shared=server.shared, parts=parts)
+
+
+def _continue_from(progress: Progress, server: ServerState, restarted: bool) -> None:
+    """The block goes on from the new state: the best round so far still holds what was withdrawn."""
+    if restarted:
         progress.server = server
-        progress.best_server = replace(progress.best_server, shared=server.shared, parts=parts)
-        return said
-    if play.restarted:
-        progress.server, progress.played = server, 0
-    progress.server = progress.best_server = replace(server, round=progress.server.round)
-    progress.best_score, progress.best_round, progress.stale = -1.0, progress.server.round, 0
-    progress.devices.keep_best(progress.server.round)
-    return said
+        progress.played = 0
+    server = replace(server, round=progress.server.round)
+    progress.server = server
+    progress.best_server = server
+    progress.best_score = -1.0
+    progress.best_round = server.round
+    progress.stale = 0
+    progress.devices.keep_best(server.round)
 
 
 @dataclass
@@ -104,30 +102,68 @@ class RequestCost:
 
 @dataclass
 class RequestRounds:
-    """The rounds that a request takes, played on the run's own devices."""
+    """The questions and rounds that a request takes, on the run's own devices."""
 
     plan: Plan
     progress: Progress
-    full_state: ServerState  # what all parties hold, where parts see their share of it
+    full_state: ServerState  # where hooks see only their share of it
+    requests: RequestBatch
     cost: RequestCost = field(default_factory=RequestCost)
+    questions_asked: int = 0
     rounds_played: int = 0
     restarted: bool = False
-    devices_before: DeviceState | None = None  # as they were before the first block began anew
+    devices_before: DeviceState | None = None  # as they were before the first block began again
+
+    def run_handler(self, name: str, unlearning: Unlearning) -> dict[str, Any] | None:
+        """Let one part carry the requests out; what it reports, with the price where it certifies a method."""
+        part = self._part_of(name)
+        self.cost = RequestCost()
+        began = time.perf_counter()
+        visible = self.plan.visible_state(part, self.full_state)
+
+        def ask(server: ServerState, kind: str, chosen: Keys | None) -> Total:
+            return self.ask_devices(server, Question(kind, owner=name), chosen)
+
+        handled = unlearning.on_server(visible, self.requests, ask, self)
+        if handled is None:
+            return None
+        changed, report = handled
+        self.full_state = self.plan.merge_state(part, self.full_state, changed)
+        price = {}
+        if "method" in report:  # who names a method certifies what it did, at what price
+            price = self.cost.to_certificate(time.perf_counter() - began)
+        return {**price, **report}
+
+    def _part_of(self, name: str) -> Part | None:
+        return next((part for part in self.plan.parts if part.name == name), None)
+
+    def ask_devices(self, server: ServerState, question: Question, chosen: Keys | None) -> Total:
+        """One exchange between rounds."""
+        self.questions_asked += 1  # nodes answer each question once
+        question = question.numbered(self.requests.number, self.questions_asked)
+        server = self.plan.merge_state(None, self.full_state, server)
+        broadcast = self.plan.broadcast_serving(server)
+        began = time.perf_counter()
+        reply = self.progress.devices.exchange(self.plan, server, broadcast, question, chosen)
+        seconds = time.perf_counter() - began
+        self.add_cost(reply.clients, reply.bytes_up, broadcast.n_bytes * reply.clients, seconds)
+        return self.plan.visible_total(None, self.plan.decode(server, reply.total, question))
 
     def __call__(self, server: ServerState, chosen: Keys | None, replay: RoundReplay | None = None) -> ServerState:
         self.require_rounds(1)
-        server = self.plan.merge_state(self.full_state, server)
+        server = self.plan.merge_state(None, self.full_state, server)
         self.full_state, report = run_round(self.plan, server, self.progress.devices, chosen, replay)
         self.rounds_played += 1
         self.cost.rounds += 1
         self.progress.bytes_up += report.bytes_up
         self.progress.bytes_down += report.bytes_down
-        n = report.clients
-        self.add_cost(n, n * report.bytes_up, n * report.bytes_down, report.seconds)
-        return self.plan.visible_state(SERVER, self.full_state)
+        n_clients = report.clients
+        self.add_cost(n_clients, n_clients * report.bytes_up, n_clients * report.bytes_down, report.seconds)
+        return self.plan.visible_state(None, self.full_state)
 
     def require_rounds(self, rounds: int) -> None:
-        most, so_far = self.progress.devices.max_request_rounds, self.progress.played + self.rounds_played
+        most = self.progress.devices.max_request_rounds
+        so_far = self.progress.played + self.rounds_played
         if most is not None and so_far + rounds > most:
             raise TacitaError(
                 f"requests have taken {so_far} rounds of this block, may take {most} and this one needs {rounds}; ask "
@@ -138,78 +174,79 @@ class RequestRounds:
         devices = self.progress.devices
         if not isinstance(devices, LocalDevices) or not isinstance(self.plan, Federation):
             raise TacitaError("nodes do not go back to an earlier block; begin a new run without what was withdrawn.")
-        self.devices_before, server = (
-            self.devices_before or devices.clients,
-            self.plan.merge_state(self.full_state, server),
-        )
+        if self.devices_before is None:
+            self.devices_before = devices.clients
+        server = self.plan.merge_state(None, self.full_state, server)
         if block == 0:
             devices.restart(self.plan)
             server = replace(start_run(self.plan).server, shared=server.shared)
         else:
             devices.keep_best(server.round)
-            devices.end_block(self.plan, server, prepare_serving(self.plan, server))
-            for part in self.plan.parts:
-                server = server.with_part(part.name, part.server_end_block(self.plan.visible_state(part.party, server)))
-        anew, known = Progress(server, devices, server), devices.clients.n_users
-        open_block(self.plan, anew, block)
-        devices.restore_persistent(self.plan, self.devices_before, known)
-        self.restarted, self.full_state = True, anew.server
-        return self.plan.visible_state(SERVER, self.full_state)
+            devices.end_block(self.plan, server, self.plan.broadcast_serving(server))
+            server = self.plan.end_block(server)
+        reopened = Progress(server, devices, server)
+        n_known = devices.clients.n_users
+        open_block(self.plan, reopened, block)
+        devices.restore_persistent(self.plan, self.devices_before, n_known)
+        self.restarted = True
+        self.full_state = reopened.server
+        return self.plan.visible_state(None, self.full_state)
 
     def validate(self, server: ServerState) -> float | None:
         metric, k = selection_metric(self.plan.config)
-        server = self.plan.merge_state(self.full_state, server)
-        found = self.progress.devices.validate(self.plan, server, prepare_serving(self.plan, server))
-        total, users = found.get(f"{metric}@{k}", (0.0, 0))
+        server = self.plan.merge_state(None, self.full_state, server)
+        sums = self.progress.devices.validate(self.plan, server, self.plan.broadcast_serving(server))
+        total, users = sums.get(f"{metric}@{k}", (0.0, 0))
         return total / users if users else None
 
-    def add_cost(self, clients: int, up: float, down: float, seconds: float) -> None:
-        spent = self.cost
-        spent.clients += clients
-        spent.bytes_up += up
-        spent.bytes_down += down
-        spent.seconds += seconds
+    def add_cost(self, clients: int, bytes_up: float, bytes_down: float, seconds: float) -> None:
+        self.cost.clients += clients
+        self.cost.bytes_up += bytes_up
+        self.cost.bytes_down += bytes_down
+        self.cost.seconds += seconds
 
 
 def _model_changed(before: ServerState, after: ServerState, learner: str) -> bool:
-    """Whether a request changed more than the record of what people shared, and of who waits to take some back."""
-    same = before.items is after.items and before.heads is after.heads
-    held = {name: v for name, v in before.parts.items() if name in after.parts and name != learner}
-    return not same or any(after.parts[name] is not v for name, v in held.items())
+    """Whether a request changed more than the record of what users shared, and of who waits to take some back."""
+    if before.items is not after.items or before.heads is not after.heads:
+        return True
+    common = [name for name in before.parts if name in after.parts and name != learner]
+    return any(after.parts[name] is not before.parts[name] for name in common)
 
 
-def _purge_parts(plan: Plan, server: ServerState, request: RequestBatch) -> tuple[ServerState, dict[str, list[str]]]:
+def _purge_parts(plan: Plan, server: ServerState, requests: RequestBatch) -> tuple[ServerState, dict[str, list[str]]]:
     """Without what parts keep of earlier models, where somebody is about to unlearn; by part, what that was."""
-    able = [part for part in plan.parts if part.takes_back and can_handle(part)]
-    withdrawn = (
-        len(request.withdrawn_items.ids)
-        if request.kind == "unshare" and request.withdrawn_items is not None
-        else len(request.senders)
-    )
-    dropped: dict[str, list[str]] = {}
-    if request.kind == "share" or not able or not withdrawn:
-        return server, dropped
+    purged: dict[str, list[str]] = {}
+    if not plan.forgetting_parts or not _withdraws(requests):
+        return server, purged
     for part in plan.parts:
-        left, lines = part.purged(plan.visible_state(part.party, server))
+        if part.unlearning is None:
+            continue
+        remaining, lines = part.unlearning.purge(plan.visible_state(part, server))
         if lines:
-            server, dropped[part.name] = server.with_part(part.name, left), lines
-    return server, dropped
+            server = server.with_part(part.name, remaining)
+            purged[part.name] = lines
+    return server, purged
 
 
-def can_handle(part: Part) -> bool:
-    """Whether a part does anything on the server about what people ask for."""
-    return overrides(part, "handle") or overrides(part, "handle_many")
+def _withdraws(requests: RequestBatch) -> bool:
+    """Whether somebody takes something back."""
+    if requests.kind == "share":
+        return False
+    if requests.kind == "unshare" and requests.withdrawn_items is not None:
+        return len(requests.withdrawn_items.ids) > 0
+    return len(requests.senders) > 0
 
 
-def _check_requests(plan: Plan, request: RequestBatch) -> None:
+def check_requests(plan: Plan, requests: RequestBatch) -> None:
     """Refuse what nobody would carry out, before any device or record changes."""
     if plan.config.train.silos:
         raise TacitaError("requests are for clients that are one user each; train.silos must be 0.")
-    able = any(can_handle(part) for part in plan.parts)
-    if not able and not (plan.learner.takes_back and request.kind in ("forget", "leave")):
+    learner_withdraws = plan.learner.unlearning is not None and requests.kind in ("forget", "leave")
+    if not plan.implementing("on_server") and not learner_withdraws:
+        names = ", ".join(part.name for part in plan.parts) or "none"
         raise TacitaError(
-            f"nothing in this run can carry out '{request.kind}': its parts are "
-            f"{', '.join(part.name for part in plan.parts) or 'none'}; train again with other data."
+            f"nothing in this run can carry out '{requests.kind}': its parts are {names}; train again with other data."
         )
 
 
@@ -219,31 +256,33 @@ def update_shared_record(record: SharedRecord, request: Request | RequestBatch) 
     What is shared later has no earlier time, whatever a device says: what goes over rounds again takes the older for
     having been there.
     """
-    asked = RequestBatch.from_request(request)
-    if asked.kind == "share":
+    requests = RequestBatch.from_request(request)
+    if requests.kind == "share":
         last = float(record.time.max(initial=-np.inf))
-        at = asked.time if asked.time >= last else float(np.nextafter(last, np.inf))
-        return record.with_lists(asked.senders, asked.items, at)
-    return record.without_lists(asked.senders, record.lists_of(asked.senders) if asked.kind == "leave" else asked.items)
+        time = requests.time if requests.time >= last else float(np.nextafter(last, np.inf))
+        return record.with_lists(requests.senders, requests.items, time)
+    withdrawn = record.lists_of(requests.senders) if requests.kind == "leave" else requests.items
+    return record.without_lists(requests.senders, withdrawn)
 
 
-def _withdrawn_items(given: SharedRecord, request: RequestBatch) -> Ragged:
+def _withdrawn_items(record: SharedRecord, requests: RequestBatch) -> Ragged:
     """What of the record goes with a request, by sender."""
-    mine = given.lists_of(request.senders)
-    if request.kind == "share":
-        return Ragged.empty(len(request.senders))
-    if request.kind == "leave" or not len(mine.ids):
-        return mine
-    return mine.filter_entries(request.items.holds(mine.rows(), mine.ids))
+    shared = record.lists_of(requests.senders)
+    if requests.kind == "share":
+        return Ragged.empty(len(requests.senders))
+    if requests.kind == "leave" or not len(shared.ids):
+        return shared
+    return shared.filter_entries(requests.items.holds(shared.rows(), shared.ids))
 
 
-def enrol_users(fed: Federation, progress: Progress) -> None:
-    """What the lab's people choose as a block begins, or some rounds later; people elsewhere choose by themselves."""
+def enrol_users(federation: Federation, progress: Progress) -> None:
+    """What the lab's users choose as a block begins, or some rounds later; live users choose by themselves."""
     if not isinstance(progress.devices, LocalDevices):
         return
-    done = progress.server.round - progress.played
-    for part in fed.parts:
-        if overrides(part, "enrol") and part.enrols_after() == done:
-            asked = progress.devices.enrol(fed, progress.server, part)
-            if asked is not None and len(asked.senders):
-                handle_requests(fed, progress, asked)
+    rounds_done = progress.server.round - progress.played
+    for part in federation.parts:
+        if part.lab_enrolment is None or part.lab_enrolment.enrolment_round != rounds_done:
+            continue
+        requests = progress.devices.enrol(federation, progress.server, part)
+        if requests is not None and len(requests.senders):
+            handle_requests(federation, progress, requests)

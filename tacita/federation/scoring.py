@@ -10,14 +10,15 @@ from tacita.core.types import Block, Broadcast, CohortView, Floats, Ints, Keys, 
 from tacita.federation.clients import build_user_view
 from tacita.models.scoring import score_all, score_samples, score_with_own_rows
 from tacita.round.device_state import OWN_ROWS, DeviceState
-from tacita.round.parts import Part, Purpose, find_deciding_part, overrides
 from tacita.round.plan import Plan
+from tacita.round.serving import Purpose, Serving
 
 
 def take_lists(lists: Ragged, users: Ints) -> Ragged:
     """The users' lists; nothing for users who came later."""
-    short = max(0, int(users.max(initial=-1)) + 1 - len(lists))
-    return replace(lists, ptr=np.append(lists.ptr, np.full(short, lists.ptr[-1]))).take(users)
+    n_missing = max(0, int(users.max(initial=-1)) + 1 - len(lists))
+    padding = np.full(n_missing, lists.ptr[-1])
+    return replace(lists, ptr=np.append(lists.ptr, padding)).take(users)
 
 
 @dataclass(frozen=True)
@@ -31,58 +32,73 @@ class DeviceScorer:
     keys: Keys
     broadcast: Broadcast
     purpose: Purpose
-    past: Ragged | None = None  # what everybody did in earlier blocks, where the model reads it
+    past: Ragged | None = None  # what users did in earlier blocks, where the model reads it
 
     def __call__(self, users: Ints) -> Floats:
-        correcting = [p for p in self.plan.parts if overrides(p, "predict")]
-        changing = any(overrides(p, "serving") for p in self.plan.parts)
-        answering, anew = (find_deciding_part(self.plan.parts, hook) for hook in ("answers", "predict_anew"))
-        backbone, view = self.plan.backbone, None
-        if correcting or answering or anew or changing or backbone.reads_context or backbone.reads_history:
-            view = self.build_view(users)
-        scores = anew.predict_anew(view, self.purpose) if anew and view else None
-        if scores is None and answering and view:
-            scores = answering.answers(view)
+        backbone = self.plan.backbone
+        if not (self.plan.serving_parts or backbone.reads_context or backbone.reads_history):
+            return self._score_own_model(users, None)
+        view, servings = self._serve(users)
+        scores = _override_scores(servings, None)
         if scores is None:
             scores = self._score_own_model(users, view)
-        for part in correcting:
-            assert view is not None
-            scores = part.predict(view, scores, self.purpose)
+        for serving in servings:
+            if serving.correction is not None:
+                scores = serving.correction(scores)
         return scores
 
     def score_items(self, users: Ints, only: Ragged) -> Floats | None:
         """Scores of some items of each user, flat; None where a model can only score the catalogue."""
-        answering, anew = (find_deciding_part(self.plan.parts, hook) for hook in ("answers", "predict_anew"))
-        if any(overrides(p, "predict") for p in self.plan.parts):
+        if any("correction" in part.serves for part in self.plan.parts):
             return None
-        made = anew.predict_anew(self.build_view(users), self.purpose, only) if anew else None
-        if made is not None:
-            return made
-        if answering is not None:
-            return self._score_override(answering, users, only)
         backbone = self.plan.backbone
+        is_overridden = any("scores" in part.serves for part in self.plan.parts)
+        is_personal = any("personal_scores" in part.serves for part in self.plan.parts)
+        if is_overridden or is_personal:
+            if is_overridden and self.broadcast.per_client_items is None:
+                return None  # what was sent to clients is of the whole catalogue
+            servings = self._serve(users, self._broadcast_items(only))[1]
+            scores = _override_scores(servings, only)
+            if scores is not None or is_overridden:
+                return scores
         if not backbone.grouped or OWN_ROWS in self.clients.lists:
             return None  # a catalogue costs such models little, or has rows of one's own
         return score_samples(backbone, self.build_view(users), only.rows(), only.ids)
 
-    def _score_override(self, answering: Part, users: Ints, only: Ragged) -> Floats | None:
-        """What another model than the run's own says of some items, where it can leave out the others."""
-        some = self.broadcast.per_client_items
-        if some is None or not overrides(answering, "answers_some"):
-            return None
-        return answering.answers_some(
-            self.build_view(users, replace(self.broadcast, per_client=lambda all: some(all, only))), only
-        )
+    def _broadcast_items(self, only: Ragged) -> Broadcast:
+        """What clients get to be scored on some items; a part that needs the whole catalogue is asked for it later."""
+        per_client_items = self.broadcast.per_client_items
+        if per_client_items is None:
+            return self.broadcast
+        return replace(self.broadcast, per_client=lambda clients: per_client_items(clients, only))
 
-    def build_view(self, users: Ints, down: Broadcast | None = None) -> CohortView:
-        """What the devices of these users score with."""
-        view = build_user_view(self.clients, self.server, self.block, users, self.keys, down or self.broadcast)
+    def _serve(self, users: Ints, broadcast: Broadcast | None = None) -> tuple[CohortView, list[Serving]]:
+        """What the devices of these users score with, and what each part says of that."""
+        view = self._view_users(users, broadcast)
+        servings = []
+        scoring = []
+        for part in self.plan.serving_parts:
+            if "view" not in part.serves:
+                scoring.append(part)
+                continue
+            serving = part.serve(view, self.purpose)
+            if serving.view is not None:
+                view = serving.view
+        for part in scoring:  # with the view that all parts leave
+            servings.append(part.serve(view, self.purpose))
+        return view, servings
+
+    def _view_users(self, users: Ints, broadcast: Broadcast | None) -> CohortView:
+        sent = broadcast or self.broadcast
+        view = build_user_view(self.clients, self.server, self.block, users, self.keys, sent)
+        if not self.plan.backbone.reads_history:
+            return view
         past = take_lists(self.past, users) if self.past is not None else None
-        if self.plan.backbone.reads_history:
-            view = replace(view, history=past)
-        for part in self.plan.parts:
-            view = part.serving(view)
-        return view
+        return replace(view, history=past)
+
+    def build_view(self, users: Ints) -> CohortView:
+        """What the devices of these users score with."""
+        return self._serve(users)[0]
 
     def item_table(self) -> Floats:
         """The item rows that devices score with; a part may serve others than the server's own."""
@@ -90,14 +106,35 @@ class DeviceScorer:
 
     def _score_own_model(self, users: Ints, view: CohortView | None) -> Floats:
         """The run's own model, read with the private vectors of these users."""
-        backbone, server, clients = self.plan.backbone, self.server, self.clients
-        found = None if view is None else backbone.score_history(view)
-        if found is not None:
-            return found
-        context = None if view is None else backbone.context(view)
-        private, items = (clients.private[users], server.items) if view is None else (view.private, view.items)
-        if OWN_ROWS not in clients.lists:
-            return score_all(backbone, private, server.heads, items, context)
+        backbone = self.plan.backbone
+        heads = self.server.heads
+        scores = None if view is None else backbone.score_history(view)
+        if scores is not None:
+            return scores
+        context = None
+        private = self.clients.private[users]
+        items = self.server.items
+        if view is not None:
+            context = backbone.context(view)
+            private = view.private
+            items = view.items
+        if OWN_ROWS not in self.clients.lists:
+            return score_all(backbone, private, heads, items, context)
+        common = self.clients.common[OWN_ROWS]
         table = items.copy()  # rows that are newer than the last broadcast
-        table[: len(clients.common[OWN_ROWS])] = clients.common[OWN_ROWS]
-        return score_with_own_rows(backbone, private, server.heads, table, clients.read_list(OWN_ROWS, users), context)
+        table[: len(common)] = common
+        own_rows = self.clients.read_list(OWN_ROWS, users)
+        return score_with_own_rows(backbone, private, heads, table, own_rows, context)
+
+
+def _override_scores(servings: list[Serving], only: Ragged | None) -> Floats | None:
+    """Scores by another model than the run's own: one that a device makes for its user comes first."""
+    for serving in servings:
+        if serving.personal_scores is not None:
+            scores = serving.personal_scores(only)
+            if scores is not None:
+                return scores
+    for serving in servings:
+        if serving.scores is not None:
+            return serving.scores(only)
+    return None

@@ -10,12 +10,13 @@ import numpy as np
 from tacita.core.config import TrainConfig
 from tacita.core.errors import TacitaError
 from tacita.core.files import flatten_parts
-from tacita.core.types import AnyArray, CohortView, Doubles, Floats, Ragged, ServerState
+from tacita.core.types import AnyArray, Doubles, Floats, Ragged, ServerState
 from tacita.learn.training import Workspace, check_training, train_cohort
 from tacita.messages import CohortReply, Spec, Total, touched_name
 from tacita.round.device_state import OWN_ROWS, PARTS
 from tacita.round.learner import Learner, collect_extra_fields, register
-from tacita.round.parts import Part, RunContext
+from tacita.round.part import Part, RunContext
+from tacita.round.task import CohortTask
 
 HEADS = "heads/"
 MOST_MOVE = 1e4  # of one number by one client in one round; where clients do that, training has diverged
@@ -25,8 +26,8 @@ MOST_MOVE = 1e4  # of one number by one client in one round; where clients do th
 class RowsLearner(Learner):
     name = "rows"
 
-    def __init__(self, world: RunContext, parts: Sequence[Part]) -> None:
-        super().__init__(world, parts)
+    def __init__(self, context: RunContext, parts: Sequence[Part]) -> None:
+        super().__init__(context, parts)
         self.workspace = Workspace()
 
     def check(self) -> None:
@@ -60,18 +61,21 @@ class RowsLearner(Learner):
         extras = collect_extra_fields(self.parts, len(server.items))
         return (rows, *heads, *extras)
 
-    def answer(self, view: CohortView, question: str) -> CohortReply:
-        world = self.context
-        trained = train_cohort(view, world.backbone, self.parts, world.train, world.draws, self.workspace)
-        upload, local = trained.upload, trained.local
-        if world.train.weighs_data:
-            upload = replace(upload, weight=np.diff(view.train.ptr[view.user_ptr]).astype(np.float64))
-        kept: dict[str, AnyArray | Ragged] = {"private": local.private, "took_part": np.ones(len(view.user), bool)}
-        kept |= flatten_parts(trained.parts, PARTS)
-        kept[OWN_ROWS] = Ragged(
-            local.row_start, local.row_item, {"moved": local.rows}
-        )  # where devices have room for it
-        return CohortReply(upload, kept, local.notes)
+    def answer(self, task: CohortTask, question: str) -> CohortReply:
+        context = self.context
+        view = task.view
+        trained = train_cohort(task, context.backbone, self.parts, context.train, context.draws, self.workspace)
+        upload = trained.upload
+        local = trained.local
+        if context.train.weighs_data:
+            n_samples = np.diff(view.train.ptr[view.user_ptr])
+            upload = replace(upload, weight=n_samples.astype(np.float64))
+        state: dict[str, AnyArray | Ragged] = {"private": local.private}
+        state["took_part"] = np.ones(len(view.user), bool)
+        state |= flatten_parts(trained.part_state, PARTS)
+        own_rows = Ragged(local.row_start, local.row_item, {"moved": local.rows})
+        state[OWN_ROWS] = own_rows  # where devices have room for it
+        return CohortReply(upload, state, local.notes)
 
     def learn(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
         return apply_total(server, total, self.context.train, expected)

@@ -26,7 +26,9 @@ from tacita.messages import CohortReply, SparseRows, Spec, Total, Upload
 from tacita.models.scoring import sigmoid
 from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner, register
-from tacita.round.parts import Part, RunContext
+from tacita.round.part import Part, RunContext
+from tacita.round.state import StateSpec
+from tacita.round.task import CohortTask
 
 SCORES = "scores"
 HEAD = "head."
@@ -36,7 +38,6 @@ MOMENT_KINDS = ("mean", "square")
 class PredictionPart(Part):
     """A part that says what devices tell of their predictions, and learns from it in its server step."""
 
-    learner: ClassVar[str | None] = SCORES
     works_with: ClassVar[tuple[str, ...]] = (SCORES,)
 
     @property
@@ -61,9 +62,13 @@ class ScoresLearner(Learner):
     name = SCORES
     sends = "predictions"
 
-    def __init__(self, world: RunContext, parts: Sequence[Part]) -> None:
-        super().__init__(world, parts)
+    def __init__(self, context: RunContext, parts: Sequence[Part]) -> None:
+        super().__init__(context, parts)
         self.workspace = Workspace()
+
+    @classmethod
+    def find_bringer(cls, parts: Sequence[Part]) -> Part | None:
+        return next((part for part in parts if isinstance(part, PredictionPart)), None)
 
     @property
     def prediction_part(self) -> PredictionPart:
@@ -103,72 +108,93 @@ class ScoresLearner(Learner):
         about = "predictions for some items, disguised"
         return (Spec(SCORES, (len(server.items),), seen="each", most=1.0, least=0.0, about=about),)
 
-    def device_arrays(self, n_users: int) -> StateUpdate:
+    def state(self, n_users: int) -> Sequence[StateSpec]:
         backbone = self.context.backbone
-        none = np.zeros((0, backbone.item_width), np.float32)
-        columns: Arrays = {"row": none}
-        heads = {k: np.repeat(v[None], n_users, axis=0) for k, v in backbone.init_heads(self.context.draws).items()}
-        out: dict[str, AnyArray | Ragged] = {f"{HEAD}{k}": v for k, v in heads.items()}
+        no_rows = np.zeros((0, backbone.item_width), np.float32)
+        columns: Arrays = {"row": no_rows}
+        heads: Arrays = {}
+        for name, head in backbone.init_heads(self.context.draws).items():
+            heads[name] = np.repeat(head[None], n_users, axis=0)
+        arrays: Arrays = {f"{HEAD}{name}": head for name, head in heads.items()}
         if self.keeps_moments:
-            columns |= {"mean": none, "square": none, "steps": np.zeros(0, np.int64)}
-            out["steps"] = np.zeros(n_users, np.int64)
-            vectors = {"private": np.zeros((n_users, backbone.private_width), np.float32)}
-            vectors |= {f"heads.{k}": np.zeros_like(v) for k, v in heads.items()}
-            out |= {f"{name}.{kind}": v.copy() for name, v in vectors.items() for kind in MOMENT_KINDS}
-        return {"rows": Ragged(np.zeros(n_users + 1, np.int64), np.zeros(0, np.int32), columns), **out}
+            columns |= {"mean": no_rows, "square": no_rows, "steps": np.zeros(0, np.int64)}
+            arrays["steps"] = np.zeros(n_users, np.int64)
+            arrays |= self._empty_moments(n_users, heads)
+        rows = Ragged(np.zeros(n_users + 1, np.int64), np.zeros(0, np.int32), columns)
+        return [StateSpec("rows", rows), *(StateSpec(name, array) for name, array in arrays.items())]
+
+    def _empty_moments(self, n_users: int, heads: Arrays) -> Arrays:
+        """Adam's moments of private vectors and heads, before the first step."""
+        vectors: Arrays = {"private": np.zeros((n_users, self.context.backbone.private_width), np.float32)}
+        for name, head in heads.items():
+            vectors[f"heads.{name}"] = np.zeros_like(head)
+        moments: Arrays = {}
+        for name, vector in vectors.items():
+            for kind in MOMENT_KINDS:
+                moments[f"{name}.{kind}"] = vector.copy()
+        return moments
 
     @property
     def keeps_moments(self) -> bool:
         return self.context.train.moments == "kept"
 
     @property
-    def lasting(self) -> frozenset[str]:
+    def persistent_names(self) -> frozenset[str]:
         """The clients' models, where the server's is the one that counts.
 
-        A second copy of everybody's rows would double what a run holds, and the best round of the server's model says
+        A second copy of all rows would double what a run holds, and the best round of the server's model says
         nothing of the clients': they go on learning from where they are.
         """
         if self.prediction_part.evaluates_clients:
             return frozenset()
-        return frozenset({"private", *(f"{PARTS}{SCORES}/{name}" for name in self.device_arrays(0))})
+        own = {f"{PARTS}{SCORES}/{spec.name}" for spec in self.state(0)}
+        return frozenset({"private"} | own)
 
     def model_bytes(self, server: ServerState) -> float:
         """Parameters travel before the first round only; what that costs is told apart."""
         return 0.0
 
-    def answer(self, view: CohortView, question: str) -> CohortReply:
-        local = self._restore_local(view)
+    def answer(self, task: CohortTask, question: str) -> CohortReply:
+        view = task.view
+        local = self._restore_local(task)
         stepper = choose_stepper(self.context.backbone, self.context.train, local, alone=True)
         stepper.run(0, int(local.n_steps.max(initial=0)), None, StepExtras.empty(view.n_clients))
         predicted = sigmoid(stepper.row_logits())
-        told = self.prediction_part.choose_predictions(view, *self._collect_predictions(view, local, predicted))
-        upload = SparseRows(told.rows(), told.ids, told.values["score"].astype(np.float32))
-        kept: dict[str, AnyArray | Ragged] = {"private": local.private, "took_part": np.ones(len(view.user), bool)}
-        kept |= {f"{PARTS}{SCORES}/{HEAD}{k}": v for k, v in local.heads.items()}
-        kept |= {f"{PARTS}{SCORES}/{k}": v for k, v in local.moments.items() if not k.startswith("rows.")}
-        if self.keeps_moments:
-            kept[f"{PARTS}{SCORES}/steps"] = local.moments["steps"] + local.n_steps
-        kept[f"{PARTS}{SCORES}/rows"] = _merge_rows(view.lists[SCORES]["rows"], local)
-        kept |= flatten_parts({p.name: new for p in self.parts if (new := p.after_training(view, local))}, PARTS)
-        return CohortReply(Upload({SCORES: upload}, np.ones(view.n_clients), view.client_keys), kept, local.notes)
+        own, received = self._collect_predictions(view, local, predicted)
+        sent = self.prediction_part.choose_predictions(view, own, received)
+        rows = SparseRows(sent.rows(), sent.ids, sent.values["score"].astype(np.float32))
+        upload = Upload({SCORES: rows}, np.ones(view.n_clients), view.client_keys)
+        return CohortReply(upload, self._collect_state(view, local), local.notes)
 
-    def _restore_local(self, view: CohortView) -> LocalModels:
-        """The clients' own models: what they have moved so far, the common start elsewhere."""
-        world = self.context
-        context = world.backbone.context(view)
-        lists = {} if context is None else {CONTEXT: context}
-        local = build_local_models(view, lists, world.train, world.draws, self.workspace, self.parts)
-        mine = view.lists[SCORES]["rows"]
-        at, found = _find_entries(mine, Ragged(local.row_start, local.row_item))
-        local.rows[found] = mine.values["row"][at]
-        local.heads = {k: view.parts[SCORES][f"{HEAD}{k}"].copy() for k in view.heads}
+    def _collect_state(self, view: CohortView, local: LocalModels) -> StateUpdate:
+        """What devices keep of their models, and what parts keep of them."""
+        state: dict[str, AnyArray | Ragged] = {"private": local.private}
+        state["took_part"] = np.ones(len(view.user), bool)
+        for name, head in local.heads.items():
+            state[f"{PARTS}{SCORES}/{HEAD}{name}"] = head
+        for name, moment in local.moments.items():
+            if not name.startswith("rows."):
+                state[f"{PARTS}{SCORES}/{name}"] = moment
         if self.keeps_moments:
-            own = {k: v.copy() for k, v in view.parts[SCORES].items() if not k.startswith(HEAD)}
-            rows = {f"rows.{k}": np.zeros_like(local.rows) for k in MOMENT_KINDS}
-            rows["rows.steps"] = np.zeros(len(local.rows), np.int64)
-            for name, column in rows.items():
-                column[found] = mine.values[name.removeprefix("rows.")][at]
-            local.moments = own | rows
+            state[f"{PARTS}{SCORES}/steps"] = local.moments["steps"] + local.n_steps
+        state[f"{PARTS}{SCORES}/rows"] = _merge_rows(view.lists[SCORES]["rows"], local)
+        part_state = {part.name: part.after_training(view, local).state for part in self.parts}
+        state |= flatten_parts({name: update for name, update in part_state.items() if update}, PARTS)
+        return state
+
+    def _restore_local(self, task: CohortTask) -> LocalModels:
+        """The clients' own models: what they have moved so far, the common start elsewhere."""
+        view = task.view
+        run = self.context
+        context = run.backbone.context(view)
+        lists = {} if context is None else {CONTEXT: context}
+        local = build_local_models(view, lists, run.train, run.draws, self.workspace, task.tasks)
+        own_rows = view.lists[SCORES]["rows"]
+        entry, is_known = _find_entries(own_rows, Ragged(local.row_start, local.row_item))
+        local.rows[is_known] = own_rows.values["row"][entry]
+        local.heads = {name: view.parts[SCORES][f"{HEAD}{name}"].copy() for name in view.heads}
+        if self.keeps_moments:
+            local.moments = _restore_moments(view, local, entry, is_known)
         return local
 
     def _collect_predictions(self, view: CohortView, local: LocalModels, predicted: Floats) -> tuple[Ragged, Ragged]:
@@ -189,6 +215,20 @@ class ScoresLearner(Learner):
     def learn(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
         """The part that brings this learner along learns, in its server step."""
         return server
+
+
+def _restore_moments(view: CohortView, local: LocalModels, entry: AnyArray, is_known: AnyArray) -> Arrays:
+    """Adam's moments as devices keep them, of rows that a client has not touched before 0."""
+    moments: Arrays = {}
+    for name, moment in view.parts[SCORES].items():
+        if not name.startswith(HEAD):
+            moments[name] = moment.copy()
+    own_rows = view.lists[SCORES]["rows"]
+    rows: Arrays = {f"rows.{kind}": np.zeros_like(local.rows) for kind in MOMENT_KINDS}
+    rows["rows.steps"] = np.zeros(len(local.rows), np.int64)
+    for name, column in rows.items():
+        column[is_known] = own_rows.values[name.removeprefix("rows.")][entry]
+    return moments | rows
 
 
 def _entry_keys(lists: Ragged, width: int) -> AnyArray:

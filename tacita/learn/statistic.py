@@ -1,59 +1,71 @@
-"""statistic: each client tells once a block, in a sum; the model turns the sum into what it scores with.
+"""statistic: each client contributes once a block, to a sum; the model turns the sum into what it scores with.
 
-A device remembers what it told in every block. Who wants to be forgotten marks it, and when the server asks, those
-who asked send, in one sum, what they take back and what they say again; only then is it gone from the device, too.
+A device remembers what it contributed in every block. Who wants to be forgotten marks it. When the server asks, those
+who asked send, in one sum, what they take back and what they contribute instead; only then is it gone from the device.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, Bools, CohortView, Ragged, RequestBatch, ServerState, StateUpdate
+from tacita.core.types import Arrays, Bools, CohortView, Keys, Ragged, RequestBatch, ServerState, StateUpdate
 from tacita.messages import CohortReply, Spec, Total, Upload, wire_bytes
-from tacita.models.base import RetractableModel
+from tacita.models.statistic_model import StatisticModel
 from tacita.privacy.ledger import ACCOUNT_ARRAYS, NO_LIMIT, Ledger
+from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
 from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner, collect_extra_fields, register
-from tacita.round.parts import DeviceQuery, RoundPlayer, overrides
+from tacita.round.part import implements
+from tacita.round.state import Role, StateSpec
+from tacita.round.task import CohortTask
 
-STATISTIC = "statistic"  # the question whose answer is told for good
-RETRACTION = "statistic/retraction"  # the question that those who withdraw answer
-CONTRIBUTION_LOG, PENDING_USERS = (
-    "told",
-    "asked",
-)  # on devices: what was told; on the server: who waits to take something back
+STATISTIC = "statistic"  # the question whose answer is contributed for good
+RETRACTION_KIND = "retraction"  # the learner's own question to those who withdraw
+RETRACTION = f"{STATISTIC}/{RETRACTION_KIND}"
+CONTRIBUTION_LOG = "told"  # on devices: what was contributed
+PENDING_USERS = "asked"  # on the server: who waits to take something back
 WITHDRAWAL_KINDS = ("forget", "leave")
 
 
 @register
-class StatisticLearner(Learner):
+class StatisticLearner(Learner, Unlearning):
     """Passes the questions of a round on to a model that learns from sums."""
 
     name = "statistic"
     model_after = True
     tries = True
 
+    @property
+    def model(self) -> StatisticModel:
+        model = self.context.backbone
+        assert isinstance(model, StatisticModel)
+        return model
+
+    @property
+    def unlearning(self) -> Unlearning | None:
+        return self
+
     def check(self) -> None:
-        train, backbone = self.context.train, self.context.backbone
+        train = self.context.train
+        name = self.context.backbone.name
         if train.participation.kind != "all":
-            raise TacitaError(
-                f"backbone '{backbone.name}' asks everybody once a block; use train.participation.kind = 'all'."
-            )
+            raise TacitaError(f"backbone '{name}' asks everybody once a block; use train.participation.kind = 'all'.")
         if train.stepper == "fused":
             raise TacitaError(
-                f"there is no fused step for backbone '{backbone.name}': it trains nothing; use train.stepper = 'auto'."
+                f"there is no fused step for backbone '{name}': it trains nothing; use train.stepper = 'auto'."
             )
-
         for part in self.parts:
-            if overrides(part, "extras") or overrides(part, "after_training"):
+            if implements(part, "after_training"):
                 raise TacitaError(
-                    f"part '{part.name}' looks at local training; backbone '{backbone.name}' has none: leave it out."
+                    f"part '{part.name}' looks at local training; backbone '{name}' has none: leave it out."
                 )
-            if self.ledger() and (overrides(part, "weight") or overrides(part, "encode")):
+            changes_uploads = implements(part, "weigh") or implements(part, "encode")
+            if self.ledger() and changes_uploads:
                 raise TacitaError(
                     f"part '{part.name}' changes what is told, so privacy.epsilon would count something else than what "
                     "leaves; leave one of the two out."
@@ -61,105 +73,95 @@ class StatisticLearner(Learner):
 
     @property
     def rounds(self) -> int:
-        return self.context.backbone.trials
+        return self.model.trials
 
     def questions(self, server: ServerState) -> tuple[str, ...]:
-        return self.context.backbone.questions(server) if server.round == 0 else ()
+        return self.model.questions(server) if server.round == 0 else ()
 
     def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
-        if self._is_retraction(question):
-            return self.model.retraction_fields(server)
         extras = collect_extra_fields(self.parts, len(server.items))
-        return (*self.context.backbone.statistic_fields(server, question), *extras)
+        return (*self.model.statistic_fields(server, question), *extras)
 
-    def answer(self, view: CohortView, question: str) -> CohortReply:
-        if self.ledger() is None:
-            return self._build_answer(view, question)
-        account, goes = self._charge(view, question)
-        if not self._is_retraction(
-            question
-        ):  # who may not go has nothing to tell: an empty history adds 0 to every sum
-            view = replace(view, train=view.train.filter_entries(goes[view.train.rows()]))
-        answer = self._build_answer(view, question)
-        says = _find_clients(view, goes) if answer.contributes is None else answer.contributes
-        kept = {f"{PARTS}{self.name}/{name}": value for name, value in account.items()}
-        return replace(answer, state_update={**answer.state_update, **kept}, contributes=says)
+    def answer(self, task: CohortTask, question: str) -> CohortReply:
+        view = task.view
+        ledger = self.ledger()
+        if ledger is None:
+            return self._answer_statistic(view, question)
+        release, loss = self.model.price_release(view.heads, question)
+        account, goes = ledger.charge(self._read_account(view), release, loss, view.train.counts() > 0)
+        # who cannot pay contributes nothing: an empty history adds 0 to every sum
+        view = replace(view, train=view.train.filter_entries(goes[view.train.rows()]))
+        return self._with_account(view, self._answer_statistic(view, question), account, goes)
 
-    def _build_answer(self, view: CohortView, question: str) -> CohortReply:
-        if self._is_retraction(question):
-            return self._answer_retraction(view)
-        if self.takes_back:  # what it told before, to the word: what is taken back is made of the same lists
-            before = view.lists[self.name][CONTRIBUTION_LOG]
-            view = replace(view, history=Ragged(before.ptr, before.ids))
-        told = self.context.backbone.tell(view, question)
-        upload = Upload(told, np.ones(view.n_clients), view.client_keys)
-        if not self.takes_back or question != STATISTIC:
+    def _answer_statistic(self, view: CohortView, question: str) -> CohortReply:
+        log = view.lists[self.name][CONTRIBUTION_LOG]
+        view = replace(view, history=Ragged(log.ptr, log.ids))  # a retraction is made of the same lists
+        statistic = self.model.encode_statistic(view, question)
+        upload = Upload(statistic, np.ones(view.n_clients), view.client_keys)
+        if question != STATISTIC:
             return CohortReply(upload)
-        size = len(view.train.ids)
-        new = {"block": np.full(size, view.block, np.int32), "stays": np.ones(size, bool)}
-        log = view.lists[self.name][CONTRIBUTION_LOG].join_rows(Ragged(view.train.ptr, view.train.ids, new))
+        n_new = len(view.train.ids)
+        columns = {"block": np.full(n_new, view.block, np.int32), "stays": np.ones(n_new, bool)}
+        log = log.join_rows(Ragged(view.train.ptr, view.train.ids, columns))
         return CohortReply(upload, {f"{PARTS}{self.name}/{CONTRIBUTION_LOG}": log})
 
     # a budget
 
     def ledger(self) -> Ledger | None:
-        return self.context.backbone.ledger()
+        return self.model.ledger()
 
-    def _charge(self, view: CohortView, question: str) -> tuple[Arrays, Bools]:
-        """What devices have left after an answer, and whose budget holds it; who has nothing to tell pays nothing."""
-        ledger, account = self.ledger(), {name: view.parts[self.name][name] for name in ACCOUNT_ARRAYS}
-        assert ledger is not None
-        if self._is_retraction(question):
-            return self.charge_retraction(view.heads, account, view.lists[self.name][CONTRIBUTION_LOG].counts() > 0)
-        what, mu = self.context.backbone.loss(view.heads, question)
-        return ledger.charge(account, what, mu, view.train.counts() > 0)
+    def _read_account(self, view: CohortView) -> Arrays:
+        return {name: view.parts[self.name][name] for name in ACCOUNT_ARRAYS}
+
+    def _with_account(self, view: CohortView, reply: CohortReply, account: Arrays, goes: Bools) -> CohortReply:
+        """The reply, and what devices have left after it."""
+        contributes = reply.contributes
+        if contributes is None:
+            contributes = _find_clients(view, goes)
+        state = {f"{PARTS}{self.name}/{name}": value for name, value in account.items()}
+        return replace(reply, state_update={**reply.state_update, **state}, contributes=contributes)
 
     def charge_retraction(self, heads: Arrays, account: Arrays, who: Bools) -> tuple[Arrays, Bools]:
-        """Accounts once these people took something back: never refused, so it may cost more than was planned."""
+        """Accounts once these users took something back: never refused, so it may cost more than was planned."""
         ledger = self.ledger()
         assert ledger is not None
-        what, mu = self.context.backbone.loss(heads, RETRACTION)
-        endless = {**account, "budget": np.full_like(account["budget"], NO_LIMIT)}
-        charged, goes = ledger.charge(endless, what, mu, who)
+        release, loss = self.model.price_release(heads, RETRACTION)
+        no_limit = {**account, "budget": np.full_like(account["budget"], NO_LIMIT)}
+        charged, goes = ledger.charge(no_limit, release, loss, who)
         return {**charged, "budget": account["budget"]}, goes
 
-    def noised(self, server: ServerState, total: Total, question: str) -> Total:
-        return self.context.backbone.noised(server, total, question, self.context.draws)
+    def noise_sum(self, server: ServerState, total: Total, question: str) -> Total:
+        return self.model.add_noise(server, total, question, self.context.draws)
 
     def promises(self, server: ServerState) -> dict[str, float]:
-        return self.context.backbone.promises(server)
+        return self.model.promises(server)
 
     def learn(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
-        return self.context.backbone.learn(server, total, question)
+        return self.model.learn(server, total, question)
 
     def go_on(self, server: ServerState) -> ServerState:
-        return self.context.backbone.try_next(server)
+        return self.model.try_next(server)
 
-    # taking back
-
-    @property
-    def model(self) -> RetractableModel:
-        model = self.context.backbone.retracts
-        assert model is not None
-        return model
+    # state
 
     @property
-    def takes_back(self) -> bool:
-        return self.context.backbone.retracts is not None
+    def persistent_names(self) -> frozenset[str]:
+        return frozenset(f"{PARTS}{self.name}/{spec.name}" for spec in self.state(0))
 
-    @property
-    def lasting(self) -> frozenset[str]:
-        kept = ((CONTRIBUTION_LOG,) if self.takes_back else ()) + (ACCOUNT_ARRAYS if self.ledger() else ())
-        return frozenset(f"{PARTS}{self.name}/{one}" for one in kept)
-
-    def device_arrays(self, n_users: int) -> StateUpdate:
-        kinds: Arrays = {"block": np.zeros(0, np.int32), "stays": np.zeros(0, bool)}
-        told = {CONTRIBUTION_LOG: replace(Ragged.empty(n_users), values=kinds)} if self.takes_back else {}
+    def state(self, n_users: int) -> Sequence[StateSpec]:
+        columns: Arrays = {"block": np.zeros(0, np.int32), "stays": np.zeros(0, bool)}
+        log = replace(Ragged.empty(n_users), values=columns)
+        specs = [StateSpec(CONTRIBUTION_LOG, log, Role.REPORTED, persistent=True)]
         ledger = self.ledger()
-        return {**told, **(ledger.open_accounts(n_users, self.context.backbone.epsilon) if ledger else {})}
+        if ledger is not None:
+            accounts = ledger.open_accounts(n_users, self.model.epsilon)
+            specs += [StateSpec(name, array, Role.ACCOUNT, persistent=True) for name, array in accounts.items()]
+        return specs
 
-    def handle_many_here(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
-        if not self.takes_back or requests.kind not in WITHDRAWAL_KINDS:
+    # retractions
+
+    def on_device(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
+        if requests.kind not in WITHDRAWAL_KINDS:
             return {}
         log = view.lists[self.name][CONTRIBUTION_LOG]
         stays = log.values["stays"] & ~requests.items.holds(log.rows(), log.ids)
@@ -167,56 +169,72 @@ class StatisticLearner(Learner):
             stays = np.zeros(len(log.ids), bool)
         return {CONTRIBUTION_LOG: replace(log, values={**log.values, "stays": stays})}
 
-    def handle_many(
+    def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
-        """Ask for the retractions of all who wait, once they are enough; in a sum, nobody's own can be told."""
-        if not self.takes_back or requests.kind not in WITHDRAWAL_KINDS:
+        """Ask for the retractions of all who wait, once they are enough; in a sum, nobody's own shows."""
+        if requests.kind not in WITHDRAWAL_KINDS:
             return None
         self._check_retractable()
         waiting = server.parts.get(self.name, {}).get(PENDING_USERS, np.zeros(0, np.uint64))
-        asked = np.union1d(waiting, requests.senders)
-        said = {"method": self.context.backbone.name, "exact": False, "subjects": asked}
-        if len(asked) < self.model.retraction_quorum and not requests.is_immediate:
-            mode = f"waits until {self.model.retraction_quorum} users have asked"
-            return server.with_part(self.name, {PENDING_USERS: asked}), said | {"mode": mode, "waits": True}
-        change = ask(server, RETRACTION, asked).sums
+        subjects = np.union1d(waiting, requests.senders)
+        report: dict[str, Any] = {"method": self.context.backbone.name, "exact": False, "subjects": subjects}
+        quorum = self.model.retraction_quorum
+        if len(subjects) < quorum and not requests.is_immediate:
+            report |= {"mode": f"waits until {quorum} users have asked", "waits": True}
+            return self._with_pending(server, subjects), report
+        change = ask(server, RETRACTION_KIND, subjects).sums
         if not any(value.any() for value in change.values()):
-            mode = "none: the server was told of none of it"
-            return (server.with_part(self.name, {PENDING_USERS: asked[:0]}) if len(waiting) else server), said | {
-                "mode": mode
-            }
-        after, rank = self.model.apply_retraction(server, change)
-        said |= self.model.describe_retraction()
-        return after.with_part(self.name, {PENDING_USERS: asked[:0]}), said | {
-            "mode": f"update of rank {rank}" if rank else "new solve",
-            "rounds": 1,
-            "bytes_down": float(sum(wire_bytes(a) for a in after.heads.values())),
-            "purged": ["told", "sums", "inverse", "weights"],
-            "storage_server": float(sum(a.nbytes for part in after.parts.values() for a in part.values())),
-        }
+            report["mode"] = "none: the server was told of none of it"
+            return self._with_pending(server, subjects[:0]) if len(waiting) else server, report
+        changed, rank = self.model.apply_retraction(server, change)
+        report |= self.model.describe_retraction()
+        changed = self._with_pending(changed, subjects[:0])
+        return changed, report | _describe_change(changed, rank)
 
-    def _is_retraction(self, question: str) -> bool:
-        return question.startswith(f"{self.name}/")
+    def _with_pending(self, server: ServerState, users: Keys) -> ServerState:
+        return server.with_part(self.name, {PENDING_USERS: users})
 
-    def _answer_retraction(self, view: CohortView) -> CohortReply:
-        """What people told before they withdrew some of it, and what is left; the device remembers what is left."""
+    def question_fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
+        return self.model.retraction_fields(server)
+
+    def answer_question(self, view: CohortView, question: str) -> CohortReply:
+        """What users contributed before they withdrew some of it, and what remains; the device keeps the rest."""
         log = view.lists[self.name][CONTRIBUTION_LOG]
-        left = log.filter_entries(log.values["stays"])
-        told, still = split_by_block(log), split_by_block(left)
-        still += [Ragged.empty(len(log))] * (len(told) - len(still))
-        change = self.model.encode_retraction(view, told, still)
+        remaining = log.filter_entries(log.values["stays"])
+        before = split_by_block(log)
+        after = split_by_block(remaining)
+        after += [Ragged.empty(len(log))] * (len(before) - len(after))
+        change = self.model.encode_retraction(view, before, after)
         upload = Upload(change, np.ones(view.n_clients), view.client_keys)
-        says = _find_clients(view, log.counts() > left.counts())
-        return CohortReply(upload, {f"{PARTS}{self.name}/{CONTRIBUTION_LOG}": left}, contributes=says)
+        contributes = _find_clients(view, log.counts() > remaining.counts())
+        state = {f"{PARTS}{self.name}/{CONTRIBUTION_LOG}": remaining}
+        reply = CohortReply(upload, state, contributes=contributes)
+        if self.ledger() is None:
+            return reply
+        account, goes = self.charge_retraction(view.heads, self._read_account(view), log.counts() > 0)
+        return self._with_account(view, reply, account, goes)
 
     def _check_retractable(self) -> None:
         for part in self.parts:
-            if overrides(part, "weight") or overrides(part, "encode"):
+            if implements(part, "weigh") or implements(part, "encode"):
                 raise TacitaError(
                     f"part '{part.name}' changes what is told before it is summed, so it cannot be taken back; train "
                     "again without the data."
                 )
+
+
+def _describe_change(server: ServerState, rank: int) -> dict[str, Any]:
+    """What a certificate says of a retraction."""
+    bytes_down = sum(wire_bytes(head) for head in server.heads.values())
+    storage = sum(array.nbytes for arrays in server.parts.values() for array in arrays.values())
+    return {
+        "mode": f"update of rank {rank}" if rank else "new solve",
+        "rounds": 1,
+        "bytes_down": float(bytes_down),
+        "purged": ["told", "sums", "inverse", "weights"],
+        "storage_server": float(storage),
+    }
 
 
 def _find_clients(view: CohortView, users: Bools) -> Bools:
@@ -226,7 +244,7 @@ def _find_clients(view: CohortView, users: Bools) -> Bools:
 
 
 def split_by_block(log: Ragged) -> list[Ragged]:
-    """What was told in each block, from a log of all of them."""
+    """What was contributed in each block, from a log of all of them."""
     block = log.values["block"] if len(log.ids) else np.zeros(0, np.int32)
-    plain = Ragged(log.ptr, log.ids)
-    return [plain.filter_entries(block == b) for b in range(int(block.max(initial=-1)) + 1)]
+    items = Ragged(log.ptr, log.ids)
+    return [items.filter_entries(block == index) for index in range(int(block.max(initial=-1)) + 1)]

@@ -2,7 +2,7 @@
 
 from tacita.methods.continual import error_memory as _error_memory  # noqa: F401  (each module registers its parts and presets)
 from tacita.methods.continual import f3crec as _f3crec  # noqa: F401
-from tacita.methods.continual import laplace_noise as _make_noise_generator  # noqa: F401
+from tacita.methods.continual import laplace_noise as _laplace_noise  # noqa: F401
 from tacita.methods.continual import proxies as _proxies  # noqa: F401
 from tacita.methods.continual import proximal as _proximal  # noqa: F401
 from tacita.methods.distillation import cover as _cover  # noqa: F401
@@ -17,7 +17,7 @@ from tacita.methods.personal import interest as _interest  # noqa: F401
 from tacita.methods.personal import presets as _personal_presets  # noqa: F401
 from tacita.methods.personal import training_loss as _watching  # noqa: F401
 from tacita.methods.sharing import cfru as _cfru  # noqa: F401
-from tacita.methods.sharing import contrastive_unlearning as _route_withdrawal  # noqa: F401
+from tacita.methods.sharing import contrastive_unlearning as _contrastive_unlearning  # noqa: F401
 from tacita.methods.sharing import contribution as _contribution  # noqa: F401
 from tacita.methods.sharing import cufru as _cufru  # noqa: F401
 from tacita.methods.sharing import decoupled_learning as _decoupled  # noqa: F401
@@ -29,9 +29,9 @@ from tacita.methods.sharing import retraction as _retraction  # noqa: F401
 from tacita.methods.sharing import retraining as _retrain  # noqa: F401
 from tacita.methods.sharing import server_client as _server_client  # noqa: F401
 from tacita.methods.sharing import shared_graph_part as _graph_learning  # noqa: F401
-from tacita.methods.sharing import sharing as _route_share  # noqa: F401
+from tacita.methods.sharing import sharing as _sharing  # noqa: F401
 from tacita.methods.sharing import withdrawal as _withdrawal  # noqa: F401
-from tacita.round.parts import Part, PartConfig, RunContext, overrides
+from tacita.round.part import Part, PartConfig, RunContext, implements
 from tacita.round.registry import (
     build_parts,
     method_label,
@@ -51,7 +51,7 @@ __all__ = [
     "RunContext",
     "build_parts",
     "method_label",
-    "overrides",
+    "implements",
     "part_class",
     "part_names",
     "preset_names",

@@ -7,21 +7,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tacita.core.errors import TacitaError, unknown_name_error
-from tacita.core.types import CohortView, Doubles, RequestBatch, ServerState, StateUpdate
+from tacita.core.types import CohortView, Doubles, ServerState, StateUpdate
 from tacita.messages import CohortReply, Spec, Total, wire_bytes
 from tacita.privacy.ledger import Ledger
-from tacita.round.parts import DeviceQuery, Part, RoundPlayer, RunContext
+from tacita.round.capabilities import Unlearning
+from tacita.round.part import Part, RunContext
+from tacita.round.state import StateSpec
+from tacita.round.task import CohortTask
 
 
 class Learner(ABC):
-    """The part of a run that decides what is exchanged. Holds no state: that is in the server's and devices' values."""
+    """What decides what is exchanged in a run. It holds no state: that is in the server's and devices' values."""
 
     name: ClassVar[str]
     model_after: ClassVar[bool] = False
-    """Devices get what they score with after a round, made of everybody's answers, and train nothing themselves."""
+    """Devices get what they score with after a round, made of all answers, and train nothing themselves."""
 
     tries: ClassVar[bool] = False
     """A block's rounds are ways of scoring, in no order: `every` and `patience` do not count, all are validated."""
@@ -32,6 +35,16 @@ class Learner(ABC):
     def __init__(self, context: RunContext, parts: Sequence[Part]) -> None:
         self.context = context
         self.parts = tuple(parts)
+
+    @classmethod
+    def find_bringer(cls, parts: Sequence[Part]) -> Part | None:
+        """The part that brings this learner along; None: a model names it."""
+        return None
+
+    @property
+    def unlearning(self) -> Unlearning | None:
+        """How it takes back by itself what users contributed; None: it does not."""
+        return None
 
     @abstractmethod
     def check(self) -> None:
@@ -50,12 +63,12 @@ class Learner(ABC):
     def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
         """What may be in an answer."""
 
-    def device_arrays(self, n_users: int) -> StateUpdate:
+    def state(self, n_users: int) -> Sequence[StateSpec]:
         """What it keeps on devices, as it is before a user's first block; it stands beside what parts keep."""
-        return {}
+        return ()
 
     @property
-    def lasting(self) -> frozenset[str]:
+    def persistent_names(self) -> frozenset[str]:
         """What of the devices' state goes on from the last round of a block, even if an earlier one was the best.
 
         It is not copied with the best round, so the best round may not be measured with it.
@@ -64,27 +77,29 @@ class Learner(ABC):
 
     def model_bytes(self, server: ServerState) -> float:
         """What of the model travels down to a client that takes part in the next round."""
-        return float(server.items.nbytes + sum(wire_bytes(v) for v in server.heads.values()))
+        return float(server.items.nbytes + sum(wire_bytes(head) for head in server.heads.values()))
 
     @abstractmethod
-    def answer(self, view: CohortView, question: str) -> CohortReply:
+    def answer(self, task: CohortTask, question: str) -> CohortReply:
         """On the devices."""
 
-    def noised(self, server: ServerState, total: Total, question: str) -> Total:
-        """The sum over the people here with the noise that a budget asks for, before it leaves; live, on each node."""
+    def noise_sum(self, server: ServerState, total: Total, question: str) -> Total:
+        """The sum with the noise that a budget asks for, before it leaves; live, on each node."""
         return total
 
     def ledger(self) -> Ledger | None:
         """What its releases are counted as; the accounts are what it keeps on devices as budget, spent and times."""
         return None
 
-    def declare(self, view: CohortView, epsilon: Doubles) -> StateUpdate:
-        """What devices keep when their own people have said how much they are willing to spend; see Part.declare."""
+    def declare_budget(self, view: CohortView, epsilon: Doubles) -> StateUpdate:
+        """What devices keep when their own users have said how much they are willing to spend."""
         ledger = self.ledger()
-        return {} if ledger is None else {"budget": ledger.with_budget(view.parts[self.name], epsilon)["budget"]}
+        if ledger is None:
+            return {}
+        return {"budget": ledger.with_budget(view.parts[self.name], epsilon)["budget"]}
 
     def promises(self, server: ServerState) -> dict[str, float]:
-        """What it promises of people's privacy after a block; nothing: no epsilon."""
+        """What it promises of users' privacy after a block; nothing: no epsilon."""
         return {}
 
     @abstractmethod
@@ -95,31 +110,14 @@ class Learner(ABC):
         """A round in which nobody was asked."""
         return server
 
-    # what people ask for between rounds; like the hooks of a part, after all of them
-
-    @property
-    def takes_back(self) -> bool:
-        """Whether it takes back by itself what people told, and so asks questions `NAME/...` of its own."""
-        return False
-
-    def handle_many_here(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
-        """What devices keep when their own people ask for something, before the server hears of it."""
-        return {}
-
-    def handle_many(
-        self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
-    ) -> tuple[ServerState, dict[str, Any]] | None:
-        """What the server makes of what some people ask for, and what the certificate says of that."""
-        return None
-
 
 def collect_extra_fields(parts: Sequence[Part], n_items: int) -> tuple[Spec, ...]:
-    """What parts send beside a learner's own fields, each to the party that plays the part."""
-    return tuple(
-        replace(one, name=f"{part.name}.{one.name}", by=part.party)
-        for part in parts
-        for one in part.extra_fields(n_items)
-    )
+    """What parts send beside a learner's own fields."""
+    specs = []
+    for part in parts:
+        for spec in part.fields(n_items).extra:
+            specs.append(replace(spec, name=f"{part.name}.{spec.name}"))
+    return tuple(specs)
 
 
 _LEARNERS: dict[str, type[Learner]] = {}
@@ -138,21 +136,19 @@ def learner_class(name: str) -> type[Learner]:
 
 def build_learner(context: RunContext, parts: Sequence[Part]) -> Learner:
     """The one learner of a run; parts that cannot work with it are refused."""
-    bringing = [part for part in parts if part.learner]
-    if len({part.learner for part in bringing}) > 1:
-        raise TacitaError(
-            f"parts '{bringing[0].name}' and '{bringing[1].name}' each decide what travels; use one of them."
-        )
-    name = bringing[0].learner if bringing else context.backbone.learner
-    assert name is not None
+    bringers = {name: cls.find_bringer(parts) for name, cls in _LEARNERS.items()}
+    brought = {name: part for name, part in bringers.items() if part is not None}
+    name = next(iter(brought), context.backbone.learner)
     learner = learner_class(name)
+    kind, source = "backbone", context.backbone.name
+    if name in brought:
+        kind, source = "part", brought[name].name
     for part in parts:
-        if name in part.refuses:
-            raise TacitaError(part.refuses[name])
+        if part.privacy is not None and name in part.privacy.refused_learners:
+            raise TacitaError(part.privacy.refused_learners[name])
         if name not in part.works_with:
-            kind, who = ("part", bringing[0].name) if bringing else ("backbone", context.backbone.name)
             raise TacitaError(
-                f"part '{part.name}' changes how item rows are trained, sent or summed, and {kind} '{who}' sends "
+                f"part '{part.name}' changes how item rows are trained, sent or summed, and {kind} '{source}' sends "
                 f"{learner.sends or f'a {name}'}, which it cannot change; leave it out, or use another {kind}."
             )
     return learner(context, parts)

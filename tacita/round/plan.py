@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 from tacita.core.config import RunConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import (
-    Arrays,
-    BlockStream,
-    Broadcast,
-    CohortView,
-    Floats,
-    Keys,
-    Ragged,
-    RoundReplay,
-    ServerState,
-    SharedRecord,
-)
+from tacita.core.types import BlockStream, Broadcast, CohortView, Floats, Keys, Ragged, ServerState
 from tacita.data.silos import SiloAssignment
 from tacita.messages import CohortReply, Spec, Total
 from tacita.models.base import Backbone
 from tacita.privacy.ledger import Ledger
+from tacita.round.broadcast import Audience, PartBroadcast, PerClientLists, list_bytes
+from tacita.round.capabilities import Unlearning
+from tacita.round.clashes import check_single_owners
 from tacita.round.device_state import PARTS
+from tacita.round.fields import PartFields
 from tacita.round.learner import Learner, build_learner, collect_extra_fields
-from tacita.round.parts import SERVER, Part, RunContext, find_deciding_part, overrides
+from tacita.round.part import Part, RunContext, implements
+from tacita.round.question import Question
+from tacita.round.state import Role, StateSpec
+from tacita.round.task import CohortTask, prepare_cohort
 
 RETRAINING_OVER_BUDGET = (
     "to train again, everybody would tell all of it once more, beyond the budget; take back what was told instead, "
@@ -49,150 +44,287 @@ class Plan:
     learner: Learner = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        world = RunContext(self.backbone, self.draws, self.config.train)
-        object.__setattr__(self, "learner", build_learner(world, self.parts))
-        for hook in ("local_data", "answers", "predict_anew"):
-            find_deciding_part(self.parts, hook)
+        context = RunContext(self.backbone, self.draws, self.config.train)
+        object.__setattr__(self, "learner", build_learner(context, self.parts))
+        check_single_owners(self.parts)
+
+    # what the parts can do; asked once, when it is first needed
+
+    def implementing(self, hook: str) -> tuple[Part, ...]:
+        """The parts that override a hook."""
+        return tuple(part for part in self.parts if implements(part, hook))
+
+    @cached_property
+    def preparing_parts(self) -> tuple[Part, ...]:
+        return self.implementing("prepare")
+
+    @cached_property
+    def weighing_parts(self) -> tuple[Part, ...]:
+        return self.implementing("weigh")
+
+    @cached_property
+    def serving_parts(self) -> tuple[Part, ...]:
+        return self.implementing("serve")
+
+    @cached_property
+    def changes_uploads(self) -> bool:
+        """Whether something happens to uploads between training and the sum."""
+        return bool(self.weighing_parts or self.implementing("encode") or self.implementing("noise_sum"))
+
+    @cached_property
+    def identifies_clients(self) -> bool:
+        """Whether the server has to know who is who: it writes to single clients."""
+        return any(part.addresses_clients for part in self.parts)
+
+    @cached_property
+    def unlearners(self) -> dict[str, Unlearning]:
+        """Who carries out what users ask for: parts in their order, then the learner."""
+        capable = {part.name: part.unlearning for part in self.parts}
+        capable[self.learner.name] = self.learner.unlearning
+        return {name: unlearning for name, unlearning in capable.items() if unlearning is not None}
+
+    @cached_property
+    def forgetting_parts(self) -> tuple[Part, ...]:
+        """The parts that take something out of the model when users withdraw it."""
+        able = self.implementing("on_server")
+        return tuple(part for part in able if part.unlearning is not None and part.unlearning.scope)
 
     @property
     def ledgers(self) -> tuple[Ledger, ...]:
         """What counts the releases of this run; none: nothing is counted, and there is no epsilon."""
-        found = (*(part.ledger() for part in self.parts), self.learner.ledger())
-        return tuple(one for one in found if one is not None)
+        ledgers = [part.privacy.ledger() for part in self.parts if part.privacy is not None]
+        ledgers.append(self.learner.ledger())
+        return tuple(ledger for ledger in ledgers if ledger is not None)
 
-    def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
-        """What may be in the answer to a question."""
-        asker = self.find_asker(question)
-        found = asker.fields(server, question) if asker else self.learner.fields(server, strip_replay(question))
-        if asker:  # who minds every release may send something with it
-            minding = [part for part in self.encoders(question) if part.every_release and part is not asker]
-            found = (*found, *collect_extra_fields(minding, len(server.items)))
-        for part in self.encoders(question):
-            found = tuple(part.field_sent(one) for one in found)
-        return found
+    # state
 
-    def answer(self, view: CohortView, question: str) -> CohortReply:
-        """What devices make of a question."""
-        asker = self.find_asker(question)
-        return asker.answer(view, question) if asker else self.learner.answer(view, strip_replay(question))
+    def state_specs(self, n_users: int = 0) -> dict[str, tuple[StateSpec, ...]]:
+        """Part or learner -> what it keeps."""
+        specs = {part.name: tuple(part.state(n_users)) for part in self.parts}
+        specs[self.learner.name] = tuple(self.learner.state(n_users))
+        return specs
 
-    def find_asker(self, question: str) -> Part | Learner | None:
-        """Whose own question it is, a part's or the learner's to those who take something back; None: of a round."""
-        name, slash, _ = question.partition("/")
-        if not slash:
-            return None
-        if name == self.learner.name and self.learner.takes_back:
-            return self.learner
+    @cached_property
+    def persistent_names(self) -> frozenset[str]:
+        """What of the devices' state no going back to an earlier round undoes, by its full name."""
+        return self.learner.persistent_names | frozenset(self.persistent_part_names)
+
+    @cached_property
+    def persistent_part_names(self) -> tuple[str, ...]:
+        """The same of the parts alone, in their order."""
+        names = []
         for part in self.parts:
-            if part.name == name:
-                return part
-        raise TacitaError(f"no part of this run asks '{question[:100]}'.")
+            kept = [spec.name for spec in part.state(0) if spec.persistent and spec.on_device]
+            names += [f"{PARTS}{part.name}/{name}" for name in kept]
+        return tuple(names)
 
-    def encoders(self, question: str) -> tuple[Part, ...]:
-        """The parts that encode and decode answers: of another part's question only who minds every release."""
-        asker = self.find_asker(question)
-        return tuple(part for part in self.parts if asker is None or part is asker or part.every_release)
+    def names_of(self, role: Role) -> tuple[str, ...]:
+        """What devices keep in a role, by its full name."""
+        names = []
+        for owner, specs in self.state_specs().items():
+            names += [f"{PARTS}{owner}/{spec.name}" for spec in specs if spec.role is role]
+        return tuple(names)
 
-    # What a party sees, where some part's server side is not played by the server
+    # questions and answers
 
-    def visible_state(self, party: str, server: ServerState) -> ServerState:
-        """The state without what other parties hold; of the server's, others see the model alone."""
-        if party != SERVER:
-            mine = {part.name for part in self.parts if part.party == party}
-            return replace(server, parts={k: v for k, v in server.parts.items() if k in mine}, shared=SharedRecord())
-        theirs = {part.name for part in self.parts if part.party != SERVER}
-        return replace(server, parts={k: v for k, v in server.parts.items() if k not in theirs}) if theirs else server
+    def owner_of(self, question: Question) -> Unlearning | None:
+        """Whose own question it is; None: the learner asks it in a round."""
+        if question.owner is None:
+            return None
+        if question.owner not in self.unlearners:
+            raise TacitaError(f"no part of this run asks '{question.name[:100]}'.")
+        return self.unlearners[question.owner]
 
-    def visible_total(self, party: str, total: Total) -> Total:
-        """What came back for a party."""
-        mine = tuple(f"{part.name}." for part in self.parts if part.party == party)
-        theirs = tuple(f"{part.name}." for part in self.parts if part.party != party)
-        if party == SERVER and not theirs:
-            return total
+    def encoders(self, question: Question) -> tuple[Part, ...]:
+        """The parts that encode and decode answers: of another part's question only who covers all releases."""
+        if question.owner is None:
+            return self.parts
+        return tuple(part for part in self.parts if part.name == question.owner or _covers_all(part))
 
-        def for_it(name: str) -> bool:
-            return not name.startswith(theirs) if party == SERVER else name.startswith(mine)
+    def fields(self, server: ServerState, question: Question) -> tuple[Spec, ...]:
+        """What may be in the answer to a question."""
+        n_items = len(server.items)
+        encoders = self.encoders(question)
+        owner = self.owner_of(question)
+        if owner is None:
+            specs = self.learner.fields(server, question.kind)
+        else:
+            covering = [part for part in encoders if part.name != question.owner]
+            extra = collect_extra_fields(covering, n_items)
+            specs = (*owner.question_fields(server, question.kind), *extra)
+        for part in encoders:
+            after_encoding = part.fields(n_items, server.block).after_encoding
+            if after_encoding is not None:
+                specs = tuple(after_encoding(spec) for spec in specs)
+        return specs
 
-        sums = {name: v for name, v in total.sums.items() if for_it(name)}
-        return replace(total, sums=sums, each={name: v for name, v in total.each.items() if for_it(name)})
+    def prepare(self, view: CohortView) -> CohortTask:
+        """What a cohort learns from in a round, by all parts."""
+        return prepare_cohort(self.preparing_parts, view)
 
-    def update_party_total(self, party: str, total: Total, change: Callable[[Total], Total]) -> Total:
-        """A total after a party changed what of it came back for that party."""
-        heard = self.visible_total(party, total)
-        made = change(heard)
-        if heard is total:
-            return made
-        sums = {name: v for name, v in total.sums.items() if name not in heard.sums}
-        each = {name: v for name, v in total.each.items() if name not in heard.each}
-        return replace(made, sums={**sums, **made.sums}, each={**each, **made.each})
+    def answer(self, task: CohortTask, question: Question) -> CohortReply:
+        """What devices make of a question."""
+        owner = self.owner_of(question)
+        if owner is None:
+            return self.learner.answer(task, question.kind)
+        return owner.answer_question(task.view, question.kind)
 
-    def merge_state(self, whole: ServerState, changed: ServerState, part: Part | None = None) -> ServerState:
-        """The state after a hook of a party that saw its share of it: others than the server change only their own."""
-        if part is not None and part.party != SERVER:
-            return whole.with_part(part.name, changed.parts.get(part.name, {}))
-        return replace(changed, parts={**whole.parts, **changed.parts})
+    def noise_sum(self, server: ServerState, total: Total, question: Question) -> Total:
+        """The sum with the noise of the parts, then of the learner."""
+        for part in self.encoders(question):
+            if part.privacy is not None:
+                total = self._change_total(part, server, total, part.privacy.noise_sum)
+        return self.learner.noise_sum(server, total, str(question))
+
+    def decode(self, server: ServerState, total: Total, question: Question) -> Total:
+        """What came back, as the parts that encoded it read it."""
+        for part in reversed(self.encoders(question)):
+            total = self._change_total(part, server, total, part.decode)
+        return total
+
+    # the server's side
+
+    def learn(self, server: ServerState, total: Total, question: Question, expected: float) -> ServerState:
+        """What the learner makes of a total."""
+        visible = self.visible_state(None, server)
+        learned = self.learner.learn(visible, self.visible_total(None, total), question.kind, expected)
+        return self.merge_state(None, server, learned)
+
+    def server_step(self, before: ServerState, server: ServerState, total: Total | None) -> ServerState:
+        """What the parts make of the aggregated state; without a total nobody was asked, and the learner goes on."""
+        if total is None:
+            learned = self.learner.go_on(self.visible_state(None, server))
+            return self.merge_state(None, server, learned)
+        for part in self.parts:
+            was = self.visible_state(part, before)
+            now = self.visible_state(part, server)
+            changed = part.server_step(was, now, self.visible_total(part, total))
+            server = self.merge_state(part, server, changed)
+        return server
+
+    def start_block(self, server: ServerState) -> ServerState:
+        for part in self.parts:
+            server = server.with_part(part.name, part.server_block_start(self.visible_state(part, server)))
+        return server
+
+    def end_block(self, server: ServerState) -> ServerState:
+        for part in self.parts:
+            server = server.with_part(part.name, part.server_block_end(self.visible_state(part, server)))
+        return server
+
+    def metrics(self, server: ServerState) -> dict[str, float]:
+        numbers: dict[str, float] = {}
+        for part in self.parts:
+            numbers |= part.metrics(self.visible_state(part, server))
+        return numbers
+
+    def promises(self, server: ServerState) -> dict[str, Any]:
+        """What the parts, and what travels, promise of users' privacy, by part and model."""
+        promises: dict[str, Any] = {}
+        for part in self.parts:
+            if part.privacy is not None:
+                promises[part.name] = part.privacy.promises(self.visible_state(part, server))
+        promises[self.backbone.name] = self.learner.promises(server)
+        return {name: promise for name, promise in promises.items() if promise}
+
+    # what travels down
+
+    def broadcast_round(self, server: ServerState, chosen: Keys | None) -> tuple[ServerState, Broadcast]:
+        """What the clients of a round get. Writing to single clients may change what the server keeps of them."""
+        messages: dict[str, PartBroadcast] = {}
+        for part in self.parts:
+            assert chosen is not None or not part.addresses_clients, "who writes to single clients has to know them"
+            message = part.broadcast(self.visible_state(part, server), Audience("round", chosen))
+            messages[part.name] = message
+            if message.server is not None:
+                server = self.merge_state(part, server, message.server)
+        n_bytes = self._common_bytes(server, messages)
+        common = {name: message.common for name, message in messages.items()}
+        lists = {name: message.per_client for name, message in messages.items() if message.per_client is not None}
+        if chosen is None or not lists:
+            return server, Broadcast(common, n_bytes=n_bytes)
+        n_bytes += sum(list_bytes(part_lists) for part_lists in lists.values()) / max(1, len(chosen))
+        select = PerClientLists(chosen, lists).select_lists
+        return server, Broadcast(common, select, n_bytes, decode_lists=self.decode_lists)
+
+    def broadcast_serving(self, server: ServerState) -> Broadcast:
+        """What devices get to begin a block, to be validated, tested or served."""
+        messages = {part.name: self._serve_clients(part, server, None) for part in self.parts}
+        n_bytes = self._common_bytes(server, messages)
+        common = {name: message.common for name, message in messages.items()}
+        writing = [part for part in self.parts if part.addresses_clients]
+
+        def write_to(clients: Keys, items: Ragged | None = None) -> dict[str, Ragged]:
+            sent = {part.name: self._serve_clients(part, server, clients, items).per_client for part in writing}
+            return {name: lists for name, lists in sent.items() if lists is not None}
+
+        return Broadcast(common, write_to, n_bytes, write_to, self.decode_lists)
+
+    def _serve_clients(
+        self, part: Part, server: ServerState, clients: Keys | None, items: Ragged | None = None
+    ) -> PartBroadcast:
+        return part.broadcast(self.visible_state(part, server), Audience("serving", clients, items))
+
+    def _common_bytes(self, server: ServerState, messages: Mapping[str, PartBroadcast]) -> float:
+        """What a client gets of the model and of what goes to all."""
+        n_bytes = self.learner.model_bytes(server)
+        for message in messages.values():
+            if not message.once or server.round == 0:
+                n_bytes += sum(array.nbytes for array in message.common.values())
+        return n_bytes
+
+    def part_fields(self, name: str, n_items: int) -> PartFields:
+        """What travels because of one part."""
+        by_name = {part.name: part for part in self.parts}
+        return by_name[name].fields(n_items)
 
     def decode_lists(self, lists: dict[str, Ragged], n_items: int) -> dict[str, Ragged]:
-        """Lists of their own as devices read them."""
-        by_name = {part.name: part for part in self.parts}
-        return {name: by_name[name].opened(one, n_items) for name, one in lists.items()}
+        """Lists for single clients as devices read them."""
+        decoded = {}
+        for name, part_lists in lists.items():
+            read_lists = self.part_fields(name, n_items).read_lists
+            decoded[name] = part_lists if read_lists is None else read_lists(part_lists)
+        return decoded
+
+    # what a server-side hook sees: everything, unless a wrapper of the lab says otherwise; None: the learner
 
     @property
-    def persistent_names(self) -> frozenset[str]:
-        """What of the devices' state no going back to an earlier round undoes."""
-        spent = (f"{PARTS}{part.name}/{name}" for part in self.parts for name in part.lasting)
-        return self.learner.lasting | frozenset(spent)
+    def apart_fields(self) -> tuple[str, ...]:
+        """Beginnings of the names of fields that do not go to the server."""
+        return ()
 
-    @property
-    def identifies_clients(self) -> bool:
-        """Whether the server has to know who is who: it writes to single clients."""
-        return any(overrides(part, "own") or overrides(part, "own_to_serve") for part in self.parts)
+    def visible_state(self, part: Part | None, server: ServerState) -> ServerState:
+        return server
 
-    @property
-    def max_weight(self) -> float:
-        """What one client may count at most in a weighted sum, where a client of weight 1 counts 1."""
-        return float(np.prod([part.most_weight for part in self.parts if overrides(part, "weight")]))
+    def visible_total(self, part: Part | None, total: Total) -> Total:
+        return total
 
+    def merge_state(self, part: Part | None, server: ServerState, changed: ServerState) -> ServerState:
+        """The state after a hook changed what it sees of it."""
+        return changed
 
-# Rounds that are played once more
+    def merge_total(self, part: Part, total: Total, changed: Total) -> Total:
+        """A total after a hook changed what it sees of it."""
+        return changed
 
-_REPLAY_PATTERN = re.compile(r"(.+)\.again-([0-9]{1,9})-([0-9.e-]{1,30})")
-
-
-def mark_replay(question: str, replay: RoundReplay | None) -> str:
-    """A learner's question as it is asked in a round that is played once more."""
-    return question if replay is None else f"{question}.again-{replay.round}-{replay.share!r}"
-
-
-def parse_replay(question: str) -> RoundReplay | None:
-    """Which round a question is asked of once more; None: it is asked for the first time."""
-    found = _REPLAY_PATTERN.fullmatch(question)
-    if found is None:
-        return None
-    try:
-        share = float(found[3])
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise TacitaError(f"'{question[:100]}' asks for a share of a round that is not above 0 and at most 1.")
-    return RoundReplay(int(found[2]), share)
+    def _change_total(
+        self, part: Part, server: ServerState, total: Total, change: Callable[[ServerState, Total], Total]
+    ) -> Total:
+        changed = change(self.visible_state(part, server), self.visible_total(part, total))
+        return self.merge_total(part, total, changed)
 
 
-def strip_replay(question: str) -> str:
-    """The question itself, whether it is asked once more or not."""
-    found = _REPLAY_PATTERN.fullmatch(question)
-    return question if found is None else found[1]
+def _covers_all(part: Part) -> bool:
+    return part.privacy is not None and part.privacy.covers_all_releases
 
 
 @dataclass(frozen=True)
 class Federation(Plan):
-    """A plan and the people of the lab, or of one node: their histories, cut into blocks."""
+    """A plan and the users of the lab, or of one node: their histories, cut into blocks."""
 
     stream: BlockStream = field(kw_only=True)
     rows: Floats | None = field(default=None, kw_only=True, repr=False)  # item rows to start from; None: drawn
-    homes: SiloAssignment | None = field(
-        default=None, kw_only=True, repr=False
-    )  # who lives in which silo; None: by a hash
+    homes: SiloAssignment | None = field(default=None, kw_only=True, repr=False)  # users' silos; None: by a hash
 
     def initial_rows(self, start: int, end: int) -> Floats:
         """The rows of items start..end before anybody has trained them."""
@@ -200,74 +332,3 @@ class Federation(Plan):
             return self.rows[start:end].copy()
         return self.backbone.init_items(self.draws, self.stream.item_keys[start:end])
 
-
-# What travels down
-
-
-def prepare_broadcast(plan: Plan, server: ServerState, chosen: Keys | None) -> tuple[ServerState, Broadcast]:
-    """What the clients of a round get. Writing to single clients may change what the server keeps of them."""
-    letters: dict[str, Ragged] = {}
-    for part in plan.parts:
-        if overrides(part, "own"):
-            assert chosen is not None, "who writes to single clients has to know them"
-            made, letters[part.name] = part.own(plan.visible_state(part.party, server), chosen)
-            server = plan.merge_state(server, made, part)
-    common, size = _build_common(plan, server)
-    if chosen is None or not letters:
-        return server, Broadcast(common, n_bytes=size)
-    size += sum(list_bytes(one) for one in letters.values()) / max(1, len(chosen))
-    return server, Broadcast(common, PerClientLists(chosen, letters).select_lists, size, decode_lists=plan.decode_lists)
-
-
-def prepare_serving(plan: Plan, server: ServerState) -> Broadcast:
-    """What devices get to begin a block, to be validated, tested or served."""
-    common, size = _build_common(plan, server)
-    writing = [part for part in plan.parts if overrides(part, "own_to_serve")]
-
-    def own(clients: Keys) -> dict[str, Ragged]:
-        made = {part.name: part.own_to_serve(plan.visible_state(part.party, server), clients) for part in writing}
-        return {name: one for name, one in made.items() if one is not None}
-
-    def some(clients: Keys, only: Ragged) -> dict[str, Ragged]:
-        sparing = [part for part in writing if overrides(part, "answers_some")]
-        made = {part.name: part.own_to_serve(plan.visible_state(part.party, server), clients, only) for part in sparing}
-        return {name: one for name, one in made.items() if one is not None}
-
-    return Broadcast(common, own, size, some, plan.decode_lists)
-
-
-def _build_common(plan: Plan, server: ServerState) -> tuple[dict[str, Arrays], float]:
-    """What everybody gets besides the model, and the bytes of both."""
-    common = {part.name: part.broadcast(plan.visible_state(part.party, server)) for part in plan.parts}
-    size = plan.learner.model_bytes(server)
-    for part in plan.parts:
-        if not part.broadcast_once or server.round == 0:
-            size += sum(v.nbytes for v in common[part.name].values())
-    return common, size
-
-
-def list_bytes(lists: Ragged) -> float:
-    """Four bytes an id and what the columns hold; the channel names the client."""
-    return float(4 * len(lists.ids) + sum(column.nbytes for column in lists.values.values()))
-
-
-@dataclass(frozen=True)
-class PerClientLists:
-    """Lists that were written to some clients, to be looked up by their keys; whoever got none has an empty one."""
-
-    clients: Keys
-    lists: dict[str, Ragged]
-
-    def select_lists(self, wanted: Keys) -> dict[str, Ragged]:
-        order = np.argsort(self.clients)
-        at = np.minimum(np.searchsorted(self.clients, wanted, sorter=order), max(0, len(order) - 1))
-        found = self.clients[order[at]] == wanted if len(order) else np.zeros(len(wanted), bool)
-        out = {}
-        for name, lists in self.lists.items():
-            mine = lists.take(order[at[found]])
-            ptr = np.zeros(len(wanted) + 1, np.int64)
-            counts = np.zeros(len(wanted), np.int64)
-            counts[found] = mine.counts()
-            np.cumsum(counts, out=ptr[1:])
-            out[name] = Ragged(ptr, mine.ids, mine.values)
-        return out

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError, unknown_name_error
 from tacita.models import backbone_class
-from tacita.round.parts import Part, RunContext
+from tacita.round.part import Part, RunContext, find_traits
 
 _PARTS: dict[str, type[Part]] = {}
 _PRESETS: dict[str, list[dict[str, Any]]] = {"fedavg": []}
 _SETTINGS: dict[str, dict[str, Any]] = {}
+_WRAPPERS: list[tuple[set[str], Callable[[Any], Any]]] = []
 
 
 def register(cls: type[Part]) -> type[Part]:
@@ -99,7 +101,8 @@ def resolve_parts(method: str, changes: list[dict[str, Any]] | None) -> list[dic
 def build_parts(specs: list[dict[str, Any]], context: RunContext) -> tuple[Part, ...]:
     """Parts from `{"name": ..., options}` tables, checked for clashes."""
     parts: list[Part] = []
-    context = replace(context, part_specs=tuple(dict(spec) for spec in specs))
+    traits = tuple(find_traits(_PARTS[name]) for name in _named(specs))
+    context = replace(context, part_specs=tuple(dict(spec) for spec in specs), traits=traits)
     for spec in specs:
         options = dict(spec)
         name = options.pop("name", None)
@@ -115,3 +118,26 @@ def build_parts(specs: list[dict[str, Any]], context: RunContext) -> tuple[Part,
             )
         parts.append(cls(validate_model(cls.Config, options, f"part '{name}'"), context))
     return tuple(parts)
+
+
+def _named(specs: list[dict[str, Any]]) -> list[str]:
+    """The names of known parts; what is unknown is refused where it is built."""
+    names = [spec.get("name") for spec in specs]
+    return [name for name in names if isinstance(name, str) and name in _PARTS]
+
+
+def register_wrapper(names: set[str], wrap: Callable[[Any], Any]) -> None:
+    """Let a lab run with a part of these names be wrapped: another party than the server plays some of it."""
+    _WRAPPERS.append((names, wrap))
+
+
+def wrap_run(federation: Any) -> Any:
+    """A lab run with the parties that its parts need beside the server."""
+    for _, wrap in _WRAPPERS:
+        federation = wrap(federation)
+    return federation
+
+
+def is_lab_only(name: str) -> bool:
+    """Whether a part needs another party than the server, which the lab alone plays."""
+    return any(name in names for names, _ in _WRAPPERS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from tacita.kernels.sampling import draw_samples, pack_rows, room_for_negatives,
 from tacita.kernels.steps import gather_rows
 from tacita.kernels.threads import threads_in_use
 from tacita.learn.training.part_samples import collect_part_likes, collect_part_negatives, collect_part_samples
-from tacita.round.parts import Part, overrides
+from tacita.round.task import LocalTask
 
 
 class Workspace:
@@ -78,9 +78,9 @@ def _interleave_spans(each: Sequence[tuple[Longs, Longs]]) -> Longs:
 
 
 def _draw_round_samples(
-    view: CohortView, plan: TrainConfig, draws: Draws, space: Workspace, parts: Sequence[Part]
+    view: CohortView, plan: TrainConfig, draws: Draws, space: Workspace, tasks: Mapping[str, LocalTask]
 ) -> _RoundSamples:
-    more = collect_part_likes(view, parts)
+    more = collect_part_likes(view, tasks)
     if more is not None:
         mine = Ragged(view.train.ptr, view.train.ids, {"weight": np.ones(len(view.train.ids), np.float32)})
         view = replace(view, train=mine.join_rows(more), exclude=view.exclude.join_rows(more))
@@ -91,7 +91,7 @@ def _draw_round_samples(
         lists = view.exclude.take(full)
         negatives[full[room_for_negatives(lists.ptr, lists.ids, view.n_items) == 0]] = 0
     n_draws = plan.local_epochs if plan.redraw == "epoch" else 1
-    chosen = collect_part_negatives(view, parts, n_draws * negatives)
+    chosen = collect_part_negatives(view, tasks, n_draws * negatives)
     ptr = _offsets(positives + n_draws * negatives)
     item = space.array("item", (ptr[-1],), np.int32)
     label = space.array("label", (ptr[-1],), np.float32)
@@ -105,13 +105,13 @@ def _draw_round_samples(
         item[other], label[other] = chosen, 0.0
     if plan.objective == "squared" and "rating" in view.train.values:
         label[expand_spans(ptr[:-1], positives)] = view.train.values["rating"]
-    for part in parts:
-        said = part.labels(view, Ragged(ptr, item, {"label": label})) if overrides(part, "labels") else None
-        if said is not None:
-            label[:] = said
-    if not any(overrides(part, "samples") for part in parts):
+    for task in tasks.values():
+        labels = None if task.labels is None else task.labels(view, Ragged(ptr, item, {"label": label}))
+        if labels is not None:
+            label[:] = labels
+    if all(task.samples is None for task in tasks.values()):
         return made
-    given = collect_part_samples(view, parts, Ragged(ptr, item, {"label": label}))
+    given = collect_part_samples(view, tasks, Ragged(ptr, item, {"label": label}))
     return made if given is None else _append_part_samples(made, given)
 
 
@@ -280,12 +280,12 @@ def build_local_models(
     plan: TrainConfig,
     draws: Draws,
     space: Workspace | None = None,
-    parts: Sequence[Part] = (),
+    tasks: Mapping[str, LocalTask] | None = None,
     gather: bool = True,
 ) -> LocalModels:
     """Samples, order and each client's own copy of the rows it will touch; or without `gather`, room for them."""
     space = space or Workspace()
-    drawn = _draw_round_samples(view, plan, draws, space, parts)
+    drawn = _draw_round_samples(view, plan, draws, space, tasks or {})
     item, ptr = drawn.item, drawn.ptr[view.user_ptr]
     merged = Ragged.empty(len(view.user))
     for one in lists.values():

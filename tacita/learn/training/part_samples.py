@@ -2,59 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, CohortView, Ints, Longs, Ragged
-from tacita.round.parts import Part, overrides
+from tacita.round.task import LocalTask
+
+Tasks = Mapping[str, LocalTask]
 
 
-def collect_part_samples(view: CohortView, parts: Sequence[Part], own: Ragged) -> Ragged | None:
+def collect_part_samples(view: CohortView, tasks: Tasks, own: Ragged) -> Ragged | None:
     """All parts' soft-labelled samples, user by user in the order of the parts; None: nobody gave any."""
-    found = [(p, one) for p in parts if overrides(p, "samples") and (one := p.samples(view, own)) is not None]
-    joined = Ragged.empty(len(view.user))
-    for part, one in found:
-        label = one.values.get("label", np.zeros(0))
-        if len(one) != len(view.user) or len(label) != len(one.ids):
-            raise TacitaError(f"part '{part.name}' must give every user a list of samples, and every sample a 'label'.")
-        _check_items(part, one.ids, view.n_items)
+    collected = Ragged.empty(len(view.user))
+    for name, task in tasks.items():
+        samples = None if task.samples is None else task.samples(view, own)
+        if samples is None:
+            continue
+        label = samples.values.get("label", np.zeros(0))
+        if len(samples) != len(view.user) or len(label) != len(samples.ids):
+            raise TacitaError(f"part '{name}' must give every user a list of samples, and every sample a 'label'.")
+        _check_items(name, samples.ids, view.n_items)
         if not ((label >= 0) & (label <= 1)).all():  # not a number fails, too
-            raise TacitaError(f"part '{part.name}' gave samples with a label outside 0 to 1.")
-        joined = joined.join_rows(Ragged(one.ptr, one.ids, {"label": label}))
-    return joined if len(joined.ids) else None
+            raise TacitaError(f"part '{name}' gave samples with a label outside 0 to 1.")
+        collected = collected.join_rows(Ragged(samples.ptr, samples.ids, {"label": label}))
+    return collected if len(collected.ids) else None
 
 
-def collect_part_likes(view: CohortView, parts: Sequence[Part]) -> Ragged | None:
+def collect_part_likes(view: CohortView, tasks: Tasks) -> Ragged | None:
     """All parts' items to learn as liked, with their weights; None: nobody gave any."""
-    found = [(p, one) for p in parts if overrides(p, "likes") and (one := p.likes(view)) is not None]
-    joined = Ragged.empty(len(view.user))
-    for part, one in found:
-        weight = np.asarray(one.values.get("weight", np.zeros(0)), np.float32)
-        if len(one) != len(view.user) or len(weight) != len(one.ids):
-            raise TacitaError(f"part '{part.name}' must give every user a list of likes, and every one a 'weight'.")
-        _check_items(part, one.ids, view.n_items)
+    collected = Ragged.empty(len(view.user))
+    for name, task in tasks.items():
+        likes = None if task.likes is None else task.likes(view)
+        if likes is None:
+            continue
+        weight = np.asarray(likes.values.get("weight", np.zeros(0)), np.float32)
+        if len(likes) != len(view.user) or len(weight) != len(likes.ids):
+            raise TacitaError(f"part '{name}' must give every user a list of likes, and every one a 'weight'.")
+        _check_items(name, likes.ids, view.n_items)
         if not ((weight >= 0) & (weight < np.inf)).all():
-            raise TacitaError(f"part '{part.name}' gave likes with a weight that is negative or not finite.")
-        joined = joined.join_rows(Ragged(one.ptr, one.ids, {"weight": weight}))
-    return joined if len(joined.ids) else None
+            raise TacitaError(f"part '{name}' gave likes with a weight that is negative or not finite.")
+        collected = collected.join_rows(Ragged(likes.ptr, likes.ids, {"weight": weight}))
+    return collected if len(collected.ids) else None
 
 
-def collect_part_negatives(view: CohortView, parts: Sequence[Part], counts: Longs) -> Ints | None:
+def collect_part_negatives(view: CohortView, tasks: Tasks, counts: Longs) -> Ints | None:
     """The negatives of the part that chooses them, flat in user order; None: they are drawn uniformly."""
-    for part in parts:
-        chosen = part.negatives(view, counts) if overrides(part, "negatives") else None
-        if chosen is not None:
-            if chosen.shape != (counts.sum(),):
-                raise TacitaError(
-                    f"part '{part.name}' chose {chosen.size} negatives where {counts.sum()} were asked for."
-                )
-            _check_items(part, chosen, view.n_items)
-            return chosen
+    for name, task in tasks.items():
+        chosen = None if task.negatives is None else task.negatives(view, counts)
+        if chosen is None:
+            continue
+        if chosen.shape != (counts.sum(),):
+            raise TacitaError(f"part '{name}' chose {chosen.size} negatives where {counts.sum()} were asked for.")
+        _check_items(name, chosen, view.n_items)
+        return chosen
     return None
 
 
-def _check_items(part: Part, ids: AnyArray, n_items: int) -> None:
+def _check_items(name: str, ids: AnyArray, n_items: int) -> None:
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < n_items:
-        raise TacitaError(f"part '{part.name}' gave samples of items outside 0 to {n_items - 1}.")
+        raise TacitaError(f"part '{name}' gave samples of items outside 0 to {n_items - 1}.")

@@ -8,16 +8,21 @@ validation scores, so that a run shares the trajectory of fine-tuning.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 
-from tacita.core.types import Arrays, CohortView, Floats, LocalModels
+from tacita.core.types import CohortView, Floats, LocalModels
 from tacita.kernels.memory import correct_scores, sample_scores, write_errors
 from tacita.models.scoring import sigmoid
-from tacita.round.parts import Part, PartConfig, Purpose
+from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register, register_preset
+from tacita.round.serving import Purpose, Serving
+from tacita.round.state import StateSpec
+from tacita.round.task import TrainingOutcome
 
 
 class ErrorMemoryConfig(PartConfig):
@@ -35,33 +40,35 @@ class ErrorMemory(Part):
 
     name = "error-memory"
     reads_logits = True
+    serves = frozenset({"correction"})
     Config: ClassVar[type[PartConfig]] = ErrorMemoryConfig
     config: ErrorMemoryConfig
 
-    def device_arrays(self, n_users: int) -> Arrays:
+    def state(self, n_users: int) -> Sequence[StateSpec]:
         shape = (n_users, self.config.size)
-        return {
-            "item": np.full(shape, -1, np.int32),
-            "label": np.zeros(shape, np.float32),
-            "base": np.zeros(shape, np.float32),
-            "position": np.zeros(n_users, np.int32),
-        }
+        return [
+            StateSpec("item", np.full(shape, -1, np.int32)),
+            StateSpec("label", np.zeros(shape, np.float32)),
+            StateSpec("base", np.zeros(shape, np.float32)),
+            StateSpec("position", np.zeros(n_users, np.int32)),
+        ]
 
-    def after_training(self, view: CohortView, local: LocalModels) -> Arrays:
+    def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
         """Write the round's own samples, judged by the model that has just learned from them."""
-        mine = {k: v.copy() for k, v in view.parts[self.name].items()}
+        memory = {name: array.copy() for name, array in view.parts[self.name].items()}
+        probability = sigmoid(self.sample_scores(view, local))
         write_errors(
             local.user_ptr,
             local.item,
             local.label,
-            sigmoid(self.sample_scores(view, local)),
+            probability,
             self.config.threshold,
-            mine["item"],
-            mine["label"],
-            mine["base"],
-            mine["position"],
+            memory["item"],
+            memory["label"],
+            memory["base"],
+            memory["position"],
         )
-        return mine
+        return TrainingOutcome(memory)
 
     def sample_scores(self, view: CohortView, local: LocalModels) -> Floats:
         """Logit of every sample of the round under the local model it belongs to."""
@@ -70,41 +77,45 @@ class ErrorMemory(Part):
         first_row = local.row_start[client_of]
         reading = None if local.heads else backbone.reading(local.private, {})
         if reading is not None:
-            a, c = (np.ascontiguousarray(x, np.float32) for x in reading)
+            a = np.ascontiguousarray(reading[0], np.float32)
+            c = np.ascontiguousarray(reading[1], np.float32)
             return sample_scores(local.user_ptr, a, c, first_row, local.row_of, local.rows)
         owner = local.owner
         heads = {name: v[client_of[owner]] for name, v in local.heads.items()}
         rows = local.rows[first_row[owner] + local.row_of]
         return np.asarray(backbone.score(backbone.named(local.private[owner]), heads, rows), np.float32)
 
-    def predict(self, view: CohortView, scores: Floats, purpose: Purpose) -> Floats:
-        """Probabilities in place of logits for those who remember something; a ranking needs no more."""
+    def serve(self, view: CohortView, purpose: Purpose) -> Serving:
         if purpose == "valid" or view.block == 0 or self.config.weight == 0:
+            return Serving()
+        return Serving(correction=partial(self.correct, view))
+
+    def correct(self, view: CohortView, scores: Floats) -> Floats:
+        """Probabilities in place of logits for those who remember something; a ranking needs no more."""
+        memory = view.parts[self.name]
+        is_filled = memory["item"] >= 0
+        users = np.flatnonzero(is_filled.any(1))
+        if len(users) == 0:
             return scores
-        mine = view.parts[self.name]
-        filled = mine["item"] >= 0
-        who = np.flatnonzero(filled.any(1))
-        if len(who) == 0:
-            return scores
-        remembered, place = np.unique(mine["item"][filled], return_inverse=True)
+        remembered, place = np.unique(memory["item"][is_filled], return_inverse=True)
         normal = normalise_rows(view.items)
-        ptr = np.zeros(len(who) + 1, np.int64)
-        np.cumsum(filled[who].sum(1), out=ptr[1:])
-        out = scores.copy()
-        out[who] = correct_scores(
-            sigmoid(scores[who]),
+        ptr = np.zeros(len(users) + 1, np.int64)
+        np.cumsum(is_filled[users].sum(1), out=ptr[1:])
+        corrected = scores.copy()
+        corrected[users] = correct_scores(
+            sigmoid(scores[users]),
             normal,
             np.ascontiguousarray(normal[remembered].T),
             ptr,
             place.astype(np.int32),
-            mine["label"][filled],
-            mine["base"][filled],
+            memory["label"][is_filled],
+            memory["base"][is_filled],
             self.config.neighbours,
             self.config.tau,
             self.config.weight,
             self.config.gate,
         )
-        return out
+        return corrected
 
 
 def normalise_rows(items: Floats) -> Floats:

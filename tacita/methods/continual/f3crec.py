@@ -6,20 +6,24 @@ B.5: squared shift, mean over the replayed items, and a user without an earlier 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Doubles, ExtraSamples, Ints, LocalModels, Longs, Ragged, ServerState
+from tacita.core.types import Arrays, CohortView, Doubles, ExtraSamples, Floats, Ints, LocalModels, Longs, Ragged, ServerState
 from tacita.kernels.ranking import best_items
 from tacita.kernels.replay import local_list_ranks, pick_subset
 from tacita.messages import Total
 from tacita.methods.continual.last_table import LastTable
 from tacita.models.scoring import score_all, score_lists, sigmoid
-from tacita.round.parts import Part, PartConfig
+from tacita.round.capabilities import Unlearning
+from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register, register_preset
+from tacita.round.state import StateSpec
+from tacita.round.task import LocalTask
 
 
 class ReplayConfig(PartConfig):
@@ -31,11 +35,13 @@ class ReplayConfig(PartConfig):
 
 
 @register
-class Replay(LastTable):
+class Replay(LastTable, Unlearning):
     """Distil from the client's own last model on items it ranked high, fewer the more its ranks have moved."""
 
     name = "replay"
     reads_logits = True
+    fills = frozenset({"rows_needed", "step_samples"})
+    scope = ()  # it only drops what pulls back
     Config: ClassVar[type[PartConfig]] = ReplayConfig
     config: ReplayConfig
 
@@ -56,83 +62,96 @@ class Replay(LastTable):
                 f"'{self.context.backbone.name}'; use eps = 0 (method kd) or another backbone."
             )
 
-    def device_arrays(self, n_users: int) -> Arrays:
+    def state(self, n_users: int) -> Sequence[StateSpec]:
         width = self.context.backbone.private_width
-        return {
-            "list": np.full((n_users, self.config.top_n), -1, np.int32),
-            "teacher": np.zeros((n_users, width), np.float32),
-            "label": np.zeros((n_users, self.config.top_n), np.float32),
-        }
+        list_shape = (n_users, self.config.top_n)
+        return [
+            StateSpec("list", np.full(list_shape, -1, np.int32)),
+            StateSpec("teacher", np.zeros((n_users, width), np.float32)),
+            StateSpec("label", np.zeros(list_shape, np.float32)),
+        ]
 
-    def begin_block(self, view: CohortView) -> Arrays:
+    def on_block_start(self, view: CohortView) -> Arrays:
         """Teacher scores: the client's last private parameters on the last block's table."""
-        mine = view.parts[self.name]
-        label = mine["label"].copy()
-        back = np.flatnonzero(mine["list"][:, 0] >= 0)
-        if len(back):
+        state = view.parts[self.name]
+        label = state["label"].copy()
+        returning = np.flatnonzero(state["list"][:, 0] >= 0)
+        if len(returning):
             table = view.received[self.name]["table"]
-            chosen = mine["list"][back]
-            scores = score_lists(self.context.backbone, mine["teacher"][back], view.heads, table, chosen)
-            label[back] = sigmoid(scores)
+            teacher = state["teacher"][returning]
+            scores = score_lists(self.context.backbone, teacher, view.heads, table, state["list"][returning])
+            label[returning] = sigmoid(scores)
         return {"label": label}
 
-    def end_block(self, view: CohortView) -> Arrays:
+    def on_block_end(self, view: CohortView) -> Arrays:
         scores = score_all(self.context.backbone, view.private, view.heads, view.items)
         if self.config.topn_mask == "train":
             scores[view.train.rows(), view.train.ids] = -np.inf
         top, _ = best_items(scores, self.config.top_n)
         return {"list": top, "teacher": view.private.copy()}
 
-    def purged(self, server: ServerState) -> tuple[Arrays, list[str]]:
+    def purge(self, server: ServerState) -> tuple[Arrays, list[str]]:
         """The last block's table, which devices have read by now; the block's end leaves a new one."""
-        held = server.parts.get(self.name, {})
-        return {}, ["last_table"] if "table" in held else []
+        state = server.parts.get(self.name, {})
+        return {}, ["last_table"] if "table" in state else []
 
-    def at_hand(self, view: CohortView) -> Ragged | None:
+    def prepare(self, view: CohortView) -> LocalTask:
         if view.block == 0 or self.config.weight == 0:
-            return None
+            return LocalTask()
+        return LocalTask(rows_needed=self.list_items(view), step_samples=self.draw_replay)
+
+    def list_items(self, view: CohortView) -> Ragged:
+        """The items that every user remembers."""
         lists = view.parts[self.name]["list"]
         counts = np.where(lists[:, 0] >= 0, lists.shape[1], 0)
         ptr = np.zeros(len(lists) + 1, np.int64)
         np.cumsum(counts, out=ptr[1:])
         return Ragged(ptr, np.ascontiguousarray(lists[counts > 0].reshape(-1)))
 
-    def rank_shift(self, view: CohortView, local: LocalModels, back: Ints) -> Longs:
+    def rank_shift(self, view: CohortView, local: LocalModels, users: Ints) -> Longs:
         """How far the remembered items have moved in the clients' current rankings (Delta)."""
-        lists = view.parts[self.name]["list"][back]
+        lists = view.parts[self.name]["list"][users]
         n = lists.shape[1]
-        ranks = current_ranks(self, view, local, back, lists).reshape(-1, n)
-        return np.asarray(np.abs(ranks - np.arange(1, n + 1)).sum(1), np.int64)
+        ranks = current_ranks(self, view, local, users, lists).reshape(-1, n)
+        moved = np.abs(ranks - np.arange(1, n + 1))
+        return np.asarray(moved.sum(1), np.int64)
 
-    def replay_sizes(self, view: CohortView, local: LocalModels, back: Ints) -> Longs:
+    def replay_sizes(self, view: CohortView, local: LocalModels, users: Ints) -> Longs:
         """How many items each of these users replays, given how its ranks stand now."""
         if self.config.eps == 0:
-            return np.full(len(back), self.config.top_n, np.int64)
-        return replay_size(self.rank_shift(view, local, back), self.config.eps, self.config.top_n)
+            return np.full(len(users), self.config.top_n, np.int64)
+        shift = self.rank_shift(view, local, users)
+        return replay_size(shift, self.config.eps, self.config.top_n)
 
-    def extra_samples(self, view: CohortView, local: LocalModels, step: int, phase: int) -> ExtraSamples | None:
+    def draw_replay(self, view: CohortView, local: LocalModels, step: int, phase: int) -> ExtraSamples:
         """The replayed subset of each list, drawn again in every step and phase."""
         lists, _ = local.rows_needed[self.name]
         client_of = np.repeat(np.arange(view.n_clients), np.diff(view.user_ptr))
-        back = np.flatnonzero((lists.counts() > 0) & (step < local.n_steps)[client_of]).astype(np.int32)
-        n = self.config.top_n
-        size = self.replay_sizes(view, local, back)
+        is_active = (step < local.n_steps)[client_of]
+        users = np.flatnonzero((lists.counts() > 0) & is_active).astype(np.int32)
+        sizes = self.replay_sizes(view, local, users)
         if step == 0 and phase == 0 and view.has_single_users:
             local.notes["replayed"] = np.full(view.n_clients, np.nan)
-            local.notes["replayed"][back] = size
+            local.notes["replayed"][users] = sizes
         key = self.context.draws.private("replay", view.block, view.round, step, phase)
-        where = pick_subset(key, view.user_keys[back], n, size)
-        user = np.repeat(back, size)
-        strength = self.config.weight / np.maximum(size, 1) if self.config.reduction == "mean" else None
-        weight = np.repeat(strength, size) if strength is not None else np.full(len(user), self.config.weight)
+        entry = pick_subset(key, view.user_keys[users], self.config.top_n, sizes)
+        user = np.repeat(users, sizes)
         ptr = np.zeros(view.n_clients + 1, np.int64)
         np.cumsum(np.bincount(client_of[user], minlength=view.n_clients), out=ptr[1:])
         return ExtraSamples(
             ptr=ptr,
-            pick=lists.ptr[user] + where,
-            label=view.parts[self.name]["label"][user, where],
-            weight=weight.astype(np.float32),
+            pick=lists.ptr[user] + entry,
+            label=view.parts[self.name]["label"][user, entry],
+            weight=self.sample_weights(sizes),
         )
+
+    def sample_weights(self, sizes: Longs) -> Floats:
+        """What each replayed sample weighs in the loss, user by user."""
+        if self.config.reduction == "mean":
+            weight = np.repeat(self.config.weight / np.maximum(sizes, 1), sizes)
+        else:
+            weight = np.full(sizes.sum(), self.config.weight)
+        return weight.astype(np.float32)
 
 
 def replay_size(shift: Longs, eps: float, n: int) -> Longs:
@@ -170,20 +189,21 @@ class TemporalMeanConfig(PartConfig):
 
 
 @register
-class TemporalMean(Part):
+class TemporalMean(Part, Unlearning):
     """Keep each known item's row near the last block's, the nearer the less it has moved (B8-B10)."""
 
     name = "temporal-mean"
+    scope = ()  # it only drops what pulls back
     Config: ClassVar[type[PartConfig]] = TemporalMeanConfig
     config: TemporalMeanConfig
 
-    def server_end_block(self, server: ServerState) -> Arrays:
+    def server_block_end(self, server: ServerState) -> Arrays:
         return {"anchor": server.items}
 
-    def purged(self, server: ServerState) -> tuple[Arrays, list[str]]:
+    def purge(self, server: ServerState) -> tuple[Arrays, list[str]]:
         """Nothing pulls back to a table that had learned from what is unlearned; the block's end makes a new one."""
-        held = server.parts.get(self.name, {})
-        return {}, ["anchor_table"] if "anchor" in held else []
+        state = server.parts.get(self.name, {})
+        return {}, ["anchor_table"] if "anchor" in state else []
 
     def gamma(self, anchor: Doubles, now: Doubles) -> Doubles:
         """The weight of the earlier row, per item."""
@@ -198,15 +218,17 @@ class TemporalMean(Part):
         if anchor is None or self.config.beta == 0:
             return server
         known = len(anchor)
-        earlier, now = anchor.astype(np.float64), server.items[:known].astype(np.float64)
+        earlier = anchor.astype(np.float64)
+        now = server.items[:known].astype(np.float64)
         gamma = self.gamma(earlier, now)
         items = server.items.copy()
         items[:known] = (1 - gamma[:, None]) * now + gamma[:, None] * earlier
-        return server.with_items(items).with_part(self.name, {"anchor": anchor, "gamma": np.array([gamma.mean()])})
+        state = {"anchor": anchor, "gamma": np.array([gamma.mean()])}
+        return server.with_items(items).with_part(self.name, state)
 
-    def server_notes(self, server: ServerState) -> dict[str, float]:
-        used = server.parts.get(self.name, {}).get("gamma")
-        return {} if used is None else {"gamma": float(used[0])}
+    def metrics(self, server: ServerState) -> dict[str, float]:
+        gamma = server.parts.get(self.name, {}).get("gamma")
+        return {} if gamma is None else {"gamma": float(gamma[0])}
 
 
 register_preset("ft")

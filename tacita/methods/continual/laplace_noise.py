@@ -8,7 +8,7 @@ tables are large, Gaussian noise (part 'dpps') hides as much with far less.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -24,8 +24,11 @@ from tacita.methods.personal.releases import reduce_by_client, repeat_by_user
 from tacita.privacy.accounting import Event
 from tacita.privacy.ledger import ACCOUNT_ARRAYS, EARLIER_RUNS, Ledger
 from tacita.privacy.noise import NoiseStream
-from tacita.round.parts import Part, PartConfig, RunContext
+from tacita.round.capabilities import Privacy
+from tacita.round.fields import PartFields
+from tacita.round.part import Part, PartConfig, RunContext
 from tacita.round.registry import register
+from tacita.round.state import Role, StateSpec
 
 
 class LaplaceNoiseConfig(PartConfig):
@@ -38,7 +41,7 @@ class LaplaceNoiseConfig(PartConfig):
 
 
 @register
-class LaplaceNoise(Part):
+class LaplaceNoise(Part, Privacy):
     """Every client adds Laplace noise to its whole table before it leaves the device."""
 
     name = "laplace-noise"
@@ -47,8 +50,7 @@ class LaplaceNoise(Part):
 
     def __init__(self, config: PartConfig, context: RunContext) -> None:
         super().__init__(config, context)
-        if self._is_ldp:  # noise as the paper has it minds its own rounds, and keeps nothing
-            self.every_release, self.lasting = True, ACCOUNT_ARRAYS  # type: ignore[misc]
+        self.covers_all_releases = self._is_ldp  # noise as the paper has it minds its own rounds, and keeps nothing
 
     @property
     def _is_ldp(self) -> bool:
@@ -59,8 +61,18 @@ class LaplaceNoise(Part):
         """Of the noise: a person's data may be replaced, which moves what is sent by two clips at most."""
         return 2 * self.config.clip / self.config.epsilon if self._is_ldp else self.config.scale
 
-    def sends_whole_table(self, block: int) -> bool:
+    def _adds_noise(self, block: int) -> bool:
         return self.scale > 0 and (self._is_ldp or block >= self.config.from_block)
+
+    def fields(self, n_items: int, block: int = 0) -> PartFields:
+        after_encoding = self._widen_bounds if self._is_ldp else None
+        return PartFields(after_encoding=after_encoding, whole_table=self._adds_noise(block))
+
+    def _widen_bounds(self, spec: Spec) -> Spec:
+        """A field as it leaves with noise."""
+        if spec.seen == "each":
+            raise TacitaError(f"'{spec.name}' is seen each by itself, and laplace-noise noises sums; leave it out.")
+        return replace(spec, most=np.inf, least=-np.inf)
 
     def check(self, n_items: int) -> None:
         train = self.context.train
@@ -85,38 +97,40 @@ class LaplaceNoise(Part):
         earlier = Event(EARLIER_RUNS, "gaussian", 1.0, 1.0, unit, once=True)  # in the coin that all ledgers have
         return Ledger((Event("upload", "laplace", 2 * self.config.clip, self.scale, unit), earlier))
 
-    def device_arrays(self, n_users: int) -> Arrays:
+    def state(self, n_users: int) -> Sequence[StateSpec]:
         ledger = self.ledger()
-        return ledger.open_accounts(n_users, self.config.budget) if ledger else {}
+        if ledger is None:
+            return ()
+        account = ledger.open_accounts(n_users, self.config.budget)
+        return [StateSpec(name, array, Role.ACCOUNT, persistent=True) for name, array in account.items()]
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         ledger = self.ledger()
         if ledger is None:
             return upload, {}
         account = {name: view.parts[self.name][name] for name in ACCOUNT_ARRAYS}
-        _, could = ledger.charge(account, "upload", participants=repeat_by_user(view, upload.weight > 0))
-        goes = reduce_by_client(view, could, np.logical_and).astype(bool)
+        is_sent = repeat_by_user(view, upload.weight > 0)
+        _, could_pay = ledger.charge(account, "upload", participants=is_sent)
+        goes = reduce_by_client(view, could_pay, np.logical_and).astype(bool)
         account, _ = ledger.charge(account, "upload", participants=repeat_by_user(view, goes))
-        upload = releases.clip_upload(upload, self.config.clip, releases.upload_l1_norms(upload)).drop_clients(~goes)
+        lengths = releases.upload_l1_norms(upload)
+        upload = releases.clip_upload(upload, self.config.clip, lengths).drop_clients(~goes)
         times = account["times"][:, 0].astype(np.int64)
         return releases.add_nonces(upload, self.context.draws, self.name, view, times), account
 
-    def field_sent(self, field: Spec) -> Spec:
-        if self._is_ldp and field.seen == "each":
-            raise TacitaError(f"'{field.name}' is seen each by itself, and laplace-noise noises sums; leave it out.")
-        return replace(field, most=np.inf, least=-np.inf) if self._is_ldp else field
-
-    def encode_sum(self, server: ServerState, total: Total) -> Total:
+    def noise_sum(self, server: ServerState, total: Total) -> Total:
         """The sum of n Laplace variables is the difference of two Gamma(n) variables."""
-        if not self.sends_whole_table(server.block) or total.n_clients == 0:
+        if not self._adds_noise(server.block) or total.n_clients == 0:
             return total
-        also = (total.nonce,) if self._is_ldp or total.nonce else ()
-        draw = _gamma_sampler(self.context.draws, server, also)
-        changed: Arrays = {}
-        for name in sorted(total.sums) if self._is_ldp else ["rows"]:
-            shape, n = total[name].shape, total.n_clients
-            changed[name] = total[name] + self.scale * (draw(n, *shape) - draw(n, *shape))
-        return total.with_sums(changed)
+        nonces = (total.nonce,) if self._is_ldp or total.nonce else ()
+        draw = _gamma_sampler(self.context.draws, server, nonces)
+        names = sorted(total.sums) if self._is_ldp else ["rows"]
+        sums: Arrays = {}
+        for name in names:
+            shape = total[name].shape
+            difference = draw(total.n_clients, *shape) - draw(total.n_clients, *shape)
+            sums[name] = total[name] + self.scale * difference
+        return total.with_sums(sums)
 
     def promises(self, server: ServerState) -> dict[str, float | str]:
         if not self._is_ldp:

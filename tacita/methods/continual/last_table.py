@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tacita.core.types import Arrays, ServerState
-from tacita.round.parts import Part
+from tacita.round.broadcast import Audience, PartBroadcast
+from tacita.round.fields import ArraySpec, PartFields
+from tacita.round.part import Part
 
 
 class LastTable(Part):
     """A part whose devices need the last block's table."""
 
-    broadcast_once: ClassVar[bool] = True
+    def fields(self, n_items: int, block: int = 0) -> PartFields:
+        table = ArraySpec((n_items, self.context.backbone.item_width), fewer_rows=True)
+        return PartFields(common={"table": table})
 
-    def server_end_block(self, server: ServerState) -> Arrays:
+    def server_block_end(self, server: ServerState) -> Arrays:
         return {"table": server.items}
 
-    def broadcast(self, server: ServerState) -> Arrays:
-        return dict(server.parts.get(self.name, {}))
+    def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
+        return PartBroadcast(dict(server.parts.get(self.name, {})), once=True)

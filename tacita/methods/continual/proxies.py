@@ -7,6 +7,7 @@ mean; only the current block's training items can be masked; the server averages
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -27,8 +28,12 @@ from tacita.core.types import (
 from tacita.kernels.ranking import best_items, list_ranks
 from tacita.kernels.replay import weighted_picks
 from tacita.models.scoring import CHUNK, score_all, score_lists, sigmoid
-from tacita.round.parts import Part, PartConfig
+from tacita.round.broadcast import Audience, PartBroadcast
+from tacita.round.fields import ArraySpec, PartFields
+from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register, register_preset
+from tacita.round.state import StateSpec
+from tacita.round.task import LocalTask
 
 STABILITY, PLASTICITY = "stability", "plasticity"
 
@@ -52,7 +57,7 @@ class Proxies(Part):
     name = "proxies"
     reads_logits = True
     Config: ClassVar[type[PartConfig]] = ProxiesConfig
-    broadcast_once = True
+    fills = frozenset({"rows_needed", "step_samples"})
     config: ProxiesConfig
 
     def retention(self, proxy: str) -> float:
@@ -60,65 +65,90 @@ class Proxies(Part):
 
     # on the server: the public half of both proxies
 
-    def server_end_block(self, server: ServerState) -> Arrays:
-        held = server.parts.get(self.name, {})
-        newest = {"table": server.items, **{f"heads.{k}": v for k, v in server.heads.items()}}
-        return {
-            f"{proxy}.{k}": average_rows(held.get(f"{proxy}.{k}", v[:0]), v, self.retention(proxy))
-            for proxy in (STABILITY, PLASTICITY)
-            for k, v in newest.items()
-        }
+    def fields(self, n_items: int, block: int = 0) -> PartFields:
+        backbone = self.context.backbone
+        specs = {"table": ArraySpec((n_items, backbone.item_width), fewer_rows=True)}
+        for name, head in backbone.init_heads(self.context.draws).items():
+            specs[f"heads.{name}"] = ArraySpec(head.shape)
+        common = {}
+        for proxy in (STABILITY, PLASTICITY):
+            for name, spec in specs.items():
+                common[f"{proxy}.{name}"] = spec
+        return PartFields(common=common)
 
-    def broadcast(self, server: ServerState) -> Arrays:
-        return dict(server.parts.get(self.name, {}))
+    def server_block_end(self, server: ServerState) -> Arrays:
+        state = server.parts.get(self.name, {})
+        newest: Arrays = {"table": server.items}
+        for name, head in server.heads.items():
+            newest[f"heads.{name}"] = head
+        proxies: Arrays = {}
+        for proxy in (STABILITY, PLASTICITY):
+            for name, value in newest.items():
+                earlier = state.get(f"{proxy}.{name}", value[:0])
+                proxies[f"{proxy}.{name}"] = average_rows(earlier, value, self.retention(proxy))
+        return proxies
+
+    def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
+        return PartBroadcast(dict(server.parts.get(self.name, {})), once=True)
 
     # on the device: the private half, and what was drawn last
 
-    def device_arrays(self, n_users: int) -> Arrays:
-        width, drawn = self.context.backbone.private_width, self.config.n_stability + self.config.n_plasticity
-        return {
-            STABILITY: np.zeros((n_users, width), np.float32),
-            PLASTICITY: np.zeros((n_users, width), np.float32),
-            "seen": np.zeros(n_users, bool),
-            "item": np.full((n_users, drawn), -1, np.int32),
-            "label": np.zeros((n_users, drawn), np.float32),
-        }
+    def state(self, n_users: int) -> Sequence[StateSpec]:
+        width = self.context.backbone.private_width
+        n_drawn = self.config.n_stability + self.config.n_plasticity
+        return [
+            StateSpec(STABILITY, np.zeros((n_users, width), np.float32)),
+            StateSpec(PLASTICITY, np.zeros((n_users, width), np.float32)),
+            StateSpec("seen", np.zeros(n_users, bool)),
+            StateSpec("item", np.full((n_users, n_drawn), -1, np.int32)),
+            StateSpec("label", np.zeros((n_users, n_drawn), np.float32)),
+        ]
 
-    def end_block(self, view: CohortView) -> Arrays:
-        mine, now = view.parts[self.name], view.private
-        seen = mine["seen"][:, None]
-        kept = {
-            proxy: np.where(seen, average_rows(mine[proxy], now, self.retention(proxy)), now)
-            for proxy in (STABILITY, PLASTICITY)
-        }
-        return {**kept, "seen": np.ones(len(now), bool)}
+    def on_block_end(self, view: CohortView) -> Arrays:
+        state = view.parts[self.name]
+        now = view.private
+        is_returning = state["seen"][:, None]
+        proxies: Arrays = {}
+        for proxy in (STABILITY, PLASTICITY):
+            average = average_rows(state[proxy], now, self.retention(proxy))
+            proxies[proxy] = np.where(is_returning, average, now)
+        return {**proxies, "seen": np.ones(len(now), bool)}
 
-    def begin_block(self, view: CohortView) -> Arrays:
+    def on_block_start(self, view: CohortView) -> Arrays:
         """Draws of an earlier block are forgotten: what they were drawn against is gone."""
         return {"item": np.full_like(view.parts[self.name]["item"], -1)}
 
-    def begin_round(self, view: CohortView) -> Arrays:
-        """Draw anew every few rounds, and for who was not there when the others drew."""
+    def prepare(self, view: CohortView) -> LocalTask:
+        """Draw again every few rounds, and for who was not there when the others drew."""
         if view.block == 0 or self.config.weight == 0:
-            return {}
-        mine = view.parts[self.name]
-        due = mine["seen"] & ((view.round % self.config.every == 0) | (mine["item"] < 0).all(1))
-        item, label = mine["item"].copy(), mine["label"].copy()
-        users = np.flatnonzero(due)
-        for lo in range(0, len(users), CHUNK):
-            some = users[lo : lo + CHUNK]
-            item[some], label[some] = self.draw_items(view, some)
-        return {"item": item, "label": label}
+            return LocalTask()
+        state = view.parts[self.name]
+        has_no_draw = (state["item"] < 0).all(1)
+        is_due = state["seen"] & ((view.round % self.config.every == 0) | has_no_draw)
+        item = state["item"].copy()
+        label = state["label"].copy()
+        users = np.flatnonzero(is_due)
+        for start in range(0, len(users), CHUNK):
+            chunk = users[start : start + CHUNK]
+            item[chunk], label[chunk] = self.draw_items(view, chunk)
+        ptr = np.zeros(len(item) + 1, np.int64)
+        np.cumsum((item >= 0).sum(1), out=ptr[1:])
+        return LocalTask(
+            state={"item": item, "label": label},
+            rows_needed=Ragged(ptr, item[item >= 0]),
+            step_samples=self.list_samples,
+        )
 
     def draw_items(self, view: CohortView, users: Longs) -> tuple[Ints, Floats]:
         """Items and labels for these users of the view; in block 1 both proxies coincide and one is enough."""
         model = score_all(self.context.backbone, view.private[users], view.heads, view.items)
         train = view.train.take(users)
         model[train.rows(), train.ids] = -np.inf
-        drawn = [self.draw_from_proxy(view, users, model, STABILITY, self.config.n_stability)]
+        draws = [self.draw_from_proxy(view, users, model, STABILITY, self.config.n_stability)]
         if view.block > 1:
-            drawn.append(self.draw_from_proxy(view, users, model, PLASTICITY, self.config.n_plasticity))
-        item, label = (np.concatenate(both, axis=1) for both in zip(*drawn, strict=True))
+            draws.append(self.draw_from_proxy(view, users, model, PLASTICITY, self.config.n_plasticity))
+        item = np.concatenate([items for items, _ in draws], axis=1)
+        label = np.concatenate([labels for _, labels in draws], axis=1)
         return merge_draws(item, label, self.config.n_stability + self.config.n_plasticity)
 
     def draw_from_proxy(self, view: CohortView, users: Longs, model: Floats, proxy: str, n: int) -> tuple[Ints, Floats]:
@@ -132,34 +162,31 @@ class Proxies(Part):
         known = train.ids < len(table)  # items of this block alone have no row in a proxy
         scores[train.rows()[known], train.ids[known]] = -np.inf
         best, value = best_items(scores, self.config.rank_limit)
-        ranks = list_ranks(model, np.arange(len(users) + 1) * best.shape[1], best.reshape(-1)).reshape(best.shape) - 1
-        drop = ranks - np.arange(best.shape[1])
+        width = best.shape[1]
+        ptr = np.arange(len(users) + 1) * width
+        ranks = list_ranks(model, ptr, best.reshape(-1)).reshape(best.shape) - 1
+        drop = ranks - np.arange(width)
         log_weight = np.where(np.isfinite(value), self.config.eps_r * drop, -np.inf).astype(np.float32)
         key = self.context.draws.private(f"proxies-{proxy}", view.block, view.round)
         place = weighted_picks(key, view.user_keys[users], log_weight, n)
-        item = np.where(place < 0, -1, np.take_along_axis(best, np.maximum(place, 0), 1)).astype(np.int32)
-        label = sigmoid(score_lists(self.context.backbone, private, heads, table, np.maximum(item, 0)))
+        picked = np.take_along_axis(best, np.maximum(place, 0), 1)
+        item = np.where(place < 0, -1, picked).astype(np.int32)
+        scores = score_lists(self.context.backbone, private, heads, table, np.maximum(item, 0))
+        label = sigmoid(scores)
         return item, np.where(item < 0, np.float32(0), label)
 
-    def at_hand(self, view: CohortView) -> Ragged | None:
-        if view.block == 0 or self.config.weight == 0:
-            return None
-        item = view.parts[self.name]["item"]
-        ptr = np.zeros(len(item) + 1, np.int64)
-        np.cumsum((item >= 0).sum(1), out=ptr[1:])
-        return Ragged(ptr, item[item >= 0])
-
-    def extra_samples(self, view: CohortView, local: LocalModels, step: int, phase: int) -> ExtraSamples:
+    def list_samples(self, view: CohortView, local: LocalModels, step: int, phase: int) -> ExtraSamples:
         """All that is drawn, in every step."""
         lists, _ = local.rows_needed[self.name]
-        mine = view.parts[self.name]
+        state = view.parts[self.name]
         strength = self.config.weight * np.exp(-view.round / self.config.fade)
         counts = lists.counts()
+        weight = np.repeat(strength / np.maximum(counts, 1), counts)
         return ExtraSamples(
             ptr=lists.ptr[view.user_ptr],
             pick=np.arange(len(lists.ids)),
-            label=mine["label"][mine["item"] >= 0],
-            weight=np.repeat(strength / np.maximum(counts, 1), counts).astype(np.float32),
+            label=state["label"][state["item"] >= 0],
+            weight=weight.astype(np.float32),
         )
 
 

@@ -7,6 +7,7 @@ and as sparse as plain FedAvg.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -17,8 +18,11 @@ from tacita.core.types import Arrays, CohortView, LocalModels, ProximalTerm, Ser
 from tacita.kernels.steps import subtract_background
 from tacita.messages import DenseArrays, SparseRows, Spec, Total, Upload, touched_name
 from tacita.methods.continual.last_table import LastTable
-from tacita.round.parts import PartConfig
+from tacita.round.fields import PartFields
+from tacita.round.part import PartConfig
 from tacita.round.registry import register, register_preset
+from tacita.round.state import StateSpec
+from tacita.round.task import LocalTask, TrainingOutcome
 
 
 class ProximalConfig(PartConfig):
@@ -30,56 +34,70 @@ class Proximal(LastTable):
     """Pull old item rows, and returning users' private vectors, towards where the last block left them."""
 
     name = "proximal"
+    fills = frozenset({"pull"})
     Config: ClassVar[type[PartConfig]] = ProximalConfig
     config: ProximalConfig
 
-    def device_arrays(self, n_users: int) -> Arrays:
+    def state(self, n_users: int) -> Sequence[StateSpec]:
         width = self.context.backbone.private_width
-        return {"private": np.zeros((n_users, width), np.float32), "returning": np.zeros(n_users, bool)}
+        return [
+            StateSpec("private", np.zeros((n_users, width), np.float32)),
+            StateSpec("returning", np.zeros(n_users, bool)),
+        ]
 
-    def end_block(self, view: CohortView) -> Arrays:
+    def fields(self, n_items: int, block: int = 0) -> PartFields:
+        share = Spec("share", (), most=1.0, least=0.0)
+        return replace(super().fields(n_items, block), extra=(share,))
+
+    def on_block_end(self, view: CohortView) -> Arrays:
         return {"private": view.private.copy(), "returning": np.ones(len(view.user), bool)}
 
-    def _is_active(self, view: CohortView) -> bool:
+    def _pulls(self, view: CohortView) -> bool:
         return self.config.strength > 0 and "table" in view.received[self.name]
 
-    def pull(self, view: CohortView) -> ProximalTerm | None:
-        if not self._is_active(view):
-            return None
-        mine = view.parts[self.name]
+    def prepare(self, view: CohortView) -> LocalTask:
+        if not self._pulls(view):
+            return LocalTask()
+        state = view.parts[self.name]
         table = view.received[self.name]["table"]
-        return ProximalTerm(self.config.strength, table, mine["private"], mine["returning"])
+        return LocalTask(pull=ProximalTerm(self.config.strength, table, state["private"], state["returning"]))
 
-    def extra_fields(self, n_items: int) -> tuple[Spec, ...]:
-        return (Spec("share", (), most=1.0, least=0.0),)
-
-    def extras(self, view: CohortView, local: LocalModels) -> Arrays:
-        if not self._is_active(view):
-            return {}
-        k = 2 * self.context.backbone.rates(view.n_items)["rows"] * self.config.strength
-        return {"share": 1 - (1 + k) ** -local.n_steps.astype(np.float64)}
+    def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
+        """The share of the way to the old table that rows go which a client never touches."""
+        if not self._pulls(view):
+            return TrainingOutcome()
+        rate = self.context.backbone.rates(view.n_items)["rows"]
+        k = 2 * rate * self.config.strength
+        share = 1 - (1 + k) ** -local.n_steps.astype(np.float64)
+        return TrainingOutcome(extras={"share": share})
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         """Touched rows relative to what the pull alone does to every old row."""
-        share, rows = upload.values.get(f"{self.name}.share"), upload.values["rows"]
+        share = upload.values.get(f"{self.name}.share")
+        rows = upload.values["rows"]
         if share is None:
             return upload, {}
         assert isinstance(share, DenseArrays)
         assert isinstance(rows, SparseRows)
+        table = view.received[self.name]["table"]
         value = rows.value.copy()
-        subtract_background(rows.client, rows.item, value, share.value, view.received[self.name]["table"], view.items)
+        subtract_background(rows.client, rows.item, value, share.value, table, view.items)
         return upload.with_value("rows", replace(rows, value=value)), {}
 
     def decode(self, server: ServerState, total: Total) -> Total:
-        if "table" not in server.parts.get(self.name, {}) or self.config.strength == 0:
+        state = server.parts.get(self.name, {})
+        if "table" not in state or self.config.strength == 0:
             return total
-        table, rows = server.parts[self.name]["table"], total["rows"].copy()
-        rows[: len(table)] += total[f"{self.name}.share"] * (table.astype(np.float64) - server.items[: len(table)])
-        changed = {"rows": rows}
-        if touched_name("rows") in total.sums:
-            changed[touched_name("rows")] = total[touched_name("rows")].copy()
-            changed[touched_name("rows")][: len(table)] = total.weight  # every client moves every old row
-        return total.with_sums(changed)
+        table = state["table"]
+        known = len(table)
+        rows = total["rows"].copy()
+        rows[:known] += total[f"{self.name}.share"] * (table.astype(np.float64) - server.items[:known])
+        sums = {"rows": rows}
+        touched = touched_name("rows")
+        if touched in total.sums:
+            sums[touched] = total[touched].copy()
+            sums[touched][:known] = total.weight  # every client moves every old row
+        return total.with_sums(sums)
 
 
 register_preset("reg", {"name": "proximal"})

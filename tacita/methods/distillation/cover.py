@@ -16,7 +16,8 @@ from pydantic import Field
 from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Keys
 from tacita.kernels.hashing import hash_owners, normals, uniforms
 from tacita.messages import DenseArrays, SparseRows, Spec, Upload
-from tacita.round.parts import Part, PartConfig
+from tacita.round.fields import PartFields
+from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
 
 _FARTHEST = 60.0  # scales of the noise: it gets beyond once in 1e26 draws
@@ -46,8 +47,14 @@ class Cover(Part):
             upload = _clip_upload(upload, self.config.clip)
         return (self._add_noise(view, upload) if self.config.noise else upload), {}
 
-    def field_sent(self, field: Spec) -> Spec:
-        return replace(field, most=field.most + _FARTHEST * self.config.noise) if _is_model_field(field.name) else field
+    def fields(self, n_items: int, block: int = 0) -> PartFields:
+        return PartFields(after_encoding=self._widen_bounds)
+
+    def _widen_bounds(self, spec: Spec) -> Spec:
+        """A field as it leaves with noise."""
+        if not _is_model_field(spec.name):
+            return spec
+        return replace(spec, most=spec.most + _FARTHEST * self.config.noise)
 
     def _key(self, view: CohortView, what: str) -> np.uint64:
         return self.context.draws.private(f"cover-{what}", view.block, view.round)

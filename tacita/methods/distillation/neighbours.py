@@ -3,14 +3,14 @@
 Every `every` rounds a client of the round sends its user vector and its items to the matcher: the items under numbers
 that stand for them, which clients make with a key of their own, so the matcher can tell that two are the same and no
 more. It answers with vectors of others that it holds, without names. The server is told nothing of this; the lab plays
-both, and `party` keeps them apart. The matcher still sees how often each number occurs, which gives popular items away,
+both, and `MatchedFederation` keeps them apart. The matcher still sees how often each number occurs, which gives popular items away,
 and vectors that say much of a person: this hides items from a curious matcher a little, and people from nobody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -18,12 +18,16 @@ from pydantic import Field
 
 from tacita.core.errors import TacitaError
 from tacita.core.flat_indices import expand_spans
-from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Ints, Keys, LocalModels, Longs, Ragged, ServerState
+from tacita.core.types import Arrays, CohortView, Floats, Ints, Keys, LocalModels, Longs, Ragged, ServerState
 from tacita.kernels.hashing import hash_owners
-from tacita.messages import DenseArrays, Form, SparseRows, Spec, Total
+from tacita.messages import DenseArrays, SparseRows, Spec, Total
 from tacita.models.fedpergnn import NEIGHBOURS, FedPerGNN
-from tacita.round.parts import Part, PartConfig
+from tacita.methods.distillation.matcher import MATCHER_PARTS
+from tacita.round.broadcast import Audience, PartBroadcast
+from tacita.round.fields import PartFields
+from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
+from tacita.round.task import TrainingOutcome
 
 
 class NeighboursConfig(PartConfig):
@@ -93,7 +97,7 @@ class Neighbours(Part):
     """Clients tell the matcher what they have, and get vectors of others who have the same."""
 
     name = NEIGHBOURS
-    party = "matcher"
+    addresses_clients = True
     Config: ClassVar[type[PartConfig]] = NeighboursConfig
     config: NeighboursConfig
 
@@ -119,47 +123,51 @@ class Neighbours(Part):
         key = self.context.draws.private("numbers-for-items")
         return np.argsort(hash_owners(key, np.arange(n_items, dtype=np.uint64))).astype(np.int32)
 
-    def extra_fields(self, n_items: int) -> tuple[Spec, ...]:
-        vector = Spec("vector", (self.model.private_width,), seen="each", about="the user vector, for the matcher")
-        return vector, Spec("items", (n_items, 0), seen="each", about="items under other numbers, for the matcher")
+    def fields(self, n_items: int, block: int = 0) -> PartFields:
+        width = self.model.private_width
+        vector = Spec("vector", (width,), seen="each", about="the user vector, for the matcher")
+        items = Spec("items", (n_items, 0), seen="each", about="items under other numbers, for the matcher")
+        return PartFields(
+            extra=(vector, items), per_client={"vector": (width,)}, read_lists=partial(self._read_numbers, n_items)
+        )
 
-    def extras(self, view: CohortView, local: LocalModels) -> Mapping[str, AnyArray | Form]:
+    def _read_numbers(self, n_items: int, lists: Ragged) -> Ragged:
+        """Lists with items in place of the numbers that stand for them."""
+        item = np.argsort(self._draw_pseudonyms(n_items)).astype(np.int32)
+        return Ragged(lists.ptr, item[lists.ids], lists.values)
+
+    def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
         if view.round % self.config.every:
-            return {}
-        client, number = view.train.rows(), self._draw_pseudonyms(view.n_items)[view.train.ids]
+            return TrainingOutcome()
+        client = view.train.rows()
+        number = self._draw_pseudonyms(view.n_items)[view.train.ids]
         order = np.lexsort((number, client))
         items = SparseRows(client[order], number[order], np.zeros((len(number), 0), np.float32))
-        return {"vector": local.private.copy(), "items": items}
-
-    def opened(self, sent: Ragged, n_items: int) -> Ragged:
-        """With items in place of the numbers that stand for them."""
-        item = np.argsort(self._draw_pseudonyms(n_items)).astype(np.int32)
-        return Ragged(sent.ptr, item[sent.ids], sent.values)
-
-    def own_fits(self, sent: Ragged, n_items: int) -> bool:
-        vector = sent.values.get("vector", np.zeros(0))
-        return sent.values.keys() == {"vector"} and vector.shape == (len(sent.ids), self.model.private_width)
+        return TrainingOutcome(extras={"vector": local.private.copy(), "items": items})
 
     # at the matcher
 
-    def server_begin_block(self, server: ServerState) -> Arrays:
+    def server_block_start(self, server: ServerState) -> Arrays:
         """Nothing: there are new items, so all numbers are others."""
         return dict(vars(MatcherState.empty(self.model.private_width)))
 
-    def own(self, server: ServerState, clients: Keys) -> tuple[ServerState, Ragged]:
-        return server, self.own_to_serve(server, clients)
-
-    def own_to_serve(self, server: ServerState, clients: Keys, only: Ragged | None = None) -> Ragged:
-        return MatcherState(**server.parts[self.name]).find_neighbours(clients, self.model.config.most)
+    def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
+        if audience.clients is None:
+            return PartBroadcast()
+        matches = MatcherState(**server.parts[self.name])
+        return PartBroadcast(per_client=matches.find_neighbours(audience.clients, self.model.config.most))
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
-        vector, items = (total.each.get(f"{self.name}.{name}") for name in ("vector", "items"))
+        vector = total.each.get(f"{self.name}.vector")
+        items = total.each.get(f"{self.name}.items")
         if vector is None or items is None:
             return server
         assert isinstance(vector.value, DenseArrays)
         assert isinstance(items.value, SparseRows)
         key = self.context.draws.public("neighbours", before.block, before.round)
-        held = MatcherState(**server.parts[self.name]).record_uploads(
-            vector.sender, vector.value.value, items.value, key
-        )
-        return server.with_part(self.name, dict(vars(held)))
+        matches = MatcherState(**server.parts[self.name])
+        matches = matches.record_uploads(vector.sender, vector.value.value, items.value, key)
+        return server.with_part(self.name, dict(vars(matches)))
+
+
+MATCHER_PARTS.add(NEIGHBOURS)

@@ -8,7 +8,9 @@ or, if asked, each client's own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -56,8 +58,13 @@ from tacita.methods.distillation.weighting import (
 from tacita.models import backbone_class, backbone_names
 from tacita.models.base import Backbone
 from tacita.models.lightgcn import LightGCN
-from tacita.round.parts import PartConfig
+from tacita.round.broadcast import Audience, PartBroadcast
+from tacita.round.fields import PartFields
+from tacita.round.part import PartConfig
 from tacita.round.registry import register
+from tacita.round.serving import Purpose, Serving
+from tacita.round.state import StateSpec
+from tacita.round.task import LocalTask, TrainingOutcome
 
 WALK = "walk/"
 
@@ -107,6 +114,9 @@ class Transfer(PredictionPart):
     """Devices tell disguised predictions; the server distils them, and sends some of its own."""
 
     name = "prediction-transfer"
+    fills = frozenset({"samples"})
+    serves = frozenset({"scores"})
+    addresses_clients = True
     Config: ClassVar[type[PartConfig]] = TransferConfig
     config: TransferConfig
 
@@ -170,28 +180,37 @@ class Transfer(PredictionPart):
 
     # on the device
 
-    def device_arrays(self, n_users: int) -> StateUpdate:
+    def state(self, n_users: int) -> Sequence[StateSpec]:
         if not self.config.accumulate:
-            return {}
-        return {"received": _empty_scores(n_users)}
+            return ()
+        return [StateSpec("received", _empty_scores(n_users))]
 
-    def samples(self, view: CohortView, own: Ragged) -> Ragged | None:
+    def fields(self, n_items: int, block: int = 0) -> PartFields:
+        return PartFields(per_client={"score": ()})
+
+    def prepare(self, view: CohortView) -> LocalTask:
+        return LocalTask(samples=self.add_received)
+
+    def add_received(self, view: CohortView, own: Ragged) -> Ragged | None:
         """What was received and is not the client's own: of PTF-FedRec not its positives."""
-        received = self._read_received(view)
-        mine = own if self.config.scheme == "mix" else view.train
-        kept = drop_own(received, Ragged(mine.ptr, mine.ids))
-        return Ragged(kept.ptr, kept.ids, {"label": np.clip(kept.values["score"], 0, 1)}) if len(kept.ids) else None
+        own_items = own if self.config.scheme == "mix" else view.train
+        new = drop_own(self.received_items(view), Ragged(own_items.ptr, own_items.ids))
+        if not len(new.ids):
+            return None
+        return Ragged(new.ptr, new.ids, {"label": np.clip(new.values["score"], 0, 1)})
 
-    def _read_received(self, view: CohortView) -> Ragged:
+    def received_items(self, view: CohortView) -> Ragged:
         now = view.per_client.get(self.name, _empty_scores(len(view.user)))
-        return view.lists[self.name]["received"].join_rows(now) if self.config.accumulate else now
-
-    def after_training(self, view: CohortView, local: LocalModels) -> StateUpdate:
         if not self.config.accumulate:
-            return {}
-        kept = drop_own(self._read_received(view), Ragged(view.train.ptr, view.train.ids))
-        score = kept.values.get("score", np.zeros(0, np.float32))
-        return {"received": Ragged(kept.ptr, kept.ids, {"score": score})}
+            return now
+        return view.lists[self.name]["received"].join_rows(now)
+
+    def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
+        if not self.config.accumulate:
+            return TrainingOutcome()
+        new = drop_own(self.received_items(view), Ragged(view.train.ptr, view.train.ids))
+        score = new.values.get("score", np.zeros(0, np.float32))
+        return TrainingOutcome({"received": Ragged(new.ptr, new.ids, {"score": score})})
 
     def choose_predictions(self, view: CohortView, own: Ragged, received: Ragged) -> Ragged:
         c, dice = self.config, self._build_draws(view.client_keys, view.block, view.round, public=False)
@@ -200,21 +219,21 @@ class Transfer(PredictionPart):
             return disguise_ptf(own, received, PtfDisguise(swap=swap), dice)
         return disguise_predictions(own, received, Disguise((c.beta_low, c.beta_high), c.alpha, swap), dice)
 
-    def answers(self, view: CohortView) -> Floats | None:
-        if self.config.answers == "client":
-            return score_client_models(self.context.backbone, view)
-        sent = view.per_client[self.name]
-        return sent.values["score"].reshape(len(view.user), view.n_items).copy()
+    def serve(self, view: CohortView, purpose: Purpose) -> Serving:
+        return Serving(scores=partial(self.score_view, view))
 
-    def answers_some(self, view: CohortView, only: Ragged) -> Floats | None:
+    def score_view(self, view: CohortView, only: Ragged | None) -> Floats | None:
+        """The scores that the server sent, or those of the clients' own models."""
         if self.config.answers == "client":
-            return None
-        sent: Floats = view.per_client[self.name].values["score"]
-        return sent
+            return None if only is not None else score_client_models(self.context.backbone, view)
+        scores: Floats = view.per_client[self.name].values["score"]
+        if only is not None:
+            return scores
+        return scores.reshape(len(view.user), view.n_items).copy()
 
     # on the server
 
-    def server_begin_block(self, server: ServerState) -> Arrays:
+    def server_block_start(self, server: ServerState) -> Arrays:
         held = server.parts.get(self.name)
         backbone, draws = self.server_backbone, self.context.draws
         teacher = Teacher.of(held) if held else self._add_agents(Teacher.new(backbone, draws, server.items))
@@ -238,47 +257,59 @@ class Transfer(PredictionPart):
         held = {k: v for k, v in server.parts[self.name].items() if not k.startswith(WALK)}
         return Teacher.of(held).with_clients(self.server_backbone, self.context.draws, clients)
 
-    def own(self, server: ServerState, clients: Keys) -> tuple[ServerState, Ragged]:
-        """What every client of the round is sent; an agent's walk is kept until the round is over."""
-        teacher, c = self._load_teacher(server, clients), self.config
-        nothing = Ragged(
-            np.zeros(len(clients) + 1, np.int64), np.zeros(0, np.int32), {"score": np.zeros(0, np.float32)}
-        )
-        if c.select == "none" or teacher.recent.n_uploads == 0:
-            return server.with_part(self.name, teacher.arrays()), nothing
-        central, users = self._build_central(teacher), teacher.find_rows(clients)
-        last, dice = teacher.last.take(users), self._build_draws(clients, server.block, server.round, public=True)
+    def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
+        if audience.clients is None:
+            return PartBroadcast()
+        if audience.occasion == "serving":
+            return PartBroadcast(per_client=self._serve_scores(server, audience.clients, audience.items))
+        server, lists = self.select_items(server, audience.clients)
+        return PartBroadcast(per_client=lists, server=server)
 
-        def logits(some: Any) -> Floats:
+    def select_items(self, server: ServerState, clients: Keys) -> tuple[ServerState, Ragged]:
+        """What every client of the round is sent; an agent's walk is kept until the round is over."""
+        config = self.config
+        teacher = self._load_teacher(server, clients)
+        updated = server.with_part(self.name, teacher.arrays())
+        if config.select == "none" or teacher.recent.n_uploads == 0:
+            return updated, _empty_scores(len(clients))
+        central = self._build_central(teacher)
+        users = teacher.find_rows(clients)
+        last = teacher.last.take(users)
+        draws = self._build_draws(clients, server.block, server.round, public=True)
+
+        def score_users(some: Any) -> Floats:
             return central.score(teacher.model, some)
 
-        if c.select == "confident":
-            sent = select_confident(teacher.ever.counts, last, users, logits, c.most)
-            return server.with_part(self.name, teacher.arrays()), sent
-        history = teacher.recent if c.history == "last" else teacher.ever
-        found = find_candidates(history, last, users, logits, c.most)
-        if c.select != "agent":
-            sent = schedule_candidates(found, c.scheduled, c.select, dice)
-            return server.with_part(self.name, teacher.arrays()), sent
+        if config.select == "confident":
+            return updated, select_confident(teacher.ever.counts, last, users, score_users, config.most)
+        history = teacher.recent if config.history == "last" else teacher.ever
+        candidates = find_candidates(history, last, users, score_users, config.most)
+        if config.select != "agent":
+            return updated, schedule_candidates(candidates, config.scheduled, config.select, draws)
         people, items = central.vectors(teacher.model)
-        walk = take_walk(select_network(teacher.agents, "picks"), found, people[users], items, self.selection, dice)
-        kept = {f"{WALK}{one.name}": getattr(walk, one.name) for one in fields(CandidateWalk)} | {
-            f"{WALK}clients": clients
-        }
-        return server.with_part(self.name, {**teacher.arrays(), **kept}), walk.list_picks()
+        picks = select_network(teacher.agents, "picks")
+        walk = take_walk(picks, candidates, people[users], items, self.selection, draws)
+        state = teacher.arrays()
+        for field in fields(CandidateWalk):
+            state[f"{WALK}{field.name}"] = getattr(walk, field.name)
+        state[f"{WALK}clients"] = clients
+        return server.with_part(self.name, state), walk.list_picks()
 
-    def own_to_serve(self, server: ServerState, clients: Keys, only: Ragged | None = None) -> Ragged | None:
+    def _serve_scores(self, server: ServerState, clients: Keys, items: Ragged | None) -> Ragged | None:
         """The server's logits of the whole catalogue, or of some items, for each client."""
         if self.config.answers == "client":
             return None
-        teacher, n = self._load_teacher(server, clients), len(server.items)
-        central, users = self._build_central(teacher), teacher.find_rows(clients)
-        if only is not None:
-            found = central.score_pairs(teacher.model, users[only.rows()], only.ids)
-            return Ragged(only.ptr, only.ids, {"score": found})
+        teacher = self._load_teacher(server, clients)
+        central = self._build_central(teacher)
+        users = teacher.find_rows(clients)
+        if items is not None:
+            scores = central.score_pairs(teacher.model, users[items.rows()], items.ids)
+            return Ragged(items.ptr, items.ids, {"score": scores})
+        n_items = len(server.items)
         scores = central.score(teacher.model, users)
-        ptr = np.arange(len(clients) + 1, dtype=np.int64) * n
-        return Ragged(ptr, np.tile(np.arange(n, dtype=np.int32), len(clients)), {"score": scores.reshape(-1)})
+        ptr = np.arange(len(clients) + 1, dtype=np.int64) * n_items
+        ids = np.tile(np.arange(n_items, dtype=np.int32), len(clients))
+        return Ragged(ptr, ids, {"score": scores.reshape(-1)})
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         """Steps 5 to 9 of a round: weigh, distil, let the agents learn, remember what was told."""
@@ -343,12 +374,8 @@ class Transfer(PredictionPart):
             notes["picked"] = float(walk.action.sum() / max(1, len(asked)))
         return bundle_networks(**agents), notes
 
-    def server_notes(self, server: ServerState) -> dict[str, float]:
+    def metrics(self, server: ServerState) -> dict[str, float]:
         return Teacher.of(_drop_walk(server.parts[self.name])).notes if self.name in server.parts else {}
-
-    def own_fits(self, sent: Ragged, n_items: int) -> bool:
-        score = sent.values.get("score")
-        return set(sent.values) == {"score"} and score is not None and score.dtype == np.float32 and score.ndim == 1
 
 
 def _empty_scores(n: int) -> Ragged:

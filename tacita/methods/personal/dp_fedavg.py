@@ -11,6 +11,7 @@ square of the rest, so that less is cut off. The release, its clip and its noise
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -21,12 +22,16 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, CohortView, NormPenalty, ServerState
 from tacita.messages import DenseArrays, Form, SparseRows, Spec, Total, Upload
 from tacita.methods.personal import releases
-from tacita.methods.personal.releases import part_overrides, reduce_by_client
+from tacita.methods.personal.releases import reduce_by_client
 from tacita.privacy.accounting import Event, calibrate_sampled_noise
 from tacita.privacy.ledger import ACCOUNT_ARRAYS, EARLIER_ROUNDS, EARLIER_RUNS, Ledger
 from tacita.privacy.noise import NoiseStream
-from tacita.round.parts import Part, PartConfig
-from tacita.round.registry import part_class, register, register_preset
+from tacita.round.capabilities import Privacy
+from tacita.round.fields import PartFields
+from tacita.round.part import Part, PartConfig
+from tacita.round.registry import register, register_preset
+from tacita.round.state import Role, StateSpec
+from tacita.round.task import LocalTask
 
 
 class DPFedAvgConfig(PartConfig):
@@ -48,14 +53,14 @@ class DPFedAvgConfig(PartConfig):
 
 
 @register
-class DPFedAvg(Part):
+class DPFedAvg(Part, Privacy):
     """Poisson-drawn clients, a clip, noise once, a denominator that tells nothing."""
 
     name = "dp-fedavg"
     Config: ClassVar[type[PartConfig]] = DPFedAvgConfig
     config: DPFedAvgConfig
-    every_release = True
-    lasting = (*ACCOUNT_ARRAYS, "pays")
+    fills = frozenset({"penalty"})
+    covers_all_releases = True
 
     def check(self, n_items: int) -> None:
         train = self.context.train
@@ -86,15 +91,15 @@ class DPFedAvg(Part):
         """Rounds are what is counted, each with people drawn anew."""
         releases.check_other_parts(self)
         releases.check_weights(self)
-        for name in (str(one["name"]) for one in self.context.part_specs):
-            if name != self.name and part_overrides(name, "answer"):
+        for other in self.context.others(self.name):
+            if "answer_question" in other.hooks:
                 raise TacitaError(
-                    f"part '{name}' asks people besides rounds, and dp-fedavg counts rounds alone; use part 'dpps'."
+                    f"part '{other.name}' asks people besides rounds, and dp-fedavg counts rounds alone; use part 'dpps'."
                 )
-            if self._is_sampled and part_class(name).plays_again:
+            if self._is_sampled and other.replays_rounds:
                 raise TacitaError(
-                    f"part '{name}' plays rounds once more with the same people, who are not drawn by chance then; use "
-                    "train.participation.kind = 'all', or leave it out and train again."
+                    f"part '{other.name}' plays rounds once more with the same people, who are not drawn by chance then; "
+                    "use train.participation.kind = 'all', or leave it out and train again."
                 )
 
     @property
@@ -123,16 +128,20 @@ class DPFedAvg(Part):
 
     # on the device
 
-    def device_arrays(self, n_users: int) -> Arrays:
-        return {**self.ledger().open_accounts(n_users, self.config.epsilon), "pays": np.zeros(n_users, bool)}
+    def state(self, n_users: int) -> Sequence[StateSpec]:
+        account = self.ledger().open_accounts(n_users, self.config.epsilon)
+        specs = [StateSpec(name, array, Role.ACCOUNT, persistent=True) for name, array in account.items()]
+        return [*specs, StateSpec("pays", np.zeros(n_users, bool), persistent=True)]
 
-    def before_round(self, view: CohortView) -> Arrays:
+    def charge_eligible(self, view: CohortView) -> Arrays:
         account = {name: view.parts[self.name][name] for name in ACCOUNT_ARRAYS}
         account, goes = self.ledger().charge(account, "round")
         return {**account, "pays": goes}
 
-    def bound(self, view: CohortView) -> NormPenalty | None:
-        return NormPenalty(self.config.penalty, self.config.clip) if self.config.penalty else None
+    def prepare(self, view: CohortView) -> LocalTask:
+        if not self.config.penalty:
+            return LocalTask()
+        return LocalTask(penalty=NormPenalty(self.config.penalty, self.config.clip))
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         if self.config.keep < 1:
@@ -147,15 +156,16 @@ class DPFedAvg(Part):
             upload, self.context.draws, self.name, view, mine["times"][:, 0].astype(np.int64)
         ), {}
 
-    def field_sent(self, field: Spec) -> Spec:
-        if field.seen == "each":
-            raise TacitaError(f"'{field.name}' is seen each by itself, and dp-fedavg noises sums; leave it out.")
-        return replace(field, most=np.inf, least=-np.inf)
+    def fields(self, n_items: int, block: int = 0) -> PartFields:
+        return PartFields(after_encoding=self._widen_bounds, whole_table=True)
 
-    def sends_whole_table(self, block: int) -> bool:
-        return True
+    def _widen_bounds(self, spec: Spec) -> Spec:
+        """A field as it leaves with noise."""
+        if spec.seen == "each":
+            raise TacitaError(f"'{spec.name}' is seen each by itself, and dp-fedavg noises sums; leave it out.")
+        return replace(spec, most=np.inf, least=-np.inf)
 
-    def encode_sum(self, server: ServerState, total: Total) -> Total:
+    def noise_sum(self, server: ServerState, total: Total) -> Total:
         """One noise, also where nobody was drawn: that nobody was is nobody's business."""
         stream = NoiseStream(self.context.draws, "dp-fedavg-noise", server.block, server.round, total.nonce)
         total = releases.add_noise(total, self.config.clip * self.noise_multiplier(), stream, ("nothing is public",))

@@ -18,6 +18,7 @@ request. Rounds are chosen by validation on private data, which is not charged.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar, Literal
@@ -36,8 +37,12 @@ from tacita.privacy.accounting import Event
 from tacita.privacy.calibration import gaussian_delta, gaussian_epsilon
 from tacita.privacy.ledger import ACCOUNT_ARRAYS, EARLIER_RUNS, Ledger
 from tacita.privacy.noise import NoiseStream
-from tacita.round.parts import Part, PartConfig
-from tacita.round.registry import part_class, register, register_preset
+from tacita.round.broadcast import Audience, PartBroadcast
+from tacita.round.capabilities import Privacy
+from tacita.round.fields import ArraySpec, PartFields
+from tacita.round.part import Part, PartConfig
+from tacita.round.registry import register, register_preset
+from tacita.round.state import Role, StateSpec
 
 NO_SCORES = (
     "part 'dpps' has no bounded mechanism for scores, which are seen each by itself and swapped, so no epsilon could "
@@ -99,16 +104,15 @@ class DPPSConfig(PartConfig):
 
 
 @register
-class DPPS(Part):
+class DPPS(Part, Privacy):
     """Personal budgets: clip, Gaussian noise, inverse-variance weights, shrinkage of the noised mean."""
 
     name = "dpps"
     Config: ClassVar[type[PartConfig]] = DPPSConfig
     config: DPPSConfig
     works_with = ("rows", "statistic")
-    refuses: ClassVar[dict[str, str]] = {"scores": NO_SCORES}
-    every_release = True
-    lasting = (*ACCOUNT_ARRAYS, "tier")
+    refused_learners: ClassVar[dict[str, str]] = {"scores": NO_SCORES}
+    covers_all_releases = True
     _public: ClassVar[tuple[str, ...]] = ("dpps.noise",)
 
     def check(self, n_items: int) -> None:
@@ -214,10 +218,12 @@ class DPPS(Part):
 
     # on the device
 
-    def device_arrays(self, n_users: int) -> Arrays:
-        return {**self.ledger().open_accounts(n_users, 0.0), "tier": np.full(n_users, -1, np.int8)}
+    def state(self, n_users: int) -> Sequence[StateSpec]:
+        account = self.ledger().open_accounts(n_users, 0.0)
+        specs = [StateSpec(name, array, Role.ACCOUNT, persistent=True) for name, array in account.items()]
+        return [*specs, StateSpec("tier", np.full(n_users, -1, np.int8), persistent=True)]
 
-    def begin_block(self, view: CohortView) -> Arrays:
+    def on_block_start(self, view: CohortView) -> Arrays:
         """Who is new chooses a budget, or gets one by how much there is of them; silos choose when they first send."""
         if self._silos_choose:
             return {}
@@ -251,28 +257,49 @@ class DPPS(Part):
         account = self.ledger().with_budget({name: mine[name] for name in ACCOUNT_ARRAYS}, limits[tier], new)
         return {**account, "tier": np.where(new, tier, mine["tier"]).astype(np.int8)}
 
-    def declare(self, view: CohortView, epsilon: Doubles) -> StateUpdate:
+    def declare_budget(self, view: CohortView, epsilon: Doubles) -> StateUpdate:
         """Noise as of the largest tier that a budget pays for; where there is none, of the smallest, for less long."""
         tier = np.maximum(0, np.searchsorted(np.array(self.config.tiers), epsilon, side="right") - 1)
         if self.config.policy == "activity":
             tier = view.parts[self.name]["tier"]
-        return {**super().declare(view, epsilon), "tier": tier.astype(np.int8)}
+        return {**super().declare_budget(view, epsilon), "tier": tier.astype(np.int8)}
 
     def _draw_count_noise(self, keys: Keys) -> Doubles:
         scale, draws = 1 / self.config.activity_epsilon, self.context.draws
         drawn = [NoiseStream(draws, "activity", int(key)).laplaces(1)[0] for key in keys]
         return scale * np.array(drawn, np.float64)
 
-    def extra_fields(self, n_items: int) -> tuple[Spec, ...]:
-        noise = Spec("noise", (1,), least=0.0, about="how much noise is in the sum")
-        length = (Spec("length", (1,)),) if self._estimates_variance else ()
-        return (noise, *length, Spec("mass", (1,))) if self._is_weighed else (noise, *length)
+    def fields(self, n_items: int, block: int = 0) -> PartFields:
+        return PartFields(
+            extra=self._extra_fields(),
+            after_encoding=self._widen_bounds,
+            whole_table=True,
+            common={"between": ArraySpec((1,), np.float64, least=0.0)},
+        )
+
+    def _extra_fields(self) -> tuple[Spec, ...]:
+        specs = [Spec("noise", (1,), least=0.0, about="how much noise is in the sum")]
+        if self._estimates_variance:
+            specs.append(Spec("length", (1,)))
+        if self._is_weighed:
+            specs.append(Spec("mass", (1,)))
+        return tuple(specs)
+
+    def _widen_bounds(self, spec: Spec) -> Spec:
+        """A field as it leaves with noise."""
+        if spec.seen == "each":
+            raise TacitaError(
+                f"'{spec.name}' is seen each by itself, and dpps noises sums of people; leave dpps out, or the part "
+                "that sends it."
+            )
+        if spec.name.startswith(self._public):
+            return spec
+        return replace(spec, most=np.inf, least=-np.inf)
 
     @property
     def _is_weighed(self) -> bool:
         """Other parts weigh clients by what they have: a secret like all the rest, to be clipped and noised with it."""
-        others = [str(one["name"]) for one in self.context.part_specs if one["name"] != self.name]
-        return any(releases.part_overrides(name, "weight") for name in others)
+        return any("weigh" in other.hooks for other in self.context.others(self.name))
 
     @property
     def _estimates_variance(self) -> bool:
@@ -281,7 +308,7 @@ class DPPS(Part):
             config.weights == "variance" and config.between is None and not self._has_shared_noise and self._trains_rows
         )
 
-    def weight(self, view: CohortView, upload: Upload) -> Doubles:
+    def weigh(self, view: CohortView, upload: Upload) -> Doubles:
         sent = view.received.get(self.name, {}).get("between")
         between = self.config.between if self.config.between is not None else 0.0 if sent is None else float(sent[0])
         return self._tier_weights(between)[self._client_tiers(view)]
@@ -306,7 +333,7 @@ class DPPS(Part):
             paid if view.has_single_users else ledger.charge(account, "upload", loss, repeat_by_user(view, goes))[0]
         )
         clips = self.clips()[tier]  # what rounding may add is taken off before
-        clips = clips - np.minimum(self._rounding_error(view.n_items, self.weight(view, upload)), clips)
+        clips = clips - np.minimum(self._rounding_error(view.n_items, self.weigh(view, upload)), clips)
         upload = self._clip_upload(view, upload, clips)
         variance = np.zeros(len(tier)) if self._has_shared_noise else self.noise_deviations()[tier] ** 2
         upload = upload.with_value("dpps.noise", DenseArrays((upload.weight * variance)[:, None])).drop_clients(~goes)
@@ -317,9 +344,8 @@ class DPPS(Part):
         """Everything as one vector: with what other parts weigh it by, and with its length where that is estimated."""
         room = clips.copy()
         if self._is_weighed:
-            own = self.weight(view, upload)
-            most = np.prod([part_class(str(one["name"])).most_weight for one in self.context.part_specs])
-            given = np.clip(np.nan_to_num(upload.weight / own) / most, 0.0, 1.0)
+            own = self.weigh(view, upload)
+            given = np.clip(np.nan_to_num(upload.weight / own), 0.0, 1.0)
             mass = np.where(upload.weight > 0, WEIGHT_SHARE * clips * given, 0.0)
             upload = replace(upload.scale(given), weight=np.where(upload.weight > 0, own, 0.0))
             room = np.sqrt(np.maximum(0.0, room**2 - mass**2))
@@ -333,18 +359,7 @@ class DPPS(Part):
             upload = releases.clip_upload(upload, room, lengths)
         return upload.with_value("dpps.mass", DenseArrays(mass[:, None])) if self._is_weighed else upload
 
-    def field_sent(self, field: Spec) -> Spec:
-        if field.seen == "each":
-            raise TacitaError(
-                f"'{field.name}' is seen each by itself, and dpps noises sums of people; leave dpps out, or the part "
-                "that sends it."
-            )
-        return field if field.name.startswith(self._public) else replace(field, most=np.inf, least=-np.inf)
-
-    def sends_whole_table(self, block: int) -> bool:
-        return True
-
-    def encode_sum(self, server: ServerState, total: Total) -> Total:
+    def noise_sum(self, server: ServerState, total: Total) -> Total:
         """The noise of all who sent, in one draw: sums of Gaussians are Gaussian."""
         if (
             self._has_shared_noise
@@ -363,12 +378,9 @@ class DPPS(Part):
 
     # on the server
 
-    def broadcast(self, server: ServerState) -> Arrays:
-        kept = server.parts.get(self.name, {})
-        return {"between": kept["between"]} if "between" in kept else {}
-
-    def received_fits(self, sent: Arrays, n_items: int) -> bool:
-        return all(k == "between" and v.shape == (1,) and v.dtype == np.float64 and v[0] >= 0 for k, v in sent.items())
+    def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
+        state = server.parts.get(self.name, {})
+        return PartBroadcast({"between": state["between"]} if "between" in state else {})
 
     def decode(self, server: ServerState, total: Total) -> Total:
         """Shrink the noised sums, and see how much clients differ; both are functions of what was noised already."""

@@ -17,8 +17,9 @@ from pydantic import Field
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, CohortView, Doubles, Floats, Ints, Ragged
 from tacita.messages import Upload
-from tacita.round.parts import Part, PartConfig
+from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
+from tacita.round.task import LocalTask
 
 
 class VirtualRatingsConfig(PartConfig):
@@ -30,6 +31,7 @@ class VirtualRatingsConfig(PartConfig):
 @register
 class VirtualRatings(Part):
     name = "virtual-ratings"
+    fills = frozenset({"labels"})
     Config: ClassVar[type[PartConfig]] = VirtualRatingsConfig
     config: VirtualRatingsConfig
 
@@ -42,7 +44,10 @@ class VirtualRatings(Part):
         if backbone.shared() or backbone.layout != {"p": backbone.item_width} or backbone.reads_context:
             raise TacitaError(f"part 'virtual-ratings' predicts p . q, which '{backbone.name}' does not; use 'mf'.")
 
-    def labels(self, view: CohortView, own: Ragged) -> Floats:
+    def prepare(self, view: CohortView) -> LocalTask:
+        return LocalTask(labels=self.label_samples)
+
+    def label_samples(self, view: CohortView, own: Ragged) -> Floats:
         """Ratings as they are, or 1, and virtual ones for what was drawn."""
         label = own.values["label"].copy()
         n = view.train.counts()

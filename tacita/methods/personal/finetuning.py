@@ -10,6 +10,7 @@ Rounds are validated without it; tests and recommendations have it.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -19,8 +20,10 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import CohortView, Floats, Ragged
 from tacita.learn.training import train_cohort
 from tacita.models.scoring import score_personal
-from tacita.round.parts import Part, PartConfig, Purpose
+from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
+from tacita.round.serving import Purpose, Serving
+from tacita.round.task import CohortTask
 
 _FULL_BATCH = 2**40  # a batch that holds everything
 
@@ -35,6 +38,8 @@ class FineTuningConfig(PartConfig):
 @register
 class FineTuning(Part):
     name = "fine-tuning"
+    serves = frozenset({"personal_scores"})
+    reads_items = True
     Config: ClassVar[type[PartConfig]] = FineTuningConfig
     config: FineTuningConfig
 
@@ -46,16 +51,21 @@ class FineTuning(Part):
                 f"{len(backbone.phases)} phases; use another backbone."
             )
 
-    def predict_anew(self, view: CohortView, purpose: Purpose, only: Ragged | None = None) -> Floats | None:
+    def serve(self, view: CohortView, purpose: Purpose) -> Serving:
         if purpose == "valid":
-            return None
-        private, heads, own = self.fine_tune(view)
-        context = self.context.backbone.context(view)
-        return score_personal(self.context.backbone, private, heads, view.items, own, context, only)
+            return Serving()
+        return Serving(personal_scores=partial(self.score_tuned, view))
+
+    def score_tuned(self, view: CohortView, only: Ragged | None) -> Floats:
+        """Scores by the model that the device makes for its user."""
+        private, heads, own_rows = self.fine_tune(view)
+        backbone = self.context.backbone
+        return score_personal(backbone, private, heads, view.items, own_rows, backbone.context(view), only)
 
     def fine_tune(self, view: CohortView) -> tuple[Floats, dict[str, Floats], Ragged]:
         """Everybody's private vector, shared parameters and moved rows after the steps."""
-        local = train_cohort(view, self.context.backbone, (), self._training_config(), self.context.draws).local
+        task = CohortTask(view)
+        local = train_cohort(task, self.context.backbone, (), self._training_config(), self.context.draws).local
         heads = {name: local.personal[f"heads.{name}"] for name in local.heads}
         moved = local.personal["rows"] - view.items[local.row_item]
         return local.personal["private"], heads, Ragged(local.row_start, local.row_item, {"moved": moved})

@@ -20,12 +20,15 @@ from pydantic import Field
 
 from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, LocalModels, ServerState
 from tacita.kernels.hashing import normals
-from tacita.messages import DenseArrays, Spec, Total, Upload
+from tacita.messages import DenseArrays, Form, Spec, Total, Upload
 from tacita.methods.personal.gates import gate_factors, measure_agreement, model_arrays
 from tacita.models.base import Backbone
 from tacita.models.scoring import score_samples
-from tacita.round.parts import Part, PartConfig
+from tacita.round.broadcast import Audience, PartBroadcast
+from tacita.round.fields import ArraySpec, PartFields
+from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
+from tacita.round.task import TrainingOutcome
 
 _MOST_G = 10.0  # of a learned g, either way
 _MOST_LOSS = 10.0
@@ -62,29 +65,48 @@ class InterestWeights(Part):
 
     # on the device
 
-    def extra_fields(self, n_items: int) -> tuple[Spec, ...]:
-        width, length = self.width, self.config.length
-        made = [Spec("vector", (width,), most=length, about="the direction of a client's interests")]
-        if self.config.weights == "learned":
-            made.append(Spec("loss", (1,), most=_MOST_LOSS, least=0.0, about="how well the model fits"))
-            made.append(Spec("out", (_HIDDEN,), most=2 * _MOST_LOSS))
-            made.append(Spec("hidden", (_HIDDEN, width), most=1e4))
-        if self.config.fusion == "gate":
-            made.append(Spec("agrees", (len(self.tensors),), most=1.0, about="whether changes agree"))
-            made.append(Spec("gates", (len(self.tensors), width), most=2.0))
-        return tuple(made)
+    def fields(self, n_items: int, block: int = 0) -> PartFields:
+        return PartFields(extra=self._extra_fields(), common=self._broadcast_specs(n_items), requires_all=True)
 
-    def extras(self, view: CohortView, local: LocalModels) -> Arrays:
-        received = view.received.get(self.name, {})
-        u = normalise_vectors(client_mean(view, self.context.backbone.interest(view)))
-        out: Arrays = {"vector": (self.config.length * u).astype(np.float32)}
+    def _extra_fields(self) -> tuple[Spec, ...]:
+        width = self.width
+        n_tensors = len(self.tensors)
+        specs = [Spec("vector", (width,), most=self.config.length, about="the direction of a client's interests")]
         if self.config.weights == "learned":
-            out |= self._weight_gradients(view, local, u, received)
+            specs.append(Spec("loss", (1,), most=_MOST_LOSS, least=0.0, about="how well the model fits"))
+            specs.append(Spec("out", (_HIDDEN,), most=2 * _MOST_LOSS))
+            specs.append(Spec("hidden", (_HIDDEN, width), most=1e4))
+        if self.config.fusion == "gate":
+            specs.append(Spec("agrees", (n_tensors,), most=1.0, about="whether changes agree"))
+            specs.append(Spec("gates", (n_tensors, width), most=2.0))
+        return tuple(specs)
+
+    def _broadcast_specs(self, n_items: int) -> dict[str, ArraySpec]:
+        backbone = self.context.backbone
+        n_tensors = len(self.tensors)
+        shapes: dict[str, tuple[int, ...]] = {"centre": (self.width,)}
+        if self.config.weights == "learned":
+            shapes |= {"hidden": (_HIDDEN, self.width), "out": (_HIDDEN,), "loss": (1,)}
+        if self.config.fusion == "gate":
+            shapes |= {"gates": (n_tensors, self.width), "agreed": (n_tensors,)}
+            shapes["moved.rows"] = (n_items, backbone.item_width)
+            for name, shape in backbone.shared().items():
+                shapes[f"moved.heads/{name}"] = shape
+        return {name: ArraySpec(shape) for name, shape in shapes.items()}
+
+    def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
+        received = view.received.get(self.name, {})
+        interest = client_mean(view, self.context.backbone.interest(view))
+        u = normalise_vectors(interest)
+        extras: dict[str, AnyArray | Form] = {"vector": (self.config.length * u).astype(np.float32)}
+        if self.config.weights == "learned":
+            extras |= self._weight_gradients(view, local, u, received)
         if self.config.fusion == "gate":
             agrees = measure_agreement(view, local, received, self.tensors)
             apart = agrees - received["agreed"] if received["agreed"].any() else 0 * agrees
-            out |= {"agrees": agrees, "gates": (apart[:, :, None] * u[:, None]).astype(np.float32)}
-        return out
+            extras["agrees"] = agrees
+            extras["gates"] = (apart[:, :, None] * u[:, None]).astype(np.float32)
+        return TrainingOutcome(extras=extras)
 
     def _weight_gradients(self, view: CohortView, local: LocalModels, u: Doubles, received: Arrays) -> Arrays:
         """Of what a client's g adds to everybody's mean loss, as long as that of the round before stands for it."""
@@ -95,7 +117,7 @@ class InterestWeights(Part):
         made = {"loss": loss[:, None], "out": apart[:, None] * out, "hidden": np.clip(below, -1e4, 1e4)}
         return {name: value.astype(np.float32) for name, value in made.items()}
 
-    def weight(self, view: CohortView, upload: Upload) -> Doubles:
+    def weigh(self, view: CohortView, upload: Upload) -> Doubles:
         sent = upload.values[f"{self.name}.vector"]
         assert isinstance(sent, DenseArrays)
         received, u = view.received.get(self.name, {}), normalise_vectors(sent.value.astype(np.float64))
@@ -117,7 +139,7 @@ class InterestWeights(Part):
 
     # on the server
 
-    def server_begin_block(self, server: ServerState) -> Arrays:
+    def server_block_start(self, server: ServerState) -> Arrays:
         """Interests, and what was learned of them, last; where everybody went does not fit another catalogue."""
         held = server.parts.get(self.name, {})
         made: Arrays = {"centre": np.zeros(self.width, np.float32)}
@@ -133,19 +155,8 @@ class InterestWeights(Part):
             made |= {f"moved.{name}": 0 * value for name, value in model_arrays(server, self.tensors).items()}
         return made
 
-    def broadcast(self, server: ServerState) -> Arrays:
-        return server.parts[self.name]
-
-    def received_fits(self, sent: Arrays, n_items: int) -> bool:
-        shapes: dict[str, tuple[int, ...]] = {"centre": (self.width,)}
-        if self.config.weights == "learned":
-            shapes |= {"hidden": (_HIDDEN, self.width), "out": (_HIDDEN,), "loss": (1,)}
-        if self.config.fusion == "gate":
-            shapes |= {"gates": (len(self.tensors), self.width), "agreed": (len(self.tensors),)}
-            heads = {f"moved.heads/{k}": v for k, v in self.context.backbone.shared().items()}
-            shapes |= {"moved.rows": (n_items, self.context.backbone.item_width), **heads}
-        fits = (sent[name].shape == shape and sent[name].dtype == np.float32 for name, shape in shapes.items())
-        return sent.keys() == shapes.keys() and all(fits) and all(np.isfinite(one).all() for one in sent.values())
+    def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
+        return PartBroadcast(server.parts[self.name])
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         if total.weight <= 0:
@@ -165,7 +176,7 @@ class InterestWeights(Part):
         return server.with_part(self.name, held)
 
     def _sent_fields(self) -> list[str]:
-        return [field.name for field in self.extra_fields(0)]
+        return [spec.name for spec in self._extra_fields()]
 
 
 def bounded_exp(g: Doubles, most: float) -> Doubles:

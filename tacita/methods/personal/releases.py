@@ -25,8 +25,7 @@ from tacita.messages import (
     Upload,
 )
 from tacita.privacy.noise import NoiseStream
-from tacita.round.parts import Part, RunContext
-from tacita.round.registry import part_class
+from tacita.round.part import Part, RunContext
 
 _MAX_EXTRA_NUMBERS = 2**16  # numbers that small fields of other parts hold at most, where rounding is counted
 _CLIP_MARGIN = 1 - 1e-6  # where something is shortened, single precision may not lengthen it again
@@ -124,34 +123,29 @@ def _clear_clients(value: Form, astray: Bools) -> Form:
     return replace(value, factor=np.where(astray[value.client], 0.0, value.factor))
 
 
-def part_overrides(name: str, hook: str) -> bool:
-    """Whether a part, by its name, changes a hook."""
-    return getattr(part_class(name), hook) is not getattr(Part, hook)
-
-
 def check_other_parts(part: Part) -> None:
     """Nothing may be added to a release after its noise, and nobody may go by what it was before."""
-    names = [str(one["name"]) for one in part.context.part_specs]
-    for name in names:
-        if name != part.name and part_overrides(name, "encode") and part_overrides(name, "answer"):
+    for other in part.context.others(part.name):
+        if {"encode", "answer_question"} <= other.hooks:
             raise TacitaError(
-                f"part '{name}' remembers what leaves a device to take it back later, and {part.name} changes what "
-                "leaves; forget by training again (part 'retrain'), or leave one of them out."
+                f"part '{other.name}' remembers what leaves a device to take it back later, and {part.name} changes "
+                "what leaves; forget by training again (part 'retrain'), or leave one of them out."
             )
-    for name in names[names.index(part.name) + 1 :] if part.name in names else ():
-        if any(part_overrides(name, hook) for hook in ("encode", "encode_sum")):
+    names = [traits.name for traits in part.context.traits]
+    place = names.index(part.name) if part.name in names else len(names)
+    for later in part.context.traits[place + 1 :]:
+        if later.hooks & {"encode", "noise_sum"}:
             raise TacitaError(
-                f"part '{name}' changes releases after {part.name} has noised them; list {part.name} after it."
+                f"part '{later.name}' changes releases after {part.name} has noised them; list {part.name} after it."
             )
 
 
 def check_weights(part: Part) -> None:
     """Who counts how much is told as it is: it may not follow from what people have."""
-    for name in (str(one["name"]) for one in part.context.part_specs):
-        other = part_class(name)
-        if name != part.name and part_overrides(name, "weight") and not other.weighs_presence:
+    for other in part.context.others(part.name):
+        if "weigh" in other.hooks and not other.weighs_presence:
             raise TacitaError(
-                f"part '{name}' weighs people by what they have, which {part.name} does not hide; use part 'dpps', "
+                f"part '{other.name}' weighs people by what they have, which {part.name} does not hide; use part 'dpps', "
                 "which does, or leave one of them out."
             )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tacita.core.types import CohortView, LocalModels, StateUpdate
+from tacita.core.types import CohortView, LocalModels
 from tacita.methods.personal.interest import client_loss
-from tacita.round.parts import Part
+from tacita.round.part import Part
 from tacita.round.registry import register
+from tacita.round.task import TrainingOutcome
 
 
 @register
@@ -14,6 +15,6 @@ class TrainingLoss(Part):
 
     name = "training-loss"
 
-    def after_training(self, view: CohortView, local: LocalModels) -> StateUpdate:
+    def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
         local.notes["loss"] = client_loss(self.context.backbone, view, local)
-        return {}
+        return TrainingOutcome()

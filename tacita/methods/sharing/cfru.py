@@ -1,19 +1,20 @@
-"""cfru: the server takes back what it wrote down of those who left, and asks nobody (CFRU, TOIS'25; spec C.7).
+"""cfru: the server takes back what it recorded of users who left, and asks nobody (CFRU, TOIS'25; spec C.7).
 
 It sees every client's update by itself and keeps it: live this needs nodes whose owners allow that
-(`insecure_single_user_uploads`). Devices remember which items they learned from in what they sent, and only these are
-named to the server when they are to be forgotten: of the others it never heard. An early disturbance is damped by
-every later round, by 1 - alpha beta, where beta is what the other participants weigh. Of who has single items
-forgotten, these items' rows alone are taken back.
+(`insecure_single_user_uploads`). Devices remember which items their uploads were learned from. Only these items are
+named to the server when they are to be forgotten: it never heard of the others. Every later round damps an early
+disturbance by 1 - alpha beta, where beta is the weight of the other participants. Where a user has single items
+forgotten, only the rows of these items are taken back.
 
-With train.aggregation = "per-row" both are of the row: what is kept tells which rows who left had touched.
+With train.aggregation = "per-row" both are of the row: the record tells which rows a user who left had touched.
 
-Where people share, the server's own steps are written down as well, if this part comes after the one that makes them;
-of what is unshared, an item's part of them is taken back as its withdrawn edges are to all it had.
+Where users share, the server's own steps are recorded as well, if this part comes after the one that makes them. Of an
+item's part in these steps, the share of its edges that is unshared is taken back.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,11 +37,14 @@ from tacita.core.types import (
 from tacita.learn.rows import apply_total, choose_denominator
 from tacita.messages import DenseArrays, SparseRows, Spec, Total, Upload, touched_name
 from tacita.methods.sharing import update_log as log
-from tacita.round.parts import DeviceQuery, Part, PartConfig, RoundPlayer
+from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
+from tacita.round.fields import PartFields
+from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register, register_preset
+from tacita.round.state import Role, StateSpec
 
 _UPLOADED_ITEMS = "told"
-_UNTOUCHED = 1e-300  # what a row is divided by that nobody touched
+_UNTOUCHED = 1e-300  # the divisor of a row that nobody touched
 
 
 class CfruConfig(PartConfig):
@@ -50,195 +54,284 @@ class CfruConfig(PartConfig):
 
 
 @register
-class Cfru(Part):
+class Cfru(Part, Unlearning):
     name = "cfru"
-    only_notes = True
+    observes_only = True
     Config: ClassVar[type[PartConfig]] = CfruConfig
     config: CfruConfig
-
-    def extra_fields(self, n_items: int) -> tuple[Spec, ...]:
-        most = log.compute_max_weight(self.context, n_items)
-        return (Spec("weight", (1,), seen="each", most=most, least=0.0, about="what an update counts"),)
 
     def check(self, n_items: int) -> None:
         log.check_replay_settings(self.name, self.context.train)
         log.check_part_order(self.name, self.context, ("encode", "after"), ("server_step", "after"))
 
+    def state(self, n_users: int) -> Sequence[StateSpec]:
+        return (StateSpec(_UPLOADED_ITEMS, Ragged.empty(n_users), Role.REPORTED),)
+
+    def fields(self, n_items: int, block: int = 0) -> PartFields:
+        most = log.compute_max_weight(self.context, n_items)
+        weight = Spec("weight", (1,), seen="each", most=most, least=0.0, about="what an update counts")
+        return PartFields(extra=(weight,), after_encoding=_name_senders)
+
     # on the device
 
-    def device_arrays(self, n_users: int) -> StateUpdate:
-        return {_UPLOADED_ITEMS: Ragged.empty(n_users)}
-
-    def server_knows(self, view: CohortView) -> Ragged | None:
-        """What single updates were made of; a run of before devices remembered it: all they have."""
+    def known_items(self, view: CohortView) -> Ragged | None:
+        """The items of single uploads; in a run whose devices do not remember them, all that users have."""
         return _read_uploaded_items(view, view.train)
 
-    def handle_many_here(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
-        told = _read_uploaded_items(view)
-        if told is None or requests.kind not in ("forget", "leave"):
+    def on_device(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
+        uploaded = _read_uploaded_items(view)
+        if uploaded is None or requests.kind not in ("forget", "leave"):
             return {}
-        stays = ~requests.items.holds(told.rows(), told.ids) & (requests.kind == "forget")
-        return {_UPLOADED_ITEMS: told.filter_entries(stays)}
-
-    # what the server sees of everybody
+        is_requested = requests.items.holds(uploaded.rows(), uploaded.ids)
+        stays = ~is_requested & (requests.kind == "forget")
+        return {_UPLOADED_ITEMS: uploaded.filter_entries(stays)}
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, StateUpdate]:
-        sent = log.as_rows(upload.values["rows"])
-        order = np.lexsort((sent.item, sent.client))  # as singles travel
-        rows = SparseRows(sent.client[order], sent.item[order], sent.value[order])
-        weight = DenseArrays(upload.weight.astype(np.float32)[:, None])
-        told, mine = _read_uploaded_items(view), Ragged(view.train.ptr, view.train.ids)
-        new = None if told is None else ~told.holds(mine.rows(), mine.ids)
-        kept = (
-            {}
-            if told is None or new is None or not new.any()
-            else {_UPLOADED_ITEMS: told.join_rows(mine.filter_entries(new))}
-        )
-        return upload.with_value("rows", rows).with_value(f"{self.name}.weight", weight), kept
+        """Each client's rows and weight, as single uploads travel."""
+        rows = log.as_rows(upload.values["rows"])
+        order = np.lexsort((rows.item, rows.client))
+        rows = SparseRows(rows.client[order], rows.item[order], rows.value[order])
+        weight = upload.weight.astype(np.float32)
+        upload = upload.with_value("rows", rows)
+        upload = upload.with_value(f"{self.name}.weight", DenseArrays(weight[:, None]))
+        return upload, self._record_items(view)
 
-    def field_sent(self, field: Spec) -> Spec:
-        if field.name != "rows":
-            return field
-        return Spec("rows", field.shape, "each", field.by, field.most, about="how each one's item rows moved")
+    def _record_items(self, view: CohortView) -> StateUpdate:
+        """The items that an upload was learned from, where devices remember them."""
+        uploaded = _read_uploaded_items(view)
+        if uploaded is None:
+            return {}
+        items = Ragged(view.train.ptr, view.train.ids)
+        is_new = ~uploaded.holds(items.rows(), items.ids)
+        if not is_new.any():
+            return {}
+        new_items = items.filter_entries(is_new)
+        return {_UPLOADED_ITEMS: uploaded.join_rows(new_items)}
+
+    # on the server
 
     def decode(self, server: ServerState, total: Total) -> Total:
-        """The sum that everybody else needs."""
-        told, sums, touched = total.each.get("rows"), np.zeros(server.items.shape), np.zeros(len(server.items))
-        if told is not None:
-            told.value.add_to(sums, touched, _read_weights(total))
-        per_row = {touched_name("rows"): touched} if self.context.train.aggregation == "per-row" else {}
-        return total.with_sums({"rows": sums, **per_row})
-
-    def server_begin_block(self, server: ServerState) -> Arrays:
-        return server.parts.get(self.name, {})
+        """The sum that all others need."""
+        shape = server.items.shape
+        sums = {"rows": np.zeros(shape)}
+        touched = np.zeros(len(server.items))
+        uploads = total.each.get("rows")
+        if uploads is not None:
+            uploads.value.add_to(sums["rows"], touched, _read_weights(total))
+        if self.context.train.aggregation == "per-row":
+            sums[touched_name("rows")] = touched
+        return total.with_sums(sums)
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
-        told, plan = total.each.get("rows"), self.context.train
-        if told is None or not isinstance(told.value, SparseRows):
+        """Record every client's largest rows, and what the server's own steps added."""
+        uploads = total.each.get("rows")
+        if uploads is None or not isinstance(uploads.value, SparseRows):
             return server
-        order = np.argsort(told.sender)  # so that the log does not depend on where people live
-        rows, weight = _reorder_clients(told.value, order), _read_weights(total)[order]
-        divided_by = choose_denominator(total, "rows", plan, 0.0)
-        whole = divided_by if isinstance(divided_by, float) else 1.0
-        kept = log.select_largest_rows(rows, len(weight), self.config.keep)
+        order = np.argsort(uploads.sender)  # so that the log does not depend on where users live
+        rows = _reorder_clients(uploads.value, order)
+        weight = _read_weights(total)[order]
+        entry: Arrays = {"sender": uploads.sender[order]}
+        entry |= self._build_entry(rows, weight, total)
+        without_parts = apply_total(before, total, self.context.train, 0.0)
+        server_step = server.items - without_parts.items
+        if server_step.any():
+            entry["own"] = server_step
+        moment = f"{server.block:04d}-{before.round:06d}"
+        state = dict(server.parts[self.name])
+        for name, array in entry.items():
+            state[f"{moment}.{name}"] = array
+        return server.with_part(self.name, state)
+
+    def _build_entry(self, rows: SparseRows, weight: Doubles, total: Total) -> Arrays:
+        train = self.context.train
+        n_clients = len(weight)
+        denominator = choose_denominator(total, "rows", train, 0.0)
+        divisor = 1.0
+        if isinstance(denominator, float):
+            divisor = denominator
+        places = log.select_largest_rows(rows, n_clients, self.config.keep)
+        counts = np.bincount(rows.client[places], minlength=n_clients)
+        values = rows.value[places]
         entry: Arrays = {
-            "sender": told.sender[order],
-            "part": plan.server_lr * weight / whole,
-            "count": np.bincount(rows.client[kept], minlength=len(weight)).astype(np.int32),
-            "item": rows.item[kept],
-            "row": rows.value[kept].astype(np.float32),
+            "part": train.server_lr * weight / divisor,
+            "count": counts.astype(np.int32),
+            "item": rows.item[places],
+            "row": values.astype(np.float32),
         }
-        if not isinstance(divided_by, float):
-            entry["by"] = divided_by[:, 0]
-        own = server.items - apply_total(before, total, plan, 0.0).items
-        if own.any():
-            entry["own"] = own
-        at = f"{server.block:04d}-{before.round:06d}"
-        held = {**server.parts[self.name], **{f"{at}.{name}": v for name, v in entry.items()}}
-        return server.with_part(self.name, held)
+        if not isinstance(denominator, float):
+            entry["by"] = denominator[:, 0]
+        return entry
 
     # forgetting
 
-    def handle_many(
+    def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
         if requests.kind == "share":
             return None
-        held = server.parts[self.name]
-        moments = _group_by_round(held)
-        if not log.asks_to_forget(requests) or not moments:
-            return server, log.build_certificate(self.name, held)
-        error, left = np.zeros(server.items.shape), dict(held)
+        state = server.parts[self.name]
+        entries = _group_by_round(state)
+        if not entries or not log.asks_to_forget(requests):
+            return server, log.build_certificate(self.name, state)
+        disturbance = np.zeros(server.items.shape)
         withdrawn = _compute_withdrawn_share(server, requests)
-        for at, entry in sorted(moments.items()):
-            target = np.isin(entry["sender"], requests.senders) & (requests.kind != "unshare")
-            client = np.repeat(np.arange(len(target)), entry["count"])
-            taken = target[client]
-            part = entry["part"][client] / (entry["by"][entry["item"]] if "by" in entry else 1.0)
-            damping = self._compute_damping(error, entry, target, part)
-            error[: len(damping)] *= damping
-            if requests.kind == "forget":
-                taken &= match_requested_rows(requests, entry["sender"], client, entry["item"])
-            np.add.at(error, entry["item"][taken], -part[taken, None] * entry["row"][taken])
-            if "own" in entry and withdrawn.any():
-                error[: len(entry["own"])] -= withdrawn[: len(entry["own"]), None] * entry["own"]
-            left |= {f"{at}.{name}": v for name, v in _strip_entry(entry, target, taken, withdrawn, requests).items()}
-        items: Floats = (server.items + self.config.theta * error).astype(np.float32)
-        said = log.build_certificate(self.name, left, purged=["updates of those who asked"])
-        return server.with_items(items).with_part(self.name, left), said
+        remaining = dict(state)
+        for moment, entry in sorted(entries.items()):
+            stripped = self._take_back_round(entry, requests, withdrawn, disturbance)
+            for name, array in stripped.items():
+                remaining[f"{moment}.{name}"] = array
+        items = server.items + self.config.theta * disturbance
+        table: Floats = items.astype(np.float32)
+        server = server.with_items(table)
+        certificate = log.build_certificate(self.name, remaining, purged=["updates of those who asked"])
+        return server.with_part(self.name, remaining), certificate
 
-    def _compute_damping(self, error: Doubles, entry: Arrays, target: Bools, part: Doubles) -> Doubles:
-        """(items, 1) what is left of earlier disturbances after a round, by what the others weigh in it."""
+    def _take_back_round(
+        self, entry: Arrays, requests: RequestBatch, withdrawn: Doubles, disturbance: Doubles
+    ) -> Arrays:
+        """Damp the disturbance by one round, add what the senders did in it, and strip its record of them."""
+        is_sender = np.isin(entry["sender"], requests.senders) & (requests.kind != "unshare")
+        client = _find_row_clients(entry)
+        item = entry["item"]
+        row_weight = entry["part"][client]
+        if "by" in entry:
+            row_weight = row_weight / entry["by"][item]
+        damping = self._compute_damping(len(disturbance), entry, is_sender, row_weight)
+        disturbance[: len(damping)] *= damping
+        removed = is_sender[client]
+        if requests.kind == "forget":
+            removed &= match_requested_rows(requests, entry["sender"], client, item)
+        effect = -row_weight[removed, None] * entry["row"][removed]
+        np.add.at(disturbance, item[removed], effect)
+        if "own" in entry and withdrawn.any():
+            server_step = entry["own"]
+            n_items = len(server_step)
+            disturbance[:n_items] -= withdrawn[:n_items, None] * server_step
+        stripped = _strip_rows(entry, removed)
+        if "own" in entry:
+            stripped["own"] = _strip_server_step(entry["own"], withdrawn)
+        if requests.kind == "leave":  # they took part in nothing
+            stripped |= _strip_participation(entry, stripped["count"], is_sender)
+        return stripped
+
+    def _compute_damping(self, n_items: int, entry: Arrays, is_sender: Bools, row_weight: Doubles) -> Doubles:
+        """(items, 1) what remains of earlier disturbances after a round, by what the others weigh in it."""
         if "by" not in entry:
-            others = np.full(len(error), entry["part"].sum() - entry["part"][target].sum())
+            part = entry["part"]
+            weight = part.sum() - part[is_sender].sum()
+            others = np.full(n_items, weight)
         else:
-            theirs = np.repeat(target, entry["count"])
-            mine = np.bincount(entry["item"][theirs], weights=part[theirs], minlength=len(entry["by"]))
-            others = self.context.train.server_lr * (entry["by"] > _UNTOUCHED) - mine
-        return np.asarray(np.maximum(0.0, 1 - self.config.alpha * others)[:, None])
+            divisor = entry["by"]
+            is_senders_row = np.repeat(is_sender, entry["count"])
+            senders_items = entry["item"][is_senders_row]
+            senders_weight = np.bincount(senders_items, weights=row_weight[is_senders_row], minlength=len(divisor))
+            is_touched = divisor > _UNTOUCHED
+            others = self.context.train.server_lr * is_touched - senders_weight
+        remains = np.maximum(0.0, 1 - self.config.alpha * others)
+        return np.asarray(remains[:, None])
+
+
+def _name_senders(spec: Spec) -> Spec:
+    """Rows leave one client at a time, not as a sum."""
+    if spec.name != "rows":
+        return spec
+    return Spec("rows", spec.shape, "each", spec.by, spec.most, about="how each one's item rows moved")
 
 
 def _reorder_clients(rows: SparseRows, order: Longs) -> SparseRows:
     """The same rows with their clients in another order."""
-    place = np.empty(len(order), np.int32)
-    place[order] = np.arange(len(order), dtype=np.int32)
+    n_clients = len(order)
+    place = np.empty(n_clients, np.int32)
+    place[order] = np.arange(n_clients, dtype=np.int32)
     client = place[rows.client]
-    at = np.argsort(client, kind="stable")
-    return SparseRows(client[at], rows.item[at], rows.value[at])
+    row_order = np.argsort(client, kind="stable")
+    return SparseRows(client[row_order], rows.item[row_order], rows.value[row_order])
 
 
-def _read_uploaded_items(view: CohortView, otherwise: Ragged | None = None) -> Ragged | None:
-    """The items that these people's uploads were made of; `otherwise`: where devices do not remember."""
-    found: Ragged | None = view.lists.get(Cfru.name, {}).get(_UPLOADED_ITEMS, otherwise)
-    return found if found is None else Ragged(found.ptr, found.ids)
+def _read_uploaded_items(view: CohortView, default: Ragged | None = None) -> Ragged | None:
+    """The items that these users' uploads were learned from; `default`: where devices do not remember."""
+    lists = view.lists.get(Cfru.name, {})
+    items: Ragged | None = lists.get(_UPLOADED_ITEMS, default)
+    if items is None:
+        return None
+    return Ragged(items.ptr, items.ids)
 
 
 def _read_weights(total: Total) -> Doubles:
-    told = total.each["cfru.weight"].value
-    assert isinstance(told, DenseArrays)
-    return told.value[:, 0].astype(np.float64)
+    weights = total.each["cfru.weight"].value
+    assert isinstance(weights, DenseArrays)
+    return weights.value[:, 0].astype(np.float64)
 
 
 def _compute_withdrawn_share(server: ServerState, requests: RequestBatch) -> Doubles:
-    """For every item, what share of its shared edges is withdrawn now; `given` is without them already."""
-    n_items, taken = len(server.items), requests.withdrawn_items
-    if taken is None:  # nobody filled in what the server held
-        taken = requests.items if requests.kind == "unshare" else Ragged.empty(len(requests.senders))
-    gone = np.bincount(taken.ids, minlength=n_items)
-    return np.asarray(gone / np.maximum(gone + np.bincount(server.shared.item, minlength=n_items), 1))
+    """For every item, what share of its shared edges is withdrawn now; `server.shared` is without them already."""
+    n_items = len(server.items)
+    withdrawn = requests.withdrawn_items
+    if withdrawn is None and requests.kind == "unshare":
+        withdrawn = requests.items
+    elif withdrawn is None:
+        withdrawn = Ragged.empty(len(requests.senders))
+    withdrawn_edges = np.bincount(withdrawn.ids, minlength=n_items)
+    remaining_edges = np.bincount(server.shared.item, minlength=n_items)
+    edges = withdrawn_edges + remaining_edges
+    return np.asarray(withdrawn_edges / np.maximum(edges, 1))
 
 
-def _group_by_round(held: Arrays) -> dict[str, Arrays]:
+def _group_by_round(state: Arrays) -> dict[str, Arrays]:
     """What is kept of every round."""
-    found: dict[str, Arrays] = {}
-    for name, value in held.items():
-        at, _, what = name.partition(".")
-        found.setdefault(at, {})[what] = value
-    return found
+    entries: dict[str, Arrays] = {}
+    for key, array in state.items():
+        moment, _, name = key.partition(".")
+        entry = entries.setdefault(moment, {})
+        entry[name] = array
+    return entries
 
 
 def match_requested_rows(requests: RequestBatch, sender: Keys, client: Longs, item: Ints) -> Bools:
     """Which rows are of items that their own sender has forgotten; `client` counts among `sender`."""
+    is_requested = np.zeros(len(item), bool)
     order = np.argsort(requests.senders, kind="stable")
-    found = np.zeros(len(item), bool)
     if not len(order):
-        return found
-    who = order[np.searchsorted(requests.senders, sender, side="right", sorter=order) - 1]
-    known = (requests.senders[who] == sender)[client]
-    found[known] = requests.items.holds(who[client[known]], item[known])
-    return found
+        return is_requested
+    place = np.searchsorted(requests.senders, sender, side="right", sorter=order)
+    request = order[place - 1]
+    has_request = requests.senders[request] == sender
+    known = has_request[client]
+    request_of_row = request[client[known]]
+    is_requested[known] = requests.items.holds(request_of_row, item[known])
+    return is_requested
 
 
-def _strip_entry(entry: Arrays, target: Any, taken: Any, withdrawn: Doubles, requests: RequestBatch) -> Arrays:
-    """What is left of one round's record."""
-    client = np.repeat(np.arange(len(target)), entry["count"])[~taken]
-    count = np.bincount(client, minlength=len(target)).astype(np.int32)
-    out: Arrays = {"count": count, "item": entry["item"][~taken], "row": entry["row"][~taken]}
-    if "own" in entry:
-        out["own"] = entry["own"] * (1 - withdrawn[: len(entry["own"]), None]).astype(np.float32)
-    if requests.kind == "leave":  # they took part in nothing
-        out |= {"sender": entry["sender"][~target], "part": entry["part"][~target], "count": count[~target]}
-    return out
+def _find_row_clients(entry: Arrays) -> Longs:
+    """The client of every recorded row."""
+    counts = entry["count"]
+    return np.repeat(np.arange(len(counts)), counts)
+
+
+def _strip_rows(entry: Arrays, removed: Bools) -> Arrays:
+    """A round's record without some rows."""
+    stays = ~removed
+    client = _find_row_clients(entry)
+    n_clients = len(entry["count"])
+    counts = np.bincount(client[stays], minlength=n_clients)
+    return {
+        "count": counts.astype(np.int32),
+        "item": entry["item"][stays],
+        "row": entry["row"][stays],
+    }
+
+
+def _strip_server_step(server_step: Floats, withdrawn: Doubles) -> Floats:
+    """The server's own step of a round without what withdrawn edges had added."""
+    n_items = len(server_step)
+    share = 1 - withdrawn[:n_items, None]
+    return server_step * share.astype(np.float32)
+
+
+def _strip_participation(entry: Arrays, counts: Ints, is_sender: Bools) -> Arrays:
+    """A round's record without some of its participants."""
+    stays = ~is_sender
+    return {"sender": entry["sender"][stays], "part": entry["part"][stays], "count": counts[stays]}
 
 
 register_preset("cfru", {"name": "withdrawal"}, {"name": "cfru"})

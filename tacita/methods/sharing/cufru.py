@@ -1,11 +1,11 @@
-"""cufru: a station on the server keeps how the table moved, and a few of those who stay say where it should have gone.
+"""cufru: a station on the server keeps how the table moved, and some remaining clients say where it should have gone.
 
-Our version of CUFRU (TIST'25) after two sentences of it, so call results "CUFRU-like" (sharing spec C.6). Going over
-what the station keeps, from the first table on, a fraction of each step's remaining participants trains one epoch at
-the table as it now is. Direction: half way between theirs and the old one, row by row; length: the old one. What those
-who left had added to an old step is not known apart, so it stays in its length.
+Our version of CUFRU (TIST'25) after two sentences of it, so call results "CUFRU-like" (sharing spec C.6). It goes over
+the entries of the station, from the first table on. A fraction of each entry's remaining participants trains one epoch
+at the table as it now is. The direction lies half way between theirs and the old one, row by row; the length is the old
+one. What users who left had added to an old step is not known apart, so it stays in its length.
 
-It stands before parts with server steps of their own, which run again inside each round and must not be in the
+The part stands before parts with server steps of their own: these run again inside each round and must not be in the
 station as well.
 """
 
@@ -20,11 +20,12 @@ from pydantic import Field
 
 from tacita.core.types import Arrays, Doubles, Floats, Keys, Longs, RequestBatch, RoundReplay, ServerState
 from tacita.kernels.hashing import hash_owners
-from tacita.learn.rows import choose_denominator
+from tacita.learn.rows import HEADS, choose_denominator
 from tacita.messages import Total
 from tacita.methods.sharing import update_log as log
 from tacita.methods.sharing.replay_unlearning import ReplayUnlearning, find_leavers
-from tacita.round.parts import DeviceQuery, PartConfig, RoundPlayer
+from tacita.round.capabilities import DeviceQuery, RoundPlayer
+from tacita.round.part import PartConfig
 from tacita.round.registry import register, register_preset
 
 _TINY = 1e-12
@@ -48,86 +49,141 @@ class Cufru(ReplayUnlearning):
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         """An entry of the station; between two entries the steps add up."""
-        held = dict(server.parts[self.name])
-        if "now" in held:
+        state = dict(server.parts[self.name])
+        if "now" in state:
             return server
         step: Floats = server.items - before.items
-        earlier = held.pop("open", step[:0])
-        step[: len(earlier)] += earlier
-        heads = {name: v - before.heads[name] + held.pop(f"open.{name}", 0) for name, v in server.heads.items()}
-        if len(held["rounds"]) % self.config.every:
-            held |= {"open": step} | {f"open.{name}": v for name, v in heads.items()}
-            return server.with_part(self.name, held)
-        at = f"{len(held['rounds']) - 1:06d}"
-        item = _select_longest(step, self.config.keep)
-        held |= {f"{at}.item": item.astype(np.int32), f"{at}.row": step[item]}
-        held |= {f"{at}.head.{name}": v for name, v in heads.items()}
-        return server.with_part(self.name, held)
+        open_step = state.pop("open", step[:0])
+        step[: len(open_step)] += open_step
+        head_steps = {}
+        for name, head in server.heads.items():
+            head_step = head - before.heads[name]
+            head_steps[name] = head_step + state.pop(f"open.{name}", 0)
+        n_rounds = len(state["rounds"])
+        if n_rounds % self.config.every:
+            state["open"] = step
+            state |= _add_prefix("open", head_steps)
+            return server.with_part(self.name, state)
+        entry = f"{n_rounds - 1:06d}"
+        items = _select_longest(step, self.config.keep)
+        state[f"{entry}.item"] = items.astype(np.int32)
+        state[f"{entry}.row"] = step[items]
+        state |= _add_prefix(f"{entry}.head", head_steps)
+        return server.with_part(self.name, state)
 
     def decode(self, server: ServerState, total: Total) -> Total:
-        """While the station is gone over: its step in a direction that those who were asked agree with."""
-        held = server.parts.get(self.name, {})
-        if "now" not in held or "rows" not in total.sums or total.n_clients == 0:
+        """While an entry is replayed: its step, in a direction that the asked clients agree with."""
+        state = server.parts.get(self.name, {})
+        is_replay = "now" in state and "rows" in total.sums
+        if not is_replay or total.n_clients == 0:
             return total
-        plan = self.context.train
-        by = choose_denominator(total, "rows", plan, 0.0)
-        whole = by if isinstance(by, float) else total.weight
-        step = blend_directions(held["now"], total["rows"], self.config.fresh)
-        heads = {k.removeprefix("now."): v for k, v in held.items() if k.startswith("now.")}
-        sums = {f"heads/{name}": v * whole / plan.server_lr for name, v in heads.items()}
-        return total.with_sums({"rows": step * by / plan.server_lr, **sums})
+        train = self.context.train
+        denominator = choose_denominator(total, "rows", train, 0.0)
+        divisor = total.weight
+        if isinstance(denominator, float):
+            divisor = denominator
+        step = blend_directions(state["now"], total["rows"], self.config.fresh)
+        rows = step * denominator / train.server_lr
+        heads = {}
+        for key, head_step in state.items():
+            if key.startswith("now."):
+                name = key.removeprefix("now.")
+                heads[f"{HEADS}{name}"] = head_step * divisor / train.server_lr
+        return total.with_sums({"rows": rows, **heads})
 
-    def replay_rounds(
+    def replay_all(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]]:
-        play.require_rounds(math.ceil(self.count_block_rounds(server) / self.config.every))
-        held = log.drop_clients(server.parts[self.name], find_leavers(requests))
-        rounds, server = list(log.iterate_rounds(held)), self.restore_start(server)
-        ends = sorted(int(name[:6]) for name in held if name.endswith(".item"))
-        for first, last in zip([0, *(end + 1 for end in ends)], ends, strict=False):
-            clients = np.unique(np.concatenate([who for _, who in rounds[first : last + 1]]))
-            server = self._replay_entry(server.with_part(self.name, held), last, rounds[last][0], clients, play)
-        if "open" in held:  # what came after the last entry, as it was
+        n_rounds = self.count_block_rounds(server)
+        play.require_rounds(math.ceil(n_rounds / self.config.every))
+        leavers = find_leavers(requests)
+        state = log.drop_clients(server.parts[self.name], leavers)
+        rounds = list(log.iterate_rounds(state))
+        server = self.restore_start(server)
+        first = 0
+        for last in _list_entries(state):
+            cohorts = [clients for _, clients in rounds[first : last + 1]]
+            clients = np.unique(np.concatenate(cohorts))
+            moment, _ = rounds[last]
+            server = server.with_part(self.name, state)
+            server = self._replay_entry(server, last, moment, clients, play)
+            first = last + 1
+        if "open" in state:  # the steps after the last entry, as they were
             items = server.items.copy()
-            items[: len(held["open"])] += held["open"]
+            open_step = state["open"]
+            items[: len(open_step)] += open_step
             server = server.with_items(items)
-        said = log.build_certificate(self.name, held, purged=["tables after the first"], **self.certificate_fields)
-        return server.with_part(self.name, held), said
+        purged = ["tables after the first"]
+        certificate = log.build_certificate(self.name, state, purged=purged, **self.certificate_fields)
+        return server.with_part(self.name, state), certificate
 
     def _replay_entry(
         self, server: ServerState, entry: int, moment: log.BlockRound, clients: Keys, play: RoundPlayer
     ) -> ServerState:
-        """One entry of the station over again; of an earlier block, or where nobody is left, as it is."""
-        held, at = server.parts[self.name], f"{entry:06d}"
+        """One entry of the station replayed; of an earlier block, or where no client remains, as it is."""
+        block, number = moment
+        state = server.parts[self.name]
+        key = f"{entry:06d}"
         step = np.zeros(server.items.shape)
-        step[held[f"{at}.item"]] = held[f"{at}.row"]
-        heads = {name: held[f"{at}.head.{name}"] for name in server.heads}
-        if moment[0] != server.block or len(clients) == 0:
-            moved = {name: (v + heads[name]).astype(np.float32) for name, v in server.heads.items()}
-            return replace(server, items=(server.items + step).astype(np.float32), heads=moved)
-        drawn = hash_owners(self.context.draws.public("station", *moment), clients)
-        some = clients[np.argsort(drawn, kind="stable")[: max(1, math.ceil(self.config.asked * len(clients)))]]
-        now: Arrays = {"now": step} | {f"now.{name}": v for name, v in heads.items()}
-        one_epoch = RoundReplay(moment[1], 1 / self.context.train.local_epochs)
-        server = play(server.with_part(self.name, {**held, **now}), np.sort(some), one_epoch)
-        return server.with_part(self.name, held)
+        step[state[f"{key}.item"]] = state[f"{key}.row"]
+        head_steps = {name: state[f"{key}.head.{name}"] for name in server.heads}
+        if block != server.block or len(clients) == 0:
+            return _add_steps(server, step, head_steps)
+        respondents = self._draw_respondents(clients, moment)
+        replaying = {**state, "now": step, **_add_prefix("now", head_steps)}
+        one_epoch = 1 / self.context.train.local_epochs
+        server = server.with_part(self.name, replaying)
+        server = play(server, respondents, RoundReplay(number, one_epoch))
+        return server.with_part(self.name, state)
+
+    def _draw_respondents(self, clients: Keys, moment: log.BlockRound) -> Keys:
+        """The clients that are asked for a new direction."""
+        share = self.config.asked * len(clients)
+        count = max(1, math.ceil(share))
+        key = self.context.draws.public("station", *moment)
+        drawn = hash_owners(key, clients)
+        order = np.argsort(drawn, kind="stable")
+        return np.sort(clients[order[:count]])
+
+
+def _add_prefix(prefix: str, arrays: Arrays) -> Arrays:
+    return {f"{prefix}.{name}": array for name, array in arrays.items()}
+
+
+def _list_entries(state: Arrays) -> list[int]:
+    """The last round of every entry of the station."""
+    return sorted(int(name[:6]) for name in state if name.endswith(".item"))
+
+
+def _add_steps(server: ServerState, step: Doubles, head_steps: Arrays) -> ServerState:
+    items = server.items + step
+    heads = {}
+    for name, head in server.heads.items():
+        moved = head + head_steps[name]
+        heads[name] = moved.astype(np.float32)
+    return replace(server, items=items.astype(np.float32), heads=heads)
 
 
 def _select_longest(step: Floats, keep: float) -> Longs:
     """The rows that moved furthest, a share of those that moved, in the order of items."""
     length = np.linalg.norm(step, axis=1)
     moved = np.flatnonzero(length > 0)
-    order = moved[np.lexsort((moved, -length[moved]))]
-    return np.asarray(np.sort(order[: math.ceil(keep * len(moved) - 1e-9)]))
+    order = np.lexsort((moved, -length[moved]))
+    count = math.ceil(keep * len(moved) - 1e-9)
+    longest = moved[order[:count]]
+    return np.asarray(np.sort(longest))
 
 
 def blend_directions(old: Doubles, new: Doubles, fresh: float) -> Doubles:
-    """Rows of the old length between two directions; where nobody says a new one, the old one."""
-    length, now = (np.linalg.norm(one, axis=1, keepdims=True) for one in (old, new))
-    ahead = (1 - fresh) * old / np.maximum(length, _TINY)
-    between = np.where(now > _TINY, ahead + fresh * new / np.maximum(now, _TINY), ahead)
-    size = np.linalg.norm(between, axis=1, keepdims=True)
-    return np.asarray(np.where(size > _TINY, length * between / np.maximum(size, _TINY), old))
+    """Rows of the old length between two directions; a row without a new direction keeps the old one."""
+    old_length = np.linalg.norm(old, axis=1, keepdims=True)
+    new_length = np.linalg.norm(new, axis=1, keepdims=True)
+    old_direction = (1 - fresh) * old / np.maximum(old_length, _TINY)
+    new_direction = fresh * new / np.maximum(new_length, _TINY)
+    between = np.where(new_length > _TINY, old_direction + new_direction, old_direction)
+    length = np.linalg.norm(between, axis=1, keepdims=True)
+    rescaled = old_length * between / np.maximum(length, _TINY)
+    return np.asarray(np.where(length > _TINY, rescaled, old))
 
 
 register_preset("cufru", {"name": "withdrawal"}, {"name": "cufru"})

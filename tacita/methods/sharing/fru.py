@@ -1,19 +1,21 @@
-"""fru: go back to the start and over every round again without those who left (FRU, WSDM'23; sharing spec C.5).
+"""fru: go back to the start and replay every round without users who left (FRU, WSDM'23; sharing spec C.5).
 
-Devices keep what they sent, the rows that moved furthest; the server keeps the first table and who took part. To
-forget, each round is played once more with the same people but those who left: they train a fraction of the steps,
-which gives the direction, and what they had kept gives the length. The first round is what they had kept, itself.
+Devices keep the rows of their uploads that moved furthest; the server keeps the first table and who took part. To
+forget, each round is replayed with the same clients but those who left. They train a fraction of the steps, which
+gives the direction; what they had kept gives the length. The first round is what they had kept, itself.
 
 Where we differ: a round of an earlier block is what was kept of it, since devices learn from the present block. Shared
-parameters get the length that the server saw, leavers included. Of who has single items forgotten, the rows of these
-items leave the log, and the first round is played without them. The server is one more client where people share: its
-own steps run inside each round, on what is shared now (`server.given`), in full and not shortened to a kept length; a
-part that would do that compares `before` and `server` in its `server_step`.
+parameters get the length that the server saw, leavers included. Where a user has single items forgotten, the rows of
+these items leave the log, and the first round is replayed without that user. The server is one more client where users
+share: its own steps run inside each round, on what is shared now (`server.shared`), in full and not shortened to a
+kept length. A part that would shorten them compares `before` and `server` in its `server_step`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -36,12 +38,14 @@ from tacita.messages import CohortReply, DenseArrays, Spec, Total, Upload, touch
 from tacita.methods.sharing import update_log as log
 from tacita.methods.sharing.negatives import draw_mixed_negatives
 from tacita.methods.sharing.replay_unlearning import ReplayUnlearning, find_leavers
-from tacita.round.parts import DeviceQuery, PartConfig, RoundPlayer
+from tacita.round.capabilities import DeviceQuery, RoundPlayer
+from tacita.round.part import PartConfig
 from tacita.round.registry import register, register_preset
+from tacita.round.state import Role, StateSpec
+from tacita.round.task import LocalTask
 
 _TINY = 1e-12
 _STORED_PATTERN = re.compile("stored-(0|[1-9][0-9]*)-(0|[1-9][0-9]*)")
-_REPLAY_KEYS = ("stored", "touched", "weight", "first", "lengths")  # held only while a round is played once more
 
 
 class FruConfig(PartConfig):
@@ -54,9 +58,30 @@ class FruConfig(PartConfig):
     pool: float = Field(0.1, gt=0, le=1, description="share of all items in each of the two pools (R)")
 
 
+@dataclass(frozen=True)
+class StoredRound:
+    """What is known of an earlier round while it is replayed."""
+
+    total: Total  # of what devices kept of it
+    is_first: bool
+    head_lengths: Doubles
+
+    def to_state(self) -> Arrays:
+        """What the server holds while the round is replayed."""
+        no_counts = np.zeros(0)
+        return {
+            "stored": self.total["stored"],
+            "touched": self.total.sums.get(touched_name("stored"), no_counts),
+            "weight": np.array([self.total.weight]),
+            "first": np.array([self.is_first]),
+            "lengths": self.head_lengths,
+        }
+
+
 @register
 class Fru(ReplayUnlearning):
     name = "fru"
+    fills = frozenset({"negatives"})
     replay_key = "stored"
     required_order = ("encode", "after")
     Config: ClassVar[type[PartConfig]] = FruConfig
@@ -64,21 +89,32 @@ class Fru(ReplayUnlearning):
 
     # on the device
 
-    def device_arrays(self, n_users: int) -> StateUpdate:
-        width = self.context.backbone.private_width
-        kept = log.empty_log(n_users, self.context.backbone.item_width)
-        return {**kept, "start": np.zeros((n_users, width), np.float32)}
+    def state(self, n_users: int) -> Sequence[StateSpec]:
+        backbone = self.context.backbone
+        lists = log.empty_log(n_users, backbone.item_width)
+        start = np.zeros((n_users, backbone.private_width), np.float32)
+        return (
+            StateSpec("rows", lists["rows"]),
+            StateSpec("rounds", lists["rounds"], Role.REPORTED),
+            StateSpec("start", start),
+        )
 
-    def begin_block(self, view: CohortView) -> StateUpdate:
+    def on_block_start(self, view: CohortView) -> StateUpdate:
         return {"start": view.private.copy()}
 
-    def negatives(self, view: CohortView, counts: Longs) -> Ints | None:
+    def prepare(self, view: CohortView) -> LocalTask:
         if self.config.negatives == "uniform":
-            return None
+            return LocalTask()
+        return LocalTask(negatives=self._draw_negatives)
+
+    def _draw_negatives(self, view: CohortView, counts: Longs) -> Ints:
         private = self.context.backbone.named(view.private)
-        fits = "p" in private and private["p"].shape[1] == view.items.shape[1]
-        key = self.context.draws.private("semi-hard", view.block, view.round)
-        return draw_mixed_negatives(view, counts, private["p"] if fits else None, self.config.pool, key)
+        vectors = private.get("p")
+        if vectors is not None and vectors.shape[1] != view.items.shape[1]:
+            vectors = None
+        draws = self.context.draws
+        key = draws.private("semi-hard", view.block, view.round)
+        return draw_mixed_negatives(view, counts, vectors, self.config.pool, key)
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, StateUpdate]:
         """Keep what leaves, as it leaves: this part stands after those that change uploads."""
@@ -86,113 +122,163 @@ class Fru(ReplayUnlearning):
             return upload, {}
         return upload, log.record_upload(view, upload, self.config.keep)
 
-    def handle_many_here(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
+    def on_device(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
+        if requests.kind == "leave":
+            width = self.context.backbone.item_width
+            return log.empty_log(len(view.user), width)
+        if requests.kind != "forget":
+            return {}
         lists = view.lists[self.name]
         rows = lists["rows"]
-        if requests.kind == "leave":
-            return log.empty_log(len(view.user), self.context.backbone.item_width)
-        gone = requests.items.holds(rows.rows(), rows.ids)
-        return log.drop_rows(lists, gone) if requests.kind == "forget" else {}
+        dropped = requests.items.holds(rows.rows(), rows.ids)
+        return log.drop_rows(lists, dropped)
 
-    def answer(self, view: CohortView, question: str) -> CohortReply:
-        what = question.split("/")[1]
-        if what == "back":  # to where the block began, and how much is kept here
-            size = log.log_bytes(view.lists[self.name]).astype(np.float64)[:, None]
-            told = Upload({"bytes": DenseArrays(size)}, np.ones(view.n_clients), view.client_keys)
-            return CohortReply(told, {"private": view.parts[self.name]["start"]})
-        moment = _STORED_PATTERN.fullmatch(what)
-        if moment is None:  # a round has one name: under a second one it would be told twice
-            return super().answer(view, question)
-        rows, weight = log.read_round(view.lists[self.name], (int(moment[1]), int(moment[2])))
-        return CohortReply(Upload({"stored": rows}, weight, view.client_keys))
+    def answer_question(self, view: CohortView, question: str) -> CohortReply:
+        if question == "back":
+            return self._restore_block_start(view)
+        moment = _STORED_PATTERN.fullmatch(question)
+        if moment is None:  # a round has one name: under a second one it would be sent twice
+            return super().answer_question(view, question)
+        lists = view.lists[self.name]
+        block, number = int(moment[1]), int(moment[2])
+        rows, weight = log.read_round(lists, (block, number))
+        upload = Upload({"stored": rows}, weight, view.client_keys)
+        return CohortReply(upload)
+
+    def _restore_block_start(self, view: CohortView) -> CohortReply:
+        """The private vectors of the block's start; the answer is the size of the log."""
+        lists = view.lists[self.name]
+        size = log.log_bytes(lists).astype(np.float64)
+        weight = np.ones(view.n_clients)
+        upload = Upload({"bytes": DenseArrays(size[:, None])}, weight, view.client_keys)
+        start = view.parts[self.name]["start"]
+        return CohortReply(upload, {"private": start})
 
     # on the server
 
-    def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
-        if question.split("/")[1] == "back":
+    def question_fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
+        if question == "back":
             return (Spec("bytes", (1,), least=0.0, about="how much devices keep to be able to forget"),)
-        per_row, about = self.context.train.aggregation == "per-row", "what was sent in an earlier round"
+        per_row = self.context.train.aggregation == "per-row"
+        about = "what was sent in an earlier round"
         return (Spec("stored", server.items.shape, most=MOST_MOVE, touched=per_row, about=about),)
 
     def empty_state(self, server: ServerState) -> Arrays:
-        return log.empty_round_log() | {"lengths-seen": np.zeros((0, len(server.heads)))}
+        no_lengths = np.zeros((0, len(server.heads)))
+        return log.empty_round_log() | {"lengths-seen": no_lengths}
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
-        held = server.parts[self.name]
-        if "stored" in held:
+        state = server.parts[self.name]
+        if "stored" in state:
             return server
-        moved = [np.linalg.norm(v - before.heads[name]) for name, v in server.heads.items()]
-        seen = np.concatenate([held["lengths-seen"], np.array([moved]).reshape(1, -1)])
-        return server.with_part(self.name, {**held, "lengths-seen": seen})
+        moved = []
+        for name, head in server.heads.items():
+            step = head - before.heads[name]
+            moved.append(np.linalg.norm(step))
+        new_lengths = np.array([moved]).reshape(1, -1)
+        lengths = np.concatenate([state["lengths-seen"], new_lengths])
+        return server.with_part(self.name, {**state, "lengths-seen": lengths})
 
     def decode(self, server: ServerState, total: Total) -> Total:
-        """In a round that is played once more: the new direction, and the length that was kept."""
-        held = server.parts.get(self.name, {})
-        if "stored" not in held or "rows" not in total.sums or total.n_clients == 0:
+        """In a replayed round: the new direction, and the length that was kept."""
+        state = server.parts.get(self.name, {})
+        is_replay = "stored" in state and "rows" in total.sums
+        if not is_replay or total.n_clients == 0:
             return total
-        plan, name = self.context.train, touched_name("rows")
-        kept = Total({"rows": held["stored"], name: held["touched"]}, float(held["weight"][0]))
-        by, kept_by = (choose_denominator(one, "rows", plan, 0.0) for one in (total, kept))
-        old = held["stored"] / np.maximum(kept_by, _TINY)
-        if held["first"][0]:
-            sums: dict[str, Doubles] = {"rows": old * by}
+        train = self.context.train
+        denominator = choose_denominator(total, "rows", train, 0.0)
+        old_step = self._compute_stored_step(state)
+        if state["first"][0]:
+            rows = old_step * denominator
         else:
-            sums = {"rows": total["rows"] * self._compute_length_factor(old, total["rows"] / by)}
-        whole = by if isinstance(by, float) else total.weight
-        for k, head in enumerate(server.heads):
-            length = plan.server_lr * np.linalg.norm(total[f"{HEADS}{head}"]) / whole
-            sums[f"{HEADS}{head}"] = total[f"{HEADS}{head}"] * (held["lengths"][k] / max(length, _TINY))
-        return total.with_sums(sums)
+            new_step = total["rows"] / denominator
+            rows = total["rows"] * self._compute_length_factor(old_step, new_step)
+        divisor = total.weight
+        if isinstance(denominator, float):
+            divisor = denominator
+        heads = self._scale_heads(server, total, divisor)
+        return total.with_sums({"rows": rows, **heads})
+
+    def _compute_stored_step(self, state: Arrays) -> Doubles:
+        """The mean that devices' logs give for the replayed round."""
+        sums = {"rows": state["stored"], touched_name("rows"): state["touched"]}
+        weight = float(state["weight"][0])
+        stored = Total(sums, weight)
+        denominator = choose_denominator(stored, "rows", self.context.train, 0.0)
+        return np.asarray(state["stored"] / np.maximum(denominator, _TINY))
 
     def _compute_length_factor(self, old: Doubles, new: Doubles) -> Doubles:
         """What brings a new change to the length of the old one; what did not move now does not move."""
         axis = 1 if self.config.length == "row" else None
-        lengths, now = (np.linalg.norm(one, axis=axis, keepdims=True) for one in (old, new))
-        return np.asarray(np.where(now > _TINY, lengths / np.maximum(now, _TINY), 0.0))
+        old_length = np.linalg.norm(old, axis=axis, keepdims=True)
+        new_length = np.linalg.norm(new, axis=axis, keepdims=True)
+        factor = old_length / np.maximum(new_length, _TINY)
+        moved = new_length > _TINY
+        return np.asarray(np.where(moved, factor, 0.0))
 
-    def replay_rounds(
+    def _scale_heads(self, server: ServerState, total: Total, divisor: float) -> dict[str, Doubles]:
+        """Shared parameters' sums, brought to the lengths that the server saw."""
+        lengths = server.parts[self.name]["lengths"]
+        sums = {}
+        for index, head in enumerate(server.heads):
+            name = f"{HEADS}{head}"
+            norm = np.linalg.norm(total[name])
+            length = self.context.train.server_lr * norm / divisor
+            factor = lengths[index] / max(length, _TINY)
+            sums[name] = total[name] * factor
+        return sums
+
+    def replay_all(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]]:
         play.require_rounds(self.count_block_rounds(server))
-        held, gone = server.parts[self.name], find_leavers(requests)
-        everybody = np.unique(held["clients"])
-        size = ask(server, f"{self.name}/back", everybody)  # who left, too, keeps nothing of what was learnt
-        server, first, skipped = self.restore_start(server), True, 0
-        for k, (moment, clients) in enumerate(log.iterate_rounds(held)):
-            stay = clients[~np.isin(clients, gone)]
-            if len(stay) == 0:
+        state = server.parts[self.name]
+        leavers = find_leavers(requests)
+        participants = np.unique(state["clients"])
+        sizes = ask(server, "back", participants)  # leavers as well: their devices keep nothing that was learned
+        server = self.restore_start(server)
+        is_first = True
+        skipped = 0
+        for index, (moment, clients) in enumerate(log.iterate_rounds(state)):
+            remaining = clients[~np.isin(clients, leavers)]
+            if len(remaining) == 0:
                 skipped += 1
                 continue
-            made_with = first and requests.kind == "forget"  # what they forget
-            whole = stay[~np.isin(stay, requests.senders)] if made_with else stay
-            told = ask(server, f"{self.name}/stored-{moment[0]}-{moment[1]}", whole if len(whole) else stay)
-            server = self._replay_round(server, (told, first, held["lengths-seen"][k]), moment, stay, play)
-            first = False
-        held = log.drop_clients(held, gone)
-        said = log.build_certificate(
-            self.name, held, storage_client=float(size["bytes"][0]) / max(1, size.n_clients), skipped=skipped,
-            purged=["logs of those who left", "tables after the first"],
-        )  # fmt: skip
-        return server.with_part(self.name, held), said
+            respondents = remaining
+            if is_first and requests.kind == "forget":
+                respondents = _without_forgetting_users(remaining, requests.senders)
+            block, number = moment
+            total = ask(server, f"stored-{block}-{number}", respondents)
+            stored = StoredRound(total, is_first, state["lengths-seen"][index])
+            server = self._replay_round(server, stored, moment, remaining, play)
+            is_first = False
+        state = log.drop_clients(state, leavers)
+        size = float(sizes["bytes"][0]) / max(1, sizes.n_clients)
+        purged = ["logs of those who left", "tables after the first"]
+        certificate = log.build_certificate(self.name, state, storage_client=size, skipped=skipped, purged=purged)
+        return server.with_part(self.name, state), certificate
 
     def _replay_round(
-        self,
-        server: ServerState,
-        stored: tuple[Total, bool, Doubles],
-        moment: log.BlockRound,
-        clients: Keys,
-        play: RoundPlayer,
+        self, server: ServerState, stored: StoredRound, moment: log.BlockRound, clients: Keys, play: RoundPlayer
     ) -> ServerState:
-        """One round over again; of an earlier block, what was kept of it."""
-        (told, first, lengths), plan = stored, self.context.train
-        if moment[0] != server.block:
-            step = plan.server_lr * told["stored"] / np.maximum(choose_denominator(told, "stored", plan, 0.0), _TINY)
-            return server.with_items((server.items + step).astype(np.float32))
-        touched = told.sums.get(touched_name("stored"), np.zeros(0))
-        now = dict(zip(_REPLAY_KEYS, (told["stored"], touched, np.array([told.weight]), np.array([first]), lengths)))
-        held = server.parts[self.name]
-        server = play(server.with_part(self.name, {**held, **now}), clients, RoundReplay(moment[1], self.config.share))
-        return server.with_part(self.name, held)
+        """One round replayed; of an earlier block, what was kept of it."""
+        train = self.context.train
+        block, number = moment
+        if block != server.block:
+            denominator = choose_denominator(stored.total, "stored", train, 0.0)
+            step = train.server_lr * stored.total["stored"] / np.maximum(denominator, _TINY)
+            items = server.items + step
+            return server.with_items(items.astype(np.float32))
+        state = server.parts[self.name]
+        replaying = server.with_part(self.name, {**state, **stored.to_state()})
+        server = play(replaying, clients, RoundReplay(number, self.config.share))
+        return server.with_part(self.name, state)
+
+
+def _without_forgetting_users(clients: Keys, senders: Keys) -> Keys:
+    """The clients whose first round holds nothing that is to be forgotten; all, where there is no other."""
+    others = clients[~np.isin(clients, senders)]
+    return others if len(others) else clients
 
 
 register_preset("fru", {"name": "withdrawal"}, {"name": "fru"})

@@ -1,8 +1,8 @@
-"""The graph of what people shared: FedShare's LightGCN on the server (sharing spec A.6).
+"""The graph of what users shared: FedShare's LightGCN on the server (sharing spec A.6).
 
 Nodes are the senders, in the order of their keys, and all items. Degrees count shared edges alone, so an item that
 nobody shared keeps its first row. A sender has no vector of its own: it starts from the mean of its items' rows, from
-zeros, or from a row that the server learns. All of it is linear in the rows, so slopes take the same way back.
+zeros, or from a row that the server learns. All of it is linear in the rows, so gradients take the same way back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from tacita.core.types import Arrays, Floats, Ints, Keys, Longs, Ragged, SharedRecord
+from tacita.core.types import AnyArray, Arrays, Doubles, Floats, Ints, Keys, Longs, Ragged, SharedRecord
 from tacita.kernels.graph import propagate_rows
 from tacita.learn.training.central_model import InteractionGraph
 
@@ -35,19 +35,25 @@ class SharedGraph:
     part: tuple[Floats, Floats] = field(init=False, repr=False, compare=False)  # of an edge in its user's mean, twice
 
     def __post_init__(self) -> None:
-        user, item = self.lists.rows(), self.lists.ids
-        object.__setattr__(self, "people", Ragged.from_pairs(item, user, self.n_items, self.lists.values))
-        to = np.concatenate([item + np.int32(len(self.users)), self.people.ids])
-        ptr = np.concatenate([self.lists.ptr, len(item) + self.people.ptr[1:]])
-        mine, theirs = (one.values.get("weight", np.ones(len(one.ids))) for one in (self.lists, self.people))
-        ends, edge = np.repeat(np.arange(len(ptr) - 1), np.diff(ptr)), np.concatenate([mine, theirs])
-        degree = np.bincount(ends, weights=edge, minlength=len(ptr) - 1)
-        scale = np.zeros(len(degree))
-        scale[degree > 0] = degree[degree > 0] ** -0.5
-        weight = edge * scale[ends] * scale[to]
-        object.__setattr__(self, "graph", InteractionGraph(ptr, to, weight.astype(np.float32)))
-        share = 1 / np.where(degree > 0, degree, 1)[: len(self.users)]
-        part = (mine * share[user]).astype(np.float32), (theirs * share[self.people.ids]).astype(np.float32)
+        user = self.lists.rows()
+        item = self.lists.ids
+        people = Ragged.from_pairs(item, user, self.n_items, self.lists.values)
+        of_users = _read_edge_weights(self.lists)
+        of_items = _read_edge_weights(people)
+        n_users = len(self.users)
+        item_nodes = item + np.int32(n_users)
+        item_ends = len(item) + people.ptr[1:]
+        ends = np.concatenate([self.lists.ptr, item_ends])
+        targets = np.concatenate([item_nodes, people.ids])
+        edges = np.concatenate([of_users, of_items])
+        degree, graph = _normalise_edges(ends, targets, edges)
+        divisor = np.where(degree > 0, degree, 1)
+        share = 1 / divisor[:n_users]
+        user_part = of_users * share[user]
+        item_part = of_items * share[people.ids]
+        part = (user_part.astype(np.float32), item_part.astype(np.float32))
+        object.__setattr__(self, "people", people)
+        object.__setattr__(self, "graph", graph)
         object.__setattr__(self, "part", part)
 
     @staticmethod
@@ -61,27 +67,19 @@ class SharedGraph:
     ) -> SharedGraph:
         """The graph of the record, and of further edges (senders and items) that the server itself adds.
 
-        A record is the same object from round to round until somebody asks for something, and so is its graph.
+        A record is the same object from round to round until a user asks for something, and so is its graph.
         """
-        shape = (n_items, layers, start)
-        known = None if extra_edges is not None else _find_cached_graph(record, shape)
-        if known is not None:
-            return known
-        sender, item = record.sender, record.item.astype(np.int64)
         if extra_edges is not None:
-            sender = np.concatenate([sender, extra_edges[0]])
-            item = np.concatenate([item, extra_edges[1].astype(np.int64)])
-        users, user = np.unique(sender, return_inverse=True)
-        pair = user * np.int64(max(1, n_items)) + item
-        pair, first = np.unique(pair, return_index=True)  # what is in the record counts as that
-        user, item = np.divmod(pair, max(1, n_items))
-        values: Arrays = {}
-        if extra_weight is not None:
-            values["weight"] = np.concatenate([np.ones(len(record), np.float32), extra_weight])[first]
-        made = SharedGraph(users, Ragged.from_pairs(user, item, len(users), values), n_items, layers, start)
-        if extra_edges is None:
-            _GRAPH_CACHE[:] = [(weakref.ref(record, lambda _: _GRAPH_CACHE.clear()), shape, made)]
-        return made
+            users, lists = _list_extended_edges(record, n_items, extra_edges, extra_weight)
+            return SharedGraph(users, lists, n_items, layers, start)
+        shape = (n_items, layers, start)
+        cached = _find_cached_graph(record, shape)
+        if cached is not None:
+            return cached
+        users, lists, _ = _list_edges(record.sender, record.item, n_items)
+        graph = SharedGraph(users, lists, n_items, layers, start)
+        _cache_graph(record, shape, graph)
+        return graph
 
     def __len__(self) -> int:
         """How many edges it has."""
@@ -90,52 +88,119 @@ class SharedGraph:
     @property
     def shared_items(self) -> Ints:
         """The items with an edge, ascending."""
-        return np.flatnonzero(self.people.counts()).astype(np.int32)
+        items = np.flatnonzero(self.people.counts())
+        return items.astype(np.int32)
 
     def smooth(self, table: Floats, people: Floats | None = None) -> tuple[Floats, Floats]:
         """The final vectors of users and items: the mean of the layers; `people`: learned rows of the users."""
-        both = np.concatenate([self.init_user_vectors(table, people), table])
-        both = self.graph.smooth(both, self.layers)
-        return both[: len(self.users)], both[len(self.users) :]
+        users = self.init_user_vectors(table, people)
+        nodes = np.concatenate([users, table])
+        smoothed = self.graph.smooth(nodes, self.layers)
+        return self._split_nodes(smoothed)
+
+    def _split_nodes(self, rows: Floats) -> tuple[Floats, Floats]:
+        n_users = len(self.users)
+        return rows[:n_users], rows[n_users:]
 
     def init_user_vectors(self, table: Floats, people: Floats | None = None) -> Floats:
         """The users' vectors before anything passes along."""
         if self.start == "learned":
             assert people is not None, "learned rows have to be given"
             return people
-        out = np.zeros((len(self.users), table.shape[1]), np.float32)
+        shape = (len(self.users), table.shape[1])
+        zeros = np.zeros(shape, np.float32)
         if self.start == "zero":
-            return out
-        mean = np.empty_like(out)
-        propagate_rows(self.lists.ptr, self.lists.ids, self.part[0], out, np.ascontiguousarray(table), mean)
+            return zeros
+        mean = np.empty_like(zeros)
+        share = self.part[0]
+        propagate_rows(self.lists.ptr, self.lists.ids, share, zeros, np.ascontiguousarray(table), mean)
         return mean
 
-    def backpropagate_table(self, slope_users: Floats, slope_items: Floats) -> Floats:
-        """The slope in the table, given those in the final vectors."""
-        return self.backpropagate(slope_users, slope_items)[1]
+    def backpropagate_table(self, user_gradient: Floats, item_gradient: Floats) -> Floats:
+        """The gradient in the table, from those in the final vectors."""
+        _, table_gradient = self.backpropagate(user_gradient, item_gradient)
+        return table_gradient
 
-    def backpropagate(self, slope_users: Floats, slope_items: Floats) -> tuple[Floats, Floats]:
-        """The slopes in the users' first vectors and in the table."""
-        both = self.graph.smooth(np.concatenate([slope_users, slope_items]), self.layers)
-        users, items = both[: len(self.users)], both[len(self.users) :]
+    def backpropagate(self, user_gradient: Floats, item_gradient: Floats) -> tuple[Floats, Floats]:
+        """The gradients in the users' first vectors and in the table."""
+        nodes = np.concatenate([user_gradient, item_gradient])
+        smoothed = self.graph.smooth(nodes, self.layers)
+        users, items = self._split_nodes(smoothed)
         if self.start != "mean":
             return users, items
-        out = np.empty_like(items)
-        propagate_rows(self.people.ptr, self.people.ids, self.part[1], items, users, out)
-        return users, out
+        table = np.empty_like(items)
+        share = self.part[1]
+        propagate_rows(self.people.ptr, self.people.ids, share, items, users, table)
+        return users, table
+
+
+def _read_edge_weights(lists: Ragged) -> AnyArray:
+    ones = np.ones(len(lists.ids))
+    return lists.values.get("weight", ones)
+
+
+def _normalise_edges(ends: Longs, targets: Ints, edges: AnyArray) -> tuple[Doubles, InteractionGraph]:
+    """The degree of every node, and the graph whose edges are divided by the roots of both degrees."""
+    n_nodes = len(ends) - 1
+    source = np.repeat(np.arange(n_nodes), np.diff(ends))
+    degree = np.bincount(source, weights=edges, minlength=n_nodes)
+    has_edges = degree > 0
+    scale = np.zeros(len(degree))
+    scale[has_edges] = degree[has_edges] ** -0.5
+    weight = edges * scale[source] * scale[targets]
+    return degree, InteractionGraph(ends, targets, weight.astype(np.float32))
+
+
+def _list_edges(sender: Keys, item: AnyArray, n_items: int) -> tuple[Keys, Ragged, Longs]:
+    """The distinct senders, what each shared, and where each edge comes first."""
+    width = max(1, n_items)
+    users, user = np.unique(sender, return_inverse=True)
+    pairs = user * np.int64(width) + item.astype(np.int64)
+    pairs, first = np.unique(pairs, return_index=True)
+    user, item = np.divmod(pairs, width)
+    lists = Ragged.from_pairs(user, item, len(users))
+    return users, lists, first
+
+
+def _list_extended_edges(
+    record: SharedRecord, n_items: int, extra_edges: tuple[Keys, Ints], extra_weight: Floats | None
+) -> tuple[Keys, Ragged]:
+    """The edges of the record and further ones; an edge in both counts as that of the record."""
+    extra_sender, extra_item = extra_edges
+    sender = np.concatenate([record.sender, extra_sender])
+    item = np.concatenate([record.item, extra_item])
+    users, lists, first = _list_edges(sender, item, n_items)
+    if extra_weight is None:
+        return users, lists
+    ones = np.ones(len(record), np.float32)
+    weight = np.concatenate([ones, extra_weight])
+    columns: Arrays = {"weight": weight[first]}
+    return users, Ragged(lists.ptr, lists.ids, columns)
 
 
 _GRAPH_CACHE: list[tuple[weakref.ref[SharedRecord], Hashable, SharedGraph]] = []
-"""The graph that was made last, as long as the record that it was made of lives: withdrawn edges end with it."""
+"""The graph that was built last, as long as its record lives: withdrawn edges end with it."""
 
 
-def _find_cached_graph(given: SharedRecord, shape: Hashable) -> SharedGraph | None:
-    for record, kind, made in _GRAPH_CACHE:
-        if record() is given and kind == shape:
-            return made
+def _cache_graph(record: SharedRecord, shape: Hashable, graph: SharedGraph) -> None:
+    reference = weakref.ref(record, _clear_cache)
+    _GRAPH_CACHE[:] = [(reference, shape, graph)]
+
+
+def _clear_cache(_: weakref.ref[SharedRecord]) -> None:
+    _GRAPH_CACHE.clear()
+
+
+def _find_cached_graph(record: SharedRecord, shape: Hashable) -> SharedGraph | None:
+    for reference, cached_shape, graph in _GRAPH_CACHE:
+        is_of_record = reference() is record
+        if is_of_record and cached_shape == shape:
+            return graph
     return None
 
 
 def list_edges(graph: SharedGraph) -> tuple[Longs, Longs]:
     """Both ends of every edge, by user."""
-    return graph.lists.rows().astype(np.int64), graph.lists.ids.astype(np.int64)
+    user = graph.lists.rows()
+    item = graph.lists.ids
+    return user.astype(np.int64), item.astype(np.int64)

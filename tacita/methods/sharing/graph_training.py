@@ -1,8 +1,8 @@
 """The server's own steps on a table, through the graph of what was shared (sharing spec A.7).
 
-Positives above negatives (BPR) and rows that agree with what the graph makes of them (InfoNCE), both in cosines, by
-Adam with fresh moments. Slopes are worked out by hand: losses are written in rows of length one, then lengths and the
-graph are taken back once for the whole table.
+They rank positives above negatives (BPR) and make rows agree with what the graph makes of them (InfoNCE). Both are
+losses of cosines, minimised by Adam with fresh moments. Gradients are worked out by hand: first in rows of length one,
+then lengths and the graph are taken back once for the whole table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tacita.kernels.sampling import draw_samples, room_for_negatives, shuffle_or
 from tacita.kernels.threads import limit_blas_threads, threads_in_use
 from tacita.methods.sharing.graph import SharedGraph, list_edges
 
-_PIECE = 128  # rows of a softmax that one core makes; the same whatever the number of cores, so that sums are the same
+_PIECE = 128  # rows of a softmax that one core computes; the same for any number of cores, so that sums are the same
 
 
 @dataclass(frozen=True)
@@ -58,59 +58,77 @@ class UnitRows:
 
     @staticmethod
     def of(table: Floats) -> UnitRows:
-        made = UnitRows(np.empty(table.shape, np.float32), np.empty(len(table), np.float32))
-        normalise_rows(table, made.rows, made.length)
-        return made
+        rows = np.empty(table.shape, np.float32)
+        length = np.empty(len(table), np.float32)
+        normalise_rows(table, rows, length)
+        return UnitRows(rows, length)
 
-    def backpropagate(self, slope: Floats) -> Floats:
-        """The slope in the rows as they were; takes the given one's place."""
-        backprop_unit_rows(self.rows, self.length, slope)
-        return slope
+    def backpropagate(self, gradient: Floats) -> Floats:
+        """The gradient in the rows as they were; it takes the place of the argument."""
+        backprop_unit_rows(self.rows, self.length, gradient)
+        return gradient
 
 
 class AdamTable:
     """A table that moves, with moments that live as long as this object."""
 
     def __init__(self, table: Floats, lr: float) -> None:
+        n_rows = len(table)
         self.table = np.array(table, np.float32)
-        self.mean, self.square = np.zeros_like(self.table), np.zeros_like(self.table)
-        self.all, self.steps = np.arange(len(table)), np.zeros(len(table), np.int64)
-        self.rate = np.full(self.table.shape[1], lr, np.float32)
+        self.mean = np.zeros_like(self.table)
+        self.square = np.zeros_like(self.table)
+        self.all = np.arange(n_rows)
+        self.steps = np.zeros(n_rows, np.int64)
+        width = self.table.shape[1]
+        self.rate = np.full(width, lr, np.float32)
 
-    def step(self, slope: Floats) -> None:
+    def step(self, gradient: Floats) -> None:
+        no_decay = np.float32(0.0)
         moments = (self.mean, self.square, self.steps)
-        adam_rows(self.all, slope, self.table, *moments, self.rate, np.float32(0.0))
+        adam_rows(self.all, gradient, self.table, *moments, self.rate, no_decay)
 
 
 def compute_infonce(
     own: Floats, views: Floats, tau: float, weight: float, cores: ThreadPoolExecutor
 ) -> tuple[float, Floats, Floats]:
-    """InfoNCE of two views of the same items, in rows of length one: its mean, and slopes times `weight` in both.
+    """InfoNCE of two views of the same items, in rows of length one: its mean, and gradients times `weight` in both.
 
     The denominator has every item of the batch, the item itself as well.
     """
-    factor = np.float32(weight / (tau * len(own)))
+    n_rows = len(own)
+    factor = np.float32(weight / (tau * n_rows))
+    inverse_tau = np.float32(1 / tau)
 
-    def some_rows(at: int) -> tuple[AnyArray, Floats, Floats]:
-        some = own[at : at + _PIECE]
-        logits = np.asarray((some * np.float32(1 / tau)) @ views.T, np.float32)
-        itself = np.arange(len(some)), at + np.arange(len(some))
-        loss = -logits[itself].astype(np.float64)
-        most = logits.max(1)
-        logits -= most[:, None]
+    def compute_piece(start: int) -> tuple[AnyArray, Floats, Floats]:
+        piece = own[start : start + _PIECE]
+        scaled = piece * inverse_tau
+        logits = np.asarray(scaled @ views.T, np.float32)
+        rows = np.arange(len(piece))
+        itself = (rows, start + rows)
+        own_logits = logits[itself].astype(np.float64)
+        largest = logits.max(1)
+        logits -= largest[:, None]
         np.exp(logits, out=logits)
         total = logits.sum(1)
-        logits *= (factor / total)[:, None]
+        scale = factor / total
+        logits *= scale[:, None]
         logits[itself] -= factor
-        return loss + most + np.log(total), logits @ views, logits.T @ some
+        loss = -own_logits + largest + np.log(total)
+        return loss, logits @ views, logits.T @ piece
 
-    loss, left, right = zip(*cores.map(some_rows, range(0, len(own), _PIECE)), strict=True)
-    return float(np.concatenate(loss).mean()), np.concatenate(left), sum(right[1:], right[0])
+    starts = range(0, n_rows, _PIECE)
+    pieces = list(cores.map(compute_piece, starts))
+    losses = np.concatenate([piece[0] for piece in pieces])
+    own_gradient = np.concatenate([piece[1] for piece in pieces])
+    view_gradient = pieces[0][2]
+    for piece in pieces[1:]:
+        view_gradient = view_gradient + piece[2]
+    return float(losses.mean()), own_gradient, view_gradient
 
 
 @dataclass(frozen=True)
 class BatchGradients:
-    """Of one batch's loss."""
+    """Gradients of one batch's loss."""
 
     people: Floats  # in the users' first vectors
     table: Floats
@@ -120,7 +138,7 @@ class BatchGradients:
 
 @dataclass(frozen=True)
 class DeviceVectors:
-    """Vectors that some people's own devices have for them, of length one."""
+    """Vectors that some users' own devices have for them, of length one."""
 
     place: Longs  # in the graph
     rows: Floats
@@ -134,56 +152,92 @@ class GraphLoss:
     objective: GraphObjective
     cores: ThreadPoolExecutor
     anchor: UnitRows | None = None  # rows that stand still in place of the table's own, for the agreement
-    device_vectors: DeviceVectors | None = None  # with which the graph's people are to agree as well
+    device_vectors: DeviceVectors | None = None  # with which the graph's users are to agree as well
 
     def compute_gradients(self, table: Floats, batch: Batch, people: Floats | None = None) -> BatchGradients:
-        aims = self.objective
-        users, items = (UnitRows.of(one) for one in self.graph.smooth(table, people))
-        slope_users, slope_items = np.zeros_like(users.rows), np.zeros_like(items.rows)
-        own = np.zeros_like(table)
-        bpr = cl = 0.0
-        if aims.bpr and len(batch.user):
-            pairs = (batch.user, batch.liked, batch.other, aims.scale, 1 / len(batch.user))
-            bpr = add_bpr_slopes(*pairs, users.rows, items.rows, slope_users, slope_items)
-        if aims.lam1 and len(batch.items):
-            some, mine = batch.items, self.anchor or UnitRows.of(table)
-            cl, left, right = compute_infonce(mine.rows[some], items.rows[some], aims.tau, aims.lam1, self.cores)
-            slope_items[some] += right
-            if self.anchor is None:
-                own[some] = left
-                own = mine.backpropagate(own)
-        if aims.lam1 and self.device_vectors is not None and len(self.device_vectors.place):
-            some = self.device_vectors.place
-            alike, _, right = compute_infonce(
-                self.device_vectors.rows, users.rows[some], aims.tau, aims.lam1, self.cores
-            )
-            slope_users[some] += right
-            cl += alike
-        first, back = self.graph.backpropagate(users.backpropagate(slope_users), items.backpropagate(slope_items))
-        own += back
-        self._add_weight_decay(batch, table, own, people, first)
-        return BatchGradients(first, own, bpr, cl)
+        user_vectors, item_vectors = self.graph.smooth(table, people)
+        users = UnitRows.of(user_vectors)
+        items = UnitRows.of(item_vectors)
+        user_gradient = np.zeros_like(users.rows)
+        item_gradient = np.zeros_like(items.rows)
+        bpr = self._add_ranking(batch, users, items, user_gradient, item_gradient)
+        cl, table_gradient = self._add_agreement(batch, table, items, item_gradient)
+        cl += self._add_device_agreement(users, user_gradient)
+        user_gradient = users.backpropagate(user_gradient)
+        item_gradient = items.backpropagate(item_gradient)
+        people_gradient, through_graph = self.graph.backpropagate(user_gradient, item_gradient)
+        table_gradient += through_graph
+        self._add_weight_decay(batch, table, table_gradient, people, people_gradient)
+        return BatchGradients(people_gradient, table_gradient, bpr, cl)
 
-    def _add_weight_decay(self, batch: Batch, table: Floats, own: Floats, people: Floats | None, first: Floats) -> None:
-        """Adds the slopes of the squared lengths of the rows that a batch uses, each once."""
-        used = [batch.items] if self.objective.lam1 else []
-        used += [batch.liked, batch.other] if self.objective.bpr else []
-        weight = np.float32(
-            2 * self.objective.lam / max(1, len(batch.user) if self.objective.bpr else len(batch.items))
+    def _add_ranking(
+        self, batch: Batch, users: UnitRows, items: UnitRows, user_gradient: Floats, item_gradient: Floats
+    ) -> float:
+        """Add the gradients of the ranking loss in the graph's vectors; returns the loss."""
+        n_pairs = len(batch.user)
+        if not self.objective.bpr or not n_pairs:
+            return 0.0
+        pairs = (batch.user, batch.liked, batch.other, self.objective.scale, 1 / n_pairs)
+        return add_bpr_slopes(*pairs, users.rows, items.rows, user_gradient, item_gradient)
+
+    def _add_agreement(
+        self, batch: Batch, table: Floats, items: UnitRows, item_gradient: Floats
+    ) -> tuple[float, Floats]:
+        """Add the gradient of rows' agreement with the graph in its vectors; returns the loss and that in the table."""
+        table_gradient = np.zeros_like(table)
+        places = batch.items
+        objective = self.objective
+        if not objective.lam1 or not len(places):
+            return 0.0, table_gradient
+        rows = self.anchor or UnitRows.of(table)
+        views = items.rows[places]
+        loss, row_gradient, view_gradient = compute_infonce(
+            rows.rows[places], views, objective.tau, objective.lam1, self.cores
         )
-        if weight and used:
-            some = _collect_distinct(used, len(table))
-            own[some] += weight * table[some]
-            if people is not None and self.objective.bpr:
-                some = _collect_distinct([batch.user], len(people))
-                first[some] += weight * people[some]
+        item_gradient[places] += view_gradient
+        if self.anchor is None:
+            table_gradient[places] = row_gradient
+            table_gradient = rows.backpropagate(table_gradient)
+        return loss, table_gradient
+
+    def _add_device_agreement(self, users: UnitRows, user_gradient: Floats) -> float:
+        """Add the gradient of the agreement of users' vectors with those of their devices; returns the loss."""
+        objective = self.objective
+        vectors = self.device_vectors
+        if not objective.lam1 or vectors is None or not len(vectors.place):
+            return 0.0
+        views = users.rows[vectors.place]
+        loss, _, view_gradient = compute_infonce(vectors.rows, views, objective.tau, objective.lam1, self.cores)
+        user_gradient[vectors.place] += view_gradient
+        return loss
+
+    def _add_weight_decay(
+        self, batch: Batch, table: Floats, table_gradient: Floats, people: Floats | None, people_gradient: Floats
+    ) -> None:
+        """Add the gradients of the squared lengths of the rows that a batch uses, each once."""
+        objective = self.objective
+        used = []
+        size = len(batch.items)
+        if objective.lam1:
+            used += [batch.items]
+        if objective.bpr:
+            used += [batch.liked, batch.other]
+            size = len(batch.user)
+        weight = np.float32(2 * objective.lam / max(1, size))
+        if not weight or not used:
+            return
+        items = _collect_distinct(used, len(table))
+        table_gradient[items] += weight * table[items]
+        if people is not None and objective.bpr:
+            users = _collect_distinct([batch.user], len(people))
+            people_gradient[users] += weight * people[users]
 
 
 def _collect_distinct(numbers: list[Longs], below: int) -> Longs:
-    found = np.zeros(below, bool)
-    for some in numbers:
-        found[some] = True
-    return np.flatnonzero(found)
+    is_used = np.zeros(below, bool)
+    for places in numbers:
+        is_used[places] = True
+    return np.flatnonzero(is_used)
 
 
 @dataclass(frozen=True)
@@ -205,19 +259,27 @@ def refine_table(
     device_vectors: DeviceVectors | None = None,
 ) -> RefinedTable:
     """One step of Adam for every batch."""
-    anchor = UnitRows.of(table) if objective.cl_grad == "anchor" else None
-    rows, mine = AdamTable(table, objective.lr), None if people is None else AdamTable(people, objective.lr)
+    anchor = None
+    if objective.cl_grad == "anchor":
+        anchor = UnitRows.of(table)
+    item_rows = AdamTable(table, objective.lr)
+    user_rows = None
+    if people is not None:
+        user_rows = AdamTable(people, objective.lr)
+        people = user_rows.table
     losses = []
     with limit_blas_threads(), ThreadPoolExecutor(threads_in_use()) as cores:
-        descent = GraphLoss(graph, objective, cores, anchor, device_vectors)
+        graph_loss = GraphLoss(graph, objective, cores, anchor, device_vectors)
         for batch in batches:
-            found = descent.compute_gradients(rows.table, batch, None if mine is None else mine.table)
-            rows.step(found.table)
-            if mine is not None:
-                mine.step(found.people)
-            losses.append((found.bpr, found.cl))
-    bpr, cl = np.mean(losses, axis=0) if losses else (0.0, 0.0)
-    return RefinedTable(rows.table, None if mine is None else mine.table, float(bpr), float(cl))
+            gradients = graph_loss.compute_gradients(item_rows.table, batch, people)
+            item_rows.step(gradients.table)
+            if user_rows is not None:
+                user_rows.step(gradients.people)
+            losses.append((gradients.bpr, gradients.cl))
+    bpr, cl = 0.0, 0.0
+    if losses:
+        bpr, cl = np.mean(losses, axis=0)
+    return RefinedTable(item_rows.table, people, float(bpr), float(cl))
 
 
 @dataclass(frozen=True)
@@ -230,42 +292,79 @@ class BatchSizes:
 
 
 def draw_batches(graph: SharedGraph, sizes: BatchSizes, keys: Keys) -> Iterator[Batch]:
-    """Edges in an order drawn anew in every pass, a negative each, and some of the shared items in every step.
+    """Edges in an order that is drawn in every pass, a negative each, and some of the shared items in every step.
 
     `keys`: of orders, negatives and items.
     """
+    order_key, negative_key, item_key = keys
     user, liked = list_edges(graph)
-    pairs = np.flatnonzero(count_unshared(graph)[user] > 0)
-    shared, n = graph.shared_items, len(pairs)
-    a_pass = max(1, math.ceil(n / sizes.edges))
-    taken, order, other = 0, np.zeros(n, np.int64), np.zeros(0, np.int64)
-    for step in range(a_pass if sizes.steps is None else sizes.steps):
-        if step % a_pass == 0:
-            turn = np.uint64(step // a_pass)
-            shuffle_order(keys[0] + turn, np.zeros(1, np.uint64), np.array([0, n]), sizes.edges, order)
-            other, taken = draw_negatives(graph, keys[1] + turn), 0
-        some = pairs[order[taken : taken + sizes.edges]]
-        taken += sizes.edges
-        items = choose_distinct(keys[2] + np.uint64(step), len(shared), min(sizes.items, len(shared)))
-        yield Batch(user[some], liked[some], other[some], shared[items].astype(np.int64))
+    has_negatives = count_unshared(graph)[user] > 0
+    pairs = np.flatnonzero(has_negatives)
+    n_pairs = len(pairs)
+    shared_items = graph.shared_items
+    n_shared = len(shared_items)
+    steps_in_pass = max(1, math.ceil(n_pairs / sizes.edges))
+    n_steps = steps_in_pass if sizes.steps is None else sizes.steps
+    order = np.zeros(n_pairs, np.int64)
+    other = np.zeros(0, np.int64)
+    for step in range(n_steps):
+        pass_number, step_in_pass = divmod(step, steps_in_pass)
+        if step_in_pass == 0:
+            turn = np.uint64(pass_number)
+            _shuffle(order_key + turn, order, sizes.edges)
+            other = draw_negatives(graph, negative_key + turn)
+        start = step_in_pass * sizes.edges
+        places = pairs[order[start : start + sizes.edges]]
+        chosen = choose_distinct(item_key + np.uint64(step), n_shared, min(sizes.items, n_shared))
+        items = shared_items[chosen].astype(np.int64)
+        yield Batch(user[places], liked[places], other[places], items)
+
+
+def _shuffle(key: np.uint64, order: Longs, batch: int) -> None:
+    """Write a drawn order of all places into `order`."""
+    owner = np.zeros(1, np.uint64)
+    ends = np.array([0, len(order)])
+    shuffle_order(key, owner, ends, batch, order)
 
 
 def count_unshared(graph: SharedGraph) -> Longs:
     """How many items each user did not share."""
-    return room_for_negatives(graph.lists.ptr, graph.lists.ids, graph.n_items)
+    lists = graph.lists
+    return room_for_negatives(lists.ptr, lists.ids, graph.n_items)
 
 
 def draw_negatives(graph: SharedGraph, key: np.uint64) -> Longs:
     """An item for every edge that its user did not share; of a user who shared everything, no matter which."""
-    wanted = np.where(count_unshared(graph) > 0, graph.lists.counts(), 0)
-    ptr = np.zeros(len(wanted) + 1, np.int64)
-    np.cumsum(wanted, out=ptr[1:])
-    item, label = np.empty(ptr[-1], np.int32), np.empty(ptr[-1], np.float32)
-    nothing, none = np.zeros(len(ptr), np.int64), np.zeros(0, np.int32)
+    counts = graph.lists.counts()
+    has_negatives = count_unshared(graph) > 0
+    wanted = np.where(has_negatives, counts, 0)
+    negatives = np.zeros(len(graph), np.int64)
+    negatives[np.repeat(wanted > 0, counts)] = draw_unshared(graph, wanted, key)
+    return negatives
+
+
+def draw_unshared(graph: SharedGraph, wanted: Longs, key: np.uint64) -> AnyArray:
+    """So many items for each user of a graph that the user did not share, flat in the order of users."""
+    ends = np.zeros(len(wanted) + 1, np.int64)
+    np.cumsum(wanted, out=ends[1:])
+    total = ends[-1]
+    item = np.empty(total, np.int32)
+    label = np.empty(total, np.float32)
+    no_positives = np.zeros(len(ends), np.int64)
+    no_items = np.zeros(0, np.int32)
     lists = graph.lists
+    n_threads = threads_in_use()
     draw_samples(
-        threads_in_use(), key, graph.users, nothing, none, lists.ptr, lists.ids, ptr, graph.n_items, item, label
+        n_threads,
+        key,
+        graph.users,
+        no_positives,
+        no_items,
+        lists.ptr,
+        lists.ids,
+        ends,
+        graph.n_items,
+        item,
+        label,
     )
-    out = np.zeros(len(graph), np.int64)
-    out[np.repeat(wanted > 0, lists.counts())] = item
-    return out
+    return item

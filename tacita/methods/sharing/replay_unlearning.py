@@ -1,76 +1,94 @@
-"""What `fru` and `cufru` share: the server keeps the first table and who took part, and goes over it all again.
+"""What `fru` and `cufru` share: the server keeps the first table and who took part, and replays all rounds.
 
-A part says what it holds while a round is played once more (`playing`), so that such a round is not written down as a
-new one, and how it goes over the rounds (`gone_over`). Of people who took part in nothing there is nothing to take
-back: that costs no round. What is left costs as many as the block had, which nodes allow only so often (`Play.allow`).
+A part names what the server holds for it while a round is replayed (`replay_key`), so that such a round is not recorded
+as a new one, and how it replays the rounds (`replay_rounds`). Users who took part in nothing cost no round. All others
+cost as many as the block had, which nodes allow only so often (`RoundPlayer.require_rounds`).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
 from tacita.core.types import Arrays, Keys, Ragged, RequestBatch, ServerState
 from tacita.methods.sharing import update_log as log
-from tacita.round.parts import DeviceQuery, Part, RoundPlayer
+from tacita.round.broadcast import Audience, PartBroadcast
+from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
+from tacita.round.part import Part
 
 
-class ReplayUnlearning(Part):
-    only_notes = True
-    plays_again = True
-    replay_key: ClassVar[str]  # what the server holds for this part while a round is played once more
-    required_order: ClassVar[tuple[str, Literal["before", "after"]]]  # where it has to stand, by the hook of the others
+class ReplayUnlearning(Part, Unlearning):
+    observes_only = True
+    replays_rounds = True
+    addresses_clients = True  # it writes nothing to them; the server records who takes part
+    replay_key: ClassVar[str]  # what the server holds for this part while a round is replayed
+    required_order: ClassVar[tuple[str, log.Place]]  # where it has to stand, by the hook of the others
     certificate_fields: ClassVar[dict[str, Any]] = {}  # in every certificate
 
     def check(self, n_items: int) -> None:
         log.check_replay_settings(self.name, self.context.train)
         log.check_part_order(self.name, self.context, self.required_order)
 
-    def server_begin_block(self, server: ServerState) -> Arrays:
-        held = server.parts.get(self.name) or self.empty_state(server)
-        heads = {f"start.{name}": v for name, v in server.heads.items() if f"start.{name}" not in held}
-        return {**held, **heads, "start": log.append_new_rows(held.get("start"), server.items)}
+    def server_block_start(self, server: ServerState) -> Arrays:
+        state = server.parts.get(self.name) or self.empty_state(server)
+        heads = {}
+        for name, head in server.heads.items():
+            key = f"start.{name}"
+            heads[key] = state.get(key, head)
+        start = log.append_new_rows(state.get("start"), server.items)
+        return {**state, **heads, "start": start}
 
     def empty_state(self, server: ServerState) -> Arrays:
         """What the server holds before the first round."""
         return log.empty_round_log()
 
-    def own(self, server: ServerState, clients: Keys) -> tuple[ServerState, Ragged]:
-        """Nothing is for single clients; the server writes down who takes part."""
-        held = server.parts[self.name]
-        if self.replay_key not in held:
-            held = log.record_participants(held, (server.block, server.round), clients)
-        return server.with_part(self.name, held), Ragged.empty(len(clients))
+    def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
+        """Nothing but empty lists; the server records who takes part."""
+        clients = audience.clients
+        if audience.occasion != "round" or clients is None:
+            return PartBroadcast()
+        state = server.parts[self.name]
+        if self.replay_key not in state:
+            moment = (server.block, server.round)
+            state = log.record_participants(state, moment, clients)
+        nothing = Ragged.empty(len(clients))
+        return PartBroadcast(per_client=nothing, server=server.with_part(self.name, state))
 
-    def handle_many(
+    def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
         if requests.kind == "share":
             return None
-        held = server.parts[self.name]
-        took_part = np.isin(requests.senders, held["clients"]).any()
-        if not log.asks_to_forget(requests) or not (took_part or requests.kind == "unshare"):
-            return server, log.build_certificate(self.name, held, **self.certificate_fields)
-        return self.replay_rounds(server, requests, ask, play)
+        state = server.parts[self.name]
+        took_part = np.isin(requests.senders, state["clients"]).any()
+        concerns_rounds = took_part or requests.kind == "unshare"
+        if concerns_rounds and log.asks_to_forget(requests):
+            return self.replay_all(server, requests, ask, play)
+        return server, log.build_certificate(self.name, state, **self.certificate_fields)
 
     @abstractmethod
-    def replay_rounds(
+    def replay_all(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]]:
         """The rounds once more, without what was withdrawn, and what a certificate says of it."""
 
     def count_block_rounds(self, server: ServerState) -> int:
-        """How many rounds of the open block are written down: only these can be played."""
-        return int((server.parts[self.name]["rounds"][:, 0] == server.block).sum())
+        """How many rounds of the open block are recorded: only these can be played."""
+        rounds = server.parts[self.name]["rounds"]
+        is_of_block = rounds[:, 0] == server.block
+        return int(is_of_block.sum())
 
     def restore_start(self, server: ServerState) -> ServerState:
-        """The model that everything began with."""
-        held = server.parts[self.name]
-        return replace(server, items=held["start"], heads={name: held[f"start.{name}"] for name in server.heads})
+        """The first model of the run."""
+        state = server.parts[self.name]
+        heads = {name: state[f"start.{name}"] for name in server.heads}
+        return replace(server, items=state["start"], heads=heads)
 
 
 def find_leavers(requests: RequestBatch) -> Keys:
-    return requests.senders if requests.kind == "leave" else np.zeros(0, np.uint64)
+    if requests.kind == "leave":
+        return requests.senders
+    return np.zeros(0, np.uint64)

@@ -1,6 +1,6 @@
-"""retrain: forget by beginning anew without what was withdrawn, with the same draws and as many rounds (spec C.4).
+"""retrain: forget by retraining without what was withdrawn, with the same draws and as many rounds (spec C.4).
 
-The exact answer that other methods are measured against. It keeps nothing for it but how many rounds each block took.
+It is the exact answer that other methods are measured against. All it keeps is how many rounds each block took.
 """
 
 from __future__ import annotations
@@ -13,44 +13,56 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, RequestBatch, ServerState
 from tacita.messages import Total
 from tacita.methods.sharing import update_log as log
-from tacita.round.parts import DeviceQuery, Part, RoundPlayer
+from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
+from tacita.round.part import Part
 from tacita.round.plan import RETRAINING_OVER_BUDGET
 from tacita.round.registry import register, register_preset
 
 
 @register
-class RetrainPart(Part):
+class RetrainPart(Part, Unlearning):
     name = "retrain"
-    only_notes = True
-    plays_again = True
+    observes_only = True
+    replays_rounds = True
     works_with = ("rows", "statistic")
 
     def check(self, n_items: int) -> None:
         if self.context.backbone.ledger() is not None:
             raise TacitaError(RETRAINING_OVER_BUDGET)
-        log.check_replay_settings(self.name, self.context.train.model_copy(update={"aggregation": "mean"}))
+        train = self.context.train
+        any_denominator = train.model_copy(update={"aggregation": "mean"})
+        log.check_replay_settings(self.name, any_denominator)
 
-    def server_begin_block(self, server: ServerState) -> Arrays:
-        return {"rounds": np.append(server.parts.get(self.name, {}).get("rounds", np.zeros(0, np.int64)), 0)}
+    def server_block_start(self, server: ServerState) -> Arrays:
+        state = server.parts.get(self.name, {})
+        no_rounds = np.zeros(0, np.int64)
+        rounds = state.get("rounds", no_rounds)
+        return {"rounds": np.append(rounds, 0)}
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         rounds = server.parts[self.name]["rounds"].copy()
         rounds[-1] += 1
         return server.with_part(self.name, {"rounds": rounds})
 
-    def handle_many(
+    def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
         if requests.kind == "share":
             return None
-        held = server.parts[self.name]
+        purged = []
         if log.asks_to_forget(requests):
-            for block, rounds in enumerate(held["rounds"].tolist()):
-                server = play.restart_block(server, block)
-                for _ in range(rounds):
-                    server = play(server, None)
-        purged = ["everything that was learnt"] if log.asks_to_forget(requests) else []
-        return server, {**log.build_certificate(self.name, {}, purged=purged), "exact": True, "storage_client": 0.0}
+            purged = ["everything that was learnt"]
+            server = self._retrain(server, play)
+        certificate = log.build_certificate(self.name, {}, purged=purged)
+        return server, {**certificate, "exact": True, "storage_client": 0.0}
+
+    def _retrain(self, server: ServerState, play: RoundPlayer) -> ServerState:
+        rounds_of_blocks = server.parts[self.name]["rounds"].tolist()
+        for block, rounds in enumerate(rounds_of_blocks):
+            server = play.restart_block(server, block)
+            for _ in range(rounds):
+                server = play(server, None)
+        return server
 
 
 register_preset("retrain", {"name": "withdrawal"}, {"name": "retrain"})

@@ -1,12 +1,13 @@
-"""sharing: every person keeps all, shares some or shares all of a history, item by item (sharing spec A.1, A.2).
+"""sharing: users share all, some or nothing of their history, item by item (sharing spec A.1, A.2).
 
-What is shared goes to the server by the person's own request and is no longer learned from on the device; what stays
-is learned from there and nowhere else. A device still reads its whole history to score, and draws no item of it as a
-negative. In the lab the choice is drawn, 1 : 2 : 7 for all, some and none, before the first round of a block.
+A shared item goes to the server by the user's own request, and the device no longer learns from it. The other items
+are learned from on the device and nowhere else. A device still reads its whole history to score, and draws no item of
+it as a negative. In the lab the choice is drawn, 1 : 2 : 7 for all, some and none, before the first round of a block.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -14,15 +15,19 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Bools, CohortView, Doubles, Floats, Longs, Ragged, RequestBatch, ServerState, StateUpdate
+from tacita.core.types import AnyArray, CohortView, Doubles, Longs, Ragged, RequestBatch, ServerState, StateUpdate
 from tacita.kernels.hashing import hash_owners
-from tacita.kernels.membership import mark_listed
 from tacita.messages import Upload
-from tacita.round.parts import DeviceQuery, Part, PartConfig, RoundPlayer
+from tacita.methods.sharing.item_lists import deduplicate_items, find_listed, mean_rows, merge_lists, subtract_lists
+from tacita.round.capabilities import DeviceQuery, LabEnrolment, RoundPlayer, Unlearning
+from tacita.round.part import Part, PartConfig, RunContext
 from tacita.round.registry import register
+from tacita.round.serving import Purpose, Serving
+from tacita.round.state import Role, StateSpec
+from tacita.round.task import LocalTask
 
 SHARE_UNDECIDED, SHARE_NONE, SHARE_SOME, SHARE_ALL = range(4)
-"""What a person chose to share, as devices keep it."""
+"""What a user chose to share, as devices keep it."""
 
 
 class SharingConfig(PartConfig):
@@ -41,14 +46,19 @@ class SharingConfig(PartConfig):
 
 
 @register
-class Sharing(Part):
+class Sharing(Part, Unlearning, LabEnrolment):
     name = "sharing"
     weighs_presence = True
+    fills = frozenset({"data"})
+    serves = frozenset({"view"})
+    reads_items = True  # of users who learned from nothing
+    scope = ()  # it keeps the record only
     Config: ClassVar[type[PartConfig]] = SharingConfig
     config: SharingConfig
-    reads_items = True  # of those who learned from nothing
-    takes_back = ()  # it keeps the record only
-    lasting = ("shared", "gone", "group", "left")
+
+    def __init__(self, config: PartConfig, context: RunContext) -> None:
+        super().__init__(config, context)
+        self.enrolment_round = self.config.after
 
     def check(self, n_items: int) -> None:
         if self.context.train.silos:
@@ -56,170 +66,218 @@ class Sharing(Part):
         if sum(self.config.groups) == 0:
             raise TacitaError("'groups' of part 'sharing' are all 0; the default is [1, 2, 7].")
 
-    def device_arrays(self, n_users: int) -> StateUpdate:
-        return {
-            "shared": Ragged.empty(n_users),
-            "gone": Ragged.empty(n_users),
-            "learned": Ragged.empty(n_users),  # of what is shared, what the device may have learned from before
-            "group": np.zeros(n_users, np.int8),
-            "left": np.zeros(n_users, bool),
-        }
+    def state(self, n_users: int) -> Sequence[StateSpec]:
+        return (
+            StateSpec("shared", Ragged.empty(n_users), Role.SHARED, persistent=True),
+            StateSpec("gone", Ragged.empty(n_users), Role.WITHDRAWN, persistent=True),
+            StateSpec("learned", Ragged.empty(n_users), Role.LEARNED),
+            StateSpec("group", np.zeros(n_users, np.int8), persistent=True),
+            StateSpec("left", np.zeros(n_users, bool), persistent=True),
+        )
 
     # what a device learns from, and what it scores with
 
-    def local_data(self, view: CohortView) -> CohortView:
-        shared, gone = self._read_lists(view)
-        apart = (gone,) if self.config.still_learn else (shared, gone)
-        train = self._remove_items(view, view.train, *apart)
+    def prepare(self, view: CohortView) -> LocalTask:
+        shared = self._read_shared(view)
+        withdrawn = self._read_withdrawn(view)
+        removed = (shared, withdrawn)
+        if self.config.still_learn:
+            removed = (withdrawn,)
+        train = self._remove_items(view, view.train, *removed)
         exclude = train
         if self.config.exclude == "owned":
-            exclude = self._remove_items(
-                view, view.exclude, gone
-            )  # what was taken back is anybody's: as if it had never been
-            known = mark_listed(view.n_items, shared.ptr, shared.ids, exclude.ptr, exclude.ids)
-            exclude = exclude if known.all() else exclude.join_rows(shared.filter_entries(~known))
-        history = view.history and self._remove_items(view, view.history, *apart)
-        return replace(view, train=train, exclude=exclude, history=history)
+            exclude = self._exclude_owned(view, shared, withdrawn)
+        history = self._remove_from_history(view, *removed)
+        return LocalTask(view=replace(view, train=train, exclude=exclude, history=history))
 
-    def weight(self, view: CohortView, upload: Upload) -> Doubles:
-        """Who has nothing to learn from says nothing."""
-        return (view.train.counts() > 0).astype(np.float64)
+    def _exclude_owned(self, view: CohortView, shared: Ragged, withdrawn: Ragged) -> Ragged:
+        """All that users have and share. A withdrawn item may be drawn, as if it had never been theirs."""
+        owned = self._remove_items(view, view.exclude, withdrawn)
+        is_owned = find_listed(shared, owned, view.n_items)
+        if is_owned.all():
+            return owned
+        not_owned = shared.filter_entries(~is_owned)
+        return owned.join_rows(not_owned)
 
-    def serving(self, view: CohortView) -> CohortView:
-        """Everything one owns and did not take back; who learned from nothing starts from the mean of its rows."""
-        shared, gone = self._read_lists(view)
-        own = self._remove_items(view, view.train, gone)
-        history = view.history and self._remove_items(view, view.history, gone)
-        untaught = (
-            (self._remove_items(view, own, shared).counts() == 0) & (own.counts() > 0) & (not self.config.still_learn)
-        )
+    def weigh(self, view: CohortView, upload: Upload) -> Doubles:
+        """A user with nothing to learn from sends nothing."""
+        has_items = view.train.counts() > 0
+        return has_items.astype(np.float64)
+
+    def serve(self, view: CohortView, purpose: Purpose) -> Serving:
+        """All items but withdrawn ones. A user who learned from nothing starts from the mean of the items' rows."""
+        withdrawn = self._read_withdrawn(view)
+        items = self._remove_items(view, view.train, withdrawn)
+        history = self._remove_from_history(view, withdrawn)
         private = view.private
-        if untaught.any() and private.shape[1] == view.items.shape[1]:
+        untaught = self._find_untaught(view, items)
+        if len(untaught) and private.shape[1] == view.items.shape[1]:
             private = private.copy()
-            private[untaught] = mean_rows(own.take(np.flatnonzero(untaught)), view.items)
-        return replace(view, train=own, history=history, private=private)
+            private[untaught] = mean_rows(items.take(untaught), view.items)
+        return Serving(view=replace(view, train=items, history=history, private=private))
 
-    def _read_lists(self, view: CohortView) -> tuple[Ragged, Ragged]:
-        kept = view.lists[self.name]
-        return kept["shared"], kept["gone"]
+    def _find_untaught(self, view: CohortView, items: Ragged) -> Longs:
+        """The users who have items and share all of them, so that their devices learned from nothing."""
+        if self.config.still_learn:
+            return np.zeros(0, np.int64)
+        shared = self._read_shared(view)
+        local_items = self._remove_items(view, items, shared)
+        has_items = items.counts() > 0
+        learns_nothing = local_items.counts() == 0
+        return np.flatnonzero(learns_nothing & has_items)
 
-    def _remove_items(self, view: CohortView, items: Ragged, *gone: Ragged) -> Ragged:
-        """Lists without some of their items; of who left, nothing."""
-        away = np.repeat(view.parts[self.name]["left"], items.counts())
-        for one in gone:
-            away |= mark_listed(view.n_items, items.ptr, items.ids, one.ptr, one.ids)
-        return items.filter_entries(~away)
+    def _read_shared(self, view: CohortView) -> Ragged:
+        return view.lists[self.name]["shared"]
 
-    # what people ask for
+    def _read_withdrawn(self, view: CohortView) -> Ragged:
+        return view.lists[self.name]["gone"]
 
-    def enrols_after(self) -> int:
-        return self.config.after
+    def _remove_items(self, view: CohortView, items: Ragged, *removed: Ragged) -> Ragged:
+        """Lists without some of their items; of users who left, nothing."""
+        has_left = view.parts[self.name]["left"]
+        is_removed = np.repeat(has_left, items.counts())
+        for lists in removed:
+            is_removed |= find_listed(items, lists, view.n_items)
+        return items.filter_entries(~is_removed)
+
+    def _remove_from_history(self, view: CohortView, *removed: Ragged) -> Ragged | None:
+        if view.history is None:
+            return None
+        return self._remove_items(view, view.history, *removed)
+
+    # what lab users choose
 
     def enrol(self, view: CohortView) -> tuple[StateUpdate, RequestBatch | None]:
-        shared, gone = self._read_lists(view)
+        shared = self._read_shared(view)
+        withdrawn = self._read_withdrawn(view)
         group = self._draw_groups(view)
-        own = deduplicate_items(self._remove_items(view, view.train, shared, gone), view.n_items)
-        chosen = self._draw_shared_items(view, own, group)
-        asking = np.flatnonzero(chosen.counts() > 0)
-        return {"group": group}, RequestBatch(
-            "share", view.client_keys[asking], chosen.take(asking), _find_last_time(view, chosen)
-        )
+        local_items = self._remove_items(view, view.train, shared, withdrawn)
+        local_items = deduplicate_items(local_items, view.n_items)
+        chosen = self._draw_shared_items(view, local_items, group)
+        senders = np.flatnonzero(chosen.counts() > 0)
+        keys = view.client_keys[senders]
+        time = _find_last_time(view, chosen)
+        return {"group": group}, RequestBatch("share", keys, chosen.take(senders), time)
 
-    def _draw_groups(self, view: CohortView) -> Any:
-        """What everybody shares: of those who were not asked before, the first of a drawn order share all."""
+    def _draw_groups(self, view: CohortView) -> AnyArray:
+        """What each user shares. Of users without a group, the first of a drawn order share all."""
         group = view.parts[self.name]["group"].copy()
-        asked = np.flatnonzero(group == SHARE_UNDECIDED)
-        drawn = hash_owners(self.context.draws.private("sharing-groups"), view.user_keys[asked])
-        order = asked[np.argsort(drawn, kind="stable")]
-        ends = np.rint(np.cumsum(self.config.groups) / sum(self.config.groups) * len(order)).astype(np.int64)
+        undecided = np.flatnonzero(group == SHARE_UNDECIDED)
+        key = self.context.draws.private("sharing-groups")
+        drawn = hash_owners(key, view.user_keys[undecided])
+        order = undecided[np.argsort(drawn, kind="stable")]
+        groups = self.config.groups
+        shares = np.cumsum(groups) / sum(groups)
+        ends = np.rint(shares * len(order)).astype(np.int64)
         group[order] = SHARE_NONE
         group[order[: ends[1]]] = SHARE_SOME
         group[order[: ends[0]]] = SHARE_ALL
         return group
 
-    def _draw_shared_items(self, view: CohortView, own: Ragged, group: Any) -> Ragged:
-        """The items that everybody shares: of those who share some, a part that is neither nothing nor all."""
-        n = own.counts()
-        some = np.minimum(np.maximum(np.ceil(self.config.partial * n - 1e-9).astype(np.int64), 1), n - 1)
-        wanted = np.where(group == SHARE_ALL, n, np.where(group == SHARE_SOME, some, 0))
-        draws, rows = self.context.draws, own.rows()
-        person = hash_owners(draws.private("sharing-items", view.block), view.user_keys)
-        drawn = hash_owners(draws.private("sharing-order"), person[rows] + own.ids.astype(np.uint64))
+    def _draw_shared_items(self, view: CohortView, items: Ragged, group: AnyArray) -> Ragged:
+        """The items that each user shares: a user who shares some shares neither nothing nor all."""
+        wanted = self._count_shared_items(items.counts(), group)
+        rows = items.rows()
+        draws = self.context.draws
+        user_key = draws.private("sharing-items", view.block)
+        item_key = draws.private("sharing-order")
+        users = hash_owners(user_key, view.user_keys)
+        pairs = users[rows] + items.ids.astype(np.uint64)
+        drawn = hash_owners(item_key, pairs)
         order = np.lexsort((drawn, rows))
-        stays = np.zeros(len(rows), bool)
-        stays[order] = np.arange(len(rows)) - own.ptr[rows] < wanted[rows]
-        return own.filter_entries(stays)
+        rank = np.arange(len(rows)) - items.ptr[rows]
+        is_chosen = np.zeros(len(rows), bool)
+        is_chosen[order] = rank < wanted[rows]
+        return items.filter_entries(is_chosen)
 
-    def handle_many_here(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
-        shared, gone = self._read_lists(view)
-        asked, n_items = deduplicate_items(requests.items, view.n_items), view.n_items
+    def _count_shared_items(self, counts: Longs, group: AnyArray) -> Longs:
+        """How many items each user shares, of so many."""
+        share = self.config.partial * counts
+        rounded_up = np.ceil(share - 1e-9).astype(np.int64)
+        at_least_one = np.maximum(rounded_up, 1)
+        some = np.minimum(at_least_one, counts - 1)
+        shared_by_some = np.where(group == SHARE_SOME, some, 0)
+        return np.where(group == SHARE_ALL, counts, shared_by_some)
+
+    # what users ask for
+
+    def on_device(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
         if requests.kind == "leave":
-            nothing = Ragged.empty(len(view.user))
-            return {"shared": nothing, "left": np.ones(len(view.user), bool), **self._store_learned(view, nothing)}
+            return self._apply_leave(view)
+        items = deduplicate_items(requests.items, view.n_items)
         if requests.kind == "share":
-            fresh = _subtract_lists(asked, shared, n_items)
-            late = _merge_lists(self._read_learned(view), self._select_learned(view, fresh), n_items)
-            return {
-                "shared": _merge_lists(shared, asked, n_items),
-                "gone": _subtract_lists(gone, asked, n_items),
-                **self._store_learned(view, late),
-            }
-        if requests.kind == "unshare":  # of what was never shared there is nothing to take back
-            asked = asked.filter_entries(mark_listed(n_items, asked.ptr, asked.ids, shared.ptr, shared.ids))
-        kept = self._store_learned(view, _subtract_lists(self._read_learned(view), asked, n_items))
-        if requests.kind == "unshare" and self.config.unshare == "to_local":
-            return {"shared": _subtract_lists(shared, asked, n_items), **kept}
-        return {"shared": _subtract_lists(shared, asked, n_items), "gone": _merge_lists(gone, asked, n_items), **kept}
+            return self._apply_share(view, items)
+        if requests.kind == "unshare":
+            items = self._keep_shared_only(view, items)
+        return self._apply_withdrawal(view, items, requests.kind)
 
-    def _select_learned(self, view: CohortView, asked: Ragged) -> Ragged:
-        """What of some items the device may have learned from: all, unless the block of these has just begun."""
+    def _apply_leave(self, view: CohortView) -> StateUpdate:
+        n_users = len(view.user)
+        nothing = Ragged.empty(n_users)
+        learned = self._store_learned(view, nothing)
+        return {"shared": nothing, "left": np.ones(n_users, bool), **learned}
+
+    def _apply_share(self, view: CohortView, items: Ragged) -> StateUpdate:
+        n_items = view.n_items
+        shared = self._read_shared(view)
+        withdrawn = self._read_withdrawn(view)
+        new = subtract_lists(items, shared, n_items)
+        learned = merge_lists(self._read_learned(view), self._select_learned(view, new), n_items)
+        return {
+            "shared": merge_lists(shared, items, n_items),
+            "gone": subtract_lists(withdrawn, items, n_items),
+            **self._store_learned(view, learned),
+        }
+
+    def _keep_shared_only(self, view: CohortView, items: Ragged) -> Ragged:
+        """Only a shared item can be taken back."""
+        shared = self._read_shared(view)
+        is_shared = find_listed(items, shared, view.n_items)
+        return items.filter_entries(is_shared)
+
+    def _apply_withdrawal(self, view: CohortView, items: Ragged, kind: str) -> StateUpdate:
+        n_items = view.n_items
+        remaining_shared = subtract_lists(self._read_shared(view), items, n_items)
+        remaining_learned = subtract_lists(self._read_learned(view), items, n_items)
+        learned = self._store_learned(view, remaining_learned)
+        goes_to_device = kind == "unshare" and self.config.unshare == "to_local"
+        if goes_to_device:
+            return {"shared": remaining_shared, **learned}
+        withdrawn = merge_lists(self._read_withdrawn(view), items, n_items)
+        return {"shared": remaining_shared, "gone": withdrawn, **learned}
+
+    def _select_learned(self, view: CohortView, items: Ragged) -> Ragged:
+        """The items that the device may have learned from: all, unless their block has just begun."""
         if view.round > 0 or self.config.still_learn:
-            return asked
-        return asked.filter_entries(~mark_listed(view.n_items, asked.ptr, asked.ids, view.train.ptr, view.train.ids))
+            return items
+        return subtract_lists(items, view.train, view.n_items)
 
     def _read_learned(self, view: CohortView) -> Ragged:
-        return view.lists[self.name].get("learned", Ragged.empty(len(view.user)))
+        no_items = Ragged.empty(len(view.user))
+        return view.lists[self.name].get("learned", no_items)
 
     def _store_learned(self, view: CohortView, items: Ragged) -> StateUpdate:
-        """Runs of before have no such list."""
+        """Runs of earlier versions have no such list."""
         return {"learned": items} if "learned" in view.lists[self.name] else {}
 
-    def handle_many(
+    def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
-        """The record of what was shared has changed by itself; what was learned from it is other parts' business."""
+        """The loop has already changed the record of shared items; other parts unlearn what was learned from it."""
         if requests.kind not in ("share", "unshare"):
             return None
-        return server, {"people": len(requests.senders), "items": len(requests.items.ids)}
-
-
-def mean_rows(lists: Ragged, table: Floats) -> Floats:
-    """The mean of the rows in each list; none of the lists is empty."""
-    totals = np.add.reduceat(table[lists.ids], lists.ptr[:-1], axis=0)
-    return np.asarray(totals / lists.counts()[:, None], np.float32)
-
-
-def deduplicate_items(lists: Ragged, n_items: int) -> Ragged:
-    """Every item of a list once, where it comes first, and nothing else of it; only items of the catalogue."""
-    pairs = lists.rows().astype(np.int64) * n_items + lists.ids
-    stays: Bools = np.zeros(len(pairs), bool)
-    first: Longs = np.unique(pairs, return_index=True)[1]
-    stays[first] = True
-    return Ragged(lists.ptr, lists.ids).filter_entries(stays & (lists.ids >= 0) & (lists.ids < n_items))
+        n_users = len(requests.senders)
+        n_items = len(requests.items.ids)
+        return server, {"people": n_users, "items": n_items}
 
 
 def _find_last_time(view: CohortView, chosen: Ragged) -> float:
-    """The last time of what is shared: what others have, and keep, is nobody's business here."""
-    times, train = view.train.values.get("time"), view.train
+    """The last time of the shared items; times of other items do not leave the device."""
+    times = view.train.values.get("time")
     if times is None:
         return 0.0
-    times = times[mark_listed(view.n_items, train.ptr, train.ids, chosen.ptr, chosen.ids)]
-    return float(np.nanmax(times)) if not np.isnan(times).all() else 0.0
-
-
-def _subtract_lists(lists: Ragged, gone: Ragged, n_items: int) -> Ragged:
-    return lists.filter_entries(~mark_listed(n_items, lists.ptr, lists.ids, gone.ptr, gone.ids))
-
-
-def _merge_lists(lists: Ragged, more: Ragged, n_items: int) -> Ragged:
-    return lists.join_rows(_subtract_lists(more, lists, n_items))
+    is_chosen = find_listed(view.train, chosen, view.n_items)
+    times = times[is_chosen]
+    if np.isnan(times).all():
+        return 0.0
+    return float(np.nanmax(times))

@@ -1,7 +1,7 @@
 """Snapshots: the server's last tables, from which contrastive unlearning sees what is to be forgotten (spec B.3).
 
-They still hold what was withdrawn, so that unlearning ends with none of them. Newest last; a table from before an
-item came has its first row.
+They still hold what was withdrawn, so that unlearning ends with none of them. The newest is the last; in a table from
+before an item came, the item has its first row.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import numpy as np
 
 from tacita.core.types import Arrays, Floats
 
-TABLES, TAKEN_AT = "snapshots", "snapshots_taken"
+TABLES = "snapshots"
+TAKEN_AT = "snapshots_taken"
 
 
 def compute_spacing(every: int, most: int, rounds: int) -> int:
     """Rounds between two snapshots; 0: as many as spread them over a block."""
-    return every or math.ceil(rounds / max(1, most))
+    if every:
+        return every
+    return math.ceil(rounds / max(1, most))
 
 
 def load_tables(state: Arrays, items: Floats) -> Floats:
@@ -25,21 +28,30 @@ def load_tables(state: Arrays, items: Floats) -> Floats:
     tables = state.get(TABLES)
     if tables is None:
         return np.zeros((0, *items.shape), np.float32)
-    new = items[tables.shape[1] :]
-    return np.concatenate([tables, np.broadcast_to(new, (len(tables), *new.shape))], axis=1)
+    n_known = tables.shape[1]
+    new_rows = items[n_known:]
+    new_shape = (len(tables), *new_rows.shape)
+    repeated = np.broadcast_to(new_rows, new_shape)
+    return np.concatenate([tables, repeated], axis=1)
 
 
 def append_table(state: Arrays, items: Floats, when: tuple[int, int], most: int) -> Arrays:
     """One snapshot more, of a block and round; the oldest goes where there are too many."""
-    tables = np.concatenate([load_tables(state, items), items[None]])[-most:]
-    taken = np.concatenate([state.get(TAKEN_AT, np.zeros((0, 2), np.int64)), np.array([when])])[-most:]
-    return {**state, TABLES: tables, TAKEN_AT: taken}
+    earlier = load_tables(state, items)
+    no_moments = np.zeros((0, 2), np.int64)
+    moments = state.get(TAKEN_AT, no_moments)
+    new_moment = np.array([when])
+    tables = np.concatenate([earlier, items[None]])
+    moments = np.concatenate([moments, new_moment])
+    return {**state, TABLES: tables[-most:], TAKEN_AT: moments[-most:]}
 
 
 def drop_tables(state: Arrays) -> Arrays:
-    return {name: v for name, v in state.items() if name not in (TABLES, TAKEN_AT)}
+    return {name: array for name, array in state.items() if name not in (TABLES, TAKEN_AT)}
 
 
 def snapshot_bytes(state: Arrays) -> int:
     """What they take up wherever they are written."""
-    return int(state[TABLES].nbytes) if TABLES in state else 0
+    if TABLES not in state:
+        return 0
+    return int(state[TABLES].nbytes)

@@ -1,7 +1,7 @@
-"""What is written down so that rounds can be gone over again: on devices what each sent, on the server who took part.
+"""What is recorded so that rounds can be replayed: on devices what each sent, on the server who took part.
 
-A device's log is two lists: its rounds, with how many rows it kept of each and the weight it counted with, and these
-rows one round after the other.
+A device's log is two lists. One holds its rounds, with the number of rows that it kept of each and the weight of its
+upload. The other holds these rows, one round after the other.
 """
 
 from __future__ import annotations
@@ -16,58 +16,75 @@ from tacita.core.config import TrainConfig
 from tacita.core.device_lists import AppendedLists, slice_lists
 from tacita.core.errors import TacitaError
 from tacita.core.flat_indices import expand_spans
-from tacita.core.types import Arrays, Bools, CohortView, Doubles, Floats, Keys, Longs, Ragged, RequestBatch, StateUpdate
+from tacita.core.types import (
+    Arrays,
+    Bools,
+    CohortView,
+    Doubles,
+    Floats,
+    Keys,
+    Longs,
+    Ragged,
+    RequestBatch,
+    StateUpdate,
+)
 from tacita.messages import DenseArrays, Form, SparseRows, Upload
-from tacita.round.parts import Part, RunContext
-from tacita.round.registry import part_class
+from tacita.round.part import PartTraits, RunContext
 
 BlockRound = tuple[int, int]  # a block and a round of it
+Place = Literal["before", "after"]
 Lists = Mapping[str, Ragged]
 
 
-def check_replay_settings(name: str, plan: TrainConfig) -> None:
+def check_replay_settings(name: str, train: TrainConfig) -> None:
     """Refuse settings under which nobody could tell which rounds led to the model, or what divided them."""
-    if plan.resume_from == "last":
+    if train.resume_from == "last":
         raise TacitaError(
             f"part '{name}' goes over the rounds that led to the best one once more; use train.resume_from = 'best'."
         )
-    if plan.aggregation == "fixed" and plan.denominator is None:
+    if train.aggregation == "fixed" and train.denominator is None:
         raise TacitaError(
             f"part '{name}' divides earlier rounds by what they were divided by; say it: train.denominator, about "
             "how many clients a round has."
         )
 
 
-def check_part_order(name: str, world: RunContext, *places: tuple[str, Literal["before", "after"]]) -> None:
-    """Refuse a list of parts in which one that writes rounds down does not see them as they are.
+def check_part_order(name: str, context: RunContext, *places: tuple[str, Place]) -> None:
+    """Refuse a list of parts in which a part that records rounds does not see them as they are.
 
     `places`: a hook, and where to stand from the parts that change something in it.
     """
-    listed = [str(one.get("name")) for one in world.part_specs]
-    if name not in listed:  # built by itself
+    names = [traits.name for traits in context.traits]
+    if name not in names:  # built by itself
         return
-    mine = listed.index(name)
+    position = names.index(name)
     for hook, place in places:
-        wrong = listed[mine + 1 :] if place == "after" else listed[:mine]
-        for other in wrong:
-            cls = part_class(other)
-            if getattr(cls, hook) is not getattr(Part, hook) and not cls.only_notes:
-                raise TacitaError(
-                    f"part '{name}' has to stand {place} '{other}' in 'parts'; where a method has another order, use "
-                    "method 'fedavg' and list all parts in order."
-                )
+        misplaced = context.traits[:position]
+        if place == "after":
+            misplaced = context.traits[position + 1 :]
+        for other in misplaced:
+            _check_position(name, place, other, hook)
 
 
-def compute_max_weight(world: RunContext, n_items: int) -> float:
-    """The most that one client's upload may count, so that no node can say that its people count for more."""
-    parts = [part_class(str(one.get("name"))) for one in world.part_specs]
-    factors = [one.most_weight for one in parts if one.weight is not Part.weight]
-    return float(np.prod(factors)) * (n_items if world.train.weighs_data else 1.0)
+def _check_position(name: str, place: Place, other: PartTraits, hook: str) -> None:
+    changes_rounds = hook in other.hooks and not other.observes_only
+    if changes_rounds:
+        raise TacitaError(
+            f"part '{name}' has to stand {place} '{other.name}' in 'parts'; where a method has another order, use "
+            "method 'fedavg' and list all parts in order."
+        )
+
+
+def compute_max_weight(context: RunContext, n_items: int) -> float:
+    """The most that one client's upload may count, so that no node can give its users more weight."""
+    if context.train.weighs_data:
+        return float(n_items)
+    return 1.0
 
 
 def asks_to_forget(requests: RequestBatch) -> bool:
     """Whether requests ask for something to be forgotten at all."""
-    if requests.kind in ("forget", "leave"):  # what of it was never shared the server does not hear
+    if requests.kind in ("forget", "leave"):  # the server does not know which unshared items that is about
         return len(requests.senders) > 0
     return requests.kind == "unshare" and len(requests.items.ids) > 0
 
@@ -75,10 +92,14 @@ def asks_to_forget(requests: RequestBatch) -> bool:
 # On devices
 
 
-def empty_log(n_users: int, width: int) -> StateUpdate:
-    none, ids = np.zeros(n_users + 1, np.int64), np.zeros(0, np.int32)
-    rounds: Arrays = {"block": ids, "count": ids, "weight": np.zeros(0)}
-    return {"rows": Ragged(none, ids, {"row": np.zeros((0, width), np.float32)}), "rounds": Ragged(none, ids, rounds)}
+def empty_log(n_users: int, width: int) -> dict[str, Ragged]:
+    ptr = np.zeros(n_users + 1, np.int64)
+    ids = np.zeros(0, np.int32)
+    no_rows = np.zeros((0, width), np.float32)
+    columns: Arrays = {"block": ids, "count": ids, "weight": np.zeros(0)}
+    rows = Ragged(ptr, ids, {"row": no_rows})
+    rounds = Ragged(ptr, ids, columns)
+    return {"rows": rows, "rounds": rounds}
 
 
 def as_rows(value: Form) -> SparseRows:
@@ -87,65 +108,103 @@ def as_rows(value: Form) -> SparseRows:
         return value
     if not isinstance(value, DenseArrays):
         raise TacitaError("a person's statistic has no rows to be kept.")
-    clients, items = value.value.shape[:2]
-    client = np.repeat(np.arange(clients, dtype=np.int32), items)
-    item = np.tile(np.arange(items, dtype=np.int32), clients)
-    return SparseRows(client, item, value.value.reshape(clients * items, -1))
+    n_clients, n_items = value.value.shape[:2]
+    clients = np.arange(n_clients, dtype=np.int32)
+    items = np.arange(n_items, dtype=np.int32)
+    rows = value.value.reshape(n_clients * n_items, -1)
+    client = np.repeat(clients, n_items)
+    item = np.tile(items, n_clients)
+    return SparseRows(client, item, rows)
 
 
 def select_largest_rows(rows: SparseRows, n_clients: int, share: float) -> Longs:
     """The places of the rows that moved furthest: of every client a share of them, rounded up."""
-    length = (rows.value.astype(np.float64) ** 2).sum(1)
+    squares = rows.value.astype(np.float64) ** 2
+    length = squares.sum(1)
     order = np.lexsort((rows.item, -length, rows.client))
     counts = np.bincount(rows.client, minlength=n_clients)
-    kept = np.ceil(share * counts - 1e-9).astype(np.int64)
-    return np.asarray(np.sort(order[expand_spans(np.cumsum(counts) - counts, kept)]))
+    starts = np.cumsum(counts) - counts
+    limits = np.ceil(share * counts - 1e-9)
+    largest = expand_spans(starts, limits.astype(np.int64))
+    places = np.sort(order[largest])
+    return np.asarray(places)
 
 
 def record_upload(view: CohortView, upload: Upload, share: float) -> StateUpdate:
-    """What an upload adds to the log; who counts for nothing writes nothing. A silo's first user keeps its log."""
+    """What an upload adds to the log; a client of weight 0 records nothing. A silo's first user keeps its log."""
     rows = as_rows(upload.values["rows"])
-    kept = select_largest_rows(rows, upload.n_clients, share)
-    kept = kept[upload.weight[rows.client[kept]] > 0]
-    n_users, first = len(view.user), view.user_ptr[:-1]
-    moved = Ragged.from_pairs(first[rows.client[kept]], rows.item[kept], n_users, {"row": rows.value[kept]})
-    who = np.flatnonzero(upload.weight > 0)
-    counts = np.bincount(rows.client[kept], minlength=upload.n_clients)[who].astype(np.int32)
-    entry: Arrays = {"block": np.full(len(who), view.block, np.int32), "count": counts, "weight": upload.weight[who]}
-    rounds = Ragged.from_pairs(first[who], np.full(len(who), view.round, np.int32), n_users, entry)
-    return {name: AppendedLists(one.ptr, one.ids, one.values) for name, one in (("rows", moved), ("rounds", rounds))}
+    sends = upload.weight > 0
+    places = select_largest_rows(rows, upload.n_clients, share)
+    is_sent = sends[rows.client[places]]
+    places = places[is_sent]
+    client = rows.client[places]
+    moved = rows.value[places]
+    n_users = len(view.user)
+    first_user = view.user_ptr[:-1]
+    row_lists = Ragged.from_pairs(first_user[client], rows.item[places], n_users, {"row": moved})
+    row_counts = np.bincount(client, minlength=upload.n_clients)
+    senders = np.flatnonzero(sends)
+    columns: Arrays = {
+        "block": np.full(len(senders), view.block, np.int32),
+        "count": row_counts[senders].astype(np.int32),
+        "weight": upload.weight[senders],
+    }
+    round_ids = np.full(len(senders), view.round, np.int32)
+    round_lists = Ragged.from_pairs(first_user[senders], round_ids, n_users, columns)
+    return {"rows": _as_appended(row_lists), "rounds": _as_appended(round_lists)}
+
+
+def _as_appended(lists: Ragged) -> AppendedLists:
+    return AppendedLists(lists.ptr, lists.ids, lists.values)
 
 
 def read_round(lists: Lists, moment: BlockRound) -> tuple[SparseRows, Doubles]:
-    """What every device kept of a round, and the weight it counted with; 0: it did not take part."""
+    """What every device kept of a round, and the weight of its upload; 0: it did not take part."""
+    block, number = moment
     rounds = lists["rounds"]
-    count = rounds.values["count"].astype(np.int64)
-    before = np.cumsum(count) - count  # rows lie in the order of their rounds, user by user
-    at = np.flatnonzero((rounds.values["block"] == moment[0]) & (rounds.ids == moment[1]))
-    owner = rounds.rows()[at]
-    rows = slice_lists(lists, "rows", (owner, before[at] - before[rounds.ptr[owner]], count[at]))
+    counts = rounds.values["count"].astype(np.int64)
+    starts = np.cumsum(counts) - counts  # rows lie in the order of their rounds, user by user
+    is_of_round = (rounds.values["block"] == block) & (rounds.ids == number)
+    entries = np.flatnonzero(is_of_round)
+    owner = rounds.rows()[entries]
+    first_entry = rounds.ptr[owner]
+    list_starts = starts[entries] - starts[first_entry]
+    entry_counts = counts[entries]
+    rows = slice_lists(lists, "rows", (owner, list_starts, entry_counts))
+    client = np.repeat(owner, entry_counts)
     weight = np.zeros(len(rounds))
-    weight[owner] = rounds.values["weight"][at]
-    return SparseRows(np.repeat(owner, count[at]), rows.ids, rows.values["row"]), weight
+    weight[owner] = rounds.values["weight"][entries]
+    return SparseRows(client, rows.ids, rows.values["row"]), weight
 
 
-def drop_rows(lists: Lists, gone: Bools) -> StateUpdate:
+def drop_rows(lists: Lists, dropped: Bools) -> StateUpdate:
     """The log without some rows; its rounds stay."""
-    rounds, rows = lists["rounds"], lists["rows"]
-    count = rounds.values["count"].astype(np.int64)
-    of_round = np.repeat(np.arange(len(count)), count)
-    left = np.bincount(of_round[~gone], minlength=len(count)).astype(np.int32)
-    stays = Ragged.from_pairs(rows.rows()[~gone], rows.ids[~gone], len(rows), {"row": rows.values["row"][~gone]})
-    return {"rows": stays, "rounds": Ragged(rounds.ptr, rounds.ids, {**rounds.values, "count": left})}
+    rounds = lists["rounds"]
+    rows = lists["rows"]
+    stays = ~dropped
+    counts = rounds.values["count"].astype(np.int64)
+    n_rounds = len(counts)
+    round_of_row = np.repeat(np.arange(n_rounds), counts)
+    remaining_counts = np.bincount(round_of_row[stays], minlength=n_rounds)
+    columns = {**rounds.values, "count": remaining_counts.astype(np.int32)}
+    values = rows.values["row"][stays]
+    owner = rows.rows()[stays]
+    remaining_rows = Ragged.from_pairs(owner, rows.ids[stays], len(rows), {"row": values})
+    remaining_rounds = Ragged(rounds.ptr, rounds.ids, columns)
+    return {"rows": remaining_rows, "rounds": remaining_rounds}
 
 
 def log_bytes(lists: Lists) -> Longs:
-    """What each user's log takes: numbers and ids, nothing else is written."""
-    out = np.zeros(len(lists["rows"]), np.int64)
-    for one in lists.values():
-        width = one.ids.itemsize + sum(v.itemsize * int(np.prod(v.shape[1:])) for v in one.values.values())
-        out += one.counts() * width
-    return out
+    """The size of each user's log: numbers and ids, nothing else is written."""
+    n_users = len(lists["rows"])
+    sizes = np.zeros(n_users, np.int64)
+    for entries in lists.values():
+        entry_size = entries.ids.itemsize
+        for column in entries.values.values():
+            numbers = int(np.prod(column.shape[1:]))
+            entry_size += column.itemsize * numbers
+        sizes += entries.counts() * entry_size
+    return sizes
 
 
 # On the server
@@ -159,38 +218,50 @@ def empty_round_log() -> Arrays:
     }
 
 
-def record_participants(held: Arrays, moment: BlockRound, clients: Keys) -> Arrays:
+def record_participants(state: Arrays, moment: BlockRound, clients: Keys) -> Arrays:
     """One round more, and who takes part in it."""
+    new_round = np.array([moment], np.int32)
+    end = state["ptr"][-1] + len(clients)
     return {
-        **held,
-        "rounds": np.concatenate([held["rounds"], np.array([moment], np.int32)]),
-        "ptr": np.append(held["ptr"], held["ptr"][-1] + len(clients)),
-        "clients": np.concatenate([held["clients"], clients]),
+        **state,
+        "rounds": np.concatenate([state["rounds"], new_round]),
+        "ptr": np.append(state["ptr"], end),
+        "clients": np.concatenate([state["clients"], clients]),
     }
 
 
-def iterate_rounds(held: Arrays) -> Iterator[tuple[BlockRound, Keys]]:
+def iterate_rounds(state: Arrays) -> Iterator[tuple[BlockRound, Keys]]:
     """Every round that led to the model, in order, and who took part in it."""
-    for k, (block, number) in enumerate(held["rounds"].tolist()):
-        yield (block, number), held["clients"][held["ptr"][k] : held["ptr"][k + 1]]
+    ends = state["ptr"]
+    for index, (block, number) in enumerate(state["rounds"].tolist()):
+        participants = slice(ends[index], ends[index + 1])
+        yield (block, number), state["clients"][participants]
 
 
-def drop_clients(held: Arrays, gone: Keys) -> Arrays:
-    stays = ~np.isin(held["clients"], gone)
+def drop_clients(state: Arrays, dropped: Keys) -> Arrays:
+    clients = state["clients"]
+    stays = ~np.isin(clients, dropped)
     ends = np.concatenate([[0], np.cumsum(stays)])
-    return {**held, "clients": held["clients"][stays], "ptr": ends[held["ptr"]]}
+    ptr = ends[state["ptr"]]
+    return {**state, "clients": clients[stays], "ptr": ptr}
 
 
 def append_new_rows(start: Floats | None, items: Floats) -> Floats:
-    """The table that everything began with, and the rows of new items."""
-    return items.copy() if start is None else np.concatenate([start, items[len(start) :]])
+    """The first table, and the rows of new items."""
+    if start is None:
+        return items.copy()
+    new_rows = items[len(start) :]
+    return np.concatenate([start, new_rows])
 
 
 def packed_bytes(arrays: Arrays) -> int:
-    """Serialised."""
-    return len(pack(arrays)) if arrays else 0
+    """The serialised size."""
+    if not arrays:
+        return 0
+    return len(pack(arrays))
 
 
-def build_certificate(name: str, held: Arrays, **more: Any) -> dict[str, Any]:
+def build_certificate(name: str, state: Arrays, **more: Any) -> dict[str, Any]:
     """What every certificate of a method says: its name, whether it is exact and what the server keeps for it."""
-    return {"method": name, "exact": False, "storage_server": packed_bytes(held), **more}
+    size = packed_bytes(state)
+    return {"method": name, "exact": False, "storage_server": size, **more}

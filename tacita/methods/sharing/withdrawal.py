@@ -1,48 +1,69 @@
-"""withdrawal: what people withdraw is learnt from no more, and who leaves takes part in nothing more.
+"""withdrawal: devices no longer learn from withdrawn items, and a user who leaves takes part in nothing more.
 
-For runs in which nobody shares anything; part `sharing` does the same beside its own work. It undoes nothing of what
-was learnt: a part that forgets has to come with it.
+It is for runs in which nobody shares anything; part `sharing` does the same besides its own work. It undoes no
+learning: a part that forgets has to come with it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from tacita.core.types import CohortView, Doubles, Ragged, RequestBatch, StateUpdate
 from tacita.messages import Upload
-from tacita.round.parts import Part
+from tacita.round.capabilities import Unlearning
+from tacita.round.part import Part
 from tacita.round.registry import register
+from tacita.round.serving import Purpose, Serving
+from tacita.round.state import Role, StateSpec
+from tacita.round.task import LocalTask
 
 
 @register
-class Withdrawal(Part):
+class Withdrawal(Part, Unlearning):
     name = "withdrawal"
     weighs_presence = True
-    lasting = ("gone", "left")
+    fills = frozenset({"data"})
+    serves = frozenset({"view"})
 
-    def device_arrays(self, n_users: int) -> StateUpdate:
-        return {"gone": Ragged.empty(n_users), "left": np.zeros(n_users, bool)}
+    def state(self, n_users: int) -> Sequence[StateSpec]:
+        return (
+            StateSpec("gone", Ragged.empty(n_users), Role.WITHDRAWN, persistent=True),
+            StateSpec("left", np.zeros(n_users, bool), persistent=True),
+        )
 
-    def handle_many_here(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
+    def on_device(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
         if requests.kind == "leave":
             return {"left": np.ones(len(view.user), bool)}
         if requests.kind != "forget":
             return {}
-        gone, asked = view.lists[self.name]["gone"], requests.items
-        return {"gone": gone.join_rows(asked.filter_entries(~gone.holds(asked.rows(), asked.ids)))}
+        withdrawn = view.lists[self.name]["gone"]
+        items = requests.items
+        is_known = withdrawn.holds(items.rows(), items.ids)
+        new = items.filter_entries(~is_known)
+        return {"gone": withdrawn.join_rows(new)}
 
-    def local_data(self, view: CohortView) -> CohortView:
-        mine, owner = view.train, view.train.rows()
-        stays = ~view.parts[self.name]["left"][owner] & ~view.lists[self.name]["gone"].holds(owner, mine.ids)
-        train = mine if stays.all() else mine.filter_entries(stays)
+    def prepare(self, view: CohortView) -> LocalTask:
+        return LocalTask(view=self._remove_withdrawn(view))
+
+    def serve(self, view: CohortView, purpose: Purpose) -> Serving:
+        """A model that reads its user's items reads the remaining ones."""
+        return Serving(view=self._remove_withdrawn(view))
+
+    def _remove_withdrawn(self, view: CohortView) -> CohortView:
+        train = view.train
+        owner = train.rows()
+        has_left = view.parts[self.name]["left"]
+        withdrawn = view.lists[self.name]["gone"]
+        stays = ~has_left[owner] & ~withdrawn.holds(owner, train.ids)
+        if not stays.all():
+            train = train.filter_entries(stays)
         return replace(view, train=train, exclude=train)
 
-    def serving(self, view: CohortView) -> CohortView:
-        """A model that reads its person's items reads what is left of them."""
-        return self.local_data(view)
-
-    def weight(self, view: CohortView, upload: Upload) -> Doubles:
-        """Who has nothing left to learn from does not count."""
-        return (np.diff(view.train.ptr[view.user_ptr]) > 0).astype(np.float64)
+    def weigh(self, view: CohortView, upload: Upload) -> Doubles:
+        """A client with no remaining item to learn from does not count."""
+        item_ends = view.train.ptr[view.user_ptr]
+        has_items = np.diff(item_ends) > 0
+        return has_items.astype(np.float64)

@@ -1,0 +1,74 @@
+"""Implicit steps of what joins a client's loss beside its samples: pulls to earlier values, penalties on length."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tacita.core.types import Arrays, Doubles, LocalModels, NormPenalty, ProximalTerm
+from tacita.kernels.norms import scale_moves, sum_move_squares
+from tacita.kernels.steps import pull_rows
+from tacita.models.base import Backbone
+
+_HALVINGS = 60  # of a bracket around the length that a penalty leads to
+
+
+def apply_pull(pull: ProximalTerm, backbone: Backbone, local: LocalModels, step: int) -> None:
+    """The implicit step x <- (x + 2 eta s target) / (1 + 2 eta s) on the rows and vectors that took step `step`."""
+    rates = backbone.rates(local.view.n_items)
+    is_active = step < local.n_steps
+    row_strength = 2 * rates["rows"] * pull.strength
+    pull_rows(is_active, local.row_start, local.row_item, local.rows, pull.rows, row_strength)
+    widths = [np.full(width, rates[name], np.float32) for name, width in backbone.layout.items()]
+    strength = 2 * np.concatenate(widths) * pull.strength
+    is_active_user = np.repeat(is_active, np.diff(local.view.user_ptr))
+    users = np.flatnonzero(pull.pulls_private & is_active_user)
+    local.private[users] = (local.private[users] + strength * pull.private[users]) / (1 + strength)
+
+
+def apply_penalty(penalty: NormPenalty, backbone: Backbone, local: LocalModels, step: int) -> None:
+    """The implicit step of the penalty on clients that took step `step`: what is longer than the bound shrinks.
+
+    With one rate r for everything a length l becomes (l + 2 r s bound) / (1 + 2 r s). Rows and shared parameters that
+    have rates of their own shrink by 1 / (1 + 2 r s (1 - bound / n)) each, n the length that this leads to.
+    """
+    view = local.view
+    rates = backbone.rates(view.n_items)
+    squares = _squared_moves(local)
+    length = np.sqrt(sum(squares.values(), np.zeros(view.n_clients)))
+    strengths = {name: 2 * penalty.strength * rates[name] for name in squares}
+    reached = _solve_length(penalty.length, length, squares, strengths)
+    shrinks = (length > penalty.length) & (step < local.n_steps)
+    factors: Arrays = {}
+    for name, strength in strengths.items():
+        factors[name] = np.where(shrinks, 1 / (1 + strength * (1 - penalty.length / reached)), 1.0)
+    scale_moves(factors["rows"], local.row_start, local.row_item, local.rows, view.items)
+    for name, value in view.heads.items():
+        factor = factors[name].reshape(-1, *[1] * value.ndim)
+        local.heads[name][...] = value + factor * (local.heads[name] - value)
+
+
+def _squared_moves(local: LocalModels) -> dict[str, Doubles]:
+    """How far each client's rows and shared parameters have moved, squared."""
+    view = local.view
+    squares = {"rows": sum_move_squares(local.row_start, local.row_item, local.rows, view.items)}
+    for name, value in view.heads.items():
+        moved = (local.heads[name] - value).astype(np.float64).reshape(view.n_clients, -1)
+        squares[name] = (moved**2).sum(axis=1)
+    return squares
+
+
+def _solve_length(
+    bound: float, length: Doubles, squares: dict[str, Doubles], strengths: dict[str, float]
+) -> Doubles:
+    """The length that the penalty leads each client to, by halving a bracket."""
+    low = np.full(len(length), bound)
+    high = np.maximum(length, bound)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        terms = (
+            square / (1 + strengths[name] * (1 - bound / middle)) ** 2 for name, square in squares.items()
+        )
+        is_longer = sum(terms, 0.0) > middle**2
+        low = np.where(is_longer, middle, low)
+        high = np.where(is_longer, high, middle)
+    return high

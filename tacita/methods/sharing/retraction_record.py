@@ -1,0 +1,143 @@
+"""What the server of part `retraction` keeps: participants, lengths and commitments of uploads, and checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tacita.core.types import AnyArray, Arrays, Bools, Floats, Keys, ServerState
+from tacita.messages import DenseArrays, Total
+from tacita.methods.sharing import update_log as log
+from tacita.methods.sharing.accumulators import COMMITMENT_SIZE
+
+_UPLOAD_COLUMNS = ("sender", "number", "psi", "commitment")  # of every upload
+_CHECKPOINT = "table."
+
+
+def empty_record() -> Arrays:
+    """Before the first round."""
+    return log.empty_round_log() | {
+        "sender": np.zeros(0, np.uint64),
+        "number": np.zeros(0, np.int32),
+        "psi": np.zeros(0, np.float64),
+        "commitment": np.zeros((0, COMMITMENT_SIZE), np.uint16),
+        "damping": np.zeros(1),
+        "waiting": np.zeros(0, np.uint64),
+        "mean-weight": np.zeros(1),
+    }
+
+
+# Uploads
+
+
+def record_uploads(state: Arrays, number: int, total: Total, name: str) -> Arrays:
+    """The record with the lengths and commitments of one round's uploads."""
+    lengths = total.each.get(f"{name}.psi")
+    if lengths is None:
+        return state
+    commitments = total.each[f"{name}.commitment"].value
+    assert isinstance(lengths.value, DenseArrays)
+    assert isinstance(commitments, DenseArrays)
+    order = np.argsort(lengths.sender)  # so that the list does not depend on where users live
+    psi = lengths.value.value[order, 0]
+    digest = commitments.value[order]
+    new: Arrays = {
+        "sender": lengths.sender[order],
+        "number": np.full(len(order), number, np.int32),
+        "psi": psi.astype(np.float64),
+        "commitment": digest.astype(np.uint16),
+    }
+    columns = {column: np.concatenate([state[column], new[column]]) for column in _UPLOAD_COLUMNS}
+    mean_weight = total.weight / max(1, total.n_clients)
+    return {**state, **columns, "mean-weight": np.array([mean_weight])}
+
+
+def sum_lengths(state: Arrays, leavers: Keys, before: int | None = None) -> float:
+    """How long all uploads of some users together can be; `before`: only those of the first rounds."""
+    is_counted = np.isin(state["sender"], leavers)
+    if before is not None:
+        is_counted &= state["number"] < before
+    return float(state["psi"][is_counted].sum())
+
+
+def _select_uploads(state: Arrays, stays: Bools) -> Arrays:
+    return {column: state[column][stays] for column in _UPLOAD_COLUMNS}
+
+
+# Checkpoints
+
+
+def _count_rounds(state: Arrays) -> int:
+    return len(state["damping"]) - 1
+
+
+def make_checkpoint(state: Arrays, server: ServerState) -> Arrays:
+    """The model after the recorded rounds."""
+    rounds = _count_rounds(state)
+    key = f"{_CHECKPOINT}{rounds:06d}"
+    items: Floats = server.items
+    checkpoint: Arrays = {key: items}
+    for name, head in server.heads.items():
+        checkpoint[f"{key}.{name}"] = head
+    return checkpoint
+
+
+def list_checkpoints(state: Arrays) -> list[int]:
+    """After how many rounds there is a checkpoint."""
+    rounds = {_read_round(name) for name in state if name.startswith(_CHECKPOINT)}
+    return sorted(rounds)
+
+
+def _read_round(name: str) -> int:
+    return int(name.split(".")[1])
+
+
+def find_checkpoint(state: Arrays, leavers: Keys, most_psi: float) -> int | None:
+    """The last checkpoint that holds little enough of some users; None: there is none."""
+    usable = [rounds for rounds in list_checkpoints(state) if sum_lengths(state, leavers, rounds) <= most_psi]
+    return max(usable, default=None)
+
+
+def restore_checkpoint(server: ServerState, state: Arrays, rounds: int) -> ServerState:
+    """The server with the model of a checkpoint."""
+    key = f"{_CHECKPOINT}{rounds:06d}"
+    heads = {name: state[f"{key}.{name}"] for name in server.heads}
+    return replace(server, items=state[key], heads=heads)
+
+
+def _drop_later_checkpoints(state: Arrays, last: int) -> Arrays:
+    remaining: dict[str, AnyArray] = {}
+    for name, array in state.items():
+        is_later = name.startswith(_CHECKPOINT) and _read_round(name) > last
+        if not is_later:
+            remaining[name] = array
+    return remaining
+
+
+# Leaving
+
+
+def drop_leavers(state: Arrays, leavers: Keys, server: ServerState) -> Arrays:
+    """The record of the others. The table as it is becomes a checkpoint, and none that holds a leaver stays."""
+    is_leaver = np.isin(state["sender"], leavers)
+    n_rounds = len(state["rounds"])
+    first_round = int(state["number"][is_leaver].min(initial=n_rounds))
+    remaining = log.drop_clients(state, leavers)
+    remaining |= _select_uploads(state, ~is_leaver)
+    remaining = _drop_later_checkpoints(remaining, first_round)
+    return remaining | make_checkpoint(remaining, server)
+
+
+def truncate_record(state: Arrays, leavers: Keys, rounds: int) -> Arrays:
+    """The record as it was after some rounds, without the leavers."""
+    is_leaver = np.isin(state["sender"], leavers)
+    is_early = state["number"] < rounds
+    remaining = log.drop_clients(state, leavers)
+    remaining |= _select_uploads(state, ~is_leaver & is_early)
+    ptr = remaining["ptr"][: rounds + 1]
+    remaining["rounds"] = remaining["rounds"][:rounds]
+    remaining["ptr"] = ptr
+    remaining["damping"] = state["damping"][: rounds + 1]
+    remaining["clients"] = remaining["clients"][: ptr[-1]]
+    return _drop_later_checkpoints(remaining, rounds)

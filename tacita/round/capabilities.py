@@ -1,0 +1,155 @@
+"""What a part can do besides changing a round: promise privacy, take data back, let lab users choose.
+
+A capability is a class of its own that a part inherits beside `Part`; `Part.privacy`, `Part.unlearning` and
+`Part.lab_enrolment` are None for all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, Protocol
+
+from tacita.core.types import (
+    Arrays,
+    CohortView,
+    Doubles,
+    Keys,
+    Ragged,
+    RequestBatch,
+    RoundReplay,
+    ServerState,
+    StateUpdate,
+)
+from tacita.core.errors import TacitaError
+from tacita.messages import CohortReply, Spec, Total
+from tacita.privacy.ledger import Ledger
+
+Scope = Literal["given", "local", "people"]
+"""What is taken out of a model: shared items, what devices learned from, or all of a user who leaves."""
+
+DeviceQuery = Callable[[ServerState, str, Keys | None], Total]
+"""One exchange between rounds: the total of what some clients (None: all) answer to a part's own question."""
+
+
+class RoundPlayer(Protocol):
+    """Rounds that a request takes."""
+
+    def __call__(self, server: ServerState, chosen: Keys | None, replay: RoundReplay | None = None) -> ServerState:
+        """One federated round more, with some clients or with those whom it would choose by itself.
+
+        `replay`: it is an earlier round once more, with that one's draws and perhaps fewer local steps.
+        """
+        ...
+
+    def require_rounds(self, rounds: int) -> None:
+        """Refuse what takes more rounds than requests may still have in this block, before anything has changed."""
+        ...
+
+    def restart_block(self, server: ServerState, block: int) -> ServerState:
+        """A block again, as after the given state; block 0: from nothing. Persistent state stays. Lab only."""
+        ...
+
+    def validate(self, server: ServerState) -> float | None:
+        """The metric that picks rounds, on the validation items; None: nobody has any."""
+        ...
+
+
+class Privacy:
+    """A part that noises or counts what leaves. Its accounts are kept on devices as budget, spent and times."""
+
+    covers_all_releases: bool = False
+    """`encode`, `noise_sum` and `decode` also concern answers to other parts' questions."""
+
+    refused_learners: ClassVar[Mapping[str, str]] = {}
+    """Learner -> why no bounded mechanism exists for what it sends, in words."""
+
+    name: ClassVar[str]
+
+    def ledger(self) -> Ledger | None:
+        """What its releases are counted as; None: nothing is counted."""
+        return None
+
+    def declare_budget(self, view: CohortView, epsilon: Doubles) -> StateUpdate:
+        """What devices keep when their own users have said how much they are willing to spend.
+
+        It is called before anything is charged. What is spent stays spent.
+        """
+        ledger = self.ledger()
+        if ledger is None:
+            return {}
+        return {"budget": ledger.with_budget(view.parts[self.name], epsilon)["budget"]}
+
+    def charge_eligible(self, view: CohortView) -> StateUpdate | None:
+        """What a round costs all who could take part, drawn or not; None: only who takes part pays.
+
+        `view` holds no model.
+        """
+        return None
+
+    def noise_sum(self, server: ServerState, total: Total) -> Total:
+        """The sum with its noise, in distribution as if each upload had been noised."""
+        return total
+
+    def promises(self, server: ServerState) -> Mapping[str, float | str]:
+        """What it promises, for the result of a block: an epsilon, and what it is about."""
+        return {}
+
+
+class Unlearning:
+    """A part that carries out what users ask for: share, unshare, forget, leave."""
+
+    scope: ClassVar[tuple[Scope, ...]] = ("given", "local")
+    """What `on_server` takes out of the model; nothing: it keeps records up to date and undoes no learning."""
+
+    replays_rounds: ClassVar[bool] = False
+    """`on_server` plays rounds that were played before, with the same draws."""
+
+    name: ClassVar[str]
+
+    def on_device(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
+        """What the users' own devices keep, before the server hears of the requests."""
+        return {}
+
+    def on_server(
+        self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
+    ) -> tuple[ServerState, dict[str, Any]] | None:
+        """What the server makes of the requests, and what the certificate says of that. None: they do not concern it.
+
+        `ask(server, "...", clients)` asks devices a question of the part's own, `play(server, clients)` is one
+        more round.
+        """
+        return None
+
+    def question_fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
+        """What may be in an answer to a question of its own."""
+        return ()
+
+    def answer_question(self, view: CohortView, question: str) -> CohortReply:
+        """What devices answer to a question of its own."""
+        raise TacitaError(f"part '{self.name}' has no question '{question[:100]}'.")
+
+    def purge(self, server: ServerState) -> tuple[Arrays, list[str]]:
+        """Its server state without what holds earlier models, and what that was.
+
+        It is called before any part carries out a withdrawal: an earlier table would pull unlearning back.
+        """
+        return server.parts.get(self.name, {}), []
+
+    def known_items(self, view: CohortView) -> Ragged | None:
+        """Items that the server knows to be a user's, though they are not shared. Only such items may be named."""
+        return None
+
+    def redact(self, view: CohortView, requests: RequestBatch) -> tuple[RequestBatch, StateUpdate] | None:
+        """What leaves the devices in place of the requests, and what devices remember of that. None: as it is."""
+        return None
+
+
+class LabEnrolment:
+    """A part whose lab users choose something as a block begins; live, users choose by themselves."""
+
+    enrolment_round: int = 0
+    """Rounds of a block before they choose, where that waits for a table that has learned something."""
+
+    def enrol(self, view: CohortView) -> tuple[StateUpdate, RequestBatch | None]:
+        """What all with data in a new block choose, and what they ask for because of it."""
+        return {}, None

@@ -1,0 +1,54 @@
+"""Rules about parts that cannot be in one run, checked once when the run is assembled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tacita.core.config import TrainConfig
+from tacita.core.errors import TacitaError
+from tacita.round.part import Part
+from tacita.round.serving import SINGLE_SERVER
+from tacita.round.task import SINGLE_OWNER
+
+
+def check_single_owners(parts: Sequence[Part]) -> None:
+    """Refuse two parts that decide what only one may decide."""
+    for name, decision in SINGLE_OWNER.items():
+        _check_single([part for part in parts if name in part.fills], decision)
+    for name, decision in SINGLE_SERVER.items():
+        _check_single([part for part in parts if name in part.serves], decision)
+
+
+def _check_single(owners: Sequence[Part], decision: str) -> None:
+    if len(owners) > 1:
+        first, second = owners[0].name, owners[1].name
+        raise TacitaError(f"parts '{first}' and '{second}' both decide {decision}; leave one of them out.")
+
+
+def check_objective(parts: Sequence[Part], train: TrainConfig) -> None:
+    """Refuse parts whose samples, labels or pulls do not fit the objective and optimiser of a run."""
+    for part in parts:
+        _check_part_objective(part, train)
+
+
+def _check_part_objective(part: Part, train: TrainConfig) -> None:
+    if train.objective != "squared" and "labels" in part.fills:
+        raise TacitaError(f"part '{part.name}' makes up ratings; set train.objective = 'squared'.")
+    if train.objective == "bpr" and "samples" in part.fills:
+        raise TacitaError(
+            f"part '{part.name}' brings samples with soft labels, and train.objective = 'bpr' learns from pairs of "
+            "a positive and a negative; use train.objective = 'bce'."
+        )
+    if train.objective == "squared" and "likes" in part.fills:
+        raise TacitaError(
+            f"part '{part.name}' brings items to learn as liked, and train.objective = 'squared' learns ratings; "
+            "use train.objective = 'bpr' or 'bce'."
+        )
+    if train.optimiser == "pfedme" and "pull" in part.fills:
+        raise TacitaError(f"part '{part.name}' pulls the model that 'pfedme' only follows; use another optimiser.")
+    reads_probabilities = part.reads_logits or not part.fills.isdisjoint({"step_samples", "samples"})
+    if train.objective == "squared" and reads_probabilities:
+        raise TacitaError(
+            f"part '{part.name}' deals in probabilities, and train.objective = 'squared' fits raw scores; "
+            "use train.objective = 'bce'."
+        )

@@ -1,0 +1,218 @@
+"""Part: what a method adds to the federated round. A run is a backbone and a list of parts; FedAvg is none.
+
+A part overrides only the hooks it needs. Device hooks see a `CohortView` (what those clients may see) and return
+what to keep; server hooks see `ServerState`, `Upload` and `Total` only. State is never kept on the part object: it
+lives in `view.parts[name]` and `view.lists[name]` (one row or list per user) and in `server.parts[name]`, so it is
+snapshotted, restored with the best round and saved for resume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from tacita.core.config import TrainConfig
+from tacita.core.draws import Draws
+from tacita.core.types import Arrays, CohortView, Doubles, LocalModels, ServerState, StateUpdate
+from tacita.messages import Total, Upload
+from tacita.models.base import Backbone
+from tacita.round.broadcast import Audience, PartBroadcast
+from tacita.round.capabilities import LabEnrolment, Privacy, Unlearning
+from tacita.round.fields import PartFields
+from tacita.round.serving import Purpose, Serving, ServingField
+from tacita.round.state import StateSpec
+from tacita.round.task import LocalTask, TaskField, TrainingOutcome
+
+
+@dataclass(frozen=True)
+class PartTraits:
+    """What parts may know of another part of the run: what it does, never its class."""
+
+    name: str
+    hooks: frozenset[str]  # of `Part` and of its capabilities that it overrides
+    observes_only: bool
+    weighs_presence: bool
+    replays_rounds: bool
+
+    @property
+    def changes_uploads(self) -> bool:
+        return not self.hooks.isdisjoint({"encode", "noise_sum", "weigh"})
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What every part may know of the run."""
+
+    backbone: Backbone
+    draws: Draws
+    train: TrainConfig
+    part_specs: tuple[dict[str, Any], ...] = ()  # the run's parts, with the options that were set
+    traits: tuple[PartTraits, ...] = ()  # of all parts, in their order
+
+    def part_options(self, name: str) -> dict[str, Any] | None:
+        """The options that were set for a part of the run; None: it has no such part."""
+        for spec in self.part_specs:
+            if spec.get("name") == name:
+                return {key: value for key, value in spec.items() if key != "name"}
+        return None
+
+    def others(self, name: str) -> tuple[PartTraits, ...]:
+        """The run's parts without the one of that name."""
+        return tuple(traits for traits in self.traits if traits.name != name)
+
+
+class PartConfig(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Part:
+    """One composable piece of a method. The defaults do nothing."""
+
+    name: ClassVar[str]
+    Config: ClassVar[type[PartConfig]] = PartConfig
+
+    works_with: ClassVar[tuple[str, ...]] = ("rows",)
+    """The learners whose rounds it can change."""
+
+    fills: ClassVar[frozenset[TaskField]] = frozenset()
+    """What of a round's task `prepare` may decide."""
+
+    serves: ClassVar[frozenset[ServingField]] = frozenset()
+    """What of serving `serve` may decide."""
+
+    addresses_clients: ClassVar[bool] = False
+    """`broadcast` writes to single clients, so the server has to know who takes part."""
+
+    observes_only: ClassVar[bool] = False
+    """`encode` and `server_step` write rounds down and move no item row."""
+
+    weighs_presence: ClassVar[bool] = False
+    """`weigh` gives 1, or 0 to who has nothing to learn from: it tells how many take part, and no more."""
+
+    reads_logits: ClassVar[bool] = False
+    """It scores users by itself, from private vectors and item rows alone, and reads the scores as logits."""
+
+    reads_items: ClassVar[bool] = False
+    """Its serving reads what users have (`train`) to score with, whatever the backbone does."""
+
+    def __init__(self, config: PartConfig, context: RunContext) -> None:
+        self.config = config
+        self.context = context
+
+    # capabilities
+
+    @property
+    def privacy(self) -> Privacy | None:
+        """What it noises and counts; None: nothing."""
+        return self if isinstance(self, Privacy) else None
+
+    @property
+    def unlearning(self) -> Unlearning | None:
+        """How it carries out what users ask for; None: requests do not concern it."""
+        return self if isinstance(self, Unlearning) else None
+
+    @property
+    def lab_enrolment(self) -> LabEnrolment | None:
+        """What lab users choose as a block begins; None: nothing."""
+        return self if isinstance(self, LabEnrolment) else None
+
+    # before anything is trained
+
+    def check(self, n_items: int) -> None:
+        """Refuse settings that cannot work on this catalogue."""
+
+    def state(self, n_users: int) -> Sequence[StateSpec]:
+        """What it keeps on devices, per user, as it is before the user's first block; a list is empty then."""
+        return ()
+
+    def fields(self, n_items: int, block: int = 0) -> PartFields:
+        """What travels because of it, both ways: extra fields, how others leave, what a broadcast may hold."""
+        return PartFields()
+
+    # on the device; what a hook returns to keep is an array (`view.parts`) or a list (`view.lists`) per user
+
+    def on_block_start(self, view: CohortView) -> StateUpdate:
+        """For all with data in the new block, with what the first broadcast carried."""
+        return {}
+
+    def prepare(self, view: CohortView) -> LocalTask:
+        """What a round learns from; `view` holds the model as it was broadcast."""
+        return LocalTask()
+
+    def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
+        """What to keep of the trained models, and small values that travel with the upload."""
+        return TrainingOutcome()
+
+    def weigh(self, view: CohortView, upload: Upload) -> Doubles | None:
+        """A factor per client on its upload, 0 to 1, which travels with it: the device sends [s, s * value]."""
+        return None
+
+    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, StateUpdate]:
+        """What happens to an upload before it leaves the device, and what the device remembers of that.
+
+        Called in the order of the parts, for every learner; a client of weight 0 sends nothing.
+        """
+        return upload, {}
+
+    def on_block_end(self, view: CohortView) -> StateUpdate:
+        """For all who trained in the block, with the best round's table and parameters."""
+        return {}
+
+    def serve(self, view: CohortView, purpose: Purpose) -> Serving:
+        """What a device scores with."""
+        return Serving()
+
+    # on the server
+
+    def server_block_start(self, server: ServerState) -> Arrays:
+        """Its server state for a new block; items and users grow from block to block."""
+        return server.parts.get(self.name, {})
+
+    def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
+        """What travels down besides the item table and the shared parameters: to all, and to single clients."""
+        return PartBroadcast()
+
+    def decode(self, server: ServerState, total: Total) -> Total:
+        """The total as it reads after `encode`; called in reverse order of the parts."""
+        return total
+
+    def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
+        """Change the aggregated state; `before` is what the round started from."""
+        return server
+
+    def server_block_end(self, server: ServerState) -> Arrays:
+        """Its server state after a block, with the best round's table."""
+        return server.parts.get(self.name, {})
+
+    def metrics(self, server: ServerState) -> dict[str, float]:
+        """Numbers for the log after a round."""
+        return {}
+
+
+CORE_HOOKS = tuple(
+    name for name, value in vars(Part).items() if callable(value) and not name.startswith("_") and name != "Config"
+)
+CAPABILITIES: tuple[type, ...] = (Privacy, Unlearning, LabEnrolment)
+
+
+def implements(part: Part | type[Part], hook: str) -> bool:
+    """Whether a part overrides a hook of its own or of a capability."""
+    cls = part if isinstance(part, type) else type(part)
+    for base in (Part, *CAPABILITIES):
+        default = vars(base).get(hook)
+        if default is not None:
+            return getattr(cls, hook, default) is not default
+    raise AttributeError(hook)
+
+
+def find_traits(cls: type[Part]) -> PartTraits:
+    """What other parts of a run may know of a part."""
+    names = [*CORE_HOOKS]
+    for capability in CAPABILITIES:
+        names += [name for name, value in vars(capability).items() if callable(value) and not name.startswith("_")]
+    hooks = frozenset(name for name in names if implements(cls, name))
+    replays = bool(getattr(cls, "replays_rounds", False))
+    return PartTraits(cls.name, hooks, cls.observes_only, cls.weighs_presence, replays)
