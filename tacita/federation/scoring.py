@@ -8,7 +8,9 @@ import numpy as np
 
 from tacita.core.types import Block, Broadcast, CohortView, Floats, Ints, Keys, Ragged, ServerState
 from tacita.federation.clients import build_user_view
+from tacita.models.scorer import Scorer
 from tacita.models.scoring import score_all, score_samples, score_with_own_rows
+from tacita.models.statistic_model import StatisticModel
 from tacita.round.device_state import OWN_ROWS, DeviceState
 from tacita.round.parts import Part, Purpose, find_deciding_part, overrides
 from tacita.round.plan import Plan
@@ -61,7 +63,7 @@ class DeviceScorer:
         if answering is not None:
             return self._score_override(answering, users, only)
         backbone = self.plan.backbone
-        if not backbone.grouped or OWN_ROWS in self.clients.lists:
+        if not isinstance(backbone, Scorer) or not backbone.grouped or OWN_ROWS in self.clients.lists:
             return None  # a catalogue costs such models little, or has rows of one's own
         return score_samples(backbone, self.build_view(users), only.rows(), only.ids)
 
@@ -91,13 +93,14 @@ class DeviceScorer:
     def _score_own_model(self, users: Ints, view: CohortView | None) -> Floats:
         """The run's own model, read with the private vectors of these users."""
         backbone, server, clients = self.plan.backbone, self.server, self.clients
-        found = None if view is None else backbone.score_history(view)
-        if found is not None:
-            return found
-        context = None if view is None else backbone.context(view)
+        if isinstance(backbone, StatisticModel):
+            assert view is not None
+            return backbone.score_history(view)
+        scorer = self.plan.scorer
+        context = None if view is None else scorer.context(view)
         private, items = (clients.private[users], server.items) if view is None else (view.private, view.items)
         if OWN_ROWS not in clients.lists:
-            return score_all(backbone, private, server.heads, items, context)
+            return score_all(scorer, private, server.heads, items, context)
         table = items.copy()  # rows that are newer than the last broadcast
         table[: len(clients.common[OWN_ROWS])] = clients.common[OWN_ROWS]
-        return score_with_own_rows(backbone, private, server.heads, table, clients.read_list(OWN_ROWS, users), context)
+        return score_with_own_rows(scorer, private, server.heads, table, clients.read_list(OWN_ROWS, users), context)

@@ -31,7 +31,7 @@ class RowsLearner(Learner):
 
     def check(self) -> None:
         train = self.context.train
-        check_training(self.context.backbone, self.parts, train)
+        check_training(self.context.scorer, self.parts, train)
         if train.moments == "kept":
             raise TacitaError(
                 "train.moments = 'kept' is for clients that keep models of their own, and here they begin every round "
@@ -62,7 +62,7 @@ class RowsLearner(Learner):
 
     def answer(self, view: CohortView, question: str) -> CohortReply:
         world = self.context
-        trained = train_cohort(view, world.backbone, self.parts, world.train, world.draws, self.workspace)
+        trained = train_cohort(view, world.scorer, self.parts, world.train, world.draws, self.workspace)
         upload, local = trained.upload, trained.local
         if world.train.weighs_data:
             upload = replace(upload, weight=np.diff(view.train.ptr[view.user_ptr]).astype(np.float64))

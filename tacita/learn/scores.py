@@ -23,6 +23,7 @@ from tacita.learn.training.cohort import choose_stepper
 from tacita.learn.training.local_models import build_local_models
 from tacita.learn.training.stepper import CONTEXT, StepExtras
 from tacita.messages import CohortReply, SparseRows, Spec, Total, Upload
+from tacita.models.scorer import Scorer
 from tacita.models.scoring import sigmoid
 from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner, register
@@ -74,6 +75,8 @@ class ScoresLearner(Learner):
 
     def check(self) -> None:
         train, backbone = self.context.train, self.context.backbone
+        if not isinstance(backbone, Scorer):
+            raise TacitaError(f"backbone '{backbone.name}' trains nothing on devices: there are no predictions.")
         check_training(backbone, self.parts, train)
         if train.silos:
             raise TacitaError("train.silos: prediction transfer is for clients that are one user each; leave it at 0.")
@@ -88,8 +91,6 @@ class ScoresLearner(Learner):
             raise TacitaError(f"train.objective = '{train.objective}': predictions are probabilities; use 'bce'.")
         if train.optimiser == "pfedme":
             raise TacitaError("train.optimiser = 'pfedme' follows a model that is sent, and here none is; use another.")
-        if backbone.learner != "rows":
-            raise TacitaError(f"backbone '{backbone.name}' trains nothing on devices: there are no predictions.")
         self.prediction_part.check_server()
 
     @property
@@ -138,7 +139,7 @@ class ScoresLearner(Learner):
 
     def answer(self, view: CohortView, question: str) -> CohortReply:
         local = self._restore_local(view)
-        stepper = choose_stepper(self.context.backbone, self.context.train, local, alone=True)
+        stepper = choose_stepper(self.context.scorer, self.context.train, local, alone=True)
         stepper.run(0, int(local.n_steps.max(initial=0)), None, StepExtras.empty(view.n_clients))
         predicted = sigmoid(stepper.row_logits())
         told = self.prediction_part.choose_predictions(view, *self._collect_predictions(view, local, predicted))
@@ -155,7 +156,7 @@ class ScoresLearner(Learner):
     def _restore_local(self, view: CohortView) -> LocalModels:
         """The clients' own models: what they have moved so far, the common start elsewhere."""
         world = self.context
-        context = world.backbone.context(view)
+        context = world.scorer.context(view)
         lists = {} if context is None else {CONTEXT: context}
         local = build_local_models(view, lists, world.train, world.draws, self.workspace, self.parts)
         mine = view.lists[SCORES]["rows"]

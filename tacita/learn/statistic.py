@@ -14,7 +14,7 @@ import numpy as np
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, Bools, CohortView, Ragged, RequestBatch, ServerState, StateUpdate
 from tacita.messages import CohortReply, Spec, Total, Upload, wire_bytes
-from tacita.models.base import RetractableModel
+from tacita.models.statistic_model import StatisticModel
 from tacita.privacy.ledger import ACCOUNT_ARRAYS, NO_LIMIT, Ledger
 from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner, collect_extra_fields, register
@@ -36,6 +36,12 @@ class StatisticLearner(Learner):
     name = "statistic"
     model_after = True
     tries = True
+
+    @property
+    def model(self) -> StatisticModel:
+        model = self.context.backbone
+        assert isinstance(model, StatisticModel)
+        return model
 
     def check(self) -> None:
         train, backbone = self.context.train, self.context.backbone
@@ -61,16 +67,16 @@ class StatisticLearner(Learner):
 
     @property
     def rounds(self) -> int:
-        return self.context.backbone.trials
+        return self.model.trials
 
     def questions(self, server: ServerState) -> tuple[str, ...]:
-        return self.context.backbone.questions(server) if server.round == 0 else ()
+        return self.model.questions(server) if server.round == 0 else ()
 
     def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
         if self._is_retraction(question):
             return self.model.retraction_fields(server)
         extras = collect_extra_fields(self.parts, len(server.items))
-        return (*self.context.backbone.statistic_fields(server, question), *extras)
+        return (*self.model.statistic_fields(server, question), *extras)
 
     def answer(self, view: CohortView, question: str) -> CohortReply:
         if self.ledger() is None:
@@ -88,22 +94,21 @@ class StatisticLearner(Learner):
     def _build_answer(self, view: CohortView, question: str) -> CohortReply:
         if self._is_retraction(question):
             return self._answer_retraction(view)
-        if self.takes_back:  # what it told before, to the word: what is taken back is made of the same lists
-            before = view.lists[self.name][CONTRIBUTION_LOG]
-            view = replace(view, history=Ragged(before.ptr, before.ids))
-        told = self.context.backbone.tell(view, question)
+        before = view.lists[self.name][CONTRIBUTION_LOG]
+        view = replace(view, history=Ragged(before.ptr, before.ids))  # a retraction is made of the same lists
+        told = self.model.encode_statistic(view, question)
         upload = Upload(told, np.ones(view.n_clients), view.client_keys)
-        if not self.takes_back or question != STATISTIC:
+        if question != STATISTIC:
             return CohortReply(upload)
         size = len(view.train.ids)
         new = {"block": np.full(size, view.block, np.int32), "stays": np.ones(size, bool)}
-        log = view.lists[self.name][CONTRIBUTION_LOG].join_rows(Ragged(view.train.ptr, view.train.ids, new))
+        log = before.join_rows(Ragged(view.train.ptr, view.train.ids, new))
         return CohortReply(upload, {f"{PARTS}{self.name}/{CONTRIBUTION_LOG}": log})
 
     # a budget
 
     def ledger(self) -> Ledger | None:
-        return self.context.backbone.ledger()
+        return self.model.ledger()
 
     def _charge(self, view: CohortView, question: str) -> tuple[Arrays, Bools]:
         """What devices have left after an answer, and whose budget holds it; who has nothing to tell pays nothing."""
@@ -111,55 +116,49 @@ class StatisticLearner(Learner):
         assert ledger is not None
         if self._is_retraction(question):
             return self.charge_retraction(view.heads, account, view.lists[self.name][CONTRIBUTION_LOG].counts() > 0)
-        what, mu = self.context.backbone.loss(view.heads, question)
+        what, mu = self.model.price_release(view.heads, question)
         return ledger.charge(account, what, mu, view.train.counts() > 0)
 
     def charge_retraction(self, heads: Arrays, account: Arrays, who: Bools) -> tuple[Arrays, Bools]:
         """Accounts once these people took something back: never refused, so it may cost more than was planned."""
         ledger = self.ledger()
         assert ledger is not None
-        what, mu = self.context.backbone.loss(heads, RETRACTION)
+        what, mu = self.model.price_release(heads, RETRACTION)
         endless = {**account, "budget": np.full_like(account["budget"], NO_LIMIT)}
         charged, goes = ledger.charge(endless, what, mu, who)
         return {**charged, "budget": account["budget"]}, goes
 
     def noised(self, server: ServerState, total: Total, question: str) -> Total:
-        return self.context.backbone.noised(server, total, question, self.context.draws)
+        return self.model.add_noise(server, total, question, self.context.draws)
 
     def promises(self, server: ServerState) -> dict[str, float]:
-        return self.context.backbone.promises(server)
+        return self.model.promises(server)
 
     def learn(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
-        return self.context.backbone.learn(server, total, question)
+        return self.model.learn(server, total, question)
 
     def go_on(self, server: ServerState) -> ServerState:
-        return self.context.backbone.try_next(server)
+        return self.model.try_next(server)
 
     # taking back
 
     @property
-    def model(self) -> RetractableModel:
-        model = self.context.backbone.retracts
-        assert model is not None
-        return model
-
-    @property
     def takes_back(self) -> bool:
-        return self.context.backbone.retracts is not None
+        return True
 
     @property
     def lasting(self) -> frozenset[str]:
-        kept = ((CONTRIBUTION_LOG,) if self.takes_back else ()) + (ACCOUNT_ARRAYS if self.ledger() else ())
+        kept = (CONTRIBUTION_LOG, *(ACCOUNT_ARRAYS if self.ledger() else ()))
         return frozenset(f"{PARTS}{self.name}/{one}" for one in kept)
 
     def device_arrays(self, n_users: int) -> StateUpdate:
         kinds: Arrays = {"block": np.zeros(0, np.int32), "stays": np.zeros(0, bool)}
-        told = {CONTRIBUTION_LOG: replace(Ragged.empty(n_users), values=kinds)} if self.takes_back else {}
+        told: StateUpdate = {CONTRIBUTION_LOG: replace(Ragged.empty(n_users), values=kinds)}
         ledger = self.ledger()
-        return {**told, **(ledger.open_accounts(n_users, self.context.backbone.epsilon) if ledger else {})}
+        return {**told, **(ledger.open_accounts(n_users, self.model.epsilon) if ledger else {})}
 
     def handle_many_here(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
-        if not self.takes_back or requests.kind not in WITHDRAWAL_KINDS:
+        if requests.kind not in WITHDRAWAL_KINDS:
             return {}
         log = view.lists[self.name][CONTRIBUTION_LOG]
         stays = log.values["stays"] & ~requests.items.holds(log.rows(), log.ids)
@@ -171,7 +170,7 @@ class StatisticLearner(Learner):
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
         """Ask for the retractions of all who wait, once they are enough; in a sum, nobody's own can be told."""
-        if not self.takes_back or requests.kind not in WITHDRAWAL_KINDS:
+        if requests.kind not in WITHDRAWAL_KINDS:
             return None
         self._check_retractable()
         waiting = server.parts.get(self.name, {}).get(PENDING_USERS, np.zeros(0, np.uint64))

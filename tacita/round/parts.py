@@ -40,6 +40,7 @@ from tacita.core.types import (
 )
 from tacita.messages import CohortReply, Form, Spec, Total, Upload
 from tacita.models.base import Backbone
+from tacita.models.scorer import Scorer, require_scorer
 from tacita.privacy.ledger import Ledger
 
 Purpose = Literal["valid", "test", "serve"]
@@ -81,6 +82,11 @@ class RunContext:
     draws: Draws
     train: TrainConfig
     part_specs: tuple[dict[str, Any], ...] = ()  # the run's parts, with the options that were said
+
+    @property
+    def scorer(self) -> Scorer:
+        """The model of a run that trains item rows."""
+        return require_scorer(self.backbone)
 
     def part_options(self, name: str) -> dict[str, Any] | None:
         """What was said of a part of the run; None: it has no such part."""

@@ -26,6 +26,7 @@ from tacita.core.types import (
 from tacita.data.silos import SiloAssignment
 from tacita.messages import CohortReply, Spec, Total
 from tacita.models.base import Backbone
+from tacita.models.scorer import Scorer, require_scorer
 from tacita.privacy.ledger import Ledger
 from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner, build_learner, collect_extra_fields
@@ -53,6 +54,11 @@ class Plan:
         object.__setattr__(self, "learner", build_learner(world, self.parts))
         for hook in ("local_data", "answers", "predict_anew"):
             find_deciding_part(self.parts, hook)
+
+    @property
+    def scorer(self) -> Scorer:
+        """The model of a run that trains item rows."""
+        return require_scorer(self.backbone)
 
     @property
     def ledgers(self) -> tuple[Ledger, ...]:

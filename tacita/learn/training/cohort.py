@@ -20,10 +20,10 @@ from tacita.learn.training.recurrent_stepper import RecurrentStepper
 from tacita.learn.training.stepper import CONTEXT, StepExtras, Stepper
 from tacita.learn.training.tower_stepper import TowerStepper
 from tacita.messages import DenseArrays, Form, SparseRows, Upload
-from tacita.models.base import Backbone
 from tacita.models.ego import EgoModel
 from tacita.models.interest import InterestModel
 from tacita.models.neural_cf import TowerModel
+from tacita.models.scorer import Scorer
 from tacita.round.parts import Part, overrides
 
 _HALVINGS = 60  # of a bracket around the length that a penalty leads to
@@ -38,7 +38,7 @@ class TrainedCohort:
     parts: dict[str, StateUpdate]  # part name -> what it wants to keep
 
 
-def check_training(backbone: Backbone, parts: Sequence[Part], plan: TrainConfig) -> None:
+def check_training(backbone: Scorer, parts: Sequence[Part], plan: TrainConfig) -> None:
     """Refuse settings of local training that cannot work together."""
     if plan.stepper == "fused" and not any(
         one.supports(backbone, plan) for one in (FusedStepper, TowerStepper, EgoStepper, RecurrentStepper)
@@ -97,11 +97,11 @@ def check_training(backbone: Backbone, parts: Sequence[Part], plan: TrainConfig)
             )
 
 
-def _can_fuse(backbone: Backbone, plan: TrainConfig) -> bool:
+def _can_fuse(backbone: Scorer, plan: TrainConfig) -> bool:
     return FusedStepper.supports(backbone, plan) and plan.stepper != "autograd"
 
 
-def choose_stepper(backbone: Backbone, plan: TrainConfig, local: LocalModels, alone: bool = False) -> Stepper:
+def choose_stepper(backbone: Scorer, plan: TrainConfig, local: LocalModels, alone: bool = False) -> Stepper:
     """The fastest that can; alone: nothing joins a step from outside, so that all can be taken at once."""
     if _can_fuse(backbone, plan) and local.weight is None:
         return FusedStepper(backbone, plan, local)
@@ -126,7 +126,7 @@ def choose_stepper(backbone: Backbone, plan: TrainConfig, local: LocalModels, al
 
 def train_cohort(
     view: CohortView,
-    backbone: Backbone,
+    backbone: Scorer,
     parts: Sequence[Part],
     plan: TrainConfig,
     draws: Draws,
@@ -185,7 +185,7 @@ def train_cohort(
     return TrainedCohort(Upload(values, np.ones(view.n_clients), view.client_keys), local, kept)
 
 
-def _scale_rate(backbone: Backbone, factor: float) -> Backbone:
+def _scale_rate(backbone: Scorer, factor: float) -> Scorer:
     """The same model with a lower learning rate."""
     rate = getattr(backbone.config, "lr", 1.0) * factor
     return type(backbone)(backbone.config.model_copy(update={"lr": rate}))
@@ -201,7 +201,7 @@ def _mark_used_rows(local: LocalModels) -> Bools:
     return used
 
 
-def _apply_pull(pull: ProximalTerm, backbone: Backbone, local: LocalModels, step: int) -> None:
+def _apply_pull(pull: ProximalTerm, backbone: Scorer, local: LocalModels, step: int) -> None:
     """The implicit step x <- (x + 2 eta s target) / (1 + 2 eta s) on the rows and vectors that took step `step`."""
     rates = backbone.rates(local.view.n_items)
     active = step < local.n_steps
@@ -213,7 +213,7 @@ def _apply_pull(pull: ProximalTerm, backbone: Backbone, local: LocalModels, step
     local.private[users] = (local.private[users] + k_private * pull.private[users]) / (1 + k_private)
 
 
-def _apply_bound(bound: NormPenalty, backbone: Backbone, local: LocalModels, step: int) -> None:
+def _apply_bound(bound: NormPenalty, backbone: Scorer, local: LocalModels, step: int) -> None:
     """The implicit step of the penalty on clients that took step `step`: what is longer than the bound shrinks.
 
     With one rate r for everything a length l becomes (l + 2 r s bound) / (1 + 2 r s). Rows and shared parameters that

@@ -112,7 +112,7 @@ class Proxies(Part):
 
     def draw_items(self, view: CohortView, users: Longs) -> tuple[Ints, Floats]:
         """Items and labels for these users of the view; in block 1 both proxies coincide and one is enough."""
-        model = score_all(self.context.backbone, view.private[users], view.heads, view.items)
+        model = score_all(self.context.scorer, view.private[users], view.heads, view.items)
         train = view.train.take(users)
         model[train.rows(), train.ids] = -np.inf
         drawn = [self.draw_from_proxy(view, users, model, STABILITY, self.config.n_stability)]
@@ -127,7 +127,7 @@ class Proxies(Part):
         sent = view.received[self.name]
         table = sent[f"{proxy}.table"]
         heads = {k: sent[f"{proxy}.heads.{k}"] for k in view.heads}
-        scores = score_all(self.context.backbone, private, heads, table)
+        scores = score_all(self.context.scorer, private, heads, table)
         train = view.train.take(users)
         known = train.ids < len(table)  # items of this block alone have no row in a proxy
         scores[train.rows()[known], train.ids[known]] = -np.inf
@@ -138,7 +138,7 @@ class Proxies(Part):
         key = self.context.draws.private(f"proxies-{proxy}", view.block, view.round)
         place = weighted_picks(key, view.user_keys[users], log_weight, n)
         item = np.where(place < 0, -1, np.take_along_axis(best, np.maximum(place, 0), 1)).astype(np.int32)
-        label = sigmoid(score_lists(self.context.backbone, private, heads, table, np.maximum(item, 0)))
+        label = sigmoid(score_lists(self.context.scorer, private, heads, table, np.maximum(item, 0)))
         return item, np.where(item < 0, np.float32(0), label)
 
     def at_hand(self, view: CohortView) -> Ragged | None:

@@ -56,7 +56,7 @@ class Proximal(LastTable):
     def extras(self, view: CohortView, local: LocalModels) -> Arrays:
         if not self._is_active(view):
             return {}
-        k = 2 * self.context.backbone.rates(view.n_items)["rows"] * self.config.strength
+        k = 2 * self.context.scorer.rates(view.n_items)["rows"] * self.config.strength
         return {"share": 1 - (1 + k) ** -local.n_steps.astype(np.float64)}
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:

@@ -54,8 +54,8 @@ from tacita.methods.distillation.weighting import (
     update_weighting,
 )
 from tacita.models import backbone_class, backbone_names
-from tacita.models.base import Backbone
 from tacita.models.lightgcn import LightGCN
+from tacita.models.scorer import Scorer
 from tacita.round.parts import PartConfig
 from tacita.round.registry import register
 
@@ -113,10 +113,10 @@ class Transfer(PredictionPart):
     # what it is made of
 
     @property
-    def server_backbone(self) -> Backbone:
+    def server_backbone(self) -> Scorer:
         options = dict(self.config.server)
         if not options:
-            return self.context.backbone
+            return self.context.scorer
         if "name" not in options:
             options = {**self.context.backbone.config.model_dump(), **options}
         name = options.pop("name", self.context.backbone.name)
@@ -125,6 +125,8 @@ class Transfer(PredictionPart):
         if name not in backbone_names():
             raise unknown_name_error("server model", name, backbone_names())
         cls = backbone_class(name)
+        if not issubclass(cls, Scorer):
+            raise TacitaError(f"server model '{name}' cannot be taught; use neumf, neuncf, lightgcn or mf.")
         return cls(validate_model(cls.Config, options, f"server model '{name}'"))
 
     @property
@@ -149,10 +151,6 @@ class Transfer(PredictionPart):
         c = self.config
         if c.beta_low > c.beta_high:
             raise TacitaError(f"beta_low = {c.beta_low} is above beta_high = {c.beta_high}; swap them.")
-        if self.server_backbone.learner != "rows":
-            raise TacitaError(
-                f"server model '{self.server_backbone.name}' cannot be taught; use neumf, neuncf, lightgcn or mf."
-            )
         CentralModel(
             self.server_backbone,
             Teacher.new(self.server_backbone, self.context.draws, _empty_items(self)).build_graph(),
@@ -202,7 +200,7 @@ class Transfer(PredictionPart):
 
     def answers(self, view: CohortView) -> Floats | None:
         if self.config.answers == "client":
-            return score_client_models(self.context.backbone, view)
+            return score_client_models(self.context.scorer, view)
         sent = view.per_client[self.name]
         return sent.values["score"].reshape(len(view.user), view.n_items).copy()
 

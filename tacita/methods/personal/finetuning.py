@@ -39,7 +39,7 @@ class FineTuning(Part):
     config: FineTuningConfig
 
     def check(self, n_items: int) -> None:
-        backbone = self.context.backbone
+        backbone = self.context.scorer
         if len(backbone.phases) > 1:
             raise TacitaError(
                 f"part 'fine-tuning' moves a whole model at once, and backbone '{backbone.name}' moves in "
@@ -50,12 +50,12 @@ class FineTuning(Part):
         if purpose == "valid":
             return None
         private, heads, own = self.fine_tune(view)
-        context = self.context.backbone.context(view)
-        return score_personal(self.context.backbone, private, heads, view.items, own, context, only)
+        context = self.context.scorer.context(view)
+        return score_personal(self.context.scorer, private, heads, view.items, own, context, only)
 
     def fine_tune(self, view: CohortView) -> tuple[Floats, dict[str, Floats], Ragged]:
         """Everybody's private vector, shared parameters and moved rows after the steps."""
-        local = train_cohort(view, self.context.backbone, (), self._training_config(), self.context.draws).local
+        local = train_cohort(view, self.context.scorer, (), self._training_config(), self.context.draws).local
         heads = {name: local.personal[f"heads.{name}"] for name in local.heads}
         moved = local.personal["rows"] - view.items[local.row_item]
         return local.personal["private"], heads, Ragged(local.row_start, local.row_item, {"moved": moved})

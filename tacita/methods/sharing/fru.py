@@ -75,7 +75,7 @@ class Fru(ReplayUnlearning):
     def negatives(self, view: CohortView, counts: Longs) -> Ints | None:
         if self.config.negatives == "uniform":
             return None
-        private = self.context.backbone.named(view.private)
+        private = self.context.scorer.named(view.private)
         fits = "p" in private and private["p"].shape[1] == view.items.shape[1]
         key = self.context.draws.private("semi-hard", view.block, view.round)
         return draw_mixed_negatives(view, counts, private["p"] if fits else None, self.config.pool, key)

@@ -13,6 +13,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, RequestBatch, ServerState
 from tacita.messages import Total
 from tacita.methods.sharing import update_log as log
+from tacita.models.statistic_model import StatisticModel
 from tacita.round.parts import DeviceQuery, Part, RoundPlayer
 from tacita.round.plan import RETRAINING_OVER_BUDGET
 from tacita.round.registry import register, register_preset
@@ -26,7 +27,8 @@ class RetrainPart(Part):
     works_with = ("rows", "statistic")
 
     def check(self, n_items: int) -> None:
-        if self.context.backbone.ledger() is not None:
+        backbone = self.context.backbone
+        if isinstance(backbone, StatisticModel) and backbone.ledger() is not None:
             raise TacitaError(RETRAINING_OVER_BUDGET)
         log.check_replay_settings(self.name, self.context.train.model_copy(update={"aggregation": "mean"}))
 
