@@ -8,7 +8,9 @@ import numpy as np
 
 from tacita.core.types import Block, Broadcast, CohortView, Floats, Ints, Keys, Ragged, ServerState
 from tacita.federation.clients import build_user_view
+from tacita.models.scorer import Scorer
 from tacita.models.scoring import score_all, score_samples, score_with_own_rows
+from tacita.models.statistic_model import StatisticModel
 from tacita.round.device_state import OWN_ROWS, DeviceState
 from tacita.round.plan import Plan
 from tacita.round.serving import Purpose, Serving
@@ -61,7 +63,7 @@ class DeviceScorer:
             scores = _override_scores(servings, only)
             if scores is not None or is_overridden:
                 return scores
-        if not backbone.grouped or OWN_ROWS in self.clients.lists:
+        if not isinstance(backbone, Scorer) or not backbone.grouped or OWN_ROWS in self.clients.lists:
             return None  # a catalogue costs such models little, or has rows of one's own
         return score_samples(backbone, self.build_view(users), only.rows(), only.ids)
 
@@ -106,11 +108,11 @@ class DeviceScorer:
 
     def _score_own_model(self, users: Ints, view: CohortView | None) -> Floats:
         """The run's own model, read with the private vectors of these users."""
-        backbone = self.plan.backbone
+        if isinstance(self.plan.backbone, StatisticModel):
+            assert view is not None
+            return self.plan.backbone.score_history(view)
+        backbone = self.plan.scorer
         heads = self.server.heads
-        scores = None if view is None else backbone.score_history(view)
-        if scores is not None:
-            return scores
         context = None
         private = self.clients.private[users]
         items = self.server.items

@@ -32,7 +32,7 @@ class RowsLearner(Learner):
 
     def check(self) -> None:
         train = self.context.train
-        check_training(self.context.backbone, self.parts, train)
+        check_training(self.context.scorer, self.parts, train)
         if train.moments == "kept":
             raise TacitaError(
                 "train.moments = 'kept' is for clients that keep models of their own, and here they begin every round "
@@ -64,7 +64,7 @@ class RowsLearner(Learner):
     def answer(self, task: CohortTask, question: str) -> CohortReply:
         context = self.context
         view = task.view
-        trained = train_cohort(task, context.backbone, self.parts, context.train, context.draws, self.workspace)
+        trained = train_cohort(task, context.scorer, self.parts, context.train, context.draws, self.workspace)
         upload = trained.upload
         local = trained.local
         if context.train.weighs_data:

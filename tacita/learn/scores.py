@@ -23,6 +23,7 @@ from tacita.learn.training.cohort import choose_stepper
 from tacita.learn.training.local_models import build_local_models
 from tacita.learn.training.stepper import CONTEXT, StepExtras
 from tacita.messages import CohortReply, SparseRows, Spec, Total, Upload
+from tacita.models.scorer import Scorer
 from tacita.models.scoring import sigmoid
 from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner, register
@@ -78,7 +79,9 @@ class ScoresLearner(Learner):
         return found[0]
 
     def check(self) -> None:
-        train, backbone = self.context.train, self.context.backbone
+        train, backbone = self.context.train, self.context.scorer
+        if not isinstance(backbone, Scorer):
+            raise TacitaError(f"backbone '{backbone.name}' trains nothing on devices: there are no predictions.")
         check_training(backbone, self.parts, train)
         if train.silos:
             raise TacitaError("train.silos: prediction transfer is for clients that are one user each; leave it at 0.")
@@ -93,8 +96,6 @@ class ScoresLearner(Learner):
             raise TacitaError(f"train.objective = '{train.objective}': predictions are probabilities; use 'bce'.")
         if train.optimiser == "pfedme":
             raise TacitaError("train.optimiser = 'pfedme' follows a model that is sent, and here none is; use another.")
-        if backbone.learner != "rows":
-            raise TacitaError(f"backbone '{backbone.name}' trains nothing on devices: there are no predictions.")
         self.prediction_part.check_server()
 
     @property
@@ -109,7 +110,7 @@ class ScoresLearner(Learner):
         return (Spec(SCORES, (len(server.items),), seen="each", most=1.0, least=0.0, about=about),)
 
     def state(self, n_users: int) -> Sequence[StateSpec]:
-        backbone = self.context.backbone
+        backbone = self.context.scorer
         no_rows = np.zeros((0, backbone.item_width), np.float32)
         columns: Arrays = {"row": no_rows}
         heads: Arrays = {}
@@ -157,7 +158,7 @@ class ScoresLearner(Learner):
     def answer(self, task: CohortTask, question: str) -> CohortReply:
         view = task.view
         local = self._restore_local(task)
-        stepper = choose_stepper(self.context.backbone, self.context.train, local, alone=True)
+        stepper = choose_stepper(self.context.scorer, self.context.train, local, alone=True)
         stepper.run(0, int(local.n_steps.max(initial=0)), None, StepExtras.empty(view.n_clients))
         predicted = sigmoid(stepper.row_logits())
         own, received = self._collect_predictions(view, local, predicted)
@@ -186,7 +187,7 @@ class ScoresLearner(Learner):
         """The clients' own models: what they have moved so far, the common start elsewhere."""
         view = task.view
         run = self.context
-        context = run.backbone.context(view)
+        context = run.scorer.context(view)
         lists = {} if context is None else {CONTEXT: context}
         local = build_local_models(view, lists, run.train, run.draws, self.workspace, task.tasks)
         own_rows = view.lists[SCORES]["rows"]

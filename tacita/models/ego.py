@@ -14,8 +14,9 @@ from pydantic import Field
 
 from tacita.core.types import Arrays, CohortView, Floats, Keys, Ragged
 from tacita.kernels.hashing import uniforms
-from tacita.models.base import BackboneConfig, Context, TrainedConfig, register
+from tacita.models.base import BackboneConfig, TrainedConfig, register
 from tacita.models.factor import TwoVectorModel
+from tacita.models.scorer import Context
 
 _TINY = 1e-24  # keeps a cosine with a vector of zeros finite
 

@@ -12,12 +12,13 @@ from tacita.core.draws import Draws
 from tacita.core.types import Arrays, Floats, Keys
 from tacita.kernels import steps
 from tacita.kernels.hashing import normals, uniforms
-from tacita.models.base import Backbone, BackboneConfig, TrainedConfig, linear_bound, register, repeat_start
+from tacita.models.base import BackboneConfig, TrainedConfig, linear_bound, register, repeat_start
+from tacita.models.scorer import Scorer
 
 _COMMON_OWNER = np.zeros(1, np.uint64)  # the owner of draws that all clients share
 
 
-class FactorModel(Backbone):
+class FactorModel(Scorer):
     """What the three share: item rows of `dim` numbers and an item rate that may grow with the catalogue."""
 
     config: TrainedConfig

@@ -19,8 +19,9 @@ from pydantic import Field
 from tacita.core.draws import Draws
 from tacita.core.types import Arrays, CohortView, Floats, Keys, Ragged
 from tacita.kernels.hashing import normals, uniforms
-from tacita.models.base import BackboneConfig, Context, TrainedConfig, register
+from tacita.models.base import BackboneConfig, TrainedConfig, register
 from tacita.models.factor import TwoVectorModel
+from tacita.models.scorer import Context
 
 NEIGHBOURS = "neighbours"
 """The part whose letters hold vectors of other users, and the column of a context that they become."""

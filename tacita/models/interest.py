@@ -17,8 +17,9 @@ from pydantic import Field
 from tacita.core.draws import Draws
 from tacita.core.flat_indices import expand_spans
 from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Ints, Longs, Ragged
-from tacita.models.base import BackboneConfig, Context, register
+from tacita.models.base import BackboneConfig, register
 from tacita.models.neural_cf import TowerConfig, TowerModel, linear, relu
+from tacita.models.scorer import Context
 
 RATING, GAP = "rating", "gap"
 GAP_BUCKETS = 24

@@ -14,8 +14,9 @@ from pydantic import Field
 
 from tacita.core.types import Arrays, CohortView, Floats, Keys, Ragged
 from tacita.kernels.hashing import normals
-from tacita.models.base import BackboneConfig, Context, TrainedConfig, register
+from tacita.models.base import BackboneConfig, TrainedConfig, register
 from tacita.models.factor import TwoVectorModel
+from tacita.models.scorer import Context
 
 
 class LightGCNConfig(TrainedConfig):

@@ -13,16 +13,14 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Bools, CohortView, Floats, Ints, Longs, Ragged
 from tacita.kernels.steps import add_own_moves, affine_scores
 from tacita.kernels.threads import threads_in_use
-from tacita.models.base import Backbone, Context
+from tacita.models.scorer import Context, Scorer
 
 CHUNK = 256  # users scored at once, padded to this shape by models that are not affine in the item row
 _TILE = 512  # items scored at once by such models
 _LANES = 32  # samples of one product in a tower: so small a product stays on one core and costs no waiting
 
 
-def score_all(
-    backbone: Backbone, private: Floats, heads: Arrays, items: Floats, context: Ragged | None = None
-) -> Floats:
+def score_all(backbone: Scorer, private: Floats, heads: Arrays, items: Floats, context: Ragged | None = None) -> Floats:
     """Logits (users, items). Every number depends on its own user and item only, not on the batch."""
     _check_context(backbone, context)
     reading = backbone.reading(private, heads)
@@ -40,7 +38,7 @@ def score_all(
     return out
 
 
-def _check_context(backbone: Backbone, context: Ragged | None) -> None:
+def _check_context(backbone: Scorer, context: Ragged | None) -> None:
     if backbone.reads_context and context is None:
         raise TacitaError(f"backbone '{backbone.name}' scores with a user's own items, and none were given.")
 
@@ -49,7 +47,7 @@ def _score_affine(a: Floats, c: Floats, rows: Floats) -> Floats:
     return affine_scores(np.ascontiguousarray(a), np.ascontiguousarray(c, np.float32), np.ascontiguousarray(rows.T))
 
 
-def _score_chunk(backbone: Backbone, rep: dict[str, Any], heads: Arrays, items: Floats, lists: Ragged | None) -> Floats:
+def _score_chunk(backbone: Scorer, rep: dict[str, Any], heads: Arrays, items: Floats, lists: Ragged | None) -> Floats:
     """Logits of a chunk of represented users; `lists`: which items are in their contexts."""
     outside = None if lists is None else backbone.reading_outside(rep, heads, items)
     if outside is not None and lists is not None:
@@ -64,7 +62,7 @@ def _score_chunk(backbone: Backbone, rep: dict[str, Any], heads: Arrays, items: 
     return _score_tiles(backbone, rep, heads, items, inside)
 
 
-def _represent_chunk(backbone: Backbone, private: Floats, heads: Arrays, context: Context | None) -> dict[str, Any]:
+def _represent_chunk(backbone: Scorer, private: Floats, heads: Arrays, context: Context | None) -> dict[str, Any]:
     """The users as the model sees them, padded to a chunk: no shape follows the company."""
     padded = np.zeros((CHUNK, private.shape[1]), np.float32)
     padded[: len(private)] = private
@@ -76,9 +74,7 @@ def _represent_chunk(backbone: Backbone, private: Floats, heads: Arrays, context
     return backbone.represent(backbone.named(padded), repeated, context)
 
 
-def _score_tiles(
-    backbone: Backbone, rep: dict[str, Any], heads: Arrays, items: Floats, inside: Floats | None
-) -> Floats:
+def _score_tiles(backbone: Scorer, rep: dict[str, Any], heads: Arrays, items: Floats, inside: Floats | None) -> Floats:
     if backbone.grouped:
         return _score_towers(backbone, rep, heads, items)
     n_items = len(items)
@@ -99,7 +95,7 @@ def _score_tiles(
     return out
 
 
-def _score_towers(backbone: Backbone, rep: dict[str, Any], heads: Arrays, items: Floats) -> Floats:
+def _score_towers(backbone: Scorer, rep: dict[str, Any], heads: Arrays, items: Floats) -> Floats:
     """A user at a time, users on all cores: neither users nor items are repeated."""
     shared = {k: v[None] for k, v in heads.items()}
     rows = np.pad(items, ((0, -len(items) % _TILE), (0, 0)))
@@ -114,13 +110,13 @@ def _score_towers(backbone: Backbone, rep: dict[str, Any], heads: Arrays, items:
         return np.stack(list(pool.map(score_one, range(CHUNK)))).astype(np.float32)
 
 
-def score_aligned(backbone: Backbone, private: Floats, heads: Arrays, rows: Floats) -> Floats:
+def score_aligned(backbone: Scorer, private: Floats, heads: Arrays, rows: Floats) -> Floats:
     """Logits of a private vector and a row each, by a model without context, all with the same heads."""
     _check_context(backbone, None)
     return _score_pairs(backbone, backbone.named(private), heads, np.arange(len(rows)), (rows, None))
 
 
-def _score_in_lanes(backbone: Backbone, mine: dict[str, Any], heads: Arrays, rows: Floats) -> Floats:
+def _score_in_lanes(backbone: Scorer, mine: dict[str, Any], heads: Arrays, rows: Floats) -> Floats:
     """Logits of aligned samples in groups of one size: the last one is filled up, so that no shape follows them."""
     shared = {k: v[None] for k, v in heads.items()}
 
@@ -138,7 +134,7 @@ def _score_in_lanes(backbone: Backbone, mine: dict[str, Any], heads: Arrays, row
 
 
 def _score_pairs(
-    backbone: Backbone, rep: dict[str, Any], heads: Arrays, user: AnyArray, sample: tuple[Floats, Floats | None]
+    backbone: Scorer, rep: dict[str, Any], heads: Arrays, user: AnyArray, sample: tuple[Floats, Floats | None]
 ) -> Floats:
     """Logits of samples (rows, inside), each of one of the users."""
     rows, inside = sample
@@ -149,7 +145,7 @@ def _score_pairs(
     return np.asarray(backbone.score(mine, repeated, rows, inside), np.float32)
 
 
-def score_samples(backbone: Backbone, view: CohortView, user: AnyArray, item: AnyArray) -> Floats:
+def score_samples(backbone: Scorer, view: CohortView, user: AnyArray, item: AnyArray) -> Floats:
     """Logits of some samples of a view's users, under the model that they received."""
     context, out = backbone.context(view), np.empty(len(item), np.float32)
     for lo in range(0, len(view.user), CHUNK):
@@ -163,7 +159,7 @@ def score_samples(backbone: Backbone, view: CohortView, user: AnyArray, item: An
     return out
 
 
-def score_lists(backbone: Backbone, private: Floats, heads: Arrays, items: Floats, lists: Ints) -> Floats:
+def score_lists(backbone: Scorer, private: Floats, heads: Arrays, items: Floats, lists: Ints) -> Floats:
     """Logits (users, listed) of each user for its own list of items, by a model without context."""
     _check_context(backbone, None)
     n, width = lists.shape
@@ -178,7 +174,7 @@ def sigmoid(scores: Floats) -> Floats:
 
 
 def score_with_own_rows(
-    backbone: Backbone,
+    backbone: Scorer,
     private: Floats,
     heads: Arrays,
     items: Floats,
@@ -202,7 +198,7 @@ def score_with_own_rows(
 
 
 def score_personal(
-    backbone: Backbone,
+    backbone: Scorer,
     private: Floats,
     heads: Arrays,
     items: Floats,
@@ -218,7 +214,7 @@ def score_personal(
 
 
 def _score_personal_catalogue(
-    backbone: Backbone, private: Floats, heads: Arrays, items: Floats, own: Ragged, context: Ragged | None
+    backbone: Scorer, private: Floats, heads: Arrays, items: Floats, own: Ragged, context: Ragged | None
 ) -> Floats:
     if not heads:
         return score_with_own_rows(backbone, private, {}, items, own, context)
@@ -233,7 +229,7 @@ def _score_personal_catalogue(
 
 
 def _score_personal_towers(
-    backbone: Backbone,
+    backbone: Scorer,
     private: Floats,
     heads: Arrays,
     items: Floats,
@@ -270,7 +266,7 @@ def _score_personal_towers(
 
 
 def _score_own_in_context(
-    backbone: Backbone,
+    backbone: Scorer,
     private: Floats,
     heads: Arrays,
     items: Floats,

@@ -19,6 +19,7 @@ from tacita.core.draws import Draws
 from tacita.core.types import Arrays, CohortView, Doubles, LocalModels, ServerState, StateUpdate
 from tacita.messages import Total, Upload
 from tacita.models.base import Backbone
+from tacita.models.scorer import Scorer, require_scorer
 from tacita.round.broadcast import Audience, PartBroadcast
 from tacita.round.capabilities import LabEnrolment, Privacy, Unlearning
 from tacita.round.fields import PartFields
@@ -51,6 +52,11 @@ class RunContext:
     train: TrainConfig
     part_specs: tuple[dict[str, Any], ...] = ()  # the run's parts, with the options that were set
     traits: tuple[PartTraits, ...] = ()  # of all parts, in their order
+
+    @property
+    def scorer(self) -> Scorer:
+        """The model of a run that trains item rows."""
+        return require_scorer(self.backbone)
 
     def part_options(self, name: str) -> dict[str, Any] | None:
         """The options that were set for a part of the run; None: it has no such part."""

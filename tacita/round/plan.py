@@ -14,6 +14,7 @@ from tacita.core.types import BlockStream, Broadcast, CohortView, Floats, Keys, 
 from tacita.data.silos import SiloAssignment
 from tacita.messages import CohortReply, Spec, Total
 from tacita.models.base import Backbone
+from tacita.models.scorer import Scorer, require_scorer
 from tacita.privacy.ledger import Ledger
 from tacita.round.broadcast import Audience, PartBroadcast, PerClientLists, list_bytes
 from tacita.round.capabilities import Unlearning
@@ -88,6 +89,11 @@ class Plan:
         """The parts that take something out of the model when users withdraw it."""
         able = self.implementing("on_server")
         return tuple(part for part in able if part.unlearning is not None and part.unlearning.scope)
+
+    @property
+    def scorer(self) -> Scorer:
+        """The model of a run that trains item rows."""
+        return require_scorer(self.backbone)
 
     @property
     def ledgers(self) -> tuple[Ledger, ...]:

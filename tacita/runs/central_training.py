@@ -14,7 +14,13 @@ from tacita.core.types import Block, Floats, Ints, Ragged
 from tacita.federation.evaluation import build_mask, build_rules, selection_metric
 from tacita.kernels.sampling import draw_samples, room_for_negatives
 from tacita.kernels.threads import threads_in_use
-from tacita.learn.training.central_model import CentralModel, CentralState, InteractionGraph, TrainingSamples
+from tacita.learn.training.central_model import (
+    CentralModel,
+    CentralState,
+    InteractionGraph,
+    TrainingSamples,
+    require_central,
+)
 from tacita.metrics import Evaluation, ScoreUsers, evaluate
 from tacita.models.lightgcn import LightGCN
 from tacita.round.parts import Purpose
@@ -41,10 +47,10 @@ class CentralCheckpoint:
 def train_centrally(fed: Federation, block: Block) -> CentralCheckpoint:
     """Epochs on the training data so far until validation has not improved for `train.patience` of them."""
     data, plan, every = fed.stream.train_items(block.index), fed.config.train, fed.config.evaluate.every
-    central = CentralModel(fed.backbone, _build_graph(fed, data, block), plan.weight_decay)
+    central = CentralModel(require_central(fed.backbone), _build_graph(fed, data, block), plan.weight_decay)
     state = _init_state(fed, central, block)
     best = CentralCheckpoint(central, state, 0, 0, None)
-    batch = GRAPH_BATCH if fed.backbone.on_graph else BATCH
+    batch = GRAPH_BATCH if central.backbone.on_graph else BATCH
     for epoch in range(1, plan.rounds + 1):
         order = fed.draws.public("central-order", block.index, epoch)
         state = central.train(state, _draw_samples(fed, data, block, epoch), batch, [order])

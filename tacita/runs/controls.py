@@ -44,9 +44,9 @@ def alone_scorer(fed: Federation, block: Block) -> ScoreUsers:
     The item rate is divided by the number of clients, as averaging would have done to each client's step.
     """
     n_clients = max(1, int((block.train.counts() > 0).sum()))
-    scale = fed.backbone.item_scale(block.n_items) / n_clients
-    config = fed.backbone.config.model_copy(update={"item_lr_scale": scale})
-    backbone = type(fed.backbone)(config)
+    scale = fed.scorer.item_scale(block.n_items) / n_clients
+    config = fed.scorer.config.model_copy(update={"item_lr_scale": scale})
+    backbone = type(fed.scorer)(config)
     plan = fed.config.train.model_copy(update={"local_epochs": ALONE_EPOCHS, "silos": 0})
     items = fed.initial_rows(0, block.n_items)
     heads = backbone.init_heads(fed.draws)

@@ -21,7 +21,7 @@ from tacita.federation.clients import build_user_view, empty_device_state, grow_
 from tacita.federation.scoring import DeviceScorer
 from tacita.learn.training import train_cohort
 from tacita.methods.personal.fedrec import VirtualRatings
-from tacita.models.base import Backbone
+from tacita.models.scorer import Scorer
 from tacita.round.parts import Part, overrides
 from tacita.round.plan import Plan, prepare_serving
 from tacita.runs.loaded_run import LoadedRun, RankedItems, RecommendationQuery, check_list_length, rank_items
@@ -52,7 +52,7 @@ def score_newcomers(loaded: LoadedRun, histories: Ragged, rounds: int, users: In
     grow_devices(devices, plan, keys)
     if plan.backbone.private_width:
         settings = plan.config.train.model_copy(update={"silos": 0})
-        still, down = freeze_shared(plan.backbone), Broadcast()
+        still, down = freeze_shared(plan.scorer), Broadcast()
         labelling = tuple(part for part in plan.parts if overrides(part, "labels"))
         for number in range(1, rounds + 1):
             view = build_user_view(devices, replace(server, round=number), block, np.arange(n), keys, down)
@@ -62,7 +62,7 @@ def score_newcomers(loaded: LoadedRun, histories: Ragged, rounds: int, users: In
     return scorer(users)
 
 
-def freeze_shared(backbone: Backbone) -> Backbone:
+def freeze_shared(backbone: Scorer) -> Scorer:
     """The same model, of which only private vectors learn."""
     still = copy.copy(backbone)
 

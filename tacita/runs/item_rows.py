@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from tacita.core.errors import TacitaError
 from tacita.data.features import load_stream_features
+from tacita.models.scorer import Scorer
 from tacita.models.side import build_side_rows, list_sources
 from tacita.models.tally.features import encode_item_features
 from tacita.models.tally.private_tally import PrivateTally
@@ -20,7 +21,7 @@ def with_side_rows(fed: Federation) -> Federation:
     asked, backbone, stream = fed.config.item_rows, fed.backbone, fed.stream
     if asked == "random":
         return fed
-    if backbone.learner != "rows":
+    if not isinstance(backbone, Scorer):
         raise TacitaError(
             f"item_rows = '{asked}': backbone '{backbone.name}' trains no item rows that could start from side "
             "information; use 'random'."

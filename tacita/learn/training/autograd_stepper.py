@@ -20,7 +20,7 @@ from tacita.core.types import AnyArray, Floats, LocalModels, Longs, Ragged
 from tacita.learn.training.objectives import POINTWISE, bpr, sum_weighted_squares
 from tacita.learn.training.optimisers import OPTIMISERS, MovingArray, UsedRows
 from tacita.learn.training.stepper import CONTEXT, StepExtras, Stepper
-from tacita.models.base import Backbone, Context
+from tacita.models.scorer import Context, Scorer
 
 _LANES = 64
 
@@ -71,7 +71,7 @@ def _find_distinct(numbers: list[Longs], n: int) -> Longs:
 
 
 class AutogradStepper(Stepper):
-    def __init__(self, backbone: Backbone, plan: TrainConfig, local: LocalModels) -> None:
+    def __init__(self, backbone: Scorer, plan: TrainConfig, local: LocalModels) -> None:
         torch.set_num_threads(1)
         super().__init__(backbone, plan, local)
         view = local.view

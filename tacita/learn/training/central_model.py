@@ -27,6 +27,7 @@ from tacita.kernels.threads import limit_blas_threads, threads_in_use
 from tacita.kernels.tower import tower_catalogue, tower_logits, tower_slopes
 from tacita.models.base import Backbone
 from tacita.models.neural_cf import TowerModel
+from tacita.models.scorer import Scorer
 from tacita.models.scoring import score_aligned, score_all
 
 if TYPE_CHECKING:
@@ -119,22 +120,25 @@ class TrainingSamples:
         return TrainingSamples(self.user[which], self.item[which], self.label[which], self.weight[which])
 
 
+def require_central(backbone: Backbone) -> Scorer:
+    """The backbone, where it can be trained with all users in one place."""
+    if isinstance(backbone, Scorer) and (backbone.on_graph or not backbone.reads_context):
+        return backbone
+    raise TacitaError(f"backbone '{backbone.name}' has no central model; use neumf, neuncf, lightgcn or mf.")
+
+
 @dataclass(frozen=True)
 class CentralModel:
     """A backbone whose users are all here; a graph model needs its graph."""
 
-    backbone: Backbone
+    backbone: Scorer
     graph: InteractionGraph | None = None
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.backbone.on_graph:
-            if self.graph is None:
-                raise TacitaError(f"backbone '{self.backbone.name}' scores on a graph, and none was given.")
-        elif self.backbone.reads_context or self.backbone.learner != "rows":
-            raise TacitaError(
-                f"backbone '{self.backbone.name}' has no central model; use neumf, neuncf, lightgcn or mf."
-            )
+        require_central(self.backbone)
+        if self.backbone.on_graph and self.graph is None:
+            raise TacitaError(f"backbone '{self.backbone.name}' scores on a graph, and none was given.")
 
     def init_state(self, draws: Draws, user_keys: Keys, item_keys: Keys) -> CentralState:
         backbone = self.backbone

@@ -10,14 +10,14 @@ from tacita.learn.training.ego_stepper import EgoStepper
 from tacita.learn.training.fused_stepper import FusedStepper
 from tacita.learn.training.recurrent_stepper import RecurrentStepper
 from tacita.learn.training.tower_stepper import TowerStepper
-from tacita.models.base import Backbone
+from tacita.models.scorer import Scorer
 from tacita.round.clashes import check_objective
 from tacita.round.part import Part
 
 COMPILED_STEPPERS = (FusedStepper, TowerStepper, EgoStepper, RecurrentStepper)
 
 
-def check_training(backbone: Backbone, parts: Sequence[Part], train: TrainConfig) -> None:
+def check_training(backbone: Scorer, parts: Sequence[Part], train: TrainConfig) -> None:
     """Refuse settings of local training that cannot work together; asked once a run."""
     _check_stepper(backbone, train)
     _check_optimiser(backbone, train)
@@ -31,7 +31,7 @@ def check_training(backbone: Backbone, parts: Sequence[Part], train: TrainConfig
             )
 
 
-def _check_stepper(backbone: Backbone, train: TrainConfig) -> None:
+def _check_stepper(backbone: Scorer, train: TrainConfig) -> None:
     if train.stepper != "fused":
         return
     if not any(stepper.supports(backbone, train) for stepper in COMPILED_STEPPERS):
@@ -43,7 +43,7 @@ def _check_stepper(backbone: Backbone, train: TrainConfig) -> None:
         )
 
 
-def _check_optimiser(backbone: Backbone, train: TrainConfig) -> None:
+def _check_optimiser(backbone: Scorer, train: TrainConfig) -> None:
     if train.objective == "bpr" and train.negatives == 0:
         raise TacitaError("train.objective = 'bpr' ranks positives above negatives; set train.negatives to 1 or more.")
     if train.weight_decay > 0 and train.optimiser != "lazy-adam":

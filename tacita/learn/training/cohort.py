@@ -19,7 +19,7 @@ from tacita.learn.training.recurrent_stepper import RecurrentStepper
 from tacita.learn.training.stepper import CONTEXT, StepExtras, Stepper
 from tacita.learn.training.tower_stepper import TowerStepper
 from tacita.messages import DenseArrays, Form, SparseRows, Upload
-from tacita.models.base import Backbone
+from tacita.models.scorer import Scorer
 from tacita.models.ego import EgoModel
 from tacita.models.interest import InterestModel
 from tacita.models.neural_cf import TowerModel
@@ -36,11 +36,11 @@ class TrainedCohort:
     part_state: dict[str, StateUpdate] = field(default_factory=dict)  # part name -> what it wants to keep
 
 
-def can_fuse(backbone: Backbone, train: TrainConfig) -> bool:
+def can_fuse(backbone: Scorer, train: TrainConfig) -> bool:
     return FusedStepper.supports(backbone, train) and train.stepper != "autograd"
 
 
-def choose_stepper(backbone: Backbone, train: TrainConfig, local: LocalModels, alone: bool = False) -> Stepper:
+def choose_stepper(backbone: Scorer, train: TrainConfig, local: LocalModels, alone: bool = False) -> Stepper:
     """The fastest that can; alone: nothing joins a step from outside, so that all can be taken at once."""
     is_plain = local.weight is None
     if can_fuse(backbone, train) and is_plain:
@@ -59,7 +59,7 @@ def choose_stepper(backbone: Backbone, train: TrainConfig, local: LocalModels, a
     return AutogradStepper(backbone, train, local)
 
 
-def _choose_compiled(backbone: Backbone, train: TrainConfig, local: LocalModels, is_plain: bool) -> Stepper | None:
+def _choose_compiled(backbone: Scorer, train: TrainConfig, local: LocalModels, is_plain: bool) -> Stepper | None:
     """A compiled stepper that takes all steps at once; None: there is none for this model."""
     if is_plain and TowerStepper.supports(backbone, train):
         assert isinstance(backbone, TowerModel)
@@ -99,7 +99,7 @@ class _JointSteps:
                 extras[name] = samples
         return StepExtras.collect(local, extras) if extras else none
 
-    def apply_pulls(self, backbone: Backbone, local: LocalModels, step: int) -> None:
+    def apply_pulls(self, backbone: Scorer, local: LocalModels, step: int) -> None:
         for task in self.task.tasks.values():
             if task.pull is not None:
                 apply_pull(task.pull, backbone, local, step)
@@ -110,7 +110,7 @@ class _JointSteps:
 
 def train_cohort(
     task: CohortTask,
-    backbone: Backbone,
+    backbone: Scorer,
     parts: Sequence[Part],
     train: TrainConfig,
     draws: Draws,
@@ -149,7 +149,7 @@ def train_cohort(
     return TrainedCohort(Upload(values, np.ones(view.n_clients), view.client_keys), local, part_state)
 
 
-def _collect_rows_needed(task: CohortTask, backbone: Backbone) -> dict[str, Ragged]:
+def _collect_rows_needed(task: CohortTask, backbone: Scorer) -> dict[str, Ragged]:
     """Items whose rows are needed beside those of the samples: by parts, and by the model itself."""
     lists = {}
     for name, part_task in task.filled("rows_needed").items():
@@ -162,7 +162,7 @@ def _collect_rows_needed(task: CohortTask, backbone: Backbone) -> dict[str, Ragg
     return lists
 
 
-def _run_joint_steps(joint: _JointSteps, stepper: Stepper, backbone: Backbone, used: Bools | None) -> None:
+def _run_joint_steps(joint: _JointSteps, stepper: Stepper, backbone: Scorer, used: Bools | None) -> None:
     """Step by step, with what joins each of them."""
     local = stepper.local
     none = StepExtras.empty(local.view.n_clients)
@@ -189,7 +189,7 @@ def _collect_moves(local: LocalModels, used: Bools | None) -> dict[str, Form]:
     return values
 
 
-def _scale_rate(backbone: Backbone, factor: float) -> Backbone:
+def _scale_rate(backbone: Scorer, factor: float) -> Scorer:
     """The same model with a lower learning rate."""
     rate = getattr(backbone.config, "lr", 1.0) * factor
     return type(backbone)(backbone.config.model_copy(update={"lr": rate}))

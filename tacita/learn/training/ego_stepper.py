@@ -9,15 +9,15 @@ from tacita.kernels.ego import ego_steps
 from tacita.kernels.membership import mark_listed
 from tacita.learn.training.stepper import CONTEXT, StepExtras, Stepper
 from tacita.learn.training.tower_stepper import run_on_cores
-from tacita.models.base import Backbone
 from tacita.models.ego import EgoModel
+from tacita.models.scorer import Scorer
 
 
 class EgoStepper(Stepper):
     backbone: EgoModel
 
     @staticmethod
-    def supports(backbone: Backbone, plan: TrainConfig) -> bool:
+    def supports(backbone: Scorer, plan: TrainConfig) -> bool:
         plain = plan.objective == "bpr" and plan.optimiser == "lazy-adam" and plan.n_joint_silos == 0
         cut = plan.batches == "samples"
         return plain and cut and type(backbone) is EgoModel  # who derives from it may read other items or weigh them

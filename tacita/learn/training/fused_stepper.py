@@ -9,11 +9,11 @@ from tacita.core.types import LocalModels
 from tacita.kernels.steps import affine_steps
 from tacita.kernels.threads import threads_in_use
 from tacita.learn.training.stepper import StepExtras, Stepper
-from tacita.models.base import Backbone
+from tacita.models.scorer import Scorer
 
 
 class FusedStepper(Stepper):
-    def __init__(self, backbone: Backbone, plan: TrainConfig, local: LocalModels) -> None:
+    def __init__(self, backbone: Scorer, plan: TrainConfig, local: LocalModels) -> None:
         super().__init__(backbone, plan, local)
         assert backbone.affine_kind is not None
         self.kind = backbone.affine_kind
@@ -22,7 +22,7 @@ class FusedStepper(Stepper):
         self.item_rate = rates["rows"]
 
     @staticmethod
-    def supports(backbone: Backbone, plan: TrainConfig) -> bool:
+    def supports(backbone: Scorer, plan: TrainConfig) -> bool:
         plain = plan.objective == "bce" and plan.optimiser == "sgd" and plan.l2 == 0 and plan.n_joint_silos == 0
         return plain and plan.batches == "samples" and backbone.affine_kind is not None
 

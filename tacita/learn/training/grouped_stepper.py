@@ -23,14 +23,14 @@ from tacita.kernels.threads import threads_in_use
 from tacita.learn.training.autograd_stepper import _LANES, AutogradStepper, _SampleBlock, _select_rows
 from tacita.learn.training.optimisers import LazyAdam, MovingArray
 from tacita.learn.training.stepper import CONTEXT, StepExtras, Stepper
-from tacita.models.base import Backbone
+from tacita.models.scorer import Scorer
 
 _MIN_GROUP = 16  # samples of the smallest group
 _SHARD_SAMPLES = 4096  # samples that a crew scores in a step, about
 
 
 class GroupedStepper(Stepper):
-    def __init__(self, backbone: Backbone, plan: TrainConfig, local: LocalModels) -> None:
+    def __init__(self, backbone: Scorer, plan: TrainConfig, local: LocalModels) -> None:
         super().__init__(backbone, plan, local)
         ends = _find_shard_ends(local)
         self.shards = [_ShardStepper(backbone, plan, local, (a, b)) for a, b in pairwise(ends)]
@@ -151,7 +151,7 @@ class _SampleGroups:
 
 
 class _ShardStepper(AutogradStepper):
-    def __init__(self, backbone: Backbone, plan: TrainConfig, cohort: LocalModels, clients: tuple[int, int]) -> None:
+    def __init__(self, backbone: Scorer, plan: TrainConfig, cohort: LocalModels, clients: tuple[int, int]) -> None:
         super().__init__(backbone, plan, slice_local(cohort, *clients))
         self.first = clients[0]
         self.first_user = cohort.view.user_ptr[self.first]

@@ -7,12 +7,12 @@ import numpy as np
 from tacita.core.types import Arrays, Doubles, LocalModels, NormPenalty, ProximalTerm
 from tacita.kernels.norms import scale_moves, sum_move_squares
 from tacita.kernels.steps import pull_rows
-from tacita.models.base import Backbone
+from tacita.models.scorer import Scorer
 
 _HALVINGS = 60  # of a bracket around the length that a penalty leads to
 
 
-def apply_pull(pull: ProximalTerm, backbone: Backbone, local: LocalModels, step: int) -> None:
+def apply_pull(pull: ProximalTerm, backbone: Scorer, local: LocalModels, step: int) -> None:
     """The implicit step x <- (x + 2 eta s target) / (1 + 2 eta s) on the rows and vectors that took step `step`."""
     rates = backbone.rates(local.view.n_items)
     is_active = step < local.n_steps
@@ -25,7 +25,7 @@ def apply_pull(pull: ProximalTerm, backbone: Backbone, local: LocalModels, step:
     local.private[users] = (local.private[users] + strength * pull.private[users]) / (1 + strength)
 
 
-def apply_penalty(penalty: NormPenalty, backbone: Backbone, local: LocalModels, step: int) -> None:
+def apply_penalty(penalty: NormPenalty, backbone: Scorer, local: LocalModels, step: int) -> None:
     """The implicit step of the penalty on clients that took step `step`: what is longer than the bound shrinks.
 
     With one rate r for everything a length l becomes (l + 2 r s bound) / (1 + 2 r s). Rows and shared parameters that

@@ -17,8 +17,8 @@ from tacita.core.types import Floats, LocalModels
 from tacita.kernels.interest import PIECES, interest_pfedme_steps, interest_steps
 from tacita.learn.training.stepper import CONTEXT, StepExtras, Stepper
 from tacita.learn.training.tower_stepper import run_on_cores
-from tacita.models.base import Backbone
 from tacita.models.interest import GAP, RATING, InterestModel
+from tacita.models.scorer import Scorer
 
 
 class RecurrentStepper(Stepper):
@@ -45,7 +45,7 @@ class RecurrentStepper(Stepper):
         self.flat_rate = np.concatenate([np.full(math.prod(v), rates[k], np.float32) for k, v in shapes.items()])
 
     @staticmethod
-    def supports(backbone: Backbone, plan: TrainConfig) -> bool:
+    def supports(backbone: Scorer, plan: TrainConfig) -> bool:
         plain = plan.objective == "bce" and plan.optimiser in ("lazy-adam", "pfedme") and plan.l2 == 0
         return plain and plan.batches == "people" and isinstance(backbone, InterestModel)
 

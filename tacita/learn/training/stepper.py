@@ -9,7 +9,7 @@ import numpy as np
 
 from tacita.core.config import TrainConfig
 from tacita.core.types import ExtraSamples, Floats, Ints, LocalModels, Longs
-from tacita.models.base import Backbone
+from tacita.models.scorer import Scorer
 
 CONTEXT = "its context"
 """The name under which a model's own lists are at hand; parts have names without spaces."""
@@ -56,7 +56,7 @@ class StepExtras:
 
 
 class Stepper(ABC):
-    def __init__(self, backbone: Backbone, plan: TrainConfig, local: LocalModels) -> None:
+    def __init__(self, backbone: Scorer, plan: TrainConfig, local: LocalModels) -> None:
         self.backbone = backbone
         self.plan = plan
         self.local = local

@@ -13,8 +13,8 @@ from tacita.core.types import AnyArray, Floats, LocalModels, Longs
 from tacita.kernels.threads import limit_blas_threads, threads_in_use
 from tacita.kernels.tower import tower_row_logits, tower_steps
 from tacita.learn.training.stepper import StepExtras, Stepper
-from tacita.models.base import Backbone
 from tacita.models.neural_cf import TowerModel
+from tacita.models.scorer import Scorer
 
 _SHARES = 8  # for every core, so that none waits long for another
 
@@ -32,7 +32,7 @@ class TowerStepper(Stepper):
         self.form = (backbone.gmf_width, np.array(backbone.config.tower, np.int64))
 
     @staticmethod
-    def supports(backbone: Backbone, plan: TrainConfig) -> bool:
+    def supports(backbone: Scorer, plan: TrainConfig) -> bool:
         plain = plan.objective == "bce" and plan.optimiser == "lazy-adam" and plan.l2 == 0 and plan.n_joint_silos == 0
         return plain and plan.batches == "samples" and isinstance(backbone, TowerModel) and not backbone.reads_context
 

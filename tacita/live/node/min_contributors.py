@@ -7,6 +7,7 @@ import numpy as np
 from tacita.core.types import AnyArray, Longs, Ragged, ServerState
 from tacita.live.node.node_run import NodeRun, Refusal
 from tacita.messages import Total
+from tacita.models.statistic_model import StatisticModel
 from tacita.round.device_state import PARTS
 from tacita.round.parts import overrides
 from tacita.round.plan import Federation
@@ -25,7 +26,7 @@ def drop_rare_entries(standing: NodeRun, whole: Total, least: int, server: Serve
         _unlog_items(standing, np.flatnonzero(whole["touched"] < least))
     if fed.backbone.reads_order and (whole["touched"] < least)[whole["touched"] > 0].any():
         _check_no_encoders(fed)
-        return _rebuild_statistic(standing, whole, len(server.items))
+        return _rebuild_statistic(standing, whole, server)
     return zero_rare_items(whole, least, server.heads.get("inputs"))
 
 
@@ -49,13 +50,14 @@ def _check_no_encoders(fed: Federation) -> None:
             )
 
 
-def _rebuild_statistic(standing: NodeRun, whole: Total, n_items: int) -> Total:
+def _rebuild_statistic(standing: NodeRun, whole: Total, server: ServerState) -> Total:
     """The statistic of what devices remember as told: who leaves an item out of a line moves the others together."""
     fed, clients = standing.federation, standing.devices.clients
     log = clients.read_list(f"{PARTS}{fed.learner.name}/told", np.arange(clients.n_users))
     now = Ragged(log.ptr, log.ids).filter_entries(log.values["block"] == standing.block)
     before = Ragged(log.ptr, log.ids).filter_entries(log.values["block"] < standing.block)
-    return whole.with_sums(fed.backbone.statistic_of(now, before, n_items).sums)
+    assert isinstance(fed.backbone, StatisticModel)
+    return whole.with_sums(fed.backbone.sum_lists(server, now, before).sums)
 
 
 def zero_rare_items(total: Total, least: int, inputs: AnyArray | None) -> Total:

@@ -72,7 +72,7 @@ class ErrorMemory(Part):
 
     def sample_scores(self, view: CohortView, local: LocalModels) -> Floats:
         """Logit of every sample of the round under the local model it belongs to."""
-        backbone = self.context.backbone
+        backbone = self.context.scorer
         client_of = np.repeat(np.arange(view.n_clients), np.diff(view.user_ptr))
         first_row = local.row_start[client_of]
         reading = None if local.heads else backbone.reading(local.private, {})

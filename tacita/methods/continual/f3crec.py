@@ -56,7 +56,7 @@ class Replay(LastTable, Unlearning):
                 "as well; use another backbone (of ncf, turn backbone.share_mlp off)."
             )
         nobody = np.zeros((1, self.context.backbone.private_width), np.float32)
-        if self.config.eps > 0 and self.context.backbone.reading(nobody, {}) is None:
+        if self.config.eps > 0 and self.context.scorer.reading(nobody, {}) is None:
             raise TacitaError(
                 f"replay with eps > 0 needs a backbone that is affine in the item row, not "
                 f"'{self.context.backbone.name}'; use eps = 0 (method kd) or another backbone."
@@ -79,12 +79,12 @@ class Replay(LastTable, Unlearning):
         if len(returning):
             table = view.received[self.name]["table"]
             teacher = state["teacher"][returning]
-            scores = score_lists(self.context.backbone, teacher, view.heads, table, state["list"][returning])
+            scores = score_lists(self.context.scorer, teacher, view.heads, table, state["list"][returning])
             label[returning] = sigmoid(scores)
         return {"label": label}
 
     def on_block_end(self, view: CohortView) -> Arrays:
-        scores = score_all(self.context.backbone, view.private, view.heads, view.items)
+        scores = score_all(self.context.scorer, view.private, view.heads, view.items)
         if self.config.topn_mask == "train":
             scores[view.train.rows(), view.train.ids] = -np.inf
         top, _ = best_items(scores, self.config.top_n)
@@ -162,7 +162,7 @@ def replay_size(shift: Longs, eps: float, n: int) -> Longs:
 def current_ranks(part: Part, view: CohortView, local: LocalModels, users: Ints, lists: Ints) -> Ints:
     """1-based ranks of listed items among all items under the users' local models, ties to the smaller id."""
     client_of = np.repeat(np.arange(view.n_clients, dtype=np.int32), np.diff(view.user_ptr))
-    backbone = part.context.backbone
+    backbone = part.context.scorer
     heads = view.heads
     reading = backbone.reading(local.private[users], heads)
     if reading is None:

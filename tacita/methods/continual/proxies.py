@@ -66,7 +66,7 @@ class Proxies(Part):
     # on the server: the public half of both proxies
 
     def fields(self, n_items: int, block: int = 0) -> PartFields:
-        backbone = self.context.backbone
+        backbone = self.context.scorer
         specs = {"table": ArraySpec((n_items, backbone.item_width), fewer_rows=True)}
         for name, head in backbone.init_heads(self.context.draws).items():
             specs[f"heads.{name}"] = ArraySpec(head.shape)
@@ -141,7 +141,7 @@ class Proxies(Part):
 
     def draw_items(self, view: CohortView, users: Longs) -> tuple[Ints, Floats]:
         """Items and labels for these users of the view; in block 1 both proxies coincide and one is enough."""
-        model = score_all(self.context.backbone, view.private[users], view.heads, view.items)
+        model = score_all(self.context.scorer, view.private[users], view.heads, view.items)
         train = view.train.take(users)
         model[train.rows(), train.ids] = -np.inf
         draws = [self.draw_from_proxy(view, users, model, STABILITY, self.config.n_stability)]
@@ -157,7 +157,7 @@ class Proxies(Part):
         sent = view.received[self.name]
         table = sent[f"{proxy}.table"]
         heads = {k: sent[f"{proxy}.heads.{k}"] for k in view.heads}
-        scores = score_all(self.context.backbone, private, heads, table)
+        scores = score_all(self.context.scorer, private, heads, table)
         train = view.train.take(users)
         known = train.ids < len(table)  # items of this block alone have no row in a proxy
         scores[train.rows()[known], train.ids[known]] = -np.inf
@@ -171,7 +171,7 @@ class Proxies(Part):
         place = weighted_picks(key, view.user_keys[users], log_weight, n)
         picked = np.take_along_axis(best, np.maximum(place, 0), 1)
         item = np.where(place < 0, -1, picked).astype(np.int32)
-        scores = score_lists(self.context.backbone, private, heads, table, np.maximum(item, 0))
+        scores = score_lists(self.context.scorer, private, heads, table, np.maximum(item, 0))
         label = sigmoid(scores)
         return item, np.where(item < 0, np.float32(0), label)
 

@@ -66,7 +66,7 @@ class Proximal(LastTable):
         """The share of the way to the old table that rows go which a client never touches."""
         if not self._pulls(view):
             return TrainingOutcome()
-        rate = self.context.backbone.rates(view.n_items)["rows"]
+        rate = self.context.scorer.rates(view.n_items)["rows"]
         k = 2 * rate * self.config.strength
         share = 1 - (1 + k) ** -local.n_steps.astype(np.float64)
         return TrainingOutcome(extras={"share": share})

@@ -6,13 +6,13 @@ import numpy as np
 
 from tacita.core.types import CohortView, Floats, Ragged
 from tacita.learn.scores import HEAD, SCORES
-from tacita.models.base import Backbone
+from tacita.models.scorer import Scorer
 from tacita.models.scoring import score_with_own_rows
 
 CHUNK_CLIENTS = 16  # whose own tables exist at once
 
 
-def score_client_models(backbone: Backbone, view: CohortView) -> Floats:
+def score_client_models(backbone: Scorer, view: CohortView) -> Floats:
     """Logits (users, items) as each device would compute them by itself."""
     mine = view.lists[SCORES]["rows"]
     if not backbone.grouped:

@@ -103,7 +103,7 @@ class Neighbours(Part):
 
     @property
     def model(self) -> FedPerGNN:
-        backbone = self.context.backbone
+        backbone = self.context.scorer
         if not isinstance(backbone, FedPerGNN):
             raise TacitaError(
                 f"part '{self.name}' brings vectors that backbone '{backbone.name}' does not read; "

@@ -11,7 +11,7 @@ from tacita.core.types import Arrays, Floats, Ints, Keys, Longs, Ragged
 from tacita.kernels.hashing import hash_owners
 from tacita.learn.training.central_model import CentralModel, CentralState, InteractionGraph
 from tacita.methods.distillation.candidates import UploadHistory
-from tacita.models.base import Backbone
+from tacita.models.scorer import Scorer
 
 AGENTS = "agents/"
 
@@ -29,7 +29,7 @@ class Teacher:
     notes: dict[str, float] = field(default_factory=dict)  # of the last round, for the log
 
     @staticmethod
-    def new(backbone: Backbone, draws: Draws, items: Floats) -> Teacher:
+    def new(backbone: Scorer, draws: Draws, items: Floats) -> Teacher:
         """Knows nobody; its item rows are those that clients start from, where the models are alike."""
         nobody, nothing = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
         state = CentralModel(backbone, _empty_graph()).init_state(draws, nobody, nothing)
@@ -37,7 +37,7 @@ class Teacher:
         empty = Ragged(np.zeros(1, np.int64), np.zeros(0, np.int32), {"score": np.zeros(0, np.float32)})
         return Teacher(nobody, state, empty, none, none).with_items(backbone, draws, items)
 
-    def with_items(self, backbone: Backbone, draws: Draws, items: Floats) -> Teacher:
+    def with_items(self, backbone: Scorer, draws: Draws, items: Floats) -> Teacher:
         """Rows for items that are new."""
         known = len(self.model.values["items"])
         if known == len(items):
@@ -53,7 +53,7 @@ class Teacher:
         )
         return replace(self, model=_append_rows(self.model, "items", fresh), recent=recent, ever=ever)
 
-    def with_clients(self, backbone: Backbone, draws: Draws, clients: Keys) -> Teacher:
+    def with_clients(self, backbone: Scorer, draws: Draws, clients: Keys) -> Teacher:
         """Rows for clients that are new, as the model has newcomers start."""
         fresh = np.setdiff1d(clients, self.names)
         if len(fresh) == 0:

@@ -56,7 +56,7 @@ from tacita.methods.distillation.weighting import (
     update_weighting,
 )
 from tacita.models import backbone_class, backbone_names
-from tacita.models.base import Backbone
+from tacita.models.scorer import Scorer
 from tacita.models.lightgcn import LightGCN
 from tacita.round.broadcast import Audience, PartBroadcast
 from tacita.round.fields import PartFields
@@ -123,12 +123,12 @@ class Transfer(PredictionPart):
     # what it is made of
 
     @property
-    def server_backbone(self) -> Backbone:
+    def server_backbone(self) -> Scorer:
         options = dict(self.config.server)
         if not options:
-            return self.context.backbone
+            return self.context.scorer
         if "name" not in options:
-            options = {**self.context.backbone.config.model_dump(), **options}
+            options = {**self.context.scorer.config.model_dump(), **options}
         name = options.pop("name", self.context.backbone.name)
         if not isinstance(name, str):
             raise TacitaError("server.name of part 'prediction-transfer' must be a name such as 'neumf'.")
@@ -225,7 +225,7 @@ class Transfer(PredictionPart):
     def score_view(self, view: CohortView, only: Ragged | None) -> Floats | None:
         """The scores that the server sent, or those of the clients' own models."""
         if self.config.answers == "client":
-            return None if only is not None else score_client_models(self.context.backbone, view)
+            return None if only is not None else score_client_models(self.context.scorer, view)
         scores: Floats = view.per_client[self.name].values["score"]
         if only is not None:
             return scores

@@ -36,7 +36,7 @@ class VirtualRatings(Part):
     config: VirtualRatingsConfig
 
     def check(self, n_items: int) -> None:
-        backbone = self.context.backbone
+        backbone = self.context.scorer
         if self.context.train.objective != "squared":
             raise TacitaError("part 'virtual-ratings' makes up ratings; set train.objective = 'squared'.")
         if self.context.train.local_epochs > 1:
@@ -68,7 +68,7 @@ class VirtualRatings(Part):
         """User vectors after some steps on the mean squared error of real ratings; item rows stand still."""
         p, rows = view.private.astype(np.float64), view.items[item].astype(np.float64)
         n = np.maximum(np.bincount(user, minlength=len(p)), 1)[:, None]
-        rate = self.context.backbone.rates(view.n_items)["p"]
+        rate = self.context.scorer.rates(view.n_items)["p"]
         for _ in range(self.config.local_steps):
             error = rating - (p[user] * rows).sum(1)
             slope = np.zeros_like(p)
@@ -83,5 +83,5 @@ class VirtualRatings(Part):
         """
         each = view.train.counts() * (1 + self.context.train.negatives)
         samples = np.add.reduceat(np.append(each, 0), view.user_ptr)[:-1].astype(np.float64)
-        factor = samples / self.context.backbone.item_scale(view.n_items)
+        factor = samples / self.context.scorer.item_scale(view.n_items)
         return upload.with_value("rows", upload.values["rows"].scale(factor)), {}

@@ -44,7 +44,7 @@ class FineTuning(Part):
     config: FineTuningConfig
 
     def check(self, n_items: int) -> None:
-        backbone = self.context.backbone
+        backbone = self.context.scorer
         if len(backbone.phases) > 1:
             raise TacitaError(
                 f"part 'fine-tuning' moves a whole model at once, and backbone '{backbone.name}' moves in "
@@ -59,13 +59,13 @@ class FineTuning(Part):
     def score_tuned(self, view: CohortView, only: Ragged | None) -> Floats:
         """Scores by the model that the device makes for its user."""
         private, heads, own_rows = self.fine_tune(view)
-        backbone = self.context.backbone
+        backbone = self.context.scorer
         return score_personal(backbone, private, heads, view.items, own_rows, backbone.context(view), only)
 
     def fine_tune(self, view: CohortView) -> tuple[Floats, dict[str, Floats], Ragged]:
         """Everybody's private vector, shared parameters and moved rows after the steps."""
         task = CohortTask(view)
-        local = train_cohort(task, self.context.backbone, (), self._training_config(), self.context.draws).local
+        local = train_cohort(task, self.context.scorer, (), self._training_config(), self.context.draws).local
         heads = {name: local.personal[f"heads.{name}"] for name in local.heads}
         moved = local.personal["rows"] - view.items[local.row_item]
         return local.personal["private"], heads, Ragged(local.row_start, local.row_item, {"moved": moved})

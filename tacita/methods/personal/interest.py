@@ -22,7 +22,7 @@ from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Loc
 from tacita.kernels.hashing import normals
 from tacita.messages import DenseArrays, Form, Spec, Total, Upload
 from tacita.methods.personal.gates import gate_factors, measure_agreement, model_arrays
-from tacita.models.base import Backbone
+from tacita.models.scorer import Scorer
 from tacita.models.scoring import score_samples
 from tacita.round.broadcast import Audience, PartBroadcast
 from tacita.round.fields import ArraySpec, PartFields
@@ -56,7 +56,7 @@ class InterestWeights(Part):
 
     @property
     def width(self) -> int:
-        return self.context.backbone.interest_width
+        return self.context.scorer.interest_width
 
     @property
     def tensors(self) -> list[str]:
@@ -82,7 +82,7 @@ class InterestWeights(Part):
         return tuple(specs)
 
     def _broadcast_specs(self, n_items: int) -> dict[str, ArraySpec]:
-        backbone = self.context.backbone
+        backbone = self.context.scorer
         n_tensors = len(self.tensors)
         shapes: dict[str, tuple[int, ...]] = {"centre": (self.width,)}
         if self.config.weights == "learned":
@@ -96,7 +96,7 @@ class InterestWeights(Part):
 
     def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
         received = view.received.get(self.name, {})
-        interest = client_mean(view, self.context.backbone.interest(view))
+        interest = client_mean(view, self.context.scorer.interest(view))
         u = normalise_vectors(interest)
         extras: dict[str, AnyArray | Form] = {"vector": (self.config.length * u).astype(np.float32)}
         if self.config.weights == "learned":
@@ -110,7 +110,7 @@ class InterestWeights(Part):
 
     def _weight_gradients(self, view: CohortView, local: LocalModels, u: Doubles, received: Arrays) -> Arrays:
         """Of what a client's g adds to everybody's mean loss, as long as that of the round before stands for it."""
-        loss = np.minimum(client_loss(self.context.backbone, view, local), _MOST_LOSS)
+        loss = np.minimum(client_loss(self.context.scorer, view, local), _MOST_LOSS)
         out, hidden = np.tanh(u @ received["hidden"].T.astype(np.float64)), received["out"].astype(np.float64)
         apart = (loss - received["loss"][0]) * (received["loss"][0] > 0)
         below = (apart[:, None] * hidden * (1 - out**2))[:, :, None] * u[:, None]
@@ -197,7 +197,7 @@ def client_mean(view: CohortView, of_users: Floats) -> Doubles:
     return np.asarray(np.where(people[:, None] > 0, total[:-1], 0.0) / np.maximum(people, 1)[:, None])
 
 
-def client_loss(backbone: Backbone, view: CohortView, local: LocalModels) -> Doubles:
+def client_loss(backbone: Scorer, view: CohortView, local: LocalModels) -> Doubles:
     """The mean cross-entropy of a client's samples under the model as it was received."""
     logits = score_samples(backbone, view, local.owner, local.item).astype(np.float64)
     label = np.clip(local.label, 0, 1)

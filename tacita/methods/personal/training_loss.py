@@ -16,5 +16,5 @@ class TrainingLoss(Part):
     name = "training-loss"
 
     def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
-        local.notes["loss"] = client_loss(self.context.backbone, view, local)
+        local.notes["loss"] = client_loss(self.context.scorer, view, local)
         return TrainingOutcome()

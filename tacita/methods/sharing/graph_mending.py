@@ -27,7 +27,7 @@ from tacita.methods.sharing.graph import SharedGraph
 from tacita.methods.sharing.graph_training import DeviceVectors, UnitRows, draw_batches, refine_table
 from tacita.methods.sharing.link_prediction import LinkPredictionOptions, propose_links
 from tacita.methods.sharing.shared_graph_part import LearningConfig
-from tacita.models.base import Context
+from tacita.models.scorer import Context
 from tacita.round.parts import DeviceQuery, Part, PartConfig, RoundPlayer, RunContext
 from tacita.round.registry import register
 
@@ -192,7 +192,7 @@ def _read_shared(view: CohortView) -> Ragged:
 
 def _compute_user_vectors(world: RunContext, view: CohortView, local: LocalModels) -> Floats:
     """Everybody's vector as their own model has it after training."""
-    backbone, context = world.backbone, None
+    backbone, context = world.scorer, None
     if backbone.reads_context:
         lists, row = local.rows_needed.get(CONTEXT, (Ragged.empty(len(view.user)), np.zeros(0, np.int32)))
         entries: Longs = row + local.row_start[lists.rows()]

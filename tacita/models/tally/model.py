@@ -26,7 +26,7 @@ from pydantic import Field
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.sparse import matrix_of_lists
-from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Ints, Keys, Longs, Ragged, ServerState
+from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Ints, Longs, Ragged, ServerState
 from tacita.messages import (
     CooccurrenceTerms,
     DenseArrays,
@@ -39,6 +39,7 @@ from tacita.messages import (
     empty_total,
 )
 from tacita.models.base import Backbone, BackboneConfig, register
+from tacita.models.statistic_model import StatisticModel
 from tacita.models.tally.options import FilterOptions
 from tacita.models.tally.retraction import (
     apply_change,
@@ -98,34 +99,16 @@ class TallyConfig(FilterOptions):
 
 
 @register
-class Tally(Backbone):
+class Tally(StatisticModel):
     """Linear item-item model from a sum of users' statistics."""
 
     name = "tally"
     Config: ClassVar[type[BackboneConfig]] = TallyConfig
-    learner = "statistic"
-    reads_history = True
     config: TallyConfig
 
     @property
     def form(self) -> str:
         return self.config.solve  # other than "ridge": filter.py
-
-    # it has no rows and no private parameters: all is in the shared matrix
-
-    @property
-    def item_width(self) -> int:
-        return 0
-
-    @property
-    def layout(self) -> dict[str, int]:
-        return {}
-
-    def init_items(self, draws: Draws, item_keys: Keys) -> Floats:
-        return np.zeros((len(item_keys), 0), np.float32)
-
-    def init_private(self, draws: Draws, user_keys: Keys) -> Floats:
-        return np.zeros((len(user_keys), 0), np.float32)
 
     def init_heads(self, draws: Draws) -> Arrays:
         return {
@@ -173,10 +156,6 @@ class Tally(Backbone):
             )
 
     @property
-    def retracts(self) -> Tally:
-        return self
-
-    @property
     def retraction_quorum(self) -> int:
         return self.config.hold_retractions
 
@@ -212,17 +191,15 @@ class Tally(Backbone):
         kept = place >= np.repeat(counts, counts) - self.config.most_items
         return Ragged.from_pairs(train.rows()[kept], train.ids[kept], len(train))
 
-    def tell(self, view: CohortView, question: str) -> dict[str, Form]:
+    def encode_statistic(self, view: CohortView, question: str) -> dict[str, Form]:
         """A person's term x x^T, in which nobody's own is there to be read once it is summed, and small counts."""
         if question == SURVEY:
             return {"counts": _mark_items(view.train, view.user_ptr)}
-        return self.encode_statistic(
+        return self.encode_block(
             view.train, view.history, view.user_ptr, PairShape.from_inputs(view.n_items, view.heads["inputs"])
         )
 
-    def encode_statistic(
-        self, train: Ragged, history: Ragged | None, user_ptr: Longs, shape: PairShape
-    ) -> dict[str, Form]:
+    def encode_block(self, train: Ragged, history: Ragged | None, user_ptr: Longs, shape: PairShape) -> dict[str, Form]:
         lists = self.select_counted(train)
         weight = self.weigh_lists(lists)
         client = np.repeat(np.arange(len(user_ptr) - 1, dtype=np.int32), np.diff(user_ptr))
@@ -243,9 +220,12 @@ class Tally(Backbone):
     def sum_statistic(self, train: Ragged, history: Ragged | None, shape: PairShape) -> Total:
         """The sum over some users."""
         ptr, n = np.arange(len(train) + 1, dtype=np.int64), len(train)
-        upload = Upload(self.encode_statistic(train, history, ptr, shape), np.ones(n), np.zeros(n, np.uint64))
+        upload = Upload(self.encode_block(train, history, ptr, shape), np.ones(n), np.zeros(n, np.uint64))
         fields = self._fields(shape)
         return add_upload(empty_total(fields), upload, fields)
+
+    def sum_lists(self, server: ServerState, train: Ragged, history: Ragged) -> Total:
+        return self.sum_statistic(train, history, PairShape.from_inputs(len(server.items), server.heads["inputs"]))
 
     def select_latest(self, view: CohortView) -> Ragged:
         """What each user did in this block, or earlier if that is nothing."""

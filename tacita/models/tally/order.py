@@ -150,18 +150,13 @@ class OrderedTally(Tally):
 
     # on the device
 
-    def encode_statistic(
-        self, train: Ragged, history: Ragged | None, user_ptr: Longs, shape: PairShape
-    ) -> dict[str, Form]:
+    def encode_block(self, train: Ragged, history: Ragged | None, user_ptr: Longs, shape: PairShape) -> dict[str, Form]:
         client = np.repeat(np.arange(len(user_ptr) - 1, dtype=np.int32), np.diff(user_ptr))
         lines = self._build_lines(train, history)
         ordered = self._encode_order(client, lines, np.ones(len(train)), shape)
         held = lines.distinct_items()
         marks = SparseRows(client[held.rows()], held.ids, np.ones(len(held.ids)))
-        return {**super().encode_statistic(train, history, user_ptr, shape), **ordered, HELD: marks}
-
-    def statistic_of(self, train: Ragged, history: Ragged, n_items: int) -> Total:
-        return self.sum_statistic(train, history, PairShape(n_items))
+        return {**super().encode_block(train, history, user_ptr, shape), **ordered, HELD: marks}
 
     def _build_lines(self, train: Ragged, history: Ragged | None) -> HistoryLines:
         return HistoryLines.from_blocks(train, history if self.config.order_back else None, self.config.order_window)

@@ -158,7 +158,7 @@ class PrivateTally(Tally):
 
     # on the device
 
-    def tell(self, view: CohortView, question: str) -> dict[str, Form]:
+    def encode_statistic(self, view: CohortView, question: str) -> dict[str, Form]:
         return self.encode_lists(self.select_counted(view.train), view.user_ptr, view.heads, question)
 
     def encode_lists(self, lists: Ragged, user_ptr: Longs, heads: Arrays, question: str) -> dict[str, Form]:
@@ -172,6 +172,9 @@ class PrivateTally(Tally):
                 "people": DenseArrays(there),
             }
         return {"terms": OuterProducts(client, _term_vectors(lists, heads), np.ones(len(lists)))}
+
+    def sum_lists(self, server: ServerState, train: Ragged, history: Ragged) -> Total:
+        raise TacitaError(f"backbone '{self.name}' under privacy.epsilon makes no sum without noise.")
 
     def encode_retraction(self, view: CohortView, old_lists: list[Ragged], new_lists: list[Ragged]) -> dict[str, Form]:
         """What people take back of all blocks together, as far as it has not faded, and what they say again."""
@@ -258,11 +261,11 @@ class PrivateTally(Tally):
         earlier = Event(EARLIER_RUNS, "gaussian", 1.0, 1.0, threat="central", once=True)
         return Ledger((first, terms, back, earlier), self.budget.delta)
 
-    def loss(self, heads: Arrays, question: str) -> tuple[str, float]:
+    def price_release(self, heads: Arrays, question: str) -> tuple[str, float]:
         what = {SURVEY: POPULARITY_RELEASE, STATISTIC: TERMS_RELEASE}.get(question, RETRACTION_RELEASE)
         return what, (self.release_share(heads, question) * self.budget.mu2) ** 0.5
 
-    def noised(self, server: ServerState, total: Total, question: str, draws: Draws) -> Total:
+    def add_noise(self, server: ServerState, total: Total, question: str, draws: Draws) -> Total:
         """Whole numbers and whole-number noise; `draws` counts how often noise was put into a sum of sums."""
         if total.n_clients > MOST_PEOPLE:
             raise TacitaError(f"sums over more than {MOST_PEOPLE:,} people are not exact; use more nodes.")
@@ -435,7 +438,7 @@ class PrivateTally(Tally):
             fields = self.statistic_fields(server, question)
             told = self.encode_lists(lists, ptr, server.heads, question)
             upload = Upload(told, np.ones(len(lists)), np.zeros(len(lists), np.uint64))
-            total = self.noised(server, add_upload(empty_total(fields), upload, fields), question, draws)
+            total = self.add_noise(server, add_upload(empty_total(fields), upload, fields), question, draws)
             server = self.learn(server, total, question)
         return server
 

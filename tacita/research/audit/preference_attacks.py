@@ -157,7 +157,7 @@ def _make_trainer(fed: Federation, progress: Progress, vectors: Floats, moved: B
 
     def train(liked: Bools) -> Floats:
         part.liked = liked
-        trained = train_cohort(view, fed.backbone, (part,), fed.config.train, fed.draws)
+        trained = train_cohort(view, fed.scorer, (part,), fed.config.train, fed.draws)
         rows = trained.upload.values["rows"]
         assert isinstance(rows, SparseRows)
         made = np.zeros((*moved.shape, rows.value.shape[1]), np.float32)

@@ -26,7 +26,7 @@ from tacita.federation.rounds import Progress, begin_block, run_round, start_run
 from tacita.kernels.threads import threads_in_use
 from tacita.metrics import Evaluation
 from tacita.models import backbone_class
-from tacita.models.base import Backbone
+from tacita.models.scorer import Scorer
 from tacita.round.plan import Federation
 
 
@@ -235,7 +235,7 @@ class NaiveLoop:
         return item.astype(np.int32), label.astype(np.float32)
 
     def run_round(self) -> None:
-        torch, backbone, plan = self.torch, self.federation.backbone, self.federation.config.train
+        torch, backbone, plan = self.torch, self.federation.scorer, self.federation.config.train
         summed = torch.zeros_like(self.items)
         rates = backbone.rates(self.n_items)
         for user, positives in self.users:
@@ -270,7 +270,7 @@ def _is_trained(name: str, moving: tuple[str, ...]) -> bool:
     return ("rows" if name == "rows" else "private") in moving
 
 
-def _build_client_module(torch: Any, backbone: Backbone, items: Any, private: Floats) -> Any:
+def _build_client_module(torch: Any, backbone: Scorer, items: Any, private: Floats) -> Any:
     class Client(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()

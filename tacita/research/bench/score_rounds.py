@@ -15,7 +15,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Floats, Ints
 from tacita.federation.rounds import Progress, begin_block, run_round, start_run
 from tacita.kernels.threads import threads_in_use
-from tacita.models.base import Backbone
+from tacita.models.scorer import Scorer
 from tacita.research.bench.harness import describe_machine
 from tacita.round.plan import Federation
 
@@ -95,8 +95,8 @@ class NaiveTransfer:
         begin_block(fed, progress, 0)
         block, part = fed.stream.blocks[0], fed.parts[0]
         self.train, self.config = block.train, part.config
-        self.backbone: Backbone = fed.backbone
-        self.teacher: Backbone = getattr(part, "server_backbone", fed.backbone)
+        self.backbone: Scorer = fed.scorer
+        self.teacher: Scorer = getattr(part, "server_backbone", fed.scorer)
         self.items = progress.server.items
         self.users = np.flatnonzero(block.train.counts() > 0)
         self.clients: dict[int, Any] = {}
@@ -158,7 +158,7 @@ class NaiveTransfer:
 class _NaiveModel(torch.nn.Module):
     """A backbone over some users and all items."""
 
-    def __init__(self, backbone: Backbone, heads: dict[str, Any], users: Floats, items: Floats) -> None:
+    def __init__(self, backbone: Scorer, heads: dict[str, Any], users: Floats, items: Floats) -> None:
         super().__init__()
         self.backbone = backbone
         self.users, self.items = (

@@ -90,7 +90,7 @@ class NaiveSharing:
     def __init__(self, fed: Federation, graph: Any) -> None:
         progress = start_first_block(fed)
         self.plan, self.graph = fed.config.train, graph
-        self.rates = fed.backbone.rates(len(progress.server.items))
+        self.rates = fed.scorer.rates(len(progress.server.items))
         self.rng = np.random.default_rng(fed.config.seed)
         self.items = torch.from_numpy(progress.server.items.copy())
         self.vectors = torch.from_numpy(progress.clients.private.copy())

@@ -44,7 +44,7 @@ def measure_preference_shift(fed: Federation, base: Progress) -> tuple[Longs, Lo
     server = progress.server
     lists = progress.clients.parts[Replay.name]["list"]
     both = np.flatnonzero((block.train.counts() > 0) & (lists[:, 0] >= 0))
-    scores = score_all(grouping.backbone, progress.clients.private[both], server.heads, server.items)
+    scores = score_all(grouping.scorer, progress.clients.private[both], server.heads, server.items)
     n = lists.shape[1]
     ptr = np.arange(len(both) + 1, dtype=np.int64) * n
     ranks = list_ranks(scores, ptr, np.ascontiguousarray(lists[both].reshape(-1))).reshape(-1, n)
@@ -119,6 +119,6 @@ def measure_rank_changes(fed: Federation, base: Progress) -> dict[str, Any]:
 
 
 def _rank_listed(fed: Federation, private: Any, heads: Any, items: Any, listed: Longs) -> Doubles:
-    scores = score_all(fed.backbone, private, heads, np.ascontiguousarray(items))
+    scores = score_all(fed.scorer, private, heads, np.ascontiguousarray(items))
     ptr = np.arange(len(private) + 1, dtype=np.int64) * len(listed)
     return list_ranks(scores, ptr, np.tile(listed.astype(np.int32), len(private))).astype(np.float64)

@@ -15,6 +15,7 @@ from tacita.core.types import RequestBatch
 from tacita.federation.evaluation import TrainedState
 from tacita.federation.rounds import Progress, RoundReport, run_stream, start_run
 from tacita.methods.distillation.traffic import KILOBYTE
+from tacita.models.statistic_model import StatisticModel
 from tacita.research.experiments.single_block import (
     Line,
     find_epsilon,
@@ -108,10 +109,8 @@ def _measure_leaving(fed: Federation, progress: Progress, training: float) -> tu
 def _describe_outcome(done: AppliedRequest) -> str:
     if done.is_waiting:
         return "waits until others leave, too; --again trains again"
-    model, said = (
-        done.federation.backbone.retracts,
-        [bool(one["exact"]) for one in done.part_reports.values() if "exact" in one],
-    )
-    sums = done.federation.learner.takes_back and model is not None and model.retracts_exactly
+    model = done.federation.backbone
+    said = [bool(one["exact"]) for one in done.part_reports.values() if "exact" in one]
+    sums = done.federation.learner.takes_back and isinstance(model, StatisticModel) and model.retracts_exactly
     exact = "exact" if (sums or (said and all(said))) and not done.route.residue else "not exact"
     return f"{' and '.join(done.route.by)}: {exact}" + (", of what was shared only" if done.route.residue else "")

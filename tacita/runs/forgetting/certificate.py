@@ -15,6 +15,7 @@ from typing import Any
 import tacita
 from tacita.core.codec import digest
 from tacita.core.types import Arrays
+from tacita.models.statistic_model import StatisticModel
 from tacita.round.device_state import flatten_devices
 from tacita.runs.artefacts import is_clean
 from tacita.runs.forgetting.pseudonyms import joint_pseudonym, pseudonym
@@ -156,8 +157,9 @@ def _describe_calibration(case: CertificateInput) -> dict[str, Any] | str:
 
 def _has_exact_sums(case: CertificateInput) -> bool:
     """Whether the model is a function of sums that nobody put noise into."""
-    model = case.applied.remaining.backbone.retracts
-    return case.applied.remaining.learner.takes_back and model is not None and model.retracts_exactly
+    run = case.applied.remaining
+    model = run.backbone
+    return run.learner.takes_back and isinstance(model, StatisticModel) and model.retracts_exactly
 
 
 def _is_exact(case: CertificateInput) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Ragged
 from tacita.federation.requests import can_handle
+from tacita.models.statistic_model import StatisticModel
 from tacita.round.parts import Part, overrides
 from tacita.round.plan import Plan
 from tacita.runs.forgetting.requests import ResolvedRequest
@@ -60,8 +61,9 @@ def choose_route(plan: Plan, request: ResolvedRequest, shares: SharedItems, retr
     if retrain:
         return _route_retraining(plan, "--again asks for it")
     if request.requests.kind != "unshare" and plan.learner.takes_back:
-        name, model = plan.backbone.name, plan.backbone.retracts
-        noise = "" if model is None or model.retracts_exactly else ", with noise of its own, which is charged"
+        name, model = plan.backbone.name, plan.backbone
+        assert isinstance(model, StatisticModel)
+        noise = "" if model.retracts_exactly else ", with noise of its own, which is charged"
         why = f"{name} is a function of a sum over people, so what was told is taken out of the sum{noise}."
         return UnlearningRoute((name,), why)
     return _route_withdrawal(plan, request, shares)

@@ -13,6 +13,7 @@ from tacita.core.files import flatten_parts
 from tacita.core.types import Bools, Ragged
 from tacita.federation.evaluation import TrainedState
 from tacita.learn.statistic import CONTRIBUTION_LOG, split_by_block
+from tacita.models.statistic_model import StatisticModel
 from tacita.round.device_state import OWN_ROWS, PARTS
 from tacita.round.plan import Federation, Plan, prepare_serving
 from tacita.runs.forgetting import traces
@@ -94,8 +95,8 @@ def retrain_reference(done: AppliedRequest) -> TrainedState:
     """What there would be had the withdrawn data never been there."""
     left, server = done.remaining, done.after.server
     if left.learner.takes_back:
-        model = left.backbone.retracts
-        assert model is not None
+        model = left.backbone
+        assert isinstance(model, StatisticModel)
         everybody = np.arange(done.after.clients.n_users)
         told = done.after.clients.read_list(f"{PARTS}{left.learner.name}/{CONTRIBUTION_LOG}", everybody)
         return TrainedState(model.retrain_from(server, split_by_block(told)), done.after.clients)

@@ -65,8 +65,8 @@ class SumScenario:
 class HalfNoiseTally(PrivateTally):
     """A planted bug."""
 
-    def noised(self, server: ServerState, total: Total, question: str, draws: Draws) -> Total:
-        made = super().noised(server, total, question, draws)
+    def add_noise(self, server: ServerState, total: Total, question: str, draws: Draws) -> Total:
+        made = super().add_noise(server, total, question, draws)
         half = {name: (value + total[name]) / 2 for name, value in made.sums.items() if name != "draws"}
         return made.with_sums(half)
 

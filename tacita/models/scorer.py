@@ -1,0 +1,171 @@
+"""Scorer: a model that trains item rows on devices and scores (user, item) pairs with them.
+
+`represent` and `score` use only operators that numpy arrays and torch tensors share: `represent` runs once per user,
+`score` once per sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tacita.core.errors import TacitaError
+from tacita.core.types import Arrays, CohortView, Floats, Longs, Ragged, ServerState
+from tacita.models.base import Backbone
+
+
+@dataclass(frozen=True)
+class Context:
+    """The items that a model reads of each user, with the rows they have at the moment; numpy or torch."""
+
+    ptr: Longs  # (users + 1,) entries of each user, oldest first
+    user: Any  # (entries,)
+    count: Any  # (users,) entries, as floats
+    rows: Any  # (entries, width)
+    values: dict[str, Any]  # columns aligned with the entries, such as "rating" and "time"
+
+    @staticmethod
+    def from_lists(lists: Ragged, items: Floats) -> Context:
+        """Lists with the rows of one table."""
+        count = lists.counts().astype(np.float32)
+        return Context(lists.ptr, lists.rows(), count, items[lists.ids], dict(lists.values))
+
+    def sum_per_user(self, entries: Any) -> Any:
+        """The sum of each user's entries, added up in their order, so that it does not depend on the cohort."""
+        shape = (len(self.ptr) - 1, *entries.shape[1:])
+        if isinstance(entries, np.ndarray):
+            out = np.zeros(shape, entries.dtype)
+            np.add.at(out, self.user, entries)
+            return out
+        return entries.new_zeros(shape).index_add(0, self.user, entries)
+
+    def repeat_per_entry(self, users: Any) -> Any:
+        """The value of every user, once for each of its entries."""
+        if isinstance(users, np.ndarray):
+            return users[self.user]
+        return users.index_select(0, self.user)
+
+    def max_per_user(self, entries: Any) -> Any:
+        """The largest of each user's entries, as a constant; 0 for a user without entries."""
+        n_users = len(self.ptr) - 1
+        if isinstance(entries, np.ndarray):
+            out = np.where(self.count > 0, -np.inf, 0).astype(entries.dtype)
+            np.maximum.at(out, self.user, entries)
+            return out
+        zeros = entries.new_zeros(n_users)
+        return zeros.scatter_reduce(0, self.user.long(), entries.detach(), "amax", include_self=False)
+
+
+class Scorer(Backbone):
+    """A model that learns by local steps on item rows. Subclasses override the methods below."""
+
+    learner = "rows"
+
+    phases: ClassVar[tuple[tuple[str, ...], ...]] = (("private", "rows"),)
+    """What moves in each pass of a step: every phase has its own forward pass."""
+
+    grouped: ClassVar[bool] = False
+    """It scores groups of samples that share their heads (`score_groups`), as heads are too big to repeat."""
+
+    has_own_loss: ClassVar[bool] = False
+    """Its users add something to the loss besides their samples (`own_loss`)."""
+
+    heads_in_score: ClassVar[bool] = True
+    """`score` reads shared parameters; else `represent` alone does, and none is copied for a sample."""
+
+    on_graph: ClassVar[bool] = False
+    """With all users in one place, it scores on the graph of their items (learn/training/central_model.py)."""
+
+    affine_kind: ClassVar[int | None] = None
+    """Which fused kernel trains it (kernels.steps); None: autograd only."""
+
+    # how it starts
+
+    @property
+    def code_width(self) -> int:
+        """Numbers of an item's code from which its row can start."""
+        return self.item_width
+
+    def rows_of_codes(self, codes: Floats) -> Floats:
+        """Item rows (items, item width) that start from codes (items, code width) instead of chance."""
+        return codes
+
+    # how it learns
+
+    def rates(self, n_items: int) -> dict[str, float]:
+        """Learning rate per private or shared parameter name, plus 'rows' for the item table."""
+        return {}
+
+    def item_scale(self, n_items: int) -> float:
+        """The factor of the item rate over the base rate."""
+        return 1.0
+
+    def own_loss(self, rep: dict[str, Any]) -> Any:
+        """What each user adds to its client's loss (torch, users from `represent`): a mean over the batch's users."""
+        return None
+
+    # how it scores
+
+    def context(self, view: CohortView) -> Ragged | None:
+        """Per user, the items whose rows `represent` reads; a client trains and sends these rows like its samples'."""
+        return None
+
+    def represent(self, private: dict[str, Any], heads: dict[str, Any], context: Context | None) -> dict[str, Any]:
+        """What `score` needs of every user: leading dimension users, heads repeated for each."""
+        return private
+
+    def score(self, rep: dict[str, Any], heads: dict[str, Any], rows: Any, inside: Any = None) -> Any:
+        """Logits of aligned (user, head, row) triples: leading dimension samples.
+
+        `inside` is 1 where the sample's item is in the user's context, else 0; None: the model has no context.
+        """
+        raise TacitaError(f"backbone '{self.name}' scores whole histories, not single pairs.")
+
+    def heads_to_score(self, heads: dict[str, Any]) -> dict[str, Any]:
+        """Those of the shared parameters that `score` reads."""
+        return heads if self.heads_in_score else {}
+
+    def score_groups(self, private: dict[str, Any], heads: dict[str, Any], rows: Any) -> Any:
+        """Logits (groups, samples) of private (groups, samples or 1, width), heads (groups, ...), rows (groups,
+        samples, width); a leading 1 serves all groups."""
+        raise TacitaError(f"backbone '{self.name}' scores single samples, not groups of them.")
+
+    def reading(self, private: Floats, heads: Arrays) -> tuple[Floats, Floats] | None:
+        """(a, c) with logit a . q + c for every item, where the model is affine in the item row."""
+        return None
+
+    def reading_outside(
+        self, rep: dict[str, Any], heads: Arrays, items: Floats
+    ) -> tuple[Floats, Floats, Floats] | None:
+        """(a, c, rows) with logit a . row + c for every item outside a user's context, where there are such rows."""
+        return None
+
+    # what it knows of users and items
+
+    def interest(self, view: CohortView) -> Floats:
+        """What each user of a view likes, as one vector under the received model: the mean of its rows."""
+        lists = view.train
+        total = np.zeros((len(lists), view.items.shape[1]), np.float64)
+        np.add.at(total, lists.rows(), view.items[lists.ids])
+        counts = np.maximum(lists.counts(), 1)
+        return np.asarray(total / counts[:, None], np.float32)
+
+    @property
+    def interest_width(self) -> int:
+        return self.item_width
+
+    def likeness(self, server: ServerState, items: Floats, item: int) -> Floats:
+        """The cosine of the items' rows in the table that devices score with."""
+        size = np.sqrt((items.astype(np.float64) ** 2).sum(axis=1))
+        product = items @ items[item]
+        cosine = product / np.maximum(size * size[item], 1e-12)
+        return np.asarray(cosine, np.float32)
+
+
+def require_scorer(backbone: Backbone) -> Scorer:
+    """The backbone of a run that trains item rows."""
+    if not isinstance(backbone, Scorer):
+        raise TacitaError(f"backbone '{backbone.name}' trains no item rows.")
+    return backbone
