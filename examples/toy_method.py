@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -10,8 +11,9 @@ from pydantic import Field
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, CohortView, Floats, ServerState
 from tacita.messages import Total, Upload
-from tacita.round.parts import Part, PartConfig
+from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register, register_preset
+from tacita.round.state import StateSpec
 
 
 class SteadyConfig(PartConfig):
@@ -32,8 +34,8 @@ class Steady(Part):
 
     # on the device
 
-    def device_arrays(self, n_users: int) -> Arrays:
-        return {"shortened": np.zeros(n_users, np.int32)}
+    def state(self, n_users: int) -> Sequence[StateSpec]:
+        return [StateSpec("shortened", np.zeros(n_users, np.int32))]
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         factor = np.minimum(1.0, self.config.most / np.maximum(upload.norms(), 1e-12))  # (clients,)
@@ -42,7 +44,7 @@ class Steady(Part):
 
     # on the server
 
-    def server_begin_block(self, server: ServerState) -> Arrays:
+    def server_block_start(self, server: ServerState) -> Arrays:
         return {"moved": np.zeros_like(server.items)}
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:

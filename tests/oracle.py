@@ -38,7 +38,7 @@ from tacita.messages import Total, Upload, add_upload, empty_total
 from tacita.methods import Part, RunContext
 from tacita.models import Backbone, backbone_class, backbone_names
 from tacita.models.scoring import score_all
-from tacita.round.plan import Federation, prepare_serving
+from tacita.round.plan import Federation
 
 Lists = Sequence[Sequence[int]]
 
@@ -121,7 +121,7 @@ def cohort(fed: Federation, progress: Progress, order: AnyArray | None = None) -
     users = all_of.users.take(chosen)
     block = fed.stream.blocks[progress.server.block]
     who = Cohort(users, all_of.keys[chosen], fed.stream.user_keys)
-    return build_view(progress.clients, progress.server, block, who, prepare_serving(fed, progress.server))
+    return build_view(progress.clients, progress.server, block, who, fed.broadcast_serving(progress.server))
 
 
 def train_once(fed: Federation, progress: Progress, order: AnyArray | None = None) -> TrainedCohort:

@@ -588,7 +588,7 @@ def test_live_says_how_many_blocks_share_the_budget() -> None:
 def test_a_part_that_changes_what_is_told_is_refused() -> None:
     from tacita.core.types import Arrays, CohortView
     from tacita.round.learner import build_learner
-    from tacita.round.parts import Part, PartConfig, RunContext
+    from tacita.round.part import Part, PartConfig, RunContext
 
     class Louder(Part):
         name = "louder"

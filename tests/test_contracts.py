@@ -51,7 +51,7 @@ from tacita.methods import Part, RunContext, build_parts, part_class, part_names
 from tacita.models import Backbone, Context, backbone_class, backbone_names
 from tacita.round import registry as methods_base
 from tacita.round.device_state import DeviceState, flatten_devices
-from tacita.round.plan import Federation, prepare_serving
+from tacita.round.plan import Federation
 
 every_backbone = pytest.mark.parametrize("name", TRAINED)
 every_model = pytest.mark.parametrize("name", backbone_names())
@@ -317,7 +317,7 @@ def checkerboard(
     progress = started(fed)
 
     def right(now: Progress) -> float:
-        down = prepare_serving(fed, now.server)
+        down = fed.broadcast_serving(now.server)
         scorer = DeviceScorer(fed, now.server, now.clients, fed.stream.blocks[0], fed.stream.user_keys, down, "test")
         scores = scorer(np.arange(n_users, dtype=np.int32))
         pairs = [scores[u, held[u]][:, None] > scores[u, (u + 1) % 2 :: 2][None, :] for u in range(n_users)]

@@ -23,7 +23,8 @@ from tacita.federation.evaluation import TrainedState
 from tacita.federation.state_arrays import read_server
 from tacita.methods import resolve_config
 from tacita.round import registry
-from tacita.round.parts import DeviceQuery, Part, RoundPlayer
+from tacita.round.capabilities import DeviceQuery, RoundPlayer
+from tacita.round.part import Part
 from tacita.runs import training
 from tacita.runs.artefacts import ScanTargets, find_traces
 from tacita.runs.forgetting.request_service import reopen_run, restrict_stream, submit_request

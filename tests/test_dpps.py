@@ -30,7 +30,7 @@ from tacita.methods.personal.dpps import DPPS
 from tacita.privacy.calibration import gaussian_epsilon, gaussian_sigma
 from tacita.privacy.ledger import ACCOUNT_ARRAYS
 from tacita.round import registry
-from tacita.round.parts import Part
+from tacita.round.part import Part
 from tacita.round.plan import Federation
 from tacita.runs import training
 from tacita.runs.assembly import build_plan
@@ -138,9 +138,9 @@ def test_noise_lies_on_all_coordinates_with_the_planned_deviation() -> None:
 
 
 def fed_down(fed: Federation, progress: Any) -> Any:
-    from tacita.round.plan import prepare_serving
+    
 
-    return prepare_serving(fed, progress.server)
+    return fed.broadcast_serving(progress.server)
 
 
 def test_weights_follow_inverse_variances_up_to_the_cap() -> None:

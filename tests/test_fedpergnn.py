@@ -36,7 +36,7 @@ from tacita.messages import SparseRows, Upload
 from tacita.methods import RunContext, build_parts, part_class, resolve_config
 from tacita.methods.distillation.neighbours import MatcherState
 from tacita.models.scoring import score_all
-from tacita.round.plan import Federation, prepare_serving
+from tacita.round.plan import Federation
 
 TRAIN = [[0, 1, 2], [1, 2, 3], [2, 4], [], [1, 2, 5, 0], [9], [2, 1]]
 MATCHER = "neighbours"
@@ -63,7 +63,7 @@ def after_rounds(fed: Federation, rounds: int) -> Progress:
 
 
 def scored(fed: Federation, progress: Progress) -> Floats:
-    down, keys = prepare_serving(fed, progress.server), fed.stream.user_keys
+    down, keys = fed.broadcast_serving(progress.server), fed.stream.user_keys
     scorer = DeviceScorer(fed, progress.server, progress.clients, fed.stream.blocks[0], keys, down, "test")
     return scorer(np.arange(len(TRAIN), dtype=np.int32))
 
@@ -198,13 +198,13 @@ def test_who_sends_again_is_known_by_what_it_sent_last() -> None:
 def test_nobody_gets_anything_before_somebody_has_sent_something() -> None:
     fed = federation(train={"participation": {"kind": "fraction", "rate": 0.3}})
     progress = started(fed)
-    assert len(prepare_serving(fed, progress.server).per_client(fed.stream.user_keys)[MATCHER].ids) == 0
+    assert len(fed.broadcast_serving(progress.server).per_client(fed.stream.user_keys)[MATCHER].ids) == 0
     model = fed.learner.model_bytes(progress.server)
     progress.server, report = run_round(fed, progress.server, progress.devices)
     assert report.bytes_down == model
     known = set(progress.server.parts[MATCHER]["names"].tolist())
     assert len(known) == report.clients == 2
-    own = prepare_serving(fed, progress.server).per_client(fed.stream.user_keys)[MATCHER]
+    own = fed.broadcast_serving(progress.server).per_client(fed.stream.user_keys)[MATCHER]
     assert {int(fed.stream.user_keys[u]) for u in range(len(TRAIN)) if own.ptr[u + 1] > own.ptr[u]} <= known
     assert np.isfinite(scored(fed, progress)).all()
 
@@ -268,7 +268,7 @@ def test_the_matcher_gets_numbers_that_only_clients_can_read() -> None:
         numbers = lists[int(fed.stream.user_keys[user])]
         assert len(numbers) == len(likes)
         assert numbers != set(likes)
-    raw = prepare_serving(fed, progress.server).per_client(fed.stream.user_keys)[MATCHER]
+    raw = fed.broadcast_serving(progress.server).per_client(fed.stream.user_keys)[MATCHER]
     opened = fed.decode_lists({MATCHER: raw}, 50)[MATCHER]
     assert set(opened.row(0).tolist()) == {1, 2, 3}
     assert set(raw.row(0).tolist()) != {1, 2, 3}

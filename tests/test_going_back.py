@@ -20,8 +20,8 @@ from tacita.methods.sharing import update_log as log
 from tacita.methods.sharing.cfru import match_requested_rows
 from tacita.methods.sharing.cufru import blend_directions
 from tacita.methods.sharing.negatives import draw_mixed_negatives
-from tacita.round.parts import Part, PartConfig
-from tacita.round.plan import Federation, mark_replay, parse_replay, strip_replay
+from tacita.round.part import Part, PartConfig
+from tacita.round.plan import Federation
 from tacita.runs.storage import measure_storage
 
 LISTS = [[0, 1, 2, 7], [2, 3, 8], [4, 9, 1], [0, 4, 5, 6], [1, 6, 8], [3, 5, 9, 2]]

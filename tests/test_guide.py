@@ -29,7 +29,7 @@ from tacita.models import Backbone, backbone_class, backbone_names
 from tacita.models import base as models_base
 from tacita.round import parts as parts_module
 from tacita.round import registry
-from tacita.round.parts import Part
+from tacita.round.part import Part
 from tacita.runs.serving import Run
 
 ROOT = Path(tacita.__file__).parents[1]

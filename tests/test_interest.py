@@ -52,7 +52,7 @@ from tacita.methods.personal.interest import InterestWeights, bounded_exp, clien
 from tacita.metrics import EvaluationRules, evaluate
 from tacita.models.interest import GAP, RATING, select_recent_events
 from tacita.models.scoring import score_all, score_personal, score_samples
-from tacita.round.plan import Federation, prepare_serving
+from tacita.round.plan import Federation
 from tacita.runs.assembly import Machine, assemble
 
 PEOPLE: dict[str, Any] = {"batches": "people", "optimiser": "lazy-adam"}
@@ -402,7 +402,7 @@ def test_fine_tuning_serves_and_nothing_of_it_is_kept_or_validated() -> None:
     assert np.array_equal(one.server.items, other.server.items)
 
     def scores(of: Federation, progress: Progress, purpose: Any) -> Floats:
-        keys, down = of.stream.user_keys, prepare_serving(of, progress.server)
+        keys, down = of.stream.user_keys, of.broadcast_serving(progress.server)
         scorer = DeviceScorer(of, progress.server, progress.clients, of.stream.blocks[0], keys, down, purpose)
         return scorer(np.arange(7, dtype=np.int32))
 
@@ -417,7 +417,7 @@ def test_fine_tuning_serves_and_nothing_of_it_is_kept_or_validated() -> None:
 def test_some_items_are_scored_as_the_catalogue_is(name: str, purpose: Any) -> None:
     fed = with_part(uneven(), name, {"name": "fine-tuning", "rate": 0.5})
     progress = play(fed, 1)
-    keys, down = fed.stream.user_keys, prepare_serving(fed, progress.server)
+    keys, down = fed.stream.user_keys, fed.broadcast_serving(progress.server)
     scorer = DeviceScorer(fed, progress.server, progress.clients, fed.stream.blocks[0], keys, down, purpose)
     users, only = np.array([2, 0, 3], np.int32), Ragged.from_lists([[3, 9, 0], [], [5, 1]])
     found = scorer.score_items(users, only)

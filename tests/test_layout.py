@@ -217,7 +217,7 @@ def test_a_planted_ring_is_found() -> None:
         ("models.base", "import tacita.round.parts", True),
         ("round.parts", "def late():\n    from tacita.federation.clients import grow", True),
         ("federation.rounds", "from tacita.runs import training", True),
-        ("methods.continual.f3crec", "from tacita.federation.rounds import run_round", False),
+        ("methods.continual.f3crec", "from tacita.federation.rounds import run_round", False
         ("runs.training", "from tacita.runs import controls", False),
         ("runs.serving", "import tacita\ntacita.cli.main()", True),
         ("runs.serving", "import tacita\nprint(tacita.__version__)", False),

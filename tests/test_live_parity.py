@@ -31,7 +31,7 @@ from tacita.live.server.coordinator import STORE_FILE, continue_run
 from tacita.live.server.store import ServerStore
 from tacita.live.wire import ServerRequest, decode_reply, decode_request, encode_message, stamp_reply
 from tacita.methods import part_class, preset_names, preset_parts
-from tacita.round.parts import SERVER, Part
+from tacita.round.part import Part
 from tacita.runs.assembly import Machine, assemble, build_plan
 
 DATA = "synthetic:users=90,items=60,per_user=30,groups=4,drift=0.5,new=0.2"

@@ -43,8 +43,9 @@ from tacita.models.factor import MF
 from tacita.round import learner as learners_base
 from tacita.round import registry as methods_base
 from tacita.round.learner import Learner
-from tacita.round.parts import DeviceQuery, Part, RoundPlayer
-from tacita.round.plan import PerClientLists, prepare_serving
+from tacita.round.capabilities import DeviceQuery, RoundPlayer
+from tacita.round.part import Part
+from tacita.round.plan import PerClientLists
 from tacita.runs.assembly import Machine, assemble
 
 LISTS = [[0, 1, 2], [2, 3], [4], [0, 4, 5, 6], [1, 6]]
@@ -398,7 +399,7 @@ def test_a_learner_that_sees_single_uploads_and_answers_them_one_by_one() -> Non
         assert progress.server.items[5, 0] == pytest.approx(own)
     scorer = DeviceScorer(
         fed, progress.server, progress.clients, fed.stream.blocks[0], fed.stream.user_keys,
-        prepare_serving(fed, progress.server), "serve",
+        fed.broadcast_serving(progress.server), "serve",
     )  # fmt: skip
     assert np.array_equal(scorer(np.array([4], np.int32))[0], progress.server.items[:, 0])
 

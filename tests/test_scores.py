@@ -35,8 +35,8 @@ from tacita.methods.distillation.uploads import Disguise, Swap, disguise_predict
 from tacita.models import Backbone
 from tacita.research.bench.score_rounds import bench_scores
 from tacita.round.device_state import flatten_devices
-from tacita.round.parts import RunContext
-from tacita.round.plan import Federation, prepare_broadcast, prepare_serving
+from tacita.round.part import RunContext
+from tacita.round.plan import Federation
 from tacita.round.registry import build_parts
 from tests.oracle import batches, federate, make_backbone, make_block, make_stream, members, started
 
@@ -144,7 +144,7 @@ def view_now(fed: Federation, progress: Progress) -> tuple[Any, CohortView]:
     """What the round's clients are going to see, and the server after it wrote to them."""
     everybody = members(fed)
     chosen = progress.local_devices.round_participants(fed, progress.server)
-    server, down = prepare_broadcast(fed, progress.server, everybody.keys[chosen])
+    server, down = fed.broadcast_round(progress.server, everybody.keys[chosen])
     who = Cohort(everybody.users.take(chosen), everybody.keys[chosen], fed.stream.user_keys)
     return server, build_view(progress.clients, server, fed.stream.blocks[0], who, down)
 
@@ -308,7 +308,7 @@ def test_client_answers_are_the_scores_of_each_clients_own_table(name: str) -> N
     for _ in range(2):
         progress.server, _ = run_round(fed, progress.server, progress.devices)
     users = np.arange(len(TRAIN), dtype=np.int32)
-    down = prepare_serving(fed, progress.server)
+    down = fed.broadcast_serving(progress.server)
     block, keys = fed.stream.blocks[0], fed.stream.user_keys
     found = DeviceScorer(fed, progress.server, progress.clients, block, keys, down, "test")(users)
     for c in range(len(TRAIN)):
@@ -326,7 +326,7 @@ def test_scores_of_some_items_are_those_of_the_catalogue(server: str) -> None:
     fed = transferring(make_backbone("mf", **SMALL["mf"]), server=options)
     progress = started(fed)
     progress.server, _ = run_round(fed, progress.server, progress.devices)
-    down, users = prepare_serving(fed, progress.server), np.array([2, 0], np.int32)
+    down, users = fed.broadcast_serving(progress.server), np.array([2, 0], np.int32)
     block, keys = fed.stream.blocks[0], fed.stream.user_keys
     scorer = DeviceScorer(fed, progress.server, progress.clients, block, keys, down, "valid")
     only = Ragged.from_lists([[3, 9, 0], [5]])
@@ -350,7 +350,7 @@ def checkerboard(device: Backbone, server: dict[str, Any], answers: str) -> floa
     fed = transferring(device, stream, train, server=server, answers=answers, select="confident", most=20)
     progress = started(fed)
     run_block(fed, progress, lambda report, now: None)
-    down = prepare_serving(fed, progress.server)
+    down = fed.broadcast_serving(progress.server)
     block, keys = fed.stream.blocks[0], fed.stream.user_keys
     scorer = DeviceScorer(fed, progress.server, progress.clients, block, keys, down, "test")
     scores = scorer(np.arange(n_users, dtype=np.int32))

@@ -26,8 +26,8 @@ from tacita.federation.scoring import DeviceScorer
 from tacita.methods import resolve_config
 from tacita.methods.sharing.sharing import SHARE_ALL, SHARE_NONE, SHARE_SOME, Sharing
 from tacita.research.bench.shared_graph import NaiveSharing, bench_sharing
-from tacita.round.parts import RunContext
-from tacita.round.plan import Federation, prepare_serving
+from tacita.round.part import RunContext
+from tacita.round.plan import Federation
 from tacita.runs.assembly import Machine, assemble
 from tacita.runs.controls import _evaluate_control, popular_scorer
 
@@ -59,7 +59,7 @@ def learned_from(fed: Federation, progress: Progress) -> Any:
     """What a round would learn from, everybody taking part."""
     block = fed.stream.blocks[progress.server.block]
     users = np.arange(block.n_users)
-    down = prepare_serving(fed, progress.server)
+    down = fed.broadcast_serving(progress.server)
     view = build_user_view(progress.clients, progress.server, block, users, fed.stream.user_keys, down)
     return fed.parts[0].local_data(view)
 
@@ -217,7 +217,7 @@ def test_a_device_scores_with_all_it_owns_and_who_never_learned_starts_from_its_
         progress.clients,
         block,
         fed.stream.user_keys,
-        prepare_serving(fed, progress.server),
+        fed.broadcast_serving(progress.server),
         "test",
     )
     found, table, silent = scorer(users), progress.server.items, np.flatnonzero(groups(progress) == SHARE_ALL)
@@ -290,7 +290,7 @@ def test_what_is_forgotten_is_neither_learned_from_nor_read() -> None:
         TINY.blocks[0],
         np.arange(3),
         TINY.user_keys,
-        prepare_serving(fed, progress.server),
+        fed.broadcast_serving(progress.server),
     )
     assert sets(fed.parts[0].serving(view).train) == [{1, 3}, {4, 5, 6}, {0, 4}]
     assert len(progress.server.shared) == 0

@@ -31,7 +31,7 @@ from tacita.methods.sharing.item_perturbation import Mechanism, compute_probabil
 from tacita.methods.sharing.link_prediction import LinkPredictionOptions, LinkScorer, propose_links
 from tacita.methods.sharing.server_client import ServerClient
 from tacita.methods.sharing.sharing import SHARE_SOME
-from tacita.round.plan import Federation, prepare_serving
+from tacita.round.plan import Federation
 from tacita.runs.assembly import Machine, assemble
 
 
@@ -284,7 +284,7 @@ def test_only_sharing_devices_upload_a_vector_and_only_where_the_run_says_so() -
     assert [(one.name, one.seen) for one in fed.fields(progress.server, "round")][1:] == [
         ("graph-mending.vector", "each")
     ]
-    total = progress.devices.exchange(fed, progress.server, prepare_serving(fed, progress.server), "round").total
+    total = progress.devices.exchange(fed, progress.server, fed.broadcast_serving(progress.server), "round").total
     each = total.each["graph-mending.vector"]
     group = progress.clients.parts["sharing"]["group"]
     keys = fed.stream.user_keys[: progress.clients.n_users]

@@ -8,6 +8,7 @@ import numpy as np
 
 from tacita.core.types import Broadcast, CohortView, Longs, Ragged, RequestBatch, ServerState
 from tacita.federation.clients import build_user_view, store_part_state
+from tacita.round.capabilities import replaces
 from tacita.round.device_state import DeviceState
 from tacita.round.plan import Federation
 from tacita.round.state import Role
@@ -31,10 +32,13 @@ def apply_on_devices(
 
     known_items = list_known_items(clients, federation, users, view_users())
     for name, unlearning in federation.unlearners.items():
-        update = unlearning.on_device(view_users(), requests)
-        store_part_state(clients, users, {name: update})
+        if replaces(unlearning, "on_device"):
+            update = unlearning.on_device(view_users(), requests)
+            store_part_state(clients, users, {name: update})
     is_redacted = False
     for name, unlearning in federation.unlearners.items():
+        if not replaces(unlearning, "redact"):
+            continue
         redacted = unlearning.redact(view_users(), requests)
         if redacted is not None:
             requests, update = redacted
@@ -67,7 +71,7 @@ def list_known_items(clients: DeviceState, federation: Federation, users: Longs,
         shared = clients.read_list(name, users)
         known_items = known_items.join_rows(Ragged(shared.ptr, shared.ids))
     for unlearning in federation.unlearners.values():
-        more = unlearning.known_items(view)
+        more = unlearning.known_items(view) if replaces(unlearning, "known_items") else None
         if more is not None:
             known_items = known_items.join_rows(Ragged(more.ptr, more.ids))
     return known_items

@@ -206,7 +206,7 @@ class LocalDevices:
         self, federation: Federation, server: ServerState, question: Question, chosen: Keys | None
     ) -> tuple[Membership, Longs]:
         """Whom a question goes to: those of the round, or, where a part asks, all who ever had data."""
-        if question.is_of_round:
+        if question.owner is None:
             members = self.current_membership(federation, server)
             if chosen is None:
                 return members, self.round_participants(federation, server)
@@ -235,7 +235,7 @@ class LocalDevices:
         if question.replay is not None:
             server = replace(server, round=question.replay.round)
         members, respondents = self.select_respondents(federation, server, question, chosen)
-        if question.is_of_round:
+        if question.owner is None:
             self._charge_eligible(federation, server, members)
         if OWN_ROWS in self.clients.lists:
             self.clients.common[OWN_ROWS] = server.items
@@ -262,7 +262,7 @@ class LocalDevices:
     def _answer(self, federation: Federation, view: CohortView, question: Question) -> tuple[CohortReply, Upload]:
         """What one cohort answers, and its uploads as they leave; its state is kept."""
         task = CohortTask(view)
-        if question.is_of_round:
+        if question.owner is None:
             task = federation.prepare(view)
             for name, part_task in task.tasks.items():
                 if part_task.state:
@@ -307,7 +307,7 @@ class LocalDevices:
 
     def _encode_upload(self, federation: Federation, view: CohortView, upload: Upload, question: Question) -> Upload:
         """Uploads as they leave: weighed, then changed by each part, which notes what it did on the device first."""
-        for part in federation.weighing_parts if question.is_of_round else ():
+        for part in federation.weighing_parts if question.owner is None else ():
             factor = part.weigh(view, upload)
             if factor is not None:
                 upload = replace(upload, weight=upload.weight * np.clip(factor, 0.0, 1.0))
@@ -326,7 +326,7 @@ class LocalDevices:
         question: Question,
     ) -> float:
         """How many were to answer: exactly, or on average where each decides by itself."""
-        if question.is_of_round and np.array_equal(respondents, self.round_participants(federation, server)):
+        if question.owner is None and np.array_equal(respondents, self.round_participants(federation, server)):
             return expected_clients(members.active, federation.config.train.participation)
         return float(len(respondents))
 
@@ -389,7 +389,7 @@ def empty_local_devices(plan: Plan) -> LocalDevices:
 
 def _sends_whole_table(federation: Federation, server: ServerState) -> bool:
     n_items = len(server.items)
-    return any(part.fields(n_items, server.block).whole_table for part in federation.parts)
+    return any(part.fields(n_items, server.block).whole_table for part in federation.implementing("fields"))
 
 
 def _count_contributors(upload: Upload, reply: CohortReply) -> int:

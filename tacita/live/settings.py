@@ -9,7 +9,7 @@ from tacita.core.config import RunConfig, StrictModel, read_toml, validate_model
 from tacita.core.errors import TacitaError
 from tacita.methods import part_class, resolve_parts
 from tacita.models.base import backbone_class
-from tacita.round.parts import SERVER
+
 
 Settings = TypeVar("Settings", bound=StrictModel)
 MOST_EPOCHS, MOST_NEGATIVES = 20, 100  # what a server may ask of a node in one round

@@ -153,3 +153,8 @@ class LabEnrolment:
     def enrol(self, view: CohortView) -> tuple[StateUpdate, RequestBatch | None]:
         """What all with data in a new block choose, and what they ask for because of it."""
         return {}, None
+
+
+def replaces(unlearning: Unlearning, hook: str) -> bool:
+    """Whether something that unlearns overrides a hook, so that costly preparations can be skipped elsewhere."""
+    return getattr(type(unlearning), hook) is not getattr(Unlearning, hook)

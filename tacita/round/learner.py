@@ -111,6 +111,13 @@ class Learner(ABC):
         return server
 
 
+def ledger_of(owner: Part | Learner) -> Ledger | None:
+    """What the releases of a part or learner are counted as; None: it counts nothing."""
+    if isinstance(owner, Learner):
+        return owner.ledger()
+    return None if owner.privacy is None else owner.privacy.ledger()
+
+
 def collect_extra_fields(parts: Sequence[Part], n_items: int) -> tuple[Spec, ...]:
     """What parts send beside a learner's own fields."""
     specs = []

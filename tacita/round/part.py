@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from inspect import isfunction
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -53,7 +55,7 @@ class RunContext:
     part_specs: tuple[dict[str, Any], ...] = ()  # the run's parts, with the options that were set
     traits: tuple[PartTraits, ...] = ()  # of all parts, in their order
 
-    @property
+    @cached_property
     def scorer(self) -> Scorer:
         """The model of a run that trains item rows."""
         return require_scorer(self.backbone)
@@ -198,10 +200,13 @@ class Part:
         return {}
 
 
-CORE_HOOKS = tuple(
-    name for name, value in vars(Part).items() if callable(value) and not name.startswith("_") and name != "Config"
-)
+def _public_methods(cls: type) -> tuple[str, ...]:
+    return tuple(name for name, value in vars(cls).items() if isfunction(value) and not name.startswith("_"))
+
+
 CAPABILITIES: tuple[type, ...] = (Privacy, Unlearning, LabEnrolment)
+CORE_HOOKS = _public_methods(Part)
+ALL_HOOKS = (*CORE_HOOKS, *(name for capability in CAPABILITIES for name in _public_methods(capability)))
 
 
 def implements(part: Part | type[Part], hook: str) -> bool:
@@ -216,9 +221,6 @@ def implements(part: Part | type[Part], hook: str) -> bool:
 
 def find_traits(cls: type[Part]) -> PartTraits:
     """What other parts of a run may know of a part."""
-    names = [*CORE_HOOKS]
-    for capability in CAPABILITIES:
-        names += [name for name, value in vars(capability).items() if callable(value) and not name.startswith("_")]
-    hooks = frozenset(name for name in names if implements(cls, name))
+    hooks = frozenset(name for name in ALL_HOOKS if implements(cls, name))
     replays = bool(getattr(cls, "replays_rounds", False))
     return PartTraits(cls.name, hooks, cls.observes_only, cls.weighs_presence, replays)

@@ -10,7 +10,7 @@ from typing import Any
 from tacita.core.config import RunConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import BlockStream, Broadcast, CohortView, Floats, Keys, Ragged, ServerState
+from tacita.core.types import Arrays, BlockStream, Broadcast, CohortView, Floats, Keys, Ragged, ServerState
 from tacita.data.silos import SiloAssignment
 from tacita.messages import CohortReply, Spec, Total
 from tacita.models.base import Backbone
@@ -22,8 +22,9 @@ from tacita.round.clashes import check_single_owners
 from tacita.round.device_state import PARTS
 from tacita.round.fields import PartFields
 from tacita.round.learner import Learner, build_learner, collect_extra_fields
-from tacita.round.part import Part, RunContext, implements
+from tacita.round.part import ALL_HOOKS, Part, RunContext, implements
 from tacita.round.question import Question
+from tacita.round.serving import ServingField
 from tacita.round.state import Role, StateSpec
 from tacita.round.task import CohortTask, prepare_cohort
 
@@ -51,13 +52,13 @@ class Plan:
 
     # what the parts can do; asked once, when it is first needed
 
-    def implementing(self, hook: str) -> tuple[Part, ...]:
-        """The parts that override a hook."""
-        return tuple(part for part in self.parts if implements(part, hook))
-
     @cached_property
-    def preparing_parts(self) -> tuple[Part, ...]:
-        return self.implementing("prepare")
+    def _parts_by_hook(self) -> dict[str, tuple[Part, ...]]:
+        return {hook: tuple(part for part in self.parts if implements(part, hook)) for hook in ALL_HOOKS}
+
+    def implementing(self, hook: str) -> tuple[Part, ...]:
+        """The parts that override a hook, in their order."""
+        return self._parts_by_hook[hook]
 
     @cached_property
     def weighing_parts(self) -> tuple[Part, ...]:
@@ -66,6 +67,10 @@ class Plan:
     @cached_property
     def serving_parts(self) -> tuple[Part, ...]:
         return self.implementing("serve")
+
+    def serving_owner(self, decision: ServingField) -> Part | None:
+        """The part that decides something of serving; None: the run's own model does."""
+        return next((part for part in self.parts if decision in part.serves), None)
 
     @cached_property
     def changes_uploads(self) -> bool:
@@ -141,16 +146,17 @@ class Plan:
             raise TacitaError(f"no part of this run asks '{question.name[:100]}'.")
         return self.unlearners[question.owner]
 
-    def encoders(self, question: Question) -> tuple[Part, ...]:
-        """The parts that encode and decode answers: of another part's question only who covers all releases."""
+    def encoders(self, question: Question, hook: str = "encode") -> tuple[Part, ...]:
+        """The parts that encode answers, or decode them: of another part's question only who covers all releases."""
+        parts = self._parts_by_hook[hook]
         if question.owner is None:
-            return self.parts
-        return tuple(part for part in self.parts if part.name == question.owner or _covers_all(part))
+            return parts
+        return tuple(part for part in parts if part.name == question.owner or _covers_all(part))
 
     def fields(self, server: ServerState, question: Question) -> tuple[Spec, ...]:
         """What may be in the answer to a question."""
         n_items = len(server.items)
-        encoders = self.encoders(question)
+        encoders = self.encoders(question, "fields")
         owner = self.owner_of(question)
         if owner is None:
             specs = self.learner.fields(server, question.kind)
@@ -166,7 +172,7 @@ class Plan:
 
     def prepare(self, view: CohortView) -> CohortTask:
         """What a cohort learns from in a round, by all parts."""
-        return prepare_cohort(self.preparing_parts, view)
+        return prepare_cohort(self._parts_by_hook["prepare"], view)
 
     def answer(self, task: CohortTask, question: Question) -> CohortReply:
         """What devices make of a question."""
@@ -177,14 +183,14 @@ class Plan:
 
     def noise_sum(self, server: ServerState, total: Total, question: Question) -> Total:
         """The sum with the noise of the parts, then of the learner."""
-        for part in self.encoders(question):
-            if part.privacy is not None:
-                total = self._change_total(part, server, total, part.privacy.noise_sum)
+        for part in self.encoders(question, "noise_sum"):
+            assert part.privacy is not None
+            total = self._change_total(part, server, total, part.privacy.noise_sum)
         return self.learner.noise_sum(server, total, str(question))
 
     def decode(self, server: ServerState, total: Total, question: Question) -> Total:
         """What came back, as the parts that encoded it read it."""
-        for part in reversed(self.encoders(question)):
+        for part in reversed(self.encoders(question, "decode")):
             total = self._change_total(part, server, total, part.decode)
         return total
 
@@ -201,7 +207,7 @@ class Plan:
         if total is None:
             learned = self.learner.go_on(self.visible_state(None, server))
             return self.merge_state(None, server, learned)
-        for part in self.parts:
+        for part in self._parts_by_hook["server_step"]:
             was = self.visible_state(part, before)
             now = self.visible_state(part, server)
             changed = part.server_step(was, now, self.visible_total(part, total))
@@ -220,7 +226,7 @@ class Plan:
 
     def metrics(self, server: ServerState) -> dict[str, float]:
         numbers: dict[str, float] = {}
-        for part in self.parts:
+        for part in self._parts_by_hook["metrics"]:
             numbers |= part.metrics(self.visible_state(part, server))
         return numbers
 
@@ -238,14 +244,14 @@ class Plan:
     def broadcast_round(self, server: ServerState, chosen: Keys | None) -> tuple[ServerState, Broadcast]:
         """What the clients of a round get. Writing to single clients may change what the server keeps of them."""
         messages: dict[str, PartBroadcast] = {}
-        for part in self.parts:
+        for part in self._parts_by_hook["broadcast"]:
             assert chosen is not None or not part.addresses_clients, "who writes to single clients has to know them"
             message = part.broadcast(self.visible_state(part, server), Audience("round", chosen))
             messages[part.name] = message
             if message.server is not None:
                 server = self.merge_state(part, server, message.server)
         n_bytes = self._common_bytes(server, messages)
-        common = {name: message.common for name, message in messages.items()}
+        common = self._collect_common(messages)
         lists = {name: message.per_client for name, message in messages.items() if message.per_client is not None}
         if chosen is None or not lists:
             return server, Broadcast(common, n_bytes=n_bytes)
@@ -255,9 +261,10 @@ class Plan:
 
     def broadcast_serving(self, server: ServerState) -> Broadcast:
         """What devices get to begin a block, to be validated, tested or served."""
-        messages = {part.name: self._serve_clients(part, server, None) for part in self.parts}
+        sending = self._parts_by_hook["broadcast"]
+        messages = {part.name: self._serve_clients(part, server, None) for part in sending}
         n_bytes = self._common_bytes(server, messages)
-        common = {name: message.common for name, message in messages.items()}
+        common = self._collect_common(messages)
         writing = [part for part in self.parts if part.addresses_clients]
 
         def write_to(clients: Keys, items: Ragged | None = None) -> dict[str, Ragged]:
@@ -270,6 +277,10 @@ class Plan:
         self, part: Part, server: ServerState, clients: Keys | None, items: Ragged | None = None
     ) -> PartBroadcast:
         return part.broadcast(self.visible_state(part, server), Audience("serving", clients, items))
+
+    def _collect_common(self, messages: Mapping[str, PartBroadcast]) -> dict[str, Arrays]:
+        """What goes to all, by part; nothing of parts that send nothing."""
+        return {part.name: messages[part.name].common if part.name in messages else {} for part in self.parts}
 
     def _common_bytes(self, server: ServerState, messages: Mapping[str, PartBroadcast]) -> float:
         """What a client gets of the model and of what goes to all."""

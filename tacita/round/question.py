@@ -17,10 +17,6 @@ class Question:
     serial: tuple[int, int] | None = None  # number of the request, and of the question that it raised
 
     @property
-    def is_of_round(self) -> bool:
-        return self.owner is None
-
-    @property
     def name(self) -> str:
         """As the owner knows it, without serial and replay."""
         return self.kind if self.owner is None else f"{self.owner}/{self.kind}"

@@ -35,6 +35,9 @@ SINGLE_OWNER: dict[str, str] = {
 """Fields that at most one part of a run decides, in words for the refusal."""
 
 
+StepSampler = Callable[[CohortView, LocalModels, int, int], ExtraSamples | None]
+
+
 @dataclass(frozen=True)
 class LocalTask:
     """What one part says of a round before clients train. None: it says nothing of that.
@@ -49,7 +52,7 @@ class LocalTask:
     samples: Callable[[CohortView, Ragged], Ragged | None] | None = None  # drawn samples -> more, with a "label"
     likes: Callable[[CohortView], Ragged | None] | None = None  # more items learned as liked, with a "weight"
     rows_needed: Ragged | None = None  # items per user whose rows `step_samples` uses
-    step_samples: Callable[[CohortView, LocalModels, int, int], ExtraSamples | None] | None = None  # of step and phase
+    step_samples: StepSampler | None = None  # samples of one step and phase, with weights of their own
     pull: ProximalTerm | None = None
     penalty: NormPenalty | None = None
 
@@ -68,10 +71,6 @@ class CohortTask:
 
     view: CohortView  # as it is trained on
     tasks: dict[str, LocalTask] = field(default_factory=dict)  # part name -> its task
-
-    def filled(self, name: TaskField) -> dict[str, LocalTask]:
-        """The tasks that say something of a field."""
-        return {part: task for part, task in self.tasks.items() if getattr(task, name) is not None}
 
 
 class Preparing(Protocol):

@@ -15,6 +15,7 @@ from tacita.data.splits import resolve_split, split
 from tacita.federation.evaluation import selection_metric
 from tacita.kernels.threads import max_threads, set_threads
 from tacita.methods import Part, RunContext, build_parts, part_class, resolve_parts
+from tacita.round.registry import wrap_run
 from tacita.models import backbone_class
 from tacita.models.base import Backbone, apply_budget, apply_form
 from tacita.privacy.secure_sum import check_installed, check_size
@@ -78,7 +79,7 @@ def assemble(config: RunConfig, machine: Machine, frame: Frame | None = None) ->
     fed = Federation(backbone, parts, config, draws, machine.chunk, stream=stream)
     if config.train.aggregator == "secure":
         check_masks(fed)
-    return with_silos(with_features(with_side_rows(fed)))
+    return wrap_run(with_silos(with_features(with_side_rows(fed))))
 
 
 def expand_config(config: RunConfig, backbone: Backbone, parts: tuple[Part, ...]) -> RunConfig:

@@ -25,7 +25,7 @@ from tacita.messages import Upload
 from tacita.methods import Part
 from tacita.methods.sharing.accumulators import accumulate_retraction
 from tacita.methods.sharing.update_log import as_rows
-from tacita.round.parts import PartConfig
+from tacita.round.part import PartConfig
 from tacita.round.plan import Federation
 
 ALPHAS = tuple(round(0.01 * k, 2) for k in range(51))

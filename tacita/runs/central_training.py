@@ -23,7 +23,7 @@ from tacita.learn.training.central_model import (
 )
 from tacita.metrics import Evaluation, ScoreUsers, evaluate
 from tacita.models.lightgcn import LightGCN
-from tacita.round.parts import Purpose
+from tacita.round.serving import Purpose
 from tacita.round.plan import Federation
 
 BATCH = 1024

@@ -19,6 +19,7 @@ from tacita.messages import CooccurrenceTerms
 from tacita.metrics import ScoreUsers
 from tacita.models.scoring import score_with_own_rows
 from tacita.models.tally.solver import available_memory, bytes_to_solve, invert_in_place, solve_zero_diagonal
+from tacita.round.task import CohortTask
 from tacita.round.plan import Federation
 from tacita.runs.central_training import evaluate_scorer
 
@@ -72,7 +73,7 @@ def alone_scorer(fed: Federation, block: Block) -> ScoreUsers:
             heads=heads,
             received={},
         )
-        local = train_cohort(view, backbone, (), plan, fed.draws).local
+        local = train_cohort(CohortTask(view), backbone, (), plan, fed.draws).local
         own = Ragged(local.row_start, local.row_item, {"moved": local.rows})
         tested = replace(view, train=read.take(users))
         return score_with_own_rows(backbone, local.private, heads, items, own, backbone.context(tested))

@@ -22,13 +22,12 @@ from tacita.federation.scoring import DeviceScorer
 from tacita.learn.training import train_cohort
 from tacita.methods.personal.fedrec import VirtualRatings
 from tacita.models.scorer import Scorer
-from tacita.round.parts import Part, overrides
-from tacita.round.plan import Plan, prepare_serving
+from tacita.round.part import Part
+from tacita.round.task import prepare_cohort
+from tacita.round.plan import Plan
 from tacita.runs.loaded_run import LoadedRun, RankedItems, RecommendationQuery, check_list_length, rank_items
 
 NEWCOMER = "somebody who arrives"  # whose key draws the first vector and the negatives: same history, same answer
-PERSONAL_HOOKS = ("answers", "own_to_serve", "serving", "local_data")
-"""Hooks of parts whose devices score with more than a history and a vector: what was sent to them, or shared."""
 
 
 def recommend_newcomer(loaded: LoadedRun, history: Ints, rounds: int, query: RecommendationQuery) -> RankedItems:
@@ -53,12 +52,12 @@ def score_newcomers(loaded: LoadedRun, histories: Ragged, rounds: int, users: In
     if plan.backbone.private_width:
         settings = plan.config.train.model_copy(update={"silos": 0})
         still, down = freeze_shared(plan.scorer), Broadcast()
-        labelling = tuple(part for part in plan.parts if overrides(part, "labels"))
+        labelling = tuple(part for part in plan.parts if "labels" in part.fills)
         for number in range(1, rounds + 1):
             view = build_user_view(devices, replace(server, round=number), block, np.arange(n), keys, down)
-            trained = train_cohort(view, still, labelling, settings, plan.draws)
+            trained = train_cohort(prepare_cohort(labelling, view), still, labelling, settings, plan.draws)
             devices.put(view.user, {"private": trained.local.private})
-    scorer = DeviceScorer(plan, server, devices, block, keys, prepare_serving(plan, server), "serve", none)
+    scorer = DeviceScorer(plan, server, devices, block, keys, plan.broadcast_serving(server), "serve", none)
     return scorer(users)
 
 
@@ -74,10 +73,15 @@ def freeze_shared(backbone: Scorer) -> Scorer:
     return still
 
 
+def _reads_server(part: Part) -> bool:
+    """Whether devices score with more than a history and a vector: what was sent to them, or shared."""
+    return bool(part.serves & {"scores", "view"}) or "data" in part.fills
+
+
 def check_fold_in(plan: Plan) -> None:
     """Say it where a person cannot be known by a history alone."""
     for part in plan.parts:
-        if any(overrides(part, hook) for hook in PERSONAL_HOOKS):
+        if _reads_server(part):
             raise TacitaError(
                 f"nobody can be folded into a run with part '{part.name}': its devices score with what the server sent "
                 "or was given, and a person who arrives has nothing of that; train again with them."

@@ -16,8 +16,8 @@ from tacita.learn.statistic import CONTRIBUTION_LOG, StatisticLearner
 from tacita.privacy.ledger import ACCOUNT_ARRAYS, MICRO, NO_LIMIT, Ledger, join_ledgers
 from tacita.report.promises import AGAINST
 from tacita.round.device_state import PARTS, read_devices
-from tacita.round.learner import Learner
-from tacita.round.parts import Part
+from tacita.round.learner import Learner, ledger_of
+from tacita.round.part import Part
 from tacita.round.plan import Plan
 from tacita.runs.assembly import build_plan
 from tacita.runs.run_folder import SavedRun, open_saved
@@ -42,7 +42,7 @@ def join_accounts(parts: Sequence[Part | Learner], held: dict[str, Arrays]) -> t
     """The ledgers of a run's parts, and of what travels, as one, with what devices hold; None: nothing is counted."""
     found = []
     for part in parts:
-        ledger, mine = part.ledger(), held.get(part.name, {})
+        ledger, mine = ledger_of(part), held.get(part.name, {})
         if ledger is not None and all(name in mine for name in ACCOUNT_ARRAYS):
             found.append((part.name, ledger, {name: mine[name] for name in ACCOUNT_ARRAYS}))
     return join_ledgers(found) if found else None

@@ -18,8 +18,8 @@ from tacita.kernels.ranking import best_items
 from tacita.metrics import ScoreUsers
 from tacita.models.base import Backbone
 from tacita.round.device_state import DeviceState, read_devices
-from tacita.round.parts import find_deciding_part
-from tacita.round.plan import Plan, prepare_serving
+
+from tacita.round.plan import Plan
 from tacita.runs.assembly import build_plan
 from tacita.runs.run_folder import NEXT, SavedRun, open_saved, read_lists
 
@@ -120,7 +120,7 @@ class LoadedRun:
         current, none = read_lists(held, "current"), Ragged.empty(n)
         block = Block(server.block, n, len(server.items), current, none, none, np.zeros(n, bool), len(current.ids))
         past = read_lists(held, "past") if "past/ptr" in held else None
-        keys, down = derive_keys(self.saved.ids["users"]), prepare_serving(self.plan, server)
+        keys, down = derive_keys(self.saved.ids["users"]), self.plan.broadcast_serving(server)
         return DeviceScorer(self.plan, server, self.clients, block, keys, down, "serve", past)
 
     def recommend(self, users: Ints, query: RecommendationQuery) -> Iterator[RankedItems]:
@@ -135,7 +135,7 @@ class LoadedRun:
 def rank_similar(loaded: LoadedRun, item: int, k: int) -> tuple[Ints, Floats]:
     """The items that are most like one of them, best first, and how much; see `Backbone.likeness`."""
     check_list_length(k, len(loaded.saved.ids["items"]) - 1, "find {} similar items")
-    answering = find_deciding_part(loaded.plan.parts, "answers")
+    answering = loaded.plan.serving_owner("scores")
     if answering is not None:
         raise TacitaError(
             f"items of a run with part '{answering.name}' cannot be compared: its item rows are not what answers there."

@@ -26,7 +26,7 @@ from tacita.federation.rounds import Progress
 from tacita.federation.state_arrays import pack_server, server_note
 from tacita.report.data import damaged_ids_error, method_name, missing_run_error, refuse_changed
 from tacita.round.device_state import stream_devices
-from tacita.round.parts import find_deciding_part
+
 from tacita.round.plan import Federation
 from tacita.runs.file_schemas import are_ids, is_result
 
@@ -91,9 +91,7 @@ def write_models(fed: Federation, progress: Progress, out: Path) -> None:
         "current/ptr": current.ptr,
         "current/ids": current.ids,
     }
-    if fed.backbone.reads_context or find_deciding_part(
-        fed.parts, "predict_anew"
-    ):  # such devices read times and ratings, too
+    if fed.backbone.reads_context or fed.serving_owner("personal_scores"):  # such devices read times and ratings, too
         lists |= {f"current/{name}": column for name, column in current.values.items()}
     if fed.backbone.reads_history:  # it scores what was done in earlier blocks, too
         past = fed.stream.history(len(fed.stream.blocks) - 1)

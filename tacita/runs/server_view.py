@@ -26,7 +26,7 @@ def describe_server_view(plan: Plan) -> str:
 
 
 def _describe_uploads(plan: Plan, named: set[str]) -> str:
-    if plan.learner.takes_back:
+    if plan.learner.unlearning is not None:
         order = " and what follows what" if plan.backbone.reads_order else ""
         many = f"which items everybody has together{order}, as one sum"
         return many + (", with noise" if plan.ledgers else ", which gives people away")

@@ -9,7 +9,7 @@ import numpy as np
 
 from tacita.core.config import TrainConfig
 from tacita.core.draws import Draws
-from tacita.core.types import Bools, LocalModels, Ragged, StateUpdate
+from tacita.core.types import Bools, CohortView, LocalModels, NormPenalty, ProximalTerm, Ragged, StateUpdate
 from tacita.kernels.steps import subtract_rows
 from tacita.learn.training.ego_stepper import EgoStepper
 from tacita.learn.training.fused_stepper import FusedStepper
@@ -24,7 +24,7 @@ from tacita.models.ego import EgoModel
 from tacita.models.interest import InterestModel
 from tacita.models.neural_cf import TowerModel
 from tacita.round.part import Part, implements
-from tacita.round.task import CohortTask
+from tacita.round.task import CohortTask, StepSampler
 
 
 @dataclass(frozen=True)
@@ -77,35 +77,24 @@ def _choose_compiled(backbone: Scorer, train: TrainConfig, local: LocalModels, i
 class _JointSteps:
     """What joins every step of a cohort from outside its own samples."""
 
-    task: CohortTask
-    lists: dict[str, Ragged]  # part name, or the model's own context -> items whose rows are needed
+    view: CohortView
+    samplers: dict[str, StepSampler]  # part name -> what draws its samples of a step
+    pulls: list[ProximalTerm]
+    penalties: list[NormPenalty]
 
-    @property
-    def sampling(self) -> dict[str, Ragged]:
-        return {name: lists for name, lists in self.lists.items() if name in self.task.filled("step_samples")}
+    @staticmethod
+    def collect(task: CohortTask, lists: dict[str, Ragged]) -> _JointSteps:
+        samplers = {}
+        for name, part_task in task.tasks.items():
+            if name in lists and part_task.step_samples is not None:
+                samplers[name] = part_task.step_samples
+        pulls = [part_task.pull for part_task in task.tasks.values() if part_task.pull is not None]
+        penalties = [part_task.penalty for part_task in task.tasks.values() if part_task.penalty is not None]
+        return _JointSteps(task.view, samplers, pulls, penalties)
 
     @property
     def is_empty(self) -> bool:
-        return not (self.sampling or self.task.filled("pull") or self.task.filled("penalty"))
-
-    def collect_samples(self, local: LocalModels, step: int, phase: int, none: StepExtras) -> StepExtras:
-        """The parts' own samples of one step and phase."""
-        extras = {}
-        for name in self.sampling:
-            draw = self.task.tasks[name].step_samples
-            assert draw is not None
-            samples = draw(self.task.view, local, step, phase)
-            if samples is not None:
-                extras[name] = samples
-        return StepExtras.collect(local, extras) if extras else none
-
-    def apply_pulls(self, backbone: Scorer, local: LocalModels, step: int) -> None:
-        for task in self.task.tasks.values():
-            if task.pull is not None:
-                apply_pull(task.pull, backbone, local, step)
-        for task in self.task.tasks.values():
-            if task.penalty is not None:
-                apply_penalty(task.penalty, backbone, local, step)
+        return not (self.samplers or self.pulls or self.penalties)
 
 
 def train_cohort(
@@ -125,8 +114,9 @@ def train_cohort(
     if train.decay < 1 and view.round > 0:
         backbone = _scale_rate(backbone, train.decay**view.round)
     lists = _collect_rows_needed(task, backbone)
-    joint = _JointSteps(task, lists)
-    is_watched = not joint.is_empty or any(implements(part, "after_training") for part in parts)
+    joint = _JointSteps.collect(task, lists)
+    watching = [part for part in parts if implements(part, "after_training")]
+    is_watched = bool(watching) or not joint.is_empty
     weighs_samples = any("likes" in part.fills for part in parts)  # then the fused path may not be taken
     gathers = is_watched or weighs_samples or not can_fuse(backbone, train)
     local = build_local_models(view, lists, train, draws, space, task.tasks, gathers)
@@ -138,7 +128,7 @@ def train_cohort(
         stepper.run(0, int(local.n_steps.max(initial=0)), None, StepExtras.empty(view.n_clients))
     else:
         _run_joint_steps(joint, stepper, backbone, used)
-    outcomes = {part.name: part.after_training(view, local) for part in parts}
+    outcomes = {part.name: part.after_training(view, local) for part in watching}
     if is_watched or not isinstance(stepper, FusedStepper):
         subtract_rows(local.row_item, local.rows, view.items)
     values = _collect_moves(local, used)
@@ -152,9 +142,8 @@ def train_cohort(
 def _collect_rows_needed(task: CohortTask, backbone: Scorer) -> dict[str, Ragged]:
     """Items whose rows are needed beside those of the samples: by parts, and by the model itself."""
     lists = {}
-    for name, part_task in task.filled("rows_needed").items():
-        assert part_task.rows_needed is not None
-        if len(part_task.rows_needed.ids):
+    for name, part_task in task.tasks.items():
+        if part_task.rows_needed is not None and len(part_task.rows_needed.ids):
             lists[name] = part_task.rows_needed
     context = backbone.context(task.view)
     if context is not None:
@@ -168,11 +157,16 @@ def _run_joint_steps(joint: _JointSteps, stepper: Stepper, backbone: Scorer, use
     none = StepExtras.empty(local.view.n_clients)
     for step in range(int(local.n_steps.max(initial=0))):
         for phase in range(len(backbone.phases)):
-            extras = joint.collect_samples(local, step, phase, none)
+            drawn = {name: draw(joint.view, local, step, phase) for name, draw in joint.samplers.items()}
+            samples = {name: extra for name, extra in drawn.items() if extra is not None}
+            extras = StepExtras.collect(local, samples) if samples else none
             stepper.run(step, step + 1, phase, extras)
             if used is not None:
                 used[extras.row + np.repeat(local.row_start[:-1], np.diff(extras.ptr))] = True
-        joint.apply_pulls(backbone, local, step)
+        for pull in joint.pulls:
+            apply_pull(pull, backbone, local, step)
+        for penalty in joint.penalties:
+            apply_penalty(penalty, backbone, local, step)
 
 
 def _collect_moves(local: LocalModels, used: Bools | None) -> dict[str, Form]:

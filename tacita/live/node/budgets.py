@@ -29,7 +29,7 @@ from tacita.privacy.ledger import (
 )
 from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner
-from tacita.round.parts import Part
+from tacita.round.part import Part
 from tacita.runs.ledger import NO_EPSILON, describe_account, join_accounts
 
 NO_NOISE = "no epsilon: sums are sent without noise, so nothing bounds what could be worked out from them"

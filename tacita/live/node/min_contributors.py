@@ -9,7 +9,7 @@ from tacita.live.node.node_run import NodeRun, Refusal
 from tacita.messages import Total
 from tacita.models.statistic_model import StatisticModel
 from tacita.round.device_state import PARTS
-from tacita.round.parts import overrides
+from tacita.round.part import implements
 from tacita.round.plan import Federation
 
 _COUNT_SUMS = ("touched", "counts")  # sums that say how many people have each item
@@ -22,7 +22,7 @@ def drop_rare_entries(standing: NodeRun, whole: Total, least: int, server: Serve
         return whole
     if fed.ledgers:
         return zero_rare_items(whole, least, server.heads.get("inputs"))
-    if fed.learner.takes_back and "touched" in whole.sums:
+    if fed.learner.unlearning is not None and "touched" in whole.sums:
         _unlog_items(standing, np.flatnonzero(whole["touched"] < least))
     if fed.backbone.reads_order and (whole["touched"] < least)[whole["touched"] > 0].any():
         _check_no_encoders(fed)
@@ -43,7 +43,7 @@ def _unlog_items(standing: NodeRun, rare: Longs) -> None:
 def _check_no_encoders(fed: Federation) -> None:
     """A statistic that is made again has nothing of what parts did to the first one."""
     for part in fed.parts:
-        if any(overrides(part, hook) for hook in ("encode", "encode_sum", "weight")):
+        if any(implements(part, hook) for hook in ("encode", "encode_sum", "weight")):
             raise Refusal(
                 f"part '{part.name}' changes what people tell of order, which a node tells anew without items that "
                 "fewer than its min_contributors people have; leave the part out."

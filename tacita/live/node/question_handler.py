@@ -72,8 +72,8 @@ from tacita.live.wire import (
 )
 from tacita.messages import Total
 from tacita.round.device_state import PARTS
-from tacita.round.parts import overrides
-from tacita.round.plan import strip_replay
+from tacita.round.part import implements
+
 from tacita.runs.assembly import build_plan, check_settings
 
 log = logging.getLogger(__name__)
@@ -239,14 +239,14 @@ def _collect_requests(node: Node, standing: NodeRun, asked: ReceivedQuestion, he
 def _batches_withdrawals(node: Node, standing: NodeRun) -> bool:
     """Whether who withdraws is going to be asked what to take back, which nobody here tells alone."""
     fed = standing.federation
-    asks = fed.learner.takes_back or any(overrides(part, "answer") for part in fed.parts)
+    asks = fed.learner.unlearning is not None or any(implements(part, "answer") for part in fed.parts)
     return asks and standing.tags != ALONE_TAGS and not node.config.insecure_single_user_uploads
 
 
 def _find_empty_withdrawals(standing: NodeRun, wants: list[QueuedRequest], number: dict[str, int]) -> set[int]:
     """Withdrawals by which nothing is taken back of what was told in sums: in theirs they hide nobody."""
     fed, clients = standing.federation, standing.devices.clients
-    if not fed.learner.takes_back:
+    if fed.learner.unlearning is None:
         return set()
     place, found = {int(one): n for n, one in enumerate(standing.users[: clients.n_users])}, set[int]()
     for one in wants:
@@ -413,7 +413,7 @@ def _answer_sum(
     except TacitaError:
         asker = None
     kind = strip_replay(head.kind)
-    if kind not in questions and (asker is None or not overrides(asker, "answer")):
+    if kind not in questions and (asker is None or not implements(asker, "answer")):
         raise Refusal(f"this run has no {head.kind} in round {head.round}.")
     fields = fed.fields(server, head.kind)
     if any(one.sparse for one in fields):

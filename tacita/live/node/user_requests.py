@@ -22,7 +22,7 @@ from tacita.live.node.node import Node
 from tacita.live.node.request_queue import WITHDRAWALS, QueuedRequest
 from tacita.live.node.store import REQUEST_KINDS
 from tacita.round.device_state import read_devices
-from tacita.round.parts import overrides
+from tacita.round.part import implements
 from tacita.round.plan import Plan
 from tacita.runs.assembly import build_plan
 
@@ -173,7 +173,7 @@ def _is_supported(plan: Plan, kind: str) -> bool:
     able = bool(reach) if kind == "leave" else bool(reach - {"people"})
     if kind in ("share", "unshare"):
         return shares
-    return able or plan.learner.takes_back or (shares and kind == "leave")
+    return able or plan.learner.unlearning is not None or (shares and kind == "leave")
 
 
 def _select_items(
@@ -285,7 +285,7 @@ def _describe_effect(one: QueuedRequest) -> str:
 def _batches_withdrawals(node: Node, run: str) -> bool:
     """Whether who withdraws from a run has to wait for others here."""
     plan = None if node.config.insecure_single_user_uploads else _load_plan(node, run)
-    return plan is not None and (plan.learner.takes_back or any(overrides(part, "answer") for part in plan.parts))
+    return plan is not None and (plan.learner.unlearning is not None or any(implements(part, "answer") for part in plan.parts))
 
 
 def _describe_shortfall(node: Node, one: QueuedRequest, wants: Sequence[QueuedRequest]) -> str:

@@ -98,6 +98,7 @@ class Neighbours(Part):
 
     name = NEIGHBOURS
     addresses_clients = True
+    serves = frozenset({"view"})  # by the vectors that it writes to clients
     Config: ClassVar[type[PartConfig]] = NeighboursConfig
     config: NeighboursConfig
 

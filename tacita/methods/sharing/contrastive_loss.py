@@ -1,7 +1,7 @@
 """What contrastive unlearning minimises: rows near what remains, away from what is forgotten (sharing spec B.4-B.6).
 
-An item has its own row, a view that the remaining graph makes of it, and forgotten views that the graph of what was
-withdrawn makes of earlier tables. The printed loss never rests and drives rows past what a retrained model has, so the
+An item has its own row, a view that the remaining graph makes of it, and forgotten views that the graph of withdrawn
+edges makes of earlier tables. The printed loss never rests and drives rows past what a retrained model has. So the
 default pushes a row away from a forgotten view only as far as it is nearer to it than the remaining view is.
 """
 
@@ -34,22 +34,36 @@ class ForgottenViews:
     def of(
         graph: SharedGraph, tables: Floats, people: Floats | None = None, through_graph: bool = True
     ) -> ForgottenViews:
-        """What the graph of withdrawn edges, with degrees of its own, makes of each table; or the plain rows of it."""
+        """What the graph of withdrawn edges, with degrees of its own, makes of each table; or its plain rows."""
         items = graph.shared_items.astype(np.int64)
-        made = [graph.smooth(table, people)[1] if through_graph else table for table in tables]
-        views = [UnitRows.of(np.ascontiguousarray(one[items])).rows for one in made]
-        return ForgottenViews(
-            items, np.stack(views) if views else np.zeros((0, len(items), tables.shape[2]), np.float32)
-        )
+        shape = (len(tables), len(items), tables.shape[2])
+        views = np.zeros(shape, np.float32)
+        for number, table in enumerate(tables):
+            rows = table
+            if through_graph:
+                _, rows = graph.smooth(table, people)
+            forgotten_rows = np.ascontiguousarray(rows[items])
+            views[number] = UnitRows.of(forgotten_rows).rows
+        return ForgottenViews(items, views)
 
 
 @dataclass(frozen=True)
 class ContrastiveGradients:
-    """Slopes of a loss in rows of length one: of the items' own rows and of their remaining views."""
+    """Gradients of a loss in rows of length one: of the items' own rows and of their remaining views."""
 
     loss: float
     row_gradient: Floats
     view_gradient: Floats
+
+
+@dataclass(frozen=True)
+class Similarities:
+    """The cosines that a loss is about, and the rows they are of."""
+
+    own: Floats  # (items, width) own rows
+    views: Floats  # (items, width) remaining views
+    remaining: Doubles  # (items,) p: of the own row with the remaining view
+    forgotten: Doubles  # (tables, forgotten) n: of the own row with each forgotten view
 
 
 @dataclass(frozen=True)
@@ -67,76 +81,120 @@ class ContrastiveLoss:
     batch: int = 1024  # other items in a step, for infonce_pos
 
     def compute_gradients(self, own: Floats, remaining_views: Floats, step: np.uint64) -> ContrastiveGradients:
-        """`own`, `made`: rows of length one and the remaining views of `items`; `step`: key of what a step draws."""
-        views = self.forgotten.views
-        near = np.einsum("ij,ij->i", own, remaining_views).astype(np.float64)  # p
-        back = np.einsum("mij,ij->mi", views, own[self.where]).astype(np.float64)  # n
+        """`own`: rows of length one of `items`; `step`: key of what a step draws."""
+        remaining = np.einsum("ij,ij->i", own, remaining_views)
+        forgotten = np.einsum("mij,ij->mi", self.forgotten.views, own[self.where])
+        cosines = Similarities(
+            own,
+            remaining_views,
+            remaining.astype(np.float64),
+            forgotten.astype(np.float64),
+        )
         if self.loss == "infonce_pos":
-            return self._compute_softplus(own, remaining_views, near, back, step)
+            return self._compute_softplus(cosines, step)
         if self.loss == "printed":
-            return self._compute_printed(own, remaining_views, near, back)
-        return self._compute_hinge(own, remaining_views, near, back)
+            return self._compute_printed(cosines)
+        return self._compute_hinge(cosines)
 
-    def _compute_hinge(self, own: Floats, made: Floats, near: Doubles, back: Doubles) -> ContrastiveGradients:
-        right = np.einsum("mij,ij->mi", self.forgotten.views, made[self.where]).astype(np.float64)
-        if self.reference is not None:
-            right = np.where(np.isnan(self.reference), right, self.reference)
-        over = back - right - _SLACK
-        share, n = self.mu / max(1, len(back)), len(own) * self.tau
-        loss = (1 - near).sum() + share * np.maximum(over, 0).sum()
-        return self._combine_gradients(loss / n, np.full(len(own), -1 / n), share / n * (over > 0), own, made)
+    def _compute_hinge(self, cosines: Similarities) -> ContrastiveGradients:
+        expected = self._compute_expected(cosines.views)
+        excess = cosines.forgotten - expected - _SLACK
+        n_tables = len(cosines.forgotten)
+        n_items = len(cosines.own)
+        share = self.mu / max(1, n_tables)
+        scale = n_items * self.tau
+        pull = (1 - cosines.remaining).sum()
+        push = share * np.maximum(excess, 0).sum()
+        by_remaining = np.full(n_items, -1 / scale)
+        by_forgotten = share / scale * (excess > 0)
+        return self._combine_gradients((pull + push) / scale, by_remaining, by_forgotten, cosines)
 
-    def _compute_printed(self, own: Floats, made: Floats, near: Doubles, back: Doubles) -> ContrastiveGradients:
-        n = len(own)
-        loss, weight = _logsumexp(back / self.tau)
-        total = (-near.sum() / self.tau + loss.sum()) / n
-        return self._combine_gradients(total, np.full(n, -1 / (n * self.tau)), weight / (n * self.tau), own, made)
+    def _compute_expected(self, views: Floats) -> Doubles:
+        """(tables, forgotten) how similar to forgotten views the remaining data justifies rows to be."""
+        forgotten = self.forgotten.views
+        expected = np.einsum("mij,ij->mi", forgotten, views[self.where]).astype(np.float64)
+        if self.reference is None:
+            return expected
+        return np.where(np.isnan(self.reference), expected, self.reference)
 
-    def _compute_softplus(
-        self, own: Floats, made: Floats, near: Doubles, back: Doubles, step: np.uint64
-    ) -> ContrastiveGradients:
+    def _compute_printed(self, cosines: Similarities) -> ContrastiveGradients:
+        n_items = len(cosines.own)
+        scale = n_items * self.tau
+        push, weight = _logsumexp(cosines.forgotten / self.tau)
+        pull = -cosines.remaining.sum() / self.tau
+        loss = (pull + push.sum()) / n_items
+        by_remaining = np.full(n_items, -1 / scale)
+        return self._combine_gradients(loss, by_remaining, weight / scale, cosines)
+
+    def _compute_softplus(self, cosines: Similarities, step: np.uint64) -> ContrastiveGradients:
         """log(1 + sum exp((n - p) / tau)) of forgotten items, in-batch InfoNCE of some others."""
-        others = np.setdiff1d(np.arange(len(own)), self.where)
-        others = np.sort(others[choose_distinct(step, len(others), min(self.batch, len(others)))])
-        n = len(self.where) + len(others)
-        zero = np.zeros((1, len(self.where)))
-        loss, weight = _logsumexp(np.concatenate([zero, (back - near[self.where]) / self.tau]))
-        by = np.zeros(len(own))
-        by[self.where] = -weight[1:].sum(0) / (n * self.tau)
-        pulled = self._combine_gradients(loss.sum() / n, by, weight[1:] / (n * self.tau), own, made)
+        n_items = len(cosines.own)
+        n_forgotten = len(self.where)
+        others = self._draw_other_items(n_items, step)
+        n_used = n_forgotten + len(others)
+        scale = n_used * self.tau
+        zero = np.zeros((1, n_forgotten))
+        difference = cosines.forgotten - cosines.remaining[self.where]
+        logits = np.concatenate([zero, difference / self.tau])
+        losses, weight = _logsumexp(logits)
+        forgotten_weight = weight[1:]
+        by_remaining = np.zeros(n_items)
+        by_remaining[self.where] = -forgotten_weight.sum(0) / scale
+        loss = losses.sum() / n_used
+        gradients = self._combine_gradients(loss, by_remaining, forgotten_weight / scale, cosines)
         if not len(others):
-            return pulled
-        cl, left, right = compute_infonce(own[others], made[others], self.tau, len(others) / n, self.cores)
-        pulled.row_gradient[others] += left
-        pulled.view_gradient[others] += right
-        return ContrastiveGradients(pulled.loss + cl * len(others) / n, pulled.row_gradient, pulled.view_gradient)
+            return gradients
+        share = len(others) / n_used
+        agreement, by_row, by_view = compute_infonce(
+            cosines.own[others], cosines.views[others], self.tau, share, self.cores
+        )
+        gradients.row_gradient[others] += by_row
+        gradients.view_gradient[others] += by_view
+        loss = gradients.loss + agreement * len(others) / n_used
+        return ContrastiveGradients(loss, gradients.row_gradient, gradients.view_gradient)
+
+    def _draw_other_items(self, n_items: int, step: np.uint64) -> Longs:
+        """Places of some items that are not forgotten."""
+        others = np.setdiff1d(np.arange(n_items), self.where)
+        n_others = len(others)
+        chosen = choose_distinct(step, n_others, min(self.batch, n_others))
+        return np.sort(others[chosen])
 
     def _combine_gradients(
-        self, loss: float, by_near: Doubles, by_back: Doubles, own: Floats, made: Floats
+        self, loss: float, by_remaining: Doubles, by_forgotten: Doubles, cosines: Similarities
     ) -> ContrastiveGradients:
-        """Slopes from those in p (items,) and in n (tables, forgotten)."""
-        by = by_near.astype(np.float32)[:, None]
-        slope = by * made
-        slope[self.where] += np.einsum("mi,mij->ij", by_back.astype(np.float32), self.forgotten.views)
-        return ContrastiveGradients(float(loss), slope, by * own)
+        """Gradients from those in p (items,) and in n (tables, forgotten)."""
+        factor = by_remaining.astype(np.float32)[:, None]
+        view_factor = by_forgotten.astype(np.float32)
+        row_gradient = factor * cosines.views
+        row_gradient[self.where] += np.einsum("mi,mij->ij", view_factor, self.forgotten.views)
+        view_gradient = factor * cosines.own
+        return ContrastiveGradients(float(loss), row_gradient, view_gradient)
 
 
 def _logsumexp(logits: Doubles) -> tuple[Doubles, Doubles]:
-    """Over the first axis, and its slopes."""
+    """Over the first axis, and its gradients."""
     if not len(logits):
-        return np.zeros(logits.shape[1]), logits
-    most = logits.max(0)
-    weight = np.exp(logits - most)
+        n_columns = logits.shape[1]
+        return np.zeros(n_columns), logits
+    largest = logits.max(0)
+    weight = np.exp(logits - largest)
     total = weight.sum(0)
-    return np.log(total) + most, weight / total
+    return np.log(total) + largest, weight / total
 
 
 def estimate_background(table: Floats, forgotten: ForgottenViews, lonely: Bools, key: np.uint64) -> Floats:
     """(tables, forgotten): of items without a remaining view how near others are to their forgotten ones; else nan."""
-    out = np.full(forgotten.views.shape[:2], np.nan, np.float32)
-    others = np.setdiff1d(np.arange(len(table)), forgotten.items)
-    if lonely.any():
-        some = others[choose_distinct(key, len(others), min(BACKGROUND_ITEMS, len(others)))]
-        mean = UnitRows.of(np.ascontiguousarray(table[some])).rows.mean(0) if len(some) else np.zeros(table.shape[1])
-        out[:, lonely] = forgotten.views[:, lonely] @ mean.astype(np.float32)
-    return out
+    background = np.full(forgotten.views.shape[:2], np.nan, np.float32)
+    if not lonely.any():
+        return background
+    n_items, width = table.shape
+    others = np.setdiff1d(np.arange(n_items), forgotten.items)
+    n_others = len(others)
+    chosen = others[choose_distinct(key, n_others, min(BACKGROUND_ITEMS, n_others))]
+    mean = np.zeros(width)
+    if len(chosen):
+        rows = np.ascontiguousarray(table[chosen])
+        mean = UnitRows.of(rows).rows.mean(0)
+    background[:, lonely] = forgotten.views[:, lonely] @ mean.astype(np.float32)
+    return background

@@ -1,8 +1,8 @@
-"""contrastive-unlearning: the server forgets what people take back, round by round (sharing spec B.1 to B.9).
+"""contrastive-unlearning: the server forgets what users take back, round by round (sharing spec B.1 to B.9).
 
-A round on what remains, then steps that bring every row near to what the remaining graph makes of it and away from
-what the graph of the withdrawn edges made of earlier tables. It is not exact: the certificate says so. What was kept
-of earlier rounds still holds what was withdrawn and is dropped at the end.
+After a round on what remains, steps bring every row near to what the remaining graph makes of it, and away from what
+the graph of the withdrawn edges made of earlier tables. It is not exact: the certificate says so. What was kept of
+earlier rounds still holds what was withdrawn and is dropped at the end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from tacita.core.types import AnyArray, Floats, Longs, Ragged, RequestBatch, ServerState, SharedRecord
+from tacita.core.types import AnyArray, Bools, Floats, Longs, Ragged, RequestBatch, ServerState, SharedRecord
 from tacita.kernels.threads import limit_blas_threads, threads_in_use
 from tacita.methods.sharing.contrastive_loss import ContrastiveLoss, ForgottenViews, estimate_background
 from tacita.methods.sharing.graph import SharedGraph
@@ -32,11 +32,13 @@ from tacita.methods.sharing.graph_training import (
 from tacita.methods.sharing.shared_graph_part import NAME, pause_learning, purge_learned_state, rebuild_graph
 from tacita.methods.sharing.snapshots import load_tables, snapshot_bytes
 from tacita.methods.sharing.withdrawn_pairs import WithdrawnPairs
-from tacita.round.parts import DeviceQuery, Part, PartConfig, RoundPlayer
+from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
+from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
 
 MIN_COSINE = 0.5  # mean cosine of forgotten items with what devices left, below which a round took too much
-_AUC_TOLERANCE, _MIN_GAIN = 0.01, 0.005  # a move of the AUC, and a relative gain of the validation metric, that count
+_AUC_TOLERANCE = 0.01  # a move of the AUC that counts
+_MIN_GAIN = 0.005  # a relative gain of the validation metric that counts
 
 
 class UnlearningConfig(PartConfig):
@@ -59,127 +61,175 @@ class UnlearningConfig(PartConfig):
 
     @property
     def moves_view(self) -> bool:
-        return self.loss != "ref_hinge" if self.glob_grad is None else self.glob_grad
+        if self.glob_grad is None:
+            return self.loss != "ref_hinge"
+        return self.glob_grad
 
 
 @register
-class ContrastiveUnlearning(Part):
+class ContrastiveUnlearning(Part, Unlearning):
     name = "contrastive-unlearning"
-    takes_back = ("given",)
-    plays_again = True
+    scope = ("given",)
+    replays_rounds = True
     Config: ClassVar[type[PartConfig]] = UnlearningConfig
     config: UnlearningConfig
 
-    def handle_many(
+    def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
         if requests.kind == "share" or requests.withdrawn_items is None:
             return None
-        gone = build_withdrawn_record(requests.senders, requests.withdrawn_items)
-        storage = snapshot_bytes(server.parts.get(NAME, {}))
-        said = {"method": self.name, "exact": False, "edges": len(gone), "storage_server": storage, "storage_client": 0}
-        found = rebuild_graph(server, gone)
-        if not len(gone) or found is None:  # nothing was withdrawn, or nothing was ever learned from it
-            return server, {**said, "purged": [], "stopped": "nothing to forget"}
+        withdrawn = build_withdrawn_record(requests.senders, requests.withdrawn_items)
+        certificate = {
+            "method": self.name,
+            "exact": False,
+            "edges": len(withdrawn),
+            "storage_server": snapshot_bytes(server.parts.get(NAME, {})),
+            "storage_client": 0,
+        }
+        forgotten_graph = rebuild_graph(server, withdrawn)
+        if forgotten_graph is None or not len(withdrawn):  # nothing was withdrawn, or learned from it
+            return server, {**certificate, "purged": [], "stopped": "nothing to forget"}
+        graph, people = forgotten_graph
         tables = load_tables(server.parts[NAME], server.items)
-        tables = tables if len(tables) else server.items[None]
-        forgotten = ForgottenViews.of(*found[:1], tables, found[1], self.config.forgotten == "graph")
-        server, watched = self._run_rounds(
-            server, forgotten, WithdrawnPairs.of(gone, server.shared, len(server.items)), play
-        )
-        server, purge = purge_learned_state(server, requests.senders)
-        return server, {
-            **said, "items": len(forgotten.items), "tables": len(tables), "loss": self.config.loss,
-            "purged": purge, **watched.build_summary(),
-        }  # fmt: skip
+        if not len(tables):
+            tables = server.items[None]
+        through_graph = self.config.forgotten == "graph"
+        forgotten = ForgottenViews.of(graph, tables, people, through_graph)
+        pairs = WithdrawnPairs.of(withdrawn, server.shared, len(server.items))
+        server, progress = self._run_rounds(server, forgotten, pairs, play)
+        server, purged = purge_learned_state(server, requests.senders)
+        certificate |= {
+            "items": len(forgotten.items),
+            "tables": len(tables),
+            "loss": self.config.loss,
+            "purged": purged,
+        }
+        return server, {**certificate, **progress.build_summary()}
 
     def _run_rounds(
         self, server: ServerState, forgotten: ForgottenViews, pairs: WithdrawnPairs, play: RoundPlayer
     ) -> tuple[ServerState, StoppingRule]:
         """Rounds of forgetting until the rule says stop; none of the server's other steps."""
-        most = self.config.rounds
-        watched = StoppingRule(max(1, math.ceil(0.1 * server.round)) if most is None else most)
+        progress = StoppingRule(self._choose_max_rounds(server))
+        draws = self.context.draws
         server = pause_learning(server)
-        for turn in range(watched.most):
+        for turn in range(progress.most):
             if self.config.remaining_rounds:
                 server = play(server, None)
-            local, key = server.items, self.context.draws.public(self.name, server.block, server.round, turn)
-            server = server.with_items(self.run_forget_steps(server, forgotten, key))
-            near = mean_cosine(server.items[forgotten.items], local[forgotten.items])
-            if near < MIN_COSINE:
-                watched.stopped = "over-forgetting"
+            before = server.items[forgotten.items]
+            key = draws.public(self.name, server.block, server.round, turn)
+            items = self.run_forget_steps(server, forgotten, key)
+            server = server.with_items(items)
+            after = server.items[forgotten.items]
+            if mean_cosine(after, before) < MIN_COSINE:
+                progress.stopped = "over-forgetting"
             elif (turn + 1) % self.config.check_every == 0:
-                watched.record_check(
-                    play.validate(server), pairs.auc(server.items, self.context.draws.public(self.name))
-                )
-            watched.rounds += 1
-            if watched.stopped:
+                valid = play.validate(server)
+                auc = pairs.auc(server.items, draws.public(self.name))
+                progress.record_check(valid, auc)
+            progress.rounds += 1
+            if progress.stopped:
                 break
-        return server, watched
+        return server, progress
+
+    def _choose_max_rounds(self, server: ServerState) -> int:
+        if self.config.rounds is not None:
+            return self.config.rounds
+        tenth = math.ceil(0.1 * server.round)
+        return max(1, tenth)
 
     def run_forget_steps(self, server: ServerState, forgotten: ForgottenViews, key: np.uint64) -> Floats:
         """The table after the steps of one round, from the table as devices left it."""
-        found = rebuild_graph(server, server.shared)
-        assert found is not None
-        graph, people = found
-        shared = graph.shared_items.astype(np.int64)
-        items = np.union1d(shared, forgotten.items)
-        lonely = ~np.isin(items, shared)
-        where = np.searchsorted(items, forgotten.items)
-        reference = estimate_background(server.items, forgotten, lonely[where], key)
-        adam = AdamTable(server.items, self.config.lr)
-        with limit_blas_threads(), ThreadPoolExecutor(threads_in_use()) as cores:
-            one = self.config
-            contrast = ContrastiveLoss(one.loss, one.tau, one.mu, items, forgotten, where, reference, cores)
-            walk = ContrastiveDescent(
-                graph, people, contrast, lonely, UnitRows.of(server.items).rows[items[lonely]], one.moves_view
-            )
-            descent = GraphLoss(graph, GraphObjective(lam1=0.0, lam=0.0), cores)
-            batches = self._draw_batches(graph, key)
-            for step in range(one.steps):
-                slope = walk.compute_gradient(adam.table, key + np.uint64(step))
-                if one.keep_bpr and len(graph):
-                    slope += descent.compute_gradients(adam.table, next(batches), people).table
-                length = float(np.linalg.norm(slope))
-                adam.step(slope * np.float32(min(1.0, one.clip / max(length, 1e-12))))
+        config = self.config
+        remaining_graph = rebuild_graph(server, server.shared)
+        assert remaining_graph is not None
+        graph, people = remaining_graph
+        adam = AdamTable(server.items, config.lr)
+        batches = self._draw_batches(graph, key)
+        with ThreadPoolExecutor(threads_in_use()) as cores:
+            contrast = self._build_descent(server.items, graph, people, forgotten, cores, key)
+            ranking = GraphLoss(graph, GraphObjective(lam1=0.0, lam=0.0), cores)
+            with limit_blas_threads():
+                for step in range(config.steps):
+                    step_key = key + np.uint64(step)
+                    gradient = contrast.compute_gradient(adam.table, step_key)
+                    if config.keep_bpr and len(graph):
+                        batch = next(batches)
+                        gradient += ranking.compute_gradients(adam.table, batch, people).table
+                    adam.step(_clip_gradient(gradient, config.clip))
         return adam.table
 
+    def _build_descent(
+        self,
+        table: Floats,
+        graph: SharedGraph,
+        people: Floats | None,
+        forgotten: ForgottenViews,
+        cores: ThreadPoolExecutor,
+        key: np.uint64,
+    ) -> ContrastiveDescent:
+        """The loss of one round on a table as devices left it."""
+        config = self.config
+        shared_items = graph.shared_items.astype(np.int64)
+        items = np.union1d(shared_items, forgotten.items)
+        is_lonely = ~np.isin(items, shared_items)
+        where = np.searchsorted(items, forgotten.items)
+        reference = estimate_background(table, forgotten, is_lonely[where], key)
+        loss = ContrastiveLoss(config.loss, config.tau, config.mu, items, forgotten, where, reference, cores)
+        lonely_items = items[is_lonely]
+        anchor = UnitRows.of(table).rows[lonely_items]
+        return ContrastiveDescent(graph, people, loss, is_lonely, anchor, config.moves_view)
+
     def _draw_batches(self, graph: SharedGraph, key: np.uint64) -> Iterator[Batch]:
-        keys = key + np.array([1, 2, 3], np.uint64) * np.uint64(1 << 32)
-        return draw_batches(graph, BatchSizes(items=1, steps=self.config.steps), keys)
+        numbers = np.array([1, 2, 3], np.uint64)
+        keys = key + numbers * np.uint64(1 << 32)
+        sizes = BatchSizes(items=1, steps=self.config.steps)
+        return draw_batches(graph, sizes, keys)
 
 
 @dataclass(frozen=True)
 class ContrastiveDescent:
-    """Slopes of the contrast in the whole table."""
+    """Gradients of the contrast in the whole table."""
 
     graph: SharedGraph
     people: Floats | None
     contrast: ContrastiveLoss
-    lonely: AnyArray  # (items,) which have no remaining view: their own row, as devices left it, stands for it
+    lonely: Bools  # (items,) without a remaining view: their own row, as devices left it, stands for it
     anchor: Floats
     moves_view: bool
 
     def compute_gradient(self, table: Floats, key: np.uint64) -> Floats:
         items = self.contrast.items
-        rows, view = UnitRows.of(table), UnitRows.of(self.graph.smooth(table, self.people)[1])
-        made = view.rows[items]
-        made[self.lonely] = self.anchor
-        pull = self.contrast.compute_gradients(rows.rows[items], made, key)
-        slope = rows.backpropagate(_scatter_rows(pull.row_gradient, items, table))
-        if self.moves_view and not self.lonely.all():
-            pull.view_gradient[self.lonely] = 0
-            nobody = np.zeros((len(self.graph.users), table.shape[1]), np.float32)
-            slope += self.graph.backpropagate_table(
-                nobody, view.backpropagate(_scatter_rows(pull.view_gradient, items, table))
-            )
-        return slope
+        _, smoothed = self.graph.smooth(table, self.people)
+        rows = UnitRows.of(table)
+        views = UnitRows.of(smoothed)
+        remaining_views = views.rows[items]
+        remaining_views[self.lonely] = self.anchor
+        gradients = self.contrast.compute_gradients(rows.rows[items], remaining_views, key)
+        row_gradient = _scatter_rows(gradients.row_gradient, items, table)
+        gradient = rows.backpropagate(row_gradient)
+        if not self.moves_view or self.lonely.all():
+            return gradient
+        gradients.view_gradient[self.lonely] = 0
+        view_gradient = _scatter_rows(gradients.view_gradient, items, table)
+        item_gradient = views.backpropagate(view_gradient)
+        user_shape = (len(self.graph.users), table.shape[1])
+        user_gradient = np.zeros(user_shape, np.float32)
+        gradient += self.graph.backpropagate_table(user_gradient, item_gradient)
+        return gradient
+
+
+def _clip_gradient(gradient: Floats, longest: float) -> Floats:
+    length = float(np.linalg.norm(gradient))
+    factor = min(1.0, longest / max(length, 1e-12))
+    return gradient * np.float32(factor)
 
 
 def _scatter_rows(rows: Floats, items: Longs, table: Floats) -> Floats:
-    out = np.zeros_like(table)
-    out[items] = rows
-    return out
+    scattered = np.zeros_like(table)
+    scattered[items] = rows
+    return scattered
 
 
 @dataclass
@@ -191,28 +241,53 @@ class StoppingRule:
     stopped: str = ""
     valid: list[float | None] = field(default_factory=list)
     auc: list[float | None] = field(default_factory=list)
-    calm: int = 0  # looks in a row in which nothing more was gained
+    calm: int = 0  # checks in a row in which nothing more was gained
 
     def record_check(self, valid: float | None, auc: float | None) -> None:
         """Enough: validation gains nothing and the withdrawn pairs stay where they are, twice in a row."""
+        has_gained = self._has_gained(valid)
         self.valid.append(valid)
         self.auc.append(auc)
-        best = max((v for v in self.valid[:-1] if v is not None), default=None)
-        gained = valid is not None and (best is None or valid > (1 + _MIN_GAIN) * best)
-        still = len(self.auc) > 2 and (auc is None or abs(auc - (self.auc[-3] or 0.0)) <= _AUC_TOLERANCE)
-        self.calm = self.calm + 1 if still and not gained else 0
+        if has_gained or not self._is_steady(auc):
+            self.calm = 0
+            return
+        self.calm += 1
         if self.calm == 2:
             self.stopped = "settled"
 
+    def _has_gained(self, valid: float | None) -> bool:
+        if valid is None:
+            return False
+        earlier = [score for score in self.valid if score is not None]
+        if not earlier:
+            return True
+        return valid > (1 + _MIN_GAIN) * max(earlier)
+
+    def _is_steady(self, auc: float | None) -> bool:
+        """Whether the AUC moved little since two checks ago."""
+        if len(self.auc) <= 2:
+            return False
+        if auc is None:
+            return True
+        earlier = self.auc[-3] or 0.0
+        return abs(auc - earlier) <= _AUC_TOLERANCE
+
     def build_summary(self) -> dict[str, Any]:
-        return {"turns": self.rounds, "stopped": self.stopped or "at most", "valid": self.valid, "pair_auc": self.auc}
+        stopped = self.stopped or "at most"
+        return {"turns": self.rounds, "stopped": stopped, "valid": self.valid, "pair_auc": self.auc}
 
 
-def build_withdrawn_record(senders: AnyArray, taken: Ragged) -> SharedRecord:
-    """The edges that go, as a record of their own."""
-    return SharedRecord(np.repeat(senders, taken.counts()), taken.ids, np.zeros(len(taken.ids)))
+def build_withdrawn_record(senders: AnyArray, withdrawn: Ragged) -> SharedRecord:
+    """The withdrawn edges, as a record of their own."""
+    sender = np.repeat(senders, withdrawn.counts())
+    time = np.zeros(len(withdrawn.ids))
+    return SharedRecord(sender, withdrawn.ids, time)
 
 
 def mean_cosine(first: Floats, second: Floats) -> float:
-    a, b = UnitRows.of(np.ascontiguousarray(first)).rows, UnitRows.of(np.ascontiguousarray(second)).rows
-    return float((a * b).sum(1).mean()) if len(a) else 1.0
+    if not len(first):
+        return 1.0
+    first_rows = UnitRows.of(np.ascontiguousarray(first)).rows
+    second_rows = UnitRows.of(np.ascontiguousarray(second)).rows
+    cosines = (first_rows * second_rows).sum(1)
+    return float(cosines.mean())

@@ -1,17 +1,18 @@
 """contribution: our version of PDC-FRS, of which few details are public (sharing spec C.3).
 
-What people agree to share leaves their device as another item, drawn under local differential privacy; the device
-remembers which stands for which, so that it can be taken back, and goes on learning from its own. The server learns an
-auxiliary model from what it was told, sends every contributor some items that this model finds likely, which devices
-learn as liked with half the weight, and brings the federated rows near to the auxiliary ones.
+What users agree to share leaves their device as another item, drawn under local differential privacy. The device
+remembers which item stands for which, so that it can be taken back, and goes on learning from its own. The server
+learns an auxiliary model from the released items. It sends every contributor some items that this model finds likely,
+which devices learn as liked with half the weight, and brings the federated rows near to the auxiliary ones.
 
-The promise: epsilon for each item that was told, so k times epsilon for a person who told k. Only what is told by
-request is covered: what devices upload in rounds is as open as in any federation without noise.
+The promise: epsilon for each released item, so k times epsilon for a user who released k. It covers only what leaves
+by request: what devices upload in rounds is as open as in any federation without noise.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Literal
 
@@ -20,9 +21,20 @@ from pydantic import Field
 
 from tacita.core.draws import hash_rows
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Floats, Keys, Longs, Ragged, RequestBatch, ServerState, StateUpdate
-from tacita.kernels.hashing import choose_distinct, hash_owners, uniforms
-from tacita.kernels.membership import mark_listed
+from tacita.core.types import (
+    Arrays,
+    CohortView,
+    Doubles,
+    Floats,
+    Ints,
+    Keys,
+    Longs,
+    Ragged,
+    RequestBatch,
+    ServerState,
+    StateUpdate,
+)
+from tacita.kernels.hashing import choose_distinct, hash_owners
 from tacita.kernels.threads import limit_blas_threads, threads_in_use
 from tacita.messages import Total
 from tacita.methods.sharing.graph import SharedGraph
@@ -32,16 +44,27 @@ from tacita.methods.sharing.graph_training import (
     GraphObjective,
     UnitRows,
     compute_infonce,
+    copy_known_rows,
+    draw_batch_keys,
     draw_batches,
+    draw_first_rows,
     refine_table,
 )
+from tacita.methods.sharing.item_lists import deduplicate_items, find_listed, subtract_lists
 from tacita.methods.sharing.item_perturbation import perturb_items
-from tacita.methods.sharing.sharing import deduplicate_items
-from tacita.round.parts import DeviceQuery, Part, PartConfig, RoundPlayer
+from tacita.round.broadcast import Audience, PartBroadcast
+from tacita.round.capabilities import DeviceQuery, Privacy, RoundPlayer, Unlearning
+from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
+from tacita.round.state import StateSpec
+from tacita.round.task import LocalTask
 
-_ITEMS, _SENDER, _PEOPLE, _NOTES_KEY = "items", "sender", "people", "said"
-_CONTRIBUTOR_KEY, _RELEASE_KEY = "teller", "told"
+_ITEMS = "items"
+_SENDER = "sender"
+_PEOPLE = "people"
+_NOTES_KEY = "said"
+_CONTRIBUTOR_KEY = "teller"
+_RELEASE_KEY = "told"
 
 
 class ContributionConfig(PartConfig):
@@ -49,9 +72,7 @@ class ContributionConfig(PartConfig):
     mechanism: Literal["exponential", "krr"] = Field(
         "exponential", description="a similar item by the public table, or k-ary randomised response"
     )
-    load_auxiliary_rows: Literal["mf", "lightgcn"] = Field(
-        "lightgcn", description="what the server learns from what it was told"
-    )
+    auxiliary: Literal["mf", "lightgcn"] = Field("lightgcn", description="what the server learns from what it was told")
     layers: int = Field(3, ge=1, description="how often vectors pass along the graph, for lightgcn")
     lr: float = Field(0.01, gt=0, description="learning rate of the auxiliary model, by Adam afresh in every round")
     bpr_scale: float = Field(1.0, gt=0, description="factor on the difference of cosines in what it minimises")
@@ -66,200 +87,295 @@ class ContributionConfig(PartConfig):
 
 
 @register
-class Contribution(Part):
+class Contribution(Part, Privacy, Unlearning):
     name = "contribution"
-    takes_back = ()  # the auxiliary model ends; what agreed with it stays in the federated rows
+    fills = frozenset({"likes"})
+    scope = ()  # the auxiliary model ends; what agreed with it stays in the federated rows
+    addresses_clients = True
     Config: ClassVar[type[PartConfig]] = ContributionConfig
     config: ContributionConfig
-    lasting = ("sent", "releases")
-    lasting_here = (_CONTRIBUTOR_KEY, _RELEASE_KEY)
 
     def check(self, n_items: int) -> None:
         if self.context.train.silos:
             raise TacitaError("part 'contribution' is for clients that are one user each; train.silos must be 0.")
 
+    def state(self, n_users: int) -> Sequence[StateSpec]:
+        """Which item was released for which, and how many were ever released; the server counts them by user."""
+        no_releases = _ensure_release_column(Ragged.empty(n_users))
+        return (
+            StateSpec("sent", no_releases, persistent=True),
+            StateSpec("releases", np.zeros(n_users, np.int64), persistent=True),
+            StateSpec(_CONTRIBUTOR_KEY, persistent=True),
+            StateSpec(_RELEASE_KEY, persistent=True),
+        )
+
     # on the device
 
-    def device_arrays(self, n_users: int) -> StateUpdate:
-        """Which item was told for which, and how many were ever told."""
-        return {"sent": _ensure_release_column(Ragged.empty(n_users)), "releases": np.zeros(n_users, np.int64)}
-
-    def encode_request(self, view: CohortView, requests: RequestBatch) -> tuple[RequestBatch, StateUpdate]:
-        sent = _ensure_release_column(view.lists[self.name]["sent"])
+    def redact(self, view: CohortView, requests: RequestBatch) -> tuple[RequestBatch, StateUpdate]:
+        """The released items in place of the users' own."""
         if requests.kind == "leave":
-            return requests, {"sent": _ensure_release_column(Ragged.empty(len(view.user)))}
-        asked = deduplicate_items(requests.items, view.n_items)
+            nothing = Ragged.empty(len(view.user))
+            return requests, {"sent": _ensure_release_column(nothing)}
+        items = deduplicate_items(requests.items, view.n_items)
         if requests.kind == "share":
-            new = asked.filter_entries(~mark_listed(view.n_items, asked.ptr, asked.ids, sent.ptr, sent.ids))
-            told = Ragged(new.ptr, new.ids, {_RELEASE_KEY: self.draw_replacements(view, new)})
-            releases = view.parts[self.name]["releases"] + new.counts()
-            leaves = Ragged(new.ptr, told.values[_RELEASE_KEY])
-            return _replace_items(requests, leaves), {"sent": sent.join_rows(told), "releases": releases}
-        back = mark_listed(view.n_items, sent.ptr, sent.ids, asked.ptr, asked.ids)
-        gone, stays = sent.filter_entries(back), sent.filter_entries(~back)
-        leaves = deduplicate_items(Ragged(gone.ptr, gone.values[_RELEASE_KEY]), view.n_items)
-        still = mark_listed(
-            view.n_items, leaves.ptr, leaves.ids, stays.ptr, stays.values[_RELEASE_KEY]
-        )  # told for another, too
-        return _replace_items(requests, leaves.filter_entries(~still)), {"sent": stays}
+            return self._release_items(view, requests, items)
+        return self._take_back_releases(view, requests, items)
 
-    def draw_replacements(self, view: CohortView, items: Ragged) -> Any:
-        """What is told for each item: a draw of the person's own, of which the server knows nothing."""
-        draws, rows = self.context.draws, items.rows()
-        if draws.secret:  # a device's own: what the server is told of some items must not give away the draws of others
-            key = draws.secret_key("contribution", view.block, view.round)
-            drawn = hash_rows(key, view.user_keys[rows], items.ids.astype(np.uint64))
-            return perturb_items(self.config.mechanism, self.config.epsilon, view.items, items.ids, drawn)
-        person = hash_owners(draws.private("contribution", view.block, view.round), view.user_keys)
-        drawn = hash_owners(draws.private("contribution-item"), person[rows] + items.ids.astype(np.uint64))
+    def _read_sent(self, view: CohortView) -> Ragged:
+        sent = view.lists[self.name]["sent"]
+        return _ensure_release_column(sent)
+
+    def _release_items(
+        self, view: CohortView, requests: RequestBatch, items: Ragged
+    ) -> tuple[RequestBatch, StateUpdate]:
+        """Every item is released once: a second draw would cost epsilon again."""
+        sent = self._read_sent(view)
+        new = subtract_lists(items, sent, view.n_items)
+        replacements = self.draw_replacements(view, new)
+        released = Ragged(new.ptr, new.ids, {_RELEASE_KEY: replacements})
+        releases = view.parts[self.name]["releases"] + new.counts()
+        redacted = _replace_items(requests, Ragged(new.ptr, replacements))
+        return redacted, {"sent": sent.join_rows(released), "releases": releases}
+
+    def _take_back_releases(
+        self, view: CohortView, requests: RequestBatch, items: Ragged
+    ) -> tuple[RequestBatch, StateUpdate]:
+        """A release is taken back unless it still stands for another item."""
+        sent = self._read_sent(view)
+        is_withdrawn = find_listed(sent, items, view.n_items)
+        withdrawn = sent.filter_entries(is_withdrawn)
+        remaining = sent.filter_entries(~is_withdrawn)
+        withdrawn_releases = deduplicate_items(_read_releases(withdrawn), view.n_items)
+        released_only_once = subtract_lists(withdrawn_releases, _read_releases(remaining), view.n_items)
+        return _replace_items(requests, released_only_once), {"sent": remaining}
+
+    def draw_replacements(self, view: CohortView, items: Ragged) -> Ints:
+        """What is released for each item: a draw of the user's own, of which the server knows nothing."""
+        drawn = self._draw_numbers(view, items)
         return perturb_items(self.config.mechanism, self.config.epsilon, view.items, items.ids, drawn)
 
-    def likes(self, view: CohortView) -> Ragged | None:
-        """What the auxiliary model finds likely and one does not have already."""
-        sent = view.per_client.get(self.name)
-        if sent is None or not len(sent.ids):
+    def _draw_numbers(self, view: CohortView, items: Ragged) -> Keys:
+        """A number for each pair of user and item."""
+        draws = self.context.draws
+        rows = items.rows()
+        numbers = items.ids.astype(np.uint64)
+        if draws.secret:  # a device's own: releases of some items must not give away the draws of others
+            secret = draws.secret_key("contribution", view.block, view.round)
+            return hash_rows(secret, view.user_keys[rows], numbers)
+        user_key = draws.private("contribution", view.block, view.round)
+        item_key = draws.private("contribution-item")
+        users = hash_owners(user_key, view.user_keys)
+        return hash_owners(item_key, users[rows] + numbers)
+
+    def prepare(self, view: CohortView) -> LocalTask:
+        return LocalTask(likes=self._choose_likes)
+
+    def _choose_likes(self, view: CohortView) -> Ragged | None:
+        """The items that the auxiliary model finds likely and the user does not have already."""
+        received = view.per_client.get(self.name)
+        if received is None or not len(received.ids):
             return None
-        mine = mark_listed(view.n_items, sent.ptr, sent.ids, view.exclude.ptr, view.exclude.ids)
-        more = Ragged(sent.ptr, sent.ids).filter_entries(~mine)
-        return Ragged(more.ptr, more.ids, {"weight": np.full(len(more.ids), self.config.soft_weight, np.float32)})
+        is_owned = find_listed(received, view.exclude, view.n_items)
+        likely = Ragged(received.ptr, received.ids).filter_entries(~is_owned)
+        weight = np.full(len(likely.ids), self.config.soft_weight, np.float32)
+        return Ragged(likely.ptr, likely.ids, {"weight": weight})
 
     # on the server
 
     def build_graph(self, server: ServerState) -> SharedGraph:
-        layers = self.config.layers if self.config.load_auxiliary_rows == "lightgcn" else 0
+        layers = 0
+        if self.config.auxiliary == "lightgcn":
+            layers = self.config.layers
         return SharedGraph.of(server.shared, len(server.items), layers=layers, start="learned")
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         graph = self.build_graph(server)
         if not len(graph):
             return server
-        draw = self.context.draws.public
-        keys = np.array(
-            [draw(f"{self.name}-{what}", server.block, server.round) for what in ("order", "other", "items")]
-        )
-        one = self.config
+        config = self.config
+        keys = draw_batch_keys(self.context.draws, self.name, server)
         table, people = self.load_auxiliary_rows(server, graph.users)
-        aims = GraphObjective(lam1=0.0, lam=one.lam, lr=one.lr, scale=one.bpr_scale)
-        made = refine_table(graph, table, draw_batches(graph, BatchSizes(one.edge_batch, 1), keys), aims, people)
-        assert made.people is not None
-        near, items = self.align_rows(server.items, graph, made.table, made.people, keys[2])
-        kept = {**server.parts.get(self.name, {}), _NOTES_KEY: np.array([made.bpr, near])}
-        kept |= {_ITEMS: made.table, _SENDER: graph.users, _PEOPLE: made.people}
-        return server.with_items(items).with_part(self.name, kept)
+        objective = GraphObjective(lam1=0.0, lam=config.lam, lr=config.lr, scale=config.bpr_scale)
+        sizes = BatchSizes(config.edge_batch, 1)
+        refined = refine_table(graph, table, draw_batches(graph, sizes, keys), objective, people)
+        assert refined.people is not None
+        loss, items = self.align_rows(server.items, graph, refined.table, refined.people, keys[2])
+        state = dict(server.parts.get(self.name, {}))
+        state[_NOTES_KEY] = np.array([refined.bpr, loss])
+        state[_ITEMS] = refined.table
+        state[_SENDER] = graph.users
+        state[_PEOPLE] = refined.people
+        return server.with_items(items).with_part(self.name, state)
 
     def load_auxiliary_rows(self, server: ServerState, users: Keys) -> tuple[Floats, Floats]:
-        """The auxiliary rows of all items and of some senders; what is new starts as Xavier's rows do."""
-        n, dim, kept = *server.items.shape, server.parts.get(self.name, {})
-        draw, bound = self.context.draws.public, math.sqrt(6 / (1 + server.items.shape[1]))
-
-        def fresh(what: str, owners: Keys) -> Floats:
-            return (bound * (2 * uniforms(draw(f"{self.name}-{what}"), owners, dim) - 1)).astype(np.float32)
-
-        table, people = fresh("items", np.arange(n, dtype=np.uint64)), fresh("people", users)
-        if _ITEMS in kept:
-            table[: len(kept[_ITEMS])] = kept[_ITEMS]
-            _, mine, theirs = np.intersect1d(users, kept[_SENDER], assume_unique=True, return_indices=True)
-            people[mine] = kept[_PEOPLE][theirs]
+        """The auxiliary rows of all items and of some senders; new ones start as Xavier's rows do."""
+        n_items, width = server.items.shape
+        draws = self.context.draws
+        numbers = np.arange(n_items, dtype=np.uint64)
+        table = draw_first_rows(draws.public(f"{self.name}-items"), numbers, width)
+        people = draw_first_rows(draws.public(f"{self.name}-people"), users, width)
+        state = server.parts.get(self.name, {})
+        if _ITEMS in state:
+            n_known = len(state[_ITEMS])
+            table[:n_known] = state[_ITEMS]
+            copy_known_rows(people, users, state[_SENDER], state[_PEOPLE])
         return table, people
 
     def align_rows(
         self, items: Floats, graph: SharedGraph, table: Floats, people: Floats, key: np.uint64
     ) -> tuple[float, Floats]:
         """InfoNCE of the federated rows with what the auxiliary model makes of its own, which stand still."""
-        one = self.config
-        if not one.lam1:
+        config = self.config
+        if not config.lam1:
             return 0.0, items
-        made, shared, adam = (
-            UnitRows.of(graph.smooth(table, people)[1]).rows,
-            graph.shared_items,
-            AdamTable(items, one.agree_lr),
-        )
-        near = []
+        _, auxiliary = graph.smooth(table, people)
+        views = UnitRows.of(auxiliary).rows
+        shared_items = graph.shared_items
+        n_shared = len(shared_items)
+        n_steps = math.ceil(n_shared / config.item_batch)
+        n_chosen = min(config.item_batch, n_shared)
+        adam = AdamTable(items, config.agree_lr)
+        losses = []
         with limit_blas_threads(), ThreadPoolExecutor(threads_in_use()) as cores:
-            for step in range(math.ceil(len(shared) / one.item_batch)):
-                some = shared[choose_distinct(key + np.uint64(step), len(shared), min(one.item_batch, len(shared)))]
-                unit, slope = UnitRows.of(adam.table), np.zeros_like(items)
-                loss, slope[some], _ = compute_infonce(unit.rows[some], made[some], one.tau, one.lam1, cores)
-                adam.step(unit.backpropagate(slope))
-                near.append(loss)
-        return float(np.mean(near)), adam.table
+            for step in range(n_steps):
+                step_key = key + np.uint64(step)
+                places = shared_items[choose_distinct(step_key, n_shared, n_chosen)]
+                unit = UnitRows.of(adam.table)
+                rows = unit.rows[places]
+                loss, row_gradient, _ = compute_infonce(rows, views[places], config.tau, config.lam1, cores)
+                gradient = np.zeros_like(items)
+                gradient[places] = row_gradient
+                adam.step(unit.backpropagate(gradient))
+                losses.append(loss)
+        return float(np.mean(losses)), adam.table
 
-    def own(self, server: ServerState, clients: Keys) -> tuple[ServerState, Ragged]:
-        """For everybody who told something, what the auxiliary model finds likeliest of what they did not tell."""
-        kept, k = server.parts.get(self.name, {}), min(self.config.k_aug, len(server.items))
+    def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
+        if audience.occasion != "round" or audience.clients is None:
+            return PartBroadcast()
+        return PartBroadcast(per_client=self._choose_likely_items(server, audience.clients))
+
+    def _choose_likely_items(self, server: ServerState, clients: Keys) -> Ragged:
+        """For every contributor, what the auxiliary model finds likeliest of what they did not release."""
+        state = server.parts.get(self.name, {})
+        most = min(self.config.k_aug, len(server.items))
         graph = self.build_graph(server)
-        if _ITEMS not in kept or not k or not len(graph):
-            return server, Ragged.empty(len(clients))
-        place = np.minimum(np.searchsorted(graph.users, clients), len(graph.users) - 1)
-        row = np.flatnonzero(graph.users[place] == clients)
-        users, items = graph.smooth(*self.load_auxiliary_rows(server, graph.users))
+        n_users = len(graph.users)
+        if _ITEMS not in state or not most or not len(graph):
+            return Ragged.empty(len(clients))
+        place = np.minimum(np.searchsorted(graph.users, clients), n_users - 1)
+        is_contributor = graph.users[place] == clients
+        contributors = np.flatnonzero(is_contributor)
+        scores = self._score_contributors(server, graph, place[contributors])
+        order = np.argsort(-scores, axis=1, kind="stable")
+        likely = np.sort(order[:, :most], axis=1)
+        is_allowed = np.isfinite(np.take_along_axis(scores, likely, axis=1))
+        receiver = np.broadcast_to(contributors[:, None], likely.shape)
+        return Ragged.from_pairs(receiver[is_allowed], likely[is_allowed], len(clients))
+
+    def _score_contributors(self, server: ServerState, graph: SharedGraph, place: Longs) -> Floats:
+        """(contributors, items) by the auxiliary model; -inf for released items."""
+        table, people = self.load_auxiliary_rows(server, graph.users)
+        users, items = graph.smooth(table, people)
         with limit_blas_threads():
-            scores = UnitRows.of(users).rows[place[row]] @ UnitRows.of(items).rows.T
-        told = graph.lists.take(place[row])
-        scores[told.rows(), told.ids] = -np.inf
-        found = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, :k], axis=1)
-        good = np.isfinite(np.take_along_axis(scores, found, axis=1))
-        who = np.broadcast_to(row[:, None], found.shape)[good]
-        return server, Ragged.from_pairs(who, found[good], len(clients))
+            user_rows = UnitRows.of(users).rows[place]
+            scores = user_rows @ UnitRows.of(items).rows.T
+        released = graph.lists.take(place)
+        scores[released.rows(), released.ids] = -np.inf
+        return scores
 
-    def own_fits(self, sent: Ragged, n_items: int) -> bool:
-        return not sent.values
-
-    def handle_many(
+    def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
-        """What is told is counted, by person; what is taken back ends the auxiliary model, which begins anew."""
-        kept = server.parts.get(self.name, {})
-        teller, told = kept.get(_CONTRIBUTOR_KEY, np.zeros(0, np.uint64)), kept.get(_RELEASE_KEY, np.zeros(0, np.int64))
+        """Releases are counted, by user; a withdrawal ends the auxiliary model, which starts from nothing."""
+        state = server.parts.get(self.name, {})
         if requests.kind == "share":
-            counted = _count_releases(teller, told, requests.senders, requests.items.counts())
-            server = server.with_part(self.name, {**kept, **counted})
+            counts = _count_releases(state, requests)
+            server = server.with_part(self.name, {**state, **counts})
             return server, {"method": self.name, **self.promises(server)}
-        said = {"method": self.name, "exact": False, "clients_asked": 0, "rounds": 0, "storage_client": 0}
-        if requests.withdrawn_items is None or not len(requests.withdrawn_items.ids):
-            return server, {**said, "purged": []}
-        left = {_CONTRIBUTOR_KEY: teller, _RELEASE_KEY: told}
+        certificate = {
+            "method": self.name,
+            "exact": False,
+            "clients_asked": 0,
+            "rounds": 0,
+            "storage_client": 0,
+            "purged": [],
+        }
+        withdrawn = requests.withdrawn_items
+        if withdrawn is None or not len(withdrawn.ids):
+            return server, certificate
+        contributors = _read_contributors(state)
+        counts = _read_release_counts(state)
         if requests.kind == "leave":
-            stays = ~np.isin(teller, requests.senders)
-            left = {_CONTRIBUTOR_KEY: teller[stays], _RELEASE_KEY: told[stays]}
-        return server.with_part(self.name, left), {**said, "purged": ["auxiliary_model"] if _ITEMS in kept else []}
+            stays = ~np.isin(contributors, requests.senders)
+            contributors = contributors[stays]
+            counts = counts[stays]
+        if _ITEMS in state:
+            certificate["purged"] = ["auxiliary_model"]
+        remaining = {_CONTRIBUTOR_KEY: contributors, _RELEASE_KEY: counts}
+        return server.with_part(self.name, remaining), certificate
 
     def promises(self, server: ServerState) -> dict[str, float]:
-        """Epsilon of one item, and of the people who told some: of all they told together."""
-        told = server.parts.get(self.name, {}).get(_RELEASE_KEY, np.zeros(0, np.int64))
-        each = self.config.epsilon * told
-        people = {"people": float(len(told)), "items": float(told.sum())}
-        mean, most = (float(each.mean()), float(each.max())) if len(told) else (0.0, 0.0)
-        return {"epsilon_per_item": self.config.epsilon, "epsilon_per_person_mean": mean,
-                "epsilon_per_person_most": most, **people}  # fmt: skip
+        """Epsilon of one item, and of a contributor's items together."""
+        state = server.parts.get(self.name, {})
+        counts = _read_release_counts(state)
+        spent: Doubles = self.config.epsilon * counts
+        mean = 0.0
+        most = 0.0
+        if len(counts):
+            mean = float(spent.mean())
+            most = float(spent.max())
+        return {
+            "epsilon_per_item": self.config.epsilon,
+            "epsilon_per_person_mean": mean,
+            "epsilon_per_person_most": most,
+            "people": float(len(counts)),
+            "items": float(counts.sum()),
+        }
 
-    def server_notes(self, server: ServerState) -> dict[str, float]:
-        kept = server.parts.get(self.name, {})
-        losses = (
-            {"told_bpr": float(kept[_NOTES_KEY][0]), "told_cl": float(kept[_NOTES_KEY][1])}
-            if _NOTES_KEY in kept
-            else {}
-        )
-        return {**losses, **{k: v for k, v in self.promises(server).items() if k.startswith("epsilon")}}
+    def metrics(self, server: ServerState) -> dict[str, float]:
+        state = server.parts.get(self.name, {})
+        numbers = {}
+        if _NOTES_KEY in state:
+            bpr, cl = state[_NOTES_KEY]
+            numbers["told_bpr"] = float(bpr)
+            numbers["told_cl"] = float(cl)
+        for name, value in self.promises(server).items():
+            if name.startswith("epsilon"):
+                numbers[name] = value
+        return numbers
 
 
 def _ensure_release_column(sent: Ragged) -> Ragged:
     """A list without entries has no columns either."""
-    return (
-        sent
-        if _RELEASE_KEY in sent.values
-        else Ragged(sent.ptr, sent.ids, {_RELEASE_KEY: np.zeros(len(sent.ids), np.int32)})
-    )
+    if _RELEASE_KEY in sent.values:
+        return sent
+    no_releases = np.zeros(len(sent.ids), np.int32)
+    return Ragged(sent.ptr, sent.ids, {_RELEASE_KEY: no_releases})
+
+
+def _read_releases(sent: Ragged) -> Ragged:
+    """The released items, in place of the users' own."""
+    return Ragged(sent.ptr, sent.values[_RELEASE_KEY])
 
 
 def _replace_items(requests: RequestBatch, items: Ragged) -> RequestBatch:
     return RequestBatch(requests.kind, requests.senders, items, requests.time, requests.number)
 
 
-def _count_releases(teller: Keys, told: Longs, senders: Keys, more: Longs) -> Arrays:
-    """How many items each person told, those of new requests too."""
-    who, at = np.unique(np.concatenate([teller, senders]), return_inverse=True)
-    return {
-        _CONTRIBUTOR_KEY: who,
-        _RELEASE_KEY: np.bincount(at, weights=np.append(told, more), minlength=len(who)).astype(np.int64),
-    }
+def _read_contributors(state: Arrays) -> Keys:
+    nobody = np.zeros(0, np.uint64)
+    return state.get(_CONTRIBUTOR_KEY, nobody)
+
+
+def _read_release_counts(state: Arrays) -> Longs:
+    nothing = np.zeros(0, np.int64)
+    return state.get(_RELEASE_KEY, nothing)
+
+
+def _count_releases(state: Arrays, requests: RequestBatch) -> Arrays:
+    """How many items each user released, those of new requests too."""
+    senders = np.concatenate([_read_contributors(state), requests.senders])
+    counts = np.append(_read_release_counts(state), requests.items.counts())
+    contributors, place = np.unique(senders, return_inverse=True)
+    totals = np.bincount(place, weights=counts, minlength=len(contributors))
+    return {_CONTRIBUTOR_KEY: contributors, _RELEASE_KEY: totals.astype(np.int64)}

@@ -1,9 +1,9 @@
-"""decoupled: what people shared is learned beside the federation, so that it can be taken out exactly (spec D.1).
+"""decoupled: shared items are learned outside the federation, so that they can be taken out exactly (spec D.1).
 
-Devices federate on what stays local and never see what the server learns from the rest: that is a residual table for
-each shard of people, learned from zeros in a fixed number of steps on top of the federated table as it was at the last
-sync. Devices score with the sum. Who takes something back has their own shard learned anew without it; every number is
-then the one that a run without it would have, and no device is asked. What stays the same is the number of rounds.
+Devices federate on what stays local and never see what the server learns from the rest. That is a residual table for
+each shard of users. It is learned from zeros in a fixed number of steps, on top of the federated table as it was at the
+last sync. Devices score with the sum. When a user takes something back, the user's own shard is learned from zeros
+without it, and no device is asked. Every number is then the one that a run of as many rounds without it would have.
 """
 
 from __future__ import annotations
@@ -21,10 +21,18 @@ from tacita.messages import Total
 from tacita.methods.sharing.graph import SharedGraph, list_edges
 from tacita.methods.sharing.graph_training import Batch, count_unshared, draw_negatives, refine_table
 from tacita.methods.sharing.shared_graph_part import LearningConfig
-from tacita.round.parts import DeviceQuery, Part, PartConfig, RoundPlayer
+from tacita.round.broadcast import Audience, PartBroadcast
+from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
+from tacita.round.fields import ArraySpec, PartFields
+from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
+from tacita.round.serving import Purpose, Serving
 
-_BASE, _RESIDUAL, _ADDED, _SYNCED, _LATE = "base", "residual", "added", "synced", "late"
+_BASE = "base"
+_RESIDUAL = "residual"
+_ADDED = "added"
+_SYNCED = "synced"
+_LATE = "late"
 
 
 class DecoupledConfig(LearningConfig):
@@ -35,127 +43,188 @@ class DecoupledConfig(LearningConfig):
 
 
 @register
-class DecoupledLearning(Part):
+class DecoupledLearning(Part, Unlearning):
     name = "decoupled"
-    takes_back = ("given",)
+    scope = ("given",)
+    serves = frozenset({"view"})
     Config: ClassVar[type[PartConfig]] = DecoupledConfig
     config: DecoupledConfig
 
-    def server_begin_block(self, server: ServerState) -> Arrays:
-        kept = server.parts.get(self.name, {})
-        if _BASE not in kept:
-            return kept
-        new = server.items[len(kept[_BASE]) :]
-        grown = {_BASE: np.concatenate([kept[_BASE], new])}
-        grown[_ADDED] = np.concatenate([kept[_ADDED], np.zeros_like(new)])
-        room_for_new = np.zeros((len(kept[_RESIDUAL]), *new.shape), np.float32)
-        return {**kept, **grown, _RESIDUAL: np.concatenate([kept[_RESIDUAL], room_for_new], axis=1)}
+    def fields(self, n_items: int, block: int = 0) -> PartFields:
+        shape = (n_items, self.context.backbone.item_width)
+        return PartFields(common={"table": ArraySpec(shape, fewer_rows=True)})
+
+    def server_block_start(self, server: ServerState) -> Arrays:
+        state = server.parts.get(self.name, {})
+        if _BASE not in state:
+            return state
+        n_known = len(state[_BASE])
+        new_rows = server.items[n_known:]
+        n_shards = len(state[_RESIDUAL])
+        no_residual = np.zeros((n_shards, *new_rows.shape), np.float32)
+        return {
+            **state,
+            _BASE: np.concatenate([state[_BASE], new_rows]),
+            _ADDED: np.concatenate([state[_ADDED], np.zeros_like(new_rows)]),
+            _RESIDUAL: np.concatenate([state[_RESIDUAL], no_residual], axis=1),
+        }
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
-        done = server.round + 1
-        if done % self.config.sync_every or not len(server.shared):
+        rounds = server.round + 1
+        if rounds % self.config.sync_every or not len(server.shared):
             return server
-        kept = server.parts.get(self.name, {})
-        blank = np.zeros((self.config.shards, *server.items.shape), np.float32)
-        fresh = {**kept, _BASE: server.items, _RESIDUAL: blank, _SYNCED: np.array([server.block, done])}
-        everything = np.arange(self.config.shards)
-        return server.with_part(self.name, self.train_shards(fresh, server.shared, everything))
+        n_shards = self.config.shards
+        state = dict(server.parts.get(self.name, {}))
+        state[_BASE] = server.items
+        state[_RESIDUAL] = np.zeros((n_shards, *server.items.shape), np.float32)
+        state[_SYNCED] = np.array([server.block, rounds])
+        all_shards = np.arange(n_shards)
+        state = self.train_shards(state, server.shared, all_shards)
+        return server.with_part(self.name, state)
 
     def train_shards(self, state: Arrays, record: SharedRecord, shards: Longs) -> Arrays:
-        """Some shards' residuals learned anew from zeros, and what all of them add to the table."""
-        base, residual, mine = state[_BASE], state[_RESIDUAL].copy(), self.assign_shards(record.sender)
+        """Some shards' residuals learned from zeros, and what all of them add to the table."""
+        base = state[_BASE]
+        residual = state[_RESIDUAL].copy()
+        shard_of_edge = self.assign_shards(record.sender)
+        for shard in shards:
+            is_in_shard = shard_of_edge == shard
+            edges = _select_edges(record, is_in_shard)
+            residual[shard] = self.train_residual(base, edges, int(shard), state[_SYNCED])
         weight = np.zeros((self.config.shards, len(base)))
-        np.add.at(weight, (mine, record.item), 1.0)
-        for k in shards:
-            some = mine == k
-            edges = SharedRecord(record.sender[some], record.item[some], record.time[some])
-            residual[k] = self.train_residual(base, edges, int(k), state[_SYNCED])
+        np.add.at(weight, (shard_of_edge, record.item), 1.0)
         weight /= np.maximum(1, weight.sum(0))
         added = np.zeros(base.shape)
-        for k in range(self.config.shards):
-            added += weight[k][:, None] * residual[k]
+        for shard in range(self.config.shards):
+            shard_weight = weight[shard][:, None]
+            added += shard_weight * residual[shard]
         return {**state, _RESIDUAL: residual, _ADDED: added.astype(np.float32)}
 
     def train_residual(self, base: Floats, edges: SharedRecord, shard: int, synced: Longs) -> Floats:
-        """What a shard's people change of the table: a function of their edges, the table and the seed alone."""
+        """What a shard's users change of the table: a function of their edges, the table and the seed alone."""
         graph = SharedGraph.of(edges, len(base), layers=self.config.layers)
         if not len(graph):
             return np.zeros_like(base)
-        draw = self.context.draws.public
-        keys = np.array([draw(f"shard-{what}", shard, *synced.tolist()) for what in ("other", "items")])
-        return refine_table(graph, base, self._draw_batches(graph, keys), self.config.build_objective()).table - base
+        draws = self.context.draws
+        moment = synced.tolist()
+        negative_key = draws.public("shard-other", shard, *moment)
+        item_key = draws.public("shard-items", shard, *moment)
+        batches = self._draw_batches(graph, negative_key, item_key)
+        refined = refine_table(graph, base, batches, self.config.build_objective())
+        return refined.table - base
 
-    def _draw_batches(self, graph: SharedGraph, keys: Keys) -> Iterator[Batch]:
-        """All edges in every step; negatives by each person's own draws."""
+    def _draw_batches(self, graph: SharedGraph, negative_key: np.uint64, item_key: np.uint64) -> Iterator[Batch]:
+        """All edges in every step; negatives by each user's own draws."""
         user, liked = list_edges(graph)
-        some, shared = np.flatnonzero(count_unshared(graph)[user] > 0), graph.shared_items.astype(np.int64)
+        has_negatives = count_unshared(graph)[user] > 0
+        pairs = np.flatnonzero(has_negatives)
+        shared_items = graph.shared_items.astype(np.int64)
+        n_shared = len(shared_items)
+        n_chosen = min(self.config.item_batch, n_shared)
         for step in range(self.config.steps):
-            other = draw_negatives(graph, keys[0] + np.uint64(step))
-            items = choose_distinct(keys[1] + np.uint64(step), len(shared), min(self.config.item_batch, len(shared)))
-            yield Batch(user[some], liked[some], other[some], shared[items])
+            number = np.uint64(step)
+            other = draw_negatives(graph, negative_key + number)
+            chosen = choose_distinct(item_key + number, n_shared, n_chosen)
+            yield Batch(user[pairs], liked[pairs], other[pairs], shared_items[chosen])
 
     def assign_shards(self, senders: Keys) -> Longs:
-        """By chance, not by what people like: a shard must not say anything of its people."""
-        drawn = hash_owners(self.context.draws.public("shards"), senders)
-        return (drawn % np.uint64(self.config.shards)).astype(np.int64)
+        """By chance, not by what users like: a shard must not say anything of its users."""
+        key = self.context.draws.public("shards")
+        drawn = hash_owners(key, senders)
+        shards = drawn % np.uint64(self.config.shards)
+        return shards.astype(np.int64)
 
     # what devices score with
 
-    def broadcast(self, server: ServerState) -> Arrays:
-        added = server.parts.get(self.name, {}).get(_ADDED)
-        return {} if added is None else {"table": server.items + added}
+    def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
+        state = server.parts.get(self.name, {})
+        if _ADDED not in state:
+            return PartBroadcast()
+        table = server.items + state[_ADDED]
+        return PartBroadcast({"table": table})
 
-    def serving(self, view: CohortView) -> CohortView:
-        table = view.received.get(self.name, {}).get("table")
-        return view if table is None else replace(view, items=table)
+    def serve(self, view: CohortView, purpose: Purpose) -> Serving:
+        received = view.received.get(self.name, {})
+        if "table" not in received:
+            return Serving()
+        return Serving(view=replace(view, items=received["table"]))
 
-    # what people ask for
+    # what users ask for
 
-    def handle_many(
+    def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
-        kept, taken = server.parts.get(self.name, {}), requests.withdrawn_items
+        withdrawn = requests.withdrawn_items
         if requests.kind == "share":
             return self._record_late_sharers(server, requests.senders)
-        if taken is None:
+        if withdrawn is None:
             return None
-        asking = requests.senders[taken.counts() > 0]
-        exact = self._is_exact(kept, requests) and len(asking) > 0
-        kept = self._drop_late_sharers(kept, server, requests.senders)
-        server = server.with_part(self.name, kept) if kept else server
-        said = {"method": self.name, "exact": exact, "edges": len(taken.ids), "rounds": 0, "clients_asked": 0}
-        said |= {"storage_server": n_bytes(kept), "storage_client": 0, "purged": []}
-        if not len(asking) or _BASE not in kept:
-            return server, {**said, "shards": 0}
-        shards = np.unique(self.assign_shards(asking))
-        server = server.with_part(self.name, self.train_shards(kept, server.shared, shards))
-        return server, {**said, "shards": len(shards), "of_shards": self.config.shards, "purged": ["residuals"]}
+        senders = requests.senders[withdrawn.counts() > 0]
+        is_exact = len(senders) > 0 and self._is_exact(server, requests)
+        state = self._drop_late_sharers(server, requests.senders)
+        if state:
+            server = server.with_part(self.name, state)
+        certificate = {
+            "method": self.name,
+            "exact": is_exact,
+            "edges": len(withdrawn.ids),
+            "rounds": 0,
+            "clients_asked": 0,
+            "storage_server": n_bytes(state),
+            "storage_client": 0,
+            "purged": [],
+        }
+        if not len(senders) or _BASE not in state:
+            return server, {**certificate, "shards": 0}
+        shards = np.unique(self.assign_shards(senders))
+        state = self.train_shards(state, server.shared, shards)
+        certificate["shards"] = len(shards)
+        certificate["of_shards"] = self.config.shards
+        certificate["purged"] = ["residuals"]
+        return server.with_part(self.name, state), certificate
+
+    def _read_late_sharers(self, server: ServerState) -> Keys:
+        state = server.parts.get(self.name, {})
+        nobody = np.zeros(0, np.uint64)
+        return state.get(_LATE, nobody)
 
     def _record_late_sharers(self, server: ServerState, senders: Keys) -> tuple[ServerState, dict[str, Any]] | None:
-        """Who shares after devices began to learn may have taught the federated table what they share."""
+        """Users who share after devices began to learn may have taught the federated table what they share."""
         if server.round == 0 and server.block == 0:
             return None
-        kept = server.parts.get(self.name, {})
-        late = np.union1d(kept.get(_LATE, np.zeros(0, np.uint64)), senders)
-        return server.with_part(self.name, {**kept, _LATE: late}), {"method": self.name, "late": len(senders)}
+        state = server.parts.get(self.name, {})
+        late = np.union1d(self._read_late_sharers(server), senders)
+        server = server.with_part(self.name, {**state, _LATE: late})
+        return server, {"method": self.name, "late": len(senders)}
 
-    def _drop_late_sharers(self, kept: Arrays, server: ServerState, senders: Keys) -> Arrays:
-        """Of who shares nothing any more it is not kept that they shared late."""
-        if _LATE not in kept:
-            return kept
-        gone = np.isin(kept[_LATE], np.setdiff1d(senders, server.shared.sender))
-        return {**kept, _LATE: kept[_LATE][~gone]} if gone.any() else kept
+    def _drop_late_sharers(self, server: ServerState, senders: Keys) -> Arrays:
+        """The state without late sharers who share nothing any more."""
+        state = server.parts.get(self.name, {})
+        if _LATE not in state:
+            return state
+        without_items = np.setdiff1d(senders, server.shared.sender)
+        is_dropped = np.isin(state[_LATE], without_items)
+        if not is_dropped.any():
+            return state
+        return {**state, _LATE: state[_LATE][~is_dropped]}
 
-    def _is_exact(self, kept: Arrays, requests: RequestBatch) -> bool:
-        """Whether all that is to be forgotten was learned here and nowhere else."""
+    def _is_exact(self, server: ServerState, requests: RequestBatch) -> bool:
+        """Whether all that is to be forgotten was learned by this part and nowhere else."""
+        if requests.kind != "unshare":  # the server does not know what the devices of leavers learned from
+            return False
         sharing = self.context.part_options("sharing") or {}
-        apart = sharing.get("exclude") == "local" and sharing.get("unshare", "delete") == "delete"
-        apart = apart and not sharing.get("still_learn", False)
-        late = np.isin(requests.senders, kept.get(_LATE, np.zeros(0, np.uint64))).any()
-        # of who forgets or leaves, it does not hear what their devices learned from
-        return bool(apart and requests.kind == "unshare" and not late)
+        excludes_local = sharing.get("exclude") == "local"
+        deletes = sharing.get("unshare", "delete") == "delete"
+        still_learns = sharing.get("still_learn", False)
+        is_late = np.isin(requests.senders, self._read_late_sharers(server))
+        return bool(excludes_local and deletes and not still_learns and not is_late.any())
+
+
+def _select_edges(record: SharedRecord, selected: Any) -> SharedRecord:
+    return SharedRecord(record.sender[selected], record.item[selected], record.time[selected])
 
 
 def n_bytes(state: Arrays) -> int:
-    """What is kept so that a shard can be learned anew: the table it began from, and every shard by itself."""
-    return sum(int(state[name].nbytes) for name in (_BASE, _RESIDUAL) if name in state)
+    """What is kept so that a shard can be learned from zeros: its first table, and every shard by itself."""
+    arrays = [state[name] for name in (_BASE, _RESIDUAL) if name in state]
+    return sum(int(array.nbytes) for array in arrays)

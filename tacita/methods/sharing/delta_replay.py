@@ -1,9 +1,8 @@
-"""delta-replay: unlearn without devices, by going over the run again on what is still shared (sharing spec D.1).
+"""delta-replay: unlearn without devices, by repeating the run on what is still shared (sharing spec D.1).
 
-The server writes down by how much devices moved the table in every round, summed over all of them, and so can repeat
-the whole run from its first table: the same moves, and its own steps on what remains. What was withdrawn is in no
-step of its own any more; the moves were made by devices that had seen it, so this is not exact. What is written down
-is then that of the run as it was repeated.
+The server records how far devices moved the table in every round, summed over all of them. So it can repeat the whole
+run from its first table: the same moves, and its own steps on what remains. What was withdrawn is in no step of its own
+any more. Devices that had seen it made the moves, so this is not exact. The record is then that of the repeated run.
 """
 
 from __future__ import annotations
@@ -15,15 +14,21 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, Floats, RequestBatch, ServerState, SharedRecord
+from tacita.core.types import AnyArray, Arrays, Floats, RequestBatch, ServerState, SharedRecord
 from tacita.messages import Total
 from tacita.methods.sharing.contrastive_unlearning import build_withdrawn_record
 from tacita.methods.sharing.shared_graph_part import NAME as GRAPH
 from tacita.methods.sharing.shared_graph_part import SharedGraphPart, purge_learned_state
-from tacita.round.parts import DeviceQuery, Part, PartConfig, RoundPlayer
+from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
+from tacita.round.part import Part, PartConfig
 from tacita.round.registry import build_parts, register
 
-_START, _MOVES, _OPEN, _ROUNDS, _MARK, _ENDS = "start", "moves", "open", "rounds", "mark", "ends"
+_START = "start"
+_MOVES = "moves"
+_OPEN = "open"
+_ROUNDS = "rounds"
+_MARK = "mark"
+_ENDS = "ends"
 _NEVER = float(np.finfo(np.float64).min)
 _RESIDUAL = (
     "The sums of how devices moved the table, which are kept so that the run can be repeated again, were made by "
@@ -40,42 +45,51 @@ class DeltaReplayConfig(PartConfig):
 
 
 @register
-class DeltaReplay(Part):
+class DeltaReplay(Part, Unlearning):
     """Stands before the part `shared-graph` in the list: it has to see the table before the server's own steps."""
 
     name = "delta-replay"
-    only_notes = True
-    takes_back = ("given",)
+    observes_only = True
+    scope = ("given",)
     Config: ClassVar[type[PartConfig]] = DeltaReplayConfig
     config: DeltaReplayConfig
 
     def check(self, n_items: int) -> None:
-        names = [one["name"] for one in self.context.part_specs]
+        names = [traits.name for traits in self.context.traits]
         if GRAPH in names and names.index(GRAPH) < names.index(self.name):
             raise TacitaError(f"part '{self.name}' has to stand before '{GRAPH}' in 'parts'.")
-        if self.context.train.resume_from == "last" and GRAPH in names:
+        if GRAPH in names and self.context.train.resume_from == "last":
             raise TacitaError(f"part '{self.name}' goes over the best rounds again; use train.resume_from = 'best'.")
-
-        if self.context.backbone.shared():
+        backbone = self.context.backbone
+        if backbone.shared():
             raise TacitaError(
-                f"part '{self.name}' goes over item rows again, and backbone '{self.context.backbone.name}' "
-                "shares other "
+                f"part '{self.name}' goes over item rows again, and backbone '{backbone.name}' shares other "
                 "parameters as well; use another backbone, or another way to unlearn."
             )
 
-    def server_begin_block(self, server: ServerState) -> Arrays:
-        kept = server.parts.get(self.name, {})
-        if not kept:
-            none = np.zeros((0, *server.items.shape), self._dtype)
-            rounds: Arrays = {_ROUNDS: np.zeros((0, 2), np.int64), _MARK: np.zeros(0), _ENDS: np.zeros(0, np.int64)}
-            return {_START: server.items, _MOVES: none, _OPEN: np.zeros_like(server.items), **rounds}
-        new = server.items[len(kept[_START]) :]
-        still = np.zeros((len(kept[_MOVES]), *new.shape), kept[_MOVES].dtype)
+    def server_block_start(self, server: ServerState) -> Arrays:
+        state = server.parts.get(self.name, {})
+        if not state:
+            return self._empty_state(server)
+        moves = state[_MOVES]
+        n_known = len(state[_START])
+        new_rows = server.items[n_known:]
+        no_moves = np.zeros((len(moves), *new_rows.shape), moves.dtype)
         return {
-            **kept,
-            _START: np.concatenate([kept[_START], new]),
-            _MOVES: np.concatenate([kept[_MOVES], still], axis=1),
-            _OPEN: np.concatenate([kept[_OPEN], np.zeros_like(new)]),
+            **state,
+            _START: np.concatenate([state[_START], new_rows]),
+            _MOVES: np.concatenate([moves, no_moves], axis=1),
+            _OPEN: np.concatenate([state[_OPEN], np.zeros_like(new_rows)]),
+        }
+
+    def _empty_state(self, server: ServerState) -> Arrays:
+        return {
+            _START: server.items,
+            _MOVES: np.zeros((0, *server.items.shape), self._dtype),
+            _OPEN: np.zeros_like(server.items),
+            _ROUNDS: np.zeros((0, 2), np.int64),
+            _MARK: np.zeros(0),
+            _ENDS: np.zeros(0, np.int64),
         }
 
     @property
@@ -83,80 +97,126 @@ class DeltaReplay(Part):
         return np.float16 if self.config.precision == "fp16" else np.float32
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
-        """Writes the round's move down, and makes the table from it, as going over it again will."""
-        kept, move = server.parts[self.name], server.items - before.items
-        rounds = np.concatenate([kept[_ROUNDS], np.array([[server.block, server.round]])])
-        mark = np.append(kept[_MARK], server.shared.time.max(initial=_NEVER))
-        kept = {**kept, _ROUNDS: rounds, _MARK: mark, _OPEN: kept[_OPEN] + move}
-        if len(rounds) - kept[_ENDS][-1:].sum() == self.config.segment:
-            moves = np.concatenate([kept[_MOVES], kept[_OPEN][None].astype(self._dtype)])
-            ends = np.append(kept[_ENDS], len(rounds))
-            kept |= {_MOVES: moves, _ENDS: ends, _OPEN: np.zeros_like(server.items)}
-        return server.with_items(before.items + move).with_part(self.name, kept)
+        """Record the round's move, and build the table from it, as a replay will."""
+        move = server.items - before.items
+        state = dict(server.parts[self.name])
+        moment = np.array([[server.block, server.round]])
+        last_time = server.shared.time.max(initial=_NEVER)
+        rounds = np.concatenate([state[_ROUNDS], moment])
+        state[_ROUNDS] = rounds
+        state[_MARK] = np.append(state[_MARK], last_time)
+        state[_OPEN] = state[_OPEN] + move
+        n_closed = state[_ENDS][-1:].sum()
+        if len(rounds) - n_closed == self.config.segment:
+            closed = state[_OPEN].astype(self._dtype)
+            state[_MOVES] = np.concatenate([state[_MOVES], closed[None]])
+            state[_ENDS] = np.append(state[_ENDS], len(rounds))
+            state[_OPEN] = np.zeros_like(server.items)
+        server = server.with_items(before.items + move)
+        return server.with_part(self.name, state)
 
-    def handle_many(
+    def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
         if requests.kind == "share" or requests.withdrawn_items is None:
             return None
-        gone, kept = build_withdrawn_record(requests.senders, requests.withdrawn_items), server.parts[self.name]
-        said = {"method": self.name, "exact": False, "edges": len(gone), "rounds": 0, "clients_asked": 0, "purged": []}
-        said |= {"storage_server": n_bytes(kept), "storage_client": 0, "segments": len(kept[_MOVES])}
-        if not len(gone) or not len(kept[_ROUNDS]):
-            return server, said
-        server, purge = purge_learned_state(self.replay_run(server, gone), requests.senders)
-        return server, {
-            **said, "purged": purge + ["delta_log"] * bool(self.config.correction),
-            "correction": self.config.correction, "residual_risk": _RESIDUAL,
-        }  # fmt: skip
+        withdrawn = build_withdrawn_record(requests.senders, requests.withdrawn_items)
+        state = server.parts[self.name]
+        certificate = {
+            "method": self.name,
+            "exact": False,
+            "edges": len(withdrawn),
+            "rounds": 0,
+            "clients_asked": 0,
+            "purged": [],
+            "storage_server": n_bytes(state),
+            "storage_client": 0,
+            "segments": len(state[_MOVES]),
+        }
+        if not len(withdrawn) or not len(state[_ROUNDS]):
+            return server, certificate
+        server = self.replay_run(server, withdrawn)
+        server, purged = purge_learned_state(server, requests.senders)
+        if self.config.correction:
+            purged = [*purged, "delta_log"]
+        certificate["purged"] = purged
+        certificate["correction"] = self.config.correction
+        certificate["residual_risk"] = _RESIDUAL
+        return server, certificate
 
-    def replay_run(self, server: ServerState, gone: SharedRecord | None = None) -> ServerState:
-        """The run once more, on what is shared now; `gone`: withdrawn edges, for the correction of moves."""
-        kept, original = server.parts[self.name], None
-        now = replace(server, items=kept[_START], parts={})
-        if self.config.correction and gone is not None:
-            given = server.shared
-            both = [(getattr(given, name), getattr(gone, name)) for name in ("sender", "item", "time")]
-            original = replace(now, shared=SharedRecord(*(np.concatenate(pair) for pair in both)))
-        ends = [0, *kept[_ENDS].tolist()]
-        segments = [(kept[_MOVES][k], range(ends[k], ends[k + 1])) for k in range(len(kept[_MOVES]))]
-        segments.append((kept[_OPEN], range(ends[-1], len(kept[_ROUNDS]))))
-        written = []
-        for move, rounds in segments:
-            own = move.astype(np.float32)
+    def replay_run(self, server: ServerState, withdrawn: SharedRecord | None = None) -> ServerState:
+        """The run once more, on what is shared now; `withdrawn`: edges that went, for the correction of moves."""
+        state = server.parts[self.name]
+        repeated = replace(server, items=state[_START], parts={})
+        original = None
+        if self.config.correction and withdrawn is not None:
+            original = replace(repeated, shared=_join_records(server.shared, withdrawn))
+        new_moves = []
+        for move, rounds in _list_segments(state):
+            current = move.astype(np.float32)
             if original is not None:
+                items_before = original.items
+                original = self._replay_segment(original, current, rounds, state)
                 pull = np.float32(1 - (1 - self.config.correction) ** len(rounds))
-                then, original = original.items, self._replay_segment(original, own, rounds, kept)
-                own = (own - pull * (now.items - then)).astype(move.dtype).astype(np.float32)  # as it is kept
-            now = self._replay_segment(now, own, rounds, kept)
-            written.append(own.astype(move.dtype))
+                corrected = current - pull * (repeated.items - items_before)
+                current = corrected.astype(move.dtype).astype(np.float32)  # as it is kept
+            repeated = self._replay_segment(repeated, current, rounds, state)
+            new_moves.append(current.astype(move.dtype))
+        *closed, open_move = new_moves
+        moves = np.array(closed, state[_MOVES].dtype)
         parts = dict(server.parts)
         if GRAPH in parts:
-            parts[GRAPH] = {**parts[GRAPH], **now.parts.get(GRAPH, {})}
-        moves = np.array(written[:-1], kept[_MOVES].dtype).reshape(kept[_MOVES].shape)
-        parts[self.name] = {**kept, _MOVES: moves, _OPEN: written[-1]}
-        return replace(server, items=now.items, parts=parts)
+            parts[GRAPH] = {**parts[GRAPH], **repeated.parts.get(GRAPH, {})}
+        parts[self.name] = {**state, _MOVES: moves.reshape(state[_MOVES].shape), _OPEN: open_move}
+        return replace(server, items=repeated.items, parts=parts)
 
-    def _replay_segment(self, now: ServerState, move: Floats, rounds: range, kept: Arrays) -> ServerState:
+    def _replay_segment(self, server: ServerState, move: Floats, rounds: range, state: Arrays) -> ServerState:
         """One segment: the devices' move, then the server's steps of its rounds on what was shared by then."""
-        now = now.with_items(now.items + move)
-        learner = self._build_graph_part()
-        for k in rounds if learner else ():
-            block, round = (int(one) for one in kept[_ROUNDS][k])
-            there = now.shared.time <= kept[_MARK][k]
-            given = SharedRecord(now.shared.sender[there], now.shared.item[there], now.shared.time[there])
-            assert learner is not None
-            made = learner.train_on_shared(replace(now, block=block, round=round, shared=given))
-            now = replace(now, items=made.items, parts=made.parts)
-        return now
+        server = server.with_items(server.items + move)
+        graph_part = self._build_graph_part()
+        if graph_part is None:
+            return server
+        for index in rounds:
+            block, number = state[_ROUNDS][index].tolist()
+            shared = _select_shared_by(server.shared, state[_MARK][index])
+            earlier = replace(server, block=block, round=number, shared=shared)
+            trained = graph_part.train_on_shared(earlier)
+            server = replace(server, items=trained.items, parts=trained.parts)
+        return server
 
     def _build_graph_part(self) -> SharedGraphPart | None:
         options = self.context.part_options(GRAPH)
         if options is None:
             return None
-        (made,) = build_parts([{"name": GRAPH, **options}], self.context)
-        assert isinstance(made, SharedGraphPart)
-        return made
+        (part,) = build_parts([{"name": GRAPH, **options}], self.context)
+        assert isinstance(part, SharedGraphPart)
+        return part
+
+
+def _list_segments(state: Arrays) -> list[tuple[AnyArray, range]]:
+    """Every recorded move and the rounds that it is the sum of; the open segment is the last."""
+    segments = []
+    start = 0
+    for move, end in zip(state[_MOVES], state[_ENDS].tolist(), strict=True):
+        segments.append((move, range(start, end)))
+        start = end
+    n_rounds = len(state[_ROUNDS])
+    segments.append((state[_OPEN], range(start, n_rounds)))
+    return segments
+
+
+def _join_records(first: SharedRecord, second: SharedRecord) -> SharedRecord:
+    return SharedRecord(
+        np.concatenate([first.sender, second.sender]),
+        np.concatenate([first.item, second.item]),
+        np.concatenate([first.time, second.time]),
+    )
+
+
+def _select_shared_by(record: SharedRecord, time: float) -> SharedRecord:
+    """What was shared by a time."""
+    is_shared = record.time <= time
+    return SharedRecord(record.sender[is_shared], record.item[is_shared], record.time[is_shared])
 
 
 def n_bytes(state: Arrays) -> int:

@@ -1,39 +1,50 @@
 """graph-mending: our version of CDCGNNFed, of which only the abstract is public (sharing spec C.2).
 
-The server learns along the graph of what people shared as FedShare does, but passes vectors along likely links as
-well, which a scorer proposes now and then for those who share a part of what they have. Whether they do is told by
-their devices when they share. Who has taken something back is mended no more: no withdrawn pair can be
-proposed again, and nothing has to be kept of which pairs those were.
+The server learns along the graph of what users shared as FedShare does, but passes vectors along likely links as
+well. A scorer proposes these now and then for users who share a part of what they have; their devices say so when they
+share. A user who has taken something back is mended no more. So no withdrawn pair can be proposed, and the server does
+not have to keep which pairs those were.
 
-With `contrast_users` the graph's people are to agree with the vectors that their own devices have for them. For that
-every sharing device that trains uploads the direction of its person's vector, by name. It is made of what stays local,
-and the items nearest to it are what they like: just what sharing a part was to avoid. Live, a node sends it only where
-its owner allowed that people are seen one by one. Who shares everything trains nothing, so sends nothing.
+With `contrast_users` the graph's users are to agree with the vectors that their own devices have for them. For that
+every sharing device that trains uploads the direction of its user's vector, by name. It is learned from what stays
+local, and the items nearest to it are what the user likes: just what sharing a part was to avoid. Live, a node sends it
+only where its owner allowed that users are seen one by one. A device whose user shares everything trains and sends
+nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Floats, Keys, LocalModels, Longs, Ragged, RequestBatch, ServerState
-from tacita.kernels.membership import mark_listed
+from tacita.core.types import Arrays, CohortView, Floats, Keys, LocalModels, Ragged, RequestBatch, ServerState
 from tacita.learn.training.stepper import CONTEXT
 from tacita.messages import CohortReply, DenseArrays, Spec, Total, Upload
 from tacita.methods.sharing.graph import SharedGraph
-from tacita.methods.sharing.graph_training import DeviceVectors, UnitRows, draw_batches, refine_table
+from tacita.methods.sharing.graph_training import DeviceVectors, UnitRows, draw_batch_keys, draw_batches, refine_table
+from tacita.methods.sharing.item_lists import find_listed
 from tacita.methods.sharing.link_prediction import LinkPredictionOptions, propose_links
 from tacita.methods.sharing.shared_graph_part import LearningConfig
-from tacita.models.scorer import Context
-from tacita.round.parts import DeviceQuery, Part, PartConfig, RoundPlayer, RunContext
+from tacita.models.base import Backbone, Context
+from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
+from tacita.round.fields import PartFields
+from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
+from tacita.round.state import StateSpec
+from tacita.round.task import TrainingOutcome
 
-_PARTIAL, _DENIED, _NOTES_KEY = "partial", "denied", "said"
+_PARTIAL = "partial"
+_DENIED = "denied"
+_NOTES_KEY = "said"
 _NOBODY = np.zeros(0, np.uint64)
-_LINK_KEYS = ("mended_sender", "mended_item", "mended_weight")
+_LINK_SENDER = "mended_sender"
+_LINK_ITEM = "mended_item"
+_LINK_WEIGHT = "mended_weight"
+_LINK_KEYS = (_LINK_SENDER, _LINK_ITEM, _LINK_WEIGHT)
 
 
 class MendingConfig(LearningConfig):
@@ -49,154 +60,214 @@ class MendingConfig(LearningConfig):
 
     def build_link_options(self) -> LinkPredictionOptions:
         return LinkPredictionOptions(
-            hide=self.hide, lr=self.mender_lr, epochs=self.mender_epochs, kappa=self.kappa, most=self.k_max
-        )  # fmt: skip
+            hide=self.hide,
+            lr=self.mender_lr,
+            epochs=self.mender_epochs,
+            kappa=self.kappa,
+            most=self.k_max,
+        )
 
 
 @register
-class GraphMending(Part):
+class GraphMending(Part, Unlearning):
     name = "graph-mending"
-    takes_back = ()  # it proposes nothing more of what is withdrawn; what rows learned from it stays
-    lasting_here = (_DENIED,)
+    scope = ()  # it proposes no withdrawn link any more; what rows learned from it stays
     Config: ClassVar[type[PartConfig]] = MendingConfig
     config: MendingConfig
-
-    def extra_fields(self, n_items: int) -> tuple[Spec, ...]:
-        if not self.config.contrast_users:
-            return ()
-        about = "the direction of a person's vector, which says what they like"
-        width = self.context.backbone.item_width
-        return (Spec("vector", (width,), seen="each", most=1.0, least=-1.0, about=about),)
 
     def check(self, n_items: int) -> None:
         if not self.config.contrast_users:
             return
         if self.context.train.silos:
             raise TacitaError("'contrast_users' is for clients that are one user each; train.silos must be 0.")
-        if list(self.context.backbone.layout.values()) != [self.context.backbone.item_width]:
+        backbone = self.context.backbone
+        widths = list(backbone.layout.values())
+        if widths != [backbone.item_width]:
             raise TacitaError(
                 f"'contrast_users' compares people's vectors with item rows, and those of backbone "
-                f"'{self.context.backbone.name}' are of another kind; set it to false."
+                f"'{backbone.name}' are of another kind; set it to false."
             )
+
+    def state(self, n_users: int) -> Sequence[StateSpec]:
+        return (StateSpec(_DENIED, persistent=True),)
+
+    def fields(self, n_items: int, block: int = 0) -> PartFields:
+        if not self.config.contrast_users:
+            return PartFields()
+        about = "the direction of a person's vector, which says what they like"
+        width = self.context.backbone.item_width
+        vector = Spec("vector", (width,), seen="each", most=1.0, least=-1.0, about=about)
+        return PartFields(extra=(vector,))
 
     # on the device
 
-    def extras(self, view: CohortView, local: LocalModels) -> Arrays:
+    def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
+        """The directions of sharing users' vectors, where the graph is to agree with them."""
         if not self.config.contrast_users:
-            return {}
+            return TrainingOutcome()
         shares = _read_shared(view).counts() > 0
-        vectors = _compute_user_vectors(self.context, view, local)
-        return {"vector": np.where(shares[:, None], UnitRows.of(vectors).rows, np.float32(0))}
+        vectors = _compute_user_vectors(self.context.backbone, view, local)
+        directions = UnitRows.of(vectors).rows
+        sent = np.where(shares[:, None], directions, np.float32(0))
+        return TrainingOutcome(extras={"vector": sent})
 
-    def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
+    def question_fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
         about = "whether a person keeps some of what they have to themselves"
         return (Spec(_PARTIAL, (1,), seen="each", most=1.0, least=0.0, about=about),)
 
-    def answer(self, view: CohortView, question: str) -> CohortReply:
-        """Whether something stays local; asked of those who share."""
-        train, away = view.train, np.zeros(len(view.train.ids), bool)
-        for one in view.lists.get("sharing", {}).values():
-            away |= mark_listed(view.n_items, train.ptr, train.ids, one.ptr, one.ids)
-        some = (train.filter_entries(~away).counts() > 0).astype(np.float32)[:, None]
-        return CohortReply(Upload({_PARTIAL: DenseArrays(some)}, np.ones(len(some)), view.client_keys))
+    def answer_question(self, view: CohortView, question: str) -> CohortReply:
+        """Whether something stays local; asked of users who share."""
+        train = view.train
+        leaves = np.zeros(len(train.ids), bool)
+        for items in view.lists.get("sharing", {}).values():
+            leaves |= find_listed(train, items, view.n_items)
+        local_items = train.filter_entries(~leaves)
+        keeps_some = (local_items.counts() > 0).astype(np.float32)
+        weight = np.ones(len(keeps_some))
+        values = DenseArrays(keeps_some[:, None])
+        return CohortReply(Upload({_PARTIAL: values}, weight, view.client_keys))
 
     # on the server
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         if not len(server.shared):
             return server
-        plain = SharedGraph.of(server.shared, len(server.items), layers=self.config.layers)
-        if (server.round + 1) % self.config.mend_every == 0:
-            server = self.update_links(server, plain)
-        draw, kept = self.context.draws.public, server.parts.get(self.name, {})
-        keys = np.array(
-            [draw(f"{self.name}-{what}", server.block, server.round) for what in ("order", "other", "items")]
-        )
-        batches = draw_batches(plain, self.config.build_batch_sizes(), keys)  # what was mended is no positive
-        told = self._collect_device_vectors(plain.users, total)
-        made = refine_table(
-            self.build_graph(server, plain), server.items, batches, self.config.build_objective(), device_vectors=told
-        )
-        said = np.array([made.bpr, made.cl, len(kept.get(_LINK_KEYS[0], ()))])
-        return server.with_items(made.table).with_part(self.name, {**kept, _NOTES_KEY: said})
+        config = self.config
+        shared_graph = SharedGraph.of(server.shared, len(server.items), layers=config.layers)
+        rounds = server.round + 1
+        if rounds % config.mend_every == 0:
+            server = self.update_links(server, shared_graph)
+        state = server.parts.get(self.name, {})
+        keys = draw_batch_keys(self.context.draws, self.name, server)
+        batches = draw_batches(shared_graph, config.build_batch_sizes(), keys)  # a proposed link is no positive
+        device_vectors = self._collect_device_vectors(shared_graph.users, total)
+        graph = self.build_graph(server, shared_graph)
+        objective = config.build_objective()
+        refined = refine_table(graph, server.items, batches, objective, device_vectors=device_vectors)
+        n_links = len(state.get(_LINK_SENDER, ()))
+        notes = np.array([refined.bpr, refined.cl, n_links])
+        server = server.with_items(refined.table)
+        return server.with_part(self.name, {**state, _NOTES_KEY: notes})
 
-    def build_graph(self, server: ServerState, plain: SharedGraph) -> SharedGraph:
-        """What vectors pass along: the record, and what was mended of those who are still in it."""
-        kept = server.parts.get(self.name, {})
-        if _LINK_KEYS[0] not in kept:
-            return plain
-        sender, item, weight = (kept[name] for name in _LINK_KEYS)
-        here = np.isin(sender, plain.users)
-        more = (sender[here], item[here])
-        return SharedGraph.of(server.shared, len(server.items), more, self.config.layers, extra_weight=weight[here])
+    def build_graph(self, server: ServerState, shared_graph: SharedGraph) -> SharedGraph:
+        """What vectors pass along: the record, and proposed links of users who are still in it."""
+        state = server.parts.get(self.name, {})
+        if _LINK_SENDER not in state:
+            return shared_graph
+        still_shares = np.isin(state[_LINK_SENDER], shared_graph.users)
+        sender = state[_LINK_SENDER][still_shares]
+        item = state[_LINK_ITEM][still_shares]
+        weight = state[_LINK_WEIGHT][still_shares]
+        n_items = len(server.items)
+        return SharedGraph.of(server.shared, n_items, (sender, item), self.config.layers, extra_weight=weight)
 
-    def update_links(self, server: ServerState, plain: SharedGraph) -> ServerState:
-        """With links proposed anew for those who share a part."""
-        kept = server.parts.get(self.name, {})
-        open_to = np.setdiff1d(kept.get(_PARTIAL, _NOBODY), kept.get(_DENIED, _NOBODY))
-        whom = np.flatnonzero(np.isin(plain.users, open_to))
+    def update_links(self, server: ServerState, shared_graph: SharedGraph) -> ServerState:
+        """With new proposals for users who share a part."""
+        state = server.parts.get(self.name, {})
+        remaining = _drop_links(state)
+        partial = state.get(_PARTIAL, _NOBODY)
+        denied = state.get(_DENIED, _NOBODY)
+        open_users = np.setdiff1d(partial, denied)
+        places = np.flatnonzero(np.isin(shared_graph.users, open_users))
+        if not len(places):
+            return server.with_part(self.name, remaining)
         key = self.context.draws.public(f"{self.name}-mend", server.block, server.round)
-        found = propose_links(plain, server.items, whom, self.config.build_link_options(), key) if len(whom) else None
-        left = {name: v for name, v in kept.items() if name not in _LINK_KEYS}
-        if found is not None:
-            left |= dict(zip(_LINK_KEYS, (plain.users[found.user], found.item, found.weight), strict=True))
-        return server.with_part(self.name, left)
+        options = self.config.build_link_options()
+        links = propose_links(shared_graph, server.items, places, options, key)
+        if links is not None:
+            remaining[_LINK_SENDER] = shared_graph.users[links.user]
+            remaining[_LINK_ITEM] = links.item
+            remaining[_LINK_WEIGHT] = links.weight
+        return server.with_part(self.name, remaining)
 
     def _collect_device_vectors(self, users: Keys, total: Total) -> DeviceVectors | None:
-        """The vectors that came up, of people who are in the graph."""
-        each = total.each.get(f"{self.name}.vector")
-        if each is None or not len(users):
+        """The uploaded vectors of users who are in the graph."""
+        uploads = total.each.get(f"{self.name}.vector")
+        if uploads is None or not len(users):
             return None
-        assert isinstance(each.value, DenseArrays)
-        place = np.minimum(np.searchsorted(users, each.sender), len(users) - 1)
-        rows = each.value.value.astype(np.float32)
-        some = np.flatnonzero((users[place] == each.sender) & rows.any(1))
-        some = some[np.argsort(place[some])]  # in an order that no chunk of clients changes
-        return DeviceVectors(place[some].astype(np.int64), UnitRows.of(np.ascontiguousarray(rows[some])).rows)
+        assert isinstance(uploads.value, DenseArrays)
+        rows = uploads.value.value.astype(np.float32)
+        position = np.searchsorted(users, uploads.sender)
+        place = np.minimum(position, len(users) - 1)
+        is_in_graph = users[place] == uploads.sender
+        senders = np.flatnonzero(is_in_graph & rows.any(1))
+        senders = senders[np.argsort(place[senders])]  # in an order that no chunk of clients changes
+        sent_rows = np.ascontiguousarray(rows[senders])
+        places = place[senders].astype(np.int64)
+        return DeviceVectors(places, UnitRows.of(sent_rows).rows)
 
-    def server_notes(self, server: ServerState) -> dict[str, float]:
-        kept = server.parts.get(self.name, {})
-        names = "shared_bpr", "shared_cl", "mended_edges"
-        return {name: float(v) for name, v in zip(names, kept[_NOTES_KEY], strict=True)} if _NOTES_KEY in kept else {}
+    def metrics(self, server: ServerState) -> dict[str, float]:
+        state = server.parts.get(self.name, {})
+        if _NOTES_KEY not in state:
+            return {}
+        bpr, cl, n_links = state[_NOTES_KEY]
+        return {"shared_bpr": float(bpr), "shared_cl": float(cl), "mended_edges": float(n_links)}
 
-    def handle_many(
+    def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
-        """Who shares says whether that is all. Who withdraws is mended no more, and all proposals end with it."""
-        kept = dict(server.parts.get(self.name, {}))
-        said: dict[str, Any] = {"method": self.name, "exact": False, "clients_asked": 0, "purged": []}
+        """Users who share say whether that is all. A withdrawal ends all proposals, and the user is mended no more."""
+        state = dict(server.parts.get(self.name, {}))
+        certificate: dict[str, Any] = {"method": self.name, "exact": False, "clients_asked": 0, "purged": []}
         if requests.kind != "leave":
-            kept[_PARTIAL] = self._update_partial_sharers(server, requests.senders, ask, kept)
-            said["clients_asked"] = len(requests.senders)
+            state[_PARTIAL] = self._update_partial_sharers(server, requests.senders, ask)
+            certificate["clients_asked"] = len(requests.senders)
         if requests.kind != "share":
-            before, stay = kept.get(_DENIED, _NOBODY), np.isin(requests.senders, server.shared.sender)
-            who = requests.senders[stay] if requests.kind != "leave" else _NOBODY  # of who is gone nothing is kept
-            kept[_DENIED] = np.union1d(np.setdiff1d(before, requests.senders), who)
-            said |= {"denied": len(who), "purged": ["mended_edges"] if _LINK_KEYS[0] in kept else []}
-            kept = {name: v for name, v in kept.items() if name not in (*_LINK_KEYS, _NOTES_KEY)}
-        return server.with_part(self.name, kept), said
+            denied = _find_denied(server, requests)
+            if _LINK_SENDER in state:
+                certificate["purged"] = ["mended_edges"]
+            certificate["denied"] = len(denied)
+            others = np.setdiff1d(state.get(_DENIED, _NOBODY), requests.senders)
+            state[_DENIED] = np.union1d(others, denied)
+            state = _drop_links(state)
+            state.pop(_NOTES_KEY, None)
+        return server.with_part(self.name, state), certificate
 
-    def _update_partial_sharers(self, server: ServerState, senders: Keys, ask: DeviceQuery, kept: Arrays) -> Keys:
-        """Who keeps something to themselves, after some told it anew."""
-        told = ask(server, f"{self.name}/{_PARTIAL}", senders).each.get(_PARTIAL)
-        others = np.setdiff1d(kept.get(_PARTIAL, np.zeros(0, np.uint64)), senders)
-        if told is None:
+    def _update_partial_sharers(self, server: ServerState, senders: Keys, ask: DeviceQuery) -> Keys:
+        """Users who keep something to themselves, after some of them said whether they do."""
+        state = server.parts.get(self.name, {})
+        others = np.setdiff1d(state.get(_PARTIAL, _NOBODY), senders)
+        answers = ask(server, _PARTIAL, senders).each.get(_PARTIAL)
+        if answers is None:
             return others
-        assert isinstance(told.value, DenseArrays)
-        return np.union1d(others, told.sender[told.value.value[:, 0] > 0])
+        assert isinstance(answers.value, DenseArrays)
+        keeps_some = answers.value.value[:, 0] > 0
+        return np.union1d(others, answers.sender[keeps_some])
+
+
+def _find_denied(server: ServerState, requests: RequestBatch) -> Keys:
+    """The senders for whom no link may be proposed; of users who share nothing any more nothing is kept."""
+    if requests.kind == "leave":
+        return _NOBODY
+    still_shares = np.isin(requests.senders, server.shared.sender)
+    return requests.senders[still_shares]
+
+
+def _drop_links(state: Arrays) -> Arrays:
+    return {name: array for name, array in state.items() if name not in _LINK_KEYS}
 
 
 def _read_shared(view: CohortView) -> Ragged:
-    return view.lists.get("sharing", {}).get("shared", Ragged.empty(len(view.user)))
+    no_items = Ragged.empty(len(view.user))
+    return view.lists.get("sharing", {}).get("shared", no_items)
 
 
-def _compute_user_vectors(world: RunContext, view: CohortView, local: LocalModels) -> Floats:
-    """Everybody's vector as their own model has it after training."""
-    backbone, context = world.scorer, None
+def _compute_user_vectors(backbone: Backbone, view: CohortView, local: LocalModels) -> Floats:
+    """Each user's vector as the user's own model has it after training."""
+    context = None
     if backbone.reads_context:
-        lists, row = local.rows_needed.get(CONTEXT, (Ragged.empty(len(view.user)), np.zeros(0, np.int32)))
-        entries: Longs = row + local.row_start[lists.rows()]
-        count = lists.counts().astype(np.float32)
-        context = Context(lists.ptr, lists.rows(), count, local.rows[entries], dict(lists.values))
-    made = backbone.represent(backbone.named(local.private), local.heads, context)
-    return np.ascontiguousarray(next(iter(made.values())), np.float32)
+        context = _build_context(view, local)
+    private = backbone.named(local.private)
+    vectors = backbone.represent(private, local.heads, context)
+    first = next(iter(vectors.values()))
+    return np.ascontiguousarray(first, np.float32)
+
+
+def _build_context(view: CohortView, local: LocalModels) -> Context:
+    """The items that the models read, with the rows as they are after training."""
+    nothing = (Ragged.empty(len(view.user)), np.zeros(0, np.int32))
+    lists, row = local.rows_needed.get(CONTEXT, nothing)
+    owner = lists.rows()
+    entries = row + local.row_start[owner]
+    counts = lists.counts().astype(np.float32)
+    return Context(lists.ptr, owner, counts, local.rows[entries], dict(lists.values))

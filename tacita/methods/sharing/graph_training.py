@@ -15,10 +15,11 @@ from typing import Literal
 
 import numpy as np
 
-from tacita.core.types import AnyArray, Floats, Keys, Longs
+from tacita.core.draws import Draws
+from tacita.core.types import AnyArray, Floats, Keys, Longs, ServerState
 from tacita.kernels.adam import adam_rows
 from tacita.kernels.cosine import add_bpr_slopes, backprop_unit_rows, normalise_rows
-from tacita.kernels.hashing import choose_distinct
+from tacita.kernels.hashing import choose_distinct, uniforms
 from tacita.kernels.sampling import draw_samples, room_for_negatives, shuffle_order
 from tacita.kernels.threads import limit_blas_threads, threads_in_use
 from tacita.methods.sharing.graph import SharedGraph, list_edges
@@ -291,6 +292,15 @@ class BatchSizes:
     steps: int | None = None  # None: as many as one pass over the edges takes
 
 
+def draw_batch_keys(draws: Draws, name: str, server: ServerState) -> Keys:
+    """The keys of orders, negatives and items for a part's steps on the server in one round."""
+    keys = []
+    for purpose in ("order", "other", "items"):
+        key = draws.public(f"{name}-{purpose}", server.block, server.round)
+        keys.append(key)
+    return np.array(keys)
+
+
 def draw_batches(graph: SharedGraph, sizes: BatchSizes, keys: Keys) -> Iterator[Batch]:
     """Edges in an order that is drawn in every pass, a negative each, and some of the shared items in every step.
 
@@ -368,3 +378,20 @@ def draw_unshared(graph: SharedGraph, wanted: Longs, key: np.uint64) -> AnyArray
         label,
     )
     return item
+
+
+# Rows that the server learns itself
+
+
+def draw_first_rows(key: np.uint64, owners: Keys, width: int) -> Floats:
+    """Rows as Xavier's start draws them."""
+    bound = math.sqrt(6 / (1 + width))
+    drawn = 2 * uniforms(key, owners, width) - 1
+    rows = bound * drawn
+    return rows.astype(np.float32)
+
+
+def copy_known_rows(rows: Floats, owners: Keys, known_owners: Keys, known_rows: Floats) -> None:
+    """Write the rows of known owners over those of the same owners."""
+    _, place, known = np.intersect1d(owners, known_owners, assume_unique=True, return_indices=True)
+    rows[place] = known_rows[known]

@@ -1,7 +1,7 @@
 """An item in place of another, under local differential privacy (sharing spec C.3).
 
-Both mechanisms are epsilon-private for one item: whatever comes out is at most e^epsilon times as likely for one item
-as for any other. Who tells k items spends k times epsilon.
+Both mechanisms are epsilon-private for one item: any output is at most e^epsilon times as likely for one item as for
+any other. A user who releases k items spends k times epsilon.
 """
 
 from __future__ import annotations
@@ -19,35 +19,46 @@ _UNIT = 2.0**-53
 
 
 def compute_probabilities(mechanism: Mechanism, epsilon: float, table: Floats, items: Longs) -> Doubles:
-    """(items, catalogue): how likely every item of the catalogue is to be told in place of some.
+    """(items, catalogue): how likely every item of the catalogue is to be released in place of some.
 
-    exponential: by exp(epsilon s / 2), s = (1 + cosine) / 2 of the two rows; what it is divided by depends on the item,
-    which takes the other half of epsilon. krr: the item itself with a chance of e^epsilon to 1 against any other.
+    exponential: by exp(epsilon s / 2), s = (1 + cosine) / 2 of the two rows. Its divisor depends on the item, which
+    takes the other half of epsilon. krr: the item itself with a chance of e^epsilon to 1 against any other.
     """
-    n = len(table)
     if mechanism == "krr":
-        out = np.full((len(items), n), np.exp(-epsilon))
-        out[np.arange(len(items)), items] = 1.0
+        weights = np.full((len(items), len(table)), np.exp(-epsilon))
+        weights[np.arange(len(items)), items] = 1.0
     else:
-        unit, length = np.empty((n, table.shape[1]), np.float32), np.empty(n, np.float32)
-        normalise_rows(np.ascontiguousarray(table, np.float32), unit, length)
-        alike = np.clip((1 + unit[items].astype(np.float64) @ unit.T.astype(np.float64)) / 2, 0.0, 1.0)
-        out = np.exp(epsilon / 2 * (alike - 1))
-    return np.asarray(out / out.sum(1, keepdims=True))
+        similarity = _compute_similarity(table, items)
+        weights = np.exp(epsilon / 2 * (similarity - 1))
+    total = weights.sum(1, keepdims=True)
+    return np.asarray(weights / total)
+
+
+def _compute_similarity(table: Floats, items: Longs) -> Doubles:
+    """(items, catalogue): from 0 to 1, by the cosine of rows."""
+    unit = np.empty(table.shape, np.float32)
+    length = np.empty(len(table), np.float32)
+    rows = np.ascontiguousarray(table, np.float32)
+    normalise_rows(rows, unit, length)
+    item_rows = unit[items].astype(np.float64)
+    cosine = item_rows @ unit.T.astype(np.float64)
+    return np.clip((1 + cosine) / 2, 0.0, 1.0)
 
 
 def perturb_items(mechanism: Mechanism, epsilon: float, table: Floats, items: Ints, drawn: Keys) -> Ints:
-    """An item in place of each, by a draw of 64 bits each; the same whatever else is perturbed beside it."""
-    told = np.empty(len(items), np.int32)
+    """An item in place of each, by a draw of 64 bits each; the other perturbed items do not change it."""
+    released = np.empty(len(items), np.int32)
     order = np.argsort(items, kind="stable")
     distinct, first = np.unique(items[order], return_index=True)
     ends = np.append(first, len(items))
     share = (drawn >> np.uint64(11)) * _UNIT
-    for at in range(0, len(distinct), _ROWS):
-        some = distinct[at : at + _ROWS].astype(np.int64)
-        reached = np.cumsum(compute_probabilities(mechanism, epsilon, table, some), axis=1)
-        reached /= reached[:, -1:]
-        for row in range(len(some)):  # over items, not over people
-            here = order[ends[at + row] : ends[at + row + 1]]
-            told[here] = np.searchsorted(reached[row], share[here], side="right")
-    return told
+    for start in range(0, len(distinct), _ROWS):
+        chunk = distinct[start : start + _ROWS].astype(np.int64)
+        probabilities = compute_probabilities(mechanism, epsilon, table, chunk)
+        cumulative = np.cumsum(probabilities, axis=1)
+        cumulative /= cumulative[:, -1:]
+        for row in range(len(chunk)):  # over items, not over users
+            place = start + row
+            entries = order[ends[place] : ends[place + 1]]
+            released[entries] = np.searchsorted(cumulative[row], share[entries], side="right")
+    return released

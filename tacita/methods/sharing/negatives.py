@@ -1,4 +1,4 @@
-"""Semi-hard negatives: items near the person's vector or near what the person has (FRU, sharing spec C.5)."""
+"""Semi-hard negatives: items near the user's vector or near what the user has (FRU, sharing spec C.5)."""
 
 from __future__ import annotations
 
@@ -15,45 +15,73 @@ _SLICE = 256  # users whose distances to all items are held at once
 
 
 def draw_mixed_negatives(view: CohortView, counts: Longs, vectors: Floats | None, share: float, key: np.uint64) -> Ints:
-    """counts[u] items for every user, drawn from two pools: the share of items nearest to the user, and to the mean
-    of its items. Without vectors in the space of items there is the second pool only."""
-    n_users, out = len(counts), []
-    squares = (view.items.astype(np.float64) ** 2).sum(1).astype(np.float32)
-    for lo in range(0, n_users, _SLICE):
-        some = np.arange(lo, min(n_users, lo + _SLICE))
-        train, exclude = view.train.take(some), view.exclude.take(some)
-        near = (
-            [_average_lists(train, view.items)]
-            if vectors is None
-            else [_average_lists(train, view.items), vectors[some]]
-        )
-        pools = np.zeros((len(some), len(view.items)), bool)
-        for centre in near:
-            pools |= _mark_nearest(squares - 2 * centre @ view.items.T, exclude, share)
-        item = np.nonzero(pools)[1].astype(np.int32)
-        size = pools.sum(1)
-        start, wanted = np.cumsum(size) - size, counts[some]
-        drawn = uniforms(key, view.user_keys[some], int(wanted.max(initial=0)))
-        owner = np.repeat(np.arange(len(some)), wanted)
-        place = np.floor(drawn[owner, expand_spans(np.zeros_like(wanted), wanted)] * size[owner]).astype(np.int64)
-        out.append(item[start[owner] + place])
-    return np.concatenate(out) if out else np.zeros(0, np.int32)
+    """counts[u] items for every user, from two pools: the share of items nearest to the user, and to its items' mean.
+
+    Without vectors in the space of items there is the second pool only.
+    """
+    n_users = len(counts)
+    squares = (view.items.astype(np.float64) ** 2).sum(1)
+    lengths = squares.astype(np.float32)
+    drawn = []
+    for start in range(0, n_users, _SLICE):
+        end = min(n_users, start + _SLICE)
+        users = np.arange(start, end)
+        pools = _mark_pools(view, users, vectors, lengths, share)
+        drawn.append(_draw_from_pools(view, users, pools, counts[users], key))
+    if not drawn:
+        return np.zeros(0, np.int32)
+    return np.concatenate(drawn)
+
+
+def _mark_pools(view: CohortView, users: Longs, vectors: Floats | None, lengths: Floats, share: float) -> Bools:
+    """(users, items) marks the items that may be drawn for some users."""
+    train = view.train.take(users)
+    exclude = view.exclude.take(users)
+    centres = [_average_lists(train, view.items)]
+    if vectors is not None:
+        centres.append(vectors[users])
+    pools = np.zeros((len(users), len(view.items)), bool)
+    for centre in centres:
+        distance = lengths - 2 * centre @ view.items.T
+        pools |= _mark_nearest(distance, exclude, share)
+    return pools
+
+
+def _draw_from_pools(view: CohortView, users: Longs, pools: Bools, wanted: Longs, key: np.uint64) -> Ints:
+    """So many items for each of some users, of the user's pool."""
+    _, pool_items = np.nonzero(pools)
+    item = pool_items.astype(np.int32)
+    size = pools.sum(1)
+    starts = np.cumsum(size) - size
+    most = int(wanted.max(initial=0))
+    numbers = uniforms(key, view.user_keys[users], most)
+    owner = np.repeat(np.arange(len(users)), wanted)
+    turn = expand_spans(np.zeros_like(wanted), wanted)
+    scaled = numbers[owner, turn] * size[owner]
+    place = np.floor(scaled).astype(np.int64)
+    return item[starts[owner] + place]
 
 
 def _average_lists(lists: Ragged, items: Floats) -> Floats:
     """The mean row of each list, added up in its order; of an empty one, zeros."""
-    total = np.zeros((len(lists), items.shape[1]), np.float32)
-    every, one = np.arange(len(items), dtype=np.int32), np.ones(len(lists.ids), np.float32)
-    dense_products(lists.ptr, lists.ids, one, every, items, total)
-    return np.asarray(total / np.maximum(lists.counts(), 1)[:, None], np.float32)
+    n_items, width = items.shape
+    total = np.zeros((len(lists), width), np.float32)
+    all_items = np.arange(n_items, dtype=np.int32)
+    ones = np.ones(len(lists.ids), np.float32)
+    dense_products(lists.ptr, lists.ids, ones, all_items, items, total)
+    counts = np.maximum(lists.counts(), 1)
+    return np.asarray(total / counts[:, None], np.float32)
 
 
 def _mark_nearest(distance: Floats, exclude: Ragged, share: float) -> Bools:
     """Marks the nearest share of all items that are not excluded."""
     n_items = distance.shape[1]
-    most = min(n_items, max(1, math.ceil(share * n_items)))
+    wanted = max(1, math.ceil(share * n_items))
+    most = min(n_items, wanted)
     distance[exclude.rows(), exclude.ids] = np.inf
-    place = np.argpartition(distance, most - 1, axis=1)[:, :most]
+    order = np.argpartition(distance, most - 1, axis=1)
+    nearest = order[:, :most]
+    is_allowed = np.isfinite(np.take_along_axis(distance, nearest, 1))
     marked = np.zeros(distance.shape, bool)
-    np.put_along_axis(marked, place, np.isfinite(np.take_along_axis(distance, place, 1)), 1)
+    np.put_along_axis(marked, nearest, is_allowed, 1)
     return marked

@@ -13,6 +13,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, RequestBatch, ServerState
 from tacita.messages import Total
 from tacita.methods.sharing import update_log as log
+from tacita.models.statistic_model import StatisticModel
 from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
 from tacita.round.part import Part
 from tacita.round.plan import RETRAINING_OVER_BUDGET
@@ -27,7 +28,8 @@ class RetrainPart(Part, Unlearning):
     works_with = ("rows", "statistic")
 
     def check(self, n_items: int) -> None:
-        if self.context.backbone.ledger() is not None:
+        backbone = self.context.backbone
+        if isinstance(backbone, StatisticModel) and backbone.ledger() is not None:
             raise TacitaError(RETRAINING_OVER_BUDGET)
         train = self.context.train
         any_denominator = train.model_copy(update={"aggregation": "mean"})

@@ -1,8 +1,8 @@
-"""server-client: the server is one client more, whose data is what people shared (sharing spec C.1).
+"""server-client: the server is one client more, whose data is what users shared (sharing spec C.1).
 
-In every round it learns for one pass over the shared edges, from the table that everybody got, to rank what people
-shared above what they did not; then it enters the mean by the number of these edges. Where clients count 1 each, so
-does the server. Shared parameters besides item rows stay the clients' own business.
+In every round it learns for one pass over the shared edges, from the table that all clients got, to rank shared items
+above others. Then it enters the mean by the number of these edges; where clients count 1 each, so does the server.
+Shared parameters besides item rows are learned by clients alone.
 """
 
 from __future__ import annotations
@@ -17,8 +17,14 @@ from tacita.core.types import Arrays, Doubles, Floats, ServerState
 from tacita.learn.rows import choose_denominator
 from tacita.messages import Total
 from tacita.methods.sharing.graph import SharedGraph
-from tacita.methods.sharing.graph_training import BatchSizes, GraphObjective, draw_batches, refine_table
-from tacita.round.parts import Part, PartConfig
+from tacita.methods.sharing.graph_training import (
+    BatchSizes,
+    GraphObjective,
+    draw_batch_keys,
+    draw_batches,
+    refine_table,
+)
+from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
 
 
@@ -45,38 +51,52 @@ class ServerClient(Part):
             )
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
-        graph = SharedGraph.of(server.shared, len(server.items), layers=self.config.layers)
+        config = self.config
+        graph = SharedGraph.of(server.shared, len(server.items), layers=config.layers)
         if not len(graph):
             return server
-        draw = self.context.draws.public
-        keys = np.array(
-            [draw(f"{self.name}-{what}", server.block, server.round) for what in ("order", "other", "items")]
-        )
-        aims = GraphObjective(lam1=0.0, lam=self.config.lam, lr=self.config.lr, scale=self.config.bpr_scale)
-        batches = draw_batches(graph, BatchSizes(self.config.edge_batch, 1), keys)
-        made = refine_table(graph, before.items, batches, aims)
-        moved = made.table - before.items
-        items, share = self.merge_server_update(before, server, total, moved, float(len(graph)))
-        told: Arrays = {"said": np.array([made.bpr, share])}
-        return server.with_items(items).with_part(self.name, told)
+        keys = draw_batch_keys(self.context.draws, self.name, server)
+        sizes = BatchSizes(config.edge_batch, 1)
+        objective = GraphObjective(lam1=0.0, lam=config.lam, lr=config.lr, scale=config.bpr_scale)
+        refined = refine_table(graph, before.items, draw_batches(graph, sizes, keys), objective)
+        moved = refined.table - before.items
+        n_edges = float(len(graph))
+        items, share = self.merge_server_update(before, server, total, moved, n_edges)
+        state: Arrays = {"said": np.array([refined.bpr, share])}
+        return server.with_items(items).with_part(self.name, state)
 
     def merge_server_update(
         self, before: ServerState, server: ServerState, total: Total, moved: Floats, edges: float
     ) -> tuple[Floats, float]:
-        """The mean with one member more, and what of it is the server's."""
-        train, cap = self.context.train, self.config.weight_cap
-        others = choose_denominator(total, "rows", train, 0.0) if total.n_clients else 0.0
-        mine = edges if train.weighs_data else 1.0
-        if cap < 1:
-            mine = min(mine, cap / (1 - cap) * total.weight)
-        weight: float | Doubles = mine
-        if train.aggregation == "per-row":  # who did not touch a row is not in its mean
-            weight = mine * (moved != 0).any(1)[:, None]
+        """The mean with one member more, and the server's share of it."""
+        train = self.context.train
+        others: float | Doubles = 0.0
+        if total.n_clients:
+            others = choose_denominator(total, "rows", train, 0.0)
+        server_weight = self._choose_weight(edges, total)
+        weight: float | Doubles = server_weight
+        if train.aggregation == "per-row":  # a row that the server did not touch has no share of it
+            is_touched = (moved != 0).any(1)
+            weight = server_weight * is_touched[:, None]
         whole = np.maximum(others + weight, 1e-300)
-        aim = before.items + train.server_lr * moved.astype(np.float64)
-        items = (server.items + weight / whole * (aim - server.items)).astype(np.float32)
-        return items, mine / max(mine + total.weight, 1e-300)
+        target = before.items + train.server_lr * moved.astype(np.float64)
+        items = server.items + weight / whole * (target - server.items)
+        clients_and_server = max(server_weight + total.weight, 1e-300)
+        return items.astype(np.float32), server_weight / clients_and_server
 
-    def server_notes(self, server: ServerState) -> dict[str, float]:
-        kept = server.parts.get(self.name, {})
-        return {"shared_bpr": float(kept["said"][0]), "server_share": float(kept["said"][1])} if "said" in kept else {}
+    def _choose_weight(self, edges: float, total: Total) -> float:
+        """What the server counts, where a client of weight 1 counts 1."""
+        cap = self.config.weight_cap
+        weight = 1.0
+        if self.context.train.weighs_data:
+            weight = edges
+        if cap < 1:
+            weight = min(weight, cap / (1 - cap) * total.weight)
+        return weight
+
+    def metrics(self, server: ServerState) -> dict[str, float]:
+        state = server.parts.get(self.name, {})
+        if "said" not in state:
+            return {}
+        bpr, share = state["said"]
+        return {"shared_bpr": float(bpr), "server_share": float(share)}

@@ -1,11 +1,10 @@
-"""shared-graph: after every round the server learns from what people shared with it (sharing spec A.7, B.3).
+"""shared-graph: after every round the server learns from what users shared with it (sharing spec A.7, B.3).
 
 It keeps the last tables as well, where the run may have to unlearn by contrast with them.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -13,10 +12,17 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.types import Arrays, CohortView, Floats, Keys, ServerState, SharedRecord
-from tacita.kernels.hashing import uniforms
 from tacita.messages import Total
 from tacita.methods.sharing.graph import SharedGraph, UserStart
-from tacita.methods.sharing.graph_training import BatchSizes, GraphObjective, draw_batches, refine_table
+from tacita.methods.sharing.graph_training import (
+    BatchSizes,
+    GraphObjective,
+    copy_known_rows,
+    draw_batch_keys,
+    draw_batches,
+    draw_first_rows,
+    refine_table,
+)
 from tacita.methods.sharing.snapshots import (
     TABLES,
     append_table,
@@ -25,11 +31,17 @@ from tacita.methods.sharing.snapshots import (
     load_tables,
     snapshot_bytes,
 )
-from tacita.round.parts import Part, PartConfig
+from tacita.round.broadcast import Audience, PartBroadcast
+from tacita.round.fields import ArraySpec, PartFields
+from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
+from tacita.round.serving import Purpose, Serving
 
 NAME = "shared-graph"
-_SENDER, _PEOPLE, _LOSS, _PAUSED = "sender", "people", "loss", "paused"
+_SENDER = "sender"
+_PEOPLE = "people"
+_LOSS = "loss"
+_PAUSED = "paused"
 _SHAPE = "shape"
 _STARTS: tuple[UserStart, ...] = ("mean", "zero", "learned")
 
@@ -74,105 +86,150 @@ class SharedGraphPart(Part):
     """FedShare's server: positives above negatives along shared edges, and rows that agree with the graph."""
 
     name = NAME
+    serves = frozenset({"view"})
     Config: ClassVar[type[PartConfig]] = SharedGraphConfig
     config: SharedGraphConfig
 
-    def build_graph(self, server: ServerState) -> SharedGraph:
-        return SharedGraph.of(server.shared, len(server.items), layers=self.config.layers, start=self.config.user_start)
+    def fields(self, n_items: int, block: int = 0) -> PartFields:
+        shape = (n_items, self.context.backbone.item_width)
+        return PartFields(common={"table": ArraySpec(shape, fewer_rows=True)})
 
-    def server_begin_block(self, server: ServerState) -> Arrays:
-        kept = server.parts.get(self.name, {})
-        tables = load_tables(kept, server.items)
-        return {**kept, TABLES: tables} if len(tables) else kept
+    def build_graph(self, server: ServerState) -> SharedGraph:
+        n_items = len(server.items)
+        return SharedGraph.of(server.shared, n_items, layers=self.config.layers, start=self.config.user_start)
+
+    def server_block_start(self, server: ServerState) -> Arrays:
+        state = server.parts.get(self.name, {})
+        tables = load_tables(state, server.items)
+        if not len(tables):
+            return state
+        return {**state, TABLES: tables}
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
-        if not len(server.shared) or _PAUSED in server.parts.get(self.name, {}):
+        is_paused = _PAUSED in server.parts.get(self.name, {})
+        if is_paused or not len(server.shared):
             return server
         server = self.train_on_shared(server)
-        most, done = self.config.snapshots, server.round + 1
-        if most and done % compute_spacing(self.config.snapshot_every, most, self.context.train.rounds) == 0:
-            kept = server.parts.get(self.name, {})
-            server = server.with_part(self.name, append_table(kept, server.items, (server.block, done), most))
-        return server
+        rounds = server.round + 1
+        if not self._is_snapshot_due(rounds):
+            return server
+        state = server.parts.get(self.name, {})
+        moment = (server.block, rounds)
+        state = append_table(state, server.items, moment, self.config.snapshots)
+        return server.with_part(self.name, state)
+
+    def _is_snapshot_due(self, rounds: int) -> bool:
+        most = self.config.snapshots
+        if not most:
+            return False
+        spacing = compute_spacing(self.config.snapshot_every, most, self.context.train.rounds)
+        return rounds % spacing == 0
 
     def train_on_shared(self, server: ServerState) -> ServerState:
         """The server after its steps on what is shared; unchanged where there are none."""
+        config = self.config
+        has_objective = config.bpr or config.lam1
         graph = self.build_graph(server)
-        if not len(graph) or self.config.steps == 0 or not (self.config.bpr or self.config.lam1):
+        if not len(graph) or config.steps == 0 or not has_objective:
             return server
-        draw = self.context.draws.public
-        keys = np.array([draw(f"{NAME}-{what}", server.block, server.round) for what in ("order", "other", "items")])
-        people = self.load_user_rows(server, graph.users) if self.config.user_start == "learned" else None
-        batches = draw_batches(graph, self.config.build_batch_sizes(), keys)
-        made = refine_table(graph, server.items, batches, self.config.build_objective(), people)
-        kept = {**server.parts.get(self.name, {}), _LOSS: np.array([made.bpr, made.cl])}
-        kept[_SHAPE] = np.array([self.config.layers, _STARTS.index(self.config.user_start)])
-        if made.people is not None:
-            kept |= {_SENDER: graph.users, _PEOPLE: made.people}
-        return server.with_items(made.table).with_part(self.name, kept)
+        keys = draw_batch_keys(self.context.draws, NAME, server)
+        people = self._load_people(server, graph)
+        batches = draw_batches(graph, config.build_batch_sizes(), keys)
+        refined = refine_table(graph, server.items, batches, config.build_objective(), people)
+        state = dict(server.parts.get(self.name, {}))
+        start = _STARTS.index(config.user_start)
+        state[_LOSS] = np.array([refined.bpr, refined.cl])
+        state[_SHAPE] = np.array([config.layers, start])
+        if refined.people is not None:
+            state[_SENDER] = graph.users
+            state[_PEOPLE] = refined.people
+        return server.with_items(refined.table).with_part(self.name, state)
+
+    def _load_people(self, server: ServerState, graph: SharedGraph) -> Floats | None:
+        """The users' rows, where these are learned."""
+        if self.config.user_start != "learned":
+            return None
+        return self.load_user_rows(server, graph.users)
 
     def load_user_rows(self, server: ServerState, users: Keys) -> Floats:
-        """The learned rows of some senders; who has none yet starts as a row of Xavier's does."""
-        dim = server.items.shape[1]
-        key, bound = self.context.draws.public(f"{NAME}-people"), math.sqrt(6 / (1 + dim))
-        rows = (bound * (2 * uniforms(key, users, dim) - 1)).astype(np.float32)
-        kept = server.parts.get(self.name, {})
-        if _SENDER in kept:
-            _, mine, theirs = np.intersect1d(users, kept[_SENDER], assume_unique=True, return_indices=True)
-            rows[mine] = kept[_PEOPLE][theirs]
+        """The learned rows of some senders; a sender without one starts as a row of Xavier's does."""
+        width = server.items.shape[1]
+        key = self.context.draws.public(f"{NAME}-people")
+        rows = draw_first_rows(key, users, width)
+        state = server.parts.get(self.name, {})
+        if _SENDER in state:
+            copy_known_rows(rows, users, state[_SENDER], state[_PEOPLE])
         return rows
 
-    def broadcast(self, server: ServerState) -> Arrays:
+    def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
         """What the graph makes of the rows, where devices score with that."""
-        return {"table": self.smooth_items(server)} if self.config.serve == "glob" else {}
+        if self.config.serve != "glob":
+            return PartBroadcast()
+        return PartBroadcast({"table": self.smooth_items(server)})
 
     def smooth_items(self, server: ServerState) -> Floats:
         graph = self.build_graph(server)
-        people = self.load_user_rows(server, graph.users) if self.config.user_start == "learned" else None
-        return graph.smooth(server.items, people)[1]
+        people = self._load_people(server, graph)
+        _, items = graph.smooth(server.items, people)
+        return items
 
-    def serving(self, view: CohortView) -> CohortView:
-        table = view.received.get(self.name, {}).get("table")
-        return view if table is None else replace(view, items=table)
+    def serve(self, view: CohortView, purpose: Purpose) -> Serving:
+        received = view.received.get(self.name, {})
+        if "table" not in received:
+            return Serving()
+        return Serving(view=replace(view, items=received["table"]))
 
-    def server_notes(self, server: ServerState) -> dict[str, float]:
-        kept = server.parts.get(self.name, {})
-        if _LOSS not in kept:
+    def metrics(self, server: ServerState) -> dict[str, float]:
+        state = server.parts.get(self.name, {})
+        if _LOSS not in state:
             return {}
-        return {"shared_bpr": float(kept[_LOSS][0]), "shared_cl": float(kept[_LOSS][1])}
+        bpr, cl = state[_LOSS]
+        return {"shared_bpr": float(bpr), "shared_cl": float(cl)}
 
 
 # what other parts do with it
 
 
 def rebuild_graph(server: ServerState, record: SharedRecord) -> tuple[SharedGraph, Floats | None] | None:
-    """A graph of other edges, built as the one that was learned on, and its people's rows; None: none was."""
-    kept = server.parts.get(NAME, {})
-    if _SHAPE not in kept:
+    """A graph of other edges, built as the one that was learned on, and its users' rows; None: none was."""
+    state = server.parts.get(NAME, {})
+    if _SHAPE not in state:
         return None
-    layers, start = (int(one) for one in kept[_SHAPE])
-    graph = SharedGraph.of(record, len(server.items), layers=layers, start=_STARTS[start])
+    layers, start = state[_SHAPE].tolist()
+    n_items = len(server.items)
+    graph = SharedGraph.of(record, n_items, layers=layers, start=_STARTS[start])
     if graph.start != "learned":
         return graph, None
-    at = np.minimum(np.searchsorted(kept[_SENDER], graph.users), max(0, len(kept[_SENDER]) - 1))
-    known = kept[_SENDER][at] == graph.users if len(kept[_SENDER]) else np.zeros(len(at), bool)
-    people = np.zeros((len(at), server.items.shape[1]), np.float32)
-    people[known] = kept[_PEOPLE][at[known]]
+    people = np.zeros((len(graph.users), server.items.shape[1]), np.float32)
+    senders = state[_SENDER]
+    if len(senders):
+        position = np.searchsorted(senders, graph.users)
+        place = np.minimum(position, len(senders) - 1)
+        is_known = senders[place] == graph.users
+        people[is_known] = state[_PEOPLE][place[is_known]]
     return graph, people
 
 
 def pause_learning(server: ServerState) -> ServerState:
-    """The server as it would be without steps of its own on what is shared, until `purged`."""
-    return server.with_part(NAME, {**server.parts.get(NAME, {}), _PAUSED: np.ones(1, bool)})
+    """The server without steps of its own on what is shared, until `purge_learned_state`."""
+    state = server.parts.get(NAME, {})
+    paused = np.ones(1, bool)
+    return server.with_part(NAME, {**state, _PAUSED: paused})
 
 
 def purge_learned_state(server: ServerState, senders: Keys) -> tuple[ServerState, list[str]]:
-    """Without the tables that were kept and without some senders' learned rows; says what was there."""
-    kept = server.parts.get(NAME, {})
-    left = {name: v for name, v in drop_tables(kept).items() if name not in (_LOSS, _PAUSED)}
-    said = ["snapshots"] if snapshot_bytes(kept) else []
-    if _SENDER in left and np.isin(left[_SENDER], senders).any():
-        stays = ~np.isin(left[_SENDER], senders)
-        left |= {_SENDER: left[_SENDER][stays], _PEOPLE: left[_PEOPLE][stays]}
-        said.append("learned_rows")
-    return server.with_part(NAME, left), said
+    """The server without the kept tables and some senders' learned rows, and the names of what was dropped."""
+    state = server.parts.get(NAME, {})
+    purged = []
+    if snapshot_bytes(state):
+        purged.append("snapshots")
+    remaining = drop_tables(state)
+    remaining.pop(_LOSS, None)
+    remaining.pop(_PAUSED, None)
+    if _SENDER in remaining:
+        is_sender = np.isin(remaining[_SENDER], senders)
+        if is_sender.any():
+            remaining[_SENDER] = remaining[_SENDER][~is_sender]
+            remaining[_PEOPLE] = remaining[_PEOPLE][~is_sender]
+            purged.append("learned_rows")
+    return server.with_part(NAME, remaining), purged

@@ -1,7 +1,7 @@
-"""How well withdrawn pairs of person and item can still be told from others, by the item table alone.
+"""How well withdrawn pairs of user and item can still be separated from others, by the item table alone.
 
-The rule that stops unlearning watches it (sharing spec B.7). A person's vector is the mean row of the other items that
-they shared or withdrew; a withdrawn item is compared with one that they did not share, about as popular.
+The rule that stops unlearning watches it (sharing spec B.7). A user's vector is the mean row of the other items that
+the user shared or withdrew; a withdrawn item is compared with an unshared one of about the same popularity.
 """
 
 from __future__ import annotations
@@ -20,50 +20,65 @@ _TRIES = 8
 
 @dataclass(frozen=True)
 class WithdrawnPairs:
-    """Withdrawn pairs, and all that their people ever shared."""
+    """Withdrawn pairs, and all that their users ever shared."""
 
-    lists: Ragged  # (people) everything, withdrawn or not
-    row: Longs  # (pairs,) person
+    lists: Ragged  # (users) everything, withdrawn or not
+    row: Longs  # (pairs,) user
     item: Longs  # (pairs,) withdrawn
     order: Longs  # (items,) by how often they are still shared, popular last
 
     @staticmethod
-    def of(gone: SharedRecord, record: SharedRecord, n_items: int) -> WithdrawnPairs:
-        mine = np.isin(record.sender, gone.sender)
+    def of(withdrawn: SharedRecord, record: SharedRecord, n_items: int) -> WithdrawnPairs:
+        stays = np.isin(record.sender, withdrawn.sender)
         everything = SharedRecord(
-            np.concatenate([gone.sender, record.sender[mine]]),
-            np.concatenate([gone.item, record.item[mine]]),
-            np.concatenate([gone.time, record.time[mine]]),
+            np.concatenate([withdrawn.sender, record.sender[stays]]),
+            np.concatenate([withdrawn.item, record.item[stays]]),
+            np.concatenate([withdrawn.time, record.time[stays]]),
         )
         graph = SharedGraph.of(everything, n_items)
-        row = np.searchsorted(graph.users, gone.sender)
-        popular = np.bincount(record.item, minlength=n_items)
-        return WithdrawnPairs(graph.lists, row, gone.item.astype(np.int64), np.argsort(popular, kind="stable"))
+        row = np.searchsorted(graph.users, withdrawn.sender)
+        item = withdrawn.item.astype(np.int64)
+        popularity = np.bincount(record.item, minlength=n_items)
+        order = np.argsort(popularity, kind="stable")
+        return WithdrawnPairs(graph.lists, row, item, order)
 
     def draw_matched_items(self, key: np.uint64) -> Longs:
-        """For each pair an item of the same tenth in popularity that the person did not share; -1: none was found."""
-        n = len(self.order)
-        place = np.empty(n, np.int64)
-        place[self.order] = np.arange(n)
-        tenth = place[self.item] * 10 // n
-        low, high = -(-tenth * n // 10), -(-(tenth + 1) * n // 10)
-        drawn = uniforms(key, np.arange(len(self.item), dtype=np.uint64), _TRIES)
-        found = self.order[np.minimum(low[:, None] + (drawn * (high - low)[:, None]).astype(np.int64), n - 1)]
-        owned = self.lists.holds(np.repeat(self.row, _TRIES), found.reshape(-1)).reshape(found.shape)
-        first = np.argmin(owned, axis=1)
-        at = np.arange(len(found))
-        return np.where(owned[at, first], -1, found[at, first])
+        """For each pair an unshared item of the same tenth in popularity; -1: none was drawn."""
+        n_items = len(self.order)
+        n_pairs = len(self.item)
+        place = np.empty(n_items, np.int64)
+        place[self.order] = np.arange(n_items)
+        tenth = place[self.item] * 10 // n_items
+        low = -(-tenth * n_items // 10)
+        high = -(-(tenth + 1) * n_items // 10)
+        numbers = np.arange(n_pairs, dtype=np.uint64)
+        drawn = uniforms(key, numbers, _TRIES)
+        offset = (drawn * (high - low)[:, None]).astype(np.int64)
+        position = np.minimum(low[:, None] + offset, n_items - 1)
+        items = self.order[position]
+        owner = np.repeat(self.row, _TRIES)
+        is_owned = self.lists.holds(owner, items.reshape(-1)).reshape(items.shape)
+        first = np.argmin(is_owned, axis=1)
+        pairs = np.arange(n_pairs)
+        return np.where(is_owned[pairs, first], -1, items[pairs, first])
 
     def auc(self, table: Floats, key: np.uint64) -> float | None:
-        """How often a withdrawn item is nearer to its person than another; None: nothing can be compared."""
+        """How often a withdrawn item is nearer to its user than another; None: nothing can be compared."""
         other = self.draw_matched_items(key)
-        usable = (other >= 0) & (self.lists.counts()[self.row] > 1)
+        has_other = other >= 0
+        has_vector = self.lists.counts()[self.row] > 1
+        usable = has_other & has_vector
         if not usable.any():
             return None
-        unit, length = np.empty(table.shape, np.float32), np.empty(len(table), np.float32)
+        unit = np.empty(table.shape, np.float32)
+        length = np.empty(len(table), np.float32)
         normalise_rows(table, unit, length)
-        total = np.add.reduceat(table[self.lists.ids], self.lists.ptr[:-1], axis=0)
-        person = (total[self.row] - table[self.item])[usable]
-        inside = (person * unit[self.item[usable]]).sum(1)
-        outside = (person * unit[other[usable]]).sum(1)
-        return float(np.mean((inside > outside) + 0.5 * (inside == outside)))
+        starts = self.lists.ptr[:-1]
+        total = np.add.reduceat(table[self.lists.ids], starts, axis=0)
+        without_item = total[self.row] - table[self.item]
+        users = without_item[usable]
+        withdrawn_score = (users * unit[self.item[usable]]).sum(1)
+        other_score = (users * unit[other[usable]]).sum(1)
+        is_nearer = withdrawn_score > other_score
+        is_tied = withdrawn_score == other_score
+        return float(np.mean(is_nearer + 0.5 * is_tied))

@@ -24,8 +24,8 @@ from tacita.federation.clients import build_user_view
 from tacita.federation.rounds import Progress
 from tacita.learn.training import train_cohort
 from tacita.messages import SparseRows
-from tacita.round.parts import Part, PartConfig, RunContext
-from tacita.round.plan import Federation, prepare_serving
+from tacita.round.part import Part, PartConfig, RunContext
+from tacita.round.plan import Federation
 
 GUESSES = {"sign": "sign-split", "top": "top-guess", "shadow": "shadow training"}
 _FIRST_LIKED_SHARE = 0.2  # of the rows that moved, called liked by chance
@@ -149,7 +149,7 @@ def _make_trainer(fed: Federation, progress: Progress, vectors: Floats, moved: B
     private = fed.backbone.init_private(fed.draws, keys)
     if private.shape == vectors.shape:  # else everybody starts from what all know
         private = (np.linalg.norm(private, axis=1, keepdims=True) * vectors).astype(np.float32)
-    view = build_user_view(progress.clients, server, block, np.arange(groups), keys, prepare_serving(fed, server))
+    view = build_user_view(progress.clients, server, block, np.arange(groups), keys, fed.broadcast_serving(server))
     nothing = Ragged.empty(groups)
     view = replace(view, train=nothing, exclude=nothing, private=private)
     part = _LabelledRows(PartConfig(), RunContext(fed.backbone, fed.draws, fed.config.train))

@@ -29,7 +29,7 @@ from tacita.research.audit.preference_attacks import (
     mean_f1,
     sign_split,
 )
-from tacita.round.plan import Federation, prepare_serving
+from tacita.round.plan import Federation
 from tacita.runs.assembly import Machine, assemble, build_components
 
 READERS = {
@@ -166,7 +166,7 @@ def _compute_single_updates(fed: Federation, progress: Progress, people: Longs) 
 
 
 def _sum_updates(fed: Federation, progress: Progress, chosen: Keys) -> Doubles:
-    down = prepare_serving(fed, progress.server)
+    down = fed.broadcast_serving(progress.server)
     return np.asarray(progress.devices.exchange(fed, progress.server, down, "round", chosen).total["rows"])
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from tacita.core.errors import TacitaError
 from tacita.federation.rounds import begin_block, run_round, start_run
 from tacita.research.bench.harness import describe_machine
-from tacita.round.plan import Federation, prepare_serving
+from tacita.round.learner import ledger_of
+from tacita.round.plan import Federation
 
 Times = dict[str, list[float]]
 
@@ -43,7 +44,7 @@ def summarise_times(wall: Times, busy: Times) -> dict[str, Any]:
 
 def bench_noise(plain: Federation, private: Federation, repeats: int = 15) -> dict[str, Any]:
     """Rounds of block 0 without and with noise, after two that compile and fill buffers."""
-    if not any(part.ledger() for part in private.parts):
+    if not any(ledger_of(part) for part in private.parts):
         raise TacitaError("rounds of this method have no noise that is accounted for; use --method dpps or dp-fedavg.")
     sides = {"plain": _prepare_rounds(plain), "private": _prepare_rounds(private)}
     return {
@@ -93,7 +94,7 @@ def _time_exchange(fed: Federation) -> tuple[float, float]:
     begin_block(fed, progress, 0)
     server, took, worked = progress.server, 0.0, 0.0
     for question in fed.learner.questions(server):
-        down = prepare_serving(fed, server)
+        down = fed.broadcast_serving(server)
         began, before = time.perf_counter(), time.process_time()
         answer = progress.devices.exchange(fed, server, down, question)
         took, worked = took + time.perf_counter() - began, worked + time.process_time() - before

@@ -111,6 +111,6 @@ def _describe_outcome(done: AppliedRequest) -> str:
         return "waits until others leave, too; --again trains again"
     model = done.federation.backbone
     said = [bool(one["exact"]) for one in done.part_reports.values() if "exact" in one]
-    sums = done.federation.learner.takes_back and isinstance(model, StatisticModel) and model.retracts_exactly
+    sums = done.federation.learner.unlearning is not None and isinstance(model, StatisticModel) and model.retracts_exactly
     exact = "exact" if (sums or (said and all(said))) and not done.route.residue else "not exact"
     return f"{' and '.join(done.route.by)}: {exact}" + (", of what was shared only" if done.route.residue else "")

@@ -159,7 +159,7 @@ def _has_exact_sums(case: CertificateInput) -> bool:
     """Whether the model is a function of sums that nobody put noise into."""
     run = case.applied.remaining
     model = run.backbone
-    return run.learner.takes_back and isinstance(model, StatisticModel) and model.retracts_exactly
+    return run.learner.unlearning is not None and isinstance(model, StatisticModel) and model.retracts_exactly
 
 
 def _is_exact(case: CertificateInput) -> bool:
@@ -220,7 +220,7 @@ def _describe_cost(case: CertificateInput) -> dict[str, Any]:
 
 
 def _describe_guarantee(case: CertificateInput) -> dict[str, Any]:
-    proof, sums = case.verification, case.applied.remaining.learner.takes_back
+    proof, sums = case.verification, case.applied.remaining.learner.unlearning is not None
     again = RETRAINING_ASSUMPTIONS if not sums else TALLY_ASSUMPTIONS if _has_exact_sums(case) else NOISE_ASSUMPTIONS
     kinds = {one.get("guarantee") for one in case.part_reports}
     bounded = next((one for one in case.part_reports if one.get("guarantee") == "bounded"), {})

@@ -26,6 +26,7 @@ from tacita.report.pages import write_report
 from tacita.report.promises import PRIVACY_KEY, privacy_lines
 from tacita.round.device_state import PARTS, DeviceState, deep_copy_devices, read_devices
 from tacita.round.plan import Federation
+from tacita.round.state import Role, initial_state
 from tacita.runs.artefacts import build_targets, find_traces
 from tacita.runs.assembly import ALL_CORES, Machine, assemble
 from tacita.runs.calibration import apply_calibration
@@ -54,7 +55,7 @@ from tacita.runs.forgetting.retraining import (
     note_request,
     retrain_blocks,
 )
-from tacita.runs.forgetting.routes import REMEDY, RETRAINING, SharedItems, UnlearningRoute, check_kind, choose_route
+from tacita.runs.forgetting.routes import REMEDY, RETRAINING, SharedItems, UnlearningRoute, check_kind, choose_route, forgetting_scope
 from tacita.runs.forgetting.verification import AppliedRequest, Verification, find_waiting_parts, verify_request
 from tacita.runs.ledger import describe_cost, join_accounts, summarise_spending
 from tacita.runs.loaded_run import read_server_state
@@ -241,17 +242,16 @@ def _find_withdrawn(clients: DeviceState, asked: ResolvedRequest, fed: Federatio
     rows, ids = [none], [none]
     if asked.requests.kind in ("forget", "leave"):
         rows, ids = [asked.users[asked.items.rows()]], [asked.items.ids]
-    for name in clients.lists:
-        if name.endswith("/gone"):
-            found = clients.read_list(name, asked.users)
-            rows.append(asked.users[found.rows()])
-            ids.append(found.ids)
+    for name in fed.names_of(Role.WITHDRAWN):
+        withdrawn = clients.read_list(name, asked.users)
+        rows.append(asked.users[withdrawn.rows()])
+        ids.append(withdrawn.ids)
     return Ragged.from_pairs(np.concatenate(rows), np.concatenate(ids), fed.stream.n_users)
 
 
 def _check_handled(fed: Federation, asked: ResolvedRequest, said: dict[str, Any]) -> None:
     """Refuse what every part let pass; nothing is written yet."""
-    able = {part.name for part in fed.parts if part.takes_back} | {fed.learner.name}
+    able = {part.name for part in fed.parts if forgetting_scope(part)} | {fed.learner.name}
     if asked.requests.kind != "share" and not able & said.keys():
         named = ", ".join(sorted(able))
         raise TacitaError(f"none of {named} carries out '{asked.requests.kind}' in this run; {REMEDY}.")
@@ -275,9 +275,10 @@ def purge_devices(
         clients.put(users, {"private": np.zeros_like(clients.private[users])})
         for part in fed.parts:  # as before one's first block, but for what lasts
             waits = any(name.startswith(f"{PARTS}{part.name}/") for name in spared)
-            kept = {} if waits else part.device_arrays(len(users))
-            blank = {k: v for k, v in kept.items() if not isinstance(v, Ragged) and k not in part.lasting}
-            clients.put(users, {f"{PARTS}{part.name}/{name}": v for name, v in blank.items()})
+            specs = () if waits else part.state(len(users))
+            blank = initial_state([spec for spec in specs if not spec.persistent])
+            arrays = {name: array for name, array in blank.items() if not isinstance(array, Ragged)}
+            clients.put(users, {f"{PARTS}{part.name}/{name}": array for name, array in arrays.items()})
     clients.take_snapshot()
 
 

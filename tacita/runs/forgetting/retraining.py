@@ -7,6 +7,7 @@ is there from the first round on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,35 +19,40 @@ from tacita.core.types import CohortView, Ragged, RequestBatch, ServerState, Sta
 from tacita.federation.devices import LocalDevices
 from tacita.federation.evaluation import TrainedState
 from tacita.federation.one_round import open_block
-from tacita.federation.requests import can_handle, enrol_users, handle_requests
+from tacita.federation.clients import copy_state
+from tacita.federation.requests import enrol_users, handle_requests
 from tacita.federation.rounds import Progress, RoundReport, end_block, run_block, start_run
 from tacita.round.device_state import PARTS, DeviceState
-from tacita.round.parts import Part, overrides
+from tacita.round.part import Part
 from tacita.round.plan import RETRAINING_OVER_BUDGET, Federation
 from tacita.runs.assembly import build_components
 from tacita.runs.forgetting.requests import ResolvedRequest
-from tacita.runs.forgetting.routes import SharedItems
+from tacita.round.state import Role
+from tacita.runs.forgetting.routes import SharedItems, sends_substitutes
 
 
 def find_shared(fed: Federation, now: TrainedState) -> Ragged:
     """(users) what people share by their own devices' word, which may tell the server something else for it."""
-    if not any(name.endswith("/shared") for name in now.clients.lists):
+    names = fed.names_of(Role.SHARED)
+    if not names:
         return now.server.shared.lists_of(fed.stream.user_keys[: now.clients.n_users])
-    return _join_lists(now, "/shared")
+    return _join_lists(now, names)
 
 
 def collect_shares(fed: Federation, now: TrainedState) -> SharedItems:
     """(users) the same, and what of it devices may have learned from before."""
-    return SharedItems(find_shared(fed, now), _join_lists(now, "/learned"))
+    return SharedItems(find_shared(fed, now), _join_lists(now, fed.names_of(Role.LEARNED)))
 
 
-def _join_lists(now: TrainedState, ending: str) -> Ragged:
-    """(users) the lists of that name, of all parts together."""
+def _join_lists(now: TrainedState, names: Sequence[str]) -> Ragged:
+    """(users) some lists of devices together; runs of earlier versions may not have all of them."""
     users = np.arange(now.clients.n_users)
-    found = Ragged.empty(len(users))
-    for one in (now.clients.read_list(name, users) for name in now.clients.lists if name.endswith(ending)):
-        found = found.join_rows(Ragged(one.ptr, one.ids))
-    return found
+    joined = Ragged.empty(len(users))
+    for name in names:
+        if name in now.clients.lists:
+            lists = now.clients.read_list(name, users)
+            joined = joined.join_rows(Ragged(lists.ptr, lists.ids))
+    return joined
 
 
 @dataclass
@@ -89,7 +95,7 @@ def retrain_blocks(
         fed = replace(fed, backbone=backbone, parts=parts, draws=draws, config=config)
     if now is not None:  # who was away in the last block has spent what their silo has
         LocalDevices(now.clients).equalise_silos(fed, now.server)
-    told = now is not None and any(overrides(part, "encode_request") and not part.takes_back for part in fed.parts)
+    told = now is not None and sends_substitutes(fed)
     choices = Ragged.empty(len(shared)) if told else shared
     fed = replace(fed, parts=tuple(fix_shares(part, choices) for part in fed.parts))
     progress, paid = start_run(fed), price or RetrainingCost()
@@ -115,7 +121,8 @@ def _draw_new_seed(fed: Federation, now: TrainedState) -> int:
 def _restore_server(fed: Federation, server: ServerState, now: ServerState, told: bool) -> ServerState:
     """A server that has learned nothing, with what it must not forget."""
     for part in fed.parts:
-        held = {name: v for name, v in now.parts.get(part.name, {}).items() if name in part.lasting_here}
+        persistent = {spec.name for spec in part.state(0) if spec.persistent and not spec.on_device}
+        held = {name: v for name, v in now.parts.get(part.name, {}).items() if name in persistent}
         if held:
             server = server.with_part(part.name, held)
     return replace(server, shared=now.shared) if told else server
@@ -125,11 +132,9 @@ def _restore_devices(fed: Federation, progress: Progress, now: DeviceState, know
     """What lasts on the devices of those who came with a block; what they share they ask for, unless it was told."""
     clients = progress.clients
     new = np.arange(known, min(clients.n_users, now.n_users))
-    for name in (f"{PARTS}{part.name}/{one}" for part in fed.parts for one in part.lasting):
-        if name in clients.lists and (told or not name.endswith("/shared")):
-            clients.lists[name].put(new, *now.lists[name].take(new))
-        elif name in clients.arrays:
-            clients.arrays[name][new] = now.arrays[name][new]
+    shared = () if told else fed.names_of(Role.SHARED)
+    names = [name for name in fed.persistent_part_names if name not in shared]
+    copy_state(clients, now, names, new)
     if isinstance(progress.devices, LocalDevices):
         progress.devices.equalise_silos(fed, progress.server)
     clients.take_snapshot()
@@ -137,7 +142,7 @@ def _restore_devices(fed: Federation, progress: Progress, now: DeviceState, know
 
 def fix_shares(part: Part, shared: Ragged) -> Part:
     """The same part where people do not choose what to share: it is known."""
-    if not overrides(part, "enrol"):
+    if part.lab_enrolment is None:
         return part
 
     class Decided(type(part)):  # type: ignore[misc]
@@ -154,12 +159,14 @@ def fix_shares(part: Part, shared: Ragged) -> Part:
 
 def note_request(fed: Federation, progress: Progress, request: ResolvedRequest) -> list[str]:
     """The request as devices, the record and the parts that only note it hear it; what these dropped."""
-    parts = tuple(part for part in fed.parts if not (part.takes_back and can_handle(part)))
-    if fed.config.train.silos or not any(can_handle(part) for part in parts):
-        if not fed.config.train.silos:
-            progress.devices.apply_requests(replace(fed, parts=parts), progress.server, request.requests)
+    parts = tuple(part for part in fed.parts if part not in fed.forgetting_parts)
+    recording = replace(fed, parts=parts)
+    if fed.config.train.silos:
         return []
-    said = handle_requests(replace(fed, parts=parts), progress, request.requests)
+    if not recording.implementing("on_server"):
+        progress.devices.apply_requests(recording, progress.server, request.requests)
+        return []
+    said = handle_requests(recording, progress, request.requests)
     return [str(line) for one in said.values() for line in one.get("purged", ())]
 
 

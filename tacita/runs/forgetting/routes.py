@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Ragged
-from tacita.federation.requests import can_handle
 from tacita.models.statistic_model import StatisticModel
-from tacita.round.parts import Part, overrides
+from tacita.round.part import Part, implements
 from tacita.round.plan import Plan
+from tacita.round.state import Role
 from tacita.runs.forgetting.requests import ResolvedRequest
 
 RETRAINING = "training again"
@@ -60,7 +60,7 @@ def choose_route(plan: Plan, request: ResolvedRequest, shares: SharedItems, retr
         return _route_retraining(plan, "what was forgotten before left something in the model")
     if retrain:
         return _route_retraining(plan, "--again asks for it")
-    if request.requests.kind != "unshare" and plan.learner.takes_back:
+    if request.requests.kind != "unshare" and plan.learner.unlearning is not None:
         name, model = plan.backbone.name, plan.backbone
         assert isinstance(model, StatisticModel)
         noise = "" if model.retracts_exactly else ", with noise of its own, which is charged"
@@ -71,7 +71,7 @@ def choose_route(plan: Plan, request: ResolvedRequest, shares: SharedItems, retr
 
 def check_kind(plan: Plan, kind: str) -> None:
     """Refuse requests about shared items where nobody shares anything, whoever asks."""
-    if any("shared" in part.device_arrays(0) for part in plan.parts) or kind not in ("share", "unshare"):
+    if plan.names_of(Role.SHARED) or kind not in ("share", "unshare"):
         return
     if kind == "unshare":
         raise TacitaError(
@@ -85,17 +85,18 @@ def check_kind(plan: Plan, kind: str) -> None:
 
 
 def _route_share(plan: Plan) -> UnlearningRoute:
-    taking = [part.name for part in plan.parts if "shared" in part.device_arrays(0)]
+    specs = plan.state_specs()
+    taking = [name for name, kept in specs.items() if any(spec.role is Role.SHARED for spec in kept)]
     return UnlearningRoute(
         tuple(taking), "what is shared goes to the server, and is no longer learned from on the device."
     )
 
 
 def _route_withdrawal(plan: Plan, asked: ResolvedRequest, shares: SharedItems) -> UnlearningRoute:
-    able = [part for part in plan.parts if part.takes_back and can_handle(part)]
-    of_shared = [part for part in able if "given" in part.takes_back]
+    able = plan.forgetting_parts
+    of_shared = [part for part in able if "given" in forgetting_scope(part)]
     reaching = ("local", "people") if asked.whole else ("local",)
-    of_local = [part for part in able if any(one in part.takes_back for one in reaching)]
+    of_local = [part for part in able if any(scope in forgetting_scope(part) for scope in reaching)]
     n_shared, n_local, n_late = _count_shared(asked, shares)
     late = LATE_STAYS if n_late and not of_local else ""
     if not able:
@@ -119,14 +120,24 @@ def _route_withdrawal(plan: Plan, asked: ResolvedRequest, shares: SharedItems) -
         return UnlearningRoute(named, why, f"{LOCAL_STAYS} {late}".strip())
     if n_shared:
         return _route_retraining(plan, f"{_join_names(_part_names(able))} does not take back what was shared")
-    only = "whole people only" if any("people" in part.takes_back for part in able) else "what was shared only"
+    only = "whole people only" if any("people" in forgetting_scope(part) for part in able) else "what was shared only"
     return _route_retraining(plan, f"none of that was shared, and {_join_names(_part_names(able))} takes back {only}")
 
 
 def _route_retraining(plan: Plan, because: str) -> UnlearningRoute:
-    told = any(overrides(part, "encode_request") and not part.takes_back for part in plan.parts)
+    told = sends_substitutes(plan)
     why = f"{because}, so the run is trained again from its beginning without it."
     return UnlearningRoute((RETRAINING,), why, SUBSTITUTES_STAY if told else "")
+
+
+def forgetting_scope(part: Part) -> tuple[str, ...]:
+    """What a part takes out of the model."""
+    return () if part.unlearning is None else part.unlearning.scope
+
+
+def sends_substitutes(plan: Plan) -> bool:
+    """Whether devices tell the server something else in place of shared items, which retraining does not undo."""
+    return any(implements(part, "redact") and not forgetting_scope(part) for part in plan.parts)
 
 
 def _count_shared(asked: ResolvedRequest, shares: SharedItems) -> tuple[int, int, int]:

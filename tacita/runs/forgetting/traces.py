@@ -17,7 +17,7 @@ from tacita.federation.evaluation import TrainedState, build_mask, build_rules, 
 from tacita.federation.scoring import DeviceScorer
 from tacita.kernels.hashing import hash_owners
 from tacita.kernels.ranking import best_items
-from tacita.round.plan import Federation, prepare_serving
+from tacita.round.plan import Federation
 
 DECILES = 10
 TRIES = 64  # draws of a matched item before any other will do
@@ -73,7 +73,7 @@ def match_pairs(fed: Federation, gone: Ragged, owned: Ragged) -> MatchedPairs:
 def build_scorer(fed: Federation, learned: TrainedState) -> DeviceScorer:
     block = fed.stream.blocks[learned.server.block]
     past = fed.stream.history(block.index) if fed.backbone.reads_history else None
-    down = learned.broadcast or prepare_serving(fed, learned.server)
+    down = learned.broadcast or fed.broadcast_serving(learned.server)
     return DeviceScorer(fed, learned.server, learned.clients, block, fed.stream.user_keys, down, "serve", past)
 
 

@@ -15,7 +15,7 @@ from tacita.federation.evaluation import TrainedState
 from tacita.learn.statistic import CONTRIBUTION_LOG, split_by_block
 from tacita.models.statistic_model import StatisticModel
 from tacita.round.device_state import OWN_ROWS, PARTS
-from tacita.round.plan import Federation, Plan, prepare_serving
+from tacita.round.plan import Federation, Plan
 from tacita.runs.forgetting import traces
 from tacita.runs.forgetting.requests import ResolvedRequest
 from tacita.runs.forgetting.retraining import find_shared, retrain_blocks
@@ -87,14 +87,14 @@ def verify_request(done: AppliedRequest) -> Verification:
 
 def model_digest(plan: Plan, learned: TrainedState) -> str:
     """Of all that everybody gets to score with: the table, shared parameters, and what parts send beside them."""
-    sent = flatten_parts(prepare_serving(plan, learned.server).common, PARTS)
+    sent = flatten_parts(plan.broadcast_serving(learned.server).common, PARTS)
     return digest({"items": learned.server.items, **learned.server.heads, **sent})
 
 
 def retrain_reference(done: AppliedRequest) -> TrainedState:
     """What there would be had the withdrawn data never been there."""
     left, server = done.remaining, done.after.server
-    if left.learner.takes_back:
+    if left.learner.unlearning is not None:
         model = left.backbone
         assert isinstance(model, StatisticModel)
         everybody = np.arange(done.after.clients.n_users)

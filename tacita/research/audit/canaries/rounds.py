@@ -34,8 +34,8 @@ from tacita.models import backbone_class
 from tacita.privacy.accounting import calibrate_sampled_noise
 from tacita.privacy.calibration import mu_of
 from tacita.research.audit.canaries.bounds import Claim, Trials
-from tacita.round.parts import Part, PartConfig
-from tacita.round.plan import Federation, prepare_serving
+from tacita.round.part import Part, PartConfig
+from tacita.round.plan import Federation
 
 CANARY_LENGTH = 3.0  # times the clip: what a canary would send if nobody shortened it
 DELTA = 1e-5
@@ -172,7 +172,7 @@ def run_trials(setting: RoundScenario, canaries: int, seed: int, bug: str | None
 
 def _read_rows(setting: RoundScenario, fed: Federation, progress: Progress) -> Doubles:
     """The first number of every row after one exchange; with threat = local, of every client's release by itself."""
-    down, devices = prepare_serving(fed, progress.server), progress.devices
+    down, devices = fed.broadcast_serving(progress.server), progress.devices
     if setting.threat != "local":
         return np.array(devices.exchange(fed, progress.server, down, "round").total["rows"][:, 0])
     living = progress.local_devices.current_membership(fed, progress.server)

@@ -26,7 +26,7 @@ from tacita.models.tally.private_order import FOLLOWING, FOLLOWING_VARIANCE, Pri
 from tacita.models.tally.private_tally import PrivateTally, read_axes
 from tacita.privacy.calibration import mu_of
 from tacita.research.audit.canaries.bounds import Claim, Trials
-from tacita.round.plan import Federation, prepare_serving
+from tacita.round.plan import Federation
 
 DELTA = 1e-5
 OTHERS, ITEMS = 30, 8  # around the one canary
@@ -186,7 +186,7 @@ def run_one_release(setting: SumScenario, canaries: int, seed: int, bug: str | N
     for question in (SURVEY, STATISTIC):
         s = model.term_deviation(server, STATISTIC)
         deviation = model.order_deviation(server, STATISTIC) if isinstance(model, PrivateOrderedTally) else 0.0
-        total = progress.devices.exchange(fed, server, prepare_serving(fed, server), question).total
+        total = progress.devices.exchange(fed, server, fed.broadcast_serving(server), question).total
         if question == SURVEY:
             server = fed.learner.learn(server, total, question, float(canaries))
     axes = read_axes(server.heads)
