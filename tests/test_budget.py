@@ -154,7 +154,7 @@ def test_sums_are_exact_in_any_order_and_chunk() -> None:
 
 def test_noise_is_symmetric_and_has_the_size_that_the_budget_asks_for() -> None:
     """By the exact law; the same test fails for noise that is 5 % too small."""
-    s, k = private(2.0).s_of(nothing_yet(private()), "statistic"), 200
+    s, k = private(2.0).term_deviation(nothing_yet(private()), "statistic"), 200
     assert s == pytest.approx(1 / (mu_of(2.0, 1e-5) * math.sqrt(0.94) * math.sqrt(2)))
     noise = draw_symmetric_noise(NoiseStream(Draws(1, "secret"), "test"), s, k)
     assert np.array_equal(noise, noise.T)
@@ -171,7 +171,7 @@ def test_a_release_costs_a_person_what_is_charged() -> None:
     model = private(2.0)
     server = nothing_yet(model)
     heads = server.heads
-    terms = 1 / (2 * model.s_of(server, "statistic") ** 2)
+    terms = 1 / (2 * model.term_deviation(server, "statistic") ** 2)
     likes, people = (
         1 / model.budget.deviation(share) ** 2 for share in (private_math.POPULARITY_SHARE, private_math.PEOPLE_SHARE)
     )
@@ -243,7 +243,7 @@ def test_nobody_is_called_silent_who_can_tell_once_more() -> None:
     for block in range(4):
         assert not ledger.is_exhausted(account)[0]
         account, goes = ledger.charge(
-            account, TERMS_RELEASE, (model.budget.mu2 * model.budget.share(block == 0)) ** 0.5
+            account, TERMS_RELEASE, (model.budget.mu2 * model.budget.term_share(block == 0)) ** 0.5
         )
         assert goes[0]
     assert ledger.is_exhausted(account)[0]
@@ -299,9 +299,9 @@ def test_b_is_said_in_the_terms_of_the_items_and_noise_fades_by_the_square() -> 
         STATE, {"gram": np.ones((3, 3)), "variance": np.array([8.0])}
     )
     told = {"terms": np.eye(3), "draws": np.array([2.0])}  # two nodes, each with noise of its own
-    made = model.added(server, told, "statistic", fade=0.5)
+    made = model.add_terms(server, told, "statistic", fade=0.5)
     assert (made["gram"] == 0.5 + np.eye(3)).all()
-    assert made["variance"][0] == pytest.approx(0.25 * 8 + 2 * model.s_of(server, "statistic") ** 2)
+    assert made["variance"][0] == pytest.approx(0.25 * 8 + 2 * model.term_deviation(server, "statistic") ** 2)
 
 
 def test_features_help_what_lies_along_them() -> None:
@@ -393,7 +393,7 @@ def test_a_retraction_draws_noise_of_its_own_and_is_charged() -> None:
     own = unit_vectors(fed.stream.blocks[0].train.take(np.array([5])), heads["inputs"], heads["scale"], heads["centre"])
     difference = progress.server.parts[STATE]["gram"] - before.parts[STATE]["gram"]
     noise = difference + own.T @ own
-    k, s = len(noise), model.s_of(before, "statistic/retraction/0.1")
+    k, s = len(noise), model.term_deviation(before, "statistic/retraction/0.1")
     assert s == pytest.approx(math.sqrt(2) / (math.sqrt(2) * math.sqrt(model.budget.mu2)))
     assert normal(noise[np.tril_indices(k, -1)], s) > SURE
     assert normal(0.8 * noise[np.tril_indices(k, -1)], s) < SURE
@@ -428,10 +428,10 @@ def test_a_retraction_fits_its_noise_whatever_the_server_says_of_blocks(claimed:
         np.ones(1, np.uint64),
         Broadcast(),
     )
-    change = model.retraction(view, blocks, left)["terms"]
+    change = model.encode_retraction(view, blocks, left)["terms"]
     assert isinstance(change, OuterProducts)
     term = (change.vector * change.sign[:, None]).T @ change.vector
-    assert 0.1 < np.linalg.norm(term) <= model.length_of(server, "retraction")
+    assert 0.1 < np.linalg.norm(term) <= model.bound_term_length(server, "retraction")
 
 
 def test_forget_says_what_holds_under_a_budget(tmp_path: Path) -> None:
@@ -502,10 +502,10 @@ def test_nodes_add_their_own_noise_to_what_the_lab_adds_up(tmp_path: Path, monke
     first = nothing_yet(model)
     for secret in secrets.values():
         stream = NoiseStream(Draws(config.seed, derive_run_secret(secret, "r")), "tally statistic", 0, 0, 0)
-        exact = exact + draw_symmetric_noise(stream, model.s_of(first, "statistic"), len(exact))
+        exact = exact + draw_symmetric_noise(stream, model.term_deviation(first, "statistic"), len(exact))
     assert np.array_equal(arrays["now/parts/tally/gram"], exact)
     assert arrays["now/parts/tally/drawn"].tolist() == [3.0]
-    assert arrays["now/parts/tally/variance"][0] == pytest.approx(3 * model.s_of(first, "statistic") ** 2)
+    assert arrays["now/parts/tally/variance"][0] == pytest.approx(3 * model.term_deviation(first, "statistic") ** 2)
     for node in site.transport.members.values():  # charged with what left, in one commit
         held = node.store.devices("r", "now")
         assert held is not None
@@ -635,7 +635,7 @@ def test_a_plan_whose_retractions_could_not_be_noised_is_refused_when_it_is_made
         heads = {**model.init_heads(Draws(0)), "released": np.array([blocks - 1, blocks], np.int32)}
         for block in (blocks - 1, blocks + 9):  # later ones tell nothing
             server = ServerState(np.zeros((5, 0), np.float32), heads, block, 0)
-            draw_symmetric_noise(NoiseStream(Draws(1), "x"), model.s_of(server, "retraction"), 3)
+            draw_symmetric_noise(NoiseStream(Draws(1), "x"), model.term_deviation(server, "retraction"), 3)
 
 
 def test_what_a_node_says_of_its_people_does_not_decide_how_much_the_server_solves() -> None:

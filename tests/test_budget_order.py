@@ -64,7 +64,7 @@ def summed(told: dict[str, Form], k: int, client: int | slice, n: int) -> tuple[
 def length_of(model: PrivateOrderedTally, both: tuple[Doubles, Doubles]) -> float:
     """Of what is released, before noise of one size falls on all of it."""
     terms, following = both
-    return math.sqrt((1 - model.share) * float((terms**2).sum()) + model.share * float((following**2).sum()))
+    return math.sqrt((1 - model.order_share) * float((terms**2).sum()) + model.order_share * float((following**2).sum()))
 
 
 # One length over all fields
@@ -77,7 +77,7 @@ def test_with_somebody_or_without_differs_by_length_1_at_most(
 ) -> None:
     model = private(order_fold=fall[0], order_window=fall[1])
     server, n = asked(model, k), len(lists)
-    told = model.told_of(Ragged.from_lists(lists), np.arange(n + 1), server.heads, STATISTIC)
+    told = model.encode_lists(Ragged.from_lists(lists), np.arange(n + 1), server.heads, STATISTIC)
     line = map_to_inputs(Ragged.from_lists(lists), server.heads["inputs"])
     for u in range(n):
         both = summed(told, k, u, n)
@@ -103,9 +103,9 @@ def test_what_is_taken_back_fits_its_noise_whatever_the_server_says_of_blocks(cl
     )
     told = [Ragged.from_lists([list(range(3 * b, 3 * b + 9))]) for b in range(3)]
     left = [Ragged.from_lists([list(range(3 * b + 8, 3 * b - 1, -1))]) for b in range(3)]  # the other way round
-    both = summed(model.retraction(view, told, left), 20, 0, 1)
+    both = summed(model.encode_retraction(view, told, left), 20, 0, 1)
     assert np.abs(both[0]).max() == 0  # the same items
-    assert 0.1 < length_of(model, both) <= model.length_of(server, "retraction")
+    assert 0.1 < length_of(model, both) <= model.bound_term_length(server, "retraction")
 
 
 def test_the_length_of_a_line_is_that_of_its_count() -> None:
@@ -126,7 +126,7 @@ def test_noise_on_both_fields_is_what_the_budget_asks_for() -> None:
     made = [model.noised(server, Total(zeros, 1.0, 1), STATISTIC, Draws(seed)) for seed in range(30)]
     below = np.concatenate([one["terms"][np.tril_indices(k, -1)] for one in made])
     following = np.concatenate([one["next"].ravel() for one in made])
-    s, deviation = model.s_of(server, STATISTIC), model.deviation_of(server, STATISTIC)
+    s, deviation = model.term_deviation(server, STATISTIC), model.order_deviation(server, STATISTIC)
     assert normal(below, s) > SURE
     assert normal(following, deviation) > SURE
     assert normal(0.95 * following, deviation) < SURE
@@ -155,7 +155,7 @@ def test_a_release_of_both_is_charged_once_and_taking_back_once_more() -> None:
     assert normal(0.9 * difference.ravel(), deviation) < SURE
     assert progress.results[-1]["promises"]["tally-order"]["order_share"] == SHARE
     told = [Ragged.from_lists([[1, 2, 3]] * fed.stream.n_users)] * 2
-    again = model.retrained(progress.server, told)
+    again = model.retrain_from(progress.server, told)
     assert model.heads_fit(again.heads, fed.stream.n_items)
     assert not model.heads_fit({**again.heads, "order_weights": again.heads["order_weights"][1:]}, fed.stream.n_items)
     assert not model.heads_fit({**again.heads, "mix": np.ones(2, np.float32)}, fed.stream.n_items)
@@ -175,7 +175,7 @@ def read_canary(model: PrivateOrderedTally, others: Ragged, own: Ragged, seed: i
     empty = ServerState(np.zeros((8, 0), np.float32), model.init_heads(Draws(0)))
     server = model.simulate_release(empty, both if inside else others, Draws(seed))
     state, k, n = server.parts[STATE], len(server.heads["inputs"]), len(both)
-    told = model.told_of(both, np.arange(n + 1), server.heads, STATISTIC)
+    told = model.encode_lists(both, np.arange(n + 1), server.heads, STATISTIC)
     known, mine = summed(told, k, slice(n - 1), n), summed(told, k, n - 1, n)
     out = squares = 0.0
     for field, (held, variance) in enumerate((("gram", 2 * state["variance"]), (FOLLOWING, state[FOLLOWING_VARIANCE]))):
@@ -264,6 +264,6 @@ def test_what_follows_what_fades_with_its_block_and_its_noise_by_the_square() ->
         FOLLOWING_VARIANCE: np.array([8.0]),
     }
     told = {"terms": np.eye(3), "next": np.eye(3), "draws": np.array([2.0])}  # two nodes, each with noise of its own
-    made = model.added(server.with_part(STATE, held), told, STATISTIC, fade=0.5)
+    made = model.add_terms(server.with_part(STATE, held), told, STATISTIC, fade=0.5)
     assert (made[FOLLOWING] == 1.0 + np.eye(3)).all()
-    assert made[FOLLOWING_VARIANCE][0] == pytest.approx(0.25 * 8 + 2 * model.deviation_of(server, STATISTIC) ** 2)
+    assert made[FOLLOWING_VARIANCE][0] == pytest.approx(0.25 * 8 + 2 * model.order_deviation(server, STATISTIC) ** 2)

@@ -166,7 +166,7 @@ def judged_of(folder: Path, perfect: bool) -> AuditedWithdrawal:
     done = apply_request(scene.run.federation, scene.run.progress, asked, scene.run.choose_route(asked))
     again = retrain_reference(done)
     models = {"O": done.before, "X": again if perfect else done.after, "R1": again, "R2": again}
-    return AuditedWithdrawal(scene, replace(done, now=models["X"]), models, 1)
+    return AuditedWithdrawal(scene, replace(done, after=models["X"]), models, 1)
 
 
 @pytest.mark.parametrize("name", ["blunt", "shared"])

@@ -85,7 +85,7 @@ def dense_gram(lists: Lists, n_items: int, power: float = 0.0) -> Doubles:
 def gram_of(backbone: Tally, server: ServerState) -> Doubles:
     """The G that is out, whole."""
     shape = PairShape.from_inputs(len(server.items), server.heads["inputs"])
-    return mirror_lower(unpack_triangle(backbone.released(PairSums.from_arrays(server.parts[STATE]), shape, None)))
+    return mirror_lower(unpack_triangle(backbone.compute_gram(PairSums.from_arrays(server.parts[STATE]), shape, None)))
 
 
 def weights(server: ServerState) -> Floats:
@@ -242,11 +242,11 @@ def test_sums_that_nobody_can_have_told_end_in_one_sentence(monkeypatch: pytest.
     """A pair count of 1e300 took 989 factorisations and left a ridge of nearly that size."""
     backbone, tried = tally(), []
     server = learned(backbone, 3, [[0, 1], [0, 2]])
-    sums, real = PairSums.from_arrays(server.parts[STATE]), backbone.regular
+    sums, real = PairSums.from_arrays(server.parts[STATE]), backbone.add_ridge
     wrong = replace(sums, total=np.where(sums.at == 1, 1e300, sums.total))  # items 0 and 1
     monkeypatch.setattr(backbone, "add_ridge", lambda *given: tried.append(given) or real(*given))
     with pytest.raises(TacitaError, match=r"the sums of block 0 cannot be solved, .* doubled 30 times"):
-        backbone.solved(server, wrong)
+        backbone.solve_sums(server, wrong)
     assert len(tried) == 31
 
 
@@ -281,7 +281,7 @@ def test_reading_all_items_as_inputs_is_the_exact_form() -> None:
     _, progress = trained(stream_of(20, *blocks), backbone)
     server = progress.server
     told = [block.train for block in stream_of(20, *blocks).blocks]
-    read = backbone.retrained(replace(server, heads={**server.heads, "inputs": np.arange(20, dtype=np.int32)}), told)
+    read = backbone.retrain_from(replace(server, heads={**server.heads, "inputs": np.arange(20, dtype=np.int32)}), told)
     assert weights(read) == pytest.approx(exact, abs=1e-6)
 
 
@@ -423,8 +423,8 @@ def test_taking_back_is_retraining_without_it(
     left = [[[i for i in one if not (u in users and i in gone)] for u, one in enumerate(b)] for b in blocks]
     told, kept = ([Ragged.from_lists(b) for b in lists] for lists in (blocks, left))
     who = np.array(sorted(users))
-    after, _ = backbone.replaced(server, [t.take(who) for t in told], [k.take(who) for k in kept])
-    again = backbone.retrained(server, kept)
+    after, _ = backbone.replace_lists(server, [t.take(who) for t in told], [k.take(who) for k in kept])
+    again = backbone.retrain_from(server, kept)
     for name in ("at", "ptr", "touched", "repeats", "doublings"):
         assert np.array_equal(after.parts[STATE][name], again.parts[STATE][name])
     assert after.parts[STATE]["total"] == pytest.approx(again.parts[STATE]["total"], abs=1e-12)
@@ -436,7 +436,7 @@ def test_retraining_on_everything_changes_no_bit() -> None:
     blocks = [random_lists(b, 20, 8) for b in range(3)]
     backbone = tally(decay=0.7, min_item=2)
     server = learned(backbone, 8, *blocks)
-    again = backbone.retrained(server, [Ragged.from_lists(b) for b in blocks])
+    again = backbone.retrain_from(server, [Ragged.from_lists(b) for b in blocks])
     assert np.array_equal(weights(again), weights(server))
 
 
@@ -448,9 +448,9 @@ def test_a_low_rank_update_is_a_new_solve(options: dict[str, Any]) -> None:
     told = [Ragged.from_lists(b) for b in blocks]
     before = [one.take(np.array([7])) for one in told]
     after = [Ragged.from_lists([one.row(0)[1:].tolist()]) for one in before]
-    found, rank = backbone.replaced(server, before, after)
+    found, rank = backbone.replace_lists(server, before, after)
     assert rank > 0
-    fresh = backbone.solved(found, PairSums.from_arrays(found.parts[STATE]))
+    fresh = backbone.solve_sums(found, PairSums.from_arrays(found.parts[STATE]))
     old, new = (one.parts[STATE]["inverse"] for one in (found, fresh))
     assert np.abs(old - new).max() <= 1e-8 * np.abs(new).max()
     assert np.array_equal(weights(found) == 0, weights(fresh) == 0)

@@ -135,7 +135,7 @@ def test_sparse_sums_are_dense_ones_in_any_chunk(seed: int, chunk: int) -> None:
 
     def upload(some: Ragged) -> Upload:
         client = np.arange(len(some), dtype=np.int32)
-        terms = CooccurrenceTerms(client, some.ptr, some.ids, backbone.weights_of(some), n)
+        terms = CooccurrenceTerms(client, some.ptr, some.ids, backbone.weigh_lists(some), n)
         return Upload({"pairs": terms}, np.ones(len(some)), np.zeros(len(some), np.uint64))
 
     whole = add_upload(empty_total(dense), upload(ragged), dense)["pairs"]
@@ -162,12 +162,12 @@ def test_forgetting_is_training_again_to_the_last_bit(solve: str, dense: int, mo
     assert server.heads["lift"] == np.float32(0.2)
     before = [Ragged.from_lists([lists[5], lists[8]]), Ragged.from_lists([more[5], more[8]])]
     after = [Ragged.from_lists([lists[5][1:], []]), Ragged.from_lists([more[5], []])]
-    found, rank = backbone.replaced(server, before, after)
+    found, rank = backbone.replace_lists(server, before, after)
     left = [[*one] for one in lists]
     left[5], left[8] = lists[5][1:], []
     later = [*more[:8], [], *more[9:]]
     told = [Ragged.from_lists(left), Ragged.from_lists(later)]
-    again = backbone.retrained(server, told)
+    again = backbone.retrain_from(server, told)
     assert rank == 0
     for name, value in again.heads.items():
         assert np.array_equal(found.heads[name], value), name
@@ -180,7 +180,7 @@ def test_who_never_told_takes_nothing_back() -> None:
     backbone = filtered()
     server = trained(stream_of(14, [[0, 1], [1, 2]]), backbone)[1].server
     with pytest.raises(TacitaError, match="never told"):
-        backbone.replaced(server, [Ragged.from_lists([[3, 4]])], [Ragged.from_lists([[]])])
+        backbone.replace_lists(server, [Ragged.from_lists([[3, 4]])], [Ragged.from_lists([[]])])
 
 
 def test_a_run_with_sparse_sums_is_the_run_with_dense_ones_and_forgets(
@@ -213,7 +213,7 @@ def test_validation_chooses_among_what_is_left_open() -> None:
     mixed = filtered(solve="mixture", alpha="learn")
     assert {blend for *_, blend in mixed._choices} >= {0.0, 1.0}  # either alone is among the choices
     server = trained(stream_of(14, lists_by_hand()), mixed)[1].server
-    assert [float(mixed.with_recency(server, k).heads["blend"][0]) for k in range(5)] == list(BLENDS)
+    assert [float(mixed.apply_trial(server, k).heads["blend"][0]) for k in range(5)] == list(BLENDS)
 
 
 def test_a_mixture_of_one_is_that_one() -> None:

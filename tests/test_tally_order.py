@@ -99,7 +99,7 @@ def test_the_sums_are_those_of_the_slow_way(seed: int, window: int, decay: float
         return
     backbone = ordered(order_window=window, decay=decay)
     found = sums_of(backbone, learned(backbone, 7, *blocks))
-    for mine, theirs in zip(found, slow(blocks, 7, backbone.fall, decay), strict=True):
+    for mine, theirs in zip(found, slow(blocks, 7, backbone.age_weights, decay), strict=True):
         assert np.array_equal(mine, theirs)
 
 
@@ -112,7 +112,7 @@ def test_sums_of_cohorts_add_up_to_the_bit_in_any_order_and_exactly() -> None:
     ]
     both = merge_totals(*halves)
     fields = backbone._fields(shape)
-    told = backbone.told(train, history, np.arange(13), shape)
+    told = backbone.encode_statistic(train, history, np.arange(13), shape)
     ideal = add_upload(empty_total(fields), Upload(told, np.ones(12), np.zeros(12, np.uint64)), fields, exact=True)
     for name in ("contexts", "next", "held"):
         assert np.array_equal(whole[name], both[name])
@@ -192,7 +192,7 @@ def test_the_mixture_is_what_it_says() -> None:
         for age, item in enumerate(reversed(latest)):
             x[item], recent[item] = 1, np.exp(-age / 5)
         for age, item in enumerate(reversed(line[-4:])):
-            h[item] += backbone.fall[age]
+            h[item] += backbone.age_weights[age]
         spread = (recent @ b).std() if len(latest) else 1.0
         scores = sum(w * z(one) for w, one in ((0.2, x @ b), (0.3, recent @ b), (0.5, h @ after)))
         scores[first[u]] -= 1.0 / (spread or 1.0)
@@ -303,8 +303,8 @@ def test_taking_back_is_retraining_without_it(
     left = [[[i for i in one if not (u in users and i in gone)] for u, one in enumerate(b)] for b in blocks]
     told, kept = ([Ragged.from_lists(b) for b in lists] for lists in (blocks, left))
     who = np.array(sorted(users))
-    after, _ = backbone.replaced(server, [t.take(who) for t in told], [k.take(who) for k in kept])
-    again = backbone.retrained(server, kept)
+    after, _ = backbone.replace_lists(server, [t.take(who) for t in told], [k.take(who) for k in kept])
+    again = backbone.retrain_from(server, kept)
     for name in OrderSums.from_arrays(again.parts[STATE]).arrays():
         assert np.array_equal(after.parts[STATE][name], again.parts[STATE][name]), name
     solution = again.parts[STATE]["order_solution"]
@@ -319,7 +319,7 @@ def test_a_low_rank_update_is_a_new_solve(options: dict[str, Any]) -> None:
     server = learned(backbone, 120, *blocks)
     before = [Ragged.from_lists([b[3]]) for b in blocks]
     after = [Ragged.from_lists([one.row(0)[1:].tolist()]) for one in before]
-    found, rank = backbone.replaced(server, before, after)
+    found, rank = backbone.replace_lists(server, before, after)
     assert rank > 0
     fresh = backbone.solve_order(found, OrderSums.from_arrays(found.parts[STATE]))
     for name in ("order_inverse", "order_solution"):
