@@ -164,8 +164,8 @@ def test_a_release_of_both_is_charged_once_and_taking_back_once_more() -> None:
 class HalfTheNoise(PrivateOrderedTally):
     """A planted bug."""
 
-    def noised_terms(self, server: ServerState, total: Total, question: str, stream: NoiseStream) -> Arrays:
-        made = super().noised_terms(server, total, question, stream)
+    def add_term_noise(self, server: ServerState, total: Total, question: str, stream: NoiseStream) -> Arrays:
+        made = super().add_term_noise(server, total, question, stream)
         return {**made, "next": (made["next"] + total["next"]) / 2}
 
 

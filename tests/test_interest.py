@@ -142,7 +142,7 @@ def test_batches_hold_whole_people_and_everybody_is_in_one_of_them(objective: st
 
 def test_a_share_of_a_round_is_a_share_of_its_batches() -> None:
     fed = federate(crowd(20, 30, 10), make_backbone("interest"), batch_size=20, silos=3, **PEOPLE)
-    whole, half = laid_out(fed), laid_out(fed, again=RoundReplay(0, 0.5))
+    whole, half = laid_out(fed), laid_out(fed, replay=RoundReplay(0, 0.5))
     assert half.steps_per_epoch.tolist() == np.ceil(0.5 * whole.steps_per_epoch).astype(int).tolist()
     for step in range(int(half.n_steps.max())):
         for one, other in zip(half.find_batches(step)[2:], whole.find_batches(step)[2:], strict=True):
