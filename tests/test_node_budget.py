@@ -222,20 +222,20 @@ def test_a_private_tally_goes_on_with_what_people_spent_before_also_after_a_kill
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tacita.live.node import session
+from tacita.live.node import question_handler
 from tacita.live.node.node import Node
 from tacita.live.node.store import NodeStore
 
 when, folder, body = sys.argv[1:]
-commit = NodeStore.commit
+commit = NodeStore.commit_answer
 
 def killed(store, *given, **more):
     if when == "written":
         commit(store, *given, **more)
     os.kill(os.getpid(), signal.SIGKILL)
 
-NodeStore.commit = killed
-session.handle(Node.open(Path(folder)), Path(body).read_bytes())
+NodeStore.commit_answer = killed
+question_handler.answer_message(Node.open(Path(folder)), Path(body).read_bytes())
 """
 
 

@@ -49,12 +49,12 @@ def test_halves_see_a_matrix_that_is_not_positive_definite(at: int, monkeypatch:
 
 LARGE = """
 import numpy as np
-from tacita.models.tally.solver import inverted
+from tacita.models.tally.solver import invert_in_place
 n, rank = 18_000, 40
 x = np.random.default_rng(0).normal(size=(n, rank))
 gram = x @ x.T
 gram[np.diag_indices(n)] += 500.0
-inverse = inverted(gram)
+inverse = invert_in_place(gram)
 assert inverse is not None
 core = np.linalg.inv(np.eye(rank) + x.T @ x / 500.0)  # Woodbury: the same inverse, from a small one
 want = np.eye(n)[:50] / 500.0 - x[:50] @ core @ x.T / 500.0**2

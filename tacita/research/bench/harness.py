@@ -87,16 +87,21 @@ import hashlib, inspect, sys, time
 from pathlib import Path
 try:
     from tacita.core.config import RunConfig
-    from tacita.federation.rounds import begin_block, run_round, start
-    from tacita.runs.assembly import Machine, assemble
+    from tacita.federation.rounds import begin_block, run_round
+    try:
+        from tacita.federation.rounds import start_run
+        from tacita.runs.assembly import Machine, assemble
+    except ImportError:  # as both were named in version 0.1.0
+        from tacita.federation.rounds import start as start_run
+        from tacita.lab.assembling import Machine, assemble
 except ImportError:  # before there were rooms
     from tacita.config import RunConfig
-    from tacita.rounds import begin_block, run_round, start
+    from tacita.rounds import begin_block, run_round, start as start_run
     from tacita.runs import Machine, assemble
 data, backbone, threads, folder = sys.argv[1:]
 machine = Machine(int(threads), data_dir=Path(folder) if folder else None)
 fed = assemble(RunConfig(data=data, backbone={"name": backbone}), machine)
-progress = start(fed)
+progress = start_run(fed)
 begin_block(fed, progress, 0)
 of_values = "devices" in inspect.signature(run_round).parameters
 def play():
