@@ -91,7 +91,7 @@ try:
     try:
         from tacita.federation.rounds import start_run
         from tacita.runs.assembly import Machine, assemble
-    except ImportError:  # as both were named in version 0.1.0
+    except ImportError:  # before both were renamed
         from tacita.federation.rounds import start as start_run
         from tacita.lab.assembling import Machine, assemble
 except ImportError:  # before there were rooms
@@ -184,7 +184,7 @@ def compare_rounds(old: Path, what: BenchmarkSpec, repeats: int = 5) -> dict[str
     sides: dict[str, _Checkout] = {}
     took: dict[str, list[tuple[float, float, str]]] = {"old": [], "new": []}
     try:
-        for side, root in (("old", old), ("new", Path(__file__).parents[2])):
+        for side, root in (("old", old), ("new", Path(__file__).parents[3])):
             sides[side] = _Checkout(root, what)
         for _ in range(10 * repeats):
             for side, checkout in sides.items():
