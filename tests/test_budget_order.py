@@ -64,7 +64,9 @@ def summed(told: dict[str, Form], k: int, client: int | slice, n: int) -> tuple[
 def length_of(model: PrivateOrderedTally, both: tuple[Doubles, Doubles]) -> float:
     """Of what is released, before noise of one size falls on all of it."""
     terms, following = both
-    return math.sqrt((1 - model.order_share) * float((terms**2).sum()) + model.order_share * float((following**2).sum()))
+    return math.sqrt(
+        (1 - model.order_share) * float((terms**2).sum()) + model.order_share * float((following**2).sum())
+    )
 
 
 # One length over all fields

@@ -153,7 +153,9 @@ def test_weights_follow_inverse_variances_up_to_the_cap() -> None:
     assert weights / weights[0] == pytest.approx((sigma[0] / sigma) ** 2)  # 62 times, which is below the cap here
     drawn = np.random.default_rng(0).normal(size=(20000, 3)) * sigma
     assert (drawn @ weights / weights.sum()).var() == pytest.approx(1 / (sigma**-2.0).sum(), rel=0.05)
-    assert (dpps(with_parts({"name": "dpps", "clip": 2.0}))._tier_weights(0.0) == weights).all()  # all doubled: the same
+    assert (
+        dpps(with_parts({"name": "dpps", "clip": 2.0}))._tier_weights(0.0) == weights
+    ).all()  # all doubled: the same
     assert part._tier_weights(1e12) == pytest.approx(np.ones(3), rel=1e-6)
     rare = dpps(with_parts({"name": "dpps", "shares": [0.98, 0.01, 0.01]}))._tier_weights(0.0)
     assert rare[2] <= 10 * float(np.array([0.98, 0.01, 0.01]) @ rare) * (1 + 1e-9)
