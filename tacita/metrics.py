@@ -2,8 +2,9 @@
 
 With `ties = "against"` an item that is not wanted comes before a wanted one of the same score, as some papers count.
 
-A user counts if at least one wanted item is left after masking: what the mask hides cannot be asked for. With
-`count_hidden` it is asked for all the same and never found, as where a published split has an item in two parts.
+A user counts if at least one wanted item remains after masking. With `count_hidden` a masked item stays wanted and is
+never recommended, as where a published split has an item in two parts.
+
 Definitions (k: cut-off, wanted: the user's held-out items): recall = hits / wanted, precision = hits / k, hr = any
 hit, mrr = 1 / first rank if within k, ndcg with gain 1 / log2(rank + 1) and the ideal list cut at min(k, wanted),
 ndcg-k with an ideal list of k hits however few are wanted, auc = share of (wanted, other candidate) pairs in the right
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import scipy.special
@@ -28,7 +29,7 @@ from tacita.kernels.sampling import draw_distinct, room_for_negatives
 from tacita.models.scoring import CHUNK
 
 ScoreUsers = Callable[[Ints], Floats]
-"""Scores (users, items) of the given users; the result may be overwritten."""
+"""Scores (users, items) of some users; the result may be overwritten."""
 
 
 @runtime_checkable
@@ -49,16 +50,30 @@ class Evaluation:
 
     def mean(self, among: AnyArray | None = None) -> dict[str, float]:
         """Means over all evaluated users, or over those marked in `among` (indexed by user)."""
-        keep = slice(None) if among is None else among[self.users]
-        return {name: _mean(v[keep]) for name, v in self.values.items()}
+        means = {}
+        for name, values in self.values.items():
+            if among is not None:
+                values = values[among[self.users]]
+            means[name] = float(values.mean()) if len(values) else 0.0
+        return means
 
     def sums(self) -> dict[str, tuple[float, int]]:
-        """Sum over users and number of users, for adding up over groups that keep their users to themselves."""
-        return {name: (float(v.sum()), len(v)) for name, v in self.values.items()}
+        """Sum over users and number of users, to add up over groups that do not share their users."""
+        sums = {}
+        for name, values in self.values.items():
+            total = float(values.sum())
+            sums[name] = (total, len(values))
+        return sums
 
 
-def _mean(values: Doubles) -> float:
-    return float(values.mean()) if len(values) else 0.0
+class WantedRanks(NamedTuple):
+    """The ranks of wanted items, by user."""
+
+    users: Ints  # that want something
+    ranks: Ints  # of all wanted items; 0: masked
+    ptr: Longs  # where each user's ranks begin and end
+    candidates: Ints  # how many items each user's wanted ones are ranked among
+    luck: Doubles  # pairs that the order of ties made wrong, less half of all that tie
 
 
 def rank_wanted(
@@ -69,67 +84,91 @@ def rank_wanted(
     draws: Draws,
     sampled: Ragged | None = None,
     ties: str = "hash",
-) -> tuple[Ints, Ints, Longs, Ints, Doubles]:
-    """Users with something wanted, then ranks (0: masked), their row borders, candidate counts and luck in ties."""
+) -> WantedRanks:
+    """Rank every user's wanted items among the whole catalogue, or among sampled items."""
     users = np.flatnonzero(wanted.counts() > 0).astype(np.int32)
-    want = wanted.take(users)
-    ranks = np.zeros(len(want.ids), np.int32)
-    candidates, luck = np.zeros(len(users), np.int32), np.zeros(len(users))
-    tie_key, against = draws.public("ties"), ties == "against"
-    for lo in range(0, len(users), CHUNK):
-        chosen = users[lo : lo + CHUNK]
-        scores = _score_candidates(score_users, chosen, wanted, sampled)
-        if not np.isfinite(scores).all():
-            raise TacitaError(
-                "the model's scores are no longer finite: training diverged; lower backbone.lr (with pFedMe "
-                "train.pfedme.inner_lr)."
-            )
-        part = want.take(np.arange(lo, lo + len(chosen)))
-        span = slice(want.ptr[lo], want.ptr[lo + len(chosen)])
+    lists = wanted.take(users)
+    ranks = np.zeros(len(lists.ids), np.int32)
+    candidates = np.zeros(len(users), np.int32)
+    luck = np.zeros(len(users))
+    tie_key = draws.public("ties")
+    against = ties == "against"
+    for start in range(0, len(users), CHUNK):
+        end = min(start + CHUNK, len(users))
+        chunk = users[start:end]
+        scores = _score_candidates(score_users, chunk, wanted, sampled)
+        _require_finite(scores)
+        part = lists.take(np.arange(start, end))
+        hidden = mask.take(chunk)
+        part_ranks = ranks[lists.ptr[start] : lists.ptr[end]]
+        part_candidates = candidates[start:end]
+        part_luck = luck[start:end]
         if sampled is None:
-            hide = mask.take(chosen)
             full_ranks(
-                scores, part.ptr, part.ids, hide.ptr, hide.ids, tie_key, keys[chosen], against,
-                ranks[span], candidates[lo : lo + len(chosen)], luck[lo : lo + len(chosen)],
-            )  # fmt: skip
-        else:
-            other = sampled.take(chosen)
-            hidden = mask.take(chosen).holds(part.rows(), part.ids)
-            asked = Ragged.from_pairs(part.rows()[~hidden], part.ids[~hidden], len(chosen))
-            found = np.zeros(len(asked.ids), np.int32)
-            sampled_ranks(
-                scores, asked.ptr, asked.ids, other.ptr, other.ids, tie_key, keys[chosen], against,
-                found, candidates[lo : lo + len(chosen)], luck[lo : lo + len(chosen)],
-            )  # fmt: skip
-            ranks[span][~hidden] = found
-    return users, ranks, want.ptr, candidates, luck
+                scores,
+                part.ptr,
+                part.ids,
+                hidden.ptr,
+                hidden.ids,
+                tie_key,
+                keys[chunk],
+                against,
+                part_ranks,
+                part_candidates,
+                part_luck,
+            )
+            continue
+        others = sampled.take(chunk)
+        rows = part.rows()
+        is_visible = ~hidden.holds(rows, part.ids)
+        visible = Ragged.from_pairs(rows[is_visible], part.ids[is_visible], len(chunk))
+        visible_ranks = np.zeros(len(visible.ids), np.int32)
+        sampled_ranks(
+            scores,
+            visible.ptr,
+            visible.ids,
+            others.ptr,
+            others.ids,
+            tie_key,
+            keys[chunk],
+            against,
+            visible_ranks,
+            part_candidates,
+            part_luck,
+        )
+        part_ranks[is_visible] = visible_ranks
+    return WantedRanks(users, ranks, lists.ptr, candidates, luck)
 
 
-def _score_candidates(score_users: ScoreUsers, chosen: Ints, wanted: Ragged, sampled: Ragged | None) -> Floats:
-    """Scores (users, items); where a scorer can, of candidates alone, and the rest are zeros that nobody looks at."""
+def _require_finite(scores: Floats) -> None:
+    if not np.isfinite(scores).all():
+        raise TacitaError(
+            "the model's scores are no longer finite: training diverged; lower backbone.lr (with pFedMe "
+            "train.pfedme.inner_lr)."
+        )
+
+
+def _score_candidates(score_users: ScoreUsers, users: Ints, wanted: Ragged, sampled: Ragged | None) -> Floats:
+    """Scores (users, items); of candidates alone where a scorer can, the rest are zeros that no metric reads."""
     if sampled is not None and isinstance(score_users, PartialScorer):
-        only = wanted.take(chosen).join_rows(sampled.take(chosen))
-        found = score_users.score_items(chosen, only)
-        if found is not None:
-            out = np.zeros((len(chosen), 1 + int(only.ids.max(initial=0))), np.float32)
-            out[only.rows(), only.ids] = found
-            return out
-    return np.ascontiguousarray(score_users(chosen), np.float32)
-
-
-def _pair_numbers(lists: Ragged, n_items: int) -> Longs:
-    """One number per (row, item)."""
-    return lists.rows().astype(np.int64) * n_items + lists.ids
+        candidates = wanted.take(users).join_rows(sampled.take(users))
+        partial_scores = score_users.score_items(users, candidates)
+        if partial_scores is not None:
+            n_items = 1 + int(candidates.ids.max(initial=0))
+            scores = np.zeros((len(users), n_items), np.float32)
+            scores[candidates.rows(), candidates.ids] = partial_scores
+            return scores
+    return np.ascontiguousarray(score_users(users), np.float32)
 
 
 @dataclass(frozen=True)
 class EvaluationRules:
-    """What is counted of a ranking, and against what."""
+    """Which metrics of a ranking are computed, and among which candidates."""
 
     metrics: Sequence[str]
     cutoffs: Sequence[int]
-    sampled: Ragged | None = None  # what each user's wanted items are ranked against; None: the whole catalogue
-    count_hidden: bool = False  # a wanted item that the mask hides is asked for, and never found
+    sampled: Ragged | None = None  # the items that each user's wanted ones are ranked among; None: the whole catalogue
+    count_hidden: bool = False  # a wanted item that the mask hides counts as missed
     ties: str = "hash"
 
 
@@ -138,30 +177,35 @@ def evaluate(
 ) -> Evaluation:
     """Rank every wanted item and turn ranks into metrics."""
     ranked = rank_wanted(score_users, wanted, mask, keys, draws, rules.sampled, rules.ties)
-    users, ranks, ptr, candidates, luck = ranked
-    row = np.repeat(np.arange(len(users)), np.diff(ptr))
-    seen = ranks > 0
-    asked = row if rules.count_hidden else row[seen]
-    n_wanted = np.bincount(asked, minlength=len(users)).astype(np.float64)
-    row, places = row[seen], ranks[seen].astype(np.float64)
-    counted = n_wanted > 0
+    users = ranked.users
+    row = np.repeat(np.arange(len(users)), np.diff(ranked.ptr))
+    is_visible = ranked.ranks > 0
+    visible_row = row[is_visible]
+    wanted_row = row if rules.count_hidden else visible_row
+    n_wanted = np.bincount(wanted_row, minlength=len(users)).astype(np.float64)
+    ranks = ranked.ranks[is_visible].astype(np.float64)
+    is_counted = n_wanted > 0
     values: dict[str, Doubles] = {}
     for metric in rules.metrics:
         if metric == "auc":
-            values["auc"] = _auc(row, places, n_wanted, candidates.astype(np.float64), luck)[counted]
+            candidates = ranked.candidates.astype(np.float64)
+            auc = _auc(visible_row, ranks, n_wanted, candidates, ranked.luck)
+            values["auc"] = auc[is_counted]
             continue
         for k in rules.cutoffs:
-            values[f"{metric}@{k}"] = _metric_at_k(metric, row, places, n_wanted, k)[counted]
-    return Evaluation(users[counted], values)
+            at_k = _metric_at_k(metric, visible_row, ranks, n_wanted, k)
+            values[f"{metric}@{k}"] = at_k[is_counted]
+    return Evaluation(users[is_counted], values)
 
 
 def _metric_at_k(metric: str, row: Longs, ranks: Doubles, n_wanted: Doubles, k: int) -> Doubles:
     n = len(n_wanted)
-    within = ranks <= k
-    hits = np.bincount(row[within], minlength=n).astype(np.float64)
-    safe = np.maximum(n_wanted, 1)
+    is_hit = ranks <= k
+    hit_row = row[is_hit]
+    hits = np.bincount(hit_row, minlength=n).astype(np.float64)
+    divisor = np.maximum(n_wanted, 1)
     if metric == "recall":
-        return np.asarray(hits / safe)
+        return np.asarray(hits / divisor)
     if metric == "precision":
         return hits / k
     if metric == "hr":
@@ -170,11 +214,14 @@ def _metric_at_k(metric: str, row: Longs, ranks: Doubles, n_wanted: Doubles, k: 
         best = np.full(n, np.inf)
         np.minimum.at(best, row, ranks)
         return np.where(best <= k, 1 / best, 0.0)
-    gain = np.bincount(row[within], weights=1 / np.log2(ranks[within] + 1), minlength=n)
-    ideal = np.cumsum(1 / np.log2(np.arange(k) + 2))
+    gains = 1 / np.log2(ranks[is_hit] + 1)
+    gain = np.bincount(hit_row, weights=gains, minlength=n)
+    ideal_gains = 1 / np.log2(np.arange(k) + 2)
+    ideal = np.cumsum(ideal_gains)
     if metric == "ndcg-k":
         return np.asarray(gain / ideal[-1])
-    return np.asarray(gain / ideal[np.minimum(k, safe).astype(int) - 1])
+    list_length = np.minimum(k, divisor).astype(int)
+    return np.asarray(gain / ideal[list_length - 1])
 
 
 def _auc(row: Longs, ranks: Doubles, n_wanted: Doubles, candidates: Doubles, luck: Doubles) -> Doubles:
@@ -185,40 +232,54 @@ def _auc(row: Longs, ranks: Doubles, n_wanted: Doubles, candidates: Doubles, luc
     n = len(n_wanted)
     ranked = np.bincount(row, minlength=n).astype(np.float64)
     others = candidates - ranked
-    wrong = np.bincount(row, weights=ranks, minlength=n) - ranked * (ranked + 1) / 2 + (n_wanted - ranked) * others
+    rank_sums = np.bincount(row, weights=ranks, minlength=n)
+    least_sums = ranked * (ranked + 1) / 2
+    hidden_pairs = (n_wanted - ranked) * others
+    wrong = rank_sums - least_sums + hidden_pairs
     wrong -= luck
     pairs = n_wanted * others
-    return np.where(pairs > 0, 1 - wrong / np.maximum(pairs, 1), 0.5)
+    share = 1 - wrong / np.maximum(pairs, 1)
+    return np.where(pairs > 0, share, 0.5)
 
 
 def sample_candidates(touched: Ragged, n: int, n_items: int, keys: Keys, draws: Draws, block: int) -> Ragged:
     """n items per user that the user never touched in any split, distinct; fewer where there are not enough."""
     room = room_for_negatives(touched.ptr, touched.ids, n_items)
+    counts = np.minimum(room, n)
     ptr = np.zeros(len(room) + 1, np.int64)
-    np.cumsum(np.minimum(room, n), out=ptr[1:])
+    np.cumsum(counts, out=ptr[1:])
     item = np.empty(ptr[-1], np.int32)
-    draw_distinct(draws.public("candidates", block), keys[: len(room)], touched.ptr, touched.ids, room, ptr, item)
+    key = draws.public("candidates", block)
+    draw_distinct(key, keys[: len(room)], touched.ptr, touched.ids, room, ptr, item)
     return Ragged(ptr, item)
 
 
 def summarise_continual(matrix: list[list[float]], tested: Sequence[int]) -> dict[str, float]:
     """LA (mean of the diagonal), RA (mean of the last row), HM (their harmonic mean) of a_{t,s}.
 
-    `tested` says how many users each block tested: one without any has no score and is left out; NaN where all are.
+    `tested` is the number of users that each block tested. A block without any is left out; NaN where all are.
     """
-    counted = np.array(tested) > 0
-    if not counted.any():
+    has_users = np.array(tested) > 0
+    if not has_users.any():
         return dict.fromkeys(("la", "ra", "hm"), math.nan)
     diagonal = np.array([row[t] for t, row in enumerate(matrix)])
-    learned, retained = float(diagonal[counted].mean()), float(np.array(matrix[-1])[counted].mean())
-    both = learned + retained
-    return {"la": learned, "ra": retained, "hm": 2 * learned * retained / both if both > 0 else 0.0}
+    last_row = np.array(matrix[-1])
+    learned = float(diagonal[has_users].mean())
+    retained = float(last_row[has_users].mean())
+    total = learned + retained
+    harmonic = 0.0
+    if total > 0:
+        harmonic = 2 * learned * retained / total
+    return {"la": learned, "ra": retained, "hm": harmonic}
 
 
 def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
     """Mean and half-width of the 95 % t-interval; of one value there is no interval, only NaN."""
     mean = float(np.mean(values))
-    if len(values) < 2:
+    n = len(values)
+    if n < 2:
         return mean, math.nan
-    spread = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return mean, float(scipy.special.stdtrit(len(values) - 1, 0.975)) * spread
+    deviation = float(np.std(values, ddof=1))
+    standard_error = deviation / math.sqrt(n)
+    quantile = float(scipy.special.stdtrit(n - 1, 0.975))
+    return mean, quantile * standard_error

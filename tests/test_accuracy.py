@@ -63,12 +63,12 @@ def test_replay_costs_at_most_a_second_round() -> None:
 HETREC_SHAPE = """
 import resource, sys
 from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
-from tacita.federation.rounds import run_stream, start
+from tacita.federation.rounds import run_stream, start_run
 from tacita.runs.assembly import Machine, assemble
 data = "synthetic:users=2113,items=6829,per_user=398,groups=20,new=0.4,drift=0.3"
 fed = assemble(RunConfig(data=data, method=sys.argv[1], split=SplitConfig(k_core=10), train=TrainConfig(rounds=2),
                evaluate=EvaluateConfig(controls=False)), Machine())
-run_stream(fed, start(fed), lambda report, now: None)
+run_stream(fed, start_run(fed), lambda report, now: None)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 

@@ -61,7 +61,7 @@ def keeps_its_budgets(folder: Path) -> None:
     spent = part.ledger().epsilon(account)
     assert (spent <= account["budget"] * MICRO + 1e-9).all()
     tier = read_arrays(folder / "clients.safetensors")[0]["parts/dpps/tier"]
-    each = np.ceil((1 / part.multiples()[np.maximum(tier, 0)]) ** 2 / 1e-12)
+    each = np.ceil((1 / part.noise_multipliers()[np.maximum(tier, 0)]) ** 2 / 1e-12)
     assert np.array_equal(account["spent"][:, 0], account["times"][:, 0] * each)
 
 

@@ -162,7 +162,7 @@ def test_an_unchanged_model_has_not_shifted_and_replays_its_whole_list(name: str
     local = laid_out(fed, view)
     back = np.flatnonzero(view.parts["replay"]["list"][:, 0] >= 0).astype(np.int32)
     assert len(back) == 8
-    assert part.shift(view, local, back).tolist() == [0] * 8
+    assert part.rank_shift(view, local, back).tolist() == [0] * 8
     extra = part.extra_samples(view, local, 0, 0)
     assert np.diff(extra.ptr).tolist() == [30] * 8 + [0, 0]
 
@@ -185,7 +185,7 @@ def test_ranks_two_five_one_shift_by_six_and_one_of_three_is_replayed() -> None:
     local = laid_out(fed, view)
     user = np.zeros(1, np.int32)
     assert current_ranks(part, view, local, user, np.array([[0, 1, 2]], np.int32)).tolist() == [2, 5, 1]
-    assert part.shift(view, local, user).tolist() == [6]
+    assert part.rank_shift(view, local, user).tolist() == [6]
     assert np.exp(-0.1 * 6) == pytest.approx(0.548812, abs=1e-6)
     extra = part.extra_samples(view, local, 0, 0)
     assert len(extra.pick) == 1

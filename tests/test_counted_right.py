@@ -82,7 +82,7 @@ def test_in_a_silo_nobody_pays_where_somebody_cannot() -> None:
     progress = started(fed)
     view = cohort(fed, progress)
     part = dpps(fed)
-    held = part._enrolled(view, np.zeros(len(view.user), np.int64))
+    held = part._open_accounts(view, np.zeros(len(view.user), np.int64))
     poor = np.zeros(len(view.user), bool)
     poor[view.user_ptr[0]] = True  # one person of the first silo
     held = {**held, "budget": np.where(poor, 0, held["budget"])}
@@ -183,8 +183,8 @@ def test_devices_weigh_by_the_variance_that_the_server_sends() -> None:
     assert part.broadcast(server).keys() == {"between"}
     mine = part._client_tiers(view)
     assert set(mine.tolist()) == {0, 1}
-    assert np.array_equal(part.weight(told, upload), part._weights(sent)[mine])
-    assert not np.allclose(part.weight(told, upload), part._weights(0.0)[mine])
+    assert np.array_equal(part.weight(told, upload), part._tier_weights(sent)[mine])
+    assert not np.allclose(part.weight(told, upload), part._tier_weights(0.0)[mine])
 
 
 def test_rounds_counted_for_budgets_that_change_need_more_noise_and_fit_their_plan() -> None:

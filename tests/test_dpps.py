@@ -145,7 +145,7 @@ def fed_down(fed: Federation, progress: Any) -> Any:
 
 def test_weights_follow_inverse_variances_up_to_the_cap() -> None:
     part = dpps(with_parts({"name": "dpps"}))
-    sigma, weights = part.noise_deviations(), part._weights(0.0)
+    sigma, weights = part.noise_deviations(), part._tier_weights(0.0)
     assert weights.max() == 1
     shares = np.full(3, 1 / 3)
     mean = weights @ shares
@@ -153,12 +153,14 @@ def test_weights_follow_inverse_variances_up_to_the_cap() -> None:
     assert weights / weights[0] == pytest.approx((sigma[0] / sigma) ** 2)  # 62 times, which is below the cap here
     drawn = np.random.default_rng(0).normal(size=(20000, 3)) * sigma
     assert (drawn @ weights / weights.sum()).var() == pytest.approx(1 / (sigma**-2.0).sum(), rel=0.05)
-    assert (dpps(with_parts({"name": "dpps", "clip": 2.0}))._weights(0.0) == weights).all()  # all doubled: the same
-    assert part._weights(1e12) == pytest.approx(np.ones(3), rel=1e-6)
-    rare = dpps(with_parts({"name": "dpps", "shares": [0.98, 0.01, 0.01]}))._weights(0.0)
+    assert (
+        dpps(with_parts({"name": "dpps", "clip": 2.0}))._tier_weights(0.0) == weights
+    ).all()  # all doubled: the same
+    assert part._tier_weights(1e12) == pytest.approx(np.ones(3), rel=1e-6)
+    rare = dpps(with_parts({"name": "dpps", "shares": [0.98, 0.01, 0.01]}))._tier_weights(0.0)
     assert rare[2] <= 10 * float(np.array([0.98, 0.01, 0.01]) @ rare) * (1 + 1e-9)
     assert rare[2] / rare[0] < weights[2] / weights[0]
-    equal = dpps(with_parts({"name": "dpps", "tiers": [1.0, 1.0], "shares": [1.0, 1.0]}))._weights(0.0)
+    equal = dpps(with_parts({"name": "dpps", "tiers": [1.0, 1.0], "shares": [1.0, 1.0]}))._tier_weights(0.0)
     assert (equal == 1).all()
 
 
@@ -296,7 +298,7 @@ def test_a_planned_number_of_releases_is_exactly_what_fits() -> None:
 def test_the_papers_noise_is_counted_as_what_it_is() -> None:
     fed = with_parts({"name": "dpps", "calibration": "paper", "clip": 0.01})
     part, progress = dpps(fed), started(fed)
-    assert part.multiples() == pytest.approx([2.0, 1.0, 0.2])
+    assert part.noise_multipliers() == pytest.approx([2.0, 1.0, 0.2])
     run_round(fed, progress.server, progress.devices)
     account = progress.clients.parts["dpps"]
     spent, tier = part.ledger().epsilon(account), account["tier"]

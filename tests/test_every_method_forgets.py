@@ -123,8 +123,8 @@ def test_what_people_told_stays_as_it_was_told_and_is_counted_once(tmp_path: Pat
 
 def told_by(saved: Any, user: str) -> list[int]:
     """What the server was told by a person."""
-    mine = saved.served["given/sender"] == derive_keys([user])[0]
-    return [int(one) for one in saved.served["given/item"][mine]]
+    mine = saved.server_arrays["given/sender"] == derive_keys([user])[0]
+    return [int(one) for one in saved.server_arrays["given/item"][mine]]
 
 
 def shared_here(folder: Path, user: str) -> list[str]:

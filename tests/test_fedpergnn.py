@@ -113,7 +113,7 @@ def test_no_more_neighbours_are_read_than_the_model_says() -> None:
     view = cohort(fed := federate(make_stream(make_block(0, 3, [[0, 1]])), backbone), started(fed))
     vectors = np.random.default_rng(0).normal(size=(6, 6)).astype("f4")
     sent = Ragged(np.array([0, 6]), np.zeros(6, np.int32), {"vector": vectors})
-    lists = backbone.context(replace(view, own={MATCHER: sent}))
+    lists = backbone.context(replace(view, per_client={MATCHER: sent}))
     at = lists.ids.tolist().index(0)
     assert np.array_equal(lists.values["neighbours"][at], vectors[:2])
     assert lists.values["count"].tolist() == [2.0 if item == 0 else 0.0 for item in lists.ids]
@@ -273,7 +273,7 @@ def test_the_matcher_gets_numbers_that_only_clients_can_read() -> None:
     assert set(opened.row(0).tolist()) == {1, 2, 3}
     assert set(raw.row(0).tolist()) != {1, 2, 3}
     part, secret = fed.parts[0], replace(fed.parts[0].context, draws=Draws(3, "of the devices"))
-    assert not np.array_equal(part._numbers(50), type(part)(part.config, secret)._numbers(50))  # type: ignore[attr-defined]
+    assert not np.array_equal(part._draw_pseudonyms(50), type(part)(part.config, secret)._draw_pseudonyms(50))  # type: ignore[attr-defined]
 
 
 def test_fields_say_who_sees_them() -> None:

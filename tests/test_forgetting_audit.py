@@ -166,7 +166,7 @@ def judged_of(folder: Path, perfect: bool) -> AuditedWithdrawal:
     done = apply_request(scene.run.federation, scene.run.progress, asked, scene.run.choose_route(asked))
     again = retrain_reference(done)
     models = {"O": done.before, "X": again if perfect else done.after, "R1": again, "R2": again}
-    return AuditedWithdrawal(scene, replace(done, now=models["X"]), models, 1)
+    return AuditedWithdrawal(scene, replace(done, after=models["X"]), models, 1)
 
 
 @pytest.mark.parametrize("name", ["blunt", "shared"])
@@ -256,7 +256,7 @@ def test_the_verb_writes_a_table(made: Path, tmp_path: Path, capsys: pytest.Capt
 # The verdict
 
 
-GOOD: dict[str, Any] = {"gap": 0.0, "ratio": 0.2, "floor": 1.5, "found": {"pairs": 0, "people": 0, "rows": 0}}
+GOOD: dict[str, Any] = {"gap": 0.0, "ratio": 0.2, "floor": 1.5, "trace_counts": {"pairs": 0, "people": 0, "rows": 0}}
 
 
 @pytest.mark.parametrize(
@@ -269,9 +269,9 @@ GOOD: dict[str, Any] = {"gap": 0.0, "ratio": 0.2, "floor": 1.5, "found": {"pairs
         ({"ratio": 1.0}, ["distance"]),
         ({"ratio": 1.2, "floor": 3.0}, ["distance"]),  # another seed is no excuse for going away
         ({"ratio": None}, []),
-        ({"found": {"pairs": 1, "people": 0, "rows": 0}}, ["search"]),
-        ({"found": {"pairs": 0, "people": 0, "rows": 2}}, ["search"]),
-        ({"gap": 0.5, "ratio": 2.0, "found": {"people": 1}}, ["pairs", "distance", "search"]),
+        ({"trace_counts": {"pairs": 1, "people": 0, "rows": 0}}, ["search"]),
+        ({"trace_counts": {"pairs": 0, "people": 0, "rows": 2}}, ["search"]),
+        ({"gap": 0.5, "ratio": 2.0, "trace_counts": {"people": 1}}, ["pairs", "distance", "search"]),
     ],
 )
 def test_a_verdict_names_what_failed(change: dict[str, Any], failed: list[str]) -> None:

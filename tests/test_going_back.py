@@ -94,7 +94,7 @@ def test_a_share_of_a_round_is_whole_epochs_or_a_few_steps_and_at_least_one(
 ) -> None:
     """Of somebody with four items and sixteen negatives, in batches of four."""
     fed = federation(local_epochs=4, batch_size=4)
-    view = replace(cohort(fed, started(fed)), again=RoundReplay(0, share))
+    view = replace(cohort(fed, started(fed)), replay=RoundReplay(0, share))
     local = build_local_models(view, {}, fed.config.train, fed.draws)
     assert len(local.order) == epochs
     assert local.steps_per_epoch[[0, 3, 5]].tolist() == [steps] * 3

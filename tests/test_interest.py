@@ -142,7 +142,7 @@ def test_batches_hold_whole_people_and_everybody_is_in_one_of_them(objective: st
 
 def test_a_share_of_a_round_is_a_share_of_its_batches() -> None:
     fed = federate(crowd(20, 30, 10), make_backbone("interest"), batch_size=20, silos=3, **PEOPLE)
-    whole, half = laid_out(fed), laid_out(fed, again=RoundReplay(0, 0.5))
+    whole, half = laid_out(fed), laid_out(fed, replay=RoundReplay(0, 0.5))
     assert half.steps_per_epoch.tolist() == np.ceil(0.5 * whole.steps_per_epoch).astype(int).tolist()
     for step in range(int(half.n_steps.max())):
         for one, other in zip(half.find_batches(step)[2:], whole.find_batches(step)[2:], strict=True):
@@ -193,8 +193,8 @@ def test_a_held_state_moves_once_for_all_its_batches() -> None:
         backbone = make_backbone("interest", lr=1e-6, mu=0.5)
         fed = federate(uneven(), backbone, batch_size=10**6 if held == 1 else 8, silos=1, held_steps=held, **PEOPLE)
         made[held] = train_once(fed, started(fed))
-    assert made[1000].local.held is not None
-    assert made[1000].local.held.min() > 1
+    assert made[1000].local.batches_per_group is not None
+    assert made[1000].local.batches_per_group.min() > 1
     for name in ("gru_state", "gru_in", "event_layer"):
         one, other = (made[held].upload.values[f"heads/{name}"].value.reshape(-1) for held in (1, 1000))
         assert np.abs(one).max() < 1.2e-6  # a single step of Adam
@@ -371,7 +371,7 @@ def own_loss(fed: Federation, progress: Progress, **options: Any) -> tuple[float
     """Everybody's mean loss before and after steps on their own samples."""
     part = FineTuning(FineTuning.Config(**options), RunContext(fed.backbone, fed.draws, fed.config.train))
     view, local = cohort(fed, progress), laid_out_now(fed, progress)
-    private, heads, own = part.tuned(view)
+    private, heads, own = part.fine_tune(view)
     context = fed.backbone.context(view)
     tuned = score_personal(fed.backbone, private, heads, view.items, own, context)
 

@@ -138,8 +138,10 @@ def _forged(case: Any) -> Any:
 
     from tacita.core.types import SharedRecord
 
-    was = case.done.was
-    return replace(case, done=replace(case.done, was=replace(was, server=replace(was.server, given=SharedRecord()))))
+    was = case.applied.before
+    return replace(
+        case, applied=replace(case.applied, before=replace(was, server=replace(was.server, shared=SharedRecord())))
+    )
 
 
 def test_pseudonyms_need_the_folders_key(folder: Path) -> None:

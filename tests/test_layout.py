@@ -215,7 +215,7 @@ def test_a_planted_ring_is_found() -> None:
         ("core.draws", "from tacita.core.types import Keys", False),
         ("kernels.steps", "from tacita.kernels.hashing import mix", False),
         ("models.base", "import tacita.round.parts", True),
-        ("round.parts", "def late():\n    from tacita.federation.clients import grow", True),
+        ("round.parts", "def late():\n    from tacita.federation.clients import grow_devices", True),
         ("federation.rounds", "from tacita.runs import training", True),
         ("methods.continual.f3crec", "from tacita.federation.rounds import run_round", False
         ("runs.training", "from tacita.runs import controls", False),
@@ -223,7 +223,7 @@ def test_a_planted_ring_is_found() -> None:
         ("runs.serving", "import tacita\nprint(tacita.__version__)", False),
         ("live.wire", "from tacita.live.node.store import NodeStore", True),
         ("live.node.question_handler", "from tacita.live.wire import Reply", False),
-        ("live.node.question_handler", "from tacita.live.server.remote_devices import Remote", True),
+        ("live.node.question_handler", "from tacita.live.server.remote_devices import RemoteDevices", True),
         ("cli.train", "from tacita.runs import training", False),
     ],
 )

@@ -483,7 +483,7 @@ def test_the_doctor_never_loads_flower() -> None:
         [
             sys.executable,
             "-c",
-            "import sys; from tacita.doctor import examine; examine(None); print('flwr' in sys.modules)",
+            "import sys; from tacita import doctor; doctor.check_installation(None); print('flwr' in sys.modules)",
         ],
         capture_output=True,
         text=True,

@@ -587,8 +587,8 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     script = f"""
 import os, sys, time
 from pathlib import Path
-from tacita.live.processes import Child
-print(Child(["sleep", "60"], Path("/"), Path({str(tmp_path / "log")!r}), dict(os.environ), None).pid, flush=True)
+from tacita.live.processes import ChildProcess
+print(ChildProcess(["sleep", "60"], Path("/"), Path({str(tmp_path / "log")!r}), dict(os.environ), None).pid, flush=True)
 time.sleep(60)
 """
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)

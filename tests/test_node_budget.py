@@ -66,7 +66,7 @@ def test_a_budget_is_the_persons_own_and_chooses_noise_and_limit(site: Site) -> 
     asked = declared_before(site, [5.0, 0.0, 2.5, 0.2])
     play(site)
     part = next(one for one in build_plan(site.config).parts if one.name == "dpps")
-    price = np.ceil((1 / part.multiples()) ** 2 / UNIT)  # type: ignore[attr-defined]
+    price = np.ceil((1 / part.noise_multipliers()) ** 2 / UNIT)  # type: ignore[attr-defined]
     assert len(asked) == 3
     for node, (rich, none, between, careful) in asked.items():
         tier, budget = account(node, "dpps/tier"), account(node, "dpps/budget")
@@ -222,20 +222,20 @@ def test_a_private_tally_goes_on_with_what_people_spent_before_also_after_a_kill
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tacita.live.node import session
+from tacita.live.node import question_handler
 from tacita.live.node.node import Node
 from tacita.live.node.store import NodeStore
 
 when, folder, body = sys.argv[1:]
-commit = NodeStore.commit
+commit = NodeStore.commit_answer
 
 def killed(store, *given, **more):
     if when == "written":
         commit(store, *given, **more)
     os.kill(os.getpid(), signal.SIGKILL)
 
-NodeStore.commit = killed
-session.handle(Node.open(Path(folder)), Path(body).read_bytes())
+NodeStore.commit_answer = killed
+question_handler.answer_message(Node.open(Path(folder)), Path(body).read_bytes())
 """
 
 

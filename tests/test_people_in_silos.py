@@ -53,7 +53,8 @@ def test_every_silo_adds_one_noise_whoever_took_part() -> None:
     fed = with_parts({**IN_SILO, "tiers": [1.0], "shares": [1.0]}, stream=crowd(12, 3000), **APART)
     part, total = dpps(fed), sums(fed)
     sigma = part.noise_deviations()[0]
-    assert sigma == pytest.approx(part.config.clip * part.multiples()[0])  # with a person or without: one clip, not two
+    # with a person or without: one clip, not two
+    assert sigma == pytest.approx(part.config.clip * part.noise_multipliers()[0])
     assert total["dpps.noise"][0] == pytest.approx(3 * sigma**2)
     plain = sums(with_parts(stream=crowd(12, 3000), **APART))
     noise = total["rows"][np.abs(plain["rows"]).sum(axis=1) == 0]

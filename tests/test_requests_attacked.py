@@ -191,7 +191,7 @@ def test_a_number_that_a_killed_server_used_is_not_used_again(tmp_path: Path, mo
     commit, deaths, looks = ServerStore.commit_round, list[int](), list[int]()
 
     def kill(store: ServerStore, *given_: Any) -> None:
-        if len(given_) == 7 and given_[-1] is not None and given_[-1].withdrew and not deaths:
+        if len(given_) == 7 and given_[-1] is not None and given_[-1].needs_scrub and not deaths:
             deaths.append(1)
             raise Killed
         commit(store, *given_)

@@ -323,4 +323,4 @@ def test_who_asks_to_go_alone_does_not_wait() -> None:
     fed = retracting(min_users=3)
     request = RequestBatch.from_request(leaving(fed, 3))
     assert handle_requests(fed, played(fed, 2), request)["retraction"]["waits_for"] == 2
-    assert "waits_for" not in handle_requests(fed, played(fed, 2), replace(request, alone=True))["retraction"]
+    assert "waits_for" not in handle_requests(fed, played(fed, 2), replace(request, is_immediate=True))["retraction"]

@@ -245,7 +245,7 @@ def test_the_number_of_steps_does_not_depend_on_the_data() -> None:
         progress = started(fed)
         graph = SharedGraph.of(progress.server.shared, N_ITEMS)
         some = SharedGraph(graph.users[:n], graph.lists.take(np.arange(n)), N_ITEMS)
-        assert len(list(part._batches(some, np.arange(2, dtype=np.uint64)))) == 7
+        assert len(list(part._draw_batches(some, np.arange(2, dtype=np.uint64)))) == 7
 
 
 # both over blocks
@@ -270,7 +270,7 @@ def test_they_go_on_over_blocks(specs: tuple[dict[str, Any], ...]) -> None:
 def replayed(fed: Federation, server: ServerState) -> Floats:
     part = fed.parts[1]
     assert isinstance(part, DeltaReplay)
-    return part.replayed(server).items
+    return part.replay_run(server).items
 
 
 @pytest.mark.parametrize("graph", [{}, {"user_start": "learned"}], ids=str)
@@ -303,7 +303,7 @@ def test_it_also_comes_out_again_over_blocks_with_what_was_shared_by_then() -> N
     fed = federation(*replaying(segment=1, precision="fp32"), blocks=2)
     progress = started(fed)
     given = progress.server.shared
-    progress.server = replace(progress.server, given=replace(given, time=np.full(len(given), 1.0)))
+    progress.server = replace(progress.server, shared=replace(given, time=np.full(len(given), 1.0)))
     play(fed, progress, 3)
     key = np.setdiff1d(fed.stream.user_keys, given.sender)[:1]
     handle_requests(fed, progress, RequestBatch("share", key, Ragged.from_lists([[0, 1, 2]]), time=2.0))
@@ -318,7 +318,7 @@ def test_unlearning_asks_nobody_and_uses_withdrawn_edges_in_no_step() -> None:
     log: Arrays = progress.server.parts["delta-replay"]
     asking = some_sharers(progress.server, 4)
     expected = replace(
-        progress.server, given=progress.server.shared.without_lists(asking, progress.server.shared.lists_of(asking))
+        progress.server, shared=progress.server.shared.without_lists(asking, progress.server.shared.lists_of(asking))
     )
     said = handle_requests(fed, progress, all_of(progress.server, asking))["delta-replay"]
     np.testing.assert_array_equal(progress.server.items, replayed(fed, expected))
@@ -356,7 +356,7 @@ def test_the_correction_without_anything_removed_changes_nothing_and_else_someth
     part = fed.parts[1]
     assert isinstance(part, DeltaReplay)
     nothing = type(progress.server.shared)()
-    same = part.replayed(progress.server, nothing).items
+    same = part.replay_run(progress.server, nothing).items
     np.testing.assert_allclose(same, replayed(federation(*replaying(segment=1)), progress.server), atol=1e-6)
 
 

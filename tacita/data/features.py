@@ -1,7 +1,7 @@
-"""What a source says of its items beside who chose them: genres, a year, words.
+"""What a source says of its items: genres, a year, words.
 
-A table remembers only the file that tells (`items_from`); it is read when somebody asks, so that a run without a use
-for it pays nothing. Item files of MovieLens, RecBole and Amazon are understood, and any table whose columns are named.
+A table only remembers the item file (`items_from`). The file is read on demand, so other runs pay nothing.
+Item files of MovieLens, RecBole and Amazon are understood, and any table whose columns are named.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tacita.core.types import BlockStream
 from tacita.data.columns import find_item_file
 from tacita.data.datasets import DATASETS, find_verified_file
 from tacita.data.file_errors import file_error, list_names, unreadable_error
-from tacita.data.roles import find_column, rank_name
+from tacita.data.roles import RequestedColumns, find_column, rank_name
 from tacita.data.table_files import find_main_file, read_columns
 
 _NAMES = {
@@ -44,7 +44,7 @@ _U_ITEM = (
 
 @dataclass(frozen=True)
 class ItemFeature:
-    """What is known of one item."""
+    """The features of one item."""
 
     genres: tuple[str, ...] = ()
     year: int | None = None
@@ -53,10 +53,10 @@ class ItemFeature:
 
 @dataclass(frozen=True)
 class ItemFeatures:
-    """What a source says of its items."""
+    """The features of a source's items."""
 
     source: str
-    by_item: dict[str, ItemFeature]  # by raw item id; an item of which nothing is said is not in it
+    by_item: dict[str, ItemFeature]  # by raw item id; an item without any value is not in it
     columns_note: str  # one sentence: which columns of which file were read
 
 
@@ -65,20 +65,24 @@ def load_item_features(
     item_ids: Sequence[str],
     *,
     data_dir: Path | None = None,
-    columns: Mapping[str, str] | None = None,
+    columns: RequestedColumns | None = None,
 ) -> ItemFeatures | None:
-    """What a named dataset, a table, or the item file beside it says of the given items; None: nothing.
+    """What a named dataset, a table, or the item file next to it says of the items; None: nothing.
 
     `columns` names columns: role (item, genres, year or text) -> name or number.
     """
     if source == "synthetic" or source.startswith("synthetic:"):
         return None
-    path = find_verified_file(source, data_dir) if source in DATASETS else Path(source)
+    if source in DATASETS:
+        path = find_verified_file(source, data_dir)
+    else:
+        path = Path(source)
     try:
         file = find_main_file(path) if path.is_dir() else path
         if file is None or not file.is_file():
             raise TacitaError(f"{source[:200]!r} has no file that lists items; check the path.")
-        return _read_features(find_item_file(file) or file, source, item_ids, columns or {})
+        item_file = find_item_file(file) or file
+        return _read_features(item_file, source, item_ids, columns or {})
     except OSError as error:
         raise unreadable_error(path, error) from None
 
@@ -86,13 +90,15 @@ def load_item_features(
 def load_stream_features(stream: BlockStream) -> ItemFeatures:
     """What the source of a stream says of the stream's items; refused where that is nothing."""
     path = stream.items_from
-    try:
-        found = None if path is None else _read_features(path, stream.name, stream.item_ids, {})
-    except OSError as error:
-        raise unreadable_error(Path(str(path)), error) from None
-    if found is None:
+    if path is None:
         raise missing_features_error(stream.name)
-    return found
+    try:
+        features = _read_features(path, stream.name, stream.item_ids, {})
+    except OSError as error:
+        raise unreadable_error(path, error) from None
+    if features is None:
+        raise missing_features_error(stream.name)
+    return features
 
 
 def missing_features_error(source: str) -> TacitaError:
@@ -102,27 +108,61 @@ def missing_features_error(source: str) -> TacitaError:
     )
 
 
-def _read_features(path: Path, source: str, item_ids: Sequence[str], columns: Mapping[str, str]) -> ItemFeatures | None:
-    header, names, frame = read_columns(path, columns)
-    at = _find_roles(path, names if header else _known_names(path, names), names, columns)
-    if not at["item"] or not any(at[role] for role in ("genres", "year", "text")):
+def _read_features(path: Path, source: str, item_ids: Sequence[str], columns: RequestedColumns) -> ItemFeatures | None:
+    """The features of the items that the file knows; None: of no item."""
+    has_header, names, frame = read_columns(path, columns)
+    shown_names = names
+    if not has_header:
+        shown_names = _known_names(path, names)
+    places = _find_roles(path, shown_names, names, columns)
+    has_features = places["genres"] or places["year"] or places["text"]
+    if not places["item"] or not has_features:
         return None
-    place = at["item"][0]
-    kept = frame.with_columns(frame.to_series(place).cast(pl.String).str.strip_chars().alias("item id"))
-    kept = kept.filter(pl.col("item id").is_in(list(item_ids))).unique("item id", keep="first", maintain_order=True)
-    read = {role: [kept.to_series(k).to_list() for k in places] for role, places in at.items()}
-    genres = [_split_genres(kept.to_series(k), names[k]) for k in at["genres"]]
-    if header is False and path.name.removesuffix(".gz") == "u.item":
-        genres = [_read_genre_flags(kept)]
-    found = {}
-    for n, item in enumerate(kept["item id"].to_list()):
-        told = _make_feature(
-            [one[n] for one in genres], [one[n] for one in read["year"]], [one[n] for one in read["text"]]
-        )
-        if told != ItemFeature():
-            found[item] = told
-    said = ", ".join(f"{role}={'+'.join(names[k] for k in places)}" for role, places in at.items() if places)
-    return ItemFeatures(source, found, f"{path.name}: {said}.") if found else None
+    rows = _select_item_rows(frame, places["item"][0], item_ids)
+    genres = [_split_genres(rows.to_series(place), names[place]) for place in places["genres"]]
+    if not has_header and path.name.removesuffix(".gz") == "u.item":
+        genres = [_read_genre_flags(rows)]
+    years = _select_values(rows, places["year"])
+    texts = _select_values(rows, places["text"])
+    by_item = {}
+    for row, item in enumerate(rows["item id"]):
+        item_genres = [column[row] for column in genres]
+        feature = _make_feature(item_genres, years[row], texts[row])
+        if feature != ItemFeature():
+            by_item[item] = feature
+    if not by_item:
+        return None
+    note = _describe_columns(path, names, places)
+    return ItemFeatures(source, by_item, note)
+
+
+def _select_item_rows(frame: pl.DataFrame, place: int, item_ids: Sequence[str]) -> pl.DataFrame:
+    """The first row of each wanted item, with its id in a column `item id`."""
+    ids = frame.to_series(place).cast(pl.String)
+    ids = ids.str.strip_chars()
+    rows = frame.with_columns(ids.alias("item id"))
+    is_wanted = pl.col("item id").is_in(list(item_ids))
+    rows = rows.filter(is_wanted)
+    return rows.unique("item id", keep="first", maintain_order=True)
+
+
+def _select_values(rows: pl.DataFrame, places: Sequence[int]) -> list[tuple[object, ...]]:
+    """The values of some columns, a tuple for each row."""
+    if not places:
+        return [()] * rows.height
+    columns = [rows.to_series(place).to_list() for place in places]
+    return list(zip(*columns))
+
+
+def _describe_columns(path: Path, names: Sequence[str], places: Mapping[str, tuple[int, ...]]) -> str:
+    """One sentence: which columns of the file have which role."""
+    roles = []
+    for role, role_places in places.items():
+        if role_places:
+            columns = "+".join(names[place] for place in role_places)
+            roles.append(f"{role}={columns}")
+    listed = ", ".join(roles)
+    return f"{path.name}: {listed}."
 
 
 def _known_names(path: Path, names: Sequence[str]) -> tuple[str, ...]:
@@ -133,62 +173,124 @@ def _known_names(path: Path, names: Sequence[str]) -> tuple[str, ...]:
         known = ("item", "title", "release date")
     elif base == "movies.dat" and len(names) == 3:
         known = ("item", "title", "genres")
-    return (*known, *("" for _ in names[len(known) :]))
+    n_unknown = len(names) - len(known)
+    return (*known, *[""] * n_unknown)
 
 
 def _find_roles(
-    path: Path, shown: Sequence[str], names: Sequence[str], columns: Mapping[str, str]
+    path: Path, shown_names: Sequence[str], names: Sequence[str], columns: RequestedColumns
 ) -> dict[str, tuple[int, ...]]:
-    """The columns of each role: those that were named, else those whose names fit."""
-    plain = ["".join(c for c in name.split(":")[0].lower() if c.isalnum()) for name in shown]
-    at = {role: tuple(n for n, name in enumerate(plain) if name in words) for role, words in _WORDS.items()}
-    fitting = [(rank_name(name, "item"), n) for n, name in enumerate(shown)]
-    at["item"] = tuple(n for _, n in sorted((r, n) for r, n in fitting if r is not None))[:1] or at["item"][:1]
+    """The places of each role's columns: those that the caller names, else those whose names fit."""
+    places = _find_roles_by_name(shown_names)
     for role, name in columns.items():
-        if role not in at:
-            raise unknown_name_error("column role", role, at)
-        at[role] = () if name == "-" else (find_column(path, role, name, names),)
-    if columns and not at["item"]:
-        raise file_error(path, f"no item column found among {list_names(names)}", "say which it is with item=NAME")
-    return at
+        if role not in places:
+            raise unknown_name_error("column role", role, places)
+        if name == "-":
+            places[role] = ()
+        else:
+            place = find_column(path, role, name, names)
+            places[role] = (place,)
+    if columns and not places["item"]:
+        problem = f"no item column found among {list_names(names)}"
+        raise file_error(path, problem, "say which it is with item=NAME")
+    return places
+
+
+def _find_roles_by_name(names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Every column whose name fits a role; for the item only the one that fits best."""
+    places: dict[str, list[int]] = {role: [] for role in _WORDS}
+    ranked_items = []
+    for place, name in enumerate(names):
+        base = name.split(":")[0].lower()
+        plain = "".join(letter for letter in base if letter.isalnum())
+        for role, words in _WORDS.items():
+            if plain in words:
+                places[role].append(place)
+        rank = rank_name(name, "item")
+        if rank is not None:
+            ranked_items.append((rank, place))
+    if ranked_items:
+        _, best = min(ranked_items)
+        places["item"] = [best]
+    places["item"] = places["item"][:1]
+    return {role: tuple(role_places) for role, role_places in places.items()}
 
 
 def _read_genre_flags(frame: pl.DataFrame) -> list[tuple[str, ...]]:
     """The genres of u.item, where each has a column of 0 and 1."""
-    rows = frame.select(pl.nth(range(5, 5 + len(_U_ITEM)))).rows()
-    return [tuple(name for name, flag in zip(_U_ITEM, row) if flag == "1") for row in rows]
+    n_flags = len(_U_ITEM)
+    flag_places = range(5, 5 + n_flags)
+    flags = frame.select(pl.nth(flag_places))
+    rows = []
+    for row in flags.iter_rows():
+        genres = [name for name, flag in zip(_U_ITEM, row) if flag == "1"]
+        rows.append(tuple(genres))
+    return rows
 
 
 def _split_genres(column: pl.Series, name: str) -> list[tuple[str, ...]]:
     """The genres of each row: a list, or text with one separator all the way down."""
     if column.dtype.is_nested():
         return [tuple(_iter_leaves(value)) for value in column.to_list()]
-    text = column.cast(pl.String).fill_null("").to_list()
-    by = next((one for one in _SEPARATORS if any(one in value for value in text)), None)
-    if by is None and name.endswith(":token_seq"):
-        by = " "
-    return [tuple(value.split(by) if by else [value]) for value in text]
+    texts = column.cast(pl.String).fill_null("").to_list()
+    separator = _find_genre_separator(texts)
+    if separator is None and name.endswith(":token_seq"):
+        separator = " "
+    if separator is None:
+        return [(text,) for text in texts]
+    return [tuple(text.split(separator)) for text in texts]
+
+
+def _find_genre_separator(texts: Sequence[str]) -> str | None:
+    """The first known separator that occurs anywhere."""
+    for separator in _SEPARATORS:
+        if any(separator in text for text in texts):
+            return separator
+    return None
 
 
 def _iter_leaves(value: object) -> Iterator[str]:
     """The texts in a list, or in lists of lists."""
     if isinstance(value, list):
-        for one in value:
-            yield from _iter_leaves(one)
+        for element in value:
+            yield from _iter_leaves(element)
     elif value is not None:
         yield str(value)
 
 
-def _make_feature(genres: list[tuple[str, ...]], years: list[object], texts: list[object]) -> ItemFeature:
+def _make_feature(genres: list[tuple[str, ...]], years: Sequence[object], texts: Sequence[object]) -> ItemFeature:
     """One item's values, cleaned; a year behind the title counts as a year and not as a word."""
-    named = dict.fromkeys(one.strip() for some in genres for one in some)
-    lines = [" ".join(" ".join(_iter_leaves(value)).split()) for value in texts]
-    year = next((int(found[0]) for value in years if (found := _YEAR.search(str(value)[:12]))), None)
-    behind = [int(one) for line in lines[:1] for one in _TITLE_YEAR.findall(line)]
+    lines = []
+    for value in texts:
+        line = " ".join(_iter_leaves(value))
+        lines.append(" ".join(line.split()))
+    year = _find_year(years)
     if lines:
+        title_years = _TITLE_YEAR.findall(lines[0])
         lines[0] = _TITLE_YEAR.sub("", lines[0])
-    return ItemFeature(
-        genres=tuple(one for one in named if one.lower() not in _EMPTY_VALUES),
-        year=year if year is not None else (behind[-1] if behind else None),
-        text="\n".join(line for line in lines if line.lower() not in _EMPTY_VALUES),
-    )
+        if year is None and title_years:
+            year = int(title_years[-1])
+    text = "\n".join(line for line in lines if line.lower() not in _EMPTY_VALUES)
+    return ItemFeature(_clean_genres(genres), year, text)
+
+
+def _find_year(values: Sequence[object]) -> int | None:
+    """The first year that some value begins with, or nearly so."""
+    for value in values:
+        beginning = str(value)[:12]
+        match = _YEAR.search(beginning)
+        if match is not None:
+            return int(match[0])
+    return None
+
+
+def _clean_genres(columns: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Each genre once, in order; words for a missing value are left out."""
+    genres: list[str] = []
+    for column in columns:
+        for value in column:
+            genre = value.strip()
+            is_missing = genre.lower() in _EMPTY_VALUES
+            if not is_missing and genre not in genres:
+                genres.append(genre)
+    return tuple(genres)

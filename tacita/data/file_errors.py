@@ -7,24 +7,34 @@ from pathlib import Path
 
 from tacita.core.errors import TacitaError
 
+_MAX_NAMES = 20
 
-def file_error(path: Path, what: str, remedy: str) -> TacitaError:
-    """One sentence on one line, whatever the file held."""
+
+def file_error(path: Path, problem: str, remedy: str) -> TacitaError:
+    """One sentence on one line, whatever the file holds."""
     end = "" if remedy.endswith("?") else "."
-    return TacitaError(" ".join(f"{path}: {what}; {remedy}{end}".split()))
+    sentence = f"{path}: {problem}; {remedy}{end}"
+    words = sentence.split()
+    return TacitaError(" ".join(words))
 
 
 def unreadable_error(path: Path, error: OSError) -> TacitaError:
     reason = error.strerror or type(error).__name__
-    return file_error(path, f"cannot be read ({reason})", "check the path and its permissions")
+    problem = f"cannot be read ({reason})"
+    return file_error(path, problem, "check the path and its permissions")
 
 
 def quote_value(value: object) -> str:
-    """A value from a file, quoted and kept short."""
+    """A value from a file, quoted and shortened."""
     text = repr(value)
-    return text if len(text) <= 40 else text[:36] + "...'"
+    if len(text) <= 40:
+        return text
+    return text[:36] + "...'"
 
 
 def list_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
-    return ", ".join(quote_value(name) for name in names[:20]) + more
+    listed = ", ".join(quote_value(name) for name in names[:_MAX_NAMES])
+    n_more = len(names) - _MAX_NAMES
+    if n_more > 0:
+        listed += f" and {n_more} more"
+    return listed

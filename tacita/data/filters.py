@@ -1,4 +1,4 @@
-"""What is left out of a table before it is cut, each time with its reason, so that nothing shrinks in silence."""
+"""Filters that shrink a table before it is split; each removal is reported with its reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Size = tuple[int, int, int]
 
 
 def filter_by_rating(table: Interactions, least: float | None) -> Longs:
-    """The rows rated at least this; all of them where nothing is asked."""
+    """The rows rated at least this; all of them without a least rating."""
     if least is None:
         return np.arange(len(table.user))
     if table.rating is None:
@@ -28,22 +28,27 @@ def filter_by_rating(table: Interactions, least: float | None) -> Longs:
 
 
 def filter_by_activity(table: Interactions, rows: Longs, least: int) -> Longs:
-    """The rows of users who have at least so many of them; items are not asked."""
-    rows = rows[np.bincount(table.user[rows], minlength=len(table.user_ids))[table.user[rows]] >= least]
+    """The rows of users who have at least so many of them; items do not count."""
+    user = table.user[rows]
+    per_user = np.bincount(user, minlength=len(table.user_ids))
+    is_active = per_user[user] >= least
+    rows = rows[is_active]
     if len(rows) == 0:
         raise TacitaError(f"nobody in {table.name} has {least} interactions; lower split.min_user.")
     return rows
 
 
 def filter_k_core(table: Interactions, rows: Longs, k: int) -> Longs:
-    """Drop users and items with fewer than k rows until none is left to drop."""
+    """Drop users and items with fewer than k rows until every remaining one has k."""
     if k <= 1:
         return rows
     start = len(rows)
     while len(rows):
-        per_user = np.bincount(table.user[rows], minlength=len(table.user_ids))
-        per_item = np.bincount(table.item[rows], minlength=len(table.item_ids))
-        keep = (per_user[table.user[rows]] >= k) & (per_item[table.item[rows]] >= k)
+        user = table.user[rows]
+        item = table.item[rows]
+        per_user = np.bincount(user, minlength=len(table.user_ids))
+        per_item = np.bincount(item, minlength=len(table.item_ids))
+        keep = (per_user[user] >= k) & (per_item[item] >= k)
         if keep.all():
             return rows
         rows = rows[keep]
@@ -53,17 +58,19 @@ def filter_k_core(table: Interactions, rows: Longs, k: int) -> Longs:
 
 
 def measure_size(user: AnyArray, item: AnyArray) -> Size:
-    return len(user), int(np.count_nonzero(np.bincount(user))), int(np.count_nonzero(np.bincount(item)))
+    n_users = np.count_nonzero(np.bincount(user))
+    n_items = np.count_nonzero(np.bincount(item))
+    return len(user), int(n_users), int(n_items)
 
 
 def list_removals(sizes: Sequence[tuple[str, Size]]) -> tuple[FilterEffect, ...]:
-    """The steps that took something, from the sizes before (first) and after each."""
-    out = []
+    """The steps that removed something, from the sizes before (first) and after each."""
+    removals = []
     for (_, before), (reason, after) in pairwise(sizes):
         if before != after:
             rows, users, items = zip(before, after)
-            out.append(FilterEffect(reason, rows, users, items))
-    return tuple(out)
+            removals.append(FilterEffect(reason, rows, users, items))
+    return tuple(removals)
 
 
 CONTINUAL_PARTS = ("replay", "temporal-mean", "proximal", "proxies", "error-memory")
@@ -78,23 +85,37 @@ def list_data_notes(stream: BlockStream, parts: Sequence[str] = ()) -> list[str]
 def format_data_notes(
     read: Sequence[str], removed: Sequence[FilterEffect], n_blocks: int, parts: Sequence[str]
 ) -> list[str]:
-    """How it was read, what filtering took, and which parts have nothing to do on it."""
-    notes = [*read, *([f"filtering: {format_removals(removed)}."] if removed else [])]
-    idle = [name for name in parts if name in CONTINUAL_PARTS]
-    if idle and n_blocks == 1:
-        named = " and ".join(idle)
-        notes.append(f"continual parts ({named}) act from the second block on; this data has one: they change nothing.")
+    """How the data was read, what filtering removed, and which parts have nothing to do on it."""
+    notes = list(read)
+    if removed:
+        notes.append(f"filtering: {format_removals(removed)}.")
+    idle_parts = [name for name in parts if name in CONTINUAL_PARTS]
+    if idle_parts and n_blocks == 1:
+        names = " and ".join(idle_parts)
+        notes.append(f"continual parts ({names}) act from the second block on; this data has one: they change nothing.")
     return notes
 
 
 def format_removals(removed: Sequence[FilterEffect]) -> str:
-    """What filtering took, and from what, in one line."""
-    first, last = removed[0], removed[-1]
-    before = f"{first.rows[0]:,} rows, {first.users[0]:,} users and {first.items[0]:,} items"
-    after = f"{last.rows[1]:,} rows, {last.users[1]:,} users and {last.items[1]:,} items"
+    """What filtering removed, and from what, in one line."""
+    before = _format_size(removed[0], 0)
+    after = _format_size(removed[-1], 1)
     steps = []
-    for one in removed:
-        lost = ((one.rows, "rows"), (one.users, "users"), (one.items, "items"))
-        took = ", ".join(f"{was - now:,} {name}" for (was, now), name in lost if was > now)
-        steps.append(f"{one.reason} took {took}")
-    return f"{before} became {after}; {'; '.join(steps)}"
+    for effect in removed:
+        losses = []
+        changes = {"rows": effect.rows, "users": effect.users, "items": effect.items}
+        for name, (old, new) in changes.items():
+            if old > new:
+                losses.append(f"{old - new:,} {name}")
+        listed = ", ".join(losses)
+        steps.append(f"{effect.reason} took {listed}")
+    reasons = "; ".join(steps)
+    return f"{before} became {after}; {reasons}"
+
+
+def _format_size(effect: FilterEffect, side: int) -> str:
+    """The size before (0) or after (1) a filter."""
+    rows = effect.rows[side]
+    users = effect.users[side]
+    items = effect.items[side]
+    return f"{rows:,} rows, {users:,} users and {items:,} items"

@@ -1,6 +1,6 @@
 """Tables in memory: those of other libraries on their way in, and answers to people on their way out (polars).
 
-polars comes with tacita. pandas does not: a frame of it is known by its interface and converted column by column here.
+polars comes with tacita. pandas does not: its frames are recognised by their interface and converted column by column.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tacita.core.types import AnyArray
 from tacita.data.columns import make_interactions
 from tacita.data.file_errors import quote_value
 from tacita.data.interaction_table import Interactions
-from tacita.data.roles import check_roles
+from tacita.data.roles import RequestedColumns, check_roles
 from tacita.data.table_files import check_table, make_raw_table
 from tacita.data.values import FileHints
 
 Frame = pl.DataFrame
 
 IN_MEMORY = "table:in-memory"
-"""What `data` says in the settings of a run that learned from a table in memory."""
+"""The setting `data` of a run that learned from a table in memory."""
 
 IN_MEMORY_PATH = Path("the table")  # what sentences call it
 ENDINGS = (".parquet", ".csv")
@@ -43,8 +43,9 @@ def as_frame(source: Any) -> Frame | None:
     if isinstance(source, pl.LazyFrame):
         return source.collect()
     if isinstance(source, Mapping):
-        return _convert_frame({str(name): values for name, values in source.items()})
-    if all(hasattr(source, name) for name in ("columns", "iloc", "dtypes")):
+        columns = {str(name): values for name, values in source.items()}
+        return _convert_frame(columns)
+    if _is_pandas(source):
         return _from_pandas(source)
     if hasattr(source, "__arrow_c_stream__"):
         return _convert_frame(source)
@@ -55,64 +56,95 @@ def _convert_frame(columns: Any) -> Frame:
     try:
         return pl.DataFrame(columns, strict=False)
     except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
-        said = " ".join(str(error).split())[:200].rstrip(".")
+        words = str(error).split()
+        reason = " ".join(words)[:200].rstrip(".")
         raise TacitaError(
-            f"{IN_MEMORY_PATH} cannot be read ({said}); give columns of one length, each of one kind."
+            f"{IN_MEMORY_PATH} cannot be read ({reason}); give columns of one length, each of one kind."
         ) from None
 
 
+def _is_pandas(source: Any) -> bool:
+    """Whether it has the interface of a frame of pandas."""
+    return all(hasattr(source, name) for name in ("columns", "iloc", "dtypes"))
+
+
 def _from_pandas(source: Any) -> Frame:
-    names = [str(name) for name in source.columns]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise TacitaError(f"{IN_MEMORY_PATH}: two columns are called {quote_value(twice)}; rename one.")
-    return _convert_frame({name: _convert_column(source[raw]) for name, raw in zip(names, source.columns, strict=True)})
+    names = [str(raw_name) for raw_name in source.columns]
+    for name in names:
+        if names.count(name) > 1:
+            raise TacitaError(f"{IN_MEMORY_PATH}: two columns are called {quote_value(name)}; rename one.")
+    columns = {}
+    for name, raw_name in zip(names, source.columns, strict=True):
+        columns[name] = _convert_column(source[raw_name])
+    return _convert_frame(columns)
 
 
 def _convert_column(column: Any) -> pl.Series:
     """One column of pandas; missing values of any of its kinds become null."""
-    values, missing = np.asarray(column.to_numpy()), np.asarray(column.isna().to_numpy(), bool)
+    values = np.asarray(column.to_numpy())
+    missing = np.asarray(column.isna().to_numpy(), bool)
     if values.dtype.kind == "M":
-        made = pl.Series(values.astype("datetime64[us]"))
+        series = pl.Series(values.astype("datetime64[us]"))
     elif values.dtype.kind in "biuf":
-        made = pl.Series(values)
+        series = pl.Series(values)
     else:
-        made = pl.Series([None if gone else one for one, gone in zip(values.tolist(), missing)], strict=False)
-    return made.set(pl.Series(missing), None) if missing.any() else made
+        objects = values.tolist()
+        for place in np.flatnonzero(missing):
+            objects[place] = None
+        series = pl.Series(objects, strict=False)
+    if missing.any():
+        series = series.set(pl.Series(missing), None)
+    return series
 
 
-def read_frame(frame: Frame, columns: Mapping[str, str], date_format: str | None, decimal: str | None) -> Interactions:
+def read_frame(frame: Frame, columns: RequestedColumns, date_format: str | None, decimal: str | None) -> Interactions:
     """Interactions of a table in memory: columns are found as in a file."""
     hints = FileHints(check_roles(columns), date_format, decimal)
     if not frame.height:
         raise TacitaError(f"{IN_MEMORY_PATH} has no rows; give one that has interactions in it.")
-    table = make_interactions("table", check_table(make_raw_table(IN_MEMORY_PATH, "in memory", frame, hints)))
-    return replace(table, items_from=None)  # nothing beside it tells more of its items
+    raw_table = make_raw_table(IN_MEMORY_PATH, "in memory", frame, hints)
+    raw_table = check_table(raw_table)
+    table = make_interactions("table", raw_table)
+    return replace(table, items_from=None)  # no file next to it describes its items
 
 
 def to_raw_ids(source: Any, role: str = "user") -> list[str]:
     """Raw ids as text: of one id, of a list, array or column of them, or of the column of a table that has the role."""
-    plain = isinstance(source, pl.DataFrame | pl.LazyFrame | Mapping)
-    if plain or all(hasattr(source, name) for name in ("columns", "iloc", "dtypes")):
+    is_table = isinstance(source, pl.DataFrame | pl.LazyFrame | Mapping)
+    if is_table or _is_pandas(source):
         frame = as_frame(source)
         if frame is None or role not in frame.columns:
             raise TacitaError(f"a table of {role}s needs a column '{role}'; rename one, or give the column alone.")
         source = frame[role]
+    if isinstance(source, pl.Series):
+        source = source.to_list()
     if isinstance(source, str | bytes) or not isinstance(source, Iterable):
         return [_to_raw_id(source, role)]
-    return [_to_raw_id(one, role) for one in (source.to_list() if isinstance(source, pl.Series) else source)]
+    return [_to_raw_id(raw_id, role) for raw_id in source]
 
 
-def _to_raw_id(one: Any, role: str) -> str:
+def _to_raw_id(value: Any, role: str) -> str:
     """An id as files have it: whole numbers without a point, texts without spaces around them."""
     role = f"an {role}" if role == "item" else f"a {role}"
-    if isinstance(one, Iterable) and not isinstance(one, str | bytes):
-        raise TacitaError(f"{role} is named by a text or a whole number, not by a {type(one).__name__}.")
-    missing = one is None or type(one).__name__ in ("NAType", "NaTType")  # the last two: of pandas
-    if missing or (isinstance(one, float | np.floating) and np.isnan(one)):
-        raise TacitaError(f"{role} is missing among those that are given ({one}); leave missing ones out.")
-    whole = isinstance(one, float | np.floating) and float(one).is_integer()
-    return str(int(one)) if whole else str(one).strip()
+    is_text = isinstance(value, str | bytes)
+    if isinstance(value, Iterable) and not is_text:
+        kind = type(value).__name__
+        raise TacitaError(f"{role} is named by a text or a whole number, not by a {kind}.")
+    if _is_missing(value):
+        raise TacitaError(f"{role} is missing among those that are given ({value}); leave missing ones out.")
+    is_float = isinstance(value, float | np.floating)
+    if is_float and float(value).is_integer():
+        return str(int(value))
+    return str(value).strip()
+
+
+def _is_missing(value: Any) -> bool:
+    if value is None:
+        return True
+    if type(value).__name__ in ("NAType", "NaTType"):  # of pandas
+        return True
+    is_float = isinstance(value, float | np.floating)
+    return is_float and bool(np.isnan(value))
 
 
 # On the way out
@@ -125,7 +157,9 @@ def make_frame(columns: Mapping[str, Any]) -> Frame:
 
 def lookup_names(names: Sequence[str | None], codes: AnyArray) -> pl.Series:
     """The names that codes stand for, a text each."""
-    return pl.Series(names, dtype=pl.String).gather(np.ascontiguousarray(codes, np.int64))
+    texts = pl.Series(names, dtype=pl.String)
+    places = np.ascontiguousarray(codes, np.int64)
+    return texts.gather(places)
 
 
 def integer_column(values: Sequence[int | None]) -> pl.Series:
@@ -139,23 +173,29 @@ def number_column(values: Sequence[float | None]) -> pl.Series:
 
 
 def check_ending(path: Path) -> None:
-    """Refuse a file for a table whose kind nobody knows, before anything is computed."""
+    """Refuse a file for a table of an unknown kind, before anything is computed."""
     if path.suffix.lower() not in ENDINGS:
         raise TacitaError(f"cannot write {path}: a table goes to a .parquet or a .csv file; choose one of these.")
 
 
 def has_formula_text(frame: Frame) -> bool:
     """Whether a spreadsheet would compute some text of it, instead of showing it."""
-    texts = [name for name, kind in frame.schema.items() if kind == pl.String]
-    return any(bool(frame[name].str.contains(r"^[=+\-@]").any()) for name in texts)
+    for name, kind in frame.schema.items():
+        if kind != pl.String:
+            continue
+        is_formula = frame[name].str.contains(r"^[=+\-@]")
+        if is_formula.any():
+            return True
+    return False
 
 
 def write_frame(frame: Frame, path: Path) -> None:
     """A table as Parquet or CSV, by the ending of the file: whole or not at all."""
     check_ending(path)
     if path.suffix.lower() == ".csv":
-        write_bytes(path, frame.write_csv().encode())
+        text = frame.write_csv()
+        write_bytes(path, text.encode())
         return
-    made = io.BytesIO()
-    frame.write_parquet(made)
-    write_bytes(path, made.getvalue())
+    buffer = io.BytesIO()
+    frame.write_parquet(buffer)
+    write_bytes(path, buffer.getvalue())

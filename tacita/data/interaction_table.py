@@ -1,4 +1,4 @@
-"""The one shape that every source ends in: a table of interactions with raw ids, and what can be told of it."""
+"""The table of interactions with raw ids that every source becomes, and its summary."""
 
 from __future__ import annotations
 
@@ -28,24 +28,36 @@ class Interactions:
     item_ids: tuple[str, ...]
     titles: dict[str, str]  # raw item id -> title, may be empty
     fingerprint: str  # SHA-256 over the arrays and ids, not the titles
-    format_note: str  # one sentence: format, separator, which column was taken for what
+    format_note: str  # one sentence: format, separator, which column has which role
     time_is_global: bool = True  # False: timestamps order the rows of one user, not those of different users
     block: Ints | None = None  # the source's own block of each row
-    time_unit: str = ""  # of the timestamps: d, s, ms, us or ns; empty: to be told from their size
+    time_unit: str = ""  # of the timestamps: d, s, ms, us or ns; empty: guessed from their size
     columns: dict[str, str] = field(default_factory=dict)  # role -> the column that was read for it
     unused: tuple[str, ...] = ()  # columns that were not read
     notes: tuple[str, ...] = ()  # sentences on columns that look usable
-    items_from: Path | None = None  # the file that may tell more of the items
+    items_from: Path | None = None  # the file that may describe the items
 
 
 def describe(table: Interactions) -> dict[str, object]:
-    """Counts that tell what kind of data this is; repeated pairs are rows beyond the first of a pair."""
-    rows, users, items = len(table.user), len(table.user_ids), len(table.item_ids)
+    """Counts that characterise the data; repeated pairs are rows beyond the first of a pair."""
+    rows = len(table.user)
+    users = len(table.user_ids)
+    items = len(table.item_ids)
     per_user = np.bincount(table.user, minlength=users)
     pairs = table.user.astype(np.int64) * items + table.item
     pairs.sort()
-    distinct = int(np.count_nonzero(np.diff(pairs))) + 1
-    time, unrated = table.timestamp, rating_note(table)
+    changes = np.count_nonzero(np.diff(pairs))
+    distinct = int(changes) + 1
+    time = table.timestamp
+    time_range = None
+    dates = None
+    if time is not None:
+        time_range = (int(time.min()), int(time.max()))
+        dates = _format_dates(time, table.time_unit)
+    notes = list(table.notes)
+    unrated = rating_note(table)
+    if unrated:
+        notes.append(unrated)
     return {
         "columns": dict(table.columns),
         "unused columns": list(table.unused),
@@ -57,9 +69,9 @@ def describe(table: Interactions) -> dict[str, object]:
         "min per user": int(per_user.min()),
         "median per user": float(np.median(per_user)),
         "max per user": int(per_user.max()),
-        "time range": None if time is None else (int(time.min()), int(time.max())),
-        "dates": None if time is None else _format_dates(time, table.time_unit),
-        "notes": [*table.notes, *([unrated] if unrated else [])],
+        "time range": time_range,
+        "dates": dates,
+        "notes": notes,
     }
 
 
@@ -69,27 +81,43 @@ _SECONDS = {"d": 86_400.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 def _format_dates(time: Longs, unit: str) -> tuple[str, str] | None:
     """The first and the last time as dates, where the numbers are times since 1970 in some unit."""
-    if not unit:
-        middle = float(np.median(time))  # a few wild values do not matter
-        fitting = [name for name in ("s", "ms", "us", "ns") if 1e8 <= middle * _SECONDS[name] < 1e11]
-        if not fitting:
-            return None
-        unit = fitting[0]
+    known_unit = unit or _guess_time_unit(time)
+    if known_unit is None:
+        return None
     try:
-        ends = [_EPOCH + timedelta(seconds=int(end) * _SECONDS[unit]) for end in (time.min(), time.max())]
+        first = _to_date(time.min(), known_unit)
+        last = _to_date(time.max(), known_unit)
     except OverflowError:
         return None
-    return f"{ends[0]:%Y-%m-%d %H:%M}", f"{ends[1]:%Y-%m-%d %H:%M}"
+    return f"{first:%Y-%m-%d %H:%M}", f"{last:%Y-%m-%d %H:%M}"
+
+
+def _guess_time_unit(time: Longs) -> str | None:
+    """The unit in which the middle time is between 1973 and 5138."""
+    middle = float(np.median(time))  # a few wild values do not matter
+    for unit in ("s", "ms", "us", "ns"):
+        seconds = middle * _SECONDS[unit]
+        if 1e8 <= seconds < 1e11:
+            return unit
+    return None
+
+
+def _to_date(time: np.int64, unit: str) -> datetime:
+    seconds = int(time) * _SECONDS[unit]
+    return _EPOCH + timedelta(seconds=seconds)
 
 
 def rating_note(table: Interactions) -> str | None:
-    """What to know where ratings differ and nothing is asked of them."""
+    """A warning where ratings differ and no least rating is set."""
     if table.rating is None or not len(table.rating):
         return None
-    low, high = float(table.rating.min()), float(table.rating.max())
+    low = float(table.rating.min())
+    high = float(table.rating.max())
     if low == high:
         return None
-    least = 4 if low < 4 <= high else high
+    least = high
+    if low < 4 <= high:
+        least = 4
     return (
         f"every row counts as liked, whatever its rating ({low:g} to {high:g}); tacita train --set "
         f"split.min_rating={least:g} keeps only rows rated at least that."
@@ -101,7 +129,8 @@ def compute_fingerprint(*parts: AnyArray | tuple[str, ...] | None) -> str:
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, np.ndarray):
-            digest.update(f"{part.dtype.str} {len(part)}\n".encode())
+            header = f"{part.dtype.str} {len(part)}\n"
+            digest.update(header.encode())
             digest.update(np.ascontiguousarray(part).data)
         else:
             digest.update(json.dumps(part).encode())
@@ -110,9 +139,12 @@ def compute_fingerprint(*parts: AnyArray | tuple[str, ...] | None) -> str:
 
 def number_by_appearance(numbers: Ints) -> tuple[Ints, Ints]:
     """Codes in order of first appearance, and the number that each code stands for."""
-    first = np.full(int(numbers.max()) + 1, len(numbers), np.int64)
-    first[numbers[::-1]] = np.arange(len(numbers) - 1, -1, -1)
-    order = np.argsort(first, kind="stable")[: np.count_nonzero(first < len(numbers))].astype(np.int32)
-    code = np.empty(len(first), np.int32)
+    n_rows = len(numbers)
+    n_codes = int(numbers.max()) + 1
+    first = np.full(n_codes, n_rows, np.int64)
+    first[numbers[::-1]] = np.arange(n_rows - 1, -1, -1)
+    n_present = np.count_nonzero(first < n_rows)
+    order = np.argsort(first, kind="stable")[:n_present].astype(np.int32)
+    code = np.empty(n_codes, np.int32)
     code[order] = np.arange(len(order), dtype=np.int32)
     return code[numbers], order

@@ -23,10 +23,9 @@ def read_json_lines(path: Path, data: bytes) -> pl.DataFrame:
             path, "one JSON list", "save it as JSON lines: one object a line, no brackets and commas around"
         )
     try:
-        frame = pl.read_ndjson(data, infer_schema_length=None)
+        return pl.read_ndjson(data, infer_schema_length=None)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
         raise _find_error(path, data) from None
-    return frame
 
 
 def _find_error(path: Path, data: bytes) -> Exception:
@@ -35,15 +34,21 @@ def _find_error(path: Path, data: bytes) -> Exception:
         if not line.strip():
             continue
         try:
-            fine = isinstance(json.loads(line), dict)
+            is_object = isinstance(json.loads(line), dict)
         except (ValueError, RecursionError):
-            fine = False
-        if not fine:
+            is_object = False
+        if not is_object:
             return file_error(path, f"line {number} is not a JSON object", "correct or remove it")
     return file_error(path, "the values of a column are of several types", "write them all as text, or all as numbers")
 
 
 def locate_row(data: bytes, row: int) -> str:
     """Where a row stands, blank lines counted."""
-    filled = [number for number, line in enumerate(data.splitlines(), 1) if line.strip()]
-    return f"line {filled[row]}" if row < len(filled) else f"row {row + 1}"
+    filled_rows = 0
+    for number, line in enumerate(data.splitlines(), 1):
+        if not line.strip():
+            continue
+        if filled_rows == row:
+            return f"line {number}"
+        filled_rows += 1
+    return f"row {row + 1}"

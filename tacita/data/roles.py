@@ -1,4 +1,4 @@
-"""Which column of a file is the user, the item, the rating and so on: as asked for, by name, or by its look."""
+"""Which column of a file is the user, the item, the rating and so on: by request, by name, or by its values."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ import polars as pl
 from tacita.core.errors import TacitaError, unknown_name_error
 from tacita.data.file_errors import file_error, list_names, quote_value
 from tacita.data.values import parse_dates, parse_number
+
+Names = Sequence[str]
+"""The names of a file's columns."""
+RequestedColumns = Mapping[str, str]
+"""What a caller says of the columns: role -> name or number, "-" for none."""
+RolePlaces = dict[str, int]
+"""Where the column of each role is, counted from 0."""
 
 # Names that a column may go by, best first; compared without case, punctuation, ending "id" and RecBole type.
 _WORDS = {
@@ -28,13 +35,13 @@ _SYNONYMS = {"time": "timestamp", "part": "split"}
 _ALIASES = {role: words.split() for role, words in _WORDS.items()}
 
 
-def check_roles(columns: Mapping[str, str]) -> dict[str, str]:
-    """The roles somebody named, each by its one name."""
+def check_roles(columns: RequestedColumns) -> dict[str, str]:
+    """The requested roles, each by its one name."""
     roles: dict[str, str] = {}
-    for said, name in columns.items():
-        role = _SYNONYMS.get(said, said)
+    for requested, name in columns.items():
+        role = _SYNONYMS.get(requested, requested)
         if role not in _ALIASES:
-            raise unknown_name_error("column role", said, {*_ALIASES, *_SYNONYMS})
+            raise unknown_name_error("column role", requested, {*_ALIASES, *_SYNONYMS})
         if role in roles:
             raise TacitaError(f"--columns names the {role} twice, as '{roles[role]}' and as '{name}'; choose one.")
         roles[role] = name
@@ -43,10 +50,13 @@ def check_roles(columns: Mapping[str, str]) -> dict[str, str]:
 
 def rank_name(name: str, role: str) -> int | None:
     """How well a column name fits a role, 0 best, None not at all."""
+    aliases = _ALIASES[role]
     plain = _normalise_name(name)
-    for one in (plain, plain.removesuffix("id")):
-        if one in _ALIASES[role]:
-            return _ALIASES[role].index(one)
+    if plain in aliases:
+        return aliases.index(plain)
+    base = plain.removesuffix("id")
+    if base in aliases:
+        return aliases.index(base)
     return None
 
 
@@ -56,7 +66,8 @@ def is_position(name: str) -> bool:
 
 
 def _normalise_name(name: str) -> str:
-    return "".join(letter for letter in name.split(":")[0].lower() if letter.isalnum())
+    base = name.split(":")[0].lower()
+    return "".join(letter for letter in base if letter.isalnum())
 
 
 def number_columns(n: int) -> tuple[str, ...]:
@@ -64,52 +75,83 @@ def number_columns(n: int) -> tuple[str, ...]:
     return tuple(str(place) for place in range(1, n + 1))
 
 
-def has_header(rows: Sequence[Sequence[str]], columns: Mapping[str, str]) -> bool:
+def has_header(rows: Sequence[Sequence[str]], columns: RequestedColumns) -> bool:
     """Whether the first row names columns: by known or wanted names, or by having no number and no date."""
     first = [name.strip() for name in rows[0]]
-    if any(rank_name(name, role) is not None for name in first for role in ("user", "item", "title")):
-        return True
+    for role in ("user", "item", "title"):
+        if any(rank_name(name, role) is not None for name in first):
+            return True
     wanted = set(columns.values())
     if wanted & set(first):
         return True
     if any(_guess_role([field]) for field in first):
         return False
-    return not wanted & set(number_columns(len(first)))
+    numbers = number_columns(len(first))
+    return not wanted & set(numbers)
 
 
-def find_roles_by_name(path: Path, names: Sequence[str], columns: Mapping[str, str]) -> dict[str, int]:
-    """The place of each role's column: as asked for, else by its name."""
+def find_roles_by_name(path: Path, names: Names, columns: RequestedColumns) -> RolePlaces:
+    """The place of each role's column: as requested, else by its name."""
     roles = _find_requested(path, names, columns)
     for role in _ALIASES:
-        ranks = {at: rank_name(name, role) for at, name in enumerate(names) if at not in roles.values()}
-        fitting = [(fit, at) for at, fit in ranks.items() if fit is not None and role not in columns]
-        if fitting and (role != "block" or "split" in roles):  # blocks without parts are of no use
-            roles[role] = min(fitting)[1]
+        if role in columns:
+            continue
+        if role == "block" and "split" not in roles:  # blocks without parts are of no use
+            continue
+        place = _find_best_name(names, role, roles)
+        if place is not None:
+            roles[role] = place
     _refuse_twins(path, names, roles, columns)
     return _require_user_and_item(path, names, roles)
 
 
-def _refuse_twins(path: Path, names: Sequence[str], roles: Mapping[str, int], columns: Mapping[str, str]) -> None:
-    """Two columns of one name cannot be told apart, unless somebody said which by its number."""
+def _find_best_name(names: Names, role: str, roles: RolePlaces) -> int | None:
+    """The free column whose name fits a role best, the first of equals."""
+    candidates = []
+    for place, name in enumerate(names):
+        if place in roles.values():
+            continue
+        rank = rank_name(name, role)
+        if rank is not None:
+            candidates.append((rank, place))
+    if not candidates:
+        return None
+    _, best = min(candidates)
+    return best
+
+
+def _refuse_twins(path: Path, names: Names, roles: RolePlaces, columns: RequestedColumns) -> None:
+    """Two columns of one name cannot be told apart, unless the caller chose one by its number."""
     for role, at in roles.items():
-        twins = [str(place) for place, name in enumerate(names, 1) if name == names[at]]
+        name = names[at]
+        twins = [str(place) for place, other in enumerate(names, 1) if other == name]
         if len(twins) > 1 and columns.get(role) not in twins:
-            what = f"the header names {quote_value(names[at])} {len(twins)} times, as columns {' and '.join(twins)}"
-            raise file_error(path, what, f"rename one, or say which is the {role} with --columns {role}={twins[0]}")
+            places = " and ".join(twins)
+            problem = f"the header names {quote_value(name)} {len(twins)} times, as columns {places}"
+            remedy = f"rename one, or say which is the {role} with --columns {role}={twins[0]}"
+            raise file_error(path, problem, remedy)
 
 
-def find_roles_by_place(path: Path, rows: Sequence[Sequence[str]], columns: Mapping[str, str]) -> dict[str, int]:
+def find_roles_by_place(path: Path, rows: Sequence[Sequence[str]], columns: RequestedColumns) -> RolePlaces:
     """Roles without a header: user, item, rating, timestamp as in MovieLens, as far as the values allow."""
     names = number_columns(len(rows[0]))
     roles = _find_requested(path, names, columns)
-    for role, at in (("user", 0), ("item", 1)):
-        if role not in columns and at not in roles.values():
-            roles[role] = at
-    for at in range(2, min(4, len(names))):
-        look = _guess_role([row[at].strip() for row in rows if len(row) > at])
-        look = "timestamp" if look == "rating" and at == 3 else look
-        if look and look not in columns and look not in roles and at not in roles.values():
-            roles[look] = at
+
+    def assign(role: str, place: int) -> None:
+        is_decided = role in columns or role in roles
+        if not is_decided and place not in roles.values():
+            roles[role] = place
+
+    assign("user", 0)
+    assign("item", 1)
+    last = min(4, len(names))
+    for place in range(2, last):
+        values = [row[place].strip() for row in rows if len(row) > place]
+        role = _guess_role(values)
+        if role == "rating" and place == 3:
+            role = "timestamp"
+        if role is not None:
+            assign(role, place)
     return _require_user_and_item(path, names, roles)
 
 
@@ -118,52 +160,54 @@ def _guess_role(values: Sequence[str]) -> str | None:
     numbers = [number for number in map(parse_number, values) if number is not None]
     if len(numbers) * 2 > len(values):
         return "timestamp" if min(numbers) >= 1e8 else "rating"
-    missing = parse_dates(pl.Series(values, dtype=pl.String)).null_count()
-    return "timestamp" if missing * 2 < len(values) else None
-
-
-def _find_requested(path: Path, names: Sequence[str], columns: Mapping[str, str]) -> dict[str, int]:
-    """The places of the columns named by the user; '-' means none, a number counts from 1."""
-    roles: dict[str, int] = {}
-    for role, name in columns.items():
-        if name == "-" and role not in ("user", "item"):
-            continue
-        at = find_column(path, role, name, names)
-        if at in roles.values():
-            raise file_error(path, f"column {quote_value(name)} is asked for twice", "give each role its own column")
-        roles[role] = at
-    return roles
-
-
-def find_column(path: Path, role: str, name: str, names: Sequence[str]) -> int:
-    """Where the column is that somebody named."""
-    at = _find_place(name, names)
-    if at is None:
-        raise _missing_column_error(path, role, name, names)
-    return at
-
-
-def _find_place(name: str, names: Sequence[str]) -> int | None:
-    """Where a column is: by its name, its name without the RecBole type, or its number."""
-    for known in (list(names), [one.split(":")[0] for one in names], number_columns(len(names))):
-        if name in known:
-            return known.index(name)
+    dates = parse_dates(pl.Series(values, dtype=pl.String))
+    n_missing = dates.null_count()
+    if n_missing * 2 < len(values):
+        return "timestamp"
     return None
 
 
-def _missing_column_error(path: Path, role: str, name: str, names: Sequence[str]) -> TacitaError:
+def _find_requested(path: Path, names: Names, columns: RequestedColumns) -> RolePlaces:
+    """The places of the columns that the caller names; '-' means none, a number counts from 1."""
+    roles: RolePlaces = {}
+    for role, name in columns.items():
+        is_required = role in ("user", "item")
+        if name == "-" and not is_required:
+            continue
+        place = find_column(path, role, name, names)
+        if place in roles.values():
+            problem = f"column {quote_value(name)} is asked for twice"
+            raise file_error(path, problem, "give each role its own column")
+        roles[role] = place
+    return roles
+
+
+def find_column(path: Path, role: str, name: str, names: Names) -> int:
+    """The place of a column: by its name, its name without the RecBole type, or its number."""
+    plain_names = [known.split(":")[0] for known in names]
+    numbers = number_columns(len(names))
+    for known_names in (names, plain_names, numbers):
+        if name in known_names:
+            return known_names.index(name)
+    raise _missing_column_error(path, role, name, names)
+
+
+def _missing_column_error(path: Path, role: str, name: str, names: Names) -> TacitaError:
     near = get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"it has {list_names(names)}"
-    return file_error(path, f"no column {quote_value(name)} to be the {role}", hint)
+    if near:
+        hint = f"did you mean {near[0]!r}?"
+    else:
+        hint = f"it has {list_names(names)}"
+    problem = f"no column {quote_value(name)} to be the {role}"
+    return file_error(path, problem, hint)
 
 
-def _require_user_and_item(path: Path, names: Sequence[str], roles: dict[str, int]) -> dict[str, int]:
+def _require_user_and_item(path: Path, names: Names, roles: RolePlaces) -> RolePlaces:
     """The roles in their usual order, once there is a user and an item."""
     lacking = [role for role in ("user", "item") if role not in roles]
     if lacking:
-        raise file_error(
-            path,
-            f"no {' and no '.join(lacking)} column found among {list_names(names)}",
-            "say which they are with --columns user=...,item=... (a name, or a number from 1)",
-        )
+        missing = " and no ".join(lacking)
+        problem = f"no {missing} column found among {list_names(names)}"
+        remedy = "say which they are with --columns user=...,item=... (a name, or a number from 1)"
+        raise file_error(path, problem, remedy)
     return {role: roles[role] for role in _ALIASES if role in roles}

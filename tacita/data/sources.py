@@ -1,4 +1,4 @@
-"""The door to all data: `load` takes a named dataset, any table file or folder, or synthetic data.
+"""Loads all data: `load` takes a named dataset, any table file or folder, or synthetic data.
 
 Every way to be wrong ends in one `TacitaError` that names the file and the line or column.
 """
@@ -37,8 +37,10 @@ def load(
 ) -> Interactions:
     """Interactions of a named dataset, of `synthetic:users=...`, or of a file or folder."""
     is_synthetic = source == "synthetic" or source.startswith("synthetic:")
-    for flag, said in {"--columns": columns, "--date-format": date_format, "--decimal": decimal}.items():
-        if said and (is_synthetic or source in DATASETS):
+    is_file = not is_synthetic and source not in DATASETS
+    hints = {"--columns": columns, "--date-format": date_format, "--decimal": decimal}
+    for flag, hint in hints.items():
+        if hint and not is_file:
             raise TacitaError(f"{flag} is for files; '{source}' has columns that are known.")
     if source == IN_MEMORY:
         raise TacitaError(
@@ -50,29 +52,36 @@ def load(
     if source in DATASETS:
         path = find_verified_file(source, data_dir)
         table = _load_path(path, source, FileHints())
-        return _sort_by_time(table, path) if source == "ml-100k" else table
+        if source == "ml-100k":
+            table = _sort_by_time(table, path)
+        return table
     path = Path(source)
     if not source or not _exists(path):
         raise _unknown_source_error(source)
-    return _load_path(path, _stem(path), FileHints(check_roles(columns or {}), date_format, decimal))
+    roles = check_roles(columns or {})
+    return _load_path(path, _stem(path), FileHints(roles, date_format, decimal))
 
 
 def save_csv(table: Interactions, out: Path) -> None:
     """Write a table as plain CSV with raw ids; `load` reads the same interactions back."""
+    users = pl.Series(table.user_ids, dtype=pl.String)[table.user]
     items = pl.Series(table.item_ids, dtype=pl.String)[table.item]
-    frame = pl.DataFrame({"user": pl.Series(table.user_ids, dtype=pl.String)[table.user], "item": items})
+    frame = pl.DataFrame({"user": users, "item": items})
     if table.rating is not None:
         frame = frame.with_columns(rating=table.rating)
     if table.timestamp is not None:
         name = "timestamp" if table.time_is_global else "position"
         frame = frame.with_columns(pl.Series(name, table.timestamp))
     if table.split is not None:
-        frame = frame.with_columns(split=np.array(["train", "valid", "test"])[table.split])
+        parts = np.array(["train", "valid", "test"])
+        frame = frame.with_columns(split=parts[table.split])
     if table.block is not None:
         frame = frame.with_columns(pl.Series("block", table.block))
     if table.titles:
-        frame = frame.with_columns(title=items.replace_strict(table.titles, default=None))
-    write_bytes(out, frame.write_csv().encode())
+        titles = items.replace_strict(table.titles, default=None)
+        frame = frame.with_columns(title=titles)
+    text = frame.write_csv()
+    write_bytes(out, text.encode())
 
 
 def _load_path(path: Path, name: str, hints: FileHints) -> Interactions:
@@ -93,19 +102,20 @@ def _load_synthetic(source: str) -> Interactions:
     drawn = generate_synthetic(source)
     user, users = number_by_appearance(drawn.user)
     item, items = number_by_appearance(drawn.item)
-    user_ids = tuple([f"u{one}" for one in users.tolist()])
-    item_ids = tuple([f"i{one}" for one in items.tolist()])
+    user_ids = tuple([f"u{number}" for number in users.tolist()])
+    item_ids = tuple([f"i{number}" for number in items.tolist()])
+    time = drawn.timestamp
     return Interactions(
         name=source,
         user=user,
         item=item,
         rating=None,
-        timestamp=drawn.timestamp,
+        timestamp=time,
         split=None,
         user_ids=user_ids,
         item_ids=item_ids,
         titles={},
-        fingerprint=compute_fingerprint(user, item, None, drawn.timestamp, None, user_ids, item_ids),
+        fingerprint=compute_fingerprint(user, item, None, time, None, user_ids, item_ids),
         format_note=f"{source}: drawn from a seed, nothing read.",
     )
 
@@ -113,17 +123,19 @@ def _load_synthetic(source: str) -> Interactions:
 def _sort_by_time(table: Interactions, path: Path) -> Interactions:
     """The rows of ml-100k by (timestamp, user, item), so that every copy gives the same numbering."""
     try:
-        users, items = np.array(table.user_ids, np.int64), np.array(table.item_ids, np.int64)
+        users = np.array(table.user_ids, np.int64)
+        items = np.array(table.item_ids, np.int64)
     except (ValueError, OverflowError):
         raise TacitaError(f"{path}: the ids of ml-100k are whole numbers; copy the file again.") from None
     if table.timestamp is None or table.rating is None:
         raise TacitaError(f"{path}: ml-100k has ratings and timestamps; copy the file again.")
     order = np.lexsort((items[table.item], users[table.user], table.timestamp))
-    user, seen_users = number_by_appearance(table.user[order])
-    item, seen_items = number_by_appearance(table.item[order])
-    user_ids = tuple([table.user_ids[one] for one in seen_users])
-    item_ids = tuple([table.item_ids[one] for one in seen_items])
-    rating, time = table.rating[order], table.timestamp[order]
+    user, user_codes = number_by_appearance(table.user[order])
+    item, item_codes = number_by_appearance(table.item[order])
+    user_ids = tuple([table.user_ids[code] for code in user_codes])
+    item_ids = tuple([table.item_ids[code] for code in item_codes])
+    rating = table.rating[order]
+    time = table.timestamp[order]
     return replace(
         table,
         user=user,
@@ -137,7 +149,7 @@ def _sort_by_time(table: Interactions, path: Path) -> Interactions:
 
 
 def _exists(path: Path) -> bool:
-    """Whether the path is there; a name that no file can have is not."""
+    """Whether the path exists; a name that no file can have does not."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -146,11 +158,16 @@ def _exists(path: Path) -> bool:
 
 def _unknown_source_error(source: str) -> TacitaError:
     near = get_close_matches(source, DATASETS, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else "check the path, or see 'tacita data list'."
+    if near:
+        hint = f"did you mean '{near[0]}'?"
+    else:
+        hint = "check the path, or see 'tacita data list'."
     return TacitaError(f"{source[:200]!r} is neither a file nor a named dataset; {hint}")
 
 
 def _stem(path: Path) -> str:
     """The file's name without its endings."""
     name = path.resolve().name
-    return name if path.is_dir() else Path(name.removesuffix(".gz")).stem
+    if path.is_dir():
+        return name
+    return Path(name.removesuffix(".gz")).stem

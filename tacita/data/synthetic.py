@@ -60,71 +60,103 @@ def parse_options(spec: str) -> SyntheticOptions:
     """The options of a spec; each value is checked on its own, then against the others."""
     kinds = {field.name: type(field.default) for field in fields(SyntheticOptions)}
     values: dict[str, int | float | str] = {}
-    for part in spec.strip().removeprefix("synthetic").removeprefix(":").split(","):
+    text = spec.strip().removeprefix("synthetic")
+    text = text.removeprefix(":")
+    for part in text.split(","):
         if not part.strip():
             continue
-        name, _, text = (piece.strip() for piece in part.partition("="))
+        name, _, value = (piece.strip() for piece in part.partition("="))
         if name not in kinds:
             raise unknown_name_error("synthetic option", name, kinds)
-        values[name] = text if kinds[name] is str else _parse_number(name, text, kinds[name])
-    return _check_options(SyntheticOptions(**values))  # type: ignore[arg-type]
+        kind = kinds[name]
+        if kind is str:
+            values[name] = value
+        else:
+            values[name] = _parse_number(name, value, kind)
+    options = SyntheticOptions(**values)  # type: ignore[arg-type]
+    _check_options(options)
+    return options
 
 
 def _parse_number(name: str, text: str, kind: type) -> int | float:
     """A number within the range of its option."""
-    share = name in ("drift", "new")
-    least = 0 if share or name in ("seed", "missing") else 1
-    wanted = "a number from 0 to 1" if share else f"a {'whole ' if kind is int else ''}number from {least} up"
+    least = 1
+    most = 2**31 - 1
+    if name in ("drift", "new"):
+        least = 0
+        most = 1
+        wanted = "a number from 0 to 1"
+    else:
+        if name in ("seed", "missing"):
+            least = 0
+        whole = "whole " if kind is int else ""
+        wanted = f"a {whole}number from {least} up"
     try:
         value: int | float = int(text) if kind is int else float(text)
     except ValueError:
         value = -1
-    if not least <= value <= (1 if share else 2**31 - 1):
+    if not least <= value <= most:
         raise TacitaError(f"synthetic option {name}={text[:40]!r} must be {wanted}.")
     return value
 
 
-def _check_options(options: SyntheticOptions) -> SyntheticOptions:
-    """The same options, unless they contradict each other or ask for too much."""
+def _check_options(options: SyntheticOptions) -> None:
+    """Refuse options that contradict each other or ask for too much."""
     if options.kind not in KINDS:
         raise unknown_name_error("synthetic kind", options.kind, KINDS)
-    if options.kind == "groups" and options.groups > options.items:
-        raise TacitaError(f"synthetic data with groups={options.groups} needs at least as many items.")
-    if options.kind == "checkerboard" and (options.users < 2 or options.items < 2):
-        raise TacitaError("a synthetic checkerboard needs users=2 and items=2 or more.")
-    rows = options.users * (options.items / 2 if options.kind == "checkerboard" else options.per_user)
+    per_user = options.per_user
+    if options.kind == "groups":
+        if options.groups > options.items:
+            raise TacitaError(f"synthetic data with groups={options.groups} needs at least as many items.")
+    else:
+        if options.users < 2 or options.items < 2:
+            raise TacitaError("a synthetic checkerboard needs users=2 and items=2 or more.")
+        per_user = options.items / 2
+    rows = options.users * per_user
     if rows > MAX_ROWS:
         raise TacitaError(f"synthetic data of {rows:,.0f} rows is more than {MAX_ROWS:,}; ask for fewer users.")
     if options.items > MAX_ITEMS:
         raise TacitaError(f"synthetic data has at most {MAX_ITEMS:,} items, not {options.items:,}.")
-    return options
 
 
 def generate_checkerboard(users: int, items: int, *, missing: int = 3, seed: int = 0) -> SyntheticRows:
     """Even users like even items, odd users odd; chance says which are missing and when each came."""
     random = np.random.default_rng(seed)
-    user = np.repeat(np.arange(users, dtype=np.int32), (items + 1) // 2)
-    item = np.tile(np.arange(0, items, 2, dtype=np.int32), users) + (user & 1)
-    place = random.random((users, (items + 1) // 2)).argsort(axis=1).argsort(axis=1).ravel()
-    kept = (item < items) & (place >= min(missing, items // 2 - 1))
-    user, item = user[kept], item[kept]
+    n_colour = (items + 1) // 2
+    user_numbers = np.arange(users, dtype=np.int32)
+    user = np.repeat(user_numbers, n_colour)
+    even_items = np.arange(0, items, 2, dtype=np.int32)
+    is_odd = user & 1
+    item = np.tile(even_items, users) + is_odd
+    order = random.random((users, n_colour)).argsort(axis=1)
+    place = order.argsort(axis=1).ravel()
+    n_missing = min(missing, items // 2 - 1)
+    keep = (item < items) & (place >= n_missing)
+    user = user[keep]
+    item = item[keep]
     time = START + random.integers(0, SPAN, len(user), dtype=np.int64)
-    order = np.lexsort((item, user, time))
-    return SyntheticRows(user[order], item[order], time[order])
+    by_time = np.lexsort((item, user, time))
+    return SyntheticRows(user[by_time], item[by_time], time[by_time])
 
 
 def _generate_groups(options: SyntheticOptions) -> SyntheticRows:
     """Users drawn in chunks, so that memory stays near the size of the result, then rows in time order."""
     step = max(1, int(CHUNK_ROWS / options.per_user))
-    firsts = range(0, options.users, step)
-    parts = [_draw_users(options, first, min(first + step, options.users)) for first in firsts]
-    user, item, second = (np.concatenate(column) for column in zip(*parts))
-    del parts
+    chunks = []
+    for first in range(0, options.users, step):
+        last = min(first + step, options.users)
+        chunks.append(_draw_users(options, first, last))
+    user, item, second = (np.concatenate(column) for column in zip(*chunks))
+    del chunks
     # Sorting one packed number is several times faster than sorting an index, and ties keep their row order.
-    packed = (second.astype(np.uint64) << np.uint64(36)) | np.arange(len(user), dtype=np.uint64)
+    row = np.arange(len(user), dtype=np.uint64)
+    row_bits = np.uint64(36)
+    packed = (second.astype(np.uint64) << row_bits) | row
     packed.sort()
-    order = (packed & np.uint64(2**36 - 1)).astype(np.int64)
-    time = START + (packed >> np.uint64(36)).astype(np.int64)
+    row_mask = np.uint64(2**36 - 1)
+    order = (packed & row_mask).astype(np.int64)
+    seconds = packed >> row_bits
+    time = START + seconds.astype(np.int64)
     return SyntheticRows(user[order], item[order], time)
 
 
@@ -132,56 +164,92 @@ def _draw_users(options: SyntheticOptions, first: int, last: int) -> tuple[Ints,
     """User, item and second of every interaction of users first..last-1, without repeated pairs."""
     random = np.random.default_rng((options.seed, first))
     users = np.arange(first, last, dtype=np.int32)
-    user = np.repeat(users, _draw_counts(random, options, last - first))
-    late = users >= round(options.users * (1 - options.new))
-    arrival = np.where(late, 0.5 + 0.4 * random.random(len(users)), 0.1 * random.random(len(users)))
-    arrival = arrival.astype(np.float32)[user - first]
+    counts = _draw_counts(random, options, last - first)
+    user = np.repeat(users, counts)
+    number = user - first
+    arrival = _draw_arrivals(random, options, users)[number]
     time = arrival + (1 - arrival) * random.random(len(user), dtype=np.float32)
     item = _draw_items(random, options, user, time)
+    _redraw_repeats(random, options, user, item, time)
+    keep = np.ones(len(user), np.bool_)
+    keep[_find_repeats(number, item)] = False
+    last_second = np.float32(SPAN - 8)
+    second = np.minimum(time * np.float32(SPAN), last_second)
+    second = second.astype(np.int32)
+    return user[keep], item[keep], second[keep]
+
+
+def _draw_arrivals(random: np.random.Generator, options: SyntheticOptions, users: Ints) -> Floats:
+    """When each user arrives, as a share of the time: the last ones in the second half, others at once."""
+    first_late = round(options.users * (1 - options.new))
+    is_late = users >= first_late
+    late = 0.5 + 0.4 * random.random(len(users))
+    early = 0.1 * random.random(len(users))
+    arrival = np.where(is_late, late, early)
+    return arrival.astype(np.float32)
+
+
+def _redraw_repeats(
+    random: np.random.Generator, options: SyntheticOptions, user: Ints, item: Ints, time: Floats
+) -> None:
+    """Draw the items of repeated pairs afresh, in place; the last attempts ignore taste."""
+    number = user - user.min(initial=0)
     for attempt in range(REDRAWS):
-        again = _find_repeats(user - first, item)
-        if not len(again):
+        repeats = _find_repeats(number, item)
+        if not len(repeats):
             break
         if attempt < REDRAWS - 2:
-            item[again] = _draw_items(random, options, user[again], time[again])
+            item[repeats] = _draw_items(random, options, user[repeats], time[repeats])
         else:
-            item[again] = random.integers(0, options.items, len(again), dtype=np.int32)
-    kept = np.ones(len(user), np.bool_)
-    kept[_find_repeats(user - first, item)] = False
-    second = np.minimum(time * np.float32(SPAN), np.float32(SPAN - 8)).astype(np.int32)
-    return user[kept], item[kept], second[kept]
+            item[repeats] = random.integers(0, options.items, len(repeats), dtype=np.int32)
 
 
 def _draw_counts(random: np.random.Generator, options: SyntheticOptions, n: int) -> Longs:
     """Interactions per user: a floor of up to five plus a long tail, at most half of the items."""
     least = min(5, int(options.per_user))
     more = options.per_user - least
-    counts = least + (random.negative_binomial(2, 2 / (2 + more), n) if more > 0 else np.zeros(n, np.int64))
-    return np.minimum(counts, max(1, options.items // 2)).astype(np.int64)
+    if more > 0:
+        tail = random.negative_binomial(2, 2 / (2 + more), n)
+    else:
+        tail = np.zeros(n, np.int64)
+    most = max(1, options.items // 2)
+    counts = np.minimum(least + tail, most)
+    return counts.astype(np.int64)
 
 
 def _draw_items(random: np.random.Generator, options: SyntheticOptions, user: Ints, time: Floats) -> Ints:
     """An item for each (user, time), repeats included."""
-    groups, n = options.groups, len(user)
-    moved = random.random(n, dtype=np.float32) < np.float32(options.drift) * time
-    group = (user + moved) % groups
-    strays = random.random(n, dtype=np.float32) >= LOYALTY
-    group[strays] = random.integers(0, groups, int(strays.sum()), dtype=group.dtype)
+    groups = options.groups
+    n = len(user)
+    drift = np.float32(options.drift)
+    has_moved = random.random(n, dtype=np.float32) < drift * time
+    group = (user + has_moved) % groups
+    is_stray = random.random(n, dtype=np.float32) >= LOYALTY
+    n_strays = int(is_stray.sum())
+    group[is_stray] = random.integers(0, groups, n_strays, dtype=group.dtype)
     # Inverse of the continuous 1 / x law on 1..size+1: no table to search.
     size = -(-options.items // groups)
-    rank = np.exp(random.random(n, dtype=np.float32) * np.float32(np.log(size + 1))).astype(np.int32) - 1
+    log_size = np.float32(np.log(size + 1))
+    quantile = random.random(n, dtype=np.float32)
+    rank = np.exp(quantile * log_size).astype(np.int32) - 1
     item = rank * groups + group
-    over = item >= options.items  # the last groups may have one item less
-    item[over] = group[over]
+    is_over = item >= options.items  # the last groups may have one item less
+    item[is_over] = group[is_over]
     return np.asarray(item, np.int32)
 
 
 def _find_repeats(user: Ints, item: Ints) -> Longs:
     """Rows whose (user, item) stands in an earlier row."""
     # User, item and row packed in 64 bits: plain sorting is much faster than an argsort.
-    row_bits = max(1, len(user).bit_length())
-    pair = user.astype(np.uint64) * np.uint64(int(item.max(initial=0)) + 1) + item.astype(np.uint64)
-    packed = (pair << np.uint64(row_bits)) | np.arange(len(user), dtype=np.uint64)
+    n_items = int(item.max(initial=0)) + 1
+    pair = user.astype(np.uint64) * np.uint64(n_items)
+    pair = pair + item.astype(np.uint64)
+    n_bits = max(1, len(user).bit_length())
+    row_bits = np.uint64(n_bits)
+    row = np.arange(len(user), dtype=np.uint64)
+    packed = (pair << row_bits) | row
     packed.sort()
-    same = (packed[1:] >> np.uint64(row_bits)) == (packed[:-1] >> np.uint64(row_bits))
-    return np.asarray(packed[1:][same] & np.uint64(2**row_bits - 1), np.int64)
+    sorted_pair = packed >> row_bits
+    is_repeat = sorted_pair[1:] == sorted_pair[:-1]
+    row_mask = np.uint64(2**n_bits - 1)
+    return np.asarray(packed[1:][is_repeat] & row_mask, np.int64)

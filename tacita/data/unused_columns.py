@@ -1,4 +1,4 @@
-"""Columns whose names say nothing: the time among them if it is plain, and a word on those that look usable."""
+"""Inspects columns whose names do not fit a role: finds the time if it is plain, and notes others that look usable."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import polars as pl
 
 from tacita.data.file_errors import quote_value
+from tacita.data.roles import RolePlaces
 from tacita.data.values import FileHints, parse_finite, parse_times
 
 _TIME_NAME = re.compile(r"(^|_)(day|when|at|on|month|year|week|seen|visited)(_|$)|time|date|stamp", re.I)
@@ -18,59 +19,95 @@ _EPOCHS = tuple((631_152_000 * unit, 4_102_444_800 * unit) for unit in (1, 10**3
 
 
 def inspect_columns(
-    every: Sequence[str],
-    roles: dict[str, int],
+    columns: Sequence[str],
+    roles: RolePlaces,
     hints: FileHints,
     sample: pl.DataFrame,
-    whole: Callable[[str], pl.Series],
-    names: Mapping[str, str] | None = None,
-) -> tuple[dict[str, int], list[str]]:
+    read_column: Callable[[str], pl.Series],
+    shown_names: Mapping[str, str] | None = None,
+) -> tuple[RolePlaces, list[str]]:
     """The roles, with the time where one column is plainly it, and notes on others that look usable.
 
-    `every` are the columns as the sample has them, `names` what people call them where that differs.
+    `columns` are the columns as the sample has them, `shown_names` what people call them where that differs.
     """
-    called = {name: (names or {}).get(name, name) for name in every}
+    shown = {name: name for name in columns}
+    shown.update(shown_names or {})
     notes = []
-    if "timestamp" not in roles and "timestamp" not in hints.columns:
-        plain = [name for name in sample.columns if _is_time(called[name], sample[name], hints)]
-        plain = [name for name in plain if not parse_times(whole(name), hints)[0].null_count()]
-        if len(plain) == 1:
-            roles = {**roles, "timestamp": every.index(plain[0])}
-        elif plain:
-            either = " and ".join(quote_value(called[name]) for name in plain)
-            notes.append(f"columns {either} look like times and none was used; choose with --columns time=NAME.")
+    if _is_open("timestamp", roles, hints):
+        times = [name for name in sample.columns if _is_time(shown[name], sample[name], hints)]
+        times = [name for name in times if _has_only_times(read_column(name), hints)]
+        if len(times) == 1:
+            place = columns.index(times[0])
+            roles = {**roles, "timestamp": place}
+        elif times:
+            quoted = " and ".join(quote_value(shown[name]) for name in times)
+            notes.append(f"columns {quoted} look like times and none was used; choose with --columns time=NAME.")
         else:
-            maybe = (_note_time_column(called[name], sample[name]) for name in sample.columns)
-            notes += [note for note in maybe if note]
-    if "rating" not in roles and "rating" not in hints.columns:
-        for name in sample.columns:
-            if _RATING_NAME.search(called[name]) and not parse_finite(sample[name].drop_nulls()).null_count():
-                notes.append(
-                    f"column {quote_value(called[name])} could be ratings; --columns rating={called[name]} uses it."
-                )
+            notes += _note_time_columns(sample, shown)
+    if _is_open("rating", roles, hints):
+        notes += _note_rating_columns(sample, shown)
     return roles, notes
+
+
+def _is_open(role: str, roles: RolePlaces, hints: FileHints) -> bool:
+    """Whether no column has a role and the caller says nothing of it."""
+    return role not in roles and role not in hints.columns
+
+
+def _has_only_times(values: pl.Series, hints: FileHints = FileHints()) -> bool:  # noqa: B008
+    times, _ = parse_times(values, hints)
+    return times.null_count() == 0
+
+
+def _note_rating_columns(sample: pl.DataFrame, shown: Mapping[str, str]) -> list[str]:
+    notes = []
+    for column in sample.columns:
+        name = shown[column]
+        if not _RATING_NAME.search(name):
+            continue
+        numbers = parse_finite(sample[column].drop_nulls())
+        if not numbers.null_count():
+            notes.append(f"column {quote_value(name)} could be ratings; --columns rating={name} uses it.")
+    return notes
 
 
 def _is_time(name: str, values: pl.Series, hints: FileHints) -> bool:
     """Whether a column is plainly the time of its rows: dates by type or look, or a time's name on a time's numbers."""
-    if _NOT_OF_THE_EVENT.search(name) or not len(values) or values.null_count():
+    if _NOT_OF_THE_EVENT.search(name):
+        return False
+    if not len(values) or values.null_count():
         return False
     if isinstance(values.dtype, pl.Date | pl.Datetime):
         return True
     if _is_epoch(values):
         return bool(_TIME_NAME.search(name)) and hints.date_format is None
-    numeric = values.cast(pl.Float64, strict=False).null_count() == 0
-    if values.dtype != pl.String or (numeric and hints.date_format is None):
+    if values.dtype != pl.String:
         return False
-    return parse_times(values, hints)[0].null_count() == 0
+    numbers = values.cast(pl.Float64, strict=False)
+    is_numeric = numbers.null_count() == 0
+    if is_numeric and hints.date_format is None:
+        return False
+    return _has_only_times(values, hints)
 
 
 def _is_epoch(values: pl.Series) -> bool:
     """Whether all values are whole numbers that are times between 1990 and 2100 in one unit."""
-    if not (values.dtype.is_integer() or values.dtype == pl.String):
+    is_text = values.dtype == pl.String
+    if not is_text and not values.dtype.is_integer():
         return False
     numbers = values.cast(pl.Int64, strict=False)
-    return not numbers.null_count() and any(numbers.is_between(low, high).all() for low, high in _EPOCHS)
+    if numbers.null_count():
+        return False
+    return any(numbers.is_between(low, high).all() for low, high in _EPOCHS)
+
+
+def _note_time_columns(sample: pl.DataFrame, shown: Mapping[str, str]) -> list[str]:
+    notes = []
+    for column in sample.columns:
+        note = _note_time_column(shown[column], sample[column])
+        if note:
+            notes.append(note)
+    return notes
 
 
 def _note_time_column(name: str, values: pl.Series) -> str | None:
@@ -78,18 +115,20 @@ def _note_time_column(name: str, values: pl.Series) -> str | None:
     filled = values.drop_nulls()
     if not len(filled):
         return None
-    if filled.dtype == pl.String and filled.str.contains(_DATE_LOOK).all() and parse_times(filled)[0].null_count():
+    is_known = _has_only_times(filled)
+    looks_like_dates = filled.dtype == pl.String and bool(filled.str.contains(_DATE_LOOK).all())
+    quoted = quote_value(name)
+    if looks_like_dates and not is_known:
         form = _guess_date_format(filled)
+        example = quote_value(filled[0])
         return (
-            f"column {quote_value(name)} holds dates such as {quote_value(filled[0])} and was not used; "
+            f"column {quoted} holds dates such as {example} and was not used; "
             f'--columns time={name} --date-format "{form}" uses it.'
         )
-    known = not parse_times(filled)[0].null_count()
-    timely = _is_epoch(filled) or isinstance(filled.dtype, pl.Date | pl.Datetime)
-    timely |= known and filled.dtype == pl.String and bool(filled.str.contains(_DATE_LOOK).all())
-    named = known and _TIME_NAME.search(name)
-    if timely or named:
-        return f"column {quote_value(name)} could be the time and was not used; --columns time={name} uses it."
+    is_typed = isinstance(filled.dtype, pl.Date | pl.Datetime)
+    is_named = is_known and _TIME_NAME.search(name)
+    if looks_like_dates or is_typed or is_named or _is_epoch(filled):
+        return f"column {quoted} could be the time and was not used; --columns time={name} uses it."
     return None
 
 
@@ -97,7 +136,15 @@ def _guess_date_format(values: pl.Series) -> str:
     """The format that the first date seems to have, day before month where that is open."""
     first = str(values[0])
     mark = next(letter for letter in first if letter in "./-")
-    day_first = values.str.extract(r"^\d+[./-](\d+)").cast(pl.Int64, strict=False).max()
-    order = "%m{0}%d{0}%Y" if isinstance(day_first, int) and day_first > 12 else "%d{0}%m{0}%Y"
-    clock = " %H:%M:%S" if first.count(":") == 2 else " %H:%M" if ":" in first else ""
-    return order.format(mark) + clock
+    second_numbers = values.str.extract(r"^\d+[./-](\d+)")
+    largest = second_numbers.cast(pl.Int64, strict=False).max()
+    if isinstance(largest, int) and largest > 12:
+        date_format = f"%m{mark}%d{mark}%Y"
+    else:
+        date_format = f"%d{mark}%m{mark}%Y"
+    n_colons = first.count(":")
+    if n_colons == 2:
+        return date_format + " %H:%M:%S"
+    if n_colons:
+        return date_format + " %H:%M"
+    return date_format

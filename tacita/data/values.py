@@ -17,7 +17,7 @@ _MAYBE_THOUSANDS = r",\d{3}$"
 
 @dataclass(frozen=True)
 class FileHints:
-    """What somebody said about a file: role -> column, how its dates are written, its decimal mark."""
+    """What the caller says of a file: role -> column, how its dates are written, its decimal mark."""
 
     columns: dict[str, str] = field(default_factory=dict)
     date_format: str | None = None
@@ -36,40 +36,52 @@ def parse_finite(
     values: pl.Series, kind: type[pl.Float32 | pl.Float64] = pl.Float64, decimal: str | None = None
 ) -> pl.Series:
     """Numbers; what is none, or is not finite, becomes null."""
-    numbers = _normalise_decimals(values, decimal).cast(pl.Float64, strict=False).cast(kind)
-    return numbers.set(~numbers.is_finite().fill_null(False), None)
+    values = _normalise_decimals(values, decimal)
+    numbers = values.cast(pl.Float64, strict=False)
+    numbers = numbers.cast(kind)
+    is_finite = numbers.is_finite().fill_null(False)
+    return numbers.set(~is_finite, None)
 
 
 def _normalise_decimals(values: pl.Series, decimal: str | None) -> pl.Series:
-    """Text with decimal commas as text with points, where that is asked for or cannot mean anything else."""
+    """Text with decimal commas as text with points, on request or where it cannot mean anything else."""
     if values.dtype != pl.String or decimal == ".":
         return values
-    commas = values.str.contains(_COMMA_NUMBER).fill_null(False)
-    if decimal is None and (
-        not commas.filter(values.is_not_null()).all() or values.str.contains(_MAYBE_THOUSANDS).any()
-    ):
+    has_comma = values.str.contains(_COMMA_NUMBER).fill_null(False)
+    if decimal is None and not _has_plain_commas(values, has_comma):
         return values
-    return values.set(~commas, None).str.replace(",", ".", literal=True)
+    numbers = values.set(~has_comma, None)
+    return numbers.str.replace(",", ".", literal=True)
+
+
+def _has_plain_commas(values: pl.Series, has_comma: pl.Series) -> bool:
+    """Whether all values are numbers with decimal commas, and no comma may separate thousands."""
+    is_filled = values.is_not_null()
+    if not has_comma.filter(is_filled).all():
+        return False
+    return not values.str.contains(_MAYBE_THOUSANDS).any()
 
 
 def parse_times(values: pl.Series, hints: FileHints = FileHints()) -> tuple[pl.Series, str]:  # noqa: B008
     """Whole numbers whose order is that of the times, from numbers or dates, and their unit where it is known."""
     kind = values.dtype
-    if isinstance(kind, pl.Date):
-        return values.to_physical().cast(pl.Int64), "d"
-    if isinstance(kind, pl.Datetime):
-        return values.to_physical().cast(pl.Int64), kind.time_unit
     if kind.is_temporal():
-        return values.to_physical().cast(pl.Int64), ""
+        unit = ""
+        if isinstance(kind, pl.Date):
+            unit = "d"
+        elif isinstance(kind, pl.Datetime):
+            unit = kind.time_unit
+        return values.to_physical().cast(pl.Int64), unit
     if hints.date_format:
-        return parse_dates(values.cast(pl.String), hints.date_format), "us"
+        texts = values.cast(pl.String)
+        return parse_dates(texts, hints.date_format), "us"
     if kind.is_float():
         return _to_whole_numbers(values, None), ""
     numbers = values.cast(pl.Int64, strict=False)
     if not numbers.null_count() or kind != pl.String:
         return numbers, ""
-    first = values.drop_nulls()
-    if len(first) and parse_number(first[0]) is not None:
+    filled = values.drop_nulls()
+    if len(filled) and parse_number(filled[0]) is not None:
         return _to_whole_numbers(values, hints.decimal), ""
     return parse_dates(values), "us"
 
@@ -78,25 +90,30 @@ def _to_whole_numbers(values: pl.Series, decimal: str | None) -> pl.Series:
     """Floats as whole numbers, in millionths where they have fractions and room for it."""
     numbers = parse_finite(values, decimal=decimal)
     largest = float(numbers.abs().max() or 0)  # type: ignore[arg-type]
-    fractions = bool((numbers.drop_nulls() % 1 != 0).any())
-    if fractions and largest < 9e12:
+    fractions = numbers.drop_nulls() % 1
+    has_fractions = (fractions != 0).any()
+    if has_fractions and largest < 9e12:
         numbers = numbers * 1e6
-    return numbers.round(0).cast(pl.Int64, strict=False)
+    rounded = numbers.round(0)
+    return rounded.cast(pl.Int64, strict=False)
 
 
 def parse_dates(values: pl.Series, form: str | None = None) -> pl.Series:
-    """Text as microseconds, in the given format; else those that fit the first value first, the rest where needed."""
+    """Text as microseconds, in one format; without one, formats that fit the first value come first."""
     if form is not None:
         return _parse_date_format(values, form)
     first = values.drop_nulls().head(1)
     fitting = sorted(_DATE_FORMATS, key=lambda form: _parse_date_format(first, form).null_count())
-    found = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(values))
+    no_time = pl.Series([None], dtype=pl.Int64)
+    times = no_time.new_from_index(0, len(values))
     for form in fitting:
-        if not found.null_count():
+        if not times.null_count():
             break
-        found = found.zip_with(found.is_not_null(), _parse_date_format(values, form))
-    return found
+        parsed = _parse_date_format(values, form)
+        times = times.zip_with(times.is_not_null(), parsed)
+    return times
 
 
 def _parse_date_format(values: pl.Series, form: str) -> pl.Series:
-    return values.str.to_datetime(form, time_unit="us", strict=False).to_physical().cast(pl.Int64)
+    dates = values.str.to_datetime(form, time_unit="us", strict=False)
+    return dates.to_physical().cast(pl.Int64)

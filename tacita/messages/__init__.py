@@ -1,4 +1,4 @@
-"""What leaves a device: how it is laid out (`forms`), and how uploads become a total (`totals`, `adding`)."""
+"""What leaves a device: its layout (`forms`), and how uploads become a total (`totals`, `aggregation`)."""
 
 from tacita.messages.aggregation import make_accumulator
 from tacita.messages.forms import (

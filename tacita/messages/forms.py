@@ -1,6 +1,6 @@
-"""How a field is laid out: its `Spec`, and the forms in which a cohort's clients hold it, each of which adds up.
+"""The layout of a field: its `Spec`, and the forms in which a cohort's clients hold it; each form can be summed.
 
-Where two of them meet their shapes are compared: compiled loops trust them, and numpy would stretch what is too narrow.
+Shapes are compared before arrays are combined: compiled loops trust them, and numpy would broadcast a narrow one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ QUANTUM = 2.0**-24  # of the exact sums of the aggregator `ideal`; sums stay who
 
 @dataclass(frozen=True)
 class Spec:
-    """One named thing that leaves a device, as one client has it."""
+    """One named field that leaves a device, as one client has it."""
 
     name: str
     shape: tuple[int, ...]
@@ -31,18 +31,20 @@ class Spec:
     by: str = "server"  # who sees it
     most: float = np.inf  # the most that one client of weight 1 may put into one number, in absolute value
     least: float = -np.inf  # 0: never negative
-    exact: bool = False  # travels in double precision, so that it can be taken back exactly
-    touched: bool = False  # the weight that touched each row is summed beside it
+    exact: bool = False  # travels in double precision, so that it can be withdrawn exactly
+    touched: bool = False  # the weight that touched each row is summed as well
     symmetric: bool = False  # half of it is enough
     sparse: bool = False  # its sum is a `SparseSum` of lower triangles, which no node sends: too large to be an array
     about: str = ""  # in plain words, for the people's log
-    counted: str = "touched"  # of pairs of items: the field that says how many people have each item
+    counted: str = "touched"  # of pairs of items: the field that counts the users of each item
 
     @property
     def n_bytes(self) -> float:
         """Whole, as a masked upload would be, in single precision."""
         size = float(np.prod(self.shape))
-        return 2 * (size + self.shape[0]) if self.symmetric else 4 * size
+        if self.symmetric:
+            return 2 * (size + self.shape[0])
+        return 4 * size
 
 
 @dataclass(frozen=True)
@@ -58,46 +60,59 @@ class SparseRows:
         rows = len(self.item)
         check_shape(field.name, self.value.shape, (rows, *field.shape[1:]))
         check_shape(f"{field.name}, clients", self.client.shape, (rows,))
-        for what, ids, below in (("item", self.item, field.shape[0]), ("client", self.client, n_clients)):
-            if rows and not 0 <= int(ids.min()) <= int(ids.max()) < below:
-                raise TacitaError(f"an upload's '{what}' numbers of '{field.name}' must lie from 0 to {below - 1}.")
+        _check_numbers(field, "item", self.item, field.shape[0])
+        _check_numbers(field, "client", self.client, n_clients)
 
     def apply_factor(self) -> SparseRows:
         """The same with the factor multiplied in."""
-        return self if self.factor is None else replace(self, factor=None).scale(self.factor)
+        if self.factor is None:
+            return self
+        plain = replace(self, factor=None)
+        return plain.scale(self.factor)
 
     def add_to(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
         if self.factor is not None:
-            replace(self, factor=None).add_to(total, touched, weight * self.factor)
+            plain = replace(self, factor=None)
+            plain.add_to(total, touched, weight * self.factor)
         elif total.ndim == 2:
             fold_rows(self.client, self.item, self.value, weight, total, touched)
         else:
-            np.add.at(total, self.item, weight[self.client] * self.value)
-            np.add.at(touched, self.item, weight[self.client])
+            row_weight = weight[self.client]
+            np.add.at(total, self.item, row_weight * self.value)
+            np.add.at(touched, self.item, row_weight)
 
     def squared_norms(self, n_clients: int) -> Doubles:
-        each = (self.value.astype(np.float64) ** 2).sum(axis=tuple(range(1, self.value.ndim)))
-        found = np.bincount(self.client, weights=each, minlength=n_clients).astype(np.float64)
-        return found if self.factor is None else found * self.factor**2
+        row_squares = _sum_squares(self.value)
+        squares = np.bincount(self.client, weights=row_squares, minlength=n_clients)
+        squares = squares.astype(np.float64)
+        if self.factor is None:
+            return squares
+        return squares * self.factor**2
 
     def scale(self, factor: Doubles) -> SparseRows:
-        by = factor[self.client].reshape(-1, *[1] * (self.value.ndim - 1))
-        return replace(self, value=(by * self.value).astype(self.value.dtype))
+        row_factor = as_column(factor[self.client], self.value.ndim)
+        scaled = row_factor * self.value
+        return replace(self, value=scaled.astype(self.value.dtype))
 
     def take_clients(self, clients: Longs) -> SparseRows:
         """The rows of some clients, renumbered, as a copy."""
         if self.factor is not None:
             return self.apply_factor().take_clients(clients)
-        place = np.full(int(clients.max(initial=-1)) + 1, -1, np.int32)
+        n_places = 1 + max(int(clients.max(initial=-1)), int(self.client.max(initial=-1)))
+        place = np.full(n_places, -1, np.int32)
         place[clients] = np.arange(len(clients), dtype=np.int32)
-        known = self.client < len(place)
-        kept = known & (place[np.where(known, self.client, 0)] >= 0) if len(place) else np.zeros(len(self.client), bool)
-        return SparseRows(place[self.client[kept]], self.item[kept].copy(), self.value[kept].copy())
+        new_client = place[self.client]
+        rows = np.flatnonzero(new_client >= 0)
+        return SparseRows(new_client[rows], self.item[rows], self.value[rows])
 
     def prepend(self, other: SparseRows, shift: int) -> SparseRows:
-        other, mine = other.apply_factor(), self.apply_factor()
-        both = zip((other.client, other.item, other.value), (mine.client + np.int32(shift), mine.item, mine.value))
-        return SparseRows(*(np.concatenate(pair) for pair in both))
+        first = other.apply_factor()
+        second = self.apply_factor()
+        shifted_client = second.client + np.int32(shift)
+        client = np.concatenate([first.client, shifted_client])
+        item = np.concatenate([first.item, second.item])
+        value = np.concatenate([first.value, second.value])
+        return SparseRows(client, item, value)
 
     def n_bytes(self, field: Spec) -> float:
         """Four per number and per id; the channel names the client."""
@@ -115,21 +130,28 @@ class DenseArrays:
 
     def add_to(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
         if self.value[:1].size <= _SMALL_FIELD:
-            some = np.flatnonzero(weight)
-            by = weight[some].reshape(-1, *[1] * (self.value.ndim - 1))
-            _add_in_order(total, by * self.value[some].astype(np.float64))
-            _add_in_order(touched, np.repeat(weight[some][:, None], len(touched), axis=1))
+            self._add_small(total, touched, weight)
             return
-        for c in np.flatnonzero(weight):  # one by one: the sum must not depend on how clients are chunked
-            total += weight[c] * self.value[c].astype(np.float64)
-            touched += weight[c]
+        for client in np.flatnonzero(weight):  # one by one: the sum must not depend on how clients are chunked
+            value = self.value[client].astype(np.float64)
+            total += weight[client] * value
+            touched += weight[client]
+
+    def _add_small(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
+        """Add without a loop over clients."""
+        clients = np.flatnonzero(weight)
+        client_weight = weight[clients]
+        values = self.value[clients].astype(np.float64)
+        _add_in_order(total, as_column(client_weight, values.ndim) * values)
+        touches = np.repeat(client_weight[:, None], len(touched), axis=1)
+        _add_in_order(touched, touches)
 
     def squared_norms(self, n_clients: int) -> Doubles:
-        return np.asarray((self.value.astype(np.float64) ** 2).sum(axis=tuple(range(1, self.value.ndim))))
+        return np.asarray(_sum_squares(self.value))
 
     def scale(self, factor: Doubles) -> DenseArrays:
-        by = factor.reshape(-1, *[1] * (self.value.ndim - 1))
-        return DenseArrays((by * self.value).astype(self.value.dtype))
+        scaled = as_column(factor, self.value.ndim) * self.value
+        return DenseArrays(scaled.astype(self.value.dtype))
 
     def take_clients(self, clients: Longs) -> DenseArrays:
         return DenseArrays(self.value[clients].copy())
@@ -143,9 +165,9 @@ class DenseArrays:
 
 @dataclass(frozen=True)
 class _Statistic:
-    """What a person is known by once it is read: it is only ever summed."""
+    """A statistic that identifies a user once it is read: it is only ever summed."""
 
-    client: Ints  # (lists or vectors,) whose each is, ascending
+    client: Ints  # (lists or vectors,) the owner of each, ascending
 
     def take_clients(self, clients: Longs) -> Any:
         raise TacitaError("a person's statistic is their history: it is summed, never seen by itself.")
@@ -154,7 +176,8 @@ class _Statistic:
         raise TacitaError("a person's statistic is their history: it is summed, never seen by itself.")
 
     def n_bytes(self, field: Spec) -> float:
-        return field.n_bytes * len(np.unique(self.client))
+        n_clients = len(np.unique(self.client))
+        return field.n_bytes * n_clients
 
 
 @dataclass(frozen=True)
@@ -168,36 +191,47 @@ class CooccurrenceTerms(_Statistic):
     inputs: Ints | None = None
 
     def check(self, field: Spec, n_clients: int) -> None:
-        rows = self.n_items if self.inputs is None else len(self.inputs)
-        check_shape(field.name, (rows, self.n_items), field.shape)
+        n_rows = len(self._rows())
+        check_shape(field.name, (n_rows, self.n_items), field.shape)
         check_shape(f"{field.name}, lists", self.factor.shape, self.client.shape)
-        for what, ids, below in (("item", self.item, self.n_items), ("client", self.client, n_clients)):
-            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < below:
-                raise TacitaError(f"an upload's '{what}' numbers of '{field.name}' must lie from 0 to {below - 1}.")
+        _check_numbers(field, "item", self.item, self.n_items)
+        _check_numbers(field, "client", self.client, n_clients)
+
+    def _rows(self) -> Ints:
+        """The items that have a row: the inputs, or all."""
+        if self.inputs is None:
+            return np.arange(self.n_items, dtype=np.int32)
+        return self.inputs
 
     def add_to(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
-        owner = np.repeat(np.arange(len(self.factor), dtype=np.int32), np.diff(self.ptr))
-        order = np.argsort(self.item, kind="stable")
-        ptr = np.zeros(self.n_items + 1, np.int64)
-        np.cumsum(np.bincount(self.item, minlength=self.n_items), out=ptr[1:])
-        rows = np.arange(self.n_items, dtype=np.int32) if self.inputs is None else self.inputs
-        pair_sums(rows, ptr, owner[order], self.ptr, self.item, weight[self.client] * self.factor, total)
+        list_numbers = np.arange(len(self.factor), dtype=np.int32)
+        owner = np.repeat(list_numbers, np.diff(self.ptr))
+        by_item = np.argsort(self.item, kind="stable")
+        counts = np.bincount(self.item, minlength=self.n_items)
+        item_ptr = np.zeros(self.n_items + 1, np.int64)
+        np.cumsum(counts, out=item_ptr[1:])
+        factor = weight[self.client] * self.factor
+        pair_sums(self._rows(), item_ptr, owner[by_item], self.ptr, self.item, factor, total)
 
     def lower_triangle(self, weight: Doubles) -> scipy.sparse.csr_array:
-        """The lower triangle of the sum, where all items are inputs: of whole numbers of a quantum, so that it is
-        exact in any order and chunk."""
-        by = np.rint(weight[self.client] * self.factor / QUANTUM) * QUANTUM
-        size = np.diff(self.ptr)
-        marks = matrix_of_rows(self.ptr, self.item, np.ones(len(self.item)), self.n_items)
-        weighed = matrix_of_rows(self.ptr, self.item, np.repeat(by, size), self.n_items)
-        found = scipy.sparse.tril(weighed.T.tocsr() @ marks, format="csr")
-        found.eliminate_zeros()
-        return found
+        """The lower triangle of the sum, where all items are inputs.
+
+        Its numbers are whole multiples of a quantum, so it is exact in any order and chunk.
+        """
+        factor = round_to_quantum(weight[self.client] * self.factor)
+        entry_factor = np.repeat(factor, np.diff(self.ptr))
+        ones = np.ones(len(self.item))
+        marks = matrix_of_rows(self.ptr, self.item, ones, self.n_items)
+        weighted = matrix_of_rows(self.ptr, self.item, entry_factor, self.n_items)
+        sums = weighted.T.tocsr() @ marks
+        triangle = scipy.sparse.tril(sums, format="csr")
+        triangle.eliminate_zeros()
+        return triangle
 
     def squared_norms(self, n_clients: int) -> Doubles:
         """|f x x^T| is f |x|^2, counted over all items; lists of one client may add up at most."""
         length = np.abs(self.factor) * np.diff(self.ptr)
-        return np.bincount(self.client, weights=length, minlength=n_clients).astype(np.float64) ** 2
+        return _square_sums(self.client, length, n_clients)
 
     def scale(self, factor: Doubles) -> CooccurrenceTerms:
         return replace(self, factor=self.factor * factor[self.client])
@@ -208,25 +242,27 @@ class OuterProducts(_Statistic):
     """The sum of sign v v^T over a client's vectors of whole numbers of a quantum: exact in any order and chunk."""
 
     vector: Doubles  # (vectors, width)
-    sign: Doubles  # (vectors,) 1, or -1 for what is taken back
+    sign: Doubles  # (vectors,) 1, or -1 for a withdrawn one
 
     def check(self, field: Spec, n_clients: int) -> None:
         width = self.vector.shape[1]
         check_shape(field.name, (width, width), field.shape)
         check_shape(f"{field.name}, vectors", (*self.sign.shape, width), self.vector.shape)
         check_shape(f"{field.name}, clients", self.client.shape, self.sign.shape)
-        if len(self.client) and not 0 <= int(self.client.min()) <= int(self.client.max()) < n_clients:
-            raise TacitaError(f"an upload's 'client' numbers of '{field.name}' must lie from 0 to {n_clients - 1}.")
+        _check_numbers(field, "client", self.client, n_clients)
 
     def add_to(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
-        by = self.sign * weight[self.client]
-        weighed = self.vector if (by == 1).all() else self.vector * by[:, None]
-        total += weighed.T @ self.vector
+        factor = self.sign * weight[self.client]
+        weighted = self.vector
+        if not (factor == 1).all():
+            weighted = self.vector * factor[:, None]
+        total += weighted.T @ self.vector
 
     def squared_norms(self, n_clients: int) -> Doubles:
         """|v v^T| is |v|^2; vectors of one client may add up at most."""
-        length = np.abs(self.sign) * (self.vector**2).sum(axis=1)
-        return np.bincount(self.client, weights=length, minlength=n_clients).astype(np.float64) ** 2
+        squares = (self.vector**2).sum(axis=1)
+        length = np.abs(self.sign) * squares
+        return _square_sums(self.client, length, n_clients)
 
     def scale(self, factor: Doubles) -> OuterProducts:
         return replace(self, sign=self.sign * factor[self.client])
@@ -234,41 +270,46 @@ class OuterProducts(_Statistic):
 
 @dataclass(frozen=True)
 class SequenceTerms(_Statistic):
-    """Over a client's lists, for every place from `start` on, h h^T, or h e^T: h what came before, e the item there.
+    """Over a client's lists, for every place from `start` on, h h^T, or h e^T: h sums earlier items, e is the item.
 
-    What came j places before weighs `fall[j - 1]`. All that is added is a whole number of the quantum: exact in any
-    order and chunk.
+    An item j places before weighs `fall[j - 1]`. Every addend is a whole multiple of the quantum: exact in any order
+    and chunk.
     """
 
     lists: Ragged  # oldest first
     start: Longs  # (lists,) the first place that counts; earlier ones are only looked back at
-    factor: Doubles  # (lists,) 1, or -1 for what is taken back
+    factor: Doubles  # (lists,) 1, or -1 for a withdrawn one
     fall: Doubles  # (window,)
     n_items: int
     meets: Literal["itself", "next"]  # what h is multiplied with
 
     def check(self, field: Spec, n_clients: int) -> None:
         check_shape(field.name, (self.n_items, self.n_items), field.shape)
-        for what, ids, below in (("item", self.lists.ids, self.n_items), ("client", self.client, n_clients)):
-            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < below:
-                raise TacitaError(f"an upload's '{what}' numbers of '{field.name}' must lie from 0 to {below - 1}.")
-        one = self.client.shape
-        if not one == self.start.shape == self.factor.shape == (len(self.lists),) or (self.start < 0).any():
+        _check_numbers(field, "item", self.lists.ids, self.n_items)
+        _check_numbers(field, "client", self.client, n_clients)
+        shape = (len(self.lists),)
+        has_shape = self.client.shape == self.start.shape == self.factor.shape == shape
+        if not has_shape or (self.start < 0).any():
             raise TacitaError(f"the lists of '{field.name}' of an upload do not fit together; nothing was added.")
 
     def add_to(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
-        told, by = self.lists, self.factor * weight[self.client]
+        ptr = self.lists.ptr
+        ids = self.lists.ids
+        factor = self.factor * weight[self.client]
         if self.meets == "next":
-            next_sums(told.ptr, told.ids, self.start, by, self.fall, QUANTUM, total)
+            next_sums(ptr, ids, self.start, factor, self.fall, QUANTUM, total)
         else:
-            context_sums(told.ptr, told.ids, self.start, by, lag_products(self.fall), QUANTUM, total)
+            products = lag_products(self.fall)
+            context_sums(ptr, ids, self.start, factor, products, QUANTUM, total)
 
     def squared_norms(self, n_clients: int) -> Doubles:
         """No h is longer than the sum of its weights; places of one client may add up at most."""
         power = 1 if self.meets == "next" else 2
-        places = np.maximum(self.lists.counts() - np.maximum(self.start, 1), 0)
-        length = np.abs(self.factor) * places * self.fall.sum() ** power
-        return np.bincount(self.client, weights=length, minlength=n_clients).astype(np.float64) ** 2
+        first_place = np.maximum(self.start, 1)
+        n_places = np.maximum(self.lists.counts() - first_place, 0)
+        bound = self.fall.sum() ** power
+        length = np.abs(self.factor) * n_places * bound
+        return _square_sums(self.client, length, n_clients)
 
     def scale(self, factor: Doubles) -> SequenceTerms:
         return replace(self, factor=self.factor * factor[self.client])
@@ -276,7 +317,31 @@ class SequenceTerms(_Statistic):
 
 def _add_in_order(total: Doubles, more: Doubles) -> None:
     """Add one after the other: the sum must not depend on how clients are chunked."""
-    total[...] = np.add.accumulate(np.concatenate([total[None], more]))[-1]
+    addends = np.concatenate([total[None], more])
+    total[...] = np.add.accumulate(addends)[-1]
+
+
+def as_column(values: Doubles, ndim: int) -> Doubles:
+    """One number per client or row, shaped to multiply arrays of so many dimensions."""
+    return values.reshape(-1, *[1] * (ndim - 1))
+
+
+def round_to_quantum(values: AnyArray) -> AnyArray:
+    """The nearest whole multiples of the quantum."""
+    return np.asarray(np.rint(values / QUANTUM) * QUANTUM)
+
+
+def _sum_squares(values: AnyArray) -> Doubles:
+    """The squared length of each array along the first axis."""
+    other_axes = tuple(range(1, values.ndim))
+    squares = values.astype(np.float64) ** 2
+    return np.asarray(squares.sum(axis=other_axes))
+
+
+def _square_sums(client: Ints, length: Doubles, n_clients: int) -> Doubles:
+    """The squares of each client's summed lengths."""
+    sums = np.bincount(client, weights=length, minlength=n_clients)
+    return sums.astype(np.float64) ** 2
 
 
 Form = SparseRows | DenseArrays | CooccurrenceTerms | OuterProducts | SequenceTerms
@@ -285,3 +350,12 @@ Form = SparseRows | DenseArrays | CooccurrenceTerms | OuterProducts | SequenceTe
 def check_shape(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
     if shape != wanted:
         raise TacitaError(f"'{name}' of an upload has shape {shape}, where the model has {wanted}; nothing was added.")
+
+
+def _check_numbers(field: Spec, what: str, numbers: Ints, below: int) -> None:
+    if not len(numbers):
+        return
+    lowest = int(numbers.min())
+    highest = int(numbers.max())
+    if lowest < 0 or highest >= below:
+        raise TacitaError(f"an upload's '{what}' numbers of '{field.name}' must lie from 0 to {below - 1}.")

@@ -1,8 +1,8 @@
-"""What leaves a device: named fields, how each is laid out, who sees it, and how uploads become a total.
+"""Uploads of a cohort's clients, and the total that they become.
 
-A `Spec` is the one description that byte counts, checks on the wire, clips, noise and the ledger read. An `Upload`
-holds the fields of a cohort of clients, a `Total` their weighted sums, and the single ones where a field is seen each
-by itself. Totals add up, so chunks, silos and nodes can merge.
+Byte counts, checks on the wire, clips, noise and the ledger all read the `Spec` of a field. An `Upload` holds the
+fields of a cohort of clients, a `Total` their weighted sums, and single values where a field is seen each by itself.
+Totals add up, so chunks, silos and nodes can merge.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from tacita.core.errors import TacitaError
 from tacita.core.sparse import SparseSum
-from tacita.core.types import AnyArray, Arrays, Bools, Doubles, Keys, StateUpdate
+from tacita.core.types import AnyArray, Arrays, Bools, Doubles, Keys, Longs, StateUpdate
 from tacita.messages.forms import (
     QUANTUM,
     CooccurrenceTerms,
@@ -25,7 +25,9 @@ from tacita.messages.forms import (
     SequenceTerms,
     SparseRows,
     Spec,
+    as_column,
     check_shape,
+    round_to_quantum,
 )
 
 
@@ -35,10 +37,10 @@ class Upload:
 
     values: dict[str, Form]
     weight: Doubles  # (clients,)
-    sender: Keys  # (clients,) under which key the server knows the client, where it sees one by itself
+    sender: Keys  # (clients,) the key by which the server knows a client that it sees by itself
     nonce: Keys | None = None
-    """(clients,) a number that no other release of the client has. It does not travel: noise on a sum follows it, so
-    that noise is never drawn twice, even if the same round is asked for again."""
+    """(clients,) a number that no other release of the client has. It does not travel. Noise on a sum follows it, so
+    noise is never drawn twice, even if the same round is requested twice."""
 
     @property
     def n_clients(self) -> int:
@@ -56,35 +58,39 @@ class Upload:
 
     def scale(self, factor: Doubles) -> Upload:
         """Every number of a client times its factor."""
-        return replace(self, values={name: v.scale(factor) for name, v in self.values.items()})
+        scaled = {name: value.scale(factor) for name, value in self.values.items()}
+        return replace(self, values=scaled)
 
     def drop_clients(self, dropped: AnyArray) -> Upload:
         """Some clients send nothing."""
-        return replace(self, weight=np.where(dropped, 0.0, self.weight))
+        weight = np.where(dropped, 0.0, self.weight)
+        return replace(self, weight=weight)
 
     def n_bytes(self, fields: Sequence[Spec], whole: bool = False) -> float:
-        """Bytes on the wire; `whole`: as whole arrays, not only what was touched."""
+        """Bytes on the wire; `whole`: as whole arrays, not only the touched rows."""
         if whole:
-            return sum(one.n_bytes for one in fields) * self.n_clients
-        by_name = {one.name: one for one in fields}
-        return sum(value.n_bytes(by_name[name]) for name, value in self.values.items())
+            per_client = sum(spec.n_bytes for spec in fields)
+            return per_client * self.n_clients
+        specs = {spec.name: spec for spec in fields}
+        total = 0.0
+        for name, value in self.values.items():
+            total += value.n_bytes(specs[name])
+        return total
 
 
 @dataclass(frozen=True)
 class CohortReply:
-    """What a cohort's devices make of a question; only the upload leaves them."""
+    """What a cohort's devices answer to a question; only the upload leaves them."""
 
     upload: Upload
-    state_update: StateUpdate = field(
-        default_factory=dict
-    )  # name in the device state -> new rows or lists, one per user
+    state_update: StateUpdate = field(default_factory=dict)  # name in the device state -> new rows or lists per user
     notes: Arrays = field(default_factory=dict)  # name -> (clients,) for the lab's log; nan: nothing
-    contributes: Bools | None = None  # (clients,) whose upload holds something of theirs; None: everybody's may
+    contributes: Bools | None = None  # (clients,) whose upload holds their own data; None: any may
 
 
 @dataclass(frozen=True)
 class PerClientField:
-    """One field of single clients, as the one who may see it has it."""
+    """One field of single clients, as the party that may see it has it."""
 
     sender: Keys
     value: Form
@@ -98,8 +104,8 @@ class Total:
     weight: float = 0.0
     n_clients: int = 0
     each: dict[str, PerClientField] = field(default_factory=dict)
-    nonce: int = 0  # of all uploads in it, in any order; stays where they were added
-    symmetric: dict[str, int] = field(default_factory=dict)  # 1: a sum is symmetric by what it is, whatever the data
+    nonce: int = 0  # of all uploads in it, in any order; it does not travel
+    symmetric: dict[str, int] = field(default_factory=dict)  # 1: a sum is symmetric by definition, for any data
 
     def __getitem__(self, name: str) -> Any:
         return self.sums[name]
@@ -110,83 +116,135 @@ class Total:
 
 def wire_bytes(array: AnyArray) -> int:
     """Dense, or as (index, value) pairs where that is smaller."""
-    return min(array.nbytes, (4 + array.itemsize) * int(np.count_nonzero(array)))
+    n_entries = int(np.count_nonzero(array))
+    pair_bytes = 4 + array.itemsize
+    return min(array.nbytes, pair_bytes * n_entries)
 
 
 def touched_name(name: str) -> str:
-    """The sum that says which rows of a field were touched, by what weight."""
+    """The name of the sum of weights that touched each row of a field."""
     return f"{name}.touched"
 
 
 def empty_total(fields: Sequence[Spec]) -> Total:
     sums: dict[str, Any] = {}
-    for one in fields:
-        if one.seen == "summed":
-            sums[one.name] = SparseSum(one.shape) if one.sparse else np.zeros(one.shape)
-        if one.touched:
-            sums[touched_name(one.name)] = np.zeros(one.shape[:1])
+    for spec in fields:
+        if spec.seen == "summed":
+            sums[spec.name] = SparseSum(spec.shape) if spec.sparse else np.zeros(spec.shape)
+        if spec.touched:
+            n_rows = spec.shape[:1]
+            sums[touched_name(spec.name)] = np.zeros(n_rows)
     return Total(sums, symmetric=find_symmetric(fields))
 
 
 def find_symmetric(fields: Sequence[Spec]) -> dict[str, int]:
-    return {one.name: 1 for one in fields if one.symmetric}
+    return {spec.name: 1 for spec in fields if spec.symmetric}
 
 
 def add_upload(total: Total, upload: Upload, fields: Sequence[Spec], exact: bool = False) -> Total:
     """Add a cohort's uploads; reuses the total's buffers. `exact`: in whole numbers of a quantum, in any order."""
-    by_name = {one.name: one for one in fields}
-    _check_upload(upload, by_name)
-    keep = np.flatnonzero(upload.weight > 0)
-    counts = _quantise_weights(upload.weight) if exact else upload.weight
+    specs = {spec.name: spec for spec in fields}
+    _check_upload(upload, specs)
+    senders = np.flatnonzero(upload.weight > 0)
     each = dict(total.each)
     for name, value in upload.values.items():
-        one = by_name[name]
-        if one.seen == "each":
-            own = PerClientField(upload.sender[keep].copy(), value.take_clients(keep))
-            each[name] = own if name not in each else _join_fields(each[name], own)
-            continue
-        if one.sparse and isinstance(value, CooccurrenceTerms):
-            total.sums[name] = total.sums[name] + value.lower_triangle(upload.weight)
-            continue
-        if one.touched and isinstance(value, SparseRows):
-            value = value.apply_factor()  # what touched a row counts by its weight alone
-        touched = total.sums[touched_name(name)] if one.touched else np.zeros(one.shape[0] if one.shape else 0)
-        if not exact:
-            value.add_to(total.sums[name], touched, upload.weight)
-            continue
-        _quantise_value(value, upload.weight).add_to(
-            total.sums[name], np.zeros_like(touched), (upload.weight > 0).astype(np.float64)
-        )
-        if isinstance(value, SparseRows):
-            np.add.at(touched, value.item, counts[value.client])
-        elif isinstance(value, DenseArrays):
-            touched += counts.sum()
-    weight = np.add.accumulate(np.append(total.weight, counts))[-1]  # one by one, as the sums are
-    nonce = total.nonce if upload.nonce is None else total.nonce ^ int(np.bitwise_xor.reduce(upload.nonce[keep]))
-    return Total(total.sums, float(weight), total.n_clients + len(keep), each, nonce, total.symmetric)
+        spec = specs[name]
+        if spec.seen == "each":
+            each[name] = _append_clients(each.get(name), upload, value, senders)
+        elif exact:
+            _add_exactly(total, upload, spec, value)
+        else:
+            _add_in_double(total, upload, spec, value)
+    weights = _quantise_weights(upload.weight) if exact else upload.weight
+    weight = np.add.accumulate(np.append(total.weight, weights))[-1]  # one by one, as the sums are
+    nonce = total.nonce
+    if upload.nonce is not None:
+        nonce ^= int(np.bitwise_xor.reduce(upload.nonce[senders]))
+    n_clients = total.n_clients + len(senders)
+    return Total(total.sums, float(weight), n_clients, each, nonce, total.symmetric)
+
+
+def _append_clients(before: PerClientField | None, upload: Upload, value: Form, senders: Longs) -> PerClientField:
+    """The field of single clients with those of another upload."""
+    keys = upload.sender[senders].copy()
+    added = PerClientField(keys, value.take_clients(senders))
+    if before is None:
+        return added
+    return _join_fields(before, added)
+
+
+def _touched_sum(total: Total, spec: Spec) -> Doubles:
+    """The buffer for the weights that touched each row; one that is thrown away where they are not summed."""
+    if spec.touched:
+        return total.sums[touched_name(spec.name)]
+    n_rows = spec.shape[0] if spec.shape else 0
+    return np.zeros(n_rows)
+
+
+def _add_triangle(total: Total, upload: Upload, spec: Spec, value: Form) -> bool:
+    """Add a lower triangle to a sparse sum; False: the field has none."""
+    if spec.sparse and isinstance(value, CooccurrenceTerms):
+        triangle = value.lower_triangle(upload.weight)
+        total.sums[spec.name] = total.sums[spec.name] + triangle
+        return True
+    return False
+
+
+def _apply_row_factor(spec: Spec, value: Form) -> Form:
+    """A row counts as touched by the client's weight alone, without the factor of its rows."""
+    if spec.touched and isinstance(value, SparseRows):
+        return value.apply_factor()
+    return value
+
+
+def _add_in_double(total: Total, upload: Upload, spec: Spec, value: Form) -> None:
+    """Add one field in double precision, client after client."""
+    if _add_triangle(total, upload, spec, value):
+        return
+    value = _apply_row_factor(spec, value)
+    value.add_to(total.sums[spec.name], _touched_sum(total, spec), upload.weight)
+
+
+def _add_exactly(total: Total, upload: Upload, spec: Spec, value: Form) -> None:
+    """Add one field in whole multiples of the quantum: the sum is the same in any order."""
+    if _add_triangle(total, upload, spec, value):
+        return
+    value = _apply_row_factor(spec, value)
+    touched = _touched_sum(total, spec)
+    quantised = _quantise_value(value, upload.weight)
+    is_sender = (upload.weight > 0).astype(np.float64)
+    quantised.add_to(total.sums[spec.name], np.zeros_like(touched), is_sender)
+    weights = _quantise_weights(upload.weight)
+    if isinstance(value, SparseRows):
+        np.add.at(touched, value.item, weights[value.client])
+    elif isinstance(value, DenseArrays):
+        touched += weights.sum()
 
 
 def _quantise_weights(weight: Doubles) -> Doubles:
-    """Weights in whole numbers of the quantum; who counts at all counts one of them at least."""
-    return np.asarray(np.where(weight > 0, np.maximum(np.rint(weight / QUANTUM), 1.0) * QUANTUM, 0.0))
+    """Weights in whole multiples of the quantum; a client with any weight counts at least one."""
+    multiples = np.maximum(np.rint(weight / QUANTUM), 1.0)
+    return np.asarray(np.where(weight > 0, multiples * QUANTUM, 0.0))
 
 
 def _quantise_value(value: Form, weight: Doubles) -> Form:
     """The same times the weights, every number rounded to the quantum."""
-    if isinstance(value, OuterProducts | SequenceTerms):  # whole numbers already
+    if isinstance(value, OuterProducts | SequenceTerms):  # whole multiples already
         return value.scale(weight)
-    by = weight if isinstance(value, DenseArrays) else weight[value.client]
+    if isinstance(value, CooccurrenceTerms):
+        factor = round_to_quantum(value.factor * weight[value.client])
+        return replace(value, factor=factor)
     if isinstance(value, SparseRows):
         value = value.apply_factor()
-    if isinstance(value, CooccurrenceTerms):
-        return replace(value, factor=np.rint(value.factor * by / QUANTUM) * QUANTUM)
-    by = by.reshape(-1, *[1] * (value.value.ndim - 1))
-    return replace(value, value=np.rint(value.value * by / QUANTUM) * QUANTUM)
+        weight = weight[value.client]
+    weighted = value.value * as_column(weight, value.value.ndim)
+    return replace(value, value=round_to_quantum(weighted))
 
 
 def _join_fields(first: PerClientField, second: PerClientField) -> PerClientField:
+    senders = np.concatenate([first.sender, second.sender])
     value = second.value.prepend(first.value, len(first.sender))  # type: ignore[arg-type]
-    return PerClientField(np.concatenate([first.sender, second.sender]), value)
+    return PerClientField(senders, value)
 
 
 def merge_totals(a: Total, b: Total) -> Total:
@@ -198,16 +256,24 @@ def merge_totals(a: Total, b: Total) -> Total:
     each = {**a.each, **b.each}
     for name in a.each.keys() & b.each.keys():
         each[name] = _join_fields(a.each[name], b.each[name])
-    sums = {name: v + b.sums[name] for name, v in a.sums.items()}
-    both = a.symmetric | b.symmetric
-    return Total(sums, a.weight + b.weight, a.n_clients + b.n_clients, each, a.nonce ^ b.nonce, both)
+    sums = {name: values + b.sums[name] for name, values in a.sums.items()}
+    return Total(
+        sums,
+        weight=a.weight + b.weight,
+        n_clients=a.n_clients + b.n_clients,
+        each=each,
+        nonce=a.nonce ^ b.nonce,
+        symmetric=a.symmetric | b.symmetric,
+    )
 
 
 def _check_upload(upload: Upload, fields: dict[str, Spec]) -> None:
-    """Refuse an upload that is not what was asked for, before any of it is added."""
-    check_shape("weight", upload.weight.shape, (upload.n_clients,))
-    check_shape("sender", upload.sender.shape, (upload.n_clients,))
-    if not (np.isfinite(upload.weight).all() and (upload.weight >= 0).all()):
+    """Refuse an upload that does not fit the fields, before any of it is added."""
+    shape = (upload.n_clients,)
+    check_shape("weight", upload.weight.shape, shape)
+    check_shape("sender", upload.sender.shape, shape)
+    is_valid = np.isfinite(upload.weight) & (upload.weight >= 0)
+    if not is_valid.all():
         raise TacitaError("an upload's weights must be finite and not negative.")
     for name, value in upload.values.items():
         if name not in fields:

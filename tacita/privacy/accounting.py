@@ -1,8 +1,8 @@
-"""What a release is, for those who count, and what releases cost together: dp-accounting behind two functions.
+"""What a release is for accounting, and what releases cost together: dp-accounting behind two functions.
 
-Always under ADD_OR_REMOVE_ONE with the noise put in relation to the true sensitivity (2 C where a person's whole data
-may be replaced): under REPLACE_ONE the accountants disagree on what an event means. An event of which no bound is known
-is `unknown`: then there is no epsilon, and none is printed.
+Always under ADD_OR_REMOVE_ONE, with the noise relative to the true sensitivity (2 C where a user's whole data may be
+replaced). Under REPLACE_ONE the accountants disagree on what an event means. An event without a known bound is
+`unknown`: then there is no epsilon, and none is printed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tacita.core.errors import TacitaError
 from tacita.privacy.calibration import mu_of
 
 Law = Literal["gaussian", "pure", "sampled", "unknown"]
-_MAX_RELEASES = 2**20  # releases that nobody plans beyond
+_MAX_RELEASES = 2**20  # no plan has more
 
 
 @dataclass(frozen=True)
 class Event:
-    """One kind of release: what leaves, whom it protects from whom, and by which noise."""
+    """One kind of release: what leaves, which unit it protects from which threat, and by which noise."""
 
     what: str
     mechanism: Literal["gaussian", "laplace", "unknown"]
@@ -35,7 +35,8 @@ class Event:
     once: bool = False  # it does not come again
 
     def __post_init__(self) -> None:
-        if self.mechanism != "unknown" and not (self.sensitivity > 0 and self.noise > 0):
+        has_noise = self.sensitivity > 0 and self.noise > 0
+        if self.mechanism != "unknown" and not has_noise:
             raise TacitaError(
                 f"the release '{self.what}' has sensitivity {self.sensitivity} and noise {self.noise}; both must be "
                 "above 0, or its mechanism is unknown and it has no epsilon."
@@ -60,75 +61,100 @@ class Event:
             return "unknown"
         if self.rate < 1:
             return "sampled"
-        return "gaussian" if self.mechanism == "gaussian" else "pure"
+        if self.mechanism == "gaussian":
+            return "gaussian"
+        return "pure"
 
     @property
     def loss(self) -> float:
         """mu of a gaussian, epsilon of a pure release; what sampling saves is not in it."""
-        return math.inf if self.mechanism == "unknown" else self.sensitivity / self.noise
+        if self.mechanism == "unknown":
+            return math.inf
+        return self.sensitivity / self.noise
 
 
 def compute_epsilon(
     events: Sequence[tuple[Event, int]], delta: float, accountant: Literal["pld", "rdp"] = "pld"
 ) -> float:
     """What some kinds of events, so many times each, cost together; infinite where one of them is unknown."""
-    counted = tuple((event, n) for event, n in events if n > 0)
-    if any(event.mechanism == "unknown" for event, _ in counted):
-        return math.inf
-    return _compose_epsilon(counted, delta, accountant) if counted else 0.0
+    counted = []
+    for event, n in events:
+        if n <= 0:
+            continue
+        if event.mechanism == "unknown":
+            return math.inf
+        counted.append((event, n))
+    if not counted:
+        return 0.0
+    return _compose_epsilon(tuple(counted), delta, accountant)
 
 
 @lru_cache(maxsize=4096)
 def _compose_epsilon(events: tuple[tuple[Event, int], ...], delta: float, accountant: str) -> float:
-    counting = _make_accountant(accountant)
+    dp_accountant = _make_accountant(accountant)
     for event, n in events:
-        made = _to_dp_event(event)
-        if not counting.supports(made):
+        dp_event = _to_dp_event(event)
+        if not dp_accountant.supports(dp_event):
             raise TacitaError(f"the accountant '{accountant}' cannot count the release '{event.what}'; use 'pld'.")
-        counting.compose(made, n)
-    return float(counting.get_epsilon(delta))
+        dp_accountant.compose(dp_event, n)
+    return float(dp_accountant.get_epsilon(delta))
 
 
 @lru_cache(maxsize=64)
 def calibrate_sampled_noise(
     epsilon: float, delta: float, rate: float, releases: int, accountant: Literal["pld", "rdp"] = "pld"
 ) -> float:
-    """The deviation, for sensitivity 1, of releases that each include everybody with a probability of their own."""
+    """The deviation, for sensitivity 1, of releases that each draw every user independently."""
     import dp_accounting
 
-    def event(noise: float) -> Any:
-        sampled = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
+    def make_event(noise: float) -> Any:
+        gaussian = dp_accounting.GaussianDpEvent(noise)
+        sampled = dp_accounting.PoissonSampledDpEvent(rate, gaussian)
         return dp_accounting.SelfComposedDpEvent(sampled, releases)
 
+    def make_accountant() -> Any:
+        return _make_accountant(accountant)
+
     try:
-        found = dp_accounting.calibrate_dp_mechanism(
-            lambda: _make_accountant(accountant), event, epsilon, delta, tol=1e-4
-        )
+        noise = dp_accounting.calibrate_dp_mechanism(make_accountant, make_event, epsilon, delta, tol=1e-4)
     except (ValueError, dp_accounting.mechanism_calibration.NoBracketIntervalFoundError) as error:
         raise TacitaError(f"no noise found for epsilon {epsilon}, delta {delta}: {error}.") from None
-    return float(found)
+    return float(noise)
 
 
 @lru_cache(maxsize=256)
 def find_max_releases(event: Event, epsilon: float, delta: float) -> int:
-    """How often an event fits a budget; looked for around what the central limit theorem says."""
+    """How often an event fits a budget; the search starts at the value of the central limit theorem."""
 
     def fits(n: int) -> bool:
         return compute_epsilon([(event, n)], delta) <= epsilon
 
     if event.mechanism == "unknown" or not fits(1):
         return 0
-    spread = event.rate * math.sqrt(math.expm1(min(event.loss**2, 500.0)))  # mu of one release, if there are many
-    low = max(1, min(_MAX_RELEASES, int((mu_of(epsilon, delta) / spread) ** 2)))
-    high = low
+    start = _guess_max_releases(event, epsilon, delta)
+    low = start
+    high = start
     while low > 1 and not fits(low):
-        high, low = low, int(low / 1.1)
+        high = low
+        low = int(low / 1.1)
     while high < _MAX_RELEASES and (high == low or fits(high)):
-        low, high = high, int(high * 1.1) + 1
+        low = high
+        high = int(high * 1.1) + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
     return low
+
+
+def _guess_max_releases(event: Event, epsilon: float, delta: float) -> int:
+    """How often an event fits a budget by the central limit theorem, at least once."""
+    squared_loss = min(event.loss**2, 500.0)
+    mu = event.rate * math.sqrt(math.expm1(squared_loss))  # of one release, if there are many
+    n = int((mu_of(epsilon, delta) / mu) ** 2)
+    return max(1, min(_MAX_RELEASES, n))
 
 
 def _make_accountant(kind: str) -> Any:
@@ -143,6 +169,11 @@ def _make_accountant(kind: str) -> Any:
 def _to_dp_event(event: Event) -> Any:
     import dp_accounting
 
-    relative = event.noise / event.sensitivity
-    kind = dp_accounting.GaussianDpEvent if event.mechanism == "gaussian" else dp_accounting.LaplaceDpEvent
-    return kind(relative) if event.rate == 1 else dp_accounting.PoissonSampledDpEvent(event.rate, kind(relative))
+    relative_noise = event.noise / event.sensitivity
+    if event.mechanism == "gaussian":
+        release = dp_accounting.GaussianDpEvent(relative_noise)
+    else:
+        release = dp_accounting.LaplaceDpEvent(relative_noise)
+    if event.rate == 1:
+        return release
+    return dp_accounting.PoissonSampledDpEvent(event.rate, release)

@@ -1,9 +1,9 @@
-"""How much Gaussian noise a budget asks for, and what given noise costs: closed forms, exact up to rounding.
+"""How much Gaussian noise a budget needs, and what noise costs: closed forms, exact up to rounding.
 
 A Gaussian release of sensitivity 1 and deviation sigma is mu-GDP with mu = 1 / sigma (Dong, Roth, Su 2022), and
 (epsilon, delta)-private exactly where `gaussian_delta` says so (Balle and Wang 2018). Releases without sampling add up
-as mu^2, so everything here goes through mu. What is returned errs on the safe side: mu and epsilon are found by
-bisection, and of the last bracket the end that promises less is taken.
+as mu^2, so every function goes through mu. Results err on the safe side: mu and epsilon come from bisection, which
+returns that end of the last bracket that promises less.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def gaussian_delta(sigma: float, epsilon: float) -> float:
     """The smallest delta at which noise of this deviation, for sensitivity 1, is (epsilon, delta)-private."""
     if not sigma > 0:
         return 1.0
-    return float(_delta(np.asarray(1.0 / sigma), np.asarray(epsilon, np.float64)))
+    mu = np.asarray(1.0 / sigma)
+    delta = _delta(mu, np.asarray(epsilon, np.float64))
+    return float(delta)
 
 
 def gaussian_epsilon(sigma: float, delta: float) -> float:
@@ -33,7 +35,9 @@ def gaussian_epsilon(sigma: float, delta: float) -> float:
     _check_delta(delta)
     if not sigma > 0:
         return math.inf
-    return float(epsilon_of_mu(np.array([1.0 / sigma]), delta)[0])
+    mu = np.array([1.0 / sigma])
+    epsilons = epsilon_of_mu(mu, delta)
+    return float(epsilons[0])
 
 
 def epsilon_of_mu(mu: Doubles, delta: float) -> Doubles:
@@ -42,21 +46,28 @@ def epsilon_of_mu(mu: Doubles, delta: float) -> Doubles:
     mu = np.asarray(mu, np.float64)
     if np.isnan(mu).any() or (mu < 0).any():
         raise TacitaError("a privacy loss mu must be a number that is not negative.")
-    out = np.full(mu.shape, np.inf)
-    out[mu == 0] = 0.0
-    some = np.flatnonzero((mu > 0) & np.isfinite(mu))
-    of = mu[some]
-    high = of**2 / 2 + of * math.sqrt(2 * math.log(1 / delta))  # what zero-concentrated privacy promises: never less
-    low = np.zeros(len(some))
-    high[_delta(of, low) <= delta] = 0.0
+    epsilon = np.full(mu.shape, np.inf)
+    epsilon[mu == 0] = 0.0
+    places = np.flatnonzero((mu > 0) & np.isfinite(mu))
+    epsilon[places] = _bisect_epsilon(mu[places], delta)
+    return epsilon
+
+
+def _bisect_epsilon(mu: Doubles, delta: float) -> Doubles:
+    """The upper end of the last bracket, for mu above 0 and finite."""
+    low = np.zeros(len(mu))
+    high = mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta))  # zero-concentrated privacy promises this: never less
+    is_covered = _delta(mu, low) <= delta
+    high[is_covered] = 0.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        enough = _delta(of, middle) <= delta
-        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-        if ((low + high) / 2 <= low).all():
+        is_enough = _delta(mu, middle) <= delta
+        low = np.where(is_enough, low, middle)
+        high = np.where(is_enough, middle, high)
+        next_middle = (low + high) / 2
+        if (next_middle <= low).all():
             break
-    out[some] = high
-    return out
+    return high
 
 
 @lru_cache(maxsize=4096)
@@ -65,14 +76,20 @@ def mu_of(epsilon: float, delta: float) -> float:
     _check_delta(delta)
     if not (epsilon > 0 and math.isfinite(epsilon)):
         raise TacitaError(f"an epsilon must be a number above 0, not {epsilon}.")
-    at, low, high = np.asarray(epsilon, np.float64), 0.0, 1.0
-    while float(_delta(np.asarray(high), at)) <= delta:
-        low, high = high, 2 * high
+
+    def is_allowed(mu: float) -> bool:
+        return float(_delta(np.asarray(mu), np.asarray(epsilon, np.float64))) <= delta
+
+    low = 0.0
+    high = 1.0
+    while is_allowed(high):
+        low = high
+        high = 2 * high
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         if not low < middle < high:
             break
-        if float(_delta(np.asarray(middle), at)) <= delta:
+        if is_allowed(middle):
             low = middle
         else:
             high = middle
@@ -81,7 +98,8 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 def mu_of_pure(epsilon: float) -> float:
     """The mu-GDP loss that a pure epsilon never exceeds (the Gaussian that meets randomised response in its corner)."""
-    return float(-2 * ndtri_exp(-np.logaddexp(0.0, epsilon)))  # in logarithms: 1 / (1 + e^-37) is 1
+    log_share = -np.logaddexp(0.0, epsilon)  # in logarithms: 1 / (1 + e^-37) is 1
+    return float(-2 * ndtri_exp(log_share))
 
 
 def gaussian_sigma(epsilon: float, delta: float) -> float:
@@ -90,7 +108,7 @@ def gaussian_sigma(epsilon: float, delta: float) -> float:
 
 
 def sigma_for_releases(epsilon: float, delta: float, k: int) -> float:
-    """The deviation that each of k releases of sensitivity 1 needs, everybody asked every time."""
+    """The deviation that each of k releases of sensitivity 1 needs, where every user is in each."""
     if k < 1:
         raise TacitaError(f"a plan has at least one release, not {k}.")
     return math.sqrt(k) * gaussian_sigma(epsilon, delta)
@@ -98,9 +116,11 @@ def sigma_for_releases(epsilon: float, delta: float, k: int) -> float:
 
 def _delta(mu: Doubles, epsilon: Doubles) -> Doubles:
     """Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu), in logarithms so that large epsilons do not overflow."""
-    first = log_ndtr(mu / 2 - epsilon / mu)
-    second = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
-    return np.asarray(np.exp(first) * -np.expm1(np.minimum(0.0, second - first)))
+    ratio = epsilon / mu
+    first = log_ndtr(mu / 2 - ratio)
+    second = epsilon + log_ndtr(-mu / 2 - ratio)
+    difference = np.minimum(0.0, second - first)
+    return np.asarray(np.exp(first) * -np.expm1(difference))
 
 
 def _check_delta(delta: float) -> None:

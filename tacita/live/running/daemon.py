@@ -168,7 +168,7 @@ def run_daemon(
 
 def _load_session() -> Handle:
     """What answers the server; loaded late, since it brings the trainer."""
-    found: Handle = importlib.import_module("tacita.live.node.question_handler").handle
+    found: Handle = importlib.import_module("tacita.live.node.question_handler").answer_message
     return found
 
 

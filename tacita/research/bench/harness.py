@@ -87,16 +87,21 @@ import hashlib, inspect, sys, time
 from pathlib import Path
 try:
     from tacita.core.config import RunConfig
-    from tacita.federation.rounds import begin_block, run_round, start
-    from tacita.runs.assembly import Machine, assemble
+    from tacita.federation.rounds import begin_block, run_round
+    try:
+        from tacita.federation.rounds import start_run
+        from tacita.runs.assembly import Machine, assemble
+    except ImportError:  # before both were renamed
+        from tacita.federation.rounds import start as start_run
+        from tacita.lab.assembling import Machine, assemble
 except ImportError:  # before there were rooms
     from tacita.config import RunConfig
-    from tacita.rounds import begin_block, run_round, start
+    from tacita.rounds import begin_block, run_round, start as start_run
     from tacita.runs import Machine, assemble
 data, backbone, threads, folder = sys.argv[1:]
 machine = Machine(int(threads), data_dir=Path(folder) if folder else None)
 fed = assemble(RunConfig(data=data, backbone={"name": backbone}), machine)
-progress = start(fed)
+progress = start_run(fed)
 begin_block(fed, progress, 0)
 of_values = "devices" in inspect.signature(run_round).parameters
 def play():
@@ -179,7 +184,7 @@ def compare_rounds(old: Path, what: BenchmarkSpec, repeats: int = 5) -> dict[str
     sides: dict[str, _Checkout] = {}
     took: dict[str, list[tuple[float, float, str]]] = {"old": [], "new": []}
     try:
-        for side, root in (("old", old), ("new", Path(__file__).parents[2])):
+        for side, root in (("old", old), ("new", Path(__file__).parents[3])):
             sides[side] = _Checkout(root, what)
         for _ in range(10 * repeats):
             for side, checkout in sides.items():

@@ -137,7 +137,7 @@ class NaiveTransfer:
         item, label = self._draw_samples(self.train.row(user))
         data = torch.utils.data.TensorDataset(torch.from_numpy(item).long(), torch.from_numpy(label))
         loader = torch.utils.data.DataLoader(data, batch_size=plan.batch_size, shuffle=True)
-        optimisers, loss_of = model.optimisers(len(self.items)), torch.nn.BCEWithLogitsLoss()
+        optimisers, loss_of = model.make_optimisers(len(self.items)), torch.nn.BCEWithLogitsLoss()
         for _ in range(plan.local_epochs):
             for some, wanted in loader:
                 _step_optimisers(optimisers, loss_of, model(torch.zeros(len(some), dtype=torch.long), some), wanted)

@@ -31,7 +31,7 @@ def run_checks(
     """All checks of a withdrawal.
 
     `gap`: AUC of pairs above that of training again. `ratio`: distance to training again, where 1 is the model as it
-    was before; `floor`: that of training again with another seed. `found`: places in files, by what is in them.
+    was before; `floor`: that of training again with another seed. `trace_counts`: places in files, by what is in them.
     """
     return [*_check_pairs(gap), _check_distance(ratio, floor), _check_files(trace_counts)]
 
