@@ -39,6 +39,8 @@ from tacita.methods import Part, RunContext
 from tacita.models import Backbone, backbone_class, backbone_names
 from tacita.models.scoring import score_all
 from tacita.round.plan import Federation
+from tacita.round.question import Question
+from tacita.round.task import prepare_cohort
 
 Lists = Sequence[Sequence[int]]
 
@@ -125,7 +127,8 @@ def cohort(fed: Federation, progress: Progress, order: AnyArray | None = None) -
 
 
 def train_once(fed: Federation, progress: Progress, order: AnyArray | None = None) -> TrainedCohort:
-    return train_cohort(cohort(fed, progress, order), fed.backbone, fed.parts, fed.config.train, fed.draws)
+    task = prepare_cohort(fed.parts, cohort(fed, progress, order))
+    return train_cohort(task, fed.backbone, fed.parts, fed.config.train, fed.draws)
 
 
 def catalogue(backbone: Backbone, progress: Progress, block: Block) -> Floats:
@@ -139,7 +142,7 @@ def catalogue(backbone: Backbone, progress: Progress, block: Block) -> Floats:
 
 def averaged(fed: Federation, server: ServerState, trained: TrainedCohort) -> ServerState:
     """The server after the cohort's uploads, everybody having taken part."""
-    specs = fed.fields(server, "round")
+    specs = fed.fields(server, Question("round"))
     total = add_upload(empty_total(specs), trained.upload, specs)
     return apply_total(server, total, fed.config.train, float(trained.upload.n_clients))
 
@@ -496,7 +499,8 @@ def slow_round(
     parts: Sequence[Part] = (),
 ) -> Result:
     """Train the clients one after the other and average their complete tables; `parts` only give samples."""
-    local = build_local_models(view, {}, plan, draws, parts=parts)
+    tasks = prepare_cohort(parts, view).tasks
+    local = build_local_models(view, {}, plan, draws, tasks=tasks)
     tables, heads, private, personal = [], [], view.private.copy(), []
     for client in range(view.n_clients):
         users = list(range(view.user_ptr[client], view.user_ptr[client + 1]))

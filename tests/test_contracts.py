@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from numbers import Number
 from pathlib import Path
@@ -36,7 +35,6 @@ from tacita.core.types import (
     BlockStream,
     CohortView,
     Floats,
-    Keys,
     LocalModels,
     Ragged,
     ServerState,
@@ -50,8 +48,14 @@ from tacita.messages import DenseArrays, PerClientField, SparseRows, Spec, Total
 from tacita.methods import Part, RunContext, build_parts, part_class, part_names, preset_names, preset_parts
 from tacita.models import Backbone, Context, backbone_class, backbone_names
 from tacita.round import registry as methods_base
+from tacita.round.broadcast import Audience
+from tacita.round.capabilities import Privacy, Unlearning
 from tacita.round.device_state import DeviceState, flatten_devices
+from tacita.round.fields import PartFields
+from tacita.round.part import ALL_HOOKS, CAPABILITIES
 from tacita.round.plan import Federation
+from tacita.round.state import StateSpec, initial_state
+from tacita.round.task import LocalTask, TrainingOutcome
 
 every_backbone = pytest.mark.parametrize("name", TRAINED)
 every_model = pytest.mark.parametrize("name", backbone_names())
@@ -362,7 +366,7 @@ class PartContract:
 
     def test_a_users_device_arrays_do_not_depend_on_how_many_users_there_are(self, name: str) -> None:
         (part,) = self.federation(name).parts
-        few, many = part.device_arrays(4), part.device_arrays(7)
+        few, many = initial_state(part.state(4)), initial_state(part.state(7))
         assert few.keys() == many.keys()
         for k, v in few.items():
             assert len(v) == 4
@@ -377,7 +381,7 @@ class PartContract:
         fed = self.federation(name)
         progress = run(fed)
         assert all(np.isfinite(list(numbers_in(one))).all() for one in progress.results)
-        declared = fed.parts[0].device_arrays(12)
+        declared = initial_state(fed.parts[0].state(12))
         lists = {k for k, v in declared.items() if isinstance(v, Ragged)}
         assert progress.clients.part_lists(np.arange(12)).get(name, {}).keys() == lists
         held = progress.clients.parts.get(name, {})
@@ -486,11 +490,11 @@ class CountsRounds(Part):
 
     name = "counts-rounds"
 
-    def device_arrays(self, n_users: int) -> Arrays:
-        return {"rounds": np.zeros(n_users, np.int64)}
+    def state(self, n_users: int) -> Sequence[StateSpec]:
+        return [StateSpec("rounds", np.zeros(n_users, np.int64))]
 
-    def after_training(self, view: CohortView, local: LocalModels) -> Arrays:
-        return {"rounds": view.parts[self.name]["rounds"] + 1}
+    def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
+        return TrainingOutcome(state={"rounds": view.parts[self.name]["rounds"] + 1})
 
 
 @pytest.mark.parametrize(("resume_from", "vectors_of"), [("best", 1), ("last", 4)])
@@ -511,21 +515,21 @@ class WritesOn(Part):
     """A diary that is written on by every hook of a round, and what each of them saw of it."""
 
     name = "writes-on"
-    only_notes = True
+    observes_only = True
     seen: ClassVar[list[list[list[int]]]] = []
 
-    def device_arrays(self, n_users: int) -> StateUpdate:
-        return {"diary": Ragged.empty(n_users)}
+    def state(self, n_users: int) -> Sequence[StateSpec]:
+        return [StateSpec("diary", Ragged.empty(n_users))]
 
     def line(self, view: CohortView, what: int) -> StateUpdate:
         n = len(view.user)
         return {"diary": AppendedLists(np.arange(n + 1, dtype=np.int64), np.full(n, 10 * view.round + what, np.int32))}
 
-    def begin_round(self, view: CohortView) -> StateUpdate:
-        return self.line(view, 1)
+    def prepare(self, view: CohortView) -> LocalTask:
+        return LocalTask(state=self.line(view, 1))
 
-    def after_training(self, view: CohortView, local: LocalModels) -> StateUpdate:
-        return self.line(view, 2)
+    def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
+        return TrainingOutcome(state=self.line(view, 2))
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, StateUpdate]:
         diary = view.lists[self.name]["diary"]
@@ -566,21 +570,26 @@ def test_every_method_runs_two_blocks_on_every_backbone_or_is_refused(method: st
 # the boundary
 
 SEEN_BY_THE_SERVER = (ServerState, Total)
-HANDED_TO_IT = (*SEEN_BY_THE_SERVER, Keys)  # and who the clients of a round are
+HANDED_TO_IT = (*SEEN_BY_THE_SERVER, Audience)  # and who the clients of a round are
 NEVER_SEEN = (Ragged, Block, BlockStream, CohortView, LocalModels, DeviceState)
 
 
-UNHEARD = {"own_to_serve", "purged"}  # only a model that answers from it asks for the one, a withdrawal for the other
+UNHEARD = {"purge"}  # only a withdrawal asks for it
 
 
 def server_hooks() -> list[str]:
     """The hooks of a part that are handed nothing but what the server has."""
-    found = []
-    for name, hook in inspect.getmembers(Part, inspect.isfunction):
-        kinds = [kind for k, kind in get_type_hints(hook).items() if k != "return"]
+    hooks = []
+    for name in ALL_HOOKS:
+        kinds = [kind for k, kind in get_type_hints(default_hook(name)).items() if k != "return"]
         if kinds and all(kind in HANDED_TO_IT for kind in kinds):
-            found.append(name)
-    return found
+            hooks.append(name)
+    return hooks
+
+
+def default_hook(name: str) -> Any:
+    """A hook as it is where no part overrides it."""
+    return next(getattr(cls, name) for cls in (Part, *CAPABILITIES) if hasattr(cls, name))
 
 
 def reachable(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -609,9 +618,9 @@ class Wiretap:
     secrets: list[AnyArray] = field(default_factory=list)  # arrays whose memory must stay on the device
     vectors: list[AnyArray] = field(default_factory=list)  # private vectors of the users, after every round
 
-    def hear(self, hook: str, given: tuple[Any, ...]) -> None:
+    def hear(self, hook: str, arguments: tuple[Any, ...]) -> None:
         self.hooks.add(hook)
-        for path, one in reachable(given, hook):
+        for path, one in reachable(tuple(self.without_asked_items(value) for value in arguments), hook):
             if isinstance(one, NEVER_SEEN):
                 self.complaints.append(f"{path} is a {type(one).__name__}")
             elif isinstance(one, np.ndarray):
@@ -620,9 +629,15 @@ class Wiretap:
                 self.arrays.append((path, one.copy()))
             elif one is not None and not isinstance(
                 one,
-                (*SEEN_BY_THE_SERVER, SharedRecord, PerClientField, SparseRows, DenseArrays, dict, tuple, str, Number),
+                (*HANDED_TO_IT, SharedRecord, PerClientField, SparseRows, DenseArrays, dict, tuple, str, Number),
             ):
                 self.complaints.append(f"{path} is a {type(one).__name__}")
+
+    def without_asked_items(self, value: Any) -> Any:
+        """Items that a client asks scores of are no history; in a round there are none."""
+        if isinstance(value, Audience) and value.occasion == "serving":
+            return replace(value, items=None)
+        return value
 
     def leaks(self) -> list[str]:
         """Complaints, and arrays that hold a whole private vector of somebody."""
@@ -635,24 +650,26 @@ def spy_on(tap: Wiretap) -> type[Part]:
     """A part that changes nothing and tells the wiretap what its server side is handed."""
 
     def listening(hook: str) -> Any:
-        def method(self: Part, *given: Any) -> Any:
-            tap.hear(hook, given)
-            return getattr(Part, hook)(self, *given)
+        def method(self: Part, *arguments: Any) -> Any:
+            tap.hear(hook, arguments)
+            return default_hook(hook)(self, *arguments)
 
         return method
 
-    class Spy(Part):
+    class Spy(Part, Privacy, Unlearning):
         name = "spy"
-        only_notes = True
+        observes_only = True
+        addresses_clients = True
         works_with = ("rows", "statistic", "scores")
 
-        def device_arrays(self, n_users: int) -> Arrays:
-            return {"diary": np.zeros((n_users, 3), np.float32)}
+        def state(self, n_users: int) -> Sequence[StateSpec]:
+            return [StateSpec("diary", np.zeros((n_users, 3), np.float32))]
 
-        def after_training(self, view: CohortView, local: LocalModels) -> Arrays:
+        def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
             tap.vectors.extend(local.private.copy())
             tap.secrets.extend([local.private, view.private, view.train.ids, view.exclude.ids, view.user_keys])
-            return {"diary": np.random.default_rng(view.round).normal(size=(len(view.user), 3)).astype(np.float32)}
+            diary = np.random.default_rng(view.round).normal(size=(len(view.user), 3)).astype(np.float32)
+            return TrainingOutcome(state={"diary": diary})
 
     for hook in server_hooks():
         setattr(Spy, hook, listening(hook))
@@ -677,11 +694,10 @@ def listen(monkeypatch: pytest.MonkeyPatch, specs: Specs, backbone: str = "mf", 
 
 
 def test_the_server_hooks_are_those_that_are_handed_nothing_of_a_device() -> None:
-    five = {"server_begin_block", "broadcast", "decode", "server_step", "server_end_block"}
-    assert five <= set(server_hooks())
-    assert not {"encode", "weight", "extras", "predict", "begin_block", "end_block", "device_arrays"} & set(
-        server_hooks()
-    )
+    of_the_server = {"server_block_start", "broadcast", "decode", "server_step", "server_block_end", "noise_sum"}
+    assert of_the_server <= set(server_hooks())
+    of_devices = {"encode", "weigh", "after_training", "serve", "on_block_start", "on_block_end", "state", "on_device"}
+    assert not of_devices & set(server_hooks())
 
 
 @every_backbone
@@ -708,11 +724,11 @@ kept_views: list[Any] = []
 class SendsVectors(Part):
     name = "sends-vectors"
 
-    def extra_fields(self, n_items: int) -> tuple[Spec, ...]:
-        return (Spec("vector", (6,), seen="each"),)
+    def fields(self, n_items: int, block: int = 0) -> PartFields:
+        return PartFields(extra=(Spec("vector", (6,), seen="each"),))
 
-    def extras(self, view: CohortView, local: LocalModels) -> Arrays:
-        return {"vector": local.private.copy()}
+    def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
+        return TrainingOutcome(extras={"vector": local.private.copy()})
 
 
 class SendsHistories(Part):
@@ -726,10 +742,10 @@ class SendsHistories(Part):
         return upload, {}
 
 
-class SendsItself(Part):
+class SendsItself(Part, Privacy):
     name = "sends-itself"
 
-    def encode_sum(self, server: ServerState, total: Total) -> Total:
+    def noise_sum(self, server: ServerState, total: Total) -> Total:
         return replace(total, each={"view": kept_views[0]})
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:

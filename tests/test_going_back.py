@@ -20,8 +20,10 @@ from tacita.methods.sharing import update_log as log
 from tacita.methods.sharing.cfru import match_requested_rows
 from tacita.methods.sharing.cufru import blend_directions
 from tacita.methods.sharing.negatives import draw_mixed_negatives
+from tacita.round.capabilities import Unlearning
 from tacita.round.part import Part, PartConfig
 from tacita.round.plan import Federation
+from tacita.round.question import Question
 from tacita.runs.storage import measure_storage
 
 LISTS = [[0, 1, 2, 7], [2, 3, 8], [4, 9, 1], [0, 4, 5, 6], [1, 6, 8], [3, 5, 9, 2]]
@@ -116,7 +118,7 @@ def test_a_log_holds_the_rows_that_moved_furthest() -> None:
     assert rows.counts().tolist() == [int(one.sum()) for one in np.split(rounds.values["count"], rounds.ptr[1:-1])]
     table = started(fed)
     view = cohort(fed, table)
-    upload = fed.answer(view, "round").upload
+    upload = fed.answer(fed.prepare(view), Question("round")).upload
     sent = upload.values["rows"]
     assert isinstance(sent, SparseRows)
     kept, weight = log.read_round(lists, (0, 0))
@@ -527,13 +529,13 @@ def test_parts_in_an_order_in_which_one_does_not_see_rounds_as_they_are(specs: l
 # What the server hears
 
 
-class Hears(Part):
+class Hears(Part, Unlearning):
     """Writes down what requests name when they reach the server."""
 
     name = "hears"
     heard: ClassVar[list[RequestBatch]] = []
 
-    def handle_many(self, server: ServerState, requests: RequestBatch, ask: Any, play: Any) -> None:
+    def on_server(self, server: ServerState, requests: RequestBatch, ask: Any, play: Any) -> None:
         self.heard.append(requests)
 
 

@@ -31,7 +31,8 @@ from tacita.live.server.coordinator import STORE_FILE, continue_run
 from tacita.live.server.store import ServerStore
 from tacita.live.wire import ServerRequest, decode_reply, decode_request, encode_message, stamp_reply
 from tacita.methods import part_class, preset_names, preset_parts
-from tacita.round.part import Part
+from tacita.round.part import implements
+from tacita.round.registry import is_lab_only
 from tacita.runs.assembly import Machine, assemble, build_plan
 
 DATA = "synthetic:users=90,items=60,per_user=30,groups=4,drift=0.5,new=0.2"
@@ -134,7 +135,7 @@ def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
 
 def make_site(folder: Path, config: RunConfig, **more: Any) -> Site:
     plan = build_plan(config)
-    single = any(one.seen == "each" for part in plan.parts for one in part.extra_fields(1))
+    single = any(one.seen == "each" for part in plan.parts for one in part.fields(1).extra)
     more = {"insecure_single_user_uploads": plan.identifies_clients or single} | more
     ServerStore.create(folder / STORE_FILE).close()
     members = {}
@@ -191,8 +192,8 @@ MODELS |= {
     }
     for name in preset_names()
     if name not in MODELS
-    and all(part_class(part["name"]).party == SERVER for part in preset_parts(name))
-    and not any(part_class(part["name"]).encode_sum is not Part.encode_sum for part in preset_parts(name))
+    and not any(is_lab_only(part["name"]) for part in preset_parts(name))
+    and not any(implements(part_class(part["name"]), "noise_sum") for part in preset_parts(name))
 }  # noise on a sum is drawn where the sum is made: once in the lab, on nodes once each
 MODELS["preset retraction"]["train"] = {"rounds": 3, "aggregation": "fixed"}
 MODELS["preset fedrec"]["train"] = {"rounds": 3, "objective": "squared", "aggregation": "per-row", "batch_size": 1000}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from tacita.core.types import (
     LocalModels,
     Ragged,
     Request,
+    RequestBatch,
     ServerState,
     SharedRecord,
     StateUpdate,
@@ -42,25 +43,29 @@ from tacita.messages import CohortReply, DenseArrays, SparseRows, Spec, Total, U
 from tacita.models.factor import MF
 from tacita.round import learner as learners_base
 from tacita.round import registry as methods_base
+from tacita.round.broadcast import Audience, PartBroadcast, PerClientLists
+from tacita.round.capabilities import DeviceQuery, Privacy, RoundPlayer, Unlearning
+from tacita.round.fields import PartFields
 from tacita.round.learner import Learner
-from tacita.round.capabilities import DeviceQuery, RoundPlayer
 from tacita.round.part import Part
-from tacita.round.plan import PerClientLists
+from tacita.round.question import Question
+from tacita.round.serving import Purpose, Serving
+from tacita.round.state import StateSpec
+from tacita.round.task import CohortTask, LocalTask, TrainingOutcome
 from tacita.runs.assembly import Machine, assemble
 
 LISTS = [[0, 1, 2], [2, 3], [4], [0, 4, 5, 6], [1, 6]]
 
 
-class Budget(Part):
+class Budget(Part, Privacy):
     """Every release costs one; who has nothing left sends nothing, and goes on being served."""
 
     name = "probe-budget"
     works_with = ("rows", "statistic")
-    every_release = True
-    lasting = ("left",)
+    covers_all_releases = True
 
-    def device_arrays(self, n_users: int) -> Arrays:
-        return {"left": np.full(n_users, 2.0)}
+    def state(self, n_users: int) -> Sequence[StateSpec]:
+        return [StateSpec("left", np.full(n_users, 2.0), persistent=True)]
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         left = view.parts[self.name]["left"]
@@ -68,12 +73,12 @@ class Budget(Part):
         return upload.drop_clients(spent), {"left": np.where(spent, left, left - 1)}
 
 
-class Clip(Part):
+class Clip(Part, Privacy):
     """One bound on the length of everything a client sends, and noise on every number of the sum."""
 
     name = "probe-clip"
     works_with = ("rows", "statistic")
-    every_release = True
+    covers_all_releases = True
     most, noise = 0.05, 0.0
     seen: list[Doubles] = []
 
@@ -82,10 +87,13 @@ class Clip(Part):
         self.seen.append(clipped.norms())
         return clipped, {}
 
-    def field_sent(self, field: Spec) -> Spec:
-        return replace(field, most=field.most + 1.0, least=-np.inf) if self.noise else field
+    def fields(self, n_items: int, block: int = 0) -> PartFields:
+        return PartFields(after_encoding=self._widen_bounds)
 
-    def encode_sum(self, server: ServerState, total: Total) -> Total:
+    def _widen_bounds(self, spec: Spec) -> Spec:
+        return replace(spec, most=spec.most + 1.0, least=-np.inf) if self.noise else spec
+
+    def noise_sum(self, server: ServerState, total: Total) -> Total:
         if not self.noise:
             return total
         draws = np.random.default_rng(server.round)
@@ -97,7 +105,7 @@ class ByLength(Part):
 
     name = "probe-weight"
 
-    def weight(self, view: CohortView, upload: Upload) -> Doubles:
+    def weigh(self, view: CohortView, upload: Upload) -> Doubles:
         return 1.0 / (1.0 + np.diff(view.train.ptr[view.user_ptr]))
 
 
@@ -105,6 +113,10 @@ class Scores(Learner):
     """Clients send scores of their items and of those they were sent; the server keeps the mean of each item."""
 
     name = "probe-scores"
+
+    @classmethod
+    def find_bringer(cls, parts: Sequence[Part]) -> Part | None:
+        return next((part for part in parts if isinstance(part, WritesLetters)), None)
 
     def check(self) -> None:
         pass
@@ -122,7 +134,8 @@ class Scores(Learner):
     def model_bytes(self, server: ServerState) -> float:
         return 0.0
 
-    def answer(self, view: CohortView, question: str) -> CohortReply:
+    def answer(self, task: CohortTask, question: str) -> CohortReply:
+        view = task.view
         sent = view.per_client["probe-letters"]
         own = 0.25 + 0.5 * (view.client_keys % np.uint64(2)).astype(np.float64)
         value = np.concatenate([own[view.train.rows()], 0.5 * sent.values["score"]])
@@ -148,63 +161,83 @@ class WritesLetters(Part):
     """The server writes every chosen client the score of one item, counts that, and answers with its own means."""
 
     name = "probe-letters"
-    learner = "probe-scores"
     works_with = ("probe-scores",)
+    addresses_clients = True
+    serves = frozenset({"scores"})
 
-    def own(self, server: ServerState, clients: Keys) -> tuple[ServerState, Ragged]:
+    def fields(self, n_items: int, block: int = 0) -> PartFields:
+        return PartFields(per_client={"score": ()})
+
+    def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
+        if audience.clients is None:
+            return PartBroadcast()
+        if audience.occasion == "serving":
+            return PartBroadcast(per_client=self._write_catalogue(server, audience.clients))
+        return self._write_round(server, audience.clients)
+
+    def _write_round(self, server: ServerState, clients: Keys) -> PartBroadcast:
         item = (clients % np.uint64(len(server.items))).astype(np.int32)
         ptr = np.arange(len(clients) + 1, dtype=np.int64)
         so_far = server.parts[self.name].get("written", np.zeros(1))
         changed = server.with_part(self.name, {"written": so_far + len(clients)})
-        return changed, Ragged(ptr, item, {"score": server.items[item, 0].astype(np.float32)})
+        lists = Ragged(ptr, item, {"score": server.items[item, 0].astype(np.float32)})
+        return PartBroadcast(per_client=lists, server=changed)
 
-    def own_to_serve(self, server: ServerState, clients: Keys) -> Ragged:
+    def _write_catalogue(self, server: ServerState, clients: Keys) -> Ragged:
         n = len(server.items)
         ptr = np.arange(len(clients) + 1, dtype=np.int64) * n
         score = np.tile(server.items[:, 0], len(clients)).astype(np.float32)
         return Ragged(ptr, np.tile(np.arange(n, dtype=np.int32), len(clients)), {"score": score})
 
-    def answers(self, view: CohortView) -> Floats:
+    def serve(self, view: CohortView, purpose: Purpose) -> Serving:
+        def score(only: Ragged | None) -> Floats | None:
+            return self._read_scores(view) if only is None else None
+
+        return Serving(scores=score)
+
+    def _read_scores(self, view: CohortView) -> Floats:
         sent = view.per_client[self.name]
         scores = np.zeros((len(view.user), view.n_items), np.float32)
         scores[sent.rows(), sent.ids] = sent.values["score"]
         return scores
 
 
-class Log(Part):
+class Log(Part, Unlearning):
     """Devices keep what they sent; who wants to be forgotten sends the sum of it, and trains no more."""
 
     name = "probe-log"
+    fills = frozenset({"data"})
 
-    def device_arrays(self, n_users: int) -> StateUpdate:
+    def state(self, n_users: int) -> Sequence[StateSpec]:
         width = self.context.backbone.item_width
         none = Ragged(np.zeros(n_users + 1, np.int64), np.zeros(0, np.int32), {"row": np.zeros((0, width), np.float32)})
-        return {"sent": none, "gone": np.zeros(n_users, bool)}
+        return [StateSpec("sent", none), StateSpec("gone", np.zeros(n_users, bool))]
 
-    def local_data(self, view: CohortView) -> CohortView:
+    def prepare(self, view: CohortView) -> LocalTask:
         stays = ~view.parts[self.name]["gone"][view.train.rows()]
         train = Ragged.from_pairs(view.train.rows()[stays], view.train.ids[stays], len(view.train))
-        return replace(view, train=train, exclude=view.train)
+        return LocalTask(view=replace(view, train=train, exclude=view.train))
 
-    def after_training(self, view: CohortView, local: LocalModels) -> StateUpdate:
+    def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
         moved = Ragged(local.row_start, local.row_item, {"row": local.rows - view.items[local.row_item]})
-        return {"sent": view.lists[self.name]["sent"].join_rows(moved)}
+        return TrainingOutcome(state={"sent": view.lists[self.name]["sent"].join_rows(moved)})
 
-    def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
+    def question_fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
         return (Spec("sent", server.items.shape, most=1e4),)
 
-    def answer(self, view: CohortView, question: str) -> CohortReply:
+    def answer_question(self, view: CohortView, question: str) -> CohortReply:
         log = view.lists[self.name]["sent"]
         told = SparseRows(log.rows(), log.ids, log.values["row"])
         return CohortReply(Upload({"sent": told}, np.ones(view.n_clients), view.client_keys))
 
-    def handle_here(self, view: CohortView, request: Request) -> StateUpdate:
+    def on_device(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
         return {"gone": np.ones(len(view.user), bool)}
 
-    def handle(
-        self, server: ServerState, request: Request, ask: DeviceQuery, play: RoundPlayer
+    def on_server(
+        self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
-        total = ask(server, f"{self.name}/stored", np.array([request.sender], np.uint64))
+        (sender,) = requests.senders.tolist()
+        total = ask(server, "stored", np.array([sender], np.uint64))
         assert total.n_clients == 1
         denominator = self.context.train.denominator
         assert denominator is not None
@@ -292,11 +325,11 @@ class Feedback(Part):
 
     name = "probe-feedback"
 
-    def device_arrays(self, n_users: int) -> StateUpdate:
-        return {"error": np.zeros(n_users)}
+    def state(self, n_users: int) -> Sequence[StateSpec]:
+        return [StateSpec("error", np.zeros(n_users))]
 
-    def after_training(self, view: CohortView, local: LocalModels) -> StateUpdate:
-        return {"error": np.ones(len(view.user))}
+    def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
+        return TrainingOutcome(state={"error": np.ones(len(view.user))})
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         return upload, {"error": view.parts[self.name]["error"] + 100}
@@ -542,18 +575,18 @@ class Unlearns(Log):
     name = "probe-unlearns"
     watched: ClassVar[list[Callable[[], None]]] = []
 
-    def handle(
-        self, server: ServerState, request: Request, ask: DeviceQuery, play: RoundPlayer
+    def on_server(
+        self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
         for look in self.watched:
             look()
-        stays = ask(server, f"{self.name}/stored", None)
-        again = ask(server, f"{self.name}/stored", None)
+        first = ask(server, "stored", None)
+        second = ask(server, "stored", None)
         for _ in range(2):
             server = play(server, None)
-        if request.kind == "leave":
+        if requests.kind == "leave":
             raise TacitaError("this one fails when it has played.")
-        return server, {"asked": [stays.n_clients, again.n_clients], "round": server.round}
+        return server, {"asked": [first.n_clients, second.n_clients], "round": server.round}
 
 
 @pytest.mark.parametrize("kind", ["forget", "leave"])
@@ -736,13 +769,22 @@ def test_senseless_combinations_are_refused_with_a_sentence() -> None:
     with pytest.raises(TacitaError, match="nothing in this run can carry out 'leave'"):
         handle_requests(fed, started(fed), Request("leave", 1, np.zeros(0, np.int32)))
     with pytest.raises(TacitaError, match="no part of this run asks 'elsewhere/x'"):
-        small().fields(ServerState(np.zeros((7, 4), np.float32), {}), "elsewhere/x")
+        small().fields(ServerState(np.zeros((7, 4), np.float32), {}), Question("x", owner="elsewhere"))
 
 
-@pytest.mark.parametrize("hook", ["local_data", "answers", "predict_anew"])
-def test_two_parts_cannot_decide_the_same(hook: str) -> None:
-    kinds = [type(name, (Part,), {"name": name, hook: lambda self, view: None}) for name in ("one", "two")]
-    with pytest.raises(TacitaError, match="parts 'one' and 'two' both decide"):
+@pytest.mark.parametrize(
+    ("attribute", "decision", "words"),
+    [
+        ("fills", "data", "what is learned from"),
+        ("fills", "negatives", "the negatives"),
+        ("fills", "labels", "what samples are"),
+        ("serves", "scores", "which model answers"),
+        ("serves", "personal_scores", "what a person's own model is"),
+    ],
+)
+def test_two_parts_cannot_decide_the_same(attribute: str, decision: str, words: str) -> None:
+    kinds = [type(name, (Part,), {"name": name, attribute: frozenset({decision})}) for name in ("one", "two")]
+    with pytest.raises(TacitaError, match=f"parts 'one' and 'two' both decide {words}; leave one of them out"):
         small(*kinds)
 
 

@@ -32,6 +32,7 @@ from tacita.methods.sharing.graph_training import (
 )
 from tacita.methods.sharing.shared_graph_part import SharedGraphPart, pause_learning, purge_learned_state, rebuild_graph
 from tacita.methods.sharing.snapshots import snapshot_bytes
+from tacita.round.broadcast import Audience
 
 EDGES = [(50, 0), (50, 2), (7, 2), (7, 1), (7, 0), (900, 0)]  # sender, item; item 3 is nobody's
 N_ITEMS, DIM = 4, 5
@@ -317,7 +318,7 @@ def test_steps_lower_the_loss_and_notes_say_so() -> None:
     part, server, told = part_of(lr=0.02), state(), []
     for _ in range(30):
         server = stepped(part, server)
-        told.append(part.server_notes(server))
+        told.append(part.metrics(server))
     assert told[-1]["shared_bpr"] < told[0]["shared_bpr"]
     assert told[-1]["shared_cl"] < told[0]["shared_cl"]
 
@@ -375,7 +376,7 @@ def test_a_table_from_before_an_item_has_its_first_row() -> None:
     part = part_of()
     server = stepped(part, state())
     grown = replace(server, items=np.concatenate([server.items, table_of(3, 6, seed=9)]), block=1)
-    grown = grown.with_part("shared-graph", part.server_begin_block(grown))
+    grown = grown.with_part("shared-graph", part.server_block_start(grown))
     tables = grown.parts["shared-graph"]["snapshots"]
     np.testing.assert_array_equal(tables[0, :14], server.items)
     np.testing.assert_array_equal(tables[0, 14:], grown.items[14:])
@@ -407,11 +408,11 @@ def test_another_graph_is_built_as_the_one_that_was_learned_on() -> None:
 
 def test_devices_score_with_the_smoothed_table_where_they_are_to() -> None:
     part, server = part_of(serve="glob"), state()
-    np.testing.assert_array_equal(
-        part.broadcast(server)["table"], SharedGraph.of(server.shared, 14).smooth(server.items)[1]
-    )
-    assert part_of().broadcast(server) == {}
-    assert part.received_fits({"table": server.items}, 14)
+    everybody = Audience("serving")
+    sent = part.broadcast(server, everybody).common
+    np.testing.assert_array_equal(sent["table"], SharedGraph.of(server.shared, 14).smooth(server.items)[1])
+    assert part_of().broadcast(server, everybody).common == {}
+    assert part.fields(14).accept_common({"table": server.items})
 
 
 def test_a_graph_is_made_once_for_a_record_and_ends_with_it() -> None:

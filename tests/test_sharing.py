@@ -61,7 +61,7 @@ def learned_from(fed: Federation, progress: Progress) -> Any:
     users = np.arange(block.n_users)
     down = fed.broadcast_serving(progress.server)
     view = build_user_view(progress.clients, progress.server, block, users, fed.stream.user_keys, down)
-    return fed.parts[0].local_data(view)
+    return fed.prepare(view).view
 
 
 def sets(some: Ragged) -> list[set[int]]:
@@ -163,9 +163,9 @@ class Listens(Sharing):
 
     heard: list[RequestBatch] = []
 
-    def handle_many(self, server: ServerState, requests: RequestBatch, ask: Any, play: Any) -> Any:
+    def on_server(self, server: ServerState, requests: RequestBatch, ask: Any, play: Any) -> Any:
         self.heard.append(requests)
-        return super().handle_many(server, requests, ask, play)
+        return super().on_server(server, requests, ask, play)
 
 
 def test_a_request_says_what_is_shared_and_nothing_else() -> None:
@@ -292,7 +292,9 @@ def test_what_is_forgotten_is_neither_learned_from_nor_read() -> None:
         TINY.user_keys,
         fed.broadcast_serving(progress.server),
     )
-    assert sets(fed.parts[0].serving(view).train) == [{1, 3}, {4, 5, 6}, {0, 4}]
+    served = fed.parts[0].serve(view, "test").view
+    assert served is not None
+    assert sets(served.train) == [{1, 3}, {4, 5, 6}, {0, 4}]
     assert len(progress.server.shared) == 0
     ask(fed, progress, "leave", 1, [])
     assert sets(learned_from(fed, progress).train) == [{1, 3}, set(), {0, 4}]

@@ -31,7 +31,9 @@ from tacita.methods.sharing.item_perturbation import Mechanism, compute_probabil
 from tacita.methods.sharing.link_prediction import LinkPredictionOptions, LinkScorer, propose_links
 from tacita.methods.sharing.server_client import ServerClient
 from tacita.methods.sharing.sharing import SHARE_SOME
+from tacita.round.broadcast import Audience
 from tacita.round.plan import Federation
+from tacita.round.question import Question
 from tacita.runs.assembly import Machine, assemble
 
 
@@ -97,7 +99,7 @@ def test_the_server_enters_the_mean_by_the_number_of_its_edges() -> None:
     expected = (12 * server.items + edges * mine) / (12 + edges)
     made = part.server_step(before, server, total)
     np.testing.assert_allclose(made.items, expected, atol=1e-6)
-    assert part.server_notes(made)["server_share"] == pytest.approx(edges / (12 + edges))
+    assert part.metrics(made)["server_share"] == pytest.approx(edges / (12 + edges))
 
 
 def test_its_share_of_the_mean_can_be_capped() -> None:
@@ -278,13 +280,15 @@ def test_a_run_mends_and_what_is_withdrawn_is_never_mended_again() -> None:
 def test_only_sharing_devices_upload_a_vector_and_only_where_the_run_says_so() -> None:
     share, plain = {"name": "sharing", "groups": [1, 1, 1]}, fed_with({"name": "sharing"}, MENDING)
     progress = started(plain)
-    assert [one.name for one in plain.fields(progress.server, "round")] == ["rows"]
+    assert [one.name for one in plain.fields(progress.server, Question("round"))] == ["rows"]
     fed = fed_with(share, {**MENDING, "contrast_users": True})
     progress = started(fed)
-    assert [(one.name, one.seen) for one in fed.fields(progress.server, "round")][1:] == [
+    assert [(one.name, one.seen) for one in fed.fields(progress.server, Question("round"))][1:] == [
         ("graph-mending.vector", "each")
     ]
-    total = progress.devices.exchange(fed, progress.server, fed.broadcast_serving(progress.server), "round").total
+    total = progress.devices.exchange(
+        fed, progress.server, fed.broadcast_serving(progress.server), Question("round")
+    ).total
     each = total.each["graph-mending.vector"]
     group = progress.clients.parts["sharing"]["group"]
     keys = fed.stream.user_keys[: progress.clients.n_users]
@@ -412,7 +416,7 @@ def test_the_promise_counts_every_item_that_was_ever_told() -> None:
         handle_requests(fed, progress, RequestBatch(kind, np.array([key]), Ragged.from_lists([[item]])))
     assert part.promises(progress.server)["epsilon_per_person_most"] == 14.0
     assert progress.clients.parts["contribution"]["releases"].max() == 7
-    assert part.server_notes(progress.server)["epsilon_per_person_most"] == 14.0
+    assert part.metrics(progress.server)["epsilon_per_person_most"] == 14.0
 
 
 def test_people_contribute_after_some_rounds_and_the_result_says_what_it_cost() -> None:
@@ -452,7 +456,8 @@ def test_the_auxiliary_model_sends_contributors_what_their_club_likes() -> None:
     server = play(fed, progress, 30)
     part = fed.parts[1]
     clients = fed.stream.user_keys[:60]
-    _, sent = part.own(server, clients)
+    sent = part.broadcast(server, Audience("round", clients)).per_client
+    assert sent is not None
     told = np.isin(clients, server.shared.sender)
     assert np.array_equal(sent.counts(), 3 * told)
     assert not any(set(sent.row(u)) & held_of(progress, clients[u]) for u in range(60))

@@ -58,13 +58,13 @@ class RowsLearner(Learner):
         per_row = self.context.train.aggregation == "per-row"  # else nobody's business
         rows = Spec("rows", server.items.shape, most=MOST_MOVE, touched=per_row, about=about)
         heads = [Spec(f"{HEADS}{name}", v.shape, most=MOST_MOVE) for name, v in server.heads.items()]
-        extras = collect_extra_fields(self.parts, len(server.items))
+        extras = collect_extra_fields(self.declaring_parts, len(server.items))
         return (rows, *heads, *extras)
 
     def answer(self, task: CohortTask, question: str) -> CohortReply:
         context = self.context
         view = task.view
-        trained = train_cohort(task, context.scorer, self.parts, context.train, context.draws, self.workspace)
+        trained = train_cohort(task, context.scorer, self.watching_parts, context.train, context.draws, self.workspace)
         upload = trained.upload
         local = trained.local
         if context.train.weighs_data:

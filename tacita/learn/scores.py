@@ -179,7 +179,7 @@ class ScoresLearner(Learner):
         if self.keeps_moments:
             state[f"{PARTS}{SCORES}/steps"] = local.moments["steps"] + local.n_steps
         state[f"{PARTS}{SCORES}/rows"] = _merge_rows(view.lists[SCORES]["rows"], local)
-        part_state = {part.name: part.after_training(view, local).state for part in self.parts}
+        part_state = {part.name: part.after_training(view, local).state for part in self.watching_parts}
         state |= flatten_parts({name: update for name, update in part_state.items() if update}, PARTS)
         return state
 

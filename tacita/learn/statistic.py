@@ -21,6 +21,7 @@ from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
 from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner, collect_extra_fields, register
 from tacita.round.part import implements
+from tacita.round.question import Question
 from tacita.round.state import Role, StateSpec
 from tacita.round.task import CohortTask
 
@@ -79,7 +80,7 @@ class StatisticLearner(Learner, Unlearning):
         return self.model.questions(server) if server.round == 0 else ()
 
     def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
-        extras = collect_extra_fields(self.parts, len(server.items))
+        extras = collect_extra_fields(self.declaring_parts, len(server.items))
         return (*self.model.statistic_fields(server, question), *extras)
 
     def answer(self, task: CohortTask, question: str) -> CohortReply:
@@ -130,8 +131,8 @@ class StatisticLearner(Learner, Unlearning):
         charged, goes = ledger.charge(no_limit, release, loss, who)
         return {**charged, "budget": account["budget"]}, goes
 
-    def noise_sum(self, server: ServerState, total: Total, question: str) -> Total:
-        return self.model.add_noise(server, total, question, self.context.draws)
+    def noise_sum(self, server: ServerState, total: Total, question: Question) -> Total:
+        return self.model.add_noise(server, total, str(question), self.context.draws)
 
     def promises(self, server: ServerState) -> dict[str, float]:
         return self.model.promises(server)

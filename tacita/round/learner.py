@@ -14,7 +14,8 @@ from tacita.core.types import CohortView, Doubles, ServerState, StateUpdate
 from tacita.messages import CohortReply, Spec, Total, wire_bytes
 from tacita.privacy.ledger import Ledger
 from tacita.round.capabilities import Unlearning
-from tacita.round.part import Part, RunContext
+from tacita.round.part import Part, RunContext, implements
+from tacita.round.question import Question
 from tacita.round.state import StateSpec
 from tacita.round.task import CohortTask
 
@@ -35,6 +36,8 @@ class Learner(ABC):
     def __init__(self, context: RunContext, parts: Sequence[Part]) -> None:
         self.context = context
         self.parts = tuple(parts)
+        self.declaring_parts = tuple(part for part in parts if implements(part, "fields"))
+        self.watching_parts = tuple(part for part in parts if implements(part, "after_training"))
 
     @classmethod
     def find_bringer(cls, parts: Sequence[Part]) -> Part | None:
@@ -83,7 +86,7 @@ class Learner(ABC):
     def answer(self, task: CohortTask, question: str) -> CohortReply:
         """On the devices."""
 
-    def noise_sum(self, server: ServerState, total: Total, question: str) -> Total:
+    def noise_sum(self, server: ServerState, total: Total, question: Question) -> Total:
         """The sum with the noise that a budget asks for, before it leaves; live, on each node."""
         return total
 

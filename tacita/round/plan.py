@@ -186,7 +186,7 @@ class Plan:
         for part in self.encoders(question, "noise_sum"):
             assert part.privacy is not None
             total = self._change_total(part, server, total, part.privacy.noise_sum)
-        return self.learner.noise_sum(server, total, str(question))
+        return self.learner.noise_sum(server, total, question)
 
     def decode(self, server: ServerState, total: Total, question: Question) -> Total:
         """What came back, as the parts that encoded it read it."""

@@ -88,7 +88,8 @@ def prepare_cohort(parts: Sequence[Preparing], view: CohortView) -> CohortTask:
     for part in parts:
         task = part.prepare(view)
         tasks[part.name] = task
-        view = with_part_state(view, part.name, task.state)
+        if task.state:
+            view = with_part_state(view, part.name, task.state)
     for task in tasks.values():
         if task.view is not None:
             data = task.view

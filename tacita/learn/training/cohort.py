@@ -23,7 +23,7 @@ from tacita.models.scorer import Scorer
 from tacita.models.ego import EgoModel
 from tacita.models.interest import InterestModel
 from tacita.models.neural_cf import TowerModel
-from tacita.round.part import Part, implements
+from tacita.round.part import Part
 from tacita.round.task import CohortTask, StepSampler
 
 
@@ -107,17 +107,16 @@ def train_cohort(
 ) -> TrainedCohort:
     """gather -> step -> diff, with the parts' samples and pulls in every step.
 
-    After training `local.rows` holds the changes that were uploaded. With a workspace, all of it lives until the
-    next cohort only.
+    `parts`: those that look at the trained models. After training `local.rows` holds the changes that were uploaded.
+    With a workspace, all of it lives until the next cohort only.
     """
     view = task.view
     if train.decay < 1 and view.round > 0:
         backbone = _scale_rate(backbone, train.decay**view.round)
     lists = _collect_rows_needed(task, backbone)
     joint = _JointSteps.collect(task, lists)
-    watching = [part for part in parts if implements(part, "after_training")]
-    is_watched = bool(watching) or not joint.is_empty
-    weighs_samples = any("likes" in part.fills for part in parts)  # then the fused path may not be taken
+    is_watched = bool(parts) or not joint.is_empty
+    weighs_samples = any(part_task.likes is not None for part_task in task.tasks.values())
     gathers = is_watched or weighs_samples or not can_fuse(backbone, train)
     local = build_local_models(view, lists, train, draws, space, task.tasks, gathers)
     stepper = choose_stepper(backbone, train, local, alone=joint.is_empty)
@@ -128,7 +127,7 @@ def train_cohort(
         stepper.run(0, int(local.n_steps.max(initial=0)), None, StepExtras.empty(view.n_clients))
     else:
         _run_joint_steps(joint, stepper, backbone, used)
-    outcomes = {part.name: part.after_training(view, local) for part in watching}
+    outcomes = {part.name: part.after_training(view, local) for part in parts}
     if is_watched or not isinstance(stepper, FusedStepper):
         subtract_rows(local.row_item, local.rows, view.items)
     values = _collect_moves(local, used)
@@ -145,7 +144,7 @@ def _collect_rows_needed(task: CohortTask, backbone: Scorer) -> dict[str, Ragged
     for name, part_task in task.tasks.items():
         if part_task.rows_needed is not None and len(part_task.rows_needed.ids):
             lists[name] = part_task.rows_needed
-    context = backbone.context(task.view)
+    context = backbone.context(task.view) if backbone.reads_context else None
     if context is not None:
         lists[CONTEXT] = context
     return lists

@@ -17,7 +17,7 @@ from tacita.kernels.sampling import draw_samples, pack_rows, room_for_negatives,
 from tacita.kernels.steps import gather_rows
 from tacita.kernels.threads import threads_in_use
 from tacita.learn.training.part_samples import collect_part_likes, collect_part_negatives, collect_part_samples
-from tacita.round.task import LocalTask
+from tacita.round.task import LocalTask, TaskField
 
 
 class Workspace:
@@ -80,7 +80,7 @@ def _interleave_spans(each: Sequence[tuple[Longs, Longs]]) -> Longs:
 def _draw_round_samples(
     view: CohortView, plan: TrainConfig, draws: Draws, space: Workspace, tasks: Mapping[str, LocalTask]
 ) -> _RoundSamples:
-    more = collect_part_likes(view, tasks)
+    more = collect_part_likes(view, tasks) if _is_filled(tasks, "likes") else None
     if more is not None:
         mine = Ragged(view.train.ptr, view.train.ids, {"weight": np.ones(len(view.train.ids), np.float32)})
         view = replace(view, train=mine.join_rows(more), exclude=view.exclude.join_rows(more))
@@ -91,7 +91,9 @@ def _draw_round_samples(
         lists = view.exclude.take(full)
         negatives[full[room_for_negatives(lists.ptr, lists.ids, view.n_items) == 0]] = 0
     n_draws = plan.local_epochs if plan.redraw == "epoch" else 1
-    chosen = collect_part_negatives(view, tasks, n_draws * negatives)
+    chosen = None
+    if _is_filled(tasks, "negatives"):
+        chosen = collect_part_negatives(view, tasks, n_draws * negatives)
     ptr = _offsets(positives + n_draws * negatives)
     item = space.array("item", (ptr[-1],), np.int32)
     label = space.array("label", (ptr[-1],), np.float32)
@@ -109,10 +111,15 @@ def _draw_round_samples(
         labels = None if task.labels is None else task.labels(view, Ragged(ptr, item, {"label": label}))
         if labels is not None:
             label[:] = labels
-    if all(task.samples is None for task in tasks.values()):
+    if not _is_filled(tasks, "samples"):
         return made
     given = collect_part_samples(view, tasks, Ragged(ptr, item, {"label": label}))
     return made if given is None else _append_part_samples(made, given)
+
+
+def _is_filled(tasks: Mapping[str, LocalTask], name: TaskField) -> bool:
+    """Whether some part decides a field of the task."""
+    return any(getattr(task, name) is not None for task in tasks.values())
 
 
 def _append_part_samples(made: _RoundSamples, given: Ragged) -> _RoundSamples:

@@ -29,7 +29,7 @@ from tacita.methods.sharing.graph_training import DeviceVectors, UnitRows, draw_
 from tacita.methods.sharing.item_lists import find_listed
 from tacita.methods.sharing.link_prediction import LinkPredictionOptions, propose_links
 from tacita.methods.sharing.shared_graph_part import LearningConfig
-from tacita.models.base import Backbone, Context
+from tacita.models.scorer import Context, Scorer
 from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
 from tacita.round.fields import PartFields
 from tacita.round.part import Part, PartConfig
@@ -106,7 +106,7 @@ class GraphMending(Part, Unlearning):
         if not self.config.contrast_users:
             return TrainingOutcome()
         shares = _read_shared(view).counts() > 0
-        vectors = _compute_user_vectors(self.context.backbone, view, local)
+        vectors = _compute_user_vectors(self.context.scorer, view, local)
         directions = UnitRows.of(vectors).rows
         sent = np.where(shares[:, None], directions, np.float32(0))
         return TrainingOutcome(extras={"vector": sent})
@@ -252,13 +252,13 @@ def _read_shared(view: CohortView) -> Ragged:
     return view.lists.get("sharing", {}).get("shared", no_items)
 
 
-def _compute_user_vectors(backbone: Backbone, view: CohortView, local: LocalModels) -> Floats:
+def _compute_user_vectors(scorer: Scorer, view: CohortView, local: LocalModels) -> Floats:
     """Each user's vector as the user's own model has it after training."""
     context = None
-    if backbone.reads_context:
+    if scorer.reads_context:
         context = _build_context(view, local)
-    private = backbone.named(local.private)
-    vectors = backbone.represent(private, local.heads, context)
+    private = scorer.named(local.private)
+    vectors = scorer.represent(private, local.heads, context)
     first = next(iter(vectors.values()))
     return np.ascontiguousarray(first, np.float32)
 
